@@ -203,11 +203,12 @@ def run(
         warnings.warn(f"left out of all attacks: {'; '.join(engine.reasons(left_out))}", stacklevel=3)
     sweeps.expect_kind(folder, sweep=False)
     engine.check(spec)
-    store = Store(folder)
+    store, manifest = Store(folder), manifest_of(spec, names=names)
+    store.expect_same(manifest)
     with store.lock():
         store.trim()
         todo = engine.plan(spec, store)
-        store.write_settings(specs.to_toml(spec), manifest_of(spec, names=names))
+        store.write_settings(specs.to_toml(spec), manifest)
         records = engine.evaluate(todo, store, jobs=jobs, device=device)
         yield from shown(records, todo.missing) if progress else records
 
@@ -386,7 +387,7 @@ def audit_system(
         defense: those that were active in the training; their epsilon is reported.
         allow_misfit: whether to attack what does not belong to the data.
         confirm_fit: whether you have checked that it does, where that cannot be verified.
-        out: results folder; by default ``runs/audit-<name>``.
+        out: results folder; by default ``runs/audit-<file name>``.
         progress: whether to show how far it is.
 
     Raises:
@@ -418,11 +419,13 @@ def audit_system(
         allow_misfit=allow_misfit,
         confirm_fit=confirm_fit,
     )
-    store = Store(Path(out) if out else Path("runs") / f"audit-{what.stem}")
+    store, manifest = Store(Path(out) if out else job.default_folder(what)), audit.manifest([])
+    sweeps.expect_kind(store.folder, sweep=False)
     with store.lock():
+        store.expect_same(manifest)
         store.trim()
         missing = len(audit.keys - store.records().keys())
-        records = job.compute(audit, audit.manifest([]), store)
+        records = job.compute(audit, manifest, store)
         for _ in shown(records, missing) if progress else records:
             pass
     report = Report.read(store.folder)

@@ -78,6 +78,17 @@ def test_without_its_messages_the_attacks_on_them_are_left_out(folder):
     assert "mc" in audit.mountable
 
 
+def test_the_way_out_names_the_side_and_the_messages(folder):
+    for messages in (False, True):
+        with pytest.raises(InsufficientView, match="choose --party active") as found:
+            audited(folder, "attribute", messages=messages)
+        assert ("--messages" in str(found.value)) is not messages
+    with pytest.raises(InsufficientView, match="name it with --messages") as found:
+        audited(folder, "attribute", messages=False, party="active")
+    assert "--party" not in str(found.value)
+    assert audited(folder, "attribute", party="active").attacks
+
+
 def test_an_audit_trains_no_shadows(folder):
     with pytest.raises(
         InsufficientView, match="needs shadow federations.* not show: evaluate the job with vflsec eval"

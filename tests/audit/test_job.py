@@ -27,7 +27,7 @@ from vflsec.audit.evaluation import reset
 from vflsec.audit.foreign import LastColumns, federation_of, messages_of
 from vflsec.audit.recorder import Recorder
 from vflsec.cli import cli as command
-from vflsec.core.errors import DataError, InsufficientView, UsageError
+from vflsec.core.errors import DataError, InsufficientView, StoreError, UsageError
 from vflsec.core.message import Kind
 from vflsec.experiment.spec import AttackSpec, AuxSpec
 from vflsec.experiment.store import Store
@@ -186,6 +186,64 @@ def test_it_resumes_and_reports_elsewhere(trained, tmp_path):
     shutil.copytree(tmp_path / "out", tmp_path / "copy")
     copied = Report.read(tmp_path / "copy").summary
     assert msgspec.structs.replace(copied, out="") == msgspec.structs.replace(summary, out="")
+
+
+def test_results_of_another_audit_are_refused_and_kept(trained, tmp_path):
+    words = ["--data", trained.folder / "mine.toml", "--train-ids", trained.folder / "train.txt", "--draws", 1]
+    words += ["--attack", "spectral-embedding", "--set", "aux.n=20", "--set", "aux.folds=0", "--out", tmp_path / "out"]
+    limited = cli(trained.folder / "embeddings.csv", *words, "--max-leak", "worst=0.01")
+    assert limited.exit_code == 1
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.json*")}
+    refused = cli(trained.folder / "embeddings.parquet", *words)
+    assert refused.exit_code == 2
+    assert "found those of embeddings.csv (other content): choose another --out, or delete" in refused.stderr
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.json*")} == before
+    assert cli(trained.folder / "embeddings.csv", *words).exit_code == 1
+    assert cli(trained.folder / "embeddings.parquet", *words, "--fresh").exit_code == 0, "without the limit"
+
+
+def test_a_folder_belongs_to_one_system_party_data_and_kind(trained, tmp_path):
+    audit = prepare(trained, "embeddings.csv", "spectral-embedding", draws=1)
+    run(audit, tmp_path / "out")
+    same, replaced = audit.manifest([]), msgspec.structs.replace
+    store = Store(tmp_path / "out")
+    store.expect_same(replaced(same, seeds=3, attacks=[], audited="moved.csv"))
+    sources = {"dataset": {"other.toml": ["hash"]}}
+    for changes, text in (
+        ({"settings": same.settings | {"party": "passive_2"}}, "another party"),
+        ({"settings": same.settings | {"train_rows": 1}}, "other rows"),
+        ({"provenance": replaced(same.provenance, sources=sources)}, "other data"),
+        ({"audited": ""}, "an audit"),
+    ):
+        with pytest.raises(StoreError, match=text):
+            store.expect_same(replaced(same, **changes))
+
+
+def test_an_evaluation_goes_on_after_its_data_were_edited_or_moved(trained, tmp_path):
+    old = msgspec.structs.replace(prepare(trained, "embeddings.csv", "spectral-embedding").manifest([]), audited="")
+    store = Store(tmp_path)
+    store.write_settings("", old)
+
+    def read_from(name, content):
+        sources = {"dataset": {name: content}}
+        return msgspec.structs.replace(old, provenance=msgspec.structs.replace(old.provenance, sources=sources))
+
+    ((name, content),) = old.provenance.sources["dataset"].items()
+    store.expect_same(read_from(name, ["edited"]))
+    store.expect_same(read_from("moved.toml", content))
+    with pytest.raises(StoreError, match="other data"):
+        store.expect_same(read_from("other.toml", ["other"]))
+
+
+def test_files_that_differ_in_their_suffix_have_results_of_their_own():
+    assert job.default_folder(Path("a/bottom.onnx")) == Path("runs/audit-bottom.onnx")
+    assert job.default_folder(Path("a/bottom.safetensors")) == Path("runs/audit-bottom.safetensors")
+    assert job.default_folder(Path()).name == f"audit-{Path.cwd().name}"
+
+
+def test_it_asks_for_the_data(trained):
+    with pytest.raises(UsageError, match="add --data FILE.toml, or --data NAME for a registered dataset"):
+        job.prepare(trained.folder / "transcript")
 
 
 def test_it_states_what_was_not_run_and_why(trained, tmp_path):

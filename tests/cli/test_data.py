@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from click.testing import CliRunner
 from sklearn.compose import ColumnTransformer
 from sklearn.impute import SimpleImputer
@@ -15,9 +16,15 @@ from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
+from vflsec.analysis.alarms import MOST_KNOWN
 from vflsec.cli import cli
+from vflsec.cli.data_ import fewer_labels, with_labels
+from vflsec.data.checkup import Checkup
 from vflsec.data.files import load_toml
 from vflsec.data.partition import DataSpec, partition
+from vflsec.experiment.adversary import draw_auxiliary
+from vflsec.experiment.score import share_of_class
+from vflsec.experiment.spec import AuxSpec
 
 SEEDS = 3
 
@@ -98,6 +105,37 @@ def test_all_faults_come_at_once_and_on_stdout(folder: Path):
     assert "(and 1 more: vflsec data check data.toml)" in run("eval", "--dataset", "data.toml").output
     shown = json.loads(run("data", "check", "data.toml", "--format", "json").stdout)
     assert len(shown["faults"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("train", "expected"),
+    [([6860, 140], 28), ([6600, 400], None), ([6600, 399], 78), ([500, 200, 300], 60), ([400, 7], 2)],
+)
+def test_the_next_command_has_as_many_labels_as_the_alarm_allows(train: list[int], expected: int | None):
+    found = Checkup(name="x", train={str(c): rows for c, rows in enumerate(train)})
+    assert fewer_labels(found) == (expected, 80)
+    assert [text for text in with_labels(found).warnings if f"set aux.n={expected}" in text] or expected is None
+    labels = torch.cat([torch.full((rows,), c) for c, rows in enumerate(train)])
+
+    def share(n: int) -> float:
+        return share_of_class(labels, draw_auxiliary(labels, len(train), AuxSpec(n=n), 0))
+
+    assert share(expected or 80) <= MOST_KNOWN
+    if expected and min(train) >= 50:  # fewer than five known rows of a class are no alarm
+        assert share(expected + len(train)) > MOST_KNOWN
+
+
+def test_rare_classes_get_a_next_command_with_fewer_labels(folder: Path):
+    rows = np.arange(4000)
+    y = np.where(rows % 50 == 0, "yes", "no")
+    pd.DataFrame({"id": rows, "y": y, "a": np.random.default_rng(0).normal(size=4000)}).to_csv("bank.csv", index=False)
+    pd.DataFrame({"id": rows, "b": np.random.default_rng(1).normal(size=4000)}).to_csv("bureau.csv", index=False)
+    Path("m.toml").write_text(
+        'label = "y"\nid = "id"\n[parties.bank]\nfile = "bank.csv"\n[parties.bureau]\nfile = "bureau.csv"\n'
+    )
+    shown = run("data", "check", "m.toml").stdout  # 56 of the 80 rows are for training
+    assert "more than a tenth of the 56 training rows of class 'yes'" in shown
+    assert "next: vflsec eval --dataset m.toml --set aux.n=10" in shown
 
 
 def test_a_draft_does_not_replace_a_file(folder: Path):

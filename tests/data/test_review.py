@@ -129,6 +129,32 @@ def test_codes_are_named_and_the_way_out_works(files, code):
     )
 
 
+def test_several_codes_of_a_party_have_one_way_out(files):
+    columns = {
+        "x": changed(SMALL, "-999", np.arange(3, ROWS, 10)),
+        "z": changed(SMALL[::-1], "99999", np.arange(5, ROWS, 10)),
+        "w": changed(np.roll(SMALL, 7), "-999", np.arange(7, ROWS, 10)),
+    }
+    *each, last = load_toml(files(**columns)).warnings
+    assert len(each) == 3
+    assert not any("missing" in warning for warning in each)
+    assert last == (
+        "bureau: bureau.csv: if these 3 codes stand for missing values, "
+        'set missing = ["-999", "99999"] and impute = "mean"'
+    )
+    settings = last.split("set ")[1].replace(" and ", "\n")
+    assert load_toml(files(**columns, bureau=settings)).warnings == ()
+    (warning,) = load_toml(files(**columns, bureau='missing = ["-999"]\nimpute = "mean"')).warnings
+    assert 'set missing = ["-999", "99999"] and' in warning, "a second code does not replace the first"
+
+
+def test_ids_and_labels_that_are_misspelled_are_named_together(files):
+    path = files(y=changed(Y, "YES", [np.flatnonzero(Y == "yes")[0]]), ids=[f"0{k}" for k in range(ROWS)])
+    label, ids = check(path).faults
+    assert "expected each class written alike" in label
+    assert "400 ids match only if written the same way in all files" in ids
+
+
 def test_wild_values_and_dates_are_named(files):
     x = X.copy()
     x[[20, 77]] = 31415, -27182

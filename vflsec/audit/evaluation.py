@@ -39,6 +39,9 @@ from vflsec.records.schema import BaselineResult, Result
 VERSION = 2
 """Of what an audit makes of its material: part of every key."""
 
+RECORD = "record a transcript while it is trained; of a checkpoint, name it with --messages"
+"""The way out where an attack reads messages and there are none."""
+
 
 @dataclass(frozen=True)
 class SystemAudit:
@@ -212,12 +215,14 @@ def _why_not(attack: Attack, audit: SystemAudit, trained: Trained) -> str | None
     if attack.target == "integrity" or attack.acts_in_training:
         return "acts in training, which is over"
     try:
-        view = audit.asked(attack, trained).view
+        view, side = audit.asked(attack, trained).view, audit.subject.side
         attack.check(view.side, attack.needs)
         missing = sorted(attack.needs - view.has())
         if missing:
             record = any(need in KINDS for need in missing) and not audit.messages
-            way_out = ": record a transcript while it is trained" if record else ""
+            ways = ["choose --party active, which receives them"] * (Need.EMBEDDINGS in missing and side == "passive")
+            ways += [RECORD] * record
+            way_out = f": {'; '.join(ways)}" if ways else ""
             way_out = f": {Need.SHADOWS.way_out}" if Need.SHADOWS in missing else way_out
             return f"needs {', '.join(missing)}, which {audit.subject.name} does not show{way_out}"
         attack.check_task(view.n_classes if attack.target == "labels" else None, audit.head)

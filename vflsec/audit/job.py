@@ -93,7 +93,10 @@ def prepare(
     elif messages:
         raise UsageError(f"expected --messages with a checkpoint of vflsec train, got {what}")
     elif data is None:
-        raise UsageError(f"expected --data with the columns of all parties and the labels of {what}, got none: add it")
+        raise UsageError(
+            f"expected the columns of all parties and the labels of {what}, got none: add --data FILE.toml, or "
+            f"--data NAME for a registered dataset"
+        )
     else:
         loaded = load_dataset(data, **(options or {}))
         subject = open_subject(what, party, model, loaded.names)
@@ -192,6 +195,11 @@ def _of_checkpoint(
     )
     kinds = [frozenset(build_defense(one).at) for one in cell.defenses]
     return audit, [same_utility(restored.trained(0), restored.facts), *check_fit(audit, kinds)]
+
+
+def default_folder(what: Path) -> Path:
+    """Return the results folder of an audit; files that differ in their suffix alone have folders of their own."""
+    return Path("runs") / f"audit-{what.name or what.resolve().name}"
 
 
 def compute(audit: SystemAudit, manifest: Manifest, store: Store) -> Iterator[Record]:

@@ -25,7 +25,12 @@ TRAINED = (".safetensors", ".onnx", ".csv", ".parquet", ".pt", ".pth", ".pkl", "
 
 @click.command("audit")
 @click.argument("what", type=click.Path(path_type=Path), metavar="WHAT")
-@click.option("--data", "dataset", metavar="TOML", help="The columns of all parties and the labels: a TOML file.")
+@click.option(
+    "--data",
+    "dataset",
+    metavar="FILE.toml|NAME",
+    help="The columns of all parties and the labels: a TOML file, or a registered dataset.",
+)
 @data_dir
 @click.option(
     "--party", help="The adversary.  [default: who recorded the transcript; passive_1 for models and embeddings]"
@@ -64,7 +69,7 @@ TRAINED = (".safetensors", ".onnx", ".csv", ".parquet", ".pt", ".pth", ".pkl", "
 @click.option(
     "--set", "assignments", multiple=True, metavar="aux.KEY=VALUE", help="What the adversary knows: aux.n=40."
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Results folder.  [default: runs/audit-NAME]")
+@click.option("--out", type=click.Path(path_type=Path), help="Results folder.  [default: runs/audit-WHAT]")
 @click.option("--fresh", is_flag=True, help="Delete the results in the folder and compute them again.")
 @click.option(
     "--truth", type=click.Path(path_type=Path), help="For a recording: the other role's recording of the same run."
@@ -122,13 +127,14 @@ def _system(
     """Run every attack that one party can mount on what was trained elsewhere."""
     from vflsec.analysis.gates import check_limits
     from vflsec.audit import job
+    from vflsec.experiment import sweep
     from vflsec.experiment.engine import reasons
     from vflsec.experiment.store import Store
     from vflsec.records.naming import with_given_names
     from vflsec.report.progress import shown
     from vflsec.report.report import Report
 
-    folder = out or Path("runs") / f"audit-{what.stem}"
+    folder = out or job.default_folder(what)
     for read in (what, given["messages"]):
         if read is not None and read.is_dir() and folder.resolve().is_relative_to(read.resolve()):
             raise UsageError(f"expected --out outside of what is audited, got {folder}, which is in {read}")
@@ -140,10 +146,13 @@ def _system(
     for note in manifest.data_notes:
         click.echo(f"NOTE {note}", err=True)
     check_limits(with_given_names(manifest, {})[0], limit)
+    sweep.expect_kind(folder, sweep=False)
     store = Store(folder)
     with store.lock():
         if fresh:
             store.clear()
+        else:
+            store.expect_same(manifest)
         store.trim()
         store.write_limits(max_leak=limit, max_undetected=max_undetected)
         try:

@@ -70,9 +70,39 @@ def check(path: Path, form: str) -> None:
 
     from vflsec.data import checkup
 
-    found = checkup.check(path)
+    found = with_labels(checkup.check(path))
     click.echo(msgspec.json.encode(found).decode() if form == "json" else table(found, path), nl=form == "json")
     sys.exit(2 if found.faults else 0)
+
+
+def with_labels(found: Checkup) -> Checkup:
+    """Return ``found`` with a warning if an adversary that knows the default number of labels knows too many."""
+    import msgspec
+
+    fewer, default = fewer_labels(found)
+    if fewer is None:
+        return found
+    name, rows = min(found.train.items(), key=lambda one: one[1])
+    warning = (
+        f"the {default} labels that the adversary knows by default are more than a tenth of the {rows} training rows "
+        f"of class {name!r}, and no gate would hold: set aux.n={fewer}"
+    )
+    return msgspec.structs.replace(found, warnings=[*found.warnings, warning])
+
+
+def fewer_labels(found: Checkup) -> tuple[int | None, int]:
+    """Return how many labels an evaluation should let the adversary know, or None for the default, and the default.
+
+    They are drawn evenly from the classes: at most ``MOST_KNOWN`` of the rarest class are known, but at least one row.
+    """
+    from vflsec.analysis.alarms import MOST_KNOWN
+    from vflsec.experiment.spec import AuxSpec
+
+    default, classes = AuxSpec().n, len(found.train)
+    rarest = min(found.train.values(), default=0)
+    if not rarest or -(-default // classes) / rarest <= MOST_KNOWN:
+        return None, default
+    return classes * max(1, int(MOST_KNOWN * rarest + 1e-9)), default
 
 
 def table(found: Checkup, path: Path) -> str:
@@ -129,6 +159,9 @@ def table(found: Checkup, path: Path) -> str:
     rows = [[who, "–" if math.isnan(value) else f"{value:.3f}"] for who, value in found.utility.items()]
     show("quick models, test rows of one split", f"columns of|{measure}", rows, 1)
     show_warnings()
-    if not found.warnings:
-        console.print(Text(f"nothing looks wrong; next: vflsec eval --dataset {path}"), soft_wrap=True)
+    fewer, _ = fewer_labels(found)
+    known = "" if fewer is None else f" --set aux.n={fewer}"
+    if not found.warnings or known:
+        fine = "" if found.warnings else "nothing looks wrong; "
+        console.print(Text(f"{fine}next: vflsec eval --dataset {path}{known}"), soft_wrap=True)
     return out.getvalue()

@@ -265,6 +265,8 @@ def command(
     store = Store(folder)
     if fresh:
         store.expect_own()
+    else:
+        store.expect_same(manifest)
     if dry_run:
         todo = engines.plan(spec, None if fresh else store, keep=bool(rows or by))
         announce(spec, names, todo, folder)

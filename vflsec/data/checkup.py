@@ -72,6 +72,7 @@ class Checkup(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         classes: the number of common rows of each class.
+        train: the number of labeled training rows of each class, in the split of seed 0.
         utility: of quick models on test rows of one split, by the parties whose columns they read.
         warnings: what can be used, but looks wrong.
         faults: what must be mended first; without the dataset there are no other facts.
@@ -81,6 +82,7 @@ class Checkup(msgspec.Struct, frozen=True, kw_only=True):
     metric: str = ""
     parties: list[PartyFacts] = []
     classes: dict[str, int] = {}
+    train: dict[str, int] = {}
     columns: list[ColumnFacts] = []
     utility: dict[str, float] = {}
     warnings: list[str] = []
@@ -122,6 +124,8 @@ def examine(dataset: VerticalDataset, split: Partition, reading: Reading) -> Che
     ]
     columns = [one for table in dataset.parties for one in _columns(dataset, table, common, labels, split, reading)]
     counts = np.bincount(labels, minlength=len(dataset.classes))
+    known = split.labels["train"]
+    trained = np.bincount(known[known >= 0], minlength=len(dataset.classes))
     utility = _utility(dataset, split)
     warnings = [
         *dataset.warnings,
@@ -135,6 +139,7 @@ def examine(dataset: VerticalDataset, split: Partition, reading: Reading) -> Che
         metric=dataset.metric,
         parties=parties,
         classes=dict(zip(dataset.classes, counts.tolist(), strict=True)),
+        train=dict(zip(dataset.classes, trained.tolist(), strict=True)),
         columns=columns,
         utility=utility,
         warnings=warnings,

@@ -17,7 +17,7 @@ from vflsec.data.alignment import align
 from vflsec.data.columns import read_columns
 from vflsec.data.dataset import PartyTable, VerticalDataset
 from vflsec.data.description import ROLES, DataFile, Format, PartyFile, read_description
-from vflsec.data.review import review
+from vflsec.data.review import lost_ids, review
 from vflsec.data.spelling import alike
 from vflsec.data.tables import RawTable, read_table
 
@@ -102,12 +102,13 @@ def assemble(reading: Reading, name: str) -> None:
     tables: list[PartyTable] = []
     labels: pd.Series | None = None
     classes: tuple[str, ...] = ()
+    indices: dict[str, pd.Index] = {}
     for standard, given in _standard(reading.order).items():
         if given not in reading.raw:
             continue
         raw, own, ids = reading.raw[given], config.parties[given], None
         with faults.caught():
-            ids = _ids(raw, config.key(given), given)
+            indices[given] = ids = _ids(raw, config.key(given), given)
         with faults.caught():
             reading.columns[given] = columns = _columns(config, given, active, raw, faults)
             index = pd.RangeIndex(len(raw.frame)) if ids is None else ids
@@ -116,6 +117,8 @@ def assemble(reading: Reading, name: str) -> None:
             with faults.caught():
                 labels, classes = _labels(raw, config.label, ids)
     if faults or labels is None:
+        with faults.caught():  # what is wrong with the ids does not depend on the other faults
+            list(lost_ids(indices) if indices.keys() == set(reading.order) else ())
         return
     names = {standard: given for standard, given in _standard(reading.order).items() if standard != given}
     with faults.caught():

@@ -33,40 +33,68 @@ def review(dataset: VerticalDataset, raw: Mapping[str, RawTable], config: DataFi
     Raises:
         DataError: ids of more than a few rows differ only in spelling.
     """
-    found = [*_ids(dataset), *_unused(dataset)]
+    indices = {dataset.given(table.name): table.frame.index for table in dataset.parties}
+    found = [*lost_ids(indices), *_unused(indices)]
     for table in dataset.parties:
         name = dataset.given(table.name)
         if config.parties[name].image is None:  # pixels are what they are
-            for column in table.frame.columns:
-                found += _column(name, raw[name], table, column, config.parties[name])
+            found += _columns(name, raw[name], table, config.parties[name])
     return found
 
 
-def _column(name: str, raw: RawTable, table: PartyTable, column: str, roles: PartyFile) -> Iterator[str]:
+def _columns(name: str, raw: RawTable, table: PartyTable, roles: PartyFile) -> Iterator[str]:
+    """Yield a warning of each oddity of a column; the way out for codes names those of all columns at once."""
+    odd = {
+        column: [one for one in odd_values(table.frame[column].to_numpy(dtype=np.float64))
+                 if one.is_code or column not in table.signed_log]
+        for column in table.frame.columns if column not in table.categorical
+    }  # fmt: skip
+    codes = [
+        _written(one.value, is_date=column in roles.dates)
+        for column, several in odd.items()
+        for one in several
+        if one.is_code
+    ]
+    merged = _as_missing(codes, raw) if len(codes) > 1 else ""
+    for column in table.frame.columns:
+        yield from _column(name, raw, table, column, roles, odd.get(column, []), merged)
+    if merged:
+        yield f"{name}: {raw.file}: if these {len(codes)} codes stand for missing values, {merged}"
+
+
+def _column(
+    name: str, raw: RawTable, table: PartyTable, column: str, roles: PartyFile, odd: list[Odd], merged: str
+) -> Iterator[str]:
     values = raw.categories(column) if column in roles.hash else table.frame[column]
     is_category, is_date = column in table.categorical, column in roles.dates
     place = f"{name}: {raw.file}, column {column!r}"
     if is_category:
         yield from _spellings(place, values)
     else:
-        yield from _odd_numbers(name, raw, table, column, is_date=is_date)
+        yield from _odd_numbers(name, raw, column, odd, merged, is_date=is_date)
     if not is_date and _is_id(values, is_category=is_category):
         got = f"{values.nunique():,} different values in {count(len(values), 'row')}"
         yield f'{place}: it looks like an id, {got}; leave it out with drop = ["{column}"]'
 
 
-def _ids(dataset: VerticalDataset) -> Iterator[str]:
-    """Yield a warning of ids that are common only in another spelling."""
-    indices = [table.frame.index for table in dataset.parties]
-    common = indices[0]
-    for index in indices[1:]:
+def lost_ids(indices: Mapping[str, pd.Index]) -> Iterator[str]:
+    """Yield a warning of ids that are common only in another spelling.
+
+    Args:
+        indices: the ids of each party by its given name.
+
+    Raises:
+        DataError: more than a few are.
+    """
+    first, *others = indices.values()
+    common = first
+    for index in others:
         common = common[common.isin(index)]
-    left = [{_canonical_id(text): text for text in index[~index.isin(common)]} for index in indices]
+    left = [{_canonical_id(text): text for text in index[~index.isin(common)]} for index in indices.values()]
     lost = sorted(set.intersection(*map(set, left)))
     if not lost:
         return
-    names = [dataset.given(table.name) for table in dataset.parties]
-    written = " and ".join(f"{own[lost[0]]!r} in {name}" for name, own in zip(names, left, strict=True))
+    written = " and ".join(f"{own[lost[0]]!r} in {name}" for name, own in zip(indices, left, strict=True))
     ids = count(len(lost), "id matches", "ids match")
     text = f"{ids} only if written the same way in all files, such as {written}"
     if len(lost) > MOST_ALIKE * (len(lost) + len(common)):
@@ -79,8 +107,7 @@ def _canonical_id(text: str) -> str:
     return " | ".join(map(canonical, text.split(" | ")))
 
 
-def _unused(dataset: VerticalDataset) -> Iterator[str]:
-    indices = {dataset.given(table.name): table.frame.index for table in dataset.parties}
+def _unused(indices: Mapping[str, pd.Index]) -> Iterator[str]:
     first, *others = indices.values()
     common = int(np.logical_and.reduce([first.isin(index) for index in others]).sum())
     shares = [f"{common / len(index):.0%} of the rows of {name}" for name, index in indices.items()
@@ -98,24 +125,27 @@ def _spellings(place: str, values: pd.Series) -> Iterator[str]:
         yield f"{place}: {several} written in several ways, such as {example}; write each alike"
 
 
-def _odd_numbers(name: str, raw: RawTable, table: PartyTable, column: str, *, is_date: bool) -> Iterator[str]:
-    for odd in odd_values(table.frame[column].to_numpy(dtype=np.float64)):
-        if odd.is_code or column not in table.signed_log:
-            value, low, high = (_written(one, is_date=is_date) for one in (odd.value, *odd.others))
-            place = f"{name}: {raw.place(column, odd.rows[0])}{more_rows(odd.rows)}"
-            what = "looks like a code beside" if odd.is_code else "is far from"
-            yield f"{place}: {value} {what} the other values, {low} to {high}; {_way_out(odd, value, raw)}"
+def _odd_numbers(
+    name: str, raw: RawTable, column: str, several: list[Odd], merged: str, *, is_date: bool
+) -> Iterator[str]:
+    for odd in several:
+        value, low, high = (_written(one, is_date=is_date) for one in (odd.value, *odd.others))
+        place = f"{name}: {raw.place(column, odd.rows[0])}{more_rows(odd.rows)}"
+        what = "looks like a code beside" if odd.is_code else "is far from"
+        way_out = f"; if it stands for a missing value, {_as_missing([value], raw)}" if odd.is_code else "; correct it"
+        yield f"{place}: {value} {what} the other values, {low} to {high}{'' if odd.is_code and merged else way_out}"
 
 
 def _written(value: float, *, is_date: bool) -> str:
     return str(pd.Timestamp(value, unit="D").date()) if is_date else f"{value:.10g}"
 
 
-def _way_out(odd: Odd, value: str, raw: RawTable) -> str:
-    if not odd.is_code:
-        return "correct it"
-    mark = "make it NaN" if raw.settings == "arguments" else f'set {raw.setting("missing")} = ["{value}"]'
-    return f'if it stands for a missing value, {mark} and {raw.setting("impute")} = "mean"'
+def _as_missing(codes: list[str], raw: RawTable) -> str:
+    """Return how a party says that ``codes`` are missing values, beside those that it names already."""
+    texts = ", ".join(f'"{text}"' for text in dict.fromkeys([*(raw.style.missing or ()), *codes]))
+    nan = "make it NaN" if len(codes) == 1 else f"make {texts} NaN"
+    mark = nan if raw.settings == "arguments" else f"set {raw.setting('missing')} = [{texts}]"
+    return f'{mark} and {raw.setting("impute")} = "mean"'
 
 
 def _is_id(values: pd.Series, *, is_category: bool) -> bool:

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from vflsec.core import files
 from vflsec.core.errors import StoreError
 from vflsec.experiment.facts import CellFacts, StageFacts
-from vflsec.records.folder import MANIFEST, RECORDS, complete_lines, read_records
+from vflsec.records.folder import MANIFEST, RECORDS, complete_lines, read_manifest, read_records
 from vflsec.records.limits import GATES, RunLimits, write_limits
 from vflsec.records.manifest import Manifest
 from vflsec.records.schema import FAILED, Record, encode, seal, unseal
@@ -156,6 +156,18 @@ class Store:
                 f"remove it, or choose another --out"
             )
 
+    def expect_same(self, manifest: Manifest) -> None:
+        """Raise StoreError if this folder has results of what ``manifest`` is not about, which it would replace."""
+        try:
+            earlier = read_manifest(self.folder)
+        except StoreError:  # there is none, or it is damaged and is written anew
+            return
+        if differs := _difference(earlier, manifest):
+            raise StoreError(
+                f"expected no results of another system or other data in {self.folder}, found those of "
+                f"{earlier.audited or earlier.dataset} ({differs}): choose another --out, or delete them with --fresh"
+            )
+
     def clear(self) -> None:
         """Drop all results and all cells; other files are kept.
 
@@ -226,6 +238,22 @@ def _removed_if_unfinished(temporary: Path) -> Iterator[None]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+SUBJECT = {"sha256": "other content", "party": "another party", "train_rows": "other rows", "test_rows": "other rows"}
+"""The settings of an audit that say what it is about, and what it means if they differ."""
+
+
+def _difference(earlier: Manifest, later: Manifest) -> str:
+    """Return in which respect two manifests are about different things; an evaluation's data may have been edited."""
+    if bool(earlier.audited) != bool(later.audited):
+        return f"an {'audit' if earlier.audited else 'evaluation'}"
+    before, after = (msgspec.to_builtins(one.provenance.sources.get("dataset", {})) for one in (earlier, later))
+    hashes = list(before.values()) != list(after.values())
+    if hashes and (later.audited or before.keys() != after.keys()):
+        return "other data"
+    differing = [text for key, text in SUBJECT.items() if earlier.settings.get(key) != later.settings.get(key)]
+    return differing[0] if later.audited and differing else ""
 
 
 class CellFolder:
