@@ -34,6 +34,7 @@ class TestRidge(AttackConformance):
 
 class TestNetwork(AttackConformance):
     side = "active"
+    wild_scenes = 3  # the network ends in another minimum when its inputs move a little
 
     def make(self):
         return BlackBoxInversion(model="mlp", hidden=8)

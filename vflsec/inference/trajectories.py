@@ -29,6 +29,9 @@ CURVED = (32, 64, 128)
 NEIGHBORS = 4
 """Releases of a row through which a polynomial runs: the bottom model changes smoothly from step to step."""
 
+LONGEST = 3.0
+"""Times the median length beyond which a row does not count among those that give the components."""
+
 NEGLIGIBLE = 1e-10
 """Share of the largest variance below which a component is a rounding error."""
 
@@ -178,16 +181,22 @@ def principal_components(blocks: Iterator[Tensor], landmarks: Tensor) -> tuple[T
     landmarks stay as they are, and so does a ridge regression that is fitted to landmarks. The memory is that of n l
     numbers, for any number and width of blocks.
 
+    Rows that are much longer than others, wild in many releases, have coordinates but decide none.
+
     Source: Williams and Seeger 2001, "Using the Nystroem method to speed up kernel machines".
     """
-    products = torch.zeros(0)
+    products = lengths = torch.zeros(0)
     for block in blocks:
         products = products if len(products) else block.new_zeros(len(block), len(landmarks))
+        lengths = block.square().sum(dim=1) + (lengths if len(lengths) else 0)
         products.addmm_(block, block[landmarks].T)
-    variances, axes = torch.linalg.eigh((products[landmarks] + products[landmarks].T) / 2)
+    usual = lengths <= LONGEST**2 * lengths.median()
+    among = usual[landmarks]
+    products = products[:, among]
+    variances, axes = torch.linalg.eigh((products[landmarks[among]] + products[landmarks[among]].T) / 2)
     kept = variances > NEGLIGIBLE * variances[-1]
     projected = products @ axes[:, kept] / variances[kept].sqrt()  # (n, r)
-    squares, rotation = torch.linalg.eigh(projected.T @ projected)
+    squares, rotation = torch.linalg.eigh(projected[usual].T @ projected[usual])
     kept = squares > NEGLIGIBLE * squares[-1:]
     values = squares[kept].flip(0).sqrt()
     return projected @ rotation[:, kept].flip(1) / values, values
