@@ -158,7 +158,9 @@ def test_what_each_party_is_given(split):
     assert "source" not in split.parties["active"].features
     assert len(passive["adaptation"]) == 9_597
     assert [len(own.features["local"]) for own in split.parties.values()] == [0, 0]
-    assert source["source"].mean(axis=0) == pytest.approx(np.zeros(5), abs=1e-4), "scaled by its own rows"
+    scaled = [(column.name, source["source"][:, column.start]) for column in split.source.layout.columns]
+    means = [x[x < x.max()].mean() if name == "capital_gain" else x.mean() for name, x in scaled]
+    assert means == pytest.approx(np.zeros(5), abs=1e-4), "scaled by its own rows, of which top codes are clipped"
     assert split.labels["train"].sum() == 160
 
 

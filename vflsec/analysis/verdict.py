@@ -214,6 +214,9 @@ def _in_part(tested: Coverage, defended: Sequence[Point], adversary: str) -> str
     A headline that is *alone* is what no attack reaches.
     """
     ran, every = len(tested.run), len(tested.run) + len(tested.not_run)
+    if not ran:  # nothing but baselines, which read no message
+        none_of = f"none of the {count(every, 'attack')} that it could mount was run"
+        return f"No defense is recommended: {none_of}; they may infer far more: {tested.rest} to run them."
     alone = [point for point in defended if "alone" in point.choice.split(", ") and not _more_than_alone(point.leak)]
     attacked = [point for point in defended if point not in alone]
     who = tested.run[0] if ran == 1 else "the strongest of them"

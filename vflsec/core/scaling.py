@@ -68,6 +68,8 @@ def bounded(z: Tensor, far: float = FAR) -> Tensor:
 def near(x: Tensor, reference: Tensor | None = None, far: float = FAR) -> Tensor:
     """Return ``x`` (n, d) with far values brought near, by the columns of ``reference``; None for its own."""
     reference = x if reference is None else reference
+    if not len(x):
+        return x
     if isinstance(x, SparseRows) and isinstance(reference, SparseRows):  # a number has its place in every row
         entries = near(x.entries, reference.entries, far)
         return x if entries is x.entries else SparseRows(entries, x.places, x.shape[1])
