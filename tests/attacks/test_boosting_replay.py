@@ -104,7 +104,6 @@ def test_a_replay_of_trees_that_do_not_follow_the_labels_gets_little_weight(name
 
 
 @pytest.mark.parametrize(("name", "strength"), [("", 0.0), ("id-lmid", 4.0), ("label-dp", 0.5)])
-@pytest.mark.xfail(strict=False, reason="known: under label-dp the margin is .0095, not .01")
 def test_trees_on_few_rows_leak_more_than_the_table_of_the_docs_shows(name, strength):
     table = json.loads((ROOT / "docs" / "trees.json").read_text())["cells"]
     (of_all_rows,) = (one for one in table if (one["row"], one["column"]) == ("trees", "strongest attack"))
