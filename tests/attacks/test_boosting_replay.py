@@ -103,14 +103,17 @@ def test_a_replay_of_trees_that_do_not_follow_the_labels_gets_little_weight(name
     assert (torch.tensor(gained).mean(dim=0) > -0.02).all(), gained
 
 
-@pytest.mark.parametrize(("name", "strength"), [("", 0.0), ("id-lmid", 4.0), ("label-dp", 0.5)])
-def test_trees_on_few_rows_leak_more_than_the_table_of_the_docs_shows(name, strength):
+@pytest.mark.parametrize(("name", "strength", "seeds"), [("", 0.0, 1), ("id-lmid", 4.0, 1), ("label-dp", 0.5, 3)])
+def test_trees_on_few_rows_leak_more_than_the_table_of_the_docs_shows(name, strength, seeds):
+    """Under label-dp on average over seeds, which differ by more than the bounds."""
     table = json.loads((ROOT / "docs" / "trees.json").read_text())["cells"]
     (of_all_rows,) = (one for one in table if (one["row"], one["column"]) == ("trees", "strongest attack"))
-    asked = question(defenses=(DefenseSpec(name=name, strength=strength),) if name else (), rounds=20)
-    assert leak(asked, BoostingReplay())[0] > max(
-        of_all_rows["measured"] + 0.03, leak(asked, InstanceSpaces())[0] + 0.01
+    defenses = (DefenseSpec(name=name, strength=strength),) if name else ()
+    questions = [question(defenses=defenses, rounds=20, seed=seed) for seed in range(seeds)]
+    replayed, shared = (
+        sum(leak(asked, attack)[0] for asked in questions) / seeds for attack in (BoostingReplay(), InstanceSpaces())
     )
+    assert replayed > max(of_all_rows["measured"] + 0.03, shared + 0.01)
 
 
 @pytest.mark.parametrize("aux", [1, 2, 3, 7])
