@@ -130,6 +130,21 @@ def test_constant_scores_that_a_defense_may_cause_are_no_alarm():
         assert len(found.alarms) == alarms
 
 
+def test_constant_scores_in_an_audit_of_an_attack_without_a_number_of_its_own():
+    """norm has none without the federation, and mc has other scores."""
+    spec = replace(SPEC, defenses=(), strengths=())
+    constant = {"spec": spec, "audited": "w"}
+    expect_alarm(summary_of(lambda row: block(0.75, constant=row.label == "norm"), **constant), "same score by norm")
+    assert not summary_of(lambda row: block(0.75, constant=row.label == "norm"), declared=True, **constant).alarms
+
+
+def test_an_audit_that_infers_nothing_above_chance():
+    chance = {"spec": replace(SPEC, defenses=(), strengths=()), "audited": "w", "alone": 0.5}
+    expect_alarm(summary_of(lambda _: block(0.5), **chance), "nothing is inferred above chance")
+    assert not summary_of(lambda _: block(0.5), confirmed=True, **chance).alarms
+    assert not summary_of(lambda _: block(0.75), **chance).alarms
+
+
 def test_a_collapsed_model():
     lost = {"status": "collapsed", "error": "the model predicts the same for every test row", "leak": {}}
     summary = summary_of(changes=lambda row: lost if row.strength == 0 else {})

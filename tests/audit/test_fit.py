@@ -1,5 +1,6 @@
 """Material that does not belong to the data is refused, and material that does passes."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -169,6 +170,47 @@ def test_gradients_alone_are_checked_by_labels(world):
         world.prepare(wrong, ids=False)
 
 
+@pytest.mark.parametrize(
+    ("change", "outcome", "message"),
+    [
+        (lambda g: 0 * g, "misfit", "gradients are the same in 100%"),
+        (lambda g: torch.randn(g.shape), "unverified", "name it with --defense|only in part"),
+        (lambda g: g[torch.randperm(len(g))], "unverified", "name it with --defense|only in part"),
+    ],
+)
+def test_gradients_that_do_not_tell_of_labels_are_never_an_all_clear(world, change, outcome, message):
+    """The embeddings fit, and no defense is declared."""
+    torch.manual_seed(0)
+    sent, world.sent = world.sent, [(rows, h, change(g)) for rows, h, g in world.sent]
+    try:
+        what = world.transcript(f"changed-{len(list(world.folder.iterdir()))}", world.ids)
+    finally:
+        world.sent = sent
+    if outcome == "misfit":
+        with pytest.raises(MisfitError, match=message):
+            world.prepare(what, ids=False)
+    else:
+        assert re.search(message, " ".join(world.prepare(what, ids=False).misfit))
+
+
+def test_gradients_of_other_labels_are_refused_though_embeddings_fit(world):
+    right, what = world.folder / "mine-bank.csv", world.transcript("labels", world.ids)
+    table = pd.read_csv(right)
+    table["label"] = np.random.default_rng(0).permutation(table["label"])
+    world.folder.joinpath("labels-bank.csv").write_text(table.to_csv(index=False))
+    text = (world.folder / "mine.toml").read_text().replace("mine-bank", "labels-bank")
+    (world.folder / "labels.toml").write_text(text)
+    with pytest.raises(MisfitError, match="though they have little noise"):
+        world.prepare(what, data="labels.toml", ids=False)
+
+
+def test_a_filled_vector_in_many_rows_is_no_all_clear(world):
+    values = world.embeddings.numpy().copy()
+    values[np.random.default_rng(0).permutation(N)[: N // 2]] = 0.0
+    (why,) = world.prepare(world.table("filled.csv", world.ids, values)).misfit
+    assert "are the same in 50% of the rows" in why
+
+
 def test_tables_are_checked(world):
     assert world.prepare(world.table("right.csv", world.ids)).misfit == []
     with pytest.raises(MisfitError, match="none that they do"):
@@ -196,6 +238,8 @@ def test_predictions_are_checked(world):
     table = world.table("right.csv", world.ids)
     right = world.table("p.csv", world.ids, logits, "p")
     assert world.prepare(table, predictions=right).misfit == []
+    half = world.table("h.csv", partly(world.ids, 0.6), logits, "p")
+    assert "predictions fit the columns only in part" in world.prepare(table, predictions=half).misfit[0]
     with pytest.raises(MisfitError, match="predictions do not fit"):
         world.prepare(table, predictions=world.table("q.csv", partly(world.ids, 1.0), logits, "p"))
 

@@ -69,7 +69,8 @@ def _collapsed(manifest: Manifest, records: Mapping[str, Record]) -> Iterator[st
 def _constant(manifest: Manifest, records: Mapping[str, Record]) -> Iterator[str]:
     """Yield the attacks that score all rows alike though they do not without the federation.
 
-    If no attack on a target has another score, that is a sign by itself, but under a defense, which may cause it.
+    If no attack on a target has another score, or an audit's attack has none without the federation, that is a sign by
+    itself, but under a defense, which may cause it.
     """
     alone = {(one.label, one.seed): records.get(one.key) for one in manifest.baselines}
     by_cell: dict[tuple[str, str], list[tuple[RowEntry, Result]]] = {}
@@ -84,7 +85,8 @@ def _constant(manifest: Manifest, records: Mapping[str, Record]) -> Iterator[str
         every = len(constant) == len(cell) and not any(record.defenses for _, record in cell)
         for row, _ in constant:
             own = alone.get((row.attack, row.seed))
-            if every or (own and own.leak and not is_constant(own)):
+            single = bool(manifest.audited) and not manifest.declared and not (own and own.leak)
+            if every or single or (own and own.leak and not is_constant(own)):
                 names[row.attack if manifest.audited else f"{row.attack} ({_place(row)})"] = None
     if names:
         yield f"all rows have the same score by {', '.join(names)}: check that what it reads is not constant"

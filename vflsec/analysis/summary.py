@@ -84,6 +84,8 @@ def summarize(
     rest = way_to_run(not_run, manifest.left_out, audited=bool(manifest.audited))
     tested = Coverage(run, not_run, len(manifest.left_out), rest)
     lost, alarmed = _lost(manifest, records), alarms(manifest, records, points)
+    if manifest.audited and not manifest.confirmed:
+        alarmed += _nothing_above_chance(worst)
     judged = partial(
         gates,
         points + worst + columns,
@@ -113,7 +115,7 @@ def summarize(
         gates=_gates(given, stored, judged),
         notes=[
             *_notes(manifest, records),
-            *(_nothing_above_chance(worst) if manifest.audited else notes_on_trainings(points)),
+            *([] if manifest.audited else notes_on_trainings(points)),
             *notes_on_spending(spending, points),
         ],
         spending=spending,
@@ -145,7 +147,7 @@ def _gates(given: RunLimits, stored: Sequence[RunLimits], judged: Callable[..., 
 
 
 def _nothing_above_chance(worst: Sequence[Point]) -> list[str]:
-    """Return the note that labels may be of other rows, if the adversary's own columns tell nothing of them either."""
+    """Return the alarm that labels may be of other rows, if the adversary's own columns tell nothing of them either."""
     leaks = [point.leak for point in worst if point.target == "labels"]
     ends = [end for leak in leaks for end in (leak.ci95[0], leak.alone_ci95[0])]
     chances = [leak.chance for leak in leaks]
@@ -153,7 +155,11 @@ def _nothing_above_chance(worst: Sequence[Point]) -> list[str]:
         return []
     above = any(float(low or 0.0) > max(float(chance or 0.0) for chance in chances) for low in ends)
     return (
-        [] if above else ["nothing is inferred above chance, nor without joining: check that labels have their own ids"]
+        []
+        if above
+        else [
+            "nothing is inferred above chance, nor without joining: check that labels have their own ids (or --confirm-fit)"
+        ]
     )
 
 

@@ -64,6 +64,8 @@ class SystemAudit:
         aux_ids: the rows whose labels the adversary knows, if they are given; there is one draw then.
         spent: the privacy that each defense of the training has spent, as in a result.
         misfit: why no gate holds: what does not belong to the data, or may not; empty if all does.
+        confirmed: whether the user has checked that it does.
+        declared: whether a defense was on in the training.
     """
 
     subject: Subject
@@ -82,6 +84,8 @@ class SystemAudit:
     mountable: Sequence[str] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     misfit: Sequence[str] = ()
+    confirmed: bool = False
+    declared: bool = False
 
     def manifest(self, command: Sequence[str]) -> Manifest:
         """Return what a report must know about this audit."""
@@ -117,6 +121,8 @@ class SystemAudit:
             names=dict(self.data.names),
             used=self.data.used,
             misfit=list(self.misfit),
+            confirmed=self.confirmed,
+            declared=self.declared,
             data_notes=list(self.data.warnings),
         )
 

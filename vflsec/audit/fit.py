@@ -43,10 +43,16 @@ FEW = 50
 """Fewer rows than this never show a misfit."""
 
 WEAK = 0.3
-"""Embeddings without noise of which a smaller share can be predicted may belong to other rows in part."""
+"""A smaller share of embeddings or predictions, or correlation with labels, may be that of other rows in part."""
 
 NOISY = 0.5
-"""The correlation of two releases of the same rows below which they are noise for the most part."""
+"""The largest correlation of a component of two releases of the same rows below which they are noise."""
+
+CLEAR = 0.9
+"""The same, above which gradients have so little noise that they would tell of labels."""
+
+REPEATED = 0.2
+"""The share of rows with the same embedding, but other columns, at which it may stand for missing ones."""
 
 EQUAL = 0.99
 """The share of rows with the same vector at which a model counts as constant."""
@@ -287,7 +293,13 @@ def _judged(
             "misfit", f"the {what} fit the {of} better with ids {name}: correlation {fit.better[name]:.2f}, and "
             f"{fit.correlation:.2f} as stated; use the ids of the training",
         )  # fmt: skip
-    quiet = not noisy and not ((fit.p > LEVEL or fit.r2 < WEAK) and _is_noise(sent, rng))
+    quiet = not noisy and not ((fit.p > LEVEL or fit.r2 < WEAK) and _shared(sent, rng) < NOISY)
+    repeated = 0.0 if noisy else _repeated(sent.last[drawn], regressions.x)
+    if repeated >= REPEATED and fit.p <= LEVEL:
+        return Finding(
+            "unverified", f"the {what} are the same in {repeated:.0%} of the rows whose columns differ: check that "
+            f"none of them stands for a missing one",
+        )  # fmt: skip
     if fit.p <= LEVEL:
         mixtures = [regressions.mixture(each[drawn]) for each in (sent.mean, sent.last)]
         of_others = min(each.others for each in mixtures)
@@ -320,11 +332,18 @@ def _constant(values: Floats) -> str | None:
     return f"are the same in {share:.0%} of {len(kept)} rows" if share >= EQUAL else None
 
 
-def _is_noise(sent: Releases, rng: np.random.Generator) -> bool:
-    """Whether two releases of a row have little in common; False if there is one of each row."""
+def _repeated(values: Floats, columns: Floats) -> float:
+    """Return the share of rows with the most frequent vector, without those that have the same columns as well."""
+    _, which, counts = np.unique(np.round(values, 12), axis=0, return_inverse=True, return_counts=True)
+    same = columns[which.ravel() == counts.argmax()]
+    return float(len(same) - np.unique(same, axis=0, return_counts=True)[1].max()) / len(values)
+
+
+def _shared(sent: Releases, rng: np.random.Generator) -> float:
+    """Return the largest correlation of a component of two releases of a row; 1 if there are too few."""
     first, second = sent.halves
     both = _drawn(np.concatenate([first, second], axis=1), rng)
-    return len(both) >= FEW and Columns(first[both], rng).fit(second[both]).correlation < NOISY
+    return Columns(first[both], rng).fit(second[both]).largest if len(both) >= FEW else 1.0
 
 
 def declared_kinds(defenses: Sequence[str]) -> list[frozenset[Kind]]:
@@ -365,17 +384,28 @@ def _of_gradients(messages: Sequence[Message], data: Partition, *, declared: boo
     rng = np.random.default_rng(0)
     drawn = _drawn(sent.mean, rng)
     labels = np.eye(len(data.classes))[data.labels["train"][drawn]]
+    if (constant := _constant(sent.mean)) is not None:
+        return Finding(
+            "unverified" if declared else "misfit", f"the gradients {constant}: record those of the training"
+        )
     fit = Columns(sent.mean[drawn], rng).fit(labels)
     numbers = f"correlation {fit.correlation:.2f}, p = {fit.p:.3f} against permuted rows, {count(len(drawn), 'row')}"
+    if fit.p <= LEVEL and not declared and fit.correlation < WEAK:
+        return Finding("unverified", f"the gradients fit the labels only in part ({numbers}): check their ids and task")
     if fit.p <= LEVEL:
         return Finding("fits", f"fit check: the gradients fit the labels ({numbers})")
     text = f"the gradients tell nothing of the labels ({numbers})"
-    if declared or len(drawn) < FEW or _is_noise(sent, rng):
+    if declared:
         belong = any(each.outcome == "fits" for each in known)
         return Finding("fits" if belong else "unverified", f"fit check: {text}, as with a strong defense")
-    if known:
-        return Finding("unverified", f"{text} though they have little noise: check the ids of the labels")
-    return Finding("misfit", f"{text}: use the ids of the training, or name its defense with --defense")
+    shared = _shared(sent, rng)
+    if len(drawn) < FEW or shared < NOISY:
+        return Finding("unverified", f"{text}, as with a strong defense: name it with --defense")
+    if not known:
+        return Finding("misfit", f"{text}: use the ids of the training, or name its defense with --defense")
+    if shared > CLEAR:
+        return Finding("misfit", f"{text} though they have little noise: one of them belongs to other rows")
+    return Finding("unverified", f"{text} though they have little noise: check the ids of the labels")
 
 
 def _of_nodes(messages: Sequence[Message], rows: Rows, *, declared: bool) -> Finding:
@@ -416,6 +446,8 @@ def _explained(values: Floats, rows: Rows, what: str, *, declared: bool) -> Find
     drawn = _drawn(values, rng)
     fit = Columns(rows.columns(drawn, *rows.data.parties), rng).fit(values[drawn])
     numbers = f"held-out R2 {fit.r2:.2f}, p = {fit.p:.3f} against permuted rows, {count(len(drawn), 'row')}"
+    if fit.p <= LEVEL and what == "predictions" and not declared and fit.r2 < WEAK:
+        return Finding("unverified", f"the {what} fit the columns only in part ({numbers}): check their ids")
     if fit.p <= LEVEL:
         return Finding("fits", f"fit check: the {what} fit the columns of all parties ({numbers})")
     outcome: Literal["misfit", "unverified"] = "unverified" if len(drawn) < FEW or declared else "misfit"

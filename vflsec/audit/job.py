@@ -110,7 +110,7 @@ def prepare(
         loaded, notes = foreign.with_roles(loaded, subject, train, test)
         identity = dataset_identity(data, DataSpec(options=dict(options or {})))
         audit = _of_material(replace(subject, notes=(*subject.notes, *notes)), loaded, (data, identity), aux, draws)
-        audit = replace(audit, spent=spent_on(defenses, subject, audit.data.parties))
+        audit = replace(audit, spent=spent_on(defenses, subject, audit.data.parties), declared=bool(defenses))
         silent = [text for text in defenses if not spent_on([text], subject, audit.data.parties)]
         findings += [Finding("fits", f"{text} is declared, for which no epsilon is computed") for text in silent]
         findings += check_fit(audit, declared_kinds(defenses), tables.get(subject.adversary, pd.Index([])).tolist())
@@ -135,7 +135,7 @@ def _with_findings(
     confirmed = ["the user confirms that rows and columns belong together"] * (confirm_fit and not misfits)
     notes = [one.text for one in findings]
     subject = replace(audit.subject, notes=(*audit.subject.notes, *notes, *confirmed))
-    return replace(audit, subject=subject, misfit=[*misfits, *unclear])
+    return replace(audit, subject=subject, misfit=[*misfits, *unclear], confirmed=confirm_fit)
 
 
 def _of_material(
@@ -192,6 +192,7 @@ def _of_checkpoint(
         dataset=(cell.dataset, dataset_identity(cell.dataset, cell.data)),
         head=cell.model.head,
         spent=spent(restored.trained(0), restored.facts.releases, party),
+        declared=bool(cell.defenses),
     )
     kinds = [frozenset(build_defense(one).at) for one in cell.defenses]
     return audit, [same_utility(restored.trained(0), restored.facts), *check_fit(audit, kinds)]

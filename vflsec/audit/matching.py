@@ -33,12 +33,14 @@ class Fit(NamedTuple):
         p: of the hypothesis that all vectors are of other rows.
         correlation: of held-out predictions and vectors, by the regression that differs most from its controls.
         better: of each other alignment that predicts significantly better, the correlation.
+        largest: of the correlations of single components, by the same regression.
     """
 
     r2: float
     p: float
     correlation: float
     better: Mapping[str, float]
+    largest: float = 0.0
 
 
 class Mixture(NamedTuple):
@@ -127,7 +129,8 @@ class Columns:
         target = components(vectors)
         if not target.shape[1] or not self.x.shape[1]:
             return Fit(0.0, 1.0, 0.0, {})
-        stated = np.array([_correlations(each @ target, target).mean() for each in self.smoothers])
+        single = np.array([_correlations(each @ target, target) for each in self.smoothers])
+        stated = single.mean(axis=1)
         shuffled = np.stack([target[self._rng.permutation(self.n)] for _ in range(CONTROLS)], axis=1)
         flat = shuffled.reshape(self.n, -1).astype(np.float32)
         controls = np.array(
@@ -148,7 +151,7 @@ class Columns:
                     better[name] = float(result.max())
         p = (1 + int((largest >= z.max()).sum())) / (1 + CONTROLS)
         r2 = max(_r2(each @ target, target) for each in self.smoothers)
-        return Fit(r2, p, float(stated[z.argmax()]), better)
+        return Fit(r2, p, float(stated[z.argmax()]), better, float(single[z.argmax()].max()))
 
     def mixture(self, vectors: Floats) -> Mixture:
         """Return a regression that begins with half of the rows and ends with those that it predicts well.

@@ -89,6 +89,8 @@ class MethodSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 MOST_SEEDS = 10_000
 
+MOST_TRAININGS = 1000
+
 
 class AuxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The auxiliary knowledge of the adversary: for some rows, the answers that it is to infer for the others.
@@ -159,6 +161,8 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         positive(seeds=self.seeds, trainings=self.trainings)
         if self.seeds > MOST_SEEDS:
             raise UsageError(f"expected at most {MOST_SEEDS} seeds, got {self.seeds}")
+        if self.trainings > MOST_TRAININGS:
+            raise UsageError(f"expected at most {MOST_TRAININGS} trainings, got {self.trainings}")
         for field in ("methods", "attacks"):
             if not getattr(self, field):
                 raise UsageError(f"expected at least one of {field}, got none")

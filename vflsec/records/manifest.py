@@ -122,6 +122,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         until: the half width of intervals at which no more seeds were added; None for a fixed number of seeds.
         used: the share of the smallest party's rows that all parties hold.
         misfit: what of the audited material does not fit the data, or cannot be verified to, though it was audited.
+        confirmed: whether the user has checked that the audited material fits the data.
+        declared: whether a defense was on in the training of the audited material.
+        limited: whether limits were given, which ``gates.json`` then holds.
         data_notes: what looks wrong in the data.
         techniques: the declared names of methods and defenses from files, by ``path/to/file.py:Class``.
     """
@@ -145,6 +148,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     used: float = 1.0
     data_notes: list[str] = []
     misfit: list[str] = []
+    confirmed: bool = False
+    declared: bool = False
+    limited: bool = False
 
     def faults(self) -> Iterator[str]:
         """Yield the faults of a manifest that no evaluation can have written."""
