@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from vflsec.analysis.alarms import FAR, is_far_below
 from vflsec.analysis.summary import summarize
+from vflsec.core.errors import UsageError
 from vflsec.core.statistics import GROUPS
 from vflsec.core.view import GroundTruth, Guess
 from vflsec.experiment import spec as specs
@@ -143,6 +144,11 @@ def test_an_audit_that_infers_nothing_above_chance():
     expect_alarm(summary_of(lambda _: block(0.5), **chance), "nothing is inferred above chance")
     assert not summary_of(lambda _: block(0.5), confirmed=True, **chance).alarms
     assert not summary_of(lambda _: block(0.75), **chance).alarms
+
+
+def test_the_number_of_trainings_has_a_bound():
+    with pytest.raises(UsageError, match="at most 1000 trainings, got 1000001"):
+        replace(SPEC, trainings=1_000_001)
 
 
 def test_a_collapsed_model():

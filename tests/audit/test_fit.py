@@ -39,6 +39,17 @@ def noisy():
 def leaves():
     raise SystemExit(0)
 
+def quits():
+    import os
+    os._exit(0)
+
+class Quitting(nn.Sequential):
+    def forward(self, x):
+        return quits()
+
+def quits_later():
+    return Quitting(*build())
+
 def interrupts():
     raise GeneratorExit
 
@@ -272,9 +283,9 @@ def test_a_model_with_noise_is_refused(world):
         world.weights(function="noisy")
 
 
-@pytest.mark.parametrize("function", ["leaves", "interrupts"])
+@pytest.mark.parametrize("function", ["leaves", "interrupts", "quits", "quits_later"])
 def test_a_factory_that_exits_is_one_line(world, function):
-    with pytest.raises(UsageError, match="factory.py:.* failed: "):
+    with pytest.raises(UsageError, match=r"factory.py:.* failed: |SystemExit: os._exit\(0\)"):
         world.weights(function=function)
     words = ["audit", str(world.folder / "w.safetensors"), "--data", str(world.folder / "mine.toml"), "--encoded"]
     done = CliRunner().invoke(cli, [*words, "--model", f"{world.folder / 'factory.py'}:{function}"])

@@ -130,6 +130,33 @@ def test_damaged_limits_are_one_line_and_never_no_limits(copied, change):
     assert run("report", copied).exit_code == 2
 
 
+@pytest.mark.parametrize("runs", [[], [{"min_utility": -5.0}], [{"max_leak": {"mc": 1e9}}], [{}] * 101])
+def test_limits_that_no_run_writes_are_refused(tmp_path, runs):
+    (tmp_path / "gates.json").write_bytes(seal({"runs": runs}))
+    with pytest.raises(StoreError, match="set the limits again"):
+        read_limits(tmp_path)
+
+
+def test_the_limits_of_the_last_100_runs_are_kept(tmp_path):
+    for k in range(102):
+        write_limits(tmp_path, RunLimits(min_utility=k / 200))
+    assert [limits.min_utility for limits in read_limits(tmp_path)] == [k / 200 for k in range(2, 102)]
+
+
+@pytest.mark.parametrize("words", [["--max-leak", "mc=2"], ["--min-utility", "-1"], ["--max-undetected", "1.5"]])
+def test_a_limit_beyond_0_to_1_is_a_usage_error(words):
+    assert run("eval", *words).exit_code == 2
+
+
+def test_limits_that_are_lost_are_one_line(copied):
+    (copied / "gates.json").unlink()
+    for words in (["report", copied], [*QUICK, "--out", copied]):
+        lost = run(*words)
+        assert lost.exit_code == 2
+        assert "gates.json with the limits of earlier runs, found none" in lost.stderr
+    assert run(*QUICK, "--max-leak", "logistic=1", "--out", copied).exit_code == 0
+
+
 def test_a_limit_is_a_number(tmp_path):
     (tmp_path / "gates.json").write_bytes(seal(RunLimits()))
     with pytest.raises(StoreError):

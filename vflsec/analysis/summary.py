@@ -153,14 +153,10 @@ def _nothing_above_chance(worst: Sequence[Point]) -> list[str]:
     chances = [leak.chance for leak in leaks]
     if not leaks or None in ends or None in chances:
         return []
-    above = any(float(low or 0.0) > max(float(chance or 0.0) for chance in chances) for low in ends)
-    return (
-        []
-        if above
-        else [
-            "nothing is inferred above chance, nor without joining: check that labels have their own ids (or --confirm-fit)"
-        ]
-    )
+    largest = max(float(chance or 0.0) for chance in chances)
+    if any(float(low or 0.0) > largest for low in ends):
+        return []
+    return ["nothing is inferred above chance, nor without joining: check the ids of the labels, then --confirm-fit"]
 
 
 def _known(manifest: Manifest) -> int:

@@ -221,7 +221,7 @@ def _in_part(tested: Coverage, defended: Sequence[Point], adversary: str) -> str
     attacked = [point for point in defended if point not in alone]
     who = tested.run[0] if ran == 1 else "the strongest of them"
     reached = [f"{_under(attacked, defended)} {who} reaches {_range(attacked)}"] if attacked else []
-    those = "the attacks that ran reach" if ran > 1 else f"{tested.run[0]} reaches"
+    those = "the attacks that ran reach" if ran != 1 else f"{tested.run[0]} reaches"
     if alone:
         reached.append(
             f"{_under(alone, defended)} {those} no more than {adversary} does without joining ({_range(alone)})"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vflsec.audit.subject import Subject, listed
 from vflsec.audit.transcript import Sent
+from vflsec.audit.weights import without_exit
 from vflsec.core.checks import count, unknown
 from vflsec.core.errors import InsufficientView, UsageError, plain
 from vflsec.core.federation import Federation
@@ -277,9 +278,9 @@ def with_embeddings(subject: Subject, data: Partition) -> Subject:
         f"as it reads them into another file"
     )
     try:
-        with torch.no_grad():
+        with torch.no_grad(), without_exit():
             out = bottom(x)
-    except Exception as error:  # noqa: BLE001  (the user's own code)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  (the user's own code)
         raise UsageError(
             f"the model of {subject.name} cannot read the {width} columns of {subject.adversary}"
             f"{way_out * (subject.inputs is None)}: "

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
-from collections.abc import Mapping
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from safetensors import SafetensorError
@@ -85,11 +86,26 @@ def _tensors(path: Path, content: bytes) -> dict[str, Tensor]:
         raise DataError(f"{path}: cannot be read as safetensors: {plain(str(error))[:200]}") from None
 
 
+@contextmanager
+def without_exit() -> Iterator[None]:
+    """Let ``os._exit`` raise SystemExit, so that the user's code cannot end the process as if a gate held."""
+
+    def leave(status: int) -> NoReturn:
+        raise SystemExit(f"os._exit({status})")
+
+    original = os._exit
+    os._exit = leave
+    try:
+        yield
+    finally:
+        os._exit = original
+
+
 def _built(factory: str) -> nn.Module:
     if not registry.is_file(factory):
         raise UsageError(f"expected --model FILE.py:FUNCTION, got {factory!r}")
     try:
-        with redirect_stdout(sys.stderr):  # results alone go to stdout
+        with redirect_stdout(sys.stderr), without_exit():  # results alone go to stdout
             model: Any = registry.load("models", factory)()
     except (VflsecError, KeyboardInterrupt):
         raise

@@ -425,7 +425,7 @@ def leak_limits(texts: Sequence[str]) -> dict[str, float]:
     """Read ``NAME=X`` limits.
 
     Raises:
-        click.BadParameter: a text of another form, or a limit that is not finite.
+        click.BadParameter: a text of another form, or a limit that is not from 0 to 1.
     """
     limit = {}
     for text in texts:
@@ -440,5 +440,7 @@ def leak_limits(texts: Sequence[str]) -> dict[str, float]:
             raise click.BadParameter(f"expected one limit for {name}, got two: drop one", param_hint="--max-leak")
         if not math.isfinite(number):
             raise click.BadParameter(f"expected a finite limit for {name}, got {value}", param_hint="--max-leak")
+        if not 0 <= number <= 1:
+            raise click.BadParameter(f"expected a limit from 0 to 1 for {name}, got {value}", param_hint="--max-leak")
         limit[name] = number
     return limit

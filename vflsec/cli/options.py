@@ -129,7 +129,7 @@ def limits(command: Command) -> Command:
     command = click.option(
         "--min-utility",
         type=float,
-        callback=finite,
+        callback=from_0_to_1,
         help="Fail (exit code 1) if the lower end of the utility's interval is below this.",
     )(command)
     command = max_undetected(command)
@@ -146,7 +146,7 @@ def max_undetected(command: Command) -> Command:
     return click.option(
         "--max-undetected",
         type=float,
-        callback=not_negative,
+        callback=from_0_to_1,
         help="Fail (exit code 1) if the strongest attack could have a larger advantage than this without being seen.",
     )(command)
 
@@ -186,15 +186,17 @@ def finite(_: click.Context, parameter: click.Parameter, value: float | None) ->
     return value
 
 
-def not_negative(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+def from_0_to_1(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
     """Return an option's number.
 
     Raises:
-        click.BadParameter: it is negative, infinite or not a number.
+        click.BadParameter: it is less, more or not a number.
     """
     finite(context, parameter, value)
     if value is not None and value < 0:
         raise click.BadParameter(f"expected a number of at least 0, got {value:g}", param=parameter)
+    if value is not None and value > 1:
+        raise click.BadParameter(f"expected a number of at most 1, got {value:g}", param=parameter)
     return value
 
 

@@ -25,7 +25,7 @@ from vflsec.core import files
 from vflsec.core.errors import StoreError
 from vflsec.experiment.facts import CellFacts, StageFacts
 from vflsec.records.folder import MANIFEST, RECORDS, complete_lines, read_manifest, read_records
-from vflsec.records.limits import GATES, RunLimits, write_limits
+from vflsec.records.limits import GATES, RunLimits, expect_limits, write_limits
 from vflsec.records.manifest import Manifest
 from vflsec.records.schema import FAILED, Record, encode, seal, unseal
 from vflsec.records.subgroups import SUBGROUPS
@@ -177,7 +177,8 @@ class Store:
         self.expect_own()
         with writing(self.folder):
             self._records.unlink(missing_ok=True)
-            (self.folder / GATES).unlink(missing_ok=True)
+            for kept in (GATES, MANIFEST):
+                (self.folder / kept).unlink(missing_ok=True)
             for facts in self.folder.glob("cells/*/cell.json"):
                 CellFolder(facts.parent).remove()
             for extra in (*self.folder.glob("cells/*.partial*"), self.folder / "guesses", self.folder / SUBGROUPS):
@@ -187,6 +188,7 @@ class Store:
         """Write ``spec.toml``, ``env.json`` and ``manifest.json``; of a sweep, into the folder of one ``point``."""
         versions = msgspec.json.encode(manifest.provenance.versions)
         folder = self.folder / POINTS / point if point else self.folder
+        manifest = msgspec.structs.replace(manifest, limited=(self.folder / GATES).exists())
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             files.replace(folder / "spec.toml", spec_toml.encode(), mode=SHARED)
@@ -194,9 +196,20 @@ class Store:
             files.replace(folder / MANIFEST, seal(manifest), mode=SHARED)
 
     def write_limits(self, **limits: Any) -> None:
-        """Make these the limits of the folder, if there are any, see ``RunLimits``."""
+        """Make these the limits of the folder, if there are any, see ``RunLimits``.
+
+        Raises:
+            StoreError: those of earlier runs are lost.
+        """
+        given = RunLimits(**limits)
+        try:
+            earlier = read_manifest(self.folder)
+        except StoreError:  # there is none, or it is damaged and is written anew
+            earlier = None
+        if earlier and given == RunLimits():
+            expect_limits(self.folder, earlier)
         with writing(self.folder):
-            write_limits(self.folder, RunLimits(**limits))
+            write_limits(self.folder, given)
 
     def cell(self, key: str) -> CellFolder:
         """Return the folder of one cell."""

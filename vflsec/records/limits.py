@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from vflsec.core import files
 from vflsec.core.errors import StoreError
 from vflsec.records.folder import home
+from vflsec.records.manifest import Manifest
 from vflsec.records.schema import seal, unseal
 
 GATES = "gates.json"
+
+MOST_RUNS = 100
+"""Runs whose limits are kept."""
 
 
 class RunLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,20 +34,27 @@ class RunLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def __post_init__(self) -> None:
         """Check that limits are numbers to which a result can be compared."""
-        values = [*self.max_leak.values(), self.min_utility, self.max_undetected]
-        if not all(value is None or math.isfinite(value) for value in values):
-            raise ValueError("expected finite limits, found another one")
+        for value in (*self.max_leak.values(), self.min_utility, self.max_undetected):
+            if value is not None and not 0 <= value <= 1:
+                raise ValueError(f"expected finite limits from 0 to 1, found {value:g}")
 
 
 class _All(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    runs: list[RunLimits]
+    runs: Annotated[list[RunLimits], msgspec.Meta(min_length=1, max_length=MOST_RUNS)]
 
 
 def write_limits(folder: Path, given: RunLimits) -> None:
     """Make ``given`` the limits of a results folder, if there are any; earlier ones are kept before them."""
     if given != RunLimits():
         runs = [*(earlier for earlier in read_limits(folder) if earlier != given), given]
-        files.replace(folder / GATES, seal(_All(runs=runs)), mode=0o666)
+        files.replace(folder / GATES, seal(_All(runs=runs[-MOST_RUNS:])), mode=0o666)
+
+
+def expect_limits(folder: Path, manifest: Manifest) -> None:
+    """Raise StoreError if the limits that a folder was given are lost."""
+    path = home(folder) / GATES
+    if manifest.limited and not path.exists():
+        raise StoreError(f"expected {path} with the limits of earlier runs, found none: restore it, or add --fresh")
 
 
 def read_limits(folder: Path) -> list[RunLimits]:

@@ -20,7 +20,7 @@ from vflsec.analysis.summary import summarize
 from vflsec.core import files
 from vflsec.core.errors import StoreError, UsageError, VflsecError
 from vflsec.records.folder import read_manifest, read_records
-from vflsec.records.limits import read_limits
+from vflsec.records.limits import expect_limits, read_limits
 from vflsec.records.manifest import Manifest
 from vflsec.records.naming import with_given_names
 from vflsec.records.schema import Record, Result
@@ -72,6 +72,7 @@ class Report:
         """
         folder = Path(folder)
         manifest, records = read_manifest(folder), read_records(folder)
+        expect_limits(folder, manifest)
         subgroups, stored = read_subgroups(folder), read_limits(folder)
         try:
             groups = group_leaks(subgroups, manifest)
