@@ -373,6 +373,25 @@ def test_messages_of_a_checkpoint_are_checked(checkpoint, method, settings, what
         job.prepare(place, messages=renamed(Path(f"{place}-m"), place.with_name(f"{method}-renamed")), draws=1)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda messages: messages[: len(messages) // 2], "releases of"),
+        (
+            lambda messages: [m._replace(values=1.2 * m.values) if m.phase == "predict" else m for m in messages],
+            "recorded at prediction",
+        ),
+    ],
+    ids=["shorter", "of another model"],
+)
+def test_messages_of_another_training_are_refused(checkpoint, tmp_path, change, message):
+    place = checkpoint("fedsplitnn", "--set", "train.epochs=3")
+    opened = TranscriptFolder(Path(f"{place}-m"))
+    TranscriptWriter(tmp_path / "m", opened.header).write(change(list(opened.messages())))
+    with pytest.raises(MisfitError, match=message):
+        job.prepare(place, messages=tmp_path / "m", draws=1)
+
+
 def test_a_checkpoint_on_shuffled_files_is_refused(world, checkpoint):
     """Ids and statistics of columns are those of the training, but columns belong to other rows."""
     place = checkpoint("fedsplitnn", "--set", "train.epochs=3")

@@ -6,6 +6,7 @@ An attack on material of other rows infers nothing, which looks like a system th
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -21,7 +22,7 @@ from vflsec.audit.matching import Columns, Floats, Ints, label_correlation, spre
 from vflsec.audit.subject import Subject
 from vflsec.core.checks import count
 from vflsec.core.errors import DataError, plain
-from vflsec.core.message import Kind, Message
+from vflsec.core.message import Kind, Message, Transcript
 from vflsec.core.method import Trained
 from vflsec.data.encode import Matrix, dense
 from vflsec.data.partition import Partition
@@ -56,9 +57,6 @@ REPEATED = 0.2
 
 EQUAL = 0.99
 """The share of rows with the same vector at which a model counts as constant."""
-
-WILD = 1e3
-"""Distances from the median, in interquartile ranges, at which a value is named."""
 
 SAME_UTILITY = 0.05
 """A utility of a checkpoint that differs by more from that of its training is of other data."""
@@ -235,7 +233,6 @@ def check_fit(audit: SystemAudit, defenses: Sequence[frozenset[Kind]], file: Seq
         yield _of_predictions(subject.predictions, rows, declared=bool(defenses))
     if subject.model is not None or subject.function is not None:
         yield from _of_model(audit)
-    yield from _wild(data)
 
 
 def _routes(audit: SystemAudit, kind: Kind) -> dict[str, list[Message]]:
@@ -539,20 +536,6 @@ def _ordered(
     return Finding("unverified", f"whether {name} reads its columns in their order cannot be verified ({numbers})")
 
 
-def _wild(data: Partition) -> Iterator[Finding]:
-    """Name values that are far from all others of their column."""
-    ids = np.concatenate([data.ids[split] for split in SPLITS])
-    for party, held in data.parties.items():
-        columns = [each for each in held.layout.columns if each.kind == "numeric"]
-        x = np.concatenate([dense(held.features[split][:, [each.start for each in columns]]) for split in SPLITS])
-        low, middle, high = np.quantile(x, [0.25, 0.5, 0.75], axis=0)
-        far = (np.abs(x - middle) > WILD * (high - low)) & (high > low)
-        for k in np.flatnonzero(far.any(axis=0)):
-            values, row = count(int(far[:, k].sum()), "value"), plain(str(ids[far[:, k].argmax()]))
-            where = f"{_called(party, data)}, column {plain(columns[k].name)}"
-            yield Finding("fits", f"{where}: {values} far from all others, as in row {row!r}")
-
-
 def same_utility(trained: Trained, facts: CellFacts) -> Finding:
     """Compare the utility of a checkpoint on these data with that of its training."""
     if facts.utility is None:
@@ -564,3 +547,43 @@ def same_utility(trained: Trained, facts: CellFacts) -> Finding:
     if abs(now - facts.utility.headline) > SAME_UTILITY:
         return Finding("misfit", f"the models do not fit the test rows: {numbers}; use the files of the training")
     return Finding("fits", f"fit check: the models fit the test rows ({numbers})")
+
+
+def same_training(trained: Trained, facts: CellFacts, messages: Sequence[Message], *, noisy: bool) -> Finding:
+    """Compare a recording with the training of a checkpoint: how much was sent, and what its models send at prediction.
+
+    Args:
+        trained: the models of the checkpoint.
+        facts: of their training.
+        messages: of the recording that the adversary sent or received.
+        noisy: whether a defense changes embeddings, so that models do not send the same again.
+    """
+    about = [m for m in messages if m.kind in (Kind.EMBEDDING, Kind.GRADIENT) and m.rows is not None]
+    if not messages:
+        return Finding("misfit", "expected messages of the adversary in the recording: record the training again")
+    recorded: Counter[tuple[str, ...]] = Counter()
+    for m in about:
+        recorded[m.phase, m.sender, m.receiver, m.kind, m.split] += len(m.payload["value"])
+    for count_of in facts.releases:
+        route = (count_of.phase, count_of.sender, count_of.receiver, count_of.kind, count_of.split)
+        if route in recorded and recorded[route] != count_of.total:
+            return Finding(
+                "misfit", f"expected {count_of.total} releases of {count_of.kind}s of {count_of.split} rows in "
+                f"{count_of.phase}, found {recorded[route]}: use the whole recording of this training",
+            )  # fmt: skip
+    last = {(m.sender, m.receiver, m.split): m for m in about if m.phase == "predict" and m.kind is Kind.EMBEDDING}
+    again = Transcript(frozenset(m.receiver for m in last.values()), frozenset({Kind.EMBEDDING}))
+    if last and not noisy:
+        trained.federation.channel.taps.append(again)
+        trained.predict("test")
+    sent = {(m.sender, m.receiver, m.split): m for m in again.messages}
+    for pair in last.keys() & sent.keys():
+        before, after = (each[pair].payload["value"].double() for each in (last, sent))
+        if before.shape != after.shape or not torch.allclose(before, after, rtol=1e-3, atol=1e-3 * float(after.std())):
+            return Finding(
+                "misfit", f"the models of {pair[0]} do not send the embeddings that were recorded at prediction: use "
+                f"the recording of this training",
+            )  # fmt: skip
+    return Finding(
+        "fits", f"fit check: the recording has the messages of this training ({count(len(about), 'message')})"
+    )

@@ -12,12 +12,13 @@ import pandas as pd
 
 from vflsec.audit import checkpoint, foreign
 from vflsec.audit.evaluation import SystemAudit, records, to_toml, with_attacks
-from vflsec.audit.fit import Finding, check_fit, declared_kinds, same_utility, share_used
+from vflsec.audit.fit import Finding, check_fit, declared_kinds, same_training, same_utility, share_used
 from vflsec.audit.ledger import spent_on
 from vflsec.audit.opening import open_subject, read_ids
 from vflsec.audit.subject import Subject
 from vflsec.audit.tables import with_predictions
 from vflsec.core.errors import MisfitError, UsageError
+from vflsec.core.message import Kind
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.partition import DataSpec
 from vflsec.experiment.adversary import adversary
@@ -195,7 +196,11 @@ def _of_checkpoint(
         declared=bool(cell.defenses),
     )
     kinds = [frozenset(build_defense(one).at) for one in cell.defenses]
-    return audit, [same_utility(restored.trained(0), restored.facts), *check_fit(audit, kinds)]
+    findings = [same_utility(restored.trained(0), restored.facts), *check_fit(audit, kinds)]
+    if messages:
+        noisy = any(Kind.EMBEDDING in changed for changed in kinds)
+        findings.append(same_training(restored.trained(0), restored.facts, audit.messages, noisy=noisy))
+    return audit, findings
 
 
 def default_folder(what: Path) -> Path:
