@@ -577,7 +577,7 @@ def test_what_a_malicious_party_breaks_is_printed_apart(tmp_path):
     assert run(*words, "--out", tmp_path).stdout == result.stdout
     found = json.loads(run("report", tmp_path, "--format", "json").stdout)
     assert (found["points"], [d["strength"] for d in found["integrity"]]) == ([], [0.0, 1.0, 5.0])
-    assert run("report", tmp_path, "--min-utility", "2").exit_code == 1
+    assert run("report", tmp_path, "--min-utility", "1").exit_code == 1
     records = tmp_path / "records.jsonl"
     records.write_bytes(b"".join(records.read_bytes().splitlines(keepends=True)[1:]))
     assert run("report", tmp_path).exit_code == 3, "a damage without its honest half"

@@ -441,6 +441,6 @@ def leak_limits(texts: Sequence[str]) -> dict[str, float]:
         if not math.isfinite(number):
             raise click.BadParameter(f"expected a finite limit for {name}, got {value}", param_hint="--max-leak")
         if not 0 <= number <= 1:
-            raise click.BadParameter(f"expected a limit from 0 to 1 for {name}, got {value}", param_hint="--max-leak")
+            raise click.BadParameter(f"expected a limit for {name} from 0 to 1, got {value}", param_hint="--max-leak")
         limit[name] = number
     return limit
