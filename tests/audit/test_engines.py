@@ -67,6 +67,7 @@ def assert_same_messages(found, expected):
 
 def audit(transcript, checkout, env):
     words = f"vflsec audit {transcript} --data mine.toml --attack direction,mc --draws 3 --format json"
+    words += f" --out runs/{transcript}"
     done = subprocess.run(shlex.split(words), cwd=checkout, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     points = json.loads(done.stdout)["points"]
