@@ -110,7 +110,7 @@ print(f"accuracy on test rows: {right.float().mean():.2f}")
 # `vflsec audit` does the same on the command line.
 
 # %%
-report = vflsec.audit_system("transcript", "mine.toml", attack="direction", draws=1, progress=False)
+report = vflsec.audit_system("transcript", "mine.toml", attack="direction", aux={"n": 20}, draws=1, progress=False)
 report
 
 # %% [markdown]
