@@ -408,7 +408,7 @@ def test_a_checkpoint_on_shuffled_files_is_refused(world, checkpoint):
         file.write_text(right)
 
 
-def test_no_gate_holds_on_a_misfit(world, tmp_path):
+def test_no_gate_holds_on_a_misfit_and_allowing_one_changes_nothing_else(world, tmp_path):
     world.table("right.csv", world.ids)
     wrong = world.table("wrong.csv", partly(world.ids, 1.0))
     words = ["audit", wrong, "--data", world.folder / "mine.toml", "--train-ids", world.folder / "train.txt"]
@@ -432,6 +432,7 @@ def test_no_gate_holds_on_a_misfit(world, tmp_path):
     assert "none that they do" in done.stdout
     fine = [word.replace("wrong.csv", "right.csv").replace("/o", "/p") for word in words]
     assert CliRunner().invoke(cli, fine, catch_exceptions=False).exit_code == 0
+    assert CliRunner().invoke(cli, [*fine, "--allow-misfit", "--fresh"], catch_exceptions=False).exit_code == 0
 
 
 def test_p_values_are_uniform_where_nothing_belongs():

@@ -16,6 +16,7 @@ from pyarrow import parquet
 
 from vflsec.audit import node_paths, transcript
 from vflsec.audit.node_paths import NodePaths
+from vflsec.audit.subject import last_by_row
 from vflsec.audit.transcript import Sent, TranscriptFolder, TranscriptHeader, TranscriptWriter
 from vflsec.core.errors import DataError, UsageError
 
@@ -93,6 +94,17 @@ def test_any_message_survives(tmp_path_factory, data):
     message = embedding(data.draw(st.integers(0, 2**40)), rows=rows, values=values)
     (found,) = TranscriptFolder(written(tmp_path_factory.mktemp("t") / "t", message)).messages()
     same(found, message)
+
+
+def test_phases_may_send_vectors_of_other_layers(tmp_path):
+    messages = [embedding(phase="pretrain", values=np.ones((2, 3))), embedding(1), embedding(phase="predict")]
+    opened = TranscriptFolder(written(tmp_path / "t", *messages))
+    assert [each.values.shape[1] for each in opened.messages()] == [3, 2, 2]
+    assert last_by_row(messages[:2]).shape == (2, 2)
+    for phase in ("train", "predict"):
+        with pytest.raises(DataError, match="expected 2 numbers as in earlier rows"):
+            other = embedding(2, values=np.ones((2, 4)), phase=phase)
+            list(TranscriptFolder(written(tmp_path / phase, embedding(), other)).messages())
 
 
 def test_the_borders_of_batches_and_files_divide_no_message(tmp_path):

@@ -194,10 +194,11 @@ def standard_names(parties: Mapping[str, str], given: Mapping[str, str]) -> dict
 
 
 def last_by_row(messages: Iterable[Sent]) -> pd.DataFrame | None:
-    """Return the last vector about each row, indexed by id, or None without messages."""
+    """Return the last vector about each row, indexed by id, or None without messages; all are as wide as the last."""
     found = list(messages)
     if not found:
         return None
+    found = [each for each in found if each.values.shape[1] == found[-1].values.shape[1]]
     values = np.concatenate([one.values for one in found])
     table = pd.DataFrame(values, index=pd.Index(np.concatenate([one.rows for one in found]).astype(object)))
     return table[~table.index.duplicated(keep="last")]

@@ -148,7 +148,7 @@ class _Earlier(NamedTuple):
     """What earlier lines of a transcript say.
 
     Attributes:
-        widths: of the vectors of each kind, sender and receiver.
+        widths: of the vectors of each kind, sender, receiver and phase: phases may send those of other layers.
         paths: of rows through trees.
     """
 
@@ -429,8 +429,9 @@ class TranscriptFolder:
                 raise wrong(
                     start, f"expected a message of {self.header.observer}, found one from {sender} to {receiver}"
                 )
-            trees = (phase,) if kind == "nodes" else ()  # training grows one tree, prediction reads all
-            width = earlier.widths.setdefault((kind, sender, receiver, *trees), int(lengths[start]))
+            known = {w for (*route, _), w in earlier.widths.items() if route == [kind, sender, receiver]}
+            of_training = next(iter(known)) if len(known) == 1 and phase in AFTERWARDS and kind != "nodes" else None
+            width = earlier.widths.setdefault((kind, sender, receiver, phase), of_training or int(lengths[start]))
             other = lengths[start:stop] != width
             if other.any():
                 at = start + int(np.argmax(other))

@@ -62,7 +62,9 @@ TRAINED = (".safetensors", ".onnx", ".csv", ".parquet", ".pt", ".pth", ".pkl", "
     metavar="NAME:option=value[@point]",
     help="A defense that was active in the training; its epsilon is computed if it has any; repeat.",
 )
-@click.option("--allow-misfit", is_flag=True, help="Audit what does not belong to the data; no gate holds then.")
+@click.option(
+    "--allow-misfit", is_flag=True, help="Audit also what does not belong to the data; no gate holds on that."
+)
 @click.option("--confirm-fit", is_flag=True, help="You have checked that it does, where that cannot be verified.")
 @click.option("--draws", type=click.IntRange(1, 1000), default=5, show_default=True, help="Of auxiliary labels.")
 @click.option("--aux-ids", type=click.Path(path_type=Path), help="The rows whose labels the adversary knows.")
