@@ -102,6 +102,10 @@ class ColumnFusion(FromAllSources):
     What ``split-order`` recovers from federated trees is blended with the Gaussian processes, column by column. For
     rows that were not trained on, forests learn from what it recovered for training rows.
 
+    A test row has one embedding, at prediction, where a training row has those of many models. A further Gaussian
+    process therefore learns from the guesses of up to 1200 training rows (``vflsec.inference.distilled``), and is
+    blended in by its errors on auxiliary rows that these guesses left out.
+
     Source: this project. Gaussian processes and their model selection: Rasmussen and Williams 2006, chapters 2 and 5.
 
     Args:
@@ -111,7 +115,7 @@ class ColumnFusion(FromAllSources):
     name = "column-fusion"
     side = "either"
     target = "features"
-    version = 6
+    version = 7
 
     def __init__(self, *, victim: str | None = None) -> None:
         self.victim = victim

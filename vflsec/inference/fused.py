@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from vflsec.core.view import Guess, View
 from vflsec.inference.boosting_guesses import FOLDS, guesses
+from vflsec.inference.distilled import drawn, learn
 from vflsec.inference.instance_spaces import regressed
 from vflsec.inference.kernel_mixture import Kernel, Likelihood, Mixture, of_classes, unit_rows
 from vflsec.inference.opinion_pool import Forest, Opinion, blended, pooled
@@ -69,7 +70,8 @@ def fused_values(view: View, rng: torch.Generator) -> Guess:
     """Return values (n, d) for every split.
 
     What an active party recovers from the splits of trees (``vflsec.inference.trees.values``), and for other rows what
-    it learns from these values (``vflsec.inference.trees.learned``), is blended with them.
+    it learns from these values (``vflsec.inference.trees.learned``), is blended with them. So is, where rows have
+    releases of several epochs, what it learns from their guesses for rows with one release.
 
     Args:
         view: whose ``aux_labels`` (m, d) are values.
@@ -77,12 +79,40 @@ def fused_values(view: View, rng: torch.Generator) -> Guess:
     """
     targets = view.aux_labels.double()
     models = _fitted(view, targets, _of_values(targets), rng)
-    of_splits = _of_splits(view, rng)
+    of_others = _of_splits(view, rng) or _of_guesses(view, models, rng)
     scores = {}
     for split, model in models.items():
         own = Opinion(model.predict(split, view.aux_split), model.mixture.left_out())
-        scores[split] = blended([own, *of_splits[split]], targets) if of_splits else own.scores
+        others = of_others.get(split, [])
+        scores[split] = blended([own, *others], targets) if others else own.scores
     return Guess(scores, budget=_budget(models.values()))
+
+
+def _of_guesses(view: View, models: Mapping[str, FusedModel], rng: torch.Generator) -> dict[str, list[Opinion]]:
+    """Return opinions on rows of other splits, learned from the guesses of rows with releases of several epochs.
+
+    The known rows that judge an opinion are left out of these guesses, a fold at a time, and of what is learned.
+    """
+    known, rows, targets = view.aux_split, view.aux_rows, view.aux_labels.double()
+    teacher, m = models[known], len(rows)
+    if m < 2 or not any(source.rescaled for source in teacher.tables.values()):
+        return {}
+    pool, folds = drawn(len(view.features[known]), rows, rng), min(FOLDS, m)
+    part = (torch.randperm(m, generator=rng) % folds).to(rows.device)
+    out = [torch.zeros_like(part, dtype=torch.bool), *(part == fold for fold in range(folds))]
+    guessed = teacher.mixture.predict_without(out, {n: x[pool] for n, x in teacher.units(known, known).items()})
+    for left, guess in zip(out, guessed, strict=True):
+        guess[:m] = torch.where(left[:, None], guess[:m], targets)
+    d, found = targets.shape[1], {}
+    for split, model in models.items():
+        if model is teacher or not model.read_by_trees:
+            continue
+        given, x = (model.joined(model.read_by_trees[-1], name).double() for name in (known, split))
+        learned = learn(torch.cat(guessed, dim=1), given[pool], x, n_scored=d)
+        _, *rest = torch.split(learned.left_out[:m], d, dim=1)
+        held_out = torch.stack([own * left[:, None] for own, left in zip(rest, out[1:], strict=True)]).sum(dim=0)
+        found[split] = [Opinion(learned.guesses[:, :d], held_out)]
+    return found
 
 
 def _of_splits(view: View, rng: torch.Generator) -> dict[str, list[Opinion]]:
@@ -127,9 +157,13 @@ class FusedModel(NamedTuple):
 
     def predict(self, split: str, known: str) -> Tensor:
         """Return predictions (n, d) of the rows of ``split``; ``known`` is the split of the auxiliary rows."""
-        tables = {name: self.tables[name.removesuffix(_DISTANCES)].table for name in self.mixture.coefficients}
-        found = self.mixture.predict({name: unit_rows(table[split], table[known]) for name, table in tables.items()})
+        found = self.mixture.predict(self.units(split, known))
         return found.expand(self.n_rows[split], -1)  # without tables there is one prediction for all rows
+
+    def units(self, split: str, known: str) -> dict[str, Tensor]:
+        """Return the tables of ``split`` that the mixture reads, by the name of the kernel."""
+        tables = {name: self.tables[name.removesuffix(_DISTANCES)].table for name in self.mixture.coefficients}
+        return {name: unit_rows(table[split], table[known]) for name, table in tables.items()}
 
     def joined(self, names: Iterable[str], split: str) -> Tensor:
         """Return tables of ``split`` side by side, (n, k)."""

@@ -98,10 +98,24 @@ class Mixture:
 
     def predict(self, tables: Mapping[str, Tensor]) -> Tensor:
         """Return the mean prediction (m, d) for rows with the standardized ``tables`` (m, k), given by name."""
-        found = self.mean
-        for name, coefficients in self.coefficients.items():
-            found = found + self.kernels[name].times(tables[name], self.known[name], coefficients)
-        return found + sum(c.sum(dim=0) for c in self.coefficients.values())
+        return self.mean + self._weighted(tables, self.coefficients)
+
+    def predict_without(self, parts: Sequence[Tensor], tables: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return for each of ``parts`` (n,) the prediction as in ``predict`` without the known rows where it is true.
+
+        Candidates keep their weights.
+        """
+        fitted = [self._coefficients(~part) for part in parts]
+        together = {name: torch.cat([own[name] for own in fitted], dim=1) for name in self.coefficients}
+        predicted = torch.split(self._weighted(tables, together), len(self.mean), dim=1)
+        return [x + self.mean for x in predicted]
+
+    def _weighted(self, tables: Mapping[str, Tensor], coefficients: Mapping[str, Tensor]) -> Tensor:
+        """Return the sum (m, d) over known rows of similarities times coefficients."""
+        found = sum(c.sum(dim=0) for c in coefficients.values())
+        for name, own in coefficients.items():
+            found = found + self.kernels[name].times(tables[name], self.known[name], own)
+        return torch.as_tensor(found)
 
     def left_out(self) -> Tensor:
         """Return the leave-one-out prediction (n, d) of the known rows; candidates keep their weights."""
@@ -158,11 +172,17 @@ class Mixture:
         scores = (evidence + likelihood(left_out + self.mean, rows)) / 2 - (len(names) - 1)
         return [Candidate(names, *pair) for pair in zip(noise.tolist(), scores.tolist(), strict=True)]
 
-    def _coefficients(self) -> dict[str, Tensor]:
-        """Return the coefficients (n, d) of each kernel's similarities to the known rows, by name."""
+    def _coefficients(self, used: Tensor | None = None) -> dict[str, Tensor]:
+        """Return the coefficients (n, d) of each kernel's similarities to the known rows, by name.
+
+        Those of rows where ``used`` (n,) is false are zero.
+        """
         found: dict[str, Tensor] = {}
+        rows = torch.nonzero(torch.ones(len(self.centered)) if used is None else used)[:, 0].to(self.centered.device)
         for (names, noise, _), weight in self.candidates:
-            solved = weight / len(names) * torch.linalg.solve(self._regular(names, noise), self.centered)
+            regular = self._regular(names, noise)[rows[:, None], rows]
+            solved = torch.zeros_like(self.centered)
+            solved[rows] = weight / len(names) * torch.linalg.solve(regular, self.centered[rows])
             for name in names:
                 found[name] = found.get(name, 0) + solved
         return found
