@@ -104,3 +104,16 @@ def test_constant_columns_are_left_out_and_rows_have_unit_square():
     own = unit_rows(x, x)
     assert own.shape == (500, 4)
     assert own.square().sum(dim=1).mean() == pytest.approx(1.0)
+
+
+def test_thirty_equal_tables_predict_what_the_table_alone_does():
+    """Hundreds of candidates have equal weights then, each of them a negligible one."""
+    x, targets = tables()
+
+    def likelihood(predicted, rows):
+        return -len(rows) / 2 * (predicted - targets[rows]).square().mean(dim=(1, 2)).log()
+
+    alone = mixture({"x": Kernel(x["x"])}, targets, likelihood).predict({"x": x["x"]})
+    names = [str(k) for k in range(30)]
+    many = mixture({name: Kernel(x["x"]) for name in names}, targets, likelihood)
+    torch.testing.assert_close(many.predict(dict.fromkeys(names, x["x"])), alone, atol=0.05, rtol=0)

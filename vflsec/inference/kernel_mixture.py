@@ -18,7 +18,10 @@ BEAM = 10
 """Number of subsets that the beam search extends by each further table."""
 
 NEGLIGIBLE = 0.003
-"""Candidates with a smaller weight are dropped."""
+"""Candidates with a smaller share of the largest weight are dropped."""
+
+HEAVIEST = 100
+"""Candidates that are kept at most: where many tables say the same, the weights of hundreds are alike."""
 
 SEARCHED = 400
 """Known rows on which tables are chosen at most; the chosen processes are fitted to all."""
@@ -89,7 +92,8 @@ class Mixture:
         grams = {name: self._gram([name], searched) for name in kernels}
         tried = self._search(grams, searched, likelihood)
         weights = torch.softmax(torch.tensor([c.score for c in tried], dtype=torch.float64), dim=0)
-        kept = [(c, w) for c, w in zip(tried, weights.tolist(), strict=True) if w >= NEGLIGIBLE]
+        heaviest = sorted(zip(tried, weights.tolist(), strict=True), key=lambda pair: -pair[1])[:HEAVIEST]
+        kept = [(c, w) for c, w in heaviest if w >= NEGLIGIBLE * heaviest[0][1]]
         total = sum(w for _, w in kept)
         self.candidates = [(c, w / total) for c, w in kept]
         self.n_tried = len(tried)
