@@ -73,7 +73,7 @@ class Fusion(OfClasses):
     """
 
     name = "fusion"
-    version = 10
+    version = 11
 
 
 class AttributeFusion(OfClasses):
@@ -87,7 +87,7 @@ class AttributeFusion(OfClasses):
     """
 
     name = "attribute-fusion"
-    version = 6
+    version = 7
     side = "either"
     target = "attribute"
 

@@ -13,6 +13,7 @@ from vflsec.core.view import View
 from vflsec.inference import fused
 from vflsec.inference.distilled import LENGTHS, NOISE, drawn, learn
 from vflsec.inference.kernel_mixture import Kernel, Mixture
+from vflsec.inference.several_trainings import pooled_guess, side_by_side, with_sources
 
 ROWS, TEST, D = 600, 200, 8
 
@@ -106,3 +107,22 @@ def test_nothing_is_learned_from_guesses_of_columns_that_nobody_tells(seed):
     columns = randn(ROWS + TEST, D, seed=100 + seed)
     view = federation(columns, randn(ROWS + TEST, 6, seed=seed))
     assert r2(ColumnFusion()(view, seed=seed).scores["test"], columns[ROWS:]) > -0.05
+
+
+def test_releases_of_several_trainings_tell_columns_of_test_rows_that_no_training_tells():
+    """Five trainings with two-wide embeddings are ten projections of eight columns."""
+    columns = randn(ROWS + TEST, D, seed=3)
+    views = []
+    for training in range(5):
+        bottom = randn(D, 2, seed=50 + training)
+        messages = [
+            message(0, "train", columns[:ROWS] @ bottom),
+            message(1, "predict", columns[ROWS:] @ bottom, "test"),
+        ]
+        views.append(replace(federation(columns, columns), messages=tuple(messages)))
+    each = [ColumnFusion()(view, seed=0) for view in views]
+    together = ColumnFusion()(side_by_side(views), seed=0)
+    joined = with_sources(pooled_guess(each, values=True), together, views[-1])
+    assert max(r2(guess.scores["test"], columns[ROWS:]) for guess in each) < 0.4
+    assert r2(pooled_guess(each, values=True).scores["test"], columns[ROWS:]) < 0.8
+    assert r2(joined.scores["test"], columns[ROWS:]) > 0.95

@@ -17,6 +17,18 @@ from vflsec.core.view import View
 AVERAGED = (1, 3, 10)
 """Numbers of last releases of a row whose means an attack compares."""
 
+OF_TRAINING = " of training "
+"""What stands between the phase of a message and the number of its training, if that is not the last training."""
+
+
+def of_training(view: View, phase: str) -> View:
+    """Return the view with the messages of the training of ``phase`` only."""
+
+    def number(name: str) -> str:
+        return name.partition(OF_TRAINING)[2]
+
+    return replace(view, messages=tuple(m for m in view.messages if number(m.phase) == number(phase)))
+
 
 class Releases(NamedTuple):
     """Observations: one for each time that a message contained a value for a row of one split.

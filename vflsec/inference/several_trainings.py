@@ -12,6 +12,7 @@ from vflsec.core.message import AFTERWARDS
 from vflsec.core.metrics import margins
 from vflsec.core.scaling import RELEASED, Bounds, bounded
 from vflsec.core.view import Guess, View
+from vflsec.inference.releases import OF_TRAINING
 
 CLEAR = 5.0
 """Standard deviations from zero beyond which guesses agree clearly enough to weigh trainings by it."""
@@ -24,12 +25,13 @@ def side_by_side(views: Sequence[View]) -> View:
     all sources infers more from it than the sum of its guesses tells. What was heard of trees is left out.
     """
     *others, last = views
-    names = last.party.split("+")
+    names, trained = last.party.split("+"), {last.aux_split, *last.places}
     earlier = [
-        replace(m, phase=f"{m.phase} of training {number}")
+        replace(m, phase=f"{m.phase}{OF_TRAINING}{number}")
         for number, view in enumerate(others, 1)
         for m in view.messages
-        if m.kind in RELEASED and m.receiver in names and m.sender not in names and m.phase not in AFTERWARDS
+        if m.kind in RELEASED and m.receiver in names and m.sender not in names
+        if m.phase not in AFTERWARDS or m.split not in trained
     ]
     models = {f"own embedding of training {k}": view.model for k, view in enumerate(others, 1) if view.model}
     return replace(last, messages=(*earlier, *last.messages), models={**last.models, **models})
@@ -51,16 +53,15 @@ def pooled_guess(guesses: Sequence[Guess], *, values: bool) -> Guess:
 
 
 def with_sources(pooled: Guess, whole: Guess, view: View) -> Guess:
-    """Return the guess of the auxiliary rows' split from all sources side by side, of others the ``pooled`` one.
+    """Return the guess from all sources side by side, or of labels the sum of both guesses of training rows.
 
-    About labels, which gradients of each training tell by themselves, the two are summed. Columns and attributes are in
-    embeddings, of which each training shows other projections: the pooled guess has seen one at a time.
+    Gradients of each training tell labels by themselves. Columns and attributes are in embeddings, of which each
+    training shows other projections: the pooled guess has seen one at a time.
     """
+    if view.victim:
+        return replace(pooled, scores={**pooled.scores, **whole.scores})
     split = view.aux_split
-    own = whole.scores[split]
-    return replace(
-        pooled, scores={**pooled.scores, split: summed([pooled.scores[split], own]) if not view.victim else own}
-    )
+    return replace(pooled, scores={**pooled.scores, split: summed([pooled.scores[split], whole.scores[split]])})
 
 
 def summed(scores: Sequence[Tensor]) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,8 +12,17 @@ from torch.nn import functional as F
 from vflsec.core.message import Kind
 from vflsec.core.view import Need, View
 from vflsec.inference.instance_spaces import POWERS
-from vflsec.inference.releases import AVERAGED, Releases, last_sent, latest, percentiles, received, times_asked
-from vflsec.inference.trajectories import CURVED, LINEAR, trajectories
+from vflsec.inference.releases import (
+    AVERAGED,
+    Releases,
+    last_sent,
+    latest,
+    of_training,
+    percentiles,
+    received,
+    times_asked,
+)
+from vflsec.inference.trajectories import CURVED, LINEAR, trajectories_of
 from vflsec.inference.trees.bounds import bounds
 from vflsec.inference.trees.components import components, weighed
 from vflsec.inference.trees.nodes import partners
@@ -75,7 +84,8 @@ def sources(view: View) -> dict[str, SourceTable]:
     gradients       by sender and phase: the mean of a row's releases in units of each message's noise, the same
                     whitened, the mean direction, the mean of each third of training, and the length
     embeddings      by sender and phase: the last release, the means of the last few, and functions of all releases:
-                    one with the inner products of all side by side, and the first principal components
+                    one with the inner products of all side by side, and the first principal components. The same
+                    of all senders, phases and trainings together
     nodes           by sender: principal components of the nodes of trees that rows share, and of those nodes that are
                     also told at prediction; about labels, with several weights of the first components
     bounds          by sender, if it says to which side of bins rows go: the quantile of each column between its bounds,
@@ -120,10 +130,13 @@ def _sources(view: View) -> dict[str, SourceTable]:
                 for how, x in statistics.items()
             }
         else:
-            last = phase == [p for k, s, p in routes if (k, s) == (kind, sender)][-1]
+            last = phase == [p for k, s, p in _routes(of_training(view, phase)) if (k, s) == (kind, sender)][-1]
             tables = _means(view, sender, phase, with_other_splits=last)
             found |= {f"{name}: last {n}": SourceTable(x) for n, x in tables}
-            found |= dict(_of_all_releases(view, sender, phase, name))
+            found |= dict(_of_all_releases(view, [(sender, phase)], name))
+    embeddings = [(sender, phase) for kind, sender, phase in routes if kind is Kind.EMBEDDING]
+    if len(embeddings) > 1:
+        found |= dict(_of_all_releases(view, embeddings, "all embeddings"))
     for other in partners(view):
         found |= dict(_of_trees(view, other))
     return _distinct(found, view.aux_split)
@@ -208,13 +221,15 @@ def _means(view: View, sender: str, phase: str, *, with_other_splits: bool) -> I
     for releases in AVERAGED if view.adaptive else (1,):
         table = latest(view, Kind.EMBEDDING, sender=sender, releases=releases, phase=phase)
         if releases == 1 and with_other_splits:
-            at_prediction = latest(view, Kind.EMBEDDING, sender=sender)
+            at_prediction = latest(of_training(view, phase), Kind.EMBEDDING, sender=sender)
             table = {**at_prediction, view.aux_split: table[view.aux_split]}
         yield releases, table
 
 
-def _of_all_releases(view: View, sender: str, phase: str, name: str) -> Iterator[tuple[str, SourceTable]]:
-    results = trajectories(view, Kind.EMBEDDING, sender=sender, phase=phase)
+def _of_all_releases(
+    view: View, routes: Sequence[tuple[str | None, str | None]], name: str
+) -> Iterator[tuple[str, SourceTable]]:
+    results = trajectories_of(view, Kind.EMBEDDING, routes)
     for how, functions in zip(("all", "all, aligned"), results, strict=False):
         yield f"{name}: {how}", SourceTable({view.aux_split: functions.every}, rescaled=True)
         for linear, numbers in ((True, LINEAR), (False, CURVED)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -72,9 +73,15 @@ def trajectories(view: View, kind: Kind, *, sender: str | None, phase: str | Non
     Raises:
         InsufficientView: there is no such message about these rows.
     """
-    key = ("trajectories", kind, sender, phase, *view.aux_rows.tolist())
+    return trajectories_of(view, kind, [(sender, phase)])
+
+
+def trajectories_of(view: View, kind: Kind, routes: Sequence[tuple[str | None, str | None]]) -> list[Trajectories]:
+    """Return functions of all releases by several pairs of a sender and a phase together, as ``trajectories`` does."""
+    key = ("trajectories", kind, *routes, *view.aux_rows.tolist())
     if key not in view.memo:
-        view.memo[key] = _trajectories(view, received(view, kind, split=view.aux_split, sender=sender, phase=phase))
+        releases = [received(view, kind, split=view.aux_split, sender=sender, phase=phase) for sender, phase in routes]
+        view.memo[key] = _trajectories(view, [own for own in releases if int(own.epoch.max())])
     result: list[Trajectories] = view.memo[key]
     return result
 
@@ -85,11 +92,10 @@ def functions_of_all(view: View, *, sender: str | None) -> list[Tensor]:
     return [x for each in results for x in (each.every, *each.first((*LINEAR, *CURVED)).values())]
 
 
-def _trajectories(view: View, releases: Releases) -> list[Trajectories]:
-    if not int(releases.epoch.max()):
-        return []
+def _trajectories(view: View, releases: Sequence[Releases]) -> list[Trajectories]:
     results = []
-    for blocks in (side_by_side(releases), side_by_side(releases, aligned=True)):
+    for aligned in (False, True) if releases else ():
+        blocks = chain.from_iterable(side_by_side(own, aligned=aligned) for own in releases)
         u, values = principal_components(blocks, landmarks(view))
         if len(values):
             every = weighed((u * values).cpu().numpy(), values.cpu().numpy(), 1, len(values)).to(u.device)
