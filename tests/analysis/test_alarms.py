@@ -15,7 +15,7 @@ from vflsec.experiment.manifest import manifest_of
 from vflsec.experiment.plan import baselines, rows
 from vflsec.experiment.score import is_constant, score, share_of_class
 from vflsec.records.schema import Block
-from vflsec.report.table import remarks
+from vflsec.report.table import markdown, remarks
 from vflsec.testing.records import made_baseline, made_result
 
 SPEC = specs.read({"dataset": "toy", "attacks": ["mc", "norm"], "defenses": [{"name": "iso"}], "strengths": [1],
@@ -73,6 +73,19 @@ def test_a_gate_names_the_defenses_that_every_training_has():
     manifest = replace(manifest_of(own), settings=settings)
     (gate,) = summarize(manifest, records, out="", max_leak={"mc": 0.6}, min_utility=None).gates
     assert gate.at == "fedsplitnn, label-dp 1, by mc"
+
+
+def test_verdict_and_tables_name_the_defenses_that_every_training_has():
+    settings = manifest_of(SPEC).settings | {"fixed": [{"name": "label-dp", "strength": 1.0}]}
+    for spec in (SPEC, replace(SPEC, defenses=[], strengths=[])):
+        manifest = replace(manifest_of(spec), settings=settings)
+        records = summary_records(spec, changes=lambda _: {"leak": {"train": block(0.75)}}, alone=0.7)
+        summary = summarize(manifest, records, out="", max_leak={}, min_utility=None)
+        assert summary.verdict[0] == "Every training has the defense label-dp 1."
+        shown = markdown(summary)
+        assert "every training with label-dp 1" in shown
+        assert "no defense" not in shown
+        assert "none" not in shown
 
 
 def test_an_ordinary_report_has_no_alarm():

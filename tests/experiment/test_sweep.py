@@ -16,6 +16,7 @@ from vflsec.analysis.saturation import rises
 from vflsec.cli import cli
 from vflsec.core.errors import StoreError, UsageError
 from vflsec.experiment import sweep
+from vflsec.report.report import Report
 from vflsec.report.sweep import SweepReport
 
 SMALL = {
@@ -86,6 +87,24 @@ def test_alarms_of_points_stand_below_the_table_and_in_json(swept):
     few = [line for line in found if "n_labeled=60, cut=2; n_labeled=60, cut=8" in line]
     assert len(few) == 1, "an alarm of two points comes once"
     assert len(found) == len({alarm for alarms in own for alarm in alarms})
+
+
+def test_the_verdict_of_each_point_stands_below_the_table(swept):
+    lines = swept[1].remarks()
+    for report in swept[1].reports:
+        assert report.summary.verdict
+        for sentence in report.summary.verdict:
+            assert sum(line.startswith("VERDICT (") and line.endswith(f") {sentence}") for line in lines) == 1
+
+
+def test_a_sweep_names_the_defense_that_every_training_has(swept):
+    reports = [
+        Report(msgspec.structs.replace(one.summary, undefended="label-dp 1"), one.manifest) for one in swept[1].reports
+    ]
+    report = SweepReport(swept[1].sweep, reports)
+    shown = {row[cells.header.index("defense")] for cells in report.tables()[:1] for row in cells.rows}
+    assert "label-dp 1" in shown
+    assert not shown & {"none", "no defense"}
 
 
 def test_the_frame_has_a_column_for_each_axis(swept):

@@ -65,7 +65,7 @@ def test_no_defense_is_recommended_unless_all_attacks_that_could_be_mounted_were
         _, second = verdict(worst, "bureau", 80, Coverage(ran, ["fusion", "cluster"]))
         assert second.startswith(f"No defense is recommended: {begins}")
         assert second.endswith(
-            f"Under the tested defenses {who} reaches AUC .84 to .90; the others may infer far more: add --attack all "
+            f"Under the tested defenses, {who} reaches AUC .84 to .90; the others may infer far more: add --attack all "
             f"to run them."
         )
         assert "best" not in second
@@ -76,13 +76,13 @@ def test_what_alone_reaches_is_not_said_of_an_attack():
     alone = replace(weak, choice="alone")
     part = Coverage(["mc"], ["fusion"])
     _, last = verdict([point(0.8), strong, alone], "bureau", 80, part)
-    assert "Under iso 5 mc reaches AUC .73. Under iso 25 mc reaches no more than bureau does without" in last
+    assert "Under iso 5, mc reaches AUC .73. Under iso 25, mc reaches no more than bureau does without" in last
     assert "joining (AUC .71)" in last
     _, last = verdict([point(0.8), alone], "bureau", 80, Coverage(["mc", "norm"], ["fusion"]))
     assert "reaches AUC" not in last
-    assert "Under the tested defenses the attacks that ran reach no more than bureau does without" in last
+    assert "Under the tested defenses, the attacks that ran reach no more than bureau does without" in last
     _, last = verdict([point(0.8), strong, weak], "bureau", 80, part)
-    assert "Under the tested defenses mc reaches AUC .71 to .73;" in last
+    assert "Under the tested defenses, mc reaches AUC .71 to .73;" in last
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_the_verdict_says_how_to_run_the_others(left_out, audited, way):
 def test_no_defense_is_recommended_where_an_attack_gave_no_number():
     lost = replace(point(0.84, strength=5, utility=0.786), statuses={"ok": 4, "error": 1})
     _, second = verdict([point(1.0), lost], "bureau", 80, ALL)
-    assert second == "No defense is recommended: some results are missing or failed, and might leak more."
+    assert second == "No defense is recommended: some results are missing or failed, and the leak may be larger there."
 
 
 def test_no_defense_is_recommended_under_an_alarm():
@@ -188,12 +188,12 @@ def test_a_defense_that_is_not_told_from_none_is_not_recommended(lower):
 def test_no_more_than_without_joining_is_said_so():
     first, second = verdict([point(0.71, rows="test", advantage=-0.01)], "bureau", 80, Coverage(["mc"], ["fusion"], 2))
     assert (
-        "no better than without joining, as far as these attacks show: AUC .71, interval up to .73, of rows that"
+        "no better than without joining, as far as these attacks show: AUC .71, interval up to .73, on rows that"
         in first
     )
     assert second == (
-        "Not tested: 1 attack that it could mount on this and other targets and 2 attacks that could not be run on "
-        "this material; the leak may be larger; add --attack all."
+        "Not tested: 1 attack that it could mount on this and other targets, and 2 attacks that could not be run on "
+        "this material. The leak may be larger: add --attack all to run them."
     )
 
 

@@ -714,3 +714,15 @@ def test_how_much_of_how_many_rows_stands_beside_alone(summary):
     assert table.per_row(summary) is None, "records of an earlier version"
     line = next(csv.DictReader(io.StringIO(table.as_csv(one))))
     assert [line[name] for name in ("bits", "bits_low", "tpr@0.001", "right@0.99")] == ["0.042", "0.03", "0.05", ""]
+
+
+@pytest.mark.parametrize("width", [80, 110, 120, 140])
+def test_words_are_whole_at_every_width(summary, width):
+    long = [
+        msgspec.structs.replace(p, budget={"candidates": 1530}, statuses={"unconverged": 5}) for p in summary.points
+    ]
+    worst = [msgspec.structs.replace(p, choice="alone, label-regression") for p in summary.worst]
+    text = Report(msgspec.structs.replace(summary, points=long, worst=worst), None).table(width)
+    assert {"unconverged", "label-regression"} <= set(text.split())
+    assert "candidates" in text.split() or "NOT SHOWN" in text
+    assert max(map(len, text.splitlines())) <= width

@@ -46,7 +46,7 @@ def _known(manifest: Manifest, records: Mapping[str, Record]) -> Iterator[str]:
     if (largest := max(shares, default=0.0)) > MOST_KNOWN:
         yield (
             f"{manifest.adversary} already knows the labels of {100 * largest:.0f} % of the training rows of one "
-            f"class, so little is left to measure: use fewer{_fewer(manifest, largest)}"
+            f"class, so little is left to measure: use fewer known labels{_fewer(manifest, largest)}"
         )
 
 
@@ -61,7 +61,9 @@ def _collapsed(manifest: Manifest, records: Mapping[str, Record]) -> Iterator[st
     for row in manifest.rows:
         record = records.get(row.key)
         if record and record.status == "collapsed":
-            by_place.setdefault(f"{_place(row)}: {record.error or 'the model collapsed'}", set()).add(row.seed)
+            by_place.setdefault(f"{_place(row, manifest)}: {record.error or 'the model collapsed'}", set()).add(
+                row.seed
+            )
     for place, seeds in by_place.items():
         yield f"{place} ({len(seeds)} of {count(manifest.seeds, 'training')})"
 
@@ -87,7 +89,8 @@ def _constant(manifest: Manifest, records: Mapping[str, Record]) -> Iterator[str
             own = alone.get((row.attack, row.seed))
             single = bool(manifest.audited) and not manifest.declared and not (own and own.leak)
             if every or single or (own and own.leak and not is_constant(own)):
-                names[row.attack if manifest.audited else f"{row.attack} ({_place(row)})"] = None
+                place = "" if manifest.audited else f" ({_place(row, manifest)})"
+                names[f"{row.attack}{place}"] = None
     if names:
         yield f"all rows have the same score by {', '.join(names)}: check that what it reads is not constant"
 
@@ -127,5 +130,5 @@ def is_far_below(leak: Leak) -> bool:
     return low - upper > max(FAR, (low - (leak.chance or 0.0)) / 2)
 
 
-def _place(row: RowEntry) -> str:
-    return f"{row.method}, {row.defense} {row.strength:g}" if row.strength else f"{row.method}, no defense"
+def _place(row: RowEntry, manifest: Manifest) -> str:
+    return f"{row.method}, {f'{row.defense} {row.strength:g}' if row.strength else manifest.undefended}"

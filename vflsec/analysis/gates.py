@@ -14,7 +14,7 @@ from vflsec.analysis.results import Damage, Gate, Leak, Measure, Point
 from vflsec.core import registry
 from vflsec.core.checks import count, unknown
 from vflsec.core.errors import UsageError
-from vflsec.records.manifest import AUDITED, INTEGRITY, Manifest
+from vflsec.records.manifest import AUDITED, INTEGRITY, UNDEFENDED, Manifest
 
 ALARMED = "see the NOTEs"
 NO_DEFENSE = "no defense can change it"
@@ -52,7 +52,7 @@ def gates(
     alone_lost: bool = False,
     alarmed: bool = False,
     not_run: int = 0,
-    fixed: str = "",
+    undefended: str = UNDEFENDED,
 ) -> list[Gate]:
     """Compare limits with the far end of each interval, on test and on training rows.
 
@@ -70,7 +70,7 @@ def gates(
         alone_lost: whether an attack without the federation gave no number, so that ``worst`` may be too low.
         alarmed: whether there is an alarm, see ``vflsec.analysis.alarms``.
         not_run: attacks that could be mounted and were not run, of which a gate on ``worst`` that holds tells.
-        fixed: the defenses that every training has, which stand for strength 0.
+        undefended: what strength 0 has.
     """
     defended = _defended(points)
     checked = []
@@ -80,7 +80,7 @@ def gates(
         ends = [(_upper(leak), p) for p in covered for leak in (p.leak, p.leak_train) if leak.mean is not None]
         worst = max(ends, key=lambda end: (end[0], end[1].choice == "alone"), default=None)
         kept = worst is not None and worst[0] <= limit
-        gate = _gate(f"max-leak {attack}", limit, worst, points_of_attack, kept, fixed)
+        gate = _gate(f"max-leak {attack}", limit, worst, points_of_attack, kept, undefended)
         if attack == "worst" and NO_DEFENSE not in gate.at and _alone_exceeds(covered, limit):
             at = f"{gate.at} (alone exceeds the limit without joining, too: {NO_DEFENSE})"
             gate = msgspec.structs.replace(gate, at=at)
@@ -97,13 +97,13 @@ def gates(
         lows = [(_lower(utility), where) for utility, where in utilities if utility.mean is not None]
         lowest = min(lows, key=lambda low: low[0], default=None)
         kept = lowest is not None and lowest[0] >= min_utility
-        checked.append(_gate("min-utility", min_utility, lowest, [*honest, *broken], kept, fixed))
+        checked.append(_gate("min-utility", min_utility, lowest, [*honest, *broken], kept, undefended))
     if max_undetected is not None:
         headlines = [p for p in defended if p.attack == "worst"]
         seen = [(p.leak.detectable, p) for p in headlines if p.leak.detectable is not None]
         largest = max(seen, key=lambda one: one[0], default=None)
         kept = largest is not None and largest[0] <= max_undetected
-        gate = _gate("max-undetected", max_undetected, largest, headlines, kept, fixed)
+        gate = _gate("max-undetected", max_undetected, largest, headlines, kept, undefended)
         checked.append(_undecided(gate) if len(seen) < len(headlines) else gate)
     return [_undecided(gate, ALARMED) for gate in checked] if alarmed else checked
 
@@ -136,14 +136,14 @@ def _gate(
     worst: tuple[float, Point | Damage] | None,
     among: Sequence[Point | Damage],
     kept: bool,
-    fixed: str,
+    undefended: str,
 ) -> Gate:
     """Return the gate; it cannot hold if some cell gave no number."""
     if worst is None:
         return Gate(gate=name, limit=limit, worst=None, at="", holds=None)
     value, point = worst
     lost = any(set(p.statuses) - set(USABLE) for p in among)
-    defense = f"{point.defense} {point.strength:g}" if point.strength else fixed or "no defense"
+    defense = f"{point.defense} {point.strength:g}" if point.strength else undefended
     at = f"{point.method}, {defense}"
     if isinstance(point, Damage):
         at += f" under {point.attack}"

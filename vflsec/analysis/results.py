@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from vflsec.records.manifest import UNDEFENDED
+
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
     """A mean with its 95 % interval.
@@ -302,6 +304,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         subgroups: the leaks of groups of rows, if they were asked for.
         spending: by defense and training, or trainings that share one draw, epsilon and how many trainings these are.
         columns: the headline of each column, and each attack on it, where several of one party are attacked.
+        undefended: what strength 0 has: the defenses that are in every training, or ``no defense``.
         alarms: signs that numbers are not about the system, so that no gate holds; the verdict begins with them.
         verdict: sentences for a reader who knows none of the words in the tables.
         audited: the file or folder of a system that was trained elsewhere; empty for an evaluation.
@@ -337,3 +340,4 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     subgroups: list[GroupLeak] = []
     spending: dict[str, dict[str, tuple[float, int]]] = {}
     columns: list[Point] = []
+    undefended: str = UNDEFENDED

@@ -93,7 +93,7 @@ def summarize(
         alone_lost=bool(lost),
         alarmed=bool(alarmed),
         not_run=len(not_run),
-        fixed=" + ".join(f"{one['name']} {one['strength']:g}" for one in manifest.settings.get("fixed", [])),
+        undefended=manifest.undefended,
     )
     spending = spending_of(manifest, records)
     ranked = ranks(folded, places) if len({(cap.method, cap.defense) for cap in folded}) > 1 else []
@@ -126,10 +126,13 @@ def summarize(
         not_run=not_run,
         mountable=len(run) + len(not_run),
         left_out=manifest.left_out,
-        verdict=verdict(worst, manifest.adversary, _known(manifest), tested, alarmed=bool(alarmed)) if worst else [],
+        verdict=verdict(
+            worst, manifest.adversary, _known(manifest), tested, alarmed=bool(alarmed), undefended=manifest.undefended
+        ),
         audited=manifest.audited,
         alarms=alarmed,
         columns=columns,
+        undefended=manifest.undefended,
     )
     if manifest.until is None:
         return summary
@@ -232,7 +235,7 @@ def _failures(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
     for row in manifest.rows:
         record = records.get(row.key)
         if record is not None and record.status in FAILED:
-            defense = f"{row.defense} {row.strength:.4g}" if row.strength else "no defense"
+            defense = f"{row.defense} {row.strength:.4g}" if row.strength else manifest.undefended
             place = f"{row.method}, {defense}" if len({r.method for r in manifest.rows}) > 1 else defense
             attacks = found.setdefault((place, record.error or record.status), {})
             attacks.setdefault(row.attack, set()).add(row.seed)

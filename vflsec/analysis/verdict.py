@@ -8,6 +8,7 @@ from typing import NamedTuple
 from vflsec.analysis.groups import USABLE
 from vflsec.analysis.results import Leak, Point
 from vflsec.core.checks import count
+from vflsec.records.manifest import UNDEFENDED
 
 NAMES = {"auc": "AUC", "accuracy": "accuracy", "r2": "R²"}
 ROWS = {"train": "training rows", "test": "rows that the model was not trained on", "candidates": "candidate rows"}
@@ -59,7 +60,13 @@ class Coverage(NamedTuple):
 
 
 def verdict(
-    worst: Sequence[Point], adversary: str, known: int, tested: Coverage, *, alarmed: bool = False
+    worst: Sequence[Point],
+    adversary: str,
+    known: int,
+    tested: Coverage,
+    *,
+    alarmed: bool = False,
+    undefended: str = UNDEFENDED,
 ) -> list[str]:
     """Return sentences: what the adversary infers without a defense, labels first, then what a defense leaves.
 
@@ -72,9 +79,10 @@ def verdict(
         known: the number of labels that it knows.
         tested: the attacks that were run, and those that were not.
         alarmed: whether there is an alarm, see ``vflsec.analysis.alarms``.
+        undefended: what strength 0 has.
     """
     targets = dict.fromkeys(point.target for point in worst)
-    first = "labels" if "labels" in targets else next(iter(targets))
+    first = "labels" if "labels" in targets else next(iter(targets), "")
     about = [point for point in worst if point.target == first]
     found = [point for point in about if point.leak.mean is not None]
     clean = [point for point in found if point.strength == 0]
@@ -88,10 +96,12 @@ def verdict(
     elif tested.not_run and defended:
         last = _in_part(tested, defended, adversary)
     elif any(set(point.statuses) - set(USABLE) for point in defended):
-        last = "No defense is recommended: some results are missing or failed, and might leak more."
+        last = "No defense is recommended: some results are missing or failed, and the leak may be larger there."
     else:
-        last = _left(start, defended, several=len({point.method for point in found}) > 1) or _untested(tested)
-    return [_inferred(start, adversary, known), *filter(None, also), last]
+        several = len({point.method for point in found}) > 1
+        last = _left(start, defended, several=several) or _untested(tested, undefended)
+    every = f"Every training has the defense {undefended}." if undefended != UNDEFENDED else ""
+    return [*filter(None, (every, _inferred(start, adversary, known), *also)), last]
 
 
 def way_to_run(not_run: Sequence[str], left_out: Container[str], *, audited: bool) -> str:
@@ -133,7 +143,7 @@ def _inferred(point: Point, adversary: str, known: int) -> str:
             shows, ends = f"{NAMES.get(leak.metric, leak.metric)} shows", f"; but {_sure(leak)}"
         return (
             f"{knowing}{adversary} infers {target} no better than without joining, as far as {shows}: "
-            f"{measure}{',' * (',' in measure)} of {rows}, {_two(leak.alone)} without"
+            f"{measure}{',' * (',' in measure)} on {rows}, {_two(leak.alone)} without joining"
             f"{'' if chance else _below_chance(leak)}{_overlooked(leak)}{ends}"
         )
     all_of = "practically all " if leak.metric != "r2" and (leak.mean or 0.0) >= 0.995 else ""
@@ -220,11 +230,11 @@ def _in_part(tested: Coverage, defended: Sequence[Point], adversary: str) -> str
     alone = [point for point in defended if "alone" in point.choice.split(", ") and not _more_than_alone(point.leak)]
     attacked = [point for point in defended if point not in alone]
     who = tested.run[0] if ran == 1 else "the strongest of them"
-    reached = [f"{_under(attacked, defended)} {who} reaches {_range(attacked)}"] if attacked else []
+    reached = [f"{_under(attacked, defended)}, {who} reaches {_range(attacked)}"] if attacked else []
     those = "the attacks that ran reach" if ran != 1 else f"{tested.run[0]} reaches"
     if alone:
         reached.append(
-            f"{_under(alone, defended)} {those} no more than {adversary} does without joining ({_range(alone)})"
+            f"{_under(alone, defended)}, {those} no more than {adversary} does without joining ({_range(alone)})"
         )
     return (
         f"No defense is recommended: only {ran} of the {count(every, 'attack')} that it could mount, on this and other "
@@ -238,7 +248,8 @@ def _under(points: Sequence[Point], defended: Sequence[Point]) -> str:
     if len(points) == len(defended):
         return "Under the tested defenses"
     several = len({point.method for point in defended}) > 1
-    return f"Under {listed([f'{p.method} with ' * several + f'{p.defense} {p.strength:g}' for p in points])}"
+    names = listed([f"{p.method} with " * several + f"{p.defense} {p.strength:g}" for p in points])
+    return f"Under {names if ' and ' in names else ' and '.join(names.rsplit(', ', 1))}"
 
 
 def _range(points: Sequence[Point]) -> str:
@@ -315,13 +326,15 @@ def _sure_of(before: Leak, after: Leak) -> str:
     )
 
 
-def _untested(tested: Coverage) -> str:
+def _untested(tested: Coverage, undefended: str) -> str:
     """Return what was not tested."""
     not_run = [f"{count(len(tested.not_run), 'attack')} that it could mount on this and other targets"]
     parts = not_run if tested.not_run else []
     parts += [f"{count(tested.left_out, 'attack')} that could not be run on this material"] if tested.left_out else []
-    way = f"; {tested.rest}" if tested.not_run else ""
-    return f"Not tested: {' and '.join(parts)}; the leak may be larger{way}." if parts else "No defense was tested."
+    way = f": {tested.rest} to run them" if tested.not_run else ""
+    if not parts:
+        return f"No {'further ' * (undefended != UNDEFENDED)}defense was tested."
+    return f"Not tested: {', and '.join(parts)}. The leak may be larger{way}."
 
 
 def _more_than_alone(leak: Leak) -> bool:

@@ -18,6 +18,9 @@ NO_ADVERSARY = "no adversary"
 AUDITED = "audited"
 """The name of the method of a system that was trained elsewhere."""
 
+UNDEFENDED = "no defense"
+"""What strength 0 is called, where no defense is in every training."""
+
 INTEGRITY = "integrity"
 """The target of attacks that change the training instead of inferring something."""
 
@@ -151,6 +154,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     confirmed: bool = False
     declared: bool = False
     limited: bool = False
+
+    @property
+    def undefended(self) -> str:
+        """What strength 0 has: the defenses that are in every training, or no defense."""
+        own = self.settings.get("fixed") or []
+        return " + ".join(f"{one['name']} {one['strength']:.4g}" for one in own) or UNDEFENDED
 
     def faults(self) -> Iterator[str]:
         """Yield the faults of a manifest that no evaluation can have written."""

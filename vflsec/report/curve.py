@@ -23,6 +23,7 @@ from matplotlib.text import Annotation
 from vflsec.analysis.results import Leak, Measure, Place, Point, Summary
 from vflsec.core import files
 from vflsec.core.checks import count
+from vflsec.records.manifest import UNDEFENDED
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 """Okabe and Ito's colors, told apart by color-blind readers; markers and line styles differ too."""
@@ -80,6 +81,7 @@ class Line(NamedTuple):
         attacks: the strongest attack at each strength, where it is of several.
         written: whether anything is written beside the points.
         training: at each strength whether the leak is on training rows alone.
+        undefended: what strength 0 has.
     """
 
     label: str
@@ -92,6 +94,7 @@ class Line(NamedTuple):
     attacks: Sequence[str]
     written: bool = True
     training: Sequence[bool] = ()
+    undefended: str = UNDEFENDED
 
 
 def lines(points: Sequence[Point]) -> list[Line]:
@@ -190,10 +193,11 @@ def draw(*summaries: Summary) -> Curve:
     across = min(len(panels), MOST_IN_ROW if len(summaries) == 1 else MOST_REPORTS_IN_ROW)
     for number, (summary, target, points) in enumerate(panels, start=1):
         axes = figure.add_subplot(-(-len(panels) // across), across, number)
-        several = _draw_target(axes, points, [p for p in summary.worst if p.target == target])
+        several = _draw_target(axes, points, [p for p in summary.worst if p.target == target], summary.undefended)
         if summary.ranks:
             crowded = len({(p.method, p.defense) for p in points}) > MANY
-            _draw_front(axes, [place for place in summary.front if place.target == target], named=crowded)
+            along = [place for place in summary.front if place.target == target]
+            _draw_front(axes, along, summary.undefended, named=crowded)
         beside = several or len({p.attack for p in points}) > 1
         _draw_legend(axes, beside=several)
         widths.append(9.6 if beside else 7.0)
@@ -228,12 +232,12 @@ def _title(summary: Summary) -> str:
     return f"{summary.dataset}: what {summary.adversary} infers{part}"
 
 
-def _draw_target(axes: Axes, points: Sequence[Point], worst: Sequence[Point]) -> bool:
+def _draw_target(axes: Axes, points: Sequence[Point], worst: Sequence[Point], undefended: str) -> bool:
     """Draw the headlines on one target, each attack in gray, and what to hold them against.
 
     Return whether there are several headlines.
     """
-    curves = strongest(worst)
+    curves = [line._replace(undefended=undefended) for line in strongest(worst)]
     attacks = {p.attack for p in points}
     if len(attacks) > 1:
         _draw_attacks(axes, lines(points), named=len(curves) == 1)
@@ -288,7 +292,7 @@ def _draw_attacks(axes: Axes, attacks: Sequence[Line], *, named: bool) -> None:
         )
 
 
-def _draw_front(axes: Axes, places: Sequence[Place], *, named: bool) -> None:
+def _draw_front(axes: Axes, places: Sequence[Place], undefended: str, *, named: bool) -> None:
     """Draw the strengths that no other beats in both utility and leak, which is never below *alone*."""
     along = sorted(places, key=lambda place: place.utility)
     axes.plot(
@@ -305,7 +309,7 @@ def _draw_front(axes: Axes, places: Sequence[Place], *, named: bool) -> None:
         zorder=50,
     )
     for place in {(place.utility, place.leak): place for place in along}.values() if named else ():
-        name = f"{place.defense} {place.strength:.3g}" if place.strength else "no defense"
+        name = f"{place.defense} {place.strength:.3g}" if place.strength else undefended
         label = axes.annotate(name, (place.utility, place.leak), xytext=(10, 6), textcoords="offset points", fontsize=7)
         label.set(path_effects=[withStroke(linewidth=2.5, foreground="white")], zorder=60)
 
@@ -440,7 +444,7 @@ def _draw_line(axes: Axes, line: Line, color: str, marker: str, number: int | No
             words = [f"λ={strength:.3g}" if number is None else f"{strength:.3g}"]
         else:
             near = any(max(abs(x - a), abs(y - b)) < 2 * NEAR for a, b in named)
-            words = [] if number is not None and near else ["no defense"]
+            words = [] if number is not None and near else [line.undefended]
         words += [attack, f"({seeds})" if seeds else ""]
         on_the_last = i and abs(x - line.utility[i - 1]) < NEAR and abs(y - line.leak[i - 1]) < NEAR
         above = i % 2 == 1 and bool(attack or on_the_last)  # names are long, and neighbors would overlap

@@ -24,13 +24,16 @@ h3 { font-size: 1rem; margin: 1rem 0 .25rem; }
 .verdict p { margin: .3rem 0; } .quiet { opacity: .75; margin: .2rem 0; }
 .failed { font-weight: bold; }
 figure { margin: 1rem 0; background: #fff; border: 1px solid var(--line); }
-figure svg { width: 100%; height: auto; display: block; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
+figure svg { width: 100%; min-width: 36rem; height: auto; display: block; }
+figure, pre, .wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
 th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid var(--line); vertical-align: top; }
-th { white-space: nowrap; } td.text, th.text { text-align: left; } tr:hover { background: var(--soft); }
+th, td { white-space: nowrap; } td.text { white-space: normal; } td.text, th.text { text-align: left; }
+tr:hover { background: var(--soft); }
 dt { font-weight: 600; } dd { margin: 0 0 .5rem 1rem; } code { overflow-wrap: anywhere; font-size: .85rem; }
 @media print { body { max-width: none; font-size: 10pt; } .wide { overflow: visible; } table { font-size: 7.5pt; }
-  th, td { padding: .1rem .25rem; } h2 { break-after: avoid; } figure, tr { break-inside: avoid; } }
+  th, td { padding: .1rem .25rem; } td { white-space: normal; } figure svg { min-width: 0; }
+  h2 { break-after: avoid; } figure, tr { break-inside: avoid; } }
 """
 
 FRAGMENT_STYLE = """

@@ -42,6 +42,7 @@ class Place(NamedTuple):
 
     values: tuple[str, ...]
     point: Point
+    undefended: str
 
 
 class SweepReport:
@@ -128,12 +129,12 @@ class SweepReport:
 
     def rich(self, width: int) -> RenderableType:
         """Return the tables for a terminal of ``width`` columns."""
-        narrow = width < NARROW
+        narrow = width < NARROW or not all(table.fits(cells, width, narrow=False) for cells in self.tables())
         parts: list[RenderableType] = [Text(self.heading)]
         for cells in self.tables():
             kept = self._narrowed(cells) if narrow else cells
             parts += [Text(), table.as_rich(kept, narrow=narrow)]
-        told = f"NOT SHOWN {', '.join(HIDDEN)}: widen the terminal to {NARROW} columns, or add --format markdown"
+        told = f"NOT SHOWN {', '.join(HIDDEN)}: widen the terminal, or add --format markdown"
         return Group(*parts, Text(), *map(Text, [*self.remarks(), *([told] if narrow else [])]))
 
     def _narrowed(self, cells: Cells) -> Cells:
@@ -207,7 +208,8 @@ class SweepReport:
         for values, report in zip(self._values(), self.reports, strict=True):
             for point in report.worst:
                 defense = point.defense if point.strength else ""
-                found.setdefault((values, point.method, defense, point.strength, point.target), Place(values, point))
+                place = Place(values, point, report.summary.undefended)
+                found.setdefault((values, point.method, defense, point.strength, point.target), place)
         return list(found.values())
 
     def caps(self) -> list[tuple[tuple[str, ...], Cap]]:
@@ -272,15 +274,20 @@ class SweepReport:
         found += [f"NOTE {note}" for note in (*notes_on_spending(spending, every), *self.alarms())]
         others = self._targets()[1:]
         found += [f"NOT DRAWN {', '.join(others)}: in the table only"] if others else []
+        found += [f"VERDICT ({places}) {sentence}" for sentence, places in self._said("verdict")]
         return [*found, *dict.fromkeys(line for report in self.reports for line in table.not_run(report.summary))]
 
     def alarms(self) -> list[str]:
         """Return each alarm, with the points where it is raised: no number there is to be relied on."""
-        raised: dict[str, list[str]] = {}
+        return [f"{alarm} ({places})" for alarm, places in self._said("alarms")]
+
+    def _said(self, name: str) -> list[tuple[str, str]]:
+        """Return each alarm, or each sentence of a verdict, with the points where it is said."""
+        said: dict[str, list[str]] = {}
         for where, report in zip(self._where(), self.reports, strict=True):
-            for alarm in report.summary.alarms:
-                raised.setdefault(alarm, []).append(where)
-        return [f"{alarm} ({'; '.join(places)})" for alarm, places in raised.items()]
+            for sentence in getattr(report.summary, name):
+                said.setdefault(sentence, []).append(where)
+        return [(sentence, "; ".join(places)) for sentence, places in said.items()]
 
     def _where(self) -> list[str]:
         """Return the settings of each point, in words."""
@@ -324,7 +331,7 @@ def _row(place: Place, *, several: bool, private: bool) -> list[str]:
     return [
         *place.values,
         p.method,
-        p.defense if p.strength else "none",
+        p.defense if p.strength else place.undefended,
         f"{p.strength:.4g}",
         *([table.epsilon(p)] if private else []),
         *([p.target] if several else []),
@@ -386,8 +393,8 @@ def _draw(report: SweepReport) -> Curve:
     target = report._targets()[:1]  # leaks of different things differ in measure
     places = [place for place in report.places() if [place.point.target] == target]
     caps_of = [(values, cap) for values, cap in report.caps() if [cap.target] == target]
-    rows = list(dict.fromkeys(tuple(values[1:]) if split else () for values, _ in places))
-    names = list(dict.fromkeys(_label(place.point) for place in places))
+    rows = list(dict.fromkeys(tuple(values[1:]) if split else () for values, *_ in places))
+    names = list(dict.fromkeys(map(_label, places)))
     several_methods = len({place.point.method for place in places}) > 1
     measures = ["utility", "leak", *(["CAP"] if caps_of else [])]
     figure = Curve(figsize=(3.9 * len(measures), 1.1 + 2.9 * len(rows)), layout="constrained")
@@ -421,8 +428,9 @@ def _draw(report: SweepReport) -> Curve:
     return figure
 
 
-def _label(point: Point) -> str:
-    return f"{point.method}, {point.defense} {point.strength:.4g}" if point.strength else f"{point.method}, no defense"
+def _label(place: Place) -> str:
+    p = place.point
+    return f"{p.method}, {f'{p.defense} {p.strength:.4g}' if p.strength else place.undefended}"
 
 
 def _cap_label(cap: Cap) -> str:
@@ -440,7 +448,7 @@ def _series(report: SweepReport, places: Sequence[Place], name: str, measure: st
     at, found = _x(report), _Series([], [], [], [])
     for place in places:
         one = place.point.utility if measure == "utility" else place.point.leak
-        if _label(place.point) == name and one.mean is not None:
+        if _label(place) == name and one.mean is not None:
             low, high = one.ci95
             _add(found, at[place.values[0]], one.mean, low, high)
     return found

@@ -17,6 +17,7 @@ from vflsec.analysis.intervals import Ends, longer_side
 from vflsec.analysis.results import Cap, Damage, Gate, Leak, Measure, Point, Rank, Summary
 from vflsec.analysis.verdict import way_to_run
 from vflsec.core.checks import count
+from vflsec.records.manifest import UNDEFENDED
 
 CSV_HEADER = (
     "method", "defense", "strength", "attack", "target", "status",
@@ -107,7 +108,7 @@ def points(summary: Summary) -> list[Cells]:
     curves: dict[str, list[Point]] = {}
     for point in sorted(_interleaved(summary), key=lambda p: _targets(summary).index(p.target)):
         asked = f"strongest {point.target} of {point.among} columns of {point.victim}" if point.among else point.asked
-        name = asked if summary.audited else f"{point.method}, {point.defense}"
+        name = asked if summary.audited else f"{point.method}, {_defense(point.defense, summary)}"
         of = f", {asked}" if _mixed(summary) and not summary.audited else ""
         curves.setdefault(f"{name}{of}", []).append(point)
     header = [
@@ -248,12 +249,13 @@ def subgroups(summary: Summary) -> Cells | None:
 
 def detailed(summary: Summary) -> list[Cells]:
     """Return all tables, also that with details for which a terminal has no room."""
-    return [*tables(summary), *filter(None, [columns(summary), per_row(summary)])]
+    return [*tables(summary), *(_named(cells, summary) for cells in (columns(summary), per_row(summary)) if cells)]
 
 
 def tables(summary: Summary) -> list[Cells]:
     """Return all tables: one per curve, then CAP, the order of defenses, and integrity."""
-    return [*points(summary), *filter(None, (caps(summary), order(summary), subgroups(summary), integrity(summary)))]
+    others = caps(summary), order(summary), subgroups(summary), integrity(summary)
+    return [*points(summary), *(_named(cells, summary) for cells in others if cells)]
 
 
 def remarks(summary: Summary) -> list[str]:
@@ -306,7 +308,7 @@ def front(summary: Summary) -> list[str]:
         along = sorted((p for p in summary.front if p.target == target), key=lambda p: -p.utility)
         names = [f"{p.method}, {p.defense}" if several else p.defense for p in along]
         places = [
-            f"{name} {p.strength:.4g}" if p.strength else f"{p.method}, no defense" if several else "no defense"
+            f"{name} {p.strength:.4g}" if p.strength else f"{p.method}, " * several + summary.undefended
             for name, p in zip(names, along, strict=True)
         ]
         shown = [f"{place} ({number(p.utility)}, {number(p.leak)})" for place, p in zip(places, along, strict=True)]
@@ -323,14 +325,32 @@ def heading(summary: Summary) -> str:
         return f"{summary.audited} · {summary.dataset} · adversary {summary.adversary} · {draws}, ± 95 % over {over}"
     seeds = f"{summary.seeds} seeds, ± 95 % over seeds and rows" if summary.seeds > 1 else "1 seed, ± 95 % over rows"
     metric = MEASURES.get(summary.metric, summary.metric)
-    return f"{summary.dataset} · adversary {summary.adversary} · utility: {metric} on test rows · {seeds}"
+    every = f" · every training with {summary.undefended}" if has_fixed(summary) else ""
+    return f"{summary.dataset} · adversary {summary.adversary} · utility: {metric} on test rows · {seeds}{every}"
+
+
+def has_fixed(summary: Summary) -> bool:
+    """Whether some defense is in every training."""
+    return summary.undefended != UNDEFENDED
+
+
+def _defense(name: str, summary: Summary) -> str:
+    """Return the swept defense, else what every training has."""
+    return summary.undefended if has_fixed(summary) and name == "none" else name
+
+
+def _named(cells: Cells, summary: Summary) -> Cells:
+    """Return ``cells``, whose column of defenses names what every training has."""
+    at = [k for k, name in enumerate(cells.header) if name == "defense"]
+    rows = [[_defense(cell, summary) if k in at else cell for k, cell in enumerate(row)] for row in cells.rows]
+    return cells._replace(rows=rows)
 
 
 def rich(summary: Summary, width: int) -> RenderableType:
     """Return the tables for a terminal of ``width`` columns."""
     parts: list[RenderableType] = [Text(heading(summary)), *(Text(f"NOTE {note}") for note in summary.notes)]
     found = tables(summary)
-    narrow = width < NARROW
+    narrow = width < NARROW or not all(fits(cells, width, narrow=False) for cells in tables(summary))
     details = [name for name in DETAILS if name != "on train" or not any(map(gains_on_train, summary.points))]
     if narrow and not all(fits(without_details(cells, details), width) for cells in found):
         found, details = [without(cells, ("rows",)) for cells in found], ["rows", *details]
@@ -340,16 +360,14 @@ def rich(summary: Summary, width: int) -> RenderableType:
     parts += [Text(line) for line in remarks(summary)]
     hidden = list(dict.fromkeys(name for cells in tables(summary) for name in cells.header if name in details))
     if narrow and hidden:
-        parts.append(
-            Text(f"NOT SHOWN {', '.join(hidden)}: widen the terminal to {NARROW} columns, or add --format markdown")
-        )
+        parts.append(Text(f"NOT SHOWN {', '.join(hidden)}: widen the terminal, or add --format markdown"))
     return Group(*parts)
 
 
-def fits(cells: Cells, width: int) -> bool:
+def fits(cells: Cells, width: int, *, narrow: bool = True) -> bool:
     """Whether a table has room for whole words."""
     out = io.StringIO()
-    Console(file=out, width=width, color_system=None, force_jupyter=False).print(as_rich(cells, narrow=True))
+    Console(file=out, width=width, color_system=None, force_jupyter=False).print(as_rich(cells, narrow=narrow))
     shown = out.getvalue().split()
     return all(word in shown for row in (cells.header, *cells.rows) for cell in row for word in cell.split())
 
@@ -647,9 +665,9 @@ def as_rich(cells: Cells, *, narrow: bool = False) -> RichTable:
         justify: Literal["left", "right"] = "left" if left else "right"
         longest = max((len(row[i]) for row in cells.rows), default=0)
         word = max((len(word) for row in cells.rows for word in row[i].split()), default=0)
-        least = longest if name == "attack" and longest <= LONGEST else None  # a name in pieces is hard to read
-        if narrow:  # whole words, as far as there is room
-            least = min(LONGEST, max([word, *map(len, name.split())]))
+        least = min(LONGEST, max([word, *map(len, name.split())]))  # whole words, as far as there is room
+        if not narrow and name == "attack" and longest <= LONGEST:
+            least = longest
         table.add_column(name, no_wrap=not text, overflow="fold", justify=justify, min_width=least)
     for row in cells.rows:
         table.add_row(*map(Text, row))  # names are no markup
