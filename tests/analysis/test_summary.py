@@ -256,6 +256,24 @@ def test_worst_is_chosen_on_one_half_of_the_rows_and_scored_on_the_other():
     assert point.budget == {}, "two attacks spent it"
 
 
+@pytest.mark.parametrize(("picked", "mean"), [("mc", 0.80), ("spectral-embedding", 0.75)])
+def test_worst_of_columns_is_at_least_the_pick_of_the_adversary(picked, mean):
+    """As above, with R2: crossed halves would give .74, less than either of the two attacks."""
+    spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="spectral-embedding")))
+    records = make_records(spec)
+
+    def of_columns(value, apart=0.0):
+        return {"test": replace(block(value, apart=apart), metrics={"r2": value})}
+
+    for row in rows(spec):
+        leak = of_columns(0.80, apart=0.04) if row.label == "mc" else of_columns(0.75, apart=-0.03)
+        records[row.key] = replace(records[row.key], leak=leak, fold=0.9 if row.label == picked else 0.5)
+    for baseline in baselines(spec):
+        records[baseline.key] = replace(records[baseline.key], leak=of_columns(0.1), fold=0.1)
+    point = summary_of(records, spec, contrived=True).worst[0]
+    assert (point.choice, point.leak.rows, point.leak.mean) == (picked, "test", pytest.approx(mean))
+
+
 def test_halves_that_choose_other_rows_are_held_against_alone_on_these():
     """mc has .84 and .76 on the halves of test rows, .72 and .78 on those of training rows."""
     records = make_records()

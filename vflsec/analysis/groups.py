@@ -241,7 +241,8 @@ class CellGroup:
 
         Each attack competes on each split that it guesses, and so does *alone*, since an adversary may always discard
         the model. The candidate that leaks most on one half of the rows, in the mean over seeds, is scored on the other
-        half, and vice versa; the two scores are averaged.
+        half, and vice versa; the two scores are averaged. Of recovered columns the
+        adversary's own pick takes its place if it leaks more.
         """
         several = {pool: self._targets(own) for pool, own in self._pools.items()}
         found = {target: self._headline(target) for target in dict.fromkeys(self.targets.values())}
@@ -281,7 +282,7 @@ class CellGroup:
         candidates = _candidates({name: records for name, records in attacks.items() if name not in self.baselines})
         if not any(attacks.values()):  # no number: a status takes its place, for the utility as well
             return Scored("worst", {}, "test", {}, {}, self._statuses(list(attacks)), target, "")
-        choice, blocks = self._strongest(candidates, target)
+        choice, blocks = self._at_least_picked(*self._strongest(candidates, target), candidates, target)
         names = [name if (name, split) in candidates else ALONE for name, split in choice]
         records: dict[int, Result] = {}
         for by_seed in [attacks[name] for name in names if name != ALONE] or list(attacks.values()):
@@ -303,6 +304,25 @@ class CellGroup:
             choice=", ".join(dict.fromkeys(names)),
             leak_test={seed: test[seed] for seed in seeds if seed in test},
         )
+
+    def _at_least_picked(
+        self, choice: Choice, blocks: dict[int, Block], candidates: Candidates, target: str
+    ) -> tuple[Choice, dict[int, Block]]:
+        """Return the headline, or of recovered columns the adversary's own pick if that leaks more.
+
+        Where two attacks are about equal, each half of the rows chooses the one that it favors, and the other half
+        scores both too low. The pick is chosen by known rows, which score nothing.
+        """
+        if not any(block.metric in VALUES for block in blocks.values()):
+            return choice, blocks
+        picked = self._picked(target)
+        own = candidates.get((picked.choice, picked.rows), {}) if picked else {}
+        if picked is None or not own.keys() >= blocks.keys():
+            return choice, blocks
+        own = {seed: own[seed] for seed in blocks}
+        if _mean_headline(own) <= _mean_headline(blocks):
+            return choice, blocks
+        return Choice(*[(picked.choice, picked.rows)] * 2), own
 
     def _on_rows(self, rows: str, candidates: Candidates, target: str) -> dict[int, Block]:
         """Return the headline on rows of one kind, chosen anew; empty if no attack guesses these."""
