@@ -215,6 +215,22 @@ def test_gradients_of_other_labels_are_refused_though_embeddings_fit(world):
         world.prepare(what, data="labels.toml", ids=False)
 
 
+def test_gradients_of_some_other_labels_are_no_all_clear(world):
+    right, what = world.folder / "mine-bank.csv", world.transcript("some-labels", world.ids)
+    table = pd.read_csv(right)
+    table["label"] = np.where(np.arange(N) % 2, table["label"], np.random.default_rng(0).permutation(table["label"]))
+    world.folder.joinpath("some-bank.csv").write_text(table.to_csv(index=False))
+    (world.folder / "some.toml").write_text((world.folder / "mine.toml").read_text().replace("mine-bank", "some-bank"))
+    (why,) = world.prepare(what, data="some.toml", ids=False).misfit
+    assert "gradients fit the labels only in part" in why
+
+
+def test_the_user_learns_how_well_labels_follow(world):
+    for name, least, most in (("mine", 0.85, 1.0), ("some", 0.6, 0.8)):
+        notes = " ".join(world.prepare(world.table("right.csv", world.ids), data=f"{name}.toml").subject.notes)
+        assert least <= int(re.search(r"in (\d+)% of held-out rows", notes)[1]) / 100 <= most
+
+
 def test_a_filled_vector_in_many_rows_is_no_all_clear(world):
     values = world.embeddings.numpy().copy()
     values[np.random.default_rng(0).permutation(N)[: N // 2]] = 0.0
@@ -249,8 +265,11 @@ def test_predictions_are_checked(world):
     table = world.table("right.csv", world.ids)
     right = world.table("p.csv", world.ids, logits, "p")
     assert world.prepare(table, predictions=right).misfit == []
-    half = world.table("h.csv", partly(world.ids, 0.6), logits, "p")
-    assert "predictions fit the columns only in part" in world.prepare(table, predictions=half).misfit[0]
+    half = world.table("h.csv", partly(world.ids, 0.5), logits, "p")
+    with pytest.raises(MisfitError, match="of the rows have predictions that belong to other rows"):
+        world.prepare(table, predictions=half)
+    low = world.table("l.csv", partly(world.ids, 0.5), np.sign(logits), "p")
+    assert "predictions fit the columns only in part" in world.prepare(table, predictions=low).misfit[0]
     with pytest.raises(MisfitError, match="predictions do not fit"):
         world.prepare(table, predictions=world.table("q.csv", partly(world.ids, 1.0), logits, "p"))
 
@@ -262,6 +281,16 @@ def test_the_order_of_columns_is_checked(world):
         world.weights(data="text.toml")
     world.write("any", np.random.default_rng(2).permutation(WIDTH))
     assert world.weights(data="any.toml", allow_misfit=True).misfit
+
+
+def test_a_column_that_the_model_reads_may_not_be_lost(world):
+    lost, index = world.other.copy(), pd.Index(world.ids, name="id")
+    lost[:, 0] = np.arange(N) == 5
+    lost[:, 0] *= 1e-3
+    pd.DataFrame(lost, index).add_prefix("x").to_csv(world.folder / "lost-bureau.csv")
+    text = (world.folder / "mine.toml").read_text().replace("mine-bureau", "lost-bureau")
+    (world.folder / "lost.toml").write_text(text)
+    assert any("reads x0 as much as other columns" in each for each in world.weights(data="lost.toml").misfit)
 
 
 @pytest.mark.parametrize(
@@ -447,11 +476,23 @@ def test_p_values_are_uniform_where_nothing_belongs():
 
 def test_the_share_of_other_rows_is_estimated():
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(400, 5))
+    x = rng.normal(size=(1000, 5))
     h = np.tanh(x @ rng.normal(size=(5, 3)))
-    for share in (0.0, 0.2, 0.5):
-        mixture = Columns(x, rng).mixture(h[partly(np.arange(400), share)])
-        assert mixture.others == pytest.approx(share, abs=0.12)
+    for share in (0.0, 0.1, 0.2, 0.5):
+        others = Columns(x, rng).mixture(h[partly(np.arange(1000), share)]).others
+        assert share - 0.06 <= others <= share + 0.08
+        assert (others > 0.024) == (share > 0)
+
+
+def test_rare_rows_are_not_taken_for_those_of_others():
+    """Of rows with many rare categories, a tenth is predicted badly, and none belongs to another one."""
+    rng = np.random.default_rng(0)
+    x = np.eye(60)[np.minimum(rng.geometric(0.05, size=(1000, 2)) - 1, 59)].reshape(1000, -1)
+    h = np.tanh(
+        x @ rng.normal(size=(120, 3)) + x[:, :60] @ rng.normal(size=(60, 3)) * (x[:, 60:] @ rng.normal(size=(60, 1)))
+    )
+    assert Columns(x, rng).mixture(h).others <= 0.02
+    assert Columns(x, rng).mixture(h[partly(np.arange(1000), 0.1)]).others > 0.03
 
 
 def test_a_few_wild_values_change_nothing():

@@ -102,9 +102,10 @@ def test_phases_may_send_vectors_of_other_layers(tmp_path):
     assert [each.values.shape[1] for each in opened.messages()] == [3, 2, 2]
     assert last_by_row(messages[:2]).shape == (2, 2)
     for phase in ("train", "predict"):
+        other = embedding(2, values=np.ones((2, 4)), phase=phase)
+        opened = TranscriptFolder(written(tmp_path / phase, embedding(), other))
         with pytest.raises(DataError, match="expected 2 numbers as in earlier rows"):
-            other = embedding(2, values=np.ones((2, 4)), phase=phase)
-            list(TranscriptFolder(written(tmp_path / phase, embedding(), other)).messages())
+            list(opened.messages())
 
 
 def test_the_borders_of_batches_and_files_divide_no_message(tmp_path):

@@ -18,7 +18,7 @@ from torch import nn
 
 from vflsec.audit.evaluation import SystemAudit
 from vflsec.audit.foreign import SPLITS
-from vflsec.audit.matching import Columns, Floats, Ints, label_correlation, spread
+from vflsec.audit.matching import Columns, Floats, Ints, accuracy, label_correlation, spread
 from vflsec.audit.subject import Subject
 from vflsec.core.checks import count
 from vflsec.core.errors import DataError, plain
@@ -36,6 +36,12 @@ LEVEL = 0.01
 
 MOST_ROWS = 600
 """Rows that are compared; of more, some are drawn."""
+
+MOST_COUNTED = 2000
+"""Rows among which those with vectors of other rows are counted."""
+
+PREDICTED = 0.8
+"""The R2 above which the rows that are predicted badly are counted."""
 
 MOST_COLUMNS = 2000
 """Columns of a party that are read; of more, those that are filled most."""
@@ -60,6 +66,12 @@ EQUAL = 0.99
 
 SAME_UTILITY = 0.05
 """A utility of a checkpoint that differs by more from that of its training is of other data."""
+
+LOST = 0.002
+"""The largest range of a column that is lost, as a multiple of the standard deviation of others."""
+
+RESPONSES = 50
+"""Rows on which it is measured how a model responds to a column."""
 
 ORDERS = 59
 """Random orders of the columns to which the stated one is compared."""
@@ -218,7 +230,7 @@ def check_fit(audit: SystemAudit, defenses: Sequence[frozenset[Kind]], file: Seq
         for sender, route in _routes(audit, Kind.EMBEDDING).items()
     ]
     if table is not None and not embedded:
-        values = table.to_numpy(np.float64)[table.index.get_indexer(pd.Index(rows.ids))]
+        values = _by_row(table, rows)
         single = Releases(values, values, (np.full_like(values, np.nan), np.full_like(values, np.nan)))
         held = data.parties[subject.adversary].features
         embedded.append(_judged(single, held, SPLITS, rows, subject.adversary, noisy=noisy))
@@ -229,8 +241,12 @@ def check_fit(audit: SystemAudit, defenses: Sequence[frozenset[Kind]], file: Seq
     nodes = [each for route in _routes(audit, Kind.NODES).values() for each in route if each.split in SPLITS]
     if nodes and not embedded:
         yield _of_nodes(nodes, rows, declared=bool(defenses))
+    beside = np.zeros((len(rows.ids), 0)) if subject.embeddings is None else _by_row(subject.embeddings, rows)
     if subject.predictions is not None:
-        yield _of_predictions(subject.predictions, rows, declared=bool(defenses))
+        yield _of_predictions(subject.predictions, rows, beside, declared=bool(defenses))
+    if subject.embeddings is not None:
+        drawn = _drawn(beside, np.random.default_rng(0))
+        yield _of_labels(rows, drawn, beside[drawn])
     if subject.model is not None or subject.function is not None:
         yield from _of_model(audit)
 
@@ -298,11 +314,10 @@ def _judged(
             f"none of them stands for a missing one",
         )  # fmt: skip
     if fit.p <= LEVEL:
-        mixtures = [regressions.mixture(each[drawn]) for each in (sent.mean, sent.last)]
-        of_others = min(each.others for each in mixtures)
-        if max(each.r2 for each in mixtures) > 0.8 and of_others > 0.04 + 0.7 / np.sqrt(len(drawn)):
-            share = f"an estimated {of_others:.0%} of the rows have {what} that belong to other rows"
-            return Finding("misfit", f"{share}: use the ids of the training")
+        many = _drawn(sent.mean, rng, MOST_COUNTED)
+        read = Columns(_columns(features, splits, many), rng)
+        if wrong := _of_others(read, [sent.mean[many], sent.last[many]], what):
+            return wrong
         if fit.r2 < WEAK and quiet and len(drawn) >= FEW:
             return Finding("unverified", f"the {what} fit the {of} only in part ({numbers}): check their ids")
         return Finding("fits", f"fit check: the {what} fit the {of} ({numbers})")
@@ -316,9 +331,23 @@ def _judged(
     )
 
 
-def _drawn(values: Floats, rng: np.random.Generator) -> Ints:
+def _of_others(read: Columns, releases: Sequence[Floats], what: str) -> Finding | None:
+    """Return a misfit if some of the rows have vectors of other rows in each of ``releases`` (n, d)."""
+    if any(len(np.unique(each, axis=0)) < read.n / 2 for each in releases):  # those of other rows may be the same
+        return None
+    mixtures = [read.mixture(each) for each in releases]
+    share = min(each.others for each in mixtures)
+    if max(each.r2 for each in mixtures) <= PREDICTED or share <= 0.02 + 4 / read.n:
+        return None
+    return Finding(
+        "misfit", f"at least an estimated {share:.0%} of the rows have {what} that belong to other rows: use the ids "
+        f"of the training",
+    )  # fmt: skip
+
+
+def _drawn(values: Floats, rng: np.random.Generator, most: int = MOST_ROWS) -> Ints:
     """Return the rows that have vectors, or some of them."""
-    return np.sort(rng.permutation(np.flatnonzero(np.isfinite(values).all(axis=1)))[:MOST_ROWS])
+    return np.sort(rng.permutation(np.flatnonzero(np.isfinite(values).all(axis=1)))[:most])
 
 
 def _constant(values: Floats) -> str | None:
@@ -387,7 +416,8 @@ def _of_gradients(messages: Sequence[Message], data: Partition, *, declared: boo
         )
     fit = Columns(sent.mean[drawn], rng).fit(labels)
     numbers = f"correlation {fit.correlation:.2f}, p = {fit.p:.3f} against permuted rows, {count(len(drawn), 'row')}"
-    if fit.p <= LEVEL and not declared and fit.correlation < WEAK:
+    shared = 0.0 if declared else _shared(sent, rng)
+    if fit.p <= LEVEL and not declared and fit.correlation < (CLEAR if shared > CLEAR else WEAK):
         return Finding("unverified", f"the gradients fit the labels only in part ({numbers}): check their ids and task")
     if fit.p <= LEVEL:
         return Finding("fits", f"fit check: the gradients fit the labels ({numbers})")
@@ -395,7 +425,6 @@ def _of_gradients(messages: Sequence[Message], data: Partition, *, declared: boo
     if declared:
         belong = any(each.outcome == "fits" for each in known)
         return Finding("fits" if belong else "unverified", f"fit check: {text}, as with a strong defense")
-    shared = _shared(sent, rng)
     if len(drawn) < FEW or shared < NOISY:
         return Finding("unverified", f"{text}, as with a strong defense: name it with --defense")
     if not known:
@@ -423,28 +452,55 @@ def _of_nodes(messages: Sequence[Message], rows: Rows, *, declared: bool) -> Fin
     turns[~turns.any(axis=1)] = np.nan
     if not np.isfinite(turns).any():
         return Finding("unverified", "whether the nodes of trees belong to the rows cannot be verified: none has split")
-    return _explained(turns, rows, "nodes of trees", declared=declared)
+    return _explained(turns, rows, "nodes of trees", turns[:, :0], declared=declared)
 
 
-def _of_predictions(table: pd.DataFrame, rows: Rows, *, declared: bool) -> Finding:
-    values = np.full((len(rows.ids), table.shape[1]), np.nan)
-    places = table.index.get_indexer(pd.Index(rows.ids.astype(object)))
-    values[places >= 0] = table.to_numpy(np.float64)[places[places >= 0]]
+def _by_row(table: pd.DataFrame, rows: Rows) -> Floats:
+    """Return the vectors (N, d) of rows, NaN where there is none."""
+    return table.reindex(rows.ids.astype(object)).to_numpy(np.float64)
+
+
+def _of_labels(rows: Rows, drawn: Ints, embeddings: Floats) -> Finding:
+    """Return how well labels follow from what a joint model reads; whether that is too little, the user knows."""
+    data = rows.data
+    labels = np.concatenate([data.labels[split] for split in SPLITS])[drawn]
+    share = accuracy(np.concatenate([rows.columns(drawn, "active"), embeddings], axis=1), labels, len(data.classes))
+    most = np.bincount(labels).max() / len(labels)
+    return Finding(
+        "fits", f"the labels follow from the embeddings and the columns of {_called('active', data)} in {share:.0%} of "
+        f"held-out rows, where the most frequent label is right in {most:.0%}: check their ids if the joint model is "
+        f"right more often",
+    )  # fmt: skip
+
+
+def _of_predictions(table: pd.DataFrame, rows: Rows, embeddings: Floats, *, declared: bool) -> Finding:
+    values = _by_row(table, rows)
     if not np.isfinite(values).any():
         return Finding("misfit", "expected predictions of rows of the data, found none: use the same ids")
-    return _explained(values, rows, "predictions", declared=declared)
+    if np.nanmin(values) >= 0 and np.nanmax(values) <= 1:
+        kept = np.clip(values, 1e-6, 1 - 1e-6)
+        values = np.log(kept / (1 - kept))
+    return _explained(values, rows, "predictions", embeddings, declared=declared)
 
 
-def _explained(values: Floats, rows: Rows, what: str, *, declared: bool) -> Finding:
-    """Judge what a joint model says of rows by the columns of all parties and by the labels."""
+def _explained(values: Floats, rows: Rows, what: str, embeddings: Floats, *, declared: bool) -> Finding:
+    """Judge what a joint model says of rows by the columns of all parties and by embeddings."""
     if (constant := _constant(values)) is not None:
         return Finding("misfit", f"the {what} {constant}: hand in those of the trained model")
     rng = np.random.default_rng(0)
-    drawn = _drawn(values, rng)
-    fit = Columns(rows.columns(drawn, *rows.data.parties), rng).fit(values[drawn])
+    sources: list[Callable[[Ints], Floats]] = [lambda drawn: rows.columns(drawn, *rows.data.parties)]
+    if embeddings.shape[1]:
+        sources.append(lambda drawn: np.concatenate([rows.columns(drawn, "active"), embeddings[drawn]], axis=1))
+    both = np.concatenate([values, embeddings], axis=1)
+    drawn, many = _drawn(both, rng), _drawn(both, rng, MOST_COUNTED)
+    fits = [Columns(read(drawn), rng).fit(values[drawn]) for read in sources]
+    fit, read = max(zip(fits, sources, strict=True), key=lambda each: (each[0].p <= LEVEL, each[0].r2))
     numbers = f"held-out R2 {fit.r2:.2f}, p = {fit.p:.3f} against permuted rows, {count(len(drawn), 'row')}"
-    if fit.p <= LEVEL and what == "predictions" and not declared and fit.r2 < WEAK:
-        return Finding("unverified", f"the {what} fit the columns only in part ({numbers}): check their ids")
+    if fit.p <= LEVEL and what == "predictions" and not declared:
+        if wrong := _of_others(Columns(read(many), rng), [values[many]], what):
+            return wrong
+        if fit.r2 < WEAK:
+            return Finding("unverified", f"the {what} fit the columns only in part ({numbers}): check their ids")
     if fit.p <= LEVEL:
         return Finding("fits", f"fit check: the {what} fit the columns of all parties ({numbers})")
     outcome: Literal["misfit", "unverified"] = "unverified" if len(drawn) < FEW or declared else "misfit"
@@ -474,7 +530,40 @@ def _of_model(audit: SystemAudit) -> Iterator[Finding]:
     if (constant := _constant(stated)) is not None:
         yield Finding("misfit", f"the embeddings of {subject.name} {constant}: hand in the trained model")
         return
+    yield _of_labels(Rows(data), drawn, stated)
+    yield from _lost(audit, run, given, names)
     yield _ordered(run, given, stated, names, np.eye(len(data.classes))[data.labels["train"][drawn]], subject.name)
+
+
+def _lost(
+    audit: SystemAudit, run: Callable[[Floats], Floats], given: Floats, names: Sequence[str]
+) -> Iterator[Finding]:
+    """Yield that a column is constant which the model reads as much as others, as it would not after a training on it.
+
+    A layer keeps its first, small weights on columns that were always constant.
+    """
+    steps = np.array_split(np.arange(len(audit.data.ids["train"])), 1 + len(audit.data.ids["train"]) // 5000)
+    ends = np.array([(x.min(axis=0), x.max(axis=0)) for x, _ in (_inputs(audit, step) for step in steps)])
+    width, scale = ends[:, 1].max(axis=0) - ends[:, 0].min(axis=0), given.std(axis=0)
+    if not (varies := scale > 0).any():
+        return
+    unit = float(np.median(scale[varies]))
+    rng = np.random.default_rng(0)
+    live = rng.permutation(np.flatnonzero(varies & (width > LOST * unit)))[:ORDERS]
+    rows = given[:RESPONSES]
+
+    def response(column: int) -> float:
+        moved = rows + unit * (np.arange(rows.shape[1]) == column)
+        return float(np.square(run(moved) - run(rows)).sum())
+
+    usual = float(np.median([response(column) for column in live]))
+    for column in np.flatnonzero(width <= LOST * unit).tolist():
+        if response(column) > usual:
+            yield Finding(
+                "unverified", f"{audit.subject.name} reads {plain(names[column])} as much as other columns, but it is "
+                f"the same in all rows: check that the files are those of the training",
+            )  # fmt: skip
+            return
 
 
 def _inputs(audit: SystemAudit, drawn: Ints) -> tuple[Floats, list[str]]:

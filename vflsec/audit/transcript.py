@@ -429,9 +429,11 @@ class TranscriptFolder:
                 raise wrong(
                     start, f"expected a message of {self.header.observer}, found one from {sender} to {receiver}"
                 )
-            known = {w for (*route, _), w in earlier.widths.items() if route == [kind, sender, receiver]}
-            of_training = next(iter(known)) if len(known) == 1 and phase in AFTERWARDS and kind != "nodes" else None
-            width = earlier.widths.setdefault((kind, sender, receiver, phase), of_training or int(lengths[start]))
+            width = int(lengths[start])
+            if phase in AFTERWARDS and kind != "nodes":  # prediction reads all trees at once
+                trained = {w for (*route, _), w in earlier.widths.items() if route == [kind, sender, receiver]}
+                width = trained.pop() if len(trained) == 1 else width
+            width = earlier.widths.setdefault((kind, sender, receiver, phase), width)
             other = lengths[start:stop] != width
             if other.any():
                 at = start + int(np.argmax(other))
