@@ -14,17 +14,7 @@ import math
 import sys
 from typing import Any, NamedTuple
 
-from rich.console import Console
-from rich.table import Table
-
-from vflsec.core.defense import Defense
-from vflsec.defenses.dp_sgd import DPSGD
-from vflsec.defenses.gaussian_dp import ORDERS, GaussianDP
-from vflsec.defenses.label_dp import LabelDP
-from vflsec.defenses.laplace_dp import LaplaceDP
-from vflsec.defenses.ppdl import SparseVector
-from vflsec.experiment.training import one_thread
-from vflsec.testing.epsilon import (
+from games import (
     CONFIDENCE,
     Game,
     at_least,
@@ -37,6 +27,16 @@ from vflsec.testing.epsilon import (
     opposite_rows,
     opposite_updates,
 )
+from rich.console import Console
+from rich.table import Table
+
+from vflsec.core.defense import Defense
+from vflsec.defenses.dp_sgd import DPSGD
+from vflsec.defenses.gaussian_dp import ORDERS, GaussianDP
+from vflsec.defenses.label_dp import LabelDP
+from vflsec.defenses.laplace_dp import LaplaceDP
+from vflsec.defenses.ppdl import SparseVector
+from vflsec.experiment.training import one_thread
 
 EPOCHS = 4
 ROWS = 20_000

@@ -1,15 +1,18 @@
 """Fixtures that several packages' tests share."""
 
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.analysis.invariants import check_report
 from vflsec.core.federation import Federation
 from vflsec.report import report
 from vflsec.testing.federations import tiny_federation
-from vflsec.testing.reports import check_report
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # whose games of an epsilon tests play, too
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from tests.analysis.made import made_baseline, made_result
 from vflsec.analysis.alarms import FAR, is_far_below
 from vflsec.analysis.summary import summarize
 from vflsec.core.errors import UsageError
@@ -16,7 +17,6 @@ from vflsec.experiment.plan import baselines, rows
 from vflsec.experiment.score import is_constant, score, share_of_class
 from vflsec.records.schema import Block
 from vflsec.report.table import markdown, remarks
-from vflsec.testing.records import made_baseline, made_result
 
 SPEC = specs.read({"dataset": "toy", "attacks": ["mc", "norm"], "defenses": [{"name": "iso"}], "strengths": [1],
                    "seeds": 2})  # fmt: skip

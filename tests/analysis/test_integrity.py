@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 import vflsec
+from tests.analysis.made import made_result
 from vflsec.analysis.intervals import DIFFERENCE
 from vflsec.analysis.summary import summarize
 from vflsec.core.errors import InsufficientView, UsageError
@@ -15,7 +16,6 @@ from vflsec.experiment.manifest import manifest_of
 from vflsec.experiment.plan import baselines, rows
 from vflsec.experiment.store import Store
 from vflsec.records.schema import Block, Impact, Triggered
-from vflsec.testing.records import made_result
 
 PLAN = {"dataset": "toy", "defenses": [{"name": "iso"}], "strengths": [1], "seeds": 3}
 BROKEN = specs.read({**PLAN, "attacks": ["backdoor", "missing-feature"]})

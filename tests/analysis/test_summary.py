@@ -8,6 +8,8 @@ import pytest
 from msgspec.structs import replace
 from scipy import stats
 
+from tests.analysis.invariants import check_report
+from tests.analysis.made import made_baseline, made_result
 from vflsec.analysis.cap import cap
 from vflsec.analysis.intervals import SHARED, detectable
 from vflsec.analysis.paired import standardized
@@ -19,8 +21,6 @@ from vflsec.experiment.plan import baselines, rows
 from vflsec.experiment.spec import AttackSpec
 from vflsec.records.schema import Block
 from vflsec.report.table import remarks
-from vflsec.testing.records import made_baseline, made_result
-from vflsec.testing.reports import check_report
 
 SPEC = specs.read({"dataset": "toy", "defenses": [{"name": "iso"}], "strengths": [1, 5], "seeds": 3})
 LEAK = {0.0: 0.80, 1.0: 0.70, 5.0: 0.60}

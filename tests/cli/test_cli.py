@@ -316,8 +316,8 @@ def test_a_limit_on_what_is_undetected_is_at_least_0(tmp_path, command, limit, m
 
 
 def test_interruption_is_exit_130_and_keeps_what_is_done(tmp_path, monkeypatch):
+    from tests.analysis.made import made_baseline
     from vflsec.experiment import engine
-    from vflsec.testing.records import made_baseline
 
     def interrupted(todo, store, **_):
         store.append(made_baseline())

@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from games import Game, at_least, either_label, gaussian, labels_by_their_gradients, opposite_rows
 from opacus.accountants import PRVAccountant, RDPAccountant
 from scipy import stats
 
@@ -17,7 +18,6 @@ from vflsec.defenses.gaussian_dp import ORDERS, GaussianDP, epsilon, noise_multi
 from vflsec.defenses.label_dp import LabelDP
 from vflsec.defenses.laplace_dp import LaplaceDP
 from vflsec.experiment.spec import parse_defense
-from vflsec.testing.epsilon import Game, at_least, either_label, gaussian, labels_by_their_gradients, opposite_rows
 
 DELTA = 1e-5
 NOISES = {GaussianDP: (2, stats.norm), LaplaceDP: (1, stats.laplace)}

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from games import at_least, gaussian_by_renyi, members_by_their_loss, opposite_updates
 from scipy import stats
 from torch import nn
 from torch.nn import functional as F
@@ -21,7 +22,6 @@ from vflsec.experiment.cell import Cell
 from vflsec.experiment.federation import build_federation, build_method
 from vflsec.experiment.privacy import spent
 from vflsec.experiment.spec import AttackSpec, parse_defense
-from vflsec.testing.epsilon import at_least, gaussian_by_renyi, members_by_their_loss, opposite_updates
 
 DELTA = 1e-5
 FAINT = 1e-12  # noise far below anything else

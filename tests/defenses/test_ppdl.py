@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from games import at_least, opposite_gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -9,7 +10,6 @@ from scipy import stats
 from vflsec.core.errors import UsageError
 from vflsec.defenses import ppdl
 from vflsec.defenses.ppdl import SparseVector
-from vflsec.testing.epsilon import at_least, opposite_gradients
 
 WEAK = 1e-12  # noise far below anything else
 

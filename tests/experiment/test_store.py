@@ -8,13 +8,13 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import save_file
 
+from tests.analysis.made import made_result
 from vflsec.core.errors import StoreError
 from vflsec.experiment.facts import CellFacts
 from vflsec.experiment.manifest import manifest_of
 from vflsec.experiment.spec import EvalSpec
 from vflsec.experiment.store import CellFolder, Store
 from vflsec.records.schema import Block
-from vflsec.testing.records import made_result
 
 MANIFEST = manifest_of(EvalSpec())
 BLOCK = Block(metrics={"auc": 0.75, "accuracy": 0.5}, ci95_rows=(0.7, 0.8), chance=0.5, n=90, halves=(0.7, 0.8))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from games import gaussian
 from sklearn.metrics import roc_auc_score
 
 import vflsec
@@ -26,7 +27,6 @@ from vflsec.experiment.store import Store
 from vflsec.inference.several_trainings import pooled_guess, side_by_side, summed, weights
 from vflsec.records.folder import read_manifest, read_records
 from vflsec.report.sweep import SweepReport
-from vflsec.testing.epsilon import gaussian
 
 ROWS = 600
 TOY = {
