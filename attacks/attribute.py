@@ -11,12 +11,14 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.checks import one_of, positive, positive_or_none
 from vflsec.core.message import Kind
 from vflsec.core.scaling import standardized
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.fused import fused_classes
 from vflsec.inference.regression import Searched, log_probabilities, searched, unfinished
 from vflsec.inference.releases import averages, latest
 from vflsec.inference.trajectories import functions_of_all
@@ -36,10 +38,12 @@ class AttributeInference(Attack):
     with fewer than three auxiliary rows is the least likely one of every row. A number is inferred as above or below
     its median.
 
-    For training rows the input is the mean of the last 1, 3 or 10 releases, because noise averages out, or a function
-    of all releases, since earlier bottom models show other columns (``vflsec.inference.trajectories``).
-    Cross-validation chooses. A test row has one release, at prediction. Test rows therefore have a classifier of their
-    own, fitted to one release of each auxiliary row, which is as noisy as they are.
+    For training rows the input is the mean of the last 1, 3 or 10 releases, because noise averages out. Earlier bottom
+    models show other columns: with embeddings of several epochs and no choice of ``reads`` or ``releases``, training
+    rows have the model of ``attribute-fusion``; with ``reads``, the input may be a function of all releases
+    (``vflsec.inference.trajectories``). Cross-validation chooses. A test row has one release, at prediction. Test rows
+    therefore have a classifier of their own, fitted to one release of each auxiliary row, which is as noisy as they
+    are.
 
     Source: Song and Shmatikov, ICLR 2020, "Overlearning reveals sensitive attributes" (arXiv 1905.11742), section 3.1,
     with a linear classifier.
@@ -62,13 +66,13 @@ class AttributeInference(Attack):
     reference = "Song and Shmatikov, ICLR 2020, arXiv 1905.11742, section 3.1"
     verified = "scikit-learn's own estimator; figures of the source: unverified"
     differs = (
-        "The classifier is linear; the source has a network.",
+        "The classifier is linear, or attribute-fusion's of releases of several epochs; the source has a network.",
         "Own columns can be inputs beside the embedding (reads), and several or all releases of a training row are "
         "read (releases).",
         "A number is inferred as above or below its median.",
         THRESHOLD,
     )
-    version = 4
+    version = 5
     costs = "a few dozen small fits for each number of releases, and for each function of all"
     fails = (
         "if neither the task nor own columns depend on the attribute, and with an embedding as narrow as the task; an "
@@ -97,8 +101,14 @@ class AttributeInference(Attack):
             self.needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})  # type: ignore[misc]
 
     def alone(self) -> Attack | None:
-        """Return the same classifier on own columns."""
+        """Return the same model on own columns."""
+        if self._reads_all:
+            return registry.build("attacks", "attribute-fusion", victim=self.victim, column=self.column)  # type: ignore[no-any-return]
         return AttributeInference(victim=self.victim, column=self.column, reads="own", folds=self.folds)
+
+    @property
+    def _reads_all(self) -> bool:
+        return self.reads is None and self.releases is None
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return log-probabilities (n, A) for every split with inputs."""
@@ -127,6 +137,9 @@ class AttributeInference(Attack):
         scores = {
             split: log_probabilities(fit.found.model, fit.inputs[split], view.n_classes) for split, fit in fits.items()
         }
+        if self._reads_all and functions_of_all(view, sender=view.victim):
+            of_kernels = fused_classes(view.knowing(torch.nonzero(torch.from_numpy(known))[:, 0]), rng)
+            scores[view.aux_split] = of_kernels.scores[view.aux_split]
         return Guess(scores, converged=not unfinished(caught))
 
     def _inputs(self, view: View) -> list[list[Inputs]]:
@@ -145,7 +158,8 @@ class AttributeInference(Attack):
 
         single = latest(view, Kind.EMBEDDING, sender=view.victim)
         means = averages(view, Kind.EMBEDDING, sender=view.victim, releases=self.releases)
-        of_all = [] if self.releases else functions_of_all(view, sender=view.victim)
+        reads_all = self.releases is None and self.reads is not None
+        of_all = functions_of_all(view, sender=view.victim) if reads_all else []
         further = [*(h for h in means if not torch.equal(h, single[known])), *of_all]
         return [choices(single), *(choices({known: h}) for h in further)]
 

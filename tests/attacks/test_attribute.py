@@ -114,11 +114,12 @@ def test_a_column_that_is_the_same_everywhere_tells_nothing():
 
 def test_its_name_in_tables_is_its_options_alone():
     expected = "attribute(column=None, folds=5, reads='own', releases=None, victim=None)"
-    assert repr(AttributeInference().alone()) == expected
+    assert repr(AttributeInference(reads="both").alone()) == expected
+    assert repr(AttributeInference().alone()) == "attribute-fusion(column=None, victim=None)"
 
 
 def test_alone_reads_own_columns_and_no_message():
-    attack = AttributeInference(victim="passive_2", column="SEX", folds=3)
+    attack = AttributeInference(victim="passive_2", column="SEX", folds=3, reads="both")
     alone = attack.alone()
     assert alone.needs == {Need.OWN_FEATURES, Need.AUX_LABELS}
     assert (alone.victim, alone.column, alone.folds, alone.reads) == ("passive_2", "SEX", 3, "own")

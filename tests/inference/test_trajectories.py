@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import RidgeCV
+from sklearn.metrics import roc_auc_score
 
 from vflsec.attacks.attribute import AttributeInference
 from vflsec.attacks.fusion import ColumnFusion
@@ -193,3 +194,17 @@ def test_views_that_share_what_they_remember_share_trajectories():
     assert trajectories(view.private_copy(), Kind.EMBEDDING, sender="passive_1") is first
     assert any("components of all" in name for name in sources(view))
     assert trajectories(replace(view, adaptive=False), Kind.EMBEDDING, sender="passive_1") == []
+
+
+def test_an_attribute_that_is_no_linear_function_of_releases_is_inferred():
+    """Whether the first two columns are of the same sign, by sixteen projections of all twelve."""
+    view, truth = federation(noise=0.01, aux=200)
+    y = torch.tensor(truth[:, 0] * truth[:, 1] > 0).long()
+    view = replace(view, n_classes=2, aux_labels=y[view.aux_rows], layout=None)
+    linear, default = (auc_of(run(AttributeInference(**options), view), y) for options in ({"reads": "both"}, {}))
+    assert linear < 0.6
+    assert default > 0.7
+
+
+def auc_of(scores, y):
+    return roc_auc_score(y, scores[:, 1] - scores[:, 0])
