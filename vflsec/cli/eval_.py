@@ -14,6 +14,7 @@ from vflsec.cli.options import (
     completing,
     config,
     data_dir,
+    dataset,
     device,
     expect_folder,
     expose,
@@ -44,11 +45,7 @@ CANARIES = 1000
 
 
 @click.command("eval")
-@click.option(
-    "--dataset",
-    shell_complete=completing("datasets"),
-    help="Registered name, or a TOML file.  [default: credit-default]",
-)
+@dataset
 @click.option(
     "--method",
     "methods",

@@ -64,6 +64,11 @@ def name_of_kind(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     return completing(kind)(ctx, param, incomplete) if kind else []
 
 
+dataset = click.option(
+    "--dataset",
+    shell_complete=completing("datasets"),
+    help="Registered name, or a TOML file.  [default: credit-default]",
+)
 settings = click.option(
     "--set",
     "assignments",

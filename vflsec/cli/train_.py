@@ -9,16 +9,12 @@ from typing import Any
 
 import click
 
-from vflsec.cli.options import completing, config, data_dir, device, expose, max_exposure, resolve, settings
+from vflsec.cli.options import completing, config, data_dir, dataset, device, expose, max_exposure, resolve, settings
 from vflsec.core.errors import UsageError
 
 
 @click.command("train")
-@click.option(
-    "--dataset",
-    shell_complete=completing("datasets"),
-    help="Registered name, or a TOML file.  [default: credit-default]",
-)
+@dataset
 @click.option(
     "--method",
     "methods",

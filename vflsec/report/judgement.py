@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from vflsec.analysis.claims import DECISIONS, Link, Measured, Verdict, judge
@@ -144,9 +143,7 @@ class Judgement:
 
     def table(self, width: int = 140) -> str:
         """Return the tables as text of at most ``width`` columns."""
-        out = io.StringIO()
-        Console(file=out, width=width, color_system=None, force_jupyter=False).print(self.rich(width))
-        return out.getvalue()
+        return table.as_text(self.rich(width), width)
 
     def rich(self, width: int) -> RenderableType:
         """Return the tables for a terminal of ``width`` columns."""

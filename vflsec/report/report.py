@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 import msgspec
 import pandas as pd
 from matplotlib.figure import Figure
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from vflsec.analysis.results import Cap, Damage, Point, Summary
 from vflsec.analysis.subgroups import group_leaks
@@ -118,9 +117,7 @@ class Report:
 
     def table(self, width: int = 140) -> str:
         """Return the tables as text of at most ``width`` columns; below 110, some columns are left out."""
-        out = io.StringIO()
-        Console(file=out, width=width, color_system=None, force_jupyter=False).print(self.rich(width))
-        return out.getvalue()
+        return table.as_text(self.rich(width), width)
 
     def rich(self, width: int) -> RenderableType:
         """Return the tables for a terminal of ``width`` columns."""

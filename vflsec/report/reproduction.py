@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pandas as pd
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from vflsec.analysis.groups import USABLE
@@ -187,9 +186,7 @@ class Reproduction:
 
     def table(self, width: int = 140) -> str:
         """Return the table as text of at most ``width`` columns."""
-        out = io.StringIO()
-        Console(file=out, width=width, color_system=None, force_jupyter=False).print(self.rich(width))
-        return out.getvalue()
+        return table.as_text(self.rich(width), width)
 
     def to_markdown(self) -> str:
         """Return the table as Markdown."""

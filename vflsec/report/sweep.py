@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
@@ -13,13 +12,12 @@ from typing import Any, NamedTuple
 import msgspec
 import pandas as pd
 from matplotlib.axes import Axes
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from vflsec.analysis.results import Cap, Point
 from vflsec.analysis.saturation import Rise, rises
 from vflsec.analysis.trainings import notes_on_spending, notes_on_trainings, together
-from vflsec.core import files
 from vflsec.core.checks import count
 from vflsec.records.sweep import POINTS, Sweep, exact, read_sweep
 from vflsec.report import table
@@ -123,9 +121,7 @@ class SweepReport:
 
     def table(self, width: int = 140) -> str:
         """Return the tables as text of at most ``width`` columns."""
-        out = io.StringIO()
-        Console(file=out, width=width, color_system=None, force_jupyter=False).print(self.rich(width))
-        return out.getvalue()
+        return table.as_text(self.rich(width), width)
 
     def rich(self, width: int) -> RenderableType:
         """Return the tables for a terminal of ``width`` columns."""
@@ -319,11 +315,6 @@ class SweepReport:
     def __repr__(self) -> str:
         """Show the tables."""
         return self.table()
-
-
-def save_json(report: SweepReport, path: Path) -> None:
-    """Write ``to_json`` to ``path``."""
-    files.replace(path, report.to_json().encode(), mode=0o666)
 
 
 def _row(place: Place, *, several: bool, private: bool) -> list[str]:

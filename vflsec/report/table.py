@@ -366,9 +366,7 @@ def rich(summary: Summary, width: int) -> RenderableType:
 
 def fits(cells: Cells, width: int, *, narrow: bool = True) -> bool:
     """Whether a table has room for whole words."""
-    out = io.StringIO()
-    Console(file=out, width=width, color_system=None, force_jupyter=False).print(as_rich(cells, narrow=narrow))
-    shown = out.getvalue().split()
+    shown = as_text(as_rich(cells, narrow=narrow), width).split()
     return all(word in shown for row in (cells.header, *cells.rows) for cell in row for word in cell.split())
 
 
@@ -651,6 +649,13 @@ def _place(rank: Rank, score: str) -> str:
     close = "≈" if score in rank.close else ""
     place = f" ({close}{rank.ranks[score]})" if score in rank.ranks else ""
     return f"{number(rank.values[score])}{place}"
+
+
+def as_text(shown: RenderableType, width: int) -> str:
+    """Return what a terminal of ``width`` columns shows."""
+    out = io.StringIO()
+    Console(file=out, width=width, color_system=None, force_jupyter=False).print(shown)
+    return out.getvalue()
 
 
 def as_rich(cells: Cells, *, narrow: bool = False) -> RichTable:
