@@ -316,7 +316,7 @@ def _judged(
     if fit.p <= LEVEL:
         many = _drawn(sent.mean, rng, MOST_COUNTED)
         read = Columns(_columns(features, splits, many), rng)
-        if wrong := _of_others(read, [sent.mean[many], sent.last[many]], what, least=0.02):
+        if wrong := _of_others(read, [sent.mean[many], sent.last[many]], what, least=0.02, sure=0.0):
             return wrong
         if fit.r2 < WEAK and quiet and len(drawn) >= FEW:
             return Finding("unverified", f"the {what} fit the {of} only in part ({numbers}): check their ids")
@@ -331,18 +331,19 @@ def _judged(
     )
 
 
-def _of_others(read: Columns, releases: Sequence[Floats], what: str, least: float) -> Finding | None:
-    """Return a misfit if ``least`` or more of many rows have vectors of other rows in each of ``releases`` (n, d)."""
+def _of_others(read: Columns, releases: Sequence[Floats], what: str, least: float, sure: float) -> Finding | None:
+    """Return a finding if over ``least`` of rows have vectors of other rows in each of ``releases`` (n, d).
+
+    It is a misfit from a share of ``sure``.
+    """
     if any(len(np.unique(each, axis=0)) < read.n / 2 for each in releases):  # those of other rows may be the same
         return None
     mixtures = [read.mixture(each) for each in releases]
     share = min(each.others for each in mixtures)
     if max(each.r2 for each in mixtures) <= PREDICTED or share <= least * (1 + 200 / read.n):
         return None
-    return Finding(
-        "misfit", f"at least an estimated {share:.0%} of the rows have {what} that belong to other rows: use the ids "
-        f"of the training",
-    )  # fmt: skip
+    text = f"at least an estimated {share:.0%} of the rows have {what} that belong to other rows: use their own ids"
+    return Finding("misfit" if share >= sure else "unverified", text)
 
 
 def _drawn(values: Floats, rng: np.random.Generator, most: int = MOST_ROWS) -> Ints:
@@ -497,7 +498,7 @@ def _explained(values: Floats, rows: Rows, what: str, embeddings: Floats, *, dec
     fit, read = max(zip(fits, sources, strict=True), key=lambda each: (each[0].p <= LEVEL, each[0].r2))
     numbers = f"held-out R2 {fit.r2:.2f}, p = {fit.p:.3f} against permuted rows, {count(len(drawn), 'row')}"
     if fit.p <= LEVEL and what == "predictions" and not declared:
-        if wrong := _of_others(Columns(read(many), rng), [values[many]], what, least=0.04):
+        if wrong := _of_others(Columns(read(many), rng), [values[many]], what, least=0.04, sure=0.35):
             return wrong
         if fit.r2 < WEAK:
             return Finding("unverified", f"the {what} fit the columns only in part ({numbers}): check their ids")
