@@ -84,8 +84,8 @@ def sources(view: View) -> dict[str, SourceTable]:
     gradients       by sender and phase: the mean of a row's releases in units of each message's noise, the same
                     whitened, the mean direction, the mean of each third of training, and the length
     embeddings      by sender and phase: the last release, the means of the last few, and functions of all releases:
-                    one with the inner products of all side by side, and the first principal components. The same
-                    of all senders, phases and trainings together
+                    one with the inner products of all side by side, the first principal components, and coordinates
+                    that explain each message as it was sent. The same of all senders, phases and trainings together
     nodes           by sender: principal components of the nodes of trees that rows share, and of those nodes that are
                     also told at prediction; about labels, with several weights of the first components
     bounds          by sender, if it says to which side of bins rows go: the quantile of each column between its bounds,
@@ -236,6 +236,8 @@ def _of_all_releases(
             for number, x in functions.first(numbers).items():
                 table = SourceTable({view.aux_split: x}, rescaled=True, linear=linear, distances=not linear)
                 yield f"{name}: {number} components of {how}", table
+        for number, x in functions.completed.items():
+            yield f"{name}: {number} completed", SourceTable({view.aux_split: x}, rescaled=True, distances=True)
 
 
 def _distinct(sources: Mapping[str, SourceTable], split: str) -> dict[str, SourceTable]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from vflsec.core.message import Kind
 from vflsec.core.scaling import standardized
 from vflsec.core.view import View
+from vflsec.inference.completion import completed
 from vflsec.inference.releases import Releases, received
 from vflsec.inference.trees.components import weighed
 
@@ -43,10 +44,13 @@ class Trajectories(NamedTuple):
     Attributes:
         every: (n, k) whose inner products are those of the standardized releases side by side.
         components: (n, r) the first principal components, each with variance one.
+        completed: coordinates (n, k) that explain each message as it was sent, by k; of aligned releases
+            only, and of those alone that have more units together than coordinates, and each at most 16.
     """
 
     every: Tensor
     components: Tensor
+    completed: Mapping[int, Tensor]
 
     def first(self, numbers: Iterable[int]) -> dict[int, Tensor]:
         """Return the first components by their number, without repetitions."""
@@ -99,8 +103,17 @@ def _trajectories(view: View, releases: Sequence[Releases]) -> list[Trajectories
         u, values = principal_components(blocks, landmarks(view))
         if len(values):
             every = weighed((u * values).cpu().numpy(), values.cpu().numpy(), 1, len(values)).to(u.device)
-            results.append(Trajectories(every, u[:, : max(CURVED)] * len(u) ** 0.5))
+            found = Trajectories(every, u[:, : max(CURVED)] * len(u) ** 0.5, {})
+            results.append(found._replace(completed=_completed(releases, found) if aligned else {}))
     return results
+
+
+def _completed(releases: Sequence[Releases], found: Trajectories) -> dict[int, Tensor]:
+    """Return what completes each number of components that a row's releases more than determine, and none alone."""
+    lengths = found.components.square().sum(dim=1)
+    usual = lengths <= LONGEST**2 * lengths.median()
+    most = found.components.shape[1] if all(own.values.shape[1] <= max(LINEAR) for own in releases) else 0
+    return {k: completed(releases, found.components[:, :k], usual) for k in LINEAR if k < most}
 
 
 class Block(NamedTuple):
