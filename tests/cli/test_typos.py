@@ -185,3 +185,9 @@ def test_bash_reads_the_script_that_the_documentation_names():
     checked = subprocess.run(["/bin/bash", "-n"], input=script.stdout, capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")
     assert "complete " in script.stdout
+
+
+def test_a_sweep_is_an_option_of_eval():
+    result = CliRunner().invoke(cli, ["sweep"])
+    assert result.exit_code == 2
+    assert "eval --sweep" in result.output

@@ -15,7 +15,7 @@ from vflsec.experiment import engine
 from vflsec.experiment import spec as specs
 from vflsec.experiment.manifest import manifest_of
 from vflsec.experiment.store import Store
-from vflsec.report.page import page
+from vflsec.report.page import escape, page
 from vflsec.report.report import Report
 
 ALL = Coverage(["mc"])
@@ -279,7 +279,7 @@ def test_it_is_one_small_file_without_scripts_or_requests(report):
 
 
 def test_it_has_everything_that_can_be_filed(report):
-    shown = " ".join(parsed(report.to_html()).text)
+    shown = " ".join(" ".join(parsed(report.to_html()).text).split())
     parts = ["What was not tested, and why", "Threat model", "What crosses between parties", "What the columns mean"]
     parts += [
         "Where the numbers come from",
@@ -345,3 +345,8 @@ def test_labels_come_first_and_other_targets_follow_if_joining_tells_more():
         "joining)."
     )
     assert last.startswith("Not tested")
+
+
+def test_options_do_not_break_at_their_dashes():
+    assert escape("add --attack all") == "add <span class=option>--attack</span> all"
+    assert escape("a--b <c>") == "a--b &lt;c&gt;"

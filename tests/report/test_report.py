@@ -11,6 +11,7 @@ import pytest
 from matplotlib import rc_context
 
 from vflsec.analysis.results import Cap, Damage, Gate, Leak, Measure, Place, Point, Rank, Summary
+from vflsec.cli.output import on_terminal
 from vflsec.core.errors import StoreError, UsageError
 from vflsec.experiment import spec as specs
 from vflsec.experiment.manifest import manifest_of
@@ -726,3 +727,34 @@ def test_words_are_whole_at_every_width(summary, width):
     assert {"unconverged", "label-regression"} <= set(text.split())
     assert "candidates" in text.split() or "NOT SHOWN" in text
     assert max(map(len, text.splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_table_is_never_wider_than_the_terminal_whose_attacks_have_long_names(width):
+    row = ["0", "attribute-fusion:column=a0", "1.000 (.920 to 1.000)", "1.000 (.920 to 1.000)", "train", ".755", ".7"]
+    header = ["λ", "attack", "utility ↑", "leak ↓", "rows", "on train", "alone", "advantage", "status"]
+    cells = table.Cells("title (leak: AUC, .500 by chance)", header, [[*row, "+.042", "below chance"]])
+    shown = table.as_text(table.as_rich(cells, width), 500)
+    assert max(len(line.rstrip()) for line in shown.splitlines()) <= width
+    assert {"attribute-fusion:", "column=a0", "below", "chance", "status", ".755"} <= set(shown.split()) or width == 120
+
+
+def test_rows_stay_in_a_narrow_terminal_and_pipes_hide_nothing(summary, capsys):
+    unconverged = [msgspec.structs.replace(p, statuses={"unconverged": 5}) for p in summary.points]
+    both = [msgspec.structs.replace(p, leak=msgspec.structs.replace(p.leak, rows="test+train")) for p in unconverged]
+    both = [msgspec.structs.replace(p, attack="attribute-fusion:column=a0", budget={"r" * 60: 9}) for p in both]
+    report = Report(msgspec.structs.replace(summary, points=both), manifest_of(specs.EvalSpec()))
+    narrow = report.table(80)
+    assert "NOT SHOWN" in narrow
+    assert "rows" in narrow[: narrow.index("NOT SHOWN")]
+    assert "NOT SHOWN" in report.table(140), "so wide is this table"
+    on_terminal(report.rich)
+    assert "NOT SHOWN" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["attribute", "attribute-fusion"])
+def test_the_attack_that_was_mounted_is_named_for_the_other_columns(summary, name):
+    one = msgspec.structs.replace(summary.points[0], attack=f"{name}:column=a0", column="a0", victim="bank")
+    (line,) = [text for text in table.remarks(with_points(summary, [one])) if text.startswith("ONE COLUMN")]
+    assert line.endswith(f"run {name}:column=all")
+    assert "categorical" not in line

@@ -131,7 +131,8 @@ def _with_findings(
     """
     misfits = [one.text for one in findings if one.outcome == "misfit"]
     if misfits and not allow_misfit:
-        raise MisfitError(f"{'; '.join(misfits)} (--allow-misfit audits it nevertheless, and then no gate holds)")
+        only = "--confirm-fit is only for what cannot be verified; " if confirm_fit else ""
+        raise MisfitError(f"{'; '.join(misfits)} ({only}--allow-misfit audits it nevertheless, and then no gate holds)")
     unclear = [] if confirm_fit else [one.text for one in findings if one.outcome == "unverified"]
     confirmed = ["the user confirms that rows and columns belong together"] * (confirm_fit and not misfits)
     notes = [one.text for one in findings]

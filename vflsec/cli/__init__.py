@@ -48,7 +48,11 @@ class Suggesting(click.Group):
         """Return the command that is named first."""
         known = self.list_commands(ctx)
         if args and args[0] not in known and not args[0].startswith("-"):
-            raise Failure(UsageError(unknown("command", args[0], known)))
+            renamed = {"sweep": "eval --sweep"}
+            hint = (
+                f"; {args[0]} is an option: vflsec {renamed[args[0]]}" if args[0] in renamed and "eval" in known else ""
+            )
+            raise Failure(UsageError(unknown("command", args[0], known) + hint))
         return super().resolve_command(ctx, args)
 
 

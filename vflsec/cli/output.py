@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from vflsec.report.report import Report
 
 
+WIDEST = 2000
+"""So many columns a table has at most in files and pipes."""
+
+
 class Printable(Protocol):
     """A report that prints itself in every format."""
 
@@ -91,11 +95,15 @@ def show(report: Printable, form: str) -> None:
 
 
 def on_terminal(make: Callable[[int], RenderableType]) -> None:
-    """Print what ``make`` returns for the width of the terminal, or for 140 columns in files and pipes."""
+    """Print what ``make`` returns for the width of the terminal, or in files and pipes for all columns."""
     from rich.console import Console
 
+    from vflsec.report.table import as_text
+
     console = Console()
-    width = max(console.width if console.is_terminal else max(console.width, 140), 80)
+    width = max(console.width, 80 if console.is_terminal else 140)
+    while not console.is_terminal and width < WIDEST and "NOT SHOWN" in as_text(make(width), width):
+        width += 20
     Console(width=width).print(make(width))
 
 

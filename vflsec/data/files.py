@@ -205,7 +205,8 @@ def _labels(table: RawTable, column: str, ids: pd.Index) -> tuple[pd.Series, tup
         way_out = "vflsec has no regression yet: cut it into classes, for example above and below its median"
         raise DataError(f"{place}: expected classes, got {len(names)} different numbers; {way_out}")
     for group in alike(names):
-        rows = count(int(texts.isin(group[1:]).sum()), "row")
+        numbers = texts[texts.isin(group)].value_counts()
+        rows = count(int(numbers.sum() - numbers.max()), "row")  # all but those of the usual spelling
         got = " and ".join(map(repr, group[:5]))
         raise DataError(f"{place}: expected each class written alike, got {got}; correct it in {rows}")
     codes = pd.Index(names).get_indexer(pd.Index(texts))

@@ -226,7 +226,7 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if not defense.strength:
             made = registry.load("defenses", defense.name)
             knob = "epsilon" if made.by_epsilon is not None else made.strength_name
-            example = f"{defense.name}:{knob}={made.strengths[0] if made.strengths == (1.0,) else 5:g}"
+            example = f"{defense.name}:{knob}={min(5, max(made.strengths, default=5)):g}"
             raise UsageError(f"expected a strength for the fixed defense {defense.name}, got 0: write {example}")
 
     def method_of(self, label: str) -> MethodSpec:

@@ -57,7 +57,7 @@ def rich(comparison: Comparison, width: int) -> RenderableType:
     """Return the tables for a terminal of ``width`` columns; in a narrow one, without what the others tell."""
     parts: list[RenderableType] = [Text(f"before: {comparison.before}"), Text(f"after:  {comparison.after}")]
     for cells in tables(comparison):
-        parts += [Text(), as_rich(without(cells, DETAILS) if width < NARROW else cells, narrow=True)]
+        parts += [Text(), as_rich(without(cells, DETAILS) if width < NARROW else cells, width)]
     return Group(*parts, Text(), *map(Text, remarks(comparison)))
 
 

@@ -152,9 +152,10 @@ class Judgement:
             narrow = width < table.NARROW
             cells = self.details(one, short=narrow)
             plain = [[cell.replace("**", "") for cell in row] for row in cells.rows]
-            shown = table.as_rich(cells._replace(rows=plain), narrow=narrow)
+            shown = table.as_rich(cells._replace(rows=plain), width if narrow else None)
             parts += [shown, *map(Text, self.claims(one)), Text()]
-        return Group(*parts, table.as_rich(self.counts(), narrow=width < table.NARROW), *map(Text, self.remarks()))
+        counts = table.as_rich(self.counts(), width if width < table.NARROW else None)
+        return Group(*parts, counts, *map(Text, self.remarks()))
 
     def remarks(self) -> list[str]:
         """Return what limits the verdicts."""

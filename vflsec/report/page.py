@@ -29,6 +29,7 @@ figure, pre, .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
 th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid var(--line); vertical-align: top; }
 th, td { white-space: nowrap; } td.text { white-space: normal; } td.text, th.text { text-align: left; }
+.option { white-space: nowrap; }
 tr:hover { background: var(--soft); }
 dt { font-weight: 600; } dd { margin: 0 0 .5rem 1rem; } code { overflow-wrap: anywhere; font-size: .85rem; }
 @media print { body { max-width: none; font-size: 10pt; } .wide { overflow: visible; } table { font-size: 7.5pt; }
@@ -162,8 +163,8 @@ def fragment(summary: Summary) -> str:
 
 
 def escape(text: str) -> str:
-    """Return ``text`` as HTML, of absolute paths their last part only."""
-    return as_html(FOLDERS.sub("", text))
+    """Return ``text`` as HTML, of absolute paths their last part only; options do not break at their dashes."""
+    return re.sub(r"(?<!\S)--[a-z-]+", r"<span class=option>\g<0></span>", as_html(FOLDERS.sub("", text)))
 
 
 def _verdict(summary: Summary) -> str:

@@ -178,7 +178,7 @@ class Reproduction:
     def rich(self, width: int) -> RenderableType:
         """Return the table for a terminal of ``width`` columns."""
         narrow = width < NARROW
-        shown = table.as_rich(self.cells(narrow=narrow), narrow=narrow)
+        shown = table.as_rich(self.cells(narrow=narrow), width if narrow else None)
         remarks = self.remarks()
         if narrow and self.recipe.against:
             remarks.append(f"NOT SHOWN intervals: widen the terminal to {NARROW} columns, or add --format markdown")

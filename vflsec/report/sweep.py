@@ -129,7 +129,7 @@ class SweepReport:
         parts: list[RenderableType] = [Text(self.heading)]
         for cells in self.tables():
             kept = self._narrowed(cells) if narrow else cells
-            parts += [Text(), table.as_rich(kept, narrow=narrow)]
+            parts += [Text(), table.as_rich(kept, width if narrow else None)]
         told = f"NOT SHOWN {', '.join(HIDDEN)}: widen the terminal, or add --format markdown"
         return Group(*parts, Text(), *map(Text, [*self.remarks(), *([told] if narrow else [])]))
 

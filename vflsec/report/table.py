@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -48,10 +49,7 @@ AT_LEAST = (
     "EPSILON (at least) is shown by guesses of labels that were tossed, with a confidence of 95 %; 0 proves nothing"
 )
 
-OF_ONE_COLUMN = (
-    "ONE COLUMN attacks on an attribute recover one column, by default the first categorical one; others may leak "
-    "more: run attribute:column=all"
-)
+OF_ONE_COLUMN = "ONE COLUMN attacks on an attribute recover one column; others may leak more: run {}:column=all"
 
 FEW_COLUMNS = 5
 """So many columns are listed below a table."""
@@ -72,6 +70,9 @@ DETAILS = (
     "CAP (accuracy)", "DCS", "note",
 )  # fmt: skip
 """The columns that are left out there."""
+
+LAST = ("hypervolume ↑", "alone", "rows")
+"""The columns that are left out next, in this order, as long as a table does not fit."""
 
 BOTH = ("test+train", "train+test")
 """Rows of both kinds, whose names may stand in two lines where there is little room."""
@@ -273,11 +274,18 @@ def remarks(summary: Summary) -> list[str]:
         *(f"VERDICT {sentence}" for sentence in summary.verdict),
         *(gate_line(gate) for gate in summary.gates),
         *next_columns(summary),
-        *([OF_ONE_COLUMN] if any(point.column and not point.among for point in summary.points) else []),
+        *of_one_column(summary),
         *(f"ERROR {line}" for line in summary.failures),
         *lost(summary),
         *not_run(summary),
     ]
+
+
+def of_one_column(summary: Summary) -> list[str]:
+    """Return the line that names the attack of this adversary which attacks every column, where it attacked few."""
+    attacks = [p.attack.partition(":")[0] for p in summary.points if p.column and not p.among]
+    attacks = [name for name in attacks if name.startswith("attribute")] or attacks
+    return [OF_ONE_COLUMN.format(min(attacks, key=len))] if attacks else []
 
 
 def lost(summary: Summary) -> list[str]:
@@ -350,15 +358,15 @@ def rich(summary: Summary, width: int) -> RenderableType:
     """Return the tables for a terminal of ``width`` columns."""
     parts: list[RenderableType] = [Text(heading(summary)), *(Text(f"NOTE {note}") for note in summary.notes)]
     found = tables(summary)
-    narrow = width < NARROW or not all(fits(cells, width, narrow=False) for cells in tables(summary))
-    details = [name for name in DETAILS if name != "on train" or not any(map(gains_on_train, summary.points))]
-    if narrow and not all(fits(without_details(cells, details), width) for cells in found):
-        found, details = [without(cells, ("rows",)) for cells in found], ["rows", *details]
+    narrow = width < NARROW or not all(fits(cells, width, narrow=False) for cells in found)
+    order = [name for name in (*DETAILS, *LAST) if name != "on train" or not any(map(gains_on_train, summary.points))]
+    tries = (order[:n] for n in range(len(order) - len(LAST), len(order)))
+    details = next((some for some in tries if all(fits(without_details(cells, some), width) for cells in found)), order)
     for cells in found:
-        parts += [Text(), as_rich(without_details(cells, details), narrow=True)] if narrow else [as_rich(cells)]
+        parts += [Text(), as_rich(without_details(cells, details), width)] if narrow else [as_rich(cells)]
     parts += [Text()] if narrow else []
     parts += [Text(line) for line in remarks(summary)]
-    hidden = list(dict.fromkeys(name for cells in tables(summary) for name in cells.header if name in details))
+    hidden = list(dict.fromkeys(name for cells in found for name in cells.header if name in details))
     if narrow and hidden:
         parts.append(Text(f"NOT SHOWN {', '.join(hidden)}: widen the terminal, or add --format markdown"))
     return Group(*parts)
@@ -366,7 +374,9 @@ def rich(summary: Summary, width: int) -> RenderableType:
 
 def fits(cells: Cells, width: int, *, narrow: bool = True) -> bool:
     """Whether a table has room for whole words."""
-    shown = as_text(as_rich(cells, narrow=narrow), width).split()
+    if narrow:
+        return sum(_least(cells)) + 2 * (len(cells.header) - 1) <= width
+    shown = as_text(as_rich(cells), width).split()
     return all(word in shown for row in (cells.header, *cells.rows) for cell in row for word in cell.split())
 
 
@@ -658,25 +668,57 @@ def as_text(shown: RenderableType, width: int) -> str:
     return out.getvalue()
 
 
-def as_rich(cells: Cells, *, narrow: bool = False) -> RichTable:
-    """Return a table for a terminal; in a narrow one, any cell may wrap."""
+def as_rich(cells: Cells, width: int | None = None) -> RichTable:
+    """Return a table for a terminal; in a narrow one, of ``width`` columns, any cell may wrap and none is cut."""
+    narrow = width is not None
+    cells = _broken(cells) if narrow else cells
     table = RichTable(
         title=Text(cells.title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=not narrow,
         pad_edge=not narrow,
     )  # fmt: skip
-    for i, name in enumerate(cells.header):
+    widths = [None] * len(cells.header) if width is None else _widths(cells, width)
+    for i, (name, least) in enumerate(zip(cells.header, _least(cells), strict=True)):
         text = narrow or name in ("attack", "budget", "status", "note")  # these may wrap; numbers may not
         left = i == 0 or name in ("attack", "budget", "status", "note", "before", "after")
         justify: Literal["left", "right"] = "left" if left else "right"
         longest = max((len(row[i]) for row in cells.rows), default=0)
-        word = max((len(word) for row in cells.rows for word in row[i].split()), default=0)
-        least = min(LONGEST, max([word, *map(len, name.split())]))  # whole words, as far as there is room
-        if not narrow and name == "attack" and longest <= LONGEST:
-            least = longest
-        table.add_column(name, no_wrap=not text, overflow="fold", justify=justify, min_width=least)
+        whole = not narrow and name == "attack" and longest <= LONGEST
+        room = longest if whole else least
+        table.add_column(name, no_wrap=not text, overflow="fold", justify=justify, min_width=room, width=widths[i])
     for row in cells.rows:
         table.add_row(*map(Text, row))  # names are no markup
     return table
+
+
+def _broken(cells: Cells) -> Cells:
+    """Return ``cells`` whose long words break after a colon, as in ``attribute-fusion:column=a0``."""
+    long = re.compile(rf"\S{{{LONGEST + 1},}}")
+    rows = [[long.sub(lambda word: word[0].replace(":", ":\n"), cell) for cell in row] for row in cells.rows]
+    return cells._replace(rows=rows)
+
+
+def _least(cells: Cells) -> list[int]:
+    """Return the width of each column in which its words are whole, those of up to ``LONGEST`` letters."""
+    columns = zip(cells.header, *_broken(cells).rows, strict=True)
+    return [min(LONGEST, max(cell_len(word) for text in column for word in ("", *text.split()))) for column in columns]
+
+
+def _widths(cells: Cells, width: int) -> list[int]:
+    """Return the width of each column of a table of at most ``width``: of as many as possible their whole cells."""
+    cells_of = zip(cells.header, *cells.rows, strict=True)
+    columns = [[line for text in column for line in ("", *text.splitlines())] for column in cells_of]
+    parts = [[part for line in column for part in re.split(r" (?=[(±])|(?<= to) ", line)] for column in columns]
+    widths = _least(cells)
+    room = width - 2 * (len(widths) - 1) - sum(widths)
+    for texts in (parts, columns):
+        missing = [max(map(cell_len, column)) - least for column, least in zip(texts, widths, strict=True)]
+        for k in sorted(range(len(widths)), key=missing.__getitem__):
+            more = max(0, min(missing[k], room))
+            widths[k], room = widths[k] + more, room - more
+    while room < 0 and max(widths) > 1:  # words are broken rather than cut
+        widths[widths.index(max(widths))] -= 1
+        room += 1
+    return widths
 
 
 def as_markdown(cells: Cells) -> str:
