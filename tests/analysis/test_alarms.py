@@ -72,7 +72,7 @@ def test_a_gate_names_the_defenses_that_every_training_has():
     records = summary_records(own, changes=lambda _: {"leak": {"train": block(0.75)}}, alone=0.7)
     manifest = replace(manifest_of(own), settings=settings)
     (gate,) = summarize(manifest, records, out="", max_leak={"mc": 0.6}, min_utility=None).gates
-    assert gate.at == "fedsplitnn, label-dp 1, by mc"
+    assert gate.at == "fedsplitnn, label-dp 1, by mc on training rows"
 
 
 def test_verdict_and_tables_name_the_defenses_that_every_training_has():
@@ -154,9 +154,61 @@ def test_constant_scores_in_an_audit_of_an_attack_without_a_number_of_its_own():
 
 def test_an_audit_that_infers_nothing_above_chance():
     chance = {"spec": replace(SPEC, defenses=(), strengths=()), "audited": "w", "alone": 0.5}
-    expect_alarm(summary_of(lambda _: block(0.5), **chance), "nothing is inferred above chance")
+    expect_alarm(summary_of(lambda _: block(0.5), **chance), "nothing is shown to be inferred above chance")
     assert not summary_of(lambda _: block(0.5), confirmed=True, **chance).alarms
     assert not summary_of(lambda _: block(0.75), **chance).alarms
+
+
+def judged(utilities, active=0.6, width=0.0):
+    """A report by the utility of the joint model at each strength; ``width`` is that of the jackknife's values."""
+
+    def changes(row):
+        value, groups = utilities[row.strength], np.linspace(-width, width, GROUPS)
+        utility = replace(block(value), without=tuple(value + groups))
+        return {"utility": utility, "active_alone": None if row.strength else active}
+
+    return summary_of(lambda row: block(0.75 if row.strength == 0 else 0.7), changes=changes)
+
+
+@pytest.mark.parametrize(
+    ("utility", "active", "text"),
+    [(0.226, 0.896, "worse than the active party alone: auc 0.226, and 0.896"), (0.226, None, "no better than chance"),
+     (0.5, None, "no better than chance"), (0.8, 0.896, "worse than")],
+)  # fmt: skip
+def test_a_joint_model_that_is_of_no_use(utility, active, text):
+    summary = judged({0: utility, 1: utility}, active)
+    assert text in summary.alarms[0]
+    assert not any("best defense" in sentence for sentence in summary.verdict)
+    assert True not in [gate.holds for gate in summary.gates]
+
+
+def test_a_joint_model_that_is_not_shown_to_be_worse_is_a_note():
+    summary = judged({0: 0.8, 1: 0.8}, 0.81, width=0.1)
+    assert not summary.alarms
+    assert any("the joint model is worse than" in note for note in summary.notes)
+
+
+@pytest.mark.parametrize(("utility", "why"), [(0.55, "worse than"), (0.45, "worse than"), (0.79, "")])
+def test_a_defense_that_leaves_a_joint_model_of_no_use_is_not_recommended(utility, why):
+    summary = judged({0: 0.8, 1: utility})
+    assert not summary.alarms, "it is not what was set up"
+    last = summary.verdict[-1]
+    assert ("the best defense" in last) is not bool(why)
+    assert last.startswith("No defense is recommended" if why else "By the upper end")
+    assert any(f"Under the tested defenses, the joint model is {why}" in one for one in summary.verdict) is bool(why)
+    holds = {gate.gate: (gate.holds, gate.why) for gate in summary.gates}
+    assert holds["max-leak mc"][0] is False
+    assert holds["max-leak worst"][0] is (None if why else True)
+    assert why in holds["max-leak worst"][1]
+
+
+def test_the_rows_of_a_gate_are_named():
+    """The upper end .77 is of training rows; the table prints the interval on test rows."""
+    changes = {"changes": lambda _: {"leak": {"train": block(0.75), "test": block(0.6)}}, "alone": 0.55}
+    (gate,) = summarize(manifest_of(SPEC), summary_records(SPEC, **changes), out="", max_leak={"mc": 0.7},
+                        min_utility=None).gates  # fmt: skip
+    assert gate.worst > 0.7
+    assert gate.at.endswith("by mc on training rows")
 
 
 def test_the_number_of_trainings_has_a_bound():

@@ -569,7 +569,7 @@ def test_leak_gate_takes_the_far_end_on_the_worse_rows(limit, holds):
     (gate,) = summary_of(max_leak={"mc": limit}).gates
     assert gate.holds is holds
     assert gate.worst == pytest.approx(ends_of([0.71, 0.73, 0.75])[1])
-    assert gate.at == "fedsplitnn, iso 1, by mc", "the undefended row is not what the gate is about"
+    assert gate.at == "fedsplitnn, iso 1, by mc on training rows", "the undefended row is not what the gate is about"
 
 
 def test_a_gate_on_worst_is_one_on_the_headline():

@@ -197,7 +197,7 @@ def test_labels_that_belong_to_other_rows_are_suspected(made):
     store = Store(made.folder / "o")
     with store.lock():
         list(job.compute(audit, audit.manifest([]), store))
-    assert "nothing is inferred above chance" in " ".join(Report.read(made.folder / "o").summary.alarms)
+    assert "nothing is shown to be inferred above chance" in " ".join(Report.read(made.folder / "o").summary.alarms)
 
 
 def test_the_only_other_column_of_a_table_has_the_ids(made):

@@ -71,18 +71,37 @@ def test_no_defense_is_recommended_unless_all_attacks_that_could_be_mounted_were
         assert "best" not in second
 
 
-def test_what_alone_reaches_is_not_said_of_an_attack():
-    strong, weak = point(0.73, strength=5), point(0.712, strength=25, advantage=0.0)
-    alone = replace(weak, choice="alone")
+def test_no_more_than_alone_is_decided_by_what_the_attacks_reach():
+    """Whichever the headline names: an advantage whose interval includes 0 is not shown."""
+    strong, weak = point(0.73, strength=5), point(0.712, strength=25, advantage=0.0, utility=0.77)
     part = Coverage(["mc"], ["fusion"])
-    _, last = verdict([point(0.8), strong, alone], "bureau", 80, part)
-    assert "Under iso 5, mc reaches AUC .73. Under iso 25, mc reaches no more than bureau does without" in last
-    assert "joining (AUC .71)" in last
-    _, last = verdict([point(0.8), alone], "bureau", 80, Coverage(["mc", "norm"], ["fusion"]))
+    for headline in (weak, replace(weak, choice="alone")):
+        _, last = verdict([point(0.8), strong, headline], "bureau", 80, part)
+        assert "Under iso 5, mc reaches AUC .73. Under iso 25, mc reaches no more than bureau does without" in last
+        assert "as far as 5 seeds show (AUC .71, .70 without joining), at a cost in points of utility of 3.0" in last
+    _, last = verdict([point(0.8), replace(weak, utility=point(0.8).utility)], "bureau", 80, part)
     assert "reaches AUC" not in last
-    assert "Under the tested defenses, the attacks that ran reach no more than bureau does without" in last
-    _, last = verdict([point(0.8), strong, weak], "bureau", 80, part)
-    assert "Under the tested defenses, mc reaches AUC .71 to .73;" in last
+    assert "cost" not in last
+
+
+@pytest.mark.parametrize(("gain", "shown"), [(0.04, False), (0.06, True)])
+def test_an_attack_above_a_headline_of_alone_is_not_passed_over(gain, shown):
+    """The interval of the advantage is .05 to both sides."""
+    headline = replace(point(0.868, strength=5, alone=0.868, advantage=0.0), choice="alone")
+    fusion = replace(point(0.868 + gain, strength=5, alone=0.868, advantage=gain), attack="fusion")
+    tested = Coverage(["mc", "fusion"], ["norm"])
+    _, last = verdict([point(0.95), headline], "net", 10, tested, attacks=[fusion])
+    assert ("the strongest of them reaches AUC .93" in last) is shown
+    assert ("reach no more than net does without joining, as far as 5 seeds show (AUC .91, .87" in last) is not shown
+
+
+@pytest.mark.parametrize("leak", [0.51, 0.45, 1.0])
+def test_what_is_not_told_from_chance_is_not_called_inferred(leak):
+    few = point(leak, alone=0.55)
+    few = replace(few, leak=replace(few.leak, ci95=(0.2, 1.0)))
+    first, _ = verdict([few], "net", 10, ALL)
+    assert first.startswith("These runs do not show that net infers the labels: AUC ")
+    assert first.endswith(".50 by chance and .55 without joining.")
 
 
 @pytest.mark.parametrize(
@@ -192,8 +211,8 @@ def test_no_more_than_without_joining_is_said_so():
         in first
     )
     assert second == (
-        "Not tested: 1 attack that it could mount on this and other targets, and 2 attacks that could not be run on "
-        "this material. The leak may be larger: add --attack all to run them."
+        "Not tested: 1 attack that it could mount on this and other targets (add --attack all to run them), and 2 "
+        "attacks that could not be run on this material. The leak may be larger."
     )
 
 

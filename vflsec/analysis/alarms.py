@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from vflsec.analysis.results import Leak, Point
+from vflsec.analysis.usefulness import Place, Useless, sentences
 from vflsec.core.checks import count
 from vflsec.records.manifest import Manifest, RowEntry
 from vflsec.records.schema import Record, Result
@@ -19,15 +20,19 @@ LEAST_USED = 0.5
 """If all parties hold no more than this share of the smallest one's rows, their ids may be written differently."""
 
 
-def alarms(manifest: Manifest, records: Mapping[str, Record], points: Sequence[Point]) -> list[str]:
+def alarms(
+    manifest: Manifest, records: Mapping[str, Record], points: Sequence[Point], useless: Mapping[Place, Useless]
+) -> list[str]:
     """Return a sentence for each sign, with the way out.
 
     Args:
         manifest: of the report.
         records: by key.
         points: of the attacks, without headlines.
+        useless: the joint models that are of no use; with a defense, it may be the cause.
     """
     found = [*manifest.misfit, *_few_used(manifest), *_known(manifest, records), *_collapsed(manifest, records)]
+    found += [f"{line}: check labels and ids, or train a better model" for line in sentences(useless, is_shown=True)]
     return [*found, *_constant(manifest, records), *_far_below(manifest, records, points)]
 
 

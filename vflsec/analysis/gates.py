@@ -11,6 +11,7 @@ import msgspec
 
 from vflsec.analysis.groups import USABLE
 from vflsec.analysis.results import Damage, Gate, Leak, Measure, Point
+from vflsec.analysis.usefulness import Place, Useless
 from vflsec.core import registry
 from vflsec.core.checks import count, unknown
 from vflsec.core.errors import UsageError
@@ -18,6 +19,7 @@ from vflsec.records.manifest import AUDITED, INTEGRITY, UNDEFENDED, Manifest
 
 ALARMED = "see the NOTEs"
 NO_DEFENSE = "no defense can change it"
+ROWS = {"train": "training rows", "test": "test rows", "candidates": "candidate rows"}
 
 Limits = Mapping[str, float]
 Shown = TypeVar("Shown", Point, Damage)
@@ -51,6 +53,7 @@ def gates(
     max_undetected: float | None = None,
     alone_lost: bool = False,
     alarmed: bool = False,
+    useless: Mapping[Place, Useless] | None = None,
     not_run: int = 0,
     undefended: str = UNDEFENDED,
 ) -> list[Gate]:
@@ -69,6 +72,7 @@ def gates(
         max_undetected: a limit on the advantage of the headline that could have been overlooked, or None.
         alone_lost: whether an attack without the federation gave no number, so that ``worst`` may be too low.
         alarmed: whether there is an alarm, see ``vflsec.analysis.alarms``.
+        useless: joint models that are of no use: with one that is shown to be, no gate holds.
         not_run: attacks that could be mounted and were not run, of which a gate on ``worst`` that holds tells.
         undefended: what strength 0 has.
     """
@@ -77,10 +81,13 @@ def gates(
     for attack, limit in max_leak.items():
         points_of_attack = [p for p in defended if _is_limited(p, attack)]
         covered = defended if attack == "worst" else points_of_attack
-        ends = [(_upper(leak), p) for p in covered for leak in (p.leak, p.leak_train) if leak.mean is not None]
+        ends = [
+            (_upper(leak), p, leak.rows) for p in covered for leak in (p.leak, p.leak_train) if leak.mean is not None
+        ]
         worst = max(ends, key=lambda end: (end[0], end[1].choice == "alone"), default=None)
         kept = worst is not None and worst[0] <= limit
-        gate = _gate(f"max-leak {attack}", limit, worst, points_of_attack, kept, undefended)
+        end, rows = (worst[:2], worst[2]) if worst else (None, "")
+        gate = _gate(f"max-leak {attack}", limit, end, points_of_attack, kept, undefended, rows)
         if attack == "worst" and NO_DEFENSE not in gate.at and _alone_exceeds(covered, limit):
             at = f"{gate.at} (alone exceeds the limit without joining, too: {NO_DEFENSE})"
             gate = msgspec.structs.replace(gate, at=at)
@@ -105,7 +112,12 @@ def gates(
         kept = largest is not None and largest[0] <= max_undetected
         gate = _gate("max-undetected", max_undetected, largest, headlines, kept, undefended)
         checked.append(_undecided(gate) if len(seen) < len(headlines) else gate)
-    return [_undecided(gate, ALARMED) for gate in checked] if alarmed else checked
+    spoiled = [(p, one) for p in defended if (one := (useless or {}).get(p.place)) and one.is_shown]
+    if alarmed or not spoiled:
+        return [_undecided(gate, ALARMED) for gate in checked] if alarmed else checked
+    point, reason = spoiled[0]
+    why = f"with {point.defense} {point.strength:g} the joint model is {reason.why}"
+    return [_undecided(gate, why) for gate in checked]
 
 
 def _undecided(gate: Gate, why: str = "") -> Gate:
@@ -137,6 +149,7 @@ def _gate(
     among: Sequence[Point | Damage],
     kept: bool,
     undefended: str,
+    rows: str = "",
 ) -> Gate:
     """Return the gate; it cannot hold if some cell gave no number."""
     if worst is None:
@@ -151,6 +164,7 @@ def _gate(
         at = (
             f"{point.choice or point.attack}" if point.method == AUDITED else f"{at}, by {point.choice or point.attack}"
         )
+        at += f" on {' and '.join(ROWS.get(name, name) for name in rows.split('+'))}"
         at += f" (without joining: {NO_DEFENSE})" if point.choice == "alone" else ""
     return Gate(gate=name, limit=limit, worst=value, at=at, holds=None if kept and lost else kept)
 

@@ -141,6 +141,11 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     among: int = 0
 
     @property
+    def place(self) -> tuple[str, str, float]:
+        """Method, defense and strength."""
+        return self.method, self.defense, self.strength
+
+    @property
     def asked(self) -> str:
         """What is recovered, in words: ``attribute AGE of bank, above its median 34``, ``labels``."""
         name = " ".join(filter(None, [self.target.split(" ")[0], self.column]))

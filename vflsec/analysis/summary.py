@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from statistics import fmean
 
 import msgspec
 
@@ -17,14 +16,12 @@ from vflsec.analysis.ranking import disagreements, exposed, front, orders, ranks
 from vflsec.analysis.results import Gate, Point, Summary
 from vflsec.analysis.stopping import stopped
 from vflsec.analysis.trainings import notes_on_spending, notes_on_trainings, spending_of
+from vflsec.analysis.usefulness import sentences, useless_models
 from vflsec.analysis.verdict import Coverage, listed, verdict, way_to_run
 from vflsec.core.checks import count
 from vflsec.records.limits import RunLimits
 from vflsec.records.manifest import AttackEntry, Manifest, RowEntry
 from vflsec.records.schema import FAILED, Record, Result
-
-SAME = 0.0005
-"""Utilities that differ by less look equal in a table."""
 
 MOST_OF_DATA = 8
 """So many warnings of the data are notes of a report."""
@@ -83,7 +80,8 @@ def summarize(
     places, (run, not_run) = exposed(points, worst), _mountable(manifest, records)
     rest = way_to_run(not_run, manifest.left_out, audited=bool(manifest.audited))
     tested = Coverage(run, not_run, len(manifest.left_out), rest)
-    lost, alarmed = _lost(manifest, records), alarms(manifest, records, points)
+    lost, useless = _lost(manifest, records), useless_models(manifest, records)
+    alarmed = alarms(manifest, records, points, useless)
     if manifest.audited and not manifest.confirmed:
         alarmed += _nothing_above_chance(worst)
     judged = partial(
@@ -92,6 +90,7 @@ def summarize(
         damages=broken,
         alone_lost=bool(lost),
         alarmed=bool(alarmed),
+        useless=useless,
         not_run=len(not_run),
         undefended=manifest.undefended,
     )
@@ -115,6 +114,7 @@ def summarize(
         gates=_gates(given, stored, judged),
         notes=[
             *_notes(manifest, records),
+            *sentences(useless, is_shown=False),
             *([] if manifest.audited else notes_on_trainings(points)),
             *notes_on_spending(spending, points),
         ],
@@ -127,7 +127,14 @@ def summarize(
         mountable=len(run) + len(not_run),
         left_out=manifest.left_out,
         verdict=verdict(
-            worst, manifest.adversary, _known(manifest), tested, alarmed=bool(alarmed), undefended=manifest.undefended
+            worst,
+            manifest.adversary,
+            _known(manifest),
+            tested,
+            attacks=points,
+            useless=useless,
+            alarmed=bool(alarmed),
+            undefended=manifest.undefended,
         ),
         audited=manifest.audited,
         alarms=alarmed,
@@ -150,7 +157,7 @@ def _gates(given: RunLimits, stored: Sequence[RunLimits], judged: Callable[..., 
 
 
 def _nothing_above_chance(worst: Sequence[Point]) -> list[str]:
-    """Return the alarm that labels may be of other rows, if the adversary's own columns tell nothing of them either."""
+    """Return the alarm that labels may be of other rows, if its own columns are not shown to tell of them either."""
     leaks = [point.leak for point in worst if point.target == "labels"]
     ends = [end for leak in leaks for end in (leak.ci95[0], leak.alone_ci95[0])]
     chances = [leak.chance for leak in leaks]
@@ -159,7 +166,10 @@ def _nothing_above_chance(worst: Sequence[Point]) -> list[str]:
     largest = max(float(chance or 0.0) for chance in chances)
     if any(float(low or 0.0) > largest for low in ends):
         return []
-    return ["nothing is inferred above chance, nor without joining: check the ids of the labels, then --confirm-fit"]
+    return [
+        "nothing is shown to be inferred above chance, not even without joining: rows are too few, or labels are of "
+        "other rows: check their ids, then --confirm-fit"
+    ]
 
 
 def _known(manifest: Manifest) -> int:
@@ -191,29 +201,6 @@ def _lost(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
         if record is None or record.status in FAILED:
             lost.setdefault(one.label, []).append(one.seed)
     return [f"{label} ({count(len(set(seeds)), 'seed')})" for label, seeds in lost.items()]
-
-
-def _no_gain(manifest: Manifest, trained: Sequence[Result]) -> list[str]:
-    """Return a note for each method whose joint model is worse than the active party alone, without a defense."""
-    notes = []
-    for method in dict.fromkeys(row.method for row in manifest.rows):
-        pairs = {
-            one.seed: (one.utility, one.active_alone)
-            for one in trained
-            if one.method == method and one.utility is not None and one.active_alone is not None and not one.control
-        }
-        if not pairs:
-            continue
-        joint = fmean(utility.headline for utility, _ in pairs.values())
-        alone = fmean(own for _, own in pairs.values())
-        if joint < alone - SAME:
-            active = manifest.names.get("active", "the active party")
-            metric = next(iter(pairs.values()))[0].metric
-            notes.append(
-                f"{method}: the joint model is worse than {active} alone: {metric} {joint:.3f}, and {alone:.3f} by a "
-                f"quick model of its own columns"
-            )
-    return notes
 
 
 def _weak_model(trained: Sequence[Result]) -> list[str]:
@@ -269,6 +256,6 @@ def _notes(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
     blocks = [*(block for one in own for block in one.leak.values()), *(one.utility for one in trained if one.utility)]
     if manifest.seeds > 1 and any(block.without is None for block in blocks):
         notes.append(UNGROUPED)
-    notes += [*_no_gain(manifest, trained), *_weak_model(trained)]
+    notes += _weak_model(trained)
     notes += [note if manifest.audited else f"{one.method}: {note}" for one in trained for note in one.notes]
     return list(dict.fromkeys(notes))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 from vflsec.analysis.groups import USABLE
 from vflsec.analysis.results import Leak, Point
+from vflsec.analysis.usefulness import Place, Useless
 from vflsec.core.checks import count
 from vflsec.records.manifest import UNDEFENDED
 
@@ -65,19 +66,23 @@ def verdict(
     known: int,
     tested: Coverage,
     *,
+    attacks: Sequence[Point] = (),
+    useless: Mapping[Place, Useless] | None = None,
     alarmed: bool = False,
     undefended: str = UNDEFENDED,
 ) -> list[str]:
     """Return sentences: what the adversary infers without a defense, labels first, then what a defense leaves.
 
-    A defense is recommended only if all attacks that could be mounted were run and gave a number, and if there is no
-    alarm. Without a defense, the last sentence says what was not tested.
+    A defense is recommended only if all attacks that could be mounted were run and gave a number, if there is no alarm,
+    and if the joint model that it leaves is of use. Without a defense, the last sentence says what was not tested.
 
     Args:
         worst: the headlines.
         adversary: its name.
         known: the number of labels that it knows.
         tested: the attacks that were run, and those that were not.
+        attacks: the points of single attacks.
+        useless: the joint models that are of no use.
         alarmed: whether there is an alarm, see ``vflsec.analysis.alarms``.
         undefended: what strength 0 has.
     """
@@ -90,16 +95,22 @@ def verdict(
         return []
     start = max(clean, key=lambda point: point.leak.mean or 0.0)
     defended = [point for point in found if point.strength > 0 and point.utility.mean is not None]
+    spoiled = [(point, one.why) for point in defended if (one := (useless or {}).get(point.place))]
     also = [_also(point, adversary) for point in worst if point.target != first and point.strength == 0]
+    if not alarmed:
+        also += _of_no_use(spoiled, defended)
     if alarmed:
         last = "Do not rely on these numbers until the notes above are resolved."
     elif tested.not_run and defended:
-        last = _in_part(tested, defended, adversary)
+        last = _in_part(tested, start, defended, attacks, adversary)
     elif any(set(point.statuses) - set(USABLE) for point in defended):
         last = "No defense is recommended: some results are missing or failed, and the leak may be larger there."
+    elif spoiled and len(spoiled) == len(defended):
+        last = "No defense is recommended."
     else:
         several = len({point.method for point in found}) > 1
-        last = _left(start, defended, several=several) or _untested(tested, undefended)
+        left = [point for point in defended if point not in [one for one, _ in spoiled]]
+        last = _left(start, left, several=several) or _untested(tested, undefended)
     every = f"Every training has the defense {undefended}." if undefended != UNDEFENDED else ""
     return [*filter(None, (every, _inferred(start, adversary, known), *also)), last]
 
@@ -118,13 +129,14 @@ def _inferred(point: Point, adversary: str, known: int) -> str:
     knowing = f"With {given.format(known)}, " if known else ""
     chance = f", {_two(leak.chance)} by chance" if point.victim and leak.alone is not None else ""
     measure = f"{_measured(leak)}{chance}"
+    low = leak.ci95[0]
+    if leak.chance is not None and (leak.alone is None if low is None else low <= leak.chance):
+        alone = "" if leak.alone is None else f" and {_two(leak.alone)} without joining"
+        return (
+            f"These runs do not show that {adversary} infers {target}: {_measured(leak)} on {rows}, "
+            f"{_two(leak.chance)} by chance{alone}."
+        )
     if leak.alone is None:
-        low = leak.ci95[0]
-        if leak.chance is not None and (low is None or low <= leak.chance):
-            return (
-                f"These runs do not show that {adversary} infers {target}: {measure} on {rows}, "
-                f"{_two(leak.chance)} by chance."
-            )
         return f"{adversary} infers {target} of {rows} with {measure} ({_two(leak.chance)} by chance)."
     if (leak.advantage or 0.0) > 0 and not _more_than_alone(leak):
         few = f" {leak.n} draws" if leak.interval == "draws and rows" and leak.n < FEW else ""
@@ -218,23 +230,40 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _in_part(tested: Coverage, defended: Sequence[Point], adversary: str) -> str:
+def _of_no_use(spoiled: Sequence[tuple[Point, str]], defended: Sequence[Point]) -> list[str]:
+    """Return a sentence for each reason why a defense leaves a joint model that is of no use."""
+    return [
+        f"{_under([point for point, one in spoiled if one == why], defended)}, the joint model is {why}: such a "
+        f"defense is not recommended."
+        for why in dict.fromkeys(why for _, why in spoiled)
+    ]
+
+
+def _in_part(
+    tested: Coverage, start: Point, defended: Sequence[Point], attacks: Sequence[Point], adversary: str
+) -> str:
     """Return how strong the attacks were that ran, where others could be mounted: no defense is recommended.
 
-    A headline that is *alone* is what no attack reaches.
+    A strength gives away more than *alone* if the interval of an attack on some rows shows it.
     """
     ran, every = len(tested.run), len(tested.run) + len(tested.not_run)
     if not ran:  # nothing but baselines, which read no message
         none_of = f"none of the {count(every, 'attack')} that it could mount was run"
         return f"No defense is recommended: {none_of}; they may infer far more: {tested.rest} to run them."
-    alone = [point for point in defended if "alone" in point.choice.split(", ") and not _more_than_alone(point.leak)]
-    attacked = [point for point in defended if point not in alone]
+    leaks = {point.place: _leaks(point, attacks) for point in defended}
+    attacked = [p for p in defended if any(one.alone is None or _more_than_alone(one) for one in leaks[p.place])]
     who = tested.run[0] if ran == 1 else "the strongest of them"
-    reached = [f"{_under(attacked, defended)}, {who} reaches {_range(attacked)}"] if attacked else []
-    those = "the attacks that ran reach" if ran != 1 else f"{tested.run[0]} reaches"
-    if alone:
+    most = {place: max(some, key=_gain) for place, some in leaks.items()}
+    reached = []
+    if attacked:
+        reached.append(f"{_under(attacked, defended)}, {who} reaches {_range([most[p.place] for p in attacked])}")
+    if alone := [point for point in defended if point not in attacked]:
+        those = "the attacks that ran reach" if ran != 1 else f"{tested.run[0]} reaches"
+        leak = max((most[point.place] for point in alone), key=_gain)
         reached.append(
-            f"{_under(alone, defended)}, {those} no more than {adversary} does without joining ({_range(alone)})"
+            f"{_under(alone, defended)}, {those} no more than {adversary} does without joining, as far as "
+            f"{count(leak.n, 'seed')} show{'s' * (leak.n == 1)} ({_range([leak])}, {_two(leak.alone)} without "
+            f"joining){_large_costs(start, alone, defended)}"
         )
     return (
         f"No defense is recommended: only {ran} of the {count(every, 'attack')} that it could mount, on this and other "
@@ -243,19 +272,41 @@ def _in_part(tested: Coverage, defended: Sequence[Point], adversary: str) -> str
     )
 
 
+def _leaks(point: Point, attacks: Sequence[Point]) -> list[Leak]:
+    """Return the leaks at the place of a headline, its own and those of all attacks on the same, on all rows."""
+    same = [one for one in attacks if (one.place, one.target) == (point.place, point.target)]
+    return [leak for one in (point, *same) for leak in (one.leak, one.leak_train) if leak.mean is not None]
+
+
+def _large_costs(start: Point, points: Sequence[Point], defended: Sequence[Point]) -> str:
+    """Return which defenses cost more than two points of utility, and how many."""
+    costs = [(start.utility.mean or 0.0) - (point.utility.mean or 0.0) for point in points]
+    large = [
+        f"{100 * cost:.1f} with {name}"
+        for cost, name in zip(costs, _names(points, defended), strict=True)
+        if cost > LARGE_COST
+    ]
+    return f", at a cost in points of utility of {' and '.join(large)}" if large else ""
+
+
+def _names(points: Sequence[Point], defended: Sequence[Point]) -> list[str]:
+    """Return defense and strength, with the method if there are several."""
+    several = len({point.method for point in defended}) > 1
+    return [f"{p.method} with " * several + f"{p.defense} {p.strength:g}" for p in points]
+
+
 def _under(points: Sequence[Point], defended: Sequence[Point]) -> str:
     """Return under which of the defenses, all of them if so."""
     if len(points) == len(defended):
         return "Under the tested defenses"
-    several = len({point.method for point in defended}) > 1
-    names = listed([f"{p.method} with " * several + f"{p.defense} {p.strength:g}" for p in points])
+    names = listed(_names(points, defended))
     return f"Under {names if ' and ' in names else ' and '.join(names.rsplit(', ', 1))}"
 
 
-def _range(points: Sequence[Point]) -> str:
+def _range(leaks: Sequence[Leak]) -> str:
     """Return the measure with the least and the largest leak."""
-    means = [_two(mean) for mean in sorted(point.leak.mean or 0.0 for point in points)]
-    metric = points[0].leak.metric
+    means = [_two(mean) for mean in sorted(leak.mean or 0.0 for leak in leaks)]
+    metric = leaks[0].metric
     return f"{NAMES.get(metric, metric)} {' to '.join(dict.fromkeys([means[0], means[-1]]))}"
 
 
@@ -328,13 +379,13 @@ def _sure_of(before: Leak, after: Leak) -> str:
 
 def _untested(tested: Coverage, undefended: str) -> str:
     """Return what was not tested."""
-    not_run = [f"{count(len(tested.not_run), 'attack')} that it could mount on this and other targets"]
-    parts = not_run if tested.not_run else []
-    parts += [f"{count(tested.left_out, 'attack')} that could not be run on this material"] if tested.left_out else []
-    way = f": {tested.rest} to run them" if tested.not_run else ""
+    not_run, left_out = count(len(tested.not_run), "attack"), count(tested.left_out, "attack")
+    mountable = f"{not_run} that it could mount on this and other targets ({tested.rest} to run them)"
+    parts = [mountable] * bool(tested.not_run)
+    parts += [f"{left_out} that could not be run on this material"] * bool(tested.left_out)
     if not parts:
         return f"No {'further ' * (undefended != UNDEFENDED)}defense was tested."
-    return f"Not tested: {', and '.join(parts)}. The leak may be larger{way}."
+    return f"Not tested: {', and '.join(parts)}. The leak may be larger."
 
 
 def _more_than_alone(leak: Leak) -> bool:

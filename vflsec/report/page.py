@@ -186,7 +186,8 @@ def _figure(summary: Summary) -> str:
 
 
 def _not_tested(summary: Summary) -> str:
-    rows = [(", ".join(summary.not_run), "could be mounted, but was not run")] if summary.not_run else []
+    was = "was" if len(summary.not_run) == 1 else "were"
+    rows = [(", ".join(summary.not_run), f"could be mounted, but {was} not run")] if summary.not_run else []
     reasons: dict[str, list[str]] = {}
     for name, reason in summary.left_out.items():
         reasons.setdefault(reason.removeprefix(f"attack {name!r} "), []).append(name)
