@@ -17,7 +17,7 @@ from vflsec.records.schema import seal
 
 QUICK = [
     "eval", "--attack", "logistic", "--defense", "iso", "--lambda", "1", "--seeds", "1", "--jobs", "1",
-    "--set", "train.epochs=1", "--set", "data.n_labeled=3000",
+    "--set", "train.epochs=10", "--set", "data.n_labeled=3000",
 ]  # fmt: skip
 FAILED = "GATE max-leak logistic 0.1: FAILED"
 
