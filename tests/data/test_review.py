@@ -2,6 +2,7 @@
 
 import unicodedata
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -15,7 +16,7 @@ from vflsec.audit import job
 from vflsec.cli.eval_ import command
 from vflsec.core.errors import DataError
 from vflsec.data.checkup import check
-from vflsec.data.files import load_toml
+from vflsec.data.files import _labels, load_toml
 from vflsec.data.outliers import odd_values
 from vflsec.data.spelling import alike, canonical
 from vflsec.experiment import spec as specs
@@ -251,3 +252,11 @@ def test_warnings_reach_a_run_an_audit_and_their_reports(files, tmp_path):
         assert notes[:9] == [*many.data_notes[:8], "2 more warnings of the data: see vflsec data check"]
     ran = CliRunner().invoke(command, ["--dataset", str(path), "--adversary", "bureau", "--dry-run"])
     assert f"NOTE {warning}" in ran.stderr
+
+
+def test_only_the_rows_of_the_rare_spelling_are_to_be_corrected():
+    table = SimpleNamespace(
+        file="bank.csv", keys=lambda column, what: pd.Series(["no"] * 9 + ["yes"] * 7 + ["Yes"] * 2)
+    )
+    with pytest.raises(DataError, match="correct it in 2 rows"):
+        _labels(table, "y", pd.RangeIndex(18))

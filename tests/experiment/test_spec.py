@@ -126,6 +126,7 @@ def test_wrong_references(parse, text, message):
             "expected the strengths of swept defenses in strengths, got iso with strength 5: move it there",
         ),
         ({"fixed": ["iso"]}, "expected a strength for the fixed defense iso, got 0: write iso:lambda=5"),
+        ({"fixed": ["compress"]}, "the fixed defense compress, got 0: write compress:strength=0.5"),
         ({"fixed": ["izo:lambda=5"]}, r"unknown defense 'izo'. Did you mean iso\?"),
         ({"fixed": [5]}, r"settings: Expected 'object', got 'int' - at 'fixed\[0\]'"),
         ({"method": {"rounds": 5}}, r"got 'int' - at 'method\[...\]': write method.NAME.OPTION, with the name of"),

@@ -87,6 +87,7 @@ def run_sweep(
 def show_sweep(report: SweepReport, folder: Path, form: str) -> None:
     """Print a sweep on stdout and draw its curves; print a line if the folder cannot be written."""
     show(report, form)
+    click.echo(f"no report.html of a sweep: vflsec report {folder}/points/NAME writes the page of a point", err=True)
     try:
         for path in report.save_curve(folder):
             click.echo(f"curve: {path}", err=True)

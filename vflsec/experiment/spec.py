@@ -226,7 +226,8 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if not defense.strength:
             made = registry.load("defenses", defense.name)
             knob = "epsilon" if made.by_epsilon is not None else made.strength_name
-            example = f"{defense.name}:{knob}={min(5, max(made.strengths, default=5)):g}"
+            usual = 5 if made.by_epsilon is not None else min(5, max(made.strengths, default=5))
+            example = f"{defense.name}:{knob}={usual:g}"
             raise UsageError(f"expected a strength for the fixed defense {defense.name}, got 0: write {example}")
 
     def method_of(self, label: str) -> MethodSpec:
