@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from vflsec.audit import job
+from vflsec.audit.fit import MOSTLY
 from vflsec.audit.matching import Columns, robust
 from vflsec.audit.recorder import Recorder
 from vflsec.audit.transcript import TranscriptFolder, TranscriptWriter
@@ -187,6 +188,7 @@ def test_gradients_alone_are_checked_by_labels(world):
         (lambda g: 0 * g, "misfit", "gradients are the same in 100%"),
         (lambda g: torch.randn(g.shape), "unverified", "name it with --defense|only in part"),
         (lambda g: g[torch.randperm(len(g))], "unverified", "name it with --defense|only in part"),
+        (lambda g: g + 2 * g[torch.randperm(len(g))], "unverified", "only in part"),
     ],
 )
 def test_gradients_that_do_not_tell_of_labels_are_never_an_all_clear(world, change, outcome, message):
@@ -493,6 +495,21 @@ def test_rare_rows_are_not_taken_for_those_of_others():
     )
     assert Columns(x, rng).mixture(h).others <= 0.02
     assert Columns(x, rng).mixture(h[partly(np.arange(1000), 0.1)]).others > 0.03
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_vectors_of_the_same_people_in_another_year_are_no_all_clear(turn):
+    """Two columns stay and three change each year, so that wrong rows are predicted in part."""
+    rng = np.random.default_rng(0)
+    stay = np.repeat(rng.normal(size=(150, 1, 2)), 4, axis=1)
+    x = np.concatenate([stay, rng.normal(size=(150, 4, 3))], axis=2)
+    h = np.tanh(x @ rng.normal(size=(5, 3)))
+    columns = Columns(x.reshape(-1, 5), rng)
+    right, wrong = (columns.fit(np.roll(h, -by, axis=1).reshape(-1, 3)) for by in (0, turn))
+    assert right.p <= 0.01
+    assert right.r2 > 0.9
+    assert wrong.p <= 0.01
+    assert wrong.r2 < MOSTLY
 
 
 def test_a_few_wild_values_change_nothing():
