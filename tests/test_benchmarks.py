@@ -72,11 +72,11 @@ def test_one_table_of_membership(monkeypatch):
 def test_one_setting_of_the_fit_check():
     from click.testing import CliRunner
 
-    words = ["--seeds", "1", "--datasets", "toy", "--rows", "120", "--without-checkpoints"]
+    words = ["--seeds", "1", "--datasets", "toy", "--rows", "60,120", "--without-checkpoints"]
     found = CliRunner().invoke(load("fit_check").main, words)
     assert found.exit_code == 0, found.output
-    assert "| passive | 4 | 0 |" in found.output
-    assert found.output.count(" of 1 |") == 24
+    assert "| passive | 8 | 0 |" in found.output
+    assert found.output.count(" of 1 |") == 6 * 5
 
 
 @pytest.mark.cluster
