@@ -72,7 +72,7 @@ class AttributeInference(Attack):
         "A number is inferred as above or below its median.",
         THRESHOLD,
     )
-    version = 6
+    version = 7
     costs = "a few dozen small fits for each number of releases, and for each function of all"
     fails = (
         "if neither the task nor own columns depend on the attribute, and with an embedding as narrow as the task; an "

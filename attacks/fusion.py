@@ -73,7 +73,7 @@ class Fusion(OfClasses):
     """
 
     name = "fusion"
-    version = 12
+    version = 13
 
 
 class AttributeFusion(OfClasses):
@@ -87,7 +87,7 @@ class AttributeFusion(OfClasses):
     """
 
     name = "attribute-fusion"
-    version = 8
+    version = 9
     side = "either"
     target = "attribute"
 
@@ -115,7 +115,7 @@ class ColumnFusion(FromAllSources):
     name = "column-fusion"
     side = "either"
     target = "features"
-    version = 8
+    version = 9
 
     def __init__(self, *, victim: str | None = None) -> None:
         self.victim = victim

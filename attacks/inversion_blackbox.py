@@ -25,11 +25,11 @@ class BlackBoxInversion(Attack):
     (``model=mlp``); with a few dozen auxiliary rows ridge regression is the stronger inverse.
 
     For training rows the input is a function of all releases, since earlier bottom models send other projections of the
-    columns: all of them side by side, or their first principal components (``vflsec.inference.trajectories``), with or
-    without own columns. Or it is the mean of the last 1, 3 or 10 releases, because noise averages out. The one with the
-    smallest leave-one-out error of ridge regression on auxiliary rows is taken. A test row has one release, at
-    prediction. Test rows therefore have an inverse of their own, fitted to one release of each auxiliary row, which is
-    as noisy as they are.
+    columns: all of them side by side, their first principal components (``vflsec.inference.trajectories``) or what
+    completes these (``vflsec.inference.completion``), with or without own columns. Or it is the mean of the last 1, 3
+    or 10 releases, because noise averages out. The one with the smallest leave-one-out error of ridge regression on
+    auxiliary rows is taken. A test row has one release, at prediction. Test rows therefore have an inverse of their
+    own, fitted to one release of each auxiliary row, which is as noisy as they are.
 
     Source: He et al., ACSAC 2019, "Model inversion attacks against collaborative inference", section 5 (black box).
 
@@ -56,7 +56,7 @@ class BlackBoxInversion(Attack):
         "A function of several or all releases of a training row is the input (releases); the source sends each input "
         "once.",
     )
-    version = 4
+    version = 5
     costs = "a ridge regression for each column and choice of releases"
     fails = (
         "with a narrow embedding: if it is as wide as there are classes, little more than the label can be recovered; "

@@ -236,8 +236,11 @@ def _of_all_releases(
             for number, x in functions.first(numbers).items():
                 table = SourceTable({view.aux_split: x}, rescaled=True, linear=linear, distances=not linear)
                 yield f"{name}: {number} components of {how}", table
-        for number, x in functions.completed.items():
-            yield f"{name}: {number} completed", SourceTable({view.aux_split: x}, rescaled=True, distances=True)
+        for (number, order), x in functions.completed.items():
+            yield (
+                f"{name}: {number} completed, order {order}",
+                SourceTable({view.aux_split: x}, rescaled=True, distances=True),
+            )
 
 
 def _distinct(sources: Mapping[str, SourceTable], split: str) -> dict[str, SourceTable]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vflsec.core.layout import Layout
 from vflsec.core.message import Kind
 from vflsec.core.scaling import standardized
 from vflsec.core.view import View
@@ -24,6 +25,12 @@ MOST_KNOWN = 1024
 
 LINEAR = (8, 16)
 """Numbers of first components that a linear model reads: with more, it fits noise."""
+
+MOST_COMPLETED = 40
+"""Coordinates up to which the rows' places are computed: time and memory grow with their square."""
+
+ORDERS = (1, 2)
+"""Changes of the bottom model that are small from step to step: of a network's, or also their changes."""
 
 CURVED = (32, 64, 128)
 """Numbers of first components whose distances a kernel compares: columns are no linear function of releases."""
@@ -50,7 +57,7 @@ class Trajectories(NamedTuple):
 
     every: Tensor
     components: Tensor
-    completed: Mapping[int, Tensor]
+    completed: Mapping[tuple[int, int], Tensor]
 
     def first(self, numbers: Iterable[int]) -> dict[int, Tensor]:
         """Return the first components by their number, without repetitions."""
@@ -93,7 +100,9 @@ def trajectories_of(view: View, kind: Kind, routes: Sequence[tuple[str | None, s
 def functions_of_all(view: View, *, sender: str | None) -> list[Tensor]:
     """Return the functions (n, k) of all embeddings of each row that a linear model may read; none without any."""
     results = trajectories(view, Kind.EMBEDDING, sender=sender)
-    return [x for each in results for x in (each.every, *each.first((*LINEAR, *CURVED)).values())]
+    return [
+        x for each in results for x in (each.every, *each.first((*LINEAR, *CURVED)).values(), *each.completed.values())
+    ]
 
 
 def _trajectories(view: View, releases: Sequence[Releases]) -> list[Trajectories]:
@@ -104,16 +113,26 @@ def _trajectories(view: View, releases: Sequence[Releases]) -> list[Trajectories
         if len(values):
             every = weighed((u * values).cpu().numpy(), values.cpu().numpy(), 1, len(values)).to(u.device)
             found = Trajectories(every, u[:, : max(CURVED)] * len(u) ** 0.5, {})
-            results.append(found._replace(completed=_completed(releases, found) if aligned else {}))
+            results.append(found._replace(completed=_completed(releases, found, view.layout) if aligned else {}))
     return results
 
 
-def _completed(releases: Sequence[Releases], found: Trajectories) -> dict[int, Tensor]:
-    """Return what completes each number of components that a row's releases more than determine, and none alone."""
+def _completed(
+    releases: Sequence[Releases], found: Trajectories, layout: Layout | None
+) -> dict[tuple[int, int], Tensor]:
+    """Return what completes each number of coordinates that a row's releases more than determine, and none alone."""
     lengths = found.components.square().sum(dim=1)
     usual = lengths <= LONGEST**2 * lengths.median()
-    most = found.components.shape[1] if all(own.values.shape[1] <= max(LINEAR) for own in releases) else 0
-    return {k: completed(releases, found.components[:, :k], usual) for k in LINEAR if k < most}
+    if any(part.values.shape[1] > max(LINEAR) for part in releases):
+        return {}
+    width = layout.width if layout else 0
+    most = min(found.components.shape[1] - 1, MOST_COMPLETED)
+    numbers = sorted({k for k in (*LINEAR, width, width * 3 // 2) if 0 < k <= most})
+    return {
+        (k, order): completed(releases, found.components[:, :k], usual, order=order)
+        for k in numbers
+        for order in ORDERS
+    }
 
 
 class Block(NamedTuple):
