@@ -50,7 +50,7 @@ class _Route:
         products = torch.stack([unit @ weighted for unit in units_of_message], dim=2)  # (S, k + 1, d)
         models = smooth_models(squares, products, self.order, self.noise / self.change)
         self._learn_variances(models, squares, products)
-        slopes, constant = models.split((k, 1), dim=1)
+        slopes, constant = models[:, :k], models[:, k:]
         explained = -counts @ (slopes * constant).sum(dim=2)
         for unit, slope in zip(units, slopes.unbind(dim=2), strict=True):
             explained += unit @ slope
