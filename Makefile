@@ -72,5 +72,5 @@ release:
 	done
 	tar -xzf dist/*.tar.gz -C $(RELEASE) && $(RELEASE)/tar.gz/bin/pip install -q pytest pytest-xdist hypothesis
 	$(RELEASE)/tar.gz/bin/pip install -q --no-deps -e $(RELEASE)/vflsec-*/
-	cd $(RELEASE)/vflsec-*/ && $(RELEASE)/tar.gz/bin/pytest -q -o addopts="--import-mode=importlib" tests/core tests/analysis
+	cd $(RELEASE)/vflsec-*/ && $(RELEASE)/tar.gz/bin/pytest -q -o addopts="--import-mode=importlib" tests/core tests/results/analysis
 	ls -l dist

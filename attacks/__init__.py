@@ -44,6 +44,3 @@ CATALOGUE = {
     "rmia": "vflsec.attacks.rmia:RobustMembershipInference",
     "shadow-classifier": "vflsec.attacks.shadow_classifier:ShadowClassifier",
 }
-
-RENAMED = {"replay": "exploit"}
-"""Former names, with the present ones."""

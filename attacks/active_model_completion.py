@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.attacks.model_completion import ModelCompletion
-from vflsec.core.checks import non_negative, one_of, positive
-from vflsec.core.errors import UsageError
+from vflsec.base.checks import non_negative, one_of, positive
+from vflsec.base.errors import UsageError
 
 TINY = 1e-7
 

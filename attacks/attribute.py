@@ -11,10 +11,10 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from vflsec.base.checks import one_of, positive, positive_or_none
 from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
-from vflsec.core.checks import one_of, positive, positive_or_none
 from vflsec.core.message import Kind
 from vflsec.core.scaling import standardized
 from vflsec.core.view import Guess, Need, View

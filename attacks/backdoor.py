@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vflsec.core.checks import fraction, non_negative, positive
-from vflsec.core.errors import UsageError
+from vflsec.base.checks import fraction, non_negative, positive
+from vflsec.base.errors import UsageError
 from vflsec.core.integrity import IntegrityAttack
 from vflsec.core.message import Step
 from vflsec.core.view import Need, View

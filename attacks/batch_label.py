@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from vflsec.base.checks import positive, positive_or_none
+from vflsec.base.errors import InsufficientView
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
-from vflsec.core.checks import positive, positive_or_none
-from vflsec.core.errors import InsufficientView
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.directions import span

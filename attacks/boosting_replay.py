@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import torch
 
+from vflsec.base.checks import non_negative, positive, positive_or_none
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
-from vflsec.core.checks import non_negative, positive, positive_or_none
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.boosting_guesses import Settings, guesses
 from vflsec.inference.instance_spaces import regressed

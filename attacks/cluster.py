@@ -13,9 +13,9 @@ from sklearn.mixture import GaussianMixture
 from torch import Tensor
 from torch.nn import functional as F
 
+from vflsec.base.checks import one_of, positive
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
-from vflsec.core.checks import one_of, positive
 from vflsec.core.message import Kind
 from vflsec.core.scaling import standardized
 from vflsec.core.view import Guess, Need, View

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vflsec.base.checks import positive_or_none
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD, references
-from vflsec.core.checks import positive_or_none
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.releases import Releases, received

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vflsec.base.checks import non_negative, positive
+from vflsec.base.errors import InsufficientView
 from vflsec.core import registry
 from vflsec.core.attack import Attack
-from vflsec.core.checks import non_negative, positive
-from vflsec.core.errors import InsufficientView
 from vflsec.core.layout import Layout
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View

@@ -12,10 +12,10 @@ from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 
+from vflsec.base.checks import positive
+from vflsec.base.errors import UsageError
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
-from vflsec.core.checks import positive
-from vflsec.core.errors import UsageError
 from vflsec.core.scaling import standardized
 from vflsec.core.sparse_rows import matrix_of
 from vflsec.core.view import Guess, Need, View

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import torch
 
+from vflsec.base.checks import one_of, positive
 from vflsec.core.attack import Attack
-from vflsec.core.checks import one_of, positive
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.column_regression import Model, regressed_columns
 

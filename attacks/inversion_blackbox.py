@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vflsec.base.checks import one_of, positive, positive_or_none
 from vflsec.core import registry
 from vflsec.core.attack import Attack
-from vflsec.core.checks import one_of, positive, positive_or_none
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.column_regression import Inputs, Model, missed, regressed_columns

@@ -10,10 +10,10 @@ from sklearn.covariance import LedoitWolf
 from sklearn.linear_model import RidgeCV
 from torch import Tensor, nn
 
+from vflsec.base.checks import positive, positive_or_none
+from vflsec.base.errors import InsufficientView
 from vflsec.core import registry
 from vflsec.core.attack import Attack
-from vflsec.core.checks import positive, positive_or_none
-from vflsec.core.errors import InsufficientView
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.column_regression import on_simplex, regressed_columns

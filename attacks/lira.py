@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from vflsec.base.checks import one_of
 from vflsec.core.attack import Attack
-from vflsec.core.checks import one_of
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.shadows import confidence, even, expect_shadows
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vflsec.base.checks import one_of, positive
+from vflsec.base.errors import InsufficientView
 from vflsec.core.attack import Attack
-from vflsec.core.checks import one_of, positive
-from vflsec.core.errors import InsufficientView
 from vflsec.core.scaling import standardized
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.regression import searched

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vflsec.core.checks import share
+from vflsec.base.checks import share
 from vflsec.core.integrity import IntegrityAttack, When
 from vflsec.core.message import Step
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.dropout import _DropoutNd
 
+from vflsec.base.checks import positive
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
-from vflsec.core.checks import positive
 from vflsec.core.scaling import Standardize
 from vflsec.core.sparse_rows import SparseRows
 from vflsec.core.stacked import runs, stack, stack_modules, unstack_modules

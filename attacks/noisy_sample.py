@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vflsec.core.checks import non_negative, share
+from vflsec.base.checks import non_negative, share
 from vflsec.core.integrity import IntegrityAttack, When
 from vflsec.core.message import Step
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from vflsec.base.checks import positive_or_none
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import divided
-from vflsec.core.checks import positive_or_none
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.releases import percentiles, received

@@ -6,9 +6,9 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from vflsec.base.errors import InsufficientView
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD, thresholded
-from vflsec.core.errors import InsufficientView
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.regression import regressed
 

@@ -14,9 +14,9 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
+from vflsec.base.checks import positive
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
-from vflsec.core.checks import positive
 from vflsec.core.scaling import standardized
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.regression import log_probabilities

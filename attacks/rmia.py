@@ -9,9 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from vflsec.base.checks import one_of, share
+from vflsec.base.errors import UsageError
 from vflsec.core.attack import Attack
-from vflsec.core.checks import one_of, share
-from vflsec.core.errors import UsageError
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.shadows import even, expect_shadows, log_probability
 

@@ -12,8 +12,8 @@ from sklearn.ensemble import ExtraTreesRegressor
 from torch import Tensor
 from torch.nn import functional as F
 
+from vflsec.base.checks import positive
 from vflsec.core.attack import Attack
-from vflsec.core.checks import positive
 from vflsec.core.scaling import standardized
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.fused import fused_classes
@@ -75,7 +75,6 @@ class SelfTraining(Attack):
     verified = "the Bayes rule of Gaussian data"
     costs = "iterations x (softmax regressions and a forest on thousands of rows), after fusion"
     fails = "if the guess of fusion is so poor that wrong guesses confirm each other"
-    renamed: ClassVar[Mapping[str, str]] = {"turns": "iterations"}
 
     trust: ClassVar[float] = 0.75
     """Power of the density of z, which is less Gaussian than the model assumes."""

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from sklearn.ensemble import ExtraTreesClassifier
 
+from vflsec.base.checks import positive
 from vflsec.core.attack import Attack
-from vflsec.core.checks import positive
 from vflsec.core.view import Guess, Need, View
 
 

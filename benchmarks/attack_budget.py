@@ -17,11 +17,11 @@ import torch
 from scipy.stats import rankdata
 
 from vflsec.core.attack import Attack
-from vflsec.core.metrics import METRICS, positive_score
-from vflsec.core.statistics import over_seeds
 from vflsec.core.view import Guess, Need, View
-from vflsec.experiment.adversary import TRIALS, fold_scores, tuned
-from vflsec.experiment.spec import AuxSpec
+from vflsec.results.metrics import METRICS, positive_score
+from vflsec.results.statistics import over_seeds
+from vflsec.run.adversary import TRIALS, fold_scores, tuned
+from vflsec.run.spec import AuxSpec
 
 COLUMNS, KNOWN, ROWS = 12, 80, 1000
 LARGE = AuxSpec(n=KNOWN, budget="large")

@@ -18,10 +18,10 @@ import click
 import msgspec
 
 import vflsec
-from vflsec.analysis.results import Point
-from vflsec.analysis.summary import summarize
 from vflsec.core import registry
-from vflsec.experiment.store import Store
+from vflsec.results.analysis.results import Point
+from vflsec.results.analysis.summary import summarize
+from vflsec.run.store import Store
 
 PAGE = Path(__file__).parents[1] / "docs" / "choosing_a_defense.md"
 FOLDER = Path("runs/choosing-a-defense")

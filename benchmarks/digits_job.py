@@ -26,20 +26,20 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor
 
+from vflsec.base.seeds import derive, generator
 from vflsec.core import registry
 from vflsec.core.defense import Defense, Release
 from vflsec.core.federation import Federation
 from vflsec.core.message import Channel, Kind
-from vflsec.core.metrics import accuracy
 from vflsec.core.party import Party
-from vflsec.core.seeds import derive, generator
 from vflsec.core.settings import ModelSpec, TrainSpec
-from vflsec.core.statistics import Interval, over_seeds
 from vflsec.core.view import GroundTruth, View
-from vflsec.experiment.adversary import draw_auxiliary, view_of
-from vflsec.experiment.score import score
-from vflsec.experiment.spec import AuxSpec
-from vflsec.experiment.training import one_thread
+from vflsec.results.metrics import accuracy
+from vflsec.results.statistics import Interval, over_seeds
+from vflsec.run.adversary import draw_auxiliary, view_of
+from vflsec.run.score import score
+from vflsec.run.spec import AuxSpec
+from vflsec.run.training import one_thread
 
 SEEDS = 5
 PEER_CPU = 115

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy import optimize, stats
 
-from vflsec.core.empirical_epsilon import CONFIDENCE, epsilon_at_least, gaussian_epsilon, most_confident, one_run
+from vflsec.results.empirical_epsilon import CONFIDENCE, epsilon_at_least, gaussian_epsilon, most_confident, one_run
 
 GAMES = 1000
 TRIALS = 1750

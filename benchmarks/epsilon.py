@@ -36,7 +36,7 @@ from vflsec.defenses.gaussian_dp import ORDERS, GaussianDP
 from vflsec.defenses.label_dp import LabelDP
 from vflsec.defenses.laplace_dp import LaplaceDP
 from vflsec.defenses.ppdl import SparseVector
-from vflsec.experiment.training import one_thread
+from vflsec.run.training import one_thread
 
 EPOCHS = 4
 ROWS = 20_000

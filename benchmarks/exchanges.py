@@ -17,8 +17,8 @@ from typing import Any
 import click
 
 import vflsec
-from vflsec.analysis.results import Leak
 from vflsec.report.table import with_margin
+from vflsec.results.analysis.results import Leak
 
 PAGE = Path(__file__).with_name("exchanges.md")
 FAMILY = ("fedlocal-simsiam", "fedcssl-simsiam", "fedgssl-simsiam", "fedhssl-simsiam")

@@ -17,7 +17,7 @@ from typing import Any
 import click
 import numpy as np
 
-from vflsec.secure.roles.exposure import Exposure
+from vflsec.cipher.roles.exposure import Exposure
 from vflsec.secure.transcripts.audit import Truth
 from vflsec.secure.transcripts.score_gram import ScoreGram
 from vflsec.testing.recordings import LinearRun

@@ -35,8 +35,8 @@ from vflsec.cli import cli
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.encode import dense
 from vflsec.data.partition import Partition
-from vflsec.experiment.federation import load_dataset
-from vflsec.experiment.spec import AuxSpec
+from vflsec.run.federation import load_dataset
+from vflsec.run.spec import AuxSpec
 
 DATASETS = ("toy", "credit-default", "digits", "flights", "multiple-features")
 ROWS = (120, 400, 1000)

@@ -1,7 +1,7 @@
 """Tests of a stated epsilon: formulas without a library, and lower bounds from attacks.
 
 An attack distinguishes two neighbors, and the rates of its errors give a lower bound of epsilon
-(``vflsec.core.empirical_epsilon``). A bound above the stated epsilon refutes it; a bound below proves nothing, since
+(``vflsec.results.empirical_epsilon``). A bound above the stated epsilon refutes it; a bound below proves nothing, since
 the attack may be weak.
 """
 
@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
+from vflsec.base.seeds import generator
 from vflsec.core.defense import Defense, Release
-from vflsec.core.empirical_epsilon import Tradeoff, epsilon_at_least, gaussian_epsilon
 from vflsec.core.message import Kind, Transcript
 from vflsec.core.method import Trained
-from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
-from vflsec.experiment.cell import Cell
-from vflsec.experiment.federation import build_federation, build_method
-from vflsec.experiment.privacy import spent
-from vflsec.experiment.spec import parse_defense
+from vflsec.results.empirical_epsilon import Tradeoff, epsilon_at_least, gaussian_epsilon
+from vflsec.run.cell import Cell
+from vflsec.run.federation import build_federation, build_method
+from vflsec.run.privacy import spent
+from vflsec.run.spec import parse_defense
 
 Scores = NDArray[np.floating]
 
@@ -41,7 +41,7 @@ class Game(NamedTuple):
     Attributes:
         absent: (n,) of trials with one neighbor.
         present: (m,) of trials with the other, which the attack should score higher.
-        spent: from ``vflsec.experiment.privacy.spent``, or a defense; empty without a defense.
+        spent: from ``vflsec.run.privacy.spent``, or a defense; empty without a defense.
         tradeoff: of the mechanism, if it is one for which a tighter bound is known.
         releases: of the same row.
     """

@@ -19,11 +19,11 @@ from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import train_test_split
 
-from vflsec.analysis.intervals import DIFFERENCE, Seen, detectable, headline, interval, seen
-from vflsec.analysis.stopping import MOST, blocks
-from vflsec.core.metrics import METRICS
-from vflsec.core.statistics import GROUPS, SHARE, groups_of, over_seeds, over_seeds_and_rows, without_groups
-from vflsec.records.schema import Block
+from vflsec.results.analysis.intervals import DIFFERENCE, Seen, detectable, headline, interval, seen
+from vflsec.results.analysis.stopping import MOST, blocks
+from vflsec.results.metrics import METRICS
+from vflsec.results.records.schema import Block
+from vflsec.results.statistics import GROUPS, SHARE, groups_of, over_seeds, over_seeds_and_rows, without_groups
 
 COLUMNS = 6
 """Of each party."""

@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 
-from vflsec.core.errors import Diverged
+from vflsec.base.errors import Diverged
+from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.core.method import Trained
-from vflsec.core.statistics import over_seeds
-from vflsec.experiment import spec as specs
-from vflsec.experiment.cell import training_cell
-from vflsec.experiment.federation import build_federation, build_method
-from vflsec.experiment.score import measure
-from vflsec.experiment.training import one_thread
-from vflsec.secure.arithmetic.layout import CipherLayout
+from vflsec.results.statistics import over_seeds
+from vflsec.run import spec as specs
+from vflsec.run.cell import training_cell
+from vflsec.run.federation import build_federation, build_method
+from vflsec.run.score import measure
+from vflsec.run.training import one_thread
 from vflsec.secure.transcripts.audit import Truth
 from vflsec.secure.transcripts.delta_chain import DeltaChain
 from vflsec.secure.transcripts.recording import Header, Recording, RecordingWriter

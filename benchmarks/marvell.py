@@ -16,19 +16,19 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from vflsec.base.seeds import generator
 from vflsec.core.defense import Release
 from vflsec.core.message import Kind
-from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.defenses.iso import IsotropicNoise
 from vflsec.defenses.marvell import Marvell, moments, solve
 from vflsec.defenses.max_norm import MaxNorm
 from vflsec.defenses.perp import PerpendicularNoise
-from vflsec.experiment.cell import Cell
-from vflsec.experiment.federation import build_federation, build_method
-from vflsec.experiment.spec import DefenseSpec
-from vflsec.experiment.training import one_thread
+from vflsec.run.cell import Cell
+from vflsec.run.federation import build_federation, build_method
+from vflsec.run.spec import DefenseSpec
+from vflsec.run.training import one_thread
 
 ROWS, WIDTH = 1024, 128
 EPOCHS = 3

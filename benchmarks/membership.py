@@ -18,12 +18,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from vflsec.core.metrics import RARE
-from vflsec.experiment import engine
-from vflsec.experiment import spec as specs
-from vflsec.experiment.shadows import BATCH
-from vflsec.experiment.store import Store
-from vflsec.records.schema import Result
+from vflsec.results.metrics import RARE
+from vflsec.results.records.schema import Result
+from vflsec.run import engine
+from vflsec.run import spec as specs
+from vflsec.run.shadows import BATCH
+from vflsec.run.store import Store
 
 JOBS: dict[str, dict[str, Any]] = {
     "21,000 labels, 20 epochs": {},

@@ -39,12 +39,12 @@ from rich.console import Console
 from rich.progress import track
 from scipy import stats
 
-from vflsec.core.metrics import METRICS
-from vflsec.core.statistics import Interval, over_seeds
-from vflsec.experiment import spec as specs
-from vflsec.experiment import training
-from vflsec.experiment.cell import Cell, training_cell
-from vflsec.experiment.store import Store
+from vflsec.results.metrics import METRICS
+from vflsec.results.statistics import Interval, over_seeds
+from vflsec.run import spec as specs
+from vflsec.run import training
+from vflsec.run.cell import Cell, training_cell
+from vflsec.run.store import Store
 
 Measured = dict[str, Any]
 """What is kept of one training."""

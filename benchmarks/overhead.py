@@ -18,14 +18,14 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn import functional as F
 
+from vflsec.base.seeds import generator
 from vflsec.core.federation import Federation
-from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
-from vflsec.experiment.cell import Cell
-from vflsec.experiment.federation import build_federation, build_method
-from vflsec.experiment.spec import DefenseSpec
-from vflsec.experiment.training import one_thread
+from vflsec.run.cell import Cell
+from vflsec.run.federation import build_federation, build_method
+from vflsec.run.spec import DefenseSpec
+from vflsec.run.training import one_thread
 
 EPOCHS = 5
 PAIRS = 7

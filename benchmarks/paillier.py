@@ -29,12 +29,12 @@ from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_limits
 
-from vflsec.secure.arithmetic.cost import units, work
-from vflsec.secure.arithmetic.keys import Keys
-from vflsec.secure.arithmetic.layout import MODES, CipherLayout, Mode
-from vflsec.secure.arithmetic.linear_sgd import PRECISION, LinearSgd
-from vflsec.secure.roles.active import ActiveRole
-from vflsec.secure.roles.passive import PassiveRole
+from vflsec.cipher.arithmetic.cost import units, work
+from vflsec.cipher.arithmetic.keys import Keys
+from vflsec.cipher.arithmetic.layout import MODES, CipherLayout, Mode
+from vflsec.cipher.arithmetic.linear_sgd import PRECISION, LinearSgd
+from vflsec.cipher.roles.active import ActiveRole
+from vflsec.cipher.roles.passive import PassiveRole
 
 ROWS, WIDTH, RATE = 128, 10, 5e-4
 SAMPLES = 80_000

@@ -29,20 +29,20 @@ from rich.console import Console
 from rich.progress import track
 from torch import nn
 
+from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.core.federation import load_states
 from vflsec.core.message import Step
 from vflsec.core.method import Trained
-from vflsec.core.metrics import auc, ks
-from vflsec.experiment import spec as specs
-from vflsec.experiment import training
-from vflsec.experiment.cell import Cell, training_cell
-from vflsec.experiment.facts import StageFacts
-from vflsec.experiment.federation import build_federation, build_method, load_dataset, partition_of
-from vflsec.experiment.store import Store
 from vflsec.nn.domain_discriminators import DomainDiscriminators
 from vflsec.nn.feature_groups import DROPOUT
 from vflsec.nn.parallel import ParallelLinear, UnitLength, parallel_layers
-from vflsec.secure.arithmetic.layout import CipherLayout
+from vflsec.results.metrics import auc, ks
+from vflsec.run import spec as specs
+from vflsec.run import training
+from vflsec.run.cell import Cell, training_cell
+from vflsec.run.facts import StageFacts
+from vflsec.run.federation import build_federation, build_method, load_dataset, partition_of
+from vflsec.run.store import Store
 
 Measured = dict[str, Any]
 """What is kept of one training."""

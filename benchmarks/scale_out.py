@@ -17,9 +17,9 @@ from distributed import Client, LocalCluster
 from rich.console import Console
 from rich.table import Table
 
-from vflsec.experiment import engine
-from vflsec.experiment import spec as specs
-from vflsec.experiment.store import Store
+from vflsec.run import engine
+from vflsec.run import spec as specs
+from vflsec.run.store import Store
 
 PAIRS = 3
 SETTINGS = {
@@ -37,7 +37,7 @@ def seconds(workers: int, settings: dict[str, object] = SETTINGS) -> float:
     options = {"n_workers": workers, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
     with TemporaryDirectory() as folder, LocalCluster(host="127.0.0.1", **options) as cluster:
         with Client(cluster) as client:
-            client.run(__import__, "vflsec.experiment.runner")
+            client.run(__import__, "vflsec.run.runner")
         store = Store(Path(folder))
         todo = engine.plan(spec, store)
         began = time.perf_counter()

@@ -24,7 +24,7 @@ import click
 import numpy as np
 
 import vflsec
-from vflsec.core.statistics import over_seeds
+from vflsec.results.statistics import over_seeds
 
 PAGE = Path(__file__).parents[1] / "docs" / "two_companies.md"
 NOISE = (0.0, 0.3, 1.0, 3.0)

@@ -28,13 +28,13 @@ from rich.table import Table
 import vflsec
 from vflsec.attacks.model_completion import ModelCompletion
 from vflsec.core.attack import Attack
-from vflsec.experiment import engine, plan, training
-from vflsec.experiment import spec as specs
-from vflsec.experiment.cell import Cell
-from vflsec.experiment.engine import MOST_TOGETHER
-from vflsec.experiment.store import Store
 from vflsec.inference import many_regressions
 from vflsec.inference.many_regressions import coefficients
+from vflsec.run import engine, plan, training
+from vflsec.run import spec as specs
+from vflsec.run.cell import Cell
+from vflsec.run.engine import MOST_TOGETHER
+from vflsec.run.store import Store
 
 
 def cells(dataset: str, seeds: int) -> list[Cell]:

@@ -26,21 +26,21 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 
+from vflsec.base.seeds import generator
 from vflsec.core import registry
 from vflsec.core.federation import Federation
 from vflsec.core.layout import Layout
 from vflsec.core.message import Channel, Kind, Transcript
 from vflsec.core.party import Party
-from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, TrainSpec
-from vflsec.experiment import spec as specs
-from vflsec.experiment.adversary import view_of
-from vflsec.experiment.federation import build_federation
-from vflsec.experiment.plan import training_cell
-from vflsec.experiment.training import one_thread
 from vflsec.inference.trees.bounds import bounds
 from vflsec.inference.trees.sums import solved
 from vflsec.methods.secureboost import SecureBoost
+from vflsec.run import spec as specs
+from vflsec.run.adversary import view_of
+from vflsec.run.federation import build_federation
+from vflsec.run.plan import training_cell
+from vflsec.run.training import one_thread
 
 DATASETS = ("credit-default", "census-income", "flights")
 ORDERED = ("credit-default", "flights")  # whose columns are put in order

@@ -24,9 +24,9 @@ from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data import encode
 from vflsec.data.dataset import PartyTable, VerticalDataset
 from vflsec.data.partition import DataSpec, Partition, partition
-from vflsec.experiment import federation as federations
-from vflsec.experiment import spec as specs
-from vflsec.experiment.cell import training_cell
+from vflsec.run import federation as federations
+from vflsec.run import spec as specs
+from vflsec.run.cell import training_cell
 
 BATCH = TrainSpec().batch
 CUT = 2

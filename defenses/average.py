@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from vflsec.base.errors import UsageError
 from vflsec.core.defense import Defense, Release
-from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 
 

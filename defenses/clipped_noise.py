@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from vflsec.core.checks import positive
+from vflsec.base.checks import positive
+from vflsec.base.errors import UsageError
 from vflsec.core.defense import Defense, Release
-from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 
 GUARANTEE = (

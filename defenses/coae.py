@@ -9,8 +9,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vflsec.base.errors import Diverged
 from vflsec.core.defense import Defense
-from vflsec.core.errors import Diverged
 
 STEPS = 500
 RATE = 1e-3

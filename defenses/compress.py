@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from vflsec.core.checks import share
+from vflsec.base.checks import share
 from vflsec.core.defense import Defense, Release
 from vflsec.core.message import Kind
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
 from vflsec.defenses.gaussian_dp import Accountant, GaussianDP
 
 BATCH_NORM = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
 from vflsec.defenses.clipped_noise import ClippedNoise
 
 Accountant = Literal["rdp", "prv"]

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vflsec.base.errors import UsageError
+from vflsec.base.seeds import drawing
 from vflsec.core.defense import Defense
-from vflsec.core.errors import UsageError
-from vflsec.core.seeds import drawing
 from vflsec.nn.batches import batches
 
 EPOCHS = 20

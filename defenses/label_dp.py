@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from vflsec.base.seeds import generator
 from vflsec.core.defense import Defense
-from vflsec.core.seeds import generator
 
 
 class LabelDP(Defense):

@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from vflsec.core.checks import one_of
+from vflsec.base.checks import one_of
+from vflsec.base.errors import UsageError
 from vflsec.core.defense import Defense, Release
-from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 
 _VARIANCES = ("uv", "same", "zero")

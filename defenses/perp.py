@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vflsec.core.checks import non_negative
+from vflsec.base.checks import non_negative
+from vflsec.base.errors import UsageError
 from vflsec.core.defense import Defense, Release
-from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 
 

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from vflsec.base.errors import UsageError
+from vflsec.cipher.arithmetic.layout import CipherSpec
 from vflsec.core.defense import Defense
-from vflsec.core.errors import UsageError
 from vflsec.core.options import shares_options
-from vflsec.secure.arithmetic.layout import CipherSpec
 
 
 @shares_options(CipherSpec)

@@ -10,19 +10,15 @@ import torch
 from gmpy2 import mpz
 from numpy.typing import NDArray
 
-from vflsec.core.checks import one_of
-from vflsec.core.errors import ProtocolError, UsageError
-from vflsec.core.message import Kind
-from vflsec.core.party import Party
-from vflsec.core.protocol import FRACTION_BITS, LEAST_KEY_BITS, MOST_KEY_BITS
-from vflsec.protocols.histograms_encrypted import EncryptedHistograms
-from vflsec.secure.arithmetic.ciphertexts import Ciphertexts
-from vflsec.secure.arithmetic.cost import units
-from vflsec.secure.arithmetic.fixed_base import fixed_base_window
-from vflsec.secure.arithmetic.histograms import PairPacking, bin_products, expected_products
-from vflsec.secure.arithmetic.keys import ORDER_BITS, Keys, PublicKey
-from vflsec.secure.arithmetic.layout import MODES, Mode
-from vflsec.secure.arithmetic.randomizers import (
+from vflsec.base.checks import one_of
+from vflsec.base.errors import ProtocolError, UsageError
+from vflsec.cipher.arithmetic.ciphertexts import Ciphertexts
+from vflsec.cipher.arithmetic.cost import units
+from vflsec.cipher.arithmetic.fixed_base import fixed_base_window
+from vflsec.cipher.arithmetic.histograms import PairPacking, bin_products, expected_products
+from vflsec.cipher.arithmetic.keys import ORDER_BITS, Keys, PublicKey
+from vflsec.cipher.arithmetic.layout import MODES, Mode
+from vflsec.cipher.arithmetic.randomizers import (
     COSETS,
     SLACK,
     WITHOUT_TABLE,
@@ -31,6 +27,10 @@ from vflsec.secure.arithmetic.randomizers import (
     RandomizerSource,
     active_source,
 )
+from vflsec.core.message import Kind
+from vflsec.core.party import Party
+from vflsec.core.protocol import FRACTION_BITS, LEAST_KEY_BITS, MOST_KEY_BITS
+from vflsec.protocols.histograms_encrypted import EncryptedHistograms
 from vflsec.trees.histograms import histogram
 
 NOISE_BITS = 10  # that defenses may add to a derivative by noise
@@ -62,7 +62,7 @@ class PaillierHistograms(EncryptedHistograms):
         active: holds labels and the key.
         bits: size of the key; 2048 is about 112 bits of security, 3072 about 128; 1024 is for tests.
         mode: ``standard`` (decisional composite residuosity alone) or ``subgroup`` (faster, with an assumption of its
-            own: see ``vflsec.secure.arithmetic.keys``).
+            own: see ``vflsec.cipher.arithmetic.keys``).
         range_bits: derivatives lie within 2^range_bits of 0. None for what the run needs: 2, which is enough for
             the log loss, or 10 where a defense of the active party changes gradients.
 

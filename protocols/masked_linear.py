@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
+from vflsec.cipher.arithmetic.layout import CipherSpec
+from vflsec.cipher.roles.exchange import Exchange, Seat
 from vflsec.core.message import Kind, Step
 from vflsec.core.options import shares_options
 from vflsec.core.party import Party
 from vflsec.core.protocol import LinearBoundary
 from vflsec.core.settings import TrainSpec
-from vflsec.secure.arithmetic.layout import CipherSpec
-from vflsec.secure.roles.exchange import Exchange, Seat
 from vflsec.secure.transcripts.recording import RecordingWriter
 
 

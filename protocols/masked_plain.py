@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
 from vflsec.core.settings import TrainSpec
 from vflsec.protocols.masked_linear import MaskedLinearBoundary, RolePair
-from vflsec.secure.arithmetic.linear_sgd import LinearSgd
 
 
 class PlainMaskedBoundary(MaskedLinearBoundary):

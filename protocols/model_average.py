@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.protocol import Averaging
 

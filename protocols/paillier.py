@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
+from vflsec.cipher.arithmetic.codec import encode
+from vflsec.cipher.arithmetic.cost import estimate
+from vflsec.cipher.arithmetic.keys import Keys
+from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
+from vflsec.cipher.roles.active import ActiveRole
+from vflsec.cipher.roles.messages import ROLES
+from vflsec.cipher.roles.passive import PassiveRole
 from vflsec.core.message import Kind
 from vflsec.core.settings import TrainSpec
 from vflsec.protocols.masked_linear import MaskedLinearBoundary, RolePair
-from vflsec.secure.arithmetic.codec import encode
-from vflsec.secure.arithmetic.cost import estimate
-from vflsec.secure.arithmetic.keys import Keys
-from vflsec.secure.arithmetic.linear_sgd import LinearSgd
-from vflsec.secure.roles.active import ActiveRole
-from vflsec.secure.roles.messages import ROLES
-from vflsec.secure.roles.passive import PassiveRole
 from vflsec.secure.transcripts.recording import Header, RecordingWriter
 
 NOISE_BITS = 10  # that defenses may add to a loss gradient by noise

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vflsec.core.errors import Diverged
+from vflsec.base.errors import Diverged
 from vflsec.core.message import Kind
 from vflsec.protocols.model_average import ModelAverage
 

@@ -28,10 +28,10 @@ from nbclient import NotebookClient
 
 import vflsec
 from vflsec.core import registry
-from vflsec.experiment import recipe
 from vflsec.report import table
 from vflsec.report.report import Report
 from vflsec.report.reproduction import Reproduction
+from vflsec.run import recipe
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "reference"

@@ -14,10 +14,10 @@ import msgspec
 from click.testing import CliRunner
 
 import vflsec
-from vflsec.analysis import results
 from vflsec.cli import COMMANDS, cli
 from vflsec.core import registry
-from vflsec.records import manifest, schema
+from vflsec.results.analysis import results
+from vflsec.results.records import manifest, schema
 
 NOTE = "<!-- written by `make docs` -->\n\n"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.analysis.invariants import check_report
+from tests.results.analysis.invariants import check_report
 from vflsec.core.federation import Federation
 from vflsec.report import report
 from vflsec.testing.federations import tiny_federation

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 import vflsec
+from vflsec.base.errors import Diverged, InsufficientView, UsageError, VflsecError
 from vflsec.cli import cli
-from vflsec.core.errors import Diverged, InsufficientView, UsageError, VflsecError
 from vflsec.defenses.iso import IsotropicNoise
-from vflsec.experiment import engine
+from vflsec.run import engine
 
 SMALL = {"dataset": "toy", "data": {"options": {"rows": 300}}, "train": {"epochs": 2}}
 ATTACKED = {**SMALL, "attack": "mc:epochs=5", "aux": {"n": 20, "folds": 0}, "seeds": 2, "jobs": 1}

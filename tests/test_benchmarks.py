@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vflsec.core.statistics import Interval
+from vflsec.results.statistics import Interval
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 sys.path.append(str(FOLDER))  # benchmarks import each other, as when one is run

@@ -14,26 +14,26 @@ from typing import Any, ParamSpec, TypeVar
 import msgspec
 
 from vflsec.audit.checkpoint import TranscriptTap
-from vflsec.core.checks import unknown
-from vflsec.core.errors import Diverged, InsufficientView, StoreError, UsageError, VflsecError
+from vflsec.base.checks import unknown
+from vflsec.base.errors import Diverged, InsufficientView, StoreError, UsageError, VflsecError
 from vflsec.core.method import Progress, Trained
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.memory import keep
-from vflsec.experiment import engine, federation, naming, runner, training
-from vflsec.experiment import spec as specs
-from vflsec.experiment import sweep as sweeps
-from vflsec.experiment.cell import training_cell
-from vflsec.experiment.facts import CellFacts, StageDone
-from vflsec.experiment.grammar import split_list
-from vflsec.experiment.manifest import manifest_of
-from vflsec.experiment.mounting import KINDS
-from vflsec.experiment.plan import build_attack
-from vflsec.experiment.spec import EvalSpec
-from vflsec.experiment.store import Store, writing
-from vflsec.records.schema import Record
 from vflsec.report.progress import shown
 from vflsec.report.report import Report
 from vflsec.report.sweep import SweepReport
+from vflsec.results.records.schema import Record
+from vflsec.run import engine, federation, naming, runner, training
+from vflsec.run import spec as specs
+from vflsec.run import sweep as sweeps
+from vflsec.run.cell import training_cell
+from vflsec.run.facts import CellFacts, StageDone
+from vflsec.run.grammar import split_list
+from vflsec.run.manifest import manifest_of
+from vflsec.run.mounting import KINDS
+from vflsec.run.plan import build_attack
+from vflsec.run.spec import EvalSpec
+from vflsec.run.store import Store, writing
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from vflsec.attacks.active_model_completion import ActiveModelCompletion
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.testing.conformance import AttackConformance

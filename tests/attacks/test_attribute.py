@@ -9,11 +9,11 @@ from sklearn.linear_model import LogisticRegression as Classifier
 from sklearn.model_selection import StratifiedKFold
 
 from vflsec.attacks.attribute import AttributeInference
-from vflsec.core import metrics
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import Need, View
 from vflsec.inference.regression import PENALTIES, searched
+from vflsec.results import metrics
 from vflsec.testing.conformance import AttackConformance
 
 N = 3000

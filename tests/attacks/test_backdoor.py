@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from vflsec.attacks.backdoor import Backdoor
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
 from vflsec.core.message import Step
-from vflsec.core.metrics import METRICS
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import View
-from vflsec.experiment.adversary import view_before
-from vflsec.experiment.impact import success
-from vflsec.experiment.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
+from vflsec.results.metrics import METRICS
+from vflsec.run.adversary import view_before
+from vflsec.run.impact import success
+from vflsec.run.spec import AuxSpec
 from vflsec.testing.conformance import IntegrityConformance
 from vflsec.testing.federations import toy_federation
 

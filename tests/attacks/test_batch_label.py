@@ -9,16 +9,16 @@ from torch.nn import functional as F
 
 from vflsec.attacks.batch_label import BatchLabel, last_layers, summed
 from vflsec.attacks.exploit import ExPLoit
-from vflsec.core.errors import InsufficientView, UsageError
+from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.core.message import Kind, Message, Transcript
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import View
-from vflsec.experiment.adversary import draw_auxiliary, view_of
-from vflsec.experiment.spec import AuxSpec
 from vflsec.inference.releases import received
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.nn.bottoms import MLPBottom
 from vflsec.nn.side_by_side import SideBySide
+from vflsec.run.adversary import draw_auxiliary, view_of
+from vflsec.run.spec import AuxSpec
 from vflsec.testing.conformance import AttackConformance
 from vflsec.testing.federations import toy_federation
 

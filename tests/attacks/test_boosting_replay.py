@@ -12,18 +12,18 @@ from sklearn.metrics import roc_auc_score
 from vflsec.api import evaluate
 from vflsec.attacks.boosting_replay import BoostingReplay
 from vflsec.attacks.instance_space import InstanceSpaces
+from vflsec.base.errors import UsageError
 from vflsec.core import registry
-from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind, Transcript
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
-from vflsec.experiment.cell import Cell
-from vflsec.experiment.federation import build_federation, build_method
-from vflsec.experiment.questions import ask
-from vflsec.experiment.spec import AuxSpec, DefenseSpec
 from vflsec.inference import boosting_guesses
 from vflsec.inference.boosting_guesses import L2, LEARNING_RATE
 from vflsec.inference.trees.choices import BINS, LEAF_ROWS
+from vflsec.run.cell import Cell
+from vflsec.run.federation import build_federation, build_method
+from vflsec.run.questions import ask
+from vflsec.run.spec import AuxSpec, DefenseSpec
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,9 +5,9 @@ import inspect
 import numpy as np
 import pytest
 
+from vflsec.base.errors import UsageError
 from vflsec.core import registry
 from vflsec.core.attack import describe
-from vflsec.core.errors import UsageError
 from vflsec.core.view import Need
 
 
@@ -39,18 +39,6 @@ def test_a_number_of_releases_that_is_none_is_refused(name, option, number):
     with pytest.raises(UsageError, match=f"expected {option} > 0, got {number}"):
         registry.build("attacks", name, **{option: number})
     assert getattr(registry.build("attacks", name, **{option: 2}), option) == 2
-
-
-@pytest.mark.parametrize(("name", "option"), SEVERAL.items())
-def test_the_former_name_of_an_option_is_refused_with_the_present_one(name, option):
-    with pytest.raises(UsageError, match=f"unknown option 'turns'. It is now called {option}. Known: "):
-        registry.build("attacks", name, turns=2)
-
-
-def test_a_renamed_attack_keeps_its_random_stream():
-    with pytest.raises(UsageError, match="unknown attack 'replay'. It is now called exploit. Known: active-mc, "):
-        registry.load("attacks", "replay")
-    assert registry.load("attacks", "exploit").stream == "replay"
 
 
 def test_baselines_read_own_columns_and_nothing_else():

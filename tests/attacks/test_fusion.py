@@ -8,10 +8,10 @@ from scipy.stats import norm
 from torch import nn
 
 from vflsec.attacks.fusion import AttributeFusion, ColumnFusion, Fusion
-from vflsec.core import metrics
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
 from vflsec.inference.sources import sources
+from vflsec.results import metrics
 
 N, KNOWN = 4000, 400
 

@@ -16,17 +16,17 @@ from vflsec.attacks.norm import Norm
 from vflsec.attacks.rank_one import RankOne
 from vflsec.attacks.spectral import Spectral
 from vflsec.attacks.spectral_embedding import SpectralEmbedding
-from vflsec.core import metrics
-from vflsec.core.errors import InsufficientView, UsageError
+from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.core.message import Kind, Message, Transcript
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import View
 from vflsec.defenses.iso import IsotropicNoise
 from vflsec.defenses.phe import EncryptedBoundary
-from vflsec.experiment.adversary import draw_auxiliary, view_of
-from vflsec.experiment.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.split_method import SPLIT
+from vflsec.results import metrics
+from vflsec.run.adversary import draw_auxiliary, view_of
+from vflsec.run.spec import AuxSpec
 from vflsec.testing.conformance import AttackConformance
 from vflsec.testing.federations import toy_federation
 

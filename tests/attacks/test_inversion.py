@@ -12,13 +12,13 @@ from vflsec.attacks.grn import GenerativeRegressionNetwork, within
 from vflsec.attacks.imputation import Imputation
 from vflsec.attacks.inversion_blackbox import BlackBoxInversion
 from vflsec.attacks.inversion_whitebox import WhiteBoxInversion
-from vflsec.core import metrics
-from vflsec.core.errors import InsufficientView, UsageError
+from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.core.layout import Column, Layout
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
 from vflsec.inference.column_regression import ENOUGH, PENALTIES, missed, on_simplex
 from vflsec.nn.top import Top
+from vflsec.results import metrics
 from vflsec.testing.conformance import AttackConformance
 
 ROWS = {"train": 400, "test": 200}

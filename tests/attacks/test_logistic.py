@@ -5,7 +5,7 @@ import torch
 from sklearn.linear_model import LogisticRegression as Classifier
 
 from vflsec.attacks.logistic import LogisticRegression
-from vflsec.core.seeds import generator
+from vflsec.base.seeds import generator
 from vflsec.core.view import Need, View
 from vflsec.inference.regression import PENALTIES
 

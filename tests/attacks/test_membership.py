@@ -7,14 +7,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from vflsec.attacks.membership import MembershipInference, _of_embeddings, _of_predictions
-from vflsec.core import metrics
-from vflsec.core.errors import InsufficientView, UsageError
+from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Need, View
 from vflsec.data.partition import DataSpec
-from vflsec.experiment.questions import ask
-from vflsec.experiment.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
+from vflsec.results import metrics
+from vflsec.run.questions import ask
+from vflsec.run.spec import AuxSpec
 from vflsec.testing.conformance import AttackConformance
 from vflsec.testing.federations import toy_federation
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from vflsec.attacks.missing_feature import MissingFeature
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.settings import ModelSpec, TrainSpec
-from vflsec.experiment.adversary import view_before
-from vflsec.experiment.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
+from vflsec.run.adversary import view_before
+from vflsec.run.spec import AuxSpec
 from vflsec.testing.federations import toy_federation
 
 

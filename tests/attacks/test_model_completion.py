@@ -18,8 +18,8 @@ from vflsec.attacks.model_completion import (
     sharpen,
     slope,
 )
-from vflsec.core.errors import UsageError
-from vflsec.core.seeds import generator
+from vflsec.base.errors import UsageError
+from vflsec.base.seeds import generator
 from vflsec.core.view import View
 from vflsec.inference.convergence import still_falling
 

@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from vflsec.attacks.model_recovery import ModelRecovery
+from vflsec.base.errors import InsufficientView
 from vflsec.core import registry
-from vflsec.core.errors import InsufficientView
 from vflsec.core.message import Kind, Transcript
 from vflsec.core.method import Trained
-from vflsec.core.metrics import METRICS
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.data.partition import DataSpec
-from vflsec.experiment.questions import ask
-from vflsec.experiment.spec import AuxSpec
+from vflsec.results.metrics import METRICS
+from vflsec.run.questions import ask
+from vflsec.run.spec import AuxSpec
 from vflsec.testing.federations import toy_federation
 
 AUX = AuxSpec(n=10)

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from vflsec.attacks.noisy_sample import NoisySample
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
 from vflsec.core.message import Step
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import View
-from vflsec.experiment.adversary import view_before
-from vflsec.experiment.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
+from vflsec.run.adversary import view_before
+from vflsec.run.spec import AuxSpec
 from vflsec.testing.federations import toy_federation
 
 ROWS = 4000

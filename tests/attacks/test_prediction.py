@@ -7,9 +7,9 @@ import torch
 from torch.nn import functional as F
 
 from vflsec.attacks.prediction import ReceivedPredictions
-from vflsec.core.errors import InsufficientView
-from vflsec.core.metrics import auc
+from vflsec.base.errors import InsufficientView
 from vflsec.core.view import View
+from vflsec.results.metrics import auc
 
 LABELS = torch.randint(3, (60,), generator=torch.Generator().manual_seed(1))
 PROBABILITIES = F.one_hot(LABELS, 3) + 0.1 * torch.rand(60, 3, generator=torch.Generator().manual_seed(2))

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from vflsec.attacks.residual import Residual, unsummed
-from vflsec.core import metrics
-from vflsec.core.errors import InsufficientView
+from vflsec.base.errors import InsufficientView
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
 from vflsec.inference.directions import span
 from vflsec.inference.releases import received
+from vflsec.results import metrics
 from vflsec.testing.conformance import AttackConformance
 
 ROWS, COLUMNS = 2048, 16

@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from vflsec.attacks.fusion import Fusion
 from vflsec.attacks.self_training import FOLDS, PENALTY, ForestTraining, SelfTraining, _log_density, _Regressions
 from vflsec.attacks.trees import Trees
-from vflsec.core import metrics
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
 from vflsec.inference.fused import fused_classes
 from vflsec.inference.sources import sources
+from vflsec.results import metrics
 
 N, KNOWN = 3000, 20
 

@@ -12,17 +12,17 @@ from vflsec.attacks.lira import LikelihoodRatio
 from vflsec.attacks.membership import MembershipInference
 from vflsec.attacks.rmia import RobustMembershipInference
 from vflsec.attacks.shadow_classifier import ShadowClassifier, _confidences, _features
-from vflsec.core import metrics
-from vflsec.core.errors import InsufficientView, UsageError
+from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Shadows, View
 from vflsec.data.partition import DataSpec
-from vflsec.experiment.candidates import Candidates
-from vflsec.experiment.federation import build_federation, build_method
-from vflsec.experiment.questions import ask
-from vflsec.experiment.shadows import shadows_of
-from vflsec.experiment.spec import AuxSpec
 from vflsec.inference.shadows import log_odds
+from vflsec.results import metrics
+from vflsec.run.candidates import Candidates
+from vflsec.run.federation import build_federation, build_method
+from vflsec.run.questions import ask
+from vflsec.run.shadows import shadows_of
+from vflsec.run.spec import AuxSpec
 from vflsec.testing.federations import toy_cell
 
 N, SHADOWS = 3000, 256

@@ -17,16 +17,16 @@ from vflsec.attacks.instance_space import InstanceSpaces
 from vflsec.attacks.logistic import LogisticRegression
 from vflsec.attacks.residual_sign import ResidualSign
 from vflsec.attacks.split_order import SplitOrder
-from vflsec.core import metrics
-from vflsec.core.errors import InsufficientView, UsageError
+from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.core.layout import Column, Layout
 from vflsec.core.message import Kind, Message
-from vflsec.core.statistics import over_seeds
 from vflsec.core.view import View
-from vflsec.experiment import adversary
-from vflsec.experiment.questions import ask
-from vflsec.experiment.runner import kinds_read
-from vflsec.experiment.spec import AuxSpec
+from vflsec.results import metrics
+from vflsec.results.statistics import over_seeds
+from vflsec.run import adversary
+from vflsec.run.questions import ask
+from vflsec.run.runner import kinds_read
+from vflsec.run.spec import AuxSpec
 from vflsec.testing.federations import federation_of
 from vflsec.testing.trees import grown
 

@@ -13,13 +13,13 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from vflsec.audit import checkpoint, job
+from vflsec.base.errors import DataError, InsufficientView, StoreError, UsageError
 from vflsec.cli import cli
-from vflsec.core.errors import DataError, InsufficientView, StoreError, UsageError
-from vflsec.experiment.spec import AttackSpec
-from vflsec.experiment.store import Store, _Stored, only_writer
 from vflsec.inference import boosting_guesses
-from vflsec.records.folder import read_manifest, read_records
-from vflsec.records.schema import seal, unseal
+from vflsec.results.records.folder import read_manifest, read_records
+from vflsec.results.records.schema import seal, unseal
+from vflsec.run.spec import AttackSpec
+from vflsec.run.store import Store, _Stored, only_writer
 
 SETTINGS = ["--dataset", "digits", "--set", "train.epochs=4", "--set", "data.n_labeled=400"]
 ATTACKS = ("mc", "fusion", "averaging", "cluster")

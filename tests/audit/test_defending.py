@@ -9,12 +9,12 @@ import vflsec
 from vflsec.audit.defending import CROSSING, fits_any_loop
 from vflsec.audit.recorder import Recorder
 from vflsec.audit.transcript import TranscriptFolder
+from vflsec.base.errors import UsageError
 from vflsec.core import registry
 from vflsec.core.defense import Release
-from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
-from vflsec.experiment.federation import build_defense
-from vflsec.experiment.spec import parse_defense
+from vflsec.run.federation import build_defense
+from vflsec.run.spec import parse_defense
 
 X, Y = torch.randn(64, 5, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 2
 

@@ -176,7 +176,7 @@ from flwr.supercore.task_identity import TaskIdentity
 import vflsec
 from vflsec.audit.flower import DefenseMod, RecorderMod
 from vflsec.audit.transcript import TranscriptFolder
-from vflsec.core.errors import VflsecError
+from vflsec.base.errors import VflsecError
 
 TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
 PARTIES = {"bank": "active", "bureau": "passive", "shop": "passive"}

@@ -17,8 +17,8 @@ from vflsec.audit.fit import MOSTLY
 from vflsec.audit.matching import Columns, robust
 from vflsec.audit.recorder import Recorder
 from vflsec.audit.transcript import TranscriptFolder, TranscriptWriter
+from vflsec.base.errors import DataError, MisfitError, UsageError
 from vflsec.cli import cli
-from vflsec.core.errors import DataError, MisfitError, UsageError
 
 N, TRAIN, WIDTH = 300, 240, 12
 PARTIES = {"bank": "active", "bureau": "passive"}

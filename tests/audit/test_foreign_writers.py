@@ -16,11 +16,11 @@ from vflsec.audit.recorder import Recorder
 from vflsec.audit.subject import from_transcript
 from vflsec.audit.tables import from_table
 from vflsec.audit.transcript import Sent, TranscriptHeader, TranscriptWriter
+from vflsec.base.errors import UsageError
 from vflsec.cli import cli
-from vflsec.core.errors import UsageError
-from vflsec.experiment.spec import AttackSpec, AuxSpec
-from vflsec.experiment.store import Store
 from vflsec.report.report import Report
+from vflsec.run.spec import AttackSpec, AuxSpec
+from vflsec.run.store import Store
 
 PARTIES = {"bank": "active", "bureau": "passive"}
 TRAIN = 400

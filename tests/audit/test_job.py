@@ -21,18 +21,18 @@ from safetensors.torch import load_file, save_file
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
-from vflsec.analysis.intervals import Seen, headline, interval, seen
 from vflsec.audit import job
 from vflsec.audit.evaluation import reset
 from vflsec.audit.foreign import LastColumns, federation_of, messages_of
 from vflsec.audit.recorder import Recorder
+from vflsec.base.errors import DataError, InsufficientView, StoreError, UsageError
 from vflsec.cli import cli as command
-from vflsec.core.errors import DataError, InsufficientView, StoreError, UsageError
 from vflsec.core.message import Kind
-from vflsec.experiment.spec import AttackSpec, AuxSpec
-from vflsec.experiment.store import Store
-from vflsec.records.schema import Block
 from vflsec.report.report import Report
+from vflsec.results.analysis.intervals import Seen, headline, interval, seen
+from vflsec.results.records.schema import Block
+from vflsec.run.spec import AttackSpec, AuxSpec
+from vflsec.run.store import Store
 
 ROOT = Path(__file__).parents[2]
 FAST = ("spectral-embedding", "direction", "norm")
@@ -304,7 +304,7 @@ def test_given_auxiliary_rows_are_the_known_ones(trained, tmp_path):
     audit = prepare(trained, "embeddings.csv", "mc", aux_ids=tmp_path / "aux.txt")
     assert audit.draws == 1
     assert audit.aux.n == 30
-    from vflsec.experiment.plan import build_attack
+    from vflsec.run.plan import build_attack
 
     view = audit.asked(build_attack(AttackSpec(name="mc")), federation_of(audit.data, audit.subject, 0)).view
     assert set(audit.data.ids["train"][view.aux_rows.numpy()]) == set(train[:30])

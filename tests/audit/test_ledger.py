@@ -10,10 +10,10 @@ from click.testing import CliRunner
 from vflsec.audit.ledger import released, spent_on
 from vflsec.audit.recorder import Recorder
 from vflsec.audit.subject import from_transcript
+from vflsec.base.errors import UsageError
 from vflsec.cli import cli
-from vflsec.core.errors import UsageError
-from vflsec.experiment.federation import build_defense
-from vflsec.experiment.spec import parse_defense
+from vflsec.run.federation import build_defense
+from vflsec.run.spec import parse_defense
 
 PARTIES = ["active", "passive_1"]
 

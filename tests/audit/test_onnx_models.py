@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vflsec.audit import onnx_models
-from vflsec.core.errors import DataError
+from vflsec.base.errors import DataError
 
 pytest.importorskip("onnxruntime")
 onnx = pytest.importorskip("onnx")

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from vflsec.audit import recorder as recording
 from vflsec.audit.recorder import Recorder
 from vflsec.audit.transcript import TranscriptFolder
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
 
 PARTIES = {"bank": "active", "bureau": "passive"}
 X, Y = torch.randn(60, 7, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 2

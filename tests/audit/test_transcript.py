@@ -18,7 +18,7 @@ from vflsec.audit import node_paths, transcript
 from vflsec.audit.node_paths import NodePaths
 from vflsec.audit.subject import last_by_row
 from vflsec.audit.transcript import Sent, TranscriptFolder, TranscriptHeader, TranscriptWriter
-from vflsec.core.errors import DataError, UsageError
+from vflsec.base.errors import DataError, UsageError
 
 HEADER = TranscriptHeader(observer="bureau", parties={"bank": "active", "bureau": "passive"}, classes=2)
 

@@ -316,8 +316,8 @@ def test_a_limit_on_what_is_undetected_is_at_least_0(tmp_path, command, limit, m
 
 
 def test_interruption_is_exit_130_and_keeps_what_is_done(tmp_path, monkeypatch):
-    from tests.analysis.made import made_baseline
-    from vflsec.experiment import engine
+    from tests.results.analysis.made import made_baseline
+    from vflsec.run import engine
 
     def interrupted(todo, store, **_):
         store.append(made_baseline())
@@ -364,7 +364,7 @@ TRAIN = ["train", "--dataset", "toy", "--set", "train.epochs=1"]
 def fitted(monkeypatch):
     """What ``train`` was about to train: specification and seed."""
     from vflsec import api
-    from vflsec.core.errors import Diverged
+    from vflsec.base.errors import Diverged
 
     seen = []
 
@@ -475,7 +475,7 @@ def test_a_process_that_is_interrupted_in_training_is_exit_130_and_one_line(endi
 
 
 def test_an_interruption_before_the_first_cell_is_exit_130(monkeypatch, tmp_path):
-    from vflsec.experiment import engine
+    from vflsec.run import engine
 
     def interrupted(spec):
         raise KeyboardInterrupt
@@ -701,7 +701,7 @@ def test_a_dataset_file_that_is_a_folder_or_lacks_its_table(tmp_path):
         (["eval", "--max-leak", "0.3"], "expected NAME=LIMIT, for example mc=0.35, got '0.3'"),
         (["eval", "--max-leak", "mc=nan"], "expected a finite limit for mc, got nan"),
         (["eval", "--min-utility", "nan"], "expected a finite number, got nan"),
-        (["eval", "--max-leak", "norm=0.3"], "norm was not run: add it to --attack"),
+        (["eval", "--max-leak", "norm=0.3"], "unknown attack 'norm'. Known: mc, worst; --attack adds another"),
         (["eval", "--max-leak", "nrom=0.3"], "unknown attack 'nrom'. Known: mc, worst"),
         (
             ["eval", "--attack", "mc,backdoor", "--max-leak", "backdoor=0.3"],

@@ -16,15 +16,15 @@ from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from vflsec.analysis.alarms import MOST_KNOWN
 from vflsec.cli import cli
 from vflsec.cli.data_ import fewer_labels, with_labels
 from vflsec.data.checkup import Checkup
 from vflsec.data.files import load_toml
 from vflsec.data.partition import DataSpec, partition
-from vflsec.experiment.adversary import draw_auxiliary
-from vflsec.experiment.score import share_of_class
-from vflsec.experiment.spec import AuxSpec
+from vflsec.results.analysis.alarms import MOST_KNOWN
+from vflsec.run.adversary import draw_auxiliary
+from vflsec.run.score import share_of_class
+from vflsec.run.spec import AuxSpec
 
 SEEDS = 3
 

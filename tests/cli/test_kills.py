@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from vflsec.records.folder import read_records
+from vflsec.results.records.folder import read_records
 
 EVAL = [sys.executable, "-m", "vflsec", "eval", "--dataset", "toy", "--set", "aux.n=20", "--set", "aux.folds=0"]
 ROOM = 6_000

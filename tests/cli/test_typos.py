@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from vflsec.base.checks import suggestion
 from vflsec.cli import SETTINGS, cli
-from vflsec.core.checks import suggestion
-from vflsec.experiment.spec import TABLES
+from vflsec.run.spec import TABLES
 
 MISTAKES = """
 evl --attack mc | unknown command 'evl'. Did you mean eval?
@@ -80,7 +80,7 @@ eval --device gpu | expected --device cpu, or cuda where torch finds a GPU
 eval --jobs 0 | Invalid value for '--jobs': 0 is not in the range x>=1; see vflsec eval --help
 eval --max-leak 0.7 | expected NAME=LIMIT, for example mc=0.35, got '0.7'
 eval --max-leak mc=70% | expected NAME=LIMIT, for example mc=0.35, got 'mc=70%'
-eval --max-leak averaging=0.7 | averaging was not run: add it to --attack
+eval --max-leak averaging=0.7 | unknown attack 'averaging'. Known: mc, worst; --attack adds another
 eval --config none.toml | File 'none.toml' does not exist; see vflsec eval --help
 eval --out bank.csv | expected a folder for --out, found the file bank.csv: name another
 train --attack mc | no such option --attack; it is one of vflsec eval and vflsec audit

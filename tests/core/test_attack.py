@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from vflsec.base.errors import BadGuess, InsufficientView
 from vflsec.core.attack import Attack, describe
-from vflsec.core.errors import BadGuess, InsufficientView
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import Guess, Need, View
 

@@ -5,9 +5,9 @@ from itertools import permutations
 import pytest
 import torch
 
+from vflsec.base.errors import UsageError
 from vflsec.core import hooks
 from vflsec.core.defense import Defense, describe, touches
-from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.stack import DefenseStack
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from vflsec.base.errors import UsageError
 from vflsec.core.attack import describe
-from vflsec.core.errors import UsageError
 from vflsec.core.integrity import IntegrityAttack, integrity_attacks
 from vflsec.core.message import Step
 from vflsec.core.view import View

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from vflsec.core.errors import Diverged, UsageError
+from vflsec.base.errors import Diverged, UsageError
 from vflsec.core.federation import load_states, save_states
 from vflsec.core.method import Method, Trained
 from vflsec.core.settings import ModelSpec, TrainSpec

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from vflsec.base.errors import UsageError
 from vflsec.core import registry
-from vflsec.core.errors import UsageError
 from vflsec.core.registry import Entry
 
 MINE = '''

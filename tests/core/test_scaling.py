@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from vflsec.core.message import Kind, Message
-from vflsec.core.metrics import mse, r2
 from vflsec.core.scaling import FAR, Bounds, bounded, near, shortened, standardized, tamed
 from vflsec.core.view import View
+from vflsec.results.metrics import mse, r2
 
 WILD = (1e6, 1e12, 1e30)
 

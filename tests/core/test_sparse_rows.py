@@ -8,8 +8,8 @@ import torch
 from scipy.sparse import csr_array
 from torch import nn
 
+from vflsec.base.errors import DataError
 from vflsec.core import sparse_rows
-from vflsec.core.errors import DataError
 from vflsec.core.sparse_rows import SparseRows, matrix_of, tensor_of
 from vflsec.nn.wide import WideLinear
 

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vflsec.core.errors import NotStackable
+from vflsec.base.errors import NotStackable
+from vflsec.base.seeds import Generators, Seeds, derive, generator
 from vflsec.core.lazy_adam import LazyAdam
-from vflsec.core.seeds import Generators, Seeds, derive, generator
 from vflsec.core.stacked import Stacked, runs, stack, stack_modules, unstack_modules
 
 RUNS, ROWS = 3, 11

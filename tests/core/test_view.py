@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from vflsec.core.errors import BadGuess
+from vflsec.base.errors import BadGuess
+from vflsec.base.seeds import generator
 from vflsec.core.message import Kind, Message
-from vflsec.core.seeds import generator
 from vflsec.core.view import GroundTruth, Guess, Need, ThreatModel, View
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vflsec.core.errors import DataError
+from vflsec.base.errors import DataError
 from vflsec.data.alignment import align
 from vflsec.data.dataset import PartyTable
 

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from vflsec.core.errors import DataError, UsageError
+from vflsec.base.errors import DataError, UsageError
 from vflsec.data import CATALOGUE, bundle, census_income, credit_default, digits, multiple_features
 from vflsec.data.dataset import Card, VerticalDataset
 from vflsec.data.partition import DataSpec, partition

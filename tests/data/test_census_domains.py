@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
 from vflsec.data import CATALOGUE, bundle, census_income
 from vflsec.data.census_domains import AGES, MERGED, YEARS, load
 from vflsec.data.partition import DataSpec, partition

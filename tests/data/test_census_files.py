@@ -7,7 +7,7 @@ import pytest
 
 import vflsec
 from tests.data.layouts import write_census
-from vflsec.core.errors import DataError
+from vflsec.base.errors import DataError
 from vflsec.data import bundle, census_income, sampling
 from vflsec.data.partition import DataSpec, partition
 
@@ -57,7 +57,7 @@ def test_they_are_split_and_trained_like_the_bundled_copy(few):
 
 
 def test_a_changed_file_is_another_dataset(tmp_path):
-    from vflsec.experiment.cell import dataset_identity
+    from vflsec.run.cell import dataset_identity
 
     write_census(tmp_path, FEW)
     data = DataSpec(options={"data_dir": str(tmp_path)})

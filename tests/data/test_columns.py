@@ -8,7 +8,7 @@ import pytest
 from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from vflsec.core.errors import DataError
+from vflsec.base.errors import DataError
 from vflsec.data.dataset import PartyTable
 from vflsec.data.encode import ColumnEncoder
 from vflsec.data.files import load_toml, read_all

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 import vflsec
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
 from vflsec.data.columns_split import correlations, dealt_again
 from vflsec.data.partition import DataSpec, partition
 
@@ -131,7 +131,7 @@ def test_settings_that_contradict_each_other(settings):
 def test_columns_that_belong_together_are_not_dealt_again(name):
     try:
         data = vflsec.load_dataset(name)
-    except vflsec.core.errors.VflsecError:
+    except vflsec.base.errors.VflsecError:
         pytest.skip(f"{name} is not installed")
     with pytest.raises(UsageError, match=r"expected a dataset of plain tables for data\.columns=even"):
         partition(data, DataSpec(columns="even"), 0)

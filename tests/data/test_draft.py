@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from vflsec.core.errors import DataError, UsageError
+from vflsec.base.errors import DataError, UsageError
 from vflsec.data.draft import draft
 from vflsec.data.files import load_toml
 

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from vflsec.core.errors import DataError
+from vflsec.base.errors import DataError
 from vflsec.core.layout import Column
 from vflsec.data.alignment import align
 from vflsec.data.credit_default import load

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from vflsec.base.errors import DataError, UsageError, VflsecError
 from vflsec.cli import cli, options
-from vflsec.core.errors import DataError, UsageError, VflsecError
 from vflsec.data import CATALOGUE, bundle, fashion_mnist, idx
 from vflsec.data.dataset import Card
 from vflsec.data.partition import DataSpec, partition
-from vflsec.experiment import spec as specs
-from vflsec.experiment.cell import training_cell
+from vflsec.run import spec as specs
+from vflsec.run.cell import training_cell
 
 N_TRAIN, N_TEST = 60, 20
 TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS = fashion_mnist.FILES

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from vflsec.core.errors import DataError
+from vflsec.base.errors import DataError
 from vflsec.data.description import Format
 from vflsec.data.files import load_toml
 from vflsec.data.partition import DataSpec, partition

@@ -9,7 +9,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
 from vflsec.data import CATALOGUE, bundle, flights
 from vflsec.data.alignment import align
 from vflsec.data.dataset import Card, VerticalDataset

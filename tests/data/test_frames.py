@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 
 import vflsec
-from vflsec.core.errors import DataError, UsageError
+from vflsec.base.errors import DataError, UsageError
 from vflsec.data import memory
 from vflsec.data.files import load_toml
-from vflsec.experiment import spec as specs
+from vflsec.run import spec as specs
 
 
 def frames(rows: int = 300) -> tuple[pd.DataFrame, pd.DataFrame]:

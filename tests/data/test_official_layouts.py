@@ -10,7 +10,7 @@ import pytest
 
 import vflsec
 from tests.data.layouts import write_avazu, write_criteo, write_nus_wide, write_ppdai
-from vflsec.core.errors import DataError, UsageError
+from vflsec.base.errors import DataError, UsageError
 from vflsec.data import avazu, criteo, nus_wide, ppdai, sampling
 from vflsec.data.partition import DataSpec, partition
 
@@ -293,7 +293,7 @@ def test_options_of_ppdai_are_checked(tmp_path):
 
 
 def test_a_changed_file_is_another_dataset(tmp_path):
-    from vflsec.experiment.cell import dataset_identity
+    from vflsec.run.cell import dataset_identity
 
     data = DataSpec(options={"data_dir": str(tmp_path)})
     path = write_criteo(tmp_path)

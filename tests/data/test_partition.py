@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vflsec.core.errors import DataError, UsageError
+from vflsec.base.errors import DataError, UsageError
 from vflsec.data.dataset import PartyTable, Roles, VerticalDataset
 from vflsec.data.partition import DataSpec, partition
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 import vflsec
 from tests.data.layouts import write_bhi, write_imagenet, write_modelnet
-from vflsec.core.errors import DataError, UsageError
+from vflsec.base.errors import DataError, UsageError
 from vflsec.data import bhi, imagenet_100, modelnet, pictures
 from vflsec.data.partition import DataSpec, partition
 
@@ -234,7 +234,7 @@ def test_they_are_trained_like_any_other(name, shape, originals):
 
 
 def test_a_changed_folder_is_another_dataset(copied):
-    from vflsec.experiment.cell import dataset_identity
+    from vflsec.run.cell import dataset_identity
 
     folder = copied("bhi")
     data = DataSpec(options={"data_dir": str(folder)})

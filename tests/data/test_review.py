@@ -11,17 +11,17 @@ import pytest
 from click.testing import CliRunner
 
 import vflsec
-from vflsec.analysis.summary import summarize
 from vflsec.audit import job
+from vflsec.base.errors import DataError
 from vflsec.cli.eval_ import command
-from vflsec.core.errors import DataError
 from vflsec.data.checkup import check
 from vflsec.data.files import _labels, load_toml
 from vflsec.data.outliers import odd_values
 from vflsec.data.spelling import alike, canonical
-from vflsec.experiment import spec as specs
-from vflsec.experiment.federation import load_dataset
-from vflsec.experiment.manifest import manifest_of
+from vflsec.results.analysis.summary import summarize
+from vflsec.run import spec as specs
+from vflsec.run.federation import load_dataset
+from vflsec.run.manifest import manifest_of
 
 ROWS = 400
 RNG = np.random.default_rng(0)

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import vflsec
-from vflsec.core.errors import DataError, UsageError, VflsecError
+from vflsec.base.errors import DataError, UsageError, VflsecError
 from vflsec.data.checkup import check
 from vflsec.data.files import load_toml, read_all
 from vflsec.data.partition import DataSpec, partition

@@ -6,17 +6,18 @@ from functools import lru_cache
 import pytest
 import torch
 
-from vflsec.core import metrics, registry
+from vflsec.base.seeds import generator
+from vflsec.core import registry
 from vflsec.core.defense import Release
 from vflsec.core.message import Kind, Transcript
-from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
-from vflsec.experiment.adversary import draw_auxiliary, view_of
-from vflsec.experiment.cell import Cell
-from vflsec.experiment.federation import build_federation
-from vflsec.experiment.spec import AuxSpec, DefenseSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
+from vflsec.results import metrics
+from vflsec.run.adversary import draw_auxiliary, view_of
+from vflsec.run.cell import Cell
+from vflsec.run.federation import build_federation
+from vflsec.run.spec import AuxSpec, DefenseSpec
 
 
 @pytest.fixture(scope="session")

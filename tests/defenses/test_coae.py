@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from vflsec.core.errors import Diverged
+from vflsec.base.errors import Diverged
+from vflsec.base.seeds import drawing, generator
 from vflsec.core.federation import load_states
-from vflsec.core.metrics import accuracy
 from vflsec.core.party import Party
-from vflsec.core.seeds import drawing, generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.stack import DefenseStack
 from vflsec.defenses.coae import ConfusionalAutoencoder
 from vflsec.defenses.label_dp import LabelDP
 from vflsec.methods.fedsplitnn import FedSplitNN
+from vflsec.results.metrics import accuracy
 from vflsec.testing.federations import toy_federation
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
 from vflsec.defenses.discrete import Discretization
 
 

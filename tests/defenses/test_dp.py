@@ -10,14 +10,14 @@ from games import Game, at_least, either_label, gaussian, labels_by_their_gradie
 from opacus.accountants import PRVAccountant, RDPAccountant
 from scipy import stats
 
+from vflsec.base.errors import UsageError
+from vflsec.base.seeds import generator
 from vflsec.core.defense import Release
-from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
-from vflsec.core.seeds import generator
 from vflsec.defenses.gaussian_dp import ORDERS, GaussianDP, epsilon, noise_multiplier
 from vflsec.defenses.label_dp import LabelDP
 from vflsec.defenses.laplace_dp import LaplaceDP
-from vflsec.experiment.spec import parse_defense
+from vflsec.run.spec import parse_defense
 
 DELTA = 1e-5
 NOISES = {GaussianDP: (2, stats.norm), LaplaceDP: (1, stats.laplace)}

@@ -12,16 +12,16 @@ from torch import nn
 from torch.nn import functional as F
 
 import vflsec
-from vflsec.core.errors import UsageError
-from vflsec.core.seeds import generator
+from vflsec.base.errors import UsageError
+from vflsec.base.seeds import generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.defenses.dp_sgd import DPSGD
 from vflsec.defenses.gaussian_dp import ORDERS
-from vflsec.experiment.cell import Cell
-from vflsec.experiment.federation import build_federation, build_method
-from vflsec.experiment.privacy import spent
-from vflsec.experiment.spec import AttackSpec, parse_defense
+from vflsec.run.cell import Cell
+from vflsec.run.federation import build_federation, build_method
+from vflsec.run.privacy import spent
+from vflsec.run.spec import AttackSpec, parse_defense
 
 DELTA = 1e-5
 FAINT = 1e-12  # noise far below anything else

@@ -5,7 +5,7 @@ import torch
 from scipy import stats
 from torch.nn import functional as F
 
-from vflsec.core.seeds import drawing, generator
+from vflsec.base.seeds import drawing, generator
 from vflsec.defenses.fedpass import Passports
 
 

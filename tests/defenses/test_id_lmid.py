@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vflsec.base.seeds import generator
 from vflsec.core import registry
 from vflsec.core.defense import Release
 from vflsec.core.message import Kind
-from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.defenses.id_lmid import NodeInformation
 from vflsec.testing.federations import toy_federation

@@ -6,9 +6,9 @@ import pytest
 import torch
 from scipy import stats
 
+from vflsec.base.seeds import generator
 from vflsec.core.defense import Release
 from vflsec.core.message import Kind
-from vflsec.core.seeds import generator
 from vflsec.defenses.iso import IsotropicNoise
 
 HOOKS = {"gradient": "on_gradient", "embedding": "on_embedding", "parameters": "on_parameters"}

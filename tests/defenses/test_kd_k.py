@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from vflsec.core.errors import UsageError
-from vflsec.core.seeds import generator
+from vflsec.base.errors import UsageError
+from vflsec.base.seeds import generator
 from vflsec.defenses.kd_k import DistilledGroups
 
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from scipy import optimize, stats
 
+from vflsec.base.errors import UsageError
+from vflsec.base.seeds import generator
 from vflsec.core.defense import Release
-from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
-from vflsec.core.seeds import generator
 from vflsec.defenses.marvell import Marvell, moments, solve
-from vflsec.experiment import engine
-from vflsec.experiment import spec as specs
+from vflsec.run import engine
+from vflsec.run import spec as specs
 
 
 def release_to(labels, *, seed=0, receiver="passive_1", phase="train"):

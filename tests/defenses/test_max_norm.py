@@ -4,9 +4,9 @@ import pytest
 import torch
 from scipy import stats
 
+from vflsec.base.seeds import generator
 from vflsec.core.defense import Release
 from vflsec.core.message import Kind
-from vflsec.core.seeds import generator
 from vflsec.defenses.max_norm import MaxNorm
 
 

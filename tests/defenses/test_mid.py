@@ -5,7 +5,7 @@ import torch
 from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
 
-from vflsec.core.seeds import drawing, generator
+from vflsec.base.seeds import drawing, generator
 from vflsec.defenses.mid import InformationBottleneck, divergence
 
 

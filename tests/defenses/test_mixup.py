@@ -6,8 +6,8 @@ import torch
 from scipy import stats
 from torch.nn import functional as F
 
+from vflsec.base.seeds import generator
 from vflsec.core.party import Party
-from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.defenses.mixup import Mixup
 from vflsec.methods.fedsplitnn import FedSplitNN

@@ -4,10 +4,10 @@ import pytest
 import torch
 from scipy import stats
 
+from vflsec.base.errors import UsageError
+from vflsec.base.seeds import generator
 from vflsec.core.defense import Release
-from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
-from vflsec.core.seeds import generator
 from vflsec.defenses.perp import PerpendicularNoise
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
 from vflsec.defenses import ppdl
 from vflsec.defenses.ppdl import SparseVector
 

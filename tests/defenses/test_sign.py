@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
 from vflsec.defenses.sign import SignOnly
 
 G = torch.tensor([[3.0, -1.0], [-6.0, 0.0]])

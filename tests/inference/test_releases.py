@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from vflsec.base.errors import InsufficientView
 from vflsec.core.auxiliary import divided, oriented, references, sureness, thresholded
-from vflsec.core.errors import InsufficientView
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.releases import averages, latest, parameters, percentiles, received

@@ -9,13 +9,13 @@ from scipy.stats import spearmanr
 
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
-from vflsec.experiment.adversary import adversary
-from vflsec.experiment.adversary import view_of as view_after
 from vflsec.inference.sources import sources
 from vflsec.inference.trees.bounds import Between, Unit, bounds
 from vflsec.inference.trees.components import components, shared, weighed
 from vflsec.inference.trees.nodes import own_splits, told
 from vflsec.inference.trees.sums import _nearest, solved
+from vflsec.run.adversary import adversary
+from vflsec.run.adversary import view_of as view_after
 from vflsec.testing.federations import federation_of
 from vflsec.testing.trees import grown as trees_on
 

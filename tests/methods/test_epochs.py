@@ -6,15 +6,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from vflsec.base.errors import Diverged
 from vflsec.core.checkpoint import Checkpoint
-from vflsec.core.errors import Diverged
 from vflsec.core.message import Kind, Transcript
-from vflsec.experiment import runner, training
-from vflsec.experiment import spec as specs
-from vflsec.experiment.federation import build_federation, build_method
-from vflsec.experiment.plan import rows, training_cell
-from vflsec.experiment.store import Store
 from vflsec.methods.epochs import Epochs
+from vflsec.run import runner, training
+from vflsec.run import spec as specs
+from vflsec.run.federation import build_federation, build_method
+from vflsec.run.plan import rows, training_cell
+from vflsec.run.store import Store
 from vflsec.testing.federations import tiny_federation
 
 DATA = {"n_labeled": 90, "aligned": 0.8, "overlap": 0.8, "validation": 0.2, "options": {"rows": 240, "source": 60}}
@@ -149,7 +149,7 @@ def test_a_kill_while_the_state_is_written_leaves_the_one_before(tmp_path, monke
     def killed(_):
         raise Killed
 
-    monkeypatch.setattr("vflsec.core.files.os.fsync", killed)  # before the new file takes the place of the old one
+    monkeypatch.setattr("vflsec.base.files.os.fsync", killed)  # before the new file takes the place of the old one
     with pytest.raises(Killed):
         last_phase(wanted, path)
     assert path.read_bytes() == before

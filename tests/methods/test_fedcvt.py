@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from vflsec.base.errors import Diverged, UsageError
 from vflsec.core.defense import Defense
-from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.message import Kind, Route
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec

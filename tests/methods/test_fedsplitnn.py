@@ -8,15 +8,15 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 
+from vflsec.base.errors import Diverged, UsageError
+from vflsec.base.seeds import generator
 from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.defense import Defense
-from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.federation import load_states
 from vflsec.core.integrity import IntegrityAttack
 from vflsec.core.message import Kind, Route, Transcript
 from vflsec.core.party import Party
-from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.defenses.iso import IsotropicNoise

@@ -5,16 +5,16 @@ import inspect
 import pytest
 import torch
 
+from vflsec.base.errors import UsageError
 from vflsec.core import registry
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.defense import Defense
-from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.method import Trained
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.data.partition import DataSpec
-from vflsec.experiment.adversary import adversary, view_of
 from vflsec.inference.releases import latest
+from vflsec.run.adversary import adversary, view_of
 from vflsec.testing.federations import toy_federation
 
 DATA = DataSpec(n_labeled=40, aligned=0.5, overlap=0.8)

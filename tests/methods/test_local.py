@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from vflsec.core.errors import Diverged, UsageError
-from vflsec.core.seeds import generator
+from vflsec.base.errors import Diverged, UsageError
+from vflsec.base.seeds import generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.methods.early_stopping import EarlyStopping

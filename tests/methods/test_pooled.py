@@ -9,9 +9,9 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold, cross_val_score
 
-from vflsec.core.errors import Diverged, UsageError
+from vflsec.base.errors import Diverged, UsageError
+from vflsec.base.seeds import derive
 from vflsec.core.federation import load_states
-from vflsec.core.seeds import derive
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.methods import pooled_lightgbm

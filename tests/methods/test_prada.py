@@ -8,27 +8,27 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from vflsec.base.errors import Diverged, UsageError
+from vflsec.base.seeds import drawing, generator
 from vflsec.core import registry
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.defense import Defense
-from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.layout import Group, Grouping
 from vflsec.core.message import Kind, Transcript
 from vflsec.core.protocol import Boundary
-from vflsec.core.seeds import drawing, generator
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.defenses.iso import IsotropicNoise
 from vflsec.defenses.label_dp import LabelDP
 from vflsec.defenses.phe import EncryptedBoundary
-from vflsec.experiment import spec as specs
-from vflsec.experiment import training
-from vflsec.experiment.cell import training_cell
-from vflsec.experiment.federation import build_federation
-from vflsec.experiment.store import Store
 from vflsec.methods.adversarial_training import decay, reversal
 from vflsec.methods.prada import PrADA
 from vflsec.methods.vertical_lr import VerticalLogisticRegression
 from vflsec.nn.batches import batches
+from vflsec.run import spec as specs
+from vflsec.run import training
+from vflsec.run.cell import training_cell
+from vflsec.run.federation import build_federation
+from vflsec.run.store import Store
 from vflsec.testing.federations import toy_federation
 
 PrADAWithoutIR, PrADAWithoutFGIR, PrADAWithoutDAFGIR = (

@@ -6,8 +6,8 @@ import torch
 from click.testing import CliRunner
 
 from vflsec.audit.transcript import TranscriptFolder
+from vflsec.base.errors import UsageError
 from vflsec.cli import cli
-from vflsec.core.errors import UsageError
 from vflsec.core.method import Trained
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.defenses.phe import EncryptedBoundary

@@ -9,22 +9,22 @@ from scipy.special import expit, logit, softmax
 
 import vflsec
 import vflsec.methods.tree_growing
+from vflsec.base.errors import Diverged, UsageError
+from vflsec.base.seeds import generator
 from vflsec.core import registry
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.defense import Defense
-from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.federation import Federation
 from vflsec.core.message import Kind
 from vflsec.core.protocol import FRACTION_BITS
-from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.defenses.coae import ConfusionalAutoencoder
 from vflsec.defenses.gaussian_dp import GaussianDP
 from vflsec.defenses.iso import IsotropicNoise
 from vflsec.defenses.label_dp import LabelDP
-from vflsec.experiment import privacy
 from vflsec.methods.secureboost import SecureBoost
+from vflsec.run import privacy
 from vflsec.testing.federations import federation_of, toy_federation
 
 SMALL = {"rounds": 3, "depth": 3, "leaf_rows": 4, "bins": 8}
@@ -130,9 +130,9 @@ def test_in_prediction_training_rows_reach_the_leaves_that_they_reached_in_train
 
 
 def test_a_category_is_split_one_value_against_all_others(monkeypatch):
-    federation = vflsec.experiment.federation.build_federation(
-        vflsec.experiment.plan.training_cell(
-            vflsec.experiment.spec.read({"dataset": "census-income", "data": {"n_labeled": 400}}), "fedsplitnn", 0
+    federation = vflsec.run.federation.build_federation(
+        vflsec.run.plan.training_cell(
+            vflsec.run.spec.read({"dataset": "census-income", "data": {"n_labeled": 400}}), "fedsplitnn", 0
         ),
         "cpu",
     )

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from vflsec.base.errors import Diverged, UsageError
+from vflsec.base.seeds import drawing, generator
 from vflsec.core.checkpoint import Checkpoint
-from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.layout import Layout
 from vflsec.core.message import Kind, Route
-from vflsec.core.seeds import drawing, generator
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.data.partition import DataSpec

@@ -7,14 +7,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from vflsec.base.errors import Diverged, UsageError
+from vflsec.base.seeds import generator
 from vflsec.core import registry
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.defense import Defense
-from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.federation import load_states, save_states
 from vflsec.core.message import Kind, Route, Step
-from vflsec.core.metrics import auc
-from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.defenses.iso import IsotropicNoise
@@ -23,6 +22,7 @@ from vflsec.methods.local import Local
 from vflsec.methods.scarf_ssl import ScarfSSL, own_rows
 from vflsec.methods.split_training import SplitTraining
 from vflsec.methods.vflhlp import VFLHLP
+from vflsec.results.metrics import auc
 from vflsec.testing.federations import tiny_federation, toy_federation
 
 DATA = DataSpec(overlap=0.6, aligned=0.8, validation=0.2)

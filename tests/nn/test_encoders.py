@@ -10,9 +10,9 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
+from vflsec.base.seeds import generator
 from vflsec.core.layout import Column, Layout
-from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec
 from vflsec.nn.bottoms import MLPBottom, untrained
 from vflsec.nn.encoders import build_encoder

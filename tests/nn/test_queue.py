@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
 from vflsec.nn.losses.info_nce import info_nce
 from vflsec.nn.queue import Queue
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
 from vflsec.nn.byol import BYOL
 from vflsec.nn.moco import MoCo
 from vflsec.nn.projection import Predictor, Projector

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
+from vflsec.base.errors import ProtocolError, UsageError
+from vflsec.base.seeds import generator
+from vflsec.cipher.arithmetic import histograms
+from vflsec.cipher.arithmetic.cost import Work
+from vflsec.cipher.arithmetic.histograms import PairPacking, bin_products, expected_products
+from vflsec.cipher.arithmetic.keys import Keys
 from vflsec.core import registry
-from vflsec.core.errors import ProtocolError, UsageError
 from vflsec.core.message import Channel, Kind
 from vflsec.core.party import Party
 from vflsec.core.protocol import FRACTION_BITS, Histograms
-from vflsec.core.seeds import generator
 from vflsec.protocols.histograms_paillier import PaillierHistograms, _KeySide, _Randomizers, _SumSide
-from vflsec.secure.arithmetic import histograms
-from vflsec.secure.arithmetic.cost import Work
-from vflsec.secure.arithmetic.histograms import PairPacking, bin_products, expected_products
-from vflsec.secure.arithmetic.keys import Keys
 from vflsec.trees.histograms import histogram
 
 NAMES = ("histograms-plain", "histograms-masked", "histograms-paillier")

@@ -8,8 +8,9 @@ import pytest
 import torch
 from scipy.stats import kstest, norm
 
+from vflsec.base.errors import UsageError
+from vflsec.cipher.arithmetic.layout import CipherSpec
 from vflsec.core import registry
-from vflsec.core.errors import UsageError
 from vflsec.core.federation import load_states
 from vflsec.core.message import Kind, Step
 from vflsec.core.settings import ModelSpec, TrainSpec
@@ -24,7 +25,6 @@ from vflsec.methods.vertical_lr import VerticalLogisticRegression
 from vflsec.nn.top import SharedTop, Top
 from vflsec.protocols.masked_plain import PlainMaskedBoundary, Sealed
 from vflsec.protocols.paillier import PaillierBoundary
-from vflsec.secure.arithmetic.layout import CipherSpec
 from vflsec.testing.federations import toy_federation
 
 MODEL = ModelSpec(bottom=(6,), cut=3)

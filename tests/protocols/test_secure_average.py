@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+from vflsec.base.errors import Diverged, UsageError
+from vflsec.base.seeds import drawing, generator
 from vflsec.core import registry
-from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.message import Channel, Kind
 from vflsec.core.party import Party
-from vflsec.core.seeds import drawing, generator
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.testing.federations import toy_federation

@@ -7,13 +7,13 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from vflsec.analysis.comparison import compare
 from vflsec.cli import cli
-from vflsec.experiment import engine
-from vflsec.experiment import spec as specs
-from vflsec.experiment.manifest import manifest_of
-from vflsec.experiment.store import Store
 from vflsec.report.report import Report
+from vflsec.results.analysis.comparison import compare
+from vflsec.run import engine
+from vflsec.run import spec as specs
+from vflsec.run.manifest import manifest_of
+from vflsec.run.store import Store
 
 
 def evaluated(folder, **changes):

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from vflsec.analysis.claims import Measured
 from vflsec.cli import cli
-from vflsec.experiment.study import names, read_study
-from vflsec.records.measurements import read_measurements, write_measurements
 from vflsec.report import judgement
 from vflsec.report.judgement import Judgement, changes
+from vflsec.results.analysis.claims import Measured
+from vflsec.results.records.measurements import read_measurements, write_measurements
+from vflsec.run.study import names, read_study
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"

@@ -9,14 +9,14 @@ from html.parser import HTMLParser
 import pytest
 from msgspec.structs import replace
 
-from vflsec.analysis.results import Leak, Measure, Point
-from vflsec.analysis.verdict import Coverage, verdict, way_to_run
-from vflsec.experiment import engine
-from vflsec.experiment import spec as specs
-from vflsec.experiment.manifest import manifest_of
-from vflsec.experiment.store import Store
 from vflsec.report.page import escape, page
 from vflsec.report.report import Report
+from vflsec.results.analysis.results import Leak, Measure, Point
+from vflsec.results.analysis.verdict import Coverage, verdict, way_to_run
+from vflsec.run import engine
+from vflsec.run import spec as specs
+from vflsec.run.manifest import manifest_of
+from vflsec.run.store import Store
 
 ALL = Coverage(["mc"])
 """All attacks that could be mounted were run."""

@@ -10,13 +10,13 @@ import pandas as pd
 import pytest
 from matplotlib import rc_context
 
-from vflsec.analysis.results import Cap, Damage, Gate, Leak, Measure, Place, Point, Rank, Summary
+from vflsec.base.errors import StoreError, UsageError
 from vflsec.cli.output import on_terminal
-from vflsec.core.errors import StoreError, UsageError
-from vflsec.experiment import spec as specs
-from vflsec.experiment.manifest import manifest_of
 from vflsec.report import curve, table
 from vflsec.report.report import Report, plot
+from vflsec.results.analysis.results import Cap, Damage, Gate, Leak, Measure, Place, Point, Rank, Summary
+from vflsec.run import spec as specs
+from vflsec.run.manifest import manifest_of
 
 
 def point(strength, utility, leak, *, attack="mc", method="fedsplitnn", statuses=None, interval="seeds"):

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from vflsec.secure.arithmetic.keys import Keys
-from vflsec.secure.arithmetic.layout import CipherLayout
-from vflsec.secure.arithmetic.linear_sgd import PRECISION, LinearSgd
-from vflsec.secure.roles.active import ActiveRole
-from vflsec.secure.roles.passive import PassiveRole
+from vflsec.cipher.arithmetic.keys import Keys
+from vflsec.cipher.arithmetic.layout import CipherLayout
+from vflsec.cipher.arithmetic.linear_sgd import PRECISION, LinearSgd
+from vflsec.cipher.roles.active import ActiveRole
+from vflsec.cipher.roles.passive import PassiveRole
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
 from vflsec.trees.histograms import histogram
 
 

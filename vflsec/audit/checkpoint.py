@@ -18,20 +18,20 @@ import torch
 
 from vflsec.audit.foreign import check_classes
 from vflsec.audit.transcript import AUDITOR, Sent, TranscriptFolder, TranscriptHeader, TranscriptWriter
-from vflsec.core import files
-from vflsec.core.checks import count
-from vflsec.core.errors import StoreError, UsageError
+from vflsec.base import files
+from vflsec.base.checks import count
+from vflsec.base.errors import StoreError, UsageError
+from vflsec.base.seeds import derive
 from vflsec.core.federation import load_states
 from vflsec.core.message import SERVER, Kind, Message, Transcript
 from vflsec.core.method import Trained
-from vflsec.core.seeds import derive
 from vflsec.data.partition import Partition
-from vflsec.experiment import spec as specs
-from vflsec.experiment.cell import Cell, training_cell
-from vflsec.experiment.facts import CellFacts
-from vflsec.experiment.federation import build_federation, build_method, partition_of
-from vflsec.experiment.spec import EvalSpec
-from vflsec.experiment.store import CellFolder
+from vflsec.run import spec as specs
+from vflsec.run.cell import Cell, training_cell
+from vflsec.run.facts import CellFacts
+from vflsec.run.federation import build_federation, build_method, partition_of
+from vflsec.run.spec import EvalSpec
+from vflsec.run.store import CellFolder
 
 SETTINGS, ROWS, ENCODERS = "training.toml", "rows.json", "encoders.json"
 

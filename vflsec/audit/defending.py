@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vflsec.base.errors import UsageError
 from vflsec.core import hooks
 from vflsec.core.defense import Defense, Release, touches
-from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.stack import DefenseStack
-from vflsec.experiment.federation import build_defense
-from vflsec.experiment.spec import parse_defense
+from vflsec.run.federation import build_defense
+from vflsec.run.spec import parse_defense
 
 CROSSING = frozenset({Kind.EMBEDDING, Kind.GRADIENT})
 """The messages that cross a cut layer."""

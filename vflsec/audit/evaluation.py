@@ -15,26 +15,26 @@ import torch
 from torch import nn
 
 from vflsec.audit.subject import Subject
+from vflsec.base.errors import InsufficientView, UsageError
+from vflsec.base.seeds import derive
 from vflsec.core import registry
 from vflsec.core.attack import Attack
-from vflsec.core.errors import InsufficientView, UsageError
 from vflsec.core.message import Kind, Message
 from vflsec.core.method import Trained
-from vflsec.core.seeds import derive
 from vflsec.core.view import Need
 from vflsec.data.partition import Partition
-from vflsec.experiment.about import with_columns
-from vflsec.experiment.cell import digest, versioned
-from vflsec.experiment.engine import reasons
-from vflsec.experiment.manifest import attack_entry, provenance
-from vflsec.experiment.mounting import KINDS, every_victim
-from vflsec.experiment.plan import asked_of, build_attack, is_baseline, target_of, without_federation
-from vflsec.experiment.questions import Question, ask
-from vflsec.experiment.runner import attack_run, guarded
-from vflsec.experiment.spec import AttackSpec, AuxSpec
 from vflsec.nn.bottoms import untrained
-from vflsec.records.manifest import AUDITED, BaselineEntry, Manifest, RowEntry
-from vflsec.records.schema import BaselineResult, Result
+from vflsec.results.records.manifest import AUDITED, BaselineEntry, Manifest, RowEntry
+from vflsec.results.records.schema import BaselineResult, Result
+from vflsec.run.about import with_columns
+from vflsec.run.cell import digest, versioned
+from vflsec.run.engine import reasons
+from vflsec.run.manifest import attack_entry, provenance
+from vflsec.run.mounting import KINDS, every_victim
+from vflsec.run.plan import asked_of, build_attack, is_baseline, target_of, without_federation
+from vflsec.run.questions import Question, ask
+from vflsec.run.runner import attack_run, guarded
+from vflsec.run.spec import AttackSpec, AuxSpec
 
 VERSION = 2
 """Of what an audit makes of its material: part of every key."""

@@ -20,16 +20,16 @@ from vflsec.audit.evaluation import SystemAudit
 from vflsec.audit.foreign import SPLITS
 from vflsec.audit.matching import Columns, Floats, Ints, accuracy, label_correlation, spread
 from vflsec.audit.subject import Subject
-from vflsec.core.checks import count
-from vflsec.core.errors import DataError, plain
+from vflsec.base.checks import count
+from vflsec.base.errors import DataError, plain
 from vflsec.core.message import Kind, Message, Transcript
 from vflsec.core.method import Trained
 from vflsec.data.encode import Matrix, dense
 from vflsec.data.partition import Partition
-from vflsec.experiment.facts import CellFacts
-from vflsec.experiment.federation import build_defense
-from vflsec.experiment.score import measure
-from vflsec.experiment.spec import parse_defense
+from vflsec.run.facts import CellFacts
+from vflsec.run.federation import build_defense
+from vflsec.run.score import measure
+from vflsec.run.spec import parse_defense
 
 LEVEL = 0.01
 """The rate at which material of other rows passes for that of the stated ones."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vflsec.audit.defending import CutLayerDefense
 from vflsec.audit.recorder import Recorder
-from vflsec.core.errors import UsageError, plain
+from vflsec.base.errors import UsageError, plain
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, Context, Message

@@ -16,23 +16,23 @@ from torch import Tensor, nn
 from vflsec.audit.subject import Subject, listed
 from vflsec.audit.transcript import Sent
 from vflsec.audit.weights import without_exit
-from vflsec.core.checks import count, unknown
-from vflsec.core.errors import InsufficientView, UsageError, plain
+from vflsec.base.checks import count, unknown
+from vflsec.base.errors import InsufficientView, UsageError, plain
+from vflsec.base.seeds import generator
 from vflsec.core.federation import Federation
 from vflsec.core.layout import Column, Layout
 from vflsec.core.message import Channel, Kind, Message
 from vflsec.core.method import Method, Progress, Trained
 from vflsec.core.party import Party
 from vflsec.core.scaling import Bounds
-from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.sparse_rows import tensor_of
 from vflsec.data.alignment import align
 from vflsec.data.dataset import Roles, VerticalDataset
 from vflsec.data.encode import dense
 from vflsec.data.partition import DataSpec, Partition, partition
-from vflsec.experiment.spec import AuxSpec
-from vflsec.records.manifest import AUDITED
+from vflsec.results.records.manifest import AUDITED
+from vflsec.run.spec import AuxSpec
 
 SPLITS = ("train", "test")
 

@@ -17,20 +17,20 @@ from vflsec.audit.ledger import spent_on
 from vflsec.audit.opening import open_subject, read_ids
 from vflsec.audit.subject import Subject
 from vflsec.audit.tables import with_predictions
-from vflsec.core.errors import MisfitError, UsageError
+from vflsec.base.errors import MisfitError, UsageError
 from vflsec.core.message import Kind
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.partition import DataSpec
-from vflsec.experiment.adversary import adversary
-from vflsec.experiment.cell import dataset_identity
-from vflsec.experiment.federation import build_defense, load_dataset, partition_of
-from vflsec.experiment.naming import Names
-from vflsec.experiment.privacy import spent
-from vflsec.experiment.spec import AttackSpec, AuxSpec
-from vflsec.experiment.store import Store
-from vflsec.experiment.training import one_thread
-from vflsec.records.manifest import Manifest
-from vflsec.records.schema import Record
+from vflsec.results.records.manifest import Manifest
+from vflsec.results.records.schema import Record
+from vflsec.run.adversary import adversary
+from vflsec.run.cell import dataset_identity
+from vflsec.run.federation import build_defense, load_dataset, partition_of
+from vflsec.run.naming import Names
+from vflsec.run.privacy import spent
+from vflsec.run.spec import AttackSpec, AuxSpec
+from vflsec.run.store import Store
+from vflsec.run.training import one_thread
 
 
 def prepare(

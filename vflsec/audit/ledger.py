@@ -8,13 +8,13 @@ from typing import Any
 
 from vflsec.audit.subject import Subject
 from vflsec.audit.transcript import Sent
+from vflsec.base.errors import UsageError
 from vflsec.core import hooks
 from vflsec.core.defense import touches
-from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind, ReleaseCount
-from vflsec.experiment.federation import build_defense
-from vflsec.experiment.privacy import most_of_one_row, spent_by
-from vflsec.experiment.spec import parse_defense
+from vflsec.run.federation import build_defense
+from vflsec.run.privacy import most_of_one_row, spent_by
+from vflsec.run.spec import parse_defense
 
 
 def spent_on(defenses: Sequence[str], subject: Subject, parties: Iterable[str]) -> list[dict[str, Any]]:

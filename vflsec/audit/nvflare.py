@@ -10,7 +10,7 @@ import torch
 
 from vflsec.audit.opening import read_ids
 from vflsec.audit.recorder import Recorder
-from vflsec.core.errors import UsageError, plain
+from vflsec.base.errors import UsageError, plain
 
 try:
     from nvflare.apis.dxo import from_shareable

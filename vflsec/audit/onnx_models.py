@@ -13,7 +13,7 @@ import numpy as np
 
 from vflsec.audit.subject import Subject
 from vflsec.audit.tables import read_file
-from vflsec.core.errors import DataError, UsageError, plain
+from vflsec.base.errors import DataError, UsageError, plain
 
 LARGEST = 1 << 31
 """Bytes of a model, the most that ONNX allows in one file."""

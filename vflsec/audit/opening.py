@@ -12,7 +12,7 @@ from vflsec.audit.subject import Subject, from_transcript
 from vflsec.audit.tables import from_table, read_file
 from vflsec.audit.transcript import HEADER
 from vflsec.audit.weights import from_weights
-from vflsec.core.errors import DataError, UsageError, plain
+from vflsec.base.errors import DataError, UsageError, plain
 
 
 def open_subject(

@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from vflsec.audit.transcript import AUDITOR, LONGEST_TEXT, Block, TranscriptHeader, TranscriptWriter, row_ids
-from vflsec.core.errors import UsageError, VflsecError, plain
+from vflsec.base.errors import UsageError, VflsecError, plain
 
 LOCK = ".lock"
 """A file in the folder, which the recorder that writes there holds."""

@@ -12,8 +12,8 @@ import pandas as pd
 from torch import nn
 
 from vflsec.audit.transcript import AUDITOR, HELD_OUT, INDEX, Sent, TranscriptFolder
-from vflsec.core.checks import unknown
-from vflsec.core.errors import DataError, UsageError
+from vflsec.base.checks import unknown
+from vflsec.base.errors import DataError, UsageError
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import pandas as pd
 
 from vflsec.audit.subject import Subject, listed
 from vflsec.audit.transcript import WIDEST, arrow
-from vflsec.core.checks import count
-from vflsec.core.errors import DataError, plain
+from vflsec.base.checks import count
+from vflsec.base.errors import DataError, plain
 
 LARGEST = 1 << 33
 """Bytes of a file."""

@@ -22,9 +22,9 @@ import numpy as np
 import tomli_w
 
 from vflsec.audit.node_paths import NodePaths
-from vflsec.core import files
-from vflsec.core.checks import count
-from vflsec.core.errors import DataError, UsageError, plain
+from vflsec.base import files
+from vflsec.base.checks import count
+from vflsec.base.errors import DataError, UsageError, plain
 from vflsec.core.message import AFTERWARDS
 
 Arrow = Any

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from vflsec.audit.subject import Subject, listed
 from vflsec.audit.tables import read_file
+from vflsec.base.checks import count
+from vflsec.base.errors import DataError, UsageError, VflsecError, plain
 from vflsec.core import registry
-from vflsec.core.checks import count
-from vflsec.core.errors import DataError, UsageError, VflsecError, plain
 
 OPTIMIZER = ("exp_avg", "momentum", "optimizer", "optim.", "state_step", "max_exp_avg")
 """Parts of the names of an optimizer's state."""

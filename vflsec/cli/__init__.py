@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from vflsec import __version__
-from vflsec.core.checks import unknown
-from vflsec.core.errors import TRACEBACK, UsageError, VflsecError, plain
+from vflsec.base.checks import unknown
+from vflsec.base.errors import TRACEBACK, UsageError, VflsecError, plain
 
 COMMANDS = {
     "list": "List attacks, defenses, methods, protocols and datasets.",

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vflsec.base.errors import DataError, UsageError, VflsecError, plain
 from vflsec.cli.eval_ import leak_limits
 from vflsec.cli.options import completing, data_dir, max_undetected, output_format, several
 from vflsec.cli.output import draw, exit_code
-from vflsec.core.errors import DataError, UsageError, VflsecError, plain
 
 if TYPE_CHECKING:
-    from vflsec.experiment.spec import AttackSpec, AuxSpec
+    from vflsec.run.spec import AttackSpec, AuxSpec
 
 INSIDE = ("transcript.toml", "training.toml")
 """Files of the folders that are no recording."""
@@ -127,14 +127,14 @@ def _system(
     **given: Any,
 ) -> None:
     """Run every attack that one party can mount on what was trained elsewhere."""
-    from vflsec.analysis.gates import check_limits
     from vflsec.audit import job
-    from vflsec.experiment import sweep
-    from vflsec.experiment.engine import reasons
-    from vflsec.experiment.store import Store
-    from vflsec.records.naming import with_given_names
     from vflsec.report.progress import shown
     from vflsec.report.report import Report
+    from vflsec.results.analysis.gates import check_limits
+    from vflsec.results.records.naming import with_given_names
+    from vflsec.run import sweep
+    from vflsec.run.engine import reasons
+    from vflsec.run.store import Store
 
     folder = out or job.default_folder(what)
     for read in (what, given["messages"]):
@@ -170,7 +170,7 @@ def _system(
 
 def named(attacks: tuple[str, ...]) -> list[AttackSpec]:
     """Return the attacks named on the command line; none for all."""
-    from vflsec.experiment import spec as specs
+    from vflsec.run import spec as specs
 
     texts = several(attacks)
     return [] if texts in ([], ["all"]) else [specs.parse_attack(text) for text in texts]
@@ -178,7 +178,7 @@ def named(attacks: tuple[str, ...]) -> list[AttackSpec]:
 
 def aux_of(assignments: tuple[str, ...]) -> AuxSpec:
     """Return the auxiliary labels that ``--set aux.KEY=VALUE`` describes."""
-    from vflsec.experiment import spec as specs
+    from vflsec.run import spec as specs
 
     found = specs.merge({}, assignments)
     others = [key for key in found if key != "aux"]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from vflsec.base.errors import UsageError
 from vflsec.cli import Suggesting
 from vflsec.cli.options import expect_folder
-from vflsec.core.errors import UsageError
 
 if TYPE_CHECKING:
     from vflsec.data.checkup import Checkup
@@ -95,8 +95,8 @@ def fewer_labels(found: Checkup) -> tuple[int | None, int]:
 
     They are drawn evenly from the classes: at most ``MOST_KNOWN`` of the rarest class are known, but at least one row.
     """
-    from vflsec.analysis.alarms import MOST_KNOWN
-    from vflsec.experiment.spec import AuxSpec
+    from vflsec.results.analysis.alarms import MOST_KNOWN
+    from vflsec.run.spec import AuxSpec
 
     default, classes = AuxSpec().n, len(found.train)
     rarest = min(found.train.values(), default=0)

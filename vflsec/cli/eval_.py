@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vflsec.base.checks import count
+from vflsec.base.errors import UsageError
 from vflsec.cli.options import (
     completing,
     config,
@@ -28,17 +30,15 @@ from vflsec.cli.options import (
     several,
 )
 from vflsec.cli.output import draw, exit_code, kept_on_interrupt, opened
-from vflsec.core.checks import count
-from vflsec.core.errors import UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from vflsec.experiment.engine import Plan
-    from vflsec.experiment.naming import Names
-    from vflsec.experiment.spec import EvalSpec
-    from vflsec.experiment.store import Store
-    from vflsec.records.manifest import Manifest
+    from vflsec.results.records.manifest import Manifest
+    from vflsec.run.engine import Plan
+    from vflsec.run.naming import Names
+    from vflsec.run.spec import EvalSpec
+    from vflsec.run.store import Store
 
 CANARIES = 1000
 """Rows whose labels are tossed for an empirical epsilon, where nobody says how many."""
@@ -199,19 +199,19 @@ def command(
     import msgspec
 
     from vflsec import api
-    from vflsec.analysis import stopping
-    from vflsec.analysis.gates import check_limits
     from vflsec.cli.sweep_ import axes_of, run_sweep
-    from vflsec.experiment import engine as engines
-    from vflsec.experiment import guesses, naming, sweep
-    from vflsec.experiment import spec as specs
-    from vflsec.experiment.federation import load_dataset
-    from vflsec.experiment.forecast import forecast, past_results, shapes
-    from vflsec.experiment.manifest import manifest_of
-    from vflsec.experiment.store import Store
-    from vflsec.records.naming import with_given_names
-    from vflsec.records.subgroups import write_subgroups
     from vflsec.report.report import Report
+    from vflsec.results.analysis import stopping
+    from vflsec.results.analysis.gates import check_limits
+    from vflsec.results.records.naming import with_given_names
+    from vflsec.results.records.subgroups import write_subgroups
+    from vflsec.run import engine as engines
+    from vflsec.run import guesses, naming, sweep
+    from vflsec.run import spec as specs
+    from vflsec.run.federation import load_dataset
+    from vflsec.run.forecast import forecast, past_results, shapes
+    from vflsec.run.manifest import manifest_of
+    from vflsec.run.store import Store
 
     limit = leak_limits(max_leak)
     assignments = (*([f"trainings={trainings}"] if trainings is not None else []), *assignments)
@@ -312,7 +312,7 @@ def sweeps(
     **shared: Any,
 ) -> dict[str, Any]:
     """Return the settings: those of the file, then options, then ``--set``."""
-    from vflsec.experiment import spec as specs
+    from vflsec.run import spec as specs
 
     file: dict[str, Any] = specs.read_toml(config) if config else {}
     if at and not defenses:
@@ -350,7 +350,7 @@ def located(defenses: Sequence[str], at: Sequence[str]) -> list[str]:
 
 def expect_rows(path: Path, folder: Path) -> None:
     """Raise UsageError unless ``path`` is a new file in a folder that exists or is made, or an earlier table."""
-    from vflsec.experiment.guesses import COLUMNS
+    from vflsec.run.guesses import COLUMNS
 
     if not path.name:
         raise UsageError("expected the name of a file for --rows, got none: name one, such as rows.csv")
@@ -367,8 +367,8 @@ def expect_rows(path: Path, folder: Path) -> None:
 
 def write_rows(path: Path, found: pd.DataFrame) -> None:
     """Write the table of rows, which only its owner may read."""
-    from vflsec.core import files
-    from vflsec.experiment.store import writing
+    from vflsec.base import files
+    from vflsec.run.store import writing
 
     with writing(path.parent):
         files.replace(path, found.to_csv(index=False).encode())
@@ -380,10 +380,10 @@ def compute(spec: EvalSpec, manifest: Manifest, store: Store, *, keep: bool = Fa
 
     If ``keep``, guesses on single rows are kept as well.
     """
-    from vflsec.experiment import engine as engines
-    from vflsec.experiment import spec as specs
-    from vflsec.experiment.naming import Names
     from vflsec.report.progress import shown
+    from vflsec.run import engine as engines
+    from vflsec.run import spec as specs
+    from vflsec.run.naming import Names
 
     todo = engines.plan(spec, store, keep=keep)
     announce(spec, Names(manifest.title, manifest.names), todo, store.folder)
@@ -396,7 +396,7 @@ def compute(spec: EvalSpec, manifest: Manifest, store: Store, *, keep: bool = Fa
 def announce(spec: EvalSpec, names: Names, todo: Plan, folder: Path) -> None:
     """Print the plan: what is attacked by whom, and how much of it is computed already."""
     from vflsec.core.view import ThreatModel
-    from vflsec.experiment.plan import build_attack
+    from vflsec.run.plan import build_attack
 
     attacks = ", ".join(attack.name + attack.place for attack in spec.attacks)
     defenses = ", ".join(defense.label for defense in spec.defenses) or "no defense"

@@ -12,8 +12,8 @@ import click
 from vflsec.cli.options import device, expect_folder
 
 if TYPE_CHECKING:
-    from vflsec.analysis.claims import Measured
-    from vflsec.records.measurements import Measurements
+    from vflsec.results.analysis.claims import Measured
+    from vflsec.results.records.measurements import Measurements
 
 ALL = "all"
 
@@ -57,10 +57,10 @@ def command(
     are kept, and the same command goes on where it stopped. Measurements are written to --results, from which --page
     makes a page without training.
     """
+    from vflsec.base.errors import UsageError
     from vflsec.cli.output import on_terminal
-    from vflsec.core.errors import UsageError
-    from vflsec.experiment import study
-    from vflsec.experiment.engine import check_device
+    from vflsec.run import study
+    from vflsec.run.engine import check_device
 
     if ALL in names and len(names) > 1:
         raise UsageError(f"expected all alone, got {' '.join(names)}")
@@ -114,14 +114,14 @@ def _run(
     import msgspec
 
     from vflsec import api
-    from vflsec.analysis.claims import Measured
+    from vflsec.base.checks import count
     from vflsec.cli.output import kept_on_interrupt
-    from vflsec.core.checks import count
-    from vflsec.experiment.store import Store, writing
-    from vflsec.experiment.study import Job, read_study
-    from vflsec.records.measurements import write_measurements
     from vflsec.report.judgement import changes, measurements
     from vflsec.report.progress import shown
+    from vflsec.results.analysis.claims import Measured
+    from vflsec.results.records.measurements import write_measurements
+    from vflsec.run.store import Store, writing
+    from vflsec.run.study import Job, read_study
 
     registered, stem = read_study(name), Path(name).stem
     study = msgspec.structs.replace(registered, seeds=seeds or registered.seeds)
@@ -159,8 +159,8 @@ def _rounded_otherwise(name: str, stem: str, out: Path, jobs: int | None, device
     import os
     import subprocess
 
-    from vflsec.core.errors import StoreError
-    from vflsec.records.measurements import read_measurements
+    from vflsec.base.errors import StoreError
+    from vflsec.results.records.measurements import read_measurements
 
     words = [sys.executable, "-m", "vflsec", "judge", name, "--seeds", "1", "--out", str(out), "--device", device]
     words += ["--results", str(out / "whole"), *(["--jobs", str(jobs)] if jobs else [])]
@@ -173,8 +173,8 @@ def _rounded_otherwise(name: str, stem: str, out: Path, jobs: int | None, device
 
 def _known_rounding(path: Path, found: Measurements) -> dict[str, float]:
     """Return what an earlier run found of the same experiment."""
-    from vflsec.core.errors import StoreError
-    from vflsec.records.measurements import read_measurements
+    from vflsec.base.errors import StoreError
+    from vflsec.results.records.measurements import read_measurements
 
     try:
         before = read_measurements(path)
@@ -185,13 +185,13 @@ def _known_rounding(path: Path, found: Measurements) -> dict[str, float]:
 
 def _write_page(names: Sequence[str], page: Path, results: Path) -> None:
     """Write the page of these studies, or of all that come with vflsec and are measured."""
-    from vflsec.analysis.claims import Measured
-    from vflsec.core.errors import UsageError
-    from vflsec.experiment.store import writing
-    from vflsec.experiment.study import names as known
-    from vflsec.experiment.study import read_study
-    from vflsec.records.measurements import read_measurements
+    from vflsec.base.errors import UsageError
     from vflsec.report.judgement import Judgement
+    from vflsec.results.analysis.claims import Measured
+    from vflsec.results.records.measurements import read_measurements
+    from vflsec.run.store import writing
+    from vflsec.run.study import names as known
+    from vflsec.run.study import read_study
 
     chosen = names or [name for name in known() if (results / f"{name}.json").exists()]
     if not chosen:

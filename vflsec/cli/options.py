@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from vflsec.base.checks import unknown
+from vflsec.base.errors import UsageError
 from vflsec.core import registry
-from vflsec.core.checks import unknown
-from vflsec.core.errors import UsageError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -106,7 +106,7 @@ def resolve(
     **plain: Any,
 ) -> dict[str, Any]:
     """Return the settings: those of the file, then options, then ``--set``; further fixed defenses are added."""
-    from vflsec.experiment import spec as specs
+    from vflsec.run import spec as specs
 
     found = {**file, **{key: value for key, value in plain.items() if value is not None}}
     if methods:
@@ -124,7 +124,7 @@ def resolve(
 
 def several(texts: Sequence[str]) -> list[str]:
     """Return the references in comma lists."""
-    from vflsec.experiment import grammar
+    from vflsec.run import grammar
 
     return [name for text in texts for name in grammar.split_list(text)]
 

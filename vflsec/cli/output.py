@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from vflsec.core.checks import count
+from vflsec.base.checks import count
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from vflsec.experiment.store import Store
     from vflsec.report.report import Report
+    from vflsec.run.store import Store
 
 
 WIDEST = 2000

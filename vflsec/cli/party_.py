@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
+from vflsec.base.errors import UsageError
+from vflsec.cipher.roles.messages import LETTERS, ROLES
 from vflsec.cli.options import expose, max_exposure
-from vflsec.core.errors import UsageError
-from vflsec.secure.roles.messages import LETTERS, ROLES
 
 
 class Seconds(click.FloatRange):
@@ -175,7 +175,7 @@ def run(**given: Any) -> None:
 
 def _expose(agreed: Any, own: Any, role: str, limit: float | None) -> None:
     """Print how much of the passive party's features its peer can compute; stop if that is more than ``limit``."""
-    from vflsec.secure.roles.exposure import Exposure
+    from vflsec.cipher.roles.exposure import Exposure
 
     width = own.layout.width if role == "passive" and agreed.model.width is None else agreed.model.width
     if width is None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
+from vflsec.base import files
+from vflsec.base.errors import UsageError
 from vflsec.cli.eval_ import leak_limits
 from vflsec.cli.options import limits, output_format
 from vflsec.cli.output import exit_code, save, show
-from vflsec.core import files
-from vflsec.core.errors import UsageError
 
 
 @click.command("report")
@@ -41,10 +41,10 @@ def command(
     well, but do not change DIR/report.html.
     """
     from vflsec.cli.sweep_ import show_sweep
-    from vflsec.records.limits import RunLimits
-    from vflsec.records.sweep import is_sweep
     from vflsec.report.report import Report
     from vflsec.report.sweep import SweepReport
+    from vflsec.results.records.limits import RunLimits
+    from vflsec.results.records.sweep import is_sweep
 
     if compare:
         if html or max_leak or min_utility is not None or max_undetected is not None:
@@ -88,10 +88,10 @@ def _compare(folders: tuple[Path, ...], form: str) -> None:
     import msgspec
     from rich.console import Console
 
-    from vflsec.analysis.comparison import compare
     from vflsec.report import comparison
     from vflsec.report.report import Report
     from vflsec.report.table import NARROW
+    from vflsec.results.analysis.comparison import compare
 
     if len(folders) != 2 or form in ("csv", "latex"):
         got = f"{len(folders)}" if len(folders) != 2 else f"--format {form}"

@@ -12,7 +12,7 @@ import click
 from vflsec.cli.options import device, output_format
 
 if TYPE_CHECKING:
-    from vflsec.experiment.recipe import Job
+    from vflsec.run.recipe import Job
 
 
 def _time(missing: int, before: Iterable[Job], jobs: int) -> str:
@@ -53,13 +53,13 @@ def command(
     them, and the table says so.
     """
     from vflsec import api
+    from vflsec.base.checks import count
     from vflsec.cli.output import kept_on_interrupt, show
-    from vflsec.core.checks import count
-    from vflsec.experiment import recipe
-    from vflsec.experiment.engine import check_device
-    from vflsec.experiment.store import Store, writing
     from vflsec.report.progress import shown
     from vflsec.report.reproduction import Reproduction, measured
+    from vflsec.run import recipe
+    from vflsec.run.engine import check_device
+    from vflsec.run.store import Store, writing
 
     if name is None:
         for one in recipe.names():

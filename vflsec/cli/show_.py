@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import click
 
+from vflsec.base.errors import DataError, VflsecError
 from vflsec.cli.options import KindOfPlugin, name_of_kind
 from vflsec.core import registry
-from vflsec.core.errors import DataError, VflsecError
 
 if TYPE_CHECKING:
     from vflsec.core.message import Kind
@@ -42,7 +42,7 @@ def command(kind: str, name: str, form: str) -> None:
     """Show the card of one attack, defense, method, protocol or dataset."""
     plural, kind = kind, kind.removesuffix("s")
     if kind == "dataset" and name.endswith(".toml"):
-        from vflsec.experiment.federation import load_dataset
+        from vflsec.run.federation import load_dataset
 
         facts = _dataset(load_dataset(name))
         click.echo(json.dumps(facts, default=str, ensure_ascii=False)) if form == "json" else _print(facts)
@@ -61,7 +61,7 @@ def command(kind: str, name: str, form: str) -> None:
 
 def _reference(kind: str, text: str) -> tuple[str, dict[str, Any]]:
     """Return name and options of a reference such as ``fedhssl-simsiam:pma=false``; a card shows all options anyway."""
-    from vflsec.experiment.grammar import parse_reference
+    from vflsec.run.grammar import parse_reference
 
     if kind == "dataset":
         return text, {}
@@ -183,7 +183,7 @@ def _facts(kind: str, found: Any) -> dict[str, Any]:
         return describe_defense(found)
     facts = {"name": found.name, "reference": found.reference}
     if kind == "method":
-        from vflsec.experiment.mounting import KINDS as OF_NEED
+        from vflsec.run.mounting import KINDS as OF_NEED
 
         sends = {
             phase: ", ".join(kind + _only_with(found, [phase], kind) for kind in sorted(kinds)) or "nothing"

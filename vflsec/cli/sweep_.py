@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vflsec.base.checks import count
+from vflsec.base.errors import UsageError
 from vflsec.cli.output import exit_code, kept_on_interrupt, opened, show
-from vflsec.core.checks import count
-from vflsec.core.errors import UsageError
 
 if TYPE_CHECKING:
     from vflsec.report.sweep import SweepReport
@@ -23,7 +23,7 @@ def axes_of(texts: Sequence[str]) -> dict[str, list[Any]]:
     Raises:
         UsageError: a text of another form, or a setting twice.
     """
-    from vflsec.experiment.sweep import parse_axis
+    from vflsec.run.sweep import parse_axis
 
     axes: dict[str, list[Any]] = {}
     for text in texts:
@@ -48,13 +48,13 @@ def run_sweep(
     retry_errors: bool,
 ) -> None:
     """Evaluate at every value of the settings in ``axes``, and print and draw what depends on them."""
-    from vflsec.analysis.gates import check_limits
-    from vflsec.experiment import sweep
-    from vflsec.experiment.engine import reasons
-    from vflsec.experiment.store import Store
-    from vflsec.records.naming import with_given_names
     from vflsec.report.progress import shown
     from vflsec.report.sweep import SweepReport
+    from vflsec.results.analysis.gates import check_limits
+    from vflsec.results.records.naming import with_given_names
+    from vflsec.run import sweep
+    from vflsec.run.engine import reasons
+    from vflsec.run.store import Store
 
     found = sweep.prepare(settings, axes, paired=paired, command=["vflsec", *sys.argv[1:]])
     folder = out or Path("runs") / sweep.title(found[0], axes)

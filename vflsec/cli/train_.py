@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
+from vflsec.base.errors import UsageError
 from vflsec.cli.options import completing, config, data_dir, dataset, device, expose, max_exposure, resolve, settings
-from vflsec.core.errors import UsageError
 
 
 @click.command("train")
@@ -62,10 +62,10 @@ def command(
 
     from vflsec import api
     from vflsec.audit import checkpoint
-    from vflsec.experiment import engine, naming
-    from vflsec.experiment import spec as specs
-    from vflsec.experiment.privacy import spent_at_most
-    from vflsec.experiment.store import CellFolder, only_writer
+    from vflsec.run import engine, naming
+    from vflsec.run import spec as specs
+    from vflsec.run.privacy import spent_at_most
+    from vflsec.run.store import CellFolder, only_writer
 
     spec = specs.read_training(resolve(of_training(config) if config else {}, assignments, **chosen))
     engine.check_device(device)
@@ -127,7 +127,7 @@ def budget(found: Mapping[str, Any]) -> str:
 
 def of_training(config: Path) -> dict[str, Any]:
     """Return the settings of training in a file, all of whose settings are checked."""
-    from vflsec.experiment import spec as specs
+    from vflsec.run import spec as specs
 
     found = specs.read_toml(config)
     specs.read(found)

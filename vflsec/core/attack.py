@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from vflsec.base.errors import BadGuess, InsufficientView, plain
 from vflsec.core.auxiliary import thresholded
-from vflsec.core.errors import BadGuess, InsufficientView, plain
 from vflsec.core.registry import CONTRIB
 from vflsec.core.scaling import tamed
 from vflsec.core.view import Guess, Need, View
@@ -42,9 +42,8 @@ class Attack(ABC):
         costs: what it takes to run, in words or as O(...); empty where its author does not say.
         fails: where it recovers little; empty where its author does not say.
         contrib: whether it is not verified against a source, or was made for this project.
-        renamed: former names of options, with the present ones.
-        stream: name of its random stream; empty for ``name``. A renamed attack keeps it, and so its results; one that
-            starts from the guess of another attack has that attack's stream, so that the guess is made once.
+        stream: name of its random stream; empty for ``name``. An attack that starts from the guess of another one has
+            that attack's stream, so that the guess is made once.
         version: raised whenever results change; part of every cache key.
 
     Attributes:
@@ -68,7 +67,6 @@ class Attack(ABC):
     costs: ClassVar[str] = ""
     fails: ClassVar[str] = ""
     contrib: ClassVar[bool] = False
-    renamed: ClassVar[Mapping[str, str]] = {"turns": "releases"}
     stream: ClassVar[str] = ""
     version: ClassVar[int] = 1
     victim: str | None = None

@@ -9,8 +9,8 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from vflsec.core import metrics
 from vflsec.core.view import Guess, View
+from vflsec.results import metrics
 
 SURE = 2.0
 """A new threshold must gain more auxiliary labels than it loses by this many standard deviations."""

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 from sklearn.isotonic import IsotonicRegression
 
-from vflsec.core.metrics import SURE, Labels, Scores, margins
+from vflsec.results.metrics import SURE, Labels, Scores, margins
 
 COMMON = 0.9
 """A class of more rows than this is known by its name alone."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vflsec.core.empirical_epsilon import most_confident
+from vflsec.results.empirical_epsilon import most_confident
 
 Integers = NDArray[np.int64]
 

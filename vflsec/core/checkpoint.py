@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import Tensor, nn
 
-from vflsec.core.errors import StoreError
-from vflsec.core.files import replace, seal, unseal
+from vflsec.base.errors import StoreError
+from vflsec.base.files import replace, seal, unseal
 from vflsec.core.message import Channel, Kind, Route
 
 _LOG = logging.getLogger(__name__)

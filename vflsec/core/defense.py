@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from vflsec.base.checks import non_negative, one_of
+from vflsec.base.errors import UsageError
 from vflsec.core import hooks
-from vflsec.core.checks import non_negative, one_of
-from vflsec.core.errors import UsageError
 from vflsec.core.hooks import Changes, Hook
 from vflsec.core.message import Kind
 from vflsec.core.registry import CONTRIB
 
 if TYPE_CHECKING:
-    from vflsec.core.empirical_epsilon import Tradeoff
+    from vflsec.results.empirical_epsilon import Tradeoff
 
 LABELS = "labels"
 """The point of defenses that change the labels before training; nothing is sent there."""

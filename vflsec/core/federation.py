@@ -15,13 +15,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch import Tensor
 
-from vflsec.core import files
+from vflsec.base import files
+from vflsec.base.errors import StoreError
+from vflsec.base.seeds import generator
 from vflsec.core.attack import Attack
 from vflsec.core.checkpoint import Checkpoint
-from vflsec.core.errors import StoreError
 from vflsec.core.message import Channel
 from vflsec.core.party import Party
-from vflsec.core.seeds import generator
 
 if TYPE_CHECKING:
     from vflsec.core.canaries import Canaries
@@ -46,7 +46,7 @@ class Federation:
         places: by split, the positions (n_train,) of the training rows among its rows, for ``aligned``.
         names: what the data call a party, by its name here; others keep theirs.
         canaries: the training rows whose labels were tossed, or None.
-        groups: by split, the group of each row, for intervals over seeds; see ``vflsec.core.statistics.groups_of``.
+        groups: by split, the group of each row, for intervals over seeds; see ``vflsec.results.statistics.groups_of``.
     """
 
     parties: Mapping[str, Party]

@@ -8,10 +8,10 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor
 
+from vflsec.base.errors import UsageError
+from vflsec.base.seeds import generator
 from vflsec.core.attack import Attack, Target
-from vflsec.core.errors import UsageError
 from vflsec.core.message import Step
-from vflsec.core.seeds import generator
 from vflsec.core.view import Guess, Need, View
 
 When = Literal["train", "predict", "both"]

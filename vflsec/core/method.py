@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Literal, final
 import torch
 from torch import Tensor, nn
 
+from vflsec.base.errors import Diverged, NotStackable, UsageError
 from vflsec.core import hooks
 from vflsec.core.defense import Defense, touches
-from vflsec.core.errors import Diverged, NotStackable, UsageError
 from vflsec.core.federation import Federation, save_states
 from vflsec.core.hooks import Hook
 from vflsec.core.message import Kind, Message

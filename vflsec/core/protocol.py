@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
 from vflsec.core.message import Kind, Step
 from vflsec.core.party import Party
 from vflsec.core.settings import TrainSpec

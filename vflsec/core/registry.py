@@ -22,8 +22,8 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 
 import msgspec
 
-from vflsec.core.checks import one_of, unknown
-from vflsec.core.errors import UsageError, VflsecError
+from vflsec.base.checks import one_of, unknown
+from vflsec.base.errors import UsageError, VflsecError
 
 PACKAGES = {
     "attacks": "vflsec.attacks",
@@ -103,8 +103,7 @@ def load(kind: str, name: str) -> Any:
     else:
         known = entries(kind)
         if name not in known:
-            renamed = getattr(import_module(PACKAGES[kind]), "RENAMED", {})
-            raise UsageError(unknown(kind.removesuffix("s"), name, known, renamed))
+            raise UsageError(unknown(kind.removesuffix("s"), name, known))
         try:
             found = _resolve(known[name].target)
         except (ImportError, AttributeError) as error:
@@ -163,8 +162,7 @@ def converted(name: str, factory: Any, options: Mapping[str, Any]) -> dict[str, 
     found = {}
     for option, value in options.items():
         if option not in known:
-            renamed = getattr(factory, "renamed", {})
-            raise UsageError(f"{name}: {unknown('option', option, known, renamed)}")
+            raise UsageError(f"{name}: {unknown('option', option, known)}")
         choices = choices_of(hints.get(option, Any))
         if isinstance(value, str) and choices and value not in choices:
             raise UsageError(f"{name}: {unknown(option, value, [one for one in choices if isinstance(one, str)])}")

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.core.message import Kind, Message
-from vflsec.core.metrics import TAIL, WILD, middle_and_scale
 from vflsec.core.sparse_rows import SparseRows
 from vflsec.core.view import View
+from vflsec.results.metrics import TAIL, WILD, middle_and_scale
 
 FAR = 5.0
 """Scales from the middle beyond which a model reads a value as nearer, in the same order, than it is."""

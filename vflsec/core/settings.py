@@ -10,8 +10,8 @@ import msgspec
 import torch
 from torch import nn
 
-from vflsec.core.checks import finite, fraction, non_negative, positive, positive_or_none
-from vflsec.core.errors import UsageError
+from vflsec.base.checks import finite, fraction, non_negative, positive, positive_or_none
+from vflsec.base.errors import UsageError
 from vflsec.core.lazy_adam import LazyAdam
 
 

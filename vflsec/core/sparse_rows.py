@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
-from vflsec.core.errors import DataError
+from vflsec.base.errors import DataError
 
 WIDE = 1000
 """Tables of more encoded columns are sparse; up to so many, a dense product takes less time."""

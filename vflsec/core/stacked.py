@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from vflsec.core.errors import NotStackable
+from vflsec.base.errors import NotStackable
 
 VECTOR = 16
 """Optimizers round the entries of a tensor beyond a multiple of so many in another way."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from vflsec.core.metrics import Labels, Scores, positive_score
+from vflsec.results.metrics import Labels, Scores, positive_score
 
 FEWEST = 10
 """Rows of each class below which the leak of a group is not measured."""

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vflsec.base.errors import NotStackable
+from vflsec.base.seeds import Generators, Seeds, generator
 from vflsec.core import hooks
 from vflsec.core.defense import Defense, Release
-from vflsec.core.errors import NotStackable
 from vflsec.core.federation import Federation
 from vflsec.core.hooks import Hook
 from vflsec.core.message import Channel, Message, Route
 from vflsec.core.party import Noise, Party
-from vflsec.core.seeds import Generators, Seeds, generator
 from vflsec.core.sparse_rows import SparseRows
 from vflsec.core.stack import DefenseStack
 from vflsec.core.stacked import Stacked, runs, stack, stack_modules, unstack_modules

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from vflsec.core.errors import BadGuess
+from vflsec.base.errors import BadGuess
 from vflsec.core.layout import Layout
 from vflsec.core.message import Kind, Message
 

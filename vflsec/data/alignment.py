@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from vflsec.core.errors import DataError
+from vflsec.base.errors import DataError
 from vflsec.data.dataset import PartyTable
 
 

@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from vflsec.core.checks import one_of
-from vflsec.core.errors import DataError
+from vflsec.base.checks import one_of
+from vflsec.base.errors import DataError
+from vflsec.base.seeds import derive
 from vflsec.core.layout import Grouping
-from vflsec.core.seeds import derive
 from vflsec.data.dataset import Card, PartyTable
 
 FOLDER = Path(__file__).with_name("bundled")

@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from vflsec.core.checks import one_of
-from vflsec.core.errors import UsageError
+from vflsec.base.checks import one_of
+from vflsec.base.errors import UsageError
+from vflsec.base.seeds import derive
 from vflsec.core.layout import Group, Grouping
-from vflsec.core.seeds import derive
 from vflsec.data import bundle
 from vflsec.data.census_income import CLASSES
 from vflsec.data.census_income import NAME as TABLE

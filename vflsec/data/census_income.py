@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from vflsec.core.checks import one_of
-from vflsec.core.errors import DataError
+from vflsec.base.checks import one_of
+from vflsec.base.errors import DataError
 from vflsec.data import bundle, sampling
 from vflsec.data.dataset import VerticalDataset
 

@@ -12,9 +12,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import TargetEncoder
 from sklearn.tree import DecisionTreeClassifier
 
-from vflsec.core.checks import count
-from vflsec.core.errors import VflsecError
-from vflsec.core.metrics import METRICS, chance
+from vflsec.base.checks import count
+from vflsec.base.errors import VflsecError
 from vflsec.data.alignment import align
 from vflsec.data.dataset import GAPS, PartyTable, VerticalDataset
 from vflsec.data.encode import Matrix, side_by_side
@@ -22,6 +21,7 @@ from vflsec.data.files import Reading, read_all
 from vflsec.data.partition import DataSpec, Partition, partition
 from vflsec.data.quick import quick_utility
 from vflsec.data.tables import MISSING
+from vflsec.results.metrics import METRICS, chance
 
 MOST_NAMED = 8
 """So many classes with few rows are named."""

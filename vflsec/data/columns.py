@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from vflsec.core.errors import DataError
+from vflsec.base.errors import DataError
 from vflsec.data.description import PartyFile
 from vflsec.data.tables import MISSING, RawTable
 

@@ -24,8 +24,8 @@ import pandas as pd
 from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import squareform
 
-from vflsec.core.errors import UsageError
-from vflsec.core.seeds import derive
+from vflsec.base.errors import UsageError
+from vflsec.base.seeds import derive
 from vflsec.data.alignment import align
 from vflsec.data.dataset import PartyTable, VerticalDataset
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from vflsec.core.checks import one_of
+from vflsec.base.checks import one_of
 from vflsec.data import bundle
 from vflsec.data.dataset import VerticalDataset
 

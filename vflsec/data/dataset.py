@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from vflsec.core.errors import DataError
+from vflsec.base.errors import DataError
 from vflsec.core.layout import Grouping
 
 GAPS = " (missing)"

@@ -40,9 +40,9 @@ from typing import Literal
 
 import msgspec
 
-from vflsec.core.checks import unknown
-from vflsec.core.errors import DataError, UsageError
-from vflsec.core.files import parse_toml, read
+from vflsec.base.checks import unknown
+from vflsec.base.errors import DataError, UsageError
+from vflsec.base.files import parse_toml, read
 
 Imputation = Literal["mean", "median", "mode"]
 

@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 import tomli_w
 
-from vflsec.core.checks import unknown
-from vflsec.core.errors import DataError, UsageError
+from vflsec.base.checks import unknown
+from vflsec.base.errors import DataError, UsageError
 from vflsec.data.description import MAX_CATEGORIES, Format
 from vflsec.data.tables import RawTable, read_table
 

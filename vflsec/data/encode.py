@@ -29,7 +29,7 @@ import numpy as np
 import pandas as pd
 from scipy.sparse import csr_array, hstack
 
-from vflsec.core.errors import DataError
+from vflsec.base.errors import DataError
 from vflsec.core.layout import Column, Layout
 from vflsec.core.sparse_rows import WIDE
 from vflsec.data.dataset import GAPS, PartyTable

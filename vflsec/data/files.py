@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from vflsec.core.checks import count, unknown
-from vflsec.core.errors import DataError
+from vflsec.base.checks import count, unknown
+from vflsec.base.errors import DataError
 from vflsec.data.alignment import align
 from vflsec.data.columns import read_columns
 from vflsec.data.dataset import PartyTable, VerticalDataset

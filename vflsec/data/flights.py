@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from vflsec.core.checks import one_of
-from vflsec.core.errors import UsageError
+from vflsec.base.checks import one_of
+from vflsec.base.errors import UsageError
 from vflsec.data import bundle
 from vflsec.data.dataset import PartyTable, VerticalDataset
 

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from vflsec.core.checks import one_of, unknown
-from vflsec.core.errors import DataError, UsageError
+from vflsec.base.checks import one_of, unknown
+from vflsec.base.errors import DataError, UsageError
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.description import MAX_CATEGORIES, DataFile, Format, Imputation, PartyFile, check_name
 from vflsec.data.files import Reading, assemble

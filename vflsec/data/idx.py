@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vflsec.core.errors import DataError
+from vflsec.base.errors import DataError
 
 _GZIP = b"\x1f\x8b"
 _UNSIGNED_BYTES = 8

@@ -6,7 +6,7 @@ import hashlib
 
 import pandas as pd
 
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
 from vflsec.data.dataset import VerticalDataset
 
 PREFIX = "memory:"

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from vflsec.core.checks import one_of, positive
-from vflsec.core.errors import DataError, UsageError
-from vflsec.core.seeds import derive
+from vflsec.base.checks import one_of, positive
+from vflsec.base.errors import DataError, UsageError
+from vflsec.base.seeds import derive
 from vflsec.data import bundle, pictures
 from vflsec.data.dataset import VerticalDataset
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from vflsec.core.checks import one_of
+from vflsec.base.checks import one_of
 from vflsec.data import bundle
 from vflsec.data.dataset import VerticalDataset
 

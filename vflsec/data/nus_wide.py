@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from vflsec.core.errors import DataError
+from vflsec.base.errors import DataError
 from vflsec.data import bundle
 from vflsec.data.dataset import PartyTable, VerticalDataset
 

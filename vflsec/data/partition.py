@@ -28,16 +28,16 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from vflsec.base.checks import fraction, positive
+from vflsec.base.errors import DataError, UsageError
+from vflsec.base.seeds import derive
 from vflsec.core.canaries import Canaries, toss
-from vflsec.core.checks import fraction, positive
-from vflsec.core.errors import DataError, UsageError
 from vflsec.core.layout import Layout
-from vflsec.core.seeds import derive
-from vflsec.core.statistics import groups_of
 from vflsec.data.alignment import align
 from vflsec.data.columns_split import ColumnSplit, dealt_again
 from vflsec.data.dataset import PartyTable, VerticalDataset
 from vflsec.data.encode import ColumnEncoder, Matrix
+from vflsec.results.statistics import groups_of
 
 
 class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image, UnidentifiedImageError
 
-from vflsec.core.errors import DataError
+from vflsec.base.errors import DataError
 from vflsec.data import bundle, sampling
 from vflsec.data.dataset import PartyTable
 

@@ -11,8 +11,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from vflsec.core.metrics import METRICS
 from vflsec.data.encode import Matrix, dense
+from vflsec.results.metrics import METRICS
 
 MOST_ROWS = 20_000
 MOST_VALUES = 2_000_000

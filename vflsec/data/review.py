@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pandas as pd
 
-from vflsec.core.checks import count
-from vflsec.core.errors import DataError
+from vflsec.base.checks import count
+from vflsec.base.errors import DataError
 from vflsec.data.dataset import PartyTable, VerticalDataset
 from vflsec.data.description import DataFile, PartyFile
 from vflsec.data.outliers import Odd, odd_values

@@ -15,7 +15,7 @@ import pandas as pd
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from vflsec.core.errors import DataError
+from vflsec.base.errors import DataError
 
 PIECE = 100_000
 """Rows that are in memory at once, besides those that are kept."""

@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from vflsec.core.checks import count
-from vflsec.core.errors import DataError, plain
+from vflsec.base.checks import count
+from vflsec.base.errors import DataError, plain
 from vflsec.data.description import Format
 
 MISSING = "(missing)"

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from vflsec.core.message import AFTERWARDS
-from vflsec.core.metrics import margins
 from vflsec.core.scaling import RELEASED, Bounds, bounded
 from vflsec.core.view import Guess, View
 from vflsec.inference.releases import OF_TRAINING
+from vflsec.results.metrics import margins
 
 CLEAR = 5.0
 """Standard deviations from zero beyond which guesses agree clearly enough to weigh trainings by it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, inf
 from torch.nn import functional as F
 
-from vflsec.core.errors import InsufficientView, UsageError
+from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.core.view import Shadows, View
 
 FEWEST = 2

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from vflsec.base.seeds import drawing, generator
 from vflsec.core.federation import Federation
 from vflsec.core.message import Step
 from vflsec.core.method import Progress
 from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary
-from vflsec.core.seeds import drawing, generator
 from vflsec.core.settings import TrainSpec
 from vflsec.methods.epochs import Epochs, set_rate
 from vflsec.methods.split_training import SplitTraining

@@ -8,10 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from vflsec.base.seeds import generator
 from vflsec.core.federation import Federation
 from vflsec.core.message import Kind
 from vflsec.core.party import Party
-from vflsec.core.seeds import generator
 from vflsec.nn.batches import batches
 from vflsec.nn.siamese import Siamese
 

@@ -9,9 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from vflsec.base.errors import Diverged, NotStackable
 from vflsec.core.checkpoint import Checkpoint, Stateful
 from vflsec.core.defense import Defense
-from vflsec.core.errors import Diverged, NotStackable
 from vflsec.core.federation import Federation
 from vflsec.core.method import Progress
 from vflsec.core.protocol import Boundary

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
+from vflsec.base.seeds import drawing
 from vflsec.core.federation import Federation
 from vflsec.core.layout import Group
 from vflsec.core.method import Progress
 from vflsec.core.party import Party
-from vflsec.core.seeds import drawing
 from vflsec.methods.head_training import HeadTraining
 from vflsec.methods.shared_head_training import SharedHeadTraining
 from vflsec.methods.split_method import SPLIT, SplitMethod

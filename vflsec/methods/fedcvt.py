@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vflsec.base.checks import fraction, non_negative, positive
+from vflsec.base.errors import NotStackable, UsageError
+from vflsec.base.seeds import drawing, generator
 from vflsec.core import hooks
-from vflsec.core.checks import fraction, non_negative, positive
-from vflsec.core.errors import NotStackable, UsageError
 from vflsec.core.federation import Federation
 from vflsec.core.message import Step
 from vflsec.core.method import Progress
 from vflsec.core.party import Party
-from vflsec.core.seeds import drawing, generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.methods.split_method import SPLIT, SplitMethod
 from vflsec.methods.split_training import SplitTraining

@@ -12,15 +12,15 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from vflsec.base.checks import non_negative, positive, unknown
+from vflsec.base.errors import UsageError
+from vflsec.base.seeds import drawing, generator
 from vflsec.core import hooks, registry
-from vflsec.core.checks import non_negative, positive, unknown
-from vflsec.core.errors import UsageError
 from vflsec.core.federation import Federation
 from vflsec.core.message import SERVER, Kind, Message
 from vflsec.core.method import Progress
 from vflsec.core.party import Party
 from vflsec.core.protocol import Averaging
-from vflsec.core.seeds import drawing, generator
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.inference.releases import flattened, parameters

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vflsec.base.seeds import generator
 from vflsec.core.message import Step
 from vflsec.core.method import Progress
-from vflsec.core.seeds import generator
 from vflsec.methods.early_stopping import selection_split
 from vflsec.methods.epochs import Streams
 from vflsec.methods.split_training import SplitTraining

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from vflsec.base.seeds import generator
 from vflsec.core.layout import Layout
-from vflsec.core.seeds import generator
 from vflsec.nn.augment import ImageAugmentation, TwoViews, two_views
 from vflsec.nn.batches import batches
 from vflsec.nn.bottoms import Encoder

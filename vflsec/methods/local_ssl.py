@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from vflsec.core.seeds import generator
+from vflsec.base.seeds import generator
 from vflsec.nn.batches import batches
 from vflsec.nn.siamese import Siamese
 

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vflsec.core.errors import Diverged
+from vflsec.base.errors import Diverged
+from vflsec.base.seeds import drawing, generator
 from vflsec.core.federation import Federation
-from vflsec.core.metrics import METRICS
 from vflsec.core.party import Party
-from vflsec.core.seeds import drawing, generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.stack import DefenseStack
 from vflsec.methods.early_stopping import EarlyStopping, selection_split
@@ -21,6 +20,7 @@ from vflsec.methods.split_model import PREDICTION_BATCH
 from vflsec.nn.batches import batches
 from vflsec.nn.encoders import build_encoder
 from vflsec.nn.top import build_top
+from vflsec.results.metrics import METRICS
 
 
 class LocalTraining:

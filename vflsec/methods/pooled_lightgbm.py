@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vflsec.core.checks import positive
-from vflsec.core.errors import UsageError
+from vflsec.base.checks import positive
+from vflsec.base.errors import UsageError
+from vflsec.base.seeds import derive
 from vflsec.core.federation import Federation
-from vflsec.core.seeds import derive
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.methods.pooled_method import PooledMethod
 

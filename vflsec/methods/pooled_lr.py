@@ -12,8 +12,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from torch import Tensor, nn
 
+from vflsec.base.seeds import derive
 from vflsec.core.federation import Federation
-from vflsec.core.seeds import derive
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.methods.pooled_method import PooledMethod
 

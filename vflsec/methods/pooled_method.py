@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from vflsec.core.errors import Diverged
+from vflsec.base.errors import Diverged
 from vflsec.core.federation import Federation
 from vflsec.core.method import Method, Progress
 from vflsec.core.party import Party

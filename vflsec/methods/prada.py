@@ -8,15 +8,15 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from vflsec.base.checks import non_negative, positive, positive_or_none
+from vflsec.base.errors import UsageError
+from vflsec.base.seeds import drawing
 from vflsec.core import hooks
-from vflsec.core.checks import non_negative, positive, positive_or_none
-from vflsec.core.errors import UsageError
 from vflsec.core.federation import Federation
 from vflsec.core.message import SOURCE, Kind
 from vflsec.core.method import Progress
 from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary
-from vflsec.core.seeds import drawing
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.methods.adversarial_training import AdversarialTraining
 from vflsec.methods.feature_group_method import FeatureGroupMethod

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from vflsec.core.errors import Diverged
+from vflsec.base.errors import Diverged
+from vflsec.base.seeds import generator
 from vflsec.core.party import Party
-from vflsec.core.seeds import generator
 from vflsec.methods.early_stopping import EarlyStopping
 from vflsec.methods.local_training import own_rows
 from vflsec.nn.augment.scarf import ScarfCorruption

@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vflsec.base.checks import fraction, non_negative, one_of, positive, positive_or_none
+from vflsec.base.errors import Diverged, UsageError
+from vflsec.base.seeds import drawing, generator
 from vflsec.core import hooks, registry
 from vflsec.core.checkpoint import Stateful
-from vflsec.core.checks import fraction, non_negative, one_of, positive, positive_or_none
-from vflsec.core.errors import Diverged, UsageError
 from vflsec.core.federation import Federation
 from vflsec.core.hooks import Hook
 from vflsec.core.message import Kind, Step
 from vflsec.core.method import Method, Progress
 from vflsec.core.party import Party
 from vflsec.core.protocol import FRACTION_BITS, LEAST_KEY_BITS, MOST_KEY_BITS, HistogramExchange
-from vflsec.core.seeds import drawing, generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.methods.epochs import Epochs

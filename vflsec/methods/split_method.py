@@ -11,20 +11,20 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from vflsec.base.errors import NotStackable, UsageError
+from vflsec.base.seeds import drawing, generator
+from vflsec.cipher.roles.exposure import Exposure
 from vflsec.core import hooks, registry
-from vflsec.core.errors import NotStackable, UsageError
 from vflsec.core.federation import Federation
 from vflsec.core.message import Kind
 from vflsec.core.method import Method, Progress
 from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary, LinearBoundary
-from vflsec.core.seeds import drawing, generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.methods.early_stopping import selection_split
 from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.top import SharedTop, Top, build_top
-from vflsec.secure.roles.exposure import Exposure
 
 _BOTH = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS})
 SHOWS = {"passive": _BOTH | {Need.GRADIENTS}, "active": _BOTH | {Need.EMBEDDINGS}}

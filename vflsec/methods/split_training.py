@@ -9,16 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vflsec.base.errors import Diverged
+from vflsec.base.seeds import generator
 from vflsec.core import hooks
 from vflsec.core.checkpoint import Stateful
-from vflsec.core.errors import Diverged
 from vflsec.core.federation import Federation
 from vflsec.core.message import Step
 from vflsec.core.method import Progress
-from vflsec.core.metrics import METRICS
 from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary
-from vflsec.core.seeds import generator
 from vflsec.core.settings import TrainSpec
 from vflsec.methods.early_stopping import EarlyStopping, selection_split
 from vflsec.methods.epochs import Epochs, Streams, global_stream, set_rate
@@ -26,6 +25,7 @@ from vflsec.methods.split_model import SplitModel
 from vflsec.methods.traffic import traffic_so_far
 from vflsec.nn.batches import batches
 from vflsec.nn.wide import sparse_gradients
+from vflsec.results.metrics import METRICS
 
 
 class SplitTraining(SplitModel):

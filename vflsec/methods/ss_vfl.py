@@ -7,13 +7,13 @@ from typing import ClassVar, Literal
 import msgspec
 from torch import nn
 
+from vflsec.base.checks import one_of, positive
+from vflsec.base.errors import UsageError
+from vflsec.base.seeds import drawing
 from vflsec.core import hooks
-from vflsec.core.checks import one_of, positive
-from vflsec.core.errors import UsageError
 from vflsec.core.federation import Federation
 from vflsec.core.method import Progress
 from vflsec.core.party import Party
-from vflsec.core.seeds import drawing
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.methods.epochs import Epochs, set_rate
 from vflsec.methods.local_contrastive import LocalCL, LocalMoCo

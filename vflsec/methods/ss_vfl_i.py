@@ -7,8 +7,8 @@ from typing import Literal
 import msgspec
 from torch import Tensor
 
-from vflsec.core.checks import positive
-from vflsec.core.errors import UsageError
+from vflsec.base.checks import positive
+from vflsec.base.errors import UsageError
 from vflsec.core.federation import Federation
 from vflsec.core.layout import Layout
 from vflsec.core.message import Kind

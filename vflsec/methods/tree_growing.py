@@ -9,11 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vflsec.base.seeds import generator
 from vflsec.core.federation import Federation
 from vflsec.core.message import Kind, Step
 from vflsec.core.party import Party
 from vflsec.core.protocol import HistogramExchange, Histograms
-from vflsec.core.seeds import generator
 from vflsec.trees.bins import Bins
 from vflsec.trees.ensemble import Shape, Splits
 from vflsec.trees.histograms import histogram

@@ -9,14 +9,14 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from vflsec.base.checks import fraction, non_negative, positive
+from vflsec.base.errors import UsageError
+from vflsec.base.seeds import drawing
 from vflsec.core import hooks
-from vflsec.core.checks import fraction, non_negative, positive
-from vflsec.core.errors import UsageError
 from vflsec.core.federation import Federation
 from vflsec.core.hooks import Hook
 from vflsec.core.method import Progress
 from vflsec.core.party import Party
-from vflsec.core.seeds import drawing
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.methods.epochs import Epochs
 from vflsec.methods.local_training import LocalTraining, labeled_rows, local_model, own_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vflsec.core.seeds import Generators
+from vflsec.base.seeds import Generators
 from vflsec.core.stacked import stack
 
 

@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from vflsec.core.checks import fraction
+from vflsec.base.checks import fraction
 from vflsec.nn.ema import update_average
 from vflsec.nn.losses.regression import regression
 from vflsec.nn.siamese import Siamese

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
 from vflsec.core.layout import Layout
 from vflsec.core.settings import ModelSpec
 from vflsec.nn.bottoms import Encoder, MLPBottom

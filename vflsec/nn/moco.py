@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from vflsec.core.checks import fraction, positive
+from vflsec.base.checks import fraction, positive
 from vflsec.nn.ema import update_average
 from vflsec.nn.losses.info_nce import info_nce
 from vflsec.nn.losses.nt_xent import nt_xent

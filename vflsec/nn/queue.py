@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vflsec.core.checks import positive
+from vflsec.base.checks import positive
 from vflsec.nn.losses.unit import unit
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
 from vflsec.core.layout import Layout
 from vflsec.nn.bottoms import Encoder, dense
 from vflsec.nn.wide import CategoryEmbedding

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 
-from vflsec.experiment.attribution import Attribution
 from vflsec.report.curve import COLORS, Curve
+from vflsec.run.attribution import Attribution
 
 SCALE = LinearSegmentedColormap.from_list("value", [COLORS[0], "#c8c8c8", COLORS[1]])
 SHOWN = 1500

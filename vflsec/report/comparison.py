@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from vflsec.analysis.comparison import Comparison, Difference, Move
-from vflsec.core.errors import plain
+from vflsec.base.errors import plain
 from vflsec.report.table import NARROW, Cells, as_markdown, as_rich, number, signed, without
+from vflsec.results.analysis.comparison import Comparison, Difference, Move
 
 DETAILS = ("of", "leak before", "95 % interval")
 """The columns that are left out below ``NARROW`` columns."""

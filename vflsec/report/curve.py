@@ -20,10 +20,10 @@ from matplotlib.patheffects import withStroke
 from matplotlib.style import context
 from matplotlib.text import Annotation
 
-from vflsec.analysis.results import Leak, Measure, Place, Point, Summary
-from vflsec.core import files
-from vflsec.core.checks import count
-from vflsec.records.manifest import UNDEFENDED
+from vflsec.base import files
+from vflsec.base.checks import count
+from vflsec.results.analysis.results import Leak, Measure, Place, Point, Summary
+from vflsec.results.records.manifest import UNDEFENDED
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 """Okabe and Ito's colors, told apart by color-blind readers; markers and line styles differ too."""

@@ -11,10 +11,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from vflsec.core.statistics import over_seeds
-from vflsec.experiment.recipe import Recipe
 from vflsec.report.curve import COLORS, LABELS, MARKERS, Curve, own_style
 from vflsec.report.entry import Entry
+from vflsec.results.statistics import over_seeds
+from vflsec.run.recipe import Recipe
 
 STYLES = ("-", "--", "-.", ":")
 WIDTH, HEIGHT = 3.9, 3.1

@@ -12,19 +12,19 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from vflsec.analysis.claims import DECISIONS, Link, Measured, Verdict, judge
-from vflsec.analysis.measuring import measured as of_evaluation
-from vflsec.analysis.paired import FEWEST, POWER
-from vflsec.analysis.summary import summarize
-from vflsec.core.checks import count
-from vflsec.core.statistics import LEVEL
-from vflsec.experiment.manifest import commit
-from vflsec.experiment.store import environment
-from vflsec.experiment.study import Job
-from vflsec.records.measurements import DIGITS, Measurements
-from vflsec.records.study import TOPICS
+from vflsec.base.checks import count
 from vflsec.report import table
 from vflsec.report.table import Cells
+from vflsec.results.analysis.claims import DECISIONS, Link, Measured, Verdict, judge
+from vflsec.results.analysis.measuring import measured as of_evaluation
+from vflsec.results.analysis.paired import FEWEST, POWER
+from vflsec.results.analysis.summary import summarize
+from vflsec.results.records.measurements import DIGITS, Measurements
+from vflsec.results.records.study import TOPICS
+from vflsec.results.statistics import LEVEL
+from vflsec.run.manifest import commit
+from vflsec.run.store import environment
+from vflsec.run.study import Job
 
 HEAD = """\
 # Published claims, judged

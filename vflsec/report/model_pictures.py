@@ -11,12 +11,12 @@ from sklearn.decomposition import PCA
 from torch import Tensor
 
 from vflsec.core.method import Trained
-from vflsec.experiment.attribution import exact
-from vflsec.experiment.recipe import Job
 from vflsec.nn.feature_groups import FeatureGroups
 from vflsec.report.attribution import importance, swarm
 from vflsec.report.curve import COLORS, Curve, own_style
 from vflsec.report.domains import domain_map
+from vflsec.run.attribution import exact
+from vflsec.run.recipe import Job
 
 MAPPED_ROWS = 600
 """Rows of each domain, or of each class, on a map."""

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape as as_html
 from typing import Any
 
-from vflsec.analysis.results import Summary
-from vflsec.core import files
-from vflsec.core.checks import count
-from vflsec.records.manifest import Manifest
+from vflsec.base import files
+from vflsec.base.checks import count
 from vflsec.report import curve, table
+from vflsec.results.analysis.results import Summary
+from vflsec.results.records.manifest import Manifest
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8882; --accent: #0072b2; }

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from vflsec.records.manifest import AUDITED
-from vflsec.records.schema import FAILED, BaselineResult, Record, Result
+from vflsec.results.records.manifest import AUDITED
+from vflsec.results.records.schema import FAILED, BaselineResult, Record, Result
 
 if TYPE_CHECKING:
-    from vflsec.experiment.facts import StageDone
+    from vflsec.run.facts import StageDone
 
     Item = TypeVar("Item", bound=Record | StageDone | str)
 
@@ -76,7 +76,7 @@ def _timed(records: Iterable[Item], missing: int) -> Iterator[tuple[Item, str]]:
 
 def describe(record: Record | StageDone | str) -> str:
     """Return one record, or the name of what is done, in a few words, with the cause where it failed."""
-    from vflsec.experiment.facts import StageDone
+    from vflsec.run.facts import StageDone
 
     if isinstance(record, str):
         return record

@@ -13,18 +13,18 @@ import pandas as pd
 from matplotlib.figure import Figure
 from rich.console import RenderableType
 
-from vflsec.analysis.results import Cap, Damage, Point, Summary
-from vflsec.analysis.subgroups import group_leaks
-from vflsec.analysis.summary import summarize
-from vflsec.core import files
-from vflsec.core.errors import StoreError, UsageError, VflsecError
-from vflsec.records.folder import read_manifest, read_records
-from vflsec.records.limits import expect_limits, read_limits
-from vflsec.records.manifest import Manifest
-from vflsec.records.naming import with_given_names
-from vflsec.records.schema import Record, Result
-from vflsec.records.subgroups import read_subgroups
+from vflsec.base import files
+from vflsec.base.errors import StoreError, UsageError, VflsecError
 from vflsec.report import curve, page, table
+from vflsec.results.analysis.results import Cap, Damage, Point, Summary
+from vflsec.results.analysis.subgroups import group_leaks
+from vflsec.results.analysis.summary import summarize
+from vflsec.results.records.folder import read_manifest, read_records
+from vflsec.results.records.limits import expect_limits, read_limits
+from vflsec.results.records.manifest import Manifest
+from vflsec.results.records.naming import with_given_names
+from vflsec.results.records.schema import Record, Result
+from vflsec.results.records.subgroups import read_subgroups
 
 Traffic = tuple[str, str, str, int]
 """Sender, receiver, kind of message, and bytes."""

@@ -14,23 +14,23 @@ import pandas as pd
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from vflsec.analysis.groups import USABLE
-from vflsec.analysis.intervals import longer_side
-from vflsec.analysis.results import Damage, Leak, Summary
-from vflsec.analysis.results import Point as Leaking
-from vflsec.analysis.summary import summarize
-from vflsec.core.checks import count
-from vflsec.core.statistics import Interval, over_seeds
-from vflsec.experiment.plan import build_attack
-from vflsec.experiment.recipe import Asked, Job, Measured, Part, Recipe
-from vflsec.experiment.sweep import Point
-from vflsec.records.manifest import RowEntry
-from vflsec.records.schema import Record, Result
+from vflsec.base.checks import count
 from vflsec.report import diagrams, table
 from vflsec.report.curve import COLORS, Curve, own_style, saved
 from vflsec.report.entry import Entry
 from vflsec.report.model_pictures import of_models
 from vflsec.report.table import NARROW, Cells
+from vflsec.results.analysis.groups import USABLE
+from vflsec.results.analysis.intervals import longer_side
+from vflsec.results.analysis.results import Damage, Leak, Summary
+from vflsec.results.analysis.results import Point as Leaking
+from vflsec.results.analysis.summary import summarize
+from vflsec.results.records.manifest import RowEntry
+from vflsec.results.records.schema import Record, Result
+from vflsec.results.statistics import Interval, over_seeds
+from vflsec.run.plan import build_attack
+from vflsec.run.recipe import Asked, Job, Measured, Part, Recipe
+from vflsec.run.sweep import Point
 
 WORSE, BETTER = "▲", "▽"
 

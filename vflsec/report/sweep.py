@@ -15,15 +15,15 @@ from matplotlib.axes import Axes
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from vflsec.analysis.results import Cap, Point
-from vflsec.analysis.saturation import Rise, rises
-from vflsec.analysis.trainings import notes_on_spending, notes_on_trainings, together
-from vflsec.core.checks import count
-from vflsec.records.sweep import POINTS, Sweep, exact, read_sweep
+from vflsec.base.checks import count
 from vflsec.report import table
 from vflsec.report.curve import COLORS, GRAY, MARKERS, Curve, own_style, saved
 from vflsec.report.report import Report
 from vflsec.report.table import NARROW, Cells
+from vflsec.results.analysis.results import Cap, Point
+from vflsec.results.analysis.saturation import Rise, rises
+from vflsec.results.analysis.trainings import notes_on_spending, notes_on_trainings, together
+from vflsec.results.records.sweep import POINTS, Sweep, exact, read_sweep
 
 HIDDEN = ("rows", "status")
 """The columns that are left out in narrow terminals."""

@@ -14,11 +14,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from vflsec.analysis.intervals import Ends, longer_side
-from vflsec.analysis.results import Cap, Damage, Gate, Leak, Measure, Point, Rank, Summary
-from vflsec.analysis.verdict import way_to_run
-from vflsec.core.checks import count
-from vflsec.records.manifest import UNDEFENDED
+from vflsec.base.checks import count
+from vflsec.results.analysis.intervals import Ends, longer_side
+from vflsec.results.analysis.results import Cap, Damage, Gate, Leak, Measure, Point, Rank, Summary
+from vflsec.results.analysis.verdict import way_to_run
+from vflsec.results.records.manifest import UNDEFENDED
 
 CSV_HEADER = (
     "method", "defense", "strength", "attack", "target", "status",

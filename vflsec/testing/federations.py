@@ -12,18 +12,18 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from vflsec.core.checks import one_of, positive
-from vflsec.core.errors import UsageError
+from vflsec.base.checks import one_of, positive
+from vflsec.base.errors import UsageError
+from vflsec.base.seeds import derive, generator
 from vflsec.core.federation import Federation
 from vflsec.core.message import Channel
 from vflsec.core.party import Party
-from vflsec.core.seeds import derive, generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.bundle import passive_names
 from vflsec.data.dataset import Card, PartyTable, VerticalDataset
 from vflsec.data.partition import DataSpec
-from vflsec.experiment.cell import Cell
-from vflsec.experiment.federation import build_federation
+from vflsec.run.cell import Cell
+from vflsec.run.federation import build_federation
 
 SIGNALS = ("planted", "hidden", "none")
 SPLITS = ("train", "unlabeled", "aligned", "local", "val", "test")

@@ -11,14 +11,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vflsec.core.seeds import derive
-from vflsec.secure.arithmetic.keys import Keys
-from vflsec.secure.arithmetic.layout import CipherLayout, Mode
-from vflsec.secure.arithmetic.linear_sgd import LinearSgd
-from vflsec.secure.roles.active import ActiveRole
-from vflsec.secure.roles.exchange import Exchange, Seat
-from vflsec.secure.roles.messages import ROLES
-from vflsec.secure.roles.passive import PassiveRole
+from vflsec.base.seeds import derive
+from vflsec.cipher.arithmetic.keys import Keys
+from vflsec.cipher.arithmetic.layout import CipherLayout, Mode
+from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
+from vflsec.cipher.roles.active import ActiveRole
+from vflsec.cipher.roles.exchange import Exchange, Seat
+from vflsec.cipher.roles.messages import ROLES
+from vflsec.cipher.roles.passive import PassiveRole
 from vflsec.secure.transcripts.recording import Header, Recording, RecordingWriter
 
 Floats = NDArray[np.float64]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vflsec.core.errors import VflsecError
+from vflsec.base.errors import VflsecError
 
 SIGMAS = 4.0
 """How many standard errors a random quantity may be away; beyond lie 6 of 100,000 sound plug-ins."""

@@ -13,24 +13,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vflsec.base.errors import InsufficientView, VflsecError
+from vflsec.base.seeds import generator
 from vflsec.core import registry
 from vflsec.core.attack import Attack
-from vflsec.core.errors import InsufficientView, VflsecError
 from vflsec.core.federation import Federation
 from vflsec.core.message import Kind, Message, Transcript
 from vflsec.core.method import Trained
-from vflsec.core.metrics import METRICS
-from vflsec.core.seeds import generator
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.view import Guess, Need, Shadows, View
 from vflsec.data.partition import DataSpec
-from vflsec.experiment.cell import Cell
-from vflsec.experiment.federation import build_federation
-from vflsec.experiment.questions import ASK, Question, ask, victim_of
-from vflsec.experiment.score import score
-from vflsec.experiment.shadows import shadows_of
-from vflsec.experiment.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
+from vflsec.results.metrics import METRICS
+from vflsec.run.cell import Cell
+from vflsec.run.federation import build_federation
+from vflsec.run.questions import ASK, Question, ask, victim_of
+from vflsec.run.score import score
+from vflsec.run.shadows import shadows_of
+from vflsec.run.spec import AuxSpec
 from vflsec.testing.federations import toy_cell
 from vflsec.testing.suite import SIGMAS, Suite, auc_error, changed, generators, refused, same, stated
 from vflsec.testing.trees import grown

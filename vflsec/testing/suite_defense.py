@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vflsec.base.errors import UsageError
+from vflsec.base.seeds import drawing, generator
 from vflsec.core import hooks
 from vflsec.core.defense import Defense, touches
-from vflsec.core.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.party import Party
-from vflsec.core.seeds import drawing, generator
 from vflsec.testing.federations import tiny_federation
 from vflsec.testing.suite import Suite, refused, same, stated
 

@@ -13,9 +13,9 @@ from vflsec.core.method import Trained
 from vflsec.core.party import Party
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Need
-from vflsec.experiment.adversary import view_before
-from vflsec.experiment.spec import AuxSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
+from vflsec.run.adversary import view_before
+from vflsec.run.spec import AuxSpec
 from vflsec.testing.federations import toy_federation
 from vflsec.testing.suite import Suite, changed, generators, same, stated
 

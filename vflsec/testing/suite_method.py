@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vflsec.base.errors import Diverged, NotStackable
 from vflsec.core import hooks
 from vflsec.core.defense import Defense, Release
-from vflsec.core.errors import Diverged, NotStackable
 from vflsec.core.federation import Federation, load_states, save_states
 from vflsec.core.message import SERVER, Kind, Message, Step
 from vflsec.core.method import Method

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csc_array
 
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
 
 EXACT = 2.0**53
 """Sums of integers in float64 are exact below it."""

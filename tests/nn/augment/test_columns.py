@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
+from vflsec.base.seeds import generator
 from vflsec.core.layout import Column, Layout
-from vflsec.core.seeds import generator
 from vflsec.nn.augment import ScarfCorruption, UniformCorruption
 from vflsec.nn.augment.columns import ColumnChoice
 

@@ -5,8 +5,8 @@ import torch
 from scipy import stats
 from torch.nn import functional as F
 
+from vflsec.base.seeds import generator
 from vflsec.core.layout import Column, Layout
-from vflsec.core.seeds import generator
 from vflsec.nn.augment import ScarfCorruption, UniformCorruption
 
 LAYOUT = Layout(

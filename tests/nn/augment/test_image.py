@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from vflsec.core.seeds import generator
+from vflsec.base.seeds import generator
 from vflsec.nn.augment import ImageAugmentation
 
 GREY, COLORS, WIDE = (1, 12, 8), (3, 16, 16), (2, 32, 32)

@@ -2,8 +2,8 @@
 
 import torch
 
+from vflsec.base.seeds import generator
 from vflsec.core.layout import Layout
-from vflsec.core.seeds import generator
 from vflsec.nn.augment import ImageAugmentation, UniformCorruption, two_views
 
 

@@ -12,9 +12,9 @@ import pandas as pd
 import torch
 import torch._dynamo  # which every first optimizer would import, for seconds
 
+from vflsec.cipher.arithmetic.layout import CipherSpec
 from vflsec.core.checkpoint import under
 from vflsec.core.layout import Layout
-from vflsec.secure.arithmetic.layout import CipherSpec
 from vflsec.secure.remote.identity import Identity
 from vflsec.secure.remote.job import Job, JobModel, JobTraining
 from vflsec.secure.remote.link import Dialer, Listener

@@ -18,7 +18,7 @@ import pytest
 from remote_pair import HERE, make_job, owns, run_both, work
 from safetensors.numpy import load_file
 
-from vflsec.core.errors import PeerLost
+from vflsec.base.errors import PeerLost
 from vflsec.secure.remote.identity import Identity
 from vflsec.secure.remote.link import Dialer
 

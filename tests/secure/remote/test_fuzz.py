@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 from remote_pair import Masks, make_job, owns, run_both, session
 
-from vflsec.core.errors import DataError, PeerLost, StoreError, VflsecError
-from vflsec.secure.arithmetic.keys import Keys
-from vflsec.secure.arithmetic.layout import CipherLayout
-from vflsec.secure.arithmetic.linear_sgd import LinearSgd
+from vflsec.base.errors import DataError, PeerLost, StoreError, VflsecError
+from vflsec.cipher.arithmetic.keys import Keys
+from vflsec.cipher.arithmetic.layout import CipherLayout
+from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
+from vflsec.cipher.roles.active import ActiveRole
+from vflsec.cipher.roles.passive import PassiveRole
 from vflsec.secure.remote.hello import agree
 from vflsec.secure.remote.messages import FIRST, KINDS
 from vflsec.secure.remote.wire import HEADER, MAGIC, VERSION, Connection, plain
-from vflsec.secure.roles.active import ActiveRole
-from vflsec.secure.roles.passive import PassiveRole
 from vflsec.secure.transcripts import recording
 from vflsec.secure.transcripts.recording import Recording
 

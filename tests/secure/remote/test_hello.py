@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vflsec.core.errors import PeerRefused
+from vflsec.base.errors import PeerRefused
 from vflsec.secure.remote.hello import Hello, agree
 from vflsec.secure.remote.job import Job, JobTraining
 

@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 from remote_pair import HERE, killed_at_a_state, make_job, owns, run_both, session, work
 
-from vflsec.core.errors import Diverged, PeerLost, PeerRefused, ProtocolError, StoreError, UsageError, VflsecError
+from vflsec.base.errors import Diverged, PeerLost, PeerRefused, ProtocolError, StoreError, UsageError, VflsecError
+from vflsec.cipher.roles.active import ActiveRole
+from vflsec.cipher.roles.messages import EncryptedDelta, Scores
+from vflsec.cipher.roles.passive import PassiveRole
 from vflsec.secure.remote.active_side import ActiveSide
 from vflsec.secure.remote.messages import Done
 from vflsec.secure.remote.passive_side import PassiveSide
@@ -20,9 +23,6 @@ from vflsec.secure.remote.side import Schedule
 from vflsec.secure.remote.snapshots import Journal
 from vflsec.secure.remote.talk import Talk
 from vflsec.secure.remote.wire import Connection
-from vflsec.secure.roles.active import ActiveRole
-from vflsec.secure.roles.messages import EncryptedDelta, Scores
-from vflsec.secure.roles.passive import PassiveRole
 from vflsec.secure.transcripts.forward_passes import ForwardPasses
 from vflsec.secure.transcripts.recording import Recording
 
@@ -346,7 +346,7 @@ def killed_while_writing(name, times, sizes):
 def test_nothing_secret_survives_a_kill_in_the_middle_of_a_write(keys, tmp_path, monkeypatch, name):
     sizes = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vflsec.core.files.os.fsync", killed_while_writing(name, 1, sizes))
+        patch.setattr("vflsec.base.files.os.fsync", killed_while_writing(name, 1, sizes))
         patch.setattr("vflsec.secure.remote.session.FAREWELL", 1)
         _, _, errors = run_both(keys, JOB, OWN, tmp_path, timeout=2, patience=2)
     assert any(isinstance(error, Killed) for error in errors.values())

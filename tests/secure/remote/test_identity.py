@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
 from vflsec.secure.remote import identity
 from vflsec.secure.remote.identity import Identity
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
 from vflsec.secure.remote import job
 from vflsec.secure.remote.job import Job, JobModel, JobTraining
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from vflsec.core.errors import PeerLost, PeerRefused, UsageError
+from vflsec.base.errors import PeerLost, PeerRefused, UsageError
 from vflsec.secure.remote import identity
 from vflsec.secure.remote.identity import Identity
 from vflsec.secure.remote.link import HANDSHAKE, HANDSHAKES, Dialer, Listener, parse_address

@@ -4,10 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from vflsec.core.errors import DataError, UsageError
+from vflsec.base.errors import DataError, UsageError
 from vflsec.data.files import PartyFile
 from vflsec.data.partition import DataSpec, partition
-from vflsec.experiment.federation import load_dataset
+from vflsec.run.federation import load_dataset
 from vflsec.secure.remote import own
 from vflsec.secure.remote.job import Job
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from remote_pair import HERE, Masks, make_job, owns, run_both, session
 
-from vflsec.core.errors import PeerLost, PeerRefused, ProtocolError, StoreError, UsageError
+from vflsec.base.errors import PeerLost, PeerRefused, ProtocolError, StoreError, UsageError
+from vflsec.cipher.roles.messages import EncryptedDelta, Features, NoisedGradient, Scores
 from vflsec.secure.remote.hello import Hello
 from vflsec.secure.remote.identity import Identity
 from vflsec.secure.remote.link import Dialer, Listener
@@ -18,7 +19,6 @@ from vflsec.secure.remote.messages import FIRST, KINDS, Done, limits
 from vflsec.secure.remote.session import Session
 from vflsec.secure.remote.talk import Talk
 from vflsec.secure.remote.wire import HEADER, MAGIC, VERSION, Connection
-from vflsec.secure.roles.messages import EncryptedDelta, Features, NoisedGradient, Scores
 from vflsec.secure.transcripts.recording import Recording
 
 JOB = make_job(momentum=0.5, epochs=3)  # six batches

@@ -11,21 +11,21 @@ from scipy.stats import kstest, norm
 from torch import nn
 from torch.nn import functional as F
 
-from vflsec.core.errors import UsageError
-from vflsec.core.metrics import METRICS
-from vflsec.core.seeds import drawing
+from vflsec.base.errors import UsageError
+from vflsec.base.seeds import drawing
+from vflsec.cipher.arithmetic.keys import Keys
+from vflsec.cipher.arithmetic.layout import CipherSpec
+from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
+from vflsec.cipher.roles.active import ActiveRole
+from vflsec.cipher.roles.passive import PassiveRole
 from vflsec.nn.encoders import build_encoder
-from vflsec.secure.arithmetic.keys import Keys
-from vflsec.secure.arithmetic.layout import CipherSpec
-from vflsec.secure.arithmetic.linear_sgd import LinearSgd
+from vflsec.results.metrics import METRICS
 from vflsec.secure.remote.active_side import residual
 from vflsec.secure.remote.hello import Hello
 from vflsec.secure.remote.passive_side import PassiveSide
 from vflsec.secure.remote.session import make_side
 from vflsec.secure.remote.side import Schedule, first_share
 from vflsec.secure.remote.snapshots import Snapshots
-from vflsec.secure.roles.active import ActiveRole
-from vflsec.secure.roles.passive import PassiveRole
 from vflsec.secure.transcripts.recording import Recording
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vflsec.core.errors import PeerLost, PeerRefused, ProtocolError
+from vflsec.base.errors import PeerLost, PeerRefused, ProtocolError
 from vflsec.secure.remote.wire import HEADER, MAGIC, VERSION, Connection, Refusal
 
 

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from vflsec.core.errors import DataError, InsufficientView
+from vflsec.base.errors import DataError, InsufficientView
 from vflsec.secure.transcripts.audit import Truth
 from vflsec.secure.transcripts.delta_chain import DeltaChain
 from vflsec.secure.transcripts.recording import Recording, RecordingWriter

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from vflsec.secure.arithmetic.codec import cut, join
-from vflsec.secure.arithmetic.layout import CipherLayout
-from vflsec.secure.roles.active import ActiveRole
-from vflsec.secure.roles.passive import PassiveRole
+from vflsec.cipher.arithmetic.codec import cut, join
+from vflsec.cipher.arithmetic.layout import CipherLayout
+from vflsec.cipher.roles.active import ActiveRole
+from vflsec.cipher.roles.passive import PassiveRole
 from vflsec.secure.transcripts.audit import Truth
 from vflsec.secure.transcripts.chosen_weights import ChosenWeights
 from vflsec.secure.transcripts.forward_passes import ForwardPasses

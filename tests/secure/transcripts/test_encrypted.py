@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from vflsec.core.errors import UsageError
-from vflsec.secure.roles.active import ActiveRole
+from vflsec.base.errors import UsageError
+from vflsec.cipher.roles.active import ActiveRole
 from vflsec.secure.transcripts.audit import Truth
 from vflsec.secure.transcripts.common_divisor import CommonDivisor
 from vflsec.secure.transcripts.delta_chain import DeltaChain

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vflsec.secure.arithmetic.layout import CipherLayout
+from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.secure.transcripts import small_masks
 from vflsec.secure.transcripts.audit import Truth
 from vflsec.secure.transcripts.low_bits import LowBits, solve

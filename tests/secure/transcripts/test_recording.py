@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vflsec.core.errors import DataError, UsageError
-from vflsec.secure.arithmetic.layout import CipherLayout
+from vflsec.base.errors import DataError, UsageError
+from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.secure.transcripts import recording
 from vflsec.secure.transcripts.recording import MAGIC, Header, Recording, RecordingWriter
 

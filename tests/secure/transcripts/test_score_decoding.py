@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from vflsec.secure.arithmetic.layout import CipherLayout
+from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.secure.transcripts.audit import Truth
 from vflsec.secure.transcripts.recording import Header, Recording, RecordingWriter
 from vflsec.secure.transcripts.score_decoding import ScoreDecoding

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vflsec.secure.arithmetic.layout import CipherLayout
+from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.secure.transcripts.audit import Truth
 from vflsec.secure.transcripts.forward_passes import ForwardPasses
 from vflsec.secure.transcripts.recording import Header, Recording, RecordingWriter

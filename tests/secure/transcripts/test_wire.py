@@ -8,10 +8,10 @@ import numpy as np
 import phe
 import pytest
 
-from vflsec.secure.arithmetic.keys import MODES
-from vflsec.secure.arithmetic.layout import CipherLayout
-from vflsec.secure.roles.active import ActiveRole
-from vflsec.secure.roles.passive import PassiveRole
+from vflsec.cipher.arithmetic.keys import MODES
+from vflsec.cipher.arithmetic.layout import CipherLayout
+from vflsec.cipher.roles.active import ActiveRole
+from vflsec.cipher.roles.passive import PassiveRole
 from vflsec.secure.transcripts.audit import Truth
 from vflsec.secure.transcripts.recording import Header, Recording, RecordingWriter
 from vflsec.secure.transcripts.wire import Wire, _Powers

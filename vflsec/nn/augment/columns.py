@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vflsec.core.errors import UsageError
+from vflsec.base.errors import UsageError
 from vflsec.core.layout import Layout
 
 

@@ -12,20 +12,20 @@ import torch
 from scipy.special import expit, log_softmax
 from torch import Tensor, nn
 
+from vflsec.base.errors import Diverged, PeerRefused, UsageError
+from vflsec.base.seeds import drawing
+from vflsec.cipher.arithmetic.keys import PublicKey
+from vflsec.cipher.arithmetic.layout import CipherLayout
+from vflsec.cipher.roles.active import ActiveRole, ScoresTooLarge
+from vflsec.cipher.roles.exchange import Exchange, Port, Seat
+from vflsec.cipher.roles.noise import normal
 from vflsec.core.checkpoint import State, below, load_model_state, model_state, under
-from vflsec.core.errors import Diverged, PeerRefused, UsageError
-from vflsec.core.metrics import METRICS, applicable
-from vflsec.core.seeds import drawing
-from vflsec.secure.arithmetic.keys import PublicKey
-from vflsec.secure.arithmetic.layout import CipherLayout
+from vflsec.results.metrics import METRICS, applicable
 from vflsec.secure.remote.hello import Hello
 from vflsec.secure.remote.job import Job
 from vflsec.secure.remote.messages import Committed
 from vflsec.secure.remote.own import Own
 from vflsec.secure.remote.side import Batch, Commit, Side, first_share, step
-from vflsec.secure.roles.active import ActiveRole, ScoresTooLarge
-from vflsec.secure.roles.exchange import Exchange, Port, Seat
-from vflsec.secure.roles.noise import normal
 
 
 class ActiveSide(Side):

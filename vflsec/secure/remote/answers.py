@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vflsec.core.errors import PeerRefused
+from vflsec.base.errors import PeerRefused
 from vflsec.secure.remote.snapshots import Journal, Snapshots
 
 

@@ -14,9 +14,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from vflsec.core.errors import PeerRefused
-from vflsec.secure.arithmetic.keys import PublicKey
-from vflsec.secure.roles.messages import RoleName
+from vflsec.base.errors import PeerRefused
+from vflsec.cipher.arithmetic.keys import PublicKey
+from vflsec.cipher.roles.messages import RoleName
 
 Text = Annotated[str, msgspec.Meta(max_length=1000)]
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]

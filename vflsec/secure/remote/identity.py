@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from vflsec.core.errors import UsageError
-from vflsec.core.files import create
-from vflsec.secure.roles.messages import ROLES
+from vflsec.base.errors import UsageError
+from vflsec.base.files import create
+from vflsec.cipher.roles.messages import ROLES
 
 KEY, CERTIFICATE, PEER = "key.pem", "certificate.pem", "peer.pem"
 

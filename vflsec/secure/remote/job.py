@@ -19,7 +19,7 @@
     weight_decay = 0.0
     schedule = "constant"       # or cosine, inverse-sqrt
 
-    [paillier]                  # the fields of vflsec.secure.arithmetic.layout.CipherSpec, all of them optional
+    [paillier]                  # the fields of vflsec.cipher.arithmetic.layout.CipherSpec, all of them optional
     bits = 2048
     feature_bits = 4            # |feature| <= 2^4
 
@@ -37,11 +37,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from vflsec.core import files
-from vflsec.core.checks import positive
-from vflsec.core.errors import UsageError
+from vflsec.base import files
+from vflsec.base.checks import positive
+from vflsec.base.errors import UsageError
+from vflsec.cipher.arithmetic.layout import CipherSpec
 from vflsec.core.settings import ModelSpec, TrainSpec
-from vflsec.secure.arithmetic.layout import CipherSpec
 
 LARGEST = 1_000_000
 """Of rows in a batch, and epochs."""

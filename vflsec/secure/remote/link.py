@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
-from vflsec.core.errors import PeerLost, PeerRefused, UsageError
+from vflsec.base.errors import PeerLost, PeerRefused, UsageError
 from vflsec.secure.remote.identity import Identity
 from vflsec.secure.remote.wire import lost
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from vflsec.secure.arithmetic.layout import CipherLayout
-from vflsec.secure.remote.hello import Hello
-from vflsec.secure.roles.messages import (
+from vflsec.cipher.arithmetic.layout import CipherLayout
+from vflsec.cipher.roles.messages import (
     EncryptedDelta,
     Features,
     MaskedGradient,
@@ -14,6 +13,7 @@ from vflsec.secure.roles.messages import (
     NoisedGradient,
     Scores,
 )
+from vflsec.secure.remote.hello import Hello
 
 
 class Committed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from vflsec.core.errors import DataError, UsageError
+from vflsec.base.errors import DataError, UsageError
+from vflsec.base.seeds import derive
+from vflsec.cipher.roles.messages import RoleName
 from vflsec.core.layout import Layout
-from vflsec.core.seeds import derive
 from vflsec.data.dataset import PartyTable
 from vflsec.data.description import PartyFile
 from vflsec.data.encode import ColumnEncoder
 from vflsec.data.files import load_party
-from vflsec.experiment.federation import load_dataset
+from vflsec.run.federation import load_dataset
 from vflsec.secure.remote.job import Job
-from vflsec.secure.roles.messages import RoleName
 
 PARTY: Mapping[RoleName, str] = {"passive": "passive_1", "active": "active"}
 """What a role is called where all parties are in one process."""

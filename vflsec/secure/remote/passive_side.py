@@ -10,22 +10,22 @@ import torch
 from phe import PaillierPrivateKey, PaillierPublicKey
 from torch import Tensor, nn
 
+from vflsec.base.errors import ProtocolError, UsageError
+from vflsec.base.seeds import drawing
+from vflsec.cipher.arithmetic.codec import encode
+from vflsec.cipher.arithmetic.keys import Keys
+from vflsec.cipher.arithmetic.layout import CipherLayout, Mode
+from vflsec.cipher.roles.exchange import Exchange, Port, Seat
+from vflsec.cipher.roles.noise import normal
+from vflsec.cipher.roles.passive import PassiveRole
 from vflsec.core.checkpoint import State, below, load_model_state, model_state, under
-from vflsec.core.errors import ProtocolError, UsageError
-from vflsec.core.seeds import drawing
 from vflsec.data.encode import dense
 from vflsec.nn.encoders import build_encoder
-from vflsec.secure.arithmetic.codec import encode
-from vflsec.secure.arithmetic.keys import Keys
-from vflsec.secure.arithmetic.layout import CipherLayout, Mode
 from vflsec.secure.remote.hello import Hello
 from vflsec.secure.remote.job import Job
 from vflsec.secure.remote.messages import Committed
 from vflsec.secure.remote.own import PARTY, Own
 from vflsec.secure.remote.side import Batch, Commit, Side, first_share, step
-from vflsec.secure.roles.exchange import Exchange, Port, Seat
-from vflsec.secure.roles.noise import normal
-from vflsec.secure.roles.passive import PassiveRole
 
 CHUNK = 8192
 """Rows that are embedded at once where all are checked."""

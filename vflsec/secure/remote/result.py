@@ -6,7 +6,7 @@ from hashlib import sha256
 
 import msgspec
 
-from vflsec.core.errors import StoreError
+from vflsec.base.errors import StoreError
 from vflsec.secure.remote.snapshots import Snapshots
 
 RESULT = "result.json"

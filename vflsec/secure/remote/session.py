@@ -14,8 +14,9 @@ import msgspec
 import numpy as np
 from safetensors.numpy import save
 
-from vflsec.core.errors import Diverged, PeerLost, PeerRefused, ProtocolError, StoreError, UsageError, VflsecError
-from vflsec.secure.arithmetic.keys import Keys
+from vflsec.base.errors import Diverged, PeerLost, PeerRefused, ProtocolError, StoreError, UsageError, VflsecError
+from vflsec.cipher.arithmetic.keys import Keys
+from vflsec.cipher.roles.messages import NoisedGradient, RoleName
 from vflsec.secure.remote import result
 from vflsec.secure.remote.active_side import ActiveSide
 from vflsec.secure.remote.answers import Answers
@@ -29,7 +30,6 @@ from vflsec.secure.remote.result import PartyResult
 from vflsec.secure.remote.snapshots import Facts, Journal, Snapshots
 from vflsec.secure.remote.talk import Talk
 from vflsec.secure.remote.wire import Connection, plain
-from vflsec.secure.roles.messages import NoisedGradient, RoleName
 from vflsec.secure.transcripts.recording import Header, RecordingWriter, expect_writable
 
 NOTHING = sha256().hexdigest()

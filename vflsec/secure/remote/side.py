@@ -12,18 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vflsec.base.seeds import generator
+from vflsec.cipher.arithmetic.codec import Randbits
+from vflsec.cipher.arithmetic.layout import CipherLayout
+from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
+from vflsec.cipher.roles.exchange import Port
+from vflsec.cipher.roles.messages import NoisedGradient, RoleName
 from vflsec.core.checkpoint import State
-from vflsec.core.seeds import generator
 from vflsec.core.sparse_rows import tensor_of
 from vflsec.nn.batches import batches
-from vflsec.secure.arithmetic.codec import Randbits
-from vflsec.secure.arithmetic.layout import CipherLayout
-from vflsec.secure.arithmetic.linear_sgd import LinearSgd
 from vflsec.secure.remote.hello import Hello
 from vflsec.secure.remote.job import Job
 from vflsec.secure.remote.own import Own
-from vflsec.secure.roles.exchange import Port
-from vflsec.secure.roles.messages import NoisedGradient, RoleName
 
 Commit = Callable[[NoisedGradient], object]
 """Saves the state after a batch; the message, new in every attempt, identifies the batch in both histories."""

@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 from filelock import FileLock, Timeout
 
+from vflsec.base.errors import StoreError
+from vflsec.base.files import replace, seal, sweep, sync, unseal
 from vflsec.core import checkpoint
-from vflsec.core.errors import StoreError
-from vflsec.core.files import replace, seal, sweep, sync, unseal
 
 KEPT = 2
 """Newest checkpoints that are kept: the parties are at most one batch apart, and the one ahead may have to go back."""

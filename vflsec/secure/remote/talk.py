@@ -8,8 +8,8 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
+from vflsec.cipher.roles.messages import EncryptedDelta, MaskedScores
 from vflsec.secure.remote.wire import Connection
-from vflsec.secure.roles.messages import EncryptedDelta, MaskedScores
 from vflsec.secure.transcripts.recording import RecordingWriter
 
 M = TypeVar("M", bound=msgspec.Struct)

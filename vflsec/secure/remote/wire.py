@@ -21,7 +21,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from vflsec.core.errors import PeerLost, PeerRefused, ProtocolError
+from vflsec.base.errors import PeerLost, PeerRefused, ProtocolError
 
 MAGIC = b"vfls"
 VERSION = 3

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from vflsec.core.errors import InsufficientView, UsageError
+from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.secure.transcripts.recording import Recording
 
 Floats = NDArray[np.float64]

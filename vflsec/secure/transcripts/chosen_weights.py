@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from vflsec.core.checks import count
-from vflsec.core.errors import InsufficientView
+from vflsec.base.checks import count
+from vflsec.base.errors import InsufficientView
 from vflsec.secure.transcripts import figures
 from vflsec.secure.transcripts.audit import Audit, Figure, Recovered, Truth
 from vflsec.secure.transcripts.recording import RecordedStep, Recording

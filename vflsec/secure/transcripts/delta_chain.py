@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vflsec.core.errors import DataError, InsufficientView
+from vflsec.base.errors import DataError, InsufficientView
 from vflsec.secure.transcripts import figures
 from vflsec.secure.transcripts.audit import Audit, Figure, Floats, Notes, Recovered, Truth
 from vflsec.secure.transcripts.pooled import LARGEST, GradientBatch, pool

@@ -10,8 +10,8 @@ from scipy.optimize import linear_sum_assignment
 from scipy.stats import binomtest
 from sklearn.linear_model import RidgeCV
 
-from vflsec.core import metrics
-from vflsec.core.statistics import over_rows
+from vflsec.results import metrics
+from vflsec.results.statistics import over_rows
 from vflsec.secure.transcripts.audit import Figure, Floats
 
 SEED = 0

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vflsec.core.checks import count
-from vflsec.core.errors import InsufficientView
+from vflsec.base.checks import count
+from vflsec.base.errors import InsufficientView
 from vflsec.secure.transcripts.audit import Audit, Figure, Recovered, Truth
 from vflsec.secure.transcripts.masked import Masked, masked_scores
 from vflsec.secure.transcripts.recording import Recording

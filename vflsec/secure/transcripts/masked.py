@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vflsec.secure.arithmetic.codec import cut
-from vflsec.secure.roles.messages import Scores
+from vflsec.cipher.arithmetic.codec import cut
+from vflsec.cipher.roles.messages import Scores
 from vflsec.secure.transcripts.audit import Integers
 from vflsec.secure.transcripts.recording import Header, RecordedStep
 

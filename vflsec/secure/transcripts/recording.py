@@ -27,10 +27,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from vflsec.core.checks import one_of
-from vflsec.core.errors import DataError, StoreError, UsageError
-from vflsec.secure.arithmetic.layout import CipherLayout
-from vflsec.secure.roles.messages import LETTERS
+from vflsec.base.checks import one_of
+from vflsec.base.errors import DataError, StoreError, UsageError
+from vflsec.cipher.arithmetic.layout import CipherLayout
+from vflsec.cipher.roles.messages import LETTERS
 
 MAGIC = b"\x89vflsec recording\r\n\x1a\n"
 VERSION = 5

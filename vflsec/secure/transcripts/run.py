@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from vflsec.analysis.results import Gate
-from vflsec.core.checks import one_of
-from vflsec.core.errors import UsageError
+from vflsec.base.checks import one_of
+from vflsec.base.errors import UsageError
+from vflsec.results.analysis.results import Gate
 from vflsec.secure.transcripts.audit import Audit, Finding, Truth
 from vflsec.secure.transcripts.chosen_weights import ChosenWeights
 from vflsec.secure.transcripts.common_divisor import CommonDivisor

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from vflsec.core.errors import InsufficientView
+from vflsec.base.errors import InsufficientView
 from vflsec.secure.transcripts.audit import Floats
 from vflsec.secure.transcripts.recording import Header, RecordedStep, Recording
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 from scipy.spatial import cKDTree
 
-from vflsec.core.errors import InsufficientView
+from vflsec.base.errors import InsufficientView
 from vflsec.secure.transcripts import figures
 from vflsec.secure.transcripts.audit import Audit, Figure, Floats, Recovered, Truth
 from vflsec.secure.transcripts.recording import Recording

@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 
-from vflsec.core.errors import InsufficientView
+from vflsec.base.errors import InsufficientView
 from vflsec.secure.transcripts import figures
 from vflsec.secure.transcripts.audit import Audit, Recovered
 from vflsec.secure.transcripts.recording import Recording

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vflsec.core.checks import count
-from vflsec.core.errors import InsufficientView
+from vflsec.base.checks import count
+from vflsec.base.errors import InsufficientView
 from vflsec.secure.transcripts import figures
 from vflsec.secure.transcripts.audit import Audit, Figure, Floats, Recovered, Truth
 from vflsec.secure.transcripts.recording import Header, RecordedStep, Recording
@@ -38,7 +38,7 @@ class ScoreGram(Audit):
     rotation.
 
     Frozen features are determined once each sample has as many independent scores as features
-    (``vflsec.secure.roles.exposure``). Features that move are fitted as a line in time, and noise is estimated. One
+    (``vflsec.cipher.roles.exposure``). Features that move are fitted as a line in time, and noise is estimated. One
     batch at all steps is solved in closed form.
 
     Source: derived from PrADA (arXiv 2111.10120), Algorithms 4 and 5.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vflsec.core.errors import InsufficientView
+from vflsec.base.errors import InsufficientView
 from vflsec.secure.transcripts import figures
 from vflsec.secure.transcripts.audit import Audit, Figure, Recovered, Truth
 from vflsec.secure.transcripts.recording import Recording

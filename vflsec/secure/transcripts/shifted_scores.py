@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vflsec.core.checks import count
-from vflsec.core.errors import InsufficientView
+from vflsec.base.checks import count
+from vflsec.base.errors import InsufficientView
 from vflsec.secure.transcripts import figures
 from vflsec.secure.transcripts.audit import Audit, Figure, Recovered, Truth
 from vflsec.secure.transcripts.recording import Recording

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from scipy.optimize import linprog
 
-from vflsec.core.errors import InsufficientView
+from vflsec.base.errors import InsufficientView
 from vflsec.secure.transcripts import figures
 from vflsec.secure.transcripts.audit import Audit, Figure, Floats, Recovered, Truth
 from vflsec.secure.transcripts.masked import masked_scores

@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from vflsec.core.checks import count
-from vflsec.core.errors import DataError, InsufficientView
-from vflsec.secure.arithmetic.codec import cut
-from vflsec.secure.arithmetic.layout import CipherLayout
+from vflsec.base.checks import count
+from vflsec.base.errors import DataError, InsufficientView
+from vflsec.cipher.arithmetic.codec import cut
+from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.secure.transcripts import figures
 from vflsec.secure.transcripts.audit import Audit, Figure, Recovered, Truth
 from vflsec.secure.transcripts.recording import RecordedMessage, Recording

@@ -1,0 +1,253 @@
+"""Attacks on integrity: a training each beside the honest one, damages paired by seed, and no word of a leak."""
+
+import msgspec
+import pytest
+
+import vflsec
+from tests.results.analysis.made import made_result
+from vflsec.base.errors import InsufficientView, UsageError
+from vflsec.results.analysis.intervals import DIFFERENCE
+from vflsec.results.analysis.summary import summarize
+from vflsec.results.records.schema import Block, Impact, Triggered
+from vflsec.results.statistics import GROUPS, SHARE, over_seeds, within
+from vflsec.run import engine
+from vflsec.run import spec as specs
+from vflsec.run.federation import build_federation
+from vflsec.run.manifest import manifest_of
+from vflsec.run.plan import baselines, rows
+from vflsec.run.store import Store
+
+PLAN = {"dataset": "toy", "defenses": [{"name": "iso"}], "strengths": [1], "seeds": 3}
+BROKEN = specs.read({**PLAN, "attacks": ["backdoor", "missing-feature"]})
+RUN = {
+    "dataset": "toy",
+    "data": {"options": {"rows": 300}},
+    "train": {"epochs": 3},
+    "defenses": [{"name": "iso"}],
+    "strengths": [1],
+    "seeds": 2,
+    "aux": {"n": 20, "folds": 0},
+}
+
+
+def finish(folder, **changed):
+    spec, store = specs.read({**RUN, **changed}), Store(folder)
+    engine.check(spec)
+    for _ in engine.evaluate(engine.plan(spec, store), store):
+        pass
+    return spec, store
+
+
+def summary_of(spec, records, **limits):
+    limits = {"max_leak": {}, "min_utility": None, **limits}
+    return summarize(manifest_of(spec), records, out="run", **limits)
+
+
+def test_every_cell_under_attack_has_its_honest_one_beside_it():
+    found = [r for r in rows(BROKEN) if (r.seed, r.strength) == (0, 1.0)]
+    assert [(r.label, r.control) for r in found] == [
+        ("backdoor", True), ("backdoor", False), ("missing-feature", True), ("missing-feature", False),
+    ]  # fmt: skip
+    honest = next(r.cell for r in rows(specs.read(PLAN)) if (r.seed, r.strength) == (0, 1.0))
+    assert {r.cell.key for r in found if r.control} == {honest.key}, "that of any other attack"
+    assert len({r.cell.key for r in found}) == 3
+    assert len({r.key for r in found}) == 4
+    assert all(d.strength == 1.0 for r in found for d in r.cell.defenses)
+
+
+def test_there_is_nothing_to_infer_alone():
+    assert not list(baselines(BROKEN))
+    mixed = specs.read({**PLAN, "attacks": ["mc", "backdoor"]})
+    assert {p.label for p in baselines(mixed)} == {"mc", "logistic", "trees", "squares", "pseudo-labels"}
+
+
+def test_a_cell_depends_on_known_labels_only_if_its_attack_uses_them():
+    def cells(name, **aux):
+        return {r.cell.key for r in rows(specs.read({**PLAN, "attacks": [name], "aux": aux})) if not r.control}
+
+    assert not cells("backdoor") & cells("backdoor", n=40)
+    assert cells("missing-feature") == cells("missing-feature", n=40)
+    assert cells("active-mc") == cells("active-mc", n=40)
+
+
+def block(value, n=100):
+    ends, without = (value - 0.05, value + 0.05), (value,) * GROUPS  # whose rows are all alike
+    return Block(metrics={"auc": value, "f1": 0.1}, ci95_rows=ends, chance=0.5, n=n, without=without)
+
+
+def opened(share):
+    return Triggered(share=share, ci95_rows=(share - 0.01, share + 0.01), n=80)
+
+
+LOST = (0.02, 0.04, 0.09)
+SUCCESS = (0.9, 0.95, 1.0)
+
+
+def make_records(spec=BROKEN):
+    found = {}
+    for row in rows(spec):
+        utility = 0.8 + 0.05 * row.seed - (0.0 if row.control else LOST[row.seed])
+        share = 0.1 if row.control else SUCCESS[row.seed]
+        success = opened(share) if row.label == "backdoor" else None
+        found[row.key] = made_result(damage=Impact(utility=block(utility), success=success))
+    return found
+
+
+def test_damages_are_paired_by_seed():
+    """Utilities differ between seeds by more than the attack costs: pairing takes that out of the interval."""
+    summary = summary_of(BROKEN, make_records())
+    assert [(d.attack, d.strength) for d in summary.integrity] == [
+        ("backdoor", 0.0), ("missing-feature", 0.0), ("backdoor", 1.0), ("missing-feature", 1.0),
+    ]  # fmt: skip
+    assert {d.status for d in summary.integrity} == {"ok"}
+    backdoor, missing = summary.integrity[:2]
+    expected = over_seeds(LOST)
+    assert backdoor.lost.mean == pytest.approx(expected.mean)
+    assert backdoor.lost.ci95 == pytest.approx(within(expected.mean, expected.mean - expected.low, DIFFERENCE))
+    assert (backdoor.utility.mean, backdoor.under_attack.mean) == (pytest.approx(0.85), pytest.approx(0.80))
+    assert (backdoor.success.mean, backdoor.chance) == (pytest.approx(0.95), pytest.approx(0.1))
+    assert 0.95 < backdoor.success.ci95[1] < 1, "a share"
+    assert (missing.success.mean, missing.chance) == (None, None)
+    assert summary.metric == "auc"
+    assert (summary.points, summary.worst, summary.cap) == ([], [], [])
+
+
+def test_a_seed_without_a_number_is_lost_on_both_sides():
+    records = make_records()
+    for row in rows(BROKEN):
+        if (row.seed, row.strength, row.label, row.control) == (2, 1.0, "backdoor", False):
+            records[row.key] = made_result(status="diverged")
+        if (row.seed, row.strength, row.label, row.control) == (0, 1.0, "backdoor", True):
+            del records[row.key]
+    found = next(d for d in summary_of(BROKEN, records).integrity if (d.attack, d.strength) == ("backdoor", 1.0))
+    assert (found.status, found.statuses) == ("diverged", {"diverged": 1, "missing": 1, "ok": 1})
+    assert (found.lost.n, found.lost.mean, found.lost.ci95) == (1, pytest.approx(0.04), (None, None))
+    assert (found.utility.n, found.under_attack.n) == (2, 2)
+    nothing = summary_of(BROKEN, {}).integrity[0]
+    assert (nothing.lost.mean, nothing.success.mean, nothing.chance) == (None, None, None)
+    assert nothing.statuses == {"missing": 3}
+
+
+def test_one_seed_has_an_interval_over_rows():
+    spec = msgspec.structs.replace(BROKEN, seeds=1)
+    found = summary_of(spec, make_records(spec)).integrity[0]
+    assert found.success.ci95 == pytest.approx((0.89, 0.91))
+    assert found.lost.ci95 == pytest.approx((LOST[0], LOST[0])), "the same rows, which are all alike"
+
+
+def test_a_limit_on_utility_holds_under_attack_and_there_is_none_on_a_leak():
+    mean, low, *_ = over_seeds([0.78, 0.81, 0.81])
+    low, _ = within(mean, mean - low, SHARE)
+    records = make_records()
+    assert [summary_of(BROKEN, records, min_utility=x).gates[0].holds for x in (low - 0.01, low + 0.01)] == [
+        True,
+        False,
+    ]
+    assert summary_of(BROKEN, records, min_utility=0.5).gates[0].at == "fedsplitnn, iso 1 under backdoor"
+    for name in ("backdoor", "worst"):
+        with pytest.raises(UsageError, match=f"got {name}: attacks on integrity leak nothing; bound the utility"):
+            summary_of(BROKEN, records, max_leak={name: 0.5})
+
+
+def test_an_attack_that_does_nothing_costs_exactly_nothing(tmp_path):
+    spec, store = finish(tmp_path, attacks=["missing-feature:rate=0", "noisy-sample:scale=0"])
+    found = summary_of(spec, store.records()).integrity
+    assert len(found) == 4
+    assert all((d.lost.mean, d.lost.ci95, d.status) == (0.0, (0.0, 0.0), "ok") for d in found)
+
+
+def test_beside_a_leak_it_is_reported_apart(tmp_path):
+    spec, store = finish(tmp_path, attacks=["mc:epochs=3", "backdoor", "missing-feature:rate=1"])
+    alone_spec, alone = finish(tmp_path / "mc", attacks=["mc:epochs=3"])
+    summary, honest = summary_of(spec, store.records()), summary_of(alone_spec, alone.records())
+    keep = {"seconds": 0.0}
+    assert [msgspec.structs.replace(p, **keep) for p in summary.points] == [
+        msgspec.structs.replace(p, **keep) for p in honest.points
+    ]
+    assert summary.cap == honest.cap
+    assert {(d.attack, d.strength) for d in summary.integrity} == {
+        (name, strength) for name in ("backdoor", "missing-feature") for strength in (0.0, 1.0)
+    }
+    assert all(d.utility.mean == p.utility.mean for d, p in zip(summary.integrity[::2], summary.points, strict=True))
+    backdoor = summary.integrity[0]
+    assert 0 <= backdoor.success.mean <= 1
+    assert 0 <= backdoor.chance <= 1
+    assert len(list((tmp_path / "cells").iterdir())) == 2 * 2 * 3, "the honest cell is trained once for all attacks"
+
+
+def test_a_stored_cell_gives_the_same_damage_again(tmp_path):
+    _, store = finish(tmp_path, attacks=["backdoor", "noisy-sample"], seeds=1)
+    before = {key: record.damage for key, record in store.records().items()}
+    (tmp_path / "records.jsonl").unlink()
+    _, store = finish(tmp_path, attacks=["backdoor", "noisy-sample"], seeds=1)
+    assert {key: record.damage for key, record in store.records().items()} == before
+    assert all(before.values())
+
+
+def test_parties_that_collude_have_an_attack_each(tmp_path):
+    data, lost = {"options": {"rows": 300, "parties": 3, "signal": "hidden"}}, {}
+    for name in ("passive_1", "passive_1+passive_2"):
+        spec, store = finish(tmp_path / name, attacks=["missing-feature:rate=1"], data=data, adversary=name, seeds=1)
+        lost[name] = summary_of(spec, store.records()).integrity[0].lost.mean
+        cell = next(r.cell for r in rows(spec) if not r.control)
+        assert list(build_federation(cell, "cpu").malicious) == name.split("+")
+    assert lost["passive_1+passive_2"] != lost["passive_1"]
+
+
+def test_a_party_that_breaks_its_own_model_has_not_collapsed(tmp_path):
+    """What is sent says nothing any more, and that is the damage; a status would hide it."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import torch\nfrom vflsec.core.integrity import IntegrityAttack\n"
+        "class Flat(IntegrityAttack):\n"
+        "    name = reference = verified = 'flat'\n"
+        "    def on_gradient(self, g, step):\n        return g * 0\n"
+        "    def optimizer(self, parameters, lr):\n        return torch.optim.SGD(parameters, 1.0, weight_decay=1.0)\n"
+    )
+    spec, store = finish(tmp_path / "run", attacks=[f"{file}:Flat"], seeds=1)
+    assert [r.spread["train"]["passive_1"] for r in store.records().values()][1] == 0.0
+    assert {d.status for d in summary_of(spec, store.records()).integrity} == {"ok"}
+
+
+@pytest.mark.parametrize("method", ["ss-vfl-i", "fedcvt", "vflhlp"])
+def test_it_acts_in_what_other_methods_say(method, tmp_path):
+    train = {"epochs": 2, "pretrain": {"epochs": 1}}
+    settings = {"methods": [method], "train": train, "model": {"bottom": [8, 8]}, "seeds": 1, "defenses": []}
+    spec, store = finish(tmp_path, **settings, strengths=[], attacks=["missing-feature:rate=1", "noisy-sample:scale=9"])
+    for found in summary_of(spec, store.records()).integrity:
+        assert found.status == "ok"
+        assert found.lost.mean != 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"adversary": "active"}, InsufficientView, "'backdoor' is for the passive side"),
+        ({"methods": ["ss-vfl-i"]}, InsufficientView, "'backdoor' needs received gradients"),
+        ({"aux": {"n": 0}}, InsufficientView, "'backdoor' needs auxiliary labels"),
+        ({"attacks": ["backdoor:target=2"]}, UsageError, "expected target < 2, the number of classes, got 2"),
+        ({"attacks": ["backdoor:columns=70"]}, UsageError, "expected columns <= 6 of passive_1, got 70"),
+        (
+            {"methods": ["ss-vfl-c"], "attacks": ["missing-feature@pretrain"]},
+            UsageError,
+            "expected missing-feature without a phase, got @pretrain: it acts in training itself",
+        ),
+    ],
+)
+def test_what_cannot_be_mounted_is_refused_before_any_training(changed, error, message):
+    with pytest.raises(error, match=message):
+        engine.check(specs.read({"dataset": "toy", "attacks": ["backdoor"], **changed}))
+
+
+def test_all_leaves_them_out_unless_they_are_named():
+    found, reasons = engine.every_attack(specs.read({"dataset": "toy", "attacks": ["noisy-sample", "all"]}))
+    assert found.attacks[0].name == "noisy-sample"
+    for name in ("backdoor", "missing-feature"):
+        assert reasons[name] == "attacks the training itself: name it in --attack"
+    assert "noisy-sample" not in reasons
+
+
+def test_a_trained_federation_cannot_be_attacked_in_training_any_more():
+    trained = vflsec.train(dataset="toy", data={"options": {"rows": 300}}, train={"epochs": 1})
+    with pytest.raises(UsageError, match="attack 'noisy-sample' acts in training, which is over: use vflsec.evaluate"):
+        vflsec.attack(trained, "noisy-sample", n_aux=20)

@@ -1,0 +1,1 @@
+"""Errors, checks, files and seeds, which every part of the package uses."""

@@ -1,0 +1,96 @@
+"""Checks of a single argument: the keyword is the name the message shows.
+
+>>> positive(epochs=0)
+Traceback (most recent call last):
+    ...
+vflsec.base.errors.UsageError: expected epochs > 0, got 0
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from difflib import get_close_matches
+
+from vflsec.base.errors import UsageError
+
+
+def positive(**named: float) -> None:
+    """Raise UsageError unless every named number is greater than zero."""
+    for name, value in named.items():
+        if not value > 0:
+            raise UsageError(f"expected {name} > 0, got {value}")
+
+
+def positive_or_none(**named: float | None) -> None:
+    """Raise UsageError unless every named number that is not None is greater than zero."""
+    positive(**{name: value for name, value in named.items() if value is not None})
+
+
+def finite(**named: float) -> None:
+    """Raise UsageError unless every named number is finite."""
+    for name, value in named.items():
+        if not math.isfinite(value):
+            raise UsageError(f"expected a finite {name}, got {value}")
+
+
+def non_negative(**named: float) -> None:
+    """Raise UsageError unless every named number is at least zero."""
+    for name, value in named.items():
+        if not value >= 0:
+            raise UsageError(f"expected {name} >= 0, got {value}")
+
+
+def fraction(**named: float) -> None:
+    """Raise UsageError unless every named number lies in (0, 1]."""
+    for name, value in named.items():
+        if not 0 < value <= 1:
+            raise UsageError(f"expected 0 < {name} <= 1, got {value}")
+
+
+def share(**named: float) -> None:
+    """Raise UsageError unless every named number lies in [0, 1]."""
+    for name, value in named.items():
+        if not 0 <= value <= 1:
+            raise UsageError(f"expected 0 <= {name} <= 1, got {value}")
+
+
+def one_of(known: Collection[str], **named: str) -> None:
+    """Raise UsageError, with a suggestion, unless every named string is among ``known``."""
+    for name, value in named.items():
+        if value not in known:
+            raise UsageError(unknown(name, value, known))
+
+
+def count(n: int, what: str, plural: str = "") -> str:
+    """Return ``1 run`` or ``2 runs``.
+
+    >>> count(1, "run"), count(2, "run"), count(2, "pass", "passes")
+    ('1 run', '2 runs', '2 passes')
+    """
+    return f"{n} {what if n == 1 else plural or what + 's'}"
+
+
+def suggestion(value: str, known: Collection[str]) -> str:
+    """Return `` Did you mean NAME?`` with the known name that is most like ``value``, or nothing if none is.
+
+    Capitals and underscores do not count. The beginning of several names suggests these.
+
+    >>> suggestion("ISO", ["iso", "marvell"]), suggestion("fed", ["fedcvt", "fedpass", "iso"])
+    (' Did you mean iso?', ' Did you mean fedcvt or fedpass?')
+    """
+    names = {_plain(name): name for name in sorted(known, reverse=True)}
+    begun = sorted(names[name] for name in names if value and name.startswith(_plain(value)))
+    near = [names[name] for name in get_close_matches(_plain(value), names, n=1)]
+    found = [names[_plain(value)]] if _plain(value) in names else begun[:3] or near
+    return f" Did you mean {', '.join(found[:-1])}{' or ' * (len(found) > 1)}{found[-1]}?" if found else ""
+
+
+def _plain(name: str) -> str:
+    return name.casefold().replace("_", "-")
+
+
+def unknown(what: str, value: str, known: Collection[str]) -> str:
+    """Return the sentence for an unknown name: the nearest known one, then all of them."""
+    hint = suggestion(value, known)
+    return f"unknown {what} {value!r}.{hint} Known: {', '.join(sorted(known)) or 'none'}"

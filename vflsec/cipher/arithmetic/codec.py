@@ -1,0 +1,126 @@
+"""Numbers as integers of a fixed unit, integers as slots of one plaintext, plaintexts and shares as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vflsec.base.errors import ProtocolError, UsageError
+from vflsec.cipher.arithmetic.layout import MOST_BITS
+
+Randbits = Callable[[int], int]
+
+
+def encode(
+    x: np.ndarray, precision: int, bits: int, name: str, columns: Sequence[str] | None = None
+) -> NDArray[np.int64]:
+    """Return ``x``, any shape, in units of 2^-precision, rounded to nearest.
+
+    Args:
+        x: real numbers.
+        precision: fractional bits.
+        bits: |x| <= 2^bits, once rounded: what float32 arithmetic leaves above a bound is no reason to stop.
+        name: what they are called in messages; without its plural s, the name of the setting of ``bits``.
+        columns: names of the columns of ``x`` (n, d), by which messages call them; None for their numbers.
+
+    Raises:
+        UsageError: NaN, infinity, or a number out of range; the line names the column and the value to set.
+    """
+    x = np.asarray(x, dtype=np.float64)
+
+    def where(worst: int) -> str:
+        column = worst % x.shape[-1] if x.ndim == 2 else 0
+        return f" in column {columns[column] if columns else column}" if x.ndim == 2 else ""
+
+    if not (finite := np.isfinite(x)).all():
+        worst = int(finite.argmin())
+        raise UsageError(f"expected finite {name}, got {x.flat[worst]}{where(worst)}; nothing of it was sent")
+    units = np.rint(np.ldexp(x, precision))
+    if x.size and (most := np.abs(units).max()) > 2.0 ** (precision + bits):
+        worst = int(np.abs(x).argmax())
+        needed = (int(most) - 1).bit_length() - precision
+        way_out = f"set {name.removesuffix('s')}_bits = {needed}" if needed <= MOST_BITS else "make it smaller"
+        raise UsageError(
+            f"expected |{name}| <= {2**bits}, got {np.abs(x).flat[worst]:.9g}{where(worst)}; nothing of it was sent: "
+            + way_out
+        )
+    found: NDArray[np.int64] = units.astype(np.int64)
+    return found
+
+
+def decode(values: Iterable[int], precision: int) -> NDArray[np.float64]:
+    """Return integers in units of 2^-precision as floats."""
+    found: NDArray[np.float64] = np.ldexp(np.array([float(value) for value in values]), -precision)
+    return found
+
+
+def pack(values: Sequence[int], slot: int) -> int:
+    """Return the sum of values[i] · 2^(slot · i); a negative value borrows from the slot above."""
+    packed = 0
+    for value in reversed(values):
+        packed = (packed << slot) + value
+    return packed
+
+
+def unpack(packed: int, slot: int, count: int) -> list[int]:
+    """Return the slots of a sum whose every slot was made non-negative.
+
+    Raises:
+        ProtocolError: more than ``count`` slots are filled.
+    """
+    if packed >> slot * count:
+        raise ProtocolError("a plaintext overflows its slots: the ciphertext is of another key, or of other numbers")
+    full = (1 << slot) - 1
+    return [packed >> slot * i & full for i in range(count)]
+
+
+def unpack_signed(packed: int, slot: int, count: int, bound: int, modulus: int) -> list[int]:
+    """Return the slots, |value| <= bound < 2^(slot-1), of a sum modulo ``modulus``.
+
+    Raises:
+        ProtocolError: something else than such a sum.
+    """
+    half = 1 << slot - 1
+    values = [value - half for value in unpack((packed + pack([half] * count, slot)) % modulus, slot, count)]
+    if max(map(abs, values), default=0) > bound:
+        raise ProtocolError(
+            f"expected |delta W^T| within {bound.bit_length() - 1} bits, got more: the weights have grown beyond what "
+            "was agreed; take a smaller learning rate, or agree on more weight_bits"
+        )
+    return values
+
+
+def uniform(count: int, randbits: Randbits) -> int:
+    """Return a random integer in [0, count), uniform but for 2^-64."""
+    return randbits(count.bit_length() + 64) % count
+
+
+def ring(values: Iterable[int], bits: int) -> NDArray[np.uint64]:
+    """Return integers modulo 2^bits, bits <= 64."""
+    full = (1 << bits) - 1
+    return np.array([value & full for value in values], dtype=np.uint64)
+
+
+def centered(values: NDArray[np.uint64], bits: int) -> NDArray[np.int64]:
+    """Return the representatives in [-2^(bits-1), 2^(bits-1)) of numbers modulo 2^bits."""
+    shift = np.uint64(64 - bits)
+    return (values << shift).view(np.int64) >> np.int64(64 - bits)
+
+
+def join(values: Iterable[int], size: int, *, signed: bool = False) -> bytes:
+    """Return integers as ``size`` bytes each, little-endian."""
+    return b"".join(value.to_bytes(size, "little", signed=signed) for value in values)
+
+
+def cut(data: bytes, size: int, count: int, what: str, *, signed: bool = False) -> list[int]:
+    """Return ``count`` integers of ``size`` bytes.
+
+    Raises:
+        ProtocolError: bytes for another number of them.
+    """
+    if len(data) != size * count:
+        raise ProtocolError(f"expected {count} {what} of {size} bytes, got {len(data)} bytes")
+    starts = range(0, len(data), size)
+    return [int.from_bytes(data[start : start + size], "little", signed=signed) for start in starts]

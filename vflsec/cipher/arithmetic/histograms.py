@@ -1,0 +1,179 @@
+"""Histograms of ciphertexts: a pair of numbers in each, products of them by bin, and many bins in one ciphertext."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import gmpy2
+import numpy as np
+from gmpy2 import mpz
+from numpy.typing import NDArray
+
+from vflsec.base.errors import ProtocolError, UsageError
+from vflsec.cipher.arithmetic.codec import pack, unpack
+from vflsec.cipher.arithmetic.layout import SPARE_BITS
+
+_WORTH = 0.9  # columns are added up together if they have fewer cells than this share of the rows
+
+
+class PairPacking(NamedTuple):
+    """How pairs of signed numbers lie in plaintexts.
+
+    A number takes a slot in two's complement: a negative one borrows from the slot above, which ``opened`` gives back.
+
+    Attributes:
+        slot: bits of the sum of one number over all rows, with its sign.
+        pairs: in one ciphertext.
+    """
+
+    slot: int
+    pairs: int
+
+    @classmethod
+    def of(cls, bits: int, rows: int, number_bits: int) -> PairPacking:
+        """Return the packing of sums of ``rows`` numbers, |x| <= 2^number_bits, under a key of ``bits`` bits.
+
+        Raises:
+            UsageError: the key has no room for one pair.
+        """
+        slot = (rows << number_bits).bit_length() + 1
+        room = bits - 1 - SPARE_BITS
+        if 2 * slot > room:
+            raise UsageError(f"expected a key with room for a pair of {2 * slot} bits, got {room}; raise bits")
+        return cls(slot, room // (2 * slot))
+
+    def ciphertexts(self, pairs: int) -> int:
+        """Return how many ciphertexts ``pairs`` pairs take."""
+        return -(-pairs // self.pairs)
+
+    def plaintexts(self, first: Iterable[int], second: Iterable[int]) -> list[int]:
+        """Return each pair as one number, negative ones as such."""
+        slot = self.slot
+        return [a + (b << slot) for a, b in zip(first, second, strict=True)]
+
+    def joined(self, ciphertexts: Sequence[mpz], square: mpz) -> list[mpz]:
+        """Return as few ciphertexts, of ``pairs`` pairs each, by shifts: powers of 2^(2 slot) modulo ``square``.
+
+        They are not randomized anew.
+        """
+        shift = mpz(1) << 2 * self.slot
+        found = []
+        for start in range(0, len(ciphertexts), self.pairs):
+            *lower, total = ciphertexts[start : start + self.pairs]
+            for ciphertext in reversed(lower):
+                total = gmpy2.powmod(total, shift, square) * ciphertext % square
+            found.append(total)
+        return found
+
+    def opened(self, plaintexts: Sequence[int], pairs: int, n: int) -> NDArray[np.int64]:
+        """Return the sums (pairs, 2) of decrypted ciphertexts.
+
+        Raises:
+            ProtocolError: something else than such sums.
+        """
+        if len(plaintexts) != self.ciphertexts(pairs):
+            raise ProtocolError(f"expected {self.ciphertexts(pairs)} ciphertexts of sums, got {len(plaintexts)}")
+        half = 1 << self.slot - 1
+        found: list[int] = []
+        for plaintext in plaintexts:
+            slots = 2 * min(self.pairs, pairs - len(found) // 2)
+            found += unpack((plaintext + pack([half] * slots, self.slot)) % n, self.slot, slots)
+        sums: NDArray[np.int64] = np.array(found, dtype=np.int64).reshape(pairs, 2) - half
+        return sums
+
+
+def bin_products(values: Sequence[mpz], places: NDArray[np.int64], modulus: mpz) -> dict[int, mpz]:
+    """Return the product of the rows' values by place; places without a row are left out.
+
+    Columns are multiplied together where rows share their places in several of them: first once for each combination
+    that occurs, then these products for each column. That never takes more multiplications than column by column.
+
+    Args:
+        values: (B,) units modulo ``modulus``.
+        places: (B, d) in d columns; no two columns share a place.
+        modulus: m.
+    """
+    found: dict[int, mpz] = {}
+    for cells in _together(places):
+        _spread(cells, _grouped(values, cells.of_row, cells.number, modulus), places, modulus, found)
+    return found
+
+
+class _Cells(NamedTuple):
+    """The combinations of places that occur in some columns.
+
+    Attributes:
+        of_row: (B,) the number of each row's combination.
+        rows: (M,) a row that has it, of each.
+        columns: that are combined; if it is one column, there are no parts.
+        parts: the two sets of combinations that this one was made of.
+    """
+
+    of_row: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    columns: tuple[int, ...]
+    parts: tuple[_Cells, ...] = ()
+
+    @property
+    def number(self) -> int:
+        """M, of combinations."""
+        return len(self.rows)
+
+
+def _together(places: NDArray[np.int64]) -> list[_Cells]:
+    """Return sets of columns to add up together, merging the two with the fewest combinations while there are fewer."""
+    heap = []
+    for column in range(places.shape[1]):
+        cells = _combinations(places[:, column], (column,))
+        heap.append((cells.number, column, cells))
+    heapq.heapify(heap)
+    while len(heap) > 1:
+        first, second = heapq.heappop(heap), heapq.heappop(heap)
+        a, b = first[2], second[2]
+        cells = _combinations(a.of_row * b.number + b.of_row, a.columns + b.columns, (a, b))
+        if cells.number > _WORTH * len(places):
+            return [a, b, *(cells for _, _, cells in heap)]
+        heapq.heappush(heap, (cells.number, first[1], cells))
+    return [cells for _, _, cells in heap]
+
+
+def _combinations(codes: NDArray[np.int64], columns: tuple[int, ...], parts: tuple[_Cells, ...] = ()) -> _Cells:
+    _, rows, of_row = np.unique(codes, return_index=True, return_inverse=True)
+    return _Cells(of_row, rows, columns, parts)
+
+
+def _spread(cells: _Cells, products: list[mpz], places: NDArray[np.int64], modulus: mpz, found: dict[int, mpz]) -> None:
+    """Add up the products of combinations for the columns that they are made of."""
+    if not cells.parts:
+        found.update(zip(places[cells.rows, cells.columns[0]].tolist(), products, strict=True))
+    for part in cells.parts:
+        _spread(part, _grouped(products, part.of_row[cells.rows], part.number, modulus), places, modulus, found)
+
+
+def _grouped(values: Sequence[mpz], groups: NDArray[np.int64], count: int, modulus: mpz) -> list[mpz]:
+    """Return the product of each of ``count`` groups, none of which is empty."""
+    found: list[mpz | None] = [None] * count
+    for value, group in zip(values, groups.tolist(), strict=True):
+        before = found[group]
+        found[group] = value if before is None else before * value % modulus
+    return found
+
+
+def expected_products(rows: float, widths: Sequence[float]) -> float:
+    """Return about how many multiplications ``bin_products`` takes if columns of ``widths`` places are independent."""
+
+    def occupied(places: float) -> float:
+        return float(places * -np.expm1(-rows / places))
+
+    heap = [(occupied(width), width) for width in widths]
+    total = 0.0
+    heapq.heapify(heap)
+    while len(heap) > 1:
+        (_, a), (_, b) = heapq.heappop(heap), heapq.heappop(heap)
+        if (count := occupied(a * b)) > _WORTH * rows:
+            return total + rows * (len(heap) + 2)
+        total += count
+        heapq.heappush(heap, (count, a * b))
+    return total + rows * len(heap)

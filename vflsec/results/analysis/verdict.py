@@ -1,0 +1,408 @@
+"""The verdict of a report: a few sentences that a privacy officer understands, each from points of the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from typing import NamedTuple
+
+from vflsec.base.checks import count
+from vflsec.results.analysis.groups import USABLE
+from vflsec.results.analysis.results import Leak, Point
+from vflsec.results.analysis.usefulness import Place, Useless
+from vflsec.results.records.manifest import UNDEFENDED
+
+NAMES = {"auc": "AUC", "accuracy": "accuracy", "r2": "R²"}
+ROWS = {"train": "training rows", "test": "rows that the model was not trained on", "candidates": "candidate rows"}
+TARGETS = {
+    "labels": "the labels",
+    "attribute": "an attribute of another party",
+    "features": "the columns of another party",
+    "membership": "which rows the model was trained on",
+    "parameters": "the averaged parameters of another party",
+}
+KNOWING = {
+    "labels": "{} known labels",
+    "attribute": "the column known for {} rows",
+    "features": "the columns known for {} rows",
+    "membership": "{} rows of known membership",
+}
+"""What the adversary knows of the rows that it does not infer."""
+
+FEW = 5
+"""Fewer draws of the auxiliary labels than this may tell nothing apart."""
+
+LARGE_COST = 0.02
+"""A defense that costs more utility than this is named only if every one does."""
+
+
+LEAST_GAIN = 0.005
+"""A leak of which mean or upper end fall by less, which two digits do not show, is not called lower."""
+
+HIGH = 0.9
+"""Where *alone* infers as much, a leak hardly rises, and the rows that are known for certain are counted beside it."""
+
+SURE = "tpr@0.001"
+
+
+class Coverage(NamedTuple):
+    """Which attacks the numbers are of.
+
+    Attributes:
+        run: those that could be mounted and were run.
+        not_run: those that could be mounted and were not.
+        left_out: the number of attacks that could not be mounted.
+        rest: how to run the others.
+    """
+
+    run: Sequence[str]
+    not_run: Sequence[str] = ()
+    left_out: int = 0
+    rest: str = "add --attack all"
+
+
+def verdict(
+    worst: Sequence[Point],
+    adversary: str,
+    known: int,
+    tested: Coverage,
+    *,
+    attacks: Sequence[Point] = (),
+    useless: Mapping[Place, Useless] | None = None,
+    alarmed: bool = False,
+    undefended: str = UNDEFENDED,
+) -> list[str]:
+    """Return sentences: what the adversary infers without a defense, labels first, then what a defense leaves.
+
+    A defense is recommended only if all attacks that could be mounted were run and gave a number, if there is no alarm,
+    and if the joint model that it leaves is of use. Without a defense, the last sentence says what was not tested.
+
+    Args:
+        worst: the headlines.
+        adversary: its name.
+        known: the number of labels that it knows.
+        tested: the attacks that were run, and those that were not.
+        attacks: the points of single attacks.
+        useless: the joint models that are of no use.
+        alarmed: whether there is an alarm, see ``vflsec.results.analysis.alarms``.
+        undefended: what strength 0 has.
+    """
+    targets = dict.fromkeys(point.target for point in worst)
+    first = "labels" if "labels" in targets else next(iter(targets), "")
+    about = [point for point in worst if point.target == first]
+    found = [point for point in about if point.leak.mean is not None]
+    clean = [point for point in found if point.strength == 0]
+    if not clean:
+        return []
+    start = max(clean, key=lambda point: point.leak.mean or 0.0)
+    defended = [point for point in found if point.strength > 0 and point.utility.mean is not None]
+    spoiled = [(point, one.why) for point in defended if (one := (useless or {}).get(point.place))]
+    also = [_also(point, adversary) for point in worst if point.target != first and point.strength == 0]
+    if not alarmed:
+        also += _of_no_use(spoiled, defended)
+    if alarmed:
+        last = "Do not rely on these numbers until the notes above are resolved."
+    elif tested.not_run and defended:
+        last = _in_part(tested, start, defended, attacks, adversary)
+    elif any(set(point.statuses) - set(USABLE) for point in defended):
+        last = "No defense is recommended: some results are missing or failed, and the leak may be larger there."
+    elif spoiled and len(spoiled) == len(defended):
+        last = "No defense is recommended."
+    else:
+        several = len({point.method for point in found}) > 1
+        left = [point for point in defended if point not in [one for one, _ in spoiled]]
+        last = _left(start, left, several=several) or _untested(tested, undefended)
+    every = f"Every training has the defense {undefended}." if undefended != UNDEFENDED else ""
+    return [*filter(None, (every, _inferred(start, adversary, known), *also)), last]
+
+
+def way_to_run(not_run: Sequence[str], left_out: Container[str], *, audited: bool) -> str:
+    """Return how to run all attacks, also those that ``all`` leaves out."""
+    if audited:
+        return "leave --attack out"
+    return f"add --attack {','.join(['all', *(name for name in not_run if name in left_out)])}"
+
+
+def _inferred(point: Point, adversary: str, known: int) -> str:
+    leak, target = point.leak, _asked(point)
+    rows = " and ".join(ROWS.get(one, one) for one in leak.rows.split("+"))
+    given = KNOWING.get(point.target.partition(" ")[0], KNOWING["labels"])
+    knowing = f"With {given.format(known)}, " if known else ""
+    chance = f", {_two(leak.chance)} by chance" if point.victim and leak.alone is not None else ""
+    measure = f"{_measured(leak)}{chance}"
+    low = leak.ci95[0]
+    if leak.chance is not None and (leak.alone is None if low is None else low <= leak.chance):
+        alone = "" if leak.alone is None else f" and {_two(leak.alone)} without joining"
+        return (
+            f"These runs do not show that {adversary} infers {target}: {_measured(leak)} on {rows}, "
+            f"{_two(leak.chance)} by chance{alone}."
+        )
+    if leak.alone is None:
+        return f"{adversary} infers {target} of {rows} with {measure} ({_two(leak.chance)} by chance)."
+    if (leak.advantage or 0.0) > 0 and not _more_than_alone(leak):
+        few = f" {leak.n} draws" if leak.interval == "draws and rows" and leak.n < FEW else ""
+        more = f": add --draws {FEW}" * bool(few)
+        shown = (
+            f"these{few or ' runs'} do not show whether this is more than without joining ({_two(leak.alone)}){more}"
+        )
+        begins = f"{knowing}{adversary} infers {target} of {rows} with {measure}"
+        if _is_surer(leak):
+            name = NAMES.get(leak.metric, leak.metric)
+            return f"{begins}. By {name}, {shown}, but {_sure(leak)}"
+        return f"{begins}; {shown}.{_sure_too(leak)}"
+    if not _more_than_alone(leak):
+        shows, ends = "these attacks show", f".{_sure_too(leak)}"
+        if _is_surer(leak):
+            shows, ends = f"{NAMES.get(leak.metric, leak.metric)} shows", f"; but {_sure(leak)}"
+        return (
+            f"{knowing}{adversary} infers {target} no better than without joining, as far as {shows}: "
+            f"{measure}{',' * (',' in measure)} on {rows}, {_two(leak.alone)} without joining"
+            f"{'' if chance else _below_chance(leak)}{_overlooked(leak)}{ends}"
+        )
+    all_of = "practically all " if leak.metric != "r2" and (leak.mean or 0.0) >= 0.995 else ""
+    return (
+        f"{knowing}{adversary} infers {target} of {all_of}{rows} ({measure}; {_two(leak.alone)} without joining)."
+        f"{_sure_too(leak)}"
+    )
+
+
+def _asked(point: Point) -> str:
+    """Return what is inferred: of a column its name, that of its party, and from where on a number counts as high."""
+    kind, of = point.target.partition(" ")[0], f"of {point.victim}"
+    if not point.victim:  # or an earlier version has not kept it
+        which = point.target.replace(" of ", " ").partition(" ")[2]
+        return f"{TARGETS.get(kind, kind)}{f' ({which})' * bool(which)}"
+    strongest = f", the strongest of {point.among} columns," * bool(point.among)
+    if point.above is not None:
+        return f"whether {point.column} {of}{strongest} is above its median {point.above:.6g}"
+    words = {"attribute": f"{point.column} {of}{strongest}", "features": f"the columns {of}"}
+    return words.get(kind, f"the averaged parameters {of}")
+
+
+def _sure(leak: Leak) -> str:
+    """Return how many rows of a class are known almost for certain, where *alone* is high."""
+    own, alone = leak.others.get(SURE), leak.alone_others.get(SURE)
+    if (leak.alone or 0.0) < HIGH or own is None or alone is None:
+        return ""
+    return (
+        f"it identifies {_percent(own)} of the rows of a class at a false-positive rate of 0.1 % "
+        f"({_percent(alone)} without joining)."
+    )
+
+
+def _sure_too(leak: Leak) -> str:
+    """Return ``_sure`` as a sentence that follows another."""
+    return (sure := _sure(leak)) and f" I{sure[1:]}"
+
+
+def _is_surer(leak: Leak) -> bool:
+    """Whether more rows of a class are known almost for certain than without joining, where *alone* is high."""
+    return bool(_sure(leak)) and leak.others[SURE] >= leak.alone_others[SURE] + LEAST_GAIN
+
+
+def _also(point: Point, adversary: str) -> str:
+    """Return the sentence on a further target, of which more is inferred than without joining, or nothing."""
+    leak = point.leak
+    if leak.mean is None or leak.alone is None or leak.mean <= (leak.chance or 0.0) or not _more_than_alone(leak):
+        return ""
+    chance = f", {_two(leak.chance)} by chance" if point.victim else ""
+    return f"{adversary} also infers {_asked(point)} ({_measured(leak)}; {_two(leak.alone)} without joining{chance})."
+
+
+def _measured(leak: Leak) -> str:
+    """Return the measure with the upper end of its interval, since the strongest of many attacks may be stronger."""
+    upper = _upper(leak)
+    up_to = f", interval up to {_two(upper)}" if upper >= (leak.mean or 0.0) + 0.005 else ""
+    return f"{NAMES.get(leak.metric, leak.metric)} {_two(leak.mean)}{up_to}"
+
+
+def _below_chance(leak: Leak) -> str:
+    below = leak.mean is not None and leak.chance is not None and leak.mean < leak.chance
+    return f", {_two(leak.chance)} by chance" if below else ""
+
+
+def _overlooked(leak: Leak) -> str:
+    """Return what an attack must have gained for these runs to show it."""
+    return f"; a gain of {_two(leak.detectable)} would have been seen" if (leak.detectable or 0.0) >= 0.005 else ""
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _of_no_use(spoiled: Sequence[tuple[Point, str]], defended: Sequence[Point]) -> list[str]:
+    """Return a sentence for each reason why a defense leaves a joint model that is of no use."""
+    return [
+        f"{_under([point for point, one in spoiled if one == why], defended)}, the joint model is {why}: such a "
+        f"defense is not recommended."
+        for why in dict.fromkeys(why for _, why in spoiled)
+    ]
+
+
+def _in_part(
+    tested: Coverage, start: Point, defended: Sequence[Point], attacks: Sequence[Point], adversary: str
+) -> str:
+    """Return how strong the attacks were that ran, where others could be mounted: no defense is recommended.
+
+    A strength gives away more than *alone* if the interval of an attack on some rows shows it.
+    """
+    ran, every = len(tested.run), len(tested.run) + len(tested.not_run)
+    if not ran:  # nothing but baselines, which read no message
+        none_of = f"none of the {count(every, 'attack')} that it could mount was run"
+        return f"No defense is recommended: {none_of}; they may infer far more: {tested.rest} to run them."
+    leaks = {point.place: _leaks(point, attacks) for point in defended}
+    attacked = [p for p in defended if any(one.alone is None or _more_than_alone(one) for one in leaks[p.place])]
+    who = tested.run[0] if ran == 1 else "the strongest of them"
+    most = {place: max(some, key=_gain) for place, some in leaks.items()}
+    reached = []
+    if attacked:
+        reached.append(f"{_under(attacked, defended)}, {who} reaches {_range([most[p.place] for p in attacked])}")
+    if alone := [point for point in defended if point not in attacked]:
+        those = "the attacks that ran reach" if ran != 1 else f"{tested.run[0]} reaches"
+        leak = max((most[point.place] for point in alone), key=_gain)
+        reached.append(
+            f"{_under(alone, defended)}, {those} no more than {adversary} does without joining, as far as "
+            f"{count(leak.n, 'seed')} show{'s' * (leak.n == 1)} ({_range([leak])}, {_two(leak.alone)} without "
+            f"joining){_large_costs(start, alone, defended)}"
+        )
+    return (
+        f"No defense is recommended: only {ran} of the {count(every, 'attack')} that it could mount, on this and other "
+        f"targets, {'was' if ran == 1 else 'were'} run ({listed(tested.run)}). {'. '.join(reached)}; the others may "
+        f"infer far more: {tested.rest} to run them."
+    )
+
+
+def _leaks(point: Point, attacks: Sequence[Point]) -> list[Leak]:
+    """Return the leaks at the place of a headline, its own and those of all attacks on the same, on all rows."""
+    same = [one for one in attacks if (one.place, one.target) == (point.place, point.target)]
+    return [leak for one in (point, *same) for leak in (one.leak, one.leak_train) if leak.mean is not None]
+
+
+def _large_costs(start: Point, points: Sequence[Point], defended: Sequence[Point]) -> str:
+    """Return which defenses cost more than two points of utility, and how many."""
+    costs = [(start.utility.mean or 0.0) - (point.utility.mean or 0.0) for point in points]
+    large = [
+        f"{100 * cost:.1f} with {name}"
+        for cost, name in zip(costs, _names(points, defended), strict=True)
+        if cost > LARGE_COST
+    ]
+    return f", at a cost in points of utility of {' and '.join(large)}" if large else ""
+
+
+def _names(points: Sequence[Point], defended: Sequence[Point]) -> list[str]:
+    """Return defense and strength, with the method if there are several."""
+    several = len({point.method for point in defended}) > 1
+    return [f"{p.method} with " * several + f"{p.defense} {p.strength:g}" for p in points]
+
+
+def _under(points: Sequence[Point], defended: Sequence[Point]) -> str:
+    """Return under which of the defenses, all of them if so."""
+    if len(points) == len(defended):
+        return "Under the tested defenses"
+    names = listed(_names(points, defended))
+    return f"Under {names if ' and ' in names else ' and '.join(names.rsplit(', ', 1))}"
+
+
+def _range(leaks: Sequence[Leak]) -> str:
+    """Return the measure with the least and the largest leak."""
+    means = [_two(mean) for mean in sorted(leak.mean or 0.0 for leak in leaks)]
+    metric = leaks[0].metric
+    return f"{NAMES.get(metric, metric)} {' to '.join(dict.fromkeys([means[0], means[-1]]))}"
+
+
+def _left(start: Point, defended: Sequence[Point], *, several: bool) -> str:
+    """Return what the best defense leaves, by the upper end of its interval, and what it costs; empty without one.
+
+    It is compared with no defense on the same rows: those on which joining gives most away.
+    """
+    if not defended:
+        return ""
+    costs = {id(point): (start.utility.mean or 0.0) - (point.utility.mean or 0.0) for point in defended}
+    cheap = [point for point in defended if costs[id(point)] <= LARGE_COST]
+    best = min(cheap or defended, key=lambda point: (_beyond_alone(point)[1], costs[id(point)]))
+    cost = 100 * costs[id(best)]
+    price = f"at a cost of {cost:.1f} points of utility" if cost >= 0.05 else "at no cost in utility"
+    method = f"{best.method} with " if several else ""
+    within = " that costs at most two points of utility" if cheap else ""
+    if not _is_lower(start, best):
+        return f"No tested defense{within} is shown to lower this."
+    price += "" if cheap else "; each one costs more than two"
+    before, after = _by_rows(start), _by_rows(best)
+    rows = max(before.keys() & after.keys(), key=lambda name: _gain(before[name]))
+    leak = after[rows]
+    alone = "" if leak.alone is None else f"; {_two(before[rows].mean)} without it, {_two(leak.alone)} without joining"
+    return (
+        f"By the upper end of the interval, the best defense{within} is {method}{best.defense} at strength "
+        f"{best.strength:g}: on {ROWS.get(rows, rows)} it leaves {_two(leak.mean)} (interval up to "
+        f"{_two(_upper(leak))}{alone}), {price}.{_sure_of(before[rows], leak)}"
+    )
+
+
+def _by_rows(point: Point) -> dict[str, Leak]:
+    """Return the headline on each kind of rows."""
+    found = [leak for leak in (point.leak_train, point.leak_test) if leak and leak.mean is not None]
+    return {leak.rows: leak for leak in found or [point.leak]}
+
+
+def _gain(leak: Leak) -> float:
+    return (leak.mean or 0.0) - (leak.alone or 0.0)
+
+
+def _beyond_alone(point: Point) -> tuple[float, float]:
+    """Return the largest mean and upper end beyond *alone* on the same rows, of all kinds of rows."""
+    leaks = _by_rows(point).values()
+    return max(map(_gain, leaks)), max(_upper(leak) - (leak.alone or 0.0) for leak in leaks)
+
+
+def _is_lower(start: Point, left: Point) -> bool:
+    """Whether mean and upper end are lower on the same rows, or all that joining gives away is gone.
+
+    The latter is what counts where *alone* is high and varies more than the little that is left to be gained.
+    """
+    mean, upper = (a - b for a, b in zip(_beyond_alone(start), _beyond_alone(left), strict=True))
+    gave, gives = (any(map(_more_than_alone, _by_rows(point).values())) for point in (start, left))
+    has_alone = all(leak.alone is not None for leak in _by_rows(left).values())
+    return mean >= LEAST_GAIN and (upper >= LEAST_GAIN or (has_alone and gave and not gives))
+
+
+def _sure_of(before: Leak, after: Leak) -> str:
+    """Return how many rows of a class are known almost for certain, where *alone* is high."""
+    shares = [leak.get(SURE) for leak in (after.others, before.others, after.alone_others)]
+    if (after.alone or 0.0) < HIGH or None in shares:
+        return ""
+    left, undefended, alone = map(_percent, shares)
+    return (
+        f" At a false-positive rate of 0.1 %, {left} of the rows of a class are identified ({undefended} without the "
+        f"defense, {alone} without joining)."
+    )
+
+
+def _untested(tested: Coverage, undefended: str) -> str:
+    """Return what was not tested."""
+    not_run, left_out = count(len(tested.not_run), "attack"), count(tested.left_out, "attack")
+    mountable = f"{not_run} that it could mount on this and other targets ({tested.rest} to run them)"
+    parts = [mountable] * bool(tested.not_run)
+    parts += [f"{left_out} that could not be run on this material"] * bool(tested.left_out)
+    if not parts:
+        return f"No {'further ' * (undefended != UNDEFENDED)}defense was tested."
+    return f"Not tested: {', and '.join(parts)}. The leak may be larger."
+
+
+def _more_than_alone(leak: Leak) -> bool:
+    low = leak.advantage_ci95[0]
+    return (leak.advantage or 0.0) > 0 and (low is None or low > 0)
+
+
+def _upper(leak: Leak) -> float:
+    return leak.ci95[1] if leak.ci95[1] is not None else (leak.mean or 0.0)
+
+
+def _two(value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    text = f"{round(value, 2) + 0.0:.2f}"  # no -0.00
+    return text.replace("0.", ".", 1) if abs(value) < 1 else text
+
+
+def _percent(share: float | None) -> str:
+    return "unknown" if share is None else f"{100 * share:.0f} %"

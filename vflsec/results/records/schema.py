@@ -1,0 +1,337 @@
+"""The records of a results folder: the result of one attack with or without a trained federation.
+
+``Result`` and ``BaselineResult`` are the lines of ``records.jsonl``. Each line has the version of the schema and a
+checksum, so that damage is detected.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from vflsec.base.errors import CONTROL
+from vflsec.results.metrics import possible
+
+SCHEMA = 3
+"""Raised whenever a field changes its meaning."""
+
+Status = Literal["ok", "unconverged", "collapsed", "diverged", "error"]
+
+FAILED = ("error", "diverged")
+"""The status of results without a number, which may be computed again."""
+
+Number = int | float
+Maybe = float | None
+"""None stands for NaN, which JSON does not have."""
+
+
+def _ends(ends: tuple[Maybe, Maybe]) -> tuple[float, float]:
+    low, high = (math.nan if end is None else end for end in ends)
+    return low, high
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The metrics of one guess on the rows of one split.
+
+    Attributes:
+        metrics: by name, the headline first.
+        ci95_rows: 95 % interval of the headline over rows.
+        chance: the headline of a guess without any information.
+        n: number of rows.
+        halves: the headline on each of two random halves of the rows; None if they are too few to be split.
+        one_class: whether all rows are guessed to be of the same class.
+        overfit: how much more the chosen attack leaks on the rows that chose it than on others; 0 without a choice.
+        without: the headline without each group of rows, see ``vflsec.results.statistics.groups_of``; None if
+            the rows are too few.
+        known: the share of all rows that are auxiliary samples, which another seed draws anew.
+        constant: whether all rows have the same scores.
+        known_of_class: the largest share of a class's training rows whose labels the adversary knows; 0 for values.
+    """
+
+    metrics: dict[str, float]
+    ci95_rows: tuple[Maybe, Maybe]
+    chance: float
+    n: int
+    halves: tuple[float, float] | None = None
+    one_class: bool = False
+    overfit: float = 0.0
+    without: tuple[float, ...] | None = None
+    known: float = 0.0
+    constant: bool = False
+    known_of_class: float = 0.0
+
+    @property
+    def metric(self) -> str:
+        """The name of the headline."""
+        return next(iter(self.metrics))
+
+    @property
+    def headline(self) -> float:
+        """The first metric, which is the dataset's headline."""
+        return self.metrics[self.metric]
+
+    @property
+    def over_rows(self) -> tuple[float, float]:
+        """``ci95_rows`` with NaN for None."""
+        return _ends(self.ci95_rows)
+
+
+class Triggered(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The share of test rows of other classes that a trigger turns into the attack's class."""
+
+    share: float
+    ci95_rows: tuple[Maybe, Maybe]
+    n: int
+
+    @property
+    def over_rows(self) -> tuple[float, float]:
+        """``ci95_rows`` with NaN for None."""
+        return _ends(self.ci95_rows)
+
+
+class Impact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The impact of an attack on integrity on a federation, or on the honest one that it is compared with.
+
+    Attributes:
+        utility: on test rows.
+        success: of the trigger; None for an attack without one.
+    """
+
+    utility: Block
+    success: Triggered | None
+
+
+class Guessed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The guesses of tossed labels that an attack was sure of.
+
+    Attributes:
+        right: how many of them are.
+        made: how many were made.
+        tossed: of how many labels, besides those by which it was decided what is sure.
+    """
+
+    right: int
+    made: int
+    tossed: int
+
+
+class AttackRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An attack as it was run: ``repr`` shows all its options, ``after`` is the phase after which it attacked."""
+
+    name: str
+    options: dict[str, Any]
+    repr: str
+    after: str | None = None
+
+
+class BaselineResult(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="prior", forbid_unknown_fields=True
+):
+    """The result of one attack without the federation, for one seed; ``kind`` is ``prior`` on disk.
+
+    Attributes:
+        leak: by split; empty if the attack needs the federation, or failed.
+        guessed: of tossed labels, where there are any.
+        fold: the headline on folds of the auxiliary rows.
+        tuned: the options that the adversary chose by folds.
+        sureness: the confidence in the sign of the guess, if auxiliary labels fix only the sign.
+    """
+
+    key: str
+    method: str
+    seed: int
+    adversary: str
+    attack: AttackRun
+    status: Status = "ok"
+    error: str | None = None
+    leak: dict[str, Block] = {}
+    guessed: Guessed | None = None
+    fold: Maybe = None
+    budget: dict[str, Number] = {}
+    sureness: Maybe = None
+    tuned: str | None = None
+    seconds: dict[str, float] = {}
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="result", forbid_unknown_fields=True):
+    """One attack on one trained cell, or the utility of a cell that has no adversary.
+
+    Attributes:
+        cell: the key of the training.
+        defenses: ``name:strength`` of each.
+        utility: on test rows; None if the status has none.
+        leak: by split.
+        guessed: of tossed labels, where there are any.
+        damage: of an attack on integrity; of the honest training if ``control`` is set.
+        mountable: the attacks that this adversary can mount.
+        nbytes: sent in training, validation included.
+        traffic: phase, sender, receiver, kind, bytes.
+        spread: of the embeddings of test rows, by phase and party.
+        spent: by each defense with differential privacy, see ``vflsec.run.privacy``.
+        active_alone: the utility of a quick model of the active party's columns; None under defenses.
+        quick_joint: the same of all columns, of seed 0.
+    """
+
+    key: str
+    cell: str
+    method: str
+    defenses: list[str]
+    seed: int
+    adversary: str
+    attack: AttackRun | None
+    status: Status
+    error: str | None = None
+    utility: Block | None = None
+    leak: dict[str, Block] = {}
+    guessed: Guessed | None = None
+    damage: Impact | None = None
+    control: bool = False
+    fold: Maybe = None
+    budget: dict[str, Number] = {}
+    mountable: list[str] = []
+    device: str = "cpu"
+    nbytes: int = 0
+    traffic: list[tuple[str, str, str, str, int]] = []
+    reached: dict[str, Number] = {}
+    spread: Mapping[str, Mapping[str, Maybe]] = {}
+    notes: list[str] = []
+    spent: list[dict[str, Any]] = []
+    active_alone: Maybe = None
+    quick_joint: Maybe = None
+    sureness: Maybe = None
+    tuned: str | None = None
+    seconds: dict[str, float] = {}
+
+    @property
+    def measured(self) -> Block:
+        """The utility of a result whose status has one.
+
+        Raises:
+            ValueError: it is missing, so that the record is damaged.
+        """
+        if self.utility is None:
+            raise ValueError(f"the record {self.key} is {self.status} and has no utility")
+        return self.utility
+
+
+Record = Result | BaselineResult
+
+LONGEST = 4096
+"""The largest number of characters of a text in a record or a manifest."""
+
+
+class _Sealed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    schema: int
+    check: str
+    record: msgspec.Raw
+
+
+class _Version(msgspec.Struct, frozen=True):
+    schema: int
+
+
+class OtherSchema(ValueError):
+    """A file of another version of vflsec; the argument is its schema."""
+
+
+def encode(record: Record) -> bytes:
+    """Return one line of ``records.jsonl``."""
+    return seal(record)
+
+
+def decode(line: bytes) -> Record:
+    """Return the record of one line.
+
+    Raises:
+        OtherSchema: it has another schema.
+        ValueError: it is damaged; the message states how.
+    """
+    record: Record = unseal(line, Record)
+    for fault in _faults(record):
+        raise ValueError(fault)
+    return record
+
+
+def seal(value: msgspec.Struct) -> bytes:
+    """Return ``value`` as a line of JSON with the version of the schema and a checksum."""
+    body = msgspec.json.encode(value)
+    return msgspec.json.encode({"schema": SCHEMA, "check": _digest(body), "record": msgspec.Raw(body)}) + b"\n"
+
+
+def unseal(line: bytes, kind: Any) -> Any:
+    """Return the value that ``seal`` has written, as a ``kind``.
+
+    Raises:
+        OtherSchema: it has another schema.
+        ValueError: it is damaged; the message states how.
+    """
+    try:
+        schema = msgspec.json.decode(line, type=_Version).schema
+        if schema != SCHEMA:
+            raise OtherSchema(schema)
+        sealed = msgspec.json.decode(line, type=_Sealed)
+        if sealed.check != _digest(bytes(sealed.record)):
+            raise ValueError("its checksum does not match")
+        for text in _texts(msgspec.json.decode(sealed.record)):
+            if len(text) > LONGEST or CONTROL.search(text):
+                raise ValueError(f"it has a text with control characters, or longer than {LONGEST}")
+        return msgspec.json.decode(sealed.record, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"it cannot be read ({error})") from None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts in ``value``, including keys."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, own in value.items():
+            yield key
+            yield from _texts(own)
+    elif isinstance(value, list):
+        for own in value:
+            yield from _texts(own)
+
+
+def _digest(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()[:16]
+
+
+def _faults(record: Record) -> Iterator[str]:
+    """Yield the faults of a record that no run can have written."""
+    blocks = dict(record.leak)
+    own = record.guessed
+    if own and not 0 <= own.right <= own.made <= own.tossed:
+        yield f"of {own.tossed} tossed labels it guesses {own.made}, and {own.right} right"
+    if not all(math.isfinite(value) for value in map(_finite, record.budget.values())):
+        yield "its budget is not finite"
+    if isinstance(record, Result):
+        yield from _result_faults(record)
+        blocks |= {"utility": record.utility} if record.utility else {}
+        blocks |= {"utility under attack": record.damage.utility} if record.damage else {}
+    for name, block in blocks.items():
+        if not block.metrics or block.n < 1:
+            yield f"{name} has no metric, or no rows"
+        parts = (*(block.halves or ()), *(block.without or ()))
+        values = [*block.metrics.items(), *((block.metric, value) for value in parts)]
+        yield from (f"{name} has {metric} = {value:g}" for metric, value in values if not possible(metric, value))
+
+
+def _result_faults(record: Result) -> Iterator[str]:
+    for spent in record.spent:
+        numbers = [spent.get(name) for name in ("epsilon", "delta")]
+        if not isinstance(spent.get("defense"), str) or not all(isinstance(one, int | float) for one in numbers):
+            yield "the privacy that it spent has no defense, epsilon or delta"
+        if not isinstance(spent.get("of", ""), str):
+            yield "it does not say in a text of what its epsilon is"
+
+
+def _finite(value: Number) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

@@ -1,0 +1,251 @@
+"""Intervals: over seeds and rows for claims about a defense, over rows for claims about one checkpoint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from vflsec.results.metrics import METRICS, Labels, Scores, compared, positive_score
+
+LEVEL = 0.95
+REPLICATES = 400
+
+GROUPS = 50
+"""Groups of rows that the jackknife leaves out in turn."""
+
+
+class Interval(NamedTuple):
+    """A mean with its 95 % interval and the number of values behind it."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+def over_seeds(values: Sequence[float]) -> Interval:
+    """Return mean and t interval over seeds; with one seed there is no such interval and both ends are NaN."""
+    x = np.asarray(values, dtype=float)
+    mean = float(x.mean())
+    if len(x) < 2:
+        return Interval(mean, float("nan"), float("nan"), len(x))
+    half = float(_t_quantile(len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x)))
+    return Interval(mean, mean - half, mean + half, len(x))
+
+
+@lru_cache
+def _t_quantile(freedom: float) -> Any:
+    return stats.t.ppf((1 + LEVEL) / 2, freedom)  # slow, and the same for every pair of defenses
+
+
+class StandardError(NamedTuple):
+    """The standard error of a mean, and its degrees of freedom."""
+
+    size: float
+    freedom: float
+
+    @property
+    def margin(self) -> float:
+        """Half the width of the 95 % t interval."""
+        return float(_t_quantile(self.freedom) * self.size) if self.size else 0.0
+
+
+def standard_error_of(low: float, high: float) -> float:
+    """Return the standard error behind a 95 % interval of many rows."""
+    return (high - low) / (2 * float(_t_quantile(math.inf)))
+
+
+def over_seeds_and_rows(
+    values: Sequence[float], without: Sequence[Sequence[float]], *, known: float = 0.0, most: float = 0.0
+) -> StandardError:
+    """Return the standard error of the mean over seeds that split one data set, for other data sets of that kind.
+
+    Seeds share rows. This gives their values a common error, which the differences between seeds do not show. The mean
+    of S values has the variance s^2 / S + C, where s^2 is their sample variance and C the covariance of two of them. If
+    V is the jackknife's variance of one value over rows, and R that of the mean over seeds, without a group of rows in
+    all seeds, then R = V / S + (1 - 1 / S) C, which gives C by the scored rows. Two draws of auxiliary samples have the
+    share ``known`` of their rows in common, and so this share of the variance that rows do not explain,
+    s^2 - (V - C). A row that is easy to infer is also good to learn from; the two errors are taken as fully correlated,
+    which is the worst case: their deviations are added. The degrees of freedom are those of Welch and Satterthwaite.
+
+    What joint models share by being trained on the same rows is not measured, since it would take other trainings.
+
+    Source: Nadeau and Bengio 2003, "Inference for the generalization error", equation 7, with C measured in place of
+    the constant correlation of their section 3.
+
+    Args:
+        values: by seed, at least two.
+        without: (S, groups) by seed the values without each group of rows; empty if these were not measured.
+        known: the share of all rows that is drawn as auxiliary samples.
+        most: V, which takes the place of C if ``without`` is empty, since C is not larger.
+    """
+    n, variance = len(values), float(np.var(values, ddof=1))
+    of_rows, within_seed, uncertain = most, most, 0.0
+    if len(without):
+        whole = n / (n - 1) * jackknife(np.mean(without, axis=0))
+        within_seed = float(np.mean([jackknife(own) for own in without]))
+        of_rows = max(0.0, whole - within_seed / (n - 1))
+        uncertain = whole**2 / (len(without[0]) - 1)
+    of_draws = known * max(0.0, variance - (within_seed - of_rows))
+    total = variance / n + (math.sqrt(of_rows) + math.sqrt(of_draws)) ** 2
+    uncertain += (total - of_rows) ** 2 / (n - 1)
+    freedom = total**2 / uncertain if uncertain else math.inf
+    return StandardError(math.sqrt(total), max(n - 1, freedom))  # less than either part has only by the part of C < 0
+
+
+Bounds = tuple[float | None, float | None]
+"""The lowest and the highest possible value; None for none."""
+
+
+SHARE: Bounds = (0.0, 1.0)
+"""The bounds of a metric between 0 and 1."""
+
+
+def within(mean: float, margin: float, bounds: Bounds, n: float = math.inf) -> tuple[float, float]:
+    """Return the ends of an interval around ``mean`` that are inside ``bounds``.
+
+    They solve (x - mean)^2 = margin^2 w(x) / w(mean), where w(x) is the product of the distances of x to the bounds:
+    near a bound, a mean varies less. Without bounds this is mean ± margin; for a share, Wilson's score interval with
+    the effective number of rows.
+
+    Source: Wilson 1927, and for effective numbers Franco et al. 2019, "Comparative study of confidence intervals for
+    proportions in complex sample surveys".
+
+    Args:
+        mean: within the bounds.
+        margin: half the width of the interval far from any bound.
+        bounds: of all possible values.
+        n: the number of rows, from which the interval of a mean at a bound is, since it shows no variance.
+    """
+    lowest, highest = bounds
+    weight = np.polynomial.Polynomial([1.0])
+    weight *= np.polynomial.Polynomial([1.0] if lowest is None else [-lowest, 1.0])
+    weight *= np.polynomial.Polynomial([1.0] if highest is None else [highest, -1.0])
+    scale = margin**2 / weight(mean) if weight(mean) > 0 else _t_quantile(math.inf) ** 2 / n
+    if not scale:
+        return mean, mean
+    ends = sorted((np.polynomial.Polynomial([-mean, 1.0]) ** 2 - scale * weight).roots().real)
+    low, high = (float(np.clip(end, lowest, highest)) for end in ends)  # roots are subject to rounding
+    return min(low, mean), max(mean, high)
+
+
+def groups_of(n: int) -> NDArray[np.integer]:
+    """Return the group (n,) of each row of a data set: one of ``GROUPS``, drawn evenly, always the same for the same n.
+
+    All seeds that split one data set leave out the same rows with a group, so that what the errors of two seeds have in
+    common can be measured.
+    """
+    return np.random.default_rng(0).permutation(n) % GROUPS
+
+
+def without_groups(metric: str, scores: Scores, labels: Any, groups: NDArray[np.integer]) -> tuple[float, ...] | None:
+    """Return a metric without each of the groups of rows; None if some rows are all of one class.
+
+    Args:
+        metric: its name.
+        scores: (n, C), or values.
+        labels: (n,), or true values.
+        groups: (n,) of each row.
+    """
+    kept = [groups != k for k in range(GROUPS)]
+    if labels.ndim == 1 and any(np.ptp(labels[rows]) == 0 for rows in kept):
+        return None
+    if metric == "auc" and scores.shape[1] == 2:
+        values = _weighted_auc(positive_score(scores), labels, kept)
+    else:
+        values = np.array([METRICS[metric](scores[rows], labels[rows]) for rows in kept])
+    return tuple(values.tolist()) if np.isfinite(values).all() else None
+
+
+def jackknife(values: Sequence[float] | NDArray[np.floating]) -> float:
+    """Return the variance over rows of a measure, from its values without each group of rows.
+
+    Source: Shao and Tu 1995, "The jackknife and bootstrap", section 2.3: the grouped jackknife.
+    """
+    return float((len(values) - 1) * np.var(values))
+
+
+MANY = 50_000
+"""Rows beyond which a bootstrap of R2 draws blocks of neighboring rows."""
+
+
+def over_rows(metric: str, scores: Scores, labels: Any, rng: np.random.Generator) -> tuple[float, float]:
+    """Return the interval of ``auc`` or ``f1`` (binary), ``accuracy`` or ``r2`` over rows, which are independent.
+
+    DeLong's variance for ``auc``, Wilson's interval for ``accuracy``, a bootstrap for the others.
+    """
+    if metric == "accuracy":
+        hits = float((scores.argmax(axis=1) == labels).mean())
+        return within(hits, _normal_margin(hits * (1 - hits) / len(labels)), SHARE, len(labels))
+    if metric == "f1":
+        return _interval_of_f1(scores.argmax(axis=1), labels, rng)
+    if metric == "r2":
+        low, high = np.quantile(_bootstrap_r2(scores, labels, rng), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        return float(low), float(high)
+    return _interval_of_auc(positive_score(scores), labels)
+
+
+def _normal_margin(variance: float) -> float:
+    return float(_t_quantile(math.inf)) * math.sqrt(variance)
+
+
+def _bootstrap_r2(values: Scores, truth: Scores, rng: np.random.Generator) -> np.ndarray:
+    """R2 of REPLICATES resamples; each weighs the rows' squared errors and squared distances to the mean."""
+    values, truth = compared(values, truth)
+    errors = ((values - truth) ** 2).sum(axis=1)
+    spread = ((truth - truth.mean(axis=0)) ** 2).sum(axis=1)
+    if len(truth) > MANY:  # model parameters, for example: resample blocks of them
+        starts = np.arange(0, len(truth), -(-len(truth) // MANY))
+        errors, spread = np.add.reduceat(errors, starts), np.add.reduceat(spread, starts)
+    weight = rng.multinomial(len(errors), np.full(len(errors), 1 / len(errors)), REPLICATES)
+    return np.asarray(1 - (weight @ errors) / (weight @ spread))
+
+
+def _interval_of_f1(guessed: Labels, labels: Labels, rng: np.random.Generator) -> tuple[float, float]:
+    """Return the interval by the variance of REPLICATES resamples, on the scale of a share of the rows that count.
+
+    A resample is a draw of how many rows are of which class and guessed as which.
+    """
+
+    def f1(wrong: Any, missed: Any, hit: Any) -> Any:
+        return 2 * hit / np.maximum(2 * hit + wrong + missed, 1)
+
+    counts = np.bincount(2 * labels + guessed, minlength=4)
+    drawn = f1(*rng.multinomial(len(labels), counts / len(labels), REPLICATES).T[1:])
+    return within(float(f1(*counts[1:])), _normal_margin(float(drawn.var())), SHARE, max(1, int(counts[1:].sum())))
+
+
+def _interval_of_auc(score: Scores, labels: Labels) -> tuple[float, float]:
+    """Return the interval by DeLong's variance, on the scale of a share.
+
+    A class with a single row has the largest possible variance, since it shows none.
+
+    Source: DeLong et al. 1988, "Comparing the areas under two or more correlated receiver operating characteristic
+    curves", Biometrics 44, by the ranks of Sun and Xu 2014, IEEE Signal Processing Letters 21.
+    """
+    ranks, positive = stats.rankdata(score), labels == 1
+    sides = [(ranks[own] - stats.rankdata(score[own])) / (~own).sum() for own in (positive, ~positive)]
+    value = float(sides[0].mean())
+    variances = [side.var(ddof=1) / len(side) if len(side) > 1 else value * (1 - value) for side in sides]
+    return within(value, _normal_margin(sum(variances)), SHARE, min(map(len, sides)))
+
+
+def _weighted_auc(score: Scores, labels: Labels, weights: Iterable[np.ndarray]) -> np.ndarray:
+    """AUC with each weighting (n,) of the rows, 1/2 if a class has no weight. Rows are sorted once; ties count half."""
+    order = np.argsort(score, kind="stable")
+    positive = labels[order] == 1
+    starts = np.flatnonzero(np.r_[True, np.diff(score[order]) > 0])  # first row of each group of equal scores
+    values = []
+    for unordered in weights:
+        weight = unordered[order].astype(float)
+        above = np.add.reduceat(weight * positive, starts)
+        below = np.add.reduceat(weight * ~positive, starts)
+        pairs = (above * (np.cumsum(below) - below / 2)).sum()
+        values.append(pairs / (above.sum() * below.sum()) if above.sum() and below.sum() else 0.5)
+    return np.array(values)

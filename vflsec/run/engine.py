@@ -1,0 +1,482 @@
+"""Runs the missing results of an evaluation, in this process or in several, and stores each before it is shown."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain, product
+from pathlib import Path
+from threading import Thread
+from typing import NamedTuple, TypeVar
+
+import msgspec
+import torch
+from joblib import Parallel, delayed
+from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+from vflsec.base.errors import InsufficientView, UsageError
+from vflsec.core import hooks, registry
+from vflsec.core.federation import Federation
+from vflsec.core.integrity import IntegrityAttack
+from vflsec.core.message import SERVER, SOURCE
+from vflsec.core.method import Method, Trained
+from vflsec.data import memory
+from vflsec.data.dataset import VerticalDataset
+from vflsec.results.records.schema import Record
+from vflsec.run import runner
+from vflsec.run.about import takes, with_columns
+from vflsec.run.adversary import side_of
+from vflsec.run.cell import Cell, acts_in, training_cell
+from vflsec.run.facts import StageDone
+from vflsec.run.federation import build_defense, build_federation, build_method, malicious_attacks
+from vflsec.run.guesses import lacking
+from vflsec.run.mounting import every_victim, expect_phase, mount
+from vflsec.run.plan import (
+    Baseline,
+    Row,
+    attacked,
+    baselines,
+    build_attack,
+    is_baseline,
+    rows,
+    target_of,
+    without_federation,
+)
+from vflsec.run.questions import about_source, ask
+from vflsec.run.runner import Task, kinds_read
+from vflsec.run.shadows import batch_key, batches
+from vflsec.run.spec import AttackSpec, DefenseSpec, EvalSpec
+from vflsec.run.store import Store
+from vflsec.run.training import trains_as_one
+
+Item = TypeVar("Item", Row, Baseline)
+
+ALL = "all"
+"""Stands for every attack that can be mounted."""
+
+
+OF_ONE_TRAINING = ("integrity", "parameters")
+"""Targets that belong to one training, so that there is no combining several."""
+
+MOST_TOGETHER = 20
+"""The most cells that train as one: with more, the work that is saved for each hardly grows."""
+
+
+class Plan(NamedTuple):
+    """The results of an evaluation, and the work that is left.
+
+    Attributes:
+        rows: all results.
+        baselines: all results without the federation.
+        stages: missing stages that several missing results start from, as tasks for processes; they run first.
+        groups: missing cells or shadows that train as one, as tasks for processes; they run before the results.
+        tasks: the missing results, as tasks for processes.
+        cached: the number of results that the store already has.
+        missing: the number of results and stages that it lacks.
+    """
+
+    rows: list[Row]
+    baselines: list[Baseline]
+    stages: list[Task]
+    groups: list[Task]
+    tasks: list[Task]
+    cached: int
+    missing: int
+
+
+def plan(spec: EvalSpec, store: Store | None, *, keep: bool = False, trainings: Iterable[int] = ()) -> Plan:
+    """Return the plan of ``spec``, which has passed ``check``, less the results in ``store``.
+
+    If guesses are to be kept (``keep``), a result with numbers counts as done only if its guesses were kept. With
+    ``trainings`` it is the plan of several specifications that differ in this number, which share their trainings.
+    """
+    done = store.records() if store else {}
+    specs = [msgspec.structs.replace(spec, trainings=times) for times in trainings] or [spec]
+    wanted_rows, wanted_baselines = _unique(chain.from_iterable(map(rows, specs))), _unique(baselines(spec))
+    lost = lacking(wanted_rows, done, spec.adversary, store.folder) if keep and store else []
+    open_rows = [row for row in wanted_rows if row.key not in done or row in lost]
+    open_baselines = [baseline for baseline in wanted_baselines if baseline.key not in done]
+    empty = Task(cell=wanted_rows[0].cell, rows=(), baselines=(), adversary=spec.adversary, aux=spec.aux, keep=keep)
+    tasks = [empty._replace(cell=group[0].cell, baselines=group) for group in _by_cell(open_baselines)]
+    tasks += [empty._replace(cell=group[0].cell, rows=group) for group in _by_cell(open_rows)]
+    tasks.sort(key=lambda task: (bool(task.rows), task.cell.seed))  # the cells of one seed share their split
+    stages, groups = _open_stages(tasks, store), _open_groups(tasks, store) + _open_shadows(tasks, store)
+    total, missing = len(wanted_rows) + len(wanted_baselines), len(open_rows) + len(open_baselines)
+    missing_in_all = missing + len(stages) + len(groups)
+    return Plan(wanted_rows, wanted_baselines, stages, groups, tasks, total - missing, missing_in_all)
+
+
+def _unique(items: Iterable[Item]) -> list[Item]:
+    return list({item.key: item for item in items}.values())
+
+
+def _by_cell(items: list[Item]) -> list[list[Item]]:
+    groups: dict[str, list[Item]] = {}
+    for item in sorted(items, key=lambda item: item.seed):
+        groups.setdefault(item.cell.key, []).append(item)
+    return list(groups.values())
+
+
+def _open_stages(tasks: list[Task], store: Store | None) -> list[Task]:
+    """Return one task for the last stage of each missing cell, and of each pre-training of an adversary alone."""
+    stages = {}
+    for task in tasks:
+        if task.cell.stages and (task.rows or task.baselines[0].pretrained):
+            stage = task.cell.stages[-1]
+            for cell in task.cells:
+                key = cell.stage_key(stage)
+                if key not in stages and not (store and store.cell(key).read()):
+                    stages[key] = task._replace(cell=cell, rows=(), baselines=(), stage=stage)
+    return list(stages.values())
+
+
+def _open_groups(tasks: list[Task], store: Store | None) -> list[Task]:
+    """Return tasks for the missing cells that differ from each other in seed, training and defenses alone.
+
+    A cell whose attack reads messages trains by itself, since its messages are not stored. So does one of a method that
+    is a plug-in, which may keep what belongs to one run.
+    """
+    alike: dict[bytes, list[Task]] = {}
+    for task in tasks:
+        attacks = [build_attack(row.attack) for row in task.rows if row.attack]
+        if not task.rows or kinds_read(attacks) or task.cell.malicious or not trains_as_one(task.cell.method):
+            continue
+        common = msgspec.json.encode(msgspec.structs.replace(task.cell, seed=0, defenses=()))
+        missing = [cell for cell in task.cells if not (store and store.cell(cell.key).read())]
+        alike.setdefault(common, []).extend(task._replace(cell=cell) for cell in missing)
+    chunks = [own[k : k + MOST_TOGETHER] for own in alike.values() for k in range(0, len(own), MOST_TOGETHER)]
+    return [own[0]._replace(rows=(), group=tuple(t.cell for t in own)) for own in chunks if len(own) > 1]
+
+
+def _open_shadows(tasks: list[Task], store: Store | None) -> list[Task]:
+    """Return one task for each missing batch of shadow federations."""
+    found = {}
+    for task in tasks:
+        for row in task.rows:
+            for batch in batches(build_attack(row.attack).shadows if row.attack else 0):
+                key = batch_key(task.cell, batch)
+                if key not in found and not (store and store.cell(key).read()):
+                    found[key] = task._replace(rows=(), shadows=batch)
+    return list(found.values())
+
+
+def check(spec: EvalSpec) -> None:
+    """Raise unless every name, option and need of ``spec`` can be met; trains nothing and writes nothing.
+
+    The data are split and the models built as for seed 0, so that too few rows are noticed here.
+
+    Raises:
+        UsageError: an unknown name or option, or settings that the data cannot serve.
+        DataError: the dataset cannot be read.
+        InsufficientView: an attack that its adversary cannot mount.
+    """
+    attacks = [(build_attack(attack), attack.after) for attack in spec.attacks]
+    for attack, _ in attacks:
+        without_federation(attack)
+        if spec.trainings > 1 and attack.target in OF_ONE_TRAINING:
+            raise UsageError(
+                f"expected one training with an attack on {attack.target}, got {attack.name} with trainings = "
+                f"{spec.trainings}: drop --trainings, or leave the attack out"
+            )
+    if spec.data.canaries and not any(attack.target == "labels" for attack, _ in attacks):
+        raise UsageError(
+            f"expected an attack on labels with --audit-epsilon (data.canaries), got {', '.join(spec.labels)}: "
+            f"add one, for example --attack direction"
+        )
+    for label, method, federation in _built(spec):
+        if method.visible_to or spec.adversary not in (SERVER, SOURCE):
+            side_of(method, federation, spec.adversary)
+        if not method.visible_to:
+            continue
+        if len({about_source(a, after, method, spec.adversary) for a, after in attacks if a.target == "labels"}) > 1:
+            raise UsageError(
+                f"expected attacks on one party's labels, got some on the source's and some on the active party's: "
+                f"evaluate those on gradients after a phase of {method.name} separately"
+            )
+        for attack, after in attacks:
+            mount(attack, after, spec.adversary, spec.aux, method, federation, spec.method_of(label).options)
+            if not isinstance(attack, IntegrityAttack):
+                ask(attack, Trained(method, federation, {}), spec.adversary, spec.aux, after=after)
+        for malicious in (attack for attack in spec.attacks if target_of(attack) == "integrity"):
+            malicious_attacks(federation, spec.adversary, malicious, spec.aux)
+
+
+def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
+    """Return ``spec`` with ``all`` replaced by every attack that can be mounted, and why each other one cannot.
+
+    Raises:
+        UsageError: something else is wrong with ``spec``, or no attack can be mounted.
+    """
+    phases = [attack.after for attack in spec.attacks if attack.name == ALL]
+    if not phases:
+        return _with_columns(spec), {}
+    built = [one for one in _built(spec) if one[1].visible_to]
+    chosen = [attack for attack in spec.attacks if attack.name != ALL]
+    always = [name for name in registry.entries("attacks") if is_baseline(name)]
+    left_out = dict.fromkeys(always, "part of *alone*, which is always computed")
+    for (_, method, _), after in product(built, phases):
+        if after is not None:
+            expect_phase(ALL, after, method)
+    for name, after in product(sorted(registry.entries("attacks")), phases):
+        if name in always:
+            continue
+        for wanted in every_victim(AttackSpec(name=name, after=after), spec.adversary, built[0][2]):
+            if wanted in chosen:
+                continue
+            reason = _why_not(wanted, spec, built)
+            if reason:
+                left_out[wanted.label.removesuffix(wanted.place)] = reason
+            else:
+                chosen.append(wanted)
+    if not chosen:
+        raise UsageError(
+            f"expected an attack that {spec.adversary} can mount, got none: {'; '.join(reasons(left_out))}"
+        )
+    named = [attack for attack in spec.attacks if attack.name != ALL]
+    return _with_columns(msgspec.structs.replace(spec, attacks=tuple(chosen)), named), left_out
+
+
+def _with_columns(spec: EvalSpec, named: Sequence[AttackSpec] | None = None) -> EvalSpec:
+    """Return ``spec`` with the names of the columns that its attacks are on; ``named`` are not those of ``all``."""
+    if not any(takes(attack, "column") for attack in spec.attacks):
+        return spec
+    federation = build_federation(training_cell(spec, spec.methods[0], seed=0), "cpu")
+    of_all = [] if named is None else [attack for attack in spec.attacks if attack not in named]
+    found = with_columns(spec.attacks, spec.adversary, federation, of_all=of_all)
+    return msgspec.structs.replace(spec, attacks=tuple(found))
+
+
+def _why_not(wanted: AttackSpec, spec: EvalSpec, built: Sequence[tuple[str, Method, Federation]]) -> str | None:
+    """Return why ``all`` does not stand for this attack; None if it does."""
+    if target_of(wanted) == "integrity":
+        return "attacks the training itself: name it in --attack"
+    attack = build_attack(wanted)
+    if spec.trainings > 1 and attack.target in OF_ONE_TRAINING:
+        return f"is on {attack.target}, which several trainings do not share"
+    if attack.shadows:
+        return f"trains {attack.shadows} shadow federations for each training: name it in --attack"
+    try:
+        for label, method, federation in built:
+            options = spec.method_of(label).options
+            mount(attack, wanted.after, spec.adversary, spec.aux, method, federation, options)
+    except InsufficientView as error:
+        return str(error)
+    with_source = [method for _, method, _ in built if wanted.after in method.source_phases]
+    on_source = all(about_source(attack, wanted.after, method, spec.adversary) for method in with_source)
+    if attack.target == "labels" and not on_source:
+        return "is on the labels of the active party, where others are on those of the source: name it"
+    return None
+
+
+def reasons(left_out: Mapping[str, str]) -> list[str]:
+    """Return a line for each reason why ``every_attack`` left attacks out, with their names."""
+    names: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        names.setdefault(reason.removeprefix(f"attack {name.partition(':')[0]!r} "), []).append(name)
+    return [f"{', '.join(own)}: {reason}" for reason, own in names.items()]
+
+
+def check_training(spec: EvalSpec) -> None:
+    """Check as ``check`` does, but for what concerns attacks.
+
+    Raises:
+        UsageError: an unknown name or option, settings that the data cannot serve, or a defense that never acts.
+        DataError: the dataset cannot be read.
+    """
+    for _ in _built(spec):
+        pass
+
+
+def cryptography(spec: EvalSpec) -> dict[str, float]:
+    """Return by method the CPU seconds that encryption takes in one training on this machine, estimated now."""
+    built = _built(spec)
+    return {label: seconds for label, method, federation in built if (seconds := method.cryptography(federation))}
+
+
+def exposures(spec: EvalSpec) -> list[tuple[str, float]]:
+    """Return, for each passive party behind an encrypted layer, a sentence and the share of features it exposes."""
+    if not any(build_defense(defense).protocol() for defense in (*spec.defenses, *spec.fixed)):
+        return []
+    return list(dict.fromkeys(one for _, method, federation in _built(spec) for one in method.exposures(federation)))
+
+
+def _built(spec: EvalSpec) -> Iterator[tuple[str, Method, Federation]]:
+    """Yield each label, its checked method and federation for seed 0, built, not trained; one per swept defense."""
+    for defense in spec.defenses:
+        for strength in (0.0, *spec.strengths_of(defense)):
+            build_defense(msgspec.structs.replace(defense, strength=strength))
+    cells = [training_cell(spec, label, seed=0) for label in spec.methods]
+    _check_points(spec, [cell for cell in cells if attacked(cell.method)])
+    for label, cell in zip(spec.methods, cells, strict=True):
+        for swept in spec.defenses or [None]:
+            strengths = [s for s in spec.strengths_of(swept) if s] if swept else []
+            at = [msgspec.structs.replace(swept, strength=s) for s in strengths] if swept else []
+            method = build_method(cell)
+            strongest = at[-1:]  # refuses whatever no strength could do
+            federation = build_federation(msgspec.structs.replace(cell, defenses=(*cell.defenses, *strongest)), "cpu")
+            for carried in federation.active.defenses:
+                carried.check_task(federation.n_classes)
+            method.build(federation)
+            method.check(federation)
+            if method.visible_to:  # others are trained without defenses
+                for defense in (*at, *spec.fixed):
+                    _check_serves(defense, method, federation)
+                if swept and not acts_in(swept, type(method), cell.method_options, method.phases):
+                    raise UsageError(
+                        f"defense {swept.label} changes nothing that {method.name} sends or learns, and its curve "
+                        f"would be flat: choose another --at or by=, or fix the defense with --with"
+                    )
+            yield label, method, federation
+
+
+def _check_serves(spec: DefenseSpec, method: Method, federation: Federation) -> None:
+    """Raise UsageError if a defense cannot serve ``method``, or its epsilon is out of reach."""
+    defense = build_defense(spec)
+    defense.plan_releases(method.releases(defense, federation))
+    for party in federation.parties.values():
+        if spec.carried_by(party.name):
+            with defense.training_hooks(party.modules, party.penalties):
+                pass
+
+
+def _check_points(spec: EvalSpec, cells: Sequence[Cell]) -> None:
+    """Raise UsageError if no method sends the messages that a defense is to act on."""
+    methods = [(registry.load("methods", cell.method), cell.method_options) for cell in cells]
+    names = ", ".join(cell.method for cell in cells) or "no method"
+    run = [(m, own, phase) for m, own in methods for phase in (*m.phases, "predict")]
+    sent = [(m, phase, m.messages_in(phase, own)) for m, own, phase in run]
+    for defense in (*spec.defenses, *spec.fixed):
+        made = build_defense(msgspec.structs.replace(defense, strength=defense.strength or 1.0))
+        for kind in made.at:
+            if not any(made.acts(kind, phase) and hooks.OF_KIND[kind] in m.runs(phase, own) for m, own, phase in run):
+                known = sorted({f"{phase}.{one}" for m, phase, kinds in sent if phase in m.phases for one in kinds})
+                raise UsageError(
+                    f"defense {defense.label} acts at {kind}, where {names} sends nothing: "
+                    f"choose another --at among {', '.join(known)}"
+                )
+
+
+def evaluate(
+    todo: Plan, store: Store, *, jobs: int = 1, device: str = "cpu", engine: str = "local"
+) -> Iterator[Record | StageDone]:
+    """Compute the missing results in the order of the plan, and yield each once it is on the disk.
+
+    The order and all numbers but the timings are the same for any ``jobs`` and ``engine``, and after an interruption.
+
+    Args:
+        todo: the plan.
+        store: where results go.
+        jobs: processes of the local engine.
+        device: ``cpu`` or ``cuda``.
+        engine: ``local``, or ``dask:ADDRESS`` of a running scheduler whose workers have vflsec and the same data.
+
+    Raises:
+        UsageError: no scheduler at that address, or dask is not installed.
+    """
+    for tasks in filter(None, _in_order(todo)):
+        if engine == "local":
+            results = _locally(tasks, store.folder, jobs, device)
+        else:
+            results = _on_dask(tasks, store.folder, engine.removeprefix("dask:"), device)
+        for record in chain.from_iterable(results):
+            if not isinstance(record, StageDone):
+                store.append(record)
+            yield record
+
+
+def _in_order(todo: Plan) -> tuple[list[Task], ...]:
+    """Return lists of tasks, each of which needs the results of those before; baselines fill the time of groups."""
+    alone = [task for task in todo.tasks if not task.rows]
+    return todo.stages, [*todo.groups, *alone], [task for task in todo.tasks if task.rows]
+
+
+def check_engine(engine: str) -> None:
+    """Raise UsageError unless ``engine`` is ``local`` or ``dask:ADDRESS``."""
+    if engine != "local" and not (engine.startswith("dask:") and engine != "dask:"):
+        raise UsageError(f"expected --engine local or dask:ADDRESS, got {engine!r}")
+
+
+def check_device(device: str, *, here: bool = True) -> None:
+    """Raise UsageError unless ``device`` is ``cpu`` or ``cuda``; if ``here``, also unless this machine has it."""
+    kind, _, index = device.partition(":")
+    gpus = torch.cuda.device_count()
+    if device == "cpu" or (kind == "cuda" and (index or "0").isdigit() and (not here or int(index or 0) < gpus)):
+        return
+    raise UsageError(f"expected --device cpu, or cuda where torch finds a GPU ({gpus} here), got {device!r}")
+
+
+def _on_dask(tasks: list[Task], folder: Path, address: str, device: str) -> Iterator[Sequence[Record | StageDone]]:
+    """Run on a scheduler's workers. Records come back here; trained models stay where the workers can write.
+
+    A task whose worker dies is run by another. Data frames of this process are sent to each worker once.
+    """
+    try:
+        from distributed import Client
+    except ImportError:
+        raise UsageError("--engine dask:ADDRESS needs distributed: pip install 'vflsec[dask]'") from None
+    try:
+        client = Client(address, timeout=10)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError) as error:
+        raise UsageError(f"expected a dask scheduler at {address}, found none: {error}") from None
+    name = tasks[0].cell.dataset
+    with client:
+        data = None
+        if name.startswith(memory.PREFIX):
+            data = client.scatter(memory.kept(name), broadcast=True)  # type: ignore[no-untyped-call]
+        futures = [client.submit(_on_worker, data, task, folder.resolve(), device, pure=False) for task in tasks]
+        for future in futures:
+            yield future.result()
+
+
+def _on_worker(data: VerticalDataset | None, task: Task, folder: Path, device: str) -> Sequence[Record | StageDone]:
+    """Run ``task`` on a worker of dask, with its models in ``folder``, or in its own place if it cannot write there."""
+    from distributed import get_worker
+
+    if data is not None and not memory.has(task.cell.dataset):
+        memory.keep(data)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        folder = Path(get_worker().local_directory) / "vflsec" / folder.name
+    return runner.run(task, folder, device)
+
+
+def _locally(tasks: list[Task], folder: Path, jobs: int, device: str) -> Iterable[Sequence[Record | StageDone]]:
+    if jobs == 1 or len(tasks) == 1:
+        return (runner.run(task, folder, device) for task in tasks)
+    return _in_parallel(tasks, folder, jobs, device)
+
+
+def _in_parallel(tasks: list[Task], folder: Path, jobs: int, device: str) -> Iterator[Sequence[Record | StageDone]]:
+    parallel = Parallel(n_jobs=min(jobs, len(tasks)), return_as="generator", batch_size=1)
+    name = tasks[0].cell.dataset
+    data = memory.kept(name) if name.startswith(memory.PREFIX) else None
+    try:
+        yield from parallel(delayed(_in_worker)(os.getpid(), data, task, folder, device) for task in tasks)
+    except TerminatedWorkerError:
+        raise UsageError(
+            "a worker process has died: it was killed, ran out of memory, or an attack ended it. Finished results "
+            "are kept; start again, with --jobs 1 to see which cell it is"
+        ) from None
+
+
+def _in_worker(
+    parent: int, data: VerticalDataset | None, task: Task, folder: Path, device: str
+) -> Sequence[Record | StageDone]:
+    """Run ``task`` in a process that ends with its parent, so that a killed run does not go on writing."""
+    _watch(parent)
+    if data is not None and not memory.has(task.cell.dataset):
+        memory.keep(data)
+    return runner.run(task, folder, device)
+
+
+@lru_cache(maxsize=1)
+def _watch(parent: int) -> None:
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()

@@ -1,0 +1,215 @@
+"""Guesses on single rows, kept only if asked for: a table of rows for their owner, and leaks by subgroup.
+
+They are in ``DIR/guesses/<key>.safetensors``, which only its owner may read: scores (n, C) by split, NaN for rows that
+are not scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import safetensors.numpy
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+
+from vflsec.base import files
+from vflsec.base.checks import count, unknown
+from vflsec.base.errors import StoreError, UsageError, plain
+from vflsec.base.seeds import derive
+from vflsec.core import registry
+from vflsec.core.calibration import calibrated
+from vflsec.core.subgroups import FEWEST, Scored, differ, leaks
+from vflsec.data.dataset import VerticalDataset
+from vflsec.results import statistics
+from vflsec.results.metrics import Labels, Scores, applicable
+from vflsec.results.records.folder import read_records
+from vflsec.results.records.schema import Record
+from vflsec.results.records.subgroups import Subgroup, Subgroups
+from vflsec.run.federation import load_dataset, partition_of
+from vflsec.run.plan import Row, build_attack, rows
+from vflsec.run.questions import about_source
+from vflsec.run.score import in_first_half
+from vflsec.run.spec import EvalSpec
+from vflsec.run.store import writing
+
+Place = tuple[str, str, float, str]
+"""Method, defense, strength and attack."""
+
+QUARTILES = 4
+MISSING = "(missing)"
+
+
+class _Guessed(NamedTuple):
+    """The scored rows of one result and split."""
+
+    key: str
+    seed: int
+    ids: NDArray[np.generic]
+    scores: Scores
+    labels: Labels
+
+
+def is_kept(row: Row, adversary: str) -> bool:
+    """Whether the guesses of a result are kept: those on the labels of the active party."""
+    if row.attack is None or row.control:
+        return False
+    attack, kind = build_attack(row.attack), registry.load("methods", row.cell.method)
+    return attack.target == "labels" and not about_source(attack, row.attack.after, kind, adversary)
+
+
+def path_of(folder: Path, key: str) -> Path:
+    """Return the file with the guesses of a result."""
+    return folder / "guesses" / f"{key}.safetensors"
+
+
+def lacking(wanted: Iterable[Row], done: Mapping[str, Record], adversary: str, folder: Path) -> list[Row]:
+    """Return the results with numbers whose guesses should be kept and are not."""
+    return [
+        row
+        for row in wanted
+        if row.key in done and done[row.key].leak and is_kept(row, adversary) and not path_of(folder, row.key).exists()
+    ]
+
+
+def keep(folder: Path, key: str, scores: Mapping[str, torch.Tensor]) -> None:
+    """Write the scores (n, C) of each split, NaN for rows that are not scored."""
+    path = path_of(folder, key)
+    with writing(folder):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.replace(path, safetensors.numpy.save({split: s.float().numpy() for split, s in scores.items()}))
+
+
+COLUMNS = ("id", "label", "method", "defense", "strength", "attack", "seeds", "probability", "highest")
+"""Of a table of rows."""
+
+
+def per_row(spec: EvalSpec, folder: Path) -> pd.DataFrame:
+    """Return, for each attack on labels and each row that it guesses, the probability that it gives to the true label.
+
+    The probability is calibrated, see ``vflsec.core.calibration``. It is over the ``seeds`` in which the row was a
+    training row: the mean in ``probability``, the largest in ``highest``.
+
+    Raises:
+        StoreError: guesses are missing.
+    """
+    parts = []
+    for place, seeds in _guessed(spec, folder, "train").items():
+        for one in seeds:
+            first = in_first_half(torch.from_numpy(one.labels), derive(one.seed, "bootstrap"))
+            own = calibrated(one.scores, one.labels, first)[np.arange(len(one.labels)), one.labels]
+            names = dict(zip(("method", "defense", "strength", "attack"), place, strict=True))
+            parts.append(pd.DataFrame({"id": one.ids, "label": one.labels, **names, "probability": own}))
+    if not parts:
+        raise UsageError("expected an attack that guesses the labels of training rows with --rows, got none: add one")
+    found = pd.concat(parts).groupby(list(COLUMNS[:6]), sort=False)
+    table = found["probability"].agg(seeds="count", probability="mean", highest="max").reset_index()
+    classes = load_dataset(spec.dataset, **spec.data.options).classes
+    return table.assign(label=[classes[label] for label in table["label"]]).sort_values(
+        "probability", ascending=False, kind="stable", ignore_index=True
+    )
+
+
+def by_column(spec: EvalSpec, folder: Path, column: str) -> list[Subgroups]:
+    """Return what each attack on labels leaks of each group of rows, and whether the groups differ.
+
+    Args:
+        spec: of the evaluation.
+        folder: with its kept guesses.
+        column: a raw column of any party: its categories, or the quartiles of a number.
+
+    Raises:
+        UsageError: no party has such a column.
+        StoreError: guesses are missing.
+    """
+    groups = groups_of(load_dataset(spec.dataset, **spec.data.options), column)
+    found: dict[tuple[str, ...], Subgroups] = {}
+    for split in ("test", "train"):  # as the leak is reported
+        for seeds in _guessed(spec, folder, split).values():
+            keys = tuple(one.key for one in seeds)  # several defenses share the undefended row
+            if keys not in found:
+                found[keys] = _subgroups(column, split, seeds, groups)
+    return list(found.values())
+
+
+def groups_of(dataset: VerticalDataset, column: str) -> pd.Series:
+    """Return the group of each row by id, in their order: its category, or the quartile of its number.
+
+    Raises:
+        UsageError: no party has such a column.
+    """
+    holder = next((table for table in dataset.parties if column in table.frame.columns), None)
+    if holder is None:
+        raise UsageError(unknown("column", column, [str(c) for table in dataset.parties for c in table.frame.columns]))
+    values = holder.frame[column]
+    if column in holder.categorical:
+        groups = values.astype(str).astype("category").cat.rename_categories(plain)
+    else:
+        cut = pd.qcut(values, QUARTILES, duplicates="drop")
+        groups = cut.cat.rename_categories(lambda one: f"{one.left:.6g} to {one.right:.6g}")
+    return groups.cat.add_categories(MISSING).fillna(MISSING) if groups.isna().any() else groups
+
+
+def _guessed(spec: EvalSpec, folder: Path, split: str) -> dict[Place, list[_Guessed]]:
+    """Return the scored rows of each attack that guesses ``split``, by seed."""
+    found: dict[Place, list[_Guessed]] = {}
+    lost = lacking(rows(spec), read_records(folder), spec.adversary, folder)
+    if lost:
+        raise StoreError(
+            f"expected kept guesses in {folder / 'guesses'}, found none of {count(len(lost), 'result')}: run on one "
+            f"machine, or let all workers share this folder"
+        )
+    for row in rows(spec):
+        if is_kept(row, spec.adversary) and (own := _read(path_of(folder, row.key)).get(split)) is not None:
+            data, kept = partition_of(row.cell), ~np.isnan(own).any(axis=1)
+            one = _Guessed(row.key, row.seed, data.ids[split][kept], own[kept], data.labels[split][kept])
+            found.setdefault((row.method, row.defense, row.strength, row.label), []).append(one)
+    return found
+
+
+def _read(path: Path) -> dict[str, NDArray[np.floating]]:
+    """Return the kept scores by split; none of a result that has no number."""
+    try:
+        return safetensors.numpy.load(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, SafetensorError) as error:
+        raise StoreError(f"cannot read {path}: {error}; remove it and run the same vflsec eval again") from None
+
+
+def _subgroups(column: str, split: str, seeds: list[_Guessed], groups: pd.Series) -> Subgroups:
+    people = pd.Index(np.unique(np.concatenate([one.ids for one in seeds])))
+    own_groups = groups.loc[people].cat.remove_unused_categories()
+    code, names = own_groups.cat.codes.to_numpy().astype(int), own_groups.cat.categories
+    scored = [Scored(people.get_indexer(pd.Index(one.ids)), one.scores, one.labels) for one in seeds]
+    n_classes = seeds[0].scores.shape[1]
+    counts = np.array(
+        [np.bincount(code[one.person] * n_classes + one.labels, minlength=len(names) * n_classes) for one in scored]
+    ).reshape(len(seeds), len(names), n_classes)
+    large = counts.min(axis=(0, 2) if n_classes == 2 else 0).reshape(len(names), -1).sum(axis=1) >= FEWEST
+    tested = np.where(large[code], code, -1)
+    by_seed = np.array([leaks(one, tested, len(names)) for one in scored])
+    metric = applicable(n_classes)[0]
+    rng = np.random.default_rng(derive(0, "subgroups", column, seeds[0].key))
+    return Subgroups(
+        column=plain(column), keys=[one.key for one in seeds], rows=split, metric=metric,
+        p=differ(scored, tested, len(names), rng) if large.sum() > 1 else None,
+        groups=[
+            Subgroup(
+                group=str(name),
+                n=round(counts[:, g].sum(axis=1).mean()),
+                by_seed={one.seed: float(leak) for one, leak in zip(seeds, by_seed[:, g], strict=True)} if own else {},
+                ci95_rows=_over_rows(metric, scored[0], tested == g, rng) if own else (None, None),
+            )
+            for g, (name, own) in enumerate(zip(names, large, strict=True))
+        ],
+    )  # fmt: skip
+
+
+def _over_rows(metric: str, scored: Scored, member: NDArray[np.bool_], rng: np.random.Generator) -> tuple[float, float]:
+    own = member[scored.person]
+    return statistics.over_rows(metric, scored.scores[own], scored.labels[own], rng)

@@ -1,0 +1,122 @@
+"""Which attacks an adversary can mount; known before anything is trained."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from vflsec.base.checks import one_of
+from vflsec.base.errors import InsufficientView, UsageError
+from vflsec.core import registry
+from vflsec.core.attack import Attack
+from vflsec.core.federation import Federation
+from vflsec.core.integrity import IntegrityAttack
+from vflsec.core.message import SOURCE, Kind
+from vflsec.core.method import Method
+from vflsec.core.view import Need
+from vflsec.run.adversary import side_of
+from vflsec.run.plan import build_attack, is_baseline
+from vflsec.run.questions import about_source
+from vflsec.run.spec import AttackSpec, AuxSpec
+
+KINDS = {
+    Need.GRADIENTS: Kind.GRADIENT,
+    Need.EMBEDDINGS: Kind.EMBEDDING,
+    Need.PARAMETERS: Kind.PARAMETERS,
+    Need.NODES: Kind.NODES,
+    Need.HISTOGRAMS: Kind.HISTOGRAM,
+}
+
+
+def mount(
+    attack: Attack,
+    after: str | None,
+    party: str,
+    aux: AuxSpec,
+    method: Method,
+    federation: Federation,
+    options: Mapping[str, Any],
+) -> None:
+    """Raise InsufficientView if the adversary ``party`` cannot mount ``attack`` on ``method`` with its ``options``."""
+    if after is not None:
+        expect_phase(attack.name, after, method)
+    side = side_of(method, federation, party)
+    of_source = about_source(attack, after, method, party)
+    if party == SOURCE and not of_source:
+        phases = ", ".join(f"@{phase}" for phase in method.source_phases)
+        raise InsufficientView(f"attack {attack.name!r} cannot be mounted by {SOURCE} but at {phases}, on columns")
+    met = _met(method, side, after, options, of_source=of_source)
+    met -= frozenset() if aux.n else {Need.AUX_LABELS}
+    if side == "active":
+        met |= {Need.PREDICTIONS, Need.SHADOWS} if after is None else set()
+        met |= {Need.VICTIM_MODEL} if aux.victim_model else set()
+    attack.check(side, met)
+    if side == "passive" and Need.EMBEDDINGS in attack.needs and attack.victim not in (None, federation.active.name):
+        raise InsufficientView(
+            f"attack {attack.name!r} needs {Need.EMBEDDINGS} of {attack.victim}; {party} receives only those of "
+            f"{federation.active.name}: {Need.EMBEDDINGS.way_out}"
+        )
+    if after and isinstance(attack, IntegrityAttack):
+        raise UsageError(f"expected {attack.name} without a phase, got @{after}: it acts in training itself")
+    attack.check_task(federation.n_classes if attack.target == "labels" else None, method.model_spec.head)
+
+
+def expect_phase(attack: str, after: str, method: Method) -> None:
+    """Raise UsageError unless ``method`` has the phase ``after``, and others after it."""
+    if len(method.phases) == 1:
+        raise UsageError(
+            f"{method.name} has no pre-training, so {attack}@{after} cannot run: choose a method that pre-trains"
+        )
+    one_of(method.phases[:-1], **{f"phase of {method.name} after which to attack": after})
+
+
+def mountable(
+    party: str, aux: AuxSpec, method: Method, federation: Federation, options: Mapping[str, Any]
+) -> list[str]:
+    """Return the registered attacks that recover something and that the adversary ``party`` can mount on ``method``.
+
+    An attack on one party stands there once for each party that it can be on, as in ``every_victim``.
+    """
+    names = []
+    for name in sorted(registry.entries("attacks")):
+        if is_baseline(name) or registry.load("attacks", name).target == "integrity":
+            continue
+        for wanted in every_victim(AttackSpec(name=name), party, federation):
+            try:
+                mount(build_attack(wanted), None, party, aux, method, federation, options)
+            except InsufficientView:
+                continue
+            names.append(wanted.label)
+    return names
+
+
+def every_victim(attack: AttackSpec, party: str, federation: Federation) -> list[AttackSpec]:
+    """Return ``attack``, and the same attack on each party besides the first that it could be on.
+
+    Args:
+        attack: without a victim, which stands for the first other party.
+        party: name of the adversary, ``passive_1+passive_2`` for colluding parties.
+        federation: the parties.
+    """
+    if "victim" not in inspect.signature(registry.load("attacks", attack.name)).parameters:
+        return [attack]
+    others = [name for name in federation.parties if name not in party.split("+")][1:]
+    return [attack, *(msgspec.structs.replace(attack, options={**attack.options, "victim": name}) for name in others)]
+
+
+def _met(
+    method: Method, side: str, after: str | None, options: Mapping[str, Any], *, of_source: bool = False
+) -> frozenset[Need]:
+    """Return the needs that are met for an adversary on ``side`` after all phases, or after one.
+
+    Only messages about the rows of its question count: the active party's rows, or the source's.
+    """
+    until = method.phases
+    if after is not None:
+        until = method.phases[: method.phases.index(after) + 1]
+    phases = [phase for phase in until if (phase in method.source_phases) == of_source]
+    sent = frozenset[Kind]().union(*(method.messages_in(phase, options) for phase in phases))
+    return frozenset(need for need in method.visible_to[side] if KINDS.get(need) in {None, *sent})

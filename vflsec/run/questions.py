@@ -1,0 +1,299 @@
+"""The question that an attack answers: the adversary's View, the ground truth for the scorer, and the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vflsec.base.checks import unknown
+from vflsec.base.errors import InsufficientView, UsageError
+from vflsec.core.attack import Attack, Target
+from vflsec.core.federation import Federation
+from vflsec.core.layout import Column
+from vflsec.core.message import SERVER, SOURCE, Message
+from vflsec.core.method import Method, Trained
+from vflsec.core.party import Party
+from vflsec.core.view import GroundTruth, Need, View
+from vflsec.results.metrics import MEMBERSHIP, VALUES, applicable
+from vflsec.run.adversary import SPLITS, adversary, draw_auxiliary, view_of, view_of_source
+from vflsec.run.candidates import MEMBER, Candidates, asked
+from vflsec.run.spec import AuxSpec
+
+ON_SOURCE = ("labels", "attribute", "features")
+"""The targets of attacks on the source's rows."""
+
+
+class Question(NamedTuple):
+    """One question to one adversary.
+
+    Attributes:
+        view: what the adversary has.
+        truth: the answer, for the scorer.
+        metrics: of its guess; the first is the headline.
+        groups: by split, the group of each row, for intervals over seeds.
+        further: views of other trainings on the same rows, by which the guess is made as well.
+    """
+
+    view: View
+    truth: GroundTruth
+    metrics: Sequence[str]
+    groups: Mapping[str, NDArray[np.integer]] = MappingProxyType({})
+    further: Sequence[View] = ()
+
+
+def ask(
+    attack: Attack,
+    trained: Trained,
+    name: str,
+    aux: AuxSpec,
+    messages: tuple[Message, ...] = (),
+    after: str | None = None,
+) -> Question:
+    """Return the question that ``attack`` answers.
+
+    Args:
+        attack: its target, and for features and attributes its victim and column, determine the question.
+        trained: the federation.
+        name: of the adversary, ``passive_1+passive_2`` for colluding parties.
+        aux: of how many rows it knows the answer, and whether it knows the victim's model.
+        messages: that it sent or received.
+        after: the phase after which it attacks; None for the last.
+
+    Raises:
+        UsageError: no such party or column, too few rows, or an attack that recovers nothing.
+        InsufficientView: an adversary that cannot mount it.
+    """
+    if attack.target not in ASK:
+        raise UsageError(f"attack {attack.name!r} is on {attack.target}, in training: measure it with vflsec eval")
+    federation, on_source = trained.federation, about_source(attack, after, trained.method, name)
+    if name == SOURCE and not on_source:
+        raise InsufficientView(f"attack {attack.name!r} cannot be mounted by {name} but in pre-training")
+    parties: tuple[Party, ...] = ()
+    if name == SOURCE and federation.source:
+        parties = (federation.source,)
+    elif name != SERVER or SERVER not in trained.method.observers():
+        parties = adversary(federation, name)
+    if not parties and attack.target != "parameters":
+        raise InsufficientView(f"attack {attack.name!r} is on {attack.target}, for parties; {name} has no columns")
+    question = ASK[attack.target](_Case(attack, trained, parties, aux, messages, on_source))
+    view = replace(question.view, adaptive=aux.adaptive)
+    if after:  # later phases have not been trained
+        view = replace(view, top=None, predictions={})
+    groups = federation.groups
+    if on_source and "source" in groups:
+        groups = {"train": groups["source"]}
+    return question._replace(view=view, groups=question.groups or groups)
+
+
+def about_source(attack: Attack, after: str | None, method: Method | type[Method], name: str) -> bool:
+    """Whether ``attack`` of the adversary ``name`` after a phase is on the source's rows, which that phase is about.
+
+    That is every attack of the source itself, and each attack on labels that reads gradients: before the last phase
+    there are none about other rows.
+    """
+    if after is None or after not in method.source_phases or attack.target not in ON_SOURCE:
+        return False
+    reads_gradients = Need.GRADIENTS in attack.needs | attack.wants
+    return name == SOURCE or (name != "active" and attack.target == "labels" and reads_gradients)
+
+
+class _Case(NamedTuple):
+    """Who attacks what: the arguments of each question.
+
+    Attributes:
+        parties: of the adversary; none for a server.
+        on_source: whether the rows are the source's.
+    """
+
+    attack: Attack
+    trained: Trained
+    parties: Sequence[Party]
+    aux: AuxSpec
+    messages: tuple[Message, ...]
+    on_source: bool
+
+    @property
+    def federation(self) -> Federation:
+        return self.trained.federation
+
+    def view(self, aux_rows: Tensor, splits: Sequence[str] = SPLITS) -> View:
+        if self.on_source:
+            return view_of_source(self.trained, self.parties, aux_rows, self.messages)
+        return view_of(self.trained, self.parties, aux_rows, self.messages, splits)
+
+    def victim(self) -> Party:
+        others = [self.federation.active] if self.on_source else []  # whose rows these are not
+        return victim_of(self.attack, self.federation, [*others, *self.parties])
+
+    def columns(self, victim: Party) -> dict[str, Tensor]:
+        """The victim's columns by split: training and test rows, and unlabeled ones if messages are about them."""
+        if self.on_source:
+            return {"train": victim.features["source"]}
+        names = [party.name for party in self.parties]
+        unlabeled = any(m.split == "unlabeled" and m.receiver in names for m in self.messages)
+        return {split: victim.features[split] for split in (*SPLITS, *(["unlabeled"] if unlabeled else []))}
+
+
+def _labels(case: _Case) -> Question:
+    federation = case.federation
+    if case.on_source:
+        assert federation.source is not None
+        labels, canaries = {"train": federation.source.labels["source"]}, None
+    else:
+        labels = {split: federation.active.labels[split] for split in SPLITS}
+        canaries = federation.canaries
+    rows = draw_auxiliary(labels["train"], federation.n_classes, case.aux, federation.seed, canaries)
+    truth = replace(_ground_truth(labels), canaries=canaries)
+    return Question(case.view(rows), truth, applicable(federation.n_classes))
+
+
+def _features(case: _Case) -> Question:
+    victim = case.victim()
+    return _about_victim(case, victim, case.columns(victim), victim.n_features, VALUES)
+
+
+def _attribute(case: _Case) -> Question:
+    victim = case.victim()
+    column = column_of(case.attack, victim, "source" if case.on_source else "train")
+    truth = _categories(case.columns(victim), column)
+    n_categories = int(truth["train"].max()) + 1
+    return _about_victim(case, victim, truth, n_categories, applicable(n_categories))
+
+
+def _about_victim(
+    case: _Case, victim: Party, truth: Mapping[str, Tensor], n_classes: int, metrics: Sequence[str]
+) -> Question:
+    """Return the question about ``truth``, which the adversary knows for auxiliary rows drawn at random."""
+    alike = torch.zeros(len(truth["train"]), dtype=torch.long)
+    rows = draw_auxiliary(alike, 1, AuxSpec(n=case.aux.n, balanced=False), case.federation.seed)
+    view = case.view(rows, tuple(truth))
+    view = replace(
+        view,
+        n_classes=n_classes,
+        aux_labels=truth["train"][view.aux_rows],
+        victim=victim.name,
+        layout=victim.layout,
+        victim_model=case.trained.method.representation(victim).eval() if case.aux.victim_model else None,
+    )
+    return Question(view, _ground_truth(truth), metrics)
+
+
+def _membership(case: _Case) -> Question:
+    """Training rows and as many test rows, shuffled; an active adversary may ask the joint model about them."""
+    federation, active = case.federation, case.parties[0].active
+    candidates = Candidates.draw(federation.seed, *(federation.n_rows(split) for split in MEMBER))
+    is_member = candidates.of(
+        {s: torch.full((federation.n_rows(s),), m, device=federation.device) for s, m in MEMBER.items()}
+    )
+    rows = draw_auxiliary(is_member, 2, case.aux, federation.seed)
+    # Auxiliary rows are positions among candidates, and messages would name the training rows: both stay out here.
+    view = view_of(case.trained, case.parties, rows[:0])
+    view = replace(
+        view,
+        n_classes=2,
+        features={"candidates": candidates.of(view.features)},
+        places={},
+        labels={"candidates": candidates.of(federation.active.labels)} if active else {},
+        predictions={"candidates": candidates.of(asked(case.trained))} if active else {},
+        aux_rows=rows.to(federation.device),
+        aux_labels=is_member[rows],
+    )
+    drawn = {split: torch.tensor(own) for split, own in federation.groups.items()}
+    groups = {"candidates": candidates.of(drawn).numpy()} if drawn else {}
+    return Question(view, _ground_truth({"candidates": is_member}), MEMBERSHIP, groups)
+
+
+def _parameters(case: _Case) -> Question:
+    """The difference of one party's shared parameters from the mean of all; nobody knows any of it beforehand."""
+    federation, method = case.federation, case.trained.method
+    victim, shared = case.victim(), method.shared(federation)
+    if victim.name not in shared:
+        raise InsufficientView(f"attack {case.attack.name!r} is on averaged models, and {method.name} averages none")
+    none = torch.zeros(0, dtype=torch.long, device=federation.device)
+    if case.parties:
+        view = replace(case.view(none), labels={}, unlabeled=None, places={})
+    else:
+        view = View(SERVER, SERVER, 1, {}, None, none, none, case.messages, parties=tuple(federation.parties))
+    truth = {"parameters": (shared[victim.name] - torch.stack(list(shared.values())).mean(dim=0))[:, None]}  # (P, 1)
+    empty = {split: values[:, :0] for split, values in truth.items()}
+    view = replace(view, n_classes=1, features=empty, victim=victim.name)
+    return Question(view, _ground_truth(truth), VALUES)
+
+
+ASK: Mapping[Target, Callable[[_Case], Question]] = {
+    "labels": _labels,
+    "attribute": _attribute,
+    "features": _features,
+    "membership": _membership,
+    "parameters": _parameters,
+}
+
+
+def victim_of(attack: Attack, federation: Federation, parties: Sequence[Party]) -> Party:
+    """Return the victim that ``attack`` names, or the first party that is not among ``parties``, the adversary's.
+
+    For a passive adversary that is the active party, the only one whose messages it receives.
+
+    Raises:
+        UsageError: no such party, or the adversary itself.
+    """
+    others = {party.name: party for party in federation.parties.values() if party not in parties}
+    name = attack.victim or next(iter(others), "")
+    if name not in others:
+        raise UsageError(unknown("victim", name, others))
+    return others[name]
+
+
+def column_of(attack: Attack, victim: Party, split: str = "train") -> Column:
+    """Return the victim's column that ``attack`` names, or its first categorical column.
+
+    Raises:
+        UsageError: the victim has no such column, or it has the same value in all rows.
+    """
+    columns = {column.name: column for column in victim.layout.columns}
+    if attack.column is not None and attack.column not in columns:
+        raise UsageError(unknown(f"column of {victim.name}", attack.column, columns))
+
+    varying = varying_columns(victim, split)
+    if attack.column is None and varying:
+        return next((column for column in varying if column.kind == "categorical"), varying[0])
+    if attack.column is None or columns[attack.column] not in varying:
+        raise UsageError(
+            f"expected a column of {victim.name} that is not the same for all training rows, got "
+            f"{attack.column or 'none'}: choose another with column=NAME"
+        )
+    return columns[attack.column]
+
+
+def varying_columns(victim: Party, split: str = "train") -> list[Column]:
+    """Return the victim's columns that are not the same for all rows of ``split``."""
+    features = {"train": victim.features[split]}
+    return [column for column in victim.layout.columns if int(_categories(features, column)["train"].max()) > 0]
+
+
+def _categories(features: Mapping[str, Tensor], column: Column) -> dict[str, Tensor]:
+    """Return the category of each row by split; for a number, whether it is above the median of the training rows.
+
+    Categories are numbered by their frequency in training rows, the commonest first. A row with any other category is
+    -1 and is not scored.
+    """
+    own = {split: x[:, column.start : column.start + column.width] for split, x in features.items()}
+    if column.kind == "numeric":
+        median = own["train"].median()
+        return {split: (x[:, 0] > median).long() for split, x in own.items()}
+    counts = own["train"].sum(dim=0)
+    code = torch.full_like(counts, -1, dtype=torch.long)
+    order = torch.argsort(counts, descending=True, stable=True)[: int((counts > 0).sum())]
+    code[order] = torch.arange(len(order), device=code.device)
+    return {split: code[x.argmax(dim=1)] for split, x in own.items()}
+
+
+def _ground_truth(truth: Mapping[str, Tensor]) -> GroundTruth:
+    return GroundTruth({split: y.cpu() for split, y in truth.items()})

@@ -1,0 +1,477 @@
+"""One cell, from settings to records: train or reload, build the View, attack it, score the Guess."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+import msgspec
+from torch import Tensor
+
+from vflsec.base import files
+from vflsec.base.errors import TRACEBACK, Diverged, NotStackable, VflsecError, plain
+from vflsec.base.seeds import derive
+from vflsec.core import registry
+from vflsec.core.attack import Attack
+from vflsec.core.auxiliary import sureness
+from vflsec.core.federation import Federation, load_states
+from vflsec.core.integrity import IntegrityAttack, integrity_attacks
+from vflsec.core.message import BESIDE_TREES, OF_TREES, Kind, Message, Transcript
+from vflsec.core.method import Trained
+from vflsec.core.view import GroundTruth, Guess, Need, View
+from vflsec.inference.several_trainings import pooled_guess, side_by_side, with_sources
+from vflsec.inference.sources import EVERYTHING
+from vflsec.results.records.schema import AttackRun, BaselineResult, Guessed, Record, Result, Status
+from vflsec.run.adversary import alone, tuned
+from vflsec.run.cell import Cell, several
+from vflsec.run.facts import CellFacts, StageDone, StageFacts
+from vflsec.run.federation import build_federation, build_method, malicious_attacks
+from vflsec.run.guesses import is_kept, keep
+from vflsec.run.impact import impact
+from vflsec.run.mounting import KINDS, mountable
+from vflsec.run.plan import Baseline, Row, build_attack, without_federation
+from vflsec.run.privacy import spent
+from vflsec.run.questions import Question, ask
+from vflsec.run.score import is_scored, score
+from vflsec.run.shadows import seconds_of, shadows_of, train_shadows
+from vflsec.run.spec import AttackSpec, AuxSpec
+from vflsec.run.store import Store
+from vflsec.run.training import advance, at_once, collapse, one_thread, quick, train, train_together
+
+LONGEST_ERROR = 300
+"""Characters of an error that a record keeps; some errors print whole arrays."""
+
+_LOG = logging.getLogger(__name__)
+
+_ONE_AT_A_TIME = Lock()
+"""Layers draw their first weights from torch's global stream, which threads of a process must not share."""
+
+
+Keep = Callable[[Mapping[str, Tensor]], None]
+"""Keeps the scores of each split."""
+
+Questions = dict[tuple[object, ...], Question]
+"""The questions that attacks on one cell answer; several attacks share one, and what is computed from its view."""
+
+
+class Task(NamedTuple):
+    """Work for one process: a stage, cells or shadows that train together, or missing results or baselines of one cell.
+
+    Attributes:
+        group: cells that train together.
+        shadows: the numbers of shadow federations of the cell, which train together; None for none.
+        keep: whether guesses on single rows are kept, see ``vflsec.run.guesses``.
+    """
+
+    cell: Cell
+    rows: Sequence[Row]
+    baselines: Sequence[Baseline]
+    adversary: str
+    aux: AuxSpec
+    stage: str | None = None
+    group: tuple[Cell, ...] = ()
+    shadows: range | None = None
+    keep: bool = False
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All trainings of the cell that the rows combine."""
+        return several(self.cell, max((row.trainings for row in self.rows), default=1))
+
+
+class Run(NamedTuple):
+    """One training: the federation, None if it failed, its facts, and what the adversary sent or received."""
+
+    trained: Trained | None
+    facts: CellFacts
+    messages: tuple[Message, ...] = ()
+
+
+def run(task: Task, folder: Path, device: str) -> Sequence[Record | StageDone]:
+    """Return one record for each row or baseline of ``task``, in order; for a stage, that it is done.
+
+    A failure within a cell becomes the status of its records. Wrong settings are raised.
+    """
+    store = Store(folder)
+    with _ONE_AT_A_TIME, one_thread():
+        if task.stage:
+            return [_stage(task, store, device)]
+        if task.group:
+            return [_together(task, store, device)]
+        if task.shadows:
+            return [_shadows(task, store, device)]
+        if task.baselines:
+            return [_baseline(baseline, task, store, device) for baseline in task.baselines]
+        return _results(task, store, device)
+
+
+def _stage(task: Task, store: Store, device: str) -> StageDone:
+    """Run the stages up to the wanted one; the cells that need it report its failures."""
+    assert task.stage is not None
+    status: Status = "ok"
+    try:
+        federation, method = build_federation(task.cell, device), build_method(task.cell)
+        method.build(federation)
+        for phase in method.phases[: method.phases.index(task.stage) + 1]:
+            advance(task.cell, phase, method, federation, store=store)
+    except Diverged:
+        status = "diverged"
+    except VflsecError:
+        raise
+    except Exception:  # noqa: BLE001
+        status = "error"
+    return StageDone(method=task.cell.method, seed=task.cell.seed, stage=task.stage, status=status)
+
+
+def _together(task: Task, store: Store, device: str) -> StageDone:
+    """Train cells as one and store each; cells that cannot be are left to train by themselves."""
+    most = at_once(task.cell, device)
+    for cells in (task.group[start : start + most] for start in range(0, len(task.group), most)):
+        try:
+            for cell, (trained, facts) in zip(cells, train_together(cells, device, store=store), strict=True):
+                _keep(cell, trained, facts, store)
+        except Exception as error:  # noqa: BLE001  (a run that fails reports it when it trains by itself)
+            reason = error if isinstance(error, NotStackable) else _line(error)
+            _LOG.info("%s: runs train one after the other: %s", task.cell.method, reason)
+    return StageDone(method=task.cell.method, seed=task.cell.seed, stage=f"{len(task.group)} runs", status="ok")
+
+
+def _shadows(task: Task, store: Store, device: str) -> StageDone:
+    """Train shadow federations and store what they say of the candidates; a failure is reported by the results."""
+    assert task.shadows
+    status: Status = "ok"
+    try:
+        train_shadows(task.cell, task.shadows, device, store)
+    except Exception:  # noqa: BLE001
+        status = "error"
+    name = f"shadows {task.shadows.start + 1} to {task.shadows.stop}"
+    return StageDone(method=task.cell.method, seed=task.cell.seed, stage=name, status=status)
+
+
+def _results(task: Task, store: Store, device: str) -> list[Result]:
+    attacks = [build_attack(row.attack) if row.attack else None for row in task.rows]
+    reading = [attack for attack in attacks if attack and not isinstance(attack, IntegrityAttack)]
+    runs = [_run(cell, task, kinds_read(reading), store, device) for cell in task.cells]
+    questions: Questions = {}
+    return [
+        _result(row, attack, task, runs[: row.trainings], questions, store, device)
+        for row, attack in zip(task.rows, attacks, strict=True)
+    ]
+
+
+def _run(cell: Cell, task: Task, kinds: frozenset[Kind], store: Store, device: str) -> Run:
+    try:
+        found = _trained(cell, task, kinds, store, device)
+    except VflsecError:
+        raise
+    except Exception as error:  # noqa: BLE001  (a failure in one cell must not cost the others)
+        return Run(None, CellFacts(status="error", error=_line(error)))
+    if found.trained:  # what an adversary knows is drawn once, however often the same rows are trained on
+        found.trained.federation.seed = cell.seed
+    return found
+
+
+def kinds_read(attacks: Sequence[Attack]) -> frozenset[Kind]:
+    """Return the kinds of messages that attacks read; a training whose messages are read is never reloaded."""
+    found = {KINDS[need] for attack in attacks for need in attack.needs | attack.wants if need in KINDS}
+    return frozenset(found | BESIDE_TREES if found & OF_TREES else found)
+
+
+def _trained(cell: Cell, task: Task, kinds: frozenset[Kind], store: Store, device: str) -> Run:
+    """Reload a cell; train it if it is not stored, or if an attack reads messages, which are never stored."""
+    stored = store.cell(cell.key)
+    facts = stored.read()
+    if isinstance(facts, CellFacts) and not kinds:
+        if facts.status == "diverged":
+            return Run(None, facts)
+        return Run(_loaded(cell, stored.path, facts.history, device), facts)
+    transcript = Transcript(frozenset(task.adversary.split("+")), kinds)
+    phases = {row.attack.after for row in task.rows if row.attack}
+    with_source = bool(phases & registry.load("methods", cell.method).source_phases)
+    trained, facts = train(cell, device, store=store, tap=transcript, with_source=with_source)
+    _keep(cell, trained, facts, store)
+    return Run(trained, facts, tuple(transcript.messages))
+
+
+def _keep(cell: Cell, trained: Trained | None, facts: CellFacts, store: Store) -> None:
+    """Store a trained cell; without defenses, also what quick models of the columns reach."""
+    if trained and not cell.defenses and not cell.malicious and not cell.training:
+        facts.active_alone = quick(trained.federation, [trained.federation.active])
+        if cell.seed == 0:  # only for a note
+            facts.quick_joint = quick(trained.federation, list(trained.federation.parties.values()))
+    stored = store.cell(cell.key)
+    stored.write(facts, lambda folder: trained.save(folder) if trained else folder.mkdir())
+    files.discard(stored.partial)
+
+
+def _loaded(cell: Cell, folder: Path, history: Mapping[str, Sequence[float | None]], device: str) -> Trained:
+    """Return the federation of ``cell`` with the models in ``folder``."""
+    federation, method = build_federation(cell, device), build_method(cell)
+    method.build(federation)
+    load_states(federation, folder)
+    return Trained(method, federation, history)
+
+
+def _after(run: Run, cell: Cell, phase: str, store: Store, device: str) -> tuple[Run, StageFacts]:
+    """Return a training as it was after a stage, and the facts of that stage."""
+    federation, method = build_federation(cell, device), build_method(cell)
+    method.build(federation)
+    for stage in cell.stages[: cell.stages.index(phase) + 1]:
+        facts = advance(cell, stage, method, federation, store=store)
+    federation.seed, until = cell.seed, method.phases[: method.phases.index(phase) + 1]
+    messages = tuple(message for message in run.messages if message.phase in until)
+    return Run(Trained(method, federation, {phase: facts.history}), run.facts, messages), facts
+
+
+def _result(
+    row: Row,
+    attack: Attack | None,
+    task: Task,
+    runs: Sequence[Run],
+    questions: Questions,
+    store: Store,
+    device: str,
+) -> Result:
+    after = row.attack.after if row.attack else None
+    trained, facts, _ = next((run for run in runs if run.facts.status != "ok"), runs[0])
+    record = Result(
+        key=row.key,
+        cell=row.cell.key,
+        method=row.method,
+        defenses=[f"{d.label}:{d.strength:g}" for d in row.cell.defenses],
+        seed=row.seed,
+        adversary=task.adversary,
+        attack=attack_run(row.attack, attack) if row.attack else None,
+        status=facts.status,
+        error=facts.error,
+        utility=facts.utility if facts.status == "ok" else None,
+        control=row.control,
+        mountable=_mountable(task, trained) if trained else [],
+        device=device,
+        nbytes=sum(nbytes for phase, *_, nbytes in facts.traffic if phase != "predict"),
+        traffic=facts.traffic,
+        reached=facts.reached,
+        spread=facts.spread,
+        notes=facts.notes,
+        active_alone=facts.active_alone,
+        quick_joint=facts.quick_joint,
+        spent=spent(trained, facts.releases, task.adversary, len(runs)) if trained else [],
+        seconds={"train": sum(run.facts.seconds for run in runs)},
+    )
+    changes: dict[str, Any] = {}
+    if trained and isinstance(attack, IntegrityAttack) and facts.status == "ok":
+        changes = _impact(row, trained, task, record)
+    elif trained and attack and facts.status == "ok":
+        if after:
+            cells = several(row.cell, row.trainings)
+            then = [_after(run, cell, after, store, device) for run, cell in zip(runs, cells, strict=True)]
+            collapsed = next(filter(None, (collapse(stage.spread) for _, stage in then)), None)
+            if collapsed:
+                return msgspec.structs.replace(record, status="collapsed", error=collapsed)
+            runs = [run for run, _ in then]
+        changes = _attacked(attack, row, task, runs, questions, record, store)
+    return msgspec.structs.replace(record, **changes)
+
+
+def attack_run(spec: AttackSpec, attack: Attack | None) -> AttackRun:
+    """Return how an attack was run, for its record."""
+    return AttackRun(name=spec.name, options=spec.options, repr=repr(attack), after=spec.after)
+
+
+def _attacked(
+    attack: Attack,
+    row: Row,
+    task: Task,
+    runs: Sequence[Run],
+    questions: Questions,
+    record: Result,
+    store: Store,
+) -> dict[str, Any]:
+    """Run ``attack`` on the messages of the kinds that it reads, and return the changes to its record."""
+    assert row.attack is not None
+    began, seconds, after = time.perf_counter(), dict(record.seconds), row.attack.after
+    asked = [_asked(attack, after, task, run, number, questions) for number, run in enumerate(runs)]
+    kept = partial(keep, store.folder, row.key) if task.keep and is_kept(row, task.adversary) else None
+    if attack.shadows:
+        try:
+            shadows = shadows_of(row.cell, attack.shadows, record.device, store)
+        except Exception as error:  # noqa: BLE001  (a failure of one attack must not cost the others)
+            return {"status": "error", "error": _line(error)}
+        asked = [question._replace(view=replace(question.view, shadows=shadows)) for question in asked]
+        seconds["shadows"], began = seconds_of(row.cell, attack.shadows, store), time.perf_counter()
+    question = asked[0]._replace(further=[other.view for other in asked[1:]])
+    changes = guarded(attack, question, runs[0].trained.federation, task.aux, kept)  # type: ignore[union-attr]
+    return {**changes, "seconds": {**seconds, "attack": time.perf_counter() - began}}
+
+
+def _asked(attack: Attack, after: str | None, task: Task, run: Run, number: int, questions: Questions) -> Question:
+    """Return the question about one of several trainings, the same to all attacks that read the same."""
+    assert run.trained, "its status is ok"
+    key = (attack.target, attack.victim, attack.column, attack.needs | attack.wants, after, number)
+    if key not in questions:
+        kinds = kinds_read([attack])
+        own = tuple(message for message in run.messages if message.kind in kinds)
+        questions[key] = ask(attack, run.trained, task.adversary, task.aux, own, after)
+    return questions[key]
+
+
+def _impact(row: Row, trained: Trained, task: Task, record: Result) -> dict[str, Any]:
+    """Measure the impact of an attack on its cell, or of its trigger on the honest one; return the record's changes."""
+    began, federation = time.perf_counter(), trained.federation
+    assert row.attack is not None
+    assert record.utility is not None, "the status of its cell is ok"
+    try:
+        malicious = (
+            malicious_attacks(federation, task.adversary, row.attack, task.aux) if row.control else federation.malicious
+        )
+        changes: dict[str, Any] = {"damage": impact(trained, integrity_attacks(malicious), record.utility)}
+    except VflsecError as error:
+        if not isinstance(error, Diverged):
+            raise
+        changes = {"status": "diverged", "error": str(error), "utility": None}
+    except Exception as error:  # noqa: BLE001  (a failure of one attack must not cost the others)
+        changes = {"status": "error", "error": _line(error)}
+    return {**changes, "seconds": {**record.seconds, "attack": time.perf_counter() - began}}
+
+
+def guarded(
+    attack: Attack, question: Question, federation: Federation, aux: AuxSpec, kept: Keep | None = None
+) -> dict[str, Any]:
+    """Attack and score; a failure of one attack becomes its status and must not cost the others."""
+    try:
+        return _scored(attack, question, federation, aux, kept)
+    except (Exception, SystemExit) as error:  # noqa: BLE001
+        return {"status": "error", "error": _line(error)}
+
+
+def _scored(
+    attack: Attack, question: Question, federation: Federation, aux: AuxSpec, kept: Keep | None = None
+) -> dict[str, Any]:
+    view, (headline, *_) = question.view, question.metrics
+    seed = derive(federation.seed, "attack", attack.stream or attack.name)
+    made = ("tuned", type(attack), repr(attack), seed, *view.aux_rows.tolist())
+    if made not in view.memo:  # as results with another number of trainings begin with the same one
+        view.memo[made] = tuned(attack, view, headline, aux, seed)
+    chosen, fold, trials = view.memo[made]
+    guess = _guess(chosen, view, seed)
+    if question.further:
+        each = [guess, *(_guess(chosen, other, seed) for other in question.further)]
+        guess = chosen.checked(pooled_guess(each, values=attack.target == "features"), view)
+        if chosen.needs | chosen.wants >= EVERYTHING and not view.has() & {Need.NODES, Need.HISTOGRAMS}:
+            whole = chosen(side_by_side([view, *question.further]), seed=seed)
+            guess = chosen.checked(with_sources(guess, whole, view), view)
+    if kept:
+        kept(_on_scored_rows(guess, question))
+    return {
+        "status": "unconverged" if guess.converged is False else "ok",
+        "leak": score(
+            guess,
+            question.truth,
+            headline=headline,
+            exclude=view.aux_rows,
+            seed=derive(federation.seed, "bootstrap"),
+            known=view.aux_split,
+            names=question.metrics,
+            groups=question.groups,
+        ),
+        "guessed": _of_canaries(guess, question.truth),
+        "fold": fold,
+        "budget": {**guess.budget, **({"trials": trials} if trials > 1 else {})},
+        "sureness": sureness(view, guess) if _signed_by_labels(attack, guess) else None,
+        "tuned": repr(chosen) if chosen is not attack else None,
+    }
+
+
+def _guess(attack: Attack, view: View, seed: int) -> Guess:
+    """Return the guess of an attack, which is made once for a view."""
+    key = ("guess", type(attack), repr(attack), seed, *view.aux_rows.tolist())
+    if key not in view.memo:
+        view.memo[key] = attack(view, seed=seed)
+    found: Guess = view.memo[key]
+    return found
+
+
+def _of_canaries(guess: Guess, truth: GroundTruth) -> Guessed | None:
+    """Return how many labels of canaries are guessed; None if there are none, or no guess of training rows."""
+    if truth.canaries is None or "train" not in guess.scores:
+        return None
+    return Guessed(*truth.canaries.guessed(guess.scores["train"].double().numpy(), truth.labels["train"].numpy()))
+
+
+def _on_scored_rows(guess: Guess, question: Question) -> dict[str, Tensor]:
+    """Return the scores of each split, NaN for rows that are not scored."""
+    found = {}
+    for split, scores in guess.scores.items():
+        own = split == question.view.aux_split
+        rows = is_scored(question.truth.labels[split], question.view.aux_rows if own else None)
+        found[split] = scores.masked_fill(~rows[:, None], float("nan"))
+    return found
+
+
+def _signed_by_labels(attack: Attack, guess: Guess) -> bool:
+    """Whether labels fix only the sign of ``attack``: it is for two classes, needs no label and fits nothing."""
+    return attack.classes == 2 and Need.AUX_LABELS not in attack.needs and guess.converged is None
+
+
+def _mountable(task: Task, trained: Trained) -> list[str]:
+    """Return the attacks that the adversary of ``task`` can mount, so that a report can list those not run."""
+    method = trained.method
+    if not method.visible_to:
+        return []
+    return mountable(task.adversary, task.aux, method, trained.federation, task.cell.method_options)
+
+
+def attacked_once(attack: Attack, trained: Trained, party: str, aux: AuxSpec) -> dict[str, Any]:
+    """Return the scores of one attack on a federation that was trained elsewhere, without its messages."""
+    return _scored(attack, ask(attack, trained, party, aux), trained.federation, aux)
+
+
+def _baseline(baseline: Baseline, task: Task, store: Store, device: str) -> BaselineResult:
+    """Run an attack without the federation: on an untrained model, or on one that the adversary pre-trained itself."""
+    began = time.perf_counter()
+    attack = build_attack(baseline.attack)
+    own = attack if baseline.pretrained or attack.baseline else without_federation(attack)
+    changes = _attacked_alone(own, baseline, task, store, device) if own and task.aux.n else {}
+    return BaselineResult(
+        key=baseline.key,
+        method=baseline.cell.method if baseline.pretrained else baseline.method,
+        seed=baseline.seed,
+        adversary=task.adversary,
+        attack=attack_run(baseline.attack, own),
+        seconds={"attack": time.perf_counter() - began},
+        **changes,
+    )
+
+
+def _attacked_alone(own: Attack, baseline: Baseline, task: Task, store: Store, device: str) -> dict[str, Any]:
+    federation, method = build_federation(baseline.cell, device), build_method(baseline.cell)
+    method.build(federation)
+    try:
+        for phase in baseline.cell.stages if baseline.pretrained else ():
+            advance(baseline.cell, phase, method, federation, store=store)
+    except Diverged as error:
+        return {"status": "diverged", "error": str(error)}
+    asking = baseline.asking or baseline.attack
+    question = ask(build_attack(asking), Trained(method, federation, {}), task.adversary, task.aux, after=asking.after)
+    view = question.view
+    view = view.without_federation(view.model) if baseline.pretrained and view.model else alone(view, federation.seed)
+    return guarded(own, question._replace(view=view), federation, task.aux)
+
+
+def _line(error: BaseException) -> str:
+    """Return the cause of a failure in one line, with its place in the user's code; print the traceback if asked."""
+    if os.environ.get(TRACEBACK):
+        traceback.print_exception(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    libraries = ("site-packages", f"{os.sep}lib{os.sep}python")
+    own = [frame for frame in frames if not any(part in frame.filename for part in libraries)] or frames
+    place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    return plain(f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST_ERROR]}{place}")

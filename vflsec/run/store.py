@@ -1,0 +1,375 @@
+"""A results folder: settings, environment, one append-only line per result, and each cell's models.
+
+DIR/spec.toml   DIR/env.json   DIR/manifest.json   DIR/records.jsonl   DIR/cells/<key>/{cell.json,<party>.safetensors}
+DIR/gates.json holds the limits that runs were given.
+A stage that several cells share is a cell of its own; while one is being trained, DIR/cells/<key>.partial.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
+
+from vflsec.base import files
+from vflsec.base.errors import StoreError
+from vflsec.results.records.folder import MANIFEST, RECORDS, complete_lines, read_manifest, read_records
+from vflsec.results.records.limits import GATES, RunLimits, expect_limits, write_limits
+from vflsec.results.records.manifest import Manifest
+from vflsec.results.records.schema import FAILED, Record, encode, seal, unseal
+from vflsec.results.records.subgroups import SUBGROUPS
+from vflsec.results.records.sweep import POINTS, SWEEP
+from vflsec.run.facts import CellFacts, StageFacts
+
+SHARED = 0o666
+"""The mode of files that others may read, as far as the umask lets them."""
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Raise StoreError, in one line, if the system refuses to write into ``folder``."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        cause = getattr(error, "strerror", None) or error
+        raise StoreError(f"cannot write to {folder}: {cause}; choose another --out") from None
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Hold a lock beside a folder that is still to be made.
+
+    Raises:
+        StoreError: another process holds it, or it cannot be made.
+    """
+    lock = FileLock(folder.with_name(f"{files.UNFINISHED}{folder.name[:200]}.lock"))
+    with writing(folder):
+        folder.exists()  # not with a name that is too long
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            raise StoreError(f"another vflsec is writing to {folder}: wait for it, or choose another folder") from None
+    try:
+        yield
+    finally:
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
+
+
+class Store:
+    """Reads and writes one results folder; a kill loses at most the line being written.
+
+    Args:
+        folder: created by the first write.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._records = folder / RECORDS
+
+    def lock(self) -> FileLock:
+        """Return the acquired lock of this folder.
+
+        Raises:
+            StoreError: another run holds it, or the folder cannot be written.
+        """
+        lock = FileLock(self.folder / ".lock")
+        for path in (self.folder / ".lock", self.folder / "cells", self.folder / POINTS):
+            if path.is_symlink():
+                raise StoreError(f"expected no link in a results folder, found {path}: remove it")
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                lock.acquire(blocking=False)
+            except Timeout:
+                raise StoreError(
+                    f"another vflsec is writing to {self.folder}: wait for it, or choose another --out"
+                ) from None
+            self._sweep()
+        return lock
+
+    def _sweep(self) -> None:
+        """Remove the unfinished files of a killed run, whose workers have ended with it."""
+        files.sweep(self.folder)
+        for pattern in (f"cells/{files.UNFINISHED}*", "cells/*.partial-*"):
+            for unfinished in self.folder.glob(pattern):
+                files.discard(unfinished)
+        for partial in self.folder.glob("cells/*.partial"):
+            if partial.with_suffix("").joinpath("cell.json").exists():  # killed between its end and this
+                files.discard(partial)
+
+    def records(self, *, skip_damaged: bool = False) -> dict[str, Record]:
+        """Return all finished results by key, see ``read_records``."""
+        return read_records(self.folder, skip_damaged=skip_damaged)
+
+    def append(self, record: Record) -> None:
+        """Write one result as one line, on the disk before this returns."""
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            files.append(self._records, encode(record))
+
+    def trained(self) -> int:
+        """Return the number of trainings that are kept, each phase that others share among them."""
+        return sum(1 for _ in self.folder.glob("cells/*/cell.json"))
+
+    def trim(self) -> None:
+        """Cut off an incomplete last line."""
+        if self._records.exists():
+            with writing(self.folder):
+                files.truncate(self._records, sum(map(len, complete_lines(self._records))))
+
+    def forget(self, keep: Callable[[Record], bool], *, skip_damaged: bool = False) -> None:
+        """Drop the results that ``keep`` rejects, in one atomic replacement; damaged ones with ``skip_damaged``."""
+        kept = [encode(record) for record in self.records(skip_damaged=skip_damaged).values() if keep(record)]
+        with writing(self.folder):
+            files.replace(self._records, b"".join(kept), mode=SHARED)
+
+    def forget_failures(self) -> None:
+        """Drop the results that errored, diverged or are damaged, and their cells, so that these are trained again."""
+        for path in self.folder.glob("cells/*/cell.json"):
+            folder = CellFolder(path.parent)
+            try:
+                facts = folder.read()
+            except StoreError:
+                facts = None
+            if facts is None or facts.status in FAILED:
+                folder.remove()
+        self.forget(lambda record: record.status not in FAILED, skip_damaged=True)
+
+    def expect_own(self) -> None:
+        """Raise StoreError if this folder has ``cells`` that no evaluation wrote."""
+        cells = self.folder / "cells"
+        if cells.exists() and not any((self.folder / name).exists() for name in (RECORDS, "spec.toml", SWEEP)):
+            raise StoreError(
+                f"expected an evaluation in {self.folder}, found {cells} without spec.toml or records.jsonl: "
+                f"remove it, or choose another --out"
+            )
+
+    def expect_same(self, manifest: Manifest) -> None:
+        """Raise StoreError if this folder has results of what ``manifest`` is not about, which it would replace."""
+        try:
+            earlier = read_manifest(self.folder)
+        except StoreError:  # there is none, or it is damaged and is written anew
+            return
+        if differs := _difference(earlier, manifest):
+            raise StoreError(
+                f"expected no results of another system or other data in {self.folder}, found those of "
+                f"{earlier.audited or earlier.dataset} ({differs}): choose another --out, or delete them with --fresh"
+            )
+
+    def clear(self) -> None:
+        """Drop all results and all cells; other files are kept.
+
+        Raises:
+            StoreError: no evaluation wrote this folder.
+        """
+        self.expect_own()
+        with writing(self.folder):
+            self._records.unlink(missing_ok=True)
+            for kept in (GATES, MANIFEST):
+                (self.folder / kept).unlink(missing_ok=True)
+            for facts in self.folder.glob("cells/*/cell.json"):
+                CellFolder(facts.parent).remove()
+            for extra in (*self.folder.glob("cells/*.partial*"), self.folder / "guesses", self.folder / SUBGROUPS):
+                files.discard(extra)
+
+    def write_settings(self, spec_toml: str, manifest: Manifest, point: str = "") -> None:
+        """Write ``spec.toml``, ``env.json`` and ``manifest.json``; of a sweep, into the folder of one ``point``."""
+        versions = msgspec.json.encode(manifest.provenance.versions)
+        folder = self.folder / POINTS / point if point else self.folder
+        manifest = msgspec.structs.replace(manifest, limited=(self.folder / GATES).exists())
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            files.replace(folder / "spec.toml", spec_toml.encode(), mode=SHARED)
+            files.replace(folder / "env.json", msgspec.json.format(versions, indent=2), mode=SHARED)
+            files.replace(folder / MANIFEST, seal(manifest), mode=SHARED)
+
+    def write_limits(self, **limits: Any) -> None:
+        """Make these the limits of the folder, if there are any, see ``RunLimits``.
+
+        Raises:
+            StoreError: those of earlier runs are lost.
+        """
+        given = RunLimits(**limits)
+        try:
+            earlier = read_manifest(self.folder)
+        except StoreError:  # there is none, or it is damaged and is written anew
+            earlier = None
+        if earlier and given == RunLimits():
+            expect_limits(self.folder, earlier)
+        with writing(self.folder):
+            write_limits(self.folder, given)
+
+    def cell(self, key: str) -> CellFolder:
+        """Return the folder of one cell."""
+        return CellFolder(self.folder / "cells" / key)
+
+
+class _Stored(msgspec.Struct, frozen=True):
+    """The content of ``cell.json``.
+
+    Attributes:
+        name: of its folder, which is the key of the cell in a results folder; empty if it may be renamed.
+        facts: of the cell.
+        models: the SHA-256 of each other file.
+    """
+
+    name: str
+    facts: msgspec.Raw
+    models: dict[str, str]
+
+
+UNSEALED = b'{"kind":'
+"""The first bytes of ``cell.json`` in earlier versions, which did not detect damage."""
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_intact(path: Path, digest: str) -> bool:
+    return path.is_file() and _digest(path) == digest
+
+
+@contextmanager
+def _removed_if_unfinished(temporary: Path) -> Iterator[None]:
+    """Remove a folder that could not be finished, so that it does not fill a full disk further."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+SUBJECT = {"sha256": "other content", "party": "another party", "train_rows": "other rows", "test_rows": "other rows"}
+"""The settings of an audit that say what it is about, and what it means if they differ."""
+
+
+def _difference(earlier: Manifest, later: Manifest) -> str:
+    """Return in which respect two manifests are about different things; an evaluation's data may have been edited."""
+    if bool(earlier.audited) != bool(later.audited):
+        return f"an {'audit' if earlier.audited else 'evaluation'}"
+    before, after = (msgspec.to_builtins(one.provenance.sources.get("dataset", {})) for one in (earlier, later))
+    hashes = list(before.values()) != list(after.values())
+    if hashes and (later.audited or before.keys() != after.keys()):
+        return "other data"
+    differing = [text for key, text in SUBJECT.items() if earlier.settings.get(key) != later.settings.get(key)]
+    return differing[0] if later.audited and differing else ""
+
+
+class CellFolder:
+    """One cell's models and facts; written whole or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def partial(self) -> Path:
+        """The file with the state of a phase while it is being trained."""
+        return self.path.with_name(f"{self.path.name}.partial")
+
+    def read(self) -> CellFacts | StageFacts | None:
+        """Return the cell's facts, or None if it must be computed.
+
+        That is also the case if its models are damaged or those of another cell, since computing them again gives the
+        same ones, or if an earlier version of vflsec wrote it.
+
+        Raises:
+            StoreError: they are damaged.
+        """
+        facts: CellFacts | StageFacts | None = self._read(CellFacts | StageFacts)
+        return facts
+
+    def read_measured(self) -> dict[str, Any] | None:
+        """Return the facts that a benchmark stored for a cell of its own, or None."""
+        facts: dict[str, Any] | None = self._read(dict[str, Any])
+        return facts
+
+    def _read(self, kind: Any) -> Any:
+        path = self.path / "cell.json"
+        try:
+            content = files.read(path)
+            if content.startswith(UNSEALED):
+                return None
+            stored: _Stored = unseal(content, _Stored)
+            facts = msgspec.json.decode(stored.facts, type=kind)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (msgspec.DecodeError, ValueError, OSError) as error:
+            raise StoreError(f"{path} is damaged ({error}): compute it again with vflsec eval --retry-errors") from None
+        intact = stored.name in ("", self.path.name) and all(
+            _is_intact(self.path / name, digest) for name, digest in stored.models.items()
+        )
+        return facts if intact else None
+
+    def write(
+        self,
+        facts: CellFacts | StageFacts | dict[str, Any],
+        save_models: Callable[[Path], None],
+        *,
+        portable: bool = False,
+    ) -> None:
+        """Write models and facts to a temporary folder, then move it here, unless another process was first.
+
+        Args:
+            facts: of the cell.
+            save_models: writes all other files into a folder that it makes.
+            portable: whether the folder may be renamed later.
+        """
+        temporary = self.path.with_name(f"{files.UNFINISHED}{self.path.name}-{os.getpid()}")
+        shutil.rmtree(temporary, ignore_errors=True)
+        with writing(self.path), _removed_if_unfinished(temporary):
+            temporary.parent.mkdir(parents=True, exist_ok=True)
+            save_models(temporary)
+            models = {path.name: _digest(path) for path in sorted(temporary.iterdir())}
+            stored = _Stored(
+                name="" if portable else self.path.name, facts=msgspec.Raw(msgspec.json.encode(facts)), models=models
+            )
+            (temporary / "cell.json").write_bytes(seal(stored))
+            try:
+                temporary.rename(self.path)
+            except OSError:  # another process was first, or this is an incomplete cell
+                if self.read() is not None:
+                    shutil.rmtree(temporary)
+                    return
+                files.discard(self.path)
+                temporary.rename(self.path)
+
+    def check(self) -> None:
+        """Raise StoreError unless this folder is new and can be made; it is created and removed again."""
+        with writing(self.path):
+            if self.path.exists():
+                raise StoreError(f"expected a new folder for --out, got {self.path}, which exists: name another")
+            made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+            self.path.mkdir(parents=True)
+            for folder in made:
+                folder.rmdir()
+
+    def remove(self) -> None:
+        """Drop models and facts."""
+        files.discard(self.path)
+        files.discard(self.partial)
+
+
+def environment() -> dict[str, str]:
+    """Return versions, without user names or paths."""
+    packages = ("vflsec", "torch", "numpy", "scipy", "scikit-learn", "pandas")
+    return {
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "cores": str(os.cpu_count()),
+        **{name: version(name) for name in packages},
+    }

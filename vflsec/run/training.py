@@ -1,0 +1,357 @@
+"""Trains one cell, from stored stages if there are any; status, utility and traffic are its facts."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+from torch.nn import functional as F
+
+from vflsec.base.errors import Diverged, NotStackable, UsageError, VflsecError
+from vflsec.base.seeds import derive
+from vflsec.core import registry
+from vflsec.core.checkpoint import Checkpoint
+from vflsec.core.federation import Federation, load_states, save_states
+from vflsec.core.integrity import integrity_attacks
+from vflsec.core.message import Kind, Route, Transcript
+from vflsec.core.method import Method, Progress, Trained
+from vflsec.core.party import Party
+from vflsec.core.sparse_rows import matrix_of
+from vflsec.core.together import join, part
+from vflsec.data.encode import side_by_side
+from vflsec.data.quick import quick_utility
+from vflsec.results.metrics import METRICS
+from vflsec.run.cell import Cell
+from vflsec.run.facts import CellFacts, StageFacts
+from vflsec.run.federation import build_federation, build_method
+from vflsec.run.score import measure
+from vflsec.run.store import Store
+
+COLLAPSED = 1e-6
+"""A model whose log-probabilities vary by less than this over the test rows has collapsed."""
+
+SECONDS_BETWEEN_CHECKPOINTS = 1.0
+"""Of the last phase, whose epochs may be shorter than a write to the disk."""
+
+MEMORY = 2 * 2**30
+"""Bytes of the columns of cells that train together."""
+
+COLLAPSED_SPREAD = 0.01
+"""Embeddings whose spread, at most 1, is not above this have collapsed."""
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Use one thread in torch and linear algebra, so that records do not depend on cores or ``--jobs``."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def train(
+    cell: Cell,
+    device: str,
+    progress: Progress = lambda *_: None,
+    *,
+    store: Store | None = None,
+    tap: Transcript | None = None,
+    record: Path | None = None,
+    with_source: bool = False,
+) -> tuple[Trained | None, CellFacts]:
+    """Train ``cell`` and return it with its facts; if it diverged, there is no model and no number.
+
+    Args:
+        cell: what to train.
+        device: ``cpu`` or ``cuda``.
+        progress: called with phase, epochs done, epochs in all.
+        store: of stages, and of the state of an interrupted phase; without it all are run.
+        tap: records the adversary's messages. They are never stored, so a phase that sends any is run as a whole.
+        with_source: whether the adversary also records phases that are about the source's rows.
+        record: a folder in which to record what both roles of each encrypted boundary see, for ``vflsec audit``.
+    """
+    began = time.perf_counter()
+    run = _Run(cell, device, store=store, tap=tap, with_source=with_source, record=record)
+    try:
+        run.begin(progress)
+        run.train(progress)
+        run.measure()
+    except Diverged as error:
+        run.facts.status, run.facts.error = "diverged", str(error)
+    except VflsecError:
+        raise
+    except Exception:
+        run.federation.checkpoint.remove()  # after a fix, the training starts again without what the error left there
+        raise
+    finally:
+        run.method.close()
+    return run.finished(time.perf_counter() - began)
+
+
+def train_together(cells: Sequence[Cell], device: str, *, store: Store) -> list[tuple[Trained | None, CellFacts]]:
+    """Train cells that differ in seed and defenses as one; each result is what ``train`` returns.
+
+    Their stages, which others share, are loaded or run first, one after the other.
+
+    Raises:
+        NotStackable: they cannot train as one, with the reason. Whatever else one of them raises, it raises by itself.
+    """
+    began = time.perf_counter()
+    each = _as_one(cells, device, store)
+    for run in each:
+        try:
+            run.measure()
+        except Diverged as error:
+            run.facts.status, run.facts.error = "diverged", str(error)
+    share = (time.perf_counter() - began) / len(each)
+    return [run.finished(share) for run in each]
+
+
+def trained_in_turn(cells: Sequence[Cell], device: str) -> Iterator[Trained | None]:
+    """Train cells that differ in their seeds, and yield each, or None if it diverged; nothing is measured or stored.
+
+    They train as one, as many at once as memory allows, or one after the other where their method does not allow it.
+    """
+    most = at_once(cells[0], device)
+    for some in (cells[start : start + most] for start in range(0, len(cells), most)):
+        try:
+            if not trains_as_one(some[0].method):
+                raise NotStackable(f"{some[0].method} may keep what belongs to one run")
+            runs = _as_one(some, device)
+        except Exception:  # noqa: BLE001  (what fails as one may succeed alone, or fails again)
+            yield from (_by_itself(cell, device) for cell in some)
+        else:
+            yield from (Trained(run.method, run.federation, run.history) for run in runs)
+
+
+def _by_itself(cell: Cell, device: str) -> Trained | None:
+    run = _Run(cell, device)
+    try:
+        run.begin()
+        run.train(lambda *_: None)
+    except Diverged:
+        return None
+    finally:
+        run.method.close()
+    return Trained(run.method, run.federation, run.history)
+
+
+def trains_as_one(method: str) -> bool:
+    """Whether cells of a method may train as one; a plug-in may keep what belongs to one run."""
+    overridden = registry.load("methods", method).together is not Method.together
+    return overridden and registry.origin("methods", method) == "built in"
+
+
+def at_once(cell: Cell, device: str) -> int:
+    """Return how many cells like this one may train as one at most; they are held twice, by run and as one."""
+    nbytes = sum(x.nbytes for party in build_federation(cell, device).all_parties for x in party.features.values())
+    return max(1, MEMORY // (2 * nbytes + 1))
+
+
+def _as_one(cells: Sequence[Cell], device: str, store: Store | None = None) -> list[_Run]:
+    """Return the trainings of cells after they were run as one.
+
+    Raises:
+        NotStackable: they cannot be.
+    """
+    each = [_Run(cell, device, store=store) for cell in cells]
+    for run in each:
+        run.begin()
+    joined = join([run.federation for run in each])
+    first = each[0].method
+    phase, started = first.phases[-1], time.perf_counter()
+    losses = np.array(first.together(joined).run(phase, joined))  # (epochs, R)
+    part(joined, [run.federation for run in each])
+    seconds = time.perf_counter() - started
+    for number, run in enumerate(each):
+        run.history[phase] = losses[:, number].tolist()
+        run.facts.phase_seconds[phase] = seconds / len(each)
+    return each
+
+
+class _Run:
+    """One training, from the federation to its facts; its arguments are those of ``train``."""
+
+    def __init__(
+        self,
+        cell: Cell,
+        device: str,
+        *,
+        store: Store | None = None,
+        tap: Transcript | None = None,
+        with_source: bool = False,
+        record: Path | None = None,
+    ) -> None:
+        self.cell, self.store, self.tap, self.record = cell, store, tap, record
+        self.federation, self.method = build_federation(cell, device), build_method(cell)
+        self.unrecorded = frozenset() if with_source else self.method.source_phases
+        if tap:
+            self.federation.channel.taps.append(lambda m: None if m.phase in self.unrecorded else tap(m))
+        self.facts = CellFacts()
+        self.trained: Trained | None = None
+        self.history: dict[str, Sequence[float | None]] = {}
+
+    def begin(self, progress: Progress = lambda *_: None) -> None:
+        """Build the models, and load or run all phases but the last."""
+        self.method.build(self.federation)
+        self.facts.notes = self.method.notes(self.federation)
+        if self.record:
+            self.method.record(self.record)
+        for phase in self.cell.stages:
+            afresh = self._recorded(phase) and phase not in self.unrecorded
+            stage = advance(
+                self.cell, phase, self.method, self.federation, store=self.store, afresh=afresh, progress=progress
+            )
+            self.history[phase], self.facts.spread[phase] = stage.history, stage.spread
+            self.facts.phase_seconds[phase] = stage.seconds
+
+    def train(self, progress: Progress) -> None:
+        """Run the last phase, from where it was interrupted."""
+        phase, started = self.method.phases[-1], time.perf_counter()
+        partial = self.store.cell(self.cell.key).partial if self.store and not self._recorded(phase) else None
+        self.federation.checkpoint = Checkpoint(partial, every=SECONDS_BETWEEN_CHECKPOINTS)
+        self.history[phase] = self.method.run(phase, self.federation, progress)
+        self.facts.phase_seconds[phase] = time.perf_counter() - started
+
+    def measure(self) -> None:
+        """Add history, utility and spreads to the facts."""
+        self.trained = Trained(self.method, self.federation, self.history)
+        self.facts.history, self.facts.reached = self.history, self.federation.reached
+        _measure(self.trained, self.facts, derive(self.cell.seed, "bootstrap"))
+
+    def finished(self, seconds: float) -> tuple[Trained | None, CellFacts]:
+        """Return the trained federation, None if it diverged, and the facts."""
+        self.facts.traffic = [(*route, nbytes) for route, nbytes in self.federation.channel.traffic.items()]
+        self.facts.releases = list(self.federation.channel.releases())
+        self.facts.seconds = seconds
+        return (None if self.facts.status == "diverged" else self.trained), self.facts
+
+    def _recorded(self, phase: str) -> bool:
+        return bool(self.tap and self.tap.kinds & self.method.messages[phase])
+
+
+def _measure(trained: Trained, facts: CellFacts, seed: int) -> None:
+    """Add the utility and the spreads of a trained federation to its facts, and the status if it has collapsed.
+
+    Raises:
+        Diverged: a prediction is not finite.
+    """
+    method, federation = trained.method, trained.federation
+    logits = trained.predict("test")
+    spread = facts.spread[method.phases[-1]] = spreads(method, federation)
+    malicious = integrity_attacks(federation.malicious)
+    collapsed = collapse({name: value for name, value in spread.items() if name not in malicious})
+    if float(F.log_softmax(logits, dim=1).std(dim=0).max()) < COLLAPSED:
+        remedy = method.remedy(federation)
+        collapsed = "the model predicts the same for every test row" + (f": {remedy}" if remedy else "")
+    if collapsed:
+        facts.status, facts.error = "collapsed", collapsed
+    labels, groups = federation.active.labels["test"], federation.groups.get("test")
+    facts.utility = measure(logits, labels, federation.metric, seed, groups=groups)
+
+
+def validation(trained: Trained) -> float:
+    """Return the headline metric on validation rows.
+
+    Raises:
+        UsageError: there are none.
+    """
+    federation = trained.federation
+    labels = federation.active.labels.get("val", torch.empty(0)).cpu().numpy()
+    if not len(labels):
+        raise UsageError("expected validation rows to choose between trials, got none: raise data.validation")
+    return METRICS[federation.metric](trained.predict("val").detach().cpu().numpy(), labels)
+
+
+def quick(federation: Federation, parties: Sequence[Party]) -> float | None:
+    """Return the utility of a quick model of the columns of ``parties``, or None if they are too few rows."""
+    active = federation.active
+    train, test = (
+        side_by_side([matrix_of(party.features[split].flatten(1)) for party in parties]) for split in ("train", "test")
+    )
+    labels, answers = (active.labels[split].cpu().numpy() for split in ("train", "test"))
+    classes = federation.n_classes
+    found = quick_utility(train, labels, test, answers, n_classes=classes, metric=federation.metric)
+    return None if math.isnan(found) else found
+
+
+def advance(
+    cell: Cell,
+    phase: str,
+    method: Method,
+    federation: Federation,
+    *,
+    store: Store | None,
+    afresh: bool = False,
+    progress: Progress = lambda *_: None,
+) -> StageFacts:
+    """Load a stage into ``federation``, or run it if it is not stored; return the stage's facts.
+
+    A killed stage resumes after its last finished global iteration.
+
+    Raises:
+        Diverged: now, or when it was run.
+    """
+    folder = store.cell(cell.stage_key(phase)) if store else None
+    stored = folder.read() if folder else None
+    if folder and stored and not afresh:
+        assert isinstance(stored, StageFacts)
+        if stored.status == "diverged":
+            raise Diverged(stored.error or "")
+        load_states(federation, folder.path)
+        federation.channel.traffic.update({Route(a, b, c, Kind(kind)): n for a, b, c, kind, n in stored.traffic})
+        federation.channel.earlier += stored.releases
+        return stored
+    federation.checkpoint = Checkpoint()
+    until = cell.train.pretrain.until
+    if store and folder and not afresh:
+        at = folder if until is None else store.cell(cell.whole().stage_key(phase))
+        federation.checkpoint = Checkpoint(at.partial, most=until, kept=until is not None)
+    began, before = time.perf_counter(), Counter(federation.channel.traffic)
+    facts = StageFacts(stage=phase)
+    try:
+        facts.history = method.run(phase, federation, progress)
+        facts.spread = spreads(method, federation)
+    except Diverged as error:
+        facts.status, facts.error = "diverged", str(error)
+        raise
+    finally:
+        facts.seconds = time.perf_counter() - began
+        if folder and not stored and (facts.history or facts.error):
+            facts.traffic = [(*route, n) for route, n in (federation.channel.traffic - before).items()]
+            facts.releases = [release for release in federation.channel.releases() if release.phase == phase]
+            folder.write(facts, lambda path: save_states(federation, path, method.stored_modules))
+            federation.checkpoint.remove()
+    return facts
+
+
+def spreads(method: Method, federation: Federation) -> dict[str, float]:
+    """Return, by party, the spread of its embeddings of test rows; it is 0 if they are all the same.
+
+    Rows are scaled to unit length; the spread is their root mean square distance to their mean, which is 1 at most.
+    SimSiam (section 4.1) uses the same quantity to detect collapse.
+    """
+    by_party = {}
+    for party in federation.parties.values() if method.visible_to and method.embeds else ():
+        with torch.no_grad():
+            h = F.normalize(method.representation(party).eval()(party.features["test"]), dim=1)
+        by_party[party.name] = float((h - h.mean(dim=0)).square().sum(dim=1).mean().sqrt())
+    return by_party
+
+
+def collapse(spread: Mapping[str, float | None]) -> str | None:
+    """Return the error if a party's representation has collapsed."""
+    collapsed = [name for name, value in spread.items() if not (value or 0.0) > COLLAPSED_SPREAD]
+    if not collapsed:
+        return None
+    return f"the representation of {', '.join(collapsed)} is the same for every test row"
