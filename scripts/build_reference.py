@@ -14,7 +14,7 @@ import msgspec
 from click.testing import CliRunner
 
 import vflsec
-from vflsec.cli import COMMANDS, cli
+from vflsec.cli import cli
 from vflsec.core import registry
 from vflsec.results.analysis import results
 from vflsec.results.records import manifest, schema
@@ -25,7 +25,7 @@ NOTE = "<!-- written by `make docs` -->\n\n"
 def commands() -> str:
     """Return the help of every command."""
     parts = ["# Commands\n", NOTE, "What `--help` prints. Lists of names are comma-separated; most options repeat.\n"]
-    for name in COMMANDS:
+    for name in cli.list_commands(click.Context(cli)):
         command = cli.get_command(click.Context(cli), name)
         assert command is not None
         names = [name, *(f"{name} {inner}" for inner in getattr(command, "commands", {}))]

@@ -14,19 +14,26 @@ import click
 from vflsec import __version__
 from vflsec.base.checks import unknown
 from vflsec.base.errors import TRACEBACK, UsageError, VflsecError, plain
+from vflsec.core import registry
+from vflsec.core.registry import Entry
 
-COMMANDS = {
+BUILT_IN = {
     "list": "List attacks, defenses, methods, protocols and datasets.",
     "show": "Show the card of one attack, defense, method, protocol or dataset.",
     "train": "Train one federation and save it.",
     "eval": "Train, defend, attack: print the privacy-utility table, draw the curve.",
     "data": "Draft and check the description of your own data.",
     "audit": "Audit what others trained, or a recording of an encrypted layer.",
-    "party": "Run one of two companies that train together over the network.",
     "report": "Print a finished evaluation again, in any format.",
     "reproduce": "Measure a table of a paper, beside what it prints.",
     "judge": "Test published claims: a verdict on each.",
 }
+
+
+def commands() -> dict[str, Entry]:
+    """Return all commands by name, in the order of use; those of the group ``vflsec.commands`` come last."""
+    built_in = {name: Entry(name, f"vflsec.cli.{name}_:command", "built in") for name in BUILT_IN}
+    return registry.with_plugins("commands", built_in)
 
 
 class Suggesting(click.Group):
@@ -65,14 +72,13 @@ def _no_such_option(error: click.NoSuchOption) -> str:
         return f"{text}; write --set {tables[0]}.{name.replace('-', '_')}=..."
     if near:
         return f"{text}. Did you mean {' or '.join(near)}?"
-    own = error.ctx.info_name if error.ctx else None
-    others = [command for command in COMMANDS if command != own and _has(command, error.option_name)]
-    return f"{text}; it is one of {' and '.join(f'vflsec {command}' for command in others)}" if others else text
+    this = error.ctx.info_name if error.ctx else None
+    others = [name for name, entry in commands().items() if name != this and _has(entry, error.option_name)]
+    return f"{text}; it is one of {' and '.join(f'vflsec {name}' for name in others)}" if others else text
 
 
-def _has(command: str, option: str) -> bool:
-    loaded = import_module(f"vflsec.cli.{command}_").command
-    return any(option in parameter.opts for parameter in loaded.params)
+def _has(entry: Entry, option: str) -> bool:
+    return any(option in parameter.opts for parameter in registry.resolve(entry).params)
 
 
 SETTINGS = {
@@ -85,24 +91,29 @@ SETTINGS = {
 
 
 class Lazy(Suggesting):
-    """A group whose commands are modules of this package, with their short help kept here."""
+    """A group whose commands are imported when they run; the short help of the built-in ones is kept here."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names, in the order of use."""
-        return list(COMMANDS)
+        return list(commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return one command."""
-        if cmd_name not in COMMANDS:
+        if cmd_name in BUILT_IN:
+            command = import_module(f"vflsec.cli.{cmd_name}_").command
+        elif cmd_name in commands():
+            command = registry.resolve(commands()[cmd_name])
+        else:
             return None
-        command = import_module(f"vflsec.cli.{cmd_name}_").command
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands from the table, without importing them."""
+        """Write the commands and their short help, without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl(
+                [(name, BUILT_IN.get(name) or registry.summary(entry)) for name, entry in commands().items()]
+            )
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run, turning our errors into one line and their exit code."""

@@ -12,7 +12,7 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Mapping
-from functools import cache, lru_cache
+from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -83,13 +83,33 @@ def entries(kind: str) -> dict[str, Entry]:
     """
     one_of(PACKAGES, kind=kind)
     catalogue: Mapping[str, str | Preset] = import_module(PACKAGES[kind]).CATALOGUE
-    found = {name: Entry(name, target, "built in") for name, target in catalogue.items()}
+    return with_plugins(kind, {name: Entry(name, target, "built in") for name, target in catalogue.items()})
+
+
+def with_plugins(kind: str, catalogue: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Return ``catalogue`` and the entry points of the group ``vflsec.<kind>`` by name.
+
+    Those of vflsec itself count as built in, and are left out where their folder was deleted.
+
+    Raises:
+        UsageError: a plug-in takes a name of the catalogue.
+    """
+    entries = dict(catalogue)
     for point in _installed(kind):
         origin = f"{point.dist.name} {point.dist.version}" if point.dist else "unknown package"
-        if point.name in found:
+        if point.name in entries:
             raise UsageError(f"plug-in {origin} claims the name {point.name!r} in {kind}, which is taken: uninstall it")
-        found[point.name] = Entry(point.name, point.value, origin)
-    return found
+        is_ours = point.dist is not None and point.dist.name == "vflsec"
+        if not is_ours or _is_importable(point.module):
+            entries[point.name] = Entry(point.name, point.value, "built in" if is_ours else origin)
+    return entries
+
+
+def _is_importable(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # of its package
+        return False
 
 
 def load(kind: str, name: str) -> Any:
@@ -104,10 +124,7 @@ def load(kind: str, name: str) -> Any:
         known = entries(kind)
         if name not in known:
             raise UsageError(unknown(kind.removesuffix("s"), name, known))
-        try:
-            found = _resolve(known[name].target)
-        except (ImportError, AttributeError) as error:
-            raise UsageError(f"{name!r} from {known[name].origin} cannot be imported: {error}; update it") from error
+        found = resolve(known[name])
     if isinstance(found, Preset):
         found = _specialized(name.rpartition(":")[2], found)
     base = _resolve(_BASES[kind]) if kind in _BASES else None
@@ -117,6 +134,18 @@ def load(kind: str, name: str) -> Any:
     if lacking:
         raise UsageError(f"expected {name!r} to state its {', '.join(lacking)}, got none: set them in the class")
     return found
+
+
+def resolve(entry: Entry) -> Any:
+    """Import and return what ``entry`` names.
+
+    Raises:
+        UsageError: it cannot be imported.
+    """
+    try:
+        return _resolve(entry.target)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"{entry.name!r} from {entry.origin} cannot be imported: {error}; update it") from error
 
 
 def build(kind: str, name: str, *args: Any, **options: Any) -> Any:
@@ -222,7 +251,7 @@ def is_file(name: str) -> bool:
     return ".py:" in name
 
 
-@lru_cache(maxsize=len(PACKAGES))
+@cache
 def _installed(kind: str) -> list[EntryPoint]:
     """Plug-ins of installed packages; looked up once, because a look-up reads every package on the path."""
     return sorted(entry_points(group=f"vflsec.{kind}"), key=lambda point: point.name)

@@ -7,7 +7,7 @@ from hashlib import sha256
 import msgspec
 
 from vflsec.base.errors import StoreError
-from vflsec.secure.remote.snapshots import Snapshots
+from vflsec.companies.snapshots import Snapshots
 
 RESULT = "result.json"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vflsec.secure.remote import identity
+from vflsec.companies import identity
 
 sys.path.append(str(Path(__file__).parent))  # remote_pair, which processes that tests start import as well
 

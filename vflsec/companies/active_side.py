@@ -19,13 +19,13 @@ from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.roles.active import ActiveRole, ScoresTooLarge
 from vflsec.cipher.roles.exchange import Exchange, Port, Seat
 from vflsec.cipher.roles.noise import normal
+from vflsec.companies.hello import Hello
+from vflsec.companies.job import Job
+from vflsec.companies.messages import Committed
+from vflsec.companies.own import Own
+from vflsec.companies.side import Batch, Commit, Side, first_share, step
 from vflsec.core.checkpoint import State, below, load_model_state, model_state, under
 from vflsec.results.metrics import METRICS, applicable
-from vflsec.secure.remote.hello import Hello
-from vflsec.secure.remote.job import Job
-from vflsec.secure.remote.messages import Committed
-from vflsec.secure.remote.own import Own
-from vflsec.secure.remote.side import Batch, Commit, Side, first_share, step
 
 
 class ActiveSide(Side):

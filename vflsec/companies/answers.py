@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vflsec.base.errors import PeerRefused
-from vflsec.secure.remote.snapshots import Journal, Snapshots
+from vflsec.companies.snapshots import Journal, Snapshots
 
 
 class Answers:

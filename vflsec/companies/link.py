@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 from vflsec.base.errors import PeerLost, PeerRefused, UsageError
-from vflsec.secure.remote.identity import Identity
-from vflsec.secure.remote.wire import lost
+from vflsec.companies.identity import Identity
+from vflsec.companies.wire import lost
 
 HANDSHAKES = 64
 """Connections that may be in the middle of a TLS handshake at once; for one more, the oldest silent one gives way."""

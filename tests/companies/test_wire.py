@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vflsec.base.errors import PeerLost, PeerRefused, ProtocolError
-from vflsec.secure.remote.wire import HEADER, MAGIC, VERSION, Connection, Refusal
+from vflsec.companies.wire import HEADER, MAGIC, VERSION, Connection, Refusal
 
 
 class Ping(msgspec.Struct, frozen=True):
@@ -86,7 +86,7 @@ def test_anything_else_is_refused(raw, sent, said):
 def test_too_long_a_message_takes_no_memory(raw, monkeypatch):
     raw[0].sendall(frame(b"", length=2**31))
     taken = []
-    monkeypatch.setattr("vflsec.secure.remote.wire.bytearray", lambda n: taken.append(n) or bytearray(n), raising=False)
+    monkeypatch.setattr("vflsec.companies.wire.bytearray", lambda n: taken.append(n) or bytearray(n), raising=False)
     with pytest.raises(ProtocolError):
         raw[1].receive(Ping)
     assert taken == [HEADER.size]

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from vflsec.base.errors import UsageError
-from vflsec.secure.remote import identity
-from vflsec.secure.remote.identity import Identity
+from vflsec.companies import identity
+from vflsec.companies.identity import Identity
 
 
 def test_each_side_pins_the_other_and_keys_are_private(keys):

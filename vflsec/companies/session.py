@@ -17,19 +17,19 @@ from safetensors.numpy import save
 from vflsec.base.errors import Diverged, PeerLost, PeerRefused, ProtocolError, StoreError, UsageError, VflsecError
 from vflsec.cipher.arithmetic.keys import Keys
 from vflsec.cipher.roles.messages import NoisedGradient, RoleName
-from vflsec.secure.remote import result
-from vflsec.secure.remote.active_side import ActiveSide
-from vflsec.secure.remote.answers import Answers
-from vflsec.secure.remote.hello import Hello, agree
-from vflsec.secure.remote.job import Job
-from vflsec.secure.remote.link import Link
-from vflsec.secure.remote.messages import FIRST, KINDS, Done, limits
-from vflsec.secure.remote.own import Own
-from vflsec.secure.remote.passive_side import PassiveSide, key_from, key_numbers
-from vflsec.secure.remote.result import PartyResult
-from vflsec.secure.remote.snapshots import Facts, Journal, Snapshots
-from vflsec.secure.remote.talk import Talk
-from vflsec.secure.remote.wire import Connection, plain
+from vflsec.companies import result
+from vflsec.companies.active_side import ActiveSide
+from vflsec.companies.answers import Answers
+from vflsec.companies.hello import Hello, agree
+from vflsec.companies.job import Job
+from vflsec.companies.link import Link
+from vflsec.companies.messages import FIRST, KINDS, Done, limits
+from vflsec.companies.own import Own
+from vflsec.companies.passive_side import PassiveSide, key_from, key_numbers
+from vflsec.companies.result import PartyResult
+from vflsec.companies.snapshots import Facts, Journal, Snapshots
+from vflsec.companies.talk import Talk
+from vflsec.companies.wire import Connection, plain
 from vflsec.secure.transcripts.recording import Header, RecordingWriter, expect_writable
 
 NOTHING = sha256().hexdigest()

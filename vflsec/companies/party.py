@@ -104,7 +104,7 @@ def command(ctx: click.Context, /, **given: Any) -> None:
 @click.option("--days", type=click.IntRange(1, 36500), default=365, show_default=True, help="For which they hold.")
 def keys(folder: Path, role: str | None, days: int) -> None:
     """Make a private key and a certificate for a party, or for both."""
-    from vflsec.secure.remote import identity
+    from vflsec.companies import identity
 
     if role is None:
         identity.make_pair(folder, days)
@@ -126,10 +126,10 @@ def run(**given: Any) -> None:
     from rich.console import Console
     from rich.progress import Progress
 
-    from vflsec.secure.remote import job, session
-    from vflsec.secure.remote.identity import Identity
-    from vflsec.secure.remote.link import Dialer, Listener, parse_address
-    from vflsec.secure.remote.snapshots import Snapshots
+    from vflsec.companies import job, session
+    from vflsec.companies.identity import Identity
+    from vflsec.companies.link import Dialer, Listener, parse_address
+    from vflsec.companies.snapshots import Snapshots
 
     torch.set_num_threads(1)  # batches are small, and the encryption needs the cores
     agreed = job.read(job_file)
@@ -202,8 +202,8 @@ def _given(given: dict[str, Any], name: str) -> Any:
 
 def _own(agreed: Any, role: Any, given: dict[str, Any]) -> Any:
     """Return the party's own rows: of the job's dataset, or of its own file."""
+    from vflsec.companies import own
     from vflsec.data.description import PartyFile
-    from vflsec.secure.remote import own
 
     if agreed.dataset is not None:
         if given["data"] is not None:

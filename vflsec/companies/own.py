@@ -13,13 +13,13 @@ import pandas as pd
 from vflsec.base.errors import DataError, UsageError
 from vflsec.base.seeds import derive
 from vflsec.cipher.roles.messages import RoleName
+from vflsec.companies.job import Job
 from vflsec.core.layout import Layout
 from vflsec.data.dataset import PartyTable
 from vflsec.data.description import PartyFile
 from vflsec.data.encode import ColumnEncoder
 from vflsec.data.files import load_party
 from vflsec.run.federation import load_dataset
-from vflsec.secure.remote.job import Job
 
 PARTY: Mapping[RoleName, str] = {"passive": "passive_1", "active": "active"}
 """What a role is called where all parties are in one process."""

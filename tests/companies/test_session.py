@@ -12,13 +12,13 @@ from remote_pair import HERE, Masks, make_job, owns, run_both, session
 
 from vflsec.base.errors import PeerLost, PeerRefused, ProtocolError, StoreError, UsageError
 from vflsec.cipher.roles.messages import EncryptedDelta, Features, NoisedGradient, Scores
-from vflsec.secure.remote.hello import Hello
-from vflsec.secure.remote.identity import Identity
-from vflsec.secure.remote.link import Dialer, Listener
-from vflsec.secure.remote.messages import FIRST, KINDS, Done, limits
-from vflsec.secure.remote.session import Session
-from vflsec.secure.remote.talk import Talk
-from vflsec.secure.remote.wire import HEADER, MAGIC, VERSION, Connection
+from vflsec.companies.hello import Hello
+from vflsec.companies.identity import Identity
+from vflsec.companies.link import Dialer, Listener
+from vflsec.companies.messages import FIRST, KINDS, Done, limits
+from vflsec.companies.session import Session
+from vflsec.companies.talk import Talk
+from vflsec.companies.wire import HEADER, MAGIC, VERSION, Connection
 from vflsec.secure.transcripts.recording import Recording
 
 JOB = make_job(momentum=0.5, epochs=3)  # six batches
@@ -307,7 +307,7 @@ def test_a_finished_run_says_its_result_again_without_a_peer(keys, tmp_path):
 
 
 def test_a_p_whose_last_word_is_lost_has_its_result(keys, tmp_path, monkeypatch):
-    monkeypatch.setattr("vflsec.secure.remote.session.FAREWELL", 0.5)
+    monkeypatch.setattr("vflsec.companies.session.FAREWELL", 0.5)
     send = Connection.send
 
     def mute(wire, message, step=0):

@@ -18,14 +18,14 @@ from vflsec.cipher.arithmetic.layout import CipherLayout, Mode
 from vflsec.cipher.roles.exchange import Exchange, Port, Seat
 from vflsec.cipher.roles.noise import normal
 from vflsec.cipher.roles.passive import PassiveRole
+from vflsec.companies.hello import Hello
+from vflsec.companies.job import Job
+from vflsec.companies.messages import Committed
+from vflsec.companies.own import PARTY, Own
+from vflsec.companies.side import Batch, Commit, Side, first_share, step
 from vflsec.core.checkpoint import State, below, load_model_state, model_state, under
 from vflsec.data.encode import dense
 from vflsec.nn.encoders import build_encoder
-from vflsec.secure.remote.hello import Hello
-from vflsec.secure.remote.job import Job
-from vflsec.secure.remote.messages import Committed
-from vflsec.secure.remote.own import PARTY, Own
-from vflsec.secure.remote.side import Batch, Commit, Side, first_share, step
 
 CHUNK = 8192
 """Rows that are embedded at once where all are checked."""

@@ -1,6 +1,6 @@
 """Two processes under fire: killed, cut off, garbled, stalled and besieged, they compute what they would alone.
 
-For a longer siege: VFLSEC_CHAOS_KILLS=500 VFLSEC_CHAOS_SEED=2 pytest -m chaos -n 0 -s tests/secure/remote/test_chaos.py
+For a longer siege: VFLSEC_CHAOS_KILLS=500 VFLSEC_CHAOS_SEED=2 pytest -m chaos -n 0 -s tests/companies/test_chaos.py
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from remote_pair import HERE, make_job, owns, run_both, work
 from safetensors.numpy import load_file
 
 from vflsec.base.errors import PeerLost
-from vflsec.secure.remote.identity import Identity
-from vflsec.secure.remote.link import Dialer
+from vflsec.companies.identity import Identity
+from vflsec.companies.link import Dialer
 
 KILLS = int(os.environ.get("VFLSEC_CHAOS_KILLS", "50"))
 LONGEST = 60 + 2 * KILLS
@@ -145,7 +145,7 @@ def test_chaos(keys, stranger, tmp_path):
 
     rng = random.Random(os.environ.get("VFLSEC_CHAOS_SEED", "1"))  # noqa: S311
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vflsec.secure.remote.session", "vflsec.secure.remote.link", "torch._dynamo"])
+    context.set_forkserver_preload(["vflsec.companies.session", "vflsec.companies.link", "torch._dynamo"])
     with socket.create_server((HERE, 0)) as free:
         port = free.getsockname()[1]
     proxy = Proxy(port, rng)

@@ -5,11 +5,11 @@ import pandas as pd
 import pytest
 
 from vflsec.base.errors import DataError, UsageError
+from vflsec.companies import own
+from vflsec.companies.job import Job
 from vflsec.data.files import PartyFile
 from vflsec.data.partition import DataSpec, partition
 from vflsec.run.federation import load_dataset
-from vflsec.secure.remote import own
-from vflsec.secure.remote.job import Job
 
 BOTH = Job(name="loans", seed=4)
 

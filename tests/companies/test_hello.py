@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vflsec.base.errors import PeerRefused
-from vflsec.secure.remote.hello import Hello, agree
-from vflsec.secure.remote.job import Job, JobTraining
+from vflsec.companies.hello import Hello, agree
+from vflsec.companies.job import Job, JobTraining
 
 RUN, OTHER = "0" * 32, "1" * 32
 JOB = Job(name="x")

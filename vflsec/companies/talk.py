@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from vflsec.cipher.roles.messages import EncryptedDelta, MaskedScores
-from vflsec.secure.remote.wire import Connection
+from vflsec.companies.wire import Connection
 from vflsec.secure.transcripts.recording import RecordingWriter
 
 M = TypeVar("M", bound=msgspec.Struct)

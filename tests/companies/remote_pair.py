@@ -13,14 +13,14 @@ import torch
 import torch._dynamo  # which every first optimizer would import, for seconds
 
 from vflsec.cipher.arithmetic.layout import CipherSpec
+from vflsec.companies.identity import Identity
+from vflsec.companies.job import Job, JobModel, JobTraining
+from vflsec.companies.link import Dialer, Listener
+from vflsec.companies.own import Own, split
+from vflsec.companies.session import Session, make_side
+from vflsec.companies.snapshots import Snapshots
 from vflsec.core.checkpoint import under
 from vflsec.core.layout import Layout
-from vflsec.secure.remote.identity import Identity
-from vflsec.secure.remote.job import Job, JobModel, JobTraining
-from vflsec.secure.remote.link import Dialer, Listener
-from vflsec.secure.remote.own import Own, split
-from vflsec.secure.remote.session import Session, make_side
-from vflsec.secure.remote.snapshots import Snapshots
 
 HERE = "127.0.0.1"
 CIPHER = CipherSpec(bits=1024)

@@ -9,9 +9,9 @@ import time
 import pytest
 
 from vflsec.base.errors import PeerLost, PeerRefused, UsageError
-from vflsec.secure.remote import identity
-from vflsec.secure.remote.identity import Identity
-from vflsec.secure.remote.link import HANDSHAKE, HANDSHAKES, Dialer, Listener, parse_address
+from vflsec.companies import identity
+from vflsec.companies.identity import Identity
+from vflsec.companies.link import HANDSHAKE, HANDSHAKES, Dialer, Listener, parse_address
 
 HERE = "127.0.0.1"
 
@@ -141,7 +141,7 @@ def test_the_oldest_silent_one_gives_way(keys):
 
 
 def test_a_handshake_has_its_own_short_time(keys, monkeypatch):
-    monkeypatch.setattr("vflsec.secure.remote.link.HANDSHAKE", 0.3)
+    monkeypatch.setattr("vflsec.companies.link.HANDSHAKE", 0.3)
     with Listener((HERE, 0), Identity(keys / "passive"), 60) as listener:
         started = time.monotonic()
         for words in (b"", b"\x16"):

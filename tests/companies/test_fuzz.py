@@ -1,7 +1,7 @@
 """Mutated messages, greetings, states and recordings: one line each, no other weights, and the run goes on.
 
 `make test-extended` tries some. For as many of each kind as you like:
-VFLSEC_FUZZ=10000 pytest -m chaos -n 0 -s tests/secure/remote/test_fuzz.py
+VFLSEC_FUZZ=10000 pytest -m chaos -n 0 -s tests/companies/test_fuzz.py
 """
 
 import os
@@ -21,9 +21,9 @@ from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
 from vflsec.cipher.roles.active import ActiveRole
 from vflsec.cipher.roles.passive import PassiveRole
-from vflsec.secure.remote.hello import agree
-from vflsec.secure.remote.messages import FIRST, KINDS
-from vflsec.secure.remote.wire import HEADER, MAGIC, VERSION, Connection, plain
+from vflsec.companies.hello import agree
+from vflsec.companies.messages import FIRST, KINDS
+from vflsec.companies.wire import HEADER, MAGIC, VERSION, Connection, plain
 from vflsec.secure.transcripts import recording
 from vflsec.secure.transcripts.recording import Recording
 

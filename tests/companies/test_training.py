@@ -18,14 +18,14 @@ from vflsec.cipher.arithmetic.layout import CipherSpec
 from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
 from vflsec.cipher.roles.active import ActiveRole
 from vflsec.cipher.roles.passive import PassiveRole
+from vflsec.companies.active_side import residual
+from vflsec.companies.hello import Hello
+from vflsec.companies.passive_side import PassiveSide
+from vflsec.companies.session import make_side
+from vflsec.companies.side import Schedule, first_share
+from vflsec.companies.snapshots import Snapshots
 from vflsec.nn.encoders import build_encoder
 from vflsec.results.metrics import METRICS
-from vflsec.secure.remote.active_side import residual
-from vflsec.secure.remote.hello import Hello
-from vflsec.secure.remote.passive_side import PassiveSide
-from vflsec.secure.remote.session import make_side
-from vflsec.secure.remote.side import Schedule, first_share
-from vflsec.secure.remote.snapshots import Snapshots
 from vflsec.secure.transcripts.recording import Recording
 
 

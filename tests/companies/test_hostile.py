@@ -16,13 +16,13 @@ from vflsec.base.errors import Diverged, PeerLost, PeerRefused, ProtocolError, S
 from vflsec.cipher.roles.active import ActiveRole
 from vflsec.cipher.roles.messages import EncryptedDelta, Scores
 from vflsec.cipher.roles.passive import PassiveRole
-from vflsec.secure.remote.active_side import ActiveSide
-from vflsec.secure.remote.messages import Done
-from vflsec.secure.remote.passive_side import PassiveSide
-from vflsec.secure.remote.side import Schedule
-from vflsec.secure.remote.snapshots import Journal
-from vflsec.secure.remote.talk import Talk
-from vflsec.secure.remote.wire import Connection
+from vflsec.companies.active_side import ActiveSide
+from vflsec.companies.messages import Done
+from vflsec.companies.passive_side import PassiveSide
+from vflsec.companies.side import Schedule
+from vflsec.companies.snapshots import Journal
+from vflsec.companies.talk import Talk
+from vflsec.companies.wire import Connection
 from vflsec.secure.transcripts.forward_passes import ForwardPasses
 from vflsec.secure.transcripts.recording import Recording
 
@@ -347,7 +347,7 @@ def test_nothing_secret_survives_a_kill_in_the_middle_of_a_write(keys, tmp_path,
     sizes = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vflsec.base.files.os.fsync", killed_while_writing(name, 1, sizes))
-        patch.setattr("vflsec.secure.remote.session.FAREWELL", 1)
+        patch.setattr("vflsec.companies.session.FAREWELL", 1)
         _, _, errors = run_both(keys, JOB, OWN, tmp_path, timeout=2, patience=2)
     assert any(isinstance(error, Killed) for error in errors.values())
     assert list(tmp_path.glob("*/.writing-*")), "a real kill leaves it"
@@ -365,7 +365,7 @@ def test_no_key_is_left_after_kills_at_the_writing_of_states(keys, tmp_path):
     """SIGKILL, and not only an exception: each new process of C is killed as it writes one of its next states."""
     job = make_job(momentum=0.5, epochs=KILLS // 2 + 5)  # of two batches: a killed process gets on by at most one
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vflsec.secure.remote.session", "vflsec.secure.remote.link", "torch._dynamo"])
+    context.set_forkserver_preload(["vflsec.companies.session", "vflsec.companies.link", "torch._dynamo"])
     kills, killed = context.Value("i", KILLS), 0
     with socket.create_server((HERE, 0)) as free:
         port = free.getsockname()[1]

@@ -18,12 +18,12 @@ from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
 from vflsec.cipher.roles.exchange import Port
 from vflsec.cipher.roles.messages import NoisedGradient, RoleName
+from vflsec.companies.hello import Hello
+from vflsec.companies.job import Job
+from vflsec.companies.own import Own
 from vflsec.core.checkpoint import State
 from vflsec.core.sparse_rows import tensor_of
 from vflsec.nn.batches import batches
-from vflsec.secure.remote.hello import Hello
-from vflsec.secure.remote.job import Job
-from vflsec.secure.remote.own import Own
 
 Commit = Callable[[NoisedGradient], object]
 """Saves the state after a batch; the message, new in every attempt, identifies the batch in both histories."""

@@ -3,8 +3,8 @@
 import pytest
 
 from vflsec.base.errors import UsageError
-from vflsec.secure.remote import job
-from vflsec.secure.remote.job import Job, JobModel, JobTraining
+from vflsec.companies import job
+from vflsec.companies.job import Job, JobModel, JobTraining
 
 FULL = """
 name = "loans"
