@@ -107,7 +107,7 @@ class BlackBoxInversion(Attack):
 
         known = view.aux_split
         means = [inputs(h, known) for h in averages(view, Kind.EMBEDDING, sender=view.victim, releases=self.releases)]
-        of_all = [] if self.releases else functions_of_all(view, sender=view.victim)
+        of_all = [] if self.releases else functions_of_all(view, sender=view.victim, with_completed=True)
         choices = [*means, *of_all, *(inputs(x, known) for x in of_all if self.own)]
         best = means[0] if len(choices) == 1 else min(choices, key=lambda x: missed(x, view))
         single = {s: inputs(h, s) for s, h in latest(view, Kind.EMBEDDING, sender=view.victim).items()}

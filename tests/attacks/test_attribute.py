@@ -21,7 +21,6 @@ N = 3000
 
 class TestReceived(AttackConformance):
     side = "active"
-    wild_scenes = 4  # cross-validation chooses other releases when they move a little
 
     def make(self):
         return AttributeInference(reads="received")
@@ -97,7 +96,8 @@ def test_training_rows_are_read_as_often_as_serves_best_and_test_rows_once():
         for turns, adaptive in ((1, True), (10, True), (None, True), (None, False))
     )
     for guess in (many, chosen, once):
-        assert torch.equal(guess.scores["test"], one.scores["test"])
+        shift = (guess.scores["test"] - one.scores["test"]).diff(dim=1)  # thresholds depend on training rows
+        torch.testing.assert_close(shift, shift[:1].expand_as(shift))
     told = [0.5 * (1 + torch.erf(torch.tensor(2 / noise / 2))).item() for noise in (3, 3 / 10**0.5)]
     assert auc(once, y) == pytest.approx(told[0], abs=0.03)
     assert auc(one, y) == pytest.approx(told[0], abs=0.03)

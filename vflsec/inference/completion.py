@@ -14,7 +14,13 @@ from torch.nn import functional as F
 from vflsec.core.scaling import standardized
 from vflsec.inference.releases import Releases
 
-SWEEPS = 40
+SWEEPS = 20
+
+FITTED = 16_384
+"""Rows, evenly spaced, that fit the functions at most; others are placed by them."""
+
+AT_ONCE = 1 << 23
+"""Numbers of models that are gathered for rows at once."""
 
 NEGLIGIBLE = 1e-10
 
@@ -23,38 +29,30 @@ LEAST_NOISE = 1e-9
 
 
 class _Route:
-    """Releases of one route as linear functions of the coordinates of rows, one for each message.
+    """Releases of one route as linear functions of the coordinates of rows, one for each message."""
 
-    Matrices of messages and rows hold a number for each release: one, and the value of each unit.
-    """
+    def __init__(self, releases: Releases, fitted: Tensor, order: int) -> None:
+        self.all, self.order = releases._replace(values=standardized(releases.values).double()), order
+        self.fitted = self.all.where(fitted[releases.rows])
+        self.by_message, self.by_row = (groups_of_equal_size(x) for x in (self.fitted.message, self.fitted.rows))
+        self.n_messages = int(releases.message.max()) + 1
+        self.total, self.n_values = self.fitted.values.square().sum(), self.fitted.values.numel()
+        self.noise, self.change = 1.0, self.n_messages / len(releases.values)  # begins with models that hardly change
 
-    def __init__(self, releases: Releases, order: int, usual: Tensor) -> None:
-        self.n_messages, self.order = int(releases.message.max()) + 1, order
-        place, values = torch.stack([releases.rows, releases.message]), standardized(releases.values)
-        columns, shape = (torch.ones_like(values[:, 0]), *values.T), (releases.n_rows, self.n_messages)
-        tables = (torch.sparse_coo_tensor(place, column, shape, check_invariants=False) for column in columns)
-        self.by_row = [table.coalesce() for table in tables]
-        self.by_message = [table.T.coalesce() for table in self.by_row]
-        counted = values[usual[releases.rows]]
-        self.total, self.n_values = counted.square().sum(), counted.numel()
-        self.noise, self.change = 1.0, self.n_messages / len(values)  # begins with models that hardly change
-
-    def precision(self, x: Tensor, usual: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sums (n, k, k) of squared slopes and (n, k) of slopes times releases, given ``x`` (n, k + 1).
-
-        Both are divided by the variance of the noise.
-        """
-        k, weighted = x.shape[1] - 1, x * usual
-        (counts, *units), (of_message, *units_of_message) = self.by_row, self.by_message
-        squares = (of_message @ (weighted[:, :, None] * x[:, None]).flatten(1)).view(-1, k + 1, k + 1)
-        products = torch.stack([unit @ weighted for unit in units_of_message], dim=2)  # (S, k + 1, d)
+    def fit(self, x: Tensor) -> Tensor:
+        """Return the functions (S, k + 1, d) of the coordinates ``x`` (n, k + 1) that explain rows that fit them."""
+        k = x.shape[1]
+        squares, products = (
+            x.new_zeros(self.n_messages, k, k),
+            x.new_zeros(self.n_messages, k, self.all.values.shape[1]),
+        )
+        for messages, releases in self.by_message:
+            of_rows = x[self.fitted.rows[releases]]
+            squares[messages] = of_rows.mT @ of_rows
+            products[messages] = of_rows.mT @ self.fitted.values[releases]
         models = smooth_models(squares, products, self.order, self.noise / self.change)
         self._learn_variances(models, squares, products)
-        slopes, constant = models[:, :k], models[:, k:]
-        explained = -counts @ (slopes * constant).sum(dim=2)
-        for unit, slope in zip(units, slopes.unbind(dim=2), strict=True):
-            explained += unit @ slope
-        return (counts @ (slopes @ slopes.mT).flatten(1)).view(-1, k, k) / self.noise, explained / self.noise
+        return models
 
     def _learn_variances(self, models: Tensor, squares: Tensor, products: Tensor) -> None:
         """Set the variance of the noise and that of the changes of models from the residuals of both."""
@@ -62,6 +60,46 @@ class _Route:
         self.noise = max(float(residual) / max(self.n_values, 1), LEAST_NOISE)
         if self.n_messages > self.order:
             self.change = max(float(models.diff(n=self.order, dim=0).square().mean()), 1e-16)
+
+
+def place_rows(routes: Sequence[_Route], models: Sequence[Tensor], *, fitted: bool) -> Tensor:
+    """Return the coordinates (n, k) that explain the releases of rows, with a prior of variance one.
+
+    Args:
+        routes: of the same rows.
+        models: (S, k + 1, d) of each route.
+        fitted: whether only rows that fit the models are placed; others are then at zero.
+    """
+    n, k = routes[0].all.n_rows, models[0].shape[1] - 1
+    squares, products = models[0].new_zeros(n, k, k), models[0].new_zeros(n, k)
+    for route, model in zip(routes, models, strict=True):
+        releases = route.fitted if fitted else route.all
+        for rows, several in route.by_row if fitted else groups_of_equal_size(releases.rows):
+            at_once = max(1, AT_ONCE // (several.shape[1] * model[0].numel()))
+            cuts = list(range(at_once, len(rows), at_once))
+            for part, at in zip(rows.tensor_split(cuts), several.tensor_split(cuts), strict=True):
+                each = model[releases.message[at]].transpose(2, 3).flatten(1, 2)  # (m, releases x d, k + 1)
+                slopes, constant = each[..., :k], each[..., k]
+                squares[part] += slopes.mT @ slopes / route.noise
+                products[part] += ((releases.values[at].flatten(1) - constant)[:, None] @ slopes)[:, 0] / route.noise
+    placed: Tensor = torch.linalg.solve(squares + torch.eye(k, dtype=squares.dtype, device=squares.device), products)
+    return placed
+
+
+def groups_of_equal_size(keys: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return the keys (m,) with the same number c of items, and their items (m, c), for each number that occurs."""
+    distinct, sizes = torch.unique(keys, return_counts=True)
+    items = np.split(keys.argsort(stable=True).cpu().numpy(), np.cumsum(sizes.cpu().numpy())[:-1])
+    groups = []
+    for size in torch.unique(sizes).tolist():
+        of_size = torch.nonzero(sizes == size)[:, 0]
+        groups.append(
+            (
+                distinct[of_size],
+                torch.from_numpy(np.stack([items[number] for number in of_size.tolist()])).to(keys.device),
+            )
+        )
+    return groups
 
 
 def smooth_models(squares: Tensor, products: Tensor, order: int, rate: float) -> Tensor:
@@ -101,17 +139,18 @@ def completed(releases: Sequence[Releases], coordinates: Tensor, usual: Tensor, 
     Args:
         releases: of routes that share their rows.
         coordinates: (n, k) to begin with.
-        usual: (n,) rows that fit the functions; others are placed by them only.
+        usual: (n,) rows that may fit the functions; others are placed by them only.
         order: of the changes from message to message that are small: 1, or 2 for changes of changes.
     """
-    routes, weight = [_Route(part, order, usual) for part in releases], usual[:, None].to(coordinates.dtype)
-    z = _whitened(coordinates, usual)
-    prior = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
+    fitted = torch.zeros_like(usual)
+    candidates = torch.nonzero(usual)[:, 0]
+    fitted[candidates[:: -(-len(candidates) // FITTED)]] = True
+    routes = [_Route(part, fitted, order) for part in releases]
+    z = _whitened(coordinates, fitted)
     for _ in range(SWEEPS):
-        x = F.pad(z, (0, 1), value=1.0)
-        squares, products = (sum(parts) for parts in zip(*(r.precision(x, weight) for r in routes), strict=True))
-        z = _whitened(torch.linalg.solve(squares + prior, products), usual)
-    return z
+        models = [route.fit(F.pad(z, (0, 1), value=1.0)) for route in routes]
+        z = _whitened(place_rows(routes, models, fitted=True), fitted)
+    return _whitened(place_rows(routes, models, fitted=False), fitted)
 
 
 def _whitened(x: Tensor, usual: Tensor) -> Tensor:

@@ -29,9 +29,6 @@ LINEAR = (8, 16)
 MOST_COMPLETED = 40
 """Coordinates up to which the rows' places are computed: time and memory grow with their square."""
 
-ORDERS = (1, 2)
-"""Changes of the bottom model that are small from step to step: of a network's, or also their changes."""
-
 CURVED = (32, 64, 128)
 """Numbers of first components whose distances a kernel compares: columns are no linear function of releases."""
 
@@ -97,12 +94,11 @@ def trajectories_of(view: View, kind: Kind, routes: Sequence[tuple[str | None, s
     return result
 
 
-def functions_of_all(view: View, *, sender: str | None) -> list[Tensor]:
+def functions_of_all(view: View, *, sender: str | None, with_completed: bool = False) -> list[Tensor]:
     """Return the functions (n, k) of all embeddings of each row that a linear model may read; none without any."""
     results = trajectories(view, Kind.EMBEDDING, sender=sender)
-    return [
-        x for each in results for x in (each.every, *each.first((*LINEAR, *CURVED)).values(), *each.completed.values())
-    ]
+    functions = [x for each in results for x in (each.every, *each.first((*LINEAR, *CURVED)).values())]
+    return [*functions, *(x for each in results for x in each.completed.values() if with_completed)]
 
 
 def _trajectories(view: View, releases: Sequence[Releases]) -> list[Trajectories]:
@@ -125,14 +121,11 @@ def _completed(
     usual = lengths <= LONGEST**2 * lengths.median()
     if any(part.values.shape[1] > max(LINEAR) for part in releases):
         return {}
-    width = layout.width if layout else 0
+    width = layout.width if layout else max(LINEAR)
     most = min(found.components.shape[1] - 1, MOST_COMPLETED)
-    numbers = sorted({k for k in (*LINEAR, width, width * 3 // 2) if 0 < k <= most})
-    return {
-        (k, order): completed(releases, found.components[:, :k], usual, order=order)
-        for k in numbers
-        for order in ORDERS
-    }
+    numbers = sorted({k for k in (*LINEAR, width, width * 3 // 2) if k <= most})
+    choices = [(k, 1) for k in numbers] + [(width, 2)] * (width <= most)  # a linear model changes more smoothly
+    return {(k, order): completed(releases, found.components[:, :k], usual, order=order) for k, order in choices if k}
 
 
 class Block(NamedTuple):
