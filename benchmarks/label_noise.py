@@ -21,6 +21,7 @@ import numpy as np
 
 from vflsec.base.errors import Diverged
 from vflsec.cipher.arithmetic.layout import CipherLayout
+from vflsec.cipher.recording import Header, Recording, RecordingWriter
 from vflsec.core.method import Trained
 from vflsec.results.statistics import over_seeds
 from vflsec.run import spec as specs
@@ -30,7 +31,6 @@ from vflsec.run.score import measure
 from vflsec.run.training import one_thread
 from vflsec.secure.transcripts.audit import Truth
 from vflsec.secure.transcripts.delta_chain import DeltaChain
-from vflsec.secure.transcripts.recording import Header, Recording, RecordingWriter
 
 PAGE = Path(__file__).parents[1] / "docs" / "audit_a_recording.md"
 NOISE = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from vflsec.base.errors import UsageError
 from vflsec.cipher.arithmetic.layout import CipherSpec
+from vflsec.cipher.recording import RecordingWriter
 from vflsec.cipher.roles.exchange import Exchange, Seat
 from vflsec.core.message import Kind, Step
 from vflsec.core.options import shares_options
 from vflsec.core.party import Party
 from vflsec.core.protocol import LinearBoundary
 from vflsec.core.settings import TrainSpec
-from vflsec.secure.transcripts.recording import RecordingWriter
 
 
 class RolePair(NamedTuple):

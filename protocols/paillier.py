@@ -13,13 +13,13 @@ from vflsec.cipher.arithmetic.codec import encode
 from vflsec.cipher.arithmetic.cost import estimate
 from vflsec.cipher.arithmetic.keys import Keys
 from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
+from vflsec.cipher.recording import Header, RecordingWriter
 from vflsec.cipher.roles.active import ActiveRole
 from vflsec.cipher.roles.messages import ROLES
 from vflsec.cipher.roles.passive import PassiveRole
 from vflsec.core.message import Kind
 from vflsec.core.settings import TrainSpec
 from vflsec.protocols.masked_linear import MaskedLinearBoundary, RolePair
-from vflsec.secure.transcripts.recording import Header, RecordingWriter
 
 NOISE_BITS = 10  # that defenses may add to a loss gradient by noise
 PENALTY_BITS = 4  # that any other defense of the active party may add, by a penalty or by what it does to labels

@@ -16,16 +16,16 @@ import pytest
 from remote_pair import Masks, make_job, owns, run_both, session
 
 from vflsec.base.errors import DataError, PeerLost, StoreError, VflsecError
+from vflsec.cipher import recording
 from vflsec.cipher.arithmetic.keys import Keys
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
+from vflsec.cipher.recording import Recording
 from vflsec.cipher.roles.active import ActiveRole
 from vflsec.cipher.roles.passive import PassiveRole
 from vflsec.companies.hello import agree
 from vflsec.companies.messages import FIRST, KINDS
 from vflsec.companies.wire import HEADER, MAGIC, VERSION, Connection, plain
-from vflsec.secure.transcripts import recording
-from vflsec.secure.transcripts.recording import Recording
 
 pytestmark = pytest.mark.chaos
 

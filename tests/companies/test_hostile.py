@@ -13,6 +13,7 @@ import pytest
 from remote_pair import HERE, killed_at_a_state, make_job, owns, run_both, session, work
 
 from vflsec.base.errors import Diverged, PeerLost, PeerRefused, ProtocolError, StoreError, UsageError, VflsecError
+from vflsec.cipher.recording import Recording
 from vflsec.cipher.roles.active import ActiveRole
 from vflsec.cipher.roles.messages import EncryptedDelta, Scores
 from vflsec.cipher.roles.passive import PassiveRole
@@ -24,7 +25,6 @@ from vflsec.companies.snapshots import Journal
 from vflsec.companies.talk import Talk
 from vflsec.companies.wire import Connection
 from vflsec.secure.transcripts.forward_passes import ForwardPasses
-from vflsec.secure.transcripts.recording import Recording
 
 pytestmark = pytest.mark.chaos
 

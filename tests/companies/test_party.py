@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -74,18 +73,6 @@ def test_keys_of_one_party_alone(tmp_path):
     again = run("keys", tmp_path, "--role", "passive")
     assert again.exit_code == 2
     assert "never overwritten" in again.output
-
-
-def test_the_letters_of_the_roles_are_understood(companies, tmp_path):
-    """Older commands call the roles C and p, and keep keys in folders of these names."""
-    assert run("keys", tmp_path, "--role", "p").exit_code == 0
-    assert (tmp_path / "active" / "key.pem").is_file()
-    shutil.copytree(companies / "keys" / "passive", tmp_path / "older" / "C")
-    words = options(companies, "passive", "--keys", tmp_path / "older", "--out", tmp_path / "out", "--patience", "0.1")
-    words[words.index("passive")] = "C"
-    found = run(*words)
-    assert "listening on 127.0.0.1" in found.output
-    assert found.exit_code == 3
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from remote_pair import HERE, Masks, make_job, owns, run_both, session
 
 from vflsec.base.errors import PeerLost, PeerRefused, ProtocolError, StoreError, UsageError
+from vflsec.cipher.recording import Recording
 from vflsec.cipher.roles.messages import EncryptedDelta, Features, NoisedGradient, Scores
 from vflsec.companies.hello import Hello
 from vflsec.companies.identity import Identity
@@ -19,7 +20,6 @@ from vflsec.companies.messages import FIRST, KINDS, Done, limits
 from vflsec.companies.session import Session
 from vflsec.companies.talk import Talk
 from vflsec.companies.wire import HEADER, MAGIC, VERSION, Connection
-from vflsec.secure.transcripts.recording import Recording
 
 JOB = make_job(momentum=0.5, epochs=3)  # six batches
 OWN = owns(JOB)

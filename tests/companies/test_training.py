@@ -16,6 +16,7 @@ from vflsec.base.seeds import drawing
 from vflsec.cipher.arithmetic.keys import Keys
 from vflsec.cipher.arithmetic.layout import CipherSpec
 from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
+from vflsec.cipher.recording import Recording
 from vflsec.cipher.roles.active import ActiveRole
 from vflsec.cipher.roles.passive import PassiveRole
 from vflsec.companies.active_side import residual
@@ -26,7 +27,6 @@ from vflsec.companies.side import Schedule, first_share
 from vflsec.companies.snapshots import Snapshots
 from vflsec.nn.encoders import build_encoder
 from vflsec.results.metrics import METRICS
-from vflsec.secure.transcripts.recording import Recording
 
 
 def first_models(job, own):

@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from vflsec.audit.transcript import TranscriptFolder
 from vflsec.base.errors import UsageError
+from vflsec.cipher.recording import Recording
 from vflsec.cli import cli
 from vflsec.core.method import Trained
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
@@ -16,7 +17,6 @@ from vflsec.methods.prada import PrADA
 from vflsec.methods.vertical_lr import VerticalLogisticRegression
 from vflsec.secure.transcripts.audit import Truth
 from vflsec.secure.transcripts.delta_chain import DeltaChain
-from vflsec.secure.transcripts.recording import Recording
 from vflsec.secure.transcripts.score_gram import ScoreGram
 from vflsec.secure.transcripts.wire import Wire
 from vflsec.testing.federations import toy_federation

@@ -36,7 +36,7 @@ from vflsec.run.questions import Question, ask
 from vflsec.run.runner import attack_run, guarded
 from vflsec.run.spec import AttackSpec, AuxSpec
 
-VERSION = 2
+VERSION = 1
 """Of what an audit makes of its material: part of every key."""
 
 RECORD = "record a transcript while it is trained; of a checkpoint, name it with --messages"

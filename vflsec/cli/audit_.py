@@ -197,9 +197,9 @@ def _recording(what: Path, truth: Path | None, names: tuple[str, ...], max_leak:
     from rich.console import Console
     from rich.progress import Progress
 
+    from vflsec.cipher.recording import Recording
     from vflsec.secure.transcripts import run, table
     from vflsec.secure.transcripts.audit import Truth
-    from vflsec.secure.transcripts.recording import Recording
 
     limit = leak_limits(max_leak)
     read = Recording(what)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from vflsec.base.errors import UsageError
-from vflsec.cipher.roles.messages import LETTERS, ROLES
+from vflsec.cipher.roles.messages import ROLES
 from vflsec.cli.options import expose, max_exposure
 
 
@@ -27,13 +27,8 @@ SECONDS = Seconds(min=0.1)
 
 
 def role_option(text: str) -> Callable[[Any], Any]:
-    """Return ``--role``, which also takes the letters of the paper."""
-    return click.option(
-        "--role",
-        type=click.Choice([*ROLES, *LETTERS]),
-        callback=lambda ctx, param, value: LETTERS.get(value, value),
-        help=text,
-    )
+    """Return ``--role``."""
+    return click.option("--role", type=click.Choice(ROLES), help=text)
 
 
 @click.group("party", invoke_without_command=True)
@@ -134,7 +129,7 @@ def run(**given: Any) -> None:
     torch.set_num_threads(1)  # batches are small, and the encryption needs the cores
     agreed = job.read(job_file)
     own = _own(agreed, role, given)
-    identity = Identity(_folder(keys_folder, role))
+    identity = Identity(keys_folder / role)
     where = parse_address(given["listen"] or given["connect"])
     _expose(agreed, own, role, given["max_exposure"])
     console = Console(stderr=True)
@@ -218,12 +213,6 @@ def _own(agreed: Any, role: Any, given: dict[str, Any]) -> Any:
         signed_log=_names(given["signed_log"]),
     )
     return own.from_file(_given(given, "data"), agreed, role, files, key=given["key"], label=label)
-
-
-def _folder(keys: Path, role: str) -> Path:
-    """Return the folder of a role's keys, which older versions named by the letter of the paper."""
-    (older,) = (keys / letter for letter, name in LETTERS.items() if name == role)
-    return older if older.is_dir() and not (keys / role).exists() else keys / role
 
 
 def _names(text: str) -> list[str]:

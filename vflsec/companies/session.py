@@ -16,6 +16,7 @@ from safetensors.numpy import save
 
 from vflsec.base.errors import Diverged, PeerLost, PeerRefused, ProtocolError, StoreError, UsageError, VflsecError
 from vflsec.cipher.arithmetic.keys import Keys
+from vflsec.cipher.recording import Header, RecordingWriter, expect_writable
 from vflsec.cipher.roles.messages import NoisedGradient, RoleName
 from vflsec.companies import result
 from vflsec.companies.active_side import ActiveSide
@@ -30,7 +31,6 @@ from vflsec.companies.result import PartyResult
 from vflsec.companies.snapshots import Facts, Journal, Snapshots
 from vflsec.companies.talk import Talk
 from vflsec.companies.wire import Connection, plain
-from vflsec.secure.transcripts.recording import Header, RecordingWriter, expect_writable
 
 NOTHING = sha256().hexdigest()
 """The history of an active party that has not met its peer yet."""

@@ -8,9 +8,9 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
+from vflsec.cipher.recording import RecordingWriter
 from vflsec.cipher.roles.messages import EncryptedDelta, MaskedScores
 from vflsec.companies.wire import Connection
-from vflsec.secure.transcripts.recording import RecordingWriter
 
 M = TypeVar("M", bound=msgspec.Struct)
 

@@ -25,10 +25,10 @@ from vflsec.data.description import expect_no_table, source_files
 from vflsec.data.partition import DataSpec
 from vflsec.run.spec import AttackSpec, AuxSpec, DefenseSpec, EvalSpec
 
-KEY_VERSION = 6
+KEY_VERSION = 1
 """Raised whenever the meaning of a setting changes, so that no stored result is taken for another."""
 
-TUNING_VERSION = 2
+TUNING_VERSION = 1
 """Raised whenever an adversary that compares variants would choose others."""
 
 

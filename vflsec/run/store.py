@@ -230,10 +230,6 @@ class _Stored(msgspec.Struct, frozen=True):
     models: dict[str, str]
 
 
-UNSEALED = b'{"kind":'
-"""The first bytes of ``cell.json`` in earlier versions, which did not detect damage."""
-
-
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -301,8 +297,6 @@ class CellFolder:
         path = self.path / "cell.json"
         try:
             content = files.read(path)
-            if content.startswith(UNSEALED):
-                return None
             stored: _Stored = unseal(content, _Stored)
             facts = msgspec.json.decode(stored.facts, type=kind)
         except (FileNotFoundError, NotADirectoryError):

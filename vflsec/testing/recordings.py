@@ -15,11 +15,11 @@ from vflsec.base.seeds import derive
 from vflsec.cipher.arithmetic.keys import Keys
 from vflsec.cipher.arithmetic.layout import CipherLayout, Mode
 from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
+from vflsec.cipher.recording import Header, Recording, RecordingWriter
 from vflsec.cipher.roles.active import ActiveRole
 from vflsec.cipher.roles.exchange import Exchange, Seat
 from vflsec.cipher.roles.messages import ROLES
 from vflsec.cipher.roles.passive import PassiveRole
-from vflsec.secure.transcripts.recording import Header, Recording, RecordingWriter
 
 Floats = NDArray[np.float64]
 

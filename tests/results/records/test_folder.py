@@ -147,7 +147,7 @@ def test_the_manifest_names_where_the_numbers_come_from(evaluated):
         (lambda text: text.replace(b'"seeds":2', b'"seeds":3'), "its checksum does not match"),
         (lambda text: text[:-9], "it cannot be read"),
         (lambda text: b"", "it cannot be read"),
-        (lambda text: text.replace(b'"schema":3', b'"schema":2'), "has schema 2, expected 3"),
+        (lambda text: text.replace(b'"schema":1', b'"schema":2'), "has schema 2, expected 1"),
     ],
 )
 def test_a_damaged_manifest_is_one_line(copied, change, message):

@@ -122,7 +122,7 @@ def test_what_is_written_is_read(tmp_path):
     assert read_limits(tmp_path) == [second, first]
 
 
-@pytest.mark.parametrize("change", [b"", b"{}", b'{"schema":3,"check":"0","record":{"runs":[]}}\n'])
+@pytest.mark.parametrize("change", [b"", b"{}", b'{"schema":1,"check":"0","record":{"runs":[]}}\n'])
 def test_damaged_limits_are_one_line_and_never_no_limits(copied, change):
     (copied / "gates.json").write_bytes(change)
     with pytest.raises(StoreError, match=r"gates\.json.* remove it and set the limits again"):

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vflsec.cipher.recording import Recording, RecordingWriter
 from vflsec.secure.transcripts.audit import Truth
 from vflsec.secure.transcripts.common_divisor import CommonDivisor
-from vflsec.secure.transcripts.recording import Recording, RecordingWriter
 from vflsec.testing.recordings import LinearRun
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from vflsec.base.errors import DataError, InsufficientView
+from vflsec.cipher.recording import Recording, RecordingWriter
 from vflsec.secure.transcripts.audit import Truth
 from vflsec.secure.transcripts.delta_chain import DeltaChain
-from vflsec.secure.transcripts.recording import Recording, RecordingWriter
 from vflsec.testing.recordings import LinearRun, generator
 
 

@@ -5,12 +5,12 @@ import pytest
 
 from vflsec.cipher.arithmetic.codec import cut, join
 from vflsec.cipher.arithmetic.layout import CipherLayout
+from vflsec.cipher.recording import Header, Recording, RecordingWriter
 from vflsec.cipher.roles.active import ActiveRole
 from vflsec.cipher.roles.passive import PassiveRole
 from vflsec.secure.transcripts.audit import Truth
 from vflsec.secure.transcripts.chosen_weights import ChosenWeights
 from vflsec.secure.transcripts.forward_passes import ForwardPasses
-from vflsec.secure.transcripts.recording import Header, Recording, RecordingWriter
 from vflsec.secure.transcripts.run import judge
 from vflsec.secure.transcripts.score_drift import ScoreDrift
 from vflsec.secure.transcripts.shifted_scores import ShiftedScores

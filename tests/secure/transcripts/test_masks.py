@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vflsec.cipher.arithmetic.layout import CipherLayout
+from vflsec.cipher.recording import Header, Recording, RecordingWriter
 from vflsec.secure.transcripts import small_masks
 from vflsec.secure.transcripts.audit import Truth
 from vflsec.secure.transcripts.low_bits import LowBits, solve
-from vflsec.secure.transcripts.recording import Header, Recording, RecordingWriter
 from vflsec.secure.transcripts.small_masks import SmallMasks, narrowest
 
 

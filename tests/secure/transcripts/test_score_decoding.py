@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from vflsec.cipher.arithmetic.layout import CipherLayout
+from vflsec.cipher.recording import Header, Recording, RecordingWriter
 from vflsec.secure.transcripts.audit import Truth
-from vflsec.secure.transcripts.recording import Header, Recording, RecordingWriter
 from vflsec.secure.transcripts.score_decoding import ScoreDecoding
 
 WIDTH = 10

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from vflsec.cipher.recording import Recording, RecordingWriter
 from vflsec.secure.transcripts.audit import Truth
-from vflsec.secure.transcripts.recording import Recording, RecordingWriter
 from vflsec.secure.transcripts.score_gram import ScoreGram
 from vflsec.testing.recordings import LinearRun
 

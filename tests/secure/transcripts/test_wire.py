@@ -10,10 +10,10 @@ import pytest
 
 from vflsec.cipher.arithmetic.keys import MODES
 from vflsec.cipher.arithmetic.layout import CipherLayout
+from vflsec.cipher.recording import Header, Recording, RecordingWriter
 from vflsec.cipher.roles.active import ActiveRole
 from vflsec.cipher.roles.passive import PassiveRole
 from vflsec.secure.transcripts.audit import Truth
-from vflsec.secure.transcripts.recording import Header, Recording, RecordingWriter
 from vflsec.secure.transcripts.wire import Wire, _Powers
 from vflsec.testing.recordings import EncryptedRun, LinearRun, loss_gradient
 

@@ -18,8 +18,6 @@ import msgspec
 
 RoleName = Literal["passive", "active"]
 ROLES: tuple[RoleName, RoleName] = ("passive", "active")
-LETTERS: dict[str, RoleName] = {"C": "passive", "p": "active"}
-"""The roles by the letters of the paper, which older recordings and commands use."""
 
 
 class PaillierMessage(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):

@@ -16,7 +16,7 @@ import msgspec
 from vflsec.base.errors import CONTROL
 from vflsec.results.metrics import possible
 
-SCHEMA = 3
+SCHEMA = 1
 """Raised whenever a field changes its meaning."""
 
 Status = Literal["ok", "unconverged", "collapsed", "diverged", "error"]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vflsec.base.errors import InsufficientView, UsageError
-from vflsec.secure.transcripts.recording import Recording
+from vflsec.cipher.recording import Recording
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.object_]

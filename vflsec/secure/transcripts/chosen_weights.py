@@ -8,9 +8,9 @@ import numpy as np
 
 from vflsec.base.checks import count
 from vflsec.base.errors import InsufficientView
+from vflsec.cipher.recording import RecordedStep, Recording
 from vflsec.secure.transcripts import figures
 from vflsec.secure.transcripts.audit import Audit, Figure, Recovered, Truth
-from vflsec.secure.transcripts.recording import RecordedStep, Recording
 
 
 class ChosenWeights(Audit):

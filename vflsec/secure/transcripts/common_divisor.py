@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vflsec.base.errors import InsufficientView
+from vflsec.cipher.recording import RecordedStep, Recording
 from vflsec.secure.transcripts.audit import Audit, Figure, Recovered, Truth
-from vflsec.secure.transcripts.recording import RecordedStep, Recording
 
 ROWS = 8
 """Fewest exact rows whose common divisor is looked for: of unrelated numbers it is above 1 once in 256 times."""

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vflsec.base.errors import DataError, InsufficientView
+from vflsec.cipher.recording import Header, RecordedStep, Recording
+from vflsec.inference.recordings.pooled import LARGEST, GradientBatch, pool
+from vflsec.inference.recordings.simplex import rotation, upright
 from vflsec.secure.transcripts import figures
 from vflsec.secure.transcripts.audit import Audit, Figure, Floats, Notes, Recovered, Truth
-from vflsec.secure.transcripts.pooled import LARGEST, GradientBatch, pool
-from vflsec.secure.transcripts.recording import Header, RecordedStep, Recording
-from vflsec.secure.transcripts.simplex import rotation, upright
 
 WINDOW = 32
 """Steps solved together: the farther W moves, the better is its size known; the cost grows with the third power."""
@@ -61,7 +61,7 @@ class DeltaChain(Audit):
     since a row of softmax(z) - y has one negative entry; what remains open is the names of the classes.
 
     Two consecutive batches are enough for r = 1. Where noise on delta^C, or too few features, spoil the updates,
-    ``vflsec.secure.transcripts.pooled`` pools the batches of the whole run instead: W moves little from one to the
+    ``vflsec.inference.recordings.pooled`` pools the batches of the whole run instead: W moves little from one to the
     next, and a sample's label is the same at every visit. Averages over batches and visits then cancel the noise.
 
     Source: derived from PrADA (arXiv 2111.10120), Algorithm 5, lines 15 to 22; the extension to many batches,

@@ -8,8 +8,8 @@ import numpy as np
 
 from vflsec.base.checks import count
 from vflsec.base.errors import InsufficientView
+from vflsec.cipher.recording import Recording
 from vflsec.secure.transcripts.audit import Audit, Figure, Recovered
-from vflsec.secure.transcripts.recording import Recording
 
 
 class ForwardPasses(Audit):

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from vflsec.base.checks import count
 from vflsec.base.errors import InsufficientView
+from vflsec.cipher.recording import Recording
+from vflsec.inference.recordings.masked import Masked, masked_scores
 from vflsec.secure.transcripts.audit import Audit, Figure, Recovered, Truth
-from vflsec.secure.transcripts.masked import Masked, masked_scores
-from vflsec.secure.transcripts.recording import Recording
 
 STEPS = 16
 """How many batches are tried: masks are of one kind in all."""

@@ -8,6 +8,7 @@ import msgspec
 
 from vflsec.base.checks import one_of
 from vflsec.base.errors import UsageError
+from vflsec.cipher.recording import Recording
 from vflsec.results.analysis.results import Gate
 from vflsec.secure.transcripts.audit import Audit, Finding, Truth
 from vflsec.secure.transcripts.chosen_weights import ChosenWeights
@@ -15,7 +16,6 @@ from vflsec.secure.transcripts.common_divisor import CommonDivisor
 from vflsec.secure.transcripts.delta_chain import DeltaChain
 from vflsec.secure.transcripts.forward_passes import ForwardPasses
 from vflsec.secure.transcripts.low_bits import LowBits
-from vflsec.secure.transcripts.recording import Recording
 from vflsec.secure.transcripts.score_decoding import ScoreDecoding
 from vflsec.secure.transcripts.score_drift import ScoreDrift
 from vflsec.secure.transcripts.score_gram import ScoreGram

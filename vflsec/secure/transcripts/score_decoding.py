@@ -9,9 +9,9 @@ import numpy as np
 from scipy.spatial import cKDTree
 
 from vflsec.base.errors import InsufficientView
+from vflsec.cipher.recording import Recording
 from vflsec.secure.transcripts import figures
 from vflsec.secure.transcripts.audit import Audit, Figure, Floats, Recovered, Truth
-from vflsec.secure.transcripts.recording import Recording
 
 TRIED = 1 << 20
 """Combinations of values, at most."""

@@ -7,9 +7,9 @@ from collections import deque
 import numpy as np
 
 from vflsec.base.errors import InsufficientView
+from vflsec.cipher.recording import Recording
 from vflsec.secure.transcripts import figures
 from vflsec.secure.transcripts.audit import Audit, Recovered
-from vflsec.secure.transcripts.recording import Recording
 
 BEFORE = 8
 """Batches that say what is usual."""

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from vflsec.base.checks import count
 from vflsec.base.errors import InsufficientView
+from vflsec.cipher.recording import Header, RecordedStep, Recording
+from vflsec.inference.recordings.same_batch import factor, moved, same_batch
+from vflsec.inference.recordings.score_fit import SWEEPS, ScoreFit, fit
+from vflsec.inference.recordings.score_model import ScoreModel, Visit
 from vflsec.secure.transcripts import figures
 from vflsec.secure.transcripts.audit import Audit, Figure, Floats, Recovered, Truth
-from vflsec.secure.transcripts.recording import Header, RecordedStep, Recording
-from vflsec.secure.transcripts.same_batch import factor, moved, same_batch
-from vflsec.secure.transcripts.score_fit import SWEEPS, ScoreFit, fit
-from vflsec.secure.transcripts.score_model import ScoreModel, Visit
 
 HELD_OUT = 0.02
 """Share of the scores that is left out of the fit, to judge it."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from vflsec.base.errors import InsufficientView
+from vflsec.cipher.recording import Recording
 from vflsec.secure.transcripts import figures
 from vflsec.secure.transcripts.audit import Audit, Figure, Recovered, Truth
-from vflsec.secure.transcripts.recording import Recording
 
 
 class ScoreRegression(Audit):

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from vflsec.base.checks import count
 from vflsec.base.errors import InsufficientView
+from vflsec.cipher.recording import Recording
 from vflsec.secure.transcripts import figures
 from vflsec.secure.transcripts.audit import Audit, Figure, Recovered, Truth
-from vflsec.secure.transcripts.recording import Recording
 
 ZERO = 1e-3
 """A gradient shorter than this, relative to the longest of its batch, has vanished."""

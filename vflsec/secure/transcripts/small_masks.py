@@ -9,10 +9,10 @@ import numpy as np
 from scipy.optimize import linprog
 
 from vflsec.base.errors import InsufficientView
+from vflsec.cipher.recording import Recording
+from vflsec.inference.recordings.masked import masked_scores
 from vflsec.secure.transcripts import figures
 from vflsec.secure.transcripts.audit import Audit, Figure, Floats, Recovered, Truth
-from vflsec.secure.transcripts.masked import masked_scores
-from vflsec.secure.transcripts.recording import Recording
 
 ROWS = 1 << 17
 """Most samples that are used."""

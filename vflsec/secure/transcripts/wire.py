@@ -15,9 +15,9 @@ from vflsec.base.checks import count
 from vflsec.base.errors import DataError, InsufficientView
 from vflsec.cipher.arithmetic.codec import cut
 from vflsec.cipher.arithmetic.layout import CipherLayout
+from vflsec.cipher.recording import RecordedMessage, Recording
 from vflsec.secure.transcripts import figures
 from vflsec.secure.transcripts.audit import Audit, Figure, Recovered, Truth
-from vflsec.secure.transcripts.recording import RecordedMessage, Recording
 
 CIPHERTEXTS = ("columns", "packs", "ciphers", "share")
 """Fields of messages that hold ciphertexts."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from vflsec.secure.transcripts.audit import Floats
+Floats = NDArray[np.float64]
 
 RESTARTS = 40
 ROUNDS = 100

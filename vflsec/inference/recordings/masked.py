@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vflsec.cipher.arithmetic.codec import cut
+from vflsec.cipher.recording import Header, RecordedStep
 from vflsec.cipher.roles.messages import Scores
-from vflsec.secure.transcripts.audit import Integers
-from vflsec.secure.transcripts.recording import Header, RecordedStep
+
+Integers = NDArray[np.object_]
 
 
 class Masked(NamedTuple):

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 
-from vflsec.secure.transcripts.audit import Floats
-from vflsec.secure.transcripts.score_model import ScoreModel
+from vflsec.inference.recordings.score_model import ScoreModel
+from vflsec.inference.recordings.simplex import Floats
 
 SWEEPS = 150
 """Gauss-Newton steps, at most."""

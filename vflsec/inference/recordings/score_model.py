@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from vflsec.secure.transcripts.audit import Floats
+from vflsec.inference.recordings.simplex import Floats
 
 SAMPLE = 6000
 """Scores from which the preconditioner and the start of a fit are computed."""

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vflsec.base.errors import InsufficientView
-from vflsec.secure.transcripts.audit import Floats
-from vflsec.secure.transcripts.recording import Header, RecordedStep, Recording
+from vflsec.cipher.recording import Header, RecordedStep, Recording
+from vflsec.inference.recordings.simplex import Floats
 
 ABOVE_NOISE = 3
 """How far a direction must stand above what rounding makes of none."""

@@ -30,14 +30,9 @@ from numpy.typing import NDArray
 from vflsec.base.checks import one_of
 from vflsec.base.errors import DataError, StoreError, UsageError
 from vflsec.cipher.arithmetic.layout import CipherLayout
-from vflsec.cipher.roles.messages import LETTERS
 
 MAGIC = b"\x89vflsec recording\r\n\x1a\n"
-VERSION = 5
-CHAINED = 5
-"""The first version in which each checksum starts from that of the frame before."""
-READABLE = (3, 4, 5)
-"""Versions that are read; version 3 called the roles by the letters of the paper."""
+VERSION = 1
 LARGEST_FRAME = 1 << 28
 """Bytes of the largest frame: a batch of 4,096 rows by 10 features, a 4,096-bit key and no packing, is 42 MB."""
 
@@ -77,18 +72,13 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         version: of this format.
     """
 
-    role: Literal["passive", "active", "C", "p"]
+    role: Literal["passive", "active"]
     layout: CipherLayout
     n: bytes = b""
     momentum: float = 0.0
     weight_decay: float = 0.0
     score_precision: int | None = None
     version: int = VERSION
-
-    def __post_init__(self) -> None:
-        """Replace the letter of a role by its name."""
-        if self.role in LETTERS:
-            msgspec.structs.force_setattr(self, "role", LETTERS[self.role])
 
 
 class Begin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -205,9 +195,6 @@ class RecordingWriter:
     _checksum = 0
     """Of the last frame."""
 
-    _chained = True
-    """Whether each checksum starts from the last one."""
-
     def __init__(self, path: Path, header: Header) -> None:
         self.path = path
         with _writing(path):
@@ -229,7 +216,6 @@ class RecordingWriter:
         made = cls.__new__(cls)
         made.path = path
         made._cut, made._checksum = recording.end(step)
-        made._chained = recording.version >= CHAINED
         with _writing(path):
             made._file = path.open("ab")
         return made
@@ -269,7 +255,7 @@ class RecordingWriter:
         if len(body) > LARGEST_FRAME:
             raise UsageError(f"expected at most {LARGEST_FRAME} bytes in one frame of a recording, got {len(body)}")
         with _writing(self.path):
-            head, checksum = _head(body, self._checksum if self._chained else 0)
+            head, checksum = _head(body, self._checksum)
             self._checksum = checksum
             self._file.write(head + body)
             self._file.flush()
@@ -289,7 +275,6 @@ class Recording:
 
     Attributes:
         header: what is the same in every step.
-        version: of the file.
 
     Raises:
         DataError: the file cannot be read, or is not a recording of this version.
@@ -303,10 +288,9 @@ class Recording:
             _, first, _ = next(self._frames(file), (0, None, 0))
         if not isinstance(first, Header):
             raise DataError(f"expected {path} to start with a header, got {type(first).__name__}")
-        if first.version not in READABLE:
+        if first.version != VERSION:
             raise DataError(f"expected a recording of version {VERSION}, got {first.version} in {path}")
-        self.version = first.version
-        self.header = msgspec.structs.replace(first, version=VERSION)
+        self.header = first
 
     def steps(self, *, last: int | None = None) -> Iterator[RecordedStep]:
         """Return the steps in order, up to step ``last``.
@@ -347,7 +331,7 @@ class Recording:
 
     def _frames(self, file: BinaryIO) -> Iterator[tuple[int, Frame, int]]:
         """Yield each whole frame with its first byte and its checksum; leave ``file`` behind the last one."""
-        size, before, chained = os.fstat(file.fileno()).st_size, 0, False
+        size, before = os.fstat(file.fileno()).st_size, 0
         at = file.seek(len(MAGIC))
         while at + _HEAD.size <= size:
             head = file.read(_HEAD.size)
@@ -366,9 +350,7 @@ class Recording:
                 yield at, frame, checksum
             except (ValueError, RecursionError, UsageError) as error:
                 raise DataError(f"expected a frame at byte {at} of {self.path}, got other bytes: {error}") from None
-            if isinstance(frame, Header):
-                chained = frame.version >= CHAINED
-            before = checksum if chained else 0
+            before = checksum
             at += _HEAD.size + length
         file.seek(at)
 

@@ -11,9 +11,7 @@ from scipy.optimize import minimize
 from scipy.signal import lfilter
 from scipy.special import expit
 
-from vflsec.secure.transcripts import figures
-from vflsec.secure.transcripts.audit import Floats
-from vflsec.secure.transcripts.simplex import rotation, simplex, upright
+from vflsec.inference.recordings.simplex import Floats, rotation, simplex, upright
 
 LARGEST = 1 << 26
 """Most numbers in the second moments (T, g, g) of all batches; where there are more, the last batches are taken."""
@@ -192,7 +190,7 @@ def _odds(mean: Floats, variance: Floats, visits: NDArray[np.int64], scores: Flo
         scores: (n,) the passive party's part of z, in any unit.
     """
     scores = scores / max(float(np.sqrt(np.mean(scores**2))), 1e-300)
-    rng = np.random.default_rng(figures.SEED)
+    rng = np.random.default_rng(0)
     few = rng.permutation(len(mean))[:FITTED]
 
     usual = np.array([2, 2, 2, 1])  # a prior's deviations, which keep it from wandering

@@ -1,0 +1,1 @@
+"""The arithmetic of attacks on recordings of the encrypted linear layer."""
