@@ -109,7 +109,7 @@ def _best_split(known: Tensor, ones: Tensor) -> Tensor:
 def _known(view: View, train: Tensor) -> tuple[Tensor | None, Tensor]:
     """Return the scores and labels of the auxiliary samples; no scores if they are of one class."""
     labels = view.aux_labels.cpu()
-    return (train[view.aux_rows].cpu() if len(set(labels.tolist())) == 2 else None), labels
+    return (train.cpu()[view.aux_rows.cpu()] if len(set(labels.tolist())) == 2 else None), labels
 
 
 def _threshold(known: Tensor, labels: Tensor) -> Tensor:
