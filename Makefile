@@ -43,7 +43,7 @@ engines:
 	  .engines/$$engine/bin/pip install -q -c constraints.txt -e ".[$$engine]" || exit 1; \
 	done
 
-# Rewrites what is generated: the reference, the table and the picture of the first command, the map in CONTRIBUTING.md,
+# Rewrites what is generated: the table and the picture of the first command, the map in CONTRIBUTING.md,
 # the picture of the packages, and the notebooks. It trains, and takes a few minutes.
 docs:
 	$(BIN)/python scripts/build_docs.py
@@ -51,11 +51,13 @@ docs:
 check-docs:
 	$(BIN)/python scripts/build_docs.py --check
 
-# The documentation as a site in site/, which needs no network to be read; a link that leads nowhere is an error.
+# The documentation as a site in site/, which needs no network to be read; a link that leads nowhere is an error. The
+# reference, with a page for each technique, is written from the code.
 .site/bin/mkdocs:
 	python3 -m venv .site && .site/bin/pip install -q "mkdocs-material>=9.5,<10"
 
 site: .site/bin/mkdocs
+	$(BIN)/python scripts/build_reference.py
 	NO_MKDOCS_2_WARNING=1 .site/bin/mkdocs build --strict --quiet
 
 # Builds sdist and wheel, checks both, and tries each in an environment of its own: the first evaluation, and for the

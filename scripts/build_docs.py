@@ -2,7 +2,7 @@
 
 python scripts/build_docs.py            runs the main command, also with a stronger attack, and the notebooks (minutes)
 python scripts/build_docs.py --notebooks    runs and writes the notebooks alone, or only those whose names are given
-python scripts/build_docs.py --quick    runs nothing and writes what is read from the code: reference, catalogue, map
+python scripts/build_docs.py --quick    runs nothing and writes what is read from the code: tables and map
 python scripts/build_docs.py --check    changes nothing; exits 1 if something that is read from the code is stale
 """
 
@@ -22,20 +22,16 @@ import click
 import jupytext
 import msgspec
 import nbformat
-from build_reference import PAGES
 from draw_layers import svg
 from nbclient import NotebookClient
 
 import vflsec
-from vflsec.core import registry
 from vflsec.report import table
 from vflsec.report.report import Report
 from vflsec.report.reproduction import Reproduction
 from vflsec.run import recipe
 
 ROOT = Path(__file__).parents[1]
-REFERENCE = ROOT / "docs" / "reference"
-CATALOGUE = REFERENCE / "catalogue.md"
 TABLE = ROOT / "docs" / "reading_the_table.md"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
@@ -56,17 +52,6 @@ def block(text: str, name: str, content: str) -> str:
     found, n = re.subn(pattern, lambda match: match[1] + content + match[2], text, flags=re.DOTALL)
     assert n == 1, f"found {n} blocks called {name}, expected 1"
     return found
-
-
-def catalogue() -> str:
-    """Return one table of everything registered, with the first line of its docstring."""
-    lines = ["| | name | what |", "|---|---|---|"]
-    for kind in registry.PACKAGES:
-        for name, entry in registry.entries(kind).items():
-            if entry.origin == "built in":
-                lines.append(f"| {kind.removesuffix('s')} | `{name}` | {registry.summary(entry)} |")
-    lines += ["", f"*contrib*: {registry.CONTRIB}. These run with `--attack all` like any other."]
-    return "\n".join(lines)
 
 
 def recipes() -> str:
@@ -222,7 +207,6 @@ def purpose(folder: Path) -> str:
 
 
 FROM_THE_CODE: dict[Path, dict[str, Callable[[], str]]] = {
-    CATALOGUE: {"catalogue": catalogue},
     REPRODUCE: {"recipes": recipes},
     CROSS_RISK: {"matrix": lambda: measured("cross-risk", CROSS_RISK)},
     TREES: {"table": lambda: measured("trees", TREES)},
@@ -261,10 +245,6 @@ def is_stale() -> list[str]:
         stale += [
             f"the block {name!r} in {page.name}" for name, make in blocks.items() if block(text, name, make()) != text
         ]
-    for name, page in PAGES.items():
-        path = REFERENCE / name
-        if not path.is_file() or path.read_text(encoding="utf-8") != page():
-            stale.append(f"reference/{name}")
     if not LAYERS.is_file() or LAYERS.read_text(encoding="utf-8") != svg(arrows(ROOT)):
         stale.append(LAYERS.name)
     stale += [source.with_suffix(".ipynb").name for source in NOTEBOOKS if not _is_written(source)]
@@ -290,8 +270,6 @@ def write_from_the_code() -> None:
         for name, make in blocks.items():
             text = block(text, name, make())
         page.write_text(text, encoding="utf-8")
-    for name, page in PAGES.items():
-        (REFERENCE / name).write_text(page(), encoding="utf-8")
     LAYERS.write_text(svg(arrows(ROOT)), encoding="utf-8")
 
 

@@ -1,12 +1,18 @@
-"""Makes the pages of docs/reference from the code: commands, Python, results, and the card of everything registered."""
+"""Writes the pages of docs/reference from the code: commands, Python, results, and a page for each technique.
+
+They are part of the site, and not of the repository: python scripts/build_reference.py
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import re
+import shutil
 import typing
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -19,12 +25,12 @@ from vflsec.core import registry
 from vflsec.results.analysis import results
 from vflsec.results.records import manifest, schema
 
-NOTE = "<!-- written by `make docs` -->\n\n"
+REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 
 
 def commands() -> str:
     """Return the help of every command."""
-    parts = ["# Commands\n", NOTE, "What `--help` prints. Lists of names are comma-separated; most options repeat.\n"]
+    parts = ["# Commands\n\n", "What `--help` prints. Lists of names are comma-separated; most options repeat.\n"]
     for name in cli.list_commands(click.Context(cli)):
         command = cli.get_command(click.Context(cli), name)
         assert command is not None
@@ -33,19 +39,43 @@ def commands() -> str:
     return "".join(parts)
 
 
-def cards(kind: str) -> str:
-    """Return the card of each of ``kind`` that comes with vflsec."""
-    one = kind.removesuffix("s")
-    parts = [f"# {kind.capitalize()}\n\n", NOTE, f"The cards that `vflsec show {one} NAME` prints.\n"]
-    for name, entry in registry.entries(kind).items():
-        if entry.origin == "built in":
-            parts.append(f"\n## {name}\n\n```text\n{_printed('show', one, name)}\n```\n")
+def built_in(kind: str) -> dict[str, registry.Entry]:
+    """Return what comes with vflsec of ``kind``, by name."""
+    return {name: entry for name, entry in registry.entries(kind).items() if entry.origin == "built in"}
+
+
+def card(kind: str, name: str) -> str:
+    """Return the page of a technique: what ``vflsec show`` prints."""
+    return f"# {name}\n\n```text\n{_printed('show', kind.removesuffix('s'), name)}\n```\n"
+
+
+def catalogue() -> str:
+    """Return tables of all techniques, those of attacks by target, with the role and the requirements."""
+    parts = ["# Catalogue\n\n", f"*contrib*: {registry.CONTRIB}. These run with `--attack all` like any other.\n"]
+    attacks = {name: registry.load("attacks", name) for name in built_in("attacks")}
+    for target in dict.fromkeys(attack.target for attack in attacks.values()):
+        parts.append(f"\n## Attacks on {target}\n\n| name | adversary | needs | what |\n|---|---|---|---|\n")
+        for name, attack in attacks.items():
+            if attack.target == target:
+                needs = ", ".join(sorted(need.value for need in attack.needs)) or "nothing"
+                parts.append(f"| {_link('attacks', name)} | {attack.side} | {needs} | {_summary('attacks', name)} |\n")
+    for kind in [kind for kind in registry.PACKAGES if kind != "attacks"]:
+        parts.append(f"\n## {kind.capitalize()}\n\n| name | what |\n|---|---|\n")
+        parts += [f"| {_link(kind, name)} | {_summary(kind, name)} |\n" for name in built_in(kind)]
     return "".join(parts)
+
+
+def _link(kind: str, name: str) -> str:
+    return f"[`{name}`]({kind}/{name}.md)"
+
+
+def _summary(kind: str, name: str) -> str:
+    return registry.summary(registry.entries(kind)[name])
 
 
 def python() -> str:
     """Return signature and documentation of each public name."""
-    parts = ["# Python\n\n", NOTE, "`import vflsec` loads nothing heavy; names are imported when they are used.\n"]
+    parts = ["# Python\n\n", "`import vflsec` loads nothing heavy; names are imported when they are used.\n"]
     for name in sorted(vflsec.__all__, key=str.lower):
         found = getattr(vflsec, name)
         if not callable(found):
@@ -65,7 +95,6 @@ def fields() -> str:
     """Return the fields of the JSON output, and of the records in a results folder."""
     parts = [
         "# Results\n\n",
-        NOTE,
         "`vflsec eval --format json` prints one `Summary`. A results folder has `records.jsonl`, one `BaselineResult` "
         "or `Result` a line, and `manifest.json`, a `Manifest`. Fields may be added; none is renamed.\n",
     ]
@@ -153,10 +182,21 @@ def _printed(*words: str) -> str:
     return "\n".join(line.rstrip() for line in result.stdout.splitlines()).strip()
 
 
-PAGES: dict[str, Callable[[], str]] = {
-    "commands.md": commands,
-    "python.md": python,
-    "results.md": fields,
-    **{f"{kind}.md": lambda kind=kind: cards(kind) for kind in registry.PACKAGES},  # type: ignore[misc]
-}
-"""The pages of docs/reference that are written whole."""
+def pages() -> dict[str, Callable[[], str]]:
+    """Return what writes each page, by its path below docs/reference."""
+    names = [(kind, name) for kind in registry.PACKAGES for name in built_in(kind)]
+    cards = {f"{kind}/{name}.md": functools.partial(card, kind, name) for kind, name in names}
+    return {"catalogue.md": catalogue, "commands.md": commands, "python.md": python, "results.md": fields, **cards}
+
+
+def main() -> None:
+    """Write all pages, and remove those of former techniques."""
+    shutil.rmtree(REFERENCE, ignore_errors=True)
+    for name, write in pages().items():
+        path = REFERENCE / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(write(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

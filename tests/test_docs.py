@@ -18,10 +18,11 @@ from vflsec.cli import cli, commands
 from vflsec.core import registry
 
 ROOT = Path(__file__).parents[1]
+REFERENCE = ROOT / "docs" / "reference"
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").glob("**/*.md")),
+    *(page for page in sorted((ROOT / "docs").glob("**/*.md")) if not page.is_relative_to(REFERENCE)),
     ROOT / "benchmarks/README.md",
 ]
 
@@ -82,15 +83,26 @@ def test_make_setup_installs_as_the_readme_does():
     assert f"\n{command.replace('[dev]', '[test]')} && .venv/bin/pytest\n" in (ROOT / "README.md").read_text("utf-8")
 
 
-@pytest.fixture(scope="module")
-def builder():
-    """The script that writes the generated parts."""
-    spec = importlib.util.spec_from_file_location("build_docs", ROOT / "scripts" / "build_docs.py")
+def script(name):
+    """The module of a script."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "scripts"))
         spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def builder():
+    """The script that writes the generated parts."""
+    return script("build_docs")
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """The script that writes the pages of the reference."""
+    return script("build_reference")
 
 
 def test_generated_parts_are_current(builder):
@@ -192,11 +204,18 @@ def test_cycles_are_counted_by_group(builder):
 
 
 @pytest.mark.parametrize("kind", registry.PACKAGES)
-def test_every_registered_name_is_in_the_catalogue_and_has_its_card(kind):
-    pages = ("catalogue.md", f"{kind}.md")
-    catalogue, cards = ((ROOT / "docs" / "reference" / page).read_text("utf-8") for page in pages)
+def test_every_registered_name_is_in_the_catalogue_and_has_a_page(reference, kind):
+    catalogue, pages = reference.catalogue(), reference.pages()
     names = [name for name, entry in registry.entries(kind).items() if entry.origin == "built in"]
-    assert all(f"`{name}`" in catalogue and f"\n## {name}\n" in cards for name in names)
+    assert all(f"[`{name}`]({kind}/{name}.md)" in catalogue and f"{kind}/{name}.md" in pages for name in names)
+    assert f"# {names[0]}" in pages[f"{kind}/{names[0]}.md"]()
+
+
+def test_the_catalogue_orders_attacks_by_target_with_their_requirements(reference):
+    sections = re.split(r"^## ", reference.catalogue(), flags=re.MULTILINE)
+    (labels,) = (text for text in sections if text.startswith("Attacks on labels"))
+    assert "| [`norm`](attacks/norm.md) | passive | received gradients |" in labels
+    assert "column-fusion" not in labels
 
 
 def anchors(text):
@@ -207,13 +226,16 @@ def anchors(text):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_every_link_leads_somewhere(page):
+def test_every_link_leads_somewhere(reference, page):
     text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
     for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", text)):
         if re.match(r"https?:", target):
             continue
         path, _, anchor = target.partition("#")
         file = (page.parent / path).resolve() if path else page
+        if file.is_relative_to(REFERENCE):
+            assert file.relative_to(REFERENCE).as_posix() in reference.pages(), f"{page.name} links to {target}"
+            continue
         assert file.exists(), f"{page.name} links to {target}"
         assert not anchor or anchor in anchors(file.read_text("utf-8")), f"{page.name} links to {target}"
 
@@ -222,6 +244,8 @@ def test_every_page_is_on_the_site_and_the_first_page_leads_to_it():
     config = (ROOT / "mkdocs.yml").read_text("utf-8")
     index = (ROOT / "docs" / "index.md").read_text("utf-8")
     for page in (ROOT / "docs").glob("**/*.md"):
+        if page.is_relative_to(REFERENCE):  # written with the site, and found from the catalogue
+            continue
         name = page.relative_to(ROOT / "docs").as_posix()
         assert f": {name}\n" in config, f"{name} is not in mkdocs.yml"
         assert name == "index.md" or f"({name})" in index, f"docs/index.md does not link to {name}"
