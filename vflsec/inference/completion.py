@@ -16,6 +16,9 @@ from vflsec.inference.releases import Releases
 
 SWEEPS = 20
 
+SETTLED = 0.98
+"""Share of the noise of the sweep before, from which on another sweep would tell nothing more."""
+
 FITTED = 16_384
 """Rows, evenly spaced, that fit the functions at most; others are placed by them."""
 
@@ -148,7 +151,10 @@ def completed(releases: Sequence[Releases], coordinates: Tensor, usual: Tensor, 
     routes = [_Route(part, fitted, order) for part in releases]
     z = _whitened(coordinates, fitted)
     for _ in range(SWEEPS):
+        before = [route.noise for route in routes]
         models = [route.fit(F.pad(z, (0, 1), value=1.0)) for route in routes]
+        if all(route.noise >= SETTLED * noise for route, noise in zip(routes, before, strict=True)):
+            break
         z = _whitened(place_rows(routes, models, fitted=True), fitted)
     return _whitened(place_rows(routes, models, fitted=False), fitted)
 
