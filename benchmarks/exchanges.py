@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 import vflsec
-from vflsec.report.table import with_margin
+from vflsec.report.formats import with_margin
 from vflsec.results.analysis.results import Leak
 
 PAGE = Path(__file__).with_name("exchanges.md")

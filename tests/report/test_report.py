@@ -12,11 +12,13 @@ from matplotlib import rc_context
 
 from vflsec.base.errors import StoreError, UsageError
 from vflsec.cli.output import on_terminal
-from vflsec.report import curve, table
+from vflsec.report import columns, curve, formats, table
 from vflsec.report.report import Report, plot
 from vflsec.results.analysis.results import Cap, Damage, Gate, Leak, Measure, Place, Point, Rank, Summary
 from vflsec.run import spec as specs
 from vflsec.run.manifest import manifest_of
+
+NAMES = [column.name for column in columns.in_files()]
 
 
 def point(strength, utility, leak, *, attack="mc", method="fedsplitnn", statuses=None, interval="seeds"):
@@ -100,7 +102,7 @@ def summary():
 def test_a_guess_of_one_class_stands_in_the_status():
     one = point(1.0, 0.8, 0.7, statuses={"ok": 4, "diverged": 1})
     blind = msgspec.structs.replace(one, leak=msgspec.structs.replace(one.leak, one_class=2))
-    assert table.status(blind) == "1/5 diverged, 2/5 one class"
+    assert formats.status(blind) == "1/5 diverged, 2/5 one class"
 
 
 def damage(strength, lost, success=None, **changed):
@@ -154,7 +156,7 @@ def test_what_is_broken_has_a_table_of_its_own(summary, broken):
 
 def test_csv_has_a_line_for_each_damage_in_the_same_columns(summary, broken):
     both = msgspec.structs.replace(summary, integrity=broken.integrity)
-    lines = list(csv.DictReader(io.StringIO(table.as_csv(both))))
+    lines = list(csv.DictReader(io.StringIO(columns.as_csv(both))))
     assert [line["target"] for line in lines] == ["labels"] * 6 + ["integrity"] * 3
     first = lines[6]
     assert (first["attack"], first["leak"], first["utility"]) == ("backdoor", "", "0.776")
@@ -239,9 +241,9 @@ def test_what_the_adversary_would_have_picked_is_a_row_where_it_is_another(summa
 def test_a_leak_below_chance_is_marked_where_the_whole_interval_is(high, said):
     one = point(1.0, 0.77, 0.45)
     low = msgspec.structs.replace(one.leak, ci95=(None if high is None else 0.4, high))
-    assert table.status(msgspec.structs.replace(one, leak=low)) == said.removeprefix("ok, ")
+    assert formats.status(msgspec.structs.replace(one, leak=low)) == said.removeprefix("ok, ")
     lost = msgspec.structs.replace(one, leak=low, statuses={"ok": 3, "unconverged": 2})
-    assert table.status(lost) == said.replace("ok", "2/5 unconverged")
+    assert formats.status(lost) == said.replace("ok", "2/5 unconverged")
 
 
 def test_how_sure_a_sign_is_stands_with_the_budget(summary):
@@ -281,7 +283,7 @@ def test_error_bars_end_where_the_interval_does(summary):
     points = [msgspec.structs.replace(summary.points[0], leak=leak)]
     (line,) = curve.lines(points)
     assert (line.leak_margin[0][0], line.leak_margin[1][0]) == pytest.approx((0.08, 0.02))
-    assert table.with_margin(leak) == ".980 (.900 to 1.000)", "±.080 would be more than can be"
+    assert formats.with_margin(leak) == ".980 (.900 to 1.000)", "±.080 would be more than can be"
 
 
 def test_a_point_with_lost_seeds_says_how_many_are_left(summary):
@@ -305,16 +307,16 @@ def test_notes_are_on_the_table_and_on_the_curve(summary):
     [(0.746, ".746"), (1.0, "1.000"), (-0.0302, "-.030"), (-0.0004, ".000"), (None, "–"), (10.5, "10.500")],
 )
 def test_numbers(value, text):
-    assert table.number(value) == text
+    assert formats.number(value) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(-0.0004, ".000"), (0.0, "+.000"), (-0.0006, "-.001"), (0.02, "+.020")])
 def test_no_difference_has_a_minus(value, text):
-    assert table.signed(value) == text
+    assert formats.signed(value) == text
 
 
 def test_csv_has_full_precision_and_one_line_per_point(summary):
-    lines = list(csv.DictReader(io.StringIO(table.as_csv(summary))))
+    lines = list(csv.DictReader(io.StringIO(columns.as_csv(summary))))
     assert len(lines) == 6
     assert float(lines[0]["leak"]) == 0.746
     assert lines[2]["leak"] == ""
@@ -326,14 +328,15 @@ def test_a_frame_has_the_lines_of_the_csv_to_the_last_digit(summary):
     first = msgspec.structs.replace(summary.points[0], leak=leak, defense="none")
     changed = msgspec.structs.replace(summary, points=[first, *summary.points[1:]])
     frame = Report(changed, manifest_of(specs.EvalSpec())).to_frame()
-    assert list(frame.columns) == ["dataset", *table.CSV_HEADER]
+    assert list(frame.columns) == ["dataset", *NAMES]
     assert set(frame["dataset"]) == {"credit-default"}
     assert len(frame) == 6
     assert frame["leak"][0] == 0.1 + 0.2
     assert frame["defense"][0] == "none"
     assert math.isnan(frame["leak"][2])
     assert math.isnan(frame["recovery_accuracy"][0])
-    numbers = frame.drop(columns=["dataset", *table.CSV_TEXT]).dtypes
+    texts = [column.name for column in columns.in_files() if column.kind != "number"]
+    numbers = frame.drop(columns=["dataset", *texts]).dtypes
     assert {str(kind) for kind in numbers} == {"float64", "int64"}, "a column of missing numbers is one of numbers"
 
 
@@ -679,7 +682,7 @@ def test_an_attack_that_gains_most_on_training_rows_is_not_told_by_test_rows_alo
     line = next(line for line in table.per_row(one).rows if line[3] == first.attack)
     assert line[4] == rows
     assert line[7].startswith(rate)
-    assert table.lines(one)[0][table.CSV_HEADER.index("leak")] == 0.95, "the row is of test rows"
+    assert columns.lines(one)[0][NAMES.index("leak")] == 0.95, "the row is of test rows"
 
 
 @pytest.mark.parametrize(
@@ -698,7 +701,7 @@ def test_an_attack_that_gains_most_on_training_rows_is_not_told_by_test_rows_alo
 )
 def test_an_interval_stays_within_its_range(mean, ends, shown):
     """Both ends where ±, the wider side, would say that a share exceeds 1, or that an advantage may be none."""
-    assert table.spread(mean, ends) == shown
+    assert formats.spread(mean, ends) == shown
 
 
 def test_how_much_of_how_many_rows_stands_beside_alone(summary):
@@ -713,7 +716,7 @@ def test_how_much_of_how_many_rows_stands_beside_alone(summary):
     assert cells.title in table.markdown(one)
     assert cells.title not in Report(one, manifest_of(specs.EvalSpec())).table(140), "a terminal has no room"
     assert table.per_row(summary) is None, "records of an earlier version"
-    line = next(csv.DictReader(io.StringIO(table.as_csv(one))))
+    line = next(csv.DictReader(io.StringIO(columns.as_csv(one))))
     assert [line[name] for name in ("bits", "bits_low", "tpr@0.001", "right@0.99")] == ["0.042", "0.03", "0.05", ""]
 
 
@@ -733,8 +736,8 @@ def test_words_are_whole_at_every_width(summary, width):
 def test_a_table_is_never_wider_than_the_terminal_whose_attacks_have_long_names(width):
     row = ["0", "attribute-fusion:column=a0", "1.000 (.920 to 1.000)", "1.000 (.920 to 1.000)", "train", ".755", ".7"]
     header = ["λ", "attack", "utility ↑", "leak ↓", "rows", "on train", "alone", "advantage", "status"]
-    cells = table.Cells("title (leak: AUC, .500 by chance)", header, [[*row, "+.042", "below chance"]])
-    shown = table.as_text(table.as_rich(cells, width), 500)
+    cells = formats.Cells.of("title (leak: AUC, .500 by chance)", header, [[*row, "+.042", "below chance"]])
+    shown = formats.as_text(formats.as_rich(cells, width), 500)
     assert max(len(line.rstrip()) for line in shown.splitlines()) <= width
     assert {"attribute-fusion:", "column=a0", "below", "chance", "status", ".755"} <= set(shown.split()) or width == 120
 

@@ -98,7 +98,7 @@ def on_terminal(make: Callable[[int], RenderableType]) -> None:
     """Print what ``make`` returns for the width of the terminal, or in files and pipes for all columns."""
     from rich.console import Console
 
-    from vflsec.report.table import as_text
+    from vflsec.report.formats import as_text
 
     console = Console()
     width = max(console.width, 80 if console.is_terminal else 140)

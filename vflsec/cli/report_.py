@@ -89,8 +89,8 @@ def _compare(folders: tuple[Path, ...], form: str) -> None:
     from rich.console import Console
 
     from vflsec.report import comparison
+    from vflsec.report.formats import NARROW
     from vflsec.report.report import Report
-    from vflsec.report.table import NARROW
     from vflsec.results.analysis.comparison import compare
 
     if len(folders) != 2 or form in ("csv", "latex"):

@@ -13,8 +13,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from vflsec.base.checks import count
-from vflsec.report import table
-from vflsec.report.table import Cells
+from vflsec.report import formats
+from vflsec.report.formats import Cells
 from vflsec.results.analysis.claims import DECISIONS, Link, Measured, Verdict, judge
 from vflsec.results.analysis.measuring import measured as of_evaluation
 from vflsec.results.analysis.paired import FEWEST, POWER
@@ -109,7 +109,7 @@ class Judgement:
             for topic in topics
         ]
         total = [str(sum(v.decision == one for v in self.verdicts)) for one in DECISIONS]
-        return Cells(
+        return Cells.of(
             "Verdicts by topic", ["topic", *DECISIONS, "all"], [*rows, ["all", *total, str(len(self.verdicts))]]
         )
 
@@ -120,7 +120,7 @@ class Judgement:
             found = Counter(verdict.decision for verdict in self.of(one))
             minutes = f"{one.found.seconds / 60:.1f}"
             rows.append([one.name, *(str(found[decision]) for decision in DECISIONS), str(one.found.seeds), minutes])
-        return Cells("Studies", ["study", *DECISIONS, "seeds", "minutes"], rows)
+        return Cells.of("Studies", ["study", *DECISIONS, "seeds", "minutes"], rows)
 
     def details(self, one: Measured, *, short: bool = False) -> Cells:
         """Return a row for each comparison of a study; its claims are numbered."""
@@ -131,7 +131,8 @@ class Judgement:
                 first = [str(verdict.number), verdict.data, _verdict(verdict, short=short)] if k == 0 else [""] * 3
                 rows.append([*first, f"{link.text}{of}", *_numbers(link)])
         header = ["claim", "data", "verdict", "comparison", "difference", "margin", "seen from", "seeds"]
-        return table.without(Cells(one.study.title, header, rows), ("margin", "seen from") if short else ())
+        hidden = ("margin", "seen from") if short else ()
+        return Cells.of(one.study.title, header, rows).only(lambda column: column.title not in hidden)
 
     def claims(self, one: Measured) -> list[str]:
         """Return the claims of a study, numbered, with what is compared."""
@@ -143,18 +144,18 @@ class Judgement:
 
     def table(self, width: int = 140) -> str:
         """Return the tables as text of at most ``width`` columns."""
-        return table.as_text(self.rich(width), width)
+        return formats.as_text(self.rich(width), width)
 
     def rich(self, width: int) -> RenderableType:
         """Return the tables for a terminal of ``width`` columns."""
         parts: list[RenderableType] = []
         for one in self.measured:
-            narrow = width < table.NARROW
+            narrow = width < formats.NARROW
             cells = self.details(one, short=narrow)
             plain = [[cell.replace("**", "") for cell in row] for row in cells.rows]
-            shown = table.as_rich(cells._replace(rows=plain), width if narrow else None)
+            shown = formats.as_rich(cells._replace(rows=plain), width if narrow else None)
             parts += [shown, *map(Text, self.claims(one)), Text()]
-        counts = table.as_rich(self.counts(), width if width < table.NARROW else None)
+        counts = formats.as_rich(self.counts(), width if width < formats.NARROW else None)
         return Group(*parts, counts, *map(Text, self.remarks()))
 
     def remarks(self) -> list[str]:
@@ -168,7 +169,7 @@ class Judgement:
     def to_markdown(self) -> str:
         """Return the tables as Markdown."""
         sections = [self._section(one) for one in self.measured]
-        return "\n\n".join([*sections, table.as_markdown(self.counts()), *self.remarks()]) + "\n"
+        return "\n\n".join([*sections, formats.as_markdown(self.counts()), *self.remarks()]) + "\n"
 
     def to_json(self) -> str:
         """Return one JSON object."""
@@ -190,7 +191,7 @@ class Judgement:
         )
         remarks = [f"* {line}" for line in self.remarks()]
         remarks += [f"* Registered, not measured yet: {', '.join(unmeasured)}"] if unmeasured else []
-        parts = [head, "## Summary", table.as_markdown(self.counts()), table.as_markdown(self._linked())]
+        parts = [head, "## Summary", formats.as_markdown(self.counts()), formats.as_markdown(self._linked())]
         parts += ["\n".join(remarks)] if remarks else []
         parts += [self._section(one) for one in self.measured]
         return "\n\n".join(part.strip("\n") for part in parts) + "\n"
@@ -199,7 +200,7 @@ class Judgement:
         cells = self.studies()
         titles = {one.name: one.study.title for one in self.measured}
         rows = [[f"{titles[row[0]]} ({row[0]})", *row[1:]] for row in cells.rows]
-        return Cells(cells.title, cells.header, rows)
+        return cells._replace(rows=rows)
 
     def _section(self, one: Measured) -> str:
         study, found = one.study, one.found
@@ -214,7 +215,7 @@ class Judgement:
             {f"{link.measure} ({v.data})" for v in self.of(one) for link in v.links if link.unconverged}
         )
         notes += [f"* Not converged with some seeds: {', '.join(open_attacks)}."] if open_attacks else []
-        parts = [f"## {study.title}", facts, "\n".join(self.claims(one)), table.as_markdown(self.details(one))]
+        parts = [f"## {study.title}", facts, "\n".join(self.claims(one)), formats.as_markdown(self.details(one))]
         return "\n\n".join([*parts, "\n".join(notes)]).rstrip("\n")
 
 

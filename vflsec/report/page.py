@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape as as_html
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vflsec.base import files
 from vflsec.base.checks import count
 from vflsec.report import curve, table
+from vflsec.report.columns import WORDS
+from vflsec.report.formats import Cells, Column, as_html, escape
 from vflsec.results.analysis.results import Summary
 from vflsec.results.records.manifest import Manifest
 
@@ -42,55 +43,6 @@ FRAGMENT_STYLE = """
 .vflsec th, .vflsec td { text-align: right; white-space: nowrap; padding: .1em .5em; }
 .vflsec th.text, .vflsec td.text { text-align: left; }
 """
-
-FOLDERS = re.compile(r"""(?<![\w.~/:-])/[^\s"',;:=]*/(?=[^\s"',;:=/])""")
-"""The folders of an absolute path: they may name a user, and differ between machines."""
-
-TEXT = (
-    "attack",
-    "column",
-    "measure",
-    "budget",
-    "status",
-    "note",
-    "method",
-    "defense",
-    "rows",
-    "of",
-    "from",
-    "to",
-    "what",
-    "phase",
-)
-"""The columns of text; all others are numbers."""
-
-COLUMNS = {
-    "λ": "The strength of the defense; 0 is no defense.",
-    "ε": "The privacy loss of a defense with differential privacy. Smaller is better; ∞ is no guarantee.",
-    "utility": "How well the joint model predicts on test rows.",
-    "leak": "How well an attack guesses what it is after, by the measure in the title of its table.",
-    "rows": "The rows on which the leak is measured: test rows, training rows, or both.",
-    "on train": "The leak on training rows, without the rows whose answer the adversary knows.",
-    "alone": "What the adversary infers without joining, by the best attack on its own columns.",
-    "chance": "What a guess without any knowledge gives.",
-    "advantage": "Leak minus alone.",
-    "worst": "The strongest attack, or alone. It is chosen on one half of the rows and scored on the other.",
-    "adversary's pick": "The attack that the adversary itself would choose, by folds of the labels that it knows.",
-    "budget": "What the attack spent, and how surely the known labels give the sign of its score.",
-    "MB": "What crosses between the parties in training, in both directions.",
-    "status": "What is unusual: unconverged is a lower bound; diverged, collapsed and error replace a number.",
-    "CAP": "The mean of utility times (1 - leak) over the strengths of a defense. Larger is better.",
-    "calibrated": "CAP with the advantage over alone in place of the leak. A destroyed model gains less by it.",
-    "hypervolume": "How much of what joining gains is kept, times the privacy kept; a destroyed model scores 0.",
-    "CAP (accuracy)": "CAP with the accuracy of the guesses as the leak, as papers compute it.",
-    "DCS": "The mean over the strengths of 1 / (1 + distance to no leak at full utility). 1 is best.",
-    "bits per row": "What a guess tells of a row beyond alone, both calibrated on other rows.",
-    "FPR": "The share of a class that an attack finds while at most this share of the other rows is taken for it.",
-    "known > 99 %": "The share of a class that the calibrated guess names with more than 99 %, as a mean over classes; "
-    "a class of more than 90 % of the rows is left out, since its name alone is no knowledge.",
-    "(place)": "The place of the defense by this score; ≈ marks one that is not told apart from a neighbor.",
-    "±": "The wider side of a 95 % interval. Near the end of a range, both ends are given instead.",
-}
 
 ANNEX = (
     (
@@ -127,7 +79,7 @@ def page(summary: Summary, manifest: Manifest, traffic: Sequence[tuple[str, str,
         _verdict(summary),
         _figure(summary),
         _not_tested(summary),
-        *(_table(cells) for cells in tables),
+        *(as_html(cells) for cells in tables),
         _threat(summary, manifest),
         _notes(summary),
         _traffic(traffic),
@@ -156,15 +108,10 @@ def fragment(summary: Summary) -> str:
         f"<p>{escape(table.heading(summary))}</p>",
         verdict,
         *(f"<p>NOTE {escape(note)}</p>" for note in summary.notes),
-        *map(_table, table.tables(summary)),
+        *map(as_html, table.tables(summary)),
         *(f"<p>{escape(line)}</p>" for line in below),
     ]
     return f"<div class=vflsec>{''.join(parts).replace('h2>', 'h4>')}</div>"
-
-
-def escape(text: str) -> str:
-    """Return ``text`` as HTML, of absolute paths their last part only; options do not break at their dashes."""
-    return re.sub(r"(?<!\S)--[a-z-]+", r"<span class=option>\g<0></span>", as_html(FOLDERS.sub("", text)))
 
 
 def _verdict(summary: Summary) -> str:
@@ -203,23 +150,11 @@ def _notes(summary: Summary) -> str:
     return f"<section><h2>Notes</h2>{notes}</section>" if notes else ""
 
 
-def _used(tables: Sequence[table.Cells]) -> dict[str, str]:
-    """Return the meaning of each word that is in a table."""
-    words = " ".join(text for cells in tables for row in (cells.header, *cells.rows) for text in row)
-    return {name: meaning for name, meaning in COLUMNS.items() if name in words}
-
-
-def _table(cells: table.Cells) -> str:
-    kinds = ["text" if name.split(" ")[0] in TEXT else "" for name in cells.header]
-
-    def row(tag: str, values: Iterable[str]) -> str:
-        found = (f"<{tag} class={kind}>" if kind else f"<{tag}>" for kind in kinds)
-        inside = (f"{start}{escape(value)}</{tag}>" for start, value in zip(found, values, strict=True))
-        return f"<tr>{''.join(inside)}</tr>"
-
-    body = "".join(row("td", values) for values in cells.rows)
-    head = row("th", cells.header)
-    return f"<section><h2>{escape(cells.title)}</h2><div class=wide><table>{head}{body}</table></div></section>"
+def _used(tables: Sequence[Cells]) -> dict[str, str]:
+    """Return the meaning of each column of the tables, and of each word in their cells."""
+    columns = {c.title.rstrip(" ↑↓"): c.help for cells in tables for c in cells.columns if c.help}
+    texts = " ".join(text for cells in tables for row in (cells.header, *cells.rows) for text in row)
+    return columns | {word: meaning for word, meaning in WORDS.items() if word in texts}
 
 
 def _threat(summary: Summary, manifest: Manifest) -> str:
@@ -242,9 +177,10 @@ def _threat(summary: Summary, manifest: Manifest) -> str:
 def _traffic(traffic: Sequence[tuple[str, str, str, int]]) -> str:
     if not traffic:
         return ""
+    names = [Column("", title=title, kind="name") for title in ("from", "to", "what")]
     rows = [[sender, to, kind, f"{nbytes / 1e6:.2f}"] for sender, to, kind, nbytes in traffic]
-    cells = table.Cells("What crosses between parties, mean of all trainings", ["from", "to", "what", "MB"], rows)
-    return _table(cells)
+    title = "What crosses between parties, mean of all trainings"
+    return as_html(Cells(title, [*names, Column("", title="MB")], rows))
 
 
 def _cards(manifest: Manifest) -> str:

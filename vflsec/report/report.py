@@ -15,7 +15,8 @@ from rich.console import RenderableType
 
 from vflsec.base import files
 from vflsec.base.errors import StoreError, UsageError, VflsecError
-from vflsec.report import curve, page, table
+from vflsec.report import columns, curve, page, table
+from vflsec.report.formats import as_text
 from vflsec.results.analysis.results import Cap, Damage, Point, Summary
 from vflsec.results.analysis.subgroups import group_leaks
 from vflsec.results.analysis.summary import summarize
@@ -117,7 +118,7 @@ class Report:
 
     def table(self, width: int = 140) -> str:
         """Return the tables as text of at most ``width`` columns; below 110, some columns are left out."""
-        return table.as_text(self.rich(width), width)
+        return as_text(self.rich(width), width)
 
     def rich(self, width: int) -> RenderableType:
         """Return the tables for a terminal of ``width`` columns."""
@@ -125,8 +126,8 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``--format json`` prints, as data."""
-        found: dict[str, Any] = msgspec.to_builtins(self.summary)
-        return found
+        content: dict[str, Any] = msgspec.to_builtins(self.summary)
+        return content
 
     def to_json(self) -> str:
         """Return one JSON object."""
@@ -134,7 +135,7 @@ class Report:
 
     def to_csv(self) -> str:
         """Return one line per point, and per attack on integrity."""
-        return table.as_csv(self.summary)
+        return columns.as_csv(self.summary)
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per point, per headline and per attack on integrity.
@@ -142,8 +143,9 @@ class Report:
         Its columns are the dataset and those of ``to_csv``. Numbers that are missing are NaN, so that the tables of
         several reports can be joined by ``pandas.concat``.
         """
-        frame = pd.DataFrame(table.lines(self.summary), columns=list(table.CSV_HEADER))
-        frame = frame.astype({name: float for name in frame.columns if name not in table.CSV_TEXT})
+        shown = columns.in_files()
+        frame = pd.DataFrame(columns.lines(self.summary), columns=[column.name for column in shown])
+        frame = frame.astype({column.name: float for column in shown if column.kind == "number"})
         frame["seeds"] = frame["seeds"].astype(int)
         frame.insert(0, "dataset", self.summary.dataset)
         return frame

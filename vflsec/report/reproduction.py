@@ -15,11 +15,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from vflsec.base.checks import count
-from vflsec.report import diagrams, table
+from vflsec.report import diagrams, formats
 from vflsec.report.curve import COLORS, Curve, own_style, saved
 from vflsec.report.entry import Entry
+from vflsec.report.formats import NARROW, Cells
 from vflsec.report.model_pictures import of_models
-from vflsec.report.table import NARROW, Cells
 from vflsec.results.analysis.groups import USABLE
 from vflsec.results.analysis.intervals import longer_side
 from vflsec.results.analysis.results import Damage, Leak, Summary
@@ -101,7 +101,7 @@ class Reproduction:
         title = f"{self.recipe.title}: measured ± 95 % (printed{difference})"
         if self.recipe.against:
             title = f"{self.recipe.title}: change against {self.recipe.against}{'' if narrow else ' ± 95 %'}"
-        return Cells(title, header, list(rows.values()))
+        return Cells.of(title, header, list(rows.values()))
 
     def remarks(self) -> list[str]:
         """Return what stands below the table: stand-ins, orders, and what else differs from the paper."""
@@ -178,7 +178,7 @@ class Reproduction:
     def rich(self, width: int) -> RenderableType:
         """Return the table for a terminal of ``width`` columns."""
         narrow = width < NARROW
-        shown = table.as_rich(self.cells(narrow=narrow), width if narrow else None)
+        shown = formats.as_rich(self.cells(narrow=narrow), width if narrow else None)
         remarks = self.remarks()
         if narrow and self.recipe.against:
             remarks.append(f"NOT SHOWN intervals: widen the terminal to {NARROW} columns, or add --format markdown")
@@ -186,17 +186,17 @@ class Reproduction:
 
     def table(self, width: int = 140) -> str:
         """Return the table as text of at most ``width`` columns."""
-        return table.as_text(self.rich(width), width)
+        return formats.as_text(self.rich(width), width)
 
     def to_markdown(self) -> str:
         """Return the table as Markdown."""
         cells = self.cells()
-        return "\n\n".join([self.heading, f"{cells.title}\n\n{table.as_markdown(cells)}", *self.remarks()]) + "\n"
+        return "\n\n".join([self.heading, f"{cells.title}\n\n{formats.as_markdown(cells)}", *self.remarks()]) + "\n"
 
     def to_latex(self) -> str:
         r"""Return the table as LaTeX, for ``\usepackage{booktabs}``."""
         comments = "\n".join(f"% {line}" for line in [self.heading, *self.remarks()])
-        return f"{comments}\n\n{table.as_latex(self.cells())}\n"
+        return f"{comments}\n\n{formats.as_latex(self.cells())}\n"
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per cell of the table."""
@@ -357,7 +357,7 @@ def _alone(entries: Sequence[Entry]) -> list[str]:
             mean = over_seeds(list(entry.alone.values()))
             best[place] = max(best.get(place, mean), mean, key=lambda one: one.mean)
     return [
-        f"ALONE in {column}{f' of {group}' if group else ''}: {table.number(one.mean)} without joining"
+        f"ALONE in {column}{f' of {group}' if group else ''}: {formats.number(one.mean)} without joining"
         for (group, column), one in best.items()
     ]
 
@@ -380,12 +380,12 @@ def _agreement(a: Entry, b: Entry) -> int:
 def _shown(entry: Entry, *, bare: bool = False) -> str:
     if entry.against:
         mark = {True: f" {WORSE}", False: f" {BETTER}", None: ""}[entry.worse]
-        spread = "" if bare else table.spread(entry.measured, (entry.low, entry.high))
-        return f"{table.signed(entry.measured)}{spread}{mark}"
-    number = _hours if entry.measure == "hours" else table.number
+        spread = "" if bare else formats.spread(entry.measured, (entry.low, entry.high))
+        return f"{formats.signed(entry.measured)}{spread}{mark}"
+    number = _hours if entry.measure == "hours" else formats.number
     margin = None if bare else longer_side(entry.measured, (entry.low, entry.high))
     spread = "" if margin is None else f" ±{number(margin)}"
-    difference = "" if entry.difference is None else f", {table.signed(entry.difference)}"
+    difference = "" if entry.difference is None else f", {formats.signed(entry.difference)}"
     printed = "" if entry.printed is None else f" ({number(entry.printed)}{difference})"
     return f"{number(entry.measured)}{spread}{printed}"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,9 +16,23 @@ from rich.text import Text
 
 from vflsec.base.checks import count
 from vflsec.report import table
+from vflsec.report.columns import is_private, named
 from vflsec.report.curve import COLORS, GRAY, MARKERS, Curve, own_style, saved
+from vflsec.report.formats import (
+    NARROW,
+    Cells,
+    Column,
+    as_html,
+    as_latex,
+    as_markdown,
+    as_rich,
+    as_text,
+    fits,
+    number,
+    signed,
+    spread,
+)  # fmt: skip
 from vflsec.report.report import Report
-from vflsec.report.table import NARROW, Cells
 from vflsec.results.analysis.results import Cap, Point
 from vflsec.results.analysis.saturation import Rise, rises
 from vflsec.results.analysis.trainings import notes_on_spending, notes_on_trainings, together
@@ -31,16 +44,33 @@ HIDDEN = ("rows", "status")
 LOGARITHMIC = 10
 """Positive values that differ by this factor or more are drawn on a logarithmic axis."""
 
-
 NAMES = {"utility": "utility of the joint model", "leak": "leak by the strongest attack", "CAP": "CAP"}
 
 
 class Place(NamedTuple):
-    """A headline of one point of the sweep, with the values of the settings there."""
+    """A headline of one point of the sweep, or its CAP, with the values of the settings there."""
 
     values: tuple[str, ...]
-    point: Point
+    point: Point | Cap
     undefended: str
+
+    @property
+    def defense(self) -> str:
+        """The defense, or what a headline without one has."""
+        return self.undefended if isinstance(self.point, Point) and not self.point.strength else self.point.defense
+
+    @property
+    def label(self) -> str:
+        """Method, defense and strength."""
+        strength = f" {self.point.strength:.4g}" if isinstance(self.point, Point) and self.point.strength else ""
+        return f"{self.point.method}, {self.defense}{strength}"
+
+    def measured(self, measure: str) -> tuple[float | None, tuple[float | None, float | None]]:
+        """Return utility, leak or CAP with the ends of its interval."""
+        if isinstance(self.point, Cap):
+            return self.point.value, self.point.ci95
+        shown = self.point.utility if measure == "utility" else self.point.leak
+        return shown.mean, shown.ci95
 
 
 class SweepReport:
@@ -75,13 +105,17 @@ class SweepReport:
         Raises:
             StoreError: the folder holds no sweep, or a damaged one.
         """
-        folder = Path(folder)
-        sweep = read_sweep(folder)
-        places = [folder / POINTS / point.name for point in sweep.points]
-        limits: dict[str, Any] = {
-            "max_leak": max_leak, "min_utility": min_utility, "max_undetected": max_undetected,
-        }  # fmt: skip
-        return cls(sweep, [Report.read(place, **limits) for place in places])
+        sweep = read_sweep(Path(folder))
+        reports = [
+            Report.read(
+                Path(folder) / POINTS / point.name,
+                max_leak=max_leak,
+                min_utility=min_utility,
+                max_undetected=max_undetected,
+            )
+            for point in sweep.points
+        ]
+        return cls(sweep, reports)
 
     def to_frame(self) -> pd.DataFrame:
         """Return the rows of ``Report.to_frame`` of every point, with a column for each setting that differs."""
@@ -95,12 +129,12 @@ class SweepReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings that differ, for each point their values and its summary, ``alarms`` and ``rises``."""
-        found: dict[str, Any] = msgspec.to_builtins(self.sweep)
-        for point, report in zip(found["points"], self.reports, strict=True):
+        content: dict[str, Any] = msgspec.to_builtins(self.sweep)
+        for point, report in zip(content["points"], self.reports, strict=True):
             point["summary"] = report.to_dict()
-        found["alarms"] = self.alarms()
-        found["rises"] = [{**msgspec.to_builtins(one), "still_rising": one.still_rising} for one in self.rises()]
-        return found
+        content["alarms"] = self.alarms()
+        content["rises"] = [{**msgspec.to_builtins(rise), "still_rising": rise.still_rising} for rise in self.rises()]
+        return content
 
     def to_json(self) -> str:
         """Return one JSON object."""
@@ -112,37 +146,27 @@ class SweepReport:
 
     def to_markdown(self) -> str:
         """Return the tables as Markdown."""
-        parts = [self.heading, *(f"{cells.title}\n\n{table.as_markdown(cells)}" for cells in self.tables())]
+        parts = [self.heading, *(f"{cells.title}\n\n{as_markdown(cells)}" for cells in self.tables())]
         return "\n\n".join([*parts, *self.remarks()]) + "\n"
 
     def to_latex(self) -> str:
         r"""Return the tables as LaTeX, for ``\usepackage{booktabs}``."""
-        return "\n\n".join(map(table.as_latex, self.tables())) + "\n"
+        return "\n\n".join(map(as_latex, self.tables())) + "\n"
 
     def table(self, width: int = 140) -> str:
         """Return the tables as text of at most ``width`` columns."""
-        return table.as_text(self.rich(width), width)
+        return as_text(self.rich(width), width)
 
     def rich(self, width: int) -> RenderableType:
-        """Return the tables for a terminal of ``width`` columns."""
-        narrow = width < NARROW or not all(table.fits(cells, width, narrow=False) for cells in self.tables())
+        """Return the tables for a terminal of ``width`` columns; a narrow one has no details, but every setting."""
+        tables, lines = self.tables(), self.remarks()
+        narrow = width < NARROW or not all(fits(cells, width, narrow=False) for cells in tables)
         parts: list[RenderableType] = [Text(self.heading)]
-        for cells in self.tables():
-            kept = self._narrowed(cells) if narrow else cells
-            parts += [Text(), table.as_rich(kept, width if narrow else None)]
-        told = f"NOT SHOWN {', '.join(HIDDEN)}: widen the terminal, or add --format markdown"
-        return Group(*parts, Text(), *map(Text, [*self.remarks(), *([told] if narrow else [])]))
-
-    def _narrowed(self, cells: Cells) -> Cells:
-        """Leave out details, but no setting that is swept, whatever its name is."""
-        swept = set(self._names())
-        first = len(list(takewhile(swept.__contains__, cells.header)))
-        own, others = (
-            [line[part] for line in (cells.header, *cells.rows)] for part in (slice(first), slice(first, None))
-        )
-        kept = table.without(table.without_details(Cells(cells.title, others[0], others[1:])), HIDDEN)
-        rows = [[*values, *row] for values, row in zip(own[1:], kept.rows, strict=True)]
-        return Cells(kept.title, [*own[0], *kept.header], rows)
+        for cells in tables:
+            parts += [Text(), as_rich(cells.narrowed(), width) if narrow else as_rich(cells)]
+        if narrow:
+            lines.append(f"NOT SHOWN {', '.join(HIDDEN)}: widen the terminal, or add --format markdown")
+        return Group(*parts, Text(), *map(Text, lines))
 
     @property
     def heading(self) -> str:
@@ -153,65 +177,68 @@ class SweepReport:
         above = dict.fromkeys(table.heading(report.summary) for report in self.reports)
         return f"{chr(10).join(above)}\nswept: {axes}{how}, {count(len(self.reports), 'point')}"
 
-    def _names(self) -> list[str]:
-        """Return the titles of the swept settings; ``alone`` is also the title of another column."""
-        names = {path: path.rpartition(".")[2] for path in self.sweep.axes}
-        return [path.removeprefix("method.") if name == "alone" else name for path, name in names.items()]
-
     def tables(self) -> list[Cells]:
-        """Return the headlines, then CAP where a defense has several strengths."""
+        """Return the headlines, then CAP where a defense has several strengths, then what a last step adds."""
         several = len(self._targets()) > 1
-        private = any(table.is_private(report.summary) for report in self.reports)
-        of = ["of"] if several else []
-        header = [
-            "method",
-            "defense",
-            "λ",
-            *(["ε"] if private else []),
-            *of,
-            "strongest",
-            "utility ↑",
-            "leak ↓",
-            "rows",
-            "alone",
-            "advantage",
+        parts = [self._headline_cells(several)]
+        if caps := self.caps():
+            columns = [*self._settings(), *_of_place("method", "defense"), *_target_if(several)]
+            columns += map(_on_point, table.FOLDED)
+            parts.append(Cells.fill("CAP over the defended strengths, by the strongest attack", columns, caps))
+        shown = [rise for rise in self.rises() if rise.attack == "worst" or rise.still_rising]
+        return [*parts, self._rise_cells(shown, several)] if shown else parts
+
+    def _settings(self) -> list[Column]:
+        """Return a column for each swept setting; ``alone`` is also the title of another column."""
+        names = {path: path.rpartition(".")[2] for path in self.sweep.axes}
+        titles = [path.removeprefix("method.") if name == "alone" else name for path, name in names.items()]
+        return [Column("", title=title, cell=lambda place, k=k: place.values[k]) for k, title in enumerate(titles)]
+
+    def _headline_cells(self, several: bool) -> Cells:
+        private = any(is_private(report.summary) for report in self.reports)
+        strongest = Column("", title="strongest", cell=lambda point: point.choice or point.attack, kind="name")
+        columns = [
+            *self._settings(),
+            *_of_place("method", "defense", "strength", *(["epsilon"] if private else [])),
+            *_target_if(several),
+            _on_point(strongest),
+            *_of_place("utility", "leak", "leak_rows", "alone", "advantage", "status"),
         ]
-        names = self._names()
-        header = [*names, *header]
-        found = [
-            Cells(
-                "The strongest attack at each point",
-                [*header, "status"],
-                [_row(p, several=several, private=private) for p in self.places()],
-            )
+        columns = [column._replace(detail=int(column.title in HIDDEN and column.name != "")) for column in columns]
+        return Cells.fill("The strongest attack at each point", columns, self.places())
+
+    def _rise_cells(self, shown: Sequence[Rise], several: bool) -> Cells:
+        before, after = self._last_two()
+        settings = [
+            column._replace(cell=lambda rise, k=k: [*rise.where.values(), *[""] * (k + 1)][k])
+            for k, column in enumerate(self._settings()[1:])
         ]
-        caps = [[*values, *_cap(cap, several=several)] for values, cap in self.caps()]
-        if caps:
-            cap_header = [*names, "method", "defense", *of, "CAP ↑", "calibrated ↑", "hypervolume ↑"]
-            found.append(Cells("CAP over the defended strengths, by the strongest attack", cap_header, caps))
-        shown = [one for one in self.rises() if one.attack == "worst" or one.still_rising]
-        if shown:
-            before, after = self._last_two()
-            rise_header = [*names[1:], "method", "defense", "λ", *of, "attack", before, after, "rise", "still rising"]
-            width = len(names) - 1
-            rows = [[*[*one.where.values(), *[""] * width][:width], *_rise(one, several=several)] for one in shown]
-            found.append(Cells(f"The leak with the last step of {self._first_axis}", rise_header, rows))
-        return found
+        columns = [
+            *settings,
+            *named("method", "defense", "strength"),
+            *([table.TARGET] if several else []),
+            table.ATTACK,
+            Column("", title=before, cell=lambda rise: number(rise.before)),
+            Column("", title=after, cell=lambda rise: number(rise.after)),
+            Column("", title="rise", cell=lambda rise: f"{signed(rise.rise)}{spread(rise.rise, rise.ci95)}"),
+            Column("", title="still rising", cell=lambda r: {True: "yes", False: "no", None: "–"}[r.still_rising]),
+        ]
+        return Cells.fill(f"The leak with the last step of {self._first_axis}", columns, shown)
 
     def places(self) -> list[Place]:
         """Return the headlines of each point; what points without a defense share comes once."""
-        found: dict[tuple[Any, ...], Place] = {}
+        by_key: dict[tuple[Any, ...], Place] = {}
         for values, report in zip(self._values(), self.reports, strict=True):
             for point in report.worst:
                 defense = point.defense if point.strength else ""
                 place = Place(values, point, report.summary.undefended)
-                found.setdefault((values, point.method, defense, point.strength, point.target), place)
-        return list(found.values())
+                by_key.setdefault((values, point.method, defense, point.strength, point.target), place)
+        return list(by_key.values())
 
-    def caps(self) -> list[tuple[tuple[str, ...], Cap]]:
+    def caps(self) -> list[Place]:
         """Return CAP by the headlines of each point."""
         pairs = zip(self._values(), self.reports, strict=True)
-        return [(values, cap) for values, report in pairs for cap in report.cap if cap.attack == "worst"]
+        return [Place(values, cap, "") for values, report in pairs for cap in report.cap if cap.attack == "worst"]
 
     def rises(self) -> list[Rise]:
         """Return how much more leaks at the last value of the first setting than at the one before.
@@ -219,8 +246,10 @@ class SweepReport:
         Only for settings of the adversary, such as its budget; otherwise there are none.
         """
         axes = list(self.sweep.axes)
-        own = [path for path in axes if path in ("attacks", "trainings") or path.startswith("aux.")]
-        if own[:1] != axes[:1] or len(self.sweep.axes[axes[0]]) < 2 or (self.sweep.paired and own != axes):
+        of_adversary = [path for path in axes if path in ("attacks", "trainings") or path.startswith("aux.")]
+        if of_adversary[:1] != axes[:1] or len(self.sweep.axes[axes[0]]) < 2:
+            return []
+        if self.sweep.paired and of_adversary != axes:
             return []
         groups: dict[tuple[str, ...], list[Report]] = {}
         for values, report in zip(self._values(), self.reports, strict=True):
@@ -237,41 +266,37 @@ class SweepReport:
 
     def _last_two(self) -> tuple[str, str]:
         before, after = self.sweep.axes[self._first_axis][-2:]
-        return _shown(before), _shown(after)
+        return _as_text(before), _as_text(after)
 
     def _saturation(self) -> list[str]:
         """Return a line that says whether the leak still rises with the last step of the adversary's means."""
-        found = [one for one in self.rises() if one.still_rising is not None]
-        if not found:
+        known = [rise for rise in self.rises() if rise.still_rising is not None]
+        if not known:
             return []
         before, after = self._last_two()
         step = f"from {self._first_axis}={before} to {after}"
-        rising = [one for one in found if one.still_rising]
-        headlines = [one for one in found if one.attack == "worst"]
+        rising = [rise for rise in known if rise.still_rising]
+        headlines = [rise for rise in known if rise.attack == "worst"]
         if rising:
-            of = f"{sum(one.attack == 'worst' for one in rising)} of {count(len(headlines), 'headline')}"
-            attacks = list(dict.fromkeys(one.attack for one in rising if one.attack != "worst"))
+            of = f"{sum(rise.attack == 'worst' for rise in rising)} of {count(len(headlines), 'headline')}"
+            attacks = list(dict.fromkeys(rise.attack for rise in rising if rise.attack != "worst"))
             single = f" and the leak by {', '.join(attacks)}" if attacks else ""
             return [f"STILL RISING {step}: {of}{single}; more may leak more, so add larger values"]
-        most = max(float(one.ci95[1] or 0.0) for one in headlines or found)
+        most = max(float(rise.ci95[1] or 0.0) for rise in headlines or known)
         return [f"NOT RISING {step}, beyond noise; a rise of the headline by up to {most:.3f} may be overlooked"]
 
     def remarks(self) -> list[str]:
         """Return saturation, gates and errors of every point, after the values there."""
-        found = self._saturation()
+        lines = self._saturation()
         for where, report in zip(self._where(), self.reports, strict=True):
-            found += [f"{table.gate_line(gate)} ({where})" for gate in report.summary.gates]
-            found += [f"ERROR {line} ({where})" for line in report.summary.failures]
-            found += [f"{line} ({where})" for line in table.lost(report.summary)]
-            own = {*notes_on_spending(report.summary.spending, report.points), *notes_on_trainings(report.points)}
-            found += [f"NOTE {note} ({where})" for note in report.summary.notes if note not in own]
+            lines += [f"{line} ({where})" for line in _remarks_of_point(report)]
         spending = together(report.summary.spending for report in self.reports)
         every = [point for report in self.reports for point in report.points]
-        found += [f"NOTE {note}" for note in (*notes_on_spending(spending, every), *self.alarms())]
+        lines += [f"NOTE {note}" for note in (*notes_on_spending(spending, every), *self.alarms())]
         others = self._targets()[1:]
-        found += [f"NOT DRAWN {', '.join(others)}: in the table only"] if others else []
-        found += [f"VERDICT ({places}) {sentence}" for sentence, places in self._said("verdict")]
-        return [*found, *dict.fromkeys(line for report in self.reports for line in table.not_run(report.summary))]
+        lines += [f"NOT DRAWN {', '.join(others)}: in the table only"] if others else []
+        lines += [f"VERDICT ({places}) {sentence}" for sentence, places in self._said("verdict")]
+        return [*lines, *dict.fromkeys(line for report in self.reports for line in table.not_run(report.summary))]
 
     def alarms(self) -> list[str]:
         """Return each alarm, with the points where it is raised: no number there is to be relied on."""
@@ -300,193 +325,131 @@ class SweepReport:
 
     def _targets(self) -> list[str]:
         """Return what is recovered, labels first."""
-        found = dict.fromkeys(point.target for report in self.reports for point in report.worst)
-        return sorted(found, key=lambda target: target != "labels")
+        targets = dict.fromkeys(point.target for report in self.reports for point in report.worst)
+        return sorted(targets, key=lambda target: target != "labels")
 
     def _values(self) -> list[tuple[str, ...]]:
-        return [tuple(map(_shown, point.values.values())) for point in self.sweep.points]
+        return [tuple(map(_as_text, point.values.values())) for point in self.sweep.points]
 
     def _repr_html_(self) -> str:
-        return "".join(f"<h4>{cells.title}</h4>{self._html(cells)}" for cells in self.tables())
-
-    def _html(self, cells: Cells) -> str:
-        return str(pd.DataFrame(cells.rows, columns=list(cells.header)).to_html(index=False, border=0))
+        return "".join(map(as_html, self.tables()))
 
     def __repr__(self) -> str:
         """Show the tables."""
         return self.table()
 
 
-def _row(place: Place, *, several: bool, private: bool) -> list[str]:
-    p = place.point
+def _on_point(column: Column) -> Column:
+    """Return a column of points as one of places."""
+    return column._replace(cell=lambda place: column.text(place.point))
+
+
+def _of_place(*names: str) -> list[Column]:
+    """Return columns of the result table for places, whose defense may be what every training has."""
+    columns = [_on_point(column) for column in named(*names)]
+    return [c._replace(cell=lambda place: place.defense) if c.name == "defense" else c for c in columns]
+
+
+def _target_if(several: bool) -> list[Column]:
+    return [_on_point(table.TARGET)] if several else []
+
+
+def _remarks_of_point(report: Report) -> list[str]:
+    summary = report.summary
+    of_all = {*notes_on_spending(summary.spending, report.points), *notes_on_trainings(report.points)}
     return [
-        *place.values,
-        p.method,
-        p.defense if p.strength else place.undefended,
-        f"{p.strength:.4g}",
-        *([table.epsilon(p)] if private else []),
-        *([p.target] if several else []),
-        p.choice or p.attack,
-        table.with_margin(p.utility),
-        table.with_margin(p.leak),
-        "–" if p.leak.mean is None else p.leak.rows,
-        table.number(p.leak.alone),
-        table.signed(p.leak.advantage),
-        table.status(p),
+        *map(table.gate_line, summary.gates),
+        *(f"ERROR {line}" for line in summary.failures),
+        *table.lost(summary),
+        *(f"NOTE {note}" for note in summary.notes if note not in of_all),
     ]
 
 
-def _cap(cap: Cap, *, several: bool) -> list[str]:
-    of = [cap.target] if several else []
-    folded = (
-        (cap.value, cap.ci95), (cap.calibrated, cap.calibrated_ci95), (cap.hypervolume, cap.hypervolume_ci95),
-    )  # fmt: skip
-    return [
-        cap.method,
-        cap.defense,
-        *of,
-        *(f"{table.number(value)}{table.spread(value, ends)}" for value, ends in folded),
-    ]
-
-
-def _rise(one: Rise, *, several: bool) -> list[str]:
-    return [
-        one.method,
-        one.defense,
-        f"{one.strength:.4g}",
-        *([one.target] if several else []),
-        one.attack,
-        table.number(one.before),
-        table.number(one.after),
-        f"{table.signed(one.rise)}{table.spread(one.rise, one.ci95)}",
-        {True: "yes", False: "no", None: "–"}[one.still_rising],
-    ]
-
-
-def _shown(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return exact(value) if isinstance(value, float) else str(value)
-
-
-class _Series(NamedTuple):
-    """One curve of a diagram: x, mean, and the ends of its interval."""
-
-    x: list[float]
-    mean: list[float]
-    low: list[float]
-    high: list[float]
 
 
 @own_style()
 def _draw(report: SweepReport) -> Curve:
     axes = list(report.sweep.axes)
-    first, others = axes[0], axes[1:]
-    split = others if not report.sweep.paired else []  # pairs lie on one line
+    split = axes[1:] if not report.sweep.paired else []  # pairs lie on one line
     target = report._targets()[:1]  # leaks of different things differ in measure
     places = [place for place in report.places() if [place.point.target] == target]
-    caps_of = [(values, cap) for values, cap in report.caps() if [cap.target] == target]
-    rows = list(dict.fromkeys(tuple(values[1:]) if split else () for values, *_ in places))
-    names = list(dict.fromkeys(map(_label, places)))
-    several_methods = len({place.point.method for place in places}) > 1
-    measures = ["utility", "leak", *(["CAP"] if caps_of else [])]
+    caps = [place for place in report.caps() if [place.point.target] == target]
+    rows = list(dict.fromkeys(place.values[1:] if split else () for place in places))
+    measures = ["utility", "leak", *(["CAP"] if caps else [])]
     figure = Curve(figsize=(3.9 * len(measures), 1.1 + 2.9 * len(rows)), layout="constrained")
     grid = figure.subplots(len(rows), len(measures), squeeze=False, sharex=True, sharey="col")
+    x, labels = _x(report), list(dict.fromkeys(place.label for place in places))
     for row, fixed in enumerate(rows):
-        own = [place for place in places if not split or tuple(place.values[1:]) == fixed]
-        caps = [(values, cap) for values, cap in caps_of if not split or tuple(values[1:]) == fixed]
-        for column, measure in enumerate(measures):
-            ax = grid[row][column]
-            curves = {name: _series(report, own, name, measure) for name in names}
-            if measure == "CAP":
-                curves = {
-                    name: _cap_series(report, caps, name) for name in dict.fromkeys(_cap_label(c) for _, c in caps)
-                }
-            first_color = len(names) if measure == "CAP" else 0  # no curve of CAP looks like one of another measure
-            for k, (name, series) in enumerate(curves.items(), start=first_color):
-                label = name if several_methods else name.partition(", ")[2]
-                _line(ax, series, k, f"CAP of {label}" if measure == "CAP" else label)
-            if measure == "leak":
-                _alone(ax, report, own)
+        for ax, measure in zip(grid[row], measures, strict=True):
+            shown = [
+                place for place in (caps if measure == "CAP" else places) if place.values[1:] == fixed or not split
+            ]
+            _draw_measure(ax, shown, measure, x, labels)
             where = ", ".join(f"{path} = {value}" for path, value in zip(split, fixed, strict=True))
             ax.set_title(where, loc="left", fontsize=9)
-            ax.set_ylabel(NAMES[measure])
-            _dress(ax, report, first if row == len(rows) - 1 else "")
+            _dress(ax, x, axes[0] if row == len(rows) - 1 else "")
     named = {label: handle for ax in grid[0] for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     figure.legend(named.values(), named, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    of = dict.fromkeys(one.summary.dataset for one in report.reports)
-    who = dict.fromkeys(one.summary.adversary for one in report.reports)
+    of = dict.fromkeys(single.summary.dataset for single in report.reports)
+    who = dict.fromkeys(single.summary.adversary for single in report.reports)
     title = f"{', '.join(of)}: what {' or '.join(who)} infers ({', '.join(target)}) against {', '.join(axes)}"
     figure.suptitle("\n".join(textwrap.wrap(title, 30 * len(measures))), x=0.01, ha="left")
     return figure
 
 
-def _label(place: Place) -> str:
-    p = place.point
-    return f"{p.method}, {f'{p.defense} {p.strength:.4g}' if p.strength else place.undefended}"
+def _draw_measure(ax: Axes, places: Sequence[Place], measure: str, x: Mapping[str, float], labels: list[str]) -> None:
+    """Draw one curve for each of the labels; no curve of CAP looks like one of another measure."""
+    methods = {label.partition(", ")[0] for label in labels}
+    first = len(labels) if measure == "CAP" else 0
+    curves = dict.fromkeys(place.label for place in places) if measure == "CAP" else labels
+    for k, label in enumerate(curves, start=first):
+        name = label if len(methods) > 1 else label.partition(", ")[2]
+        own = [place for place in places if place.label == label]
+        _draw_curve(ax, own, measure, x, k, f"CAP of {name}" if measure == "CAP" else name)
+    if measure == "leak":
+        _draw_alone(ax, places, x)
+    ax.set_ylabel(NAMES[measure])
 
 
-def _cap_label(cap: Cap) -> str:
-    return f"{cap.method}, {cap.defense}"
+def _draw_curve(ax: Axes, places: Sequence[Place], measure: str, x: Mapping[str, float], k: int, label: str) -> None:
+    rows = []
+    for place in places:
+        mean, (low, high) = place.measured(measure)
+        if mean is not None:
+            rows.append((x[place.values[0]], mean, mean if low is None else low, mean if high is None else high))
+    if not rows:
+        return
+    color, marker = COLORS[k % len(COLORS)], MARKERS[(k + k // len(COLORS)) % len(MARKERS)]
+    at, means, lows, highs = map(list, zip(*rows, strict=True))
+    ax.plot(at, means, color=color, marker=marker, ms=4, label=label)
+    ax.fill_between(at, lows, highs, color=color, alpha=0.15, linewidth=0)
+
+
+def _draw_alone(ax: Axes, places: Sequence[Place], x: Mapping[str, float]) -> None:
+    """Draw what the adversary infers without joining, as far as all headlines of a value agree on its rows."""
+    undefended = [place for place in places if isinstance(place.point, Point) and not place.point.strength]
+    alone = {place.values[0]: place.point.leak.alone for place in undefended if place.point.leak.alone is not None}
+    ax.plot([x[v] for v in alone], list(alone.values()), color=GRAY, linestyle="--", marker=".", label="alone")
 
 
 def _x(report: SweepReport) -> dict[str, float]:
     """Return where each value of the first setting lies: numbers at their value, others in their order."""
     values = next(iter(report.sweep.axes.values()))
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    return {_shown(value): float(value) if numeric else float(k) for k, value in enumerate(values)}
+    return {_as_text(value): float(value) if numeric else float(k) for k, value in enumerate(values)}
 
 
-def _series(report: SweepReport, places: Sequence[Place], name: str, measure: str) -> _Series:
-    at, found = _x(report), _Series([], [], [], [])
-    for place in places:
-        one = place.point.utility if measure == "utility" else place.point.leak
-        if _label(place) == name and one.mean is not None:
-            low, high = one.ci95
-            _add(found, at[place.values[0]], one.mean, low, high)
-    return found
-
-
-def _cap_series(report: SweepReport, caps: Sequence[tuple[tuple[str, ...], Cap]], name: str) -> _Series:
-    at, found = _x(report), _Series([], [], [], [])
-    for values, cap in caps:
-        if _cap_label(cap) == name and cap.value is not None:
-            _add(found, at[values[0]], cap.value, *cap.ci95)
-    return found
-
-
-def _add(series: _Series, x: float, mean: float, low: float | None, high: float | None) -> None:
-    for values, value in zip(
-        series, (x, mean, mean if low is None else low, mean if high is None else high), strict=True
-    ):
-        values.append(value)
-
-
-def _line(ax: Axes, series: _Series, k: int, label: str) -> None:
-    if not series.x:
-        return
-    color, marker = COLORS[k % len(COLORS)], MARKERS[(k + k // len(COLORS)) % len(MARKERS)]
-    ax.plot(series.x, series.mean, color=color, marker=marker, ms=4, label=label)
-    ax.fill_between(series.x, series.low, series.high, color=color, alpha=0.15, linewidth=0)
-
-
-def _alone(ax: Axes, report: SweepReport, places: Sequence[Place]) -> None:
-    """Draw what the adversary infers without joining, as far as all headlines of a value agree on its rows."""
-    at = _x(report)
-    alone = {p.values[0]: p.point.leak.alone for p in places if p.point.leak.alone is not None and not p.point.strength}
-    ax.plot([at[v] for v in alone], list(alone.values()), color=GRAY, linestyle="--", marker=".", label="alone")
-
-
-def _dress(ax: Axes, report: SweepReport, path: str) -> None:
-    at = _x(report)
-    values = [x for x in at.values() if isfinite(x)]
-    numeric = [_shown(x) for x in values] == list(at)
-    if not numeric:
-        ax.set_xticks(values, list(at))
-    elif min(values) > 0 and max(values) / min(values) >= LOGARITHMIC:
+def _dress(ax: Axes, x: Mapping[str, float], path: str) -> None:
+    values = [value for value in x.values() if isfinite(value)]
+    is_numeric = [_as_text(value) for value in values] == list(x)
+    is_logarithmic = is_numeric and min(values) > 0 and max(values) / min(values) >= LOGARITHMIC
+    if is_logarithmic:
         ax.set_xscale("log")
-        ax.set_xticks(values, list(at))
         ax.minorticks_off()
-    elif len(values) <= 8:
-        ax.set_xticks(values, list(at))
+    if is_logarithmic or not is_numeric or len(values) <= 8:
+        ax.set_xticks(values, list(x))
     ax.set_xlabel(path)
     ax.grid(alpha=0.25, linewidth=0.6)
     ax.spines[["top", "right"]].set_visible(False)

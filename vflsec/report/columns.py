@@ -1,0 +1,205 @@
+"""The columns of a report, each described once: tables, CSV, LaTeX, Markdown, HTML and glossary read ``RESULTS``."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vflsec.report.formats import Column, number, signed, status, with_ends, with_margin
+from vflsec.results.analysis.intervals import Ends
+from vflsec.results.analysis.results import Damage, Point, Summary
+from vflsec.results.records.manifest import INTEGRITY
+
+MEASURES = {"auc": "AUC", "f1": "F1", "r2": "R²"}
+PICK = "adversary's pick"
+
+WORDS = {
+    "worst": "The strongest attack, or alone. It is chosen on one half of the rows and scored on the other.",
+    PICK: "The attack that the adversary itself would choose, by folds of the labels that it knows.",
+    "(place)": "The place of the defense by this score; ≈ marks one that is not told apart from a neighbor.",
+    "±": "The wider side of a 95 % interval. Near the end of a range, both ends are given instead.",
+}
+"""What words in the cells of tables mean."""
+
+
+def name_of_attack(row: Point | Damage) -> str:
+    """Return the attack's name; of the headline and of the adversary's pick, which it is."""
+    if isinstance(row, Damage):
+        return row.attack
+    if row.attack not in ("worst", "picked") or not row.choice:
+        return row.choice if row.among else row.attack
+    column = f" on {row.column}" if row.choice == "alone" and row.among else ""
+    return f"{'worst' if row.attack == 'worst' else PICK}: {row.choice}{column}"
+
+
+def epsilon(point: Point) -> str:
+    """Return the epsilon of each defense that has one, to three digits; infinity where none has."""
+    spent = [(short(float(f"{one['epsilon']:.3g}")), one.get("of")) for one in point.spent]
+    texts = [f"{value} ({of})" if of else value for value, of in spent]
+    return ", ".join(texts) or ("∞" if point.status != "missing" else "–")
+
+
+def has_lower_bound(summary: Summary) -> bool:
+    """Whether guesses of tossed labels bound epsilon from below."""
+    return any(point.empirical for point in summary.points)
+
+
+def is_private(summary: Summary) -> bool:
+    """Whether there is an epsilon to be shown, or its absence."""
+    return has_lower_bound(summary) or any(point.spent for point in summary.points)
+
+
+def short(value: float) -> str:
+    """Return a number of at most four characters: 600, 25.6k, 420k."""
+    return f"{value / 1000:.3g}k" if value >= 1000 else f"{value:g}"
+
+
+def budget(point: Point) -> str:
+    """Return what the attack spent, and how certain its sign is, given the auxiliary labels."""
+    parts = [f"{short(value)} {name}" for name, value in point.budget.items()]
+    parts += [f"sign {100 * point.sureness:.0f} %"] if point.sureness is not None else []
+    return ", ".join(parts) or "–"
+
+
+def scaled(value: float | None, unit: float) -> str:
+    """Return a number of units with one decimal, or a dash."""
+    return "–" if value is None else f"{value / unit:.1f}"
+
+
+def _single(point: Point, key: str) -> Any:
+    """Return what one defense has spent; None unless exactly one has spent something: the JSON has those of several."""
+    return point.spent[0].get(key, "releases") if len(point.spent) == 1 else None
+
+
+def _with_alone(name: str) -> Callable[[Point], str]:
+    """Return the cell of another metric, with *alone* in brackets."""
+    return lambda p: f"{number(p.leak.others.get(name))} ({number(p.leak.alone_others.get(name))})"
+
+
+def _with_interval(name: str, get: Callable[[Any], tuple[float | None, Ends]], **shown: Any) -> tuple[Column, ...]:
+    """Return the column of a mean, and those of the ends of its interval, which files have."""
+    own = Column(name, lambda r: get(r)[0], **{"cell": lambda r: with_ends(*get(r)), **shown})
+    ends = (own._replace(name=f"{name}_{end}", value=lambda r, k=k: get(r)[1][k], title="")
+            for k, end in enumerate(("low", "high")))  # fmt: skip
+    return own, *ends
+
+
+def _until_target(title: str, key: str, unit: float, place: int) -> Column:
+    """Return a column of the way to ``train.target``."""
+    return Column("", title=title, cell=lambda p: scaled((p.reached or {}).get(key), unit), detail=1, place=place,
+                  is_shown=lambda summary: summary.target is not None)  # fmt: skip
+
+
+def _is_evaluation(summary: Summary) -> bool:
+    return not summary.audited
+
+
+BOTH = (Point, Damage)
+
+RESULTS: tuple[Column, ...] = (
+    Column("method", lambda r: r.method, "method", kind="name", rows=BOTH, place=1),
+    Column("defense", lambda r: r.defense, "defense", kind="name", rows=BOTH, place=2),
+    Column("strength", lambda r: r.strength, "λ", lambda r: f"{r.strength:.4g}", rows=BOTH, place=10,
+           help="The strength of the defense; 0 is no defense.", is_shown=_is_evaluation),
+    Column("attack", lambda r: r.attack, "attack", name_of_attack, kind="prose", rows=BOTH, place=40),
+    Column("target", lambda r: INTEGRITY if isinstance(r, Damage) else r.target, kind="name", rows=BOTH),
+    Column("status", lambda r: r.status, "status", status, kind="prose", rows=BOTH, place=200,
+           help="What is unusual: unconverged is a lower bound; diverged, collapsed and error replace a number."),
+    Column("utility_metric", lambda r: r.utility.metric, kind="name", rows=BOTH),
+    *_with_interval("utility", lambda r: (r.utility.mean, r.utility.ci95), title="utility ↑", rows=BOTH, place=50,
+                    help="How well the joint model predicts on test rows.", is_shown=_is_evaluation),
+    Column("leak_metric", lambda p: p.leak.metric, kind="name"),
+    Column("leak_rows", lambda p: p.leak.rows, "rows", lambda p: "–" if p.leak.mean is None else p.leak.rows,
+           kind="name", detail=4, place=70,
+           help="The rows on which the leak is measured: test rows, training rows, or both."),
+    *_with_interval("leak", lambda p: (p.leak.mean, p.leak.ci95), title="leak ↓", place=60,
+                    help="How well an attack guesses what it is after, by the measure in the title of its table."),
+    Column("leak_train", lambda p: p.leak_train.mean, "on train", lambda p: number(p.leak_train.mean), detail=1,
+           place=80, help="The leak on training rows, without the rows whose answer the adversary knows."),
+    Column("chance", lambda r: r.chance if isinstance(r, Damage) else r.leak.chance, "chance",
+           lambda r: number(r.chance if isinstance(r, Damage) else r.leak.chance), rows=BOTH, detail=1, place=100,
+           help="What a guess without any knowledge gives."),
+    Column("alone", lambda p: p.leak.alone, "alone", lambda p: number(p.leak.alone), detail=3, place=90,
+           help="What the adversary infers without joining, by the best attack on its own columns."),
+    *_with_interval("advantage", lambda p: (p.leak.advantage, p.leak.advantage_ci95), title="advantage", place=110,
+                    cell=lambda p: signed(p.leak.advantage), help="Leak minus alone."),
+    Column("detectable", lambda p: p.leak.detectable, "seen from", lambda p: number(p.leak.detectable), detail=1,
+           place=120, is_shown=lambda summary: any(p.leak.detectable is not None for p in summary.points)),
+    Column("recovery_accuracy", lambda p: p.leak.accuracy),
+    Column("seeds", lambda r: r.lost.n if isinstance(r, Damage) else r.utility.n, rows=BOTH),
+    Column("nbytes", lambda p: p.nbytes, "MB", lambda p: scaled(p.nbytes, 1e6), detail=1, place=140,
+           help="What crosses between the parties in training, in both directions.", is_shown=_is_evaluation),
+    Column("seconds", lambda p: p.seconds),
+    _until_target("epochs to target", "epochs", 1.0, 150),
+    _until_target("MB to target", "true_bytes", 1e6, 151),
+    _until_target("as SS-VFL counts", "paper_bytes", 2.0**20, 152),  # a megabyte of SS-VFL has 2^20 bytes
+    Column("utility_under_attack", lambda d: d.under_attack.mean, "under attack ↑",
+           lambda d: with_margin(d.under_attack), rows=(Damage,), place=51),
+    *_with_interval("lost", lambda d: (d.lost.mean, d.lost.ci95), title="lost ↓", rows=(Damage,), place=52),
+    *_with_interval("success", lambda d: (d.success.mean, d.success.ci95), title="success ↓", rows=(Damage,), place=53),
+    Column("epsilon_at_least", lambda p: p.empirical.epsilon if p.empirical else None, "ε at least",
+           lambda p: number(p.empirical.epsilon if p.empirical else None), place=30, is_shown=has_lower_bound),
+    Column("epsilon", lambda p: _single(p, "epsilon"), "ε", epsilon, place=20, is_shown=is_private,
+           help="The privacy loss of a defense with differential privacy. Smaller is better; ∞ is no guarantee."),
+    Column("delta", lambda p: _single(p, "delta")),
+    Column("epsilon_of", lambda p: _single(p, "of"), kind="name"),
+    Column("budget", lambda p: budget(p).replace(", ", "; "), "budget", budget, kind="prose", detail=1, place=130,
+           help="What the attack spent, and how surely the known labels give the sign of its score."),
+    *_with_interval("bits", lambda p: (p.leak.bits, p.leak.bits_ci95), title="bits per row ↓", where="per row",
+                    help="What a guess tells of a row beyond alone, both calibrated on other rows."),
+    Column("tpr@0.001", lambda p: p.leak.others.get("tpr@0.001"), "TPR at 0.1 % FPR ↓", _with_alone("tpr@0.001"),
+           where="per row", help="The share of a class that an attack finds while at most this share of the other rows "
+           "is taken for it."),
+    Column("tpr@0.01", lambda p: p.leak.others.get("tpr@0.01"), "TPR at 1 % FPR ↓", _with_alone("tpr@0.01"),
+           where="per row"),
+    Column("known@0.99", lambda p: p.leak.others.get("known@0.99")),
+    Column("right@0.99", lambda p: p.leak.others.get("right@0.99")),
+    Column("known_of_class@0.99", lambda p: p.leak.others.get("known_of_class@0.99"), "of a class known > 99 % ↓",
+           _with_alone("known_of_class@0.99"), where="per row", help="The share of a class that the calibrated guess "
+           "names with more than 99 %, as a mean over classes; a class of more than 90 % of the rows is left out, "
+           "since its name alone is no knowledge."),
+    Column("right_of_class@0.99", lambda p: p.leak.others.get("right_of_class@0.99"), "of these right",
+           _with_alone("right_of_class@0.99"), where="per row"),
+    Column("victim", lambda p: p.victim, kind="name"),
+    Column("column", lambda p: p.column, kind="name"),
+    Column("above", lambda p: p.above),
+)  # fmt: skip
+"""All columns of points and of damages, in the order of files; ``place`` orders those of a table."""
+
+
+def named(*names: str) -> list[Column]:
+    """Return columns of ``RESULTS`` in this order, for further tables."""
+    by_name = {column.name: column for column in RESULTS}
+    return [by_name[name] for name in names]
+
+
+def in_table(kind: type, summary: Summary, where: str = "main") -> list[Column]:
+    """Return the columns of the table of points, or of damages, from the left."""
+    shown = [c for c in RESULTS if c.title and kind in c.rows and c.where == where and c.is_shown(summary)]
+    return sorted(shown, key=lambda column: column.place)
+
+
+def in_files() -> list[Column]:
+    """Return the columns of a CSV."""
+    return [column for column in RESULTS if column.name]
+
+
+def lines(summary: Summary) -> list[list[Any]]:
+    """Return one line per point, per headline and per attack on integrity, with the columns of ``in_files``."""
+    rows: Sequence[Point | Damage] = (*summary.points, *summary.worst, *summary.columns, *summary.integrity)
+    return [[_in_file(c, row) if isinstance(row, c.rows) else None for c in in_files()] for row in rows]
+
+
+def _in_file(column: Column, row: Point | Damage) -> Any:
+    """Return a value; a text is none that a spreadsheet takes for a formula."""
+    value = column.value(row)
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
+
+
+def as_csv(summary: Summary) -> str:
+    """Return ``lines`` in full precision, below the names of their columns."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([[c.name for c in in_files()], *lines(summary)])
+    return out.getvalue()
