@@ -13,7 +13,7 @@ from vflsec.attacks.imputation import Imputation
 from vflsec.attacks.inversion_blackbox import BlackBoxInversion
 from vflsec.attacks.inversion_whitebox import WhiteBoxInversion
 from vflsec.base.errors import InsufficientView, UsageError
-from vflsec.core.layout import Column, Layout
+from vflsec.core.layout import EncodedColumn, Layout
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
 from vflsec.inference.column_regression import ENOUGH, PENALTIES, missed, on_simplex
@@ -22,7 +22,9 @@ from vflsec.results import metrics
 from vflsec.testing.conformance import AttackConformance
 
 ROWS = {"train": 400, "test": 200}
-MIXED = Layout((Column("a", "numeric", 0, 1), Column("b", "categorical", 1, 3), Column("c", "numeric", 4, 1)))
+MIXED = Layout(
+    (EncodedColumn("a", "numeric", 0, 1), EncodedColumn("b", "categorical", 1, 3), EncodedColumn("c", "numeric", 4, 1))
+)
 
 
 class TestRidge(AttackConformance):

@@ -18,7 +18,7 @@ from vflsec.attacks.logistic import LogisticRegression
 from vflsec.attacks.residual_sign import ResidualSign
 from vflsec.attacks.split_order import SplitOrder
 from vflsec.base.errors import InsufficientView, UsageError
-from vflsec.core.layout import Column, Layout
+from vflsec.core.layout import EncodedColumn, Layout
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
 from vflsec.results import metrics
@@ -289,7 +289,7 @@ def test_categories_are_placed_in_the_last_slots_of_their_column():
         Message(Kind.CONTROL, "active", "passive_1", 0, "train", control),
         Message(Kind.NODES, "passive_1", "active", 0, "train", {"value": 2 + category[:, None]}, rows),
     )
-    layout = Layout((Column("c", "categorical", 0, 3),))
+    layout = Layout((EncodedColumn("c", "categorical", 0, 3),))
     none = torch.zeros(0, dtype=torch.long)
     view = View("active", "active", 3, {"train": torch.zeros(4, 1)}, None, none, torch.zeros(0, 3), messages,
                 victim="passive_1", layout=layout)  # fmt: skip

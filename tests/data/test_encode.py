@@ -6,7 +6,7 @@ import pytest
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from vflsec.base.errors import DataError
-from vflsec.core.layout import Column
+from vflsec.core.layout import EncodedColumn
 from vflsec.data.alignment import align
 from vflsec.data.credit_default import load
 from vflsec.data.dataset import PartyTable
@@ -51,9 +51,9 @@ def test_columns_say_where_each_raw_column_went():
     frame = pd.DataFrame({"age": [1, 2, 3], "job": ["a", "b", "a"], "pay": [5, 6, 7]})
     encode = encoder_of(frame, categorical=("job",))
     assert encode.layout.columns == (
-        Column("age", "numeric", 0, 1),
-        Column("job", "categorical", 1, 3),
-        Column("pay", "numeric", 4, 1),
+        EncodedColumn("age", "numeric", 0, 1),
+        EncodedColumn("job", "categorical", 1, 3),
+        EncodedColumn("pay", "numeric", 4, 1),
     )
     assert encode.layout.width == 5
 

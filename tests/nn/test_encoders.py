@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from vflsec.base.errors import UsageError
 from vflsec.base.seeds import generator
-from vflsec.core.layout import Column, Layout
+from vflsec.core.layout import EncodedColumn, Layout
 from vflsec.core.settings import ModelSpec
 from vflsec.nn.bottoms import MLPBottom, untrained
 from vflsec.nn.encoders import build_encoder
@@ -20,13 +20,13 @@ from vflsec.nn.encoders import build_encoder
 # A category, a number, a category, a number: nothing lies beside its own kind.
 MIXED = Layout(
     (
-        Column("color", "categorical", 0, 3),
-        Column("age", "numeric", 3, 1),
-        Column("town", "categorical", 4, 4),
-        Column("income", "numeric", 8, 1),
+        EncodedColumn("color", "categorical", 0, 3),
+        EncodedColumn("age", "numeric", 3, 1),
+        EncodedColumn("town", "categorical", 4, 4),
+        EncodedColumn("income", "numeric", 8, 1),
     )
 )
-CATEGORIES = Layout((Column("color", "categorical", 0, 3), Column("town", "categorical", 3, 2)))
+CATEGORIES = Layout((EncodedColumn("color", "categorical", 0, 3), EncodedColumn("town", "categorical", 3, 2)))
 NUMBERS = Layout.numeric(5)
 
 
@@ -147,7 +147,7 @@ class TestTabular:
         torch.testing.assert_close(embedding(0.3 * one + 0.7 * other), expected, rtol=1e-5, atol=1e-9)
 
     def test_embeddings_are_drawn_with_a_deviation_of_a_ten_thousandth(self):
-        wide = Layout((Column("town", "categorical", 0, 1000),))
+        wide = Layout((EncodedColumn("town", "categorical", 0, 1000),))
         weight = build(wide, "tabular").bottom[0].weight
         assert weight.shape == (1000, 32)
         assert weight.detach().std().item() == pytest.approx(1e-4, rel=0.02)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vflsec.core.layout import Column, Group, Layout
+from vflsec.core.layout import EncodedColumn, Group, Layout
 from vflsec.nn.bottoms import untrained
 from vflsec.nn.domain_discriminators import DomainDiscriminators
 from vflsec.nn.feature_groups import FeatureGroups, ungrouped
@@ -16,10 +16,10 @@ from vflsec.nn.parallel import ParallelLinear, UnitLength
 
 LAYOUT = Layout(
     (
-        Column("town", "categorical", 0, 4),
-        Column("age", "numeric", 4, 1),
-        Column("job", "categorical", 5, 6),
-        Column("pay", "numeric", 11, 1),
+        EncodedColumn("town", "categorical", 0, 4),
+        EncodedColumn("age", "numeric", 4, 1),
+        EncodedColumn("job", "categorical", 5, 6),
+        EncodedColumn("pay", "numeric", 11, 1),
     )
 )
 EVERYTHING = ("town", "age", "job", "pay")
@@ -102,7 +102,9 @@ def test_every_groups_vector_has_length_one(bottom):
 
 
 def test_embeddings_are_drawn_narrow_and_anew():
-    wide = FeatureGroups(Layout((Column("town", "categorical", 0, 4000),)), (Group("all", ("town",)),), {"town": 5})
+    wide = FeatureGroups(
+        Layout((EncodedColumn("town", "categorical", 0, 4000),)), (Group("all", ("town",)),), {"town": 5}
+    )
     table = wide.embedding.tables["town"]
     assert table.shape == (4000, 5)
     assert table.std().item() == pytest.approx(0.01, rel=0.03)

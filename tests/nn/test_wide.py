@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from vflsec.core.layout import Column, Layout
+from vflsec.core.layout import EncodedColumn, Layout
 from vflsec.core.settings import ModelSpec
 from vflsec.core.sparse_rows import SparseRows
 from vflsec.nn import wide
@@ -16,10 +16,10 @@ from vflsec.nn.wide import CategoryEmbedding, WideLinear, sparse_gradients
 
 LAYOUT = Layout(
     (
-        Column("city", "categorical", 0, 700),
-        Column("age", "numeric", 700, 1),
-        Column("shop", "categorical", 701, 400),
-        Column("pay", "numeric", 1101, 1),
+        EncodedColumn("city", "categorical", 0, 700),
+        EncodedColumn("age", "numeric", 700, 1),
+        EncodedColumn("shop", "categorical", 701, 400),
+        EncodedColumn("pay", "numeric", 1101, 1),
     )
 )
 

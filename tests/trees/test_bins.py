@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from vflsec.core.layout import Column, Layout
+from vflsec.core.layout import EncodedColumn, Layout
 from vflsec.core.sparse_rows import SparseRows
 from vflsec.trees.bins import Bins
 
@@ -28,7 +28,11 @@ def mixed(rows=200, seed=0):
     x = np.zeros((rows, 6), dtype=np.float32)
     x[:, 0], x[:, 5] = rng.normal(size=rows), rng.integers(3, size=rows)
     x[np.arange(rows), 1 + category] = 1
-    columns = (Column("a", "numeric", 0, 1), Column("b", "categorical", 1, 4), Column("c", "numeric", 5, 1))
+    columns = (
+        EncodedColumn("a", "numeric", 0, 1),
+        EncodedColumn("b", "categorical", 1, 4),
+        EncodedColumn("c", "numeric", 5, 1),
+    )
     return Layout(columns), torch.tensor(x), category
 
 

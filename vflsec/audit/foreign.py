@@ -20,7 +20,7 @@ from vflsec.base.checks import count, unknown
 from vflsec.base.errors import InsufficientView, UsageError, plain
 from vflsec.base.seeds import generator
 from vflsec.core.federation import Federation
-from vflsec.core.layout import Column, Layout
+from vflsec.core.layout import EncodedColumn, Layout
 from vflsec.core.message import Channel, Kind, Message
 from vflsec.core.method import Method, Progress, Trained
 from vflsec.core.party import Party
@@ -362,5 +362,5 @@ def _appended(features: dict[str, Tensor], rows: dict[str, Tensor]) -> tuple[Las
 
 
 def _with_columns(layout: Layout, width: int) -> Layout:
-    extra = (Column(f"embedding_{k}", "numeric", layout.width + k, 1) for k in range(width))
+    extra = (EncodedColumn(f"embedding_{k}", "numeric", layout.width + k, 1) for k in range(width))
     return Layout((*layout.columns, *extra))

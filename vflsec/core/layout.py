@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 
-class Column(NamedTuple):
+class EncodedColumn(NamedTuple):
     """The place of a raw column in the encoded matrix: columns ``start`` to ``start + width``.
 
     A category is one-hot; its first slot is for categories that do not occur in training rows.
@@ -57,7 +57,7 @@ class Layout(NamedTuple):
         grouping: of the raw columns, if the party has one.
     """
 
-    columns: tuple[Column, ...]
+    columns: tuple[EncodedColumn, ...]
     image: tuple[int, int, int] | None = None
     grouping: Grouping | None = None
 
@@ -78,4 +78,4 @@ class Layout(NamedTuple):
     @classmethod
     def numeric(cls, count: int) -> Layout:
         """Return the layout of ``count`` numeric columns."""
-        return cls(tuple(Column(f"x{j}", "numeric", j, 1) for j in range(count)))
+        return cls(tuple(EncodedColumn(f"x{j}", "numeric", j, 1) for j in range(count)))

@@ -30,7 +30,7 @@ import pandas as pd
 from scipy.sparse import csr_array, hstack
 
 from vflsec.base.errors import DataError
-from vflsec.core.layout import Column, Layout
+from vflsec.core.layout import EncodedColumn, Layout
 from vflsec.core.sparse_rows import WIDE
 from vflsec.data.dataset import GAPS, PartyTable
 from vflsec.data.outliers import center_and_spread
@@ -76,12 +76,12 @@ class ColumnEncoder:
         self._fill: Final[dict[str, float]] = {}
         self._scales: Final[dict[str, Scale]] = {}
         self._known: Final[dict[str, pd.Index]] = {}
-        columns: list[Column] = []
+        columns: list[EncodedColumn] = []
         start = 0
         for name in fit_rows.columns:
             if name in table.categorical:
                 self._known[name] = _categories(fit_rows[name], table.rare.get(name))
-                column = Column(name, "categorical", start, 1 + len(self._known[name]))
+                column = EncodedColumn(name, "categorical", start, 1 + len(self._known[name]))
             else:
                 numbers = self._number(fit_rows, name)
                 gaps = np.isnan(numbers)
@@ -89,11 +89,11 @@ class ColumnEncoder:
                 if table.impute:
                     self._fill[name] = _typical(_within(numbers[~gaps], *bounds), table.impute)
                 self._scales[name] = _scale(np.where(gaps, self._fill.get(name, np.nan), numbers), bounds)
-                column = Column(name, "numeric", start, 1)
+                column = EncodedColumn(name, "numeric", start, 1)
                 if gaps.any():
                     columns.append(column)
                     start += 1
-                    column = Column(f"{name}{GAPS}", "numeric", start, 1)
+                    column = EncodedColumn(f"{name}{GAPS}", "numeric", start, 1)
                     self._scales[column.name] = _scale(gaps.astype(np.float64), NO_BOUNDS)
             columns.append(column)
             start += column.width

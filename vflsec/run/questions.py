@@ -16,7 +16,7 @@ from vflsec.base.checks import unknown
 from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.core.attack import Attack, Target
 from vflsec.core.federation import Federation
-from vflsec.core.layout import Column
+from vflsec.core.layout import EncodedColumn
 from vflsec.core.message import SERVER, SOURCE, Message
 from vflsec.core.method import Method, Trained
 from vflsec.core.party import Party
@@ -251,7 +251,7 @@ def victim_of(attack: Attack, federation: Federation, parties: Sequence[Party]) 
     return others[name]
 
 
-def column_of(attack: Attack, victim: Party, split: str = "train") -> Column:
+def column_of(attack: Attack, victim: Party, split: str = "train") -> EncodedColumn:
     """Return the victim's column that ``attack`` names, or its first categorical column.
 
     Raises:
@@ -272,13 +272,13 @@ def column_of(attack: Attack, victim: Party, split: str = "train") -> Column:
     return columns[attack.column]
 
 
-def varying_columns(victim: Party, split: str = "train") -> list[Column]:
+def varying_columns(victim: Party, split: str = "train") -> list[EncodedColumn]:
     """Return the victim's columns that are not the same for all rows of ``split``."""
     features = {"train": victim.features[split]}
     return [column for column in victim.layout.columns if int(_categories(features, column)["train"].max()) > 0]
 
 
-def _categories(features: Mapping[str, Tensor], column: Column) -> dict[str, Tensor]:
+def _categories(features: Mapping[str, Tensor], column: EncodedColumn) -> dict[str, Tensor]:
     """Return the category of each row by split; for a number, whether it is above the median of the training rows.
 
     Categories are numbered by their frequency in training rows, the commonest first. A row with any other category is

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vflsec.core.layout import Column, Layout
+from vflsec.core.layout import EncodedColumn, Layout
 from vflsec.core.sparse_rows import SparseRows
 
 
@@ -61,7 +61,7 @@ class Bins:
         found = np.stack(codes, axis=1) if codes else np.zeros((len(x), 0))
         return np.ascontiguousarray(found + self.start, dtype=np.int32)
 
-    def _code(self, x: Tensor, number: int, column: Column) -> NDArray[np.integer]:
+    def _code(self, x: Tensor, number: int, column: EncodedColumn) -> NDArray[np.integer]:
         if column.kind == "numeric":
             return np.searchsorted(self._edges[number], _numbers(x, column.start), side="left")
         part = columns_of(x, np.arange(column.start, column.start + column.width))

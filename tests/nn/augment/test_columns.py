@@ -11,7 +11,7 @@ from scipy import stats
 
 from vflsec.base.errors import UsageError
 from vflsec.base.seeds import generator
-from vflsec.core.layout import Column, Layout
+from vflsec.core.layout import EncodedColumn, Layout
 from vflsec.nn.augment import ScarfCorruption, UniformCorruption
 from vflsec.nn.augment.columns import ColumnChoice
 
@@ -22,7 +22,9 @@ def layout(*widths):
     """Columns of these widths: a number for each 1, a category for each other."""
     starts = [sum(widths[:j]) for j in range(len(widths))]
     kinds = ["numeric" if width == 1 else "categorical" for width in widths]
-    return Layout(tuple(Column(f"x{j}", *rest) for j, rest in enumerate(zip(kinds, starts, widths, strict=True))))
+    return Layout(
+        tuple(EncodedColumn(f"x{j}", *rest) for j, rest in enumerate(zip(kinds, starts, widths, strict=True)))
+    )
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=8), st.floats(0, 1), st.integers(0, 6))

@@ -6,16 +6,16 @@ from scipy import stats
 from torch.nn import functional as F
 
 from vflsec.base.seeds import generator
-from vflsec.core.layout import Column, Layout
+from vflsec.core.layout import EncodedColumn, Layout
 from vflsec.nn.augment import ScarfCorruption, UniformCorruption
 
 LAYOUT = Layout(
     (
-        Column("age", "numeric", 0, 1),
-        Column("town", "categorical", 1, 4),
-        Column("income", "numeric", 5, 1),
-        Column("constant", "numeric", 6, 1),
-        Column("color", "categorical", 7, 3),
+        EncodedColumn("age", "numeric", 0, 1),
+        EncodedColumn("town", "categorical", 1, 4),
+        EncodedColumn("income", "numeric", 5, 1),
+        EncodedColumn("constant", "numeric", 6, 1),
+        EncodedColumn("color", "categorical", 7, 3),
     )
 )
 TOWN, COLOR, NUMBERS = slice(1, 5), slice(7, 10), [0, 5, 6]

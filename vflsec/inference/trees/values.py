@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sklearn.isotonic import IsotonicRegression
 from torch import Tensor
 
-from vflsec.core.layout import Column, Layout
+from vflsec.core.layout import EncodedColumn, Layout
 from vflsec.core.view import View
 from vflsec.inference.column_regression import on_simplex
 from vflsec.inference.trees.bounds import Bounds, bounds
@@ -77,7 +77,7 @@ def _is_split(known: Bounds, unit: int, split: str) -> bool:
     return any(float(np.ptp(one[split][:, unit])) > 0 for one in (known.lowest, known.highest))
 
 
-def _valued(numbers: Floats, of_training: Floats, column: Column, view: View) -> Floats:
+def _valued(numbers: Floats, of_training: Floats, column: EncodedColumn, view: View) -> Floats:
     """Return the values of quantiles (n,), by those of the training rows (m,) that are as well known."""
     rows = view.aux_rows.cpu().numpy()
     if len(rows) < FEWEST:
