@@ -21,7 +21,7 @@ from vflsec.core.view import Guess, Need, View
 from vflsec.inference.fused import fused_classes
 from vflsec.inference.regression import Searched, log_probabilities, searched, unfinished
 from vflsec.inference.releases import averages, latest
-from vflsec.inference.trajectories import functions_of_all
+from vflsec.inference.trajectories import functions_of_all, has_several_releases
 
 FEWEST = 3
 """Auxiliary rows that a category needs for the classifier to learn it."""
@@ -137,7 +137,7 @@ class AttributeInference(Attack):
         scores = {
             split: log_probabilities(fit.found.model, fit.inputs[split], view.n_classes) for split, fit in fits.items()
         }
-        if self._reads_all and functions_of_all(view, sender=view.victim):
+        if self._reads_all and has_several_releases(view, sender=view.victim):
             of_kernels = fused_classes(view.knowing(torch.nonzero(torch.from_numpy(known))[:, 0]), rng)
             scores[view.aux_split] = of_kernels.scores[view.aux_split]
         return Guess(scores, converged=not unfinished(caught))

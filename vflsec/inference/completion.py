@@ -22,9 +22,6 @@ SETTLED = 0.98
 FITTED = 16_384
 """Rows, evenly spaced, that fit the functions at most; others are placed by them."""
 
-AT_ONCE = 1 << 23
-"""Numbers of models that are gathered for rows at once."""
-
 NEGLIGIBLE = 1e-10
 
 LEAST_NOISE = 1e-9
@@ -37,7 +34,7 @@ class _Route:
     def __init__(self, releases: Releases, fitted: Tensor, order: int) -> None:
         self.all, self.order = releases._replace(values=standardized(releases.values).double()), order
         self.fitted = self.all.where(fitted[releases.rows])
-        self.by_message, self.by_row = (groups_of_equal_size(x) for x in (self.fitted.message, self.fitted.rows))
+        self.by_message, self.of_fitted = groups_of_equal_size(self.fitted.message), _ByRow(self.fitted)
         self.n_messages = int(releases.message.max()) + 1
         self.total, self.n_values = self.fitted.values.square().sum(), self.fitted.values.numel()
         self.noise, self.change = 1.0, self.n_messages / len(releases.values)  # begins with models that hardly change
@@ -65,6 +62,20 @@ class _Route:
             self.change = max(float(models.diff(n=self.order, dim=0).square().mean()), 1e-16)
 
 
+class _ByRow:
+    """The releases of each row, to be summed over."""
+
+    def __init__(self, releases: Releases) -> None:
+        order = releases.rows.argsort(stable=True)
+        self.message, self.values = releases.message[order], releases.values[order]
+        sizes = torch.bincount(releases.rows, minlength=releases.n_rows)
+        self.starts = sizes.cumsum(0) - sizes
+
+    def add(self, numbers: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the sums (n, p) of ``numbers`` (S, p) over the messages of each row, times ``weights`` of releases."""
+        return F.embedding_bag(self.message, numbers, self.starts, mode="sum", per_sample_weights=weights)
+
+
 def place_rows(routes: Sequence[_Route], models: Sequence[Tensor], *, fitted: bool) -> Tensor:
     """Return the coordinates (n, k) that explain the releases of rows, with a prior of variance one.
 
@@ -74,18 +85,18 @@ def place_rows(routes: Sequence[_Route], models: Sequence[Tensor], *, fitted: bo
         fitted: whether only rows that fit the models are placed; others are then at zero.
     """
     n, k = routes[0].all.n_rows, models[0].shape[1] - 1
-    squares, products = models[0].new_zeros(n, k, k), models[0].new_zeros(n, k)
+    upper = torch.triu_indices(k, k, device=models[0].device)
+    squares, products = models[0].new_zeros(n, upper.shape[1]), models[0].new_zeros(n, k)
     for route, model in zip(routes, models, strict=True):
-        releases = route.fitted if fitted else route.all
-        for rows, several in route.by_row if fitted else groups_of_equal_size(releases.rows):
-            at_once = max(1, AT_ONCE // (several.shape[1] * model[0].numel()))
-            cuts = list(range(at_once, len(rows), at_once))
-            for part, at in zip(rows.tensor_split(cuts), several.tensor_split(cuts), strict=True):
-                each = model[releases.message[at]].transpose(2, 3).flatten(1, 2)  # (m, releases x d, k + 1)
-                slopes, constant = each[..., :k], each[..., k]
-                squares[part] += slopes.mT @ slopes / route.noise
-                products[part] += ((releases.values[at].flatten(1) - constant)[:, None] @ slopes)[:, 0] / route.noise
-    placed: Tensor = torch.linalg.solve(squares + torch.eye(k, dtype=squares.dtype, device=squares.device), products)
+        releases, slopes, constant = route.of_fitted if fitted else _ByRow(route.all), model[:, :k], model[:, k]
+        squares += releases.add((slopes @ slopes.mT)[:, upper[0], upper[1]]) / route.noise
+        explained = -releases.add((slopes @ constant[:, :, None])[..., 0])
+        for unit in range(model.shape[2]):
+            explained += releases.add(slopes[..., unit].contiguous(), releases.values[:, unit].contiguous())
+        products += explained / route.noise
+    full = squares.new_zeros(n, k, k)
+    full[:, upper[0], upper[1]] = full[:, upper[1], upper[0]] = squares
+    placed: Tensor = torch.linalg.solve(full + torch.eye(k, dtype=full.dtype, device=full.device), products)
     return placed
 
 

@@ -94,6 +94,11 @@ def trajectories_of(view: View, kind: Kind, routes: Sequence[tuple[str | None, s
     return result
 
 
+def has_several_releases(view: View, *, sender: str | None) -> bool:
+    """Return whether a row of the auxiliary split has embeddings of several epochs."""
+    return bool(received(view, Kind.EMBEDDING, split=view.aux_split, sender=sender).epoch.max())
+
+
 def functions_of_all(view: View, *, sender: str | None, with_completed: bool = False) -> list[Tensor]:
     """Return the functions (n, k) of all embeddings of each row that a linear model may read; none without any."""
     results = trajectories(view, Kind.EMBEDDING, sender=sender)
