@@ -26,10 +26,10 @@ from draw_layers import svg
 from nbclient import NotebookClient
 
 import vflsec
+from vflsec.papers import recipe
+from vflsec.papers.reproduction import Reproduction
 from vflsec.report import table
 from vflsec.report.report import Report
-from vflsec.report.reproduction import Reproduction
-from vflsec.run import recipe
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "docs" / "reading_the_table.md"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import vflsec
-from tests.data.layouts import write_census
+from tests.papers.datasets.layouts import write_census
 from vflsec.base.errors import DataError
 from vflsec.data import bundle, census_income, sampling
 from vflsec.data.partition import DataSpec, partition

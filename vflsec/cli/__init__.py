@@ -25,15 +25,16 @@ BUILT_IN = {
     "data": "Draft and check the description of your own data.",
     "audit": "Audit what others trained, or a recording of an encrypted layer.",
     "report": "Print a finished evaluation again, in any format.",
-    "reproduce": "Measure a table of a paper, beside what it prints.",
-    "judge": "Test published claims: a verdict on each.",
 }
 
 
 def commands() -> dict[str, Entry]:
     """Return all commands by name, in the order of use; those of the group ``vflsec.commands`` come last."""
     built_in = {name: Entry(name, f"vflsec.cli.{name}_:command", "built in") for name in BUILT_IN}
-    return registry.with_plugins("commands", built_in)
+    try:
+        return registry.with_plugins("commands", built_in)
+    except UsageError as error:
+        raise Failure(error) from None
 
 
 class Suggesting(click.Group):

@@ -232,9 +232,10 @@ def _registered(name: str, load: Callable[[], VerticalDataset]) -> dict[str, Any
     try:
         return _dataset(load())
     except DataError as error:
-        if name not in bundle.cards():
+        card = bundle.find_card(name, load)
+        if card is None:
             raise
-        return {"name": name, "files": str(error), **asdict(bundle.card(name))}
+        return {"name": name, "files": str(error), **asdict(card)}
 
 
 def _dataset(dataset: VerticalDataset) -> dict[str, Any]:

@@ -11,13 +11,6 @@ CATALOGUE: dict[str, str] = {
     "multiple-features": "vflsec.data.multiple_features:load",
     "digits": "vflsec.data.digits:load",
     "fashion-mnist": "vflsec.data.fashion_mnist:load",
-    "nus-wide": "vflsec.data.nus_wide:load",
-    "avazu": "vflsec.data.avazu:load",
-    "criteo": "vflsec.data.criteo:load",
-    "bhi": "vflsec.data.bhi:load",
-    "modelnet": "vflsec.data.modelnet:load",
-    "imagenet-100": "vflsec.data.imagenet_100:load",
-    "ppdai": "vflsec.data.ppdai:load",
     "toy": "vflsec.testing.federations:toy",
 }
 

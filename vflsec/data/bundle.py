@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import tomllib
-from collections.abc import Collection
-from functools import lru_cache
+from collections.abc import Callable, Collection
 from io import BytesIO
 from itertools import product
 from pathlib import Path
@@ -24,15 +24,15 @@ from vflsec.data.dataset import Card, PartyTable
 FOLDER = Path(__file__).with_name("bundled")
 
 
-@lru_cache
-def cards() -> list[str]:
-    """Return the names of the datasets that have a card here."""
-    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+def find_card(name: str, loader: Callable[..., object]) -> Card | None:
+    """Return the card of a dataset without its files: it is bundled or beside the module of the loader."""
+    folders = (FOLDER, Path(getattr(inspect.getmodule(loader), "__file__", None) or __file__).parent)
+    return next((card(name, folder) for folder in folders if (folder / f"{name}.toml").is_file()), None)
 
 
-def card(name: str) -> Card:
-    """Return the card of the bundled dataset ``name``."""
-    return msgspec.convert(tomllib.loads((FOLDER / f"{name}.toml").read_text("utf-8")), Card)
+def card(name: str, folder: Path = FOLDER) -> Card:
+    """Return the card of the dataset ``name``, which is the file ``name.toml`` in ``folder``."""
+    return msgspec.convert(tomllib.loads((folder / f"{name}.toml").read_text("utf-8")), Card)
 
 
 def arrays(name: str) -> dict[str, np.ndarray]:

@@ -1,0 +1,102 @@
+"""The package as a whole: guests can be deleted, and the budget of lines and files holds."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vflsec.cli import commands
+from vflsec.core import registry
+
+ROOT = Path(__file__).parents[1]
+GUESTS = ("companies", "papers")
+PLUGINS = ("attacks", "defenses", "protocols")
+
+HOUSE_LINES, HOUSE_FILES, GUEST_LINES = 55_400, 400, 8_000
+"""The most lines and files without the guests, and the most lines of the guests. Lower them; never raise them."""
+
+COMMANDS = """
+import json, sys
+sys.meta_path = [f for f in sys.meta_path if not getattr(f, "__module__", "").startswith("__editable__")]
+import vflsec
+from click.testing import CliRunner
+from vflsec.cli import cli
+
+results = {}
+few = ["--set", "train.epochs=2", "--set", "data.options.rows=400"]
+for name, words in {
+    "help": ["--help"],
+    "list": ["list", "datasets"],
+    "show": ["show", "attack", "norm"],
+    "train": ["train", "--dataset", "toy", *few, "--out", "trained"],
+    "audit": ["audit", "trained", "--attack", "norm", "--draws", "1", "--out", "audited"],
+    "eval": ["eval", "--dataset", "toy", "--attack", "norm", "--seeds", "1", "--jobs", "1", *few, "--out", "evaluated"],
+    "report": ["report", "evaluated"],
+    "party": ["party", "--help"],
+    "avazu": ["show", "dataset", "avazu"],
+}.items():
+    done = CliRunner().invoke(cli, words)
+    results[name] = [done.exit_code, done.output]
+guests = ("vflsec.papers", "vflsec.companies")
+results["imported"] = [vflsec.__file__, [name for name in sys.modules if name.startswith(guests)]]
+print(json.dumps(results))
+"""
+
+
+def modules(*folders: str) -> list[Path]:
+    return [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+
+
+def count_lines(paths: list[Path]) -> int:
+    return sum(len(path.read_text("utf-8").splitlines()) for path in paths)
+
+
+def test_the_budget_of_lines_and_files_holds():
+    guests = modules(*(f"vflsec/{name}" for name in GUESTS))
+    house = [path for path in modules("vflsec", *PLUGINS) if path not in guests]
+    assert count_lines(guests) <= GUEST_LINES
+    assert count_lines(house) <= HOUSE_LINES
+    assert len(house) <= HOUSE_FILES
+
+
+@pytest.fixture(scope="module")
+def without_guests(tmp_path_factory):
+    """What the commands print in a copy of the package, from which the guests were deleted."""
+    site = tmp_path_factory.mktemp("site")
+    left_out = shutil.ignore_patterns("__pycache__", *GUESTS)
+    shutil.copytree(ROOT / "vflsec", site / "vflsec", ignore=left_out)
+    for name in PLUGINS:
+        shutil.copytree(ROOT / name, site / "vflsec" / name, ignore=left_out)
+    env = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1", "VFLSEC_CACHE": str(site / "cache")}
+    words = [sys.executable, "-c", COMMANDS]
+    printed = subprocess.run(words, cwd=site, env=env, capture_output=True, text=True, check=True).stdout
+    results = json.loads(printed.splitlines()[-1])
+    path, imported = results.pop("imported")
+    assert Path(path).is_relative_to(site)
+    assert imported == []
+    return results
+
+
+@pytest.mark.parametrize("name", ["help", "list", "show", "train", "eval", "report", "audit"])
+def test_the_house_works_without_its_guests(without_guests, name):
+    code, output = without_guests[name]
+    assert code == 0, output
+    assert output
+
+
+def test_deleted_guests_leave_neither_commands_nor_datasets(without_guests):
+    assert {"judge", "party", "reproduce"} <= set(commands())
+    assert {"avazu", "ppdai"} <= set(registry.entries("datasets"))
+    assert "reproduce" not in without_guests["help"][1]
+    assert "avazu" not in without_guests["list"][1]
+    assert without_guests["party"][0] == without_guests["avazu"][0] == 2
+
+
+@pytest.mark.parametrize("folder", GUESTS)
+def test_a_guest_has_no_torch_in_what_help_imports(folder):
+    code = f"import sys, vflsec.{folder}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

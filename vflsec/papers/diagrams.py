@@ -1,0 +1,258 @@
+"""Diagrams of a reproduction: values over the columns, and utility against leak."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from vflsec.papers.entry import Entry
+from vflsec.papers.recipe import Recipe
+from vflsec.report.curve import COLORS, LABELS, MARKERS, Curve, own_style
+from vflsec.results.statistics import over_seeds
+
+STYLES = ("-", "--", "-.", ":")
+WIDTH, HEIGHT = 3.9, 3.1
+"""Of one diagram, in inches."""
+
+
+@own_style()
+def curves(recipe: Recipe, found: Sequence[Entry]) -> Curve:
+    """Return the values over the columns, one diagram for each group and panel, one line for each row.
+
+    Bars are 95 % intervals over seeds; printed values are open points without a line.
+    """
+    panels: dict[tuple[str, str], dict[str, list[Entry]]] = {}
+    for row in recipe.rows:
+        own = [entry for entry in found if (entry.group, entry.row) == (row.group, row.name)]
+        panels.setdefault((row.group, row.panel), {})[row.curve or row.name] = own
+    figure, grid = _grid(len(panels), most=3 if len(panels) > 4 else 2)
+    names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
+    places, ticks = _places([column.name for column in recipe.columns])
+    step = min((b - a for a, b in pairwise(places)), default=1.0)
+    for axes, ((group, panel), lines) in zip(grid, panels.items(), strict=True):
+        for name, entries in lines.items():
+            k = names.index(name)
+            aside = (k - (len(names) - 1) / 2) * min(0.03, 0.25 / len(names)) * step
+            x = [place + aside for place in places]
+            _draw_line(axes, x, entries, k, within=step)
+        metric = next((e.metric for entries in lines.values() for e in entries if e.metric), "")
+        axes.set_ylabel(LABELS.get(metric, metric))
+        axes.set_xticks(places, ticks)
+        axes.set_xlabel(recipe.axis)
+        _finish(axes, _title(recipe, group, panel))
+    handles = [_handle(k, name) for k, name in enumerate(names)]
+    if any(entry.printed is not None for entry in found):
+        handles.append(Line2D([], [], color="#666666", marker="o", markerfacecolor="white", ls="none", label="printed"))
+    return _with_legend(figure, handles, _whole(recipe))
+
+
+@own_style()
+def tradeoff(recipe: Recipe, found: Sequence[Entry]) -> Curve:
+    """Return utility against leak: one diagram for each group and column of leaks, one line for each curve.
+
+    Colors are curves and markers are strengths. Crosses are 95 % intervals over seeds; printed values are open.
+    """
+    leaks = [column.name for column in recipe.columns if recipe.asked(recipe.rows[0], column).measure == "leak"]
+    groups = list(dict.fromkeys(row.group for row in recipe.rows))
+    names = list(dict.fromkeys(row.curve or row.name for row in recipe.rows))
+    strengths = sorted({recipe.asked(row, recipe.columns[0]).strength for row in recipe.rows})
+    figure, grid = _grid(len(groups) * len(leaks), most=len(leaks) if len(leaks) > 1 else 2)
+    for axes, (group, leak) in zip(grid, ((group, leak) for group in groups for leak in leaks), strict=True):
+        measures: dict[str, str] = {}
+        alone = []
+        for k, name in enumerate(names):
+            measured, printed = [], []
+            for row in recipe.rows:
+                if row.group != group or (row.curve or row.name) != name:
+                    continue
+                own = {e.column: e for e in found if (e.group, e.row) == (group, row.name)}
+                utility, at = next(e for e in own.values() if e.measure == "utility"), own[leak]
+                marker = MARKERS[strengths.index(recipe.asked(row, recipe.columns[0]).strength) % len(MARKERS)]
+                if utility.measured is not None and at.measured is not None:
+                    measured.append((utility, at, marker))
+                    measures |= {"x": utility.metric, "y": at.metric}
+                if utility.printed is not None and at.printed is not None:
+                    printed.append((utility.printed, at.printed, marker))
+                if at.alone:
+                    alone.append(over_seeds(list(at.alone.values())).mean)
+            _draw_curve(axes, measured, printed, k)
+        if alone:
+            axes.axhline(max(alone), color="#444444", linestyle=(0, (4, 3)), linewidth=1.1, zorder=1)
+        axes.set_xlabel(f"utility: {LABELS.get(measures.get('x', ''), measures.get('x', ''))} of the joint model")
+        axes.set_ylabel(f"leak: {LABELS.get(measures.get('y', ''), measures.get('y', ''))} of inferred labels")
+        _finish(axes, _title(recipe, group, leak))
+    _share_scales(grid, len(leaks))
+    handles = [Line2D([], [], color=COLORS[k % 6], ls=STYLES[k // 6], label=name) for k, name in enumerate(names)]
+    signs = [
+        Line2D([], [], color="#555555", marker=MARKERS[k % len(MARKERS)], ls="none", ms=6, label=f"λ = {strength:g}")
+        for k, strength in enumerate(strengths)
+    ]
+    if any(entry.alone for entry in found):
+        signs.append(Line2D([], [], color="#444444", ls=(0, (4, 3)), lw=1.1, label="adversary alone"))
+    if any(entry.printed is not None for entry in found):
+        signs.append(Line2D([], [], color="#666666", marker="o", markerfacecolor="white", ls="none", label="printed"))
+    figure.legend(handles=signs, loc="outside lower right", ncols=3, frameon=False, fontsize=9)
+    return _with_legend(figure, handles, _whole(recipe), loc="outside lower left", ncols=3 if len(names) > 3 else 2)
+
+
+@own_style()
+def changes(recipe: Recipe, found: Sequence[Entry]) -> Curve:
+    """Return a heat map of the changes against one row: rows by columns of leaks.
+
+    Those that are told from 0 have a color, red for the worse and blue for the better, which is full at the largest
+    change of the column: columns differ in their measure.
+    """
+    columns = [c.name for c in recipe.columns if any(e.column == c.name and e.measure == "leak" for e in found)]
+    cells = {(e.row, e.column): e for e in found if e.against and e.column in columns}
+    rows = list(dict.fromkeys(row for row, _ in cells))
+    most = {c: max((abs(e.measured or 0.0) for (_, at), e in cells.items() if at == c), default=0.0) for c in columns}
+    shades = np.zeros((len(rows), len(columns)))
+    figure = Curve(figsize=(2.2 + 1.0 * len(columns), 1.2 + 0.24 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    for (row, column), entry in cells.items():
+        i, j = rows.index(row), columns.index(column)
+        if entry.measured is not None and entry.worse is not None:
+            shades[i, j] = entry.measured / (most[column] or 1.0)
+        color = "white" if abs(shades[i, j]) > 0.6 else "black"
+        text = "–" if entry.measured is None else f"{entry.measured:+.3f}"
+        axes.text(j, i, text, ha="center", va="center", color=color, fontsize=7)
+    axes.imshow(shades, cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto")
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows, fontsize=8)
+    axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
+    axes.grid(visible=False)
+    title = f"{_whole(recipe)}: change of the advantage against {recipe.against}"
+    figure.suptitle("\n".join(textwrap.wrap(title, 13 * len(columns))), x=0.01, ha="left", fontsize=10)
+    return figure
+
+
+def _draw_curve(
+    axes: Axes,
+    measured: Sequence[tuple[Entry, Entry, str]],
+    printed: Sequence[tuple[float, float, str]],
+    k: int,
+) -> None:
+    color, style = COLORS[k % len(COLORS)], STYLES[k // len(COLORS)]
+    for x, y, marker in printed:
+        axes.plot([x], [y], marker, color=color, markerfacecolor="white", ms=5, zorder=2 + k)
+    if not measured:
+        return
+    path = [(utility.measured or 0.0, leak.measured or 0.0) for utility, leak, _ in measured]
+    axes.plot(*zip(*path, strict=True), style, color=color, linewidth=1.2, alpha=0.8, zorder=2 + k)
+    for utility, leak, marker in measured:
+        a, b = utility.measured or 0.0, leak.measured or 0.0
+        axes.plot(_span(utility), [b, b], color=color, linewidth=0.8, alpha=0.35, zorder=1.5)
+        axes.plot([a, a], _span(leak), color=color, linewidth=0.8, alpha=0.35, zorder=1.5)
+        axes.plot([a], [b], marker, color=color, ms=6.5, markeredgecolor="white", markeredgewidth=0.7, zorder=20 + k)
+
+
+def _draw_line(axes: Axes, x: Sequence[float], entries: Sequence[Entry], k: int, within: float) -> None:
+    color, marker = COLORS[k % len(COLORS)], _marker(k)
+    there = [(place, entry) for place, entry in zip(x, entries, strict=True) if entry.measured is not None]
+    for place, entry in there:
+        axes.plot([place, place], _span(entry), color=color, linewidth=0.9, alpha=0.5, zorder=1.5)
+    axes.plot(
+        [place for place, _ in there],
+        [entry.measured or 0.0 for _, entry in there],
+        STYLES[k // len(COLORS)],
+        color=color,
+        marker=marker,
+        ms=5.5,
+        markeredgecolor="white",
+        markeredgewidth=0.6,
+        linewidth=1.3,
+        zorder=3 + k,
+    )
+    for place, entry in zip(x, entries, strict=True):
+        if entry.printed is not None:
+            axes.plot([place + 0.02 * within], [entry.printed], marker, color=color, markerfacecolor="white", ms=3.5)
+
+
+def _span(entry: Entry) -> list[float]:
+    """Return the ends of the interval; the mean twice where there is none."""
+    mean = entry.measured or 0.0
+    return [mean if entry.low is None else entry.low, mean if entry.high is None else entry.high]
+
+
+def _marker(k: int) -> str:
+    return MARKERS[(k + k // len(COLORS)) % len(MARKERS)]
+
+
+def _handle(k: int, name: str) -> Line2D:
+    return Line2D([], [], color=COLORS[k % len(COLORS)], ls=STYLES[k // len(COLORS)], marker=_marker(k), label=name)
+
+
+def _places(names: Sequence[str]) -> tuple[list[float], list[str]]:
+    """Return where columns stand on the x axis: at their numbers, or else evenly."""
+    try:
+        return [float(name.removesuffix("%").strip()) for name in names], list(names)
+    except ValueError:
+        return [float(k) for k in range(len(names))], list(names)
+
+
+def _grid(panels: int, most: int) -> tuple[Curve, list[Axes]]:
+    across = min(panels, most)
+    down = -(-panels // across)
+    figure = Curve(figsize=(WIDTH * across + 0.3, HEIGHT * down + 0.9), layout="constrained")
+    grid = list(figure.subplots(down, across, squeeze=False).flat)
+    for axes in grid[panels:]:
+        axes.set_visible(False)
+    return figure, grid[:panels]
+
+
+def _share_scales(grid: Sequence[Axes], across: int) -> None:
+    """Give the diagrams of one group, which are side by side, the same scales."""
+    for line in _lines(grid, across):
+        low, high = np.min([one.get_ylim() for one in line]), np.max([one.get_ylim() for one in line])
+        for axes in line:
+            axes.set_ylim(low, high)
+
+
+def _lines(grid: Sequence[Axes], across: int) -> Iterator[Sequence[Axes]]:
+    for k in range(0, len(grid), across):
+        yield grid[k : k + across]
+
+
+def _finish(axes: Axes, title: str) -> None:
+    axes.set_title(title, loc="left", fontsize=10)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.08, y=0.1)
+
+
+def _title(recipe: Recipe, group: str, own: str) -> str:
+    """Return the title of one diagram: the group, unless it is the only one, and what else tells diagrams apart."""
+    several = len({row.group for row in recipe.rows}) > 1
+    return ", ".join(filter(None, (_named(recipe, group) if several else "", own)))
+
+
+def _whole(recipe: Recipe) -> str:
+    """Return the title of a picture, with the data if all of it is of one group."""
+    groups = {row.group for row in recipe.rows}
+    return f"{recipe.title} ({_named(recipe, *groups)})" if len(groups) == 1 and any(groups) else recipe.title
+
+
+def _named(recipe: Recipe, group: str) -> str:
+    """Return the name of a group, after that of the data that stand in for it."""
+    part = next((one for one in recipe.groups if one.name == group), None)
+    return f"{part.settings.get('dataset')} for {group}" if part and part.original else group
+
+
+def _with_legend(
+    figure: Curve,
+    handles: Sequence[Line2D],
+    title: str,
+    loc: Literal["outside lower center", "outside lower left"] = "outside lower center",
+    ncols: int = 0,
+) -> Curve:
+    columns = ncols or max(2, min(5, int(figure.get_size_inches()[0] / 1.55)))
+    figure.legend(handles=list(handles), loc=loc, ncols=columns, frameon=False, fontsize=9)
+    wide = int(figure.get_size_inches()[0] * 11)
+    figure.suptitle("\n".join(textwrap.wrap(title, wide)), x=0.01, ha="left", fontsize=11)
+    return figure

@@ -1,0 +1,204 @@
+"""``vflsec judge``: published claims, tested."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from vflsec.cli.options import device, expect_folder
+
+if TYPE_CHECKING:
+    from vflsec.papers.measurements import Measurements
+    from vflsec.papers.verdicts import Measured
+
+ALL = "all"
+
+
+@click.command("judge")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--page", type=click.Path(path_type=Path, dir_okay=False), help="Write the page of all that is measured.")
+@click.option(
+    "--results", type=click.Path(path_type=Path, file_okay=False), default=Path("results"), show_default=True,
+    help="Folder of the measurements.",
+)  # fmt: skip
+@click.option(
+    "--seeds", type=click.IntRange(1, 1000), help="How many; measurements then stay in --out.  [default: as registered]"
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("runs/judge"), show_default=True,
+    help="Folder of trainings, which studies share.",
+)  # fmt: skip
+@click.option("--jobs", type=click.IntRange(min=1), help="How many worker processes.  [default: the number of cores]")
+@device
+@click.option(
+    "--rounding", is_flag=True, help="Also repeat the first seed with another processor's rounding: what it changes."
+)
+@click.option("--dry-run", is_flag=True, help="Print how much is to be computed; compute nothing.")
+@click.option("--format", "form", type=click.Choice(["table", "json", "markdown"]), default="table", show_default=True)
+def command(
+    names: tuple[str, ...],
+    page: Path | None,
+    results: Path,
+    seeds: int | None,
+    out: Path,
+    jobs: int | None,
+    device: str,
+    rounding: bool,
+    dry_run: bool,
+    form: str,
+) -> None:
+    """Test published claims, and print a verdict on each.
+
+    NAME is a study, `all`, or a TOML file of your own in the same form; without NAME, the studies are listed. Trainings
+    are kept, and the same command goes on where it stopped. Measurements are written to --results, from which --page
+    makes a page without training.
+    """
+    from vflsec.base.errors import UsageError
+    from vflsec.cli.output import on_terminal
+    from vflsec.papers import study_grid as study
+    from vflsec.run.engine import check_device
+
+    if ALL in names and len(names) > 1:
+        raise UsageError(f"expected all alone, got {' '.join(names)}")
+    chosen = tuple(study.names()) if ALL in names else names
+    stems = [Path(name).stem for name in chosen]
+    if len(set(stems)) < len(stems):
+        raise UsageError(f"expected each study once, got {', '.join(stems)}: rename one of equal names")
+    for name, stem in zip(chosen, stems, strict=True):
+        if name.endswith(".toml") and stem in study.names():
+            raise UsageError(f"expected another name than that of a study of vflsec, got {name}: rename the file")
+    if page and dry_run:
+        raise UsageError("expected --page or --dry-run, got both: a page computes nothing")
+    if page and page.exists() and not page.is_file():  # a pipe would wait for a reader
+        raise UsageError(f"expected a file for --page, got {page}, which is something else: name another")
+    if page:
+        expect_folder(page, "--page")
+        _write_page(chosen, page, results)
+        return
+    if not names:
+        for name in study.names():
+            done = "measured" if (results / f"{name}.json").exists() else ""
+            click.echo(f"{name:15} {done:8} {study.read_study(name).title}")
+        return
+    check_device(device)
+    found = [_run(name, seeds, results, out, jobs, device, rounding=rounding, dry_run=dry_run) for name in chosen]
+    if dry_run:
+        return
+    from vflsec.papers.judgement import Judgement
+
+    judged = Judgement([one for one in found if one])
+    if form == "table":
+        on_terminal(judged.rich)
+    else:
+        click.echo((judged.to_json() if form == "json" else judged.to_markdown()).rstrip("\n"))
+    if judged.lost:
+        sys.exit(3)
+
+
+def _run(
+    name: str,
+    seeds: int | None,
+    results: Path,
+    out: Path,
+    jobs: int | None,
+    device: str,
+    *,
+    rounding: bool,
+    dry_run: bool,
+) -> Measured | None:
+    """Compute what a study lacks, and return its measurements; None if nothing is to be computed."""
+    import msgspec
+
+    from vflsec import api
+    from vflsec.base.checks import count
+    from vflsec.cli.output import kept_on_interrupt
+    from vflsec.papers.judgement import changes, measurements
+    from vflsec.papers.measurements import write_measurements
+    from vflsec.papers.study_grid import Job, read_study
+    from vflsec.papers.verdicts import Measured
+    from vflsec.report.progress import shown
+    from vflsec.run.store import Store, writing
+
+    registered, stem = read_study(name), Path(name).stem
+    study = msgspec.structs.replace(registered, seeds=seeds or registered.seeds)
+    store = Store(out)
+    job = Job(stem, study, store)
+    missing = job.missing()
+    click.echo(f"vflsec judge {stem}: {count(missing, 'result')} to compute   {store.folder}", err=True)
+    if dry_run:
+        return None
+    path = (results if study.seeds == registered.seeds else store.folder) / f"{stem}.json"
+    with store.lock():
+        store.trim()
+        with kept_on_interrupt(store):
+            for _ in shown(job.compute(jobs=jobs or api.cores(), device=device), missing):
+                pass
+        found = measurements(job)
+        if rounding:
+            first = measurements(Job(stem, msgspec.structs.replace(study, seeds=1), store))
+            other = _rounded_otherwise(name, stem, out / "rounding", jobs, device)
+            found = msgspec.structs.replace(found, rounding=changes(first, other))
+        else:
+            found = msgspec.structs.replace(found, rounding=_known_rounding(path, found))
+        with writing(path.parent):
+            write_measurements(path, found)
+    click.echo(f"measurements: {path}", err=True)
+    return Measured(stem, study, found)
+
+
+OTHERWISE = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}
+"""Without wide instructions sums are taken in another order, as on another processor."""
+
+
+def _rounded_otherwise(name: str, stem: str, out: Path, jobs: int | None, device: str) -> Measurements:
+    """Return the measurements of the first seed from a process that rounds otherwise."""
+    import os
+    import subprocess
+
+    from vflsec.base.errors import StoreError
+    from vflsec.papers.measurements import read_measurements
+
+    words = [sys.executable, "-m", "vflsec", "judge", name, "--seeds", "1", "--out", str(out), "--device", device]
+    words += ["--results", str(out / "whole"), *(["--jobs", str(jobs)] if jobs else [])]
+    ended = subprocess.run(words, env={**os.environ, **OTHERWISE}, stdout=subprocess.DEVNULL, check=False)  # noqa: S603
+    if ended.returncode not in (0, 3):
+        raise StoreError(f"the run with other rounding ended with {ended.returncode}; its folder is {out}")
+    path = out / f"{stem}.json"
+    return read_measurements(path if path.exists() else out / "whole" / f"{stem}.json")
+
+
+def _known_rounding(path: Path, found: Measurements) -> dict[str, float]:
+    """Return what an earlier run found of the same experiment."""
+    from vflsec.base.errors import StoreError
+    from vflsec.papers.measurements import read_measurements
+
+    try:
+        before = read_measurements(path)
+    except StoreError:  # none, or a damaged file, which this run replaces
+        return {}
+    return before.rounding if before.experiment == found.experiment else {}
+
+
+def _write_page(names: Sequence[str], page: Path, results: Path) -> None:
+    """Write the page of these studies, or of all that come with vflsec and are measured."""
+    from vflsec.base.errors import UsageError
+    from vflsec.papers.judgement import Judgement
+    from vflsec.papers.measurements import read_measurements
+    from vflsec.papers.study_grid import names as known
+    from vflsec.papers.study_grid import read_study
+    from vflsec.papers.verdicts import Measured
+    from vflsec.run.store import writing
+
+    chosen = names or [name for name in known() if (results / f"{name}.json").exists()]
+    if not chosen:
+        raise UsageError(f"expected measurements in {results}, found none: run vflsec judge NAME, or name --results")
+    read = [(Path(name).stem, read_study(name)) for name in chosen]
+    judged = Judgement([Measured(stem, one, read_measurements(results / f"{stem}.json")) for stem, one in read])
+    unmeasured = [] if names else [name for name in known() if name not in chosen]
+    with writing(page.parent):
+        page.write_text(judged.page(unmeasured), encoding="utf-8")
+    click.echo(f"page: {page}", err=True)

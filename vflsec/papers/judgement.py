@@ -1,0 +1,264 @@
+"""Verdicts on published claims: the measurements of a study, a table for the terminal, and the page of all studies."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from vflsec.base.checks import count
+from vflsec.papers.measurements import DIGITS, Measurements
+from vflsec.papers.measuring import measured as of_evaluation
+from vflsec.papers.study import TOPICS
+from vflsec.papers.study_grid import Job
+from vflsec.papers.verdicts import DECISIONS, Link, Measured, Verdict, judge
+from vflsec.report import formats
+from vflsec.report.formats import Cells
+from vflsec.results.analysis.paired import FEWEST, POWER
+from vflsec.results.analysis.summary import summarize
+from vflsec.results.statistics import LEVEL
+from vflsec.run.manifest import commit
+from vflsec.run.store import environment
+
+HEAD = """\
+# Published claims, judged
+
+Made by `vflsec judge --page RESULTS.md` from the measurements in `results`; no number on this page is typed
+by hand. [docs/claims.md](docs/claims.md) explains how to read it and how to add a claim.
+
+Each claim was written down in `vflsec/papers/claims` before it was measured, and a note says where a trial run came
+first: what is compared, on which data, and the *margin*, the smallest difference that matters. Both arms of a
+comparison have the same seeds, and so the same rows, labels and auxiliary samples. A difference is positive in favor of
+the claim: where a claim says that an arm leaks less, by so much less it leaks. Of bytes it is the share that is saved.
+
+* **holds**: the mean difference surely exceeds zero, and is at least the margin.
+* **does not hold here**: the mean difference is surely below the margin.
+* **undecided**: neither, or a seed was lost, or there are fewer than {fewest} seeds. *Seen from* is the smallest true
+  difference that would have been told from zero with {power} power.
+
+A margin such as "> −x" is of a claim that nothing is lost: it holds if the arm is surely not worse by x, and *seen
+from* is then counted from −x.
+
+A claim of several comparisons holds if all of them hold, and does not hold if one does not. "Surely" is by one-sided
+paired t tests over seeds, with Holm's correction over all {verdicts} verdicts of this page: if no claim were true, one
+or more *holds* would come about by chance with a probability of at most {alpha}, and likewise for *does not hold
+here*. *By itself* is how a claim reads without the correction. Intervals are {level} t intervals of one comparison.
+Seeds share rows, so they are somewhat too short.
+
+A leak is an AUC on two classes, accuracy on more, and R² of columns. *Leak of worst* is that of the strongest of all
+attacks that were run and of what the adversary infers alone, chosen on one half of the rows and scored on the other.
+*Minutes* add up the times of all trainings and attacks, of which several run side by side and studies share some.
+
+The data are small public ones, and so are the networks: a claim that does not hold here may hold on the paper's data.
+"""
+
+
+def measurements(job: Job) -> Measurements:
+    """Return all that the claims of a study need, as far as its store has it."""
+    records = job.store.records()
+    values = job.trained()
+    for place, at in job.points.items():
+        summary = summarize(at.manifest, records, out="", max_leak={}, min_utility=None)
+        data, arm = job.names(place)
+        values += [of_evaluation(data, arm, measure, summary, at.manifest, records) for measure in job.measures[place]]
+    return Measurements(
+        study=job.name,
+        experiment=job.study.experiment,
+        registration=job.study.registration,
+        seeds=job.study.seeds,
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        commit=commit(),
+        versions=environment(),
+        seconds=round(job.seconds(), 1),
+        values=values,
+    )
+
+
+class Judgement:
+    """The verdicts on the claims of several studies.
+
+    Args:
+        measured: each study with its measurements.
+    """
+
+    def __init__(self, measured: Sequence[Measured]) -> None:
+        self.measured = list(measured)
+        self.verdicts = judge(self.measured)
+
+    def of(self, one: Measured) -> list[Verdict]:
+        """Return the verdicts of one study."""
+        return [verdict for verdict in self.verdicts if verdict.study == one.name]
+
+    @property
+    def lost(self) -> list[str]:
+        """The seeds that gave no number."""
+        return sorted({f"{v.study}, {v.data}: {lost}" for v in self.verdicts for link in v.links for lost in link.lost})
+
+    def counts(self) -> Cells:
+        """Return how many verdicts of each topic there are of each kind."""
+        found = Counter((verdict.topic, verdict.decision) for verdict in self.verdicts)
+        topics = [topic for topic in TOPICS if any(key[0] == topic for key in found)]
+        rows = [
+            [topic, *(str(found[topic, one]) for one in DECISIONS), str(sum(found[topic, one] for one in DECISIONS))]
+            for topic in topics
+        ]
+        total = [str(sum(v.decision == one for v in self.verdicts)) for one in DECISIONS]
+        return Cells.of(
+            "Verdicts by topic", ["topic", *DECISIONS, "all"], [*rows, ["all", *total, str(len(self.verdicts))]]
+        )
+
+    def studies(self) -> Cells:
+        """Return the counts of each study, and what it cost."""
+        rows = []
+        for one in self.measured:
+            found = Counter(verdict.decision for verdict in self.of(one))
+            minutes = f"{one.found.seconds / 60:.1f}"
+            rows.append([one.name, *(str(found[decision]) for decision in DECISIONS), str(one.found.seeds), minutes])
+        return Cells.of("Studies", ["study", *DECISIONS, "seeds", "minutes"], rows)
+
+    def details(self, one: Measured, *, short: bool = False) -> Cells:
+        """Return a row for each comparison of a study; its claims are numbered."""
+        rows = []
+        for verdict in self.of(one):
+            for k, link in enumerate(verdict.links):
+                of = "" if link.measure == one.study.claims[verdict.number - 1].measured.name else f", {link.measure}"
+                first = [str(verdict.number), verdict.data, _verdict(verdict, short=short)] if k == 0 else [""] * 3
+                rows.append([*first, f"{link.text}{of}", *_numbers(link)])
+        header = ["claim", "data", "verdict", "comparison", "difference", "margin", "seen from", "seeds"]
+        hidden = ("margin", "seen from") if short else ()
+        return Cells.of(one.study.title, header, rows).only(lambda column: column.title not in hidden)
+
+    def claims(self, one: Measured) -> list[str]:
+        """Return the claims of a study, numbered, with what is compared."""
+        return [
+            f"{k}. {claim.text} ({claim.source}; {claim.topic}: {claim.measured.name}"
+            + (", the advantage over the adversary alone)" if claim.measure == "advantage" else ")")
+            for k, claim in enumerate(one.study.claims, start=1)
+        ]
+
+    def table(self, width: int = 140) -> str:
+        """Return the tables as text of at most ``width`` columns."""
+        return formats.as_text(self.rich(width), width)
+
+    def rich(self, width: int) -> RenderableType:
+        """Return the tables for a terminal of ``width`` columns."""
+        parts: list[RenderableType] = []
+        for one in self.measured:
+            narrow = width < formats.NARROW
+            cells = self.details(one, short=narrow)
+            plain = [[cell.replace("**", "") for cell in row] for row in cells.rows]
+            shown = formats.as_rich(cells._replace(rows=plain), width if narrow else None)
+            parts += [shown, *map(Text, self.claims(one)), Text()]
+        counts = formats.as_rich(self.counts(), width if width < formats.NARROW else None)
+        return Group(*parts, counts, *map(Text, self.remarks()))
+
+    def remarks(self) -> list[str]:
+        """Return what limits the verdicts."""
+        edited = [one.name for one in self.measured if one.found.registration != one.study.registration]
+        return [
+            *(f"LOST {lost}" for lost in self.lost),
+            *(f"EDITED the claims of {name} were changed after they were measured" for name in edited),
+        ]
+
+    def to_markdown(self) -> str:
+        """Return the tables as Markdown."""
+        sections = [self._section(one) for one in self.measured]
+        return "\n\n".join([*sections, formats.as_markdown(self.counts()), *self.remarks()]) + "\n"
+
+    def to_json(self) -> str:
+        """Return one JSON object."""
+        found: dict[str, Any] = {
+            "verdicts": msgspec.to_builtins(self.verdicts),
+            "studies": {one.name: msgspec.to_builtins(one.found, str_keys=True) for one in self.measured},
+            "remarks": self.remarks(),
+        }
+        return msgspec.json.encode(found).decode()
+
+    def page(self, unmeasured: Sequence[str] = ()) -> str:
+        """Return the page of all studies; ``unmeasured`` are the names of those without measurements."""
+        head = HEAD.format(
+            fewest=FEWEST,
+            power=_percent(POWER),
+            verdicts=len(self.verdicts),
+            alpha=_percent(1 - LEVEL),
+            level=_percent(LEVEL),
+        )
+        remarks = [f"* {line}" for line in self.remarks()]
+        remarks += [f"* Registered, not measured yet: {', '.join(unmeasured)}"] if unmeasured else []
+        parts = [head, "## Summary", formats.as_markdown(self.counts()), formats.as_markdown(self._linked())]
+        parts += ["\n".join(remarks)] if remarks else []
+        parts += [self._section(one) for one in self.measured]
+        return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+    def _linked(self) -> Cells:
+        cells = self.studies()
+        titles = {one.name: one.study.title for one in self.measured}
+        rows = [[f"{titles[row[0]]} ({row[0]})", *row[1:]] for row in cells.rows]
+        return cells._replace(rows=rows)
+
+    def _section(self, one: Measured) -> str:
+        study, found = one.study, one.found
+        versions = ", ".join(f"{name} {found.versions[name]}" for name in ("vflsec", "torch") if name in found.versions)
+        commit = f", commit {found.commit[:10]}" if found.commit else ""
+        facts = (
+            f"{study.source}. Registered {study.registered} as `{one.name}`; {count(found.seeds, 'seed')}, "
+            f"{found.seconds / 60:.1f} minutes; {versions}{commit}. {_rounding(found)}"
+        )
+        notes = [f"* {note}" for note in study.notes]
+        open_attacks = sorted(
+            {f"{link.measure} ({v.data})" for v in self.of(one) for link in v.links if link.unconverged}
+        )
+        notes += [f"* Not converged with some seeds: {', '.join(open_attacks)}."] if open_attacks else []
+        parts = [f"## {study.title}", facts, "\n".join(self.claims(one)), formats.as_markdown(self.details(one))]
+        return "\n\n".join([*parts, "\n".join(notes)]).rstrip("\n")
+
+
+def changes(found: Measurements, other: Measurements) -> dict[str, float]:
+    """Return by measure the largest difference between the values of two runs with equal seeds."""
+    theirs = {(own.data, own.arm, own.measure): own.by_seed for own in other.values}
+    largest: dict[str, float] = {}
+    for own in found.values:
+        same = theirs.get((own.data, own.arm, own.measure), {})
+        apart = [abs(own.by_seed[seed] - same[seed]) for seed in own.by_seed.keys() & same.keys()]
+        if apart and not own.measure.startswith("bytes"):
+            largest[own.measure] = round(max(largest.get(own.measure, 0.0), *apart), DIGITS)
+    return largest
+
+
+def _rounding(found: Measurements) -> str:
+    if not found.rounding:
+        return "Sensitivity to the machine's rounding was not measured."
+    changed = ", ".join(f"{name} {value:.4f}" for name, value in found.rounding.items())
+    return f"Largest change of a value of the first seed under the rounding of another processor: {changed}."
+
+
+def _verdict(verdict: Verdict, *, short: bool) -> str:
+    bold = verdict.decision if short else f"**{verdict.decision}**"
+    return bold if verdict.decision == verdict.single else f"{bold} (by itself: {verdict.single})"
+
+
+def _numbers(link: Link) -> list[str]:
+    n, lost = len(link.differences), f" ({len(link.lost)} lost)" if link.lost else ""
+    if n == 0:
+        return ["–", _limit(link), "–", f"{n}{lost}"]
+    ends = "" if math.isnan(link.low) else f" [{_signed(link.low)}, {_signed(link.high)}]"
+    seen = f"{link.detectable:.3f}" if math.isfinite(link.detectable) else "–"
+    return [f"{_signed(link.mean)}{ends}", _limit(link), seen, f"{n}{lost}"]
+
+
+def _limit(link: Link) -> str:
+    return f"{link.margin:g}" if link.margin >= 0 else f"> −{-link.margin:g}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "−")
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.0f} %"

@@ -1,0 +1,93 @@
+"""``vflsec reproduce``: a paper's table, measured anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from vflsec.cli.options import device, output_format
+
+if TYPE_CHECKING:
+    from vflsec.papers.recipe import Job
+
+
+def _time(missing: int, before: Iterable[Job], jobs: int) -> str:
+    """Return how long ``missing`` trainings or results take, by the first job that has some."""
+    each = next((seconds for job in before if (seconds := job.seconds())), None)
+    if each is None:
+        return "time: unknown; run --quick first"
+    return f"time: about {timedelta(seconds=round(each * missing / jobs))} with --jobs {jobs}, by past results"
+
+
+@click.command("reproduce")
+@click.argument("name", required=False)
+@click.option("--quick", is_flag=True, help="Fewer seeds, rows and columns: to see what it looks like, not to judge.")
+@click.option("--seeds", type=click.IntRange(1, 1000), help="How many seeds.  [default: those of the recipe]")
+@click.option(
+    "--data-dir", type=click.Path(path_type=Path), help="Folder with avazu, bhi, criteo...: the paper's own data."
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Results folder.  [default: runs/reproduce-NAME]")
+@click.option("--jobs", type=click.IntRange(min=1), help="How many worker processes.  [default: the number of cores]")
+@device
+@click.option("--dry-run", is_flag=True, help="Print how much is to be computed; compute nothing.")
+@output_format
+def command(
+    name: str | None,
+    quick: bool,
+    seeds: int | None,
+    data_dir: Path | None,
+    out: Path | None,
+    jobs: int | None,
+    device: str,
+    dry_run: bool,
+    form: str,
+) -> None:
+    """Measure a table of a paper, and print it beside what the paper prints.
+
+    NAME is a recipe, or a TOML file of your own in the same form; without NAME, the recipes are listed. Results are
+    kept, and the same command goes on where it stopped. Where the paper's data are not at hand, others stand in for
+    them, and the table says so.
+    """
+    from vflsec import api
+    from vflsec.base.checks import count
+    from vflsec.cli.output import kept_on_interrupt, show
+    from vflsec.papers import recipe
+    from vflsec.papers.reproduction import Reproduction, measured
+    from vflsec.report.progress import shown
+    from vflsec.run.engine import check_device
+    from vflsec.run.store import Store, writing
+
+    if name is None:
+        for one in recipe.names():
+            click.echo(f"{one:20} {recipe.read_recipe(one).title}")
+        return
+    check_device(device)
+    read = recipe.read_recipe(name)
+    chosen = recipe.with_seeds(recipe.with_data(read, data_dir) if data_dir else read, seeds, quick=quick)
+    stem = Path(name).stem
+    store = Store(out or Path("runs") / f"reproduce-{stem}{'-quick' * quick}")
+    job = recipe.Job(chosen, store)
+    missing = job.missing()
+    what = "result" if chosen.attacked else "training"
+    click.echo(f"vflsec reproduce {stem}: {count(missing, what)} to compute   {store.folder}", err=True)
+    if dry_run:
+        before = [job]
+        if not quick:
+            folder = Path("runs") / f"reproduce-{stem}-quick"
+            before.append(recipe.Job(recipe.with_seeds(read, None, quick=True), Store(folder)))
+        click.echo(_time(missing, before, jobs or api.cores()), err=True)
+        return
+    with store.lock():
+        store.trim()
+        with kept_on_interrupt(store):
+            for _ in shown(job.compute(jobs=jobs or api.cores(), device=device), missing):
+                pass
+    found = Reproduction(stem, chosen, measured(job), job)
+    show(found, form)
+    with writing(store.folder):
+        for path in found.save_curve(store.folder):
+            click.echo(f"curve: {path}", err=True)

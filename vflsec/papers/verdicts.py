@@ -1,0 +1,245 @@
+"""From measurements to verdicts on claims.
+
+*Holds*: the mean difference exceeds zero by Holm's correction over all verdicts of the page, and it is at least the
+margin. *Does not hold here*: it falls short of the margin, by the same correction. *Undecided*: neither, or a seed was
+lost or not run, or there are too few. A claim of several comparisons holds if all hold and does not if one does not:
+its p value for holding is the largest of theirs, and for not holding the smallest times their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from vflsec.base.errors import UsageError
+from vflsec.papers.measurements import Measurements, Values
+from vflsec.papers.study import ALONE, MOST_SEEDS, Claim, Measure, Study
+from vflsec.results.analysis.paired import ALPHA, FEWEST, Paired, detectable, holm, paired
+
+Decision = Literal["holds", "does not hold here", "undecided"]
+HOLDS: Decision = "holds"
+FAILS: Decision = "does not hold here"
+OPEN: Decision = "undecided"
+DECISIONS = (HOLDS, FAILS, OPEN)
+
+
+class Measured(NamedTuple):
+    """A study and what was measured for it."""
+
+    name: str
+    study: Study
+    found: Measurements
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """One comparison of a claim.
+
+    Attributes:
+        text: what is compared with what.
+        measure: its name.
+        floor: what the mean must exceed; ``margin`` what it must reach.
+        differences: over seeds, positive in favor of the claim; ``mean``, ``low``, ``high`` and ``deviation`` of them.
+        detectable: the smallest true excess over the floor that is found with 80 % power at the page's level.
+        lost: why seeds are missing.
+    """
+
+    text: str
+    measure: str
+    floor: float
+    margin: float
+    differences: list[float]
+    mean: float
+    low: float
+    high: float
+    deviation: float
+    p_above: float
+    p_below: float
+    detectable: float
+    lost: list[str]
+    unconverged: int = 0
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What the measurements say of one claim on one of the data.
+
+    Attributes:
+        number: of the claim in its study, from 1.
+        decision: after the correction over all verdicts; ``single`` without one.
+        p_holds: after the correction; ``p_fails`` the same of the opposite.
+    """
+
+    study: str
+    number: int
+    claim: str
+    source: str
+    topic: str
+    data: str
+    decision: Decision
+    single: Decision
+    p_holds: float
+    p_fails: float
+    seeds: int
+    links: list[Link]
+
+
+class _Case(NamedTuple):
+    study: str
+    number: int
+    claim: Claim
+    data: str
+    links: list[Link]
+
+    @property
+    def p_holds(self) -> float:
+        return 1.0 if self.incomplete else max(link.p_above for link in self.links)
+
+    @property
+    def p_fails(self) -> float:
+        return 1.0 if self.incomplete else min(1.0, len(self.links) * min(link.p_below for link in self.links))
+
+    @property
+    def incomplete(self) -> bool:
+        return any(link.lost or len(link.differences) < FEWEST for link in self.links)
+
+    def decision(self, p_holds: float, p_fails: float) -> Decision:
+        """Return what two p values say."""
+        if p_fails < ALPHA:
+            return FAILS
+        relevant = all(link.mean >= link.margin for link in self.links)
+        return HOLDS if p_holds < ALPHA and relevant else OPEN
+
+
+def judge(measured: Sequence[Measured]) -> list[Verdict]:
+    """Return a verdict for each claim and its data; Holm's correction is over all of them.
+
+    Raises:
+        UsageError: measurements of other settings than those of the study, or that lack a measure.
+    """
+    level = ALPHA / max(1, sum(len(one.study.tested_on(claim)) for one in measured for claim in one.study.claims))
+    cases = [case for one in measured for case in _cases(one, level)]
+    holding = holm([case.p_holds for case in cases])
+    failing = holm([case.p_fails for case in cases])
+    return [
+        Verdict(
+            study=case.study,
+            number=case.number,
+            claim=case.claim.text,
+            source=case.claim.source,
+            topic=case.claim.topic,
+            data=case.data,
+            decision=case.decision(p_holds, p_fails),
+            single=case.decision(case.p_holds, case.p_fails),
+            p_holds=p_holds,
+            p_fails=p_fails,
+            seeds=min(len(link.differences) for link in case.links),
+            links=case.links,
+        )
+        for case, p_holds, p_fails in zip(cases, holding, failing, strict=True)
+    ]
+
+
+def _cases(one: Measured, level: float) -> Iterator[_Case]:
+    if one.found.experiment != one.study.experiment:
+        raise UsageError(
+            f"expected measurements of {one.name} as it is registered, got those of other settings: run vflsec judge "
+            f"{one.name}"
+        )
+    _check(one)
+    values = {(own.data, own.arm, own.measure): own for own in one.found.values}
+    for number, claim in enumerate(one.study.claims, start=1):
+        for data in one.study.tested_on(claim):
+            try:
+                links = list(_links(claim, data, values, level, one.study.seeds))
+                yield _Case(one.name, number, claim, data, links)
+            except KeyError as error:
+                name, arm, measure = error.args[0]
+                raise UsageError(
+                    f"expected {measure} of {arm} on {name} in the measurements of {one.name}, got none: run vflsec "
+                    f"judge {one.name}"
+                ) from None
+
+
+def _check(one: Measured) -> None:
+    """Raise UsageError if the measurements are not of one run: a lost seed is named, none is left out."""
+    found = one.found
+    if not 1 <= found.seeds <= MOST_SEEDS:  # before anything is made that has so many
+        raise UsageError(_damaged(one.name, f"1 to {MOST_SEEDS} seeds", str(found.seeds)))
+    seeds, named = set(range(found.seeds)), set()
+    for own in found.values:
+        which = f"{own.measure} of {own.arm} on {own.data}"
+        if (own.data, own.arm, own.measure) in named:
+            raise UsageError(_damaged(one.name, f"{which} once", "it twice"))
+        named.add((own.data, own.arm, own.measure))
+        if own.by_seed.keys() & own.lost.keys() or own.by_seed.keys() | own.lost.keys() != seeds:
+            got = ", ".join(str(seed) for seed in sorted([*own.by_seed, *own.lost]))
+            raise UsageError(_damaged(one.name, f"each of {found.seeds} seeds once in {which}", f"seeds {got}"))
+        if not own.measure.startswith("bytes") and max((*own.by_seed.values(), *own.alone.values()), default=0.0) > 1:
+            raise UsageError(_damaged(one.name, f"values up to 1 in {which}", "a larger one"))
+
+
+def _damaged(name: str, expected: str, got: str) -> str:
+    return f"expected {expected}, got {got}: the measurements of {name} were changed; run vflsec judge {name}"
+
+
+def _links(
+    claim: Claim, data: str, values: Mapping[tuple[str, str, str], Values], level: float, seeds: int
+) -> Iterator[Link]:
+    floor, margin = (-claim.margin, -claim.margin) if claim.no_worse else (0.0, claim.margin)
+    for arms in claim.links:
+        yield _link(claim.measured, data, arms, values, level, seeds, more=claim.more, floor=floor, margin=margin)
+        if claim.at_equal_utility is not None:
+            lost = -claim.at_equal_utility
+            yield _link(claim.utility, data, arms, values, level, seeds, more=True, floor=lost, margin=lost)
+
+
+def _link(
+    measure: Measure,
+    data: str,
+    arms: tuple[str, str],
+    values: Mapping[tuple[str, str, str], Values],
+    level: float,
+    registered: int,
+    *,
+    more: bool,
+    floor: float,
+    margin: float,
+) -> Link:
+    better = values[data, arms[0], measure.name]
+    other = better if arms[1] == ALONE else values[data, arms[1], measure.name]
+    first = _of(measure, better)
+    second = better.alone if arms[1] == ALONE else _of(measure, other)
+    seeds = sorted(first.keys() & second.keys())
+    if measure.kind in ("bytes", "bytes to target"):  # the share that is saved
+        differences = [1 - first[seed] / second[seed] if second[seed] else 0.0 for seed in seeds]
+    else:
+        differences = [(first[seed] - second[seed]) * (1 if more else -1) for seed in seeds]
+    found: Paired = paired(differences, floor=floor, margin=margin)
+    lost = set()
+    for arm, own, given in zip(arms, (better, other), (first, second), strict=True):
+        named = {} if arm == ALONE else own.lost
+        lost |= {f"{arm}: {status}, seed {seed}" for seed, status in named.items()}
+        lost |= {f"{arm}: missing, seed {seed}" for seed in range(registered) if seed not in {*given, *own.lost}}
+    return Link(
+        text=f"{arms[0]} {'>' if more else '<'} {arms[1]}",
+        measure=measure.name,
+        floor=floor,
+        margin=margin,
+        differences=differences,
+        mean=found.mean,
+        low=found.low,
+        high=found.high,
+        deviation=found.deviation,
+        p_above=found.p_above,
+        p_below=found.p_below,
+        detectable=detectable(found.deviation, found.n, level=level),
+        lost=sorted(lost),
+        unconverged=max(better.unconverged, other.unconverged),
+    )
+
+
+def _of(measure: Measure, values: Values) -> dict[int, float]:
+    if measure.kind != "advantage":
+        return values.by_seed
+    return {seed: value - values.alone[seed] for seed, value in values.by_seed.items() if seed in values.alone}
