@@ -11,8 +11,8 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from vflsec.attacks.fusion import AttributeFusion
 from vflsec.base.checks import one_of, positive, positive_or_none
-from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.message import Kind
@@ -103,7 +103,7 @@ class AttributeInference(Attack):
     def alone(self) -> Attack | None:
         """Return the same model on own columns."""
         if self._reads_all:
-            return registry.build("attacks", "attribute-fusion", victim=self.victim, column=self.column)  # type: ignore[no-any-return]
+            return AttributeFusion(victim=self.victim, column=self.column)
         return AttributeInference(victim=self.victim, column=self.column, reads="own", folds=self.folds)
 
     @property

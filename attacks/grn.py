@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vflsec.attacks.imputation import Imputation
 from vflsec.base.checks import non_negative, positive
 from vflsec.base.errors import InsufficientView
-from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.layout import Layout
 from vflsec.core.message import Kind
@@ -90,7 +90,7 @@ class GenerativeRegressionNetwork(Attack):
 
     def alone(self) -> Attack:
         """Return imputation: without the federation there is no prediction."""
-        return registry.build("attacks", "imputation", victim=self.victim)  # type: ignore[no-any-return]
+        return Imputation(victim=self.victim)
 
     @property
     def search(self) -> Mapping[str, Sequence[Any]]:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vflsec.attacks.imputation import Imputation
 from vflsec.base.checks import one_of, positive, positive_or_none
-from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
@@ -93,7 +93,7 @@ class BlackBoxInversion(Attack):
 
     def alone(self) -> Attack:
         """Return imputation with the same regression."""
-        return registry.build("attacks", "imputation", victim=self.victim, model=self.model, hidden=self.hidden)  # type: ignore[no-any-return]
+        return Imputation(victim=self.victim, model=self.model, hidden=self.hidden)
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return the columns (n, d) of every split with received embeddings."""

@@ -35,7 +35,7 @@ from vflsec.cli import cli
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.encode import dense
 from vflsec.data.partition import Partition
-from vflsec.run.federation import load_dataset
+from vflsec.run.plan import load_dataset
 from vflsec.run.spec import AuxSpec
 
 DATASETS = ("toy", "credit-default", "digits", "flights", "multiple-features")

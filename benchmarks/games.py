@@ -26,6 +26,7 @@ from vflsec.data.partition import DataSpec
 from vflsec.results.empirical_epsilon import Tradeoff, epsilon_at_least, gaussian_epsilon
 from vflsec.run.cell import Cell
 from vflsec.run.federation import build_federation, build_method
+from vflsec.run.plan import make_cell
 from vflsec.run.privacy import spent
 from vflsec.run.spec import parse_defense
 
@@ -193,7 +194,7 @@ def members_by_their_loss(*defenses: str) -> Game:
 
 
 def _cell(defenses: Sequence[str], *, train: TrainSpec, model: ModelSpec | None = None, **options: float | str) -> Cell:
-    return Cell(
+    return make_cell(
         dataset="toy",
         data=DataSpec(options=options),
         method="fedsplitnn",

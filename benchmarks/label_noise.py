@@ -25,8 +25,8 @@ from vflsec.cipher.recording import Header, Recording, RecordingWriter
 from vflsec.core.method import Trained
 from vflsec.results.statistics import over_seeds
 from vflsec.run import spec as specs
-from vflsec.run.cell import training_cell
 from vflsec.run.federation import build_federation, build_method
+from vflsec.run.plan import training_cell
 from vflsec.run.score import measure
 from vflsec.run.training import one_thread
 from vflsec.secure.transcripts.audit import Truth

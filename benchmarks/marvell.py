@@ -25,8 +25,8 @@ from vflsec.defenses.iso import IsotropicNoise
 from vflsec.defenses.marvell import Marvell, moments, solve
 from vflsec.defenses.max_norm import MaxNorm
 from vflsec.defenses.perp import PerpendicularNoise
-from vflsec.run.cell import Cell
 from vflsec.run.federation import build_federation, build_method
+from vflsec.run.plan import make_cell
 from vflsec.run.spec import DefenseSpec
 from vflsec.run.training import one_thread
 
@@ -40,7 +40,7 @@ DEFENSES = {"iso": 1.0, "max-norm": 1.0, "perp": 1.0, "marvell": 4.0}
 def training(name: str | None) -> float:
     """Return the milliseconds of one training step, with the defense of this name or without any."""
     defenses = (DefenseSpec(name=name, strength=DEFENSES[name]),) if name else ()
-    cell = Cell(
+    cell = make_cell(
         dataset="credit-default",
         data=DataSpec(),
         method="fedsplitnn",

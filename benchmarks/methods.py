@@ -43,7 +43,8 @@ from vflsec.results.metrics import METRICS
 from vflsec.results.statistics import Interval, over_seeds
 from vflsec.run import spec as specs
 from vflsec.run import training
-from vflsec.run.cell import Cell, training_cell
+from vflsec.run.cell import Cell
+from vflsec.run.plan import training_cell
 from vflsec.run.store import Store
 
 Measured = dict[str, Any]

@@ -24,6 +24,7 @@ from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.run.cell import Cell
 from vflsec.run.federation import build_federation, build_method
+from vflsec.run.plan import make_cell
 from vflsec.run.spec import DefenseSpec
 from vflsec.run.training import one_thread
 
@@ -38,7 +39,7 @@ DEFENSES = {
 
 def cell(defense: DefenseSpec | None = None) -> Cell:
     """Return the default setting, shorter."""
-    return Cell(
+    return make_cell(
         dataset="credit-default",
         data=DataSpec(),
         method="fedsplitnn",

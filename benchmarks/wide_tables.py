@@ -26,7 +26,7 @@ from vflsec.data.dataset import PartyTable, VerticalDataset
 from vflsec.data.partition import DataSpec, Partition, partition
 from vflsec.run import federation as federations
 from vflsec.run import spec as specs
-from vflsec.run.cell import training_cell
+from vflsec.run.plan import training_cell
 
 BATCH = TrainSpec().batch
 CUT = 2

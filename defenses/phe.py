@@ -11,6 +11,9 @@ from vflsec.base.errors import UsageError
 from vflsec.cipher.arithmetic.layout import CipherSpec
 from vflsec.core.defense import Defense
 from vflsec.core.options import shares_options
+from vflsec.core.protocol import LinearBoundary
+from vflsec.protocols.masked_plain import PlainMaskedBoundary
+from vflsec.protocols.paillier import PaillierBoundary
 
 
 @shares_options(CipherSpec)
@@ -66,7 +69,7 @@ class EncryptedBoundary(Defense):
         self.backend = backend
         self.spec = CipherSpec(**{**({"delta": "outer"} if backend == "plain" else {}), **cipher})
 
-    def protocol(self) -> tuple[str, dict[str, Any]]:
+    def protocol(self) -> tuple[type[LinearBoundary], dict[str, Any]]:
         """Return the encrypted linear layer."""
-        name = "masked-plain" if self.backend == "plain" else "paillier"
-        return name, msgspec.structs.asdict(self.spec)
+        boundary = PlainMaskedBoundary if self.backend == "plain" else PaillierBoundary
+        return boundary, msgspec.structs.asdict(self.spec)

@@ -23,15 +23,14 @@ from vflsec.report.progress import shown
 from vflsec.report.report import Report
 from vflsec.report.sweep import SweepReport
 from vflsec.results.records.schema import Record
-from vflsec.run import engine, federation, naming, runner, training
+from vflsec.run import engine, naming, plan, runner, training
 from vflsec.run import spec as specs
 from vflsec.run import sweep as sweeps
-from vflsec.run.cell import training_cell
 from vflsec.run.facts import CellFacts, StageDone
 from vflsec.run.grammar import split_list
 from vflsec.run.manifest import manifest_of
 from vflsec.run.mounting import KINDS
-from vflsec.run.plan import build_attack
+from vflsec.run.plan import build_attack, training_cell
 from vflsec.run.spec import EvalSpec
 from vflsec.run.store import Store, writing
 
@@ -441,7 +440,7 @@ def load_dataset(name: str, **options: Any) -> VerticalDataset:
         UsageError: an unknown name or option.
         DataError: a file is wrong.
     """
-    return federation.load_dataset(name, **options)
+    return plan.load_dataset(name, **options)
 
 
 def cores() -> int:

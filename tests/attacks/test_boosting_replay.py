@@ -20,8 +20,8 @@ from vflsec.data.partition import DataSpec
 from vflsec.inference import boosting_guesses
 from vflsec.inference.boosting_guesses import L2, LEARNING_RATE
 from vflsec.inference.trees.choices import BINS, LEAF_ROWS
-from vflsec.run.cell import Cell
 from vflsec.run.federation import build_federation, build_method
+from vflsec.run.plan import make_cell
 from vflsec.run.questions import ask
 from vflsec.run.spec import AuxSpec, DefenseSpec
 
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 
 def question(method="secureboost", *, dataset="credit-default", n=400, defenses=(), aux=80, seed=0, **options):
     """What passive_1 is asked after trees were trained."""
-    cell = Cell(
+    cell = make_cell(
         dataset=dataset,
         data=DataSpec(n_labeled=n),
         method=method,

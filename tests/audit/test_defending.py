@@ -13,7 +13,7 @@ from vflsec.base.errors import UsageError
 from vflsec.core import registry
 from vflsec.core.defense import Release
 from vflsec.core.message import Kind
-from vflsec.run.federation import build_defense
+from vflsec.run.plan import build_defense
 from vflsec.run.spec import parse_defense
 
 X, Y = torch.randn(64, 5, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 2

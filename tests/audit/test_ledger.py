@@ -12,7 +12,7 @@ from vflsec.audit.recorder import Recorder
 from vflsec.audit.subject import from_transcript
 from vflsec.base.errors import UsageError
 from vflsec.cli import cli
-from vflsec.run.federation import build_defense
+from vflsec.run.plan import build_defense
 from vflsec.run.spec import parse_defense
 
 PARTIES = ["active", "passive_1"]

@@ -18,6 +18,7 @@ from vflsec.cli import BUILT_IN, cli, commands
 from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.method import Method
+from vflsec.core.options import CONTRIB
 from vflsec.core.party import Party
 
 SMALL = ["--dataset", "toy", "--set", "train.epochs=2", "--set", "aux.folds=0", "--set", "aux.n=20", "--jobs", "1"]
@@ -130,7 +131,7 @@ def test_a_card_is_data_too():
         assert facts <= json.loads(run("show", kind, name, "--format", "json").output).keys()
     listed = run("list", "defenses").output
     assert "(contrib)" in listed
-    assert listed.endswith(f"\ncontrib: {registry.CONTRIB}\n")
+    assert listed.endswith(f"\ncontrib: {CONTRIB}\n")
     assert "contrib" not in run("list", "datasets").output
 
 

@@ -9,7 +9,7 @@ from vflsec.companies import own
 from vflsec.companies.job import Job
 from vflsec.data.files import PartyFile
 from vflsec.data.partition import DataSpec, partition
-from vflsec.run.federation import load_dataset
+from vflsec.run.plan import load_dataset
 
 BOTH = Job(name="loans", seed=4)
 

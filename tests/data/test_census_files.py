@@ -57,15 +57,15 @@ def test_they_are_split_and_trained_like_the_bundled_copy(few):
 
 
 def test_a_changed_file_is_another_dataset(tmp_path):
-    from vflsec.run.cell import dataset_identity
+    from vflsec.run.plan import find_dataset
 
     write_census(tmp_path, FEW)
     data = DataSpec(options={"data_dir": str(tmp_path)})
-    before = dataset_identity("census-income", data)
+    before = find_dataset("census-income").key(data)
     path = tmp_path / "census-income.test"
     path.write_bytes(path.read_bytes().split(b"\n", 1)[1])
-    assert dataset_identity("census-income", data) != before
-    assert dataset_identity("census-income", DataSpec()) not in (before, dataset_identity("census-income", data))
+    assert find_dataset("census-income").key(data) != before
+    assert find_dataset("census-income").key(DataSpec()) not in (before, find_dataset("census-income").key(data))
 
 
 def test_errors_say_where_the_files_come_from(tmp_path):

@@ -18,7 +18,7 @@ from vflsec.data import CATALOGUE, bundle, fashion_mnist, idx
 from vflsec.data.dataset import Card
 from vflsec.data.partition import DataSpec, partition
 from vflsec.run import spec as specs
-from vflsec.run.cell import training_cell
+from vflsec.run.plan import training_cell
 
 N_TRAIN, N_TEST = 60, 20
 TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS = fashion_mnist.FILES

@@ -20,8 +20,8 @@ from vflsec.data.outliers import odd_values
 from vflsec.data.spelling import alike, canonical
 from vflsec.results.analysis.summary import summarize
 from vflsec.run import spec as specs
-from vflsec.run.federation import load_dataset
 from vflsec.run.manifest import manifest_of
+from vflsec.run.plan import load_dataset
 
 ROWS = 400
 RNG = np.random.default_rng(0)

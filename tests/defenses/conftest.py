@@ -15,8 +15,8 @@ from vflsec.data.partition import DataSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.results import metrics
 from vflsec.run.adversary import draw_auxiliary, view_of
-from vflsec.run.cell import Cell
 from vflsec.run.federation import build_federation
+from vflsec.run.plan import make_cell
 from vflsec.run.spec import AuxSpec, DefenseSpec
 
 
@@ -35,7 +35,7 @@ def trained(defense, signal, seed):
     """A federation of two parties trained under ``defense``, and all that was said to the passive one."""
     train, model = TrainSpec(epochs=6, batch=64, lr=5e-3), ModelSpec(bottom=(16,))
     data = DataSpec(options={"seed": seed, "signal": signal})
-    cell = Cell(
+    cell = make_cell(
         dataset="toy",
         data=data,
         method="fedsplitnn",

@@ -18,8 +18,8 @@ from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.defenses.dp_sgd import DPSGD
 from vflsec.defenses.gaussian_dp import ORDERS
-from vflsec.run.cell import Cell
 from vflsec.run.federation import build_federation, build_method
+from vflsec.run.plan import make_cell
 from vflsec.run.privacy import spent
 from vflsec.run.spec import AttackSpec, parse_defense
 
@@ -103,7 +103,7 @@ def test_two_neighbors_cannot_be_told_apart_better_than_epsilon_says():
 
 
 def cell(*texts, method="fedsplitnn", parties=2, rows=300, malicious=None, **train):
-    return Cell(
+    return make_cell(
         dataset="toy",
         data=DataSpec(options={"rows": rows, "parties": parties}),
         method=method,

@@ -26,8 +26,8 @@ from vflsec.methods.vertical_lr import VerticalLogisticRegression
 from vflsec.nn.batches import batches
 from vflsec.run import spec as specs
 from vflsec.run import training
-from vflsec.run.cell import training_cell
 from vflsec.run.federation import build_federation
+from vflsec.run.plan import training_cell
 from vflsec.run.store import Store
 from vflsec.testing.federations import toy_federation
 

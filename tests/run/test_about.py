@@ -7,9 +7,8 @@ from vflsec.base.errors import UsageError
 from vflsec.data.partition import DataSpec, partition
 from vflsec.run import engine
 from vflsec.run import spec as specs
-from vflsec.run.about import about
-from vflsec.run.federation import load_dataset
-from vflsec.run.manifest import manifest_of
+from vflsec.run.manifest import about, manifest_of
+from vflsec.run.plan import load_dataset, resolve
 from vflsec.run.spec import AttackSpec
 
 CREDIT = {"adversary": "active", "seeds": 1, "data": {"n_labeled": 500}}
@@ -51,7 +50,7 @@ def test_every_attack_tries_each_column_with_the_quick_one():
 
 def test_labels_have_neither_victim_nor_column():
     spec = specs.read({"seeds": 1})
-    assert about(AttackSpec(name="mc"), "passive_1", None) == {}
+    assert about(resolve(AttackSpec(name="mc")), "passive_1", None) == {}
     assert engine.every_attack(spec)[0] is spec
 
 

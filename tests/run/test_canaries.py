@@ -20,8 +20,8 @@ from vflsec.results.empirical_epsilon import one_run
 from vflsec.results.records import schema
 from vflsec.run import spec as specs
 from vflsec.run.adversary import draw_auxiliary
-from vflsec.run.cell import training_cell
 from vflsec.run.federation import build_federation
+from vflsec.run.plan import training_cell
 from vflsec.run.spec import AuxSpec
 
 SETTINGS = {

@@ -13,10 +13,9 @@ from vflsec.base.errors import UsageError
 from vflsec.report.report import Report
 from vflsec.run import spec as specs
 from vflsec.run import training
-from vflsec.run.cell import training_cell
 from vflsec.run.federation import build_method
 from vflsec.run.manifest import manifest_of
-from vflsec.run.plan import baselines, rows
+from vflsec.run.plan import baselines, rows, training_cell
 from vflsec.run.spec import EvalSpec, MethodSpec, parse_method
 from vflsec.run.store import Store
 

@@ -13,8 +13,8 @@ from vflsec.data.partition import DataSpec
 from vflsec.defenses.laplace_dp import LaplaceDP
 from vflsec.report import table
 from vflsec.run import training
-from vflsec.run.cell import Cell
 from vflsec.run.federation import build_federation, build_method
+from vflsec.run.plan import make_cell
 from vflsec.run.privacy import most_of_one_row, spent
 from vflsec.run.spec import parse_defense
 from vflsec.run.store import Store
@@ -41,7 +41,7 @@ def test_the_row_that_was_heard_of_most(heard, most):
 
 
 def cell(*texts, method="fedsplitnn", parties=3, **options):
-    return Cell(
+    return make_cell(
         dataset="toy",
         data=DataSpec(options={"rows": 200, "parties": parties}, **options),
         method=method,

@@ -13,8 +13,8 @@ from vflsec.core.message import Message
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.defenses import coae
-from vflsec.run.cell import Cell
 from vflsec.run.federation import build_federation, build_method
+from vflsec.run.plan import make_cell
 from vflsec.run.spec import parse_defense
 
 METHODS = [name for name in sorted(registry.entries("methods")) if len(registry.load("methods", name).phases) > 1]
@@ -46,7 +46,7 @@ That costs one more training. The other direction has no exceptions.
 def cell(method, *defenses):
     options = {} if method.startswith(("prada", "vflhlp", "ss-vfl")) else {"projector": 8, "predictor": 4}
     updates = {"epochs": 2, "batch": 64} if options else {"epochs": 1, "batch": 24}
-    return Cell(
+    return make_cell(
         dataset="toy",
         data=DataSpec(n_labeled=40, aligned=0.8, overlap=0.8, options={"rows": 90, "columns": 3, "source": 48}),
         method=method,

@@ -23,8 +23,9 @@ from vflsec.results.analysis.trainings import notes_on_spending, spending_of, to
 from vflsec.results.records.folder import read_manifest, read_records
 from vflsec.run import engine
 from vflsec.run import spec as specs
-from vflsec.run.cell import result_key, several, training_cell
+from vflsec.run.cell import result_key, several
 from vflsec.run.federation import build_federation, build_method
+from vflsec.run.plan import training_cell
 from vflsec.run.privacy import spent
 from vflsec.run.store import Store
 

@@ -11,8 +11,8 @@ from vflsec.data import encode, memory
 from vflsec.data.dataset import PartyTable, VerticalDataset
 from vflsec.nn import wide
 from vflsec.run import spec as specs
-from vflsec.run.cell import training_cell
 from vflsec.run.federation import _partition, build_federation, build_method
+from vflsec.run.plan import training_cell
 
 
 @pytest.fixture(scope="module")

@@ -27,9 +27,10 @@ from vflsec.core.message import SERVER, Kind, Message, Transcript
 from vflsec.core.method import Trained
 from vflsec.data.partition import Partition
 from vflsec.run import spec as specs
-from vflsec.run.cell import Cell, training_cell
+from vflsec.run.cell import Cell
 from vflsec.run.facts import CellFacts
 from vflsec.run.federation import build_federation, build_method, partition_of
+from vflsec.run.plan import training_cell
 from vflsec.run.spec import EvalSpec
 from vflsec.run.store import CellFolder
 
@@ -162,7 +163,7 @@ class TranscriptTap(Transcript):
         sent = frozenset[Kind]().union(*build_method(cell).messages.values())
         if not sent & set(KINDS):
             raise UsageError(
-                f"expected a method that sends embeddings, gradients or nodes to record, got {cell.method}"
+                f"expected a method that sends embeddings, gradients or nodes to record, got {cell.method.name}"
             )
         self.data = partition_of(cell)
         super().__init__(frozenset({*self.data.parties, SERVER}), frozenset(KINDS))

@@ -14,7 +14,7 @@ from vflsec.core import hooks
 from vflsec.core.defense import Defense, Release, touches
 from vflsec.core.message import Kind
 from vflsec.core.stack import DefenseStack
-from vflsec.run.federation import build_defense
+from vflsec.run.plan import build_defense
 from vflsec.run.spec import parse_defense
 
 CROSSING = frozenset({Kind.EMBEDDING, Kind.GRADIENT})

@@ -17,7 +17,6 @@ from torch import nn
 from vflsec.audit.subject import Subject
 from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.base.seeds import derive
-from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.message import Kind, Message
 from vflsec.core.method import Trained
@@ -26,12 +25,11 @@ from vflsec.data.partition import Partition
 from vflsec.nn.bottoms import untrained
 from vflsec.results.records.manifest import AUDITED, BaselineEntry, Manifest, RowEntry
 from vflsec.results.records.schema import BaselineResult, Result
-from vflsec.run.about import with_columns
-from vflsec.run.cell import digest, versioned
+from vflsec.run.cell import Technique, digest
 from vflsec.run.engine import reasons
 from vflsec.run.manifest import attack_entry, provenance
-from vflsec.run.mounting import KINDS, every_victim
-from vflsec.run.plan import asked_of, build_attack, is_baseline, target_of, without_federation
+from vflsec.run.mounting import KINDS, every_victim, is_baseline, with_columns
+from vflsec.run.plan import asked_of, registered_attacks, resolve, without_federation
 from vflsec.run.questions import Question, ask
 from vflsec.run.runner import attack_run, guarded
 from vflsec.run.spec import AttackSpec, AuxSpec
@@ -80,7 +78,7 @@ class SystemAudit:
     predictions: Mapping[str, torch.Tensor] = field(default_factory=dict)
     aux_ids: pd.Index | None = None
     spent: Sequence[dict[str, Any]] = ()
-    attacks: Sequence[AttackSpec] = ()
+    attacks: Sequence[Technique] = ()
     mountable: Sequence[str] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     misfit: Sequence[str] = ()
@@ -91,17 +89,21 @@ class SystemAudit:
         """Return what a report must know about this audit."""
         rows = [
             RowEntry(
-                method=AUDITED, defense="none", strength=0.0, seed=seed, attack=spec.label, key=self.key(spec, seed)
+                method=AUDITED, defense="none", strength=0.0, seed=seed, attack=attack.label, key=self.key(attack, seed)
             )
             for seed in range(self.draws)
-            for spec in self.attacks
+            for attack in self.attacks
         ]
         baselines = [
             BaselineEntry(
-                method=AUDITED, label=spec.label, target=asked_of(spec), seed=seed, key=self.key(spec, seed, "alone")
+                method=AUDITED,
+                label=attack.label,
+                target=asked_of(attack),
+                seed=seed,
+                key=self.key(attack, seed, "alone"),
             )
             for seed in range(self.draws)
-            for spec in self.baselines
+            for attack in self.baselines
         ]
         name, identity = self.dataset
         return Manifest(
@@ -110,11 +112,11 @@ class SystemAudit:
             seeds=self.draws,
             target=None,
             selected_on_test=False,
-            attacks=[attack_entry(spec, spec.label, self.subject.adversary, self.data) for spec in self.attacks],
+            attacks=[attack_entry(attack, attack.label, self.subject.adversary, self.data) for attack in self.attacks],
             rows=rows,
             baselines=baselines,
             settings={"audit": self.subject.name, **self.settings},
-            provenance=provenance({"attacks": [spec.name for spec in self.attacks]}, {name: identity}, command),
+            provenance=provenance({"attacks": self.attacks}, {name: identity}, command),
             audited=self.subject.name,
             left_out=dict(self.left_out),
             title=self.data.dataset,
@@ -130,8 +132,8 @@ class SystemAudit:
     def keys(self) -> set[str]:
         """The keys of all records."""
         draws = range(self.draws)
-        own = {self.key(spec, draw) for spec in self.attacks for draw in draws}
-        return own | {self.key(spec, draw, "alone") for spec in self.baselines for draw in draws}
+        own = {self.key(attack, draw) for attack in self.attacks for draw in draws}
+        return own | {self.key(attack, draw, "alone") for attack in self.baselines for draw in draws}
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -147,19 +149,19 @@ class SystemAudit:
         }
 
     @property
-    def baselines(self) -> list[AttackSpec]:
+    def baselines(self) -> list[Technique]:
         """The attacks of which the version without the federation is part of *alone*."""
-        named = [spec for spec in self.attacks if not is_baseline(spec.name)]
-        on_labels = any(target_of(spec) == "labels" for spec in self.attacks) and self.subject.side == "passive"
-        names = [name for name in registry.entries("attacks") if is_baseline(name)] if on_labels else []
-        return [*named, *(AttackSpec(name=name) for name in names)]
+        named = [attack for attack in self.attacks if not is_baseline(attack)]
+        on_labels = any(attack.kind.target == "labels" for attack in self.attacks) and self.subject.side == "passive"
+        always = [attack for attack in registered_attacks() if is_baseline(attack)] if on_labels else []
+        return [*named, *always]
 
-    def key(self, spec: AttackSpec, draw: int, *kind: str) -> str:
+    def key(self, attack: Technique, draw: int, *kind: str) -> str:
         """Return the key of one record."""
         who = [self.subject.fingerprint, self.subject.adversary, self.dataset, _rows(self.data)]
         aux = [msgspec.to_builtins(self.aux), None if self.aux_ids is None else digest(sorted(map(str, self.aux_ids)))]
         spent = [list(self.spent)] if self.spent else []
-        return digest(["audit", VERSION, *kind, who, versioned("attacks", spec.name), spec.options, aux, draw, *spent])
+        return digest(["audit", VERSION, *kind, who, attack.identity, attack.spec.options, aux, draw, *spent])
 
     def asked(self, attack: Attack, trained: Trained, *, joined: bool = True) -> Question:
         """Return the question to the adversary, without a model if none was handed in; alone, without what it got."""
@@ -188,15 +190,17 @@ def with_attacks(audit: SystemAudit, wanted: Sequence[AttackSpec]) -> SystemAudi
         InsufficientView: an attack that was asked for by name cannot be mounted, or none can.
     """
     subject, trained = audit.subject, audit.joint(0)
-    names = [name for name in sorted(registry.entries("attacks")) if not is_baseline(name)]
-    names.sort(key=lambda name: registry.load("attacks", name).target != "labels")
+    others = sorted(registered_attacks(), key=lambda attack: (attack.kind.target != "labels", attack.name))
     every = [
-        one for name in names for one in every_victim(AttackSpec(name=name), subject.adversary, trained.federation)
+        on_victim
+        for attack in others
+        if not is_baseline(attack)
+        for on_victim in every_victim(attack, subject.adversary, trained.federation)
     ]
-    wanted = with_columns(wanted, subject.adversary, trained.federation)
-    specs = [*wanted, *(one for one in every if one not in wanted)]
-    reasons_by_spec = [(spec, _why_not(build_attack(spec), audit, trained)) for spec in specs]
-    for spec, reason in reasons_by_spec[: len(wanted)]:
+    chosen = with_columns([resolve(spec) for spec in wanted], subject.adversary, trained.federation)
+    specs = [*chosen, *(attack for attack in every if attack not in chosen)]
+    reasons_by_spec = [(spec, _why_not(spec.make(), audit, trained)) for spec in specs]
+    for spec, reason in reasons_by_spec[: len(chosen)]:
         if reason is not None:
             cause = next((f"; {note}" for note in subject.notes if Need.OWN_MODEL in reason and "bottom" in note), "")
             raise InsufficientView(f"attack {spec.name!r} cannot be run on {subject.name}: {reason}{cause}")
@@ -207,7 +211,7 @@ def with_attacks(audit: SystemAudit, wanted: Sequence[AttackSpec]) -> SystemAudi
             f"expected material for an attack in {subject.name}, found none: {'; '.join(reasons(left_out))}"
         )
     mountable = [spec.label for spec in possible if spec in every]
-    attacks = wanted or with_columns(possible, subject.adversary, trained.federation, of_all=possible)
+    attacks = chosen or with_columns(possible, subject.adversary, trained.federation, of_all=possible)
     return replace(audit, attacks=attacks, mountable=mountable, left_out=left_out)
 
 
@@ -251,7 +255,7 @@ def records(audit: SystemAudit, draw: int, done: Container[str] = ()) -> Iterato
     questions: dict[tuple[str, str | None, str | None], Question] = {}  # attacks share what views remember
     for spec in audit.attacks:
         if (key := audit.key(spec, draw)) not in done:
-            attack, began = build_attack(spec), time.perf_counter()
+            attack, began = spec.make(), time.perf_counter()
             about = (attack.target, attack.victim, attack.column)
             if about not in questions:
                 questions[about] = audit.asked(attack, trained)
@@ -272,8 +276,8 @@ def records(audit: SystemAudit, draw: int, done: Container[str] = ()) -> Iterato
             )
 
 
-def _alone(spec: AttackSpec, key: str, alone: Trained, audit: SystemAudit, draw: int) -> BaselineResult:
-    attack, began = build_attack(spec), time.perf_counter()
+def _alone(spec: Technique, key: str, alone: Trained, audit: SystemAudit, draw: int) -> BaselineResult:
+    attack, began = spec.make(), time.perf_counter()
     own = attack if attack.baseline else without_federation(attack)
     changes: dict[str, Any] = {}
     if own is not None and audit.aux.n:

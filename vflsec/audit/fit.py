@@ -27,7 +27,7 @@ from vflsec.core.method import Trained
 from vflsec.data.encode import Matrix, dense
 from vflsec.data.partition import Partition
 from vflsec.run.facts import CellFacts
-from vflsec.run.federation import build_defense
+from vflsec.run.plan import build_defense
 from vflsec.run.score import measure
 from vflsec.run.spec import parse_defense
 

@@ -24,9 +24,9 @@ from vflsec.data.partition import DataSpec
 from vflsec.results.records.manifest import Manifest
 from vflsec.results.records.schema import Record
 from vflsec.run.adversary import adversary
-from vflsec.run.cell import dataset_identity
-from vflsec.run.federation import build_defense, load_dataset, partition_of
+from vflsec.run.federation import partition_of
 from vflsec.run.naming import Names
+from vflsec.run.plan import find_dataset
 from vflsec.run.privacy import spent
 from vflsec.run.spec import AttackSpec, AuxSpec
 from vflsec.run.store import Store
@@ -99,7 +99,8 @@ def prepare(
             f"--data NAME for a registered dataset"
         )
     else:
-        loaded = load_dataset(data, **(options or {}))
+        source = find_dataset(data)
+        loaded = source.load(**(options or {}))
         subject = open_subject(what, party, model, loaded.names)
         if predictions:
             subject = with_predictions(subject, predictions)
@@ -109,7 +110,7 @@ def prepare(
         tables = {table.name: table.frame.index.astype(str) for table in loaded.parties}
         findings = [*share_used(tables, subject, train, test)]
         loaded, notes = foreign.with_roles(loaded, subject, train, test)
-        identity = dataset_identity(data, DataSpec(options=dict(options or {})))
+        identity = source.key(DataSpec(options=dict(options or {})))
         audit = _of_material(replace(subject, notes=(*subject.notes, *notes)), loaded, (data, identity), aux, draws)
         audit = replace(audit, spent=spent_on(defenses, subject, audit.data.parties), declared=bool(defenses))
         silent = [text for text in defenses if not spent_on([text], subject, audit.data.parties)]
@@ -191,12 +192,12 @@ def _of_checkpoint(
         messages=tuple(checkpoint.messages_of(restored, messages, party)) if messages else (),
         aux=aux,
         draws=draws,
-        dataset=(cell.dataset, dataset_identity(cell.dataset, cell.data)),
+        dataset=(cell.dataset.name, cell.dataset.key(cell.data)),
         head=cell.model.head,
         spent=spent(restored.trained(0), restored.facts.releases, party),
         declared=bool(cell.defenses),
     )
-    kinds = [frozenset(build_defense(one).at) for one in cell.defenses]
+    kinds = [frozenset(carried.defense().at) for carried in cell.defenses]
     findings = [same_utility(restored.trained(0), restored.facts), *check_fit(audit, kinds)]
     if messages:
         noisy = any(Kind.EMBEDDING in changed for changed in kinds)

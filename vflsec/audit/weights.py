@@ -20,7 +20,7 @@ from vflsec.audit.subject import Subject, listed
 from vflsec.audit.tables import read_file
 from vflsec.base.checks import count
 from vflsec.base.errors import DataError, UsageError, VflsecError, plain
-from vflsec.core import registry
+from vflsec.run.spec import class_of
 
 OPTIMIZER = ("exp_avg", "momentum", "optimizer", "optim.", "state_step", "max_exp_avg")
 """Parts of the names of an optimizer's state."""
@@ -102,11 +102,11 @@ def without_exit() -> Iterator[None]:
 
 
 def _built(factory: str) -> nn.Module:
-    if not registry.is_file(factory):
+    if ".py:" not in factory:
         raise UsageError(f"expected --model FILE.py:FUNCTION, got {factory!r}")
     try:
         with redirect_stdout(sys.stderr), without_exit():  # results alone go to stdout
-            model: Any = registry.load("models", factory)()
+            model: Any = class_of("models", factory)()
     except (VflsecError, KeyboardInterrupt):
         raise
     except BaseException as error:  # noqa: BLE001  (the user's own code, which may also exit)

@@ -208,9 +208,9 @@ def command(
     from vflsec.run import engine as engines
     from vflsec.run import guesses, naming, sweep
     from vflsec.run import spec as specs
-    from vflsec.run.federation import load_dataset
     from vflsec.run.forecast import forecast, past_results, shapes
     from vflsec.run.manifest import manifest_of
+    from vflsec.run.plan import load_dataset
     from vflsec.run.store import Store
 
     limit = leak_limits(max_leak)

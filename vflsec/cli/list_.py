@@ -11,6 +11,7 @@ import click
 
 from vflsec.cli.options import KindOfPlugin
 from vflsec.core import registry
+from vflsec.core.options import CONTRIB
 
 
 @click.command("list")
@@ -29,7 +30,7 @@ def command(kind: str | None, form: str) -> None:
         for name, text in names.items():
             click.echo(_wrapped(f"  {name:{width}}  ", text))
     if any(text.endswith("(contrib)") for names in found.values() for text in names.values()):
-        click.echo("\n" + _wrapped("contrib: ", registry.CONTRIB))
+        click.echo("\n" + _wrapped("contrib: ", CONTRIB))
 
 
 def _wrapped(start: str, text: str) -> str:

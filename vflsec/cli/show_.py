@@ -16,6 +16,7 @@ import click
 from vflsec.base.errors import DataError, VflsecError
 from vflsec.cli.options import KindOfPlugin, name_of_kind
 from vflsec.core import registry
+from vflsec.core.options import choices_of, converted, options_of
 
 if TYPE_CHECKING:
     from vflsec.core.message import Kind
@@ -42,14 +43,14 @@ def command(kind: str, name: str, form: str) -> None:
     """Show the card of one attack, defense, method, protocol or dataset."""
     plural, kind = kind, kind.removesuffix("s")
     if kind == "dataset" and name.endswith(".toml"):
-        from vflsec.run.federation import load_dataset
+        from vflsec.run.plan import load_dataset
 
         facts = _dataset(load_dataset(name))
         click.echo(json.dumps(facts, default=str, ensure_ascii=False)) if form == "json" else _print(facts)
         return
     name, given = _reference(kind, name)
     found = registry.load(plural, name)
-    registry.converted(name, found, given)  # refuses unknown options
+    converted(name, found, registry.with_classes(name, found, given))  # refuses unknown options
     facts = _registered(name, found) if kind == "dataset" else _facts(kind, found)
     if form == "json":
         differs = {"differs": found.differs} if getattr(found, "differs", ()) else {}
@@ -209,9 +210,9 @@ def _only_with(method: type[Method], phases: Sequence[str], kind: Kind | None) -
     Options that are a choice, or on or off, are tried one at a time.
     """
     hints = get_type_hints(method.__init__)
-    for option in registry.options_of(method) if kind else ():
+    for option in options_of(method) if kind else ():
         hint = hints.get(option)
-        choices = (True, False) if bool in (hint, *get_args(hint)) else registry.choices_of(hint)
+        choices = (True, False) if bool in (hint, *get_args(hint)) else choices_of(hint)
         with_kind = [one for one in choices if any(kind in method.messages_in(p, {option: one}) for p in phases)]
         if with_kind and len(with_kind) < len(choices):
             return f" ({option} {' or '.join(json.dumps(one).strip(chr(34)) for one in with_kind)})"

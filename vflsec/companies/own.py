@@ -19,7 +19,7 @@ from vflsec.data.dataset import PartyTable
 from vflsec.data.description import PartyFile
 from vflsec.data.encode import ColumnEncoder
 from vflsec.data.files import load_party
-from vflsec.run.federation import load_dataset
+from vflsec.run.plan import load_dataset
 
 PARTY: Mapping[RoleName, str] = {"passive": "passive_1", "active": "active"}
 """What a role is called where all parties are in one process."""

@@ -14,7 +14,7 @@ from torch import nn
 
 from vflsec.base.errors import BadGuess, InsufficientView, plain
 from vflsec.core.auxiliary import thresholded
-from vflsec.core.registry import CONTRIB
+from vflsec.core.options import CONTRIB
 from vflsec.core.scaling import tamed
 from vflsec.core.view import Guess, Need, View
 

@@ -16,9 +16,10 @@ from vflsec.base.errors import UsageError
 from vflsec.core import hooks
 from vflsec.core.hooks import Changes, Hook
 from vflsec.core.message import Kind
-from vflsec.core.registry import CONTRIB
+from vflsec.core.options import CONTRIB
 
 if TYPE_CHECKING:
+    from vflsec.core.protocol import Boundary
     from vflsec.results.empirical_epsilon import Tradeoff
 
 LABELS = "labels"
@@ -194,8 +195,8 @@ class Defense(ABC):
         """
         return None
 
-    def protocol(self) -> tuple[str, dict[str, Any]] | None:
-        """Return name and options of the protocol that this defense puts at the cut layer, or None."""
+    def protocol(self) -> tuple[type[Boundary], dict[str, Any]] | None:
+        """Return the protocol with its options that this defense puts at the cut layer, or None."""
         return None
 
     def training_hooks(self, modules: nn.Module, penalties: Sequence[str]) -> AbstractContextManager[Any]:

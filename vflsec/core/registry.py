@@ -11,19 +11,17 @@ import ast
 import hashlib
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
-
-import msgspec
+from typing import Any, NamedTuple
 
 from vflsec.base.checks import one_of, unknown
-from vflsec.base.errors import UsageError, VflsecError
+from vflsec.base.errors import UsageError
+from vflsec.core.options import class_options, make
 
 PACKAGES = {
     "attacks": "vflsec.attacks",
@@ -38,8 +36,6 @@ _BASES = {
     "protocols": "vflsec.core.protocol:Protocol",
     "methods": "vflsec.core.method:Method",
 }
-CONTRIB = "not verified against a published source, or made for this project"
-"""What ``contrib = True`` in the class of a technique means."""
 
 
 class Preset(NamedTuple):
@@ -82,27 +78,13 @@ def entries(kind: str) -> dict[str, Entry]:
         UsageError: an unknown kind, or a plug-in that takes a built-in name.
     """
     one_of(PACKAGES, kind=kind)
-    catalogue: Mapping[str, str | Preset] = import_module(PACKAGES[kind]).CATALOGUE
-    return with_plugins(kind, {name: Entry(name, target, "built in") for name, target in catalogue.items()})
+    built_in = {name: Entry(name, target, "built in") for name, target in _catalogue(kind).items()}
+    return with_plugins(kind, built_in)
 
 
 def with_plugins(kind: str, catalogue: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Return ``catalogue`` and the entry points of the group ``vflsec.<kind>`` by name.
-
-    Those of vflsec itself count as built in, and are left out where their folder was deleted.
-
-    Raises:
-        UsageError: a plug-in takes a name of the catalogue.
-    """
-    entries = dict(catalogue)
-    for point in _installed(kind):
-        origin = f"{point.dist.name} {point.dist.version}" if point.dist else "unknown package"
-        if point.name in entries:
-            raise UsageError(f"plug-in {origin} claims the name {point.name!r} in {kind}, which is taken: uninstall it")
-        is_ours = point.dist is not None and point.dist.name == "vflsec"
-        if not is_ours or _is_importable(point.module):
-            entries[point.name] = Entry(point.name, point.value, "built in" if is_ours else origin)
-    return entries
+    """Return ``catalogue`` and the entry points of the group ``vflsec.<kind>`` by name, see ``_plugged``."""
+    return {**catalogue, **_plugged(kind, catalogue)}
 
 
 def _is_importable(module: str) -> bool:
@@ -119,21 +101,21 @@ def load(kind: str, name: str) -> Any:
         UsageError: an unknown name, with the nearest known one and the list; or a class of the wrong kind.
     """
     if is_file(name):
-        found = _from_file(name)
+        loaded = _from_file(name)
     else:
-        known = entries(kind)
-        if name not in known:
-            raise UsageError(unknown(kind.removesuffix("s"), name, known))
-        found = resolve(known[name])
-    if isinstance(found, Preset):
-        found = _specialized(name.rpartition(":")[2], found)
+        entry = _entry(kind, name)
+        if entry is None:
+            raise UsageError(unknown(kind.removesuffix("s"), name, entries(kind)))
+        loaded = resolve(entry)
+    if isinstance(loaded, Preset):
+        loaded = _specialized(name.rpartition(":")[2], loaded)
     base = _resolve(_BASES[kind]) if kind in _BASES else None
-    if base and not (inspect.isclass(found) and issubclass(found, base)):
-        raise UsageError(f"expected {name!r} to be a subclass of {base.__module__}.{base.__name__}, got {found!r}")
-    lacking = [fact for fact in base.__annotations__ if not hasattr(found, fact)] if base else []
+    if base and not (inspect.isclass(loaded) and issubclass(loaded, base)):
+        raise UsageError(f"expected {name!r} to be a subclass of {base.__module__}.{base.__name__}, got {loaded!r}")
+    lacking = [fact for fact in base.__annotations__ if not hasattr(loaded, fact)] if base else []
     if lacking:
         raise UsageError(f"expected {name!r} to state its {', '.join(lacking)}, got none: set them in the class")
-    return found
+    return loaded
 
 
 def resolve(entry: Entry) -> Any:
@@ -154,67 +136,36 @@ def build(kind: str, name: str, *args: Any, **options: Any) -> Any:
     Raises:
         UsageError: an unknown name or option, or an option of the wrong type.
     """
-    return call(name, load(kind, name), *args, **options)
+    loaded = load(kind, name)
+    return make(name, loaded, *args, **with_classes(name, loaded, options))
 
 
-def call(name: str, factory: Any, *args: Any, **options: Any) -> Any:
-    """Return ``factory(*args, **options)``, each option checked against the annotation of a keyword-only argument.
-
-    Raises:
-        UsageError: an unknown option, or one of the wrong type; the message starts with ``name``.
-    """
-    options = converted(name, factory, options)
-    try:
-        return factory(*args, **options)
-    except VflsecError:
-        raise
-    except (Exception, SystemExit) as error:  # a plug-in's own mistake is its user's, not a crash of ours
-        raise UsageError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
-
-
-def options_of(factory: Any) -> set[str]:
-    """Return the names of the keyword-only arguments of ``factory``."""
-    return {p.name for p in inspect.signature(factory).parameters.values() if p.kind is p.KEYWORD_ONLY}
-
-
-def converted(name: str, factory: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``options``, each checked against the annotation of a keyword-only argument of ``factory``.
+def with_classes(name: str, factory: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of ``factory`` with the protocol in place of its name, where an option takes a class of protocols.
 
     Raises:
-        UsageError: an unknown option, or one of the wrong type; the message starts with ``name``.
+        UsageError: no such protocol, or one of another kind; the message starts with ``name``.
     """
-    known = options_of(factory)
-    try:
-        hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
-    except NameError as error:
-        raise UsageError(f"{name}: an annotation of its options cannot be read: {error}") from None
-    found = {}
-    for option, value in options.items():
-        if option not in known:
-            raise UsageError(f"{name}: {unknown('option', option, known)}")
-        choices = choices_of(hints.get(option, Any))
-        if isinstance(value, str) and choices and value not in choices:
-            raise UsageError(f"{name}: {unknown(option, value, [one for one in choices if isinstance(one, str)])}")
-        try:
-            found[option] = msgspec.convert(value, hints.get(option, Any))
-        except msgspec.ValidationError as error:
-            raise UsageError(f"{name}: option {option}={value!r}: {error}") from None
-        if isinstance(value, int | float) and not abs(value) < 1 << 63:  # also NaN
-            raise UsageError(f"{name}: expected a finite number below 2^63 for {option}, got {value!r:.40}")
-    return found
+    bases = class_options(factory)
+    return {
+        option: _protocol(name, option, value, bases[option]) if option in bases and isinstance(value, str) else value
+        for option, value in options.items()
+    }
 
 
-def choices_of(hint: Any) -> tuple[Any, ...]:
-    """Return the values of a ``Literal``, alone or with None; none for any other annotation."""
-    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    literals = [one for one in parts if one is not type(None)]
-    return get_args(literals[0]) if len(literals) == 1 and get_origin(literals[0]) is Literal else ()
+def _protocol(name: str, option: str, value: str, base: type) -> Any:
+    loaded = load("protocols", value)
+    if not issubclass(loaded, base):
+        fitting = [known for known in entries("protocols") if issubclass(load("protocols", known), base)]
+        way = f"or file.py:Class, a subclass of {base.__module__}.{base.__name__}"
+        raise UsageError(f"{name}: {unknown(option, value, fitting)}, {way}")
+    return loaded
 
 
 def identity(kind: str, name: str) -> str:
     """Return what cache keys call ``name``: for a file, its class and a hash of its text, wherever it lies."""
     if not is_file(name):
-        entry = entries(kind).get(name)
+        entry = _entry(kind, name)
         return name if entry is None or entry.origin == "built in" else f"{name}@{entry.origin}"
     path, attribute = name.rsplit(":", 1)
     if not Path(path).is_file():
@@ -224,7 +175,8 @@ def identity(kind: str, name: str) -> str:
 
 def origin(kind: str, name: str) -> str:
     """Return where ``name`` comes from: ``built in``, a package with its version, or ``file``."""
-    return "file" if is_file(name) else entries(kind)[name].origin
+    entry = None if is_file(name) else _entry(kind, name)
+    return entry.origin if entry else "file"
 
 
 def summary(entry: Entry) -> str:
@@ -255,6 +207,36 @@ def is_file(name: str) -> bool:
 def _installed(kind: str) -> list[EntryPoint]:
     """Plug-ins of installed packages; looked up once, because a look-up reads every package on the path."""
     return sorted(entry_points(group=f"vflsec.{kind}"), key=lambda point: point.name)
+
+
+def _catalogue(kind: str) -> Mapping[str, str | Preset]:
+    catalogue: Mapping[str, str | Preset] = import_module(PACKAGES[kind]).CATALOGUE
+    return catalogue
+
+
+def _entry(kind: str, name: str) -> Entry | None:
+    catalogue = _catalogue(kind)
+    plugged = _plugged(kind, catalogue)
+    return Entry(name, catalogue[name], "built in") if name in catalogue else plugged.get(name)
+
+
+def _plugged(kind: str, catalogue: Container[str]) -> dict[str, Entry]:
+    """Return the entries of installed packages.
+
+    Those of vflsec itself count as built in, and are left out where their folder was deleted.
+
+    Raises:
+        UsageError: a plug-in takes a name of the catalogue.
+    """
+    plugged: dict[str, Entry] = {}
+    for point in _installed(kind):
+        origin = f"{point.dist.name} {point.dist.version}" if point.dist else "unknown package"
+        if point.name in catalogue or point.name in plugged:
+            raise UsageError(f"plug-in {origin} claims the name {point.name!r} in {kind}, which is taken: uninstall it")
+        is_ours = point.dist is not None and point.dist.name == "vflsec"
+        if not is_ours or _is_importable(point.module):
+            plugged[point.name] = Entry(point.name, point.value, "built in" if is_ours else origin)
+    return plugged
 
 
 def _resolve(target: str | Preset) -> Any:

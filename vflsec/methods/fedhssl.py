@@ -12,15 +12,16 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from vflsec.base.checks import non_negative, positive, unknown
+from vflsec.base.checks import non_negative, positive
 from vflsec.base.errors import UsageError
 from vflsec.base.seeds import drawing, generator
-from vflsec.core import hooks, registry
+from vflsec.core import hooks
 from vflsec.core.federation import Federation
 from vflsec.core.message import SERVER, Kind, Message
 from vflsec.core.method import Progress
+from vflsec.core.options import converted
 from vflsec.core.party import Party
-from vflsec.core.protocol import Averaging
+from vflsec.core.protocol import Averaging, Boundary
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.inference.releases import flattened, parameters
@@ -36,6 +37,8 @@ from vflsec.nn.moco import MoCo
 from vflsec.nn.pooled import PooledEncoder
 from vflsec.nn.siamese import Siamese
 from vflsec.nn.simsiam import SimSiam
+from vflsec.protocols.model_average import ModelAverage
+from vflsec.protocols.plain import PlainBoundary
 
 MOMENTUM, WEIGHT_DECAY = 0.9, 3e-5
 
@@ -209,7 +212,7 @@ class FedHSSL(SplitMethod):
         train: TrainSpec,
         model: ModelSpec,
         *,
-        boundary: str = "plain",
+        boundary: type[Boundary] = PlainBoundary,
         pma: bool | None = None,
         gamma: float = 0.5,
         local_updates: int = 1,
@@ -219,13 +222,12 @@ class FedHSSL(SplitMethod):
         projector: int = 512,
         predictor: int = 128,
         ssl_options: Mapping[str, Any] | None = None,
-        average: str = PLAIN,
+        average: type[Averaging] = ModelAverage,
     ) -> None:
         super().__init__(train, model, boundary=boundary)
         self.pma = bool(self.pma if pma is None else pma)
-        if average != PLAIN and not self.pma:
-            raise UsageError(f"expected average={PLAIN} in {self.name}, which averages no models, got {average}")
-        _check_average(average)
+        if average is not ModelAverage and not self.pma:
+            raise UsageError(f"expected average={PLAIN} in {self.name}, which averages no models, got {average.name}")
         non_negative(gamma=gamma)
         positive(local_updates=local_updates, projector=projector, predictor=predictor)
         self.gamma = gamma if self.cross else 0.0  # nothing guides a local encoder alone
@@ -235,7 +237,7 @@ class FedHSSL(SplitMethod):
         self.pool = pool
         self.average = average
         wanted = {"projector": projector, "predictor": predictor, **(ssl_options or {})}
-        self.tower_options = registry.converted(f"{self.name}: ssl_options", SIAMESE[self.ssl], wanted)
+        self.tower_options = converted(f"{self.name}: ssl_options", SIAMESE[self.ssl], wanted)
         spec = train.pretrain
         self.iterations = spec.epochs or 40
         self.until = min(spec.until or self.iterations, self.iterations)
@@ -393,19 +395,9 @@ class FedHSSL(SplitMethod):
     def _average(self, federation: Federation) -> Any:
         noise = partial(generator, federation.seed, "noise", SERVER, device=federation.device)
         server = Party(SERVER, {}, federation.channel, noise=noise)
-        average = registry.build("protocols", self.average, list(federation.parties.values()), server)
+        average = self.average(list(federation.parties.values()), server)
         average.check(self._shared())
         return average
-
-
-def _check_average(name: str) -> None:
-    """Raise UsageError unless ``name`` is a protocol that averages models."""
-    known = registry.entries("protocols")
-    if (registry.is_file(name) or name in known) and issubclass(registry.load("protocols", name), Averaging):
-        return
-    averaging = [one for one in known if issubclass(registry.load("protocols", one), Averaging)]
-    way = "or file.py:Class, a subclass of vflsec.core.protocol.Averaging"
-    raise UsageError(f"{unknown('average', name, averaging)}, {way}")
 
 
 class Snapshot(nn.Module):

@@ -25,6 +25,7 @@ from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.columns import Columns
 from vflsec.nn.domain_discriminators import DomainDiscriminators
 from vflsec.nn.feature_groups import FeatureGroups
+from vflsec.protocols.plain import PlainBoundary
 
 UNGROUPED: dict[str, Any] = {"width": 36, "spectral": False}
 """The discriminator of all columns together, as in the authors' code."""
@@ -101,7 +102,7 @@ class PrADA(FeatureGroupMethod):
         train: TrainSpec,
         model: ModelSpec,
         *,
-        boundary: str = "plain",
+        boundary: type[Boundary] = PlainBoundary,
         alternating: bool = False,
         adaptation: float = 0.01,
         ramp_epochs: int | None = None,

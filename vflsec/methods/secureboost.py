@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from vflsec.base.checks import fraction, non_negative, one_of, positive, positive_or_none
 from vflsec.base.errors import Diverged, UsageError
 from vflsec.base.seeds import drawing, generator
-from vflsec.core import hooks, registry
+from vflsec.core import hooks
 from vflsec.core.checkpoint import Stateful
 from vflsec.core.federation import Federation
 from vflsec.core.hooks import Hook
@@ -27,11 +27,18 @@ from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.methods.epochs import Epochs
 from vflsec.methods.tree_growing import TreeGrowing, drawn_columns
+from vflsec.protocols.histograms_masked import MaskedHistograms
+from vflsec.protocols.histograms_paillier import PaillierHistograms
+from vflsec.protocols.histograms_plain import PlainHistograms
 from vflsec.trees.bins import Bins
 from vflsec.trees.ensemble import Shape, Splits
 from vflsec.trees.splits import Rule
 
-EXCHANGES = ("plain", "masked", "paillier")
+EXCHANGES: dict[str, type[HistogramExchange]] = {
+    "plain": PlainHistograms,
+    "masked": MaskedHistograms,
+    "paillier": PaillierHistograms,
+}
 DEEPEST = 14
 """Levels of a tree whose nodes have numbers of 16 bits."""
 
@@ -196,8 +203,7 @@ class SecureBoost(Method):
                 defense.prepare({}, n_classes=federation.n_classes, rng=rng)
         options = {"bits": self.key_bits} if self.exchange == "paillier" else {}
         for party in federation.passive:
-            name = f"histograms-{self.exchange}"
-            self._exchanges[party.name] = registry.build("protocols", name, party, federation.active, **options)
+            self._exchanges[party.name] = EXCHANGES[self.exchange](party, federation.active, **options)
         for party in federation.parties.values():
             party.modules.to(federation.device)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vflsec.base.errors import NotStackable, UsageError
 from vflsec.base.seeds import drawing, generator
 from vflsec.cipher.roles.exposure import Exposure
-from vflsec.core import hooks, registry
+from vflsec.core import hooks
 from vflsec.core.federation import Federation
 from vflsec.core.message import Kind
 from vflsec.core.method import Method, Progress
@@ -25,6 +25,7 @@ from vflsec.core.view import Need
 from vflsec.methods.early_stopping import selection_split
 from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.top import SharedTop, Top, build_top
+from vflsec.protocols.plain import PlainBoundary
 
 _BOTH = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS})
 SHOWS = {"passive": _BOTH | {Need.GRADIENTS}, "active": _BOTH | {Need.EMBEDDINGS}}
@@ -53,7 +54,7 @@ class SplitMethod(Method):
     shares_head: ClassVar[bool] = True
     logistic: ClassVar[bool] = False
 
-    def __init__(self, train: TrainSpec, model: ModelSpec, *, boundary: str = "plain") -> None:
+    def __init__(self, train: TrainSpec, model: ModelSpec, *, boundary: type[Boundary] = PlainBoundary) -> None:
         super().__init__(train, model)
         self.boundary = boundary
         self._boundaries: dict[str, Boundary] = {}
@@ -81,9 +82,9 @@ class SplitMethod(Method):
             widths = [self.width(party) for party in federation.parties.values()]
             top = build_top(widths, federation.n_classes, self.model_spec, logistic=self.logistic)
             federation.active.modules["top"] = top
-        name, options = self._protocol(federation)
+        protocol, options = self._protocol(federation)
         for party in federation.passive:
-            boundaries[party.name] = registry.build("protocols", name, party, federation.active, **options)
+            boundaries[party.name] = protocol(party, federation.active, **options)
         if any(isinstance(boundary, LinearBoundary) for boundary in boundaries.values()):
             self._share_head(federation, boundaries, train, rows, *stream[1:])
         for party in federation.passive:
@@ -93,10 +94,10 @@ class SplitMethod(Method):
         self._prepare(federation)
         return boundaries
 
-    def _protocol(self, federation: Federation) -> tuple[str, dict[str, Any]]:
-        """Name and options of the protocol at the cut layer: a defense's own goes before the method's."""
+    def _protocol(self, federation: Federation) -> tuple[type[Boundary], dict[str, Any]]:
+        """The protocol with its options at the cut layer: a defense's own goes before the method's."""
         own = federation.active.defenses.protocols()
-        if len(own) > 1 or (own and self.boundary != "plain"):
+        if len(own) > 1 or (own and self.boundary is not PlainBoundary):
             raise UsageError("expected one protocol at the cut layer, got several: leave all but one out")
         return own[0] if own else (self.boundary, {})
 
@@ -162,16 +163,14 @@ class SplitMethod(Method):
     def together(self, joined: Federation) -> SplitMethod:
         """Return this method with plain boundaries between the parties of all runs."""
         spec = self.train_spec
-        if any(type(boundary) is not registry.load("protocols", "plain") for boundary in self._boundaries.values()):
+        if any(type(boundary) is not PlainBoundary for boundary in self._boundaries.values()):
             raise NotStackable("the boundary holds a state of its own")
         if spec.select != "last" or spec.patience or spec.target:
             raise NotStackable("train.select, train.patience and train.target measure each run after every epoch")
         if spec.clip:
             raise NotStackable("train.clip bounds the gradients of each run")
         own = copy.copy(self)
-        own._boundaries = {
-            party.name: registry.build("protocols", self.boundary, party, joined.active) for party in joined.passive
-        }
+        own._boundaries = {party.name: self.boundary(party, joined.active) for party in joined.passive}
         return own
 
     def record(self, folder: Path) -> None:

@@ -14,6 +14,7 @@ from vflsec.core import hooks
 from vflsec.core.federation import Federation
 from vflsec.core.method import Progress
 from vflsec.core.party import Party
+from vflsec.core.protocol import Boundary
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.methods.epochs import Epochs, set_rate
 from vflsec.methods.local_contrastive import LocalCL, LocalMoCo
@@ -21,6 +22,7 @@ from vflsec.methods.local_training import own_rows
 from vflsec.methods.split_method import SplitMethod
 from vflsec.nn.bottoms import Encoder
 from vflsec.nn.encoders import build_encoder
+from vflsec.protocols.plain import PlainBoundary
 
 LEARNERS = {"moco": LocalMoCo, "inbatch": LocalCL}
 WIDTH = 128
@@ -75,7 +77,7 @@ class SSVFL(SplitMethod):
         train: TrainSpec,
         model: ModelSpec,
         *,
-        boundary: str = "plain",
+        boundary: type[Boundary] = PlainBoundary,
         localcl: Literal["moco", "inbatch"] = "moco",
         projection: int | None = None,
         keep_projection: bool = False,

@@ -12,6 +12,7 @@ from vflsec.base.errors import UsageError
 from vflsec.core.federation import Federation
 from vflsec.core.layout import Layout
 from vflsec.core.message import Kind
+from vflsec.core.protocol import Boundary
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.methods.head_training import Alter, HeadTraining
@@ -20,6 +21,7 @@ from vflsec.methods.split_method import SHOWS
 from vflsec.methods.split_training import SplitTraining
 from vflsec.methods.ss_vfl import SSVFL
 from vflsec.nn.augment import ImageAugmentation, UniformCorruption
+from vflsec.protocols.plain import PlainBoundary
 
 
 class SSVFLIndependent(SSVFL):
@@ -60,7 +62,7 @@ class SSVFLIndependent(SSVFL):
         train: TrainSpec,
         model: ModelSpec,
         *,
-        boundary: str = "plain",
+        boundary: type[Boundary] = PlainBoundary,
         localcl: Literal["moco", "inbatch"] = "moco",
         projection: int | None = None,
         keep_projection: bool = False,

@@ -16,10 +16,10 @@ from vflsec.base.errors import UsageError
 from vflsec.results.records.schema import Record
 from vflsec.run import engine, sweep, training
 from vflsec.run import spec as specs
-from vflsec.run.cell import Cell, training_cell
+from vflsec.run.cell import Cell
 from vflsec.run.facts import CellFacts, StageDone
 from vflsec.run.manifest import manifest_of
-from vflsec.run.plan import target_of
+from vflsec.run.plan import resolve, training_cell
 from vflsec.run.spec import EvalSpec
 from vflsec.run.store import Store
 from vflsec.run.sweep import Point
@@ -102,7 +102,7 @@ def evaluation(settings: Mapping[str, Any], seeds: int, target: str = "") -> Eva
     if any(attack.name == engine.ALL for attack in spec.attacks):
         spec, _ = engine.every_attack(spec)
         if target:
-            attacks = tuple(one for one in spec.attacks if target_of(one) == target)
+            attacks = tuple(attack for attack in spec.attacks if resolve(attack).kind.target == target)
             spec = msgspec.structs.replace(spec, attacks=attacks)
     engine.check(spec)
     return spec
@@ -142,4 +142,4 @@ def _train(cell: Cell, folder: Path, device: str, *, validated: bool) -> str:
         stored.remove()  # a training that was kept without that metric
         stored.write(made, lambda path: trained.save(path) if trained else path.mkdir())
         files.discard(stored.partial)
-    return f"{cell.dataset}, {cell.method}, seed {cell.seed}"
+    return f"{cell.dataset.name}, {cell.method.name}, seed {cell.seed}"

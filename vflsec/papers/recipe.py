@@ -18,7 +18,6 @@ import msgspec
 from vflsec.base import files
 from vflsec.base.checks import unknown
 from vflsec.base.errors import UsageError
-from vflsec.core import registry
 from vflsec.core.attack import Target
 from vflsec.core.federation import load_states
 from vflsec.core.method import Trained
@@ -247,7 +246,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         group = self.group_of(row)
         settings = merged(self.settings, group.settings if group else {}, row.settings, column.settings)
         own = {specs.parse_method(text).name for text in settings.get("methods", ())}
-        others = registry.entries("methods").keys() - own  # a column may have options of the methods of several rows
+        others = set(specs.method_names()) - own  # a column may have options of the methods of several rows
         if "method" in settings:
             settings["method"] = {name: given for name, given in settings["method"].items() if name not in others}
         return merged({"model": {"encoder": self._encoder}}, settings) if self._encoder else settings
@@ -257,7 +256,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """The encoder of all methods where settings name none: they are compared, and so they have the same."""
         parts = (self.settings, *(part.settings for part in (*self.groups, *self.rows, *self.columns)))
         named = {specs.parse_method(text).name for settings in parts for text in settings.get("methods", ())}
-        known = [registry.load("methods", name) for name in named if name in registry.entries("methods")]
+        known = [specs.class_of("methods", name) for name in named if name in specs.method_names()]
         return "auto" if any(method.encoder == "auto" for method in known) else ""
 
 
@@ -386,7 +385,7 @@ class Job(Grid):
             if facts is None or facts.status != "ok" or facts.utility is None:
                 continue
             metric = metric or facts.utility.metric
-            value = _value(facts, asked, metric, trials[0].dataset)
+            value = _value(facts, asked, metric, trials[0].dataset.name)
             if value is not None:
                 found[trials[0].seed] = value
         return Measured(row=place[0], column=place[1], by_seed=found, metric=metric)

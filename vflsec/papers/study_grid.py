@@ -12,7 +12,6 @@ import msgspec
 from vflsec.base import files
 from vflsec.base.checks import unknown
 from vflsec.base.errors import UsageError
-from vflsec.core import registry
 from vflsec.papers.grid import Grid, Place, evaluation, expect_attack, merged, point, strengths, trainings
 from vflsec.papers.measurements import Outcome, Values, outcome, values_of
 from vflsec.papers.study import ALONE, ATTACKED, Measure, Study
@@ -168,6 +167,7 @@ class Job(Grid):
 
 def _without_defaults(cell: Cell) -> Cell:
     """Return ``cell`` without options of its method that are written out but have their default values."""
-    known = inspect.signature(registry.load("methods", cell.method)).parameters
-    options = {k: v for k, v in cell.method_options.items() if k not in known or known[k].default != v}
-    return msgspec.structs.replace(cell, method_options=options)
+    method, known = cell.method, inspect.signature(cell.method.kind).parameters
+    for option, value in method.options.items():
+        method = method.without_option(option) if option in known and known[option].default == value else method
+    return msgspec.structs.replace(cell, method=method)

@@ -7,23 +7,26 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from vflsec.base.errors import UsageError
 from vflsec.base.seeds import derive
-from vflsec.core import hooks, registry
+from vflsec.core import hooks
 from vflsec.core.defense import touches
 from vflsec.core.hooks import Runs
-from vflsec.core.method import Method
+from vflsec.core.options import make
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data import memory
-from vflsec.data.description import expect_no_table, source_files
+from vflsec.data.dataset import VerticalDataset
+from vflsec.data.description import source_files
+from vflsec.data.files import load_toml
 from vflsec.data.partition import DataSpec
-from vflsec.run.spec import AttackSpec, AuxSpec, DefenseSpec, EvalSpec
+from vflsec.run.spec import AuxSpec
 
 KEY_VERSION = 1
 """Raised whenever the meaning of a setting changes, so that no stored result is taken for another."""
@@ -34,6 +37,138 @@ TUNING_VERSION = 1
 
 TRAININGS_VERSION = 1
 """Raised whenever several trainings would be combined into another guess."""
+
+
+class Technique(msgspec.Struct, frozen=True, kw_only=True):
+    """A method, a defense or an attack: what a name of the settings stands for, as ``vflsec.run.plan`` has found it.
+
+    Attributes:
+        spec: the name, the options, and for a defense its strength, as in the settings.
+        kind: the class.
+        options: those of ``spec``, with the class in place of the name of a protocol.
+        identity: how keys know it: by name, package or content of its file, and version.
+        keyed: its options, as keys know them.
+        built_in: whether it comes with vflsec.
+        resolve: returns this technique for ``spec``, in a process to which it is sent.
+    """
+
+    spec: Any
+    kind: Any
+    options: dict[str, Any]
+    identity: list[Any]
+    keyed: dict[str, Any]
+    built_in: bool
+    resolve: Callable[[Any], Technique]
+
+    @property
+    def name(self) -> str:
+        """The name, as in the settings."""
+        name: str = self.spec.name
+        return name
+
+    @property
+    def label(self) -> str:
+        """The name with what distinguishes it, as in the settings."""
+        label: str = self.spec.label
+        return label
+
+    def make(self, *arguments: Any, **further: Any) -> Any:
+        """Return an instance of the class with these options."""
+        return make(self.name, self.kind, *arguments, **further, **self.options)
+
+    def of_strength(self, strength: float) -> Technique:
+        """Return this defense at another strength."""
+        return msgspec.structs.replace(self, spec=msgspec.structs.replace(self.spec, strength=strength, strengths=()))
+
+    def defense(self) -> Any:
+        """Return this defense at its strength."""
+        at = {"at": list(self.spec.at)} if self.spec.at else {}
+        return self.make(self.spec.strength, **at)
+
+    def with_options(self, **options: Any) -> Technique:
+        """Return this technique with further options, none of which names a class."""
+        return self._replaced(lambda before: {**before, **options})
+
+    def without_option(self, option: str) -> Technique:
+        """Return this technique with the default of an option."""
+        return self._replaced(lambda before: {key: value for key, value in before.items() if key != option})
+
+    def _replaced(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Technique:
+        spec = msgspec.structs.replace(self.spec, options=change(self.spec.options))
+        return msgspec.structs.replace(self, spec=spec, options=change(self.options), keyed=change(self.keyed))
+
+    def takes(self, option: str) -> bool:
+        """Whether the class has an option of this name."""
+        return option in inspect.signature(self.kind).parameters
+
+    @property
+    def settings(self) -> list[Any]:
+        """How keys know an attack with its options."""
+        return [*self.identity, self.spec.options]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Send the settings to another process, which resolves them again."""
+        return self.resolve, (self.spec,)
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the rows come from: a dataset of this process, the user's TOML file, or a function of a registered name.
+
+    Attributes:
+        name: as in the settings.
+        loader: the function; None for the others.
+        identity: how keys know the function.
+        resolve: returns this source for ``name``, in a process to which it is sent.
+    """
+
+    name: str
+    loader: Any
+    identity: str
+    resolve: Callable[[str], Source]
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether it is a dataset of this process."""
+        return self.name.startswith(memory.PREFIX)
+
+    def load(self, **options: Any) -> VerticalDataset:
+        """Return the dataset.
+
+        Raises:
+            UsageError: an unknown option.
+            DataError: a file is wrong.
+        """
+        if self.in_memory:
+            return memory.kept(self.name)
+        if self.loader is None:
+            if options:
+                raise UsageError(f"expected no data.options with the user's own {self.name}, got {', '.join(options)}")
+            return load_toml(Path(self.name))
+        loaded = make(self.name, self.loader, **options)
+        assert isinstance(loaded, VerticalDataset)
+        return loaded
+
+    def key(self, data: DataSpec) -> Any:
+        """Return how keys identify the rows: a name, or a hash of each of the user's files that they are read from.
+
+        The files are a TOML file and the tables that it names, or those that the dataset's ``source_files`` finds in
+        ``data.options.data_dir``. A dataset of very many files has a ``fingerprint`` of that folder instead.
+        """
+        if self.in_memory:
+            return self.name  # which ends in a hash
+        if self.loader is None:
+            there = (path for path in source_files(Path(self.name)) if path.is_file())  # the loader reports others
+            return _hashes(there)
+        module, folder = inspect.getmodule(self.loader), data.options.get("data_dir")
+        fingerprint = getattr(module, "fingerprint", None)
+        if folder is not None and fingerprint is not None:
+            return [self.identity, fingerprint(folder)]
+        files = getattr(module, "source_files", None)
+        return self.identity if folder is None or files is None else [self.identity, *_hashes(files(folder))]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Send the name to another process, which resolves it again."""
+        return self.resolve, (self.name,)
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,16 +184,15 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         training: its number among several on the same rows; all but the first, 0, have a ``run_seed`` of their own.
     """
 
-    dataset: str
+    dataset: Source
     data: DataSpec
-    method: str
-    method_options: dict[str, Any]
+    method: Technique
     train: TrainSpec
     model: ModelSpec
-    defenses: tuple[DefenseSpec, ...]
+    defenses: tuple[Technique, ...]
     seed: int
-    malicious: tuple[str, AttackSpec] | None = None
-    aux: AuxSpec | None = msgspec.field(default=None, name="told")  # the name that keys know it by
+    malicious: tuple[str, Technique] | None = None
+    aux: AuxSpec | None = None
     shadow: int | None = None
     training: int = 0
 
@@ -82,16 +216,17 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def stages(self) -> tuple[str, ...]:
         """All phases but the last."""
-        return tuple(registry.load("methods", self.method).phases[:-1])
+        return tuple(self.method.kind.phases[:-1])
 
     def stage_key(self, phase: str) -> str:
         """Sixteen hex digits that name this cell up to and including ``phase``, whatever the later phases do."""
-        method = registry.load("methods", self.method)
+        method, given = self.method.kind, self.method.spec.options
         until = method.phases[: method.phases.index(phase) + 1]
-        acting = [d for d in self.defenses if acts_in(d, method, self.method_options, until)]
-        unlabeled = not any(hooks.LABELS in method.runs(p, self.method_options) for p in until)
-        options = {key: value for key, value in self.method_options.items() if key not in method.last_phase_options}
-        settings = msgspec.structs.replace(self, defenses=tuple(acting), method_options=options)._settings()
+        acting = [defense for defense in self.defenses if acts_in(defense, self.method, until)]
+        unlabeled = not any(hooks.LABELS in method.runs(p, given) for p in until)
+        settings = msgspec.structs.replace(self, defenses=tuple(acting))._settings()
+        for option in method.last_phase_options & given.keys():
+            del settings["method_options"][option]
         del settings["train"]["target"], settings["model"]["aggregation"], settings["model"]["head_hidden"]
         settings["model"]["head"] = self.model.head == "none"  # then embeddings are as wide as there are classes
         if unlabeled:  # the labels, and how the model learns from them, belong to later phases
@@ -99,7 +234,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
             settings.pop("told", None)
             settings["data"].pop("canaries", None)
         pretrains_apart = unlabeled or set(until) <= method.source_phases  # no setting of the last phase applies
-        planned = any(hooks.PLAN_RELEASES in touches(registry.load("defenses", d.name)) for d in acting)
+        planned = any(hooks.PLAN_RELEASES in touches(defense.kind) for defense in acting)
         if pretrains_apart and not planned:  # planned noise may depend on the releases of the last phase
             settings["train"] = settings["train"]["pretrain"]
         return digest(["stage", phase, settings])
@@ -111,62 +246,39 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     def _settings(self) -> dict[str, Any]:
         """Everything that can change this cell's result: files by their content, plug-ins with their versions."""
-        settings: dict[str, Any] = msgspec.to_builtins(self)
-        settings["dataset"] = dataset_identity(self.dataset, self.data)
+        tables = {name: msgspec.to_builtins(getattr(self, name)) for name in ("data", "train", "model")}
+        settings: dict[str, Any] = {
+            **tables,
+            "dataset": self.dataset.key(self.data),
+            "method": self.method.identity,
+            "method_options": dict(self.method.keyed),
+            "defenses": [_defense_settings(defense) for defense in self.defenses],
+            "seed": self.seed,
+            "malicious": [self.malicious[0], self.malicious[1].settings] if self.malicious else None,
+        }
         if not self.data.canaries:
             del settings["data"]["canaries"]
         if settings["train"]["pretrain"]["until"] is None:  # keys are those of the time before there was this setting
             del settings["train"]["pretrain"]["until"]
         if isinstance(settings["dataset"], list):
             settings["data"]["options"].pop("data_dir", None)  # the content of the files counts, not their folder
-        settings["method"] = versioned("methods", self.method)
-        settings["method_options"] = {key: _file_option(value) for key, value in self.method_options.items()}
-        for defense in settings["defenses"]:
-            del defense["strengths"]
-            defense["name"] = versioned("defenses", defense["name"])
-        if self.malicious:
-            settings["malicious"] = [self.malicious[0], attack_settings(self.malicious[1])]
-        if self.aux is None:
-            del settings["told"]
-        if self.shadow is None:
-            del settings["shadow"]
-        if not self.training:
-            del settings["training"]
+        if self.aux is not None:
+            settings["told"] = msgspec.to_builtins(self.aux)
+        if self.shadow is not None:
+            settings["shadow"] = self.shadow
+        if self.training:
+            settings["training"] = self.training
         return settings
 
 
-def training_cell(
-    spec: EvalSpec,
-    method: str,
-    seed: int,
-    swept: tuple[DefenseSpec, ...] = (),
-    malicious: tuple[str, AttackSpec] | None = None,
-    aux: AuxSpec | None = None,
-) -> Cell:
-    """Return the cell of one method and seed, under the swept and the fixed defenses of positive strength."""
-    chosen = spec.method_of(method)
-    return Cell(
-        dataset=spec.dataset,
-        data=spec.data,
-        method=chosen.name,
-        method_options=chosen.options,
-        train=spec.train,
-        model=spec.resolved_model,
-        defenses=tuple(d for d in (*swept, *spec.fixed) if d.strength > 0),
-        seed=seed,
-        malicious=malicious,
-        aux=aux,
-    )
-
-
-def acts_in(defense: DefenseSpec, method: type[Method], options: Mapping[str, Any], phases: Iterable[str]) -> bool:
+def acts_in(defense: Technique, method: Technique, phases: Iterable[str]) -> bool:
     """Whether ``defense``, if it is on, changes the messages or the training of ``method`` in one of ``phases``."""
-    made = registry.build("defenses", defense.name, defense.strength or 1.0, at=defense.at, **defense.options)
-    at_active = defense.carried_by("active")
+    made = defense.of_strength(defense.spec.strength or 1.0).defense()
+    at_active = defense.spec.carried_by("active")
     return any(
         made.runs(hook, phase)
         for phase in phases
-        for hook in method.runs(phase, options)
+        for hook in method.kind.runs(phase, method.spec.options)
         if at_active or hook.run_by != Runs.ACTIVE
     )
 
@@ -176,11 +288,11 @@ def several(cell: Cell, trainings: int) -> list[Cell]:
     return [msgspec.structs.replace(cell, training=number) for number in range(trainings)]
 
 
-def result_key(cell: Cell, attack: AttackSpec, adversary: str, aux: AuxSpec, trainings: int = 1) -> str:
+def result_key(cell: Cell, attack: Technique, adversary: str, aux: AuxSpec, trainings: int = 1) -> str:
     """Return the key of one attack on one cell, or on several trainings of it."""
-    after = [attack.after] if attack.after else []
+    after = [attack.spec.after] if attack.spec.after else []
     times = [["trainings", TRAININGS_VERSION, trainings]] if trainings > 1 else []
-    return digest(["result", cell.key, attack_settings(attack), *after, adversary, aux_settings(aux), *times])
+    return digest(["result", cell.key, attack.settings, *after, adversary, aux_settings(aux), *times])
 
 
 def aux_settings(aux: AuxSpec) -> dict[str, Any]:
@@ -195,36 +307,6 @@ def digest(settings: Any) -> str:
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-def dataset_identity(dataset: str, data: DataSpec) -> Any:
-    """Return how keys identify a dataset: its name, or a hash of each of the user's files that it is read from.
-
-    The files are a TOML file and the tables that it names, or those that the dataset's ``source_files`` finds in
-    ``data.options.data_dir``. A dataset of very many files has a ``fingerprint`` of that folder instead.
-    """
-    if dataset.startswith(memory.PREFIX):
-        return dataset  # its name ends in a hash
-    if dataset.endswith(".toml"):
-        return _hashes(path for path in source_files(Path(dataset)) if path.is_file())  # the loader reports others
-    expect_no_table(dataset)
-    name = registry.identity("datasets", dataset)
-    module, folder = inspect.getmodule(registry.load("datasets", dataset)), data.options.get("data_dir")
-    fingerprint = getattr(module, "fingerprint", None)
-    if folder is not None and fingerprint is not None:
-        return [name, fingerprint(folder)]
-    files = getattr(module, "source_files", None)
-    return name if folder is None or files is None else [name, *_hashes(files(folder))]
-
-
-def versioned(kind: str, name: str) -> list[Any]:
-    """Return how keys identify a class: its identity and its version."""
-    return [registry.identity(kind, name), registry.load(kind, name).version]
-
-
-def attack_settings(attack: AttackSpec) -> list[Any]:
-    """Return how keys identify an attack with its options."""
-    return [*versioned("attacks", attack.name), attack.options]
-
-
 def _hashes(paths: Iterable[Path]) -> list[str]:
     return [_file_hash(path, path.stat().st_mtime_ns, path.stat().st_size) for path in paths]
 
@@ -236,7 +318,7 @@ def _file_hash(path: Path, modified: int, size: int) -> str:  # noqa: ARG001  (a
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _file_option(value: Any) -> Any:
-    """Replace an option that names a class in a file, such as a boundary, by the identity of its content."""
-    is_file = isinstance(value, str) and registry.is_file(value)
-    return registry.identity("protocols", value) if is_file else value
+def _defense_settings(defense: Technique) -> dict[str, Any]:
+    settings: dict[str, Any] = msgspec.to_builtins(defense.spec)
+    del settings["strengths"]
+    return {**settings, "name": defense.identity}

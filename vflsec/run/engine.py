@@ -17,7 +17,7 @@ from joblib import Parallel, delayed
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from vflsec.base.errors import InsufficientView, UsageError
-from vflsec.core import hooks, registry
+from vflsec.core import hooks
 from vflsec.core.federation import Federation
 from vflsec.core.integrity import IntegrityAttack
 from vflsec.core.message import SERVER, SOURCE
@@ -26,32 +26,30 @@ from vflsec.data import memory
 from vflsec.data.dataset import VerticalDataset
 from vflsec.results.records.schema import Record
 from vflsec.run import runner
-from vflsec.run.about import takes, with_columns
 from vflsec.run.adversary import side_of
-from vflsec.run.cell import Cell, acts_in, training_cell
+from vflsec.run.cell import Technique, acts_in
 from vflsec.run.facts import StageDone
-from vflsec.run.federation import build_defense, build_federation, build_method, malicious_attacks
+from vflsec.run.federation import build_federation, build_method, malicious_attacks
 from vflsec.run.guesses import lacking
-from vflsec.run.mounting import every_victim, expect_phase, mount
+from vflsec.run.mounting import every_victim, expect_phase, is_baseline, mount, with_columns
 from vflsec.run.plan import (
     Baseline,
-    Row,
-    attacked,
+    Trial,
     baselines,
-    build_attack,
-    is_baseline,
+    registered_attacks,
+    resolve,
     rows,
-    target_of,
+    training_cell,
     without_federation,
 )
 from vflsec.run.questions import about_source, ask
 from vflsec.run.runner import Task, kinds_read
 from vflsec.run.shadows import batch_key, batches
-from vflsec.run.spec import AttackSpec, DefenseSpec, EvalSpec
+from vflsec.run.spec import EvalSpec
 from vflsec.run.store import Store
 from vflsec.run.training import trains_as_one
 
-Item = TypeVar("Item", Row, Baseline)
+Item = TypeVar("Item", Trial, Baseline)
 
 ALL = "all"
 """Stands for every attack that can be mounted."""
@@ -77,7 +75,7 @@ class Plan(NamedTuple):
         missing: the number of results and stages that it lacks.
     """
 
-    rows: list[Row]
+    rows: list[Trial]
     baselines: list[Baseline]
     stages: list[Task]
     groups: list[Task]
@@ -98,7 +96,8 @@ def plan(spec: EvalSpec, store: Store | None, *, keep: bool = False, trainings: 
     lost = lacking(wanted_rows, done, spec.adversary, store.folder) if keep and store else []
     open_rows = [row for row in wanted_rows if row.key not in done or row in lost]
     open_baselines = [baseline for baseline in wanted_baselines if baseline.key not in done]
-    empty = Task(cell=wanted_rows[0].cell, rows=(), baselines=(), adversary=spec.adversary, aux=spec.aux, keep=keep)
+    empty = Task(cell=wanted_rows[0].cell, rows=(), baselines=(), adversary=spec.adversary, aux=spec.aux, keep=keep,
+                 registered=tuple(registered_attacks()))  # fmt: skip
     tasks = [empty._replace(cell=group[0].cell, baselines=group) for group in _by_cell(open_baselines)]
     tasks += [empty._replace(cell=group[0].cell, rows=group) for group in _by_cell(open_rows)]
     tasks.sort(key=lambda task: (bool(task.rows), task.cell.seed))  # the cells of one seed share their split
@@ -138,12 +137,12 @@ def _open_groups(tasks: list[Task], store: Store | None) -> list[Task]:
     A cell whose attack reads messages trains by itself, since its messages are not stored. So does one of a method that
     is a plug-in, which may keep what belongs to one run.
     """
-    alike: dict[bytes, list[Task]] = {}
+    alike: dict[str, list[Task]] = {}
     for task in tasks:
-        attacks = [build_attack(row.attack) for row in task.rows if row.attack]
+        attacks = [row.attack.make() for row in task.rows if row.attack]
         if not task.rows or kinds_read(attacks) or task.cell.malicious or not trains_as_one(task.cell.method):
             continue
-        common = msgspec.json.encode(msgspec.structs.replace(task.cell, seed=0, defenses=()))
+        common = msgspec.structs.replace(task.cell, seed=0, defenses=()).key
         missing = [cell for cell in task.cells if not (store and store.cell(cell.key).read())]
         alike.setdefault(common, []).extend(task._replace(cell=cell) for cell in missing)
     chunks = [own[k : k + MOST_TOGETHER] for own in alike.values() for k in range(0, len(own), MOST_TOGETHER)]
@@ -155,7 +154,7 @@ def _open_shadows(tasks: list[Task], store: Store | None) -> list[Task]:
     found = {}
     for task in tasks:
         for row in task.rows:
-            for batch in batches(build_attack(row.attack).shadows if row.attack else 0):
+            for batch in batches(row.attack.make().shadows if row.attack else 0):
                 key = batch_key(task.cell, batch)
                 if key not in found and not (store and store.cell(key).read()):
                     found[key] = task._replace(rows=(), shadows=batch)
@@ -172,7 +171,8 @@ def check(spec: EvalSpec) -> None:
         DataError: the dataset cannot be read.
         InsufficientView: an attack that its adversary cannot mount.
     """
-    attacks = [(build_attack(attack), attack.after) for attack in spec.attacks]
+    wanted = [resolve(attack) for attack in spec.attacks]
+    attacks = [(attack.make(), attack.spec.after) for attack in wanted]
     for attack, _ in attacks:
         without_federation(attack)
         if spec.trainings > 1 and attack.target in OF_ONE_TRAINING:
@@ -199,7 +199,7 @@ def check(spec: EvalSpec) -> None:
             mount(attack, after, spec.adversary, spec.aux, method, federation, spec.method_of(label).options)
             if not isinstance(attack, IntegrityAttack):
                 ask(attack, Trained(method, federation, {}), spec.adversary, spec.aux, after=after)
-        for malicious in (attack for attack in spec.attacks if target_of(attack) == "integrity"):
+        for malicious in (attack for attack in wanted if attack.kind.target == "integrity"):
             malicious_attacks(federation, spec.adversary, malicious, spec.aux)
 
 
@@ -213,58 +213,59 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
     if not phases:
         return _with_columns(spec), {}
     built = [one for one in _built(spec) if one[1].visible_to]
-    chosen = [attack for attack in spec.attacks if attack.name != ALL]
-    always = [name for name in registry.entries("attacks") if is_baseline(name)]
+    named = [resolve(attack) for attack in spec.attacks if attack.name != ALL]
+    chosen, known = [*named], registered_attacks()
+    always = [attack.name for attack in known if is_baseline(attack)]
     left_out = dict.fromkeys(always, "part of *alone*, which is always computed")
     for (_, method, _), after in product(built, phases):
         if after is not None:
             expect_phase(ALL, after, method)
-    for name, after in product(sorted(registry.entries("attacks")), phases):
-        if name in always:
-            continue
-        for wanted in every_victim(AttackSpec(name=name, after=after), spec.adversary, built[0][2]):
+    others = sorted((attack for attack in known if attack.name not in always), key=lambda attack: attack.name)
+    for attack, after in product(others, phases):
+        at = msgspec.structs.replace(attack, spec=msgspec.structs.replace(attack.spec, after=after))
+        for wanted in every_victim(at, spec.adversary, built[0][2]):
             if wanted in chosen:
                 continue
             reason = _why_not(wanted, spec, built)
             if reason:
-                left_out[wanted.label.removesuffix(wanted.place)] = reason
+                left_out[wanted.spec.label.removesuffix(wanted.spec.place)] = reason
             else:
                 chosen.append(wanted)
     if not chosen:
         raise UsageError(
             f"expected an attack that {spec.adversary} can mount, got none: {'; '.join(reasons(left_out))}"
         )
-    named = [attack for attack in spec.attacks if attack.name != ALL]
-    return _with_columns(msgspec.structs.replace(spec, attacks=tuple(chosen)), named), left_out
+    spec = msgspec.structs.replace(spec, attacks=tuple(attack.spec for attack in chosen))
+    return _with_columns(spec, named), left_out
 
 
-def _with_columns(spec: EvalSpec, named: Sequence[AttackSpec] | None = None) -> EvalSpec:
+def _with_columns(spec: EvalSpec, named: Sequence[Technique] | None = None) -> EvalSpec:
     """Return ``spec`` with the names of the columns that its attacks are on; ``named`` are not those of ``all``."""
-    if not any(takes(attack, "column") for attack in spec.attacks):
+    attacks = [resolve(attack) for attack in spec.attacks]
+    if not any(attack.takes("column") for attack in attacks):
         return spec
     federation = build_federation(training_cell(spec, spec.methods[0], seed=0), "cpu")
-    of_all = [] if named is None else [attack for attack in spec.attacks if attack not in named]
-    found = with_columns(spec.attacks, spec.adversary, federation, of_all=of_all)
-    return msgspec.structs.replace(spec, attacks=tuple(found))
+    of_all = [] if named is None else [attack for attack in attacks if attack not in named]
+    on_columns = with_columns(attacks, spec.adversary, federation, of_all=of_all)
+    return msgspec.structs.replace(spec, attacks=tuple(attack.spec for attack in on_columns))
 
 
-def _why_not(wanted: AttackSpec, spec: EvalSpec, built: Sequence[tuple[str, Method, Federation]]) -> str | None:
+def _why_not(wanted: Technique, spec: EvalSpec, built: Sequence[tuple[str, Method, Federation]]) -> str | None:
     """Return why ``all`` does not stand for this attack; None if it does."""
-    if target_of(wanted) == "integrity":
+    attack, after = wanted.make(), wanted.spec.after
+    if attack.target == "integrity":
         return "attacks the training itself: name it in --attack"
-    attack = build_attack(wanted)
     if spec.trainings > 1 and attack.target in OF_ONE_TRAINING:
         return f"is on {attack.target}, which several trainings do not share"
     if attack.shadows:
         return f"trains {attack.shadows} shadow federations for each training: name it in --attack"
     try:
         for label, method, federation in built:
-            options = spec.method_of(label).options
-            mount(attack, wanted.after, spec.adversary, spec.aux, method, federation, options)
+            mount(attack, after, spec.adversary, spec.aux, method, federation, spec.method_of(label).options)
     except InsufficientView as error:
         return str(error)
-    with_source = [method for _, method, _ in built if wanted.after in method.source_phases]
-    on_source = all(about_source(attack, wanted.after, method, spec.adversary) for method in with_source)
+    with_source = [method for _, method, _ in built if after in method.source_phases]
+    on_source = all(about_source(attack, after, method, spec.adversary) for method in with_source)
     if attack.target == "labels" and not on_source:
         return "is on the labels of the active party, where others are on those of the source: name it"
     return None
@@ -297,22 +298,23 @@ def cryptography(spec: EvalSpec) -> dict[str, float]:
 
 def exposures(spec: EvalSpec) -> list[tuple[str, float]]:
     """Return, for each passive party behind an encrypted layer, a sentence and the share of features it exposes."""
-    if not any(build_defense(defense).protocol() for defense in (*spec.defenses, *spec.fixed)):
+    if not any(resolve(defense).defense().protocol() for defense in (*spec.defenses, *spec.fixed)):
         return []
     return list(dict.fromkeys(one for _, method, federation in _built(spec) for one in method.exposures(federation)))
 
 
 def _built(spec: EvalSpec) -> Iterator[tuple[str, Method, Federation]]:
     """Yield each label, its checked method and federation for seed 0, built, not trained; one per swept defense."""
-    for defense in spec.defenses:
-        for strength in (0.0, *spec.strengths_of(defense)):
-            build_defense(msgspec.structs.replace(defense, strength=strength))
+    defenses, fixed = [resolve(defense) for defense in spec.defenses], [resolve(defense) for defense in spec.fixed]
+    for defense in defenses:
+        for strength in (0.0, *spec.strengths_of(defense.spec)):
+            defense.of_strength(strength).defense()
+    swept_or_none: list[Technique | None] = [*defenses] or [None]
     cells = [training_cell(spec, label, seed=0) for label in spec.methods]
-    _check_points(spec, [cell for cell in cells if attacked(cell.method)])
+    _check_points([*defenses, *fixed], [cell.method for cell in cells if cell.method.kind.visible_to])
     for label, cell in zip(spec.methods, cells, strict=True):
-        for swept in spec.defenses or [None]:
-            strengths = [s for s in spec.strengths_of(swept) if s] if swept else []
-            at = [msgspec.structs.replace(swept, strength=s) for s in strengths] if swept else []
+        for swept in swept_or_none:
+            at = [swept.of_strength(s) for s in spec.strengths_of(swept.spec) if s] if swept else []
             method = build_method(cell)
             strongest = at[-1:]  # refuses whatever no strength could do
             federation = build_federation(msgspec.structs.replace(cell, defenses=(*cell.defenses, *strongest)), "cpu")
@@ -321,41 +323,40 @@ def _built(spec: EvalSpec) -> Iterator[tuple[str, Method, Federation]]:
             method.build(federation)
             method.check(federation)
             if method.visible_to:  # others are trained without defenses
-                for defense in (*at, *spec.fixed):
+                for defense in (*at, *fixed):
                     _check_serves(defense, method, federation)
-                if swept and not acts_in(swept, type(method), cell.method_options, method.phases):
+                if swept and not acts_in(swept, cell.method, method.phases):
                     raise UsageError(
-                        f"defense {swept.label} changes nothing that {method.name} sends or learns, and its curve "
+                        f"defense {swept.spec.label} changes nothing that {method.name} sends or learns, and its curve "
                         f"would be flat: choose another --at or by=, or fix the defense with --with"
                     )
             yield label, method, federation
 
 
-def _check_serves(spec: DefenseSpec, method: Method, federation: Federation) -> None:
+def _check_serves(carried: Technique, method: Method, federation: Federation) -> None:
     """Raise UsageError if a defense cannot serve ``method``, or its epsilon is out of reach."""
-    defense = build_defense(spec)
+    defense = carried.defense()
     defense.plan_releases(method.releases(defense, federation))
     for party in federation.parties.values():
-        if spec.carried_by(party.name):
+        if carried.spec.carried_by(party.name):
             with defense.training_hooks(party.modules, party.penalties):
                 pass
 
 
-def _check_points(spec: EvalSpec, cells: Sequence[Cell]) -> None:
+def _check_points(defenses: Sequence[Technique], methods: Sequence[Technique]) -> None:
     """Raise UsageError if no method sends the messages that a defense is to act on."""
-    methods = [(registry.load("methods", cell.method), cell.method_options) for cell in cells]
-    names = ", ".join(cell.method for cell in cells) or "no method"
-    run = [(m, own, phase) for m, own in methods for phase in (*m.phases, "predict")]
-    sent = [(m, phase, m.messages_in(phase, own)) for m, own, phase in run]
-    for defense in (*spec.defenses, *spec.fixed):
-        made = build_defense(msgspec.structs.replace(defense, strength=defense.strength or 1.0))
+    run = [(m.kind, m.spec.options, phase) for m in methods for phase in (*m.kind.phases, "predict")]
+    for defense in defenses:
+        made = defense.of_strength(defense.spec.strength or 1.0).defense()
         for kind in made.at:
-            if not any(made.acts(kind, phase) and hooks.OF_KIND[kind] in m.runs(phase, own) for m, own, phase in run):
-                known = sorted({f"{phase}.{one}" for m, phase, kinds in sent if phase in m.phases for one in kinds})
-                raise UsageError(
-                    f"defense {defense.label} acts at {kind}, where {names} sends nothing: "
-                    f"choose another --at among {', '.join(known)}"
-                )
+            if any(made.acts(kind, p) and hooks.OF_KIND[kind] in m.runs(p, options) for m, options, p in run):
+                continue
+            sent = {f"{p}.{one}" for m, options, p in run if p in m.phases for one in m.messages_in(p, options)}
+            names = ", ".join(method.name for method in methods) or "no method"
+            raise UsageError(
+                f"defense {defense.spec.label} acts at {kind}, where {names} sends nothing: "
+                f"choose another --at among {', '.join(sorted(sent))}"
+            )
 
 
 def evaluate(
@@ -420,11 +421,11 @@ def _on_dask(tasks: list[Task], folder: Path, address: str, device: str) -> Iter
         client = Client(address, timeout=10)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:
         raise UsageError(f"expected a dask scheduler at {address}, found none: {error}") from None
-    name = tasks[0].cell.dataset
+    source = tasks[0].cell.dataset
     with client:
         data = None
-        if name.startswith(memory.PREFIX):
-            data = client.scatter(memory.kept(name), broadcast=True)  # type: ignore[no-untyped-call]
+        if source.in_memory:
+            data = client.scatter(source.load(), broadcast=True)  # type: ignore[no-untyped-call]
         futures = [client.submit(_on_worker, data, task, folder.resolve(), device, pure=False) for task in tasks]
         for future in futures:
             yield future.result()
@@ -434,7 +435,7 @@ def _on_worker(data: VerticalDataset | None, task: Task, folder: Path, device: s
     """Run ``task`` on a worker of dask, with its models in ``folder``, or in its own place if it cannot write there."""
     from distributed import get_worker
 
-    if data is not None and not memory.has(task.cell.dataset):
+    if data is not None and not memory.has(task.cell.dataset.name):
         memory.keep(data)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -451,8 +452,8 @@ def _locally(tasks: list[Task], folder: Path, jobs: int, device: str) -> Iterabl
 
 def _in_parallel(tasks: list[Task], folder: Path, jobs: int, device: str) -> Iterator[Sequence[Record | StageDone]]:
     parallel = Parallel(n_jobs=min(jobs, len(tasks)), return_as="generator", batch_size=1)
-    name = tasks[0].cell.dataset
-    data = memory.kept(name) if name.startswith(memory.PREFIX) else None
+    source = tasks[0].cell.dataset
+    data = source.load() if source.in_memory else None
     try:
         yield from parallel(delayed(_in_worker)(os.getpid(), data, task, folder, device) for task in tasks)
     except TerminatedWorkerError:
@@ -467,7 +468,7 @@ def _in_worker(
 ) -> Sequence[Record | StageDone]:
     """Run ``task`` in a process that ends with its parent, so that a killed run does not go on writing."""
     _watch(parent)
-    if data is not None and not memory.has(task.cell.dataset):
+    if data is not None and not memory.has(task.cell.dataset.name):
         memory.keep(data)
     return runner.run(task, folder, device)
 

@@ -14,9 +14,9 @@ from vflsec.core.federation import Federation
 from vflsec.core.method import Method
 from vflsec.results.records.folder import read_manifest, read_records
 from vflsec.results.records.schema import FAILED, Record, Result
-from vflsec.run.cell import training_cell
 from vflsec.run.engine import Plan
 from vflsec.run.federation import build_federation, build_method
+from vflsec.run.plan import training_cell
 from vflsec.run.spec import EvalSpec
 
 MOST_FOLDERS = 50
@@ -99,7 +99,7 @@ def forecast(todo: Plan, past: Iterable[Record]) -> Forecast:
             attacks.setdefault(record.attack.name, []).append(record.seconds.get("attack", 0.0))
     seconds, unlike = 0.0, []
     for task in todo.groups:
-        before = shadows.get(task.cell.method) or trainings.get(task.cell.method)
+        before = shadows.get(task.cell.method.name) or trainings.get(task.cell.method.name)
         seconds += median(before) * len(task.shadows) if task.shadows and before else 0.0
     for task in todo.tasks:
         wanted = [row.attack.name for row in task.rows if row.attack] + [one.attack.name for one in task.baselines]

@@ -21,7 +21,6 @@ from vflsec.base import files
 from vflsec.base.checks import count, unknown
 from vflsec.base.errors import StoreError, UsageError, plain
 from vflsec.base.seeds import derive
-from vflsec.core import registry
 from vflsec.core.calibration import calibrated
 from vflsec.core.subgroups import FEWEST, Scored, differ, leaks
 from vflsec.data.dataset import VerticalDataset
@@ -30,8 +29,8 @@ from vflsec.results.metrics import Labels, Scores, applicable
 from vflsec.results.records.folder import read_records
 from vflsec.results.records.schema import Record
 from vflsec.results.records.subgroups import Subgroup, Subgroups
-from vflsec.run.federation import load_dataset, partition_of
-from vflsec.run.plan import Row, build_attack, rows
+from vflsec.run.federation import partition_of
+from vflsec.run.plan import Trial, load_dataset, rows
 from vflsec.run.questions import about_source
 from vflsec.run.score import in_first_half
 from vflsec.run.spec import EvalSpec
@@ -54,12 +53,12 @@ class _Guessed(NamedTuple):
     labels: Labels
 
 
-def is_kept(row: Row, adversary: str) -> bool:
+def is_kept(row: Trial, adversary: str) -> bool:
     """Whether the guesses of a result are kept: those on the labels of the active party."""
     if row.attack is None or row.control:
         return False
-    attack, kind = build_attack(row.attack), registry.load("methods", row.cell.method)
-    return attack.target == "labels" and not about_source(attack, row.attack.after, kind, adversary)
+    attack, method = row.attack.make(), row.cell.method.kind
+    return attack.target == "labels" and not about_source(attack, row.attack.spec.after, method, adversary)
 
 
 def path_of(folder: Path, key: str) -> Path:
@@ -67,7 +66,7 @@ def path_of(folder: Path, key: str) -> Path:
     return folder / "guesses" / f"{key}.safetensors"
 
 
-def lacking(wanted: Iterable[Row], done: Mapping[str, Record], adversary: str, folder: Path) -> list[Row]:
+def lacking(wanted: Iterable[Trial], done: Mapping[str, Record], adversary: str, folder: Path) -> list[Trial]:
     """Return the results with numbers whose guesses should be kept and are not."""
     return [
         row

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,17 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from vflsec.core import registry
-from vflsec.data.partition import Partition
+from vflsec.core.defense import Defense
+from vflsec.data.encode import dense
+from vflsec.data.partition import Partition, PartyData
 from vflsec.results.records.manifest import NO_ADVERSARY, AttackEntry, BaselineEntry, Manifest, Provenance, RowEntry
-from vflsec.run import plan
-from vflsec.run.about import about
-from vflsec.run.cell import dataset_identity, training_cell, versioned
+from vflsec.run.cell import Technique
 from vflsec.run.federation import partition_of
+from vflsec.run.mounting import is_baseline
 from vflsec.run.naming import Names
-from vflsec.run.plan import asked_of, baselines, is_baseline, rows
-from vflsec.run.spec import AttackSpec, EvalSpec
+from vflsec.run.plan import Baseline, Trial, asked_of, baselines, find_dataset, resolve, rows, training_cell
+from vflsec.run.spec import EvalSpec
 from vflsec.run.store import environment
 
 
@@ -34,57 +36,73 @@ def manifest_of(spec: EvalSpec, command: Sequence[str] = (), names: Names | None
         names: what the data call themselves and each party; None for the names that vflsec uses.
     """
     data = partition_of(training_cell(spec, spec.methods[0], 0))
-    attacks = [
-        attack_entry(attack, label, spec.adversary, data)
-        for attack, label in zip(spec.attacks, spec.labels, strict=True)
-    ]
+    methods = [resolve(spec.method_of(label)) for label in spec.methods]
+    defenses = [resolve(defense) for defense in (*spec.defenses, *spec.fixed)]
+    attacks = [resolve(attack) for attack in spec.attacks]
     return Manifest(
         dataset=spec.dataset,
         adversary=spec.adversary,
         seeds=spec.seeds,
         target=spec.train.target,
         selected_on_test=spec.train.select == "paper_best_on_test",
-        attacks=attacks,
+        attacks=[attack_entry(a, b, spec.adversary, data) for a, b in zip(attacks, spec.labels, strict=True)],
         rows=[_row(row) for row in rows(spec)],
         baselines=[_baseline(baseline) for baseline in baselines(spec)],
         settings=msgspec.to_builtins(spec),
         provenance=provenance(
-            {
-                "methods": [spec.method_of(label).name for label in spec.methods],
-                "defenses": [defense.name for defense in (*spec.defenses, *spec.fixed)],
-                "attacks": [attack.name for attack in spec.attacks],
-            },
-            {spec.dataset: dataset_identity(spec.dataset, spec.data)},
+            {"methods": methods, "defenses": defenses, "attacks": attacks},
+            {spec.dataset: find_dataset(spec.dataset).key(spec.data)},
             command,
         ),
         title=names.dataset if names else "",
         names=dict(names.parties) if names else {},
-        techniques=_declared(spec),
+        techniques=_declared(methods) | _declared(defenses),
         used=data.used,
         data_notes=list(data.warnings),
     )
 
 
-def attack_entry(attack: AttackSpec, label: str, adversary: str, data: Partition) -> AttackEntry:
+def attack_entry(attack: Technique, label: str, adversary: str, data: Partition) -> AttackEntry:
     """Return what a report must know of an attack of ``adversary``."""
-    details, baseline = about(attack, adversary, data), is_baseline(attack.name)
+    details, baseline = about(attack, adversary, data), is_baseline(attack)
     return AttackEntry(label=label, name=attack.name, target=asked_of(attack), baseline=baseline, **details)
 
 
-def _declared(spec: EvalSpec) -> dict[str, str]:
-    """Return the declared name of each method and defense from a file, unless another one of ``spec`` has it."""
-    found: dict[str, str] = {}
-    for kind, specs in (
-        ("methods", [spec.method_of(label) for label in spec.methods]),
-        ("defenses", [*spec.defenses, *spec.fixed]),
-    ):
-        names = {one.name: registry.load(kind, one.name).name for one in specs}
-        told = Counter(names.values())
-        found |= {name: own for name, own in names.items() if registry.is_file(name) and told[own] == 1}
-    return found
+def about(attack: Technique, party: str, data: Partition) -> dict[str, Any]:
+    """Return ``victim``, ``column`` and ``above`` of an attack, as far as it has them.
+
+    ``above`` is the median of the column in training rows, in its own units: a number is inferred as above it or not.
+    """
+    if not attack.takes("victim"):
+        return {}
+    others = [name for name in data.parties if name not in party.split("+")]
+    victim = attack.spec.options.get("victim") or next(iter(others), "")
+    column = attack.spec.options.get("column") or ""
+    above = _median(data.parties[victim], column) if column and victim in data.parties else None
+    return {"victim": victim, "column": column, "above": above}
 
 
-def _row(row: plan.Row) -> RowEntry:
+def _median(party: PartyData, name: str) -> float | None:
+    """Return the median that splits a number, in its own units; None for a category."""
+    learned = party.encoder.get(name, {})
+    place = next((column.start for column in party.layout.columns if column.name == name), None)
+    if place is None or not learned.get("inverse"):
+        return None
+    values = np.sort(dense(party.features["train"][:, place : place + 1]).ravel().astype(float))
+    median = learned["mean"] + values[(len(values) - 1) // 2] / learned["inverse"]
+    if learned.get("signed_log"):
+        return float(f"{np.sign(median) * np.expm1(abs(median)):.6g}")
+    return float(round(median, 6 + math.floor(math.log10(learned["inverse"])))) + 0.0  # features have seven digits
+
+
+def _declared(techniques: Iterable[Technique]) -> dict[str, str]:
+    """Return the declared name of each class from a file, unless another one has it."""
+    names = {technique.name: technique.kind.name for technique in techniques}
+    times = Counter(names.values())
+    return {name: declared for name, declared in names.items() if ".py:" in name and times[declared] == 1}
+
+
+def _row(row: Trial) -> RowEntry:
     attack = row.label if row.attack else NO_ADVERSARY
     return RowEntry(
         method=row.method,
@@ -97,7 +115,7 @@ def _row(row: plan.Row) -> RowEntry:
     )
 
 
-def _baseline(baseline: plan.Baseline) -> BaselineEntry:
+def _baseline(baseline: Baseline) -> BaselineEntry:
     target = asked_of(baseline.attack)
     return BaselineEntry(
         method=baseline.method, label=baseline.label, target=target, seed=baseline.seed, key=baseline.key
@@ -105,32 +123,31 @@ def _baseline(baseline: plan.Baseline) -> BaselineEntry:
 
 
 def provenance(
-    named: Mapping[str, Iterable[str]], dataset: Mapping[str, Any], command: Sequence[str] = ()
+    techniques: Mapping[str, Iterable[Technique]], dataset: Mapping[str, Any], command: Sequence[str] = ()
 ) -> Provenance:
     """Return where the records of an evaluation come from.
 
     Args:
-        named: the names of methods, defenses and attacks, by kind.
+        techniques: methods, defenses and attacks, by group.
         dataset: the identity of the dataset by its name.
         command: the words of the command line.
     """
-    names = {kind: list(dict.fromkeys(given)) for kind, given in named.items()}
-    sources = {kind: {name: versioned(kind, name) for name in given} for kind, given in names.items()}
+    named = {group: {technique.name: technique for technique in some} for group, some in techniques.items()}
+    sources = {group: {name: technique.identity for name, technique in some.items()} for group, some in named.items()}
     return Provenance(
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         command=list(command),
         versions=environment(),
         commit=commit(),
         sources={"dataset": dict(dataset), **sources},
-        cards={kind: {name: _sentence(kind, name) for name in given} for kind, given in names.items()},
+        cards={group: {name: _sentence(known.kind) for name, known in some.items()} for group, some in named.items()},
     )
 
 
-def _sentence(kind: str, name: str) -> str:
+def _sentence(kind: Any) -> str:
     """Return the first sentence of a card, and for a defense what it guarantees."""
-    found = registry.load(kind, name)
-    first = (inspect.getdoc(found) or "").split("\n")[0]
-    return f"{first} Guarantee: {found.guarantee}." if kind == "defenses" else first
+    first = (inspect.getdoc(kind) or "").split("\n")[0]
+    return f"{first} Guarantee: {kind.guarantee}." if issubclass(kind, Defense) else first
 
 
 def commit() -> str | None:

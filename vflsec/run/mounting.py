@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-
-import msgspec
 
 from vflsec.base.checks import one_of
 from vflsec.base.errors import InsufficientView, UsageError
-from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.federation import Federation
 from vflsec.core.integrity import IntegrityAttack
-from vflsec.core.message import SOURCE, Kind
+from vflsec.core.message import SERVER, SOURCE, Kind
 from vflsec.core.method import Method
 from vflsec.core.view import Need
-from vflsec.run.adversary import side_of
-from vflsec.run.plan import build_attack, is_baseline
-from vflsec.run.questions import about_source
-from vflsec.run.spec import AttackSpec, AuxSpec
+from vflsec.run.adversary import adversary, side_of
+from vflsec.run.cell import Technique
+from vflsec.run.questions import about_source, column_of, varying_columns, victim_of
+from vflsec.run.spec import AuxSpec
 
 KINDS = {
     Need.GRADIENTS: Kind.GRADIENT,
@@ -74,26 +70,36 @@ def expect_phase(attack: str, after: str, method: Method) -> None:
 
 
 def mountable(
-    party: str, aux: AuxSpec, method: Method, federation: Federation, options: Mapping[str, Any]
+    attacks: Iterable[Technique],
+    party: str,
+    aux: AuxSpec,
+    method: Method,
+    federation: Federation,
+    options: Mapping[str, Any],
 ) -> list[str]:
-    """Return the registered attacks that recover something and that the adversary ``party`` can mount on ``method``.
+    """Return those of ``attacks`` that recover something and that the adversary ``party`` can mount on ``method``.
 
     An attack on one party stands there once for each party that it can be on, as in ``every_victim``.
     """
-    names = []
-    for name in sorted(registry.entries("attacks")):
-        if is_baseline(name) or registry.load("attacks", name).target == "integrity":
+    labels = []
+    for attack in sorted(attacks, key=lambda attack: attack.name):
+        if is_baseline(attack) or attack.kind.target == "integrity":
             continue
-        for wanted in every_victim(AttackSpec(name=name), party, federation):
+        for on_victim in every_victim(attack, party, federation):
             try:
-                mount(build_attack(wanted), None, party, aux, method, federation, options)
+                mount(on_victim.make(), None, party, aux, method, federation, options)
             except InsufficientView:
                 continue
-            names.append(wanted.label)
-    return names
+            labels.append(on_victim.spec.label)
+    return labels
 
 
-def every_victim(attack: AttackSpec, party: str, federation: Federation) -> list[AttackSpec]:
+def is_baseline(attack: Technique) -> bool:
+    """Whether an attack on labels is part of *alone*, whatever else is run."""
+    return bool(attack.kind.baseline) and attack.kind.target == "labels"
+
+
+def every_victim(attack: Technique, party: str, federation: Federation) -> list[Technique]:
     """Return ``attack``, and the same attack on each party besides the first that it could be on.
 
     Args:
@@ -101,10 +107,50 @@ def every_victim(attack: AttackSpec, party: str, federation: Federation) -> list
         party: name of the adversary, ``passive_1+passive_2`` for colluding parties.
         federation: the parties.
     """
-    if "victim" not in inspect.signature(registry.load("attacks", attack.name)).parameters:
+    if not attack.takes("victim"):
         return [attack]
     others = [name for name in federation.parties if name not in party.split("+")][1:]
-    return [attack, *(msgspec.structs.replace(attack, options={**attack.options, "victim": name}) for name in others)]
+    return [attack, *(attack.with_options(victim=name) for name in others)]
+
+
+EVERY = "all"
+"""In place of a column: each one of the victim that is not the same for all training rows."""
+
+QUICK, MOST = ("attribute",), 30
+"""The attacks that ``all`` mounts on every column, if these are no more than so many."""
+
+
+def with_columns(
+    attacks: Sequence[Technique], party: str, federation: Federation, *, of_all: Sequence[Technique] = ()
+) -> list[Technique]:
+    """Return attacks on a column with its name, and one for each column in place of ``column=all``.
+
+    An attack after a phase keeps its default, since the phase may be about other rows.
+
+    Args:
+        attacks: as they were named.
+        party: the adversary.
+        federation: the parties.
+        of_all: those of ``attacks`` that nobody named, since ``all`` stands for them.
+
+    Raises:
+        UsageError: no such victim, or none of its columns varies.
+    """
+    chosen: list[Technique] = []
+    for original in attacks:
+        attack = original
+        if not attack.takes("column") or attack.spec.after or party in (SERVER, SOURCE):
+            chosen.append(attack)
+            continue
+        every = attack.spec.options.get("column") == EVERY
+        attack = attack.without_option("column") if every else attack
+        made = attack.make()
+        victim = victim_of(made, federation, adversary(federation, party))
+        columns = varying_columns(victim) if every or (original in of_all and attack.name in QUICK) else []
+        columns = columns if every or len(columns) <= MOST else []
+        names = [column.name for column in columns or [column_of(made, victim)]]
+        chosen += [attack.with_options(column=name) for name in names]
+    return [attack for k, attack in enumerate(chosen) if attack not in chosen[:k]]
 
 
 def _met(

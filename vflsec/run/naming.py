@@ -9,8 +9,8 @@ import msgspec
 from vflsec.base.checks import unknown
 from vflsec.base.errors import UsageError
 from vflsec.core.message import SERVER, SOURCE
-from vflsec.run.cell import training_cell
 from vflsec.run.federation import partition_of
+from vflsec.run.plan import training_cell
 from vflsec.run.spec import DefenseSpec, EvalSpec
 
 

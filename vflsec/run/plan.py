@@ -3,23 +3,118 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import product
 from typing import Any
 
 import msgspec
 
 from vflsec.base.errors import UsageError
 from vflsec.core import registry
-from vflsec.core.attack import Attack, Target
+from vflsec.core.attack import Attack
+from vflsec.core.defense import Defense
 from vflsec.core.view import Need
+from vflsec.data import memory
+from vflsec.data.dataset import VerticalDataset
+from vflsec.data.description import expect_no_table
 from vflsec.results.records.manifest import NO_ADVERSARY
-from vflsec.run.cell import Cell, attack_settings, aux_settings, digest, result_key, training_cell
+from vflsec.run.cell import Cell, Source, Technique, aux_settings, digest, result_key
+from vflsec.run.mounting import is_baseline
 from vflsec.run.questions import about_source
-from vflsec.run.spec import AttackSpec, DefenseSpec, EvalSpec
+from vflsec.run.spec import AttackSpec, DefenseSpec, EvalSpec, MethodSpec, class_of
+
+GROUPS = {MethodSpec: "methods", DefenseSpec: "defenses", AttackSpec: "attacks"}
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a cell's result belongs in the curves; without an attack if the method has no adversary.
+def resolve(spec: MethodSpec | DefenseSpec | AttackSpec) -> Technique:
+    """Return what a name in the settings stands for.
+
+    Raises:
+        UsageError: an unknown name.
+    """
+    group = GROUPS[type(spec)]
+    kind = class_of(group, spec.name)
+    return Technique(
+        spec=spec,
+        kind=kind,
+        options=registry.with_classes(spec.name, kind, spec.options),
+        identity=[registry.identity(group, spec.name), kind.version],
+        keyed={key: _keyed(value) for key, value in spec.options.items()},
+        built_in=registry.origin(group, spec.name) == "built in",
+        resolve=resolve,
+    )
+
+
+def _keyed(value: Any) -> Any:
+    """Replace an option that names a class in a file, such as a boundary, by the identity of its content."""
+    is_file = isinstance(value, str) and registry.is_file(value)
+    return registry.identity("protocols", value) if is_file else value
+
+
+def registered_attacks() -> list[Technique]:
+    """Return every attack that has a name."""
+    return [resolve(AttackSpec(name=name)) for name in registry.entries("attacks")]
+
+
+def find_dataset(name: str) -> Source:
+    """Return the source of the rows of a dataset.
+
+    Raises:
+        UsageError: an unknown name.
+    """
+    if name.startswith(memory.PREFIX) or name.endswith(".toml"):
+        return Source(name=name, loader=None, identity=name, resolve=find_dataset)
+    expect_no_table(name)
+    loader, identity = class_of("datasets", name), registry.identity("datasets", name)
+    return Source(name=name, loader=loader, identity=identity, resolve=find_dataset)
+
+
+def load_dataset(name: str, **options: Any) -> VerticalDataset:
+    """Return a registered dataset, or the user's own from a TOML file or of this process.
+
+    Raises:
+        UsageError: an unknown name or option.
+        DataError: a file is wrong.
+    """
+    return find_dataset(name).load(**options)
+
+
+def training_cell(spec: EvalSpec, method: str, seed: int, swept: tuple[DefenseSpec, ...] = ()) -> Cell:
+    """Return the cell of one method and seed, under the swept and the fixed defenses of positive strength."""
+    chosen = spec.method_of(method)
+    return make_cell(
+        dataset=spec.dataset,
+        data=spec.data,
+        method=chosen.name,
+        method_options=chosen.options,
+        train=spec.train,
+        model=spec.resolved_model,
+        defenses=tuple(defense for defense in (*swept, *spec.fixed) if defense.strength > 0),
+        seed=seed,
+    )
+
+
+def make_cell(
+    *,
+    dataset: str,
+    method: str,
+    method_options: dict[str, Any],
+    defenses: Iterable[DefenseSpec],
+    malicious: tuple[str, AttackSpec] | None = None,
+    **further: Any,
+) -> Cell:
+    """Return the cell of a dataset, a method, defenses and malicious parties by their names."""
+    return Cell(
+        dataset=find_dataset(dataset),
+        method=resolve(MethodSpec(name=method, options=method_options)),
+        defenses=tuple(map(resolve, defenses)),
+        malicious=(malicious[0], resolve(malicious[1])) if malicious else None,
+        **further,
+    )
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """One result, and where it belongs in the curves; without an attack if the method has no adversary.
 
     Attributes:
         method: its label, with its options where these are part of the name.
@@ -31,7 +126,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     defense: str
     strength: float
     seed: int
-    attack: AttackSpec | None
+    attack: Technique | None
     label: str
     cell: Cell
     key: str
@@ -49,53 +144,54 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
 
     method: str
     cell: Cell
-    attack: AttackSpec
+    attack: Technique
     label: str
     seed: int
     key: str
     pretrained: bool = False
-    asking: AttackSpec | None = None
+    asking: Technique | None = None
 
 
-def rows(spec: EvalSpec) -> Iterator[Row]:
+def rows(spec: EvalSpec) -> Iterator[Trial]:
     """Yield every (method, defense, strength, seed, attack), seeds outermost so that neighbors share their data."""
+    attacks = [resolve(attack) for attack in spec.attacks]
     for seed in range(spec.seeds):
         for method in spec.methods:
-            if not attacked(spec.method_of(method).name):  # nor does it send any message that a defense could change
-                cell = msgspec.structs.replace(training_cell(spec, method, seed), defenses=())
-                yield Row(method=method, defense="none", strength=0.0, seed=seed, attack=None, label=NO_ADVERSARY,
-                          cell=cell, key=_labeled(digest(["utility", cell.key]), cell, method))  # fmt: skip
+            honest = training_cell(spec, method, seed)
+            if not honest.method.kind.visible_to:  # nor does it send any message that a defense could change
+                cell = msgspec.structs.replace(honest, defenses=())
+                yield Trial(method=method, defense="none", strength=0.0, seed=seed, attack=None, label=NO_ADVERSARY,
+                            cell=cell, key=_labeled(digest(["utility", cell.key]), cell, method))  # fmt: skip
                 continue
-            for sweep, strength in _sweep(spec):
-                for attack, label in zip(spec.attacks, spec.labels, strict=True):
-                    cell = _attacked_cell(spec, method, sweep, strength, seed, attack)
-                    defense = sweep.label if sweep else "none"
-                    key = _labeled(result_key(cell, attack, spec.adversary, spec.aux, spec.trainings), cell, method)
-                    row = Row(method=method, defense=defense, strength=strength, seed=seed, attack=attack, label=label,
-                              cell=cell, key=key, trainings=spec.trainings)  # fmt: skip
-                    if target_of(attack) == "integrity":
-                        honest = msgspec.structs.replace(cell, malicious=None, aux=None)
-                        key = digest(["control", result_key(honest, attack, spec.adversary, spec.aux)])
-                        yield msgspec.structs.replace(row, cell=honest, key=_labeled(key, cell, method), control=True)
-                    yield row
+            for defense, swept in _sweep(spec):
+                defended = msgspec.structs.replace(honest, defenses=(*swept, *honest.defenses))
+                strength = swept[0].spec.strength if swept else 0.0
+                for attack, label in zip(attacks, spec.labels, strict=True):
+                    trial = Trial(method=method, defense=defense, strength=strength, seed=seed, attack=attack,
+                                  label=label, cell=defended, key="", trainings=spec.trainings)  # fmt: skip
+                    yield from _of_one_attack(trial, attack, spec)
 
 
-def _sweep(spec: EvalSpec) -> Iterator[tuple[DefenseSpec | None, float]]:
-    if not spec.defenses:
-        yield None, 0.0
-    for defense in spec.defenses:
-        for strength in sorted({0.0, *spec.strengths_of(defense)}):
-            yield defense, strength
-
-
-def _attacked_cell(
-    spec: EvalSpec, method: str, sweep: DefenseSpec | None, strength: float, seed: int, attack: AttackSpec
-) -> Cell:
-    swept = (msgspec.structs.replace(sweep, strength=strength, strengths=()),) if sweep else ()
-    made = build_attack(attack)
-    malicious = (spec.adversary, attack) if made.acts_in_training else None
+def _of_one_attack(trial: Trial, attack: Technique, spec: EvalSpec) -> Iterator[Trial]:
+    """Yield the trial of an attack with its key, after its honest one if it is on integrity."""
+    made, cell = attack.make(), trial.cell
+    if made.target == "integrity":
+        key = digest(["control", result_key(cell, attack, spec.adversary, spec.aux)])
+        yield msgspec.structs.replace(trial, key=_labeled(key, cell, trial.method), control=True)
     aux = spec.aux if made.target == "integrity" and Need.AUX_LABELS in made.needs else None
-    return training_cell(spec, method, seed, swept, malicious, aux)
+    malicious = (spec.adversary, attack) if made.acts_in_training else None
+    cell = msgspec.structs.replace(cell, malicious=malicious, aux=aux)
+    key = _labeled(result_key(cell, attack, spec.adversary, spec.aux, spec.trainings), cell, trial.method)
+    yield msgspec.structs.replace(trial, cell=cell, key=key)
+
+
+def _sweep(spec: EvalSpec) -> Iterator[tuple[str, tuple[Technique, ...]]]:
+    """Yield the label of each swept defense, and the defense at each strength; none at 0."""
+    if not spec.defenses:
+        yield "none", ()
+    for defense in map(resolve, spec.defenses):
+        for strength in sorted({0.0, *spec.strengths_of(defense.spec)}):
+            yield defense.spec.label, (defense.of_strength(strength),) if strength else ()
 
 
 def baselines(spec: EvalSpec) -> Iterator[Baseline]:
@@ -106,69 +202,60 @@ def baselines(spec: EvalSpec) -> Iterator[Baseline]:
     more (FedHSSL's A_SimSiam). The active party has the labels, so it has no baseline attacks on them. Attacks on
     integrity have no baseline: alone, there is nothing to break.
     """
-    on_labels = [name for name in registry.entries("attacks") if is_baseline(name)]
-    inferring = [pair for pair in zip(spec.attacks, spec.labels, strict=True) if target_of(pair[0]) != "integrity"]
-    candidates = [pair for pair in inferring if pair[0].name not in on_labels]
-    if spec.adversary != "active" and "labels" in {target_of(attack) for attack in spec.attacks}:
-        candidates += [(AttackSpec(name=name), name) for name in on_labels]
-    for seed in range(spec.seeds):
-        for method in spec.methods:
-            cell = training_cell(spec, method, seed)
-            if not attacked(cell.method):
-                continue
-            own, kind = _pretrained_alone(cell), registry.load("methods", cell.method)
-            of_source = [a for a, _ in inferring if about_source(build_attack(a), a.after, kind, spec.adversary)]
-            for attack, label in candidates:
-                is_base = attack.name in on_labels
-                asking = attack if attack in of_source else next(iter(of_source), None) if is_base else None
-                bare = msgspec.structs.replace(attack, after=None)
-                alone = without_federation(build_attack(bare))
-                settings: list[Any] = [
-                    attack_settings(bare),
-                    [alone.name, alone.version] if alone else [],
-                    spec.adversary,
-                ]
-                settings += [aux_settings(spec.aux), *(["of the source", asking.after] if asking else [])]
-                key = digest(["prior", cell.data_key if is_base else cell.key, *settings])  # baselines read no model
-                baseline = Baseline(
-                    method=method, cell=cell, attack=bare, label=label, seed=seed, key=key, asking=asking
-                )
-                yield baseline
-                if own and alone and not is_base and target_of(attack) == "labels":
-                    stages = [own.stage_key(phase) for phase in own.stages]
-                    # Stages may be shared between splits of the data; whose labels are inferred is not.
-                    key = digest(["prior", stages, msgspec.to_builtins(own.data), *settings])
-                    after = f"{label} after {own.method}"
-                    yield msgspec.structs.replace(baseline, cell=own, label=after, key=key, pretrained=True)
+    always = {attack.name: attack for attack in registered_attacks() if is_baseline(attack)}
+    attacks = [(resolve(attack), label) for attack, label in zip(spec.attacks, spec.labels, strict=True)]
+    inferring = [(attack, label) for attack, label in attacks if attack.kind.target != "integrity"]
+    candidates = [(attack, label) for attack, label in inferring if attack.name not in always]
+    if spec.adversary != "active" and any(attack.kind.target == "labels" for attack, _ in attacks):
+        candidates += [(attack, name) for name, attack in always.items()]
+    for seed, method in product(range(spec.seeds), spec.methods):
+        cell = training_cell(spec, method, seed)
+        if not cell.method.kind.visible_to:
+            continue
+        pretrained, kind = _pretrained_alone(cell), cell.method.kind
+        of_source = [a for a, _ in inferring if about_source(a.make(), a.spec.after, kind, spec.adversary)]
+        for attack, label in candidates:
+            is_base = attack.name in always
+            asking = attack if attack in of_source else next(iter(of_source), None) if is_base else None
+            bare = msgspec.structs.replace(attack, spec=msgspec.structs.replace(attack.spec, after=None))
+            alone = without_federation(bare.make())
+            settings: list[Any] = [bare.settings, [alone.name, alone.version] if alone else [], spec.adversary]
+            settings += [aux_settings(spec.aux), *(["of the source", asking.spec.after] if asking else [])]
+            key = digest(["prior", cell.data_key if is_base else cell.key, *settings])  # baselines read no model
+            baseline = Baseline(method=method, cell=cell, attack=bare, label=label, seed=seed, key=key, asking=asking)
+            yield baseline
+            if pretrained and alone and not is_base and attack.kind.target == "labels":
+                stages = [pretrained.stage_key(phase) for phase in pretrained.stages]
+                # Stages may be shared between splits of the data; whose labels are inferred is not.
+                key = digest(["prior", stages, msgspec.to_builtins(pretrained.data), *settings])
+                after = f"{label} after {pretrained.method.name}"
+                yield msgspec.structs.replace(baseline, cell=pretrained, label=after, key=key, pretrained=True)
 
 
 def _pretrained_alone(cell: Cell) -> Cell | None:
     """Return the cell whose pre-training any party could do alone, with the options that it shares with the method."""
-    name = registry.load("methods", cell.method).prior
+    name = cell.method.kind.prior
     if name is None:
         return None
-    own = registry.load("methods", name)
-    shared = inspect.signature(own).parameters.keys() - own.joint - own.last_phase_options
-    options = {key: value for key, value in cell.method_options.items() if key in shared}
-    return msgspec.structs.replace(cell, method=name, method_options=options, defenses=(), malicious=None)
-
-
-def is_baseline(attack: str) -> bool:
-    """Whether an attack on labels is part of *alone*, whatever else is run."""
-    kind = registry.load("attacks", attack)
-    return bool(kind.baseline) and kind.target == "labels"
-
-
-def attacked(method: str) -> bool:
-    """Whether a method has an adversary; one party alone, or pooled columns, have none."""
-    return bool(registry.load("methods", method).visible_to)
+    kind = class_of("methods", name)
+    shared = inspect.signature(kind).parameters.keys() - kind.joint - kind.last_phase_options
+    options = {key: value for key, value in cell.method.spec.options.items() if key in shared}
+    method = resolve(MethodSpec(name=name, options=options))
+    return msgspec.structs.replace(cell, method=method, defenses=(), malicious=None)
 
 
 def build_attack(spec: AttackSpec) -> Attack:
     """Return the attack that ``spec`` names."""
-    attack = registry.build("attacks", spec.name, **spec.options)
+    attack = resolve(spec).make()
     assert isinstance(attack, Attack)
     return attack
+
+
+def build_defense(spec: DefenseSpec) -> Defense:
+    """Return the defense that ``spec`` names, at its strength."""
+    defense = resolve(spec).defense()
+    assert isinstance(defense, Defense)
+    return defense
 
 
 def without_federation(attack: Attack) -> Attack | None:
@@ -178,29 +265,25 @@ def without_federation(attack: Attack) -> Attack | None:
         UsageError: its ``alone`` fails, or returns something else.
     """
     try:
-        own = attack.alone()
+        alone = attack.alone()
     except Exception as error:
         raise UsageError(f"attack {attack.name!r}: alone() failed: {type(error).__name__}: {error}") from error
-    if own is not None and not isinstance(own, Attack):
-        raise UsageError(f"attack {attack.name!r}: expected an attack or None from alone(), got {type(own).__name__}")
-    return own
+    if alone is not None and not isinstance(alone, Attack):
+        raise UsageError(f"attack {attack.name!r}: expected an attack or None from alone(), got {type(alone).__name__}")
+    return alone
 
 
-def target_of(spec: AttackSpec) -> Target:
-    """Return what the attack that ``spec`` names recovers."""
-    return registry.load("attacks", spec.name).target  # type: ignore[no-any-return]
-
-
-def asked_of(spec: AttackSpec) -> str:
+def asked_of(attack: Technique) -> str:
     """Return the question of an attack: what it recovers, of whom, and which column.
 
     Only leaks of one question can be compared.
     """
-    details = [f"of {spec.options['victim']}"] if spec.options.get("victim") else []
-    details += [str(spec.options["column"])] if spec.options.get("column") else []
-    return " ".join([target_of(spec), *details])
+    options = attack.spec.options
+    details = [f"of {options['victim']}"] if options.get("victim") else []
+    details += [str(options["column"])] if options.get("column") else []
+    return " ".join([attack.kind.target, *details])
 
 
 def _labeled(key: str, cell: Cell, label: str) -> str:
     """Return the key of a result under ``label``: a record names its method, and so two labels have two records."""
-    return key if label == cell.method else digest(["label", key, label])
+    return key if label == cell.method.name else digest(["label", key, label])

@@ -19,7 +19,6 @@ from torch import Tensor
 from vflsec.base import files
 from vflsec.base.errors import TRACEBACK, Diverged, NotStackable, VflsecError, plain
 from vflsec.base.seeds import derive
-from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import sureness
 from vflsec.core.federation import Federation, load_states
@@ -31,18 +30,18 @@ from vflsec.inference.several_trainings import pooled_guess, side_by_side, with_
 from vflsec.inference.sources import EVERYTHING
 from vflsec.results.records.schema import AttackRun, BaselineResult, Guessed, Record, Result, Status
 from vflsec.run.adversary import alone, tuned
-from vflsec.run.cell import Cell, several
+from vflsec.run.cell import Cell, Technique, several
 from vflsec.run.facts import CellFacts, StageDone, StageFacts
 from vflsec.run.federation import build_federation, build_method, malicious_attacks
 from vflsec.run.guesses import is_kept, keep
 from vflsec.run.impact import impact
 from vflsec.run.mounting import KINDS, mountable
-from vflsec.run.plan import Baseline, Row, build_attack, without_federation
+from vflsec.run.plan import Baseline, Trial, without_federation
 from vflsec.run.privacy import spent
 from vflsec.run.questions import Question, ask
 from vflsec.run.score import is_scored, score
 from vflsec.run.shadows import seconds_of, shadows_of, train_shadows
-from vflsec.run.spec import AttackSpec, AuxSpec
+from vflsec.run.spec import AuxSpec
 from vflsec.run.store import Store
 from vflsec.run.training import advance, at_once, collapse, one_thread, quick, train, train_together
 
@@ -68,14 +67,16 @@ class Task(NamedTuple):
     Attributes:
         group: cells that train together.
         shadows: the numbers of shadow federations of the cell, which train together; None for none.
+        registered: the attacks of which a record names those that could have been mounted.
         keep: whether guesses on single rows are kept, see ``vflsec.run.guesses``.
     """
 
     cell: Cell
-    rows: Sequence[Row]
+    rows: Sequence[Trial]
     baselines: Sequence[Baseline]
     adversary: str
     aux: AuxSpec
+    registered: Sequence[Technique] = ()
     stage: str | None = None
     group: tuple[Cell, ...] = ()
     shadows: range | None = None
@@ -128,7 +129,7 @@ def _stage(task: Task, store: Store, device: str) -> StageDone:
         raise
     except Exception:  # noqa: BLE001
         status = "error"
-    return StageDone(method=task.cell.method, seed=task.cell.seed, stage=task.stage, status=status)
+    return StageDone(method=task.cell.method.name, seed=task.cell.seed, stage=task.stage, status=status)
 
 
 def _together(task: Task, store: Store, device: str) -> StageDone:
@@ -140,8 +141,8 @@ def _together(task: Task, store: Store, device: str) -> StageDone:
                 _keep(cell, trained, facts, store)
         except Exception as error:  # noqa: BLE001  (a run that fails reports it when it trains by itself)
             reason = error if isinstance(error, NotStackable) else _line(error)
-            _LOG.info("%s: runs train one after the other: %s", task.cell.method, reason)
-    return StageDone(method=task.cell.method, seed=task.cell.seed, stage=f"{len(task.group)} runs", status="ok")
+            _LOG.info("%s: runs train one after the other: %s", task.cell.method.name, reason)
+    return StageDone(method=task.cell.method.name, seed=task.cell.seed, stage=f"{len(task.group)} runs", status="ok")
 
 
 def _shadows(task: Task, store: Store, device: str) -> StageDone:
@@ -153,11 +154,11 @@ def _shadows(task: Task, store: Store, device: str) -> StageDone:
     except Exception:  # noqa: BLE001
         status = "error"
     name = f"shadows {task.shadows.start + 1} to {task.shadows.stop}"
-    return StageDone(method=task.cell.method, seed=task.cell.seed, stage=name, status=status)
+    return StageDone(method=task.cell.method.name, seed=task.cell.seed, stage=name, status=status)
 
 
 def _results(task: Task, store: Store, device: str) -> list[Result]:
-    attacks = [build_attack(row.attack) if row.attack else None for row in task.rows]
+    attacks = [row.attack.make() if row.attack else None for row in task.rows]
     reading = [attack for attack in attacks if attack and not isinstance(attack, IntegrityAttack)]
     runs = [_run(cell, task, kinds_read(reading), store, device) for cell in task.cells]
     questions: Questions = {}
@@ -194,8 +195,8 @@ def _trained(cell: Cell, task: Task, kinds: frozenset[Kind], store: Store, devic
             return Run(None, facts)
         return Run(_loaded(cell, stored.path, facts.history, device), facts)
     transcript = Transcript(frozenset(task.adversary.split("+")), kinds)
-    phases = {row.attack.after for row in task.rows if row.attack}
-    with_source = bool(phases & registry.load("methods", cell.method).source_phases)
+    phases = {row.attack.spec.after for row in task.rows if row.attack}
+    with_source = bool(phases & cell.method.kind.source_phases)
     trained, facts = train(cell, device, store=store, tap=transcript, with_source=with_source)
     _keep(cell, trained, facts, store)
     return Run(trained, facts, tuple(transcript.messages))
@@ -232,7 +233,7 @@ def _after(run: Run, cell: Cell, phase: str, store: Store, device: str) -> tuple
 
 
 def _result(
-    row: Row,
+    row: Trial,
     attack: Attack | None,
     task: Task,
     runs: Sequence[Run],
@@ -240,13 +241,13 @@ def _result(
     store: Store,
     device: str,
 ) -> Result:
-    after = row.attack.after if row.attack else None
+    after = row.attack.spec.after if row.attack else None
     trained, facts, _ = next((run for run in runs if run.facts.status != "ok"), runs[0])
     record = Result(
         key=row.key,
         cell=row.cell.key,
         method=row.method,
-        defenses=[f"{d.label}:{d.strength:g}" for d in row.cell.defenses],
+        defenses=[f"{d.label}:{d.strength:g}" for d in (carried.spec for carried in row.cell.defenses)],
         seed=row.seed,
         adversary=task.adversary,
         attack=attack_run(row.attack, attack) if row.attack else None,
@@ -281,14 +282,14 @@ def _result(
     return msgspec.structs.replace(record, **changes)
 
 
-def attack_run(spec: AttackSpec, attack: Attack | None) -> AttackRun:
+def attack_run(technique: Technique, attack: Attack | None) -> AttackRun:
     """Return how an attack was run, for its record."""
-    return AttackRun(name=spec.name, options=spec.options, repr=repr(attack), after=spec.after)
+    return AttackRun(name=technique.name, options=technique.spec.options, repr=repr(attack), after=technique.spec.after)
 
 
 def _attacked(
     attack: Attack,
-    row: Row,
+    row: Trial,
     task: Task,
     runs: Sequence[Run],
     questions: Questions,
@@ -297,7 +298,7 @@ def _attacked(
 ) -> dict[str, Any]:
     """Run ``attack`` on the messages of the kinds that it reads, and return the changes to its record."""
     assert row.attack is not None
-    began, seconds, after = time.perf_counter(), dict(record.seconds), row.attack.after
+    began, seconds, after = time.perf_counter(), dict(record.seconds), row.attack.spec.after
     asked = [_asked(attack, after, task, run, number, questions) for number, run in enumerate(runs)]
     kept = partial(keep, store.folder, row.key) if task.keep and is_kept(row, task.adversary) else None
     if attack.shadows:
@@ -323,7 +324,7 @@ def _asked(attack: Attack, after: str | None, task: Task, run: Run, number: int,
     return questions[key]
 
 
-def _impact(row: Row, trained: Trained, task: Task, record: Result) -> dict[str, Any]:
+def _impact(row: Trial, trained: Trained, task: Task, record: Result) -> dict[str, Any]:
     """Measure the impact of an attack on its cell, or of its trigger on the honest one; return the record's changes."""
     began, federation = time.perf_counter(), trained.federation
     assert row.attack is not None
@@ -426,7 +427,8 @@ def _mountable(task: Task, trained: Trained) -> list[str]:
     method = trained.method
     if not method.visible_to:
         return []
-    return mountable(task.adversary, task.aux, method, trained.federation, task.cell.method_options)
+    options = task.cell.method.spec.options
+    return mountable(task.registered, task.adversary, task.aux, method, trained.federation, options)
 
 
 def attacked_once(attack: Attack, trained: Trained, party: str, aux: AuxSpec) -> dict[str, Any]:
@@ -437,12 +439,12 @@ def attacked_once(attack: Attack, trained: Trained, party: str, aux: AuxSpec) ->
 def _baseline(baseline: Baseline, task: Task, store: Store, device: str) -> BaselineResult:
     """Run an attack without the federation: on an untrained model, or on one that the adversary pre-trained itself."""
     began = time.perf_counter()
-    attack = build_attack(baseline.attack)
+    attack = baseline.attack.make()
     own = attack if baseline.pretrained or attack.baseline else without_federation(attack)
     changes = _attacked_alone(own, baseline, task, store, device) if own and task.aux.n else {}
     return BaselineResult(
         key=baseline.key,
-        method=baseline.cell.method if baseline.pretrained else baseline.method,
+        method=baseline.cell.method.name if baseline.pretrained else baseline.method,
         seed=baseline.seed,
         adversary=task.adversary,
         attack=attack_run(baseline.attack, own),
@@ -460,7 +462,7 @@ def _attacked_alone(own: Attack, baseline: Baseline, task: Task, store: Store, d
     except Diverged as error:
         return {"status": "diverged", "error": str(error)}
     asking = baseline.asking or baseline.attack
-    question = ask(build_attack(asking), Trained(method, federation, {}), task.adversary, task.aux, after=asking.after)
+    question = ask(asking.make(), Trained(method, federation, {}), task.adversary, task.aux, after=asking.spec.after)
     view = question.view
     view = view.without_federation(view.model) if baseline.pretrained and view.model else alone(view, federation.seed)
     return guarded(own, question._replace(view=view), federation, task.aux)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from vflsec.base import files
 from vflsec.base.checks import positive, suggestion, unknown
 from vflsec.base.errors import UsageError
 from vflsec.core import registry
+from vflsec.core.options import options_of
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data import memory
 from vflsec.data.dataset import VerticalDataset
@@ -174,7 +176,7 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         known = {parse_method(text).name for text in self.methods}
         for name in self.method:
             if name not in known:
-                if name in registry.entries("methods"):
+                if name in method_names():
                     raise UsageError(
                         f"expected settings for {', '.join(sorted(known))}, got method.{name}: "
                         f"write method.{min(known)}, or add --method {name}"
@@ -216,7 +218,7 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                     f"{list(strengths)}"
                 )
             if not any(strengths):
-                usual = ",".join(f"{one:g}" for one in registry.load("defenses", defense.name).strengths)
+                usual = ",".join(f"{one:g}" for one in class_of("defenses", defense.name).strengths)
                 raise UsageError(f"expected a strength above 0 for {defense.label}, got none: add --lambda {usual}")
 
     def _check_fixed(self, defense: DefenseSpec) -> None:
@@ -225,7 +227,7 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             got = ", ".join(f"{strength:g}" for strength in defense.strengths)
             raise UsageError(f"expected one strength for the fixed defense {defense.name}, got {got}: choose one")
         if not defense.strength:
-            made = registry.load("defenses", defense.name)
+            made = class_of("defenses", defense.name)
             knob = "epsilon" if made.by_epsilon is not None else made.strength_name
             usual = 5 if made.by_epsilon is not None else min(5, max(made.strengths, default=5))
             example = f"{defense.name}:{knob}={usual:g}"
@@ -250,7 +252,7 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """The model with its encoder resolved: the same one for all methods that are compared."""
         if self.model.encoder:
             return self.model
-        own = {registry.load("methods", parse_method(label).name).encoder for label in self.methods}
+        own = {class_of("methods", parse_method(label).name).encoder for label in self.methods}
         return msgspec.structs.replace(self.model, encoder="auto" if "auto" in own else "mlp")
 
     @property
@@ -270,6 +272,25 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return "-".join(_stem(name) for name in names)
 
 
+def class_of(group: str, name: str) -> Any:
+    """Return what a name of ``group`` stands for; looked up once for each name, or content of a file.
+
+    Raises:
+        UsageError: an unknown name, or a class of the wrong kind.
+    """
+    return _class_of(group, name, registry.identity(group, name))
+
+
+@lru_cache(maxsize=1024)
+def _class_of(group: str, name: str, identity: str) -> Any:  # noqa: ARG001  (an argument of the cache)
+    return registry.load(group, name)
+
+
+def method_names() -> list[str]:
+    """Return the names of all methods."""
+    return list(registry.entries("methods"))
+
+
 TABLES: dict[str, type[msgspec.Struct]] = {"data": DataSpec, "train": TrainSpec, "model": ModelSpec, "aux": AuxSpec}
 """The settings that are tables of settings."""
 
@@ -280,7 +301,7 @@ def parse_defense(text: str) -> DefenseSpec:
     A defense with differential privacy also takes ``epsilon``. Several strengths, ``lambda=1,5``, are for a sweep.
     """
     name, options, at = parse_reference(text, "defense")
-    known = {*registry.options_of(registry.load("defenses", name)), *_strength_names(name), "by", "at"}
+    known = {*options_of(class_of("defenses", name)), *_strength_names(name), "by", "at"}
     for option in options:
         if option not in known and suggestion(option, _strength_names(name)):
             raise UsageError(f"{name}: {unknown('option', option, known - {'at', 'by'})}")
@@ -308,7 +329,7 @@ def parse_swept(text: str) -> DefenseSpec:
 
 
 def _strength_names(defense: str) -> list[str]:
-    return list(dict.fromkeys([registry.load("defenses", defense).strength_name, "strength", "lambda", "epsilon"]))
+    return list(dict.fromkeys([class_of("defenses", defense).strength_name, "strength", "lambda", "epsilon"]))
 
 
 def _strength(value: Any, key: str, text: str) -> float:
@@ -477,12 +498,12 @@ def _complete(defense: Any, *, shared: bool, epsilons: bool) -> Any:
         return defense  # complete, or not a defense: ``msgspec.convert`` reports it
     if epsilons:
         return {**defense, "options": {**defense.get("options", {}), **_by_epsilon(defense["name"])}}
-    return defense if shared else {**defense, "strengths": registry.load("defenses", defense["name"]).strengths}
+    return defense if shared else {**defense, "strengths": class_of("defenses", defense["name"]).strengths}
 
 
 def _by_epsilon(name: str) -> Mapping[str, Any]:
     """Return the options under which the strength of a defense is 1/epsilon."""
-    kind = registry.load("defenses", name)
+    kind = class_of("defenses", name)
     options: Mapping[str, Any] | None = kind.by_epsilon
     if options is None:
         raise UsageError(

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from vflsec.base.errors import UsageError
-from vflsec.core import registry
 from vflsec.results.records.folder import home
 from vflsec.results.records.manifest import Manifest
 from vflsec.results.records.schema import Record
@@ -98,7 +97,7 @@ def _full(path: str, settings: Mapping[str, Any]) -> str:
     kind, _, rest = path.partition(".")
     named: Iterable[str] = settings.get("methods", EvalSpec().methods)
     methods = [specs.parse_method(text).name for text in named]
-    if kind != "method" or rest.partition(".")[0] in {*methods, *registry.entries("methods")}:
+    if kind != "method" or rest.partition(".")[0] in {*methods, *specs.method_names()}:
         return path
     if len(methods) != 1:
         raise UsageError(f"expected method.NAME.{rest} for one of {', '.join(methods)}, got {path}")

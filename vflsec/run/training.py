@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from vflsec.base.errors import Diverged, NotStackable, UsageError, VflsecError
 from vflsec.base.seeds import derive
-from vflsec.core import registry
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.federation import Federation, load_states, save_states
 from vflsec.core.integrity import integrity_attacks
@@ -28,7 +27,7 @@ from vflsec.core.together import join, part
 from vflsec.data.encode import side_by_side
 from vflsec.data.quick import quick_utility
 from vflsec.results.metrics import METRICS
-from vflsec.run.cell import Cell
+from vflsec.run.cell import Cell, Technique
 from vflsec.run.facts import CellFacts, StageFacts
 from vflsec.run.federation import build_federation, build_method
 from vflsec.run.score import measure
@@ -126,7 +125,7 @@ def trained_in_turn(cells: Sequence[Cell], device: str) -> Iterator[Trained | No
     for some in (cells[start : start + most] for start in range(0, len(cells), most)):
         try:
             if not trains_as_one(some[0].method):
-                raise NotStackable(f"{some[0].method} may keep what belongs to one run")
+                raise NotStackable(f"{some[0].method.name} may keep what belongs to one run")
             runs = _as_one(some, device)
         except Exception:  # noqa: BLE001  (what fails as one may succeed alone, or fails again)
             yield from (_by_itself(cell, device) for cell in some)
@@ -146,10 +145,9 @@ def _by_itself(cell: Cell, device: str) -> Trained | None:
     return Trained(run.method, run.federation, run.history)
 
 
-def trains_as_one(method: str) -> bool:
+def trains_as_one(method: Technique) -> bool:
     """Whether cells of a method may train as one; a plug-in may keep what belongs to one run."""
-    overridden = registry.load("methods", method).together is not Method.together
-    return overridden and registry.origin("methods", method) == "built in"
+    return method.built_in and method.kind.together is not Method.together
 
 
 def at_once(cell: Cell, device: str) -> int:

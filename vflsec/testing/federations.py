@@ -24,6 +24,7 @@ from vflsec.data.dataset import Card, PartyTable, VerticalDataset
 from vflsec.data.partition import DataSpec
 from vflsec.run.cell import Cell
 from vflsec.run.federation import build_federation
+from vflsec.run.plan import make_cell
 
 SIGNALS = ("planted", "hidden", "none")
 SPLITS = ("train", "unlabeled", "aligned", "local", "val", "test")
@@ -113,7 +114,7 @@ def toy_cell(
     **options: Any,
 ) -> Cell:
     """Return the cell of split learning on ``toy(**options)``; ``seed`` draws both data and split."""
-    return Cell(
+    return make_cell(
         dataset="toy",
         data=msgspec.structs.replace(data or DataSpec(), options={"seed": seed, **options}),
         method="fedsplitnn",

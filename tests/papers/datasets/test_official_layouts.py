@@ -294,13 +294,13 @@ def test_options_of_ppdai_are_checked(tmp_path):
 
 
 def test_a_changed_file_is_another_dataset(tmp_path):
-    from vflsec.run.cell import dataset_identity
+    from vflsec.run.plan import find_dataset
 
     data = DataSpec(options={"data_dir": str(tmp_path)})
     path = write_criteo(tmp_path)
-    before = dataset_identity("criteo", data)
+    before = find_dataset("criteo").key(data)
     damaged(path, lambda b: b + b"\n")
-    assert dataset_identity("criteo", data) != before
+    assert find_dataset("criteo").key(data) != before
     assert criteo.source_files(str(tmp_path)) == [path]
     assert len(nus_wide.source_files(str(write_nus_wide(tmp_path)))) == 32
 

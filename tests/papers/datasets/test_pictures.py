@@ -234,20 +234,20 @@ def test_they_are_trained_like_any_other(name, shape, originals):
 
 
 def test_a_changed_folder_is_another_dataset(copied):
-    from vflsec.run.cell import dataset_identity
+    from vflsec.run.plan import find_dataset
 
     folder = copied("bhi")
     data = DataSpec(options={"data_dir": str(folder)})
-    before = dataset_identity("bhi", data)
-    assert dataset_identity("bhi", data) == before
+    before = find_dataset("bhi").key(data)
+    assert find_dataset("bhi").key(data) == before
     path = next(folder.glob("*/1/*.png"))
     path.unlink()
-    after = dataset_identity("bhi", data)
+    after = find_dataset("bhi").key(data)
     assert after != before
     pictures._fingerprint.cache_clear()
     other = next(folder.glob("*/0/*.png"))
     os.utime(other, (1, 1))
-    assert dataset_identity("bhi", data) != after
+    assert find_dataset("bhi").key(data) != after
 
 
 @pytest.mark.parametrize("name", WRITERS)
