@@ -143,7 +143,7 @@ def test_two_updates_are_two_updates():
         made = build_method(cell(method))
         made.build(begun)
         (stage,) = made.phases[:-1]
-        said = made.messages_in(stage, cell(method).method_options)
+        said = made.messages_in(stage, cell(method).method.spec.options)
         assert {kind for kind, *_ in messages} == said
         before = {
             (party.name, role, name): plain(value)

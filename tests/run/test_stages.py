@@ -91,7 +91,7 @@ def test_one_pre_training_serves_every_strength_attack_and_label_budget(tmp_path
     todo, records = run(spec, tmp_path)
     stages = [(r.method, r.stage, r.status) for r in records if isinstance(r, StageDone)]
     of_pretraining = [(name, "pretrain", "ok") for name in ("fedlocal-simsiam", "fedhssl-simsiam")]
-    of_groups = [(task.cell.method, f"{len(task.group)} runs", "ok") for task in todo.groups]
+    of_groups = [(task.cell.method.name, f"{len(task.group)} runs", "ok") for task in todo.groups]
     assert stages == of_pretraining + of_groups
     assert len(todo.stages) == 2
     more = read(defenses=["iso"], strengths=[1.0, 5.0, 25.0], data={**SETTINGS["data"], "n_labeled": 40})

@@ -17,6 +17,7 @@ from vflsec.core.federation import Federation
 from vflsec.core.hooks import Hook
 from vflsec.core.method import Progress
 from vflsec.core.party import Party
+from vflsec.core.protocol import Boundary
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.methods.epochs import Epochs
 from vflsec.methods.local_training import LocalTraining, labeled_rows, local_model, own_rows
@@ -24,6 +25,7 @@ from vflsec.methods.scarf_ssl import LEAST_ROWS, ScarfSSL
 from vflsec.methods.split_method import SPLIT, SplitMethod
 from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.encoders import build_encoder
+from vflsec.protocols.plain import PlainBoundary
 
 SHARED_DIFFERS = (
     "The paper states no training settings. Split learning and step 1 follow train, and encoders follow model: "
@@ -113,7 +115,7 @@ class VFLHLP(SplitMethod):
         train: TrainSpec,
         model: ModelSpec,
         *,
-        boundary: str = "plain",
+        boundary: type[Boundary] = PlainBoundary,
         beta: float = 1e-2,
         rate: float = 0.6,
         temperature: float = 1.0,

@@ -52,7 +52,7 @@ def test_every_cell_under_attack_has_its_honest_one_beside_it():
     assert {r.cell.key for r in found if r.control} == {honest.key}, "that of any other attack"
     assert len({r.cell.key for r in found}) == 3
     assert len({r.key for r in found}) == 4
-    assert all(d.strength == 1.0 for r in found for d in r.cell.defenses)
+    assert all(d.spec.strength == 1.0 for r in found for d in r.cell.defenses)
 
 
 def test_there_is_nothing_to_infer_alone():
