@@ -22,6 +22,7 @@ from click.testing import CliRunner
 import vflsec
 from vflsec.cli import cli
 from vflsec.core import registry
+from vflsec.core.options import CONTRIB
 from vflsec.results.analysis import results
 from vflsec.results.records import manifest, schema
 
@@ -51,7 +52,7 @@ def card(kind: str, name: str) -> str:
 
 def catalogue() -> str:
     """Return tables of all techniques, those of attacks by target, with the role and the requirements."""
-    parts = ["# Catalogue\n\n", f"*contrib*: {registry.CONTRIB}. These run with `--attack all` like any other.\n"]
+    parts = ["# Catalogue\n\n", f"*contrib*: {CONTRIB}. These run with `--attack all` like any other.\n"]
     attacks = {name: registry.load("attacks", name) for name in built_in("attacks")}
     for target in dict.fromkeys(attack.target for attack in attacks.values()):
         parts.append(f"\n## Attacks on {target}\n\n| name | adversary | needs | what |\n|---|---|---|---|\n")

@@ -126,7 +126,7 @@ def test_few_labels_train_although_no_adversary_could_have_them():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"options": {"boundary": "nope"}}, "unknown protocol 'nope'"),
+        ({"options": {"boundary": "nope"}}, "unknown boundary 'nope'"),
         ({"options": {"cut": 3}}, "fedsplitnn: unknown option 'cut'"),
         ({"seeds": 3}, "unknown setting of a training 'seeds'"),
         ({"defense": "iso"}, "expected a strength for the fixed defense iso"),

@@ -121,6 +121,6 @@ def test_a_file_may_define_how_models_are_averaged(tmp_path):
         "from vflsec.protocols.model_average import ModelAverage\nfrom vflsec.protocols.plain import PlainBoundary\n"
     )
     path.write_text(f"{imports}class Mine(ModelAverage): name = 'mine'\nclass Other(PlainBoundary): name = 'other'\n")
-    assert make(method="fedhssl-simsiam", average=f"{path}:Mine").average == f"{path}:Mine"
+    assert make(method="fedhssl-simsiam", average=f"{path}:Mine").average.name == "mine"
     with pytest.raises(UsageError, match=r"subclass of vflsec\.core\.protocol\.Averaging"):
         make(method="fedhssl-simsiam", average=f"{path}:Other")

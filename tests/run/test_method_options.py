@@ -99,7 +99,7 @@ def test_an_option_in_the_name_is_the_option_in_the_table():
     table = specs.read({**QUICK, "methods": [NAME], "method": {NAME: {"pma": False}}})
     one, other = (training_cell(spec, spec.methods[0], 0) for spec in (named, table))
     assert (one, one.key) == (other, other.key)
-    assert one.method == NAME
+    assert one.method.name == NAME
     (mine,), (theirs,) = rows(named), rows(table)
     assert (mine.method, theirs.method) == (f"{NAME}:pma=false", NAME)
     assert mine.key != theirs.key, "each record names its method"

@@ -154,12 +154,13 @@ def with_classes(name: str, factory: Any, options: Mapping[str, Any]) -> dict[st
 
 
 def _protocol(name: str, option: str, value: str, base: type) -> Any:
-    loaded = load("protocols", value)
-    if not issubclass(loaded, base):
-        fitting = [known for known in entries("protocols") if issubclass(load("protocols", known), base)]
-        way = f"or file.py:Class, a subclass of {base.__module__}.{base.__name__}"
-        raise UsageError(f"{name}: {unknown(option, value, fitting)}, {way}")
-    return loaded
+    if is_file(value) or value in entries("protocols"):
+        loaded = load("protocols", value)
+        if issubclass(loaded, base):
+            return loaded
+    fitting = [known for known in entries("protocols") if issubclass(load("protocols", known), base)]
+    way = f"or file.py:Class, a subclass of {base.__module__}.{base.__name__}"
+    raise UsageError(f"{name}: {unknown(option, value, fitting)}, {way}")
 
 
 def identity(kind: str, name: str) -> str:

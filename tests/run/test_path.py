@@ -1,0 +1,60 @@
+"""How long the way is from the settings of an evaluation to a step of its training."""
+
+import pickle
+from collections import Counter
+
+import msgspec
+import pytest
+
+import vflsec
+from vflsec.core import registry
+from vflsec.run import plan
+from vflsec.run import spec as specs
+
+TOY = {"dataset": "toy", "attack": "norm", "defense": "iso:lambda=5", "train": {"epochs": 2}, "seeds": 1, "jobs": 1}
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Count look-ups in the registry from now on."""
+    counted = Counter()
+    for name in ("load", "entries"):
+
+        def count(*arguments, _name=name, _original=getattr(registry, name)):
+            counted[_name] += 1
+            return _original(*arguments)
+
+        monkeypatch.setattr(registry, name, count)
+    specs._class_of.cache_clear()
+    return counted
+
+
+def test_each_name_is_looked_up_once(calls, tmp_path):
+    """A record lists all attacks that could be mounted, so that each one is loaded."""
+    vflsec.evaluate(**TOY, out=tmp_path, progress=False)
+    assert len(registry.entries("attacks")) <= calls["load"] <= 60
+    assert calls["entries"] <= 10
+
+
+def test_a_cell_is_resolved_again_where_it_is_sent():
+    spec = specs.read({"dataset": "toy", "methods": ["fedhssl-simsiam"], "fixed": ["iso:lambda=5"]})
+    cell = plan.training_cell(spec, spec.methods[0], 0)
+    sent = pickle.loads(pickle.dumps(cell))  # noqa: S301  (made here)
+    assert (sent, sent.key) == (cell, cell.key)
+    assert sent.method.kind is cell.method.kind, "a preset, which has no module that it could be imported from"
+
+
+def test_an_option_that_names_a_protocol_becomes_its_class_and_keeps_its_name_in_keys():
+    plain, masked = (
+        plan.resolve(specs.parse_method(text)) for text in ("fedsplitnn:boundary=plain", "fedsplitnn:boundary=paillier")
+    )
+    assert issubclass(masked.options["boundary"], registry.load("protocols", "paillier"))
+    assert (plain.keyed, masked.keyed) == ({"boundary": "plain"}, {"boundary": "paillier"})
+    assert masked.without_option("boundary") == plan.resolve(specs.parse_method("fedsplitnn"))
+
+
+def test_a_defense_at_another_strength_is_the_same_class():
+    defense = plan.resolve(specs.parse_defense("iso:lambda=5"))
+    weaker = defense.of_strength(1.0)
+    assert weaker.defense().strength == 1.0
+    assert weaker == msgspec.structs.replace(defense, spec=specs.parse_defense("iso:lambda=1"))
