@@ -18,13 +18,16 @@ TOY = {"dataset": "toy", "attack": "norm", "defense": "iso:lambda=5", "train": {
 def calls(monkeypatch):
     """Count look-ups in the registry from now on."""
     counted = Counter()
+
+    def counting(name, original):
+        def count(*arguments):
+            counted[name] += 1
+            return original(*arguments)
+
+        return count
+
     for name in ("load", "entries"):
-
-        def count(*arguments, _name=name, _original=getattr(registry, name)):
-            counted[_name] += 1
-            return _original(*arguments)
-
-        monkeypatch.setattr(registry, name, count)
+        monkeypatch.setattr(registry, name, counting(name, getattr(registry, name)))
     specs._class_of.cache_clear()
     return counted
 
