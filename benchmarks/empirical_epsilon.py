@@ -15,12 +15,13 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+from epsilon_bounds import epsilon_at_least, gaussian_epsilon
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from scipy import optimize, stats
 
-from vflsec.results.empirical_epsilon import CONFIDENCE, epsilon_at_least, gaussian_epsilon, most_confident, one_run
+from vflsec.results.empirical_epsilon import CONFIDENCE, most_confident, one_run
 
 GAMES = 1000
 TRIALS = 1750

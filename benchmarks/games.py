@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from epsilon_bounds import epsilon_at_least, gaussian_epsilon
 from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
@@ -23,7 +24,7 @@ from vflsec.core.message import Kind, Transcript
 from vflsec.core.method import Trained
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
-from vflsec.results.empirical_epsilon import Tradeoff, epsilon_at_least, gaussian_epsilon
+from vflsec.results.empirical_epsilon import Tradeoff
 from vflsec.run.cell import Cell
 from vflsec.run.federation import build_federation, build_method
 from vflsec.run.plan import make_cell

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from vflsec.cli import cli
+from vflsec.report.comparison import compare
 from vflsec.report.report import Report
-from vflsec.results.analysis.comparison import compare
 from vflsec.run import engine
 from vflsec.run import spec as specs
 from vflsec.run.manifest import manifest_of
@@ -75,7 +75,7 @@ def test_a_difference_has_both_errors_in_quadrature(folders, after, told):
     move = compare(moved(report, 0.55, 0.06), moved(report, after, 0.08)).moves[0]
     assert move.leak.change == pytest.approx(after - 0.55)
     assert move.leak.ci95 == pytest.approx((after - 0.55 - 0.1, after - 0.55 + 0.1))
-    assert move.leak.told_apart is told
+    assert move.leak.is_shown is told
     assert math.hypot(0.06, 0.08) == pytest.approx(0.1)
 
 

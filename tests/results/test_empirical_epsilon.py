@@ -2,6 +2,7 @@
 
 import math
 
+import epsilon_bounds
 import numpy as np
 import pytest
 from scipy import integrate, stats
@@ -13,7 +14,7 @@ from vflsec.results import empirical_epsilon as bounds
 @pytest.mark.parametrize("delta", [1e-5, 0.01])
 def test_mu_is_converted_as_an_integral_of_the_privacy_loss_says(mu, delta):
     """Delta is the integral of (p - e^epsilon q)+ over two Gaussians at a distance of mu."""
-    epsilon = bounds.gaussian_epsilon(mu, delta)
+    epsilon = epsilon_bounds.gaussian_epsilon(mu, delta)
 
     def excess(x):
         return stats.norm.pdf(x, mu) - math.exp(epsilon) * stats.norm.pdf(x)
@@ -25,20 +26,20 @@ def test_mu_is_converted_as_an_integral_of_the_privacy_loss_says(mu, delta):
 
 
 def test_a_distance_that_delta_covers_has_no_epsilon():
-    assert bounds.gaussian_epsilon(0.0, 1e-5) == bounds.gaussian_epsilon(-1.0, 1e-5) == 0.0
-    assert bounds.gaussian_epsilon(0.01, 0.01) == 0.0  # total variation .004
+    assert epsilon_bounds.gaussian_epsilon(0.0, 1e-5) == epsilon_bounds.gaussian_epsilon(-1.0, 1e-5) == 0.0
+    assert epsilon_bounds.gaussian_epsilon(0.01, 0.01) == 0.0  # total variation .004
 
 
 def test_the_least_parameters_are_those_of_the_best_tests():
     """A test between two mechanisms of a known parameter, at any threshold, gives back the parameter."""
     thresholds = np.linspace(-1, 2, 7)
-    gaussian = bounds.gaussian(stats.norm.sf(thresholds), stats.norm.sf(thresholds - 0.7))
+    gaussian = epsilon_bounds.gaussian(stats.norm.sf(thresholds), stats.norm.sf(thresholds - 0.7))
     np.testing.assert_allclose(gaussian, 0.7)
     kept = 1 / (1 + math.exp(-2.0))  # randomized response of epsilon 2, in which a share of .01 is shown
     kept = 0.01 + 0.99 * kept
-    np.testing.assert_allclose(bounds.approximate(0.01)(np.array([1 - kept]), np.array([kept])), 2.0)
+    np.testing.assert_allclose(epsilon_bounds.approximate(0.01)(np.array([1 - kept]), np.array([kept])), 2.0)
     inside = np.linspace(0.05, 1.45, 5)
-    laplace = bounds.laplace(1)(stats.laplace.sf(inside), stats.laplace.sf(inside - 1.5))
+    laplace = epsilon_bounds.laplace(1)(stats.laplace.sf(inside), stats.laplace.sf(inside - 1.5))
     assert np.all(laplace <= 1.5)
     np.testing.assert_allclose(laplace, 1.5, rtol=2e-3)
 
@@ -51,7 +52,7 @@ def test_the_power_against_one_laplace_release_has_a_closed_form(epsilon):
             missed = 1 - math.exp(epsilon) * fpr
         else:
             missed = math.exp(-epsilon) * (1 / (4 * fpr) if fpr <= 0.5 else 1 - fpr)
-        found = bounds.laplace_power(fpr, epsilon, 1)
+        found = epsilon_bounds.laplace_power(fpr, epsilon, 1)
         assert 1 - missed - 1e-9 <= found <= 1 - missed + epsilon / 1000
 
 
@@ -67,7 +68,7 @@ def test_no_test_of_laplace_releases_has_more_power_and_the_best_comes_close(rel
             losses.append((np.abs(noised) - np.abs(noised - shift)).sum(axis=(1, 2)))
         thresholds = np.linspace(-2.85, 2.95, 9)  # not at sums of atoms, which float arithmetic divides
         fpr, tpr = ((loss[:, None] >= thresholds).mean(axis=0) for loss in losses)
-        allowed = np.array([bounds.laplace_power(rate, 3.0, releases) for rate in fpr])
+        allowed = np.array([epsilon_bounds.laplace_power(rate, 3.0, releases) for rate in fpr])
         assert np.all(tpr < allowed + 0.004)  # three standard deviations
         assert len(division) > 1 or np.all(tpr > allowed - 0.008)
 
@@ -127,13 +128,16 @@ def test_a_score_that_is_turned_round_or_constant_shows_nothing():
     coins = rng.integers(2, size=1000)
     for scores in (np.zeros(1000), -coins):
         assert bounds.one_run(*bounds.most_confident(scores, coins)) < 0.2
-    assert bounds.epsilon_at_least(np.ones(500), np.zeros(500), 0.0) == 0.0
-    assert bounds.epsilon_at_least(np.zeros(500), np.zeros(500), 0.0, tradeoff="gaussian") == 0.0
-    assert bounds.epsilon_at_least([], [], 0.0) == 0.0
+    assert epsilon_bounds.epsilon_at_least(np.ones(500), np.zeros(500), 0.0) == 0.0
+    assert epsilon_bounds.epsilon_at_least(np.zeros(500), np.zeros(500), 0.0, tradeoff="gaussian") == 0.0
+    assert epsilon_bounds.epsilon_at_least([], [], 0.0) == 0.0
 
 
 def test_of_trials_in_unequal_numbers_none_is_counted_twice():
     rng = np.random.default_rng(0)
-    found = [bounds.at_least(rng.normal(size=200), rng.normal(0.5, size=4000), bounds.gaussian) for _ in range(200)]
+    found = [
+        epsilon_bounds.at_least(rng.normal(size=200), rng.normal(0.5, size=4000), epsilon_bounds.gaussian)
+        for _ in range(200)
+    ]
     assert stats.binomtest(sum(x > 0.5 for x in found), 200, 0.05, alternative="greater").pvalue > 1e-3
     assert np.mean(found) > 0.15

@@ -91,17 +91,16 @@ def _compare(folders: tuple[Path, ...], form: str) -> None:
     from vflsec.report import comparison
     from vflsec.report.formats import NARROW
     from vflsec.report.report import Report
-    from vflsec.results.analysis.comparison import compare
 
     if len(folders) != 2 or form in ("csv", "latex"):
         got = f"{len(folders)}" if len(folders) != 2 else f"--format {form}"
         raise UsageError(f"expected two folders and --format table, json or markdown with --compare, got {got}")
     before, after = ((report.summary, report.manifest) for report in map(Report.read, folders))
-    found = compare(before, after)
+    changes = comparison.compare(before, after)
     if form == "table":
         console = Console()
         width = console.width if console.is_terminal else max(console.width, NARROW)
-        Console(width=width).print(comparison.rich(found, width))
+        Console(width=width).print(comparison.rich(changes, width))
     else:
-        text = msgspec.json.encode(found).decode() if form == "json" else comparison.markdown(found)
+        text = msgspec.json.encode(changes).decode() if form == "json" else comparison.markdown(changes)
         click.echo(text.rstrip("\n"))

@@ -36,7 +36,7 @@ def name_of_attack(row: Point | Damage) -> str:
 
 def epsilon(point: Point) -> str:
     """Return the epsilon of each defense that has one, to three digits; infinity where none has."""
-    spent = [(short(float(f"{one['epsilon']:.3g}")), one.get("of")) for one in point.spent]
+    spent = [(short(float(f"{loss['epsilon']:.3g}")), loss.get("of")) for loss in point.spent]
     texts = [f"{value} ({of})" if of else value for value, of in spent]
     return ", ".join(texts) or ("∞" if point.status != "missing" else "–")
 
@@ -68,9 +68,9 @@ def scaled(value: float | None, unit: float) -> str:
     return "–" if value is None else f"{value / unit:.1f}"
 
 
-def _single(point: Point, key: str) -> Any:
-    """Return what one defense has spent; None unless exactly one has spent something: the JSON has those of several."""
-    return point.spent[0].get(key, "releases") if len(point.spent) == 1 else None
+def _single(point: Point, key: str, default: Any = None) -> Any:
+    """Return what the only defense with an epsilon has spent; None if there are several, which the JSON has."""
+    return point.spent[0].get(key, default) if len(point.spent) == 1 else None
 
 
 def _with_alone(name: str) -> Callable[[Point], str]:
@@ -80,10 +80,10 @@ def _with_alone(name: str) -> Callable[[Point], str]:
 
 def _with_interval(name: str, get: Callable[[Any], tuple[float | None, Ends]], **shown: Any) -> tuple[Column, ...]:
     """Return the column of a mean, and those of the ends of its interval, which files have."""
-    own = Column(name, lambda r: get(r)[0], **{"cell": lambda r: with_ends(*get(r)), **shown})
-    ends = (own._replace(name=f"{name}_{end}", value=lambda r, k=k: get(r)[1][k], title="")
+    mean = Column(name, lambda r: get(r)[0], **{"cell": lambda r: with_ends(*get(r)), **shown})
+    ends = (mean._replace(name=f"{name}_{end}", value=lambda r, k=k: get(r)[1][k], title="")
             for k, end in enumerate(("low", "high")))  # fmt: skip
-    return own, *ends
+    return mean, *ends
 
 
 def _until_target(title: str, key: str, unit: float, place: int) -> Column:
@@ -144,7 +144,7 @@ RESULTS: tuple[Column, ...] = (
     Column("epsilon", lambda p: _single(p, "epsilon"), "ε", epsilon, place=20, is_shown=is_private,
            help="The privacy loss of a defense with differential privacy. Smaller is better; ∞ is no guarantee."),
     Column("delta", lambda p: _single(p, "delta")),
-    Column("epsilon_of", lambda p: _single(p, "of"), kind="name"),
+    Column("epsilon_of", lambda p: _single(p, "of", "releases"), kind="name"),
     Column("budget", lambda p: budget(p).replace(", ", "; "), "budget", budget, kind="prose", detail=1, place=130,
            help="What the attack spent, and how surely the known labels give the sign of its score."),
     *_with_interval("bits", lambda p: (p.leak.bits, p.leak.bits_ci95), title="bits per row ↓", where="per row",

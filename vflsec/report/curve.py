@@ -99,14 +99,14 @@ class Line(NamedTuple):
 
 def lines(points: Sequence[Point]) -> list[Line]:
     """Return the curves; a point without a number is left out."""
-    found: dict[str, list[Point]] = {}
+    curves: dict[str, list[Point]] = {}
     several = len({p.attack for p in points}) > 1
     for p in points:
         label = _name(p, points) + (f", {p.attack}" if several else "")
-        found.setdefault(label, [])
+        curves.setdefault(label, [])
         if p.utility.mean is not None and p.leak.mean is not None:
-            found[label].append(p)
-    return [_line(label, points) for label, points in found.items() if points]
+            curves[label].append(p)
+    return [_line(label, points) for label, points in curves.items() if points]
 
 
 def strongest(worst: Sequence[Point]) -> list[Line]:
@@ -115,11 +115,11 @@ def strongest(worst: Sequence[Point]) -> list[Line]:
     Args:
         worst: the headlines; one without a number is left out.
     """
-    found: dict[str, list[Point]] = {}
+    curves: dict[str, list[Point]] = {}
     for p in worst:
         if p.utility.mean is not None and p.leak.mean is not None:
-            found.setdefault(_name(p, worst), []).append(p)
-    return [_line(label, own)._replace(attacks=[p.choice for p in own]) for label, own in found.items()]
+            curves.setdefault(_name(p, worst), []).append(p)
+    return [_line(label, some)._replace(attacks=[p.choice for p in some]) for label, some in curves.items()]
 
 
 def _name(point: Point, among: Sequence[Point]) -> str:
@@ -131,7 +131,7 @@ def _name(point: Point, among: Sequence[Point]) -> str:
 
 def _short(name: str, among: Collection[str]) -> str:
     """The name without the path of a file, unless two of them would be called the same."""
-    short = {one: _PATH.sub("", one) for one in among}
+    short = {full: _PATH.sub("", full) for full in among}
     return short[name] if len(set(short.values())) == len(short) else name
 
 
@@ -205,11 +205,11 @@ def draw(*summaries: Summary) -> Curve:
         utility, leak = (LABELS.get(name, name) for name in (summary.metric, measures[0]))
         axes.set_xlabel(f"utility: {utility} of the joint model on test rows (higher is better)")
         axes.set_ylabel(f"leak: {leak} {INFERRED[target.partition(' ')[0]]} (lower is better)")
-        one = [panel for panel in panels if panel[0] is summary]
-        name = f": {target}" if len(one) > 1 else ""
+        of_summary = [panel for panel in panels if panel[0] is summary]
+        name = f": {target}" if len(of_summary) > 1 else ""
         axes.set_title(target if name and len(summaries) == 1 else _title(summary) + name, loc="left")
-        told = [*_in_part(summary), *summary.alarms, *summary.notes]
-        if notes := "\n".join(textwrap.fill(note, 90) for note in told):
+        shown = [*_in_part(summary), *summary.alarms, *summary.notes]
+        if notes := "\n".join(textwrap.fill(note, 90) for note in shown):
             axes.text(0.99, 0.02, notes, transform=axes.transAxes, ha="right", va="bottom", fontsize=7, color="#d55e00")
     if len(summaries) > 1:
         widths = _share_legend(figure, widths)
@@ -321,7 +321,7 @@ def _share_legend(figure: Figure, widths: Sequence[float]) -> list[float]:
     """
     said = [_entries(axes) for axes in figure.axes]
     fullest = max(range(len(said)), key=lambda i: len(said[i]))
-    if any(not set(one) <= set(said[fullest]) for one in said) or not said[fullest]:
+    if any(not set(entries) <= set(said[fullest]) for entries in said) or not said[fullest]:
         return list(widths)
     beside = len(widths) > 1 and max(widths) > 7.4
     for axes in figure.axes:
@@ -335,8 +335,8 @@ def _entries(axes: Axes) -> list[tuple[str, Any, Any]]:
     """Return text, color and marker of each entry of the legend."""
     handles, texts = axes.get_legend_handles_labels()
     lines = [handle.lines[0] if isinstance(handle, ErrorbarContainer) else handle for handle in handles]
-    found = zip(lines, texts, strict=True)
-    return [(text, line.get_color(), line.get_marker()) for line, text in found if isinstance(line, Line2D)]
+    pairs = zip(lines, texts, strict=True)
+    return [(text, line.get_color(), line.get_marker()) for line, text in pairs if isinstance(line, Line2D)]
 
 
 def _draw_legend(axes: Axes, *, beside: bool, like: Axes | None = None) -> None:
@@ -465,7 +465,7 @@ def _draw_baselines(axes: Axes, points: Sequence[Point]) -> None:
     """A dashed line for what the adversary reaches alone, with its interval; a dotted one for chance."""
     shown = [p.leak for p in points if p.leak.alone is not None]
     if shown:
-        leak = max(shown, key=lambda found: found.alone or 0.0)
+        leak = max(shown, key=lambda leak: leak.alone or 0.0)
         assert leak.alone is not None
         axes.axhline(leak.alone, color="#444444", linestyle="--", linewidth=1.2, label="adversary alone")
         low, high = leak.alone_ci95

@@ -184,25 +184,27 @@ def _traffic(traffic: Sequence[tuple[str, str, str, int]]) -> str:
 
 
 def _cards(manifest: Manifest) -> str:
-    found = {
-        f"{name} ({kind[:-1]})": text for kind, own in manifest.provenance.cards.items() for name, text in own.items()
+    meanings = {
+        f"{name} ({kind[:-1]})": text
+        for kind, cards in manifest.provenance.cards.items()
+        for name, text in cards.items()
     }
-    return _definitions("Methods, defenses and attacks", found)
+    return _definitions("Methods, defenses and attacks", meanings)
 
 
-def _definitions(title: str, found: Mapping[str, str]) -> str:
-    items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in found.items())
+def _definitions(title: str, meanings: Mapping[str, str]) -> str:
+    items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in meanings.items())
     return f"<section><h2>{title}</h2><dl>{items}</dl></section>" if items else ""
 
 
 def _origin(manifest: Manifest) -> str:
-    own = manifest.provenance
+    origin = manifest.provenance
     facts: dict[str, Any] = {
-        "command": " ".join(own.command) or "from Python",
-        "time": own.time,
-        "commit of vflsec": own.commit or "an installed package",
-        **own.versions,
-        **{f"{kind}: {name}": value for kind, named in own.sources.items() for name, value in named.items()},
+        "command": " ".join(origin.command) or "from Python",
+        "time": origin.time,
+        "commit of vflsec": origin.commit or "an installed package",
+        **origin.versions,
+        **{f"{kind}: {name}": value for kind, named in origin.sources.items() for name, value in named.items()},
     }
     items = "".join(f"<dt>{escape(str(k))}</dt><dd><code>{escape(str(v))}</code></dd>" for k, v in facts.items())
     settings = f"<details><summary>All settings</summary><pre>{escape(files.toml(manifest.settings))}</pre></details>"

@@ -196,13 +196,13 @@ def plot(reports: Iterable[Report]) -> Figure:
     Raises:
         UsageError: no report, or something else among them.
     """
-    found = [reports] if isinstance(reports, Report) else list(reports)
-    for one in found:
-        if not isinstance(one, Report):
-            raise UsageError(f"expected reports to plot, got {type(one).__name__}: read a folder with Report.read")
-    if not found:
+    several = [reports] if isinstance(reports, Report) else list(reports)
+    for report in several:
+        if not isinstance(report, Report):
+            raise UsageError(f"expected reports to plot, got {type(report).__name__}: read a folder with Report.read")
+    if not several:
         raise UsageError("expected at least one report to plot, got none")
-    return curve.draw(*(one.summary for one in found))
+    return curve.draw(*(report.summary for report in several))
 
 
 def _traffic(records: Iterable[Record]) -> list[Traffic]:

@@ -47,7 +47,7 @@ LOGARITHMIC = 10
 NAMES = {"utility": "utility of the joint model", "leak": "leak by the strongest attack", "CAP": "CAP"}
 
 
-class Place(NamedTuple):
+class SweepPlace(NamedTuple):
     """A headline of one point of the sweep, or its CAP, with the values of the settings there."""
 
     values: tuple[str, ...]
@@ -225,20 +225,20 @@ class SweepReport:
         ]
         return Cells.fill(f"The leak with the last step of {self._first_axis}", columns, shown)
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[SweepPlace]:
         """Return the headlines of each point; what points without a defense share comes once."""
-        by_key: dict[tuple[Any, ...], Place] = {}
+        by_key: dict[tuple[Any, ...], SweepPlace] = {}
         for values, report in zip(self._values(), self.reports, strict=True):
             for point in report.worst:
                 defense = point.defense if point.strength else ""
-                place = Place(values, point, report.summary.undefended)
+                place = SweepPlace(values, point, report.summary.undefended)
                 by_key.setdefault((values, point.method, defense, point.strength, point.target), place)
         return list(by_key.values())
 
-    def caps(self) -> list[Place]:
+    def caps(self) -> list[SweepPlace]:
         """Return CAP by the headlines of each point."""
         pairs = zip(self._values(), self.reports, strict=True)
-        return [Place(values, cap, "") for values, report in pairs for cap in report.cap if cap.attack == "worst"]
+        return [SweepPlace(values, cap, "") for values, report in pairs for cap in report.cap if cap.attack == "worst"]
 
     def rises(self) -> list[Rise]:
         """Return how much more leaks at the last value of the first setting than at the one before.
@@ -399,21 +399,25 @@ def _draw(report: SweepReport) -> Curve:
     return figure
 
 
-def _draw_measure(ax: Axes, places: Sequence[Place], measure: str, x: Mapping[str, float], labels: list[str]) -> None:
+def _draw_measure(
+    ax: Axes, places: Sequence[SweepPlace], measure: str, x: Mapping[str, float], labels: list[str]
+) -> None:
     """Draw one curve for each of the labels; no curve of CAP looks like one of another measure."""
     methods = {label.partition(", ")[0] for label in labels}
     first = len(labels) if measure == "CAP" else 0
     curves = dict.fromkeys(place.label for place in places) if measure == "CAP" else labels
     for k, label in enumerate(curves, start=first):
         name = label if len(methods) > 1 else label.partition(", ")[2]
-        own = [place for place in places if place.label == label]
-        _draw_curve(ax, own, measure, x, k, f"CAP of {name}" if measure == "CAP" else name)
+        of_curve = [place for place in places if place.label == label]
+        _draw_curve(ax, of_curve, measure, x, k, f"CAP of {name}" if measure == "CAP" else name)
     if measure == "leak":
         _draw_alone(ax, places, x)
     ax.set_ylabel(NAMES[measure])
 
 
-def _draw_curve(ax: Axes, places: Sequence[Place], measure: str, x: Mapping[str, float], k: int, label: str) -> None:
+def _draw_curve(
+    ax: Axes, places: Sequence[SweepPlace], measure: str, x: Mapping[str, float], k: int, label: str
+) -> None:
     rows = []
     for place in places:
         mean, (low, high) = place.measured(measure)
@@ -427,7 +431,7 @@ def _draw_curve(ax: Axes, places: Sequence[Place], measure: str, x: Mapping[str,
     ax.fill_between(at, lows, highs, color=color, alpha=0.15, linewidth=0)
 
 
-def _draw_alone(ax: Axes, places: Sequence[Place], x: Mapping[str, float]) -> None:
+def _draw_alone(ax: Axes, places: Sequence[SweepPlace], x: Mapping[str, float]) -> None:
     """Draw what the adversary infers without joining, as far as all headlines of a value agree on its rows."""
     undefended = [place for place in places if isinstance(place.point, Point) and not place.point.strength]
     alone = {place.values[0]: place.point.leak.alone for place in undefended if place.point.leak.alone is not None}

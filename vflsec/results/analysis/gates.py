@@ -10,9 +10,9 @@ import msgspec
 
 from vflsec.base.checks import count, unknown
 from vflsec.base.errors import UsageError
+from vflsec.results.analysis.alarms import PlaceKey, Useless
 from vflsec.results.analysis.groups import USABLE
 from vflsec.results.analysis.results import Damage, Gate, Leak, Measure, Point
-from vflsec.results.analysis.usefulness import Place, Useless
 from vflsec.results.records.manifest import AUDITED, INTEGRITY, UNDEFENDED, Manifest
 
 ALARMED = "see the NOTEs"
@@ -47,7 +47,7 @@ def gates(
     max_undetected: float | None = None,
     alone_lost: bool = False,
     alarmed: bool = False,
-    useless: Mapping[Place, Useless] | None = None,
+    useless: Mapping[PlaceKey, Useless] | None = None,
     not_run: int = 0,
     undefended: str = UNDEFENDED,
 ) -> list[Gate]:
@@ -102,11 +102,11 @@ def gates(
     if max_undetected is not None:
         headlines = [p for p in defended if p.attack == "worst"]
         seen = [(p.leak.detectable, p) for p in headlines if p.leak.detectable is not None]
-        largest = max(seen, key=lambda one: one[0], default=None)
+        largest = max(seen, key=lambda pair: pair[0], default=None)
         kept = largest is not None and largest[0] <= max_undetected
         gate = _gate("max-undetected", max_undetected, largest, headlines, kept, undefended)
         checked.append(_undecided(gate) if len(seen) < len(headlines) else gate)
-    spoiled = [(p, one) for p in defended if (one := (useless or {}).get(p.place)) and one.is_shown]
+    spoiled = [(p, model) for p in defended if (model := (useless or {}).get(p.place)) and model.is_shown]
     if alarmed or not spoiled:
         return [_undecided(gate, ALARMED) for gate in checked] if alarmed else checked
     point, reason = spoiled[0]

@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 
 from vflsec.base.checks import count
-from vflsec.results.analysis.alarms import alarms
+from vflsec.results.analysis.alarms import alarms, sentences, useless_models
 from vflsec.results.analysis.folding import by_defense, c_dcs, caps, reach
 from vflsec.results.analysis.gates import Limits, check_limits, gates
 from vflsec.results.analysis.groups import CellGroup, alone_by_target
@@ -17,7 +17,6 @@ from vflsec.results.analysis.ranking import disagreements, exposed, front, order
 from vflsec.results.analysis.results import Gate, Point, Summary
 from vflsec.results.analysis.stopping import stopped
 from vflsec.results.analysis.trainings import notes_on_spending, notes_on_trainings, spending_of
-from vflsec.results.analysis.usefulness import sentences, useless_models
 from vflsec.results.analysis.verdict import Coverage, listed, verdict, way_to_run
 from vflsec.results.records.limits import RunLimits
 from vflsec.results.records.manifest import AttackEntry, Manifest, RowEntry

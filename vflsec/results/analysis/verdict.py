@@ -6,9 +6,9 @@ from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 from vflsec.base.checks import count
+from vflsec.results.analysis.alarms import PlaceKey, Useless
 from vflsec.results.analysis.groups import USABLE
 from vflsec.results.analysis.results import Leak, Point
-from vflsec.results.analysis.usefulness import Place, Useless
 from vflsec.results.records.manifest import UNDEFENDED
 
 NAMES = {"auc": "AUC", "accuracy": "accuracy", "r2": "R²"}
@@ -67,7 +67,7 @@ def verdict(
     tested: Coverage,
     *,
     attacks: Sequence[Point] = (),
-    useless: Mapping[Place, Useless] | None = None,
+    useless: Mapping[PlaceKey, Useless] | None = None,
     alarmed: bool = False,
     undefended: str = UNDEFENDED,
 ) -> list[str]:
@@ -86,33 +86,46 @@ def verdict(
         alarmed: whether there is an alarm, see ``vflsec.results.analysis.alarms``.
         undefended: what strength 0 has.
     """
-    targets = dict.fromkeys(point.target for point in worst)
-    first = "labels" if "labels" in targets else next(iter(targets), "")
-    about = [point for point in worst if point.target == first]
-    found = [point for point in about if point.leak.mean is not None]
-    clean = [point for point in found if point.strength == 0]
+    targets = [point.target for point in worst]
+    first = "labels" if "labels" in targets else targets[0] if targets else ""
+    headlines = [point for point in worst if point.target == first and point.leak.mean is not None]
+    clean = [point for point in headlines if point.strength == 0]
     if not clean:
         return []
     start = max(clean, key=lambda point: point.leak.mean or 0.0)
-    defended = [point for point in found if point.strength > 0 and point.utility.mean is not None]
-    spoiled = [(point, one.why) for point in defended if (one := (useless or {}).get(point.place))]
-    also = [_also(point, adversary) for point in worst if point.target != first and point.strength == 0]
-    if not alarmed:
-        also += _of_no_use(spoiled, defended)
+    defended = [point for point in headlines if point.strength > 0 and point.utility.mean is not None]
+    reasons = {point.place: useless[point.place].why for point in defended if useless and point.place in useless}
+    sentences = [f"Every training has the defense {undefended}."] if undefended != UNDEFENDED else []
+    sentences.append(_inferred(start, adversary, known))
+    sentences += [_also(point, adversary) for point in worst if point.target != first and point.strength == 0]
     if alarmed:
         last = "Do not rely on these numbers until the notes above are resolved."
-    elif tested.not_run and defended:
-        last = _in_part(tested, start, defended, attacks, adversary)
-    elif any(set(point.statuses) - set(USABLE) for point in defended):
-        last = "No defense is recommended: some results are missing or failed, and the leak may be larger there."
-    elif spoiled and len(spoiled) == len(defended):
-        last = "No defense is recommended."
     else:
-        several = len({point.method for point in found}) > 1
-        left = [point for point in defended if point not in [one for one, _ in spoiled]]
-        last = _left(start, left, several=several) or _untested(tested, undefended)
-    every = f"Every training has the defense {undefended}." if undefended != UNDEFENDED else ""
-    return [*filter(None, (every, _inferred(start, adversary, known), *also)), last]
+        sentences += _of_no_use(reasons, defended)
+        useful = [point for point in defended if point.place not in reasons]
+        several = len({point.method for point in headlines}) > 1
+        last = (
+            _not_recommended(start, defended, useful, tested, attacks, adversary)
+            or _left(start, useful, several=several)
+            or _untested(tested, undefended)
+        )
+    return [*filter(None, sentences), last]
+
+
+def _not_recommended(
+    start: Point,
+    defended: Sequence[Point],
+    useful: Sequence[Point],
+    tested: Coverage,
+    attacks: Sequence[Point],
+    adversary: str,
+) -> str:
+    """Return why no defense is recommended; empty if one may be."""
+    if tested.not_run and defended:
+        return _in_part(tested, start, defended, attacks, adversary)
+    if any(set(point.statuses) - set(USABLE) for point in defended):
+        return "No defense is recommended: some results are missing or failed, and the leak may be larger there."
+    return "No defense is recommended." if defended and not useful else ""
 
 
 def way_to_run(not_run: Sequence[str], left_out: Container[str], *, audited: bool) -> str:
@@ -123,46 +136,59 @@ def way_to_run(not_run: Sequence[str], left_out: Container[str], *, audited: boo
 
 
 def _inferred(point: Point, adversary: str, known: int) -> str:
-    leak, target = point.leak, _asked(point)
-    rows = " and ".join(ROWS.get(one, one) for one in leak.rows.split("+"))
-    given = KNOWING.get(point.target.partition(" ")[0], KNOWING["labels"])
-    knowing = f"With {given.format(known)}, " if known else ""
-    chance = f", {_two(leak.chance)} by chance" if point.victim and leak.alone is not None else ""
-    measure = f"{_measured(leak)}{chance}"
-    low = leak.ci95[0]
-    if leak.chance is not None and (leak.alone is None if low is None else low <= leak.chance):
+    """Return what the adversary infers without a defense, and whether joining helps it."""
+    leak, asked = point.leak, _asked(point)
+    rows = " and ".join(ROWS.get(name, name) for name in leak.rows.split("+"))
+    by_chance = f"{_two(leak.chance)} by chance"
+    if _may_be_chance(leak):
         alone = "" if leak.alone is None else f" and {_two(leak.alone)} without joining"
         return (
-            f"These runs do not show that {adversary} infers {target}: {_measured(leak)} on {rows}, "
-            f"{_two(leak.chance)} by chance{alone}."
+            f"These runs do not show that {adversary} infers {asked}: {_measured(leak)} on {rows}, {by_chance}{alone}."
         )
     if leak.alone is None:
-        return f"{adversary} infers {target} of {rows} with {measure} ({_two(leak.chance)} by chance)."
-    if (leak.advantage or 0.0) > 0 and not _more_than_alone(leak):
-        few = f" {leak.n} draws" if leak.interval == "draws and rows" and leak.n < FEW else ""
-        more = f": add --draws {FEW}" * bool(few)
-        shown = (
-            f"these{few or ' runs'} do not show whether this is more than without joining ({_two(leak.alone)}){more}"
-        )
-        begins = f"{knowing}{adversary} infers {target} of {rows} with {measure}"
-        if _is_surer(leak):
-            name = NAMES.get(leak.metric, leak.metric)
-            return f"{begins}. By {name}, {shown}, but {_sure(leak)}"
-        return f"{begins}; {shown}.{_sure_too(leak)}"
-    if not _more_than_alone(leak):
-        shows, ends = "these attacks show", f".{_sure_too(leak)}"
-        if _is_surer(leak):
-            shows, ends = f"{NAMES.get(leak.metric, leak.metric)} shows", f"; but {_sure(leak)}"
+        return f"{adversary} infers {asked} of {rows} with {_measured(leak)} ({by_chance})."
+    given = KNOWING.get(point.target.partition(" ")[0], KNOWING["labels"])
+    subject = f"With {given.format(known)}, {adversary}" if known else adversary
+    measure = f"{_measured(leak)}, {by_chance}" if point.victim else _measured(leak)
+    if _more_than_alone(leak):
+        all_of = "practically all " if leak.metric != "r2" and (leak.mean or 0.0) >= 0.995 else ""
         return (
-            f"{knowing}{adversary} infers {target} no better than without joining, as far as {shows}: "
-            f"{measure}{',' * (',' in measure)} on {rows}, {_two(leak.alone)} without joining"
-            f"{'' if chance else _below_chance(leak)}{_overlooked(leak)}{ends}"
+            f"{subject} infers {asked} of {all_of}{rows} ({measure}; {_two(leak.alone)} without joining)."
+            f"{_sure_too(leak)}"
         )
-    all_of = "practically all " if leak.metric != "r2" and (leak.mean or 0.0) >= 0.995 else ""
-    return (
-        f"{knowing}{adversary} infers {target} of {all_of}{rows} ({measure}; {_two(leak.alone)} without joining)."
-        f"{_sure_too(leak)}"
-    )
+    if (leak.advantage or 0.0) > 0:
+        return f"{subject} infers {asked} of {rows} with {measure}{_not_told_from_alone(leak)}"
+    return f"{subject} infers {asked} no better than without joining, as far as {_no_better(point, measure, rows)}"
+
+
+def _may_be_chance(leak: Leak) -> bool:
+    """Whether the interval of the leak is not above chance; without an interval, whether *alone* is not known."""
+    if leak.chance is None:
+        return False
+    return leak.alone is None if leak.ci95[0] is None else leak.ci95[0] <= leak.chance
+
+
+def _not_told_from_alone(leak: Leak) -> str:
+    """Return the end of the sentence on a gain that these runs do not show."""
+    is_few = leak.interval == "draws and rows" and leak.n < FEW
+    runs = f"these {leak.n} draws" if is_few else "these runs"
+    more = f": add --draws {FEW}" if is_few else ""
+    shown = f"{runs} do not show whether this is more than without joining ({_two(leak.alone)}){more}"
+    if _is_surer(leak):
+        return f". By {NAMES.get(leak.metric, leak.metric)}, {shown}, but {_sure(leak)}"
+    return f"; {shown}.{_sure_too(leak)}"
+
+
+def _no_better(point: Point, measure: str, rows: str) -> str:
+    """Return the end of the sentence on a leak that is no larger than *alone*."""
+    leak = point.leak
+    is_surer = _is_surer(leak)
+    shows = f"{NAMES.get(leak.metric, leak.metric)} shows" if is_surer else "these attacks show"
+    comma = "," if "," in measure else ""
+    below = "" if point.victim else _below_chance(leak)
+    ends = f"; but {_sure(leak)}" if is_surer else f".{_sure_too(leak)}"
+    alone = f"{_two(leak.alone)} without joining"
+    return f"{shows}: {measure}{comma} on {rows}, {alone}{below}{_overlooked(leak)}{ends}"
 
 
 def _asked(point: Point) -> str:
@@ -180,11 +206,11 @@ def _asked(point: Point) -> str:
 
 def _sure(leak: Leak) -> str:
     """Return how many rows of a class are known almost for certain, where *alone* is high."""
-    own, alone = leak.others.get(SURE), leak.alone_others.get(SURE)
-    if (leak.alone or 0.0) < HIGH or own is None or alone is None:
+    share, alone = leak.others.get(SURE), leak.alone_others.get(SURE)
+    if (leak.alone or 0.0) < HIGH or share is None or alone is None:
         return ""
     return (
-        f"it identifies {_percent(own)} of the rows of a class at a false-positive rate of 0.1 % "
+        f"it identifies {_percent(share)} of the rows of a class at a false-positive rate of 0.1 % "
         f"({_percent(alone)} without joining)."
     )
 
@@ -230,13 +256,14 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _of_no_use(spoiled: Sequence[tuple[Point, str]], defended: Sequence[Point]) -> list[str]:
+def _of_no_use(reasons: Mapping[PlaceKey, str], defended: Sequence[Point]) -> list[str]:
     """Return a sentence for each reason why a defense leaves a joint model that is of no use."""
-    return [
-        f"{_under([point for point, one in spoiled if one == why], defended)}, the joint model is {why}: such a "
-        f"defense is not recommended."
-        for why in dict.fromkeys(why for _, why in spoiled)
-    ]
+    sentences = []
+    for reason in dict.fromkeys(reasons.values()):
+        spoiled = [point for point in defended if reasons.get(point.place) == reason]
+        under = _under(spoiled, defended)
+        sentences.append(f"{under}, the joint model is {reason}: such a defense is not recommended.")
+    return sentences
 
 
 def _in_part(
@@ -251,7 +278,7 @@ def _in_part(
         none_of = f"none of the {count(every, 'attack')} that it could mount was run"
         return f"No defense is recommended: {none_of}; they may infer far more: {tested.rest} to run them."
     leaks = {point.place: _leaks(point, attacks) for point in defended}
-    attacked = [p for p in defended if any(one.alone is None or _more_than_alone(one) for one in leaks[p.place])]
+    attacked = [p for p in defended if any(leak.alone is None or _more_than_alone(leak) for leak in leaks[p.place])]
     who = tested.run[0] if ran == 1 else "the strongest of them"
     most = {place: max(some, key=_gain) for place, some in leaks.items()}
     reached = []
@@ -274,8 +301,8 @@ def _in_part(
 
 def _leaks(point: Point, attacks: Sequence[Point]) -> list[Leak]:
     """Return the leaks at the place of a headline, its own and those of all attacks on the same, on all rows."""
-    same = [one for one in attacks if (one.place, one.target) == (point.place, point.target)]
-    return [leak for one in (point, *same) for leak in (one.leak, one.leak_train) if leak.mean is not None]
+    same = [p for p in attacks if (p.place, p.target) == (point.place, point.target)]
+    return [leak for p in (point, *same) for leak in (p.leak, p.leak_train) if leak.mean is not None]
 
 
 def _large_costs(start: Point, points: Sequence[Point], defended: Sequence[Point]) -> str:
@@ -340,8 +367,8 @@ def _left(start: Point, defended: Sequence[Point], *, several: bool) -> str:
 
 def _by_rows(point: Point) -> dict[str, Leak]:
     """Return the headline on each kind of rows."""
-    found = [leak for leak in (point.leak_train, point.leak_test) if leak and leak.mean is not None]
-    return {leak.rows: leak for leak in found or [point.leak]}
+    leaks = [leak for leak in (point.leak_train, point.leak_test) if leak and leak.mean is not None]
+    return {leak.rows: leak for leak in leaks or [point.leak]}
 
 
 def _gain(leak: Leak) -> float:
