@@ -105,7 +105,7 @@ class Cells(NamedTuple):
     def narrowed(self, detail: int = 1) -> Cells:
         """Return the table without details up to a turn; a method that all rows share moves to the title."""
         at = next((k for k, column in enumerate(self.columns) if column.name == "method"), None)
-        methods = set() if at is None else {row[at] for row in self.rows}
+        methods: set[str] = set() if at is None else {row[at] for row in self.rows}
         narrow = [[cell.replace("+", "+\n") if cell in BOTH else cell for cell in row] for row in self.rows]
         hidden = "method" if len(methods) == 1 else None
         kept = self._replace(rows=narrow).only(lambda c: c.name != hidden and not 0 < c.detail <= detail)

@@ -405,7 +405,7 @@ def _draw_measure(
     """Draw one curve for each of the labels; no curve of CAP looks like one of another measure."""
     methods = {label.partition(", ")[0] for label in labels}
     first = len(labels) if measure == "CAP" else 0
-    curves = dict.fromkeys(place.label for place in places) if measure == "CAP" else labels
+    curves = list(dict.fromkeys(place.label for place in places)) if measure == "CAP" else labels
     for k, label in enumerate(curves, start=first):
         name = label if len(methods) > 1 else label.partition(", ")[2]
         of_curve = [place for place in places if place.label == label]
@@ -433,8 +433,9 @@ def _draw_curve(
 
 def _draw_alone(ax: Axes, places: Sequence[SweepPlace], x: Mapping[str, float]) -> None:
     """Draw what the adversary infers without joining, as far as all headlines of a value agree on its rows."""
-    undefended = [place for place in places if isinstance(place.point, Point) and not place.point.strength]
-    alone = {place.values[0]: place.point.leak.alone for place in undefended if place.point.leak.alone is not None}
+    headlines = [(place.values[0], place.point) for place in places if isinstance(place.point, Point)]
+    undefended = [(value, point.leak.alone) for value, point in headlines if not point.strength]
+    alone = {value: leak for value, leak in undefended if leak is not None}
     ax.plot([x[v] for v in alone], list(alone.values()), color=GRAY, linestyle="--", marker=".", label="alone")
 
 

@@ -1,10 +1,14 @@
 """Of several columns of one party the strongest is chosen on one half of the rows and scored on the other."""
 
+import csv
+import io
+
 import msgspec
 import numpy as np
 import pytest
 
 from vflsec.report import table
+from vflsec.report.columns import as_csv
 from vflsec.results.analysis.columns import pools, strongest
 from vflsec.results.analysis.summary import summarize
 from vflsec.results.records.manifest import AttackEntry, BaselineEntry, Manifest, Provenance, RowEntry
@@ -118,9 +122,8 @@ def test_every_format_says_whose_column_by_which_measure_and_chance(evaluated):
     assert "whether pay of passive_1, the strongest of 3 columns, is above its median 140000" in summary.verdict[0]
     assert "AUC .91" in summary.verdict[0]
     assert ".50 by chance" in summary.verdict[0]
-    lines = [line.split(",") for line in table.as_csv(summary).splitlines()]
-    place = lines[0].index("victim")
-    assert {tuple(line[place:]) for line in lines[1:]} == {
+    lines = csv.DictReader(io.StringIO(as_csv(summary)))
+    assert {(line["victim"], line["column"], line["above"]) for line in lines} == {
         ("passive_1", "pay", "140000.0"), ("passive_1", "age", ""), ("passive_1", "town", ""),
     }  # fmt: skip
     point = msgspec.to_builtins(summary)["points"][0]
