@@ -81,9 +81,9 @@ def _with_alone(name: str) -> Callable[[Point], str]:
 def _with_interval(name: str, get: Callable[[Any], tuple[float | None, Ends]], **shown: Any) -> tuple[Column, ...]:
     """Return the column of a mean, and those of the ends of its interval, which files have."""
     mean = Column(name, lambda r: get(r)[0], **{"cell": lambda r: with_ends(*get(r)), **shown})
-    ends = (mean._replace(name=f"{name}_{end}", value=lambda r, k=k: get(r)[1][k], title="")
-            for k, end in enumerate(("low", "high")))  # fmt: skip
-    return mean, *ends
+    low = mean._replace(name=f"{name}_low", value=lambda r: get(r)[1][0], title="")
+    high = mean._replace(name=f"{name}_high", value=lambda r: get(r)[1][1], title="")
+    return mean, low, high
 
 
 def _until_target(title: str, key: str, unit: float, place: int) -> Column:

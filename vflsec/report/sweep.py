@@ -192,7 +192,7 @@ class SweepReport:
         """Return a column for each swept setting; ``alone`` is also the title of another column."""
         names = {path: path.rpartition(".")[2] for path in self.sweep.axes}
         titles = [path.removeprefix("method.") if name == "alone" else name for path, name in names.items()]
-        return [Column("", title=title, cell=lambda place, k=k: place.values[k]) for k, title in enumerate(titles)]
+        return [_setting(title, k) for k, title in enumerate(titles)]
 
     def _headline_cells(self, several: bool) -> Cells:
         private = any(is_private(report.summary) for report in self.reports)
@@ -209,12 +209,8 @@ class SweepReport:
 
     def _rise_cells(self, shown: Sequence[Rise], several: bool) -> Cells:
         before, after = self._last_two()
-        settings = [
-            column._replace(cell=lambda rise, k=k: [*rise.where.values(), *[""] * (k + 1)][k])
-            for k, column in enumerate(self._settings()[1:])
-        ]
         columns = [
-            *settings,
+            *(_fixed_setting(column.title, k) for k, column in enumerate(self._settings()[1:])),
             *named("method", "defense", "strength"),
             *([table.TARGET] if several else []),
             table.ATTACK,
@@ -337,6 +333,15 @@ class SweepReport:
     def __repr__(self) -> str:
         """Show the tables."""
         return self.table()
+
+
+def _setting(title: str, k: int) -> Column:
+    return Column("", title=title, cell=lambda place: place.values[k])
+
+
+def _fixed_setting(title: str, k: int) -> Column:
+    """Return the column of a setting beside the first; pairs have none."""
+    return Column("", title=title, cell=lambda rise: dict(enumerate(rise.where.values())).get(k, ""))
 
 
 def _on_point(column: Column) -> Column:
