@@ -1,7 +1,7 @@
 """Tests of a stated epsilon: formulas without a library, and lower bounds from attacks.
 
 An attack distinguishes two neighbors, and the rates of its errors give a lower bound of epsilon
-(``vflsec.results.empirical_epsilon``). A bound above the stated epsilon refutes it; a bound below proves nothing, since
+(``epsilon_bounds``). A bound above the stated epsilon refutes it; a bound below proves nothing, since
 the attack may be weak.
 """
 
