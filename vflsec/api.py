@@ -28,7 +28,7 @@ from vflsec.run import spec as specs
 from vflsec.run import sweep as sweeps
 from vflsec.run.facts import CellFacts, StageDone
 from vflsec.run.grammar import split_list
-from vflsec.run.manifest import manifest_of
+from vflsec.run.job import Job
 from vflsec.run.mounting import KINDS
 from vflsec.run.plan import build_attack, training_cell
 from vflsec.run.spec import EvalSpec
@@ -196,19 +196,14 @@ def run(
     Warns about attacks that ``all`` leaves out, with the reasons.
     """
     engine.check_device(device)
-    names = naming.names_of(spec)
-    spec, left_out = engine.every_attack(naming.with_standard_names(spec, names))
-    if left_out:
-        warnings.warn(f"left out of all attacks: {'; '.join(engine.reasons(left_out))}", stacklevel=3)
-    sweeps.expect_kind(folder, sweep=False)
-    engine.check(spec)
-    store, manifest = Store(folder), manifest_of(spec, names=names)
-    store.expect_same(manifest)
-    with store.lock():
-        store.trim()
-        todo = engine.plan(spec, store)
-        store.write_settings(specs.to_toml(spec), manifest)
-        records = engine.evaluate(todo, store, jobs=jobs, device=device)
+    job = Job(spec, folder)
+    if job.left_out:
+        warnings.warn(f"left out of all attacks: {'; '.join(engine.reasons(job.left_out))}", stacklevel=3)
+    job.store.expect_same(job.check())
+    with job.store.lock():
+        job.store.trim()
+        todo = job.plan()
+        records = job.compute(todo, jobs=jobs, device=device)
         yield from shown(records, todo.missing) if progress else records
 
 

@@ -14,7 +14,7 @@ import torch._dynamo  # which every first optimizer would import, for seconds
 
 from vflsec.cipher.arithmetic.layout import CipherSpec
 from vflsec.companies.identity import Identity
-from vflsec.companies.job import Job, JobModel, JobTraining
+from vflsec.companies.job import JobFile, JobModel, JobTraining
 from vflsec.companies.link import Dialer, Listener
 from vflsec.companies.own import Own, split
 from vflsec.companies.session import Session, make_side
@@ -29,7 +29,7 @@ SEEDS = {"passive": 11, "active": 12}
 
 def make_job(*, rows=40, encoder="mlp", outputs=1, model=None, paillier=CIPHER, **train):
     shape = {"hidden": (5,), "width": 3} if encoder != "identity" else {}
-    return Job(
+    return JobFile(
         name=f"{rows} rows",
         model=JobModel(encoder=encoder, outputs=outputs, **{**shape, **(model or {})}),
         train=JobTraining(**{"epochs": 2, "batch": 16, "lr": 0.2, **train}),

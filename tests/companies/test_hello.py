@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from vflsec.base.errors import PeerRefused
 from vflsec.companies.hello import Hello, agree
-from vflsec.companies.job import Job, JobTraining
+from vflsec.companies.job import JobFile, JobTraining
 
 RUN, OTHER = "0" * 32, "1" * 32
-JOB = Job(name="x")
+JOB = JobFile(name="x")
 
 
 def digest(*history):
@@ -51,8 +51,8 @@ def test_a_new_p_joins_a_run_without_batches():
     ("theirs", "said"),
     [
         ({"role": "passive"}, "other role, got passive on both sides"),
-        ({"job": Job(name="x", seed=1)}, "seed = 0 here and 1 there"),
-        ({"job": Job(name="x", train=JobTraining(lr=0.5))}, "train.lr = 0.1 here and 0.5 there"),
+        ({"job": JobFile(name="x", seed=1)}, "seed = 0 here and 1 there"),
+        ({"job": JobFile(name="x", train=JobTraining(lr=0.5))}, "train.lr = 0.1 here and 0.5 there"),
         ({"counts": {"train": 70, "test": 31}}, "70 train and 30 test here and 70 train and 31 test there"),
         ({"rows": "others"}, "other ids"),
         ({"run": OTHER, "kept": (4, 5)}, "00000000 after 5 batches here and 11111111 after 5 batches there"),

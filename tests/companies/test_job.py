@@ -4,7 +4,7 @@ import pytest
 
 from vflsec.base.errors import UsageError
 from vflsec.companies import job
-from vflsec.companies.job import Job, JobModel, JobTraining
+from vflsec.companies.job import JobFile, JobModel, JobTraining
 
 FULL = """
 name = "loans"
@@ -91,7 +91,7 @@ def test_no_file(tmp_path):
 
 
 def test_every_setting_has_a_name():
-    assert {name.split(".")[0] for name in Job(name="x").settings} >= {
+    assert {name.split(".")[0] for name in JobFile(name="x").settings} >= {
         "name",
         "seed",
         "test",

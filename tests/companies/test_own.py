@@ -6,12 +6,12 @@ import pytest
 
 from vflsec.base.errors import DataError, UsageError
 from vflsec.companies import own
-from vflsec.companies.job import Job
+from vflsec.companies.job import JobFile
 from vflsec.data.files import PartyFile
 from vflsec.data.partition import DataSpec, partition
 from vflsec.run.plan import load_dataset
 
-BOTH = Job(name="loans", seed=4)
+BOTH = JobFile(name="loans", seed=4)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_rows_and_labels_stay_together(files):
 
 
 def test_a_registered_dataset_is_split_as_everywhere_else():
-    job = Job(name="t", dataset="credit-default", seed=4)
+    job = JobFile(name="t", dataset="credit-default", seed=4)
     data = partition(load_dataset("credit-default"), DataSpec(stratify=False), 4)
     for role, party in own.PARTY.items():
         found = own.from_dataset(job, role)
@@ -86,11 +86,11 @@ def test_other_rows_have_another_digest(files, change):
 @pytest.mark.parametrize(("test", "counts"), [(0.999, "0 and 200"), (0.001, "200 and 0")])
 def test_a_split_without_rows_is_refused_on_both_sides(files, role, test, counts):
     with pytest.raises(UsageError, match=f"^expected training and test rows with test = {test}, got {counts} of 200 "):
-        loaded(files, role, Job(name="loans", test=test))
+        loaded(files, role, JobFile(name="loans", test=test))
 
 
 def test_the_seed_decides_the_split(files):
-    other = Job(name="loans", seed=5)
+    other = JobFile(name="loans", seed=5)
     assert (
         loaded(files, "passive").digest
         != loaded(files, "passive", other).digest

@@ -17,7 +17,7 @@ from vflsec.cli import cli
 from vflsec.core import registry
 from vflsec.papers import every_defense
 from vflsec.papers import recipe as recipes
-from vflsec.papers.recipe import Job, Measured, Quick, read_recipe
+from vflsec.papers.recipe import Measured, Quick, RecipeGrid, read_recipe
 from vflsec.papers.reproduction import Reproduction, measured
 from vflsec.results.records.schema import Block
 from vflsec.run import spec as specs
@@ -80,7 +80,7 @@ def run(*words):
 @pytest.mark.parametrize("name", recipes.names())
 def test_every_recipe_can_be_run(name, tmp_path):
     recipe = recipes.with_seeds(read_recipe(name), 1, quick=True)
-    job = Job(recipe, Store(tmp_path / "run"))
+    job = RecipeGrid(recipe, Store(tmp_path / "run"))
     assert job.missing() > 0
     assert not (tmp_path / "run").exists()
     assert recipe.rows
@@ -154,13 +154,13 @@ def test_the_utility_is_that_of_a_training(own, tmp_path):
 
 
 def test_an_interruption_says_how_many_trainings_are_kept(own, tmp_path, monkeypatch):
-    computed = Job.compute
+    computed = RecipeGrid.compute
 
     def interrupted(self, **how):
         yield next(iter(computed(self, **how)))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Job, "compute", interrupted)
+    monkeypatch.setattr(RecipeGrid, "compute", interrupted)
     done = run(own(), "--seeds", "2", "--jobs", "1", "--out", str(tmp_path / "run"))
     assert done.exit_code == 130
     assert "interrupted: 1 training and 0 results are kept in" in done.stderr
@@ -330,7 +330,7 @@ def test_the_recipes_are_listed():
 
 def test_what_is_in_the_store_is_what_is_shown(own, tmp_path):
     recipe = recipes.with_seeds(read_recipe(own()), None, quick=True)
-    job = Job(recipe, Store(tmp_path / "run"))
+    job = RecipeGrid(recipe, Store(tmp_path / "run"))
     assert [one.by_seed for one in measured(job)] == [{}]
     assert len(list(job.compute(jobs=1, device="cpu"))) == 1
     assert job.missing() == 0
@@ -389,7 +389,7 @@ def attacked(tmp_path):
 
 def reproduced(path, folder, seeds=2):
     recipe = recipes.with_seeds(read_recipe(path), seeds, quick=False)
-    job = Job(recipe, Store(folder))
+    job = RecipeGrid(recipe, Store(folder))
     list(job.compute(jobs=1, device="cpu"))
     return Reproduction("one", recipe, measured(job), job)
 
@@ -448,7 +448,7 @@ def test_a_leak_has_the_metric_that_its_column_names(attacked, tmp_path):
 )
 def test_what_an_evaluation_cannot_give_is_refused(attacked, tmp_path, more, column, message):
     with pytest.raises(UsageError, match=re.escape(message)):
-        Job(read_recipe(attacked(more, column)), Store(tmp_path / "run"))
+        RecipeGrid(read_recipe(attacked(more, column)), Store(tmp_path / "run"))
 
 
 def test_validation_rows_alone_choose_among_trials():
@@ -557,7 +557,7 @@ def test_a_dry_run_tells_the_time_by_past_results(own, tmp_path):
 def test_all_stands_for_every_attack_on_labels(attacked, tmp_path):
     path = Path(attacked(column='attack = "worst"'))
     path.write_text(path.read_text().replace('["mc:epochs=5"]', '["all"]'))
-    job = Job(recipes.with_seeds(read_recipe(str(path)), 1, quick=False), Store(tmp_path / "run"))
+    job = RecipeGrid(recipes.with_seeds(read_recipe(str(path)), 1, quick=False), Store(tmp_path / "run"))
     found = {attack.name for attack in job.points[0, 1].spec.attacks}
     assert {"mc", "fusion", "norm", "self-training"} <= found
     assert not found & {"column-fusion", "membership", "attribute"}

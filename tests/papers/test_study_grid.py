@@ -14,7 +14,7 @@ from vflsec.cli import cli
 from vflsec.papers import study_grid as studies
 from vflsec.papers.judgement import measurements
 from vflsec.papers.measurements import read_measurements
-from vflsec.papers.study_grid import Job, read_study
+from vflsec.papers.study_grid import StudyGrid, read_study
 from vflsec.run.store import Store
 
 OWN = """
@@ -120,7 +120,7 @@ def test_every_study_can_be_read_and_has_a_registration():
 @pytest.mark.parametrize("name", ["cut-layer", "ss-vfl"])
 def test_a_study_can_be_run(name, tmp_path):
     one = msgspec.structs.replace(read_study(name), seeds=1)
-    assert Job(name, one, Store(tmp_path / "run")).missing() > 0
+    assert StudyGrid(name, one, Store(tmp_path / "run")).missing() > 0
     assert not (tmp_path / "run").exists()
 
 
@@ -150,7 +150,7 @@ def test_utility_and_bytes_are_those_of_a_training(write, tmp_path):
 def test_leaks_and_cap_are_those_of_an_evaluation(write, tmp_path):
     arm = '\n[[arms]]\nname = "noise 2"\nsettings.defenses = ["iso:lambda=2,5"]\n'
     one = read_study(write(OWN + arm + MORE.format(cap="calibrated")))
-    job = Job("own", one, Store(tmp_path / "run"))
+    job = StudyGrid("own", one, Store(tmp_path / "run"))
     with job.store.lock():
         list(job.compute(jobs=1, device="cpu"))
     found = {(own.arm, own.measure): own for own in measurements(job).values}

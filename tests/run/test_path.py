@@ -1,13 +1,16 @@
 """How long the way is from the settings of an evaluation to a step of its training."""
 
 import pickle
+import sys
 from collections import Counter
 
 import msgspec
 import pytest
 
 import vflsec
+from vflsec.cli import cli
 from vflsec.core import registry
+from vflsec.methods.split_training import SplitTraining
 from vflsec.run import plan
 from vflsec.run import spec as specs
 
@@ -61,3 +64,24 @@ def test_a_defense_at_another_strength_is_the_same_class():
     weaker = defense.of_strength(1.0)
     assert weaker.defense().strength == 1.0
     assert weaker == msgspec.structs.replace(defense, spec=specs.parse_defense("iso:lambda=1"))
+
+
+def test_ten_frames_lie_between_the_command_and_a_step_of_training(monkeypatch, tmp_path):
+    """The command itself and the step among them."""
+    stacks = []
+    step = SplitTraining._update
+
+    def noted(self, *arguments, **options):
+        frame, names = sys._getframe(1), ["_update"]
+        while frame and not frame.f_code.co_filename.endswith("core.py"):  # of click, which calls the command
+            names.append(frame.f_code.co_name)
+            frame = frame.f_back
+        stacks.append(names[::-1])
+        return step(self, *arguments, **options)
+
+    monkeypatch.setattr(SplitTraining, "_update", noted)
+    options = ["--defense", "iso:lambda=5", "--seeds", "1", "--jobs", "1", "--set", "train.epochs=1"]
+    with pytest.raises(SystemExit):
+        cli.main(["eval", "--dataset", "toy", "--attack", "norm", "--out", str(tmp_path), *options])
+    assert stacks
+    assert all(names[0] == "command" and len(names) <= 10 for names in stacks), stacks[0]

@@ -34,11 +34,8 @@ from vflsec.cli.output import draw, exit_code, kept_on_interrupt, opened
 if TYPE_CHECKING:
     import pandas as pd
 
-    from vflsec.results.records.manifest import Manifest
     from vflsec.run.engine import Plan
-    from vflsec.run.naming import Names
-    from vflsec.run.spec import EvalSpec
-    from vflsec.run.store import Store
+    from vflsec.run.job import Job
 
 CANARIES = 1000
 """Rows whose labels are tossed for an empirical epsilon, where nobody says how many."""
@@ -196,22 +193,19 @@ def command(
     Each result is stored when it is computed. The same command resumes where it stopped, and computes nothing once it
     is finished. The undefended row, --lambda 0, is always added.
     """
-    import msgspec
-
     from vflsec import api
     from vflsec.cli.sweep_ import axes_of, run_sweep
+    from vflsec.report.progress import display
     from vflsec.report.report import Report
     from vflsec.results.analysis import stopping
     from vflsec.results.analysis.gates import check_limits
     from vflsec.results.records.naming import with_given_names
     from vflsec.results.records.subgroups import write_subgroups
     from vflsec.run import engine as engines
-    from vflsec.run import guesses, naming, sweep
+    from vflsec.run import guesses, sweep
     from vflsec.run import spec as specs
-    from vflsec.run.forecast import forecast, past_results, shapes
-    from vflsec.run.manifest import manifest_of
+    from vflsec.run.job import Job
     from vflsec.run.plan import load_dataset
-    from vflsec.run.store import Store
 
     limit = leak_limits(max_leak)
     assignments = (*([f"trainings={trainings}"] if trainings is not None else []), *assignments)
@@ -223,7 +217,7 @@ def command(
             raise UsageError(f"expected {path} once, got {text} and several values: drop one")
     engines.check_device(device, here=engine == "local")
     engines.check_engine(engine)
-    how = {"jobs": jobs or api.cores(), "device": device, "engine": engine}
+    how: dict[str, Any] = {"jobs": jobs or api.cores(), "device": device, "engine": engine}
     most = chosen["seeds"] or stopping.MOST
     if until is not None:
         chosen["seeds"] = min(stopping.BLOCK, most)
@@ -248,52 +242,44 @@ def command(
         raise UsageError(f"expected a folder for --out, found the file {folder}: name another")
     if rows:
         expect_rows(rows, folder)
-    names = naming.names_of(spec)
-    spec, left_out = engines.every_attack(naming.with_standard_names(spec, names))
-    for line in engines.reasons(left_out):
+    job = Job(spec, folder, ["vflsec", *sys.argv[1:]])
+    store = job.store
+    for line in engines.reasons(job.left_out):
         click.echo(f"left out: {line}", err=True)
-    sweep.expect_kind(folder, sweep=False)
-    engines.check(spec)  # before anything is written: bad input leaves nothing behind
-    manifest = manifest_of(spec, ["vflsec", *sys.argv[1:]], names)
+    manifest = job.check()  # before anything is written: bad input leaves nothing behind
     for note in manifest.data_notes:
         click.echo(f"NOTE {note}", err=True)
     check_limits(with_given_names(manifest, {})[0], limit)
-    expose(engines.exposures(spec), max_exposure)
-    store = Store(folder)
+    expose(engines.exposures(job.spec), max_exposure)
     if fresh:
         store.expect_own()
     else:
         store.expect_same(manifest)
     if dry_run:
-        todo = engines.plan(spec, None if fresh else store, keep=bool(rows or by))
-        announce(spec, names, todo, folder)
-        for line in shapes(spec):
-            click.echo(line, err=True)
-        if todo.missing:
-            expected = forecast(todo, past_results(folder, spec.dataset))
-            click.echo(expected.text(jobs or api.cores()), err=True)
-        for method, seconds in engines.cryptography(spec).items():
-            click.echo(f"encryption takes about {seconds:.0f} CPU s of each training of {method} here", err=True)
-        click.echo(specs.to_toml(spec), nl=False)
+        show_plan(job, job.plan(fresh=fresh, keep=bool(rows or by)), how["jobs"])
         return
     if by:
         guesses.groups_of(load_dataset(spec.dataset, **spec.data.options), by)
     with opened(store, fresh=fresh, retry_errors=retry_errors):
         store.write_limits(**limits_)
-        for seeds in [spec.seeds] if until is None else stopping.blocks(most):
-            spec = msgspec.structs.replace(spec, seeds=seeds)
-            manifest = manifest_of(spec, ["vflsec", *sys.argv[1:]], names)
-            compute(spec, msgspec.structs.replace(manifest, until=until), store, keep=bool(rows or by), **how)
+        for seeds in [job.spec.seeds] if until is None else stopping.blocks(most):
+            if until is not None:
+                job.set_seeds(seeds, until)
+            todo = job.plan(keep=bool(rows or by))
+            announce(job, todo)
+            with kept_on_interrupt(store), display(todo.missing) as show:
+                for record in job.compute(todo, **how):
+                    show(record)
             report = Report.read(folder)
             half = stopping.widest(report.summary)
             if until is not None and half is not None and half <= until:
                 break
         if by:
             click.echo(f"comparing the groups of {by}", err=True)
-            write_subgroups(folder, guesses.by_column(spec, folder, by))
+            write_subgroups(folder, guesses.by_column(job.spec, folder, by))
             report = Report.read(folder)
     if rows:
-        write_rows(rows, guesses.per_row(spec, folder))
+        write_rows(rows, guesses.per_row(job.spec, folder))
     draw(report, folder, form)
     sys.exit(exit_code(report))
 
@@ -375,29 +361,29 @@ def write_rows(path: Path, found: pd.DataFrame) -> None:
     click.echo(f"rows: {path} (sensitive: how surely the label of each person is inferred)", err=True)
 
 
-def compute(spec: EvalSpec, manifest: Manifest, store: Store, *, keep: bool = False, **how: Any) -> None:
-    """Compute what ``store`` lacks; on Ctrl-C, print how many results are kept and exit.
-
-    If ``keep``, guesses on single rows are kept as well.
-    """
-    from vflsec.report.progress import shown
-    from vflsec.run import engine as engines
+def show_plan(job: Job, todo: Plan, jobs: int) -> None:
+    """Print the plan, its time and the resolved settings."""
+    from vflsec.run import engine
     from vflsec.run import spec as specs
-    from vflsec.run.naming import Names
+    from vflsec.run.forecast import forecast, past_results, shapes
 
-    todo = engines.plan(spec, store, keep=keep)
-    announce(spec, Names(manifest.title, manifest.names), todo, store.folder)
-    store.write_settings(specs.to_toml(spec), manifest)
-    with kept_on_interrupt(store):
-        for _ in shown(engines.evaluate(todo, store, **how), todo.missing):
-            pass
+    announce(job, todo)
+    for line in shapes(job.spec):
+        click.echo(line, err=True)
+    if todo.missing:
+        expected = forecast(todo, past_results(job.store.folder, job.spec.dataset))
+        click.echo(expected.text(jobs), err=True)
+    for method, seconds in engine.cryptography(job.spec).items():
+        click.echo(f"encryption takes about {seconds:.0f} CPU s of each training of {method} here", err=True)
+    click.echo(specs.to_toml(job.spec), nl=False)
 
 
-def announce(spec: EvalSpec, names: Names, todo: Plan, folder: Path) -> None:
+def announce(job: Job, todo: Plan) -> None:
     """Print the plan: what is attacked by whom, and how much of it is computed already."""
     from vflsec.core.view import ThreatModel
     from vflsec.run.plan import build_attack
 
+    spec, names = job.spec, job.names
     attacks = ", ".join(attack.name + attack.place for attack in spec.attacks)
     defenses = ", ".join(defense.label for defense in spec.defenses) or "no defense"
     click.echo(f"vflsec eval  {names.dataset} / {', '.join(spec.methods)} / {defenses} / {attacks}", err=True)
@@ -415,7 +401,7 @@ def announce(spec: EvalSpec, names: Names, todo: Plan, folder: Path) -> None:
     what += f" after {count(len(todo.stages), 'pre-training')}" if todo.stages else ""
     shadows = sum(len(task.shadows) for task in todo.groups if task.shadows)
     what += f" and {count(shadows, 'shadow training')}" if shadows else ""
-    click.echo(f"{count(todo.cached + missing, 'result')}: {todo.cached} cached, {what}   {folder}", err=True)
+    click.echo(f"{count(todo.cached + missing, 'result')}: {todo.cached} cached, {what}   {job.store.folder}", err=True)
 
 
 def leak_limits(texts: Sequence[str]) -> dict[str, float]:

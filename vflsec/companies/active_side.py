@@ -20,7 +20,7 @@ from vflsec.cipher.roles.active import ActiveRole, ScoresTooLarge
 from vflsec.cipher.roles.exchange import Exchange, Port, Seat
 from vflsec.cipher.roles.noise import normal
 from vflsec.companies.hello import Hello
-from vflsec.companies.job import Job
+from vflsec.companies.job import JobFile
 from vflsec.companies.messages import Committed
 from vflsec.companies.own import Own
 from vflsec.companies.side import Batch, Commit, Side, first_share, step
@@ -39,7 +39,7 @@ class ActiveSide(Side):
 
     role = "active"
 
-    def __init__(self, own: Own, job: Job, **options: Any) -> None:
+    def __init__(self, own: Own, job: JobFile, **options: Any) -> None:
         super().__init__(own, job, **options)
         assert own.labels is not None, "the active party has labels"
         classes, outputs = len(own.classes), job.model.outputs

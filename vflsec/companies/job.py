@@ -116,7 +116,7 @@ class JobTraining(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return TrainSpec(optimizer="sgd", **msgspec.structs.asdict(self))
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole agreement.
 
     Attributes:
@@ -172,14 +172,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return {key: json.dumps(value, sort_keys=True) for key, value in _flat(msgspec.to_builtins(self))}
 
 
-def read(path: Path) -> Job:
+def read(path: Path) -> JobFile:
     """Return the job in the TOML file ``path``.
 
     Raises:
         UsageError: in one line, what is wrong with it.
     """
     try:
-        return msgspec.convert(files.parse_toml(files.read(path).decode()), Job)
+        return msgspec.convert(files.parse_toml(files.read(path).decode()), JobFile)
     except OSError as error:
         raise UsageError(f"expected a job in {path}: {error.strerror}") from None
     except msgspec.ValidationError as error:

@@ -13,7 +13,7 @@ import pandas as pd
 from vflsec.base.errors import DataError, UsageError
 from vflsec.base.seeds import derive
 from vflsec.cipher.roles.messages import RoleName
-from vflsec.companies.job import Job
+from vflsec.companies.job import JobFile
 from vflsec.core.layout import Layout
 from vflsec.data.dataset import PartyTable
 from vflsec.data.description import PartyFile
@@ -55,7 +55,7 @@ class Own:
         return found.hexdigest()
 
 
-def from_dataset(job: Job, role: RoleName) -> Own:
+def from_dataset(job: JobFile, role: RoleName) -> Own:
     """Return the columns of ``role`` in the job's registered dataset, and nothing of the other party's.
 
     Raises:
@@ -71,7 +71,7 @@ def from_dataset(job: Job, role: RoleName) -> Own:
     return arrange(table, job, labels, dataset.classes if role == "active" else (), dataset.test_ids)
 
 
-def from_file(path: Path, job: Job, role: RoleName, own: PartyFile, *, key: str, label: str | None) -> Own:
+def from_file(path: Path, job: JobFile, role: RoleName, own: PartyFile, *, key: str, label: str | None) -> Own:
     """Return the columns of ``role`` in its own file.
 
     Args:
@@ -91,7 +91,7 @@ def from_file(path: Path, job: Job, role: RoleName, own: PartyFile, *, key: str,
 
 def arrange(
     table: PartyTable,
-    job: Job,
+    job: JobFile,
     labels: pd.Series | None,
     classes: tuple[str, ...],
     test_ids: pd.Index | None = None,
@@ -116,7 +116,7 @@ def arrange(
     return Own(features, encoder.layout, ids, found, classes)
 
 
-def split(ids: pd.Index, job: Job, test_ids: pd.Index | None = None) -> dict[str, pd.Index]:
+def split(ids: pd.Index, job: JobFile, test_ids: pd.Index | None = None) -> dict[str, pd.Index]:
     """Return the training and test ids, each sorted: the official test set, or one drawn from the job's seed.
 
     Raises:

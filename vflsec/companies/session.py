@@ -22,7 +22,7 @@ from vflsec.companies import result
 from vflsec.companies.active_side import ActiveSide
 from vflsec.companies.answers import Answers
 from vflsec.companies.hello import Hello, agree
-from vflsec.companies.job import Job
+from vflsec.companies.job import JobFile
 from vflsec.companies.link import Link
 from vflsec.companies.messages import FIRST, KINDS, Done, limits
 from vflsec.companies.own import Own
@@ -46,7 +46,7 @@ SECURE_BITS = 2048
 """Bits of the smallest key that needs no warning: about 112 bits of security."""
 
 
-def make_side(role: RoleName, own: Own, job: Job, snapshots: Snapshots, **options: Any) -> PassiveSide | ActiveSide:
+def make_side(role: RoleName, own: Own, job: JobFile, snapshots: Snapshots, **options: Any) -> PassiveSide | ActiveSide:
     """Return the side of ``role``; the passive one has the key of the run in ``snapshots``, or a new one.
 
     Args:

@@ -19,7 +19,7 @@ from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
 from vflsec.cipher.roles.exchange import Port
 from vflsec.cipher.roles.messages import NoisedGradient, RoleName
 from vflsec.companies.hello import Hello
-from vflsec.companies.job import Job
+from vflsec.companies.job import JobFile
 from vflsec.companies.own import Own
 from vflsec.core.checkpoint import State
 from vflsec.core.sparse_rows import tensor_of
@@ -45,7 +45,7 @@ class Schedule:
         rows: number of training rows.
     """
 
-    def __init__(self, job: Job, rows: int) -> None:
+    def __init__(self, job: JobFile, rows: int) -> None:
         self._job, self._rows = job, rows
         self._epoch, self._batches = 0, self._draw(1)
         self.per_epoch = len(self._batches)
@@ -91,7 +91,7 @@ class Side(ABC):
     def __init__(
         self,
         own: Own,
-        job: Job,
+        job: JobFile,
         *,
         seed: int | None = None,
         batches: int | None = None,

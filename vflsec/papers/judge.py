@@ -118,7 +118,7 @@ def _run(
     from vflsec.cli.output import kept_on_interrupt
     from vflsec.papers.judgement import changes, measurements
     from vflsec.papers.measurements import write_measurements
-    from vflsec.papers.study_grid import Job, read_study
+    from vflsec.papers.study_grid import StudyGrid, read_study
     from vflsec.papers.verdicts import Measured
     from vflsec.report.progress import shown
     from vflsec.run.store import Store, writing
@@ -126,7 +126,7 @@ def _run(
     registered, stem = read_study(name), Path(name).stem
     study = msgspec.structs.replace(registered, seeds=seeds or registered.seeds)
     store = Store(out)
-    job = Job(stem, study, store)
+    job = StudyGrid(stem, study, store)
     missing = job.missing()
     click.echo(f"vflsec judge {stem}: {count(missing, 'result')} to compute   {store.folder}", err=True)
     if dry_run:
@@ -139,7 +139,7 @@ def _run(
                 pass
         found = measurements(job)
         if rounding:
-            first = measurements(Job(stem, msgspec.structs.replace(study, seeds=1), store))
+            first = measurements(StudyGrid(stem, msgspec.structs.replace(study, seeds=1), store))
             other = _rounded_otherwise(name, stem, out / "rounding", jobs, device)
             found = msgspec.structs.replace(found, rounding=changes(first, other))
         else:

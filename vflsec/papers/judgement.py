@@ -16,7 +16,7 @@ from vflsec.base.checks import count
 from vflsec.papers.measurements import DIGITS, Measurements
 from vflsec.papers.measuring import measured as of_evaluation
 from vflsec.papers.study import TOPICS
-from vflsec.papers.study_grid import Job
+from vflsec.papers.study_grid import StudyGrid
 from vflsec.papers.verdicts import DECISIONS, Link, Measured, Verdict, judge
 from vflsec.report import formats
 from vflsec.report.formats import Cells
@@ -59,7 +59,7 @@ The data are small public ones, and so are the networks: a claim that does not h
 """
 
 
-def measurements(job: Job) -> Measurements:
+def measurements(job: StudyGrid) -> Measurements:
     """Return all that the claims of a study need, as far as its store has it."""
     records = job.store.records()
     values = job.trained()

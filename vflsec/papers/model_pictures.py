@@ -15,7 +15,7 @@ from vflsec.nn.feature_groups import FeatureGroups
 from vflsec.papers.attribution import exact
 from vflsec.papers.attribution_pictures import importance, swarm
 from vflsec.papers.domains import domain_map
-from vflsec.papers.recipe import Job
+from vflsec.papers.recipe import RecipeGrid
 from vflsec.report.curve import COLORS, Curve, own_style
 
 MAPPED_ROWS = 600
@@ -25,7 +25,7 @@ GRID = 80
 """Points of a density on each axis."""
 
 
-def of_models(job: Job) -> Curve:
+def of_models(job: RecipeGrid) -> Curve:
     """Return the recipe's picture of its models of seed 0: of the first row, or one line of diagrams for each row.
 
     Nothing is drawn for models that are not in the store.

@@ -329,7 +329,7 @@ def with_seeds(recipe: Recipe, seeds: int | None, *, quick: bool) -> Recipe:
     return msgspec.structs.replace(chosen, seeds=seeds) if seeds else chosen
 
 
-class Job(Grid):
+class RecipeGrid(Grid):
     """The measurements of a recipe: which are to be made, and how.
 
     Args:

@@ -12,10 +12,10 @@ import click
 from vflsec.cli.options import device, output_format
 
 if TYPE_CHECKING:
-    from vflsec.papers.recipe import Job
+    from vflsec.papers.recipe import RecipeGrid
 
 
-def _time(missing: int, before: Iterable[Job], jobs: int) -> str:
+def _time(missing: int, before: Iterable[RecipeGrid], jobs: int) -> str:
     """Return how long ``missing`` trainings or results take, by the first job that has some."""
     each = next((seconds for job in before if (seconds := job.seconds())), None)
     if each is None:
@@ -70,7 +70,7 @@ def command(
     chosen = recipe.with_seeds(recipe.with_data(read, data_dir) if data_dir else read, seeds, quick=quick)
     stem = Path(name).stem
     store = Store(out or Path("runs") / f"reproduce-{stem}{'-quick' * quick}")
-    job = recipe.Job(chosen, store)
+    job = recipe.RecipeGrid(chosen, store)
     missing = job.missing()
     what = "result" if chosen.attacked else "training"
     click.echo(f"vflsec reproduce {stem}: {count(missing, what)} to compute   {store.folder}", err=True)
@@ -78,7 +78,7 @@ def command(
         before = [job]
         if not quick:
             folder = Path("runs") / f"reproduce-{stem}-quick"
-            before.append(recipe.Job(recipe.with_seeds(read, None, quick=True), Store(folder)))
+            before.append(recipe.RecipeGrid(recipe.with_seeds(read, None, quick=True), Store(folder)))
         click.echo(_time(missing, before, jobs or api.cores()), err=True)
         return
     with store.lock():

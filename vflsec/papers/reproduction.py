@@ -18,7 +18,7 @@ from vflsec.base.checks import count
 from vflsec.papers import diagrams
 from vflsec.papers.entry import Entry
 from vflsec.papers.model_pictures import of_models
-from vflsec.papers.recipe import Asked, Job, Measured, Part, Recipe
+from vflsec.papers.recipe import Asked, Measured, Part, Recipe, RecipeGrid
 from vflsec.report import formats
 from vflsec.report.curve import COLORS, Curve, own_style, saved
 from vflsec.report.formats import NARROW, Cells
@@ -63,7 +63,7 @@ class Reproduction:
         job: whose trained models a picture shows; None where there are none.
     """
 
-    def __init__(self, name: str, recipe: Recipe, measured: Sequence[Measured], job: Job | None = None) -> None:
+    def __init__(self, name: str, recipe: Recipe, measured: Sequence[Measured], job: RecipeGrid | None = None) -> None:
         self.name, self.recipe, self.job = name, recipe, job
         rows = recipe.rows
         base = {
@@ -242,7 +242,7 @@ class Reproduction:
         return self.table()
 
 
-def measured(job: Job) -> list[Measured]:
+def measured(job: RecipeGrid) -> list[Measured]:
     """Return what the store of ``job`` holds for each cell of the table."""
     if not job.recipe.attacked:
         return job.measured()

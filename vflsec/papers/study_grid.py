@@ -47,7 +47,7 @@ def read_study(name: str) -> Study:
         raise UsageError(f"{name}: {error}") from None
 
 
-class Job(Grid):
+class StudyGrid(Grid):
     """The measurements of a study: which are to be made, and how.
 
     An arm of which claims need no attack is trained only.

@@ -5,12 +5,22 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from vflsec.results.records.manifest import AUDITED
 from vflsec.results.records.schema import FAILED, BaselineResult, Record, Result
@@ -23,55 +33,68 @@ if TYPE_CHECKING:
 
 def shown(records: Iterable[Item], missing: int) -> Iterator[Item]:
     """Yield ``records``, of which ``missing`` will come, and show each on stderr or in the notebook."""
-    console = Console(stderr=True)
-    if not missing:
-        yield from records
-    elif console.is_jupyter:
-        yield from _in_notebook(records, missing)
-    elif console.is_terminal:
-        yield from _bar(records, missing, console)
-    else:
-        yield from _lines(records, missing)
-
-
-def _bar(records: Iterable[Item], missing: int, console: Console) -> Iterator[Item]:
-    times = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(TextColumn("{task.description}"), *times, console=console, transient=True) as progress:
-        bar = progress.add_task("results", total=missing)
+    with display(missing) as show:
         for record in records:
-            if not isinstance(record, str) and record.status in FAILED:
-                progress.console.print(describe(record), markup=False)
-            progress.update(bar, advance=1, description=describe(record))
+            show(record)
             yield record
 
 
-def _lines(records: Iterable[Item], missing: int) -> Iterator[Item]:
-    for done, (record, left) in enumerate(_timed(records, missing), start=1):
-        sys.stderr.write(f"[{done}/{missing}{left}] {describe(record)}\n")
-        sys.stderr.flush()
-        yield record
+@contextmanager
+def display(missing: int) -> Iterator[Callable[[Any], None]]:
+    """Return a function that shows each of ``missing`` records on stderr or in the notebook once it is there."""
+    console = Console(stderr=True)
+    if not missing:
+        yield lambda _: None
+    elif console.is_terminal and not console.is_jupyter:
+        times = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        with Progress(TextColumn("{task.description}"), *times, console=console, transient=True) as progress:
+            yield partial(_on_bar, progress, progress.add_task("results", total=missing))
+    else:
+        yield (_InNotebook if console.is_jupyter else _Lines)(missing)
 
 
-def _in_notebook(records: Iterable[Item], missing: int) -> Iterator[Item]:
-    from IPython import display
-
-    text: Any = display.display(display.HTML(f"<code>0/{missing} results</code>"), display_id=True)  # type: ignore[no-untyped-call]
-    for done, (record, left) in enumerate(_timed(records, missing), start=1):
-        text.update(display.HTML(f"<code>{done}/{missing} results{left}</code>"))  # type: ignore[no-untyped-call]
-        yield record
+def _on_bar(progress: Progress, bar: TaskID, record: Record | StageDone | str) -> None:
+    if not isinstance(record, str) and record.status in FAILED:
+        progress.console.print(describe(record), markup=False)
+    progress.update(bar, advance=1, description=describe(record))
 
 
-def _timed(records: Iterable[Item], missing: int) -> Iterator[tuple[Item, str]]:
-    """Yield records with the time that is left, if there is some and enough is done to tell.
+class _Lines:
+    """Writes a line for each record, with the time that is left, if there is some and enough is done to tell.
 
     Time counts from the first record on, which may be a training of many runs and take longer than all others.
     """
-    first = math.inf
-    for done, record in enumerate(records):
-        passed = time.monotonic() - first
-        first = min(first, time.monotonic())
-        tells = passed >= 1 and done + 1 < missing
-        yield record, f", {timedelta(seconds=round(passed / done * (missing - done - 1)))} left" if tells else ""
+
+    def __init__(self, missing: int) -> None:
+        self.missing, self.done, self.first = missing, 0, math.inf
+
+    def __call__(self, record: Record | StageDone | str) -> None:
+        passed, left = time.monotonic() - self.first, self.missing - self.done - 1
+        self.first = min(self.first, time.monotonic())
+        tells = passed >= 1 and left > 0
+        rest = f", {timedelta(seconds=round(passed / self.done * left))} left" if tells else ""
+        self.done += 1
+        self.write(rest, record)
+
+    def write(self, rest: str, record: Record | StageDone | str) -> None:
+        """Write one record."""
+        sys.stderr.write(f"[{self.done}/{self.missing}{rest}] {describe(record)}\n")
+        sys.stderr.flush()
+
+
+class _InNotebook(_Lines):
+    """Shows in a notebook how many records there are."""
+
+    def __init__(self, missing: int) -> None:
+        from IPython import display
+
+        super().__init__(missing)
+        self._html = display.HTML
+        self._text: Any = display.display(self._html(f"<code>0/{missing} results</code>"), display_id=True)  # type: ignore[no-untyped-call]
+
+    def write(self, rest: str, record: Record | StageDone | str) -> None:
+        """Show how many there are."""
+        self._text.update(self._html(f"<code>{self.done}/{self.missing} results{rest}</code>"))  # type: ignore[no-untyped-call]
 
 
 def describe(record: Record | StageDone | str) -> str:

@@ -377,14 +377,17 @@ def evaluate(
         UsageError: no scheduler at that address, or dask is not installed.
     """
     for tasks in filter(None, _in_order(todo)):
-        if engine == "local":
-            results = _locally(tasks, store.folder, jobs, device)
-        else:
+        if engine != "local":
             results = _on_dask(tasks, store.folder, engine.removeprefix("dask:"), device)
-        for record in chain.from_iterable(results):
-            if not isinstance(record, StageDone):
-                store.append(record)
-            yield record
+        elif jobs > 1 and len(tasks) > 1:
+            results = _in_parallel(tasks, store.folder, jobs, device)
+        else:
+            results = None
+        for task in tasks:
+            for record in runner.run(task, store.folder, device) if results is None else next(results):
+                if not isinstance(record, StageDone):
+                    store.append(record)
+                yield record
 
 
 def _in_order(todo: Plan) -> tuple[list[Task], ...]:
@@ -442,12 +445,6 @@ def _on_worker(data: VerticalDataset | None, task: Task, folder: Path, device: s
     except OSError:
         folder = Path(get_worker().local_directory) / "vflsec" / folder.name
     return runner.run(task, folder, device)
-
-
-def _locally(tasks: list[Task], folder: Path, jobs: int, device: str) -> Iterable[Sequence[Record | StageDone]]:
-    if jobs == 1 or len(tasks) == 1:
-        return (runner.run(task, folder, device) for task in tasks)
-    return _in_parallel(tasks, folder, jobs, device)
 
 
 def _in_parallel(tasks: list[Task], folder: Path, jobs: int, device: str) -> Iterator[Sequence[Record | StageDone]]:

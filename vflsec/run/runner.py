@@ -160,8 +160,10 @@ def _shadows(task: Task, store: Store, device: str) -> StageDone:
 def _results(task: Task, store: Store, device: str) -> list[Result]:
     attacks = [row.attack.make() if row.attack else None for row in task.rows]
     reading = [attack for attack in attacks if attack and not isinstance(attack, IntegrityAttack)]
-    runs = [_run(cell, task, kinds_read(reading), store, device) for cell in task.cells]
     questions: Questions = {}
+    runs: list[Run] = []
+    for cell in task.cells:
+        runs += [_run(cell, task, kinds_read(reading), store, device)]
     return [
         _result(row, attack, task, runs[: row.trainings], questions, store, device)
         for row, attack in zip(task.rows, attacks, strict=True)
@@ -169,37 +171,30 @@ def _results(task: Task, store: Store, device: str) -> list[Result]:
 
 
 def _run(cell: Cell, task: Task, kinds: frozenset[Kind], store: Store, device: str) -> Run:
+    """Reload a cell; train it if it is not stored, or if an attack reads messages, which are never stored."""
+    stored = store.cell(cell.key)
     try:
-        found = _trained(cell, task, kinds, store, device)
+        facts, transcript = stored.read(), Transcript(frozenset(task.adversary.split("+")), kinds)
+        if not isinstance(facts, CellFacts) or kinds:
+            phases = {row.attack.spec.after for row in task.rows if row.attack}
+            with_source = bool(phases & cell.method.kind.source_phases)
+            trained, facts = train(cell, device, store=store, tap=transcript, with_source=with_source)
+            _keep(cell, trained, facts, store)
+        else:
+            trained = None if facts.status == "diverged" else _loaded(cell, stored.path, facts.history, device)
     except VflsecError:
         raise
     except Exception as error:  # noqa: BLE001  (a failure in one cell must not cost the others)
         return Run(None, CellFacts(status="error", error=_line(error)))
-    if found.trained:  # what an adversary knows is drawn once, however often the same rows are trained on
-        found.trained.federation.seed = cell.seed
-    return found
+    if trained:  # what an adversary knows is drawn once, however often the same rows are trained on
+        trained.federation.seed = cell.seed
+    return Run(trained, facts, tuple(transcript.messages))
 
 
 def kinds_read(attacks: Sequence[Attack]) -> frozenset[Kind]:
     """Return the kinds of messages that attacks read; a training whose messages are read is never reloaded."""
     found = {KINDS[need] for attack in attacks for need in attack.needs | attack.wants if need in KINDS}
     return frozenset(found | BESIDE_TREES if found & OF_TREES else found)
-
-
-def _trained(cell: Cell, task: Task, kinds: frozenset[Kind], store: Store, device: str) -> Run:
-    """Reload a cell; train it if it is not stored, or if an attack reads messages, which are never stored."""
-    stored = store.cell(cell.key)
-    facts = stored.read()
-    if isinstance(facts, CellFacts) and not kinds:
-        if facts.status == "diverged":
-            return Run(None, facts)
-        return Run(_loaded(cell, stored.path, facts.history, device), facts)
-    transcript = Transcript(frozenset(task.adversary.split("+")), kinds)
-    phases = {row.attack.spec.after for row in task.rows if row.attack}
-    with_source = bool(phases & cell.method.kind.source_phases)
-    trained, facts = train(cell, device, store=store, tap=transcript, with_source=with_source)
-    _keep(cell, trained, facts, store)
-    return Run(trained, facts, tuple(transcript.messages))
 
 
 def _keep(cell: Cell, trained: Trained | None, facts: CellFacts, store: Store) -> None:

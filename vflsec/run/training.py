@@ -83,7 +83,9 @@ def train(
     run = _Run(cell, device, store=store, tap=tap, with_source=with_source, record=record)
     try:
         run.begin(progress)
-        run.train(progress)
+        phase, started = run.last_phase(), time.perf_counter()
+        run.history[phase] = run.method.run(phase, run.federation, progress)
+        run.facts.phase_seconds[phase] = time.perf_counter() - started
         run.measure()
     except Diverged as error:
         run.facts.status, run.facts.error = "diverged", str(error)
@@ -137,7 +139,8 @@ def _by_itself(cell: Cell, device: str) -> Trained | None:
     run = _Run(cell, device)
     try:
         run.begin()
-        run.train(lambda *_: None)
+        phase = run.last_phase()
+        run.history[phase] = run.method.run(phase, run.federation)
     except Diverged:
         return None
     finally:
@@ -213,13 +216,12 @@ class _Run:
             self.history[phase], self.facts.spread[phase] = stage.history, stage.spread
             self.facts.phase_seconds[phase] = stage.seconds
 
-    def train(self, progress: Progress) -> None:
-        """Run the last phase, from where it was interrupted."""
-        phase, started = self.method.phases[-1], time.perf_counter()
+    def last_phase(self) -> str:
+        """Return the last phase, which starts from where it was interrupted."""
+        phase = self.method.phases[-1]
         partial = self.store.cell(self.cell.key).partial if self.store and not self._recorded(phase) else None
         self.federation.checkpoint = Checkpoint(partial, every=SECONDS_BETWEEN_CHECKPOINTS)
-        self.history[phase] = self.method.run(phase, self.federation, progress)
-        self.facts.phase_seconds[phase] = time.perf_counter() - started
+        return phase
 
     def measure(self) -> None:
         """Add history, utility and spreads to the facts."""
