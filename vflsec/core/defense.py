@@ -19,7 +19,6 @@ from vflsec.core.message import Kind
 from vflsec.core.options import CONTRIB
 
 if TYPE_CHECKING:
-    from vflsec.core.protocol import Boundary
     from vflsec.results.empirical_epsilon import Tradeoff
 
 LABELS = "labels"
@@ -195,7 +194,7 @@ class Defense(ABC):
         """
         return None
 
-    def protocol(self) -> tuple[type[Boundary], dict[str, Any]] | None:
+    def protocol(self) -> tuple[Any, dict[str, Any]] | None:
         """Return the protocol with its options that this defense puts at the cut layer, or None."""
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +12,6 @@ from torch import Tensor, nn
 from vflsec.core import hooks
 from vflsec.core.defense import Defense, Release, touches
 from vflsec.core.hooks import Hook
-
-if TYPE_CHECKING:
-    from vflsec.core.protocol import Boundary
 
 
 class DefenseStack(tuple[Defense, ...]):
@@ -106,7 +103,7 @@ class DefenseStack(tuple[Defense, ...]):
                 loss = loss if term is None else loss + term
         return loss
 
-    def protocols(self) -> list[tuple[type[Boundary], dict[str, Any]]]:
+    def protocols(self) -> list[tuple[Any, dict[str, Any]]]:
         """Return each protocol with its options that a defense sets for the cut layer."""
         return [protocol for defense in self.using(hooks.PROTOCOL) if (protocol := defense.protocol())]
 
