@@ -16,7 +16,7 @@ from vflsec.cipher.arithmetic.layout import CipherSpec
 from vflsec.companies.identity import Identity
 from vflsec.companies.job import JobFile, JobModel, JobTraining
 from vflsec.companies.link import Dialer, Listener
-from vflsec.companies.own import Own, split
+from vflsec.companies.party_rows import PartyRows, split
 from vflsec.companies.session import Session, make_side
 from vflsec.companies.snapshots import Snapshots
 from vflsec.core.checkpoint import under
@@ -47,8 +47,8 @@ def owns(job, rows=40, classes=2):
     positions = {name: found.astype(int).to_numpy() for name, found in ids.items()}
     names = tuple(f"class {c}" for c in range(classes))
     return {
-        "passive": Own({s: x[at, :4].copy() for s, at in positions.items()}, Layout.numeric(4), ids),
-        "active": Own(
+        "passive": PartyRows({s: x[at, :4].copy() for s, at in positions.items()}, Layout.numeric(4), ids),
+        "active": PartyRows(
             {s: x[at, 4:].copy() for s, at in positions.items()},
             Layout.numeric(2),
             ids,

@@ -23,7 +23,7 @@ from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
 from vflsec.cipher.recording import Recording
 from vflsec.cipher.roles.active import ActiveRole
 from vflsec.cipher.roles.passive import PassiveRole
-from vflsec.companies.hello import agree
+from vflsec.companies.handshake import agree
 from vflsec.companies.messages import FIRST, KINDS
 from vflsec.companies.wire import HEADER, MAGIC, VERSION, Connection, plain
 

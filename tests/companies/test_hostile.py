@@ -18,11 +18,11 @@ from vflsec.cipher.roles.active import ActiveRole
 from vflsec.cipher.roles.messages import EncryptedDelta, Scores
 from vflsec.cipher.roles.passive import PassiveRole
 from vflsec.companies.active_side import ActiveSide
+from vflsec.companies.batch_port import BatchPort
 from vflsec.companies.messages import Done
 from vflsec.companies.passive_side import PassiveSide
 from vflsec.companies.side import Schedule
 from vflsec.companies.snapshots import Journal
-from vflsec.companies.talk import Talk
 from vflsec.companies.wire import Connection
 from vflsec.secure.transcripts.forward_passes import ForwardPasses
 
@@ -53,7 +53,7 @@ def assert_same(made, calm):
 def asks_again(keys, folder, batch, *, times=100, **options):
     """Let p hang up after C's scores of ``batch``, up to ``times`` times; return the answers, C's error and its log."""
     answers, told, hung_up = {}, [], []
-    receive = Talk.receive
+    receive = BatchPort.receive
 
     def hangs_up(talk, expected):
         message = receive(talk, expected)
@@ -65,7 +65,7 @@ def asks_again(keys, folder, batch, *, times=100, **options):
         return message
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Talk, "receive", hangs_up)
+        patch.setattr(BatchPort, "receive", hangs_up)
         each = {"passive": {"tell": told.append, **options}}
         _, _, errors = run_both(keys, JOB, OWN, folder, masks=True, each=each)
     return answers, errors, told
@@ -91,7 +91,7 @@ def test_a_p_that_hangs_up_gets_three_answers_more_and_no_others(keys, tmp_path,
 
 
 def test_a_c_that_hangs_up_gets_three_gradients_more(keys, tmp_path, calm):
-    answers, receive = [], Talk.receive
+    answers, receive = [], BatchPort.receive
 
     def hangs_up(talk, expected):
         message = receive(talk, expected)
@@ -101,7 +101,7 @@ def test_a_c_that_hangs_up_gets_three_gradients_more(keys, tmp_path, calm):
         return message
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Talk, "receive", hangs_up)
+        patch.setattr(BatchPort, "receive", hangs_up)
         _, _, errors = run_both(keys, JOB, OWN, tmp_path, masks=True, each={"passive": {"repeats": 100}})
     assert len(answers) == 4
     assert isinstance(errors["active"], PeerRefused)
@@ -133,7 +133,7 @@ def test_an_answer_is_counted_before_it_leaves(keys, tmp_path):
 
 
 def test_a_line_that_breaks_now_and_then_is_no_attack(keys, tmp_path, calm):
-    breaks, send, lost = [2, 9, 11, 17, 22, 25], Talk.send, []
+    breaks, send, lost = [2, 9, 11, 17, 22, 25], BatchPort.send, []
 
     def cut(talk, message):
         lost.append(type(message))
@@ -142,7 +142,7 @@ def test_a_line_that_breaks_now_and_then_is_no_attack(keys, tmp_path, calm):
         send(talk, message)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Talk, "send", cut)
+        patch.setattr(BatchPort, "send", cut)
         made, _, errors = run_both(keys, JOB, OWN, tmp_path, masks=True)
     assert not errors
     assert len(lost) > max(breaks)
@@ -428,7 +428,7 @@ def test_the_recording_counts_answers_to_a_batch_that_is_never_done(keys, tmp_pa
 
 def test_answers_before_a_return_to_an_older_state_are_counted(keys, tmp_path):
     """Both go back from batch 5 to batch 2, and p stops there: what C answered beyond has been read all the same."""
-    answers, receive, path = Counter(), Talk.receive, tmp_path / "passive.recording"
+    answers, receive, path = Counter(), BatchPort.receive, tmp_path / "passive.recording"
 
     def stops_at(batch):
         def stops(talk, expected):
@@ -440,7 +440,7 @@ def test_answers_before_a_return_to_an_older_state_are_counted(keys, tmp_path):
             return message
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Talk, "receive", stops)
+            patch.setattr(BatchPort, "receive", stops)
             run_both(keys, JOB, OWN, tmp_path, each={"passive": {"record": path}})
 
     stops_at(5)

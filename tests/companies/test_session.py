@@ -13,12 +13,12 @@ from remote_pair import HERE, Masks, make_job, owns, run_both, session
 from vflsec.base.errors import PeerLost, PeerRefused, ProtocolError, StoreError, UsageError
 from vflsec.cipher.recording import Recording
 from vflsec.cipher.roles.messages import EncryptedDelta, Features, NoisedGradient, Scores
-from vflsec.companies.hello import Hello
+from vflsec.companies.batch_port import BatchPort
+from vflsec.companies.handshake import Hello
 from vflsec.companies.identity import Identity
 from vflsec.companies.link import Dialer, Listener
 from vflsec.companies.messages import FIRST, KINDS, Done, limits
 from vflsec.companies.session import Session
-from vflsec.companies.talk import Talk
 from vflsec.companies.wire import HEADER, MAGIC, VERSION, Connection
 
 JOB = make_job(momentum=0.5, epochs=3)  # six batches
@@ -51,7 +51,7 @@ def same(models, expected):
 def crash_at(monkeypatch, role, method, kind, step):
     """Let ``role`` die once as it is about to send or has received a ``kind`` of batch ``step``."""
     happened = []
-    whole = getattr(Talk, method)
+    whole = getattr(BatchPort, method)
 
     def until(talk, message):
         found = None if method == "send" else whole(talk, message)
@@ -70,7 +70,7 @@ def crash_at(monkeypatch, role, method, kind, step):
         return wire
 
     monkeypatch.setattr(Session, "_connect", noting)
-    monkeypatch.setattr(Talk, method, until)
+    monkeypatch.setattr(BatchPort, method, until)
     return happened
 
 

@@ -1,11 +1,10 @@
-"""Attributions add up, exact ones are the linear formula, sampled ones agree and use predictions alone."""
+"""Attributions add up, and are the linear formula."""
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from vflsec.base.errors import UsageError
-from vflsec.core.message import Kind
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.local import Local
@@ -55,42 +54,6 @@ def test_the_inputs_of_prada_are_columns_and_groups():
     names = attribution.exact(train(PrADA)).names
     assert names == ("active_x0", "active_x1", "active_x2", "all")
     assert attribution.exact(train(PrADA, parties=3)).names[3:] == ("passive_1 all", "passive_2 all")
-
-
-def test_sampled_contributions_of_one_background_row_are_exact():
-    """Whatever the order in which inputs are put in, each adds w_j (x_j - b_j)."""
-    trained = train()
-    for party in trained.federation.parties.values():
-        party.features["aside"] = party.features["train"][:1]
-    rows = torch.arange(12)
-    found = attribution.sampled(trained, rows, background="aside", permutations=2)
-    exact = attribution.exact(trained, background="aside")
-    assert torch.allclose(found.phi, exact.phi[rows], atol=1e-4)
-    assert torch.equal(found.values, exact.values[rows])
-    assert found.names == exact.names
-
-
-def test_sampled_contributions_tend_to_the_exact_ones():
-    """The mean over 300 drawn background rows lies within five of its standard errors."""
-    trained = train()
-    rows, count = torch.arange(20), 300
-    exact = attribution.exact(trained)
-    found = attribution.sampled(trained, rows, permutations=count)
-    parties = trained.federation.parties.values()
-    spread = torch.cat([p.features["train"] for p in parties], dim=1).std(dim=0)
-    error = trained.federation.active.modules["top"].head.weight[0].abs() * spread / count**0.5
-    assert ((found.phi - exact.phi[rows]).abs() <= 5 * error).all()
-    assert ((found.phi - exact.phi[rows]).abs() > 0.01 * error).any(), "it is a sample"
-
-
-def test_sampling_asks_for_predictions_and_nothing_else():
-    trained, heard = train(), []
-    trained.federation.channel.taps.append(heard.append)
-    attribution.sampled(trained, torch.arange(5), permutations=4)
-    assert {(m.kind, m.phase, len(m.rows)) for m in heard} == {(Kind.EMBEDDING, "predict", 5)}
-    assert len(heard) == 4 * (6 + 1)
-    attribution.exact(trained)
-    assert len(heard) == 4 * (6 + 1), "the exact one asks for nothing"
 
 
 @pytest.mark.parametrize(

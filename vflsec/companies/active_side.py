@@ -19,10 +19,10 @@ from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.roles.active import ActiveRole, ScoresTooLarge
 from vflsec.cipher.roles.exchange import Exchange, Port, Seat
 from vflsec.cipher.roles.noise import normal
-from vflsec.companies.hello import Hello
+from vflsec.companies.handshake import Hello
 from vflsec.companies.job import JobFile
 from vflsec.companies.messages import Committed
-from vflsec.companies.own import Own
+from vflsec.companies.party_rows import PartyRows
 from vflsec.companies.side import Batch, Commit, Side, first_share, step
 from vflsec.core.checkpoint import State, below, load_model_state, model_state, under
 from vflsec.results.metrics import METRICS, applicable
@@ -39,7 +39,7 @@ class ActiveSide(Side):
 
     role = "active"
 
-    def __init__(self, own: Own, job: JobFile, **options: Any) -> None:
+    def __init__(self, own: PartyRows, job: JobFile, **options: Any) -> None:
         super().__init__(own, job, **options)
         assert own.labels is not None, "the active party has labels"
         classes, outputs = len(own.classes), job.model.outputs

@@ -13,7 +13,7 @@ from vflsec.cipher.roles.messages import (
     NoisedGradient,
     Scores,
 )
-from vflsec.companies.hello import Hello
+from vflsec.companies.handshake import Hello
 
 
 class Committed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -197,7 +197,7 @@ def _given(given: dict[str, Any], name: str) -> Any:
 
 def _own(agreed: Any, role: Any, given: dict[str, Any]) -> Any:
     """Return the party's own rows: of the job's dataset, or of its own file."""
-    from vflsec.companies import own
+    from vflsec.companies import party_rows as own
     from vflsec.data.description import PartyFile
 
     if agreed.dataset is not None:

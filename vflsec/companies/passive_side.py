@@ -18,10 +18,10 @@ from vflsec.cipher.arithmetic.layout import CipherLayout, Mode
 from vflsec.cipher.roles.exchange import Exchange, Port, Seat
 from vflsec.cipher.roles.noise import normal
 from vflsec.cipher.roles.passive import PassiveRole
-from vflsec.companies.hello import Hello
+from vflsec.companies.handshake import Hello
 from vflsec.companies.job import JobFile
 from vflsec.companies.messages import Committed
-from vflsec.companies.own import PARTY, Own
+from vflsec.companies.party_rows import PARTY, PartyRows
 from vflsec.companies.side import Batch, Commit, Side, first_share, step
 from vflsec.core.checkpoint import State, below, load_model_state, model_state, under
 from vflsec.data.encode import dense
@@ -48,7 +48,7 @@ class PassiveSide(Side):
 
     role = "passive"
 
-    def __init__(self, own: Own, job: JobFile, keys: Keys, **options: Any) -> None:
+    def __init__(self, own: PartyRows, job: JobFile, keys: Keys, **options: Any) -> None:
         super().__init__(own, job, **options)
         self.bottom: nn.Module = nn.Identity()
         if self.gradients:

@@ -20,16 +20,16 @@ from vflsec.cipher.recording import Header, RecordingWriter, expect_writable
 from vflsec.cipher.roles.messages import NoisedGradient, RoleName
 from vflsec.companies import result
 from vflsec.companies.active_side import ActiveSide
-from vflsec.companies.answers import Answers
-from vflsec.companies.hello import Hello, agree
+from vflsec.companies.answer_limits import AnswerLimits
+from vflsec.companies.batch_port import BatchPort
+from vflsec.companies.handshake import Hello, agree
 from vflsec.companies.job import JobFile
 from vflsec.companies.link import Link
 from vflsec.companies.messages import FIRST, KINDS, Done, limits
-from vflsec.companies.own import Own
+from vflsec.companies.party_rows import PartyRows
 from vflsec.companies.passive_side import PassiveSide, key_from, key_numbers
 from vflsec.companies.result import PartyResult
 from vflsec.companies.snapshots import Facts, Journal, Snapshots
-from vflsec.companies.talk import Talk
 from vflsec.companies.wire import Connection, plain
 
 NOTHING = sha256().hexdigest()
@@ -46,7 +46,9 @@ SECURE_BITS = 2048
 """Bits of the smallest key that needs no warning: about 112 bits of security."""
 
 
-def make_side(role: RoleName, own: Own, job: JobFile, snapshots: Snapshots, **options: Any) -> PassiveSide | ActiveSide:
+def make_side(
+    role: RoleName, own: PartyRows, job: JobFile, snapshots: Snapshots, **options: Any
+) -> PassiveSide | ActiveSide:
     """Return the side of ``role``; the passive one has the key of the run in ``snapshots``, or a new one.
 
     Args:
@@ -112,7 +114,7 @@ class Session:
         tested = len(side.test_batches())  # all of which are asked for again after a break among them
         in_all = repeats * (max(20, self.batches // 3) + tested)
         journal = snapshots.load_journal() if kept else Journal()
-        self.answers = Answers(side.role, journal, snapshots, each=repeats, in_all=in_all)
+        self.answers = AnswerLimits(side.role, journal, snapshots, each=repeats, in_all=in_all)
         self._resumed = 0
         self.history = {step: facts.history for step, facts in kept.items()}
         self._at = max(self.history, default=0)
@@ -300,14 +302,14 @@ class Session:
 
             batch = self.side.schedule[step]
             self._begin(recorder, step, batch.rate)
-            self.side.learn(Talk(wire, step, recorder, self.answers.count), batch, commit)
+            self.side.learn(BatchPort(wire, step, recorder, self.answers.count), batch, commit)
             self._advance(step + 1)
             self.progress(step + 1, self.batches)
 
     def _predict(self, wire: Connection, recorder: RecordingWriter | None) -> None:
         for number, rows in enumerate(self.side.test_batches(), start=self.batches):
             self._begin(recorder, number, None)
-            self.side.infer(Talk(wire, number, recorder, self.answers.count), rows)
+            self.side.infer(BatchPort(wire, number, recorder, self.answers.count), rows)
             self._advance(number + 1)
         if isinstance(self.side, ActiveSide):
             self._settle(wire)

@@ -18,9 +18,9 @@ from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
 from vflsec.cipher.roles.exchange import Port
 from vflsec.cipher.roles.messages import NoisedGradient, RoleName
-from vflsec.companies.hello import Hello
+from vflsec.companies.handshake import Hello
 from vflsec.companies.job import JobFile
-from vflsec.companies.own import Own
+from vflsec.companies.party_rows import PartyRows
 from vflsec.core.checkpoint import State
 from vflsec.core.sparse_rows import tensor_of
 from vflsec.nn.batches import batches
@@ -90,7 +90,7 @@ class Side(ABC):
 
     def __init__(
         self,
-        own: Own,
+        own: PartyRows,
         job: JobFile,
         *,
         seed: int | None = None,

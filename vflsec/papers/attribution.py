@@ -1,17 +1,14 @@
-"""The contribution of each input to a prediction: exact for a linear head, or sampled from predictions alone."""
+"""The contribution of each input to a prediction: exact for a linear head."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from vflsec.base.checks import positive
 from vflsec.base.errors import UsageError
-from vflsec.base.seeds import generator
-from vflsec.core.message import Step
 from vflsec.core.method import Trained
 from vflsec.core.party import Party
 from vflsec.methods.split_method import SplitMethod
@@ -53,55 +50,11 @@ def exact(trained: Trained, split: str = "test", *, background: str = "train") -
     assert isinstance(top, Top)
     if not isinstance(top.head, nn.Linear) or top.aggregation != "concat" or top.head.in_features != inputs.shape[1]:
         raise UsageError(
-            "expected a linear head whose weights the active party holds, got another: sample instead, "
-            "by vflsec.papers.attribution.sampled"
+            "expected a linear head whose weights the active party holds, got another: name a method that has one"
         )
     weight = top.head.weight.detach()
     weight = weight[0] if len(weight) == 1 else weight[1] - weight[0]
     return Attribution(_names(training), weight * (inputs - mean.mean(dim=0)), inputs)
-
-
-def sampled(
-    trained: Trained, rows: Tensor, split: str = "test", *, background: str = "train", permutations: int = 10
-) -> Attribution:
-    """Return Shapley values by sampling permutations; only predictions are used, so no party shows its weights.
-
-    For each permutation, every row to explain starts as a random row of the background. Its inputs are inserted one
-    after the other, and each change of the prediction is attributed to the inserted input. Each prediction goes through
-    the channel: passive parties send mixed inputs, and learn which are mixed. For a linear head the expectation is
-    ``exact``.
-
-    Source: Strumbelj and Kononenko 2014, "Explaining prediction models and individual predictions with feature
-    contributions", algorithm 1; PrADA (Kang et al. 2022), section 8.4, asks its secure model so.
-
-    Args:
-        trained: by split learning, of two classes.
-        rows: (n,) positions in ``split`` of the rows to explain.
-        split: of these rows.
-        background: split that replaces unknown inputs, drawn with replacement.
-        permutations: number of samples; each costs J + 1 predictions of n rows.
-    """
-    positive(permutations=permutations)
-    training, federation = _training(trained), trained.federation
-    inputs = {name: x[rows] for name, x in _inputs(training, split).items()}
-    others = _inputs(training, background)
-    places = [(name, k) for name, x in inputs.items() for k in range(x.shape[1])]
-    rng = generator(federation.seed, "attribution")
-    federation.begin("predict", "attribution")
-    phi, number = torch.zeros(len(rows), len(places), device=federation.device), 0
-    for _ in range(permutations):
-        drawn = torch.randint(federation.n_rows(background), (len(rows),), generator=rng).to(federation.device)
-        mixed = {name: x[drawn] for name, x in others.items()}
-        before = _log_odds(training, mixed, Step(number, "predict", rows, split=split))
-        for j in torch.randperm(len(places), generator=rng).tolist():
-            name, k = places[j]
-            mixed[name][:, k] = inputs[name][:, k]
-            number += 1
-            after = _log_odds(training, mixed, Step(number, "predict", rows, split=split))
-            phi[:, j] += (after - before) / permutations
-            before = after
-        number += 1
-    return Attribution(_names(training), phi, torch.cat(list(inputs.values()), dim=1))
 
 
 def _training(trained: Trained) -> SplitTraining:
@@ -120,14 +73,6 @@ def _inputs(training: SplitTraining, split: str) -> dict[str, Tensor]:
     """Return each party's embeddings of the rows of ``split`` before its defenses, the active party's first."""
     parties = training.federation.parties.items()
     return {name: training.bottoms[name](party.features[split]) for name, party in parties}
-
-
-@torch.no_grad()
-def _log_odds(training: SplitTraining, inputs: Mapping[str, Tensor], step: Step) -> Tensor:
-    """Return the model's log odds (n,)."""
-    arrived = [boundary.forward(inputs[name], step) for name, boundary in training.boundaries.items()]
-    logits: Tensor = training.top([inputs[training.federation.active.name], *arrived])
-    return logits[:, 1] - logits[:, 0]
 
 
 def _names(training: SplitTraining) -> tuple[str, ...]:

@@ -9,13 +9,12 @@ starts from another one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from vflsec.base import files
 from vflsec.base.checks import unknown
 from vflsec.base.errors import UsageError
 from vflsec.core.attack import Target
@@ -23,6 +22,7 @@ from vflsec.core.federation import load_states
 from vflsec.core.method import Trained
 from vflsec.papers import every_defense
 from vflsec.papers.grid import Grid, Place, Table, evaluation, expect_attack, merged, point, strengths, trainings
+from vflsec.papers.settings_files import convert, list_names, read_bundled, read_table
 from vflsec.results.metrics import METRICS
 from vflsec.results.records.schema import Block, Result
 from vflsec.run import spec as specs
@@ -152,7 +152,6 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         """Check that rows, groups and printed values fit together."""
-        groups = {group.name for group in self.groups}
         if not 1 <= self.seeds <= MOST_SEEDS or not 1 <= self.quick.seeds <= MOST_SEEDS:
             got = f"{self.seeds} and {self.quick.seeds} for quick"
             raise ValueError(f"expected seeds from 1 to {MOST_SEEDS}, got {got}")
@@ -160,39 +159,31 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             if metric not in ("", *METRICS):
                 raise ValueError(unknown("metric", metric, METRICS))
         for kind, parts in (("column", self.columns), ("row", self.rows), ("group", self.groups)):
-            keys = [(part.group, part.name) for part in parts]
-            if not keys and kind != "group":
-                raise ValueError(f"expected a {kind}, got none")
-            if len(set(keys)) < len(keys):
-                raise ValueError(f"expected different names of each {kind}, got {', '.join(name for _, name in keys)}")
-            chosen = getattr(self.quick, f"{kind}s")
-            for name in chosen or ():
-                if name not in {part.name for part in parts}:
-                    raise ValueError(f"quick: {unknown(kind, name, [part.name for part in parts])}")
+            _check_names(kind, parts, getattr(self.quick, f"{kind}s") or ())
         parts = [*self.groups, *self.rows, *self.columns]
         tables = (table for part in parts for table in (part.settings, part.own, *part.trials))
         for settings in (self.settings, self.quick.settings, *tables):
-            methods, options = settings.get("methods", []), settings.get("method", {})
-            if not isinstance(methods, list) or not all(isinstance(one, str) for one in methods):
-                raise ValueError(f"expected methods to be a list of names, got {methods!r}")
-            if not isinstance(options, dict):
-                raise ValueError(f"expected method to be a table of options by method, got {options!r}")
-            if "seeds" in settings:
-                raise ValueError("expected seeds beside settings, got them in settings: move them")
+            _check_settings(settings)
         for group in self.groups:
             if not isinstance(dataset := group.own.get("dataset", ""), str):
                 raise ValueError(f"group {group.name}: expected own.dataset to be a name, got {dataset!r}")
         for row in self.rows:
-            if len(row.printed) != len(self.columns):
-                raise ValueError(f"row {row.name}: expected {len(self.columns)} printed values, got {len(row.printed)}")
-            if any(math.isinf(value) or abs(value) > LARGEST for value in row.printed):
-                raise ValueError(f"row {row.name}: expected printed values below {LARGEST:g}, got {row.printed}")
-            if row.group not in groups | {""}:
-                raise ValueError(f"row {row.name}: unknown group {row.group!r}")
-            if row.trials and self.attacked:
-                raise ValueError(f"row {row.name}: expected no trials in a recipe with attacks, got {len(row.trials)}")
+            self._check_row(row)
         if self.against and self.against not in {row.name for row in self.rows}:
             raise ValueError(unknown("row in against", self.against, [row.name for row in self.rows]))
+        self._check_measures()
+
+    def _check_row(self, row: Part) -> None:
+        if len(row.printed) != len(self.columns):
+            raise ValueError(f"row {row.name}: expected {len(self.columns)} printed values, got {len(row.printed)}")
+        if any(math.isinf(value) or abs(value) > LARGEST for value in row.printed):
+            raise ValueError(f"row {row.name}: expected printed values below {LARGEST:g}, got {row.printed}")
+        if row.group and self.group_of(row) is None:
+            raise ValueError(f"row {row.name}: unknown group {row.group!r}")
+        if row.trials and self.attacked:
+            raise ValueError(f"row {row.name}: expected no trials in a recipe with attacks, got {len(row.trials)}")
+
+    def _check_measures(self) -> None:
         measures = {self.asked(row, column).measure for row in self.rows for column in self.columns}
         if self.attacked and measures & {"hours", "megabytes"}:
             raise ValueError(f"expected a measure of trainings or of attacks, got {', '.join(sorted(measures))}")
@@ -260,6 +251,28 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return "auto" if any(method.encoder == "auto" for method in known) else ""
 
 
+def _check_names(kind: str, parts: Sequence[Part], quick: Collection[str]) -> None:
+    """Raise ValueError unless the parts of one kind have different names, among them those of a quick run."""
+    if not parts and kind != "group":
+        raise ValueError(f"expected a {kind}, got none")
+    names = [part.name for part in parts]
+    if len({(part.group, part.name) for part in parts}) < len(parts):
+        raise ValueError(f"expected different names of each {kind}, got {', '.join(names)}")
+    for name in quick:
+        if name not in names:
+            raise ValueError(f"quick: {unknown(kind, name, names)}")
+
+
+def _check_settings(settings: Table) -> None:
+    methods, options = settings.get("methods", []), settings.get("method", {})
+    if not isinstance(methods, list) or not all(isinstance(name, str) for name in methods):
+        raise ValueError(f"expected methods to be a list of names, got {methods!r}")
+    if not isinstance(options, dict):
+        raise ValueError(f"expected method to be a table of options by method, got {options!r}")
+    if "seeds" in settings:
+        raise ValueError("expected seeds beside settings, got them in settings: move them")
+
+
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured at one cell: a number for each seed that gave one; of a leak also what is inferred alone."""
 
@@ -272,7 +285,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 def names() -> list[str]:
     """Return the names of the recipes that come with vflsec."""
-    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+    return list_names(FOLDER)
 
 
 def read_recipe(name: str) -> Recipe:
@@ -281,24 +294,15 @@ def read_recipe(name: str) -> Recipe:
     Raises:
         UsageError: no such recipe, or one that is wrong.
     """
-    table = specs.read_toml(Path(name)) if name.endswith(".toml") else _bundled(name)
+    table = read_table(FOLDER, "recipe", name)
     if "like" in table:
-        base = _bundled(str(table["like"]))
+        base = read_bundled(FOLDER, "recipe", str(table["like"]))
         table = {key: value for key, value in {**base, **table}.items() if key != "like"}
     if table.get("every") and not table.get("rows"):
         columns = table.get("columns")
         rows = every_defense.rows(len(columns) if isinstance(columns, list) else 0)
         table = merged({"rows": rows, "settings": {"defenses": every_defense.swept()}}, table)
-    try:
-        return msgspec.convert(table, Recipe)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise UsageError(f"{name}: {error}") from None
-
-
-def _bundled(name: str) -> Table:
-    if name not in names():
-        raise UsageError(unknown("recipe", name, names()))
-    return files.parse_toml((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+    return convert(name, table, Recipe)
 
 
 def with_data(recipe: Recipe, folder: Path) -> Recipe:

@@ -9,11 +9,10 @@ from typing import Any
 
 import msgspec
 
-from vflsec.base import files
-from vflsec.base.checks import unknown
 from vflsec.base.errors import UsageError
 from vflsec.papers.grid import Grid, Place, evaluation, expect_attack, merged, point, strengths, trainings
 from vflsec.papers.measurements import Outcome, Values, outcome, values_of
+from vflsec.papers.settings_files import convert, list_names, read_table
 from vflsec.papers.study import ALONE, ATTACKED, Measure, Study
 from vflsec.run import engine
 from vflsec.run import spec as specs
@@ -26,7 +25,7 @@ FOLDER = Path(__file__).with_name("claims")
 
 def names() -> list[str]:
     """Return the names of the studies that come with vflsec."""
-    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+    return list_names(FOLDER)
 
 
 def read_study(name: str) -> Study:
@@ -35,16 +34,7 @@ def read_study(name: str) -> Study:
     Raises:
         UsageError: no such study, or one that is wrong.
     """
-    if name.endswith(".toml"):
-        table = specs.read_toml(Path(name))
-    elif name in names():
-        table = files.parse_toml((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
-    else:
-        raise UsageError(unknown("study", name, names()))
-    try:
-        return msgspec.convert(table, Study)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise UsageError(f"{name}: {error}") from None
+    return convert(name, read_table(FOLDER, "study", name), Study)
 
 
 class StudyGrid(Grid):

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from vflsec.base.errors import DataError, UsageError
-from vflsec.companies import own
+from vflsec.companies import party_rows as own
 from vflsec.companies.job import JobFile
 from vflsec.data.files import PartyFile
 from vflsec.data.partition import DataSpec, partition

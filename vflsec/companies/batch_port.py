@@ -15,7 +15,7 @@ from vflsec.companies.wire import Connection
 M = TypeVar("M", bound=msgspec.Struct)
 
 
-class Talk:
+class BatchPort:
     """A party's port in one batch.
 
     Args:

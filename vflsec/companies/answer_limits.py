@@ -6,7 +6,7 @@ from vflsec.base.errors import PeerRefused
 from vflsec.companies.snapshots import Journal, Snapshots
 
 
-class Answers:
+class AnswerLimits:
     """Counts the answers to each batch, on the disk and before they are sent.
 
     Args:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vflsec.base.errors import PeerRefused
-from vflsec.companies.hello import Hello, agree
+from vflsec.companies.handshake import Hello, agree
 from vflsec.companies.job import JobFile, JobTraining
 
 RUN, OTHER = "0" * 32, "1" * 32

@@ -26,7 +26,7 @@ PARTY: Mapping[RoleName, str] = {"passive": "passive_1", "active": "active"}
 
 
 @dataclass(frozen=True)
-class Own:
+class PartyRows:
     """A party's part of the rows, in the order of their ids, which is the same at the other party.
 
     Attributes:
@@ -55,7 +55,7 @@ class Own:
         return found.hexdigest()
 
 
-def from_dataset(job: JobFile, role: RoleName) -> Own:
+def from_dataset(job: JobFile, role: RoleName) -> PartyRows:
     """Return the columns of ``role`` in the job's registered dataset, and nothing of the other party's.
 
     Raises:
@@ -71,7 +71,7 @@ def from_dataset(job: JobFile, role: RoleName) -> Own:
     return arrange(table, job, labels, dataset.classes if role == "active" else (), dataset.test_ids)
 
 
-def from_file(path: Path, job: JobFile, role: RoleName, own: PartyFile, *, key: str, label: str | None) -> Own:
+def from_file(path: Path, job: JobFile, role: RoleName, own: PartyFile, *, key: str, label: str | None) -> PartyRows:
     """Return the columns of ``role`` in its own file.
 
     Args:
@@ -95,7 +95,7 @@ def arrange(
     labels: pd.Series | None,
     classes: tuple[str, ...],
     test_ids: pd.Index | None = None,
-) -> Own:
+) -> PartyRows:
     """Split and encode a party's rows, using only what both parties know.
 
     The passive party has no labels, so that the split is not stratified; it is the one of ``data.stratify=false``.
@@ -113,7 +113,7 @@ def arrange(
             missing = classes[int(counts.argmin())]
             raise DataError(f"expected every class among the {len(codes)} {name} rows, got no {missing!r}: change test")
     features = {name: encoder(table.frame.loc[rows]) for name, rows in ids.items()}
-    return Own(features, encoder.layout, ids, found, classes)
+    return PartyRows(features, encoder.layout, ids, found, classes)
 
 
 def split(ids: pd.Index, job: JobFile, test_ids: pd.Index | None = None) -> dict[str, pd.Index]:
