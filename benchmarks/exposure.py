@@ -17,10 +17,10 @@ from typing import Any
 import click
 import numpy as np
 
+from vflsec.attacks.score_gram import ScoreGram, recovered
+from vflsec.cipher.recording import Recording
 from vflsec.cipher.roles.exposure import Exposure
-from vflsec.secure.transcripts.audit import Truth
-from vflsec.secure.transcripts.score_gram import ScoreGram
-from vflsec.testing.recordings import LinearRun
+from vflsec.testing.recordings import LinearRun, attacked
 
 PAGE = Path(__file__).parents[1] / "docs" / "audit_a_recording.md"
 BEGIN, END = "<!-- exposure: written by benchmarks/exposure.py -->", "<!-- /exposure -->"
@@ -58,12 +58,23 @@ def measured(seed: int, passes: int = EPOCHS, **settings: Any) -> list[float]:
         c, p = run.record(Path(folder))
         scores = [step.notes["scores"] for step in p.steps() if step.rate is None][-1]
         labels = [labels for rows, _, labels in run.batches() if rows[0] >= ROWS][-1]
-        figures = {(figure.of, figure.metric): figure.value for figure in ScoreGram()(p, Truth(p, c)).figures}
+        leak = attacked(ScoreGram(), p, c, n=3 * WIDTH)["leak"]
+        correlation = correlation_of(c, p) if leak else np.nan
     return [
-        figures.get(("features", "correlation"), np.nan),
-        figures.get((f"features, {3 * WIDTH} known rows", "r2"), np.nan),
+        correlation,
+        leak["train"].headline if leak else np.nan,
         float((scores.argmax(axis=1) == labels).mean()),
     ]
+
+
+def correlation_of(c: Recording, p: Recording) -> float:
+    """Return the correlation of inner products of different samples, which needs no known row."""
+    geometry, last = recovered(p), {}
+    for step in c.steps():
+        last |= dict(zip(step.notes["rows"].tolist(), step.notes["mu"], strict=True))
+    true = np.array([last[row] for row in geometry.rows.tolist()])
+    above = np.triu_indices(len(true), 1)
+    return float(np.corrcoef((geometry.features @ geometry.features.T)[above], (true @ true.T)[above])[0, 1])
 
 
 def line(name: str, settings: Mapping[str, Any], seeds: int) -> str:

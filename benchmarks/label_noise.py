@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 
+from vflsec.attacks.delta_chain import DeltaChain
 from vflsec.base.errors import Diverged
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.recording import Header, Recording, RecordingWriter
@@ -29,8 +30,7 @@ from vflsec.run.federation import build_federation, build_method
 from vflsec.run.plan import training_cell
 from vflsec.run.score import measure
 from vflsec.run.training import one_thread
-from vflsec.secure.transcripts.audit import Truth
-from vflsec.secure.transcripts.delta_chain import DeltaChain
+from vflsec.testing.recordings import attacked
 
 PAGE = Path(__file__).parents[1] / "docs" / "audit_a_recording.md"
 NOISE = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -94,8 +94,8 @@ def run(method: str, noise: float, rate: float, seed: int, **settings: Any) -> F
         scores = Trained(learner, federation, {}).predict("test")
         utility = measure(scores, federation.active.labels["test"], federation.metric, seed).metrics["auc"]
         c, p = map(Recording, files)
-        figures = DeltaChain()(c, Truth(c, p)).figures
-    return Found(utility, next((figure.value for figure in figures if figure.metric == "auc"), None))
+        leak = attacked(DeltaChain(), c, p, n=80).get("leak", {})
+    return Found(utility, leak["train"].metrics["auc"] if leak else None)
 
 
 class Line(NamedTuple):

@@ -123,10 +123,7 @@ def _imported(tree: ast.AST, package: str, files: Mapping[str, Path]) -> Iterato
 
 
 def by_layer(graph: Graph) -> dict[str, set[str]]:
-    """Return ``graph`` between packages: ``vflsec.nn.losses.byol`` is part of ``nn``, and ``vflsec.api`` is ``api``.
-
-    ``vflsec.secure`` has parts in several layers, so that each is a package of its own.
-    """
+    """Return ``graph`` between packages: ``vflsec.nn.losses.byol`` is part of ``nn``, and ``vflsec.api`` is ``api``."""
     layers: dict[str, set[str]] = {}
     for module, targets in graph.items():
         layers.setdefault(_layer(module), set()).update(map(_layer, targets))
@@ -135,7 +132,7 @@ def by_layer(graph: Graph) -> dict[str, set[str]]:
 
 def _layer(module: str) -> str:
     parts = module.split(".")
-    return ".".join(parts[1 : 3 if parts[1] == "secure" else 2]) if len(parts) > 1 else module
+    return parts[1] if len(parts) > 1 else module
 
 
 def reach(graph: Graph) -> dict[str, set[str]]:

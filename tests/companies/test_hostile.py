@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from remote_pair import HERE, killed_at_a_state, make_job, owns, run_both, session, work
 
+from vflsec.attacks.forward_passes import ForwardPasses
 from vflsec.base.errors import Diverged, PeerLost, PeerRefused, ProtocolError, StoreError, UsageError, VflsecError
 from vflsec.cipher.recording import Recording
 from vflsec.cipher.roles.active import ActiveRole
@@ -24,7 +25,7 @@ from vflsec.companies.passive_side import PassiveSide
 from vflsec.companies.side import Schedule
 from vflsec.companies.snapshots import Journal
 from vflsec.companies.wire import Connection
-from vflsec.secure.transcripts.forward_passes import ForwardPasses
+from vflsec.testing.recordings import attacked
 
 pytestmark = pytest.mark.chaos
 
@@ -451,8 +452,8 @@ def test_answers_before_a_return_to_an_older_state_are_counted(keys, tmp_path):
     assert answers[2] == 2
     layout = Recording(path).header.layout
     most = max(passes_read(answers).values())
-    (figure,) = ForwardPasses()(Recording(path)).figures
-    assert figure.value == min(1, most * layout.outputs / layout.width)
+    (block,) = attacked(ForwardPasses(), Recording(path))["leak"].values()
+    assert block.headline == min(1, most * layout.outputs / layout.width)
     _, _, errors = run_both(keys, JOB, OWN, tmp_path, each={"passive": {"record": path}})
     assert not errors
     ended = {step.number: int(step.notes["answers"][0]) for step in Recording(path).steps()}

@@ -5,6 +5,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from vflsec.attacks.delta_chain import DeltaChain
+from vflsec.attacks.score_gram import ScoreGram
+from vflsec.attacks.wire import Wire
 from vflsec.audit.transcript import TranscriptFolder
 from vflsec.base.errors import UsageError
 from vflsec.cipher.recording import Recording
@@ -15,11 +18,8 @@ from vflsec.defenses.phe import EncryptedBoundary
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.prada import PrADA
 from vflsec.methods.vertical_lr import VerticalLogisticRegression
-from vflsec.secure.transcripts.audit import Truth
-from vflsec.secure.transcripts.delta_chain import DeltaChain
-from vflsec.secure.transcripts.score_gram import ScoreGram
-from vflsec.secure.transcripts.wire import Wire
 from vflsec.testing.federations import toy_federation
+from vflsec.testing.recordings import attacked
 
 SGD = {"optimizer": "sgd", "momentum": 0.5, "lr": 0.1, "batch": 32, "epochs": 2}
 
@@ -46,16 +46,16 @@ def both(folder):
 def test_the_notes_of_both_roles_are_one_regression(tmp_path):
     federation, method = record(tmp_path, VerticalLogisticRegression)
     c, p = both(tmp_path / "passive_1")
-    truth = Truth(c, p)
     numbers = [step.number for step in c.steps()]
     passes = 2 * -(-federation.n_rows("train") // 32)
     assert numbers == [step.number for step in p.steps()] == list(range(len(numbers)))
     assert [step.rate for step in c.steps()] == [0.1] * passes + [None] * (len(numbers) - passes)
-    notes = truth.at(numbers)
-    for number in numbers:
-        found = notes[number]
+    notes = {}
+    for one, other in zip(c.steps(), p.steps(), strict=True):
+        found = notes[one.number] = {**one.notes, **other.notes}
+        weights = np.ldexp((one.notes["share"] + other.notes["share"]).astype(float), -64)
         unit = c.header.layout.feature_precision
-        assert np.allclose(found["mu"] @ found["weights"], found["scores"], rtol=0, atol=2.0 ** (2 - unit))
+        assert np.allclose(found["mu"] @ weights, found["scores"], rtol=0, atol=2.0 ** (2 - unit))
         assert "embedding_gradient" not in found  # columns stay: nothing comes back
     x = federation.passive[0].features
     rows = notes[0]["rows"].copy()
@@ -72,7 +72,7 @@ def test_recording_changes_nothing_of_the_audits_of_a_real_run(tmp_path):
     record(tmp_path, PrADA, source=96, train={"epochs": 4})
     for folder in (tmp_path / "passive_1", tmp_path / "source" / "passive_1"):
         c, p = both(folder)
-        assert Wire()(c).verdict == Wire()(p).verdict == "holds"
+        assert all(attacked(Wire(), one)["leak"]["messages"].headline == 0 for one in (c, p))
         assert all(step.has("mu", "share", "rows") for step in c.steps())
         assert all(step.has("embedding_gradient") for step in c.steps() if step.rate is not None)
 
@@ -80,16 +80,14 @@ def test_recording_changes_nothing_of_the_audits_of_a_real_run(tmp_path):
 def test_delta_tells_c_the_labels_of_split_learning_under_encryption(tmp_path):
     record(tmp_path, FedSplitNN, model={"bottom": (6,), "cut": 3})
     c, p = both(tmp_path / "passive_1")
-    finding = DeltaChain()(c, Truth(c, p))
-    assert finding.verdict == "leaks"
-    assert finding.figures[0].of == "labels"
-    assert finding.figures[0].value == 1.0
+    leak = attacked(DeltaChain(), c, p, n=20)["leak"]["train"]
+    assert leak.headline == leak.metrics["accuracy"] == 1.0
 
 
 def test_scores_tell_p_the_geometry_of_columns_that_stay(tmp_path):
     record(tmp_path, VerticalLogisticRegression, train={"batch": 160, "epochs": 12, "lr": 0.5})
     c, p = both(tmp_path / "passive_1")
-    assert ScoreGram()(p, Truth(p, c)).figures[0].value > 0.99
+    assert attacked(ScoreGram(), p, c, n=20)["leak"]["train"].headline > 0.99
 
 
 def test_each_passive_party_has_its_own(tmp_path):
@@ -135,7 +133,7 @@ def test_train_records_and_audit_reads(tmp_path):
     c, p = (str(tmp_path / "r" / "passive_1" / f"{role}.recording") for role in ("passive", "active"))
     assert f"recording: {c}" in result.stderr.replace("\n", "")
     for own, other in ((c, p), (p, c)):
-        result = CliRunner().invoke(cli, ["audit", own, "--truth", other, "--audit", "wire"])
+        result = CliRunner().invoke(cli, ["audit", own, "--truth", other, "--attack", "wire", "--out", f"{own}.audit"])
         assert result.exit_code == 0, result.output
         assert "no fault" in result.output
 

@@ -252,11 +252,11 @@ def records(audit: SystemAudit, draw: int, done: Container[str] = ()) -> Iterato
     for spec in audit.baselines:
         if (key := audit.key(spec, draw, "alone")) not in done:
             yield _alone(spec, key, alone, audit, draw)
-    questions: dict[tuple[str, str | None, str | None], Question] = {}  # attacks share what views remember
+    questions: dict[tuple[str | None, ...], Question] = {}  # attacks share what views remember
     for spec in audit.attacks:
         if (key := audit.key(spec, draw)) not in done:
             attack, began = spec.make(), time.perf_counter()
-            about = (attack.target, attack.victim, attack.column)
+            about = (attack.target, attack.metric, attack.victim, attack.column)
             if about not in questions:
                 questions[about] = audit.asked(attack, trained)
             changes = guarded(attack, questions[about], trained.federation, audit.aux)
@@ -269,7 +269,7 @@ def records(audit: SystemAudit, draw: int, done: Container[str] = ()) -> Iterato
                 adversary=subject.adversary,
                 attack=attack_run(spec, attack),
                 seconds={"attack": time.perf_counter() - began},
-                notes=list(subject.notes),
+                notes=[*subject.notes, *(f"{spec.label}: {note}" for note in changes.pop("notes", ()))],
                 mountable=list(audit.mountable),
                 spent=list(audit.spent),
                 **changes,

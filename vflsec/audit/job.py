@@ -15,9 +15,11 @@ from vflsec.audit.evaluation import SystemAudit, records, to_toml, with_attacks
 from vflsec.audit.fit import Finding, check_fit, declared_kinds, same_training, same_utility, share_used
 from vflsec.audit.ledger import spent_on
 from vflsec.audit.opening import open_subject, read_ids
+from vflsec.audit.recordings import prepare_recording
 from vflsec.audit.subject import Subject
 from vflsec.audit.tables import with_predictions
 from vflsec.base.errors import MisfitError, UsageError
+from vflsec.cipher.recording import is_recording
 from vflsec.core.message import Kind
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.partition import DataSpec
@@ -52,11 +54,13 @@ def prepare(
     predictions: Path | None = None,
     allow_misfit: bool = False,
     confirm_fit: bool = False,
+    truth: Path | None = None,
 ) -> SystemAudit:
     """Return what is to be measured, after a check that it belongs to the data; nothing is attacked yet.
 
     Args:
-        what: a transcript, a checkpoint of ``vflsec train``, weights, an ONNX model, or a table of embeddings.
+        what: a transcript, a checkpoint of ``vflsec train``, weights, an ONNX model, a table of embeddings, or a
+            recording of an encrypted layer.
         data: a TOML file with the columns of all parties and the labels, or a registered dataset; by default, that of
             the checkpoint.
         options: of the dataset.
@@ -74,6 +78,7 @@ def prepare(
         predictions: a table of the joint model's predictions that the adversary receives.
         allow_misfit: whether material that does not belong to the data is audited; no gate holds then.
         confirm_fit: whether the user has checked that it does where that cannot be verified.
+        truth: of a recording: the other role's recording of the same run.
 
     Raises:
         MisfitError: the material does not belong to the data.
@@ -82,6 +87,15 @@ def prepare(
         StoreError: a checkpoint is damaged.
         InsufficientView: an attack cannot be mounted.
     """
+    if what.is_file() and is_recording(what):
+        given = {"data": data, "party": party, "model": model, "messages": messages, "encoded": encoded}
+        given |= {"train-ids": train_ids, "test-ids": test_ids, "aux-ids": aux_ids, "defense": defenses}
+        given |= {"predictions": predictions, "allow-misfit": allow_misfit, "confirm-fit": confirm_fit}
+        if refused := [f"--{name}" for name, value in given.items() if value]:
+            raise UsageError(f"expected no {', '.join(refused)} with {what}: a recording states what it is about")
+        return prepare_recording(what, truth, aux=aux or AuxSpec(), draws=draws, attacks=attacks)
+    if truth:
+        raise UsageError(f"expected a recording of an encrypted layer with --truth, got {what}")
     known = read_ids(aux_ids) if aux_ids else None
     aux, draws = aux or AuxSpec(), draws if known is None else 1
     if checkpoint.is_checkpoint(what):

@@ -8,19 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vflsec.base.errors import DataError, UsageError, VflsecError, plain
+from vflsec.base.errors import UsageError
 from vflsec.cli.eval_ import leak_limits
 from vflsec.cli.options import completing, data_dir, max_undetected, output_format, several
 from vflsec.cli.output import draw, exit_code
 
 if TYPE_CHECKING:
     from vflsec.run.spec import AttackSpec, AuxSpec
-
-INSIDE = ("transcript.toml", "training.toml")
-"""Files of the folders that are no recording."""
-
-TRAINED = (".safetensors", ".onnx", ".csv", ".parquet", ".pt", ".pth", ".pkl", ".bin", ".ckpt")
-"""The suffixes of files that are no recording, including those that are refused with a way to convert them."""
 
 
 @click.command("audit")
@@ -76,40 +70,21 @@ TRAINED = (".safetensors", ".onnx", ".csv", ".parquet", ".pt", ".pth", ".pkl", "
 @click.option(
     "--truth", type=click.Path(path_type=Path), help="For a recording: the other role's recording of the same run."
 )
-@click.option("--audit", "names", multiple=True, help="For a recording: run these audits alone.")
 @click.option("--max-leak", multiple=True, metavar="NAME=X", help="Fail (exit code 1) if the upper end of a leak's "
               "interval is above X, for example worst=0.8; repeat.")  # fmt: skip
 @max_undetected
 @output_format
-def command(
-    what: Path, truth: Path | None, names: tuple[str, ...], max_leak: tuple[str, ...], form: str, **chosen: Any
-) -> None:
+def command(what: Path, max_leak: tuple[str, ...], form: str, **chosen: Any) -> None:
     """Audit what others trained: run every attack that one party can mount on it.
 
     WHAT is a transcript (a folder that vflsec.Recorder or your own code has written), a checkpoint of vflsec train,
     weights of a bottom model (.safetensors, with --model), an ONNX model, a table of embeddings (.csv or .parquet), or
-    a recording of an encrypted layer (.recording). Transcripts, models and embeddings need --data, which has the labels
-    that score the attacks. Nothing in WHAT is executed.
+    a recording of an encrypted layer (.recording, with --truth). Transcripts, models and embeddings need --data, which
+    has the labels that score the attacks. Nothing in WHAT is executed.
     """
     if not what.exists():
         raise UsageError(f"expected a file or folder at {what}, found none: check the path")
-    if what.suffix not in TRAINED and chosen["dataset"] is None and not any((what / one).is_file() for one in INSIDE):
-        given = [name for name, value in chosen.items() if value not in (None, (), False, 5)]
-        if given or form not in ("table", "json"):
-            raise UsageError(
-                f"expected only --truth, --audit, --max-leak and --format table or json with a recording, got "
-                f"{', '.join(_option(name) for name in given) or f'--format {form}'}"
-            )
-        _recording(what, truth, names, max_leak, form)
-        return
-    if truth or names:
-        raise UsageError(f"expected a recording of an encrypted layer with --truth or --audit, got {what}")
     _system(what, leak_limits(max_leak), form, **chosen)
-
-
-def _option(name: str) -> str:
-    """Return what a parameter is called on the command line."""
-    return next(one.opts[0] for one in click.get_current_context().command.params if one.name == name)
 
 
 def _system(
@@ -185,48 +160,3 @@ def aux_of(assignments: tuple[str, ...]) -> AuxSpec:
     if others:
         raise UsageError(f"expected --set aux.KEY=VALUE, got {others[0]}: what is audited is trained already")
     return specs.read(found).aux
-
-
-def _recording(what: Path, truth: Path | None, names: tuple[str, ...], max_leak: tuple[str, ...], form: str) -> None:
-    """Run every attack that one role of an encrypted layer could mount on its own recording.
-
-    With ``truth`` their success is measured, without it only how well all fits together. What an audit cannot measure
-    is not measured, and a limit on it never holds (exit code 3).
-    """
-    import msgspec
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from vflsec.cipher.recording import Recording
-    from vflsec.secure.transcripts import run, table
-    from vflsec.secure.transcripts.audit import Truth
-
-    limit = leak_limits(max_leak)
-    read = Recording(what)
-    both = Truth(read, Recording(truth)) if truth else None
-    chosen = several(names)
-    run.suitable(read, list(limit))  # refuses what is unknown, or for the other role
-    audits = run.suitable(read, [*chosen, *limit] if chosen else [])
-    found = []
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("audit", total=len(audits))
-        for audit in audits:
-            progress.update(bar, description=audit.name)
-            try:
-                found.append(audit(read, both))
-            except VflsecError:
-                raise
-            except Exception as error:  # what a recording states may contradict itself
-                cause = f"{type(error).__name__}: {plain(str(error))[:200]}"
-                raise DataError(
-                    f"{what}: the audit {audit.name} expected frames that fit together, found others ({cause}): "
-                    f"record the run again"
-                ) from error
-            progress.advance(bar)
-    verdict = run.judge(read, found, both, limit)
-    if form == "json":
-        click.echo(msgspec.json.encode(verdict).decode())
-    else:
-        console = Console()
-        Console(width=console.width if console.is_terminal else max(console.width, 130)).print(table.rich(verdict))
-    sys.exit(verdict.exit_code)

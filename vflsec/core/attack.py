@@ -18,7 +18,7 @@ from vflsec.core.options import CONTRIB
 from vflsec.core.scaling import tamed
 from vflsec.core.view import Guess, Need, View
 
-Target = Literal["labels", "features", "attribute", "membership", "parameters", "integrity"]
+Target = Literal["labels", "features", "attribute", "membership", "parameters", "exposure", "integrity"]
 
 
 class Attack(ABC):
@@ -28,8 +28,10 @@ class Attack(ABC):
         name: short, as in the papers.
         side: who can mount it, ``passive``, ``active`` or ``either`` of them; ``any`` includes those who hear messages
             and are no party, a server that averages.
-        target: what it recovers, ``labels`` | ``features`` | ``attribute`` | ``membership`` | ``parameters``; or
-            ``integrity``, where it recovers nothing and spoils the joint model (``vflsec.core.integrity``).
+        target: what it recovers, ``labels`` | ``features`` | ``attribute`` | ``membership`` | ``parameters``;
+            ``exposure``, where it counts what lies open without guessing; or ``integrity``, where it recovers nothing
+            and spoils the joint model (``vflsec.core.integrity``).
+        metric: of its leak; empty for the usual one of its target.
         needs: what the view must hold.
         wants: what the attack also reads where the view holds it.
         baseline: whether it reads nothing but own columns, so that it is part of *alone* and always run.
@@ -55,6 +57,7 @@ class Attack(ABC):
     name: ClassVar[str]
     side: ClassVar[Literal["passive", "active", "either", "any"]] = "passive"
     target: ClassVar[Target] = "labels"
+    metric: ClassVar[str] = ""
     needs: ClassVar[frozenset[Need]]
     wants: ClassVar[frozenset[Need]] = frozenset()
     baseline: ClassVar[bool] = False

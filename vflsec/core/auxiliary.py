@@ -83,7 +83,7 @@ def thresholded(view: View, guess: Guess) -> Guess:
         view: of the adversary; without labels of both classes the guess is unchanged.
         guess: scores (n, 2) by split.
     """
-    if view.aux_split not in guess.scores:
+    if view.aux_split not in guess.scores or view.aux_split in guess.rows:
         return guess
     margins = {split: s[:, 1].double() - s[:, 0].double() for split, s in guess.scores.items()}
     known, labels = _known(view, margins[view.aux_split])

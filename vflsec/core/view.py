@@ -16,6 +16,7 @@ from vflsec.core.layout import Layout
 from vflsec.core.message import Kind, Message
 
 if TYPE_CHECKING:
+    from vflsec.cipher.recording import Recording
     from vflsec.core.canaries import Canaries
 
 Result = TypeVar("Result")
@@ -42,6 +43,7 @@ class Need(StrEnum):
     PREDICTIONS = "predictions", "choose --adversary active, without a phase, or audit a transcript that has them"
     VICTIM_MODEL = "the victim's bottom model", "choose --adversary active and add --set aux.victim_model=true"
     SHADOWS = "shadow federations", "evaluate the job with vflsec eval, which trains them"
+    RECORDING = "a recording", "record an encrypted layer with vflsec train --record, then vflsec audit X.recording"
 
     way_out: str
 
@@ -78,7 +80,12 @@ class View:
     features     all columns of the victim, encoded            (n, d) float
     membership   1 if it was trained on, else 0                (n,) long
     parameters   of each parameter, its distance to the mean   none are known
+    exposure     nothing: what is exposed is counted           none are known
     ============ ============================================= ==================
+
+    About a recording of the encrypted layer, the rows are the samples that it numbers, in ascending order; the
+    parameters are the entries of W in each step, in order (``vflsec.audit.recordings``), and the labels of auxiliary
+    samples are known.
 
     Attributes:
         party: its name.
@@ -105,6 +112,7 @@ class View:
         parties: names of all parties of the federation, the active party first; public.
         agreed: options of the training that all parties agree on, by name; empty where they are not known.
         shadows: of federations that the adversary trained itself, if the attack is on membership and asks for any.
+        recording: of the adversary's role in an encrypted layer; it cannot be changed.
         memo: results computed from this view, shared by ``private_copy`` and ``knowing``; they must not be changed.
             The key of a result names the auxiliary rows if it depends on them.
     """
@@ -130,6 +138,7 @@ class View:
     parties: tuple[str, ...] = ()
     agreed: Mapping[str, float] = field(default_factory=dict)
     shadows: Shadows | None = None
+    recording: Recording | None = None
     memo: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def once(self, name: str, rng: torch.Generator, compute: Callable[[], Result]) -> Result:
@@ -170,6 +179,7 @@ class View:
             Need.PREDICTIONS: bool(self.predictions),
             Need.VICTIM_MODEL: self.victim_model is not None,
             Need.SHADOWS: self.shadows is not None,
+            Need.RECORDING: self.recording is not None,
         }
         return frozenset(need for need, is_met in met.items() if is_met)
 
@@ -205,7 +215,15 @@ class View:
     def without_federation(self, fresh_model: nn.Module) -> View:
         """Return the view of the same party alone: with an untrained model of the same shape, and no messages."""
         return replace(
-            self, model=fresh_model, messages=(), victim_model=None, top=None, predictions={}, models={}, shadows=None
+            self,
+            model=fresh_model,
+            messages=(),
+            victim_model=None,
+            top=None,
+            predictions={},
+            models={},
+            shadows=None,
+            recording=None,
         )
 
 
@@ -226,6 +244,24 @@ class GroundTruth:
         return GroundTruth({s: y[torch.randperm(len(y), generator=rng)] for s, y in self.labels.items()})
 
 
+class Fact(NamedTuple):
+    """What an attack measures without the truth; ``consistency`` says how well all fits together, and proves nothing.
+
+    Attributes:
+        of: ``messages``, ``scores``, ``labels``...
+        metric: ``share``, ``determined`` or ``consistency``, from 0 to 1.
+        value: of it.
+        n: how many of them there are.
+        chance: what it is without any information.
+    """
+
+    of: str
+    metric: str
+    value: float
+    n: int
+    chance: float = 0.0
+
+
 @dataclass(frozen=True)
 class Guess:
     """The result of an attack.
@@ -234,11 +270,19 @@ class Guess:
         scores: per split, (n, C), of which only order and argmax are used; for features the values, (n, d).
         converged: False if a loss was still falling when the budget ended, None if nothing was fitted.
         budget: for the report (steps, trials...).
+        rows: by split, the positions (k,) of the rows that are guessed, if these are not all: scores are then (k, C).
+        facts: what is reported where there is no truth to score the guess by.
+        notes: what the attack has read, in sentences.
+        untested: what it could not test, each with the reason.
     """
 
-    scores: Mapping[str, Tensor]
+    scores: Mapping[str, Tensor] = field(default_factory=dict)
     converged: bool | None = None
     budget: Mapping[str, float] = field(default_factory=dict)
+    rows: Mapping[str, Tensor] = field(default_factory=dict)
+    facts: tuple[Fact, ...] = ()
+    notes: tuple[str, ...] = ()
+    untested: tuple[str, ...] = ()
 
     def checked(self, view: View) -> Guess:
         """Return this guess detached, after checking that it fits ``view``.
@@ -246,7 +290,7 @@ class Guess:
         Raises:
             BadGuess: an unknown split, a wrong shape, or a score that is not finite.
         """
-        if not self.scores:
+        if not self.scores and not self.facts:
             raise BadGuess("expected a guess for at least one split, got none")
         for name, spent in self.budget.items():
             if not isinstance(spent, int | float):
@@ -254,7 +298,7 @@ class Guess:
         for split, scores in self.scores.items():
             if split not in view.features:
                 raise BadGuess(f"expected a guess for {sorted(view.features)}, got one for {split!r}")
-            shape = (len(view.features[split]), view.n_classes)
+            shape = (len(self.rows.get(split, view.features[split])), view.n_classes)
             if tuple(scores.shape) != shape:
                 raise BadGuess(f"expected {split} scores of shape {shape}, got {tuple(scores.shape)}")
             if not scores.is_floating_point():

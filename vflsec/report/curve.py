@@ -36,6 +36,7 @@ INFERRED = {
     "features": "of the recovered columns",
     "membership": "of who was trained on",
     "parameters": "of one party's averaged parameters",
+    "exposure": "of what lies open without a guess",
 }
 
 

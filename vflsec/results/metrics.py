@@ -116,11 +116,11 @@ def compared(values: Scores, truth: Scores) -> tuple[Scores, Scores]:
 def r2(values: Scores, truth: Scores) -> float:
     """Return the share of the variance of all columns together that is recovered; 0 for guessing the means.
 
-    It is that of ``compared`` entries, without wild ones. A constant column adds nothing.
+    It is that of ``compared`` entries, without wild ones. A constant column adds nothing; NaN if all are.
     """
     values, truth = compared(values, truth)
     spread = ((truth - truth.mean(axis=0)) ** 2).sum()
-    return float(1 - ((values - truth) ** 2).sum() / spread)
+    return float(1 - ((values - truth) ** 2).sum() / spread) if spread else np.nan
 
 
 def mse(values: Scores, truth: Scores) -> float:
@@ -138,6 +138,15 @@ def psnr(values: Scores, truth: Scores) -> float:
     return float(min(100.0, 10 * np.log10((truth.max() - truth.min()) ** 2 / max(mse(values, truth), 1e-30))))
 
 
+SINGLE = 2.0**-24
+"""What rounding to single precision changes, relative to the largest value of a column."""
+
+
+def exact(values: Scores, truth: Scores) -> float:
+    """Return the share of rows whose every value is right in single precision."""
+    return float((np.abs(values - truth) <= SINGLE * np.abs(truth).max(axis=0)).all(axis=1).mean())
+
+
 METRICS: dict[str, Callable[[Scores, Any], float]] = {
     "auc": auc,
     "accuracy": accuracy,
@@ -149,6 +158,7 @@ METRICS: dict[str, Callable[[Scores, Any], float]] = {
     "r2": r2,
     "mse": mse,
     "psnr": psnr,
+    "exact": exact,
 }
 
 
@@ -184,8 +194,12 @@ VALUES = ("r2", "mse", "psnr")
 def chance(metric: str, truth: NDArray[Any]) -> float:
     """Return the metric of a guess without any information.
 
-    That is an AUC of 1/2, the share of the commonest class, an R2 of 0, or the F1 of naming every row positive.
+    That is an AUC of 1/2, the share of the commonest class, an R2 of 0, or the F1 of naming every row positive; of
+    exact values the share of the commonest row, if it occurs more than once.
     """
+    if metric == "exact":
+        largest = int(np.unique(truth, axis=0, return_counts=True)[1].max())
+        return largest / len(truth) if largest > 1 else 0.0
     if metric in ("auc", "r2"):
         return 0.5 if metric == "auc" else 0.0
     if metric == "f1":

@@ -176,12 +176,12 @@ MANY = 50_000
 
 
 def over_rows(metric: str, scores: Scores, labels: Any, rng: np.random.Generator) -> tuple[float, float]:
-    """Return the interval of ``auc`` or ``f1`` (binary), ``accuracy`` or ``r2`` over rows, which are independent.
+    """Return the interval of ``auc`` or ``f1`` (binary), ``accuracy``, ``exact`` or ``r2`` over independent rows.
 
-    DeLong's variance for ``auc``, Wilson's interval for ``accuracy``, a bootstrap for the others.
+    DeLong's variance for ``auc``, Wilson's interval for a share, a bootstrap for the others.
     """
-    if metric == "accuracy":
-        hits = float((scores.argmax(axis=1) == labels).mean())
+    if metric in ("accuracy", "exact"):
+        hits = METRICS[metric](scores, labels)
         return within(hits, _normal_margin(hits * (1 - hits) / len(labels)), SHARE, len(labels))
     if metric == "f1":
         return _interval_of_f1(scores.argmax(axis=1), labels, rng)

@@ -283,7 +283,7 @@ def fold_scores(
         view = replace(view, features={view.aux_split: auxiliary}, aux_rows=places)
     found = []
     for out, guess in zip(held_out, attack.on_each([view.knowing(k) for k in known], seed=seed), strict=True):
-        if view.aux_split not in guess.scores:
+        if view.aux_split not in guess.scores or view.aux_split in guess.rows:
             return None
         rows = view.aux_rows[torch.from_numpy(out).to(view.aux_rows.device)].cpu()
         guessed = guess.scores[view.aux_split][rows].numpy()

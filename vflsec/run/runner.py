@@ -17,7 +17,7 @@ import msgspec
 from torch import Tensor
 
 from vflsec.base import files
-from vflsec.base.errors import TRACEBACK, Diverged, NotStackable, VflsecError, plain
+from vflsec.base.errors import TRACEBACK, Diverged, InsufficientView, NotStackable, VflsecError, plain
 from vflsec.base.seeds import derive
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import sureness
@@ -39,7 +39,7 @@ from vflsec.run.mounting import KINDS, mountable
 from vflsec.run.plan import Baseline, Trial, without_federation
 from vflsec.run.privacy import spent
 from vflsec.run.questions import Question, ask
-from vflsec.run.score import is_scored, score
+from vflsec.run.score import is_scored, score, stated
 from vflsec.run.shadows import seconds_of, shadows_of, train_shadows
 from vflsec.run.spec import AuxSpec
 from vflsec.run.store import Store
@@ -345,6 +345,8 @@ def guarded(
     try:
         return _scored(attack, question, federation, aux, kept)
     except (Exception, SystemExit) as error:  # noqa: BLE001
+        if isinstance(error, InsufficientView) and Need.RECORDING in attack.needs:  # what it has, only reading tells
+            return {"status": "unmeasured", "notes": [str(error)]}
         return {"status": "error", "error": _line(error)}
 
 
@@ -366,9 +368,9 @@ def _scored(
             guess = chosen.checked(with_sources(guess, whole, view), view)
     if kept:
         kept(_on_scored_rows(guess, question))
-    return {
-        "status": "unconverged" if guess.converged is False else "ok",
-        "leak": score(
+    leak = {}
+    if guess.scores.keys() <= question.truth.labels.keys():
+        leak = score(
             guess,
             question.truth,
             headline=headline,
@@ -377,7 +379,14 @@ def _scored(
             known=view.aux_split,
             names=question.metrics,
             groups=question.groups,
-        ),
+        )
+    leak = leak or stated(guess)
+    unproven = guess.untested or any(block.metric == "consistency" for block in leak.values())
+    notes = [*guess.notes, *(f"not measured: {part}" for part in guess.untested)]
+    return {
+        "status": "unmeasured" if unproven else "unconverged" if guess.converged is False else "ok",
+        "leak": leak,
+        **({"notes": notes} if notes else {}),
         "guessed": _of_canaries(guess, question.truth),
         "fold": fold,
         "budget": {**guess.budget, **({"trials": trials} if trials > 1 else {})},

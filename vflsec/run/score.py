@@ -56,12 +56,14 @@ def score(
     of_class = share_of_class(ground_truth.labels[known].cpu(), exclude.cpu()) if known in ground_truth.labels else 0.0
     for split, guessed in guess.scores.items():
         truth = ground_truth.labels[split].cpu()
-        keep = is_scored(truth, exclude if split == known else None)
-        if len(torch.unique(truth[keep])) > 1:  # metrics need two classes
-            scored, answers = guessed[keep], truth[keep]
+        own_rows = guess.rows.get(split, torch.arange(len(truth)))
+        keep = is_scored(truth, exclude if split == known else None)[own_rows]
+        at = own_rows[keep]
+        if len(torch.unique(truth[at])) > 1:  # metrics need two classes
+            scored, answers = guessed[keep], truth[at]
             half_seed = derive(seed, "halves", split)
             halves = _on_halves(scored, answers, headline, half_seed)
-            own = (groups or {}).get(split, statistics.groups_of(len(truth)))[keep.numpy()]
+            own = (groups or {}).get(split, statistics.groups_of(len(truth)))[at.numpy()]
             block = measure(scored, answers, headline, seed, names, own)
             sure = _knowledge(scored, answers, half_seed) if halves and answers.dim() == 1 else {}
             blocks[split] = msgspec.structs.replace(
@@ -70,9 +72,24 @@ def score(
     return blocks
 
 
+def stated(guess: Guess) -> dict[str, Block]:
+    """Return the facts of a guess by what they are of; they do not vary over rows."""
+    return {
+        fact.of: Block(
+            metrics={fact.metric: fact.value},
+            ci95_rows=(fact.value, fact.value),
+            chance=fact.chance,
+            n=fact.n,
+            halves=(fact.value, fact.value),
+            without=(fact.value,) * statistics.GROUPS,
+        )
+        for fact in guess.facts
+    }
+
+
 def is_scored(truth: Tensor, exclude: Tensor | None) -> Tensor:
     """Return which rows (n,) have an answer, and one that the adversary does not know."""
-    keep = torch.ones(len(truth), dtype=torch.bool) if truth.dim() > 1 else truth >= 0
+    keep = torch.isfinite(truth).all(dim=1) if truth.dim() > 1 else truth >= 0
     if exclude is not None:
         keep[exclude.cpu()] = False
     return keep

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from vflsec.audit.recordings import open_recording
 from vflsec.base.seeds import derive
 from vflsec.cipher.arithmetic.keys import Keys
 from vflsec.cipher.arithmetic.layout import CipherLayout, Mode
@@ -20,6 +21,9 @@ from vflsec.cipher.roles.active import ActiveRole
 from vflsec.cipher.roles.exchange import Exchange, Seat
 from vflsec.cipher.roles.messages import ROLES
 from vflsec.cipher.roles.passive import PassiveRole
+from vflsec.core.attack import Attack
+from vflsec.run.runner import guarded
+from vflsec.run.spec import AuxSpec
 
 Floats = NDArray[np.float64]
 
@@ -157,6 +161,14 @@ class LinearRun:
         if self.outputs > 1:
             return np.asarray(scores.argmax(axis=1))
         return (scores[:, 0] > np.quantile(scores[:, 0], 1 - self.positives)).astype(np.int64)
+
+
+def attacked(attack: Attack, recording: Recording, other: Recording | None = None, *, n: int = 0) -> dict[str, Any]:
+    """Return status, leak and notes of an attack on a recording, by whoever knows the answers of ``n`` samples."""
+    audit = open_recording(recording.path, other.path if other else None, aux=AuxSpec(n=n))
+    draw = audit.joint(0)
+    attack.check(audit.subject.side, attack.needs)
+    return guarded(attack, audit.asked(attack, draw), draw.federation, audit.aux)
 
 
 def loss_gradient(scores: Floats, labels: NDArray[np.int64]) -> Floats:

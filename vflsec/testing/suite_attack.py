@@ -392,6 +392,7 @@ def without(view: View, need: Need) -> View:
         Need.PREDICTIONS: {"predictions": {}},
         Need.VICTIM_MODEL: {"victim_model": None},
         Need.SHADOWS: {"shadows": None},
+        Need.RECORDING: {"recording": None},
     }
     return replace(view, **poor[need])
 

@@ -2,11 +2,10 @@
 
 import pytest
 
+from vflsec.attacks.score_gram import ScoreGram
 from vflsec.base.errors import UsageError
 from vflsec.cipher.roles.exposure import Exposure
-from vflsec.secure.transcripts.audit import Truth
-from vflsec.secure.transcripts.score_gram import ScoreGram
-from vflsec.testing.recordings import LinearRun
+from vflsec.testing.recordings import LinearRun, attacked
 
 ROWS, BATCH = 300, 30
 
@@ -47,6 +46,6 @@ def test_the_attack_reads_all_where_the_share_is_one_and_little_more_than_the_sh
         rows=ROWS, batch=BATCH, steps=epochs * ROWS // BATCH, rate=0.5, outputs=outputs, width=width, columns=width
     )
     c, p = run.record(tmp_path)
-    recovered = ScoreGram()(p, Truth(p, c)).figures[2].value
+    recovered = attacked(ScoreGram(), p, c, n=3 * width)["leak"]["train"].headline
     share = Exposure(passes=epochs, outputs=outputs, width=width, rows=ROWS).share
     assert recovered > 0.99 if share == 1 else recovered < share + 0.1

@@ -11,7 +11,6 @@ import msgspec
 from vflsec.base.checks import count, unknown
 from vflsec.base.errors import UsageError
 from vflsec.results.analysis.alarms import PlaceKey, Useless
-from vflsec.results.analysis.groups import USABLE
 from vflsec.results.analysis.results import Damage, Gate, Leak, Measure, Point
 from vflsec.results.records.manifest import AUDITED, INTEGRITY, UNDEFENDED, Manifest
 
@@ -149,7 +148,7 @@ def _gate(
     if worst is None:
         return Gate(gate=name, limit=limit, worst=None, at="", holds=None)
     value, point = worst
-    lost = any(set(p.statuses) - set(USABLE) for p in among)
+    lost = any(set(p.statuses) - {"ok", "unconverged"} for p in among)
     defense = f"{point.defense} {point.strength:g}" if point.strength else undefended
     at = f"{point.method}, {defense}"
     if isinstance(point, Damage):

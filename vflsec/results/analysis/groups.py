@@ -38,8 +38,8 @@ NO_ADVANTAGE: dict[str, Any] = {"advantage": 0.0, "advantage_ci95": (0.0, 0.0), 
 NO_BITS: dict[str, Any] = {"bits": 0.0, "bits_ci95": (0.0, 0.0)}
 """The bits that such an attack gains per row."""
 
-SEVERITY = ("error", "diverged", "collapsed", "missing", "unconverged", "ok")
-USABLE = ("ok", "unconverged")
+SEVERITY = ("error", "diverged", "collapsed", "missing", "unmeasured", "unconverged", "ok")
+USABLE = ("ok", "unconverged", "unmeasured")
 ALONE = "alone"
 """The choice of the headline if the adversary does best without the federation."""
 
@@ -365,7 +365,7 @@ class CellGroup:
         def status(attack: str, seed: int) -> str:
             record = self.by_attack[attack].get(seed)
             own = str(record.status) if record else "missing"
-            if record and own in USABLE and not record.leak and attack != NO_ADVERSARY:
+            if record and own in ("ok", "unconverged") and not record.leak and attack != NO_ADVERSARY:
                 own = "missing"  # it guessed no rows that can be scored
             return "ok" if named is not None and attack not in named and own in USABLE else own
 

@@ -19,6 +19,7 @@ TARGETS = {
     "features": "the columns of another party",
     "membership": "which rows the model was trained on",
     "parameters": "the averaged parameters of another party",
+    "exposure": "what lies open without a guess",
 }
 KNOWING = {
     "labels": "{} known labels",

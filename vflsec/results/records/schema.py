@@ -19,7 +19,8 @@ from vflsec.results.metrics import possible
 SCHEMA = 1
 """Raised whenever a field changes its meaning."""
 
-Status = Literal["ok", "unconverged", "collapsed", "diverged", "error"]
+Status = Literal["ok", "unmeasured", "unconverged", "collapsed", "diverged", "error"]
+"""``unmeasured``: the material leaves open whether more leaks, so that no limit holds; a number is a lower bound."""
 
 FAILED = ("error", "diverged")
 """The status of results without a number, which may be computed again."""

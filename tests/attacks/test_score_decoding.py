@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
+from vflsec.attacks.score_decoding import ScoreDecoding
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.recording import Header, Recording, RecordingWriter
-from vflsec.secure.transcripts.audit import Truth
-from vflsec.secure.transcripts.score_decoding import ScoreDecoding
+from vflsec.testing.recordings import attacked
 
 WIDTH = 10
 
@@ -27,7 +27,12 @@ def recordings(folder, mu, passes, rates):
 
 def found(folder, mu, passes, rates=(None,)):
     c, p = recordings(folder, mu, passes, rates)
-    return ScoreDecoding()(p, Truth(p, c))
+    return attacked(ScoreDecoding(), p, c, n=3 * WIDTH)
+
+
+def leak(*arguments, **options):
+    """Return the share of rows of which every feature is right."""
+    return found(*arguments, **options)["leak"]["train"]
 
 
 @pytest.fixture
@@ -38,21 +43,20 @@ def bits():
 
 def test_binary_features_are_read_from_one_score(tmp_path, bits):
     mu, weights = bits
-    finding = found(tmp_path, mu, [mu @ weights + 0.3])
-    (figure,) = finding.figures
-    assert (figure.value, figure.n, finding.verdict) == (1.0, 400 - 3 * WIDTH, "leaks")
-    assert figure.chance < 0.02
+    block = leak(tmp_path, mu, [mu @ weights + 0.3])
+    assert (block.metric, block.headline, block.n) == ("exact", 1.0, 400 - 3 * WIDTH)
+    assert block.chance < 0.02
 
 
 @pytest.mark.parametrize("noise", [0.01, 10.0])
 def test_with_noise_it_is_right_as_often_as_the_nearest_combination(tmp_path, bits, noise):
     mu, weights = bits
     z = mu @ weights + noise * np.random.default_rng(1).normal(size=(400, 1))
-    (figure,) = found(tmp_path, mu, [z]).figures
+    value = leak(tmp_path, mu, [z]).headline
     tried = np.array(list(itertools.product([0.0, 1.0], repeat=WIDTH)))
     nearest = np.abs(z - (tried @ weights).T).argmin(axis=1)  # by the true weights
-    assert figure.value == pytest.approx((tried[nearest] == mu).all(axis=1).mean(), abs=0.1)
-    assert figure.value < 0.5 if noise < 1 else figure.value < 0.02
+    assert value == pytest.approx((tried[nearest] == mu).all(axis=1).mean(), abs=0.1)
+    assert value < (0.5 if noise < 1 else 0.02)
 
 
 def test_several_outputs_are_used_together(tmp_path, bits):
@@ -62,7 +66,7 @@ def test_several_outputs_are_used_together(tmp_path, bits):
     shares = []
     for name, one in zip("ab", scores, strict=True):
         (tmp_path / name).mkdir()
-        shares.append(found(tmp_path / name, mu, [one]).figures[0].value)
+        shares.append(leak(tmp_path / name, mu, [one]).headline)
     assert shares[0] < 0.1
     assert shares[1] > 0.9
 
@@ -71,23 +75,26 @@ def test_only_steps_under_the_same_weights_are_put_together(tmp_path, bits):
     """The weights change after the second step, in which something is learned."""
     mu, weights = bits
     passes = [mu @ w for w in (weights, weights, -2 * weights)]
-    (figure,) = found(tmp_path, mu, passes, rates=(None, 0.1, None)).figures
-    assert (figure.value, figure.n) == (1.0, 800 - 3 * WIDTH)
+    c, p = recordings(tmp_path, mu, passes, (None, 0.1, None))
+    block = attacked(ScoreDecoding(), p, c, n=9 * WIDTH)["leak"]["train"]
+    assert block.headline == 1.0
+    assert 800 - 9 * WIDTH < block.n < 800  # of the first two steps, without the known rows among them
 
 
 @pytest.mark.parametrize("kind", ["continuous", "too few rows", "too many combinations"])
 def test_it_is_not_measured(tmp_path, bits, kind):
-    mu, weights = bits
+    (mu, weights), n = bits, 3 * WIDTH
     if kind == "continuous":
         mu = mu + np.random.default_rng(3).normal(size=mu.shape)
     elif kind == "too few rows":
-        mu = mu[: 6 * WIDTH - 1]
+        mu, n = mu[:50], WIDTH
     else:
         mu = np.random.default_rng(4).integers(0, 5, mu.shape).astype(float)
-    assert found(tmp_path, mu, [mu @ weights]).verdict == "unmeasured"
+    c, p = recordings(tmp_path, mu, [mu @ weights], (None,))
+    assert attacked(ScoreDecoding(), p, c, n=n)["status"] == "unmeasured"
 
 
-def test_without_the_truth_it_is_not_measured(tmp_path, bits):
+def test_without_the_truth_no_sample_is_known(tmp_path, bits):
     mu, weights = bits
     _, p = recordings(tmp_path, mu, [mu @ weights], (None,))
-    assert ScoreDecoding()(p).verdict == "unmeasured"
+    assert "needs auxiliary labels" in attacked(ScoreDecoding(), p)["notes"][0]

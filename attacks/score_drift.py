@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
+import torch
 
 from vflsec.base.errors import InsufficientView
-from vflsec.cipher.recording import Recording
-from vflsec.secure.transcripts import figures
-from vflsec.secure.transcripts.audit import Audit, Recovered
+from vflsec.core.attack import Attack
+from vflsec.core.view import Fact, Guess, Need, View
+from vflsec.inference.recordings.samples import recording_of
 
 BEFORE = 8
 """Batches that say what is usual."""
@@ -18,39 +19,48 @@ JUMP = 4
 """How many times as large as the largest usual score one must be."""
 
 
-class ScoreDrift(Audit):
+class ScoreDrift(Attack):
     """Looks for scores far beyond those of the batches before: the passive party may have shifted them.
 
     Shifted scores tell C the labels (``shifted-scores``), and honest ones do not jump. A shift that stays below what
     is usual is not noticed, and tells C little. The first batches, which have none before them, are not judged.
 
+    Stop at the first jump: the labels of that batch are known to the passive party once delta^C is sent.
+
     Source: the guard against ``shifted-scores``.
     """
 
     name = "score-drift"
-    role = "active"
-    reads = "z^C of successive batches"
-    mitigation = "stop at the first jump: the labels of that batch are known to the passive party once delta^C is sent"
+    side = "active"
+    target = "exposure"
+    needs = frozenset({Need.RECORDING})
     reference = "guards against shifted-scores"
+    verified = "a shifted batch is noticed, and honest training raises no alarm"
+    costs = "one pass over the notes"
+    fails = "if the shift stays below the usual size of scores, and in the first batches"
 
-    def run(self, recording: Recording) -> Recovered:
-        """Return the share of samples whose scores have jumped."""
+    def run(self, view: View, *, rng: torch.Generator) -> Guess:
+        """Return the share of samples whose scores have jumped.
+
+        Raises:
+            InsufficientView: there are too few batches.
+        """
         usual: deque[float] = deque(maxlen=BEFORE)
         jumped, judged, where = 0, 0, []
-        for step in recording.steps():
+        for step in recording_of(view).steps():
             if step.rate is None or not step.has("scores"):
                 continue
             sizes = np.abs(step.notes["scores"]).max(axis=1)
             if len(usual) == BEFORE:
                 judged += len(sizes)
-                found = int((sizes > JUMP * max(usual)).sum())
-                jumped += found
-                if found:
+                beyond = int((sizes > JUMP * max(usual)).sum())
+                jumped += beyond
+                if beyond:
                     where.append(step.number)
                     continue  # what has jumped does not become usual
             usual.append(float(sizes.max()))
         if not judged:
             raise InsufficientView(f"expected more than {BEFORE} batches with scores, got fewer")
-        text = f"{jumped} of {judged} scores jump" + (f", first in step {where[0]}" if where else "")
-        text += f"; those of the first {BEFORE} batches are not judged"
-        return Recovered(text, own=(figures.share("labels", jumped, judged),))
+        note = f"{jumped} of {judged} scores jump" + (f", first in step {where[0]}" if where else "")
+        note += f"; those of the first {BEFORE} batches are not judged"
+        return Guess(facts=(Fact("scores", "share", jumped / judged, judged),), notes=(note,))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from vflsec.base.checks import count
 from vflsec.base.errors import InsufficientView
-from vflsec.cipher.recording import Recording
+from vflsec.core.attack import Attack
+from vflsec.core.view import Fact, Guess, Need, View
 from vflsec.inference.recordings.masked import Masked, masked_scores
-from vflsec.secure.transcripts.audit import Audit, Figure, Recovered, Truth
+from vflsec.inference.recordings.samples import guess_of_weights, recording_of
 
 STEPS = 16
 """How many batches are tried: masks are of one kind in all."""
@@ -21,7 +24,7 @@ SURPLUS = 40
 """Bits that must agree beyond those that the unknowns take up: by accident they do once in 2^40 times."""
 
 
-class LowBits(Audit):
+class LowBits(Attack):
     """The passive party solves for W below the granularity of float masks: they are no masks, whatever their size.
 
     A homomorphic sum is exact. A product of two floats reaches down to 2^-110, a float mask of 2^10 only to 2^-42, and
@@ -35,56 +38,58 @@ class LowBits(Audit):
     """
 
     name = "low-bits"
-    role = "passive"
-    reads = "masked scores of one batch, and mu"
-    mitigation = "masks that are integers at the unit of the message, uniform over 2^sigma times its range"
-    reference = "derived from PrADA, Algorithm 4, in floating-point encodings"
+    target = "parameters"
+    metric = "exact"
+    needs = frozenset({Need.RECORDING})
+    reference = "derived from PrADA, arXiv 2111.10120, Algorithm 4, in floating-point encodings"
+    verified = "W to the last bit under float masks of a common Paillier library; no bit under integer masks"
+    costs = "Gaussian elimination modulo powers of two, on at most 16 batches"
+    fails = "under masks that are integers at the unit of the message, uniform over 2^sigma times its range"
 
-    def run(self, recording: Recording) -> Recovered:
-        """Return ``share`` (g, C), integers in units of 2^-64, of each batch tried; None where no bit is bare."""
+    def run(self, view: View, *, rng: torch.Generator) -> Guess:
+        """Return W (g, C) of the batch that gives most; half a unit stands for an entry that is not found.
+
+        Raises:
+            InsufficientView: no batch has more samples than features.
+        """
+        recording = recording_of(view)
         header = recording.header
-        steps: dict[int, dict[str, NDArray[Any]]] = {}
-        bare, rows, most = [], 0, 0
+        size, tried = (header.layout.width, header.layout.outputs), 0
+        bare, rows = [], 0
+        best: tuple[int, int, NDArray[np.float64]] = (-1, 0, np.zeros(size))
         for step in recording.steps():
             masked = masked_scores(step, header)
             if masked is None or len(masked.mu) <= header.layout.width:
                 continue
-            rows = max(rows, len(masked.mu))
-            unit = masked.precision - masked.feature_precision
-            share = np.full((header.layout.width, header.layout.outputs), None, dtype=object)
-            solved = {c: column for c in range(header.layout.outputs) if (column := _bare(masked, c))}
-            for output, column in solved.items():
-                share[:, output] = [w * (1 << 64) // (1 << unit) for w in column.weights]
-            steps[step.number] = {"share": share}
+            rows, tried = max(rows, len(masked.mu)), tried + 1
+            solved = {c: column for c in range(size[1]) if (column := _bare(masked, c))}
             bare += [min(column.bits for column in solved.values())] if solved else []
-            most = max(most, len(solved))
-            if len(steps) == STEPS:
+            if len(solved) > best[0]:
+                best = (len(solved), step.number, _weights(masked, solved, size))
+            if tried == STEPS:
                 break
-        if not steps:
-            raise InsufficientView(f"expected masked scores of more than {header.layout.width} samples, got none")
-        found = f"low-order bits are bare in {len(bare)} of {count(len(steps), 'batch', 'batches')}"
+        if not tried:
+            raise InsufficientView(f"expected masked scores of more than {size[0]} samples, got none")
+        note = f"low-order bits are bare in {len(bare)} of {count(tried, 'batch', 'batches')}"
         if bare:
-            found += f", {min(bare)} of them, which give the active party's share of W"
+            note += f", {min(bare)} of them, which give W"
         else:
-            needed = -(-SURPLUS // (rows - header.layout.width))
-            found += f"; {'one bare bit' if needed == 1 else f'{needed} bare bits'} would have been noticed"
-        size = header.layout.width * header.layout.outputs
-        own = Figure(of="weights", metric="share", value=most / header.layout.outputs, chance=0.0, n=size)
-        return Recovered(found, steps, (own,))
+            needed = -(-SURPLUS // (rows - size[0]))
+            note += f"; {'one bare bit' if needed == 1 else f'{needed} bare bits'} would have been noticed"
+        fact = Fact("weights", "share", best[0] / size[1], size[0] * size[1])
+        if not best[0]:
+            return Guess(facts=(fact,), notes=(note,))
+        return replace(guess_of_weights(view, best[1], best[2], note), facts=(fact,))
 
-    def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:
-        """Return the proportion of exact weights from one batch, of the active party's share or of all of W."""
-        true = truth.at(list(recovered.steps))
-        hits = [
-            int((arrays["share"] == true[number][name]).sum())
-            for number, arrays in recovered.steps.items()
-            for name in ("active share", "sum")
-            if name in true[number]
-        ]
-        if not hits:
-            return ()
-        size = truth.header.layout.width * truth.header.layout.outputs
-        return (Figure(of="weights", metric="share", value=max(hits) / size, chance=0.0, n=size),)
+
+def _weights(masked: Masked, solved: Mapping[int, Solution], size: tuple[int, int]) -> NDArray[np.float64]:
+    """Return W (g, C) with the columns that are ``solved``."""
+    units = np.full(size, 0.5, dtype=object)  # of 2^-64; no W is half a unit
+    for output, column in solved.items():
+        unit = masked.precision - masked.feature_precision
+        units[:, output] = [w * (1 << 64) // (1 << unit) for w in column.weights]
+        units[:, output] += masked.added[:, output]
+    return np.ldexp(units.astype(np.float64), -64)
 
 
 def _bare(masked: Masked, output: int) -> Solution | None:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 
 from vflsec.base.checks import count
 from vflsec.base.errors import InsufficientView
-from vflsec.cipher.recording import Recording
-from vflsec.secure.transcripts import figures
-from vflsec.secure.transcripts.audit import Audit, Figure, Recovered, Truth
+from vflsec.core.attack import Attack
+from vflsec.core.view import Fact, Guess, Need, View
+from vflsec.inference.recordings.samples import guess_of_samples, ids_of, recording_of
 
 ZERO = 1e-3
 """A gradient shorter than this, relative to the longest of its batch, has vanished."""
 
 
-class ShiftedScores(Audit):
+class ShiftedScores(Attack):
     """Shifts scores by a large number: the loss gradient is then 1 - y, and delta^C reveals it.
 
     Where all scores are far up, the active party's sigmoid is 1 and delta_i = 1 - y_i: gradients of class 1 vanish,
@@ -28,17 +28,23 @@ class ShiftedScores(Audit):
     """
 
     name = "shifted-scores"
-    role = "passive"
-    reads = "delta^C of a batch whose scores the passive party has shifted"
-    mitigation = "score-drift at the active party, before it sends delta^C; smaller shifts go unnoticed"
-    reference = "derived from PrADA, Algorithm 4, with a passive party that deviates"
+    needs = frozenset({Need.RECORDING})
+    reference = "derived from PrADA, arXiv 2111.10120, Algorithm 4, with a passive party that deviates"
+    verified = "all labels of a batch whose scores were shifted between the real roles"
+    costs = "one pass over delta^C"
+    fails = "if the active party stops at score-drift before it sends delta^C, and under noise on delta^C"
 
-    def run(self, recording: Recording) -> Recovered:
-        """Return ``labels`` of each step whose gradients are all either nothing or of one length."""
+    def run(self, view: View, *, rng: torch.Generator) -> Guess:
+        """Return scores (k, 2) of the samples of each step whose gradients are all either nothing or of one length.
+
+        Raises:
+            InsufficientView: several outputs, no delta^C, or no such step.
+        """
+        recording = recording_of(view)
         if recording.header.layout.outputs > 1:
             raise InsufficientView(f"expected one output, got {recording.header.layout.outputs}")
-        steps: dict[int, dict[str, NDArray[Any]]] = {}
-        rows = 0
+        labels: dict[int, bool] = {}
+        rows = batches = 0
         for step in recording.steps():
             if step.rate is None or not step.has("embedding_gradient"):
                 continue
@@ -47,20 +53,13 @@ class ShiftedScores(Audit):
             shares = lengths / lengths.max(initial=1e-300)
             none, full = shares < ZERO, shares > 1 - ZERO
             if none.any() and (none | full).all():
-                steps[step.number] = {"labels": none.astype(np.int64)}
+                labels |= dict(zip(ids_of(step).tolist(), none.tolist(), strict=True))
+                batches += 1
         if not rows:
             raise InsufficientView("expected delta^C of a training step, got none")
-        if not steps:
+        if not labels:
             raise InsufficientView("no sign that the passive party shifted scores; noise on delta^C could hide it")
-        read = sum(len(arrays["labels"]) for arrays in steps.values())
-        own = figures.share("labels", read, rows)
-        return Recovered(f"labels of {count(len(steps), 'batch', 'batches')} whose scores were shifted", steps, (own,))
-
-    def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:
-        """Return the accuracy of the labels."""
-        true = truth.at(list(recovered.steps))
-        known = [number for number in recovered.steps if "labels" in true[number]]
-        if not known:
-            return ()
-        guess = np.concatenate([recovered.steps[number]["labels"] for number in known])
-        return (figures.labels(guess, np.concatenate([true[number]["labels"] for number in known])),)
+        ones = torch.tensor(list(labels.values()), dtype=torch.float64)
+        note = f"labels of {count(batches, 'batch', 'batches')} whose scores were shifted"
+        guess = guess_of_samples(view, np.array(list(labels)), torch.stack([1 - ones, ones], dim=1), note)
+        return replace(guess, facts=(Fact("labels", "share", len(labels) / rows, rows),))

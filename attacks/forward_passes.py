@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import torch
 
 from vflsec.base.checks import count
 from vflsec.base.errors import InsufficientView
-from vflsec.cipher.recording import Recording
-from vflsec.secure.transcripts.audit import Audit, Figure, Recovered
+from vflsec.core.attack import Attack
+from vflsec.core.view import Fact, Guess, Need, View
+from vflsec.inference.recordings.samples import recording_of
 
 
-class ForwardPasses(Audit):
+class ForwardPasses(Attack):
     """Counts the forward passes of each sample: each gives the inner products of its features with the columns of W.
 
     With k passes and C outputs the active party has k C linear equations in the g features of a sample. A batch that
@@ -27,13 +29,22 @@ class ForwardPasses(Audit):
     """
 
     name = "forward-passes"
-    role = "passive"
-    reads = "how often each sample was in a batch"
-    mitigation = "fewer passes x outputs of each sample than it has features (max_passes)"
+    target = "exposure"
+    needs = frozenset({Need.RECORDING})
     reference = "counts the equations that score-gram solves"
+    verified = "closed form: passes times outputs over the number of features"
+    costs = "one pass over the notes"
+    fails = (
+        "where features depend on each other or have few values: score-regression and score-decoding need fewer passes"
+    )
 
-    def run(self, recording: Recording) -> Recovered:
-        """Return the count, the largest over samples of min(1, equations / g)."""
+    def run(self, view: View, *, rng: torch.Generator) -> Guess:
+        """Return the count, the largest over samples of min(1, equations / g).
+
+        Raises:
+            InsufficientView: steps are missing, or which samples a batch has.
+        """
+        recording = recording_of(view)
         passes: Counter[int] = Counter()
         beyond = np.zeros((0, 2), dtype=np.int64)
         last = -1
@@ -52,11 +63,9 @@ class ForwardPasses(Audit):
         width, outputs = recording.header.layout.width, recording.header.layout.outputs
         counts = np.array(list(passes.values()))
         shares = np.minimum(counts * outputs / width, 1)
-        found = (
+        note = (
             f"{count(counts.max(), 'pass', 'passes')} x {count(outputs, 'output')} of a sample at most, in its {width} "
             f"features; {(shares == 1).sum()} of {len(counts)} samples are fully exposed"
         )
-        own = Figure(
-            of="directions of features", metric="determined", value=float(shares.max()), chance=0.0, n=len(counts)
-        )
-        return Recovered(found, own=(own,))
+        fact = Fact("directions of features", "determined", float(shares.max()), len(counts))
+        return Guess(facts=(fact,), notes=(note,))

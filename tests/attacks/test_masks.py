@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vflsec.attacks import small_masks
+from vflsec.attacks.low_bits import LowBits, solve
+from vflsec.attacks.small_masks import SmallMasks, narrowest
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.recording import Header, Recording, RecordingWriter
-from vflsec.secure.transcripts import small_masks
-from vflsec.secure.transcripts.audit import Truth
-from vflsec.secure.transcripts.low_bits import LowBits, solve
-from vflsec.secure.transcripts.small_masks import SmallMasks, narrowest
+from vflsec.testing.recordings import attacked
 
 
 def recorded(folder, mu, masked, share, precision, rate=None):
@@ -33,8 +33,13 @@ def recorded(folder, mu, masked, share, precision, rate=None):
     ) as recorder:
         recorder.begin(0, rate=rate)
         recorder.note("share", exact)
-    c, p = Recording(folder / "passive"), Recording(folder / "active")
-    return c, Truth(c, p)
+    return Recording(folder / "passive"), Recording(folder / "active")
+
+
+def leak_of(c, truth):
+    """Return the leak of W by its low-order bits."""
+    (block,) = attacked(LowBits(), c, truth)["leak"].values()
+    return block
 
 
 def float_masked(mu, share, masks):
@@ -60,10 +65,8 @@ def test_fourteen_scores_under_float_masks_give_the_weights_exactly(tmp_path, si
     mu, share = rng.normal(size=(14, 10)), 0.3 * rng.normal(size=(10, 1))
     masked, precision = float_masked(mu, share[:, 0], rng.uniform(-size, size, size=14))
     c, truth = recorded(tmp_path, mu, masked, share, precision)
-    finding = LowBits()(c, truth)
-    assert finding.figures[0].value == 1.0  # to the last bit
-    assert finding.figures[0].n == 10
-    assert finding.verdict == "leaks"
+    leak = leak_of(c, truth)
+    assert (leak.metric, leak.headline, leak.n, leak.chance) == ("exact", 1.0, 10, 0.0)
 
 
 @pytest.mark.parametrize("bits", [12, 52, 104])
@@ -75,18 +78,19 @@ def test_integer_masks_at_the_unit_of_the_message_bare_no_bit(tmp_path, bits):
     masks = np.array([int(rng.integers(0, 1 << 52)) * 2 ** max(0, bits - 52) for _ in range(128)], dtype=object)
     masks = np.array([m % (1 << bits) + int(rng.integers(0, 1 << min(bits, 52))) for m in masks], dtype=object)[:, None]
     c, truth = recorded(tmp_path, mu, exact + masks, share, 48)
-    finding = LowBits()(c, truth)
-    assert finding.figures[0].value == 0.0
-    assert finding.verdict == "holds"
-    assert "bare in 0 of 1" in finding.found
-    assert finding.found.endswith("; one bare bit would have been noticed")  # 118 rows more than features
+    assert leak_of(c, truth).headline == 0.0
+    (note,) = attacked(LowBits(), c)["notes"]
+    assert "bare in 0 of 1" in note
+    assert note.endswith("; one bare bit would have been noticed")  # 118 rows more than features
 
 
 def test_few_rows_notice_only_several_bare_bits(tmp_path):
     rng = np.random.default_rng(2)
     mu, masks = rng.normal(size=(20, 10)), rng.integers(0, 1 << 52, size=(20, 1)).astype(object)
     c, _ = recorded(tmp_path, np.round(mu * 2**20) / 2**20, masks, np.zeros((10, 1)), 48)
-    assert LowBits()(c).found.endswith("; 4 bare bits would have been noticed")  # 10 rows more than features
+    assert attacked(LowBits(), c)["notes"][0].endswith(
+        "; 4 bare bits would have been noticed"
+    )  # 10 rows more than features
 
 
 def test_masks_that_skip_their_low_bits_are_caught(tmp_path):
@@ -96,7 +100,7 @@ def test_masks_that_skip_their_low_bits_are_caught(tmp_path):
     exact = (mu * 2**20).astype(int).astype(object) @ (share * 2**28).astype(int).astype(object)
     masks = np.array([int(rng.integers(0, 1 << 60)) << 34 for _ in range(30)], dtype=object)[:, None]
     c, truth = recorded(tmp_path, mu, exact + masks, share, 48)
-    assert LowBits()(c, truth).figures[0].value == 1.0
+    assert leak_of(c, truth).headline == 1.0
 
 
 def test_one_bare_output_of_several_counts(tmp_path):
@@ -106,9 +110,8 @@ def test_one_bare_output_of_several_counts(tmp_path):
     exact = (mu * 2**20).astype(int).astype(object) @ (share * 2**28).astype(int).astype(object)
     masks = np.array([[int(rng.integers(0, 1 << 60)) << 34, int(rng.integers(0, 1 << 60))] for _ in range(30)], object)
     c, truth = recorded(tmp_path, mu, exact + masks, share, 48)
-    assert LowBits()(c, truth).figures[0].value == 0.5
-    assert LowBits()(c).figures[0].value == 0.5
-    assert LowBits()(c).verdict == "leaks"
+    assert leak_of(c, truth).headline == 0.5
+    assert attacked(LowBits(), c)["leak"]["weights"].metrics == {"share": 0.5}
 
 
 @settings(max_examples=60, deadline=None)
@@ -168,18 +171,21 @@ def test_small_masks_give_the_weights_and_wide_ones_do_not(tmp_path, width, reco
         mu @ w + rng.uniform(-width, width, size=(4000, 1))
     )
     c, truth = recorded(tmp_path, mu, masked, w, 30)
-    finding = SmallMasks()(c, truth)
-    assert recovered[0] <= finding.figures[0].value <= recovered[1]
-    assert SmallMasks()(c).figures[0].metric == "consistency"
-    assert (SmallMasks()(c).figures[0].value > 0.99) == (recovered[0] > 0)
-    assert re.search(r"; the scores computed from two halves of the samples differ by \d+\.\d %; ", finding.found)
+    leak = attacked(SmallMasks(), c, truth)["leak"]["parameters"]
+    assert (leak.headline > 0.99) == (recovered[0] > 0)
+    assert leak.headline <= recovered[1]
+    alone = attacked(SmallMasks(), c)
+    assert alone["leak"]["scores"].metric == "consistency"
+    assert (alone["leak"]["scores"].headline > 0.99) == (recovered[0] > 0)
+    (note,) = alone["notes"]
+    assert re.search(r"; the scores computed from two halves of the samples differ by \d+\.\d %; ", note)
     end = r"W shows, p = 0\.001" if recovered[0] else r"no sign that W shows \(p = [\d.]+; a leak needs p <= 0\.001\)"
-    assert re.search(f"; {end}$", finding.found)
+    assert re.search(f"; {end}$", note)
 
 
-def leaks(folder, seeds, width, *, rows=180, features=4, scored=True):
-    """How often a recording of ``rows`` masked scores is said to leak."""
-    found = 0
+def leaks(folder, seeds, width, *, rows=180, features=4):
+    """How often a recording of ``rows`` masked scores is said to show W."""
+    shows = 0
     for seed in range(seeds):
         rng = np.random.default_rng(seed)
         scales = np.logspace(0, -2, features)  # a feature that hardly varies has a weight that anything explains
@@ -187,21 +193,19 @@ def leaks(folder, seeds, width, *, rows=180, features=4, scored=True):
         exact = mu @ w + rng.uniform(-width, width, size=(rows, 1))
         masked = np.vectorize(lambda v: int(v * 2**30), otypes=[object])(exact)
         (folder / str(seed)).mkdir()
-        c, truth = recorded(folder / str(seed), mu, masked, w, 30)
-        found += SmallMasks()(c, truth if scored else None).verdict == "leaks"
-    return found
+        c, _ = recorded(folder / str(seed), mu, masked, w, 30)
+        shows += "; W shows, p" in attacked(SmallMasks(), c)["notes"][0]
+    return shows
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize(("scored", "seeds"), [(False, 200), (True, 40)])
-def test_wide_masks_are_not_said_to_leak(tmp_path, scored, seeds):
+def test_wide_masks_are_not_said_to_leak(tmp_path):
     """By accident one audit in a thousand is; two of 200 have a probability of 0.02."""
-    assert leaks(tmp_path, seeds, 2.0**40, scored=scored) <= 1
+    assert leaks(tmp_path, 200, 2.0**40) <= 1
 
 
-@pytest.mark.parametrize("scored", [False, True])
-def test_small_masks_are_said_to_leak(tmp_path, scored):
-    assert leaks(tmp_path, 20, 1.0, scored=scored) == 20
+def test_small_masks_are_said_to_leak(tmp_path):
+    assert leaks(tmp_path, 20, 1.0) == 20
 
 
 def test_the_level_is_kept_where_masks_hide_everything(monkeypatch):
@@ -241,9 +245,8 @@ def test_an_update_between_batches_separates_them(tmp_path):
             recorder.begin(number, rate=0.1)
             recorder.note("mu", mu)
             recorder.note("masked_scores", np.zeros((16, 1), dtype=object))
-    c = Recording(tmp_path / "passive")
-    found = SmallMasks().run(c)
-    assert "from 16 samples" in found.found
+            recorder.note("share", np.zeros((2, 1), dtype=object))
+    assert "from 16 samples" in attacked(SmallMasks(), Recording(tmp_path / "passive"))["notes"][0]
 
 
 def test_without_masked_scores_nothing_is_measured(tmp_path):
@@ -253,5 +256,5 @@ def test_without_masked_scores_nothing_is_measured(tmp_path):
         recorder.begin(0, rate=0.1)
         recorder.note("mu", np.ones((16, 2)))
     c = Recording(tmp_path / "passive")
-    assert LowBits()(c).verdict == "unmeasured"
-    assert SmallMasks()(c).verdict == "unmeasured"
+    assert attacked(LowBits(), c)["status"] == "unmeasured"
+    assert attacked(SmallMasks(), c)["status"] == "unmeasured"

@@ -3,39 +3,36 @@
 import numpy as np
 import pytest
 
+from vflsec.attacks.common_divisor import CommonDivisor
+from vflsec.attacks.delta_chain import DeltaChain, DeltaChainWeights
+from vflsec.attacks.low_bits import LowBits
+from vflsec.attacks.score_gram import ScoreGram
+from vflsec.attacks.small_masks import SmallMasks
 from vflsec.base.errors import UsageError
 from vflsec.cipher.roles.active import ActiveRole
-from vflsec.secure.transcripts.audit import Truth
-from vflsec.secure.transcripts.common_divisor import CommonDivisor
-from vflsec.secure.transcripts.delta_chain import DeltaChain
-from vflsec.secure.transcripts.low_bits import LowBits
-from vflsec.secure.transcripts.score_gram import ScoreGram
-from vflsec.secure.transcripts.small_masks import SmallMasks
-from vflsec.testing.recordings import EncryptedRun, LinearRun
+from vflsec.testing.recordings import EncryptedRun, LinearRun, attacked
 
 
 @pytest.mark.parametrize(("delta", "order"), [("rank1", "current"), ("outer", "current"), ("rank1", "paper")])
 def test_c_reads_all_labels_and_the_weights(tmp_path, delta, order):
     c, p = EncryptedRun(run=LinearRun(steps=4, width=4, batch=24, order=order), delta=delta).record(tmp_path)
-    accuracy, ranking, weights = DeltaChain()(c, Truth(c, p)).figures
-    assert accuracy.value == ranking.value == 1.0
-    assert weights.value > 1 - 1e-8
+    labels = attacked(DeltaChain(), c, p, n=8)["leak"]["train"]
+    assert labels.metrics["auc"] == labels.metrics["accuracy"] == 1.0
+    assert attacked(DeltaChainWeights(), c, p, n=8)["leak"]["parameters"].headline > 1 - 1e-8
 
 
 def test_of_three_outputs_too(tmp_path):
     c, p = EncryptedRun(run=LinearRun(steps=12, width=5, outputs=3, batch=24, rate=0.5)).record(tmp_path)
-    labels, weights = DeltaChain()(c, Truth(c, p)).figures
-    assert labels.value == 1.0
-    assert weights.value > 0.99
+    assert attacked(DeltaChain(), c, p, n=12)["leak"]["train"].headline == 1.0
 
 
 def test_noise_under_encryption_hides_them(tmp_path):
     run = LinearRun(steps=12, width=4, batch=24, noise=20.0)
     c, p = EncryptedRun(run=run, delta="outer").record(tmp_path)
-    accuracy, ranking, weights = DeltaChain()(c, Truth(c, p)).figures
-    assert accuracy.value < 0.8
-    assert ranking.value < 0.62
-    assert weights.value < 0.1
+    labels = attacked(DeltaChain(), c, p, n=8)["leak"]["train"]
+    assert labels.metrics["accuracy"] < 0.8
+    assert labels.headline < 0.62
+    assert attacked(DeltaChainWeights(), c, p, n=8)["leak"]["parameters"].headline < 0.1
     noise = np.concatenate([step.notes["embedding_gradient"] for step in c.steps()])
     assert 17 < noise.std() < 23  # it arrives as it was drawn
 
@@ -56,18 +53,20 @@ class Exact(ActiveRole):
 def test_exact_products_are_read_and_blurred_ones_are_not(tmp_path, holder, value):
     run = EncryptedRun(run=LinearRun(steps=2, width=4, batch=24), delta="outer", active=holder)
     c, p = run.record(tmp_path)
-    assert CommonDivisor()(c, Truth(c, p)).figures[0].value == value
+    (block,) = attacked(CommonDivisor(), c, p)["leak"].values()
+    assert block.headline == value
 
 
 def test_the_masks_bare_nothing(tmp_path):
     c, p = EncryptedRun(run=LinearRun(steps=4, width=2, batch=48), inference=4).record(tmp_path)
-    low = LowBits()(c, Truth(c, p))
-    assert (low.figures[0].value, low.verdict) == (0.0, "holds")
-    assert "bare in 0 of 8" in low.found
-    assert SmallMasks()(c, Truth(c, p)).figures[0].value < 0.01
+    low = attacked(LowBits(), c, p)
+    assert (low["leak"]["weights"].headline, low["status"]) == (0.0, "ok")
+    assert "bare in 0 of 8" in low["notes"][0]
+    (block,) = attacked(SmallMasks(), c, p)["leak"].values()
+    assert block.headline < 0.01
 
 
-def test_p_reads_inner_products_of_frozen_features(tmp_path):
+def test_p_reads_frozen_features(tmp_path):
     run = LinearRun(steps=8, width=4, batch=16, same_batch=True, rate=0.5)
     c, p = EncryptedRun(run=run, share0=0.3).record(tmp_path)
-    assert ScoreGram()(p, Truth(p, c)).figures[0].value > 0.999
+    assert attacked(ScoreGram(), p, c, n=8)["leak"]["train"].headline > 0.999

@@ -3,21 +3,36 @@
 import numpy as np
 import pytest
 
+from vflsec.attacks.score_gram import ScoreGram, recovered
 from vflsec.cipher.recording import Recording, RecordingWriter
-from vflsec.secure.transcripts.audit import Truth
-from vflsec.secure.transcripts.score_gram import ScoreGram
-from vflsec.testing.recordings import LinearRun
+from vflsec.testing.recordings import LinearRun, attacked
 
 
-def audited(folder, **settings):
-    c, p = LinearRun(same_batch=True, **settings).record(folder)
-    return ScoreGram()(p, Truth(p, c))
+def products(c, p):
+    """Return the inner products of all pairs of samples, as recovered and true, at the first step of each sample."""
+    geometry, first = recovered(p), {}
+    for step in c.steps():
+        for row, mu in zip(step.notes["rows"].tolist(), step.notes["mu"], strict=True):
+            first.setdefault(row, mu)
+    true = np.array([first[row] for row in geometry.rows.tolist()])
+    return geometry.features @ geometry.features.T, true @ true.T
+
+
+def correlation_of(c, p):
+    """Return the correlation of the inner products of different samples."""
+    guess, true = products(c, p)
+    above = np.triu_indices(len(true), 1)
+    return float(np.corrcoef(guess[above], true[above])[0, 1])
 
 
 def figure(tmp_path_factory, seeds=range(5), **settings):
     """Median over seeds of the correlation of inner products, and of their relative error."""
-    found = [audited(tmp_path_factory.mktemp("run"), seed=seed, **settings).figures for seed in seeds]
-    return tuple(np.median([values[i].value for values in found]) for i in (0, 1))
+    values = []
+    for seed in seeds:
+        c, p = LinearRun(same_batch=True, seed=seed, **settings).record(tmp_path_factory.mktemp("run"))
+        guess, true = products(c, p)
+        values.append((correlation_of(c, p), 1 - ((guess - true) ** 2).sum() / (true**2).sum()))
+    return tuple(np.median(values, axis=0))
 
 
 def test_forty_steps_on_frozen_features_give_all_inner_products(tmp_path_factory):
@@ -61,24 +76,30 @@ def test_momentum_and_weight_decay_hide_nothing(tmp_path_factory, momentum, deca
 
 
 def test_several_outputs_need_fewer_steps(tmp_path):
-    finding = audited(tmp_path, outputs=3, steps=12, rate=0.5)
-    assert finding.figures[0].value > 0.999
-    assert finding.verdict == "leaks"
+    c, p = LinearRun(same_batch=True, outputs=3, steps=12, rate=0.5).record(tmp_path)
+    assert correlation_of(c, p) > 0.999
+    leak = attacked(ScoreGram(), p, c, n=30)["leak"]["train"]
+    assert leak.headline > 0.999
+    assert leak.over_rows[0] > leak.chance
 
 
 def test_new_rows_in_every_batch_are_not_measured(tmp_path):
     c, p = LinearRun(steps=10).record(tmp_path)
-    finding = ScoreGram()(p, Truth(p, c))
-    assert finding.verdict == "unmeasured"
-    assert finding.found == "needs two scores of most samples; 1280 samples have only one"
+    finding = attacked(ScoreGram(), p, c, n=30)
+    assert finding["status"] == "unmeasured"
+    assert finding["notes"] == ["needs two scores of most samples; 1280 samples have only one"]
 
 
 def shuffled(folder, **settings):
     settings = {"rows": 400, "batch": 64, "rate": 0.3, "columns": 6, "width": 6, **settings}
     epochs = settings.pop("epochs")
     c, p = LinearRun(steps=epochs * -(-settings["rows"] // settings["batch"]), **settings).record(folder)
-    finding = ScoreGram()(p, Truth(p, c))
-    return {(figure.of, figure.metric): figure.value for figure in finding.figures}, finding, p
+    return c, p
+
+
+def r2(c, p):
+    """Return the leak of the features with 18 known samples."""
+    return attacked(ScoreGram(), p, c, n=18)["leak"]["train"].headline
 
 
 @pytest.mark.parametrize(
@@ -91,31 +112,29 @@ def shuffled(folder, **settings):
     ],
 )
 def test_shuffled_batches_give_all_features(tmp_path, settings):
-    figures, finding, _ = shuffled(tmp_path, **settings)
-    assert finding.verdict == "leaks"
-    assert figures["features", "correlation"] > 0.999
-    assert figures["features, 18 known rows", "r2"] > 0.999
+    c, p = shuffled(tmp_path, **settings)
+    assert correlation_of(c, p) > 0.999
+    assert r2(c, p) > 0.999
 
 
 def test_without_the_truth_it_says_how_well_it_predicts_scores_that_it_did_not_see(tmp_path):
-    _, _, p = shuffled(tmp_path, outputs=5, epochs=2)
-    (figure,) = ScoreGram()(p).figures
-    assert figure.metric == "consistency"
-    assert figure.value > 1 - 1e-6
-    assert figure.value > figure.chance
+    _, p = shuffled(tmp_path, outputs=5, epochs=2)
+    (block,) = attacked(ScoreGram(), p)["leak"].values()
+    assert block.metric == "consistency"
+    assert block.headline > 1 - 1e-6
+    assert block.headline > block.chance
 
 
 @pytest.mark.statistical
 def test_fewer_scores_than_features_do_not_determine_them(tmp_path):
-    figures, _, _ = shuffled(tmp_path, outputs=1, epochs=3)
-    assert figures["features", "correlation"] < 0.9
-    assert figures["features, 18 known rows", "r2"] < 0.7
+    c, p = shuffled(tmp_path, outputs=1, epochs=3)
+    assert correlation_of(c, p) < 0.9
+    assert r2(c, p) < 0.7
 
 
 @pytest.mark.statistical
 def test_noise_on_the_scores_blunts_it(tmp_path):
-    figures, _, _ = shuffled(tmp_path, outputs=5, epochs=2, score_noise=0.3)
-    assert figures["features", "correlation"] < 0.9
+    assert correlation_of(*shuffled(tmp_path, outputs=5, epochs=2, score_noise=0.3)) < 0.9
 
 
 def test_momentum_from_before_the_recording_is_not_guessed(tmp_path):
@@ -126,7 +145,7 @@ def test_momentum_from_before_the_recording_is_not_guessed(tmp_path):
                 recorder.begin(step.number, rate=step.rate)
                 for name, array in step.notes.items():
                     recorder.note(name, array)
-    assert "from the first step on" in ScoreGram()(Recording(tmp_path / "late")).found
+    assert "from the first step on" in attacked(ScoreGram(), Recording(tmp_path / "late"))["notes"][0]
 
 
 def test_rows_in_another_order_are_the_same_batch_and_inference_between_moves_nothing(tmp_path):
@@ -141,6 +160,5 @@ def test_rows_in_another_order_are_the_same_batch_and_inference_between_moves_no
             for name in ("rows", "scores", "delta"):
                 recorder.note(name, step.notes[name][order])
             recorder.begin(2 * step.number + 1, rate=None)
-    found = ScoreGram().run(Recording(shuffled)).steps[0]["mu"]
-    expected = ScoreGram().run(p).steps[0]["mu"]
+    found, expected = recovered(Recording(shuffled)).features, recovered(p).features
     np.testing.assert_allclose(found @ found.T, (expected @ expected.T)[np.ix_(orders[0], orders[0])], atol=1e-6)

@@ -6,10 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vflsec.attacks.common_divisor import CommonDivisor
 from vflsec.cipher.recording import Recording, RecordingWriter
-from vflsec.secure.transcripts.audit import Truth
-from vflsec.secure.transcripts.common_divisor import CommonDivisor
-from vflsec.testing.recordings import LinearRun
+from vflsec.testing.recordings import LinearRun, attacked
 
 
 def rewritten(folder, c, change):
@@ -17,7 +16,7 @@ def rewritten(folder, c, change):
     rng = np.random.default_rng(0)
     with RecordingWriter(folder / "other", c.header) as recorder:
         for step in c.steps():
-            delta, w = rng.integers(-(1 << 23), 1 << 23, size=128), rng.integers(-(1 << 28), 1 << 28, size=10)
+            delta, w = rng.integers(-(1 << 22), 1 << 23, size=128), rng.integers(-(1 << 28), 1 << 28, size=10)
             recorder.begin(step.number, rate=step.rate)
             recorder.note("embedding_gradient", np.ldexp(change(delta, w, rng).astype(float), -51))
             share = np.array([int(v) << 36 for v in w], dtype=object)[:, None]
@@ -39,13 +38,19 @@ def truth(folder, header):
 def audited(folder, change):
     c, _ = LinearRun().record(folder)
     c = rewritten(folder, c, change)
-    return CommonDivisor()(c, Truth(c, truth(folder, c.header)))
+    return attacked(CommonDivisor(), c, truth(folder, c.header))
+
+
+def leak_of(found):
+    """Return the share of W that is right to the unit."""
+    (block,) = found["leak"].values()
+    return block.headline
 
 
 def test_all_weights_are_read_from_exact_products(tmp_path):
     finding = audited(tmp_path, lambda delta, w, rng: np.outer(delta, w))
-    assert finding.figures[0].value == 1.0
-    assert finding.verdict == "leaks"
+    assert leak_of(finding) == 1.0
+    assert (finding["leak"]["parameters"].metric, finding["leak"]["parameters"].chance) == ("exact", 0)
 
 
 def test_noise_below_a_unit_of_the_weights_leaves_no_divisor(tmp_path):
@@ -53,8 +58,8 @@ def test_noise_below_a_unit_of_the_weights_leaves_no_divisor(tmp_path):
         return np.outer(delta, w) + rng.integers(0, np.abs(delta)[:, None] + 1, size=(128, 10))
 
     finding = audited(tmp_path, blurred)
-    assert finding.figures[0].value == 0.0
-    assert finding.verdict == "holds"
+    assert leak_of(finding) == 0.0
+    assert finding["status"] == "ok"
 
 
 def test_one_exact_batch_of_two_is_not_averaged_away(tmp_path):
@@ -65,7 +70,7 @@ def test_one_exact_batch_of_two_is_not_averaged_away(tmp_path):
         return np.outer(delta, w) + blur
 
     finding = audited(tmp_path, first_exact)
-    assert finding.figures[0].value == 1.0
+    assert leak_of(finding) == 1.0
 
 
 def test_a_single_exact_row_tells_its_loss_gradient(tmp_path):
@@ -74,14 +79,14 @@ def test_a_single_exact_row_tells_its_loss_gradient(tmp_path):
         return ratio[:, None] * (delta[0] * w).astype(float)[None]
 
     c, _ = LinearRun().record(tmp_path)
-    finding = CommonDivisor()(rewritten(tmp_path, c, first_exact))
-    assert finding.figures[0].value == 1.0
-    assert finding.found == "2 of 2 columns and rows of delta^C have a common divisor: |W_j|, |delta_i|"
+    finding = attacked(CommonDivisor(), rewritten(tmp_path, c, first_exact))
+    assert finding["leak"]["weights and loss gradients"].metrics == {"share": 1.0}
+    assert finding["notes"] == ["2 of 2 columns and rows of delta^C have a common divisor: |W_j|, |delta_i|"]
 
 
 def test_numbers_that_a_float_has_rounded_are_not_measured(tmp_path):
     finding = audited(tmp_path, lambda delta, w, rng: np.outer(delta, w) * 16.0)
-    assert finding.verdict == "unmeasured"
+    assert finding["status"] == "unmeasured"
 
 
 @settings(max_examples=20, deadline=None)
@@ -92,21 +97,22 @@ def test_the_divisor_of_multiples_is_a_multiple_of_the_weight(w, deltas):
 
 def test_several_outputs_are_not_measured(tmp_path):
     c, _ = LinearRun(outputs=3).record(tmp_path)
-    assert "expected one output, got 3" in CommonDivisor()(c).found
-    assert CommonDivisor()(c).verdict == "unmeasured"
+    finding = attacked(CommonDivisor(), c)
+    assert "expected one output, got 3" in finding["notes"][0]
+    assert finding["status"] == "unmeasured"
 
 
 def test_floats_of_a_simulation_are_no_fixed_point(tmp_path):
     c, _ = LinearRun().record(tmp_path)
-    assert CommonDivisor()(c).verdict == "unmeasured"
+    assert attacked(CommonDivisor(), c)["status"] == "unmeasured"
 
 
 def test_numbers_rounded_to_a_larger_unit_have_no_divisor(tmp_path):
     c, p = LinearRun(rounding=2.0**-24).record(tmp_path)
-    finding = CommonDivisor()(c)
-    assert finding.verdict == "holds"
+    finding = attacked(CommonDivisor(), c)
+    assert finding["leak"]["weights and loss gradients"].headline == 0.0
     assert re.fullmatch(
         r"no column or row of delta\^C \(of \d+\) has a common divisor, which would be \|W_j\| or \|delta_i\|",
-        finding.found,
+        finding["notes"][0],
     )
-    assert CommonDivisor()(c, Truth(c, p)).figures[0].value == 0.0
+    assert leak_of(attacked(CommonDivisor(), c, p)) == 0.0

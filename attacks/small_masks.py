@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
+import torch
 from scipy.optimize import linprog
 
 from vflsec.base.errors import InsufficientView
 from vflsec.cipher.recording import Recording
-from vflsec.inference.recordings.masked import masked_scores
-from vflsec.secure.transcripts import figures
-from vflsec.secure.transcripts.audit import Audit, Figure, Floats, Recovered, Truth
+from vflsec.core.attack import Attack
+from vflsec.core.view import Fact, Guess, Need, View
+from vflsec.inference.recordings.masked import Integers, masked_scores
+from vflsec.inference.recordings.samples import guess_of_weights, recording_of
+from vflsec.inference.recordings.simplex import Floats
 
 ROWS = 1 << 17
 """Most samples that are used."""
@@ -25,11 +29,14 @@ PERMUTATIONS = 1999
 ENOUGH = 10
 """Of the scores dealt anew, bands as narrow as the true one, after which no more are dealt."""
 
+HIDDEN = 1e6
+"""By how much a W that does not show is divided, so that no chance hit counts."""
+
 LEVEL = 2 / (PERMUTATIONS + 1)
 """How often it does so by accident: in one audit of a thousand."""
 
 
-class SmallMasks(Audit):
+class SmallMasks(Attack):
     """Finds the W whose masks lie in the narrowest band: the error falls with 1 / n, not with 1 / sqrt(n).
 
     While W stays as it is, at inference or between slow updates, n masked scores v = mu W + r with r uniform in a
@@ -46,71 +53,83 @@ class SmallMasks(Audit):
     """
 
     name = "small-masks"
-    role = "passive"
-    reads = "masked scores under one W, and mu"
-    mitigation = "masks uniform over 2^sigma times the range of what they hide, sigma at least 40"
-    reference = "derived from PrADA, Algorithm 4, line 8"
+    target = "parameters"
+    needs = frozenset({Need.RECORDING})
+    reference = "derived from PrADA, arXiv 2111.10120, Algorithm 4, line 8"
+    verified = "the narrowest band by a dense linear programme; the level of the test where masks hide everything"
+    costs = "three linear programmes, and up to 1999 permutations of the scores"
+    fails = "under masks uniform over 2^sigma times the range of what they hide, sigma at least 40"
 
-    def run(self, recording: Recording) -> Recovered:
-        """Return ``weights`` (g, C) at the first of the steps that share it."""
-        header = recording.header
-        number, mu, scores = max(_same_weights(recording), key=lambda found: len(found[1]), default=(0, None, None))
-        if mu is None or scores is None or len(mu) < 8 * header.layout.width:
-            raise InsufficientView(
-                f"expected masked scores of {8 * header.layout.width} samples under one W, got fewer"
-            )
+    def run(self, view: View, *, rng: torch.Generator) -> Guess:
+        """Return W (g, C) at the first of the steps that share it; nearly zero where the test has no sign of it.
+
+        Raises:
+            InsufficientView: there are too few samples under one W.
+        """
+        recording = recording_of(view)
+        width = recording.header.layout.width
+        longest = max(_same_weights(recording), key=lambda run: len(run.mu), default=None)
+        if longest is None or len(longest.mu) < 8 * width:
+            raise InsufficientView(f"expected masked scores of {8 * width} samples under one W, got fewer")
+        mu, scores = longest.mu, longest.scores
         weights = narrowest(mu, scores)
         halves = [narrowest(mu[part::2], scores[part::2]) for part in (0, 1)]
         size = float(sum(((mu @ half) ** 2).sum() for half in halves))
         apart = float(((mu @ (halves[0] - halves[1])) ** 2).sum()) / size if size else 1.0
         p = p_value(mu, scores, halves)
-        own = Figure(of="scores", metric="consistency", value=max(0.0, 1 - apart), chance=0.0, n=len(mu))
-        width = float(np.ptp(scores - mu @ weights, axis=0).max()) / 2
-        found = f"W from {len(mu)} samples under masks of ±{width:.3g}; "
-        found += f"the scores computed from two halves of the samples differ by {100 * apart:.1f} %; "
-        found += (
+        band = float(np.ptp(scores - mu @ weights, axis=0).max()) / 2
+        note = f"W from {len(mu)} samples under masks of ±{band:.3g}; "
+        note += f"the scores computed from two halves of the samples differ by {100 * apart:.1f} %; "
+        note += (
             f"W shows, p = {p:.3g}"
             if p <= LEVEL
             else f"no sign that W shows (p = {p:.3g}; a leak needs p <= {LEVEL:g})"
         )
-        return Recovered(found, {number: {"weights": weights, "mu": mu, "p": np.array([p])}}, (_judged(own, p),))
-
-    def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:
-        """Return how much was recovered of W, or of the active party's share if only that was masked, and of mu W."""
-        found = []
-        for number, notes in truth.at(list(recovered.steps)).items():
-            guess, mu, (p,) = (recovered.steps[number][name] for name in ("weights", "mu", "p"))
-            true = [np.ldexp(notes[name].astype(float), -64) for name in ("sum", "active share") if name in notes]
-            sides = [
-                (figures.vectors("weights", guess, w), figures.vectors("scores", mu @ guess, mu @ w)) for w in true
-            ]
-            best = max(sides, key=lambda pair: max(figure.value for figure in pair), default=())
-            found += [_judged(figure, p) for figure in best]
-        return tuple(found)
+        whole = weights + np.ldexp(longest.added.astype(np.float64), -64)
+        shown = whole if p <= LEVEL else whole / HIDDEN
+        fact = Fact("scores", "consistency", max(0.0, 1 - apart), len(mu))
+        return replace(guess_of_weights(view, longest.first, shown, note), facts=(fact,))
 
 
-def _same_weights(recording: Recording) -> Iterator[tuple[int, Floats, Floats]]:
-    """Yield first step, mu (n, g) and masked scores (n, C) of each run of steps that no update separates."""
+class MaskedRun(NamedTuple):
+    """The steps that no update separates.
+
+    Attributes:
+        first: number of the first step.
+        mu: (n, g).
+        scores: (n, C) under masks.
+        added: (g, C) as in ``Masked``.
+    """
+
+    first: int
+    mu: Floats
+    scores: Floats
+    added: Integers
+
+
+def _same_weights(recording: Recording) -> Iterator[MaskedRun]:
+    """Yield each run of steps with masked scores that no update separates."""
     header = recording.header
     half = 1 << header.layout.ring - 1
-    first, count = 0, 0
+    first, size = 0, 0
     mus: list[Floats] = []
     values: list[Floats] = []
+    added = np.zeros((header.layout.width, header.layout.outputs), dtype=object)
     for step in recording.steps():
         masked = masked_scores(step, header)
-        if masked is not None and count < ROWS:
-            first = first if mus else step.number
+        if masked is not None and size < ROWS:
+            first, added = (first, added) if mus else (step.number, masked.added)
             scores = masked.scores
             if not step.has("masked_scores"):  # known modulo 2^L
                 scores = (scores + half) % (2 * half) - half
             mus.append(step.notes["mu"])
             values.append(np.ldexp(scores.astype(np.float64), -masked.precision))
-            count += len(step.notes["mu"])
+            size += len(step.notes["mu"])
         if mus and step.rate is not None:  # an update ends the run
-            yield first, np.concatenate(mus), np.concatenate(values)
-            mus, values, count = [], [], 0
+            yield MaskedRun(first, np.concatenate(mus), np.concatenate(values), added)
+            mus, values, size = [], [], 0
     if mus:
-        yield first, np.concatenate(mus), np.concatenate(values)
+        yield MaskedRun(first, np.concatenate(mus), np.concatenate(values), added)
 
 
 def p_value(mu: Floats, scores: Floats, halves: Sequence[Floats]) -> float:
@@ -123,7 +142,7 @@ def p_value(mu: Floats, scores: Floats, halves: Sequence[Floats]) -> float:
         scores: (n, C) under masks.
         halves: the W (g, C) of the even and of the odd samples; each is tried on the others.
     """
-    rng = np.random.default_rng(figures.SEED)
+    rng = np.random.default_rng(0)
     size = np.maximum(np.ptp(scores, axis=0), np.finfo(np.float64).tiny)
     least = 1.0
     for part, weights in enumerate(halves):
@@ -137,11 +156,6 @@ def p_value(mu: Floats, scores: Floats, halves: Sequence[Floats]) -> float:
                 break
         least = min(least, float(p))
     return min(1.0, 2 * least)
-
-
-def _judged(figure: Figure, p: float) -> Figure:
-    """Return the figure; one that may be an accident has an interval from chance on."""
-    return figure if p <= LEVEL else msgspec.structs.replace(figure, ci95=(figure.chance, figure.value))
 
 
 def narrowest(mu: Floats, scores: Floats) -> Floats:

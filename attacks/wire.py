@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import gmpy2
 import msgspec
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from vflsec.base.checks import count
@@ -16,8 +17,10 @@ from vflsec.base.errors import DataError, InsufficientView
 from vflsec.cipher.arithmetic.codec import cut
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.recording import RecordedMessage, Recording
-from vflsec.secure.transcripts import figures
-from vflsec.secure.transcripts.audit import Audit, Figure, Recovered, Truth
+from vflsec.core.attack import Attack
+from vflsec.core.auxiliary import divided, sureness
+from vflsec.core.view import Fact, Guess, Need, View
+from vflsec.inference.recordings.samples import ids_of, places, recording_of
 
 CIPHERTEXTS = ("columns", "packs", "ciphers", "share")
 """Fields of messages that hold ciphertexts."""
@@ -35,7 +38,7 @@ ANSWERS = ("MaskedScores", "MaskedGradient", "EncryptedDelta")
 """Kinds of messages whose re-randomization is tested."""
 
 
-class Wire(Audit):
+class Wire(Attack):
     """Reads the form of messages, without a key: a static check of an implementation on its own traffic.
 
     * Exponents: floats that carry their exponent in clear tell the magnitude of what is encrypted; that of delta_i
@@ -59,32 +62,34 @@ class Wire(Audit):
     """
 
     name = "wire"
-    role = "either"
-    reads = "the form of all messages"
-    mitigation = "one public exponent for each kind of message; one exit for each party that masks and re-randomizes"
+    side = "either"
+    target = "exposure"
+    needs = frozenset({Need.RECORDING})
     reference = "defaults of common Paillier libraries"
+    verified = "messages of a common Paillier library, and of roles that forget to mask, encrypt or re-randomize"
+    costs = "one pass over the messages, and a few modular powers"
+    fails = "where what was not re-randomized is not tested: it says which answers these are"
 
-    def run(self, recording: Recording) -> Recovered:
-        """Return the proportion of faulty messages; by step and kind, the exponents in the active party's messages."""
-        n = int.from_bytes(recording.header.n, "little")
-        if not n:
-            raise InsufficientView("expected encrypted messages, got a recording without a key")
-        from_p = "sent" if recording.header.role == "active" else "received"
+    def run(self, view: View, *, rng: torch.Generator) -> Guess:
+        """Return the proportion of faulty messages.
+
+        Raises:
+            InsufficientView: nothing is encrypted, or no message was recorded.
+        """
+        recording = recording_of(view)
+        n = _modulus(recording)
         seen: dict[int, int] = {}
         faults: Counter[str] = Counter()
         layout = recording.header.layout
         parity, powers = _Parity(layout), _Powers(layout, n)
-        steps: dict[int, dict[str, NDArray[Any]]] = {}
         messages = bad = 0
         for step in recording.steps():
             contents = [_content(message, n) for message in step.messages]
-            for message, content in zip(step.messages, contents, strict=True):
-                found = set(_faults(content, n, seen))
-                faults.update(found)
+            for content in contents:
+                own = set(_faults(content, n, seen))
+                faults.update(own)
                 messages += 1
-                bad += bool(found)
-                if len(content.exponents) and message.direction == from_p:
-                    steps.setdefault(step.number, {})[content.kind] = content.exponents
+                bad += bool(own)
             parity.read(contents, n)
             powers.read(contents, step.notes if recording.header.role == "active" else {})
         if not messages:
@@ -94,31 +99,70 @@ class Wire(Audit):
             bad = min(messages, bad + parity.answers[kind])
         text = "; ".join(f"{fault}: {count(n_bad, 'message')}" for fault, n_bad in sorted(faults.items()))
         text = f"{text}; of {messages} in all" if faults else f"no fault in {count(messages, 'message')}"
-        unmeasured = []
+        untested = []
         for kind in (kind for kind in ANSWERS if parity.answers[kind]):
             if ways := _ways(kind, parity, powers):
                 text += f"; re-randomization of {kind} tested by {ways}"
             else:
-                unmeasured.append(f"re-randomization of {kind}: {_why_not(kind, parity)}")
-        own = Figure(of="messages", metric="share", value=bad / messages, chance=0.0, n=messages)  # a full count
-        return Recovered(text, steps, (own,), tuple(unmeasured))
+                untested.append(f"re-randomization of {kind}: {_why_not(kind, parity)}")
+        fact = Fact("messages", "share", bad / messages, messages)  # a full count
+        return Guess(facts=(fact,), notes=(text,), untested=tuple(untested))
 
-    def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:
-        """Return the share of messages with a fault, then how exponents in clear rank the labels, of the worst kind."""
-        true = truth.at(list(recovered.steps))
-        found = []
-        for kind in sorted({kind for arrays in recovered.steps.values() for kind in arrays}):
-            scores, labels = [], []
-            for number, arrays in recovered.steps.items():
-                known = true[number].get("labels")
-                if known is not None and kind in arrays and len(arrays[kind]) % len(known) == 0:
-                    scores.append(
-                        arrays[kind].reshape(-1, len(known)).mean(axis=0)
-                    )  # blocks of features, in each the rows
-                    labels.append(known)
-            if labels and len(np.unique(np.concatenate(labels))) == 2:
-                found.append(figures.ranking("labels", np.concatenate(scores), np.concatenate(labels)))
-        return (*recovered.own, *sorted(found, key=lambda figure: -figure.value)[:1])
+
+class WireExponents(Attack):
+    """The exponents that messages of the passive party's loss gradients carry in clear rank the labels. Two classes.
+
+    The rarer class 1, the larger are its loss gradients, and so are the exponents of their floats.
+
+    Source: the documentation and source of common Paillier libraries, where exponents are sent in clear.
+    """
+
+    name = "wire-exponents"
+    side = "either"
+    needs = frozenset({Need.RECORDING})
+    wants = frozenset({Need.AUX_LABELS})
+    classes = 2
+    reference = Wire.reference
+    verified = "exponents of loss gradients as a common Paillier library chooses them"
+    costs = "one pass over the messages"
+    fails = "if all numbers of one kind of message have one public exponent, as in the protocol of this package"
+
+    def run(self, view: View, *, rng: torch.Generator) -> Guess:
+        """Return scores (k, 2) by the mean exponent of each sample in the kind of message that ranks known labels best.
+
+        Raises:
+            InsufficientView: no message carries an exponent for each row.
+        """
+        recording = recording_of(view)
+        n, sides = _modulus(recording), {"active": "sent", "passive": "received"}
+        kinds: dict[str, dict[int, list[float]]] = {}
+        for step in recording.steps():
+            ids = ids_of(step).tolist()
+            for message in step.messages:
+                exponents = _content(message, n).exponents
+                from_active = message.direction == sides[recording.header.role]
+                if from_active and ids and len(exponents) and len(exponents) % len(ids) == 0:
+                    means = exponents.reshape(-1, len(ids)).mean(axis=0)  # blocks of features, in each the rows
+                    for row, mean in zip(ids, means.tolist(), strict=True):
+                        kinds.setdefault(message.kind, {}).setdefault(row, []).append(mean)
+        if not kinds:
+            raise InsufficientView("expected messages with an exponent for each row, got none")
+        guesses = [_ranked(view, kind, exponents) for kind, exponents in sorted(kinds.items())]
+        return max(guesses, key=lambda guess: sureness(view, guess) or 0.0)
+
+
+def _ranked(view: View, kind: str, exponents: Mapping[int, list[float]]) -> Guess:
+    means = torch.tensor([np.mean(own) for own in exponents.values()], dtype=torch.float64)
+    rows = places(recording_of(view), np.array(list(exponents)))
+    scores = torch.full((len(view.features["train"]),), float(means.mean()), dtype=torch.float64)
+    return Guess({"train": divided(view, scores.index_copy(0, rows, means))}, notes=(f"exponents in clear in {kind}",))
+
+
+def _modulus(recording: Recording) -> int:
+    n = int.from_bytes(recording.header.n, "little")
+    if not n:
+        raise InsufficientView("expected encrypted messages, got a recording without a key")
+    return n
 
 
 class _Content(NamedTuple):

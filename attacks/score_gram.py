@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from vflsec.base.checks import count
 from vflsec.base.errors import InsufficientView
 from vflsec.cipher.recording import Header, RecordedStep, Recording
+from vflsec.core.attack import Attack
+from vflsec.core.view import Fact, Guess, Need, View
+from vflsec.inference.recordings.known_rows import by_known_rows
 from vflsec.inference.recordings.same_batch import factor, moved, same_batch
+from vflsec.inference.recordings.samples import guess_of_samples, recording_of
 from vflsec.inference.recordings.score_fit import SWEEPS, ScoreFit, fit
 from vflsec.inference.recordings.score_model import ScoreModel, Visit
-from vflsec.secure.transcripts import figures
-from vflsec.secure.transcripts.audit import Audit, Figure, Floats, Recovered, Truth
+from vflsec.inference.recordings.simplex import Floats
 
 HELD_OUT = 0.02
 """Share of the scores that is left out of the fit, to judge it."""
@@ -24,11 +30,9 @@ CLEARLY = 0.9
 """A drift counts where it lowers the error on the scores that were left out to this share."""
 PERMUTED = 20
 """Steps of the fit to permuted loss gradients, which cannot become exact."""
-SCORED = 2000
-"""Rows whose pairs are compared with the truth, at most."""
 
 
-class ScoreGram(Audit):
+class ScoreGram(Attack):
     """The scores give the passive party's features up to a rotation, which refutes PrADA's Proposition 1.
 
     The active party knows how W moves: by its own loss gradients times the passive party's features. So every score is
@@ -45,70 +49,81 @@ class ScoreGram(Audit):
     """
 
     name = "score-gram"
-    role = "active"
-    reads = "the scores of each sample at several steps, and the active party's own loss gradients"
-    mitigation = "fewer passes x outputs of each sample than it has features; moving extractors and noise only blunt it"
-    reference = "derived from PrADA, Algorithms 4 and 5; refutes its Proposition 1"
+    side = "active"
+    target = "features"
+    needs = frozenset({Need.RECORDING})
+    wants = frozenset({Need.AUX_LABELS})
+    reference = "derived from PrADA, arXiv 2111.10120, Algorithms 4 and 5; refutes its Proposition 1"
+    verified = "all inner products of frozen features, with momentum, weight decay and several outputs"
+    costs = "a nonlinear fit to all scores of the run: seconds for thousands of samples"
+    fails = "if each sample has fewer passes x outputs than features; moving extractors and noise only weaken it"
 
-    def run(self, recording: Recording) -> Recovered:
-        """Return ``mu``, up to one rotation of all rows, and ``rows``, at each sample's first visit."""
-        steps = same_batch(recording)
-        return self._of_one_batch(steps, recording.header) if len(steps) >= 3 else self._of_all(recording)
+    def run(self, view: View, *, rng: torch.Generator) -> Guess:
+        """Return features (k, g) of the samples that the scores determine, rotated by those that are known.
 
-    def _of_one_batch(self, steps: list[RecordedStep], header: Header) -> Recovered:
-        """Solve in closed form what one batch shows at many steps."""
-        sums, changes = moved(steps, header)
-        mu, asymmetry = factor(sums, changes, header)
-        _, chance = factor(np.random.default_rng(figures.SEED).permutation(sums), changes, header)
-        own = Figure(of="features", metric="consistency", value=1 - asymmetry, chance=1 - chance, n=len(mu))
-        found = f"inner products of the features of {len(mu)} samples, from {len(steps)} steps"
-        if len(steps) * header.layout.outputs <= header.layout.width:
-            found += f", of which {header.layout.width + 1} would give all {header.layout.width} dimensions"
-        return Recovered(found, {steps[0].number: {"rows": steps[0].notes["rows"], "mu": mu}}, (own,))
+        Raises:
+            InsufficientView: no sample was scored often enough.
+        """
+        geometry = recovered(recording_of(view))
+        if not len(view.aux_rows):
+            return Guess(facts=(geometry.fact,), notes=(geometry.note,))
+        features = by_known_rows(view, geometry.rows, geometry.features)
+        return replace(guess_of_samples(view, geometry.rows, features, geometry.note), facts=(geometry.fact,))
 
-    def _of_all(self, recording: Recording) -> Recovered:
-        """Fit all scores of the run."""
-        table = _Table.of(recording)
-        frozen = table.fit()
-        best = frozen
-        if frozen.residual > EXACT:
-            drifting = table.fit(drifts=True, start=frozen)
-            best = drifting if drifting.held_out < CLEARLY * frozen.held_out else frozen
-        chance = table.fit(permuted=True)
-        own = Figure(
-            of="scores",
-            metric="consistency",
-            value=max(0.0, 1 - best.held_out**2),
-            chance=max(0.0, 1 - chance.held_out**2),
-            n=len(table.rows),
-        )
-        kind = "that move" if best is not frozen else "at rest"
-        found = (
-            f"features {kind} of {len(table.rows)} samples, up to a rotation, from {len(table.visits)} steps; "
-            f"{table.equations:g} independent scores of a sample, {table.header.layout.width} features; "
-            f"the fit leaves {best.residual:.1e} of the scores"
-        )
-        return Recovered(found, table.recovered(best), (own,))
 
-    def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:
-        """Return the correlation of inner products, their share that was recovered, and R2 with known rows."""
-        true = truth.at(list(recovered.steps))
-        pairs = []
-        for number, notes in recovered.steps.items():
-            if {"mu", "rows"} <= true[number].keys():
-                place = {int(row): i for i, row in enumerate(true[number]["rows"])}
-                pairs.append((notes["mu"], true[number]["mu"][[place[int(row)] for row in notes["rows"]]]))
-        if not pairs:
-            return ()
-        guess, mu = (np.concatenate(both) for both in zip(*pairs, strict=True))
-        if len(mu) > SCORED:
-            pick = np.sort(np.random.default_rng(figures.SEED).choice(len(mu), SCORED, replace=False))
-            guess, mu = guess[pick], mu[pick]
-        return (
-            figures.geometry("features", guess, mu),
-            figures.vectors("inner products", guess @ guess.T, mu @ mu.T),
-            *figures.with_known_rows("features", guess, mu),
-        )
+class Geometry(NamedTuple):
+    """What the scores tell without a known sample.
+
+    Attributes:
+        rows: (n,) the numbers of the samples.
+        features: (n, g) at the last step, up to one rotation.
+        note: what was read.
+        fact: how consistent it is.
+    """
+
+    rows: NDArray[np.int64]
+    features: Floats
+    note: str
+    fact: Fact
+
+
+@lru_cache(maxsize=1)
+def recovered(recording: Recording) -> Geometry:
+    """Return what the active party recovers without knowing any features."""
+    steps = same_batch(recording)
+    return _of_one_batch(steps, recording.header) if len(steps) >= 3 else _of_all(recording)
+
+
+def _of_one_batch(steps: list[RecordedStep], header: Header) -> Geometry:
+    """Solve in closed form what one batch shows at many steps."""
+    sums, changes = moved(steps, header)
+    mu, asymmetry = factor(sums, changes, header)
+    _, chance = factor(np.random.default_rng(0).permutation(sums), changes, header)
+    note = f"inner products of the features of {len(mu)} samples, from {len(steps)} steps"
+    if len(steps) * header.layout.outputs <= header.layout.width:
+        note += f", of which {header.layout.width + 1} would give all {header.layout.width} dimensions"
+    fact = Fact("features", "consistency", 1 - asymmetry, len(mu), 1 - chance)
+    return Geometry(steps[0].notes["rows"], mu, note, fact)
+
+
+def _of_all(recording: Recording) -> Geometry:
+    """Fit all scores of the run."""
+    table = _Table.of(recording)
+    frozen = table.fit()
+    best = frozen
+    if frozen.residual > EXACT:
+        drifting = table.fit(drifts=True, start=frozen)
+        best = drifting if drifting.held_out < CLEARLY * frozen.held_out else frozen
+    chance = table.fit(permuted=True)
+    kind = "that move" if best is not frozen else "at rest"
+    note = (
+        f"features {kind} of {len(table.rows)} samples, up to a rotation, from {len(table.visits)} steps; "
+        f"{table.equations:g} independent scores of a sample, {table.header.layout.width} features; "
+        f"the fit leaves {best.residual:.1e} of the scores"
+    )
+    value, blind = (max(0.0, 1 - fitted.held_out**2) for fitted in (best, chance))
+    features = best.features.sum(axis=1)  # the time of the last step is 1
+    return Geometry(table.rows, features, note, Fact("scores", "consistency", value, len(table.rows), blind))
 
 
 @dataclass(frozen=True)
@@ -118,7 +133,6 @@ class _Table:
     header: Header
     rows: NDArray[np.int64]  # (n,) the samples
     visits: list[Visit]
-    numbers: list[int]
 
     @classmethod
     def of(cls, recording: Recording) -> _Table:
@@ -153,7 +167,7 @@ class _Table:
                 Visit(own, step.notes["scores"][use], delta, step.rate or 0.0, len(visits) / (len(steps) - 1))
             )
         kept = [i for i, visit in enumerate(visits) if len(visit.rows)]
-        return cls(header, rows, [visits[i] for i in kept], [steps[i].number for i in kept])
+        return cls(header, rows, [visits[i] for i in kept])
 
     @property
     def equations(self) -> float:
@@ -166,7 +180,7 @@ class _Table:
         """Return the best fit; ``permuted`` gives each loss gradient to another row of its batch."""
         visits = self.visits
         if permuted:
-            rng = np.random.default_rng(figures.SEED)
+            rng = np.random.default_rng(0)
             visits = [
                 visit._replace(delta=None if visit.delta is None else rng.permutation(visit.delta)) for visit in visits
             ]
@@ -180,18 +194,6 @@ class _Table:
             held_out=HELD_OUT,
         )
         return fit(model, start, PERMUTED if permuted else SWEEPS)
-
-    def recovered(self, fitted: ScoreFit) -> dict[int, dict[str, Floats | NDArray[np.int64]]]:
-        """Return rows and features of each sample at the step of its first visit."""
-        found: dict[int, dict[str, Floats | NDArray[np.int64]]] = {}
-        new = np.ones(len(self.rows), dtype=bool)
-        for number, visit in zip(self.numbers, self.visits, strict=True):
-            own = visit.rows[new[visit.rows]]
-            if len(own):
-                powers = visit.time ** np.arange(fitted.features.shape[1])
-                found[number] = {"rows": self.rows[own], "mu": np.tensordot(powers, fitted.features[own], (0, 1))}
-                new[own] = False
-        return found
 
 
 def _unbroken(recording: Recording) -> list[RecordedStep]:

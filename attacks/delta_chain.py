@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
 
 from vflsec.base.errors import DataError, InsufficientView
 from vflsec.cipher.recording import Header, RecordedStep, Recording
+from vflsec.core.attack import Attack
+from vflsec.core.view import Fact, Guess, Need, View
 from vflsec.inference.recordings.pooled import LARGEST, GradientBatch, pool
-from vflsec.inference.recordings.simplex import rotation, upright
-from vflsec.secure.transcripts import figures
-from vflsec.secure.transcripts.audit import Audit, Figure, Floats, Notes, Recovered, Truth
+from vflsec.inference.recordings.samples import entries, guess_of_samples, ids_of, places, recording_of
+from vflsec.inference.recordings.simplex import Floats, rotation, upright
 
 WINDOW = 32
 """Steps solved together: the farther W moves, the better is its size known; the cost grows with the third power."""
@@ -26,15 +32,12 @@ RANK = 1e-9
 """A delta^C whose last singular value lies below this, relative to the first, is not of full rank."""
 
 
-ROWS = 1 << 32
-"""More than a batch has: samples whose rows are not noted get numbers of their own below zero."""
-
-
 class GradientFactors(NamedTuple):
     """The gradient of one step, delta W^T = ``rows`` ``axis``^T, of rank r."""
 
     number: int
     rate: float
+    ids: NDArray[np.int64]  # (B,)
     rows: Floats  # (B, r)
     axis: Floats  # (g, r), orthonormal
     pull: Floats  # (g, r), mu^T rows / B
@@ -50,7 +53,7 @@ class Solved(NamedTuple):
     chance: float
 
 
-class DeltaChain(Audit):
+class DeltaChain(Attack):
     """Delta^C of consecutive batches gives W, delta and the labels, which refutes PrADA's Proposition 3.
 
     delta^C has rank r = 1 (of C outputs under a softmax, C - 1), so its singular vectors give W_t = axis_t x_t and
@@ -69,48 +72,117 @@ class DeltaChain(Audit):
     """
 
     name = "delta-chain"
-    role = "passive"
-    reads = "delta^C and mu of all batches, the learning rate"
-    mitigation = "an extractor that does not train, so that no delta^C is sent; for noise see its measured table"
-    reference = "derived from PrADA, Algorithm 5; refutes its Proposition 3"
+    needs = frozenset({Need.RECORDING})
+    wants = frozenset({Need.AUX_LABELS})
+    reference = "derived from PrADA, arXiv 2111.10120, Algorithm 5; refutes its Proposition 3"
+    verified = "all labels and W of runs whose truth is known, with momentum, weight decay, several outputs and noise"
+    costs = "a singular value decomposition for each batch, of 32 batches together for each window"
+    fails = "if the extractor does not train, so that no delta^C is sent; noise only slows it down"
 
-    def run(self, recording: Recording) -> Recovered:
-        """Return ``delta``, ``labels`` and ``weights`` of each step that is used; outputs in any order."""
-        outputs, width = recording.header.layout.outputs, recording.header.layout.width
-        rank = max(1, outputs - 1)
-        if width < rank:
-            raise InsufficientView(f"expected at least {rank} features for {outputs} outputs, got {width}")
-        chained = _chained(recording, outputs, rank) if width >= 2 * rank else None
-        return chained or _pooled(recording, outputs)
+    def run(self, view: View, *, rng: torch.Generator) -> Guess:
+        """Return scores (k, C) of the samples by their loss gradients; known labels name the classes.
 
-    def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:
-        """Return labels of each sample, of two classes also their AUC, then W, without what all outputs share."""
-        after = truth.header.layout.order == "paper"  # delta^C of a step then tells W of the next
-        true = truth.at([*recovered.steps, *(number + 1 for number in recovered.steps)])
-        steps = [number for number in recovered.steps if "labels" in true[number]]
-        if not steps:
-            return ()
-        last = _last_visits([true[number] for number in steps])
-        guess = np.concatenate([recovered.steps[number]["labels"] for number in steps])[last]
-        labels = np.concatenate([true[number]["labels"] for number in steps])[last]
-        found = [figures.labels(guess, labels)]
-        if truth.header.layout.outputs <= 2 and len(np.unique(labels)) == 2:
-            delta = np.concatenate([recovered.steps[number]["delta"][:, -1] for number in steps])[last]
-            found.append(figures.ranking("labels", delta, labels))
-        names = figures.names(guess, labels)
-        known = [number for number in steps if "weights" in true[number + after]]
-        if known:
-            weights = np.stack([_named(recovered.steps[number]["weights"], names) for number in known])
-            found.append(
-                figures.vectors("weights", weights, np.stack([_centered(true[n + after]["weights"]) for n in known]))
-            )
-        return tuple(found)
+        Raises:
+            InsufficientView: there are fewer features than outputs, or no delta^C.
+        """
+        chain = recovered(recording_of(view))
+        ids, delta = chain.last_visits()
+        scores = torch.from_numpy(-delta)
+        if delta.shape[1] == 1:  # of class 1; negative for class 0
+            scores = torch.cat([-scores, scores], dim=1) / 2
+        guess = guess_of_samples(view, ids, scores[:, names(view, ids, scores)], chain.note)
+        return replace(guess, facts=chain.facts)
 
 
-def _chained(recording: Recording, outputs: int, rank: int) -> Recovered | None:
+class DeltaChainWeights(Attack):
+    """W as ``delta-chain`` reads it from the gradients of all batches, up to what all outputs have in common.
+
+    Source: derived from PrADA (arXiv 2111.10120), Algorithm 5, lines 15 to 22.
+    """
+
+    name = "delta-chain-weights"
+    target = "parameters"
+    needs = frozenset({Need.RECORDING})
+    wants = frozenset({Need.AUX_LABELS})
+    reference = DeltaChain.reference
+    verified = DeltaChain.verified
+    costs = DeltaChain.costs
+    fails = "as delta-chain; of several outputs what they have in common is not determined"
+
+    def run(self, view: View, *, rng: torch.Generator) -> Guess:
+        """Return the entries (P, 1) of W at all steps that are used; known labels name the outputs.
+
+        Raises:
+            InsufficientView: as ``delta-chain``, or the recording has no share of W.
+        """
+        recording = recording_of(view)
+        chain = recovered(recording)
+        after = recording.header.layout.order == "paper"  # delta^C of a step then tells W of the next
+        ids, delta = chain.last_visits()
+        scores = torch.from_numpy(-delta)
+        if delta.shape[1] == 1:
+            scores = torch.cat([-scores, scores], dim=1)
+        order = names(view, ids, scores).numpy()
+        found = [(entries(recording, number + after), read.weights) for number, read in chain.steps.items()]
+        found = [(rows, weights) for rows, weights in found if len(rows)]
+        if not found:
+            raise InsufficientView("expected the role's share of W at the steps that are used, got none")
+        stacked = np.stack([weights for _, weights in found])
+        stacked = stacked[:, :, order] if delta.shape[1] > 1 else stacked * (1 - 2 * int(order[0]))
+        guess = torch.from_numpy(np.ascontiguousarray(stacked).reshape(-1, 1))
+        rows = torch.cat([rows for rows, _ in found])
+        return Guess({"parameters": guess}, rows={"parameters": rows}, facts=chain.facts, notes=(chain.note,))
+
+
+class ReadStep(NamedTuple):
+    """What one step tells: of which samples, their loss gradients (B, C), and W (g, C), outputs in any order."""
+
+    ids: NDArray[np.int64]
+    delta: Floats
+    weights: Floats
+
+
+class Chain(NamedTuple):
+    """What all steps tell, by number."""
+
+    steps: Mapping[int, ReadStep]
+    note: str
+    facts: tuple[Fact, ...] = ()
+
+    def last_visits(self) -> tuple[NDArray[np.int64], Floats]:
+        """Return the samples (n,) and the loss gradient (n, C) of the last visit of each."""
+        ids = np.concatenate([read.ids for read in self.steps.values()])
+        delta = np.concatenate([read.delta for read in self.steps.values()])
+        different, last = np.unique(ids[::-1], return_index=True)
+        return different, delta[len(ids) - 1 - last]
+
+
+@lru_cache(maxsize=1)
+def recovered(recording: Recording) -> Chain:
+    """Return what the passive party recovers without knowing any label."""
+    outputs, width = recording.header.layout.outputs, recording.header.layout.width
+    rank = max(1, outputs - 1)
+    if width < rank:
+        raise InsufficientView(f"expected at least {rank} features for {outputs} outputs, got {width}")
+    chained = _chained(recording, outputs, rank) if width >= 2 * rank else None
+    return chained or _pooled(recording, outputs)
+
+
+def names(view: View, ids: NDArray[np.int64], scores: Tensor) -> Tensor:
+    """Return the order (C,) of the columns of ``scores`` in which most auxiliary labels are the largest."""
+    classes = scores.shape[1]
+    place = {row: at for at, row in enumerate(places(recording_of(view), ids).tolist())}
+    counts = np.zeros((classes, classes))
+    for row, label in zip(view.aux_rows.tolist(), view.aux_labels.tolist(), strict=True):
+        if row in place and label < classes:
+            counts[int(label), int(scores[place[row]].argmax())] += 1
+    return torch.from_numpy(linear_sum_assignment(-counts - 0.1 * np.eye(classes))[1])
+
+
+def _chained(recording: Recording, outputs: int, rank: int) -> Chain | None:
     """Return what the updates of consecutive batches give; None where there are none, or noise spoils them."""
-    rng = np.random.default_rng(figures.SEED)
-    steps: dict[int, dict[str, NDArray[Any]]] = {}
+    rng = np.random.default_rng(0)
+    steps: dict[int, ReadStep] = {}
     solved: list[Solved] = []
     turn = np.eye(rank)
     for window in _windows(recording, rank, rng):
@@ -120,33 +192,34 @@ def _chained(recording: Recording, outputs: int, rank: int) -> Recovered | None:
             turn = rotation(now.weights[shared], solved[-1].weights[shared]) @ turn
         else:
             turn = upright(np.concatenate(list(now.delta.values())), outputs, rng)
-        steps |= {number: _read(delta @ turn, now.weights[number] @ turn) for number, delta in now.delta.items()}
+        for release in window:
+            delta, weights = now.delta[release.number], now.weights[release.number]
+            steps[release.number] = ReadStep(release.ids, delta @ turn, weights @ turn)
         solved.append(now)
     if not solved:
         return None
-    residual, chance = (float(np.median(side)) for side in zip(*(one[2:] for one in solved), strict=True))
-    own = Figure(of="weights", metric="consistency", value=1 - residual, chance=1 - chance, n=len(steps))
+    residual, chance = (float(np.median(side)) for side in zip(*(part[2:] for part in solved), strict=True))
     if residual > CONSISTENT:
         return None
-    found = f"W, delta and labels of {len(steps)} batches; the updates fit them up to {residual:.0e}"
-    return Recovered(found, steps, (own,))
+    note = f"W, delta and labels of {len(steps)} batches; the updates fit them up to {residual:.0e}"
+    return Chain(steps, note, (Fact("weights", "consistency", 1 - residual, len(steps), 1 - chance),))
 
 
-def _pooled(recording: Recording, outputs: int) -> Recovered:
+def _pooled(recording: Recording, outputs: int) -> Chain:
     """Return what the gradients of all batches give together."""
     width = recording.header.layout.width
     each = (batch for step in recording.steps() if (batch := _batch(step, width)))
     batches = deque(each, maxlen=max(1, LARGEST // width**2))
     if not batches:
         raise InsufficientView("expected delta^C of a step that learns, and not all zero, got none")
-    found = pool(batches, outputs, np.random.default_rng(figures.SEED))
+    labels = pool(batches, outputs, np.random.default_rng(0))
     steps = {
-        batch.number: _read(found.delta[samples], found.weights[batch.number])
-        for batch, samples in zip(batches, found.samples, strict=True)
+        batch.number: ReadStep(batch.rows, labels.delta[samples], labels.weights[batch.number])
+        for batch, samples in zip(batches, labels.samples, strict=True)
     }
-    text = f"labels of {len(found.delta)} samples from delta^C of {len(batches)} batches, pooled"
-    text += f"; noise of deviation {found.noise:.2g} on every coordinate" if found.noise else ""
-    return Recovered(text, steps)
+    note = f"labels of {len(labels.delta)} samples from delta^C of {len(batches)} batches, pooled"
+    note += f"; noise of deviation {labels.noise:.2g} on every coordinate" if labels.noise else ""
+    return Chain(steps, note)
 
 
 def _batch(step: RecordedStep, width: int) -> GradientBatch | None:
@@ -154,7 +227,7 @@ def _batch(step: RecordedStep, width: int) -> GradientBatch | None:
     if step.rate is None or not step.has("embedding_gradient") or not step.notes["embedding_gradient"].any():
         return None
     gradient = step.notes["embedding_gradient"]
-    rows = step.notes.get("rows", -1 - step.number * ROWS - np.arange(len(gradient)))
+    rows = ids_of(step)
     mu = step.notes.get("mu")
     if len(rows) != len(gradient) or gradient.shape[1] != width or not (mu is None or mu.shape == gradient.shape):
         raise DataError(
@@ -197,7 +270,7 @@ def _release(step: RecordedStep, rank: int, before: Floats | None, rng: np.rando
     turn = np.eye(rank) if before is None else rotation(axis, before)
     rows = (left[:, :rank] * sizes[:rank]) @ turn
     blind = rng.permutation(mu).T @ rows / len(mu)
-    return GradientFactors(step.number, step.rate, rows, axis @ turn, mu.T @ rows / len(mu), blind)
+    return GradientFactors(step.number, step.rate, ids_of(step), rows, axis @ turn, mu.T @ rows / len(mu), blind)
 
 
 def _solve(window: Sequence[GradientFactors], header: Header) -> Solved:
@@ -207,8 +280,8 @@ def _solve(window: Sequence[GradientFactors], header: Header) -> Solved:
     _, chance = _null_space(_updates(window, header, [release.blind for release in window]), len(window), rank)
     if residual > CONSISTENT:
         x = np.broadcast_to(np.eye(rank), x.shape)
-    weights = {release.number: release.axis @ one for release, one in zip(window, x, strict=True)}
-    delta = {release.number: release.rows @ np.linalg.inv(one).T for release, one in zip(window, x, strict=True)}
+    weights = {release.number: release.axis @ map_ for release, map_ in zip(window, x, strict=True)}
+    delta = {release.number: release.rows @ np.linalg.inv(map_).T for release, map_ in zip(window, x, strict=True)}
     return Solved(weights, delta, residual, chance)
 
 
@@ -259,31 +332,3 @@ def _null_space(system: Floats, steps: int, rank: int) -> tuple[Floats, float]:
     if not sizes[-rank - 1] > 0 or not values[0] > 0:
         return np.broadcast_to(np.eye(rank), (steps, rank, rank)), 1.0
     return x @ (vectors / np.sqrt(values)), float(sizes[-rank] / sizes[-rank - 1])
-
-
-def _read(delta: Floats, weights: Floats) -> dict[str, NDArray[Any]]:
-    """Return what a step tells: of one output class 1 where delta is negative, else the class whose entry is least."""
-    labels = (delta[:, 0] < 0).astype(np.int64) if delta.shape[1] == 1 else delta.argmin(axis=1)
-    return {"delta": delta, "labels": labels, "weights": weights}
-
-
-def _last_visits(notes: Sequence[Notes]) -> NDArray[np.int64]:
-    """Return where the last visit of each sample is among all rows; without their numbers, all rows."""
-    if not all("rows" in one for one in notes):
-        return np.arange(sum(len(one["labels"]) for one in notes))
-    rows = np.concatenate([one["rows"] for one in notes])
-    return len(rows) - 1 - np.unique(rows[::-1], return_index=True)[1]
-
-
-def _named(weights: Floats, names: NDArray[np.int64]) -> Floats:
-    """Return W with its outputs in the true order; of one output, with its sign turned where classes were swapped."""
-    if weights.shape[1] == 1:
-        return weights if names[0] == 0 else -weights
-    named = np.empty_like(weights)
-    named[:, names] = weights
-    return named
-
-
-def _centered(weights: Floats) -> Floats:
-    """Return W without what all outputs have in common."""
-    return weights if weights.shape[1] == 1 else weights - weights.mean(axis=1, keepdims=True)

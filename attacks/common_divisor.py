@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from vflsec.base.errors import InsufficientView
-from vflsec.cipher.recording import RecordedStep, Recording
-from vflsec.secure.transcripts.audit import Audit, Figure, Recovered, Truth
+from vflsec.cipher.recording import RecordedStep
+from vflsec.core.attack import Attack
+from vflsec.core.view import Fact, Guess, Need, View
+from vflsec.inference.recordings.samples import guess_of_weights, recording_of
 
 ROWS = 8
 """Fewest exact rows whose common divisor is looked for: of unrelated numbers it is above 1 once in 256 times."""
@@ -19,7 +24,7 @@ EXACT = 1 << 53
 """Integers beyond this are rounded in a float64, so that divisors are lost."""
 
 
-class CommonDivisor(Audit):
+class CommonDivisor(Attack):
     """One batch suffices where delta^C is exact: the greatest common divisor of the integers delta_i W_j is |W_j|.
 
     Fixed-point numbers are integers, and so are their products. Over the rows of a batch the divisor of column j is
@@ -31,20 +36,27 @@ class CommonDivisor(Audit):
     """
 
     name = "common-divisor"
-    role = "passive"
-    reads = "one batch of delta^C"
-    mitigation = "noise below a unit of W on what is encrypted, which is always added; delta-chain reads W all the same"
-    reference = "derived from PrADA, Algorithm 5, line 22"
+    target = "parameters"
+    metric = "exact"
+    needs = frozenset({Need.RECORDING})
+    reference = "derived from PrADA, arXiv 2111.10120, Algorithm 5, line 22"
+    verified = "integers whose divisors are known, and runs of the real roles with and without noise below a unit"
+    costs = "one pass over delta^C"
+    fails = "under noise below a unit of W on what is encrypted, which is always added; delta-chain needs no divisor"
 
-    def run(self, recording: Recording) -> Recovered:
-        """Return ``weights`` (g, 1), magnitudes with signs up to one for all, of each step that gives all of them."""
+    def run(self, view: View, *, rng: torch.Generator) -> Guess:
+        """Return W (g, 1) of the step that gives most; the sign for all is that of loss gradients of a rare class 1.
+
+        Raises:
+            InsufficientView: several outputs, or no row of delta^C in exact fixed point.
+        """
+        recording = recording_of(view)
         layout = recording.header.layout
         if layout.outputs > 1:
             raise InsufficientView(f"expected one output, got {layout.outputs}: sums of products have no divisor")
         unit = layout.weight_precision + layout.delta_precision
-        steps = {}
         divided = numbers = 0
-        most = 0.0
+        most, best = -1.0, None
         for step in recording.steps():
             products = _exact_rows(step, unit)
             if not len(products):
@@ -53,39 +65,34 @@ class CommonDivisor(Audit):
             rounding &= -rounding  # the power of two that all have, where they were rounded to a larger unit
             divisors = np.gcd.reduce(np.abs(products), axis=0) if len(products) >= ROWS else np.zeros(0, dtype=np.int64)
             deltas = np.gcd.reduce(np.abs(products), axis=1)
-            found = int((divisors > rounding).sum() + (deltas > rounding * LARGE).sum())
-            count = len(divisors) + len(deltas)
-            divided, numbers, most = divided + found, numbers + count, max(most, found / count)
-            if len(divisors):
-                longest = products[np.abs(products).max(axis=1).argmax()]
-                weights = np.ldexp((divisors * np.sign(longest)).astype(np.float64), -layout.weight_precision)
-                steps[step.number] = {"weights": weights[:, None]}
-        if not numbers:
+            large = int((divisors > rounding).sum() + (deltas > rounding * LARGE).sum())
+            size = len(divisors) + len(deltas)
+            divided, numbers = divided + large, numbers + size
+            at = step.number + (layout.order == "paper")  # the W by which delta was multiplied
+            if large / size > most and (best is None or len(divisors)):
+                most, best = large / size, (at, _weights(products, divisors, layout.weight_precision))
+        if best is None:
             raise InsufficientView("expected a row of delta^C in exact fixed point, got none")
-        own = Figure(of="weights and loss gradients", metric="share", value=most, chance=0.0, n=numbers)
         text = (
             f"{divided} of {numbers} columns and rows of delta^C {'has' if divided == 1 else 'have'} a common divisor"
         )
         text += ": |W_j|, |delta_i|"
         if not divided:
             text = f"no column or row of delta^C (of {numbers}) has a common divisor, which would be |W_j| or |delta_i|"
-        return Recovered(text, steps, (own,))
+        number, weights = best
+        fact = Fact("weights and loss gradients", "share", most, numbers)
+        if not divided or weights is None:
+            return Guess(facts=(fact,), notes=(text,))
+        return replace(guess_of_weights(view, number, weights, text), facts=(fact,))
 
-    def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:
-        """Return the share of weights that one batch gives to the unit, up to one sign for all of them."""
-        after = truth.header.layout.order == "paper"
-        true = truth.at([number + after for number in recovered.steps])
-        known = [number for number in recovered.steps if "weights" in true[number + after]]
-        if not known:
-            return ()
-        unit = 2.0**-truth.header.layout.weight_precision
-        hits = [
-            int((np.abs(sign * recovered.steps[number]["weights"] - true[number + after]["weights"]) <= unit).sum())
-            for number in known
-            for sign in (1, -1)
-        ]
-        width = truth.header.layout.width
-        return (Figure(of="weights", metric="share", value=max(hits) / width, chance=0.0, n=width),)
+
+def _weights(products: NDArray[np.int64], divisors: NDArray[np.int64], precision: int) -> NDArray[np.float64] | None:
+    """Return W (g, 1) by the divisors of its columns; None where too few rows are exact."""
+    if not len(divisors):
+        return None
+    longest = products[np.abs(products).max(axis=1).argmax()]
+    weights = np.ldexp((divisors * np.sign(longest)).astype(np.float64), -precision)
+    return weights[:, None] if np.median(products @ weights) >= 0 else -weights[:, None]
 
 
 def _exact_rows(step: RecordedStep, unit: int) -> NDArray[np.int64]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
+import torch
 
 from vflsec.base.checks import count
 from vflsec.base.errors import InsufficientView
 from vflsec.cipher.recording import RecordedStep, Recording
-from vflsec.secure.transcripts import figures
-from vflsec.secure.transcripts.audit import Audit, Figure, Recovered, Truth
+from vflsec.core.attack import Attack
+from vflsec.core.view import Fact, Guess, Need, View
+from vflsec.inference.recordings.samples import guess_of_samples, recording_of
 
 
-class ChosenWeights(Audit):
+class ChosenWeights(Attack):
     """Scores under chosen weights: two passes whose weights differ by a unit vector give a feature.
 
     The active party computes scores with other weights than its share. The passive party cannot see which W~ the active
@@ -25,17 +28,27 @@ class ChosenWeights(Audit):
     """
 
     name = "chosen-weights"
-    role = "active"
-    reads = "z^C of the same samples under several shares of its own, between two updates"
-    mitigation = (
-        "few forward passes of each sample; the passive party's share of W_0 makes one of them useless, no more"
+    side = "active"
+    target = "features"
+    needs = frozenset({Need.RECORDING})
+    reference = "derived from PrADA, arXiv 2111.10120, Algorithm 4, with an active party that deviates"
+    verified = "closed form: as many directions as chosen weights span, on runs of the real roles"
+    costs = "a pseudo-inverse for each batch that was scored again"
+    fails = (
+        "if each sample has few forward passes between two updates; the passive party's share of W_0 makes one of them "
+        "useless, no more"
     )
-    reference = "derived from PrADA, Algorithm 4, with an active party that deviates"
 
-    def run(self, recording: Recording) -> Recovered:
-        """Return ``mu`` (B, g), the part of it that the chosen weights span, at the first pass of each batch."""
-        steps = {}
-        dimensions = []
+    def run(self, view: View, *, rng: torch.Generator) -> Guess:
+        """Return features (k, g) of the samples that were probed, the part that the chosen weights span.
+
+        Raises:
+            InsufficientView: the active party has not deviated.
+        """
+        recording = recording_of(view)
+        width = recording.header.layout.width
+        probed: dict[int, np.ndarray] = {}
+        dimensions: list[int] = []
         asked_again = False
         for passes in _passes(recording):
             asked_again = True
@@ -45,27 +58,16 @@ class ChosenWeights(Audit):
             scores = np.concatenate([step.notes["scores"] - first["scores"] for step in passes[1:]], axis=1)
             dimension = int(np.linalg.matrix_rank(differences))
             if dimension:
-                steps[passes[0].number] = {"mu": scores @ np.linalg.pinv(differences)}
+                probed |= dict(zip(first["rows"].tolist(), scores @ np.linalg.pinv(differences), strict=True))
                 dimensions.append(dimension)
-        if not steps:
+        if not probed:
             said = "asked for the same samples again only under the same share"
             if not asked_again:
                 said = "never asked for the same samples twice between two updates"
             raise InsufficientView(f"p {said}; these notes show no deviation")
-        batches = count(len(steps), "batch", "batches")
-        found = f"{max(dimensions)} of {recording.header.layout.width} directions of mu in {batches}"
-        share = max(dimensions) / recording.header.layout.width
-        own = Figure(of="features", metric="share", value=share, chance=0.0, n=recording.header.layout.width)
-        return Recovered(found, steps, (own,))
-
-    def score(self, recovered: Recovered, truth: Truth) -> tuple[Figure, ...]:
-        """Return which share of mu was recovered, of the batch that gives most."""
-        true = truth.at(list(recovered.steps))
-        known = [number for number in recovered.steps if "mu" in true[number]]
-        if not known:
-            return ()
-        each = [figures.vectors("features", recovered.steps[n]["mu"], true[n]["mu"]) for n in known]
-        return (max(each, key=lambda figure: figure.value),)
+        note = f"{max(dimensions)} of {width} directions of mu in {count(len(dimensions), 'batch', 'batches')}"
+        guess = guess_of_samples(view, np.array(list(probed)), torch.from_numpy(np.array(list(probed.values()))), note)
+        return replace(guess, facts=(Fact("features", "share", max(dimensions) / width, width),))
 
 
 def _passes(recording: Recording) -> Iterator[list[RecordedStep]]:
