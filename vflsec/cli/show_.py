@@ -254,4 +254,4 @@ def _options(found: Any) -> dict[str, Any]:
     signature = inspect.signature(found)
     keywords = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     given = [p for p in signature.parameters.values() if p.kind in keywords and p.default is not p.empty]
-    return {p.name: p.default.name if isinstance(p.default, type) else p.default for p in given}
+    return {p.name: getattr(p.default, "name", "") if isinstance(p.default, type) else p.default for p in given}
