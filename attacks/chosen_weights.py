@@ -32,6 +32,7 @@ class ChosenWeights(Attack):
     target = "features"
     needs = frozenset({Need.RECORDING})
     reference = "derived from PrADA, arXiv 2111.10120, Algorithm 4, with an active party that deviates"
+    differs = ("The source has no such attack: this one is derived from its protocol.",)
     verified = "closed form: as many directions as chosen weights span, on runs of the real roles"
     costs = "a pseudo-inverse for each batch that was scored again"
     fails = (

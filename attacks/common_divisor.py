@@ -40,6 +40,7 @@ class CommonDivisor(Attack):
     metric = "exact"
     needs = frozenset({Need.RECORDING})
     reference = "derived from PrADA, arXiv 2111.10120, Algorithm 5, line 22"
+    differs = ("The source has no such attack: this one is derived from its protocol.",)
     verified = "integers whose divisors are known, and runs of the real roles with and without noise below a unit"
     costs = "one pass over delta^C"
     fails = "under noise below a unit of W on what is encrypted, which is always added; delta-chain needs no divisor"

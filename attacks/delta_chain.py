@@ -75,6 +75,7 @@ class DeltaChain(Attack):
     needs = frozenset({Need.RECORDING})
     wants = frozenset({Need.AUX_LABELS})
     reference = "derived from PrADA, arXiv 2111.10120, Algorithm 5; refutes its Proposition 3"
+    differs = ("The source has no such attack: this one is derived from its protocol.",)
     verified = "all labels and W of runs whose truth is known, with momentum, weight decay, several outputs and noise"
     costs = "a singular value decomposition for each batch, of 32 batches together for each window"
     fails = "if the extractor does not train, so that no delta^C is sent; noise only slows it down"
@@ -105,6 +106,7 @@ class DeltaChainWeights(Attack):
     needs = frozenset({Need.RECORDING})
     wants = frozenset({Need.AUX_LABELS})
     reference = DeltaChain.reference
+    differs = ("The source has no such attack: this one is derived from its protocol.",)
     verified = DeltaChain.verified
     costs = DeltaChain.costs
     fails = "as delta-chain; of several outputs what they have in common is not determined"

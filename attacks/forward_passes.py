@@ -32,6 +32,7 @@ class ForwardPasses(Attack):
     target = "exposure"
     needs = frozenset({Need.RECORDING})
     reference = "counts the equations that score-gram solves"
+    differs = ("The source has no such attack: this one is derived from its protocol.",)
     verified = "closed form: passes times outputs over the number of features"
     costs = "one pass over the notes"
     fails = (

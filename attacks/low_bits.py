@@ -42,6 +42,7 @@ class LowBits(Attack):
     metric = "exact"
     needs = frozenset({Need.RECORDING})
     reference = "derived from PrADA, arXiv 2111.10120, Algorithm 4, in floating-point encodings"
+    differs = ("The source has no such attack: this one is derived from its protocol.",)
     verified = "W to the last bit under float masks of a common Paillier library; no bit under integer masks"
     costs = "Gaussian elimination modulo powers of two, on at most 16 batches"
     fails = "under masks that are integers at the unit of the message, uniform over 2^sigma times its range"

@@ -36,6 +36,7 @@ class ScoreDecoding(Attack):
     metric = "exact"
     needs = frozenset({Need.RECORDING, Need.AUX_LABELS})
     reference = "exhaustive search; derived from PrADA, arXiv 2111.10120, Algorithm 4"
+    differs = ("The source has no such attack: this one is derived from its protocol.",)
     verified = "all rows of binary features without noise; the nearest combination with noise"
     costs = f"a search for each score among at most {TRIED:,} combinations of values"
     fails = "on features of many values, or that the passive party's extractor moves, and under noise on the scores"

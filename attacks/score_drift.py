@@ -35,6 +35,7 @@ class ScoreDrift(Attack):
     target = "exposure"
     needs = frozenset({Need.RECORDING})
     reference = "guards against shifted-scores"
+    differs = ("The source has no such attack: this one is derived from its protocol.",)
     verified = "a shifted batch is noticed, and honest training raises no alarm"
     costs = "one pass over the notes"
     fails = "if the shift stays below the usual size of scores, and in the first batches"

@@ -54,6 +54,7 @@ class ScoreGram(Attack):
     needs = frozenset({Need.RECORDING})
     wants = frozenset({Need.AUX_LABELS})
     reference = "derived from PrADA, arXiv 2111.10120, Algorithms 4 and 5; refutes its Proposition 1"
+    differs = ("The source has no such attack: this one is derived from its protocol.",)
     verified = "all inner products of frozen features, with momentum, weight decay and several outputs"
     costs = "a nonlinear fit to all scores of the run: seconds for thousands of samples"
     fails = "if each sample has fewer passes x outputs than features; moving extractors and noise only weaken it"

@@ -27,6 +27,7 @@ class ScoreRegression(Attack):
     target = "features"
     needs = frozenset({Need.RECORDING, Need.AUX_LABELS})
     reference = "Hoerl and Kennard 1970; derived from PrADA, arXiv 2111.10120, Algorithm 4"
+    differs = ("The source has no such attack: this one is derived from its protocol.",)
     verified = "closed form: the share of variance along the weights"
     costs = "a ridge regression on the known rows"
     fails = "under noise as large as the scores, and on features that do not depend on each other"

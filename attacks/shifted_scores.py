@@ -30,6 +30,7 @@ class ShiftedScores(Attack):
     name = "shifted-scores"
     needs = frozenset({Need.RECORDING})
     reference = "derived from PrADA, arXiv 2111.10120, Algorithm 4, with a passive party that deviates"
+    differs = ("The source has no such attack: this one is derived from its protocol.",)
     verified = "all labels of a batch whose scores were shifted between the real roles"
     costs = "one pass over delta^C"
     fails = "if the active party stops at score-drift before it sends delta^C, and under noise on delta^C"

@@ -56,6 +56,7 @@ class SmallMasks(Attack):
     target = "parameters"
     needs = frozenset({Need.RECORDING})
     reference = "derived from PrADA, arXiv 2111.10120, Algorithm 4, line 8"
+    differs = ("The source has no such attack: this one is derived from its protocol.",)
     verified = "the narrowest band by a dense linear programme; the level of the test where masks hide everything"
     costs = "three linear programmes, and up to 1999 permutations of the scores"
     fails = "under masks uniform over 2^sigma times the range of what they hide, sigma at least 40"

@@ -66,6 +66,7 @@ class Wire(Attack):
     target = "exposure"
     needs = frozenset({Need.RECORDING})
     reference = "defaults of common Paillier libraries"
+    differs = ("The source has no such attack: this one is derived from its protocol.",)
     verified = "messages of a common Paillier library, and of roles that forget to mask, encrypt or re-randomize"
     costs = "one pass over the messages, and a few modular powers"
     fails = "where what was not re-randomized is not tested: it says which answers these are"
@@ -123,6 +124,7 @@ class WireExponents(Attack):
     wants = frozenset({Need.AUX_LABELS})
     classes = 2
     reference = Wire.reference
+    differs = ("The source has no such attack: this one is derived from its protocol.",)
     verified = "exponents of loss gradients as a common Paillier library chooses them"
     costs = "one pass over the messages"
     fails = "if all numbers of one kind of message have one public exponent, as in the protocol of this package"

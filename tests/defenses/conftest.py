@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import lru_cache
 
+import msgspec
 import pytest
 import torch
 
@@ -42,7 +43,7 @@ def trained(defense, signal, seed):
         method_options={},
         train=train,
         model=model,
-        defenses=(defense,) if defense.strength else (),
+        defenses=(DefenseSpec(**msgspec.structs.asdict(defense)),) if defense.strength else (),
         seed=seed,
     )
     federation = build_federation(cell, "cpu")

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import torch
+from msgspec import structs
 from safetensors.torch import load_file
 
 from vflsec.base.errors import Diverged
@@ -13,7 +14,7 @@ from vflsec.methods.epochs import Epochs
 from vflsec.run import runner, training
 from vflsec.run import spec as specs
 from vflsec.run.federation import build_federation, build_method
-from vflsec.run.plan import rows, training_cell
+from vflsec.run.plan import resolve, rows, training_cell
 from vflsec.run.store import Store
 from vflsec.testing.federations import tiny_federation
 
@@ -28,7 +29,8 @@ class Killed(BaseException):
 def cell(method="fedsplitnn", *, train=None, defense=(), malicious=None, **options):
     settings = {"dataset": "toy", "data": DATA, "train": {**TRAIN, **(train or {})}, "methods": [method]}
     spec = specs.read({**settings, "method": {method: options} if options else {}})
-    return training_cell(spec, method, 0, tuple(map(specs.parse_defense, defense)), malicious)
+    honest = training_cell(spec, method, 0, tuple(map(specs.parse_defense, defense)))
+    return honest if malicious is None else structs.replace(honest, malicious=(malicious[0], resolve(malicious[1])))
 
 
 def killed_after(epoch):

@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from vflsec.base.errors import Diverged, UsageError
 from vflsec.base.seeds import generator
-from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.defense import Defense
 from vflsec.core.federation import load_states
@@ -36,8 +35,9 @@ def make_federation(*, parties=2, classes=2, data=None, rows=150, defenses=(), *
     return federation
 
 
-def method(*, model=None, **train):
-    return FedSplitNN(TrainSpec(**{**QUICK, **train}), ModelSpec(**{"bottom": (6,), **(model or {})}))
+def method(*, model=None, boundary=PlainBoundary, **train):
+    model = ModelSpec(**{"bottom": (6,), **(model or {})})
+    return FedSplitNN(TrainSpec(**{**QUICK, **train}), model, boundary=boundary)
 
 
 def weights(federation, *names):
@@ -521,15 +521,15 @@ class ScaledBoundary(PlainBoundary):
         return {"active": holder}
 
 
-def test_a_boundary_keeps_its_state_and_is_stored_with_its_owner(monkeypatch, tmp_path):
+def test_a_boundary_keeps_its_state_and_is_stored_with_its_owner(tmp_path):
     made = []
 
-    def build(kind, name, *parties):
-        made.append(ScaledBoundary(*parties))
-        return made[-1]
+    class Counted(ScaledBoundary):
+        def __init__(self, passive, active):
+            super().__init__(passive, active)
+            made.append(self)
 
-    monkeypatch.setattr(registry, "build", build)
-    trained = method(epochs=1, batch=1000).fit(make_federation())
+    trained = method(epochs=1, batch=1000, boundary=Counted).fit(make_federation())
     trained.predict("test")
     assert [boundary.ups for boundary in made] == [2], "one boundary, in training and at prediction"
     trained.save(tmp_path)

@@ -264,9 +264,8 @@ class Holding(Boundary):
 
 
 def test_extractors_stay_where_the_boundary_learns(monkeypatch):
-    monkeypatch.setattr(registry, "build", lambda kind, name, *rest: Holding(*rest))
     monkeypatch.setattr(PrADA, "width", lambda self, party: 4 if party.modules["bottom"].width == 4 else 1)
-    federation, made = make_federation(), make(finetune_extractors=False)
+    federation, made = make_federation(), make(finetune_extractors=False, boundary=Holding)
     bottom = pretrained(made, federation).passive[0].modules["bottom"]
     before = state(bottom)
     boundary = made._boundaries["passive_1"]

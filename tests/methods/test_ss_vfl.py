@@ -23,6 +23,7 @@ from vflsec.methods.ss_vfl import own_rows
 from vflsec.methods.ss_vfl_c import SSVFLCoupled
 from vflsec.methods.ss_vfl_i import SSVFLIndependent
 from vflsec.nn.bottoms import Encoder
+from vflsec.protocols.plain import PlainBoundary
 from vflsec.testing.conformance import MethodConformance
 from vflsec.testing.federations import toy_federation
 
@@ -336,7 +337,7 @@ def test_the_projection_starts_again_unless_it_is_kept(encoder):
 def test_what_the_last_phase_alone_reads_changes_no_pre_training():
     plain = make_federation()
     pretrained(SSVFLIndependent, plain)
-    options = {"keep_projection": True, "server_lr": 3.0, "recompute_augmented": True, "boundary": "plain"}
+    options = {"keep_projection": True, "server_lr": 3.0, "recompute_augmented": True, "boundary": PlainBoundary}
     assert options.keys() == SSVFLIndependent.last_phase_options
     other = make_federation(data=DataSpec(n_labeled=40, overlap=0.8))
     pretrained(SSVFLIndependent, other, options=options, lr=0.5, epochs=7)

@@ -183,8 +183,8 @@ def test_noise_on_every_coordinate_stops_rank_one_and_the_weights_stay_clean(bac
     found = []
     for noise in (0.0, 1.0):
         federation = toy_federation(rows=150, columns=4)
-        name, options = EncryptedBoundary(noise=noise, **backend).protocol()
-        boundary = registry.build("protocols", name, federation.passive[0], federation.active, **options)
+        protocol, options = EncryptedBoundary(noise=noise, **backend).protocol()
+        boundary = protocol(federation.passive[0], federation.active, **options)
         boundary.join(torch.ones(3, 1), TrainSpec(optimizer="sgd"))
         step = Step(0, "train", torch.arange(64), torch.arange(64) % 2, rate=0.1)
         h = torch.linspace(0, 1, 192).reshape(64, 3)
@@ -247,9 +247,9 @@ def test_every_setting_of_the_cipher_is_an_option_of_defense_and_protocols():
     for kind, name in (("defenses", "phe"), ("protocols", "paillier"), ("protocols", "masked-plain")):
         found = inspect.signature(registry.load(kind, name).__init__).parameters
         assert {key: found[key].default for key in fields} == fields
-    name, options = registry.build("defenses", "phe", feature_bits=6, delta_bits=2).protocol()
+    protocol, options = registry.build("defenses", "phe", feature_bits=6, delta_bits=2).protocol()
     federation = toy_federation(rows=150, columns=4)
-    boundary = registry.build("protocols", name, federation.passive[0], federation.active, **options)
+    boundary = protocol(federation.passive[0], federation.active, **options)
     boundary.join(torch.ones(3, 2), SGD)
     assert (boundary.layout.feature_bits, boundary.layout.delta_bits) == (6, 2)
     for wrong, said in (

@@ -94,7 +94,8 @@ def test_every_defense_acts_on_its_own_run(name, toy, tmp_path):
     [
         name
         for name in sorted(registry.entries("methods"))
-        if training.trains_as_one(name) and not registry.load("methods", name).source_phases
+        if training.trains_as_one(plan.resolve(specs.parse_method(name)))
+        and not registry.load("methods", name).source_phases
     ],
 )
 def test_every_method_is_the_same_after_a_hundred_updates(name, toy, tmp_path):

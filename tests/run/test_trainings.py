@@ -25,7 +25,7 @@ from vflsec.run import engine
 from vflsec.run import spec as specs
 from vflsec.run.cell import result_key, several
 from vflsec.run.federation import build_federation, build_method
-from vflsec.run.plan import training_cell
+from vflsec.run.plan import resolve, training_cell
 from vflsec.run.privacy import spent
 from vflsec.run.store import Store
 
@@ -124,7 +124,7 @@ def test_trainings_share_rows_and_labels_and_nothing_else():
     one, other = (build_federation(cell, "cpu") for cell in (first, second))
     assert torch.equal(one.active.labels["train"], other.active.labels["train"])
     assert one.seed != other.seed
-    attack = specs.parse_attack("mc")
+    attack = resolve(specs.parse_attack("mc"))
     aux = specs.AuxSpec()
     assert result_key(first, attack, "passive_1", aux) == result_key(first, attack, "passive_1", aux, 1)
     assert len({result_key(first, attack, "passive_1", aux, k) for k in (1, 2, 5)}) == 3

@@ -10,8 +10,9 @@ from vflsec.core.sparse_rows import SparseRows, tensor_of
 from vflsec.data import encode, memory
 from vflsec.data.dataset import PartyTable, VerticalDataset
 from vflsec.nn import wide
+from vflsec.run import federation as federations
 from vflsec.run import spec as specs
-from vflsec.run.federation import _partition, build_federation, build_method
+from vflsec.run.federation import build_federation, build_method
 from vflsec.run.plan import training_cell
 
 
@@ -32,7 +33,7 @@ def name() -> str:
 
 
 def trained(name: str, method: str, encoder: str | None = None) -> tuple[list[float], torch.Tensor, bool]:
-    _partition.cache_clear()
+    federations._LAST.clear()
     settings = {"dataset": name, "methods": [method], "model": {"encoder": encoder}, "train": {"epochs": 3}}
     settings["train"] |= {"pretrain": {"epochs": 5}} if method.startswith("fedhssl") else {}
     spec = specs.read_training({key: value for key, value in settings.items() if value != {"encoder": None}})
@@ -78,7 +79,7 @@ def test_a_method_learns_the_same_from_sparse_rows(name, method, encoder, monkey
     assert not dense_was_sparse
     assert losses == pytest.approx(expected, rel=1e-9)
     torch.testing.assert_close(logits, expected_logits, rtol=1e-9, atol=1e-9)
-    _partition.cache_clear()
+    federations._LAST.clear()
 
 
 @pytest.mark.parametrize("encoder", ["mlp", "tabular"])
@@ -105,7 +106,7 @@ def _noted(kinds: list[type], made: torch.Tensor) -> torch.Tensor:
 
 def test_attacks_leak_the_same_from_sparse_rows(name, monkeypatch, tmp_path):
     def leaks(folder: str) -> dict[str, float | None]:
-        _partition.cache_clear()
+        federations._LAST.clear()
         chosen = ["mc", "norm", "trees", "pseudo-labels", "self-training:iterations=2", "fusion"]
         settings = {"aux": {"folds": 0}, "train": {"epochs": 3}, "jobs": 1, "out": tmp_path / folder}
         report = vflsec.evaluate(attack=chosen, dataset=name, seeds=1, **settings)
@@ -121,4 +122,4 @@ def test_attacks_leak_the_same_from_sparse_rows(name, monkeypatch, tmp_path):
     assert set(kinds) == {torch.Tensor}  # in this process: the setting reaches no other
     assert None not in sparse.values()
     assert sparse == pytest.approx(dense, abs=0.01)
-    _partition.cache_clear()
+    federations._LAST.clear()
