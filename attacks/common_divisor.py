@@ -92,8 +92,9 @@ def _weights(products: NDArray[np.int64], divisors: NDArray[np.int64], precision
     if not len(divisors):
         return None
     longest = products[np.abs(products).max(axis=1).argmax()]
-    weights = np.ldexp((divisors * np.sign(longest)).astype(np.float64), -precision)
-    return weights[:, None] if np.median(products @ weights) >= 0 else -weights[:, None]
+    weights: NDArray[np.float64] = np.ldexp((divisors * np.sign(longest)).astype(np.float64), -precision)
+    sign = 1.0 if np.median(products @ weights) >= 0 else -1.0
+    return sign * weights[:, None]
 
 
 def _exact_rows(step: RecordedStep, unit: int) -> NDArray[np.int64]:

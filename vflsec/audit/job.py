@@ -88,9 +88,14 @@ def prepare(
         InsufficientView: an attack cannot be mounted.
     """
     if what.is_file() and is_recording(what):
-        given = {"data": data, "party": party, "model": model, "messages": messages, "encoded": encoded}
+        given: dict[str, object] = {"data": data, "party": party, "model": model, "messages": messages}
         given |= {"train-ids": train_ids, "test-ids": test_ids, "aux-ids": aux_ids, "defense": defenses}
-        given |= {"predictions": predictions, "allow-misfit": allow_misfit, "confirm-fit": confirm_fit}
+        given |= {
+            "encoded": encoded,
+            "predictions": predictions,
+            "allow-misfit": allow_misfit,
+            "confirm-fit": confirm_fit,
+        }
         if refused := [f"--{name}" for name, value in given.items() if value]:
             raise UsageError(f"expected no {', '.join(refused)} with {what}: a recording states what it is about")
         return prepare_recording(what, truth, aux=aux or AuxSpec(), draws=draws, attacks=attacks)
