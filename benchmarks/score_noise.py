@@ -68,11 +68,14 @@ def run(job: str, noise: float, seed: int) -> Found:
             both.append(subprocess.Popen(command(words), cwd=folder, stdout=subprocess.DEVNULL))  # noqa: S603
         if any([process.wait() for process in both]):
             raise click.ClickException("expected both parties to end well")
-        words = "audit active.recording --truth passive.recording --audit score-regression --format json"
+        words = (
+            "audit active.recording --truth passive.recording --attack score-regression --set aux.n=30 --format json"
+        )
         audit = subprocess.run(command(words), cwd=folder, check=True, capture_output=True)  # noqa: S603
         utility = json.loads((folder / "active" / "result.json").read_text(encoding="utf-8"))["utility"]
-    (figure,) = json.loads(audit.stdout)["findings"][0]["figures"]
-    return Found(utility["auc"], utility["accuracy"], figure["value"])
+    points = json.loads(audit.stdout)["points"]
+    leak = next(point["leak"]["mean"] for point in points if point["attack"] == "score-regression")
+    return Found(utility["auc"], utility["accuracy"], leak)
 
 
 def text(lines: Sequence[tuple[float, Sequence[Found]]], alone: float) -> str:
