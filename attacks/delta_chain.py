@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -98,6 +98,8 @@ class DeltaChain(Attack):
 class DeltaChainWeights(Attack):
     """W as ``delta-chain`` reads it from the gradients of all batches, up to what all outputs have in common.
 
+    A softmax does not depend on what all outputs have in common, and neither does a label: W is scored without it.
+
     Source: derived from PrADA (arXiv 2111.10120), Algorithm 5, lines 15 to 22.
     """
 
@@ -110,6 +112,8 @@ class DeltaChainWeights(Attack):
     verified = DeltaChain.verified
     costs = DeltaChain.costs
     fails = "as delta-chain; of several outputs what they have in common is not determined"
+    relative: ClassVar[bool] = True
+    """Whether the guess is of W without the mean over its outputs."""
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return the entries (P, 1) of W at all steps that are used; known labels name the outputs.

@@ -77,6 +77,7 @@ def test_of_several_outputs_all_labels_but_for_the_names_of_classes(tmp_path, ou
     leak = labels(c, p)
     assert leak.headline > 0.999
     assert leak.over_rows[0] > leak.chance
+    assert r2(c, p) > 0.99
     true = weights_of(c, p)
     guess = np.stack([read.weights for read in recovered(c).steps.values()])
     whole = np.stack([true[number] for number in recovered(c).steps])
@@ -166,6 +167,10 @@ def test_noise_that_keeps_the_rank_averages_out_over_visits(tmp_path, noise, lea
     c, p = Epochs(steps=64, row_noise=noise).record(tmp_path)
     assert labels(c, p).headline > least
     assert r2(c, p) > 0.8
+    true = weights_of(c, p)
+    read = {number: step.weights for number, step in recovered(c).steps.items()}
+    lost = min(sum(((sign * read[n] - true[n]) ** 2).sum() for n in read) for sign in (1, -1))
+    assert 1 - lost / sum((true[n] ** 2).sum() for n in read) > 0.9
 
 
 def test_shapes_that_do_not_fit_are_one_line(tmp_path):

@@ -88,8 +88,17 @@ class RecordingAudit(SystemAudit):
                 f"reads a recording of role {attack.side}, and this is one of role {self.subject.side}"
             )
         question = ASK[attack.target](self, trained.federation.seed)
+        if getattr(attack, "relative", False) and "parameters" in question.truth.labels:
+            question = question._replace(truth=self._without_common_part(question.truth))
         metrics = dict.fromkeys([attack.metric or question.metrics[0], *question.metrics])
         return question._replace(metrics=tuple(metrics))
+
+    def _without_common_part(self, truth: GroundTruth) -> GroundTruth:
+        """Return the ground truth with the entries of W less their mean over several outputs."""
+        outputs = self.recording.header.layout.outputs
+        weights = truth.labels["parameters"].view(-1, outputs)
+        centered = weights - weights.mean(dim=1, keepdim=True) if outputs > 1 else weights
+        return GroundTruth({**truth.labels, "parameters": centered.reshape(-1, 1)})
 
     def view(self, n_classes: int, rows: Tensor = NO_LABELS, answers: Tensor = NO_LABELS, entries: int = 0) -> View:
         """Return the view of the role, which guesses ``n_classes`` numbers for each sample, or for each entry of W."""
