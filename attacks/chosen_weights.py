@@ -11,12 +11,11 @@ import torch
 from vflsec.base.checks import count
 from vflsec.base.errors import InsufficientView
 from vflsec.cipher.recording import RecordedStep, Recording
-from vflsec.core.attack import Attack
-from vflsec.core.view import Fact, Guess, Need, View
-from vflsec.inference.recordings.samples import guess_of_samples, recording_of
+from vflsec.core.view import Fact, Guess, View
+from vflsec.inference.recordings.samples import RecordingAttack, guess_of_samples, recording_of
 
 
-class ChosenWeights(Attack):
+class ChosenWeights(RecordingAttack):
     """Scores under chosen weights: two passes whose weights differ by a unit vector give a feature.
 
     The active party computes scores with other weights than its share. The passive party cannot see which W~ the active
@@ -30,9 +29,7 @@ class ChosenWeights(Attack):
     name = "chosen-weights"
     side = "active"
     target = "features"
-    needs = frozenset({Need.RECORDING})
     reference = "derived from PrADA, arXiv 2111.10120, Algorithm 4, with an active party that deviates"
-    differs = ("The source has no such attack: this one is derived from its protocol.",)
     verified = "closed form: as many directions as chosen weights span, on runs of the real roles"
     costs = "a pseudo-inverse for each batch that was scored again"
     fails = (

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from vflsec.base.errors import InsufficientView
 from vflsec.cipher.recording import RecordedStep
-from vflsec.core.attack import Attack
-from vflsec.core.view import Fact, Guess, Need, View
-from vflsec.inference.recordings.samples import guess_of_weights, recording_of
+from vflsec.core.view import Fact, Guess, View
+from vflsec.inference.recordings.samples import RecordingAttack, guess_of_weights, recording_of
 
 ROWS = 8
 """Fewest exact rows whose common divisor is looked for: of unrelated numbers it is above 1 once in 256 times."""
@@ -24,7 +23,7 @@ EXACT = 1 << 53
 """Integers beyond this are rounded in a float64, so that divisors are lost."""
 
 
-class CommonDivisor(Attack):
+class CommonDivisor(RecordingAttack):
     """One batch suffices where delta^C is exact: the greatest common divisor of the integers delta_i W_j is |W_j|.
 
     Fixed-point numbers are integers, and so are their products. Over the rows of a batch the divisor of column j is
@@ -38,9 +37,7 @@ class CommonDivisor(Attack):
     name = "common-divisor"
     target = "parameters"
     metric = "exact"
-    needs = frozenset({Need.RECORDING})
     reference = "derived from PrADA, arXiv 2111.10120, Algorithm 5, line 22"
-    differs = ("The source has no such attack: this one is derived from its protocol.",)
     verified = "integers whose divisors are known, and runs of the real roles with and without noise below a unit"
     costs = "one pass over delta^C"
     fails = "under noise below a unit of W on what is encrypted, which is always added; delta-chain needs no divisor"

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from vflsec.base.errors import DataError, InsufficientView
 from vflsec.cipher.recording import Header, RecordedStep, Recording
-from vflsec.core.attack import Attack
 from vflsec.core.view import Fact, Guess, Need, View
 from vflsec.inference.recordings.pooled import LARGEST, GradientBatch, pool
-from vflsec.inference.recordings.samples import entries, guess_of_samples, ids_of, places, recording_of
+from vflsec.inference.recordings.samples import RecordingAttack, entries, guess_of_samples, ids_of, places, recording_of
 from vflsec.inference.recordings.simplex import Floats, rotation, upright
 
 WINDOW = 32
@@ -53,7 +52,7 @@ class Solved(NamedTuple):
     chance: float
 
 
-class DeltaChain(Attack):
+class DeltaChain(RecordingAttack):
     """Delta^C of consecutive batches gives W, delta and the labels, which refutes PrADA's Proposition 3.
 
     delta^C has rank r = 1 (of C outputs under a softmax, C - 1), so its singular vectors give W_t = axis_t x_t and
@@ -72,10 +71,8 @@ class DeltaChain(Attack):
     """
 
     name = "delta-chain"
-    needs = frozenset({Need.RECORDING})
     wants = frozenset({Need.AUX_LABELS})
     reference = "derived from PrADA, arXiv 2111.10120, Algorithm 5; refutes its Proposition 3"
-    differs = ("The source has no such attack: this one is derived from its protocol.",)
     verified = "all labels and W of runs whose truth is known, with momentum, weight decay, several outputs and noise"
     costs = "a singular value decomposition for each batch, of 32 batches together for each window"
     fails = "if the extractor does not train, so that no delta^C is sent; noise only slows it down"
@@ -88,14 +85,12 @@ class DeltaChain(Attack):
         """
         chain = recovered(recording_of(view))
         ids, delta = chain.last_visits()
-        scores = torch.from_numpy(-delta)
-        if delta.shape[1] == 1:  # of class 1; negative for class 0
-            scores = torch.cat([-scores, scores], dim=1) / 2
+        scores = scores_of(delta)
         guess = guess_of_samples(view, ids, scores[:, names(view, ids, scores)], chain.note)
         return replace(guess, facts=chain.facts)
 
 
-class DeltaChainWeights(Attack):
+class DeltaChainWeights(RecordingAttack):
     """W as ``delta-chain`` reads it from the gradients of all batches, up to what all outputs have in common.
 
     A softmax does not depend on what all outputs have in common, and neither does a label: W is scored without it.
@@ -105,10 +100,8 @@ class DeltaChainWeights(Attack):
 
     name = "delta-chain-weights"
     target = "parameters"
-    needs = frozenset({Need.RECORDING})
     wants = frozenset({Need.AUX_LABELS})
     reference = DeltaChain.reference
-    differs = ("The source has no such attack: this one is derived from its protocol.",)
     verified = DeltaChain.verified
     costs = DeltaChain.costs
     fails = "as delta-chain; of several outputs what they have in common is not determined"
@@ -125,10 +118,7 @@ class DeltaChainWeights(Attack):
         chain = recovered(recording)
         after = recording.header.layout.order == "paper"  # delta^C of a step then tells W of the next
         ids, delta = chain.last_visits()
-        scores = torch.from_numpy(-delta)
-        if delta.shape[1] == 1:
-            scores = torch.cat([-scores, scores], dim=1)
-        order = names(view, ids, scores).numpy()
+        order = names(view, ids, scores_of(delta)).numpy()
         found = [(entries(recording, number + after), read.weights) for number, read in chain.steps.items()]
         found = [(rows, weights) for rows, weights in found if len(rows)]
         if not found:
@@ -138,6 +128,12 @@ class DeltaChainWeights(Attack):
         guess = torch.from_numpy(np.ascontiguousarray(stacked).reshape(-1, 1))
         rows = torch.cat([rows for rows, _ in found])
         return Guess({"parameters": guess}, rows={"parameters": rows}, facts=chain.facts, notes=(chain.note,))
+
+
+def scores_of(delta: Floats) -> Tensor:
+    """Return the score (B, 2 or C) of each class, by the loss gradients (B, C); that of one output is of class 1."""
+    scores = torch.from_numpy(-delta)
+    return torch.cat([-scores, scores], dim=1) / 2 if delta.shape[1] == 1 else scores
 
 
 class ReadStep(NamedTuple):

@@ -9,12 +9,11 @@ import torch
 
 from vflsec.base.checks import count
 from vflsec.base.errors import InsufficientView
-from vflsec.core.attack import Attack
-from vflsec.core.view import Fact, Guess, Need, View
-from vflsec.inference.recordings.samples import recording_of
+from vflsec.core.view import Fact, Guess, View
+from vflsec.inference.recordings.samples import RecordingAttack, recording_of
 
 
-class ForwardPasses(Attack):
+class ForwardPasses(RecordingAttack):
     """Counts the forward passes of each sample: each gives the inner products of its features with the columns of W.
 
     With k passes and C outputs the active party has k C linear equations in the g features of a sample. A batch that
@@ -30,9 +29,7 @@ class ForwardPasses(Attack):
 
     name = "forward-passes"
     target = "exposure"
-    needs = frozenset({Need.RECORDING})
     reference = "counts the equations that score-gram solves"
-    differs = ("The source has no such attack: this one is derived from its protocol.",)
     verified = "closed form: passes times outputs over the number of features"
     costs = "one pass over the notes"
     fails = (

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from vflsec.base.checks import count
 from vflsec.base.errors import InsufficientView
-from vflsec.core.attack import Attack
-from vflsec.core.view import Fact, Guess, Need, View
+from vflsec.core.view import Fact, Guess, View
 from vflsec.inference.recordings.masked import Masked, masked_scores
-from vflsec.inference.recordings.samples import guess_of_weights, recording_of
+from vflsec.inference.recordings.samples import RecordingAttack, guess_of_weights, recording_of
 
 STEPS = 16
 """How many batches are tried: masks are of one kind in all."""
@@ -24,7 +23,7 @@ SURPLUS = 40
 """Bits that must agree beyond those that the unknowns take up: by accident they do once in 2^40 times."""
 
 
-class LowBits(Attack):
+class LowBits(RecordingAttack):
     """The passive party solves for W below the granularity of float masks: they are no masks, whatever their size.
 
     A homomorphic sum is exact. A product of two floats reaches down to 2^-110, a float mask of 2^10 only to 2^-42, and
@@ -40,9 +39,7 @@ class LowBits(Attack):
     name = "low-bits"
     target = "parameters"
     metric = "exact"
-    needs = frozenset({Need.RECORDING})
     reference = "derived from PrADA, arXiv 2111.10120, Algorithm 4, in floating-point encodings"
-    differs = ("The source has no such attack: this one is derived from its protocol.",)
     verified = "W to the last bit under float masks of a common Paillier library; no bit under integer masks"
     costs = "Gaussian elimination modulo powers of two, on at most 16 batches"
     fails = "under masks that are integers at the unit of the message, uniform over 2^sigma times its range"

@@ -10,17 +10,16 @@ from scipy.spatial import cKDTree
 
 from vflsec.base.errors import InsufficientView
 from vflsec.cipher.recording import Recording
-from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.recordings.known_rows import known_among
-from vflsec.inference.recordings.samples import guess_of_samples, recording_of
+from vflsec.inference.recordings.samples import RecordingAttack, guess_of_samples, recording_of
 from vflsec.inference.recordings.simplex import Floats
 
 TRIED = 1 << 20
 """Combinations of values, at most."""
 
 
-class ScoreDecoding(Attack):
+class ScoreDecoding(RecordingAttack):
     """Tries all combinations of the features' values, and takes the one whose score is nearest to the received one.
 
     A few known samples under the same weights say which values the features have and, by least squares, which weights.
@@ -36,7 +35,6 @@ class ScoreDecoding(Attack):
     metric = "exact"
     needs = frozenset({Need.RECORDING, Need.AUX_LABELS})
     reference = "exhaustive search; derived from PrADA, arXiv 2111.10120, Algorithm 4"
-    differs = ("The source has no such attack: this one is derived from its protocol.",)
     verified = "all rows of binary features without noise; the nearest combination with noise"
     costs = f"a search for each score among at most {TRIED:,} combinations of values"
     fails = "on features of many values, or that the passive party's extractor moves, and under noise on the scores"

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 
 from vflsec.base.errors import InsufficientView
-from vflsec.core.attack import Attack
-from vflsec.core.view import Fact, Guess, Need, View
-from vflsec.inference.recordings.samples import recording_of
+from vflsec.core.view import Fact, Guess, View
+from vflsec.inference.recordings.samples import RecordingAttack, recording_of
 
 BEFORE = 8
 """Batches that say what is usual."""
@@ -19,7 +18,7 @@ JUMP = 4
 """How many times as large as the largest usual score one must be."""
 
 
-class ScoreDrift(Attack):
+class ScoreDrift(RecordingAttack):
     """Looks for scores far beyond those of the batches before: the passive party may have shifted them.
 
     Shifted scores tell C the labels (``shifted-scores``), and honest ones do not jump. A shift that stays below what
@@ -33,9 +32,7 @@ class ScoreDrift(Attack):
     name = "score-drift"
     side = "active"
     target = "exposure"
-    needs = frozenset({Need.RECORDING})
     reference = "guards against shifted-scores"
-    differs = ("The source has no such attack: this one is derived from its protocol.",)
     verified = "a shifted batch is noticed, and honest training raises no alarm"
     costs = "one pass over the notes"
     fails = "if the shift stays below the usual size of scores, and in the first batches"

@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from vflsec.base.checks import count
 from vflsec.base.errors import InsufficientView
 from vflsec.cipher.recording import Header, RecordedStep, Recording
-from vflsec.core.attack import Attack
 from vflsec.core.view import Fact, Guess, Need, View
 from vflsec.inference.recordings.known_rows import by_known_rows
 from vflsec.inference.recordings.same_batch import factor, moved, same_batch
-from vflsec.inference.recordings.samples import guess_of_samples, recording_of
+from vflsec.inference.recordings.samples import RecordingAttack, guess_of_samples, recording_of
 from vflsec.inference.recordings.score_fit import SWEEPS, ScoreFit, fit
 from vflsec.inference.recordings.score_model import ScoreModel, Visit
 from vflsec.inference.recordings.simplex import Floats
@@ -32,7 +31,7 @@ PERMUTED = 20
 """Steps of the fit to permuted loss gradients, which cannot become exact."""
 
 
-class ScoreGram(Attack):
+class ScoreGram(RecordingAttack):
     """The scores give the passive party's features up to a rotation, which refutes PrADA's Proposition 1.
 
     The active party knows how W moves: by its own loss gradients times the passive party's features. So every score is
@@ -51,10 +50,8 @@ class ScoreGram(Attack):
     name = "score-gram"
     side = "active"
     target = "features"
-    needs = frozenset({Need.RECORDING})
     wants = frozenset({Need.AUX_LABELS})
     reference = "derived from PrADA, arXiv 2111.10120, Algorithms 4 and 5; refutes its Proposition 1"
-    differs = ("The source has no such attack: this one is derived from its protocol.",)
     verified = "all inner products of frozen features, with momentum, weight decay and several outputs"
     costs = "a nonlinear fit to all scores of the run: seconds for thousands of samples"
     fails = "if each sample has fewer passes x outputs than features; moving extractors and noise only weaken it"

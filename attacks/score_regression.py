@@ -6,13 +6,12 @@ import numpy as np
 import torch
 
 from vflsec.base.errors import InsufficientView
-from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.recordings.known_rows import by_known_rows
-from vflsec.inference.recordings.samples import guess_of_samples, recording_of
+from vflsec.inference.recordings.samples import RecordingAttack, guess_of_samples, recording_of
 
 
-class ScoreRegression(Attack):
+class ScoreRegression(RecordingAttack):
     """Regresses features on scores: where features depend on each other, one score predicts much of all.
 
     Of each sample the active party has the scores of its last pass, their squares, and the mean over all passes. A
@@ -27,7 +26,6 @@ class ScoreRegression(Attack):
     target = "features"
     needs = frozenset({Need.RECORDING, Need.AUX_LABELS})
     reference = "Hoerl and Kennard 1970; derived from PrADA, arXiv 2111.10120, Algorithm 4"
-    differs = ("The source has no such attack: this one is derived from its protocol.",)
     verified = "closed form: the share of variance along the weights"
     costs = "a ridge regression on the known rows"
     fails = "under noise as large as the scores, and on features that do not depend on each other"

@@ -9,15 +9,14 @@ import torch
 
 from vflsec.base.checks import count
 from vflsec.base.errors import InsufficientView
-from vflsec.core.attack import Attack
-from vflsec.core.view import Fact, Guess, Need, View
-from vflsec.inference.recordings.samples import guess_of_samples, ids_of, recording_of
+from vflsec.core.view import Fact, Guess, View
+from vflsec.inference.recordings.samples import RecordingAttack, guess_of_samples, ids_of, recording_of
 
 ZERO = 1e-3
 """A gradient shorter than this, relative to the longest of its batch, has vanished."""
 
 
-class ShiftedScores(Attack):
+class ShiftedScores(RecordingAttack):
     """Shifts scores by a large number: the loss gradient is then 1 - y, and delta^C reveals it.
 
     Where all scores are far up, the active party's sigmoid is 1 and delta_i = 1 - y_i: gradients of class 1 vanish,
@@ -28,9 +27,7 @@ class ShiftedScores(Attack):
     """
 
     name = "shifted-scores"
-    needs = frozenset({Need.RECORDING})
     reference = "derived from PrADA, arXiv 2111.10120, Algorithm 4, with a passive party that deviates"
-    differs = ("The source has no such attack: this one is derived from its protocol.",)
     verified = "all labels of a batch whose scores were shifted between the real roles"
     costs = "one pass over delta^C"
     fails = "if the active party stops at score-drift before it sends delta^C, and under noise on delta^C"

@@ -12,10 +12,9 @@ from scipy.optimize import linprog
 
 from vflsec.base.errors import InsufficientView
 from vflsec.cipher.recording import Recording
-from vflsec.core.attack import Attack
-from vflsec.core.view import Fact, Guess, Need, View
+from vflsec.core.view import Fact, Guess, View
 from vflsec.inference.recordings.masked import Integers, masked_scores
-from vflsec.inference.recordings.samples import guess_of_weights, recording_of
+from vflsec.inference.recordings.samples import RecordingAttack, guess_of_weights, recording_of
 from vflsec.inference.recordings.simplex import Floats
 
 ROWS = 1 << 17
@@ -36,7 +35,7 @@ LEVEL = 2 / (PERMUTATIONS + 1)
 """How often it does so by accident: in one audit of a thousand."""
 
 
-class SmallMasks(Attack):
+class SmallMasks(RecordingAttack):
     """Finds the W whose masks lie in the narrowest band: the error falls with 1 / n, not with 1 / sqrt(n).
 
     While W stays as it is, at inference or between slow updates, n masked scores v = mu W + r with r uniform in a
@@ -54,9 +53,7 @@ class SmallMasks(Attack):
 
     name = "small-masks"
     target = "parameters"
-    needs = frozenset({Need.RECORDING})
     reference = "derived from PrADA, arXiv 2111.10120, Algorithm 4, line 8"
-    differs = ("The source has no such attack: this one is derived from its protocol.",)
     verified = "the narrowest band by a dense linear programme; the level of the test where masks hide everything"
     costs = "three linear programmes, and up to 1999 permutations of the scores"
     fails = "under masks uniform over 2^sigma times the range of what they hide, sigma at least 40"

@@ -17,10 +17,9 @@ from vflsec.base.errors import DataError, InsufficientView
 from vflsec.cipher.arithmetic.codec import cut
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.recording import RecordedMessage, Recording
-from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import divided, sureness
 from vflsec.core.view import Fact, Guess, Need, View
-from vflsec.inference.recordings.samples import ids_of, places, recording_of
+from vflsec.inference.recordings.samples import RecordingAttack, ids_of, places, recording_of
 
 CIPHERTEXTS = ("columns", "packs", "ciphers", "share")
 """Fields of messages that hold ciphertexts."""
@@ -38,7 +37,7 @@ ANSWERS = ("MaskedScores", "MaskedGradient", "EncryptedDelta")
 """Kinds of messages whose re-randomization is tested."""
 
 
-class Wire(Attack):
+class Wire(RecordingAttack):
     """Reads the form of messages, without a key: a static check of an implementation on its own traffic.
 
     * Exponents: floats that carry their exponent in clear tell the magnitude of what is encrypted; that of delta_i
@@ -64,9 +63,7 @@ class Wire(Attack):
     name = "wire"
     side = "either"
     target = "exposure"
-    needs = frozenset({Need.RECORDING})
     reference = "defaults of common Paillier libraries"
-    differs = ("The source has no such attack: this one is derived from its protocol.",)
     verified = "messages of a common Paillier library, and of roles that forget to mask, encrypt or re-randomize"
     costs = "one pass over the messages, and a few modular powers"
     fails = "where what was not re-randomized is not tested: it says which answers these are"
@@ -110,7 +107,7 @@ class Wire(Attack):
         return Guess(facts=(fact,), notes=(text,), untested=tuple(untested))
 
 
-class WireExponents(Attack):
+class WireExponents(RecordingAttack):
     """The exponents that messages of the passive party's loss gradients carry in clear rank the labels. Two classes.
 
     The rarer class 1, the larger are its loss gradients, and so are the exponents of their floats.
@@ -120,11 +117,9 @@ class WireExponents(Attack):
 
     name = "wire-exponents"
     side = "either"
-    needs = frozenset({Need.RECORDING})
     wants = frozenset({Need.AUX_LABELS})
     classes = 2
     reference = Wire.reference
-    differs = ("The source has no such attack: this one is derived from its protocol.",)
     verified = "exponents of loss gradients as a common Paillier library chooses them"
     costs = "one pass over the messages"
     fails = "if all numbers of one kind of message have one public exponent, as in the protocol of this package"

@@ -75,7 +75,7 @@ def table(**columns):
 def test_what_is_written_is_read(tmp_path):
     messages = [embedding(0), gradient(0), embedding(1, rows=[7, 8]), embedding(0, split="test", phase="predict")]
     opened = TranscriptFolder(written(tmp_path / "t", *messages))
-    assert (opened.header, opened.n_vectors, opened.notes) == (HEADER, 8, [])
+    assert (opened.header, sum(part.rows for part in opened.parts), opened.notes) == (HEADER, 8, [])
     found = list(opened.messages())
     assert len(found) == 4
     for one, other in zip(found, messages, strict=True):
@@ -139,7 +139,7 @@ def test_a_writer_goes_on_where_it_was_killed(tmp_path):
         "a torn line at the end of parts.jsonl dropped",
         "1 unfinished file dropped: 000001.parquet",
     ]
-    assert opened.n_vectors == 2
+    assert sum(part.rows for part in opened.parts) == 2
     TranscriptWriter(folder, HEADER).write([embedding(1)])
     assert [one.step for one in TranscriptFolder(folder).messages()] == [0, 1]
 

@@ -15,7 +15,7 @@ from vflsec.audit.evaluation import SystemAudit, records, to_toml, with_attacks
 from vflsec.audit.fit import Finding, check_fit, declared_kinds, same_training, same_utility, share_used
 from vflsec.audit.ledger import spent_on
 from vflsec.audit.opening import open_subject, read_ids
-from vflsec.audit.recordings import prepare_recording
+from vflsec.audit.recordings import open_recording
 from vflsec.audit.subject import Subject
 from vflsec.audit.tables import with_predictions
 from vflsec.base.errors import MisfitError, UsageError
@@ -89,16 +89,11 @@ def prepare(
     """
     if what.is_file() and is_recording(what):
         given: dict[str, object] = {"data": data, "party": party, "model": model, "messages": messages}
-        given |= {"train-ids": train_ids, "test-ids": test_ids, "aux-ids": aux_ids, "defense": defenses}
-        given |= {
-            "encoded": encoded,
-            "predictions": predictions,
-            "allow-misfit": allow_misfit,
-            "confirm-fit": confirm_fit,
-        }
+        given |= {"train-ids": train_ids, "test-ids": test_ids, "aux-ids": aux_ids, "predictions": predictions}
+        given |= {"defense": defenses, "encoded": encoded, "allow-misfit": allow_misfit, "confirm-fit": confirm_fit}
         if refused := [f"--{name}" for name, value in given.items() if value]:
             raise UsageError(f"expected no {', '.join(refused)} with {what}: a recording states what it is about")
-        return prepare_recording(what, truth, aux=aux or AuxSpec(), draws=draws, attacks=attacks)
+        return with_attacks(open_recording(what, truth, aux=aux or AuxSpec(), draws=draws), attacks)
     if truth:
         raise UsageError(f"expected a recording of an encrypted layer with --truth, got {what}")
     known = read_ids(aux_ids) if aux_ids else None

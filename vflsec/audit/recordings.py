@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vflsec.audit.evaluation import SystemAudit, with_attacks
+from vflsec.audit.evaluation import SystemAudit
 from vflsec.audit.subject import Subject
 from vflsec.base.checks import count
 from vflsec.base.errors import DataError, InsufficientView, UsageError
@@ -26,7 +26,7 @@ from vflsec.inference.recordings.samples import ids_of, samples, steps_with_weig
 from vflsec.results.metrics import VALUES, applicable
 from vflsec.run.adversary import draw_auxiliary
 from vflsec.run.questions import Question
-from vflsec.run.spec import AttackSpec, AuxSpec
+from vflsec.run.spec import AuxSpec
 
 NO_LABELS = torch.zeros(0, dtype=torch.long)
 
@@ -90,14 +90,12 @@ class RecordingAudit(SystemAudit):
         question = ASK[attack.target](self, trained.federation.seed)
         if getattr(attack, "relative", False) and "parameters" in question.truth.labels:
             question = question._replace(truth=self._without_common_part(question.truth))
-        metrics = dict.fromkeys([attack.metric or question.metrics[0], *question.metrics])
-        return question._replace(metrics=tuple(metrics))
+        return question._replace(metrics=(*dict.fromkeys([attack.metric or question.metrics[0], *question.metrics]),))
 
     def _without_common_part(self, truth: GroundTruth) -> GroundTruth:
         """Return the ground truth with the entries of W less their mean over several outputs."""
-        outputs = self.recording.header.layout.outputs
-        weights = truth.labels["parameters"].view(-1, outputs)
-        centered = weights - weights.mean(dim=1, keepdim=True) if outputs > 1 else weights
+        weights = truth.labels["parameters"].view(-1, self.recording.header.layout.outputs)
+        centered = weights - weights.mean(dim=1, keepdim=True) if weights.shape[1] > 1 else weights
         return GroundTruth({**truth.labels, "parameters": centered.reshape(-1, 1)})
 
     def view(self, n_classes: int, rows: Tensor = NO_LABELS, answers: Tensor = NO_LABELS, entries: int = 0) -> View:
@@ -157,19 +155,6 @@ def _drawn(has_answer: Tensor, labels: Tensor, classes: int, aux: AuxSpec, seed:
     """Return the rows (m,) of the auxiliary samples, among those that have an answer."""
     rows = torch.nonzero(has_answer)[:, 0]
     return rows[draw_auxiliary(labels[rows], classes, aux, seed)]
-
-
-def prepare_recording(
-    what: Path, truth: Path | None, *, aux: AuxSpec, draws: int, attacks: Sequence[AttackSpec]
-) -> SystemAudit:
-    """Return the audit of a recording by all attacks that its role can mount, or by those named.
-
-    Raises:
-        UsageError: the recordings are of one role or of different runs.
-        DataError: a recording is damaged.
-        InsufficientView: an attack cannot be mounted.
-    """
-    return with_attacks(open_recording(what, truth, aux=aux, draws=draws), attacks)
 
 
 def open_recording(what: Path, truth: Path | None = None, *, aux: AuxSpec, draws: int = 1) -> RecordingAudit:

@@ -277,11 +277,6 @@ class TranscriptFolder:
             yield _joined(pieces)
 
     @property
-    def n_vectors(self) -> int:
-        """The number of vectors in the finished files."""
-        return sum(part.rows for part in self.parts)
-
-    @property
     def next_part(self) -> int:
         """The number of the next file, which no finished file has."""
         return max((int(part.file[:6]) + 1 for part in self.parts if part.file[:6].isdecimal()), default=0)

@@ -18,10 +18,10 @@ from vflsec.cipher.arithmetic.keys import PublicKey
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.roles.active import ActiveRole, ScoresTooLarge
 from vflsec.cipher.roles.exchange import Exchange, Port, Seat
-from vflsec.cipher.roles.noise import normal
 from vflsec.companies.handshake import Hello
 from vflsec.companies.job import JobFile
 from vflsec.companies.messages import Committed
+from vflsec.companies.noise import normal
 from vflsec.companies.party_rows import PartyRows
 from vflsec.companies.side import Batch, Commit, Side, first_share, step
 from vflsec.core.checkpoint import State, below, load_model_state, model_state, under

@@ -16,11 +16,11 @@ from vflsec.cipher.arithmetic.codec import encode
 from vflsec.cipher.arithmetic.keys import Keys
 from vflsec.cipher.arithmetic.layout import CipherLayout, Mode
 from vflsec.cipher.roles.exchange import Exchange, Port, Seat
-from vflsec.cipher.roles.noise import normal
 from vflsec.cipher.roles.passive import PassiveRole
 from vflsec.companies.handshake import Hello
 from vflsec.companies.job import JobFile
 from vflsec.companies.messages import Committed
+from vflsec.companies.noise import normal
 from vflsec.companies.party_rows import PARTY, PartyRows
 from vflsec.companies.side import Batch, Commit, Side, first_share, step
 from vflsec.core.checkpoint import State, below, load_model_state, model_state, under

@@ -10,13 +10,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vflsec.cipher.recording import RecordedStep, Recording
-from vflsec.core.view import Guess, View
+from vflsec.core.attack import Attack
+from vflsec.core.view import Guess, Need, View
 
 MOST_ROWS = 1 << 32
 """More than a batch has: samples whose rows are not noted get numbers of their own below zero."""
 
 BY_ROW = ("embedding_gradient", "mu", "scores", "delta", "labels")
 """Notes with one entry for each row of a batch."""
+
+
+class RecordingAttack(Attack):
+    """Base class of attacks on a recording of an encrypted layer."""
+
+    needs = frozenset({Need.RECORDING})
+    differs = ("No published source has this attack on the protocol.",)
 
 
 def recording_of(view: View) -> Recording:
@@ -52,9 +60,8 @@ def places(recording: Recording, ids: NDArray[np.int64]) -> Tensor:
 
 def guess_of_samples(view: View, ids: NDArray[np.int64], scores: Tensor, note: str) -> Guess:
     """Return the guess ``scores`` (k, C) of the samples ``ids``, which are all different."""
-    recording = recording_of(view)
-    rows, n = places(recording, ids), len(samples(recording))
-    if len(rows) < n:
+    rows = places(recording_of(view), ids)
+    if len(rows) < len(samples(recording_of(view))):
         return Guess({"train": scores}, rows={"train": rows}, notes=(note,))
     return Guess({"train": scores[torch.argsort(rows)]}, notes=(note,))
 

@@ -11,8 +11,8 @@ from vflsec.cipher.arithmetic.keys import Keys
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
 from vflsec.cipher.roles.active import ActiveRole
-from vflsec.cipher.roles.noise import normal
 from vflsec.cipher.roles.passive import PassiveRole
+from vflsec.companies.noise import normal
 
 WIDTH, OUTPUTS, ROWS = 5, 2, 9
 
