@@ -252,11 +252,11 @@ def records(audit: SystemAudit, draw: int, done: Container[str] = ()) -> Iterato
     for spec in audit.baselines:
         if (key := audit.key(spec, draw, "alone")) not in done:
             yield _alone(spec, key, alone, audit, draw)
-    questions: dict[tuple[str | None, ...], Question] = {}  # attacks share what views remember
+    questions: dict[tuple[object, ...], Question] = {}  # attacks share what views remember
     for spec in audit.attacks:
         if (key := audit.key(spec, draw)) not in done:
             attack, began = spec.make(), time.perf_counter()
-            about = (attack.target, attack.metric, attack.victim, attack.column)
+            about = (attack.target, attack.metric, getattr(attack, "relative", False), attack.victim, attack.column)
             if about not in questions:
                 questions[about] = audit.asked(attack, trained)
             changes = guarded(attack, questions[about], trained.federation, audit.aux)
