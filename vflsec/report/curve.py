@@ -35,7 +35,7 @@ INFERRED = {
     "attribute": "of the inferred attribute",
     "features": "of the recovered columns",
     "membership": "of who was trained on",
-    "parameters": "of one party's averaged parameters",
+    "parameters": "of one party's parameters",
     "exposure": "of what lies open without a guess",
 }
 

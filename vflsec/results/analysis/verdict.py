@@ -18,7 +18,7 @@ TARGETS = {
     "attribute": "an attribute of another party",
     "features": "the columns of another party",
     "membership": "which rows the model was trained on",
-    "parameters": "the averaged parameters of another party",
+    "parameters": "the parameters of another party",
     "exposure": "what lies open without a guess",
 }
 KNOWING = {
@@ -202,7 +202,7 @@ def _asked(point: Point) -> str:
     if point.above is not None:
         return f"whether {point.column} {of}{strongest} is above its median {point.above:.6g}"
     words = {"attribute": f"{point.column} {of}{strongest}", "features": f"the columns {of}"}
-    return words.get(kind, f"the averaged parameters {of}")
+    return words.get(kind, f"the parameters {of}")
 
 
 def _sure(leak: Leak) -> str:
