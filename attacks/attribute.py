@@ -62,7 +62,7 @@ class AttributeInference(Attack):
     baseline = False
     side = "either"
     target = "attribute"
-    needs = frozenset({Need.OWN_FEATURES, Need.EMBEDDINGS, Need.AUX_LABELS})
+    needs = frozenset({Need.FEATURES, Need.EMBEDDINGS, Need.AUX_LABELS})
     reference = "Song and Shmatikov, ICLR 2020, arXiv 1905.11742, section 3.1"
     verified = "scikit-learn's own estimator; figures of the source: unverified"
     differs = (
@@ -98,7 +98,7 @@ class AttributeInference(Attack):
         self.reads = reads
         self.releases = releases
         if reads == "own":
-            self.needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})  # type: ignore[misc]
+            self.needs = frozenset({Need.FEATURES, Need.AUX_LABELS})  # type: ignore[misc]
 
     def alone(self) -> Attack | None:
         """Return the same model on own columns."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vflsec.base.checks import fraction, non_negative, positive
 from vflsec.base.errors import UsageError
-from vflsec.core.integrity import IntegrityAttack
+from vflsec.core.attack import IntegrityAttack
 from vflsec.core.message import Step
 from vflsec.core.view import Need, View
 
@@ -35,7 +35,7 @@ class Backdoor(IntegrityAttack):
     """
 
     name = "backdoor"
-    needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS, Need.GRADIENTS})
+    needs = frozenset({Need.FEATURES, Need.AUX_LABELS, Need.GRADIENTS})
     reference = "Liu et al. 2020, arXiv 2007.03608; Zou et al. 2024 (VFLAIR), arXiv 2310.09827, released code"
     verified = "known answers of each hook; success on planted data"
     differs = (

@@ -18,8 +18,8 @@ from vflsec.core.view import Guess, Need, View
 from vflsec.inference.directions import span
 from vflsec.inference.releases import Releases, received
 from vflsec.inference.surrogate_head import SETTLED, Known, alternated, changed, onehot, scored, started
-from vflsec.nn.side_by_side import SideBySide
 from vflsec.nn.wide import WideLinear
+from vflsec.nn.wrappers import SideBySide
 
 
 class BatchLabel(Attack):
@@ -47,7 +47,7 @@ class BatchLabel(Attack):
 
     name = "batch-label"
     contrib = True
-    needs = frozenset({Need.GRADIENTS, Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS})
+    needs = frozenset({Need.GRADIENTS, Need.FEATURES, Need.MODEL, Need.AUX_LABELS})
     reference = "Zou et al. 2022, arXiv 2112.05409, and code of VFLAIR, by alternating projections"
     verified = "recovers labels while a batch has no more rows than the layer has inputs; unverified against the source"
     differs = (

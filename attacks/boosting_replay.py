@@ -49,7 +49,7 @@ class BoostingReplay(Attack):
     stream = "fusion"  # which joins the same guesses; with the same view they are computed once
     wants = EVERYTHING
     version = 7
-    needs = frozenset({Need.OWN_FEATURES, Need.NODES, Need.AUX_LABELS})
+    needs = frozenset({Need.FEATURES, Need.NODES, Need.AUX_LABELS})
     reference = "this project; Chen and Guestrin 2016 (XGBoost), equation 5; Cheng et al. 2021 (SecureBoost)"
     verified = "the scores of trainings of which all nodes and labels are known, left-out values against a naive loop"
     differs: ClassVar[tuple[str, ...]] = (THRESHOLD,)

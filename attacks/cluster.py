@@ -54,7 +54,7 @@ class Cluster(Attack):
         self.source = source
         self.starts = starts
         if source == "embedding":
-            self.needs = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS})  # type: ignore[misc]
+            self.needs = frozenset({Need.FEATURES, Need.MODEL, Need.AUX_LABELS})  # type: ignore[misc]
 
     def alone(self) -> Attack | None:
         """Return the same attack for an untrained bottom model; None for gradients."""

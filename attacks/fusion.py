@@ -24,7 +24,7 @@ class FromAllSources(Attack):
     """
 
     version = 3
-    needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
+    needs = frozenset({Need.FEATURES, Need.AUX_LABELS})
     wants = EVERYTHING
     reference = "this project; Rasmussen and Williams 2006, Gaussian Processes for Machine Learning, chapters 2 and 5"
     differs: ClassVar[tuple[str, ...]] = (

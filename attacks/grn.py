@@ -54,7 +54,7 @@ class GenerativeRegressionNetwork(Attack):
     version = 2
     side = "active"
     target = "features"
-    needs = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.EMBEDDINGS, Need.VICTIM_MODEL})
+    needs = frozenset({Need.FEATURES, Need.MODEL, Need.EMBEDDINGS, Need.VICTIM_MODEL})
     reference = "Luo et al., ICDE 2021, arXiv 2010.10152, section V"
     verified = "unverified"
     differs = (

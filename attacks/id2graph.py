@@ -45,7 +45,7 @@ class ID2Graph(Attack):
 
     name = "id2graph"
     version = 2
-    needs = frozenset({Need.NODES, Need.OWN_FEATURES})
+    needs = frozenset({Need.NODES, Need.FEATURES})
     wants = frozenset({Need.AUX_LABELS})
     reference = "Takahashi, Liu, Liu 2023, arXiv 2307.10318"
     verified = "planted communities, whose labels it recovers without knowing any"

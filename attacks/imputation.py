@@ -36,7 +36,7 @@ class Imputation(Attack):
     baseline = True
     side = "either"
     target = "features"
-    needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
+    needs = frozenset({Need.FEATURES, Need.AUX_LABELS})
     reference = "none: the baseline 'alone' of attacks on columns"
     verified = "scikit-learn's own estimators"
     differs: ClassVar[tuple[str, ...]] = ()

@@ -30,7 +30,7 @@ class LogisticRegression(Attack):
     by_row = True
     version = 4
     side: ClassVar[Literal["passive", "active", "either"]] = "either"
-    needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
+    needs = frozenset({Need.FEATURES, Need.AUX_LABELS})
     reference = "none: the baseline 'alone' of this toolkit"
     verified = "scikit-learn's own estimator"
     differs: ClassVar[tuple[str, ...]] = (THRESHOLD,)

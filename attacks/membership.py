@@ -46,7 +46,7 @@ class MembershipInference(Attack):
     version = 2
     side = "either"
     target = "membership"
-    needs = frozenset({Need.OWN_MODEL, Need.AUX_LABELS})
+    needs = frozenset({Need.MODEL, Need.AUX_LABELS})
     reference = "Yeom et al., CSF 2018, arXiv 1709.01604; Salem et al., NDSS 2019, arXiv 1806.01246"
     verified = "scores: equality with the formula; figures of the sources: unverified"
     differs = (

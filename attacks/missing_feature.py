@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from vflsec.base.checks import share
-from vflsec.core.integrity import IntegrityAttack, When
+from vflsec.core.attack import IntegrityAttack, When
 from vflsec.core.message import Step
 
 

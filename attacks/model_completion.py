@@ -20,10 +20,9 @@ from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.scaling import Standardize
 from vflsec.core.sparse_rows import SparseRows
-from vflsec.core.stacked import runs, stack, stack_modules, unstack_modules
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.convergence import still_falling
-from vflsec.nn.batches import batches
+from vflsec.nn.stacked import batches, runs, stack, stack_modules, unstack_modules
 
 WARM_AVERAGE = 3000
 """Updates after which the first thousand have a weight below 1/7 in the average, whose decay is 0.999."""
@@ -74,7 +73,7 @@ class ModelCompletion(Attack):
 
     name = "mc"
     version = 4
-    needs = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS})
+    needs = frozenset({Need.FEATURES, Need.MODEL, Need.AUX_LABELS})
     reference = "Fu et al., USENIX Security 2022, section 4.1 (mixmatch); He et al. 2022, arXiv 2208.08934, VI-B"
     verified = "mixmatch: against published figures of a public re-implementation; supervised: unverified"
     differs: ClassVar[tuple[str, ...]] = (

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vflsec.base.checks import non_negative, share
-from vflsec.core.integrity import IntegrityAttack, When
+from vflsec.core.attack import IntegrityAttack, When
 from vflsec.core.message import Step
 
 

@@ -26,7 +26,7 @@ class ReceivedPredictions(Attack):
     name = "prediction"
     version = 2
     needs = frozenset({Need.PREDICTIONS})
-    wants = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
+    wants = frozenset({Need.FEATURES, Need.AUX_LABELS})
     reference = "this project"
     verified = "as accurate as the joint model itself"
     differs = (THRESHOLD,)

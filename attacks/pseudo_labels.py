@@ -57,7 +57,7 @@ class PseudoLabels(Attack):
     baseline = True
     version = 3
     side: ClassVar[Literal["passive", "active", "either"]] = "either"
-    needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
+    needs = frozenset({Need.FEATURES, Need.AUX_LABELS})
     reference = "McLachlan 1975, Journal of the American Statistical Association 70"
     verified = "the Bayes rule of a Gaussian mixture; scikit-learn's own estimators"
     differs: ClassVar[tuple[str, ...]] = (

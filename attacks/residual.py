@@ -36,7 +36,7 @@ class Residual(Attack):
 
     name = "residual"
     version = 2
-    needs = frozenset({Need.GRADIENTS, Need.OWN_FEATURES})
+    needs = frozenset({Need.GRADIENTS, Need.FEATURES})
     classes = 2
     reference = "Tan et al. 2022, arXiv 2205.04166, and code of Attack-Defense-VFL"
     verified = "exact: all residuals are recovered where a batch has no more rows than columns"

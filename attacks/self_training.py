@@ -63,7 +63,7 @@ class SelfTraining(Attack):
     name = "self-training"
     stream = "fusion"  # whose guess it starts from
     version = 12
-    needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
+    needs = frozenset({Need.FEATURES, Need.AUX_LABELS})
     wants = EVERYTHING
     reference = "Nigam et al. 2000, Machine Learning 39, by expectation maximization"
     differs: ClassVar[tuple[str, ...]] = (

@@ -21,7 +21,7 @@ class SpectralEmbedding(Attack):
 
     name = "spectral-embedding"
     version = 2
-    needs = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL})
+    needs = frozenset({Need.FEATURES, Need.MODEL})
     classes = 2
     reference = "Sun et al. 2022, arXiv 2203.01451"
     verified = "unverified: only the abstract could be read"

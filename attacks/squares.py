@@ -31,7 +31,7 @@ class Squares(Attack):
     baseline = True
     version = 3
     side: ClassVar[Literal["passive", "active", "either"]] = "either"
-    needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
+    needs = frozenset({Need.FEATURES, Need.AUX_LABELS})
     reference = "Hastie, Tibshirani, Friedman 2009, The Elements of Statistical Learning, section 5.1"
     verified = "scikit-learn's own estimator"
     differs: ClassVar[tuple[str, ...]] = (THRESHOLD,)

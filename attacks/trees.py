@@ -31,7 +31,7 @@ class Trees(Attack):
     baseline = True
     by_row = True
     side: ClassVar[Literal["passive", "active", "either", "any"]] = "either"
-    needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
+    needs = frozenset({Need.FEATURES, Need.AUX_LABELS})
     reference = "Geurts, Ernst, Wehenkel 2006, Machine Learning 63"
     verified = "scikit-learn's own estimator"
     differs: ClassVar[tuple[str, ...]] = (

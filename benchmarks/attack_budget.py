@@ -58,7 +58,7 @@ class Ridge(Attack):
     """Ridge regression of two classes on the columns of one variant."""
 
     name, reference, verified = "ridge", "none", "none"
-    needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
+    needs = frozenset({Need.FEATURES, Need.AUX_LABELS})
 
     def __init__(self, *, which: int, kept: int, tried: Sequence[int]) -> None:
         self.which, self.kept, self.tried = which, kept, tried

@@ -33,9 +33,7 @@ from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.core.federation import load_states
 from vflsec.core.message import Step
 from vflsec.core.method import Trained
-from vflsec.nn.domain_discriminators import DomainDiscriminators
-from vflsec.nn.feature_groups import DROPOUT
-from vflsec.nn.parallel import ParallelLinear, UnitLength, parallel_layers
+from vflsec.nn.feature_groups import DROPOUT, DomainDiscriminators, ParallelLinear, UnitLength, parallel_layers
 from vflsec.results.metrics import auc, ks
 from vflsec.run import spec as specs
 from vflsec.run import training
@@ -387,7 +385,7 @@ DIFFERENCES = [
 
 
 class OneByOne(nn.Module):
-    """Networks side by side, each by itself: what ``vflsec.nn.parallel`` is measured against."""
+    """Networks side by side, each by itself: what ``vflsec.nn.feature_groups`` is measured against."""
 
     def __init__(self, inputs: Sequence[int], networks: Sequence[nn.Module]) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from vflsec.base.errors import UsageError
 from vflsec.base.seeds import drawing
 from vflsec.core.defense import Defense
-from vflsec.nn.batches import batches
+from vflsec.nn.stacked import batches
 
 EPOCHS = 20
 BATCH = 128

@@ -47,7 +47,7 @@ class Nearest(Attack):
     """
 
     name = "nearest"
-    needs = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS})
+    needs = frozenset({Need.FEATURES, Need.MODEL, Need.AUX_LABELS})
     reference = "none: an example"
     verified = "unverified"
 

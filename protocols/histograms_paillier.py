@@ -30,7 +30,7 @@ from vflsec.cipher.arithmetic.randomizers import (
 from vflsec.core.message import Kind
 from vflsec.core.party import Party
 from vflsec.core.protocol import FRACTION_BITS, LEAST_KEY_BITS, MOST_KEY_BITS
-from vflsec.protocols.histograms_encrypted import EncryptedHistograms
+from vflsec.protocols.histograms_masked import EncryptedHistograms
 from vflsec.trees.histograms import histogram
 
 NOISE_BITS = 10  # that defenses may add to a derivative by noise

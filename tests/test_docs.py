@@ -300,7 +300,7 @@ def test_contributing_names_base_class_and_suite_of_a_technique(what, base, fold
     ("title", "base"),
     [
         ("Attack", "vflsec.core.attack.Attack"),
-        ("Attack", "vflsec.core.integrity.IntegrityAttack"),
+        ("Attack", "vflsec.core.attack.IntegrityAttack"),
         ("Defense", "vflsec.core.defense.Defense"),
         ("Method", "vflsec.core.method.Method"),
         ("Method", "vflsec.methods.split_method.SplitMethod"),

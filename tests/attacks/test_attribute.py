@@ -122,7 +122,7 @@ def test_its_name_in_tables_is_its_options_alone():
 def test_alone_reads_own_columns_and_no_message():
     attack = AttributeInference(victim="passive_2", column="SEX", folds=3, reads="both")
     alone = attack.alone()
-    assert alone.needs == {Need.OWN_FEATURES, Need.AUX_LABELS}
+    assert alone.needs == {Need.FEATURES, Need.AUX_LABELS}
     assert (alone.victim, alone.column, alone.folds, alone.reads) == ("passive_2", "SEX", 3, "own")
     assert Need.EMBEDDINGS in attack.needs
     h, own, y = planted(2.0)

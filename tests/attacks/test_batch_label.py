@@ -15,8 +15,8 @@ from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import View
 from vflsec.inference.releases import received
 from vflsec.methods.fedsplitnn import FedSplitNN
-from vflsec.nn.bottoms import MLPBottom
-from vflsec.nn.side_by_side import SideBySide
+from vflsec.nn.encoders import MLPBottom
+from vflsec.nn.wrappers import SideBySide
 from vflsec.run.adversary import draw_auxiliary, view_of
 from vflsec.run.spec import AuxSpec
 from vflsec.testing.conformance import AttackConformance

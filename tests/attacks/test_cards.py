@@ -44,7 +44,7 @@ def test_a_number_of_releases_that_is_none_is_refused(name, option, number):
 def test_baselines_read_own_columns_and_nothing_else():
     baselines = {name for name in registry.entries("attacks") if registry.load("attacks", name).baseline}
     assert baselines == {"logistic", "trees", "squares", "pseudo-labels", "imputation"}
-    assert all(registry.load("attacks", name).needs <= {Need.OWN_FEATURES, Need.AUX_LABELS} for name in baselines)
+    assert all(registry.load("attacks", name).needs <= {Need.FEATURES, Need.AUX_LABELS} for name in baselines)
 
 
 def test_unverified_attacks_and_those_without_a_source_are_marked():

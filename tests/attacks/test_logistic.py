@@ -19,7 +19,7 @@ def make_view(labels, *, n=80, classes=2):
 
 
 def test_it_reads_no_model_and_no_message():
-    assert LogisticRegression.needs == {Need.OWN_FEATURES, Need.AUX_LABELS}
+    assert LogisticRegression.needs == {Need.FEATURES, Need.AUX_LABELS}
 
 
 @pytest.mark.parametrize("classes", [2, 3])

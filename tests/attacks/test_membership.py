@@ -116,7 +116,7 @@ def test_a_passive_party_has_no_loss():
 
 
 def test_the_need_of_the_loss_is_known_before_training():
-    shown = {Need.OWN_MODEL, Need.AUX_LABELS}
+    shown = {Need.MODEL, Need.AUX_LABELS}
     with pytest.raises(InsufficientView, match="needs predictions"):
         MembershipInference(mode="loss").check("passive", shown)
     MembershipInference(mode="loss").check("active", {*shown, Need.PREDICTIONS})

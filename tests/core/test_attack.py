@@ -14,7 +14,7 @@ class Draw(Attack):
     """Guesses from its own stream and from torch's global one."""
 
     name = "draw"
-    needs = frozenset({Need.OWN_FEATURES, Need.GRADIENTS})
+    needs = frozenset({Need.FEATURES, Need.GRADIENTS})
     reference = "made for a test"
     verified = "unverified"
 
@@ -36,7 +36,7 @@ def view():
 
 def test_what_is_missing_is_named():
     with pytest.raises(InsufficientView, match=r"'draw' needs own features, received gradients; .* has only own model"):
-        Draw().check("passive", [Need.OWN_MODEL])
+        Draw().check("passive", [Need.MODEL])
 
 
 def test_what_is_missing_comes_with_a_way_out():
@@ -44,7 +44,7 @@ def test_what_is_missing_comes_with_a_way_out():
         InsufficientView,
         match=r"only own model: choose --adversary passive_1; .* sends gradients in clear, of trees exchange=plain$",
     ):
-        Draw().check("passive", [Need.OWN_MODEL])
+        Draw().check("passive", [Need.MODEL])
     assert all(need.way_out for need in Need)
     assert Need("predictions") is Need.PREDICTIONS
 

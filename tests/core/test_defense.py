@@ -7,9 +7,8 @@ import torch
 
 from vflsec.base.errors import UsageError
 from vflsec.core import hooks
-from vflsec.core.defense import Defense, describe, touches
+from vflsec.core.defense import Defense, DefenseStack, describe, touches
 from vflsec.core.message import Kind
-from vflsec.core.stack import DefenseStack
 
 
 class Plain(Defense):

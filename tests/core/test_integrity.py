@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from vflsec.base.errors import UsageError
-from vflsec.core.attack import describe
-from vflsec.core.integrity import IntegrityAttack, integrity_attacks
+from vflsec.core.attack import IntegrityAttack, describe, integrity_attacks
 from vflsec.core.message import Step
 from vflsec.core.view import View
 

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from vflsec.base.errors import NotStackable
 from vflsec.base.seeds import Generators, Seeds, derive, generator
-from vflsec.core.lazy_adam import LazyAdam
-from vflsec.core.stacked import Stacked, runs, stack, stack_modules, unstack_modules
+from vflsec.core.settings import LazyAdam
+from vflsec.nn.stacked import Stacked, runs, stack, stack_modules, unstack_modules
 
 RUNS, ROWS = 3, 11
 

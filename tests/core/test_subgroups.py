@@ -5,8 +5,8 @@ import pytest
 from scipy.stats import kstest
 from sklearn.metrics import roc_auc_score
 
-from vflsec.core import subgroups
-from vflsec.core.subgroups import Scored, differ, leaks
+from vflsec.results import subgroups
+from vflsec.results.subgroups import Scored, differ, leaks
 
 PEOPLE, SEEDS = 240, 2
 

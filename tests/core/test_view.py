@@ -25,21 +25,21 @@ def view():
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, {Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS}),
-        ({"features": {}}, {Need.OWN_MODEL, Need.AUX_LABELS}),
-        ({"model": None}, {Need.OWN_FEATURES, Need.AUX_LABELS}),
-        ({"aux_rows": torch.tensor([])}, {Need.OWN_FEATURES, Need.OWN_MODEL}),
+        ({}, {Need.FEATURES, Need.MODEL, Need.AUX_LABELS}),
+        ({"features": {}}, {Need.MODEL, Need.AUX_LABELS}),
+        ({"model": None}, {Need.FEATURES, Need.AUX_LABELS}),
+        ({"aux_rows": torch.tensor([])}, {Need.FEATURES, Need.MODEL}),
         (
             {"messages": (said(Kind.GRADIENT, "active", "passive_1"),)},
-            {Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS, Need.GRADIENTS},
+            {Need.FEATURES, Need.MODEL, Need.AUX_LABELS, Need.GRADIENTS},
         ),
         (  # what it sent itself, and what went to others, it did not receive
             {"messages": (said(Kind.EMBEDDING, "passive_1", "active"), said(Kind.GRADIENT, "active", "passive_2"))},
-            {Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS},
+            {Need.FEATURES, Need.MODEL, Need.AUX_LABELS},
         ),
         (
             {"party": "passive_1+active", "messages": (said(Kind.EMBEDDING, "passive_2", "active"),)},
-            {Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS, Need.EMBEDDINGS},
+            {Need.FEATURES, Need.MODEL, Need.AUX_LABELS, Need.EMBEDDINGS},
         ),
     ],
 )

@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 from vflsec.base.errors import Diverged
 from vflsec.base.seeds import drawing, generator
+from vflsec.core.defense import DefenseStack
 from vflsec.core.federation import load_states
 from vflsec.core.party import Party
 from vflsec.core.settings import ModelSpec, TrainSpec
-from vflsec.core.stack import DefenseStack
 from vflsec.defenses.coae import ConfusionalAutoencoder
 from vflsec.defenses.label_dp import LabelDP
 from vflsec.methods.fedsplitnn import FedSplitNN

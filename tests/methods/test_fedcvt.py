@@ -25,9 +25,8 @@ from vflsec.methods.fedcvt import (
     estimate,
     likeness,
 )
-from vflsec.nn.bottoms import untrained
-from vflsec.nn.encoders import build_encoder
-from vflsec.nn.pooled import PooledEncoder
+from vflsec.nn.encoders import build_encoder, untrained
+from vflsec.nn.wrappers import PooledEncoder
 from vflsec.testing.conformance import MethodConformance
 from vflsec.testing.federations import toy_federation
 

@@ -10,10 +10,9 @@ from torch.nn import functional as F
 
 from vflsec.base.errors import Diverged, UsageError
 from vflsec.base.seeds import generator
-from vflsec.core.attack import Attack
+from vflsec.core.attack import Attack, IntegrityAttack
 from vflsec.core.defense import Defense
 from vflsec.core.federation import load_states
-from vflsec.core.integrity import IntegrityAttack
 from vflsec.core.message import Kind, Route, Transcript
 from vflsec.core.party import Party
 from vflsec.core.settings import ModelSpec, TrainSpec

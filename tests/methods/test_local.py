@@ -10,9 +10,8 @@ from vflsec.base.errors import Diverged, UsageError
 from vflsec.base.seeds import generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
-from vflsec.methods.early_stopping import EarlyStopping
-from vflsec.methods.local import Local
-from vflsec.methods.local_training import LocalTraining, labeled_rows
+from vflsec.methods.epochs import EarlyStopping
+from vflsec.methods.local import Local, LocalTraining, labeled_rows
 from vflsec.methods.split_training import SplitTraining
 from vflsec.testing.federations import toy_federation
 

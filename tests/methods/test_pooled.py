@@ -14,9 +14,8 @@ from vflsec.base.seeds import derive
 from vflsec.core.federation import load_states
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
-from vflsec.methods import pooled_lightgbm
-from vflsec.methods.pooled_lightgbm import PooledLightGBM
-from vflsec.methods.pooled_lr import PooledLogisticRegression
+from vflsec.methods import pooled
+from vflsec.methods.pooled import PooledLightGBM, PooledLogisticRegression
 from vflsec.testing.federations import toy_federation
 
 SPECS = TrainSpec(), ModelSpec()
@@ -169,7 +168,7 @@ def test_lightgbm_is_an_extra(monkeypatch):
     def absent(name):
         raise ModuleNotFoundError(name)
 
-    monkeypatch.setattr(pooled_lightgbm, "import_module", absent)
+    monkeypatch.setattr(pooled, "import_module", absent)
     federation, made = make_federation(), PooledLightGBM(*SPECS)
     made.build(federation)
     with pytest.raises(UsageError, match=r"pip install 'vflsec\[bench\]'"):

@@ -20,10 +20,9 @@ from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.defenses.iso import IsotropicNoise
 from vflsec.defenses.label_dp import LabelDP
 from vflsec.defenses.phe import EncryptedBoundary
-from vflsec.methods.adversarial_training import decay, reversal
-from vflsec.methods.prada import PrADA
-from vflsec.methods.vertical_lr import VerticalLogisticRegression
-from vflsec.nn.batches import batches
+from vflsec.methods.feature_group_method import VerticalLogisticRegression
+from vflsec.methods.prada import PrADA, decay, reversal
+from vflsec.nn.stacked import batches
 from vflsec.run import spec as specs
 from vflsec.run import training
 from vflsec.run.federation import build_federation

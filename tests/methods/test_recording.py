@@ -15,9 +15,9 @@ from vflsec.cli import cli
 from vflsec.core.method import Trained
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.defenses.phe import EncryptedBoundary
+from vflsec.methods.feature_group_method import VerticalLogisticRegression
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.prada import PrADA
-from vflsec.methods.vertical_lr import VerticalLogisticRegression
 from vflsec.testing.federations import toy_federation
 from vflsec.testing.recordings import attacked
 

@@ -17,12 +17,9 @@ from vflsec.core.message import Kind, Route
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.data.partition import DataSpec
-from vflsec.methods.local_contrastive import LocalCL, LocalMoCo, queue_size, views_of
 from vflsec.methods.split_training import SplitTraining, traffic_so_far
-from vflsec.methods.ss_vfl import own_rows
-from vflsec.methods.ss_vfl_c import SSVFLCoupled
-from vflsec.methods.ss_vfl_i import SSVFLIndependent
-from vflsec.nn.bottoms import Encoder
+from vflsec.methods.ss_vfl import LocalCL, LocalMoCo, SSVFLCoupled, SSVFLIndependent, own_rows, queue_size, views_of
+from vflsec.nn.encoders import Encoder
 from vflsec.protocols.plain import PlainBoundary
 from vflsec.testing.conformance import MethodConformance
 from vflsec.testing.federations import toy_federation

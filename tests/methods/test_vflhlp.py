@@ -19,9 +19,8 @@ from vflsec.data.partition import DataSpec
 from vflsec.defenses.iso import IsotropicNoise
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.local import Local
-from vflsec.methods.scarf_ssl import ScarfSSL, own_rows
 from vflsec.methods.split_training import SplitTraining
-from vflsec.methods.vflhlp import VFLHLP
+from vflsec.methods.vflhlp import VFLHLP, ScarfSSL, own_rows
 from vflsec.results.metrics import auc
 from vflsec.testing.federations import tiny_federation, toy_federation
 

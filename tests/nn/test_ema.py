@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from vflsec.nn.ema import update_average
+from vflsec.nn.siamese import update_average
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.995])

@@ -14,8 +14,7 @@ from vflsec.base.errors import UsageError
 from vflsec.base.seeds import generator
 from vflsec.core.layout import EncodedColumn, Layout
 from vflsec.core.settings import ModelSpec
-from vflsec.nn.bottoms import MLPBottom, untrained
-from vflsec.nn.encoders import build_encoder
+from vflsec.nn.encoders import MLPBottom, build_encoder, untrained
 
 # A category, a number, a category, a number: nothing lies beside its own kind.
 MIXED = Layout(

@@ -8,11 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from vflsec.core.layout import EncodedColumn, Group, Layout
-from vflsec.nn.bottoms import untrained
-from vflsec.nn.domain_discriminators import DomainDiscriminators
-from vflsec.nn.feature_groups import FeatureGroups, ungrouped
-from vflsec.nn.frozen import Frozen
-from vflsec.nn.parallel import ParallelLinear, UnitLength
+from vflsec.nn.encoders import untrained
+from vflsec.nn.feature_groups import DomainDiscriminators, FeatureGroups, ParallelLinear, UnitLength, ungrouped
+from vflsec.nn.wrappers import Frozen
 
 LAYOUT = Layout(
     (

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vflsec.nn.gradient_reversal import reverse
+from vflsec.nn.feature_groups import reverse
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0, 2.5])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from vflsec.base.errors import UsageError
 from vflsec.nn.losses.info_nce import info_nce
-from vflsec.nn.queue import Queue
+from vflsec.nn.siamese import Queue
 
 
 def directions(*angles):

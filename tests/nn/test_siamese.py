@@ -8,11 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from vflsec.base.errors import UsageError
-from vflsec.nn.byol import BYOL
-from vflsec.nn.moco import MoCo
-from vflsec.nn.projection import Predictor, Projector
-from vflsec.nn.siamese import Siamese
-from vflsec.nn.simsiam import SimSiam
+from vflsec.nn.siamese import BYOL, MoCo, Predictor, Projector, Siamese, SimSiam
 
 ROWS, FEATURES, WIDTH = 8, 5, 6
 KINDS = [SimSiam, BYOL, MoCo]

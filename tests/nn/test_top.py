@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from vflsec.nn.bottoms import MLPBottom, untrained
+from vflsec.nn.encoders import MLPBottom, untrained
 from vflsec.nn.top import Top, aggregate
 
 A, B = torch.tensor([[1.0, 4.0]]), torch.tensor([[3.0, 2.0]])

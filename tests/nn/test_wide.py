@@ -10,8 +10,7 @@ from vflsec.core.layout import EncodedColumn, Layout
 from vflsec.core.settings import ModelSpec
 from vflsec.core.sparse_rows import SparseRows
 from vflsec.nn import wide
-from vflsec.nn.bottoms import MLPBottom
-from vflsec.nn.encoders import build_encoder
+from vflsec.nn.encoders import MLPBottom, build_encoder
 from vflsec.nn.wide import CategoryEmbedding, WideLinear, sparse_gradients
 
 LAYOUT = Layout(

@@ -6,10 +6,10 @@ from torch.nn import functional as F
 
 from vflsec.base.errors import UsageError
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
+from vflsec.methods.feature_group_method import VerticalLogisticRegression
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.local import Local
 from vflsec.methods.prada import PrADA
-from vflsec.methods.vertical_lr import VerticalLogisticRegression
 from vflsec.papers import attribution
 from vflsec.papers import attribution_pictures as figures
 from vflsec.papers.domains import domain_map

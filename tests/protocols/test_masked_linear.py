@@ -18,10 +18,10 @@ from vflsec.defenses.dp_sgd import DPSGD
 from vflsec.defenses.iso import IsotropicNoise
 from vflsec.defenses.label_dp import LabelDP
 from vflsec.defenses.phe import EncryptedBoundary
+from vflsec.methods.feature_group_method import VerticalLogisticRegression
 from vflsec.methods.fedcvt import FedCVT
 from vflsec.methods.fedsplitnn import FedSplitNN
-from vflsec.methods.ss_vfl_i import SSVFLIndependent
-from vflsec.methods.vertical_lr import VerticalLogisticRegression
+from vflsec.methods.ss_vfl import SSVFLIndependent
 from vflsec.nn.top import SharedTop, Top
 from vflsec.protocols.masked_plain import PlainMaskedBoundary, Sealed
 from vflsec.protocols.paillier import PaillierBoundary

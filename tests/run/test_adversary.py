@@ -71,7 +71,7 @@ class NearestNeighbor(Attack):
     """Copies the label of the nearest auxiliary sample."""
 
     name = "nearest"
-    needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
+    needs = frozenset({Need.FEATURES, Need.AUX_LABELS})
     reference = "none"
     verified = "test"
 

@@ -13,9 +13,9 @@ from scipy import stats
 import vflsec
 from vflsec.base.errors import UsageError
 from vflsec.cli import cli
-from vflsec.core.canaries import toss
 from vflsec.report.report import Report
 from vflsec.results.analysis.groups import empirical
+from vflsec.results.canaries import toss
 from vflsec.results.empirical_epsilon import one_run
 from vflsec.results.records import schema
 from vflsec.run import spec as specs

@@ -284,7 +284,7 @@ def test_a_broken_attack_costs_only_itself(tmp_path):
     assert errors == {"ValueError: two lines (broken.py, line 13)"}
 
 
-def write_attack(folder, body, needs="Need.OWN_FEATURES", extra=""):
+def write_attack(folder, body, needs="Need.FEATURES", extra=""):
     """An attack in a file, whose ``run`` is ``body``."""
     file = folder / "mine.py"
     file.write_text(

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from vflsec.core import registry
-from vflsec.core.attack import Attack
+from vflsec.core.attack import Attack, IntegrityAttack
 from vflsec.core.defense import Defense
-from vflsec.core.integrity import IntegrityAttack
 from vflsec.core.message import Kind
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.view import Guess, Need
@@ -258,7 +257,7 @@ class Guesser(Attack):
     """Sound: scores each class by nearness to its mean among the auxiliary samples."""
 
     name = "guesser"
-    needs = frozenset({Need.OWN_FEATURES, Need.AUX_LABELS})
+    needs = frozenset({Need.FEATURES, Need.AUX_LABELS})
     reference = "made for a test"
     verified = "unverified"
 
@@ -269,7 +268,7 @@ class Guesser(Attack):
 
 
 class Tampering(Guesser):
-    needs = Guesser.needs | {Need.OWN_MODEL}
+    needs = Guesser.needs | {Need.MODEL}
 
     def __call__(self, view, *, seed):  # a subclass that ignores ``final``
         self.check(view.side, view.has())

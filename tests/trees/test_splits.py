@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from vflsec.core.protocol import FRACTION_BITS
-from vflsec.trees.histograms import histogram
-from vflsec.trees.splits import Rule, best_splits
+from vflsec.trees.histograms import Rule, best_splits, histogram
 
 UNIT = 2**FRACTION_BITS
 EVERY = Rule(l2=1.0, least_rows=1, least_hessian=0.0, least_gain=0.0)

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from vflsec.base.errors import UsageError
 from vflsec.core import hooks
-from vflsec.core.defense import Defense, Release, touches
+from vflsec.core.defense import Defense, DefenseStack, Release, touches
 from vflsec.core.message import Kind
-from vflsec.core.stack import DefenseStack
 from vflsec.run.plan import build_defense
 from vflsec.run.spec import parse_defense
 

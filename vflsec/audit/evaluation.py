@@ -22,7 +22,7 @@ from vflsec.core.message import Kind, Message
 from vflsec.core.method import Trained
 from vflsec.core.view import Need
 from vflsec.data.partition import Partition
-from vflsec.nn.bottoms import untrained
+from vflsec.nn.encoders import untrained
 from vflsec.results.records.manifest import AUDITED, BaselineEntry, Manifest, RowEntry
 from vflsec.results.records.schema import BaselineResult, Result
 from vflsec.run.cell import Technique, digest
@@ -202,7 +202,7 @@ def with_attacks(audit: SystemAudit, wanted: Sequence[AttackSpec]) -> SystemAudi
     reasons_by_spec = [(spec, _why_not(spec.make(), audit, trained)) for spec in specs]
     for spec, reason in reasons_by_spec[: len(chosen)]:
         if reason is not None:
-            cause = next((f"; {note}" for note in subject.notes if Need.OWN_MODEL in reason and "bottom" in note), "")
+            cause = next((f"; {note}" for note in subject.notes if Need.MODEL in reason and "bottom" in note), "")
             raise InsufficientView(f"attack {spec.name!r} cannot be run on {subject.name}: {reason}{cause}")
     possible = [spec for spec, reason in reasons_by_spec if reason is None]
     left_out = {spec.label: reason for spec, reason in reasons_by_spec if reason is not None}

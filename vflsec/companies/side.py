@@ -23,7 +23,7 @@ from vflsec.companies.job import JobFile
 from vflsec.companies.party_rows import PartyRows
 from vflsec.core.checkpoint import State
 from vflsec.core.sparse_rows import tensor_of
-from vflsec.nn.batches import batches
+from vflsec.nn.stacked import batches
 
 Commit = Callable[[NoisedGradient], object]
 """Saves the state after a batch; the message, new in every attempt, identifies the batch in both histories."""

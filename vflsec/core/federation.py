@@ -24,7 +24,7 @@ from vflsec.core.message import Channel
 from vflsec.core.party import Party
 
 if TYPE_CHECKING:
-    from vflsec.core.canaries import Canaries
+    from vflsec.results.canaries import Canaries
 
 
 @dataclass

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.core import hooks
-from vflsec.core.defense import Defense, Release
+from vflsec.core.defense import Defense, DefenseStack, Release
 from vflsec.core.layout import Layout
 from vflsec.core.message import Channel, Kind, Message, Step
-from vflsec.core.stack import DefenseStack
 
 Noise = Callable[..., torch.Generator]
 """Makes a party's own stream of randomness for a part of the run, given the names of that part."""

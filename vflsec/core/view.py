@@ -17,7 +17,7 @@ from vflsec.core.message import Kind, Message
 
 if TYPE_CHECKING:
     from vflsec.cipher.recording import Recording
-    from vflsec.core.canaries import Canaries
+    from vflsec.results.canaries import Canaries
 
 Result = TypeVar("Result")
 
@@ -29,8 +29,8 @@ class Need(StrEnum):
         way_out: how a user can give it to the adversary.
     """
 
-    OWN_FEATURES = "own features", "choose --adversary passive_1"
-    OWN_MODEL = "own model", "choose --adversary passive_1"
+    FEATURES = "own features", "choose --adversary passive_1"
+    MODEL = "own model", "choose --adversary passive_1"
     AUX_LABELS = "auxiliary labels", "add --set aux.n=80"
     GRADIENTS = (
         "received gradients",
@@ -168,8 +168,8 @@ class View:
             and (message.rows is None or message.split in self.features or message.split in self.places)
         }
         met = {
-            Need.OWN_FEATURES: any(x.shape[1] for x in self.features.values()),
-            Need.OWN_MODEL: self.model is not None,
+            Need.FEATURES: any(x.shape[1] for x in self.features.values()),
+            Need.MODEL: self.model is not None,
             Need.AUX_LABELS: len(self.aux_rows) > 0,
             Need.GRADIENTS: Kind.GRADIENT in received,
             Need.EMBEDDINGS: Kind.EMBEDDING in received,

@@ -31,12 +31,12 @@ from numpy.typing import NDArray
 from vflsec.base.checks import fraction, positive
 from vflsec.base.errors import DataError, UsageError
 from vflsec.base.seeds import derive
-from vflsec.core.canaries import Canaries, toss
 from vflsec.core.layout import Layout
 from vflsec.data.alignment import align
 from vflsec.data.columns_split import ColumnSplit, dealt_again
 from vflsec.data.dataset import PartyTable, VerticalDataset
 from vflsec.data.encode import ColumnEncoder, Matrix
+from vflsec.results.canaries import Canaries, toss
 from vflsec.results.statistics import groups_of
 
 

@@ -36,7 +36,7 @@ COLUMNS = "columns"
 
 EVERYTHING = frozenset(
     {
-        Need.OWN_MODEL,
+        Need.MODEL,
         Need.GRADIENTS,
         Need.EMBEDDINGS,
         Need.PARAMETERS,

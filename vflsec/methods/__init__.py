@@ -26,8 +26,8 @@ def _fedhssl(doc: str, reference: str, family: str, **steps: bool | None) -> dic
 CATALOGUE: dict[str, str | Preset] = {
     "fedsplitnn": "vflsec.methods.fedsplitnn:FedSplitNN",
     "local": "vflsec.methods.local:Local",
-    "lr": "vflsec.methods.pooled_lr:PooledLogisticRegression",
-    "lightgbm": "vflsec.methods.pooled_lightgbm:PooledLightGBM",
+    "lr": "vflsec.methods.pooled:PooledLogisticRegression",
+    "lightgbm": "vflsec.methods.pooled:PooledLightGBM",
     **_fedhssl(
         "{} by each party alone on all its rows, then split learning.\n\n"
         "Pre-training sends nothing, unless ``pma`` has a server average the local top encoders. Covers the idea of\n"
@@ -56,9 +56,9 @@ CATALOGUE: dict[str, str | Preset] = {
         "{} across parties, guided locally, with averaged top encoders; then split learning.", "algorithm 1", "fedhssl"
     ),
     "fedcvt": "vflsec.methods.fedcvt:FedCVT",
-    "ss-vfl-i": "vflsec.methods.ss_vfl_i:SSVFLIndependent",
-    "ss-vfl-c": "vflsec.methods.ss_vfl_c:SSVFLCoupled",
-    "vertical-lr": "vflsec.methods.vertical_lr:VerticalLogisticRegression",
+    "ss-vfl-i": "vflsec.methods.ss_vfl:SSVFLIndependent",
+    "ss-vfl-c": "vflsec.methods.ss_vfl:SSVFLCoupled",
+    "vertical-lr": "vflsec.methods.feature_group_method:VerticalLogisticRegression",
     "prada": "vflsec.methods.prada:PrADA",
     "prada-no-ir": preset(
         "vflsec.methods.prada:PrADA",

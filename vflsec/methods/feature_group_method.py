@@ -1,4 +1,4 @@
-"""Split learning with feature groups at passive parties and a logistic regression at the active one, as in PrADA."""
+"""Split learning with a logistic regression at the active party, on feature groups as in PrADA, or on columns."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from vflsec.base.errors import UsageError
 from vflsec.base.seeds import drawing
 from vflsec.core.federation import Federation
 from vflsec.core.layout import Group
+from vflsec.core.message import Kind
 from vflsec.core.method import Progress
 from vflsec.core.party import Party
-from vflsec.methods.head_training import HeadTraining
-from vflsec.methods.shared_head_training import SharedHeadTraining
-from vflsec.methods.split_method import SPLIT, SplitMethod
-from vflsec.methods.split_training import SplitTraining
-from vflsec.nn.columns import Columns
+from vflsec.core.view import Need
+from vflsec.methods.split_method import SHOWS, SPLIT, SplitMethod
+from vflsec.methods.split_training import HeadTraining, SharedHeadTraining, SplitTraining
 from vflsec.nn.feature_groups import FeatureGroups, ungrouped
-from vflsec.nn.frozen import Frozen
+from vflsec.nn.wrappers import Columns, Frozen
 
 UNGROUPED_WIDTH = 4
 """Numbers that the aggregator of all columns together returns, as in the authors' code."""
@@ -103,3 +102,38 @@ class FeatureGroupMethod(SplitMethod):
             stay = {name: Frozen(bottom) for name, bottom in bottoms.items()}
             return SharedHeadTraining(federation, stay, top, self._boundaries, self.train_spec)
         return HeadTraining(federation, bottoms, top, self._boundaries, self.train_spec)
+
+
+class VerticalLogisticRegression(FeatureGroupMethod):
+    """Logistic regression on the columns of all parties, trained by split learning; softmax for more than two classes.
+
+    With the boundary ``plain`` the active party is sent the columns themselves, once, and holds the whole regression;
+    under encryption this is what FATE calls SecureLR. No gradient comes back: there is nothing that it could move. Its
+    penalty is ``train.weight_decay``.
+
+    Source: the baseline SecureLR of PrADA (Kang et al. 2022), table I; Hardy et al. 2017, arXiv 1711.10677.
+
+    Args:
+        train: how models are fitted.
+        model: the head must be linear on concatenated inputs.
+        boundary: the protocol at the cut layer.
+    """
+
+    name = "vertical-lr"
+    reference = "Kang et al. 2022 (PrADA), table I, baseline SecureLR; Hardy et al. 2017, arXiv 1711.10677"
+    differs = (
+        "Categories are one-hot; FATE's numbers in the paper read numbered categories.",
+        "It is trained by SGD or Adam as train says; the paper has FATE's defaults.",
+        "Unencrypted, the active party receives the columns themselves; with more than two classes it is a softmax "
+        "regression.",
+    )
+    messages = {"train": frozenset({Kind.EMBEDDING})}  # noqa: RUF012  (declared ClassVar in the base class)
+    visible_to = {**SHOWS, "passive": SHOWS["passive"] - {Need.GRADIENTS}}  # noqa: RUF012
+
+    def build_party(self, party: Party, federation: Federation) -> None:
+        """Leave the columns as they are."""
+        party.modules["bottom"] = Columns(party.n_features)
+
+    def split(self, federation: Federation) -> SplitTraining:
+        """Return the training of the regression alone."""
+        return self.head_alone(federation)

@@ -20,10 +20,10 @@ from vflsec.core.party import Party
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.methods.split_method import SPLIT, SplitMethod
 from vflsec.methods.split_training import SplitTraining
-from vflsec.nn.batches import batches
 from vflsec.nn.encoders import build_encoder
-from vflsec.nn.pooled import PooledEncoder
+from vflsec.nn.stacked import batches
 from vflsec.nn.top import build_top
+from vflsec.nn.wrappers import PooledEncoder
 
 UNKNOWN = -100
 """Target of a row without a label; among probabilities it is a row of zeros. ``cross_entropy`` leaves such rows out."""

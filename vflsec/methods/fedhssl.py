@@ -25,18 +25,14 @@ from vflsec.core.protocol import Averaging, Boundary
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.inference.releases import flattened, parameters
-from vflsec.methods.cross_party_ssl import CrossPartySSL
 from vflsec.methods.epochs import Epochs
-from vflsec.methods.local_ssl import LocalSSL
-from vflsec.methods.local_training import own_rows
+from vflsec.methods.local import own_rows
 from vflsec.methods.split_method import SHOWS, SPLIT, SplitMethod
-from vflsec.nn.augment import two_views
-from vflsec.nn.byol import BYOL
+from vflsec.methods.ssl_steps import CrossPartySSL, LocalSSL
+from vflsec.nn.augmentation import two_views
 from vflsec.nn.encoders import build_encoder
-from vflsec.nn.moco import MoCo
-from vflsec.nn.pooled import PooledEncoder
-from vflsec.nn.siamese import Siamese
-from vflsec.nn.simsiam import SimSiam
+from vflsec.nn.siamese import BYOL, MoCo, Siamese, SimSiam
+from vflsec.nn.wrappers import PooledEncoder
 from vflsec.protocols.model_average import ModelAverage
 from vflsec.protocols.plain import PlainBoundary
 

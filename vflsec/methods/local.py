@@ -2,14 +2,140 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from collections import OrderedDict
 
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vflsec.base.errors import Diverged
+from vflsec.base.seeds import drawing, generator
+from vflsec.core.defense import DefenseStack
 from vflsec.core.federation import Federation
 from vflsec.core.method import Method, Progress
 from vflsec.core.party import Party
-from vflsec.methods.early_stopping import selection_split
-from vflsec.methods.epochs import Epochs
-from vflsec.methods.local_training import LocalTraining, labeled_rows, local_model, logits
+from vflsec.core.settings import ModelSpec, TrainSpec
+from vflsec.methods.epochs import EarlyStopping, Epochs, selection_split, set_rate
+from vflsec.methods.split_training import PREDICTION_BATCH
+from vflsec.nn.encoders import build_encoder
+from vflsec.nn.stacked import batches
+from vflsec.nn.top import build_top
+from vflsec.results.metrics import METRICS
+
+
+class LocalTraining:
+    """Fits the active party's model on its own rows, by the rules of ``SplitTraining`` for what both can do.
+
+    Random streams are named by epoch: a checkpoint of ``state`` and ``optimizer`` is all that it takes to resume.
+
+    Args:
+        federation: for its seed, device and metric, and the active party's held-out rows to choose an epoch on.
+        model: maps rows (B, d) to logits (B, C).
+        rows: (n, d).
+        labels: (n,) class numbers, or (n, C) probabilities.
+        spec: how to fit.
+        defenses: those that changed the labels; they decode the model's logits.
+
+    Attributes:
+        state: the model, its best state, and how far training is.
+        optimizer: of the model.
+
+    Raises:
+        UsageError: early stopping or selection without validation rows.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        model: nn.Module,
+        rows: Tensor,
+        labels: Tensor,
+        spec: TrainSpec,
+        *,
+        defenses: DefenseStack | None = None,
+    ) -> None:
+        self.federation = federation
+        self.defenses = defenses or DefenseStack()
+        self.model = model
+        self.rows = rows
+        self.labels = labels
+        self.spec = spec
+        self.selection = selection_split(spec, federation)
+        self.state = EarlyStopping(model, epochs=spec.n_epochs(len(labels)), patience=spec.patience)
+        self.optimizer = spec.optimize(model.parameters())
+
+    def epoch(self) -> float:
+        """Make one pass over the rows, and return its mean loss.
+
+        Raises:
+            Diverged: the loss, or a logit of a held-out row, is not finite.
+        """
+        number, spec = self.state.epoch, self.spec
+        set_rate([self.optimizer], spec.rate(number, self.state.epochs))
+        order = generator(self.federation.seed, "batches", "local", number)
+        self.model.train()
+        total = torch.zeros((), device=self.federation.device)
+        for batch in batches(len(self.labels), spec.batch, order, self.federation.device):
+            loss = F.cross_entropy(self.model(self.rows[batch]), self.labels[batch])
+            self.optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            if spec.clip:
+                nn.utils.clip_grad_norm_(self.model.parameters(), spec.clip)
+            self.optimizer.step()
+            total += loss.detach() * len(batch)
+        mean = float(total) / len(self.labels)
+        if not mean < float("inf"):
+            raise Diverged(f"the loss of the local model is {mean} after epoch {number + 1}: lower train.lr")
+        self.state.count(self._score(self.selection) if self.selection else None)
+        return mean
+
+    def finish(self) -> None:
+        """Put the model into the state that the settings choose."""
+        if self.spec.select != "last":
+            self.state.take_best()
+
+    def _score(self, split: str) -> float:
+        """The headline metric on the active party's own columns of ``split``."""
+        own = self.federation.active
+        z = logits(self.model, own.features[split])
+        if not torch.isfinite(z).all():
+            raise Diverged(f"the local model predicts values that are not finite on {split} rows: lower train.lr")
+        read = self.defenses.decode_logits(z)
+        return METRICS[self.federation.metric](read.cpu().numpy(), own.labels[split].cpu().numpy())
+
+
+def local_model(federation: Federation, spec: ModelSpec) -> nn.Sequential:
+    """Draw the active party's model of its own: ``encoder``, and a ``head`` as it would follow if there were no others.
+
+    Its stream is not that of the federation's models, so that two models of the active party are independent draws.
+    """
+    with drawing(federation.seed, "model", federation.active.name, "alone"):
+        encoder = build_encoder(federation.active.layout, spec, federation.n_classes)
+        top = build_top([encoder.width], federation.n_classes, spec)
+    return nn.Sequential(OrderedDict(encoder=encoder, head=top.head)).to(federation.device)
+
+
+def own_rows(party: Party) -> Tensor:
+    """Return all training rows (n, d) that ``party`` may learn from without labels, aligned or not."""
+    return torch.cat([party.features["aligned"], party.features["local"]])
+
+
+def labeled_rows(federation: Federation) -> tuple[Tensor, Tensor]:
+    """Return the active party's columns (n, d) and labels (n,) of all rows that it may learn from, aligned or not.
+
+    Of its unaligned rows, where it knows their labels; of no row that is kept for validation.
+    """
+    own = federation.active
+    known = len(own.labels["local"])  # none where labels are scarce
+    rows = torch.cat([own.features["train"], own.features["local"][:known]])
+    return rows, torch.cat([own.labels["train"], own.labels["local"]])
+
+
+@torch.no_grad()
+def logits(model: nn.Module, rows: Tensor) -> Tensor:
+    """Return what ``model`` makes of ``rows`` (n, d) in evaluation mode, (n, C)."""
+    model.eval()
+    return torch.cat([model(part) for part in torch.split(rows, PREDICTION_BATCH)])
 
 
 class Local(Method):

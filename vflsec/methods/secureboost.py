@@ -32,7 +32,7 @@ from vflsec.protocols.histograms_paillier import PaillierHistograms
 from vflsec.protocols.histograms_plain import PlainHistograms
 from vflsec.trees.bins import Bins
 from vflsec.trees.ensemble import Shape, Splits
-from vflsec.trees.splits import Rule
+from vflsec.trees.histograms import Rule
 
 EXCHANGES: dict[str, type[HistogramExchange]] = {
     "plain": PlainHistograms,
@@ -100,8 +100,8 @@ class SecureBoost(Method):
         "train": frozenset({Kind.GRADIENT, Kind.NODES, Kind.HISTOGRAM, Kind.CIPHERTEXT, Kind.CONTROL})
     }
     visible_to: ClassVar[Mapping[str, frozenset[Need]]] = {
-        "passive": frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS, Need.GRADIENTS, Need.NODES}),
-        "active": frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS, Need.NODES, Need.HISTOGRAMS}),
+        "passive": frozenset({Need.FEATURES, Need.MODEL, Need.AUX_LABELS, Need.GRADIENTS, Need.NODES}),
+        "active": frozenset({Need.FEATURES, Need.MODEL, Need.AUX_LABELS, Need.NODES, Need.HISTOGRAMS}),
     }
     learns: ClassVar[Mapping[str, frozenset[Hook]]] = {"train": hooks.ON_LABELS | {hooks.GRADIENT}}
     embeds = False

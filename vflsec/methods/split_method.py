@@ -22,12 +22,12 @@ from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary, LinearBoundary
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Need
-from vflsec.methods.early_stopping import selection_split
+from vflsec.methods.epochs import selection_split
 from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.top import SharedTop, Top, build_top
 from vflsec.protocols.plain import PlainBoundary
 
-_BOTH = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS})
+_BOTH = frozenset({Need.FEATURES, Need.MODEL, Need.AUX_LABELS})
 SHOWS = {"passive": _BOTH | {Need.GRADIENTS}, "active": _BOTH | {Need.EMBEDDINGS}}
 """What each side sees of split learning."""
 

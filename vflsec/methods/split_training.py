@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,20 +13,99 @@ from torch.nn import functional as F
 from vflsec.base.errors import Diverged
 from vflsec.base.seeds import generator
 from vflsec.core import hooks
+from vflsec.core.attack import integrity_attacks
 from vflsec.core.checkpoint import Stateful
 from vflsec.core.federation import Federation
 from vflsec.core.message import Step
 from vflsec.core.method import Progress
 from vflsec.core.party import Party
-from vflsec.core.protocol import Boundary
+from vflsec.core.protocol import Boundary, LinearBoundary
 from vflsec.core.settings import TrainSpec
-from vflsec.methods.early_stopping import EarlyStopping, selection_split
-from vflsec.methods.epochs import Epochs, Streams, global_stream, set_rate
-from vflsec.methods.split_model import SplitModel
-from vflsec.methods.traffic import traffic_so_far
-from vflsec.nn.batches import batches
+from vflsec.methods.epochs import (
+    EarlyStopping,
+    Epochs,
+    Streams,
+    global_stream,
+    selection_split,
+    set_rate,
+    traffic_so_far,
+)
+from vflsec.nn.stacked import batches
 from vflsec.nn.wide import sparse_gradients
+from vflsec.nn.wrappers import Columns, Frozen
 from vflsec.results.metrics import METRICS
+
+PREDICTION_BATCH = 4096
+
+
+class SplitModel:
+    """K bottom models, a boundary for each passive party, one top model.
+
+    A malicious party may change what it computes on, sends and learns from.
+
+    Args:
+        federation: parties and wire.
+        bottoms: each party's bottom model by name.
+        top: the active party's top model.
+        boundaries: the protocol to each passive party by name.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        bottoms: Mapping[str, nn.Module],
+        top: nn.Module,
+        boundaries: Mapping[str, Boundary],
+    ) -> None:
+        self.federation = federation
+        self.bottoms = bottoms
+        self.top = top
+        self.boundaries = boundaries
+        self.malicious = integrity_attacks(federation.malicious)
+
+    @torch.no_grad()
+    def predict(self, split: str, phase: str = "predict") -> Tensor:
+        """Return logits (n, C) for ``split``."""
+        self._switch(training=False)
+        active, logits = self.federation.active, []
+        everybody = torch.arange(self.federation.n_rows(split), device=self.federation.device)
+        for number, rows in enumerate(torch.split(everybody, PREDICTION_BATCH)):
+            step = Step(number, phase, rows, split=split)
+            own = self.bottoms[active.name](active.features[split][rows])
+            arrived = {
+                party.name: self._up(party.name, self.bottoms[party.name](self._fed(party, step)), step)
+                for party in self.federation.passive
+            }
+            logits.append(self.top([own, *self._received(arrived)]))
+        return active.defenses.decode_logits(torch.cat(logits))
+
+    def _changed(self, hook: str, name: str, value: Tensor, step: Step) -> Tensor:
+        """Return ``value``, or what a malicious party has in its place."""
+        attack = self.malicious.get(name)
+        return getattr(attack, hook)(value.detach(), step._replace(labels=None)) if attack else value
+
+    def _fed(self, party: Party, step: Step) -> Tensor:
+        """Return what ``party`` feeds its own bottom model."""
+        return self._changed("on_features", party.name, party.features[step.split][step.rows], step)
+
+    def _up(self, name: str, h: Tensor, step: Step) -> Tensor:
+        """Return what arrives of the embedding ``h``."""
+        return self.boundaries[name].forward(self._changed("on_embedding", name, h, step), step)
+
+    def _down(self, name: str, h: Tensor, step: Step) -> Tensor:
+        """Return what the party feeds its bottom model of the gradient with respect to ``h``, as it arrived."""
+        assert h.grad is not None
+        return self._changed("on_gradient", name, self.boundaries[name].backward(h.grad, step), step)
+
+    def _received(self, arrived: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return the inputs of the top model: each received embedding after the active party's own defenses."""
+        return [self.federation.active.defenses.received(h, name) for name, h in arrived.items()]
+
+    def _switch(self, *, training: bool) -> None:
+        modules = self.federation.active.modules
+        learned = [modules["defenses"]] if "defenses" in modules else []
+        for module in (*self.bottoms.values(), self.top, *learned):
+            module.train(training)
 
 
 class SplitTraining(SplitModel):
@@ -193,3 +273,124 @@ class SplitTraining(SplitModel):
         """Return the headline metric on test rows, for ``train.target``; nothing is sent or chosen."""
         with self.federation.without_recording():
             return self._score("test")
+
+
+Alter = Callable[[Tensor, torch.Generator], Tensor]
+Embedded = tuple[Tensor, dict[str, Tensor]]
+"""The active party's own embeddings (B, d) and, by name, those that arrived from each passive party."""
+
+
+class HeadTraining(SplitTraining):
+    """Training of the top model alone, on embeddings that are sent once; no gradient is sent.
+
+    Args, besides those of ``SplitTraining``:
+        alter: by party, what changes rows before each transfer; without it, rows are sent once, as they are.
+    """
+
+    def __init__(self, *args: Any, alter: Mapping[str, Alter] | None = None) -> None:
+        super().__init__(*args)
+        self.alter = alter or {}
+        self._noise = Streams()
+        self._sent: dict[str, Embedded] = {}  # by split
+        self.kept["noise"] = self._noise
+
+    def fit(self, phase: str, progress: Progress) -> list[float]:
+        """Have rows sent once, and train the head on them; return the mean loss of each epoch."""
+        self._switch(training=False)
+        if not self.alter:
+            self._sent["train"] = self._all("train", phase)
+        for name in self.alter:
+            self._noise[name] = generator(self.federation.seed, "views", phase, name, device=self.federation.device)
+        selection = selection_split(self.spec, self.federation)
+        if selection:
+            self._sent[selection] = self._all(selection, "validate")
+        return super().fit(phase, progress)
+
+    @torch.no_grad()
+    def predict(self, split: str, phase: str = "predict") -> Tensor:
+        """Return logits (n, C) for ``split``; where it chooses the epoch, from what was sent before training."""
+        if phase == "predict" or split not in self._sent:
+            return super().predict(split, phase)
+        self._switch(training=False)
+        own, arrived = self._sent[split]
+        return self.federation.active.defenses.decode_logits(self.top([own, *self._received(arrived)]))
+
+    def _update(self, step: Step, optimizers: list[torch.optim.Optimizer]) -> Tensor:
+        """Take as many steps of the head on one batch as there are local steps."""
+        if self.alter:
+            own, arrived = self._exchange(step)
+        else:
+            own, arrived = self._sent["train"]
+            own, arrived = own[step.rows], {name: h[step.rows] for name, h in arrived.items()}
+        losses = []
+        for _ in range(self.spec.local_steps):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss = self._loss(own, arrived, step)
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._clip()
+            for optimizer in optimizers:
+                optimizer.step()
+            losses.append(loss.detach())
+        return losses[0]
+
+    def _all(self, split: str, phase: str) -> Embedded:
+        """Have every row of ``split`` sent, in batches and in order."""
+        everybody = torch.arange(self.federation.n_rows(split), device=self.federation.device)
+        steps = [Step(k, phase, rows, split=split) for k, rows in enumerate(torch.split(everybody, self.spec.batch))]
+        own, arrived = zip(*map(self._exchange, steps), strict=True)
+        return torch.cat(own), {name: torch.cat([h[name] for h in arrived]) for name in arrived[0]}
+
+    @torch.no_grad()
+    def _exchange(self, step: Step) -> Embedded:
+        """Every party embeds the rows of ``step``, those that train the head altered if need be; they go up."""
+        embedded = {}
+        for party in self.federation.parties.values():
+            x = self._fed(party, step)
+            if party.name in self.alter and step.split == "train":
+                x = self.alter[party.name](x, self._noise[party.name])
+            embedded[party.name] = self.bottoms[party.name](x)  # (B, d)
+        own = embedded.pop(self.federation.active.name)
+        return own, {name: self._up(name, h, step) for name, h in embedded.items()}
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizer of what the active party holds besides its bottom model; there is no other."""
+        held = self.federation.active.modules
+        return [self.spec.optimize(p for role, module in held.items() if role != "bottom" for p in module.parameters())]
+
+    def _switch(self, *, training: bool) -> None:
+        super()._switch(training=False)
+        self.top.train(training)
+
+
+class SharedHeadTraining(SplitTraining):
+    """Weights that a protocol holds learn in exchanges: rows are sent in every epoch, and no gradient comes back.
+
+    The arguments are those of ``SplitTraining``, with every bottom model ``Frozen``.
+    """
+
+    def fit(self, phase: str, progress: Progress) -> list[float]:
+        """Train as ``SplitTraining`` does, but checks every row first: frozen embeddings are known before any is sent.
+
+        Raises:
+            UsageError: a boundary cannot carry one of them.
+        """
+        self._switch(training=False)  # running statistics must not change
+        for party in self.federation.passive:
+            bottom, boundary = self.bottoms[party.name], self.boundaries[party.name]
+            assert isinstance(bottom, Frozen)
+            if isinstance(boundary, LinearBoundary):
+                columns = party.layout.names if isinstance(bottom.model, Columns) else None
+                for split in self.federation.active.labels:
+                    boundary.check(bottom(party.features[split]), columns)
+        return super().fit(phase, progress)
+
+    def _down(self, name: str, h: Tensor, step: Step) -> Tensor:
+        """Update the weights; the zeros that are returned end at the embedding, which is a leaf."""
+        boundary, bottom = self.boundaries[name], self.bottoms[name]
+        if not isinstance(boundary, LinearBoundary):  # one that learns only by sending
+            return super()._down(name, h, step)
+        assert isinstance(bottom, Frozen)
+        assert h.grad is not None
+        boundary.learn(h.grad, step)
+        return h.new_zeros(len(h), bottom.width)

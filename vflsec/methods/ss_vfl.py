@@ -1,28 +1,139 @@
-"""Base class of the SS-VFL methods: a linear projection per party, and the pre-training of each party alone."""
+"""SS-VFL: contrastive learning of each party alone, then learning from labels on top of it."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 import msgspec
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from vflsec.base.checks import one_of, positive
 from vflsec.base.errors import UsageError
-from vflsec.base.seeds import drawing
+from vflsec.base.seeds import drawing, generator
 from vflsec.core import hooks
 from vflsec.core.federation import Federation
+from vflsec.core.layout import Layout
+from vflsec.core.message import Kind
 from vflsec.core.method import Progress
 from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
+from vflsec.core.view import Need
 from vflsec.methods.epochs import Epochs, set_rate
-from vflsec.methods.local_contrastive import LocalCL, LocalMoCo
-from vflsec.methods.local_training import own_rows
-from vflsec.methods.split_method import SplitMethod
-from vflsec.nn.bottoms import Encoder
-from vflsec.nn.encoders import build_encoder
+from vflsec.methods.local import own_rows
+from vflsec.methods.split_method import SHOWS, SPLIT, SplitMethod
+from vflsec.methods.split_training import Alter, HeadTraining, SplitTraining
+from vflsec.nn.augmentation import ImageAugmentation, TwoViews, UniformCorruption, two_views
+from vflsec.nn.encoders import Encoder, build_encoder
+from vflsec.nn.losses.info_nce import info_nce
+from vflsec.nn.losses.nt_xent import nt_xent
+from vflsec.nn.siamese import Queue, update_average
+from vflsec.nn.stacked import batches
 from vflsec.protocols.plain import PlainBoundary
+
+MOMENTUM, WEIGHT_DECAY, TEMPERATURE = 0.9, 1e-4, 0.2
+AVERAGE, QUEUE = 0.999, 65_536
+
+
+class LocalCL(nn.Module):
+    """The model learns to distinguish the two views of a row from all other views in the batch.
+
+    The loss is NT-Xent, both ways, with 2B - 2 negatives, straight on the model's output: there is no projector behind
+    it. The optimizer is SGD with momentum 0.9 and weight decay 1e-4.
+
+    Source: SS-VFL (Castiglia et al. 2022), algorithm 4 and equation 2, which prints one way; temperature and optimizer
+    are those of the released code.
+
+    Args:
+        model: (B, d) -> (B, width), what learns.
+        rows: (n, d) of the party, n >= 2.
+        layout: of its columns.
+        batch: rows per update.
+        lr: first learning rate.
+
+    Attributes:
+        optimizer: of the model.
+    """
+
+    def __init__(self, model: Encoder, rows: Tensor, layout: Layout, *, batch: int, lr: float) -> None:
+        super().__init__()
+        self.model = model
+        self.rows = rows
+        self.views = views_of(layout, rows)
+        self.batch = batch
+        self.optimizer = torch.optim.SGD(model.parameters(), lr, MOMENTUM, weight_decay=WEIGHT_DECAY, fused=True)
+
+    def steps(self, *stream: object) -> Iterator[Tensor]:
+        """Yield the loss of each update of one pass over the rows; ``stream`` names its randomness, seed first."""
+        seed, *names = stream
+        assert isinstance(seed, int)
+        order = generator(seed, "batches", *names)
+        noise = generator(seed, "views", *names, device=self.rows.device)
+        self.train()
+        for rows in batches(len(self.rows), self.batch, order, self.rows.device):
+            loss = self.loss(*self.views(self.rows[rows], noise))
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+            self.optimizer.zero_grad()  # after it, so that no gradient is left for a later phase to find
+            self.after_step()
+            yield loss.detach()
+
+    def loss(self, first: Tensor, second: Tensor) -> Tensor:
+        """Return the loss of two views (B, d) of the same rows."""
+        return nt_xent(self.model(first), self.model(second), TEMPERATURE)
+
+    def after_step(self) -> None:
+        """Update what follows the model."""
+
+
+class LocalMoCo(LocalCL):
+    """View 1 of a row is to find its key, view 2, among keys of other rows, which a queue remembers: MoCo v1.
+
+    Keys are made by a slow average of the model. It and the queue are not used after training. The
+    queue starts with random directions, drawn from torch's global stream.
+
+    Source: He et al. 2020 (MoCo), arXiv 1911.05722, algorithm 1, with temperature 0.2, as the released code of SS-VFL
+    has it in the place of equation 2.
+
+    Args: those of ``LocalCL``.
+    """
+
+    def __init__(self, model: Encoder, rows: Tensor, layout: Layout, *, batch: int, lr: float) -> None:
+        super().__init__(model, rows, layout, batch=batch, lr=lr)
+        self.average = copy.deepcopy(model).requires_grad_(False)
+        self.queue = Queue(queue_size(len(rows), batch), model.width).to(rows.device)
+        self._keys = torch.empty(0)  # of the last step
+
+    def loss(self, first: Tensor, second: Tensor) -> Tensor:
+        """Return InfoNCE of view 1 (B, d) against the key of view 2, with the whole queue as negatives."""
+        with torch.no_grad():
+            self._keys = self.average(second)  # (B, width)
+        return info_nce(self.model(first), self._keys, self.queue.keys, TEMPERATURE)
+
+    def after_step(self) -> None:
+        """Move the average towards the model; remember the last keys."""
+        update_average(self.average, self.model, AVERAGE)
+        self.queue.enqueue(self._keys)
+
+
+def queue_size(rows: int, batch: int) -> int:
+    """Return how many keys are remembered: 65,536, or one for each row if these are fewer, in whole batches."""
+    most = min(QUEUE, rows)
+    return most - most % min(batch, most)
+
+
+def views_of(layout: Layout, rows: Tensor) -> TwoViews:
+    """Return what makes two views: of images MoCo v1's alterations, of a table those of all other methods."""
+    if layout.image is None:
+        return two_views(layout, rows)
+    alter = ImageAugmentation(
+        layout.image, scale=(0.2, 1.0), jitter=(0.4, 0.4, 0.4, 0.4), jitter_p=1.0, grey_p=0.2, blur_p=0.0
+    )
+    return lambda x, noise: (alter(x, noise), alter(x, noise))
+
 
 LEARNERS = {"moco": LocalMoCo, "inbatch": LocalCL}
 WIDTH = 128
@@ -163,3 +274,96 @@ def _bottom(party: Party) -> Encoder:
     found = party.modules["bottom"]
     assert isinstance(found, Encoder)
     return found
+
+
+class SSVFLCoupled(SSVFL):
+    """Contrastive pre-training of each party alone, then split learning of all of it.
+
+    An epoch sends and reveals as much as one of split learning from scratch.
+
+    Source: SS-VFL (Castiglia et al. 2022), algorithm 2.
+
+    Args: those of ``SSVFL``.
+    """
+
+    name = "ss-vfl-c"
+    reference = "Castiglia et al. 2022 (SS-VFL), FL-NeurIPS workshop, algorithm 2"
+    differs = (
+        *SSVFL.differs,
+        "Algorithm 2's chain rule is read as the transposed Jacobian times the gradient; it prints the "
+        "representation itself.",
+    )
+    messages = {"pretrain": frozenset[Kind](), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
+    prior = "ss-vfl-c"
+
+
+class SSVFLIndependent(SSVFL):
+    """Contrastive pre-training of each party alone; bottom models stay as they are, and the head alone is trained.
+
+    Each passive party sends its embedding of every labeled row once and receives no gradient: the labels leave the
+    active party in no form. An epoch of the head costs no byte, so all of training costs what one epoch of split
+    learning sends up. Validation rows, where an epoch is chosen by them, are sent with the others.
+
+    The head follows ``train``, as every method that it is compared with does. For the small scale of frozen features
+    the released code has ``train.optimizer`` ``sgd`` and ``server_lr`` 100. A boundary's own weights stay as drawn.
+
+    Source: SS-VFL (Castiglia et al. 2022), algorithm 1.
+
+    Args, besides those of ``SSVFL``:
+        server_lr: learning rate of the head; None for ``train.lr``.
+        recompute_augmented: whether embeddings of altered rows (crops and flips of images, else corrupted columns) are
+            sent in every epoch, as released; all are counted.
+    """
+
+    name = "ss-vfl-i"
+    reference = "Castiglia et al. 2022 (SS-VFL), FL-NeurIPS workshop, algorithm 1"
+    differs = (
+        *SSVFL.differs,
+        "Embeddings of rows as they are cross once, as printed; the released code sends those of newly altered "
+        "rows in every epoch (recompute_augmented=true).",
+        "The server learns at train.lr; the released code has 100 (server_lr).",
+        "Validation rows, where an epoch is chosen by them, are sent too.",
+    )
+    messages = {"pretrain": frozenset[Kind](), "finetune": frozenset({Kind.EMBEDDING})}  # noqa: RUF012
+    visible_to = {**SHOWS, "passive": SHOWS["passive"] - {Need.GRADIENTS}}  # noqa: RUF012
+    last_phase_options = SSVFL.last_phase_options | {"server_lr", "recompute_augmented"}
+    prior = "ss-vfl-i"
+    shares_head = False
+
+    def __init__(
+        self,
+        train: TrainSpec,
+        model: ModelSpec,
+        *,
+        boundary: type[Boundary] = PlainBoundary,
+        localcl: Literal["moco", "inbatch"] = "moco",
+        projection: int | None = None,
+        keep_projection: bool = False,
+        server_lr: float | None = None,
+        recompute_augmented: bool = False,
+    ) -> None:
+        super().__init__(
+            train, model, boundary=boundary, localcl=localcl, projection=projection, keep_projection=keep_projection
+        )
+        if model.head == "none":
+            raise UsageError("ss-vfl-i trains the head alone: expected model.head linear or mlp, got none")
+        if server_lr is not None:
+            positive(server_lr=server_lr)
+        self.server_lr = server_lr
+        self.recompute_augmented = recompute_augmented
+
+    def split(self, federation: Federation) -> SplitTraining:
+        """Return the training of the head, on bottom models as they are."""
+        bottoms = {party.name: self.representation(party) for party in federation.parties.values()}
+        spec = msgspec.structs.replace(self.train_spec, lr=self.server_lr or self.train_spec.lr)
+        alter = {}
+        if self.recompute_augmented:
+            alter = {party.name: _alteration(party.layout, own_rows(party)) for party in federation.parties.values()}
+        return HeadTraining(federation, bottoms, federation.active.modules["top"], self._boundaries, spec, alter=alter)
+
+
+def _alteration(layout: Layout, rows: Tensor) -> Alter:
+    """Return random crops and flips of images; corruption of a table's rows (n, d)."""
+    if layout.image is None:
+        return UniformCorruption(layout, rows)
+    return ImageAugmentation(layout.image, scale=(0.08, 1.0), jitter_p=0.0, blur_p=0.0)

@@ -16,8 +16,7 @@ from vflsec.core.party import Party
 from vflsec.core.protocol import HistogramExchange, Histograms
 from vflsec.trees.bins import Bins
 from vflsec.trees.ensemble import Shape, Splits
-from vflsec.trees.histograms import histogram
-from vflsec.trees.splits import Best, Rule, best_splits
+from vflsec.trees.histograms import Best, Rule, best_splits, histogram
 
 Candidates = Callable[[int, int, int, int], list[int]]
 """Returns whose columns may split a level, given tree, level, number of outputs and of parties."""

@@ -1,14 +1,84 @@
-"""PrADA's feature extractors and aggregators: one number for each group of columns."""
+"""PrADA's networks of groups of columns: feature extractors, aggregators and domain discriminators."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrizations import spectral_norm
 
 from vflsec.core.layout import Group, Grouping, Layout
-from vflsec.nn.parallel import ParallelLinear, UnitLength, parallel_layers
+
+
+class ParallelLinear(nn.Module):
+    """g linear maps, each of its own part of the columns: (B, sum of inputs) -> (B, sum of outputs).
+
+    Args:
+        inputs: number of input columns of each map.
+        outputs: number of outputs of each map.
+        wrap: applied to each ``nn.Linear``, for example spectral normalization.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        wrap: Callable[[nn.Module], nn.Module] = lambda linear: linear,
+    ) -> None:
+        super().__init__()
+        self.inputs = list(inputs)
+        self.maps = nn.ModuleList(wrap(nn.Linear(n, m)) for n, m in zip(inputs, outputs, strict=True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the concatenated outputs of all maps."""
+        parts = torch.split(x, self.inputs, dim=1)
+        return torch.cat([one(part) for one, part in zip(self.maps, parts, strict=True)], dim=1)
+
+
+class UnitLength(nn.Module):
+    """Scale each of g parts of every row to unit length: (B, sum of widths) -> the same shape.
+
+    Args:
+        widths: of the parts.
+    """
+
+    member: Tensor
+
+    def __init__(self, widths: Sequence[int]) -> None:
+        super().__init__()
+        part = torch.arange(len(widths)).repeat_interleave(torch.tensor(widths))
+        self.register_buffer("member", torch.eye(len(widths))[part], persistent=False)  # (sum of widths, g)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the scaled rows; a part of zeros is unchanged."""
+        square = x.square() @ self.member
+        return x * (square.clamp_min(1e-24).rsqrt() @ self.member.T)
+
+
+def parallel_layers(
+    widths: Sequence[Sequence[int]], *, dropout: float = 0.0, wrap_first: Callable[[nn.Module], nn.Module] | None = None
+) -> list[nn.Module]:
+    """Return Linear-BatchNorm-Dropout-LeakyReLU for each layer of g parallel networks; the last has no Dropout.
+
+    Args:
+        widths: of each network's input and layers; all have as many layers.
+        dropout: rate, between layers.
+        wrap_first: as ``wrap`` of ``ParallelLinear``, for the first layer.
+    """
+    layers: list[nn.Module] = []
+    by_layer = list(zip(*widths, strict=True))
+    for number, (inputs, outputs) in enumerate(pairwise(by_layer)):
+        linear = ParallelLinear(inputs, outputs, *([wrap_first] if wrap_first and not number else []))
+        layers += [linear, nn.BatchNorm1d(sum(outputs))]
+        if dropout and number < len(by_layer) - 2:
+            layers.append(nn.Dropout(dropout))
+        layers.append(nn.LeakyReLU())
+    return layers
+
 
 DROPOUT = 0.1
 
@@ -119,3 +189,66 @@ class _Embedding(nn.Module):
         tables = (self.tables[name] if name in self.tables else self.one for name in self._names)  # noqa: SIM401
         blocks: Tensor = torch.block_diag(*tables)  # type: ignore[no-untyped-call]
         return x @ blocks
+
+
+def reverse(x: Tensor, alpha: float) -> Tensor:
+    """Return ``x``; in the backward pass a gradient g becomes -alpha g.
+
+    Source: Ganin and Lempitsky 2015, "Unsupervised domain adaptation by backpropagation", section 3.1.
+    """
+    reversed_: Tensor = _Reversal.apply(x, alpha)  # type: ignore[no-untyped-call]
+    return reversed_
+
+
+class _Reversal(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, alpha: float) -> Tensor:
+        ctx.alpha = alpha
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return -ctx.alpha * gradients[0], None
+
+
+HIDDEN = 10
+
+
+class DomainDiscriminators(nn.Module):
+    """D_i: Linear(d_i, width)-BatchNorm-LeakyReLU-Linear(10)-BatchNorm-LeakyReLU-Linear(2) on each f_i.
+
+    Source: PrADA (Kang et al. 2022), eq. 2; layers of its authors' code for Census-Income.
+
+    Args:
+        widths: d_i of each f_i.
+        width: of the first layer.
+        spectral: bring the first layer's largest singular value to one.
+    """
+
+    def __init__(self, widths: Sequence[int], *, width: int = 24, spectral: bool = True) -> None:
+        super().__init__()
+        g = len(widths)
+        layers = parallel_layers(
+            [(own, width, HIDDEN) for own in widths], wrap_first=spectral_norm if spectral else None
+        )
+        self.layers = nn.Sequential(*layers, ParallelLinear([HIDDEN] * g, [2] * g))
+
+    def forward(self, f: Tensor) -> Tensor:
+        """Return logits (B, g, 2) that rows f (B, sum of widths) are the source's (0) or the target's (1)."""
+        logits: Tensor = self.layers(f)
+        return logits.view(len(f), -1, 2)
+
+    def loss(self, source: Tensor, target: Tensor, alpha: float) -> Tensor:
+        """Return L_adv, the sum over groups of the mean cross-entropy; its gradient is multiplied by -alpha.
+
+        The mean is over the rows of both domains, as in the authors' code: half of eq. 2, which adds a mean of each.
+
+        Args:
+            source: f of the source's rows, (B, sum of widths).
+            target: f of the target's rows.
+            alpha: weight of the reversed gradient; the discriminators themselves learn with weight one.
+        """
+        logits: Tensor = self(reverse(torch.cat([source, target]), alpha))
+        domain = torch.arange(2, device=logits.device).repeat_interleave(torch.tensor([len(source), len(target)]))
+        each: Tensor = F.cross_entropy(logits.transpose(1, 2), domain[:, None].expand(-1, logits.shape[1]))
+        return each * logits.shape[1]

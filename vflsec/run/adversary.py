@@ -15,14 +15,14 @@ from vflsec.base.checks import one_of
 from vflsec.base.errors import UsageError
 from vflsec.base.seeds import derive
 from vflsec.core.attack import Attack
-from vflsec.core.canaries import Canaries
 from vflsec.core.federation import Federation
 from vflsec.core.message import SERVER, SOURCE, Message
 from vflsec.core.method import Method, Trained
 from vflsec.core.party import Party
 from vflsec.core.view import View
-from vflsec.nn.bottoms import untrained
-from vflsec.nn.side_by_side import SideBySide
+from vflsec.nn.encoders import untrained
+from vflsec.nn.wrappers import SideBySide
+from vflsec.results.canaries import Canaries
 from vflsec.results.metrics import METRICS
 from vflsec.run.spec import AuxSpec
 

@@ -18,8 +18,8 @@ from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.core import hooks
+from vflsec.core.attack import IntegrityAttack
 from vflsec.core.federation import Federation
-from vflsec.core.integrity import IntegrityAttack
 from vflsec.core.message import SERVER, SOURCE
 from vflsec.core.method import Method, Trained
 from vflsec.data import memory

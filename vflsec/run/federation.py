@@ -12,9 +12,8 @@ from torch import Tensor
 from vflsec.base.checks import unknown
 from vflsec.base.errors import UsageError
 from vflsec.base.seeds import derive, generator
-from vflsec.core.attack import Attack
+from vflsec.core.attack import Attack, IntegrityAttack
 from vflsec.core.federation import Federation
-from vflsec.core.integrity import IntegrityAttack
 from vflsec.core.message import Channel
 from vflsec.core.method import Method
 from vflsec.core.party import Party

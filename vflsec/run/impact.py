@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from vflsec.base.seeds import derive
+from vflsec.core.attack import IntegrityAttack
 from vflsec.core.federation import Federation
-from vflsec.core.integrity import IntegrityAttack
 from vflsec.core.method import Trained
 from vflsec.results.records.schema import Block, Impact, Triggered
 from vflsec.results.statistics import over_rows

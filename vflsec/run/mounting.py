@@ -7,9 +7,8 @@ from typing import Any
 
 from vflsec.base.checks import one_of
 from vflsec.base.errors import InsufficientView, UsageError
-from vflsec.core.attack import Attack
+from vflsec.core.attack import Attack, IntegrityAttack
 from vflsec.core.federation import Federation
-from vflsec.core.integrity import IntegrityAttack
 from vflsec.core.message import SERVER, SOURCE, Kind
 from vflsec.core.method import Method
 from vflsec.core.view import Need

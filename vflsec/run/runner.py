@@ -19,10 +19,9 @@ from torch import Tensor
 from vflsec.base import files
 from vflsec.base.errors import TRACEBACK, Diverged, InsufficientView, NotStackable, VflsecError, plain
 from vflsec.base.seeds import derive
-from vflsec.core.attack import Attack
+from vflsec.core.attack import Attack, IntegrityAttack, integrity_attacks
 from vflsec.core.auxiliary import sureness
 from vflsec.core.federation import Federation, load_states
-from vflsec.core.integrity import IntegrityAttack, integrity_attacks
 from vflsec.core.message import BESIDE_TREES, OF_TREES, Kind, Message, Transcript
 from vflsec.core.method import Trained
 from vflsec.core.view import GroundTruth, Guess, Need, View

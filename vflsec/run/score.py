@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vflsec.base.seeds import derive
-from vflsec.core.calibration import calibrated, knowledge
 from vflsec.core.view import GroundTruth, Guess
 from vflsec.results import metrics, statistics
+from vflsec.results.calibration import calibrated, knowledge
 from vflsec.results.records.schema import Block
 
 FEW = 5
@@ -38,8 +38,8 @@ def score(
 
     ``halves`` is the headline on each of two random halves of these rows, which are the same for every guess with the
     same seed, truth and ``exclude``. It is None if the rows are too few to be split; otherwise a guess of classes also
-    has the metrics of ``vflsec.core.calibration.knowledge``, each half calibrated on the other, and of ``RARE`` as far
-    as the rows resolve them.
+    has the metrics of ``calibration.knowledge``, each half calibrated on the other, and of ``RARE`` as far as the rows
+    resolve them.
 
     Args:
         guess: of an attack.

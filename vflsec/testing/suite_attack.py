@@ -38,7 +38,7 @@ from vflsec.testing.trees import grown
 SEEDS = (0, 1, 2)
 ADVERSARY = {"passive": "passive_1", "active": "active"}
 ASKED = ("train", "test", "candidates", "parameters")
-WITHOUT_MESSAGES = frozenset({Need.OWN_FEATURES, Need.OWN_MODEL, Need.AUX_LABELS})
+WITHOUT_MESSAGES = frozenset({Need.FEATURES, Need.MODEL, Need.AUX_LABELS})
 
 
 WILD_VALUES = (1e30, 1e6, -1e12)
@@ -386,8 +386,8 @@ def without(view: View, need: Need) -> View:
     if need in kinds:
         return replace(view, messages=tuple(m for m in view.messages if m.kind not in kinds[need]))
     poor: dict[Need, dict[str, Any]] = {
-        Need.OWN_FEATURES: {"features": {}},
-        Need.OWN_MODEL: {"model": None},
+        Need.FEATURES: {"features": {}},
+        Need.MODEL: {"model": None},
         Need.AUX_LABELS: {"aux_rows": view.aux_rows[:0], "aux_labels": view.aux_labels[:0]},
         Need.PREDICTIONS: {"predictions": {}},
         Need.VICTIM_MODEL: {"victim_model": None},

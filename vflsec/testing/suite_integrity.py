@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from vflsec.core.integrity import IntegrityAttack
+from vflsec.core.attack import IntegrityAttack
 from vflsec.core.message import Step
 from vflsec.core.method import Trained
 from vflsec.core.party import Party

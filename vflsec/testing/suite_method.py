@@ -18,9 +18,9 @@ from vflsec.core.message import SERVER, Kind, Message, Step
 from vflsec.core.method import Method
 from vflsec.core.protocol import Boundary, LinearBoundary, Protocol
 from vflsec.core.settings import TrainSpec
-from vflsec.core.together import join, part
 from vflsec.core.view import Need
 from vflsec.data.partition import DataSpec
+from vflsec.methods.together import join, part
 from vflsec.testing.federations import tiny_federation, toy_federation
 from vflsec.testing.suite import Suite, refused, same, stated
 

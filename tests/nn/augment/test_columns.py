@@ -12,8 +12,7 @@ from scipy import stats
 from vflsec.base.errors import UsageError
 from vflsec.base.seeds import generator
 from vflsec.core.layout import EncodedColumn, Layout
-from vflsec.nn.augment import ScarfCorruption, UniformCorruption
-from vflsec.nn.augment.columns import ColumnChoice
+from vflsec.nn.augmentation import ColumnChoice, ScarfCorruption, UniformCorruption
 
 CPU = torch.device("cpu")
 

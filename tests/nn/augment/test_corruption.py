@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from vflsec.base.seeds import generator
 from vflsec.core.layout import EncodedColumn, Layout
-from vflsec.nn.augment import ScarfCorruption, UniformCorruption
+from vflsec.nn.augmentation import ScarfCorruption, UniformCorruption
 
 LAYOUT = Layout(
     (

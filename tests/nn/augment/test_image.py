@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from vflsec.base.seeds import generator
-from vflsec.nn.augment import ImageAugmentation
+from vflsec.nn.augmentation import ImageAugmentation
 
 GREY, COLORS, WIDE = (1, 12, 8), (3, 16, 16), (2, 32, 32)
 OFF = {"scale": (1.0, 1.0), "jitter_p": 0.0, "blur_p": 0.0, "flip_p": 0.0}

@@ -4,7 +4,7 @@ import torch
 
 from vflsec.base.seeds import generator
 from vflsec.core.layout import Layout
-from vflsec.nn.augment import ImageAugmentation, UniformCorruption, two_views
+from vflsec.nn.augmentation import ImageAugmentation, UniformCorruption, two_views
 
 
 def test_of_a_table_the_rows_and_a_corruption():

@@ -198,7 +198,7 @@ def test_a_party_that_breaks_its_own_model_has_not_collapsed(tmp_path):
     """What is sent says nothing any more, and that is the damage; a status would hide it."""
     file = tmp_path / "mine.py"
     file.write_text(
-        "import torch\nfrom vflsec.core.integrity import IntegrityAttack\n"
+        "import torch\nfrom vflsec.core.attack import IntegrityAttack\n"
         "class Flat(IntegrityAttack):\n"
         "    name = reference = verified = 'flat'\n"
         "    def on_gradient(self, g, step):\n        return g * 0\n"

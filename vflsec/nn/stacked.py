@@ -1,4 +1,4 @@
-"""Tensors of several runs as one, so that the code of one run trains all of them at once."""
+"""Tensors of several runs as one, so that the code of one run trains all of them at once; and their batches."""
 
 # ruff: noqa: ARG001  (all rules have one signature)
 
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from vflsec.base.errors import NotStackable
+from vflsec.base.seeds import Generators
 
 VECTOR = 16
 """Optimizers round the entries of a tensor beyond a multiple of so many in another way."""
@@ -355,3 +356,15 @@ _RULES: dict[Any, Callable[..., Any]] = {
     ),
     **dict.fromkeys((torch._fused_adam_, torch._fused_sgd_, torch._fused_adagrad_), _update),
 }  # fmt: skip
+
+
+def batches(count: int, size: int, order: torch.Generator, device: torch.device) -> list[Tensor]:
+    """Return ``count`` rows in random batches; a last batch of one row joins the one before, for BatchNorm."""
+    *others, last = torch.split(_permutation(count, order).to(device), size)
+    return [*others[:-1], torch.cat([others[-1], last])] if others and len(last) == 1 else [*others, last]
+
+
+def _permutation(count: int, order: torch.Generator) -> Tensor:
+    if isinstance(order, Generators):
+        return stack([torch.randperm(count, generator=one) for one in order])
+    return torch.randperm(count, generator=order)

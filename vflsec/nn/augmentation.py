@@ -1,12 +1,16 @@
-"""Crops, colors, blur and flips of images, for each row its own."""
+"""Augmentations: seeded random changes of rows that keep their meaning."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from vflsec.base.errors import UsageError
+from vflsec.core.layout import Layout
 
 YIQ = ((0.299, 0.587, 0.114), (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))  # of red, green and blue
 
@@ -134,3 +138,130 @@ def _chroma(saturation: Tensor, angle: Tensor) -> Tensor:
     nothing, one = torch.zeros_like(angle), torch.ones_like(angle)
     rows = [one, nothing, nothing, nothing, real, -imaginary, nothing, imaginary, real]
     return torch.stack(rows, dim=1).view(-1, 3, 3)
+
+
+class ColumnChoice:
+    """For each row, round(rate · n) of the n raw columns, without replacement.
+
+    | case | result |
+    |---|---|
+    | rate = 0, or so small that it rounds to no column | nothing is chosen |
+    | rate = 1 | every column is chosen |
+
+    Args:
+        layout: of the party's matrix.
+        rate: share of the raw columns, 0 to 1.
+        device: of the rows.
+
+    Attributes:
+        columns: n.
+        owner: (d,) the raw column that each encoded column belongs to.
+
+    Raises:
+        UsageError: a rate outside [0, 1].
+    """
+
+    def __init__(self, layout: Layout, rate: float, device: torch.device) -> None:
+        if not 0 <= rate <= 1:
+            raise UsageError(f"expected 0 <= rate <= 1, got {rate}")
+        self.columns = len(layout.columns)
+        owners = [j for j, column in enumerate(layout.columns) for _ in range(column.width)]
+        self.owner = torch.tensor(owners, device=device)
+        self._count = round(rate * self.columns)
+
+    def __call__(self, rows: int, generator: torch.Generator) -> Tensor:
+        """Return a mask (rows, d), true where a row's encoded column belongs to one of the chosen."""
+        draws = torch.rand(rows, self.columns, generator=generator, device=self.owner.device)
+        largest = draws.topk(self._count, dim=1, sorted=False).indices
+        chosen = torch.zeros_like(draws, dtype=torch.bool).scatter_(1, largest, True)  # (rows, n)
+        return chosen.index_select(1, self.owner)
+
+
+class ScarfCorruption:
+    """Replaces some raw columns of each row by draws from their empirical marginal distributions.
+
+    Each value is that of a random reference row, drawn anew for each column. A category's one-hot block moves as a
+    whole: what is corrupted is the category, not its embedding. A drawn value can equal the one it replaces.
+
+    Source: Scarf (Bahri et al. 2022, arXiv 2106.15147), algorithm 1, with its rate of 0.6; VFLHLP, section 4.2.
+
+    Args:
+        layout: of the party's matrix.
+        reference: (n, d) training rows, n >= 1.
+        rate: share of the raw columns, rounded to whole columns.
+
+    Raises:
+        UsageError: a rate outside [0, 1].
+    """
+
+    def __init__(self, layout: Layout, reference: Tensor, rate: float = 0.6) -> None:
+        assert reference.shape == (len(reference), layout.width), "the reference has another width than its layout"
+        self._chosen = ColumnChoice(layout, rate, reference.device)
+        self._reference = reference
+
+    def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """Return corrupted copies of rows (B, d)."""
+        chosen = self._chosen(len(x), generator)
+        drawn = (len(x), self._chosen.columns)
+        donors = torch.randint(len(self._reference), drawn, generator=generator, device=x.device)
+        return torch.where(chosen, self._reference.gather(0, donors.index_select(1, self._chosen.owner)), x)
+
+
+class UniformCorruption:
+    """Replaces some raw columns of each row: a number by U(min, max) of its column, a category by the mask.
+
+    The mask is the first slot of a one-hot block, which no training row uses.
+
+    Source: FedHSSL (He et al. 2022, arXiv 2208.08934), section V-A: "30 % features are distorted by replacing the
+    original value with a random value". The distribution and the mask are those of the authors' code; the paper leaves
+    the embedding of the mask untrained, here it is trained like any other.
+
+    | case | result |
+    |---|---|
+    | a number constant in the reference | that constant |
+
+    Args:
+        layout: of the party's matrix.
+        reference: (n, d) training rows, n >= 1, for the ranges.
+        rate: share of the raw columns, rounded to whole columns.
+
+    Raises:
+        UsageError: a rate outside [0, 1].
+    """
+
+    def __init__(self, layout: Layout, reference: Tensor, rate: float = 0.3) -> None:
+        assert reference.shape == (len(reference), layout.width), "the reference has another width than its layout"
+        self._chosen = ColumnChoice(layout, rate, reference.device)
+        self._low, self._high = reference.amin(dim=0), reference.amax(dim=0)  # (d,)
+        for column in layout.columns:
+            if column.kind == "categorical":
+                for bound in (self._low, self._high):
+                    bound[column.start : column.start + column.width] = 0
+                    bound[column.start] = 1
+
+    def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """Return corrupted copies of rows (B, d)."""
+        chosen = self._chosen(len(x), generator)
+        share = torch.rand(x.shape, generator=generator, device=x.device, dtype=x.dtype)
+        return torch.where(chosen, torch.lerp(self._low, self._high, share), x)
+
+
+__all__ = ["ImageAugmentation", "ScarfCorruption", "TwoViews", "UniformCorruption", "two_views"]
+
+TwoViews = Callable[[Tensor, torch.Generator], tuple[Tensor, Tensor]]
+
+
+def two_views(layout: Layout, reference: Tensor) -> TwoViews:
+    """Return what makes two views of rows: of images two alterations, of a table the rows themselves and a corruption.
+
+    Source: FedHSSL (He et al. 2022, arXiv 2208.08934), the authors' code.
+
+    Args:
+        layout: of the party's matrix.
+        reference: (n, d) training rows, n >= 1.
+    """
+    if layout.image:
+        alter = ImageAugmentation(layout.image)
+        return lambda x, generator: (alter(x, generator), alter(x, generator))
+    corrupt = UniformCorruption(layout, reference)
+    return lambda x, generator: (x, corrupt(x, generator))

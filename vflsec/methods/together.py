@@ -15,14 +15,13 @@ from torch import Tensor, nn
 from vflsec.base.errors import NotStackable
 from vflsec.base.seeds import Generators, Seeds, generator
 from vflsec.core import hooks
-from vflsec.core.defense import Defense, Release
+from vflsec.core.defense import Defense, DefenseStack, Release
 from vflsec.core.federation import Federation
 from vflsec.core.hooks import Hook
 from vflsec.core.message import Channel, Message, Route
 from vflsec.core.party import Noise, Party
 from vflsec.core.sparse_rows import SparseRows
-from vflsec.core.stack import DefenseStack
-from vflsec.core.stacked import Stacked, runs, stack, stack_modules, unstack_modules
+from vflsec.nn.stacked import Stacked, runs, stack, stack_modules, unstack_modules
 
 
 class DefensesOfRuns:
