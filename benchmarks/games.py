@@ -28,7 +28,7 @@ from vflsec.results.empirical_epsilon import Tradeoff
 from vflsec.run.cell import Cell
 from vflsec.run.federation import build_federation, build_method
 from vflsec.run.plan import make_cell
-from vflsec.run.privacy import spent
+from vflsec.run.score import spent
 from vflsec.run.spec import parse_defense
 
 Scores = NDArray[np.floating]
@@ -43,7 +43,7 @@ class Game(NamedTuple):
     Attributes:
         absent: (n,) of trials with one neighbor.
         present: (m,) of trials with the other, which the attack should score higher.
-        spent: from ``vflsec.run.privacy.spent``, or a defense; empty without a defense.
+        spent: from ``vflsec.run.score.spent``, or a defense; empty without a defense.
         tradeoff: of the mechanism, if it is one for which a tighter bound is known.
         releases: of the same row.
     """

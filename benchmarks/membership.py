@@ -22,8 +22,8 @@ from vflsec.results.metrics import RARE
 from vflsec.results.records.schema import Result
 from vflsec.run import engine
 from vflsec.run import spec as specs
-from vflsec.run.shadows import BATCH
 from vflsec.run.store import Store
+from vflsec.run.training import BATCH
 
 JOBS: dict[str, dict[str, Any]] = {
     "21,000 labels, 20 epochs": {},

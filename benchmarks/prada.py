@@ -38,10 +38,9 @@ from vflsec.results.metrics import auc, ks
 from vflsec.run import spec as specs
 from vflsec.run import training
 from vflsec.run.cell import Cell
-from vflsec.run.facts import StageFacts
 from vflsec.run.federation import build_federation, build_method, partition_of
 from vflsec.run.plan import load_dataset, training_cell
-from vflsec.run.store import Store
+from vflsec.run.store import StageFacts, Store
 
 Measured = dict[str, Any]
 """What is kept of one training."""

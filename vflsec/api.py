@@ -23,16 +23,15 @@ from vflsec.report.progress import shown
 from vflsec.report.report import Report
 from vflsec.report.sweep import SweepReport
 from vflsec.results.records.schema import Record
-from vflsec.run import engine, naming, plan, runner, training
+from vflsec.run import engine, plan, runner, training
 from vflsec.run import spec as specs
 from vflsec.run import sweep as sweeps
-from vflsec.run.facts import CellFacts, StageDone
 from vflsec.run.grammar import split_list
 from vflsec.run.job import Job
 from vflsec.run.mounting import KINDS
 from vflsec.run.plan import build_attack, training_cell
 from vflsec.run.spec import EvalSpec
-from vflsec.run.store import Store, writing
+from vflsec.run.store import CellFacts, StageDone, Store, writing
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -253,7 +252,7 @@ def train(
     fixed = [*_several(settings.pop("fixed", ())), *_several(defense)]
     spec = specs.read_training({"dataset": dataset, "methods": [method], "method": own, "fixed": fixed, **settings})
     engine.check_device(device)
-    spec = naming.with_standard_names(spec, naming.names_of(spec))
+    spec = plan.with_standard_names(spec, plan.names_of(spec))
     engine.check_training(spec)
     return fit(spec, seed, device, progress)[0]
 
@@ -325,7 +324,7 @@ def attack(
         raise InsufficientView(f"attack {name!r} reads messages, which train() does not keep: use vflsec.evaluate")
     with training.one_thread():
         aux = specs.AuxSpec(n=n_aux, folds=0, victim_model=victim_model)
-        party = naming.Names("", trained.federation.names).standard(adversary)
+        party = plan.Names("", trained.federation.names).standard(adversary)
         found = runner.attacked_once(mounted, trained, party, aux)
     if found["status"] != "ok":
         warnings.warn(f"attack {name!r} is {found['status']}: the leak is a lower bound", stacklevel=2)

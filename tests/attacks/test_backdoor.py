@@ -11,7 +11,7 @@ from vflsec.core.view import View
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.results.metrics import METRICS
 from vflsec.run.adversary import view_before
-from vflsec.run.impact import success
+from vflsec.run.score import success
 from vflsec.run.spec import AuxSpec
 from vflsec.testing.conformance import IntegrityConformance
 from vflsec.testing.federations import toy_federation

@@ -18,11 +18,10 @@ from vflsec.core.view import Shadows, View
 from vflsec.data.partition import DataSpec
 from vflsec.inference.shadows import log_odds
 from vflsec.results import metrics
-from vflsec.run.candidates import Candidates
-from vflsec.run.federation import build_federation, build_method
+from vflsec.run.federation import Candidates, build_federation, build_method
 from vflsec.run.questions import ask
-from vflsec.run.shadows import shadows_of
 from vflsec.run.spec import AuxSpec
+from vflsec.run.training import shadows_of
 from vflsec.testing.federations import toy_cell
 
 N, SHADOWS = 3000, 256

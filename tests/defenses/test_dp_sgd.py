@@ -20,7 +20,7 @@ from vflsec.defenses.dp_sgd import DPSGD
 from vflsec.defenses.gaussian_dp import ORDERS
 from vflsec.run.federation import build_federation, build_method
 from vflsec.run.plan import make_cell
-from vflsec.run.privacy import spent
+from vflsec.run.score import spent
 from vflsec.run.spec import AttackSpec, parse_defense
 
 DELTA = 1e-5

@@ -24,7 +24,7 @@ from vflsec.defenses.gaussian_dp import GaussianDP
 from vflsec.defenses.iso import IsotropicNoise
 from vflsec.defenses.label_dp import LabelDP
 from vflsec.methods.secureboost import SecureBoost
-from vflsec.run import privacy
+from vflsec.run import score
 from vflsec.testing.federations import federation_of, toy_federation
 
 SMALL = {"rounds": 3, "depth": 3, "leaf_rows": 4, "bins": 8}
@@ -680,7 +680,7 @@ def test_a_row_is_released_as_often_as_planned(options, expected):
     heard = [r for r in federation.channel.releases() if r.kind is Kind.GRADIENT and r.receiver == "passive_1"]
     assert [r.most for r in heard] == ([expected] if expected else [])
     for adversary in ("passive_1", "passive_2"):
-        accounts = privacy.spent(found, federation.channel.releases(), adversary)
+        accounts = score.spent(found, federation.channel.releases(), adversary)
         assert [one["releases"] for one in accounts] == ([expected] if expected else [])
 
 

@@ -21,8 +21,7 @@ from vflsec.papers.recipe import Measured, Quick, RecipeGrid, read_recipe
 from vflsec.papers.reproduction import Reproduction, measured
 from vflsec.results.records.schema import Block
 from vflsec.run import spec as specs
-from vflsec.run.facts import CellFacts
-from vflsec.run.store import Store
+from vflsec.run.store import CellFacts, Store
 
 OWN = """
 title = "Cuts"

@@ -11,7 +11,7 @@ import pytest
 from matplotlib import rc_context
 
 from vflsec.base.errors import StoreError, UsageError
-from vflsec.cli.output import on_terminal
+from vflsec.cli.options import on_terminal
 from vflsec.report import columns, curve, formats, table
 from vflsec.report.report import Report, plot
 from vflsec.results.analysis.results import Cap, Damage, Gate, Leak, Measure, Place, Point, Rank, Summary

@@ -21,10 +21,9 @@ from vflsec.results.analysis.summary import summarize
 from vflsec.results.records.schema import BaselineResult, Result
 from vflsec.run import engine, runner
 from vflsec.run import spec as specs
-from vflsec.run.facts import StageDone
 from vflsec.run.manifest import manifest_of
 from vflsec.run.plan import rows
-from vflsec.run.store import Store
+from vflsec.run.store import StageDone, Store
 
 SETTINGS = {
     "dataset": "toy",

@@ -15,7 +15,7 @@ from vflsec.report import table
 from vflsec.run import training
 from vflsec.run.federation import build_federation, build_method
 from vflsec.run.plan import make_cell
-from vflsec.run.privacy import most_of_one_row, spent
+from vflsec.run.score import most_of_one_row, spent
 from vflsec.run.spec import parse_defense
 from vflsec.run.store import Store
 

@@ -17,15 +17,13 @@ from vflsec.data import encode
 from vflsec.data.exchange import exchanged
 from vflsec.data.partition import DataSpec, partition
 from vflsec.results.records.schema import Result
-from vflsec.run import engine, plan, runner, shadows, training
+from vflsec.run import engine, plan, runner, training
 from vflsec.run import spec as specs
-from vflsec.run.candidates import MEMBER, Candidates, asked
-from vflsec.run.facts import StageDone
-from vflsec.run.federation import build_federation, build_method, partition_of
+from vflsec.run.federation import MEMBER, Candidates, asked, build_federation, build_method, partition_of
 from vflsec.run.forecast import forecast
 from vflsec.run.questions import ask
 from vflsec.run.spec import AuxSpec
-from vflsec.run.store import Store
+from vflsec.run.store import StageDone, Store
 from vflsec.testing.federations import toy, toy_cell
 
 SETTINGS = {
@@ -123,7 +121,7 @@ def test_a_shadow_has_the_same_candidates_and_seeds_of_its_own():
 
 def test_what_a_shadow_says_is_what_it_says_when_trained_by_itself():
     cell = toy_cell(train=TrainSpec(epochs=3))
-    found = shadows.shadows_of(cell, 4, "cpu")
+    found = training.shadows_of(cell, 4, "cpu")
     trained = build_method(cell).fit(build_federation(msgspec.structs.replace(cell, shadow=2), "cpu"))
     own = trained.federation
     target = Candidates.draw(0, own.n_rows("train"), own.n_rows("test"))
@@ -173,11 +171,13 @@ def test_shadows_train_one_after_the_other_where_they_must(changed, tmp_path):
 
 @pytest.mark.parametrize(("diverged", "status"), [({1}, "ok"), (set(range(6)), "error")])
 def test_shadows_that_diverge_are_left_out(diverged, status, tmp_path, monkeypatch):
-    def some(cells, device):
-        for number, one in enumerate(training.trained_in_turn(cells, device)):
-            yield None if number in diverged else one
+    in_turn = training.trained_in_turn
 
-    monkeypatch.setattr(shadows, "trained_in_turn", some)
+    def some(cells, device):
+        for number, trained in enumerate(in_turn(cells, device)):
+            yield None if number in diverged else trained
+
+    monkeypatch.setattr(training, "trained_in_turn", some)
     (found,), _ = evaluated(tmp_path, "lira:shadows=6")
     assert found.status == status
     if status == "ok":
@@ -190,7 +190,7 @@ def test_a_failure_of_shadows_is_that_of_the_attack_alone(tmp_path, monkeypatch)
     def failing(*_):
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(shadows, "trained_in_turn", failing)
+    monkeypatch.setattr(training, "trained_in_turn", failing)
     found, _ = evaluated(tmp_path, "lira:shadows=4", "membership")
     assert [one.status for one in found] == ["error", "ok"]
     assert "out of luck" in found[0].error
@@ -249,7 +249,7 @@ def test_the_runner_stores_batches_for_other_processes(tmp_path):
     (task,) = engine.plan(spec, None).groups
     (done,) = runner.run(task, tmp_path, "cpu")
     assert (done.stage, done.status) == ("shadows 1 to 4", "ok")
-    assert Store(tmp_path).cell(shadows.batch_key(task.cell, range(4))).read().seconds > 0
+    assert Store(tmp_path).cell(training.batch_key(task.cell, range(4))).read().seconds > 0
 
 
 def test_shadows_of_trees_tell_who_trees_were_fitted_to(tmp_path):

@@ -9,10 +9,9 @@ from vflsec.report.report import Report
 from vflsec.results.records.schema import BaselineResult, Result
 from vflsec.run import engine
 from vflsec.run import spec as specs
-from vflsec.run.facts import StageDone
 from vflsec.run.manifest import manifest_of
 from vflsec.run.plan import NO_ADVERSARY, rows, training_cell
-from vflsec.run.store import Store
+from vflsec.run.store import StageDone, Store
 from vflsec.run.training import one_thread, train
 
 SMALL = {"projector": 16, "predictor": 8}

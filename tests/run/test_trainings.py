@@ -26,7 +26,7 @@ from vflsec.run import spec as specs
 from vflsec.run.cell import result_key, several
 from vflsec.run.federation import build_federation, build_method
 from vflsec.run.plan import resolve, training_cell
-from vflsec.run.privacy import spent
+from vflsec.run.score import spent
 from vflsec.run.store import Store
 
 ROWS = 600

@@ -28,11 +28,10 @@ from vflsec.core.method import Trained
 from vflsec.data.partition import Partition
 from vflsec.run import spec as specs
 from vflsec.run.cell import Cell
-from vflsec.run.facts import CellFacts
 from vflsec.run.federation import build_federation, build_method, partition_of
 from vflsec.run.plan import training_cell
 from vflsec.run.spec import EvalSpec
-from vflsec.run.store import CellFolder
+from vflsec.run.store import CellFacts, CellFolder
 
 SETTINGS, ROWS, ENCODERS = "training.toml", "rows.json", "encoders.json"
 

@@ -26,10 +26,10 @@ from vflsec.core.message import Kind, Message, Transcript
 from vflsec.core.method import Trained
 from vflsec.data.encode import Matrix, dense
 from vflsec.data.partition import Partition
-from vflsec.run.facts import CellFacts
 from vflsec.run.plan import build_defense
 from vflsec.run.score import measure
 from vflsec.run.spec import parse_defense
+from vflsec.run.store import CellFacts
 
 LEVEL = 0.01
 """The rate at which material of other rows passes for that of the stated ones."""

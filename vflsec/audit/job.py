@@ -27,9 +27,8 @@ from vflsec.results.records.manifest import Manifest
 from vflsec.results.records.schema import Record
 from vflsec.run.adversary import adversary
 from vflsec.run.federation import partition_of
-from vflsec.run.naming import Names
-from vflsec.run.plan import find_dataset
-from vflsec.run.privacy import spent
+from vflsec.run.plan import Names, find_dataset
+from vflsec.run.score import spent
 from vflsec.run.spec import AttackSpec, AuxSpec
 from vflsec.run.store import Store
 from vflsec.run.training import one_thread

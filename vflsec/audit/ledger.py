@@ -13,7 +13,7 @@ from vflsec.core import hooks
 from vflsec.core.defense import touches
 from vflsec.core.message import Kind, ReleaseCount
 from vflsec.run.plan import build_defense
-from vflsec.run.privacy import most_of_one_row, spent_by
+from vflsec.run.score import most_of_one_row, spent_by
 from vflsec.run.spec import parse_defense
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from importlib import import_module
 from io import TextIOWrapper
 from typing import Any
 
@@ -30,11 +29,16 @@ BUILT_IN = {
 
 def commands() -> dict[str, Entry]:
     """Return all commands by name, in the order of use; those of the group ``vflsec.commands`` come last."""
-    built_in = {name: Entry(name, f"vflsec.cli.{name}_:command", "built in") for name in BUILT_IN}
+    built_in = {name: _entry(name) for name in BUILT_IN}
     try:
         return registry.with_plugins("commands", built_in)
     except UsageError as error:
         raise Failure(error) from None
+
+
+def _entry(name: str) -> Entry:
+    """Return where a built-in command is defined."""
+    return Entry(name, "vflsec.cli.show_:list_plugins" if name == "list" else f"vflsec.cli.{name}_:command", "built in")
 
 
 class Suggesting(click.Group):
@@ -100,12 +104,10 @@ class Lazy(Suggesting):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return one command."""
-        if cmd_name in BUILT_IN:
-            command = import_module(f"vflsec.cli.{cmd_name}_").command
-        elif cmd_name in commands():
-            command = registry.resolve(commands()[cmd_name])
-        else:
+        entry = _entry(cmd_name) if cmd_name in BUILT_IN else commands().get(cmd_name)
+        if entry is None:
             return None
+        command = registry.resolve(entry)
         assert isinstance(command, click.Command)
         return command
 

@@ -10,8 +10,7 @@ import click
 
 from vflsec.base.errors import UsageError
 from vflsec.cli.eval_ import leak_limits
-from vflsec.cli.options import completing, data_dir, max_undetected, output_format, several
-from vflsec.cli.output import draw, exit_code
+from vflsec.cli.options import completing, data_dir, draw, exit_code, max_undetected, output_format, several
 
 if TYPE_CHECKING:
     from vflsec.run.spec import AttackSpec, AuxSpec

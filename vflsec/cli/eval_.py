@@ -18,18 +18,21 @@ from vflsec.cli.options import (
     data_dir,
     dataset,
     device,
+    draw,
+    exit_code,
     expect_folder,
     expose,
     finite,
+    kept_on_interrupt,
     limits,
     max_exposure,
     numbers,
+    opened,
     output_format,
     resolve,
     settings,
     several,
 )
-from vflsec.cli.output import draw, exit_code, kept_on_interrupt, opened
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,8 +11,7 @@ import click
 from vflsec.base import files
 from vflsec.base.errors import UsageError
 from vflsec.cli.eval_ import leak_limits
-from vflsec.cli.options import limits, output_format
-from vflsec.cli.output import exit_code, save, show
+from vflsec.cli.options import exit_code, limits, output_format, save, show
 
 
 @click.command("report")

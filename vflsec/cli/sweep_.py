@@ -11,7 +11,7 @@ import click
 
 from vflsec.base.checks import count
 from vflsec.base.errors import UsageError
-from vflsec.cli.output import exit_code, kept_on_interrupt, opened, show
+from vflsec.cli.options import exit_code, kept_on_interrupt, opened, show
 
 if TYPE_CHECKING:
     from vflsec.report.sweep import SweepReport

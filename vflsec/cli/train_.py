@@ -62,14 +62,14 @@ def command(
 
     from vflsec import api
     from vflsec.audit import checkpoint
-    from vflsec.run import engine, naming
+    from vflsec.run import engine, plan
     from vflsec.run import spec as specs
-    from vflsec.run.privacy import spent_at_most
+    from vflsec.run.score import spent_at_most
     from vflsec.run.store import CellFolder, only_writer
 
     spec = specs.read_training(resolve(of_training(config) if config else {}, assignments, **chosen))
     engine.check_device(device)
-    spec = naming.with_standard_names(spec, naming.names_of(spec))
+    spec = plan.with_standard_names(spec, plan.names_of(spec))
     engine.check_training(spec)
     expose(engine.exposures(spec), max_exposure)
     folders = [folder for folder in (out, record) if folder]

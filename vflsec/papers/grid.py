@@ -17,11 +17,10 @@ from vflsec.results.records.schema import Record
 from vflsec.run import engine, sweep, training
 from vflsec.run import spec as specs
 from vflsec.run.cell import Cell
-from vflsec.run.facts import CellFacts, StageDone
 from vflsec.run.manifest import manifest_of
 from vflsec.run.plan import resolve, training_cell
 from vflsec.run.spec import EvalSpec
-from vflsec.run.store import Store
+from vflsec.run.store import CellFacts, StageDone, Store
 from vflsec.run.sweep import Point
 
 Table = dict[str, Any]

@@ -58,7 +58,7 @@ def command(
     makes a page without training.
     """
     from vflsec.base.errors import UsageError
-    from vflsec.cli.output import on_terminal
+    from vflsec.cli.options import on_terminal
     from vflsec.papers import study_grid as study
     from vflsec.run.engine import check_device
 
@@ -115,7 +115,7 @@ def _run(
 
     from vflsec import api
     from vflsec.base.checks import count
-    from vflsec.cli.output import kept_on_interrupt
+    from vflsec.cli.options import kept_on_interrupt
     from vflsec.papers.judgement import changes, measurements
     from vflsec.papers.measurements import write_measurements
     from vflsec.papers.study_grid import StudyGrid, read_study

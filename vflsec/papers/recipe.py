@@ -27,9 +27,8 @@ from vflsec.results.metrics import METRICS
 from vflsec.results.records.schema import Block, Result
 from vflsec.run import spec as specs
 from vflsec.run.cell import Cell
-from vflsec.run.facts import CellFacts
 from vflsec.run.federation import build_federation, build_method
-from vflsec.run.store import Store
+from vflsec.run.store import CellFacts, Store
 from vflsec.run.sweep import Point
 
 FOLDER = Path(__file__).with_name("recipes")

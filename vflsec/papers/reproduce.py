@@ -54,7 +54,7 @@ def command(
     """
     from vflsec import api
     from vflsec.base.checks import count
-    from vflsec.cli.output import kept_on_interrupt, show
+    from vflsec.cli.options import kept_on_interrupt, show
     from vflsec.papers import recipe
     from vflsec.papers.reproduction import Reproduction, measured
     from vflsec.report.progress import shown

@@ -26,7 +26,7 @@ from vflsec.results.records.manifest import AUDITED
 from vflsec.results.records.schema import FAILED, BaselineResult, Record, Result
 
 if TYPE_CHECKING:
-    from vflsec.run.facts import StageDone
+    from vflsec.run.store import StageDone
 
     Item = TypeVar("Item", bound=Record | StageDone | str)
 
@@ -99,7 +99,7 @@ class _InNotebook(_Lines):
 
 def describe(record: Record | StageDone | str) -> str:
     """Return one record, or the name of what is done, in a few words, with the cause where it failed."""
-    from vflsec.run.facts import StageDone
+    from vflsec.run.store import StageDone
 
     if isinstance(record, str):
         return record

@@ -180,7 +180,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         malicious: the party, or colluding parties, that act in training, and their attack.
         aux: the labels that the malicious parties know before training; None if the attack uses none.
         shadow: of a shadow federation its number: it is trained as this cell, with seeds of its own and on other halves
-            of the candidates, see ``vflsec.run.shadows``.
+            of the candidates, see ``vflsec.run.training``.
         training: its number among several on the same rows; all but the first, 0, have a ``run_seed`` of their own.
     """
 

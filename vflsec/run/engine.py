@@ -28,7 +28,6 @@ from vflsec.results.records.schema import Record
 from vflsec.run import runner
 from vflsec.run.adversary import side_of
 from vflsec.run.cell import Technique, acts_in
-from vflsec.run.facts import StageDone
 from vflsec.run.federation import build_federation, build_method, malicious_attacks
 from vflsec.run.guesses import lacking
 from vflsec.run.mounting import every_victim, expect_phase, is_baseline, mount, with_columns
@@ -44,10 +43,9 @@ from vflsec.run.plan import (
 )
 from vflsec.run.questions import about_source, ask
 from vflsec.run.runner import Task, kinds_read
-from vflsec.run.shadows import batch_key, batches
 from vflsec.run.spec import EvalSpec
-from vflsec.run.store import Store
-from vflsec.run.training import trains_as_one
+from vflsec.run.store import StageDone, Store
+from vflsec.run.training import batch_key, batches, trains_as_one
 
 Item = TypeVar("Item", Trial, Baseline)
 

@@ -10,13 +10,13 @@ import msgspec
 from vflsec.results.records.manifest import Manifest
 from vflsec.results.records.schema import Record
 from vflsec.run import engine as engines
-from vflsec.run import naming, sweep
+from vflsec.run import plan as plans
 from vflsec.run import spec as specs
+from vflsec.run import sweep
 from vflsec.run.engine import Plan
-from vflsec.run.facts import StageDone
 from vflsec.run.manifest import manifest_of
 from vflsec.run.spec import EvalSpec
-from vflsec.run.store import Store
+from vflsec.run.store import StageDone, Store
 
 
 class Job:
@@ -40,8 +40,8 @@ class Job:
 
     def __init__(self, spec: EvalSpec, folder: Path | None = None, command: Sequence[str] = ()) -> None:
         self.store, self.command = Store(folder or Path("runs") / spec.name), command
-        self.names = naming.names_of(spec)
-        self.spec, self.left_out = engines.every_attack(naming.with_standard_names(spec, self.names))
+        self.names = plans.names_of(spec)
+        self.spec, self.left_out = engines.every_attack(plans.with_standard_names(spec, self.names))
         self.manifest: Manifest | None = None
 
     def check(self) -> Manifest:

@@ -21,8 +21,7 @@ from vflsec.results.records.manifest import NO_ADVERSARY, AttackEntry, BaselineE
 from vflsec.run.cell import Technique
 from vflsec.run.federation import partition_of
 from vflsec.run.mounting import is_baseline
-from vflsec.run.naming import Names
-from vflsec.run.plan import Baseline, Trial, asked_of, baselines, find_dataset, resolve, rows, training_cell
+from vflsec.run.plan import Baseline, Names, Trial, asked_of, baselines, find_dataset, resolve, rows, training_cell
 from vflsec.run.spec import EvalSpec
 from vflsec.run.store import environment
 

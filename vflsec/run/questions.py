@@ -23,7 +23,7 @@ from vflsec.core.party import Party
 from vflsec.core.view import GroundTruth, Need, View
 from vflsec.results.metrics import MEMBERSHIP, VALUES, applicable
 from vflsec.run.adversary import SPLITS, adversary, draw_auxiliary, view_of, view_of_source
-from vflsec.run.candidates import MEMBER, Candidates, asked
+from vflsec.run.federation import MEMBER, Candidates, asked
 from vflsec.run.spec import AuxSpec
 
 ON_SOURCE = ("labels", "attribute", "features")

@@ -30,19 +30,26 @@ from vflsec.inference.sources import EVERYTHING
 from vflsec.results.records.schema import AttackRun, BaselineResult, Guessed, Record, Result, Status
 from vflsec.run.adversary import alone, tuned
 from vflsec.run.cell import Cell, Technique, several
-from vflsec.run.facts import CellFacts, StageDone, StageFacts
 from vflsec.run.federation import build_federation, build_method, malicious_attacks
 from vflsec.run.guesses import is_kept, keep
-from vflsec.run.impact import impact
 from vflsec.run.mounting import KINDS, mountable
 from vflsec.run.plan import Baseline, Trial, without_federation
-from vflsec.run.privacy import spent
 from vflsec.run.questions import Question, ask
-from vflsec.run.score import is_scored, score, stated
-from vflsec.run.shadows import seconds_of, shadows_of, train_shadows
+from vflsec.run.score import impact, is_scored, score, spent, stated
 from vflsec.run.spec import AuxSpec
-from vflsec.run.store import Store
-from vflsec.run.training import advance, at_once, collapse, one_thread, quick, train, train_together
+from vflsec.run.store import CellFacts, StageDone, StageFacts, Store
+from vflsec.run.training import (
+    advance,
+    at_once,
+    collapse,
+    one_thread,
+    quick,
+    seconds_of,
+    shadows_of,
+    train,
+    train_shadows,
+    train_together,
+)
 
 LONGEST_ERROR = 300
 """Characters of an error that a record keeps; some errors print whole arrays."""

@@ -11,7 +11,7 @@ import hashlib
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -23,13 +23,63 @@ from safetensors import SafetensorError
 
 from vflsec.base import files
 from vflsec.base.errors import StoreError
+from vflsec.core.message import ReleaseCount
 from vflsec.results.records.folder import MANIFEST, RECORDS, complete_lines, read_manifest, read_records
 from vflsec.results.records.limits import GATES, RunLimits, expect_limits, write_limits
 from vflsec.results.records.manifest import Manifest
-from vflsec.results.records.schema import FAILED, Record, encode, seal, unseal
+from vflsec.results.records.schema import FAILED, Block, Maybe, Number, Record, Status, encode, seal, unseal
 from vflsec.results.records.subgroups import SUBGROUPS
 from vflsec.results.records.sweep import POINTS, SWEEP
-from vflsec.run.facts import CellFacts, StageFacts
+
+
+class StageDone(msgspec.Struct, frozen=True, kw_only=True):
+    """States that a stage was run; it has no record."""
+
+    method: str
+    seed: int
+    stage: str
+    status: Status
+
+
+class StageFacts(msgspec.Struct, kw_only=True, tag_field="kind", tag="stage", forbid_unknown_fields=True):
+    """The facts of a stage."""
+
+    stage: str
+    status: Status = "ok"
+    error: str | None = None
+    history: Sequence[Maybe] = ()
+    spread: Mapping[str, Maybe] = {}
+    traffic: list[tuple[str, str, str, str, int]] = []
+    releases: list[ReleaseCount] = []
+    seconds: float = 0.0
+
+
+class CellFacts(msgspec.Struct, kw_only=True, tag_field="kind", tag="cell", forbid_unknown_fields=True):
+    """The facts of a cell.
+
+    Attributes:
+        history: the loss of each epoch, by phase.
+        active_alone: the utility of a quick model of the active party's columns; None under defenses.
+        quick_joint: the same of all columns, of seed 0.
+        validation: the headline metric on validation rows, where a choice between trainings needs it.
+        phase_seconds: of training, by phase; a phase that was loaded counts with the seconds that it took.
+    """
+
+    status: Status = "ok"
+    error: str | None = None
+    utility: Block | None = None
+    history: Mapping[str, Sequence[Maybe]] = {}
+    spread: dict[str, Mapping[str, Maybe]] = {}
+    notes: list[str] = []
+    active_alone: Maybe = None
+    quick_joint: Maybe = None
+    validation: Maybe = None
+    reached: dict[str, Number] = {}
+    traffic: list[tuple[str, str, str, str, int]] = []
+    releases: list[ReleaseCount] = []
+    seconds: float = 0.0
+    phase_seconds: dict[str, float] = {}
+
 
 SHARED = 0o666
 """The mode of files that others may read, as far as the umask lets them."""

@@ -16,13 +16,12 @@ from vflsec.results.records.folder import home
 from vflsec.results.records.manifest import Manifest
 from vflsec.results.records.schema import Record
 from vflsec.results.records.sweep import Sweep, SweepPoint, exact, is_sweep, write_sweep
-from vflsec.run import engine, naming
+from vflsec.run import engine, plan
 from vflsec.run import spec as specs
-from vflsec.run.facts import StageDone
 from vflsec.run.grammar import parse_value
 from vflsec.run.manifest import manifest_of
 from vflsec.run.spec import EvalSpec
-from vflsec.run.store import Store, writing
+from vflsec.run.store import StageDone, Store, writing
 
 MOST_POINTS = 1000
 
@@ -117,8 +116,8 @@ def prepare(
     found = []
     for values in points(axes, paired=paired):
         spec = at(settings, values)
-        names = naming.names_of(spec)
-        spec, left_out = engine.every_attack(naming.with_standard_names(spec, names))
+        names = plan.names_of(spec)
+        spec, left_out = engine.every_attack(plan.with_standard_names(spec, names))
         engine.check(spec)
         found.append(Point(values, spec, manifest_of(spec, command, names), left_out))
     return found

@@ -29,8 +29,8 @@ from vflsec.run.cell import Cell
 from vflsec.run.federation import build_federation
 from vflsec.run.questions import ASK, Question, ask, victim_of
 from vflsec.run.score import score
-from vflsec.run.shadows import shadows_of
 from vflsec.run.spec import AuxSpec
+from vflsec.run.training import shadows_of
 from vflsec.testing.federations import toy_cell
 from vflsec.testing.suite import SIGMAS, Suite, auc_error, changed, generators, refused, same, stated
 from vflsec.testing.trees import grown

@@ -172,7 +172,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="r
         nbytes: sent in training, validation included.
         traffic: phase, sender, receiver, kind, bytes.
         spread: of the embeddings of test rows, by phase and party.
-        spent: by each defense with differential privacy, see ``vflsec.run.privacy``.
+        spent: by each defense with differential privacy, see ``vflsec.run.score``.
         active_alone: the utility of a quick model of the active party's columns; None under defenses.
         quick_joint: the same of all columns, of seed 0.
     """
