@@ -47,7 +47,7 @@ def test_a_changed_or_missing_file_is_refused(tmp_path, monkeypatch):
     card = bundle.card("credit-default")
     content = (bundle.FOLDER / "credit-default.npz").read_bytes()
     monkeypatch.setattr(bundle, "FOLDER", tmp_path)
-    monkeypatch.setattr(bundle, "card", lambda _: card)
+    monkeypatch.setattr(bundle, "card", lambda *_: card)
     with pytest.raises(DataError, match=r"expected .*credit-default\.npz, which comes with vflsec; got no such file"):
         bundle.arrays("credit-default")
     (tmp_path / "credit-default.npz").write_bytes(content[:-1] + b"x")

@@ -8,7 +8,7 @@ import pytest
 import vflsec
 from tests.papers.datasets.layouts import write_census
 from vflsec.base.errors import DataError
-from vflsec.data import bundle, census_income, sampling
+from vflsec.data import bundle, census_income
 from vflsec.data.partition import DataSpec, partition
 
 FEW = 997
@@ -36,9 +36,8 @@ def test_the_official_files_equal_the_bundled_copy(tmp_path):
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_some_rows_equal_those_of_the_bundled_copy(tmp_path, monkeypatch, compressed):
+def test_some_rows_equal_those_of_the_bundled_copy(tmp_path, compressed):
     write_census(tmp_path, FEW, compressed=compressed)
-    monkeypatch.setattr(sampling, "PIECE", 64)
     bundled, found = bundle.arrays("census-income"), census_income._official(str(tmp_path))
     rows = [np.flatnonzero(bundled["is_test"] == is_test)[::FEW] for is_test in (False, True)]
     for name, values in bundled.items():

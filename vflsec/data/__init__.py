@@ -6,11 +6,9 @@ Nothing heavy is imported here: a name resolves to its loader when it is used.
 CATALOGUE: dict[str, str] = {
     "credit-default": "vflsec.data.credit_default:load",
     "census-income": "vflsec.data.census_income:load",
-    "census-domains": "vflsec.data.census_domains:load",
     "flights": "vflsec.data.flights:load",
     "multiple-features": "vflsec.data.multiple_features:load",
     "digits": "vflsec.data.digits:load",
-    "fashion-mnist": "vflsec.data.fashion_mnist:load",
     "toy": "vflsec.testing.federations:toy",
 }
 

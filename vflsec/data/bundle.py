@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import tomllib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from io import BytesIO
 from itertools import product
 from pathlib import Path
@@ -50,11 +50,29 @@ def arrays(name: str) -> dict[str, np.ndarray]:
         return dict(archive)
 
 
-def verify(name: str, content: bytes, way_out: str = "Reinstall vflsec") -> None:
-    """Raise DataError unless the sha256 of ``content`` is the one on the card of ``name``."""
-    sha256 = hashlib.sha256(content).hexdigest()
-    if sha256 != card(name).sha256:
-        raise DataError(f"expected {name} with sha256 {card(name).sha256}, got {sha256}. {way_out}")
+def verify(name: str, content: bytes, way_out: str = "Reinstall vflsec", folder: Path = FOLDER) -> None:
+    """Raise DataError unless the sha256 of ``content`` is the one on the card of ``name`` in ``folder``."""
+    sha256, expected = hashlib.sha256(content).hexdigest(), card(name, folder).sha256
+    if sha256 != expected:
+        raise DataError(f"expected {name} with sha256 {expected}, got {sha256}. {way_out}")
+
+
+def find_files(name: str, folder: str | None, wanted: Iterable[Sequence[str]], page: str) -> list[Path]:
+    """Return the files of a dataset in the user's folder, of each the first of several names that it may have.
+
+    Raises:
+        DataError: no folder was given, or a file is not there; the line says where the data come from.
+    """
+    way_out = f"download it from {page} and give --data-dir FOLDER"
+    if folder is None:
+        raise DataError(f"{name} does not come with vflsec: {way_out}")
+    paths = []
+    for names in wanted:
+        path = next((path for path in (Path(folder).expanduser() / name for name in names) if path.is_file()), None)
+        if path is None:
+            raise DataError(f"{name}: expected {' or '.join(names)} in {folder}, found none: {way_out}")
+        paths.append(path)
+    return paths
 
 
 def party_table(

@@ -6,6 +6,9 @@ own files can be read instead.
 
 from __future__ import annotations
 
+import csv
+import gzip
+import zlib
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
@@ -15,7 +18,7 @@ import pandas as pd
 
 from vflsec.base.checks import one_of
 from vflsec.base.errors import DataError
-from vflsec.data import bundle, sampling
+from vflsec.data import bundle
 from vflsec.data.dataset import VerticalDataset
 
 NAME = "census-income"
@@ -50,7 +53,6 @@ COLUMNS = (
     "citizenship", "own_or_self", "vet_question", "vet_benefits", "weeks_worked", "year", "label",
 )
 # fmt: on
-LAYOUT = sampling.Layout(COLUMNS, ",", header=False)
 LABELS = ("- 50000.", "50000+.")
 
 
@@ -92,7 +94,7 @@ def source_files(data_dir: str | None = None) -> list[Path]:
     Raises:
         DataError: one is missing.
     """
-    return [sampling.source(NAME, data_dir, (name, f"{name}.gz"), PAGE) for name in FILES]
+    return bundle.find_files(NAME, data_dir, [(name, f"{name}.gz") for name in FILES], PAGE)
 
 
 def _official(data_dir: str) -> dict[str, np.ndarray]:
@@ -105,64 +107,69 @@ def _official(data_dir: str) -> dict[str, np.ndarray]:
 def _read(paths: tuple[Path, ...], _: tuple[tuple[int, int], ...]) -> dict[str, np.ndarray]:
     """Return the arrays; cached, since every seed of an evaluation splits the same rows."""
     bundled = bundle.arrays(NAME)
-    codes = {name: array for name, array in bundled.items() if name.endswith(".categories")}
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in bundled if name not in codes}
+    categories = {name: array for name, array in bundled.items() if name.endswith(".categories")}
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in bundled if name not in categories}
     for path in paths:
-        rows = 0
-        for first, piece in sampling.pieces(path, LAYOUT):
-            table = pd.read_csv(
-                BytesIO(b"".join(piece)), names=list(COLUMNS), dtype=object, skipinitialspace=True,
-                keep_default_na=False, quoting=3, encoding="latin-1", skip_blank_lines=False,
-            )  # fmt: skip
-            for name in COLUMNS:
-                known = LABELS if name == "label" else codes.get(f"{name}.categories")
-                values = _values(path, first, name, table[name], known, bundled)
-                if name in parts:
-                    parts[name].append(values)
-            rows += len(table)
-        if not rows:
-            raise DataError(f"{path}: expected data rows, got none; is the download complete?")
-        parts["is_test"].append(np.full(rows, path == paths[-1]))
-    arrays = {name: np.concatenate(found) for name, found in parts.items()}
-    return {**{name: found.astype(bundled[name].dtype) for name, found in arrays.items()}, **codes}
+        table = _read_text(path)
+        for name in COLUMNS:
+            known = LABELS if name == "label" else categories.get(f"{name}.categories")
+            values = _values(path, table[name], known, bundled.get(name))
+            if name in parts:
+                parts[name].append(values)
+        parts["is_test"].append(np.full(len(table), path == paths[-1]))
+    return {name: np.concatenate(values).astype(bundled[name].dtype) for name, values in parts.items()} | categories
+
+
+def _read_text(path: Path) -> pd.DataFrame:
+    """Return a file as text; categorical, since a column has few different texts.
+
+    Raises:
+        DataError: it has no lines or one with another number of fields, or is no whole archive.
+    """
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: expected a gzip archive, got {error}; is the download complete?") from None
+    if not content:
+        raise DataError(f"{path}: expected data rows, got none; is the download complete?")
+    for number, line in enumerate(content.removesuffix(b"\n").split(b"\n"), start=1):
+        if line.count(b",") != len(COLUMNS) - 1:
+            got = line.count(b",") + 1
+            raise DataError(f"{path}, line {number}: expected {len(COLUMNS)} fields, got {got}; is it complete?")
+    return pd.read_csv(
+        BytesIO(content), names=list(COLUMNS), dtype="category", skipinitialspace=True, keep_default_na=False,
+        quoting=csv.QUOTE_NONE, encoding="latin-1", skip_blank_lines=False,
+    )  # fmt: skip
 
 
 def _values(
-    path: Path,
-    first: int,
-    name: str,
-    column: pd.Series,
-    known: tuple[str, ...] | np.ndarray | None,
-    bundled: dict[str, np.ndarray],
+    path: Path, column: pd.Series, known: tuple[str, ...] | np.ndarray | None, bundled: np.ndarray | None
 ) -> np.ndarray:
-    """Return the codes of categories, or the numbers, of a column.
+    """Return the codes of categories, or the numbers, of a column as float64.
 
     Raises:
         DataError: an unknown category, no number, or a number that the bundled column has no room for.
     """
-    codes, found = pd.factorize(column)  # a column has few different texts: each is read once
-    texts = [str(text).strip() for text in found]
+    codes, texts = column.cat.codes.to_numpy(), [str(text).strip() for text in column.cat.categories]
     if known is not None:
-        read = pd.Index(known).get_indexer(pd.Index(texts)).astype(np.float64)
-        right, expected = read >= 0, "a known category"
+        values = pd.Index(known).get_indexer(pd.Index(texts)).astype(np.float64)
+        right, expected = values >= 0, "a known category"
     else:
-        read = pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce").to_numpy(
-            dtype=np.float64, na_value=np.nan
-        )
-        right, expected = np.isfinite(read) & (read >= 0), "a number"
-        if name in bundled:  # all but the weight and the year
+        values = pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce").to_numpy(np.float64, na_value=np.nan)
+        right, expected = np.isfinite(values) & (values >= 0), "a number"
+        if bundled is not None:  # all but the weight and the year
             whole = np.array([text.isascii() and text.isdigit() for text in texts], dtype=bool)
-            right, expected = right & whole & (read <= np.iinfo(bundled[name].dtype).max), "a whole number"
-        if name in CATEGORICAL:
-            right, expected = np.isin(read, bundled[name]), "a known code"
+            right, expected = right & whole & (values <= np.iinfo(bundled.dtype).max), "a whole number"
+            if column.name in CATEGORICAL:
+                right, expected = np.isin(values, bundled), "a known code"
     wrong = np.flatnonzero(~right[codes] | (codes < 0))
     if len(wrong):
         got = str(column.iloc[wrong[0]])
         raise DataError(
-            f"{path}, line {first + wrong[0] + 1}, column {name!r}: expected {expected}, got {got[:80]!r}; give the "
+            f"{path}, line {wrong[0] + 1}, column {column.name!r}: expected {expected}, got {got[:80]!r}; give the "
             f"original file"
         )
-    return read[codes].astype(np.int64) if name in bundled else read[codes]
+    return values[codes]
 
 
 def _column(arrays: dict[str, np.ndarray], name: str) -> np.ndarray | pd.Categorical:

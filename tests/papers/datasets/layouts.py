@@ -71,14 +71,15 @@ def write_nus_wide(folder, sizes=(60, 30), *, seed=0):
         truth = np.eye(10, dtype=int)[np.arange(rows) % 10]
         truth[0, :2] = 1
         truth[1] = 0
-        for j, path in enumerate(nus_wide._labels(folder, part)):
+        for j, path in enumerate(folder / name for name in nus_wide._labels(part)):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("".join(f"{value}\n" for value in truth[:, j]))
-        for path, width in zip(nus_wide._features(folder, part), nus_wide.FEATURES.values(), strict=True):
+        for name, width in zip(nus_wide._features(part), nus_wide.FEATURES.values(), strict=True):
+            path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             values = rng.random((rows, width)) + truth[:, :1]
             path.write_text("".join(" ".join(f"{value:.6f}" for value in row) + " \n" for row in values))
-        tags = nus_wide._tags(folder, part)
+        tags = folder / nus_wide._tags(part)
         tags.parent.mkdir(parents=True, exist_ok=True)
         words = (rng.random((rows, nus_wide.TAGS)) < 0.02).astype(int)
         tags.write_text("".join("\t".join(map(str, row)) + "\t\n" for row in words))

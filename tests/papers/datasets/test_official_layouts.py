@@ -11,9 +11,8 @@ import pytest
 import vflsec
 from tests.papers.datasets.layouts import write_avazu, write_criteo, write_nus_wide, write_ppdai
 from vflsec.base.errors import DataError, UsageError
-from vflsec.data import sampling
 from vflsec.data.partition import DataSpec, partition
-from vflsec.papers.datasets import avazu, criteo, nus_wide, ppdai
+from vflsec.papers.datasets import avazu, criteo, nus_wide, ppdai, sampling
 
 
 @pytest.mark.parametrize("compressed", [True, False])
@@ -45,8 +44,8 @@ def test_fewer_rows_are_a_subset_of_more_and_do_not_depend_on_the_pieces(tmp_pat
     path = write_avazu(tmp_path)
 
     def ids(rows):
-        sampling._drawn.cache_clear()
-        return set(sampling.drawn(path, avazu.LAYOUT, rows, seed=1).index)
+        sampling._draw_rows.cache_clear()
+        return set(sampling.draw_rows(path, avazu.LAYOUT, rows, seed=1).index)
 
     few, many, all_ = ids(50), ids(200), ids(5000)
     assert few < many < all_
@@ -62,8 +61,8 @@ def test_every_row_is_drawn_equally_often(tmp_path):
     path = write_avazu(tmp_path, 200)
     counts = np.zeros(200)
     for seed in range(300):
-        sampling._drawn.cache_clear()
-        counts[sampling.drawn(path, avazu.LAYOUT, 40, seed).index] += 1
+        sampling._draw_rows.cache_clear()
+        counts[sampling.draw_rows(path, avazu.LAYOUT, 40, seed).index] += 1
     expected = 300 * 40 / 200
     assert abs(counts - expected).max() < 4.5 * (expected * 0.8) ** 0.5
 
@@ -174,8 +173,8 @@ AVAZU_DAMAGE = {
     "no header": (lambda b: b.split(b"\n", 1)[1], r"line 1: expected the names id,click,hour"),
     "comma lost": (lambda b: b.replace(b",1005,", b",1005", 1), r"line 2: expected 24 fields"),
     "comma more": (lambda b: b.replace(b",1005,", b",1005,,", 1), r"line 2: expected 24 fields, got 25"),
-    "click": (lambda b: b.replace(b",0,141021", b",7,141021"), r"column 'click': expected 0 or 1, got '7'"),
-    "hour": (lambda b: b.replace(b",141021", b",14102x"), r"column 'hour': expected YYMMDDHH"),
+    "click": (lambda b: b.replace(b",0,141021", b",7,141021"), r"column 'click', row \d+: expected 0 or 1, got '7'"),
+    "hour": (lambda b: b.replace(b",141021", b",14102x"), r"column 'hour', row \d+: expected YYMMDDHH"),
     "number": (lambda b: b.replace(b",1005,", b",10o5,"), r"column 'C1', row \d+: expected a number, got '10o5'"),
     "bytes": (lambda b: b.replace(b"00000000", b"\xff\xfe000000", 1), r"expected utf-8 text"),
     "empty": (lambda b: b"", r"line 1: expected the names"),
@@ -205,7 +204,7 @@ def test_a_cut_archive_is_named(tmp_path):
     [
         (lambda b: b"label\t" + b, r"line 1: expected 40 fields, got 41"),
         (lambda b: b.replace(b"\t", b" "), r"line 1: expected 40 fields"),
-        (lambda b: b.replace(b"\n0\t", b"\n2\t"), r"column 1: expected 0 or 1, got '2'"),
+        (lambda b: b.replace(b"\n0\t", b"\n2\t"), r"column 'label', row \d+: expected 0 or 1, got '2'"),
         (lambda b: b.replace(b"\n1\t", b"\n1\tx", 1), r"column 'I1', row \d+: expected a number, got 'x"),
     ],
 )

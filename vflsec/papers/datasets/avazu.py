@@ -11,14 +11,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from vflsec.base.checks import one_of, positive
-from vflsec.base.errors import DataError, UsageError
+from vflsec.base.checks import one_of
 from vflsec.base.seeds import derive
-from vflsec.data import bundle, sampling
+from vflsec.data import bundle
 from vflsec.data.dataset import PartyTable, VerticalDataset
+from vflsec.papers.datasets import FOLDER, sampling
 
 NAME = "avazu"
-FOLDER = Path(__file__).parent
 CLASSES = ("no click", "click")
 PAGE = "https://www.kaggle.com/c/avazu-ctr-prediction"
 FILES = ("train.gz", "train.csv", "train", "train.csv.gz")
@@ -67,49 +66,26 @@ def load(
         DataError: the file is missing or has unexpected content.
     """
     one_of(tuple(SPLITS), split=split)
-    positive(rows=rows)
-    if categories < 2:
-        raise UsageError(f"expected categories >= 2, got {categories}")
+    sampling.check_sizes(rows, categories)
     path = source_files(data_dir)[0]
-    frame = sampling.drawn(path, LAYOUT, rows, derive(0, NAME, "rows"))
-    hours = frame["hour"].str.fullmatch(r"\d{8}")
-    if not hours.all():
-        got = frame["hour"][~hours].iloc[0]
-        raise DataError(f"{path}, column 'hour': expected YYMMDDHH, got {got!r}; give the original file")
+    frame = sampling.draw_rows(path, LAYOUT, rows, derive(0, NAME, "rows"))
+    sampling.expect(path, frame["hour"], frame["hour"].str.fullmatch(r"\d{8}"), "YYMMDDHH")
     frame["hour"] = frame["hour"].str[-2:]
-    clicked = frame["click"].to_numpy()
-    if not np.isin(clicked, ("0", "1")).all():
-        got = frame["click"][~frame["click"].isin(["0", "1"])].iloc[0]
-        raise DataError(f"{path}, column 'click': expected 0 or 1, got {got!r}; give the training file")
     ids = pd.Index(frame.index.to_numpy(), name="id")
-    tables = [_table(k, path, frame, names, split, categories, ids) for k, names in enumerate(SPLITS[split])]
-    labels = pd.Series((clicked == "1").astype(np.int64), index=ids, name="label")
+    tables = []
+    for party, names in zip(["active", *bundle.passive_names(2)], SPLITS[split], strict=False):
+        numeric = [name for name in names if name in NUMBERS[split]]
+        numbers = sampling.read_numbers(path, frame, numeric)
+        for name, values in numbers.items():
+            sampling.expect(path, frame[name], ~np.isnan(values), "a number")
+        columns = {name: numbers[name] if name in numbers else sampling.read_categories(frame[name]) for name in names}
+        coded = frozenset(names) - frozenset(numeric)
+        table = pd.DataFrame(columns, index=ids)
+        tables.append(PartyTable(party, table, coded, rare=dict.fromkeys(coded, categories)))
+    labels = sampling.read_labels(path, frame, "click", ids)
     return VerticalDataset(NAME, tuple(tables), labels, CLASSES, card=bundle.card(NAME, FOLDER))
 
 
 def source_files(data_dir: str | None = None) -> list[Path]:
-    """Return the file that ``load`` reads. If it changes, stored results are invalid.
-
-    Raises:
-        DataError: it is missing.
-    """
-    return [sampling.source(NAME, data_dir, FILES, PAGE)]
-
-
-def _table(
-    k: int, path: Path, frame: pd.DataFrame, names: tuple[str, ...], split: str, categories: int, ids: pd.Index
-) -> PartyTable:
-    own = [name for name in names if name in NUMBERS[split]]
-    values = sampling.numbers(path, frame, own)
-    for name in own:
-        if np.isnan(values[name]).any():
-            raise DataError(
-                f"{path}, column {name!r}: expected a number in every row, got none; give the original file"
-            )
-    coded = {name: pd.Categorical(frame[name].replace("", "(missing)")) for name in names if name not in own}
-    return PartyTable(
-        f"passive_{k}" if k else "active",
-        pd.DataFrame({name: values.get(name, coded.get(name)) for name in names}, index=ids),
-        frozenset(coded),
-        rare=dict.fromkeys(coded, categories),
-    )
+    """Return the file that ``load`` reads. If it changes, stored results are invalid."""
+    return bundle.find_files(NAME, data_dir, [FILES], PAGE)

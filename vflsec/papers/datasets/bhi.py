@@ -18,10 +18,9 @@ from vflsec.base.errors import DataError
 from vflsec.base.seeds import derive
 from vflsec.data import bundle
 from vflsec.data.dataset import VerticalDataset
-from vflsec.papers.datasets import pictures
+from vflsec.papers.datasets import FOLDER, pictures
 
 NAME = "bhi"
-FOLDER = Path(__file__).parent
 CLASSES = ("no carcinoma", "carcinoma")
 PAGE = "https://www.kaggle.com/datasets/paultimothymooney/breast-histopathology-images"
 NESTED = "IDC_regular_ps50_idx5"

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
-from vflsec.base.checks import positive
-from vflsec.base.errors import DataError, UsageError
 from vflsec.base.seeds import derive
-from vflsec.data import bundle, sampling
+from vflsec.data import bundle
 from vflsec.data.dataset import PartyTable, VerticalDataset
+from vflsec.papers.datasets import FOLDER, sampling
 
 NAME = "criteo"
-FOLDER = Path(__file__).parent
 CLASSES = ("no click", "click")
 PAGE = "https://www.kaggle.com/c/criteo-display-ad-challenge"
 FILES = ("train.txt", "train.txt.gz")
@@ -40,30 +37,20 @@ def load(*, data_dir: str | None = None, rows: int = 100_000, categories: int = 
         UsageError: numbers below their least.
         DataError: the file is missing or has unexpected content.
     """
-    positive(rows=rows)
-    if categories < 2:
-        raise UsageError(f"expected categories >= 2, got {categories}")
+    sampling.check_sizes(rows, categories)
     path = source_files(data_dir)[0]
-    frame = sampling.drawn(path, LAYOUT, rows, derive(0, NAME, "rows"))
-    wrong = ~frame["label"].isin(["0", "1"])
-    if wrong.any():
-        got = frame["label"][wrong].iloc[0]
-        raise DataError(f"{path}, column 1: expected 0 or 1, got {got!r}; give the training file without a header")
+    frame = sampling.draw_rows(path, LAYOUT, rows, derive(0, NAME, "rows"))
     ids = pd.Index(frame.index.to_numpy(), name="id")
-    coded = {name: pd.Categorical(frame[name].replace("", "(missing)")) for name in CATEGORIES}
-    counts = sampling.numbers(path, frame, NUMBERS)
+    labels = sampling.read_labels(path, frame, "label", ids)
+    coded = {name: sampling.read_categories(frame[name]) for name in CATEGORIES}
+    counts = sampling.read_numbers(path, frame, NUMBERS)
     active = PartyTable(
         "active", pd.DataFrame(coded, index=ids), frozenset(CATEGORIES), rare=dict.fromkeys(CATEGORIES, categories)
     )
     passive = PartyTable("passive_1", pd.DataFrame(counts, index=ids), signed_log=frozenset(NUMBERS), impute="median")
-    labels = pd.Series((frame["label"] == "1").to_numpy(np.int64), index=ids, name="label")
     return VerticalDataset(NAME, (active, passive), labels, CLASSES, card=bundle.card(NAME, FOLDER))
 
 
 def source_files(data_dir: str | None = None) -> list[Path]:
-    """Return the file that ``load`` reads. If it changes, stored results are invalid.
-
-    Raises:
-        DataError: it is missing.
-    """
-    return [sampling.source(NAME, data_dir, FILES, PAGE)]
+    """Return the file that ``load`` reads. If it changes, stored results are invalid."""
+    return bundle.find_files(NAME, data_dir, [FILES], PAGE)

@@ -18,10 +18,9 @@ from vflsec.base.errors import DataError, UsageError
 from vflsec.base.seeds import derive
 from vflsec.data import bundle
 from vflsec.data.dataset import VerticalDataset
-from vflsec.papers.datasets import pictures
+from vflsec.papers.datasets import FOLDER, pictures
 
 NAME = "imagenet-100"
-FOLDER = Path(__file__).parent
 PAGE = "https://image-net.org/download-images"
 CLASSES = 100
 MOST = 10_000

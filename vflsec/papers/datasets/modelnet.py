@@ -18,10 +18,9 @@ from vflsec.base.errors import DataError, UsageError
 from vflsec.base.seeds import derive
 from vflsec.data import bundle
 from vflsec.data.dataset import VerticalDataset
-from vflsec.papers.datasets import pictures
+from vflsec.papers.datasets import FOLDER, pictures
 
 NAME = "modelnet"
-FOLDER = Path(__file__).parent
 PAGE = "https://github.com/jongchyisu/mvcnn_pytorch"
 VIEWS = 12
 PARTS = ("train", "test")

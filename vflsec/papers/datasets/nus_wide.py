@@ -15,9 +15,9 @@ import pandas as pd
 from vflsec.base.errors import DataError
 from vflsec.data import bundle
 from vflsec.data.dataset import PartyTable, VerticalDataset
+from vflsec.papers.datasets import FOLDER
 
 NAME = "nus-wide"
-FOLDER = Path(__file__).parent
 PAGE = "https://lms.comp.nus.edu.sg/wp-content/uploads/2019/research/nuswide/NUS-WIDE.html"
 CONCEPTS = ("animal", "buildings", "clouds", "grass", "lake", "person", "plants", "sky", "water", "window")
 FEATURES = {"CH": 64, "CM55": 225, "CORR": 144, "EDH": 73, "WT": 128}
@@ -43,22 +43,9 @@ def load(*, data_dir: str | None = None) -> VerticalDataset:
 
 
 def source_files(data_dir: str | None = None) -> list[Path]:
-    """Return the files that ``load`` reads. If one changes, stored results are invalid.
-
-    Raises:
-        DataError: one is missing.
-    """
-    if data_dir is None:
-        raise DataError(f"{NAME} does not come with vflsec: download it from {PAGE} and give --data-dir FOLDER")
-    folder = Path(data_dir).expanduser()
-    found = [path for part in PARTS for path in (*_labels(folder, part), *_features(folder, part), _tags(folder, part))]
-    for path in found:
-        if not path.is_file():
-            raise DataError(
-                f"{NAME}: expected {path.relative_to(folder)} in {folder}, found none: download it from {PAGE} and "
-                f"give --data-dir FOLDER"
-            )
-    return found
+    """Return the files that ``load`` reads. If one changes, stored results are invalid."""
+    names = [name for part in PARTS for name in (*_labels(part), *_features(part), _tags(part))]
+    return bundle.find_files(NAME, data_dir, [[name] for name in names], PAGE)
 
 
 @lru_cache(maxsize=1)
@@ -67,33 +54,36 @@ def _loaded(data_dir: str, _: tuple[tuple[int, int], ...]) -> VerticalDataset:
     folder = Path(data_dir).expanduser()
     images, tags, labels, sizes = [], [], [], []
     for part in PARTS:
-        truth = np.concatenate([_table(path, 1, None) for path in _labels(folder, part)], axis=1)
+        truth = np.concatenate([_table(folder / name, 1, None) for name in _labels(part)], axis=1)
         single = truth.sum(axis=1) == 1
-        read = [_table(path, FEATURES[path.stem.rpartition("_")[2]], len(truth)) for path in _features(folder, part)]
+        read = [
+            _table(folder / name, width, len(truth))
+            for name, width in zip(_features(part), FEATURES.values(), strict=True)
+        ]
         images.append(np.concatenate(read, axis=1)[single])
-        tags.append(_table(_tags(folder, part), TAGS, len(truth))[single])
+        tags.append(_table(folder / _tags(part), TAGS, len(truth))[single])
         labels.append(truth[single].argmax(axis=1))
         sizes.append(int(single.sum()))
     ids = pd.RangeIndex(sum(sizes), name="id")
     names = [f"{name}_{k}" for name, width in FEATURES.items() for k in range(width)]
     pixels, words = np.concatenate(images), np.concatenate(tags)
-    own = pd.DataFrame(pixels, index=ids, columns=names)
-    other = pd.DataFrame(words, index=ids, columns=[f"tag_{k}" for k in range(TAGS)])
-    tables = (PartyTable("active", own), PartyTable("passive_1", other))
+    active = PartyTable("active", pd.DataFrame(pixels, index=ids, columns=names))
+    tagged = pd.DataFrame(words, index=ids, columns=[f"tag_{k}" for k in range(TAGS)])
+    tables = (active, PartyTable("passive_1", tagged))
     target = pd.Series(np.concatenate(labels).astype(np.int64), index=ids, name="label")
     return VerticalDataset(NAME, tables, target, CONCEPTS, ids[sizes[0] :], bundle.card(NAME, FOLDER))
 
 
-def _labels(folder: Path, part: str) -> list[Path]:
-    return [folder / "Groundtruth" / "TrainTestLabels" / f"Labels_{one}_{part}.txt" for one in CONCEPTS]
+def _labels(part: str) -> list[str]:
+    return [f"Groundtruth/TrainTestLabels/Labels_{concept}_{part}.txt" for concept in CONCEPTS]
 
 
-def _features(folder: Path, part: str) -> list[Path]:
-    return [folder / "Low_Level_Features" / f"{part}_Normalized_{name}.dat" for name in FEATURES]
+def _features(part: str) -> list[str]:
+    return [f"Low_Level_Features/{part}_Normalized_{name}.dat" for name in FEATURES]
 
 
-def _tags(folder: Path, part: str) -> Path:
-    return folder / "NUS_WID_Tags" / f"{part}_Tags1k.dat"
+def _tags(part: str) -> str:
+    return f"NUS_WID_Tags/{part}_Tags1k.dat"
 
 
 def _table(path: Path, width: int, rows: int | None) -> np.ndarray:
@@ -103,18 +93,18 @@ def _table(path: Path, width: int, rows: int | None) -> np.ndarray:
         DataError: another number of lines or fields, or something else than numbers.
     """
     try:
-        found = pd.read_csv(path, sep=r"\s+", header=None, dtype=np.float32, on_bad_lines="error").to_numpy()
+        numbers = pd.read_csv(path, sep=r"\s+", header=None, dtype=np.float32, on_bad_lines="error").to_numpy()
     except (ValueError, pd.errors.ParserError, OSError) as error:
         raise DataError(
             f"{path}: expected {width} numbers a line, got {str(error).strip()}; give the original file"
         ) from None
-    if found.shape[1] != width:
-        raise DataError(f"{path}: expected {width} numbers a line, got {found.shape[1]}; give the original file")
-    if rows is not None and len(found) != rows:
-        raise DataError(f"{path}: expected {rows} lines as in the other files, got {len(found)}; is it complete?")
-    bad = np.flatnonzero(~np.isfinite(found).all(axis=1))
+    if numbers.shape[1] != width:
+        raise DataError(f"{path}: expected {width} numbers a line, got {numbers.shape[1]}; give the original file")
+    if rows is not None and len(numbers) != rows:
+        raise DataError(f"{path}: expected {rows} lines as in the other files, got {len(numbers)}; is it complete?")
+    bad = np.flatnonzero(~np.isfinite(numbers).all(axis=1))
     if len(bad):
         raise DataError(f"{path}, line {bad[0] + 1}: expected {width} finite numbers, got fewer; is it complete?")
-    if width in (1, TAGS) and not np.isin(found, (0, 1)).all():
+    if width in (1, TAGS) and not np.isin(numbers, (0, 1)).all():
         raise DataError(f"{path}: expected 0 or 1 everywhere, got other numbers; give the original file")
-    return found
+    return numbers

@@ -20,8 +20,9 @@ import pandas as pd
 from PIL import Image, UnidentifiedImageError
 
 from vflsec.base.errors import DataError
-from vflsec.data import bundle, sampling
+from vflsec.data import bundle
 from vflsec.data.dataset import PartyTable
+from vflsec.papers.datasets import sampling
 
 MOST_BYTES = 32 * 2**20
 """The largest file that is read; photographs of ImageNet have up to 15 MB."""
@@ -140,7 +141,7 @@ def resized(image: Image.Image, size: int, mode: str) -> np.ndarray:
 def stacked(paths: Sequence[Path], one: Callable[[Path], np.ndarray], shape: tuple[int, int, int]) -> np.ndarray:
     """Return the pixels (n, c, h, w) of all ``paths``, each read by ``one``, with a bar on terminals."""
     pixels = np.empty((len(paths), *shape), dtype=np.uint8)
-    with sampling.bar() as progress:
+    with sampling.show_bar() as progress:
         for place, path in enumerate(progress.track(paths, description="images")):
             pixels[place] = one(path)
     return pixels

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from vflsec.base.checks import one_of, positive
-from vflsec.base.errors import DataError, UsageError
+from vflsec.base.checks import one_of
 from vflsec.base.seeds import derive
-from vflsec.data import bundle, sampling
+from vflsec.data import bundle
 from vflsec.data.dataset import PartyTable, VerticalDataset
+from vflsec.papers.datasets import FOLDER, sampling
 
 NAME = "ppdai"
-FOLDER = Path(__file__).parent
 CLASSES = ("paid back", "default")
 PAGE = "https://www.heywhale.com/home/competition/56cd5f02b89b5bd026cb39c9/content/1"
 FILE = "PPD_Training_Master_GBK_3_1_Training_Set.csv"
@@ -89,50 +87,32 @@ def load(
         DataError: the file is missing or has unexpected content.
     """
     one_of([str(count) for count in range(2, len(GROUPS) + 2)], parties=str(parties))
-    positive(rows=rows)
-    if categories < 2:
-        raise UsageError(f"expected categories >= 2, got {categories}")
+    sampling.check_sizes(rows, categories)
     path = source_files(data_dir)[0]
-    frame = sampling.drawn(path, LAYOUT, rows, derive(0, NAME, "rows"))
-    for name, wrong, expected in (
-        ("Idx", ~frame["Idx"].str.fullmatch(r"[0-9]+"), "a number"),
-        ("Idx", frame["Idx"].duplicated(), "another number in each row"),
-        ("target", ~frame["target"].isin(["0", "1"]), "0 or 1"),
-        ("ListingInfo", pd.to_datetime(frame["ListingInfo"], format="%Y/%m/%d", errors="coerce").isna(), "YYYY/M/D"),
+    frame = sampling.draw_rows(path, LAYOUT, rows, derive(0, NAME, "rows"))
+    dates = pd.to_datetime(frame["ListingInfo"], format="%Y/%m/%d", errors="coerce")
+    for name, is_right, expected in (
+        ("Idx", frame["Idx"].str.fullmatch(r"[0-9]+"), "a number"),
+        ("Idx", ~frame["Idx"].duplicated(), "another number in each row"),
+        ("ListingInfo", dates.notna(), "YYYY/M/D"),
     ):
-        if wrong.any():
-            row, got = frame.index[wrong][0] + 1, frame[name][wrong].iloc[0]
-            raise DataError(
-                f"{path}, column {name!r}, row {row}: expected {expected}, got {got!r}; give the original file"
-            )
+        sampling.expect(path, frame[name], is_right, expected)
     ids = pd.Index(frame["Idx"].astype(np.int64).to_numpy(), name="id")
+    labels = sampling.read_labels(path, frame, "target", ids)
     last = parties - 2
     held = [ACTIVE, *GROUPS[:last], tuple(column for group in GROUPS[last:] for column in group)]
-    names = ["active", *bundle.passive_names(parties - 1)]
-    tables = [_table(name, path, frame, own, categories, ids) for name, own in zip(names, held, strict=True)]
-    labels = pd.Series((frame["target"] == "1").to_numpy(np.int64), index=ids, name="label")
+    tables = []
+    for party, columns in zip(["active", *bundle.passive_names(parties - 1)], held, strict=True):
+        coded = CATEGORIES & set(columns)
+        numbers = sampling.read_numbers(path, frame, [name for name in columns if name not in coded])
+        for name in WITH_ABSENT & numbers.keys():
+            numbers[name][numbers[name] == ABSENT] = np.nan
+        values = {name: sampling.read_categories(frame[name]) if name in coded else numbers[name] for name in columns}
+        table = pd.DataFrame(values, index=ids)
+        tables.append(PartyTable(party, table, coded, impute="median", rare=dict.fromkeys(coded, categories)))
     return VerticalDataset(NAME, tuple(tables), labels, CLASSES, card=bundle.card(NAME, FOLDER))
 
 
 def source_files(data_dir: str | None = None) -> list[Path]:
-    """Return the file that ``load`` reads. If it changes, stored results are invalid.
-
-    Raises:
-        DataError: it is missing.
-    """
-    return [sampling.source(NAME, data_dir, FILES, PAGE)]
-
-
-def _table(
-    party: str, path: Path, frame: pd.DataFrame, columns: tuple[str, ...], categories: int, ids: pd.Index
-) -> PartyTable:
-    found: dict[str, Any] = {}
-    for name in columns:
-        if name in CATEGORIES:
-            found[name] = pd.Categorical(frame[name].str.strip().replace("", "(missing)"))
-        else:
-            values = sampling.numbers(path, frame, [name])[name]
-            found[name] = np.where(values == ABSENT, np.nan, values) if name in WITH_ABSENT else values
-    coded = CATEGORIES & set(columns)
-    table = pd.DataFrame(found, index=ids)
-    return PartyTable(party, table, coded, impute="median", rare=dict.fromkeys(coded, categories))
+    """Return the file that ``load`` reads. If it changes, stored results are invalid."""
+    return bundle.find_files(NAME, data_dir, [FILES], PAGE)

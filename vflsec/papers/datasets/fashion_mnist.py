@@ -6,6 +6,9 @@ Source: Xiao, Rasul and Vollgraf, Fashion-MNIST: a Novel Image Dataset for Bench
 
 from __future__ import annotations
 
+import gzip
+import math
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +17,9 @@ import pandas as pd
 from vflsec.base.checks import positive
 from vflsec.base.errors import DataError, UsageError
 from vflsec.base.seeds import derive
-from vflsec.data import bundle, idx
+from vflsec.data import bundle
 from vflsec.data.dataset import VerticalDataset
+from vflsec.papers.datasets import FOLDER
 
 NAME = "fashion-mnist"
 CLASSES = (
@@ -47,9 +51,9 @@ def load(*, parties: int = 2, rows: int | None = None, data_dir: str | None = No
         DataError: a file is missing, or has unexpected content.
     """
     paths = source_files(data_dir)
-    contents = [idx.unpack(path) for path in paths]
+    contents = [_unpack(path) for path in paths]
     if data_dir is None:
-        bundle.verify(NAME, b"".join(contents), f"Reinstall {PACKAGE}")
+        bundle.verify(NAME, b"".join(contents), f"Reinstall {PACKAGE}", FOLDER)
     train_images, train_labels = _images_and_labels(paths[:2], contents[:2])
     test_images, test_labels = _images_and_labels(paths[2:], contents[2:])
     kept = _kept(rows, len(train_images), paths[0])
@@ -57,7 +61,7 @@ def load(*, parties: int = 2, rows: int | None = None, data_dir: str | None = No
     tables = bundle.image_tables(NAME, np.concatenate([train_images[kept], test_images]), ids, parties)
     classes = np.concatenate([train_labels[kept], test_labels])
     labels = pd.Series(classes, index=ids, name="label", dtype="int64")
-    return VerticalDataset(NAME, tables, labels, CLASSES, ids[len(kept) :], bundle.card(NAME))
+    return VerticalDataset(NAME, tables, labels, CLASSES, ids[len(kept) :], bundle.card(NAME, FOLDER))
 
 
 def source_files(data_dir: str | None = None) -> list[Path]:
@@ -77,10 +81,42 @@ def source_files(data_dir: str | None = None) -> list[Path]:
     return paths
 
 
+def _unpack(path: Path) -> bytes:
+    """Return the content of ``path``, unpacked if it is gzipped.
+
+    The content counts and not the suffix, since some browsers unpack downloads without renaming them.
+    """
+    content = path.read_bytes()
+    if not content.startswith(b"\x1f\x8b"):
+        return content
+    try:
+        return gzip.decompress(content)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path}: expected a whole gzip file, got a damaged one ({error}); download it again") from None
+
+
+def _parse(content: bytes, dimensions: int, path: Path) -> np.ndarray:
+    """Return the values of an idx file: images (n, height, width) or labels (n,).
+
+    It has the bytes 0, 0, 8 for unsigned bytes, and the number of dimensions; then the size of each in 4 bytes, most
+    significant first; then the values, the last dimension fastest.
+    """
+    magic = bytes([0, 0, 8, dimensions])
+    if content[:4] != magic:
+        expected = f"an idx file of bytes in {dimensions} dimension(s), which begins {magic.hex(' ')}"
+        raise DataError(f"{path}: expected {expected}, got {content[:4].hex(' ') or 'nothing'}; download it again")
+    header = 4 + 4 * dimensions
+    shape = [int.from_bytes(content[start : start + 4], "big") for start in range(4, header, 4)]
+    size = header + math.prod(shape)
+    if len(content) != size:
+        raise DataError(f"{path}: expected {size} bytes by its own header, got {len(content)}; download it again")
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+
+
 def _images_and_labels(paths: list[Path], contents: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
     """Return images (n, 28, 28) and labels (n,) of the training or the test set."""
     images, labels = (
-        idx.parse(content, dimensions, path) for content, dimensions, path in zip(contents, (3, 1), paths, strict=True)
+        _parse(content, dimensions, path) for content, dimensions, path in zip(contents, (3, 1), paths, strict=True)
     )
     _, height, width = images.shape
     if (height, width) != (SIDE, SIDE):

@@ -16,6 +16,7 @@ from vflsec.data import bundle
 from vflsec.data.census_income import CLASSES
 from vflsec.data.census_income import NAME as TABLE
 from vflsec.data.dataset import Roles, VerticalDataset
+from vflsec.papers.datasets import FOLDER
 
 NAME = "census-domains"
 POSTGRADUATE = (
@@ -145,7 +146,7 @@ def load(*, ratio: float = 0.04, source: str = "apart", clean_split: bool = Fals
         (active, passive),
         labels,
         CLASSES,
-        card=bundle.card(NAME),
+        card=bundle.card(NAME, FOLDER),
         source=other if source == "apart" else None,
         draw=draw,
     )

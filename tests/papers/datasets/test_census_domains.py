@@ -5,9 +5,11 @@ import pandas as pd
 import pytest
 
 from vflsec.base.errors import UsageError
-from vflsec.data import CATALOGUE, bundle, census_income
-from vflsec.data.census_domains import AGES, MERGED, YEARS, load
+from vflsec.core import registry
+from vflsec.data import bundle, census_income
 from vflsec.data.partition import DataSpec, partition
+from vflsec.papers.datasets import FOLDER
+from vflsec.papers.datasets.census_domains import AGES, MERGED, YEARS, load
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +29,7 @@ def split(dataset):
 
 
 def test_the_card_is_true(dataset):
-    card = bundle.card("census-domains")
+    card = bundle.card("census-domains", FOLDER)
     assert dataset.card == card
     assert card.sha256 == bundle.card("census-income").sha256
     assert card.columns == sum(len(party.frame.columns) for party in dataset.parties)
@@ -35,7 +37,7 @@ def test_the_card_is_true(dataset):
     people = dataset.parties[0].frame.index.append(roles.source)
     assert people.is_unique
     assert len(people) == card.rows
-    assert CATALOGUE["census-domains"] == "vflsec.data.census_domains:load"
+    assert registry.entries("datasets")["census-domains"].target == "vflsec.papers.datasets.census_domains:load"
 
 
 def test_people_with_a_postgraduate_degree_are_the_active_partys_and_all_others_the_sources(dataset, raw):

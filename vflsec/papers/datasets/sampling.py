@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 import pandas as pd
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from vflsec.base.errors import DataError
+from vflsec.base.checks import positive
+from vflsec.base.errors import DataError, UsageError
 
 PIECE = 100_000
 """Rows that are in memory at once, besides those that are kept."""
@@ -37,7 +38,7 @@ class Layout(NamedTuple):
     encoding: str = "utf-8"
 
 
-def drawn(path: Path, layout: Layout, rows: int, seed: int) -> pd.DataFrame:
+def draw_rows(path: Path, layout: Layout, rows: int, seed: int) -> pd.DataFrame:
     """Return ``rows`` rows of a file as text, indexed by their place in it: the same ones for the same seed.
 
     Fewer rows are a subset of more.
@@ -52,11 +53,11 @@ def drawn(path: Path, layout: Layout, rows: int, seed: int) -> pd.DataFrame:
         DataError: a line has another number of fields, or the file is damaged.
     """
     facts = path.stat()
-    return _drawn(path, layout, rows, seed, (facts.st_size, facts.st_mtime_ns)).copy()
+    return _draw_rows(path, layout, rows, seed, (facts.st_size, facts.st_mtime_ns)).copy()
 
 
 @lru_cache(maxsize=2)
-def _drawn(path: Path, layout: Layout, rows: int, seed: int, _: tuple[int, int]) -> pd.DataFrame:
+def _draw_rows(path: Path, layout: Layout, rows: int, seed: int, _: tuple[int, int]) -> pd.DataFrame:
     """Return the rows; cached, since every seed of an evaluation splits the same ones.
 
     Each line has a random key, and those with the smallest keys are kept. Only these are split into fields.
@@ -64,7 +65,7 @@ def _drawn(path: Path, layout: Layout, rows: int, seed: int, _: tuple[int, int])
     rng = np.random.default_rng(seed)
     lines: list[bytes] = []
     places, keys, limit = np.empty(0, dtype=np.int64), np.empty(0), 1.0
-    for first, piece in pieces(path, layout):
+    for first, piece in _read_pieces(path, layout):
         key = rng.random(len(piece))
         chosen = np.flatnonzero(key < limit)
         lines += [piece[k] for k in chosen]
@@ -88,14 +89,10 @@ def _drawn(path: Path, layout: Layout, rows: int, seed: int, _: tuple[int, int])
     return pd.DataFrame(fields, index=kept, columns=list(layout.columns), dtype=str)
 
 
-def pieces(path: Path, layout: Layout) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield the lines in pieces, each with the place of its first line, with a bar on terminals.
-
-    Raises:
-        DataError: another header, a line with another number of fields, or a damaged archive.
-    """
+def _read_pieces(path: Path, layout: Layout) -> Iterator[tuple[int, list[bytes]]]:
+    """Yield the lines in pieces, each with the place of its first line, with a bar on terminals."""
     mark, expected = layout.separator.encode(), len(layout.columns)
-    with path.open("rb") as raw, bar() as progress:
+    with path.open("rb") as raw, show_bar() as progress:
         task = progress.add_task(path.name, total=path.stat().st_size)
         text: IO[bytes] = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw  # type: ignore[assignment]
         try:
@@ -124,44 +121,54 @@ def _check_header(path: Path, line: bytes, layout: Layout) -> None:
         )
 
 
-def bar() -> Progress:
+def show_bar() -> Progress:
     """Return a bar that says how far a long reading is; on terminals only."""
     console = Console(stderr=True)
     parts = (TextColumn("reading {task.description}"), BarColumn(), TimeRemainingColumn())
     return Progress(*parts, console=console, transient=True, disable=not console.is_terminal)
 
 
-def numbers(path: Path, frame: pd.DataFrame, columns: Sequence[str]) -> dict[str, np.ndarray]:
+def read_numbers(path: Path, frame: pd.DataFrame, columns: Iterable[str]) -> dict[str, np.ndarray]:
     """Return columns of text as float64, NaN where they are empty.
 
     Raises:
         DataError: something else than a number.
     """
-    found: dict[str, Any] = {}
+    numbers = {}
     for name in columns:
         values = pd.to_numeric(frame[name], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-        wrong = np.flatnonzero(~np.isfinite(values) & (frame[name] != "").to_numpy())
-        if len(wrong):
-            got = frame[name].iloc[wrong[0]]
-            raise DataError(
-                f"{path}, column {name!r}, row {frame.index[wrong[0]] + 1}: expected a number, got {got!r}; give the "
-                f"original file"
-            )
-        found[name] = values
-    return found
+        expect(path, frame[name], np.isfinite(values) | (frame[name] == "").to_numpy(), "a number")
+        numbers[name] = values
+    return numbers
 
 
-def source(name: str, folder: str | None, files: Sequence[str], page: str) -> Path:
-    """Return the first of ``files`` that is in the user's folder.
+def read_labels(path: Path, frame: pd.DataFrame, column: str, ids: pd.Index) -> pd.Series:
+    """Return a column of 0 and 1 as labels of the rows ``ids``.
 
     Raises:
-        DataError: no folder was given, or none of them is there; the line says where the data come from.
+        DataError: something else.
     """
-    way_out = f"download it from {page} and give --data-dir FOLDER"
-    if folder is None:
-        raise DataError(f"{name} does not come with vflsec: {way_out}")
-    for one in files:
-        path = Path(folder).expanduser() / one
-        if path.is_file():
-            return path
-    raise DataError(f"{name}: expected {' or '.join(files)} in {folder}, found none: {way_out}")
+    expect(path, frame[column], frame[column].isin(["0", "1"]), "0 or 1")
+    return pd.Series((frame[column] == "1").to_numpy(np.int64), index=ids, name="label")
+
+
+def read_categories(column: pd.Series) -> pd.Categorical[str]:
+    """Return a column of text as categories, of which an empty field is one."""
+    return pd.Categorical(column.str.strip().replace("", "(missing)"))
+
+
+def expect(path: Path, column: pd.Series, is_right: pd.Series | np.ndarray, expected: str) -> None:
+    """Raise DataError with the first value of a column that is not right, and its row in the file."""
+    wrong = np.flatnonzero(~np.asarray(is_right, dtype=bool))
+    if len(wrong):
+        row, got = column.index[wrong[0]] + 1, column.iloc[wrong[0]]
+        raise DataError(
+            f"{path}, column {column.name!r}, row {row}: expected {expected}, got {got!r}; give the original file"
+        )
+
+
+def check_sizes(rows: int, categories: int) -> None:
+    """Raise UsageError unless a loader can keep so many rows, and tell so many values of a category apart."""
+    positive(rows=rows)
+    if categories < 2:
+        raise UsageError(f"expected categories >= 2, got {categories}")

@@ -14,9 +14,11 @@ from click.testing import CliRunner
 
 from vflsec.base.errors import DataError, UsageError, VflsecError
 from vflsec.cli import cli, options
-from vflsec.data import CATALOGUE, bundle, fashion_mnist, idx
+from vflsec.core import registry
+from vflsec.data import bundle
 from vflsec.data.dataset import Card
 from vflsec.data.partition import DataSpec, partition
+from vflsec.papers.datasets import FOLDER, fashion_mnist
 from vflsec.run import spec as specs
 from vflsec.run.plan import training_cell
 
@@ -67,14 +69,14 @@ def message(folder: Path, **settings: int) -> str:
 
 def test_bytes_written_by_hand_are_read():
     content = bytes.fromhex("00000803 00000002 00000001 00000003 010203 fdfeff")
-    assert idx.parse(content, 3, Path("x")).tolist() == [[[1, 2, 3]], [[253, 254, 255]]]
-    assert idx.parse(bytes.fromhex("00000801 00000002 0900"), 1, Path("x")).tolist() == [9, 0]
+    assert fashion_mnist._parse(content, 3, Path("x")).tolist() == [[[1, 2, 3]], [[253, 254, 255]]]
+    assert fashion_mnist._parse(bytes.fromhex("00000801 00000002 0900"), 1, Path("x")).tolist() == [9, 0]
 
 
 @pytest.mark.parametrize("shape", [(0,), (300,), (1, 1, 1), (3, 5, 2), (0, 28, 28)])
 def test_what_is_written_is_read_again(shape):
     values = RNG.integers(256, size=shape, dtype=np.uint8)
-    np.testing.assert_array_equal(idx.parse(idx_bytes(values), len(shape), Path("x")), values, strict=True)
+    np.testing.assert_array_equal(fashion_mnist._parse(idx_bytes(values), len(shape), Path("x")), values, strict=True)
 
 
 @pytest.mark.parametrize("dimensions", [1, 3])
@@ -82,7 +84,7 @@ def test_a_file_cut_off_anywhere_or_too_long_is_refused(dimensions):
     content = idx_bytes(np.ones((2,) * dimensions, np.uint8))
     for wrong in [content[:n] for n in range(len(content))] + [content + b"\0"]:
         with pytest.raises(DataError, match=r"^images: expected .*, got .*; download it again$"):
-            idx.parse(wrong, dimensions, Path("images"))
+            fashion_mnist._parse(wrong, dimensions, Path("images"))
 
 
 def test_a_gzip_file_cut_off_or_damaged_anywhere_is_refused(tmp_path):
@@ -93,9 +95,9 @@ def test_a_gzip_file_cut_off_or_damaged_anywhere_is_refused(tmp_path):
     for wrong in cut + damaged:
         path.write_bytes(wrong)
         with pytest.raises(DataError, match=r"labels\.gz: expected a whole gzip file, got a damaged one \(.+\); downl"):
-            idx.unpack(path)
+            fashion_mnist._unpack(path)
     path.write_bytes(packed)
-    assert idx.unpack(path) == content
+    assert fashion_mnist._unpack(path) == content
 
 
 # The dataset
@@ -253,12 +255,12 @@ def test_a_wrong_file_is_named_in_one_line(folder, name, content, expected):
 
 
 def test_the_card_is_complete():
-    path = bundle.FOLDER / "fashion-mnist.toml"
+    path = FOLDER / "fashion-mnist.toml"
     assert set(tomllib.loads(path.read_text("utf-8"))) == set(Card.__dataclass_fields__)
-    card = bundle.card("fashion-mnist")
+    card = bundle.card("fashion-mnist", FOLDER)
     assert (card.license, card.rows, card.columns) == ("MIT", 70_000, 784)
     assert "No personal data" in card.notes
-    assert CATALOGUE["fashion-mnist"] == "vflsec.data.fashion_mnist:load"
+    assert registry.entries("datasets")["fashion-mnist"].target == "vflsec.papers.datasets.fashion_mnist:load"
 
 
 def test_the_package_must_hold_what_the_card_says(any_folder, monkeypatch):
@@ -268,8 +270,8 @@ def test_the_package_must_hold_what_the_card_says(any_folder, monkeypatch):
     ):
         fashion_mnist.load()
     whole = b"".join(idx_bytes(values) for values in ARRAYS.values())
-    card = replace(bundle.card("fashion-mnist"), sha256=hashlib.sha256(whole).hexdigest())
-    monkeypatch.setattr(bundle, "card", lambda _: card)
+    card = replace(bundle.card("fashion-mnist", FOLDER), sha256=hashlib.sha256(whole).hexdigest())
+    monkeypatch.setattr(bundle, "card", lambda *_: card)
     assert fashion_mnist.load().card == card
 
 
