@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.attacks.model_completion import ModelCompletion
-from vflsec.base.checks import non_negative, one_of, positive
+from vflsec.base.checks import expect_known, non_negative, positive
 from vflsec.base.errors import UsageError
 
 TINY = 1e-7
@@ -66,7 +66,7 @@ class ActiveModelCompletion(ModelCompletion):
         super().__init__(
             mode=mode, freeze_bottom=freeze_bottom, layers=layers, epochs=epochs, steps=steps, lr=lr, batch=batch
         )
-        one_of(("adam", "sgd"), base=base)
+        expect_known(("adam", "sgd"), base=base)
         non_negative(gamma=gamma)
         positive(largest=largest)
         if largest < 1:

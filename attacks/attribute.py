@@ -12,7 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from vflsec.attacks.fusion import AttributeFusion
-from vflsec.base.checks import one_of, positive, positive_or_none
+from vflsec.base.checks import expect_known, positive, positive_or_none
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.message import Kind
@@ -89,7 +89,7 @@ class AttributeInference(Attack):
         releases: int | None = None,
     ) -> None:
         if reads is not None:
-            one_of(("received", "both", "own"), reads=reads)
+            expect_known(("received", "both", "own"), reads=reads)
         positive(folds=folds)
         positive_or_none(releases=releases)
         self.folds = folds

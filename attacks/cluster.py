@@ -13,7 +13,7 @@ from sklearn.mixture import GaussianMixture
 from torch import Tensor
 from torch.nn import functional as F
 
-from vflsec.base.checks import one_of, positive
+from vflsec.base.checks import expect_known, positive
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.message import Kind
@@ -49,7 +49,7 @@ class Cluster(Attack):
     fails = "if classes overlap, or if the clusters are not the classes"
 
     def __init__(self, *, source: Literal["gradient", "embedding"] = "gradient", starts: int = 5) -> None:
-        one_of(("gradient", "embedding"), source=source)
+        expect_known(("gradient", "embedding"), source=source)
         positive(starts=starts)
         self.source = source
         self.starts = starts

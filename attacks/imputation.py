@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from vflsec.base.checks import one_of, positive
+from vflsec.base.checks import expect_known, positive
 from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.column_regression import Model, regressed_columns
@@ -45,7 +45,7 @@ class Imputation(Attack):
 
     def __init__(self, *, victim: str | None = None, model: Model | None = None, hidden: int = 32) -> None:
         if model is not None:
-            one_of(("ridge", "mlp", "better"), model=model)
+            expect_known(("ridge", "mlp", "better"), model=model)
         positive(hidden=hidden)
         self.victim = victim
         self.model = model

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vflsec.base.checks import one_of
+from vflsec.base.checks import expect_known
 from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.shadows import confidence, even, expect_shadows
@@ -72,9 +72,9 @@ class LikelihoodRatio(Attack):
         variance: Literal["candidate", "global"] | None = None,
     ) -> None:
         even(shadows=shadows)
-        one_of(("online", "offline"), mode=mode)
+        expect_known(("online", "offline"), mode=mode)
         if variance is not None:
-            one_of(("candidate", "global"), variance=variance)
+            expect_known(("candidate", "global"), variance=variance)
         self.shadows = shadows
         self.mode = mode
         self.variance = variance

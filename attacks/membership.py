@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vflsec.base.checks import one_of, positive
+from vflsec.base.checks import expect_known, positive
 from vflsec.base.errors import InsufficientView
 from vflsec.core.attack import Attack
 from vflsec.core.scaling import standardized
@@ -59,7 +59,7 @@ class MembershipInference(Attack):
 
     def __init__(self, *, mode: Literal["loss", "calibrated"] | None = None, folds: int = 5) -> None:
         if mode is not None:
-            one_of(("loss", "calibrated"), mode=mode)
+            expect_known(("loss", "calibrated"), mode=mode)
         positive(folds=folds)
         self.mode = mode
         self.folds = folds

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from vflsec.base.checks import one_of
+from vflsec.base.checks import expect_known
 from vflsec.base.errors import UsageError
 from vflsec.core.defense import Defense, Release
 from vflsec.core.message import Kind
@@ -108,7 +108,7 @@ class Marvell(Defense):
         at: Iterable[str] | None = None,
     ) -> None:
         super().__init__(strength, at=at)
-        one_of(_VARIANCES, variances=variances)
+        expect_known(_VARIANCES, variances=variances)
         if error is not None and not 0 <= error < 0.5:
             raise UsageError(
                 f"expected 0 <= error < 0.5, got {error}: 0.5 is a random guess, which takes infinite noise"

@@ -10,7 +10,7 @@ import torch
 from gmpy2 import mpz
 from numpy.typing import NDArray
 
-from vflsec.base.checks import one_of
+from vflsec.base.checks import expect_known
 from vflsec.base.errors import ProtocolError, UsageError
 from vflsec.cipher.arithmetic.ciphertexts import Ciphertexts
 from vflsec.cipher.arithmetic.cost import units
@@ -86,7 +86,7 @@ class PaillierHistograms(EncryptedHistograms):
         range_bits: int | None = None,
     ) -> None:
         super().__init__(passive, active)
-        one_of(MODES, mode=mode)
+        expect_known(MODES, mode=mode)
         if not LEAST_KEY_BITS <= bits <= MOST_KEY_BITS or bits % 8:
             raise UsageError(f"expected {LEAST_KEY_BITS} <= bits <= {MOST_KEY_BITS} in whole bytes, got {bits}")
         if range_bits is not None and not 0 <= range_bits <= 16:

@@ -33,7 +33,7 @@ def test_numbers_in_range(check, good, bad, expected):
 )
 def test_an_unknown_name_gets_a_suggestion(value, message):
     with pytest.raises(UsageError) as caught:
-        checks.one_of(["gradient", "embedding"], at=value)
+        checks.expect_known(["gradient", "embedding"], at=value)
     assert str(caught.value) == message
 
 

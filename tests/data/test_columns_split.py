@@ -6,7 +6,7 @@ import pytest
 
 import vflsec
 from vflsec.base.errors import UsageError
-from vflsec.data.columns_split import correlations, dealt_again
+from vflsec.data.columns_split import correlations, deal_again
 from vflsec.data.partition import DataSpec, partition
 
 WAYS = ("even", "random", "dirichlet", "together", "apart")
@@ -31,7 +31,7 @@ def pairs():
 def test_every_column_has_one_owner_and_keeps_its_role(pairs, how, parties):
     before = {name: table for table in pairs.parties for name in table.frame}
     for seed in range(3):
-        dealt = dealt_again(pairs, how, parties, 0.3, seed)
+        dealt = deal_again(pairs, how, parties, 0.3, seed)
         assert [party.name for party in dealt.parties] == ["active", *(f"passive_{k}" for k in range(1, parties or 2))]
         owned = [name for party in dealt.parties for name in party.frame]
         assert sorted(owned) == sorted(before)
@@ -45,12 +45,12 @@ def test_every_column_has_one_owner_and_keeps_its_role(pairs, how, parties):
 
 @pytest.mark.parametrize("how", ["even", "random", "together", "apart"])
 def test_parties_hold_equally_many(pairs, how):
-    sizes = [len(party.frame.columns) for party in dealt_again(pairs, how, 5, 1.0, 0).parties]
+    sizes = [len(party.frame.columns) for party in deal_again(pairs, how, 5, 1.0, 0).parties]
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_a_random_split_differs_by_seed_and_repeats(pairs):
-    columns = [tuple(dealt_again(pairs, "random", 2, 1.0, seed).parties[0].frame) for seed in (0, 0, 1, 2)]
+    columns = [tuple(deal_again(pairs, "random", 2, 1.0, seed).parties[0].frame) for seed in (0, 0, 1, 2)]
     assert columns[0] == columns[1]
     assert len(set(columns)) == 3
 
@@ -58,7 +58,7 @@ def test_a_random_split_differs_by_seed_and_repeats(pairs):
 def test_a_small_concentration_gives_one_party_most(pairs):
     def largest(concentration):
         return np.mean([
-            max(len(party.frame.columns) for party in dealt_again(pairs, "dirichlet", 3, concentration, seed).parties)
+            max(len(party.frame.columns) for party in deal_again(pairs, "dirichlet", 3, concentration, seed).parties)
             for seed in range(40)
         ])  # fmt: skip
 
@@ -68,7 +68,7 @@ def test_a_small_concentration_gives_one_party_most(pairs):
 
 def test_correlated_columns_are_together_or_apart(pairs):
     def between(how):
-        parties = dealt_again(pairs, how, 2, 1.0, 0).parties
+        parties = deal_again(pairs, how, 2, 1.0, 0).parties
         joined = pd.concat([party.frame for party in parties], axis=1)
         one = len(parties[0].frame.columns)
         categorical = frozenset().union(*(party.categorical for party in parties))
@@ -81,7 +81,7 @@ def test_correlated_columns_are_together_or_apart(pairs):
 def test_one_name_of_two_parties_is_preceded_by_the_party():
     bank = pd.DataFrame({"age": np.arange(N) * 1.0, "y": np.arange(N) % 2})
     data = vflsec.dataset(active={"bank": bank}, passive={"bureau": bank[["age"]] * 2}, label="y")
-    dealt = dealt_again(data, "even", 2, 1.0, 0)
+    dealt = deal_again(data, "even", 2, 1.0, 0)
     assert [list(party.frame) for party in dealt.parties] == [["bank.age"], ["bureau.age"]]
 
 
@@ -89,7 +89,7 @@ def test_a_name_with_the_party_in_front_may_be_taken():
     rng = np.random.default_rng(0)
     bank = pd.DataFrame({"x": rng.normal(size=N), "bureau.x": rng.normal(size=N), "y": np.arange(N) % 2})
     data = vflsec.dataset(active={"bank": bank}, passive={"bureau": bank[["x"]] * 2}, label="y")
-    dealt = dealt_again(data, "even", 3, 1.0, 0)
+    dealt = deal_again(data, "even", 3, 1.0, 0)
     assert [list(party.frame) for party in dealt.parties] == [["bank.x"], ["bureau.x"], ["bureau.bureau.x"]]
 
 

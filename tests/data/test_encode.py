@@ -7,9 +7,8 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from vflsec.base.errors import DataError
 from vflsec.core.layout import EncodedColumn
-from vflsec.data.alignment import align
 from vflsec.data.credit_default import load
-from vflsec.data.dataset import PartyTable
+from vflsec.data.dataset import PartyTable, align
 from vflsec.data.encode import ColumnEncoder
 
 

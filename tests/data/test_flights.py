@@ -11,8 +11,7 @@ from sklearn.metrics import roc_auc_score
 
 from vflsec.base.errors import UsageError
 from vflsec.data import CATALOGUE, bundle, flights
-from vflsec.data.alignment import align
-from vflsec.data.dataset import Card, VerticalDataset
+from vflsec.data.dataset import Card, VerticalDataset, align
 from vflsec.data.partition import DataSpec, partition
 
 COLUMNS = {

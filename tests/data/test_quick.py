@@ -3,7 +3,7 @@
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
-from vflsec.data.quick import quick_utility
+from vflsec.data.checkup import quick_utility
 
 
 def data(rows, kind):

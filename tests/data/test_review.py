@@ -16,8 +16,7 @@ from vflsec.base.errors import DataError
 from vflsec.cli.eval_ import command
 from vflsec.data.checkup import check
 from vflsec.data.files import _labels, load_toml
-from vflsec.data.outliers import odd_values
-from vflsec.data.spelling import alike, canonical
+from vflsec.data.review import alike, canonical, odd_values
 from vflsec.results.analysis.summary import summarize
 from vflsec.run import spec as specs
 from vflsec.run.manifest import manifest_of

@@ -14,8 +14,7 @@ from vflsec.base.errors import InsufficientView
 from vflsec.base.seeds import derive
 from vflsec.core.settings import TrainSpec
 from vflsec.data import encode
-from vflsec.data.exchange import exchanged
-from vflsec.data.partition import DataSpec, partition
+from vflsec.data.partition import DataSpec, exchanged, partition
 from vflsec.results.records.schema import Result
 from vflsec.run import engine, plan, runner, training
 from vflsec.run import spec as specs

@@ -27,8 +27,7 @@ from vflsec.core.party import Party
 from vflsec.core.scaling import Bounds
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.sparse_rows import tensor_of
-from vflsec.data.alignment import align
-from vflsec.data.dataset import Roles, VerticalDataset
+from vflsec.data.dataset import Roles, VerticalDataset, align
 from vflsec.data.encode import dense
 from vflsec.data.partition import DataSpec, Partition, partition
 from vflsec.results.records.manifest import AUDITED

@@ -55,7 +55,7 @@ def share(**named: float) -> None:
             raise UsageError(f"expected 0 <= {name} <= 1, got {value}")
 
 
-def one_of(known: Collection[str], **named: str) -> None:
+def expect_known(known: Collection[str], **named: str) -> None:
     """Raise UsageError, with a suggestion, unless every named string is among ``known``."""
     for name, value in named.items():
         if value not in known:
@@ -82,8 +82,8 @@ def suggestion(value: str, known: Collection[str]) -> str:
     names = {_plain(name): name for name in sorted(known, reverse=True)}
     begun = sorted(names[name] for name in names if value and name.startswith(_plain(value)))
     near = [names[name] for name in get_close_matches(_plain(value), names, n=1)]
-    found = [names[_plain(value)]] if _plain(value) in names else begun[:3] or near
-    return f" Did you mean {', '.join(found[:-1])}{' or ' * (len(found) > 1)}{found[-1]}?" if found else ""
+    nearest = [names[_plain(value)]] if _plain(value) in names else begun[:3] or near
+    return f" Did you mean {', '.join(nearest[:-1])}{' or ' * (len(nearest) > 1)}{nearest[-1]}?" if nearest else ""
 
 
 def _plain(name: str) -> str:

@@ -39,7 +39,7 @@ class Generators(tuple[torch.Generator, ...]):
 
     def get_state(self) -> torch.Tensor:
         """Return the states of all."""
-        return torch.stack([one.get_state() for one in self])
+        return torch.stack([generator.get_state() for generator in self])
 
 
 def derive(seed: int, *names: object) -> int:
@@ -57,7 +57,7 @@ def derive(seed: int, *names: object) -> int:
 def generator(seed: int, *names: object, device: torch.device | str = "cpu") -> torch.Generator:
     """Return a fresh torch generator for the stream called ``names``; for ``Seeds``, ``Generators`` of each run."""
     if isinstance(seed, Seeds):
-        return cast("torch.Generator", Generators(generator(one, *names, device=device) for one in seed.each))
+        return cast("torch.Generator", Generators(generator(number, *names, device=device) for number in seed.each))
     return torch.Generator(device).manual_seed(derive(seed, *names))
 
 

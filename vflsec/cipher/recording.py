@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from vflsec.base.checks import one_of
+from vflsec.base.checks import expect_known
 from vflsec.base.errors import DataError, StoreError, UsageError
 from vflsec.cipher.arithmetic.layout import CipherLayout
 
@@ -124,7 +124,7 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
         Raises:
             UsageError: an unknown name, another number of dimensions, or a number that is not finite.
         """
-        one_of(NOTES, note=name)
+        expect_known(NOTES, note=name)
         values = np.asarray(array)
         if values.ndim != NOTES[name]:
             raise UsageError(f"expected {name} of {NOTES[name]} dimensions, got shape {values.shape}")

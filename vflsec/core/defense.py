@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from vflsec.base.checks import non_negative, one_of
+from vflsec.base.checks import expect_known, non_negative
 from vflsec.base.errors import UsageError
 from vflsec.core import hooks
 from vflsec.core.hooks import Changes, Hook
@@ -120,7 +120,7 @@ class Defense(ABC):
             known = [*(kind.value for kind in self.points), *on_labels]
             if not known:
                 raise UsageError(f"expected {self.name} without a point, since it changes no message, got @{point}")
-            one_of(known, at=kind)
+            expect_known(known, at=kind)
             phases.setdefault(Kind(kind), set()).add(phase)
         self.at = frozenset(phases)
         self.phases = {kind: frozenset(found) for kind, found in phases.items() if "" not in found}

@@ -19,7 +19,7 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vflsec.base.checks import one_of, unknown
+from vflsec.base.checks import expect_known, unknown
 from vflsec.base.errors import UsageError
 from vflsec.core.options import class_options, make
 
@@ -77,7 +77,7 @@ def entries(kind: str) -> dict[str, Entry]:
     Raises:
         UsageError: an unknown kind, or a plug-in that takes a built-in name.
     """
-    one_of(PACKAGES, kind=kind)
+    expect_known(PACKAGES, kind=kind)
     built_in = {name: Entry(name, target, "built in") for name, target in _catalogue(kind).items()}
     return with_plugins(kind, built_in)
 

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from vflsec.base.checks import one_of
+from vflsec.base.checks import expect_known
 from vflsec.base.errors import DataError
 from vflsec.base.seeds import derive
 from vflsec.core.layout import Grouping
@@ -98,8 +98,8 @@ def party_table(
         impute: what takes the place of a missing number; None if none may be missing.
     """
     order = np.random.default_rng(derive(0, dataset, party, "order")).permutation(len(frame))
-    own = frozenset(frame.columns)
-    roles = own & frozenset(categorical), own & frozenset(signed_log)
+    columns = frozenset(frame.columns)
+    roles = columns & frozenset(categorical), columns & frozenset(signed_log)
     return PartyTable(party, frame.iloc[order], *roles, image, grouping, impute)
 
 
@@ -115,7 +115,7 @@ def image_tables(dataset: str, images: np.ndarray, ids: pd.Index, parties: int) 
     Raises:
         UsageError: another number of parties.
     """
-    one_of(("2", "4"), parties=str(parties))
+    expect_known(("2", "4"), parties=str(parties))
     _, height, width = images.shape
     bands = (slice(height),) if parties == 2 else (slice(height // 2), slice(height // 2, height))
     sides = (slice(width // 2), slice(width // 2, width))

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from vflsec.base.checks import one_of
+from vflsec.base.checks import expect_known
 from vflsec.base.errors import DataError
 from vflsec.data import bundle
 from vflsec.data.dataset import VerticalDataset
@@ -70,10 +70,10 @@ def load(*, parties: int = 2, adults_only: bool = False, data_dir: str | None = 
         UsageError: another number of parties.
         DataError: a file is missing or has unexpected content.
     """
-    one_of([str(count) for count in range(2, len(GROUPS) + 2)], parties=str(parties))
+    expect_known([str(count) for count in range(2, len(GROUPS) + 2)], parties=str(parties))
     arrays = bundle.arrays(NAME) if data_dir is None else _official(data_dir)
-    columns = {name: _column(arrays, name) for name in [*ACTIVE, *CATEGORICAL]}
-    table = pd.DataFrame(columns, index=pd.RangeIndex(len(arrays["label"]), name="id"))
+    values = {name: _column(arrays, name) for name in [*ACTIVE, *CATEGORICAL]}
+    table = pd.DataFrame(values, index=pd.RangeIndex(len(arrays["label"]), name="id"))
     table["label"], table["is_test"] = arrays["label"], arrays["is_test"]
     if adults_only:
         table = table[table["age"] >= ADULT_AGE]
@@ -82,7 +82,8 @@ def load(*, parties: int = 2, adults_only: bool = False, data_dir: str | None = 
     held = [ACTIVE, *GROUPS[:last], [column for group in GROUPS[last:] for column in group]]
     names = ["active", *bundle.passive_names(parties - 1)]
     tables = tuple(
-        bundle.party_table(NAME, name, table[own], CATEGORICAL, MONEY) for name, own in zip(names, held, strict=True)
+        bundle.party_table(NAME, name, table[columns], CATEGORICAL, MONEY)
+        for name, columns in zip(names, held, strict=True)
     )
     test_ids = table.index[table["is_test"]]
     return VerticalDataset(NAME, tables, table["label"].astype("int64"), CLASSES, test_ids, bundle.card(NAME))
@@ -121,7 +122,7 @@ def _read(paths: tuple[Path, ...], _: tuple[tuple[int, int], ...]) -> dict[str, 
 
 
 def _read_text(path: Path) -> pd.DataFrame:
-    """Return a file as text; categorical, since a column has few different texts.
+    """Return the fields of a file as text.
 
     Raises:
         DataError: it has no lines or one with another number of fields, or is no whole archive.
@@ -137,7 +138,7 @@ def _read_text(path: Path) -> pd.DataFrame:
             got = line.count(b",") + 1
             raise DataError(f"{path}, line {number}: expected {len(COLUMNS)} fields, got {got}; is it complete?")
     return pd.read_csv(
-        BytesIO(content), names=list(COLUMNS), dtype="category", skipinitialspace=True, keep_default_na=False,
+        BytesIO(content), names=list(COLUMNS), dtype=object, skipinitialspace=True, keep_default_na=False,
         quoting=csv.QUOTE_NONE, encoding="latin-1", skip_blank_lines=False,
     )  # fmt: skip
 
@@ -150,7 +151,8 @@ def _values(
     Raises:
         DataError: an unknown category, no number, or a number that the bundled column has no room for.
     """
-    codes, texts = column.cat.codes.to_numpy(), [str(text).strip() for text in column.cat.categories]
+    codes, different = pd.factorize(column)  # a column has few different texts: each is read once
+    texts = [str(text).strip() for text in different]
     if known is not None:
         values = pd.Index(known).get_indexer(pd.Index(texts)).astype(np.float64)
         right, expected = values >= 0, "a known category"

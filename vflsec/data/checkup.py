@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pandas as pd
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import TargetEncoder
+from sklearn.preprocessing import StandardScaler, TargetEncoder
 from sklearn.tree import DecisionTreeClassifier
 
 from vflsec.base.checks import count
 from vflsec.base.errors import VflsecError
-from vflsec.data.alignment import align
-from vflsec.data.dataset import GAPS, PartyTable, VerticalDataset
-from vflsec.data.encode import Matrix, side_by_side
+from vflsec.data.dataset import GAPS, PartyTable, VerticalDataset, align
+from vflsec.data.encode import Matrix, dense, side_by_side
 from vflsec.data.files import Reading, read_all
 from vflsec.data.partition import DataSpec, Partition, partition
-from vflsec.data.quick import quick_utility
 from vflsec.data.tables import MISSING
 from vflsec.results.metrics import METRICS, chance
 
@@ -28,6 +30,14 @@ MOST_NAMED = 8
 
 ALMOST = 0.99
 """A column that alone predicts the label better than this is nearly a copy of it."""
+
+
+MOST_ROWS = 20_000
+MOST_VALUES = 2_000_000
+"""Rows, and rows times columns, that the models are fitted to; more hardly change what they show."""
+TREES = 60
+PART = 10_000
+"""Test rows that are dense at a time."""
 
 
 class PartyFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +132,7 @@ def examine(dataset: VerticalDataset, split: Partition, reading: Reading) -> Che
         for table in dataset.parties
         for given in [dataset.given(table.name)]
     ]
-    columns = [one for table in dataset.parties for one in _columns(dataset, table, common, labels, split, reading)]
+    columns = [facts for table in dataset.parties for facts in _columns(dataset, table, common, labels, split, reading)]
     counts = np.bincount(labels, minlength=len(dataset.classes))
     known = split.labels["train"]
     trained = np.bincount(known[known >= 0], minlength=len(dataset.classes))
@@ -154,7 +164,8 @@ def _columns(
     split: Partition,
     reading: Reading,
 ) -> list[ColumnFacts]:
-    frame, found, given = table.frame.loc[common], [], dataset.given(table.name)
+    frame, given = table.frame.loc[common], dataset.given(table.name)
+    facts = []
     dates = reading.config.parties[given].dates
     widths: dict[str, int] = {}
     for name, _, _, width in split.parties[table.name].layout.columns:
@@ -166,7 +177,7 @@ def _columns(
         missing = (values.astype(str) == MISSING) if is_category else values.isna()
         kind = "category" if is_category else "signed log" if name in table.signed_log else "number"
         kind = "date" if name in dates else kind
-        found.append(
+        facts.append(
             ColumnFacts(
                 party=given,
                 column=name,
@@ -177,7 +188,7 @@ def _columns(
                 predicts=_predicts(values, labels, dataset.metric, is_category=is_category),
             )
         )
-    return found
+    return facts
 
 
 def _predicts(values: pd.Series, labels: np.ndarray, metric: str, *, is_category: bool) -> float:
@@ -196,7 +207,7 @@ def _utility(dataset: VerticalDataset, split: Partition) -> dict[str, float]:
     """Return the utility of the better of two quick models on the columns of all parties, and of each."""
     names = list(split.parties)
     several = {"all": names, **{dataset.given(name): [name] for name in names}}
-    return {who: _fitted(split, own) for who, own in several.items()}
+    return {who: _fitted(split, parties) for who, parties in several.items()}
 
 
 def _fitted(split: Partition, parties: list[str]) -> float:
@@ -209,10 +220,11 @@ def _copies(columns: list[ColumnFacts], dataset: VerticalDataset) -> list[str]:
     measure = "AUC" if dataset.metric == "auc" else dataset.metric
     unknown_share = 1 - chance(dataset.metric, dataset.labels.to_numpy())
     return [
-        f"{one.party}, column {one.column!r} alone predicts the label with {measure} {one.predicts:.3f}: is it known "
-        f"before the label is?"
-        for one in columns
-        if one.predicts > ALMOST and 1 - one.predicts < 0.5 * unknown_share  # far better than naming the largest class
+        f"{facts.party}, column {facts.column!r} alone predicts the label with {measure} {facts.predicts:.3f}: is "
+        f"it known before the label is?"
+        for facts in columns
+        if facts.predicts > ALMOST
+        and 1 - facts.predicts < 0.5 * unknown_share  # far better than naming the largest class
     ]
 
 
@@ -225,7 +237,9 @@ def _rare(classes: dict[str, int]) -> list[str]:
 
 def _duplicates(split: Partition) -> list[str]:
     """Warn of test rows whose columns are all equal to those of a training row."""
-    train, test = (side_by_side([own.features[part] for own in split.parties.values()]) for part in ("train", "test"))
+    train, test = (
+        side_by_side([party.features[part] for party in split.parties.values()]) for part in ("train", "test")
+    )
     known = set(_contents(train))
     double = sum(row in known for row in _contents(test))
     if double < 0.01 * test.shape[0]:
@@ -252,3 +266,40 @@ def _no_gain(utility: dict[str, float], dataset: VerticalDataset) -> list[str]:
         f"the joint model is no better than {active} alone ({measure} {utility['all']:.3f} and {utility[active]:.3f}): "
         f"joining pays nothing here; are rows of one id about one person?"
     ]
+
+
+def quick_utility(
+    train: Matrix, labels: np.ndarray, test: Matrix, answers: np.ndarray, *, n_classes: int, metric: str
+) -> float:
+    """Return the utility on test rows of logistic regression or boosted trees, whichever does better in training.
+
+    The choice is made on a fifth of the training rows, to which neither is fitted; the chosen model is then fitted to
+    all. NaN if a class is missing there.
+
+    Args:
+        train: (n, d) encoded columns.
+        labels: (n,) class indices.
+        test: (m, d).
+        answers: (m,).
+        n_classes: C.
+        metric: of ``METRICS``.
+    """
+    rows = min(MOST_ROWS, max(200, MOST_VALUES // max(1, train.shape[1])))
+    train, labels = train[:rows], labels[:rows]
+    if not isinstance(train, np.ndarray):  # no model can use a category that does not occur in these rows
+        seen = np.unique(train.indices)
+        train, test = dense(train[:, seen]), test[:, seen]
+    held_out = np.arange(len(labels)) % 5 == 4
+    if any(len(np.unique(some)) < n_classes for some in (labels[held_out], labels[~held_out])):
+        return float("nan")
+    models = (
+        make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=200)),
+        HistGradientBoostingClassifier(max_iter=max(5, 2 * TREES // n_classes), early_stopping=False, random_state=0),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the budget is fixed
+        fitted = [model.fit(train[~held_out], labels[~held_out]) for model in models]
+        chosen = max(fitted, key=lambda model: METRICS[metric](model.predict_proba(train[held_out]), labels[held_out]))
+        chosen.fit(train, labels)
+    parts = [dense(test[at : at + PART]) for at in range(0, test.shape[0], PART)]
+    return METRICS[metric](np.concatenate([chosen.predict_proba(part) for part in parts]), answers)

@@ -15,9 +15,9 @@ order of a hierarchical clustering, which gives the two ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -26,8 +26,7 @@ from scipy.spatial.distance import squareform
 
 from vflsec.base.errors import UsageError
 from vflsec.base.seeds import derive
-from vflsec.data.alignment import align
-from vflsec.data.dataset import PartyTable, VerticalDataset
+from vflsec.data.dataset import PartyTable, VerticalDataset, align
 
 ColumnSplit = Literal["given", "even", "random", "dirichlet", "together", "apart"]
 
@@ -35,7 +34,7 @@ MOST_ROWS = 5000
 """Rows that correlations are computed of."""
 
 
-def dealt_again(
+def deal_again(
     dataset: VerticalDataset, how: ColumnSplit, parties: int | None, concentration: float, seed: int
 ) -> VerticalDataset:
     """Return ``dataset`` with its columns dealt to ``parties`` parties, active and passive; labels stay where they are.
@@ -63,8 +62,10 @@ def dealt_again(
     if not 2 <= k <= len(names):
         raise UsageError(f"expected data.parties from 2 to the {len(names)} columns of {dataset.name}, got {k}")
     rng = np.random.default_rng(derive(seed, "columns"))
-    owner = _DEALS[how](joined, k, concentration, rng)
-    dealt = [_party(joined, [name for name, own in zip(names, owner, strict=True) if own == j], j) for j in range(k)]
+    owners = _deal(joined, how, k, concentration, rng)
+    dealt = [
+        _party(joined, [name for name, party in zip(names, owners, strict=True) if party == j], j) for j in range(k)
+    ]
     return replace(dataset, parties=tuple(dealt), labels=dataset.labels.loc[joined.frame.index], names={})
 
 
@@ -118,41 +119,23 @@ def _blocks(order: np.ndarray, k: int) -> np.ndarray:
     return owner
 
 
-def _even(table: PartyTable, k: int, _: float, rng: np.random.Generator) -> np.ndarray:  # noqa: ARG001
-    return _blocks(np.arange(len(table.frame.columns)), k)
-
-
-def _random(table: PartyTable, k: int, _: float, rng: np.random.Generator) -> np.ndarray:
-    return _blocks(rng.permutation(len(table.frame.columns)), k)
-
-
-def _dirichlet(table: PartyTable, k: int, concentration: float, rng: np.random.Generator) -> np.ndarray:
+def _deal(table: PartyTable, how: ColumnSplit, k: int, concentration: float, rng: np.random.Generator) -> np.ndarray:
+    """Return which of ``k`` parties gets each column."""
     n = len(table.frame.columns)
-    shares = rng.dirichlet(np.full(k, concentration))
-    owner = rng.choice(k, size=n, p=shares)
-    owner[rng.permutation(n)[:k]] = np.arange(k)  # nobody is left without a column
-    return np.asarray(owner)
-
-
-def _together(table: PartyTable, k: int, _: float, rng: np.random.Generator) -> np.ndarray:  # noqa: ARG001
-    return _blocks(_by_similarity(table), k)
-
-
-def _apart(table: PartyTable, k: int, _: float, rng: np.random.Generator) -> np.ndarray:  # noqa: ARG001
+    if how == "even":
+        return _blocks(np.arange(n), k)
+    if how == "random":
+        return _blocks(rng.permutation(n), k)
+    if how == "dirichlet":
+        owner = rng.choice(k, size=n, p=rng.dirichlet(np.full(k, concentration)))
+        owner[rng.permutation(n)[:k]] = np.arange(k)  # nobody is left without a column
+        return np.asarray(owner)
     order = _by_similarity(table)
-    owner = np.empty(len(order), dtype=int)
-    owner[order] = np.arange(len(order)) % k
+    if how == "together":
+        return _blocks(order, k)
+    owner = np.empty(n, dtype=int)
+    owner[order] = np.arange(n) % k
     return owner
-
-
-_DEALS: dict[str, Callable[[PartyTable, int, float, np.random.Generator], np.ndarray]] = {
-    "even": _even,
-    "random": _random,
-    "dirichlet": _dirichlet,
-    "together": _together,
-    "apart": _apart,
-}
-assert {*_DEALS, "given"} == set(get_args(ColumnSplit))
 
 
 def _by_similarity(table: PartyTable) -> np.ndarray:
@@ -169,5 +152,5 @@ def correlations(table: PartyTable) -> np.ndarray:
         name: frame[name].map(frame[name].value_counts()).astype(float) if name in table.categorical else frame[name]
         for name in frame.columns
     }
-    found = pd.DataFrame(numbers).corr(method="spearman").to_numpy(copy=True)
-    return np.asarray(np.nan_to_num(found))  # NaN: a column that is constant in these rows
+    correlation = pd.DataFrame(numbers).corr(method="spearman").to_numpy(copy=True)
+    return np.asarray(np.nan_to_num(correlation))  # NaN: a column that is constant in these rows

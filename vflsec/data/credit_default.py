@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from vflsec.base.checks import one_of
+from vflsec.base.checks import expect_known
 from vflsec.data import bundle
 from vflsec.data.dataset import VerticalDataset
 
@@ -36,12 +36,12 @@ def load(*, split: str = "fate") -> VerticalDataset:
     Raises:
         UsageError: an unknown ``split``.
     """
-    one_of(SPLITS, split=split)
+    expect_known(SPLITS, split=split)
     columns = bundle.arrays(NAME)
     ids = pd.Index(columns.pop("ID"), name="id", dtype="int64")
     labels = pd.Series(columns.pop("default-payment-next-month"), index=ids, name="label", dtype="int64")
     table = pd.DataFrame(columns, index=ids)
     parties = tuple(
-        bundle.party_table(NAME, party, table[own], CATEGORICAL, MONEY) for party, own in SPLITS[split].items()
+        bundle.party_table(NAME, party, table[held], CATEGORICAL, MONEY) for party, held in SPLITS[split].items()
     )
     return VerticalDataset(NAME, parties, labels, CLASSES, card=bundle.card(NAME))

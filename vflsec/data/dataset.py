@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -194,6 +194,27 @@ class VerticalDataset:
         if self.headline:
             return self.headline
         return "auc" if len(self.classes) == 2 else "accuracy"
+
+
+def align(tables: Sequence[PartyTable]) -> pd.Index:
+    """Return the sorted ids that every table holds.
+
+    Raises:
+        DataError: a table names an id twice, or no id is in all tables.
+    """
+    for table in tables:
+        ids = table.frame.index
+        if not ids.is_unique:
+            raise DataError(
+                f"{table.name}: expected one row per id, got {ids[ids.duplicated()][0]} more than once; drop its copies"
+            )
+    common = tables[0].frame.index
+    for table in tables[1:]:
+        common = common[common.isin(table.frame.index)]
+    if common.empty:
+        samples = ", ".join(f"{table.name} has {table.frame.index[:2].tolist()}" for table in tables)
+        raise DataError(f"expected ids that all parties hold, got none: {samples}; give them ids of one form")
+    return common.sort_values()
 
 
 def _check_values(party: str, values: pd.Series, is_categorical: bool, gaps: bool) -> None:

@@ -103,8 +103,8 @@ class DataFile(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def key(self, party: str) -> list[str]:
         """Return the columns that identify a row in a party's file."""
-        found = self.parties[party].id or self.id
-        return [found] if isinstance(found, str) else found
+        key = self.parties[party].id or self.id
+        return [key] if isinstance(key, str) else key
 
 
 def read_description(path: Path) -> DataFile:
@@ -119,10 +119,10 @@ def read_description(path: Path) -> DataFile:
         got = "none" if isinstance(error, FileNotFoundError) else "a folder" if path.is_dir() else error.strerror
         raise DataError(f"expected a TOML file {path}, found {got}") from None
     except msgspec.ValidationError as error:
-        found = re.match(r"Object contains unknown field `([^`]+)`", str(error))
+        field = re.match(r"Object contains unknown field `([^`]+)`", str(error))
         of_party = " - at `$.parties" in str(error)
         known = (PartyFile if of_party else DataFile).__struct_fields__
-        text = unknown(f"key{' in [parties.*]' * of_party}", found[1], known) if found else str(error)
+        text = unknown(f"key{' in [parties.*]' * of_party}", field[1], known) if field else str(error)
         raise DataError(f"{path.name}: {text}; vflsec data init drafts one") from None
     except ValueError as error:
         way_out = "; vflsec data init drafts a description of tables" if path.suffix in (".csv", ".parquet") else ""

@@ -25,6 +25,9 @@ LABELS = ("label", "target", "y", "class", "outcome", "default", "defaulted", "c
 DATES = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%Y-%m-%d %H:%M:%S", "%d.%m.%Y %H:%M")
 """Usual ways to write a date, of which the first that fits all values is taken."""
 
+CODE = r"(^|_)(id|code|zip|plz|postcode|nr|no)$"
+"""Names of whole numbers that are codes."""
+
 
 class Guess(NamedTuple):
     """What a column seems to hold, and why."""
@@ -113,9 +116,10 @@ def _key(tables: dict[Path, RawTable]) -> list[str]:
         ]
         if fitting:
             return max(fitting, key=lambda columns: _in_common(frames, columns))
-    found = ", ".join(shared) or "no column"
+    in_all = ", ".join(shared) or "no column"
     raise DataError(
-        f"expected columns that all files have and that differ in all rows, found {found} in all: name the id with --id"
+        f"expected columns that all files have and that differ in all rows, found {in_all} in all: name the id "
+        f"with --id"
     )
 
 
@@ -135,15 +139,15 @@ def _label(tables: dict[Path, RawTable], key: list[str], label: str | None, acti
         way_out = "name the active party's file with --active" if holders else "name another with --label"
         raise UsageError(f"expected one file with the label {label!r}, got {got}: {way_out}")
     columns = [(path, str(name)) for path in places for name in tables[path].frame.columns if name not in key]
-    usual = [one for one in columns if one[1].lower() in LABELS]
-    last = [one for one in columns if one[1] == tables[one[0]].frame.columns[-1]]
-    few = [one for one in last if tables[one[0]].frame[one[1]].nunique() == 2]
+    binary = [(path, name) for path, name in columns if tables[path].frame[name].nunique() == 2]
+    usual = [(path, name) for path, name in columns if name.lower() in LABELS]
+    few = [(path, name) for path, name in binary if name == tables[path].frame.columns[-1]]
     for candidates in (usual, few):
         if len(candidates) == 1:
             return candidates[0]
-    two = [f"{name} ({path.name})" for path, name in columns if tables[path].frame[name].nunique() == 2]
-    found = f"columns of two values are {', '.join(two[:10])}" if two else "no column has two values"
-    raise DataError(f"expected a label, could not guess it: name it with --label COLUMN; {found}")
+    named = ", ".join(f"{name} ({path.name})" for path, name in binary[:10])
+    known = f"columns of two values are {named}" if named else "no column has two values"
+    raise DataError(f"expected a label, could not guess it: name it with --label COLUMN; {known}")
 
 
 def _head(active: str, key: list[str], label: str, table: RawTable) -> str:
@@ -206,27 +210,27 @@ def _guess(table: RawTable, column: str) -> Guess:
     raw = table.frame[column]
     missing = table.missing(column)
     known = raw[~missing].astype(str).str.strip()
-    found = known.nunique()
-    if found + bool(missing.any()) < 2 or (found < 2 and not missing.any()):
+    different = known.nunique()
+    if different + bool(missing.any()) < 2:
         return Guess("drop", "the same in every row")
     if _is_number(table, column):
         values = table.numbers(column, gaps=True)
         values = values[~np.isnan(values)]
-        if found < 2:
+        if different < 2:
             return Guess("drop", "the same wherever it is known")
         whole = (values % 1 == 0).all()
-        if whole and re.search(r"(^|_)(id|code|zip|plz|postcode|nr|no)$", column.lower()) and found <= MAX_CATEGORIES:
-            return Guess("categorical", f"{found} whole numbers that seem to be codes")
+        if whole and different <= MAX_CATEGORIES and re.search(CODE, column.lower()):
+            return Guess("categorical", f"{different} whole numbers that seem to be codes")
         heavy = np.abs(values).max() > 1000 and abs(_skew(values)) > 3
         return Guess("signed_log", f"heavy-tailed, up to {np.abs(values).max():.3g}") if heavy else Guess("number", "")
     if _is_date(table, column):
         return Guess("dates", f"for example {known.iloc[0]}")
-    if found > 0.5 * len(known):
-        return Guess("drop", f"{found:,} different texts in {len(known):,} rows")
+    if different > 0.5 * len(known):
+        return Guess("drop", f"{different:,} different texts in {len(known):,} rows")
     example = ", ".join(known.value_counts().index[:3])
-    if found + bool(missing.any()) > MAX_CATEGORIES:
-        return Guess("group_rare", f"{found:,} values, of which the most frequent are kept")
-    return Guess("categorical", f"{found} values: {_comment(example)}{', ...' * (found > 3)}")
+    if different + bool(missing.any()) > MAX_CATEGORIES:
+        return Guess("group_rare", f"{different:,} values, of which the most frequent are kept")
+    return Guess("categorical", f"{different} values: {_comment(example)}{', ...' * (different > 3)}")
 
 
 def _is_number(table: RawTable, column: str) -> bool:

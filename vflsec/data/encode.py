@@ -33,7 +33,6 @@ from vflsec.base.errors import DataError
 from vflsec.core.layout import EncodedColumn, Layout
 from vflsec.core.sparse_rows import WIDE
 from vflsec.data.dataset import GAPS, PartyTable
-from vflsec.data.outliers import center_and_spread
 
 Matrix: TypeAlias = np.ndarray | csr_array
 """Encoded rows (n, d), float32."""
@@ -48,6 +47,13 @@ NO_BOUNDS = (-np.inf, np.inf)
 
 FARTHEST = 1e12
 """A number that is farther away than so many standard deviations is a mistake, and stays an error."""
+
+
+SPREAD = 0.98
+"""This quantile of the distances from the median is the spread of a column; fewer than 2 % of rows cannot move it."""
+
+ROUNDING = 1e-12
+"""Values that differ from the median by less than this share of it are equal to it, as computed."""
 
 
 class Scale(NamedTuple):
@@ -173,9 +179,24 @@ def _typical(values: np.ndarray, kind: str) -> float:
     if len(values) == 0:
         return 0.0
     if kind == "mode":
-        found, counts = np.unique(values, return_counts=True)
-        return float(found[counts.argmax()])
+        different, counts = np.unique(values, return_counts=True)
+        return float(different[counts.argmax()])
     return float(values.mean() if kind == "mean" else np.median(values))
+
+
+def center_and_spread(values: np.ndarray) -> tuple[float, float]:
+    """Return the median, and how far 98 % of the values are from it at most.
+
+    Where so many are equal to it, the spread is the median distance of the others, such as 1 of a rare indicator; it is
+    0 of a constant.
+    """
+    center = float(np.median(values))
+    distances = np.abs(values - center)
+    apart = distances[distances > ROUNDING * abs(center)]
+    spread = float(np.quantile(distances, SPREAD, method="lower"))
+    if spread > ROUNDING * abs(center):
+        return center, spread
+    return center, float(np.median(apart)) if len(apart) else 0.0
 
 
 def _bounds(values: np.ndarray) -> tuple[float, float]:

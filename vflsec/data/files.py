@@ -13,13 +13,10 @@ import pandas as pd
 
 from vflsec.base.checks import count, unknown
 from vflsec.base.errors import DataError
-from vflsec.data.alignment import align
-from vflsec.data.columns import read_columns
-from vflsec.data.dataset import PartyTable, VerticalDataset
+from vflsec.data.dataset import PartyTable, VerticalDataset, align
 from vflsec.data.description import ROLES, DataFile, Format, PartyFile, read_description
-from vflsec.data.review import lost_ids, review
-from vflsec.data.spelling import alike
-from vflsec.data.tables import RawTable, read_table
+from vflsec.data.review import alike, lost_ids, review
+from vflsec.data.tables import RawTable, read_columns, read_table
 
 
 class Faults(list[str]):
@@ -106,13 +103,13 @@ def assemble(reading: Reading, name: str) -> None:
     for standard, given in _standard(reading.order).items():
         if given not in reading.raw:
             continue
-        raw, own, ids = reading.raw[given], config.parties[given], None
+        raw, ids = reading.raw[given], None
         with faults.caught():
             indices[given] = ids = _ids(raw, config.key(given), given)
         with faults.caught():
             reading.columns[given] = columns = _columns(config, given, active, raw, faults)
             index = pd.RangeIndex(len(raw.frame)) if ids is None else ids
-            tables.append(_party_table(standard, given, own, config, raw, columns, index, faults))
+            tables.append(_party_table(standard, given, config.parties[given], config, raw, columns, index, faults))
         if given == active and ids is not None and config.label in raw.frame.columns:
             with faults.caught():
                 labels, classes = _labels(raw, config.label, ids)
@@ -130,26 +127,26 @@ def assemble(reading: Reading, name: str) -> None:
 
 
 def load_party(
-    path: Path, name: str, own: PartyFile, *, key: str, label: str | None = None
+    path: Path, name: str, party: PartyFile, *, key: str, label: str | None = None
 ) -> tuple[PartyTable, pd.Series | None, tuple[str, ...]]:
     """Return one party's table alone, with its labels and their names if it has a ``label`` column.
 
     Args:
         path: of its file.
         name: of the party.
-        own: names and roles of its columns; ``own.file`` is not read.
+        party: names and roles of its columns; ``party.file`` is not read.
         key: the column of row ids.
         label: the column of labels, or None.
 
     Raises:
         DataError: the file is wrong; the line names column and row.
     """
-    raw, faults = read_table(path, own, toml=False), Faults()
+    raw, faults = read_table(path, party, toml=False), Faults()
     ids = _ids(raw, [key], name)
     if label is not None:
         _expect_column(raw, label, "the label")
-    columns = _features(own, name, raw, {key: "id"} if label is None else {key: "id", label: "label"}, faults)
-    table = _party_table(name, name, own, None, raw, columns, ids, faults)
+    columns = _features(party, name, raw, {key: "id"} if label is None else {key: "id", label: "label"}, faults)
+    table = _party_table(name, name, party, None, raw, columns, ids, faults)
     faults.check()
     return (table, None, ()) if label is None else (table, *_labels(raw, label, ids))
 
@@ -241,23 +238,23 @@ def _columns(config: DataFile, name: str, active: str, table: RawTable, faults: 
 def _features(party: PartyFile, name: str, table: RawTable, reserved: dict[str, str], faults: Faults) -> list[str]:
     """Return the party's feature columns; roles of columns that it has not become faults."""
     left = [c for c in table.frame.columns if c not in reserved]
-    own = [c for c in left if c not in party.drop] if party.columns is None else party.columns
+    features = [c for c in left if c not in party.drop] if party.columns is None else party.columns
     for column in party.drop:
         _expect_column(table, column, f"a column of {name} to drop")
         if column in (party.columns or ()):
             raise DataError(f"{table.setting('drop', name)}: expected other columns than in columns, got {column!r}")
-    if not own:
+    if not features:
         raise DataError(f"{table.file}: expected a column for {name} besides id and label, got none; add one")
-    for column in own:
+    for column in features:
         _expect_column(table, column, f"a column of {name}")
         if column in reserved:
             where = table.setting("columns", name)
             raise DataError(f"{where}: expected features, got the {reserved[column]} {column!r}; drop it there")
     for role in ROLES:
         for column in getattr(party, role):
-            if column not in own:
-                faults.append(f"{table.setting(role, name)}: {unknown('column', column, own)}")
-    return own
+            if column not in features:
+                faults.append(f"{table.setting(role, name)}: {unknown('column', column, features)}")
+    return features
 
 
 def _party_table(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from vflsec.base.checks import one_of
+from vflsec.base.checks import expect_known
 from vflsec.base.errors import UsageError
 from vflsec.data import bundle
 from vflsec.data.dataset import PartyTable, VerticalDataset
@@ -41,7 +41,7 @@ def load(*, rows: int = 40_000, month: str = "weather") -> VerticalDataset:
     Raises:
         UsageError: more rows than there are, or another party for the month.
     """
-    one_of(("weather", "airline"), month=month)
+    expect_known(("weather", "airline"), month=month)
     if not 1 <= rows <= FLIGHTS:
         raise UsageError(f"expected rows between 1 and {FLIGHTS}, got {rows}")
     arrays = bundle.arrays(NAME)

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from vflsec.base.checks import one_of, unknown
+from vflsec.base.checks import expect_known, unknown
 from vflsec.base.errors import DataError, UsageError
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.description import MAX_CATEGORIES, DataFile, Format, Imputation, PartyFile, check_name
@@ -71,7 +71,7 @@ def dataset(
         UsageError: a column that no frame has.
     """
     if impute is not None:
-        one_of(get_args(Imputation), impute=impute)
+        expect_known(get_args(Imputation), impute=impute)
     if not isinstance(max_categories, int) or max_categories < 2:
         raise UsageError(f"expected max_categories of 2 or more, got {max_categories!r}")
     for role, sizes in (("group_rare", group_rare), ("hash", hash)):
@@ -80,11 +80,11 @@ def dataset(
     key = [_INDEX] if id is None else [str(id)] if isinstance(id, str | int) else [str(column) for column in id]
     if not key or len(set(key)) < len(key):
         raise UsageError(f"expected id to name one column or several, got {id!r}")
-    own = dict(active) if isinstance(active, Mapping) else {"active": active}
+    holders = dict(active) if isinstance(active, Mapping) else {"active": active}
     others = dict(passive) if isinstance(passive, Mapping) else {"passive_1": passive}
-    if len(own) != 1:
-        raise UsageError(f"expected one active party, got {', '.join(own) or 'none'}")
-    frames = {**own, **others}
+    if len(holders) != 1:
+        raise UsageError(f"expected one active party, got {', '.join(holders) or 'none'}")
+    frames = {**holders, **others}
     if not others or len(frames) != 1 + len(others):
         raise UsageError(f"expected passive parties with names of their own, got {', '.join(others) or 'none'}")
     for party in frames:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from vflsec.base.checks import one_of
+from vflsec.base.checks import expect_known
 from vflsec.data import bundle
 from vflsec.data.dataset import VerticalDataset
 
@@ -28,7 +28,7 @@ def load(*, parties: int = 2) -> VerticalDataset:
     Raises:
         UsageError: another number of parties.
     """
-    one_of([str(count) for count in range(2, len(PASSIVE) + 3)], parties=str(parties))
+    expect_known([str(count) for count in range(2, len(PASSIVE) + 3)], parties=str(parties))
     arrays = bundle.arrays(NAME)
     ids = bundle.shuffled_ids(NAME, len(arrays["label"]))
     held = [["zernike", "morphological"], *([view] for view in PASSIVE[: parties - 1])]

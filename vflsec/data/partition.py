@@ -19,22 +19,22 @@ not depend on which labels are used, so that pre-training is shared between labe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.sparse import issparse, vstack
 
 from vflsec.base.checks import fraction, positive
 from vflsec.base.errors import DataError, UsageError
 from vflsec.base.seeds import derive
 from vflsec.core.layout import Layout
-from vflsec.data.alignment import align
-from vflsec.data.columns_split import ColumnSplit, dealt_again
-from vflsec.data.dataset import PartyTable, VerticalDataset
+from vflsec.data.columns_split import ColumnSplit, deal_again
+from vflsec.data.dataset import PartyTable, VerticalDataset, align
 from vflsec.data.encode import ColumnEncoder, Matrix
 from vflsec.results.canaries import Canaries, toss
 from vflsec.results.statistics import groups_of
@@ -158,8 +158,8 @@ def partition(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
         DataError: the parties share no id, or a class is missing in the training, the test or the source's rows.
     """
     if spec.columns != "given":
-        dataset = dealt_again(dataset, spec.columns, spec.parties, spec.concentration, seed)
-    shared, dealt = _own_draw(dataset, spec, seed) if dataset.draw else _draw(dataset, spec, seed)
+        dataset = deal_again(dataset, spec.columns, spec.parties, spec.concentration, seed)
+    shared, dealt = _draw_roles(dataset, spec, seed) if dataset.draw else _draw(dataset, spec, seed)
     ids = {split: index.sort_values() for split, index in shared.items()}
     foreign = _foreign(dataset, ids)
     every = {**ids, **foreign}
@@ -184,8 +184,8 @@ def partition(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
     active, *passive = dataset.parties
     parties = {active.name: _party_data(active, dataset, ids, dealt)}
     parties |= {table.name: _party_data(table, dataset, ids, dealt, foreign) for table in passive}
-    own = pd.Index(parties[active.name].local_ids)
-    labels["local"] = dataset.labels.loc[own[:0] if spec.n_labeled else own].to_numpy(np.int64)
+    local = pd.Index(parties[active.name].local_ids)
+    labels["local"] = dataset.labels.loc[local[:0] if spec.n_labeled else local].to_numpy(np.int64)
     arrays = {split: index.to_numpy() for split, index in every.items()}
     source = _source_data(dataset.source, foreign["source"]) if dataset.source else None
     places = {"aligned": ids["aligned"].get_indexer(ids["train"])}
@@ -209,7 +209,7 @@ def partition(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
     )
 
 
-def _own_draw(dataset: VerticalDataset, spec: DataSpec, seed: int) -> tuple[dict[str, pd.Index], dict[str, pd.Index]]:
+def _draw_roles(dataset: VerticalDataset, spec: DataSpec, seed: int) -> tuple[dict[str, pd.Index], dict[str, pd.Index]]:
     """Return the ids of each role in the dataset's task; nothing is dealt out."""
     assert dataset.draw is not None
     if msgspec.structs.replace(spec, options={}, canaries=0) != DataSpec():
@@ -315,3 +315,41 @@ def _expect_every_class(classes: tuple[str, ...], labels: np.ndarray, split: str
     if not counts.all():
         missing = classes[int(counts.argmin())]
         raise DataError(f"expected every class among the {len(labels)} {split} rows, got no {missing!r}: {way_out}")
+
+
+def exchanged(data: Partition, rows: NDArray[np.integer]) -> Partition:
+    """Return ``data`` with other training and test rows, encoded as before.
+
+    All splits that hold training rows, such as ``aligned``, hold the new ones in their place. The result has no
+    canaries.
+
+    Args:
+        data: a split dataset.
+        rows: (n_train + n_test,) a permutation: the new training and test rows, by their positions in the old training
+            and test rows together.
+    """
+    n_train = len(data.ids["train"])
+    of_training = {
+        split: pd.Index(data.ids["train"]).get_indexer(pd.Index(ids))
+        for split, ids in data.ids.items()
+        if split not in ("train", "test")
+    }
+
+    def exchange(by_split: dict[str, Any]) -> dict[str, Any]:
+        pool = _stack([by_split[split] for split in ("train", "test")])
+        result = {**by_split, "train": pool[rows[:n_train]], "test": pool[rows[n_train:]]}
+        for split in by_split.keys() & of_training.keys():
+            at, values = of_training[split], by_split[split]
+            if values is by_split["train"]:  # the same rows need no second copy
+                result[split] = result["train"]
+            elif (at >= 0).any():
+                result[split] = _stack([values, pool])[np.where(at >= 0, len(at) + rows[at], np.arange(len(at)))]
+        return result
+
+    parties = {name: replace(party, features=exchange(party.features)) for name, party in data.parties.items()}
+    labels, ids, groups = (exchange(dict(part)) if part else {} for part in (data.labels, data.ids, data.groups))
+    return replace(data, parties=parties, labels=labels, ids=ids, groups=groups, canaries=None)
+
+
+def _stack(parts: Sequence[Any]) -> Any:
+    return vstack(parts, format="csr") if issparse(parts[0]) else np.concatenate(parts)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
+from decimal import Context, Decimal
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from vflsec.base.checks import count
 from vflsec.base.errors import DataError
 from vflsec.data.dataset import PartyTable, VerticalDataset
 from vflsec.data.description import DataFile, PartyFile
-from vflsec.data.outliers import Odd, odd_values
-from vflsec.data.spelling import alike, canonical
+from vflsec.data.encode import SPREAD, center_and_spread
 from vflsec.data.tables import RawTable, more_rows
 
 MOST_ALIKE = 0.01
@@ -20,6 +24,19 @@ MOST_ALIKE = 0.01
 
 FEWEST = 50
 """Ids are told from other columns in tables of so many rows."""
+
+WILD, GAP = 50.0, 4.0
+"""Wild values are farther from the median than so many spreads, and than so many times the next nearer value."""
+
+USUAL = frozenset([1.0, 9.0, 88.0, 99.0, 888.0, *(float(10**k - 1) for k in range(3, 10)), 1e6, 1e9])
+"""What usually stands for a missing value, with either sign."""
+
+ENOUGH, LARGE, DIFFERENT, APART, MOST_CODES = 3, 999, 10, 5.0, 4
+"""Rows of a code, unless it is large; values beside the only negative one; how much farther or more frequent than
+others a code is; codes of a column."""
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d{1,3})?")
+_SIGNS = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212\ufe63\uff0d"), "-")
 
 
 def review(dataset: VerticalDataset, raw: Mapping[str, RawTable], config: DataFile) -> list[str]:
@@ -34,26 +51,26 @@ def review(dataset: VerticalDataset, raw: Mapping[str, RawTable], config: DataFi
         DataError: ids of more than a few rows differ only in spelling.
     """
     indices = {dataset.given(table.name): table.frame.index for table in dataset.parties}
-    found = [*lost_ids(indices), *_unused(indices)]
+    warnings = [*lost_ids(indices), *_unused(indices)]
     for table in dataset.parties:
         name = dataset.given(table.name)
         if config.parties[name].image is None:  # pixels are what they are
-            found += _columns(name, raw[name], table, config.parties[name])
-    return found
+            warnings += _columns(name, raw[name], table, config.parties[name])
+    return warnings
 
 
 def _columns(name: str, raw: RawTable, table: PartyTable, roles: PartyFile) -> Iterator[str]:
     """Yield a warning of each oddity of a column; the way out for codes names those of all columns at once."""
     odd = {
-        column: [one for one in odd_values(table.frame[column].to_numpy(dtype=np.float64))
-                 if one.is_code or column not in table.signed_log]
+        column: [number for number in odd_values(table.frame[column].to_numpy(dtype=np.float64))
+                 if number.is_code or column not in table.signed_log]
         for column in table.frame.columns if column not in table.categorical
     }  # fmt: skip
     codes = [
-        _written(one.value, is_date=column in roles.dates)
+        _written(number.value, is_date=column in roles.dates)
         for column, several in odd.items()
-        for one in several
-        if one.is_code
+        for number in several
+        if number.is_code
     ]
     merged = _as_missing(codes, raw) if len(codes) > 1 else ""
     for column in table.frame.columns:
@@ -94,9 +111,8 @@ def lost_ids(indices: Mapping[str, pd.Index]) -> Iterator[str]:
     lost = sorted(set.intersection(*map(set, left)))
     if not lost:
         return
-    written = " and ".join(f"{own[lost[0]]!r} in {name}" for name, own in zip(indices, left, strict=True))
-    ids = count(len(lost), "id matches", "ids match")
-    text = f"{ids} only if written the same way in all files, such as {written}"
+    written = " and ".join(f"{ids[lost[0]]!r} in {name}" for name, ids in zip(indices, left, strict=True))
+    text = f"{count(len(lost), 'id matches', 'ids match')} only if written the same way in all files, such as {written}"
     if len(lost) > MOST_ALIKE * (len(lost) + len(common)):
         raise DataError(f"{text}; write zeros in front, capital letters, spaces and numbers alike")
     yield text
@@ -129,7 +145,7 @@ def _odd_numbers(
     name: str, raw: RawTable, column: str, several: list[Odd], merged: str, *, is_date: bool
 ) -> Iterator[str]:
     for odd in several:
-        value, low, high = (_written(one, is_date=is_date) for one in (odd.value, *odd.others))
+        value, low, high = (_written(number, is_date=is_date) for number in (odd.value, *odd.others))
         place = f"{name}: {raw.place(column, odd.rows[0])}{more_rows(odd.rows)}"
         what = "looks like a code beside" if odd.is_code else "is far from"
         way_out = f"; if it stands for a missing value, {_as_missing([value], raw)}" if odd.is_code else "; correct it"
@@ -159,3 +175,89 @@ def _is_id(values: pd.Series, *, is_category: bool) -> bool:
     low, high, steps = numbers.min(), numbers.max(), np.sign(np.diff(numbers)).mean()
     is_long = different == rows and low >= 1e5 and len(f"{low:.0f}") == len(f"{high:.0f}")
     return bool(high - low < 2 * rows or abs(steps) > 0.98 or is_long)
+
+
+class Odd(NamedTuple):
+    """A number far from the others of its column.
+
+    Attributes:
+        value: the farthest.
+        rows: where it is, or where wild values are, the farthest first: positions (k,).
+        others: the least and the largest of the other values.
+        is_code: whether it may stand for a missing value.
+    """
+
+    value: float
+    rows: NDArray[np.integer]
+    others: tuple[float, float]
+    is_code: bool
+
+
+def odd_values(values: np.ndarray) -> list[Odd]:
+    """Return the codes of a column (n,) and its wild values; NaN is none."""
+    left, codes = ~np.isnan(values), []
+    for _ in range(MOST_CODES):
+        code = _code(values[left])
+        if code is None:
+            break
+        rows = np.flatnonzero(values == code)
+        left[rows] = False
+        codes.append((code, rows))
+    if left.any():
+        rows = np.flatnonzero(left)[_wild(values[left])]
+        left[rows] = False
+        others = float(values[left].min()), float(values[left].max())
+        odd = [Odd(code, where, others, is_code=True) for code, where in codes]
+        return odd + [Odd(float(values[k]), rows, others, is_code=False) for k in rows[:1]]
+    return []
+
+
+def _code(values: np.ndarray) -> float | None:
+    """Return the least or the largest value if it looks like a code, else None."""
+    for code in (float(values.min()), float(values.max())) if len(values) else ():
+        others = values[values != code]
+        if len(others) and others.min() < others.max() and _is_code(code, len(values) - len(others), others):
+            return code
+    return None
+
+
+def _is_code(code: float, rows: int, others: np.ndarray) -> bool:
+    """Whether a value of so many rows, less or larger than ``others``, looks as if it stood for a missing one."""
+    nearest, spread = np.abs(others - code).min(), 2 * center_and_spread(others)[1]
+    if abs(code) not in USUAL:
+        return bool(ENOUGH <= rows < len(others) and code and nearest > APART * spread)
+    if code < 0 <= others.min() and rows >= ENOUGH:  # the only negative value of many
+        different = np.unique(others)
+        is_apart = bool(nearest > np.diff(different).max()) or rows > APART * len(others) / len(different)
+        return len(different) >= DIFFERENT and is_apart
+    return bool(nearest > spread and (rows >= ENOUGH or abs(code) >= LARGE))
+
+
+def _wild(values: np.ndarray) -> NDArray[np.integer]:
+    """Return the rows of the values that are very far from all others, the farthest first."""
+    center, spread = center_and_spread(values)
+    distances = np.abs(values - center)
+    order = np.argsort(distances)[int(SPREAD * (len(values) - 1)) :]
+    nearer, farther = distances[order[:-1]], distances[order[1:]]
+    gaps = np.flatnonzero((farther > WILD * spread) & (farther > GAP * nearer) & (spread > 0))
+    return order[: gaps[0] : -1] if len(gaps) else order[:0]
+
+
+def canonical(text: str) -> str:
+    """Return the form that all spellings of ``text`` share: of ``297.0``, ``2.97e2`` and full-width digits ``297``."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold()).translate(_SIGNS)
+        text = "".join(sign for sign in text if unicodedata.category(sign) != "Cf")  # invisible characters
+    text = " ".join(text.casefold().split())
+    if not _NUMBER.fullmatch(text):
+        return text
+    number = Decimal(text)
+    return str(number.normalize(Context(prec=len(text)))) if number else "0"
+
+
+def alike(texts: Iterable[str]) -> list[list[str]]:
+    """Return the groups of different texts that differ only in how they are written."""
+    groups: dict[str, list[str]] = {}
+    for text in dict.fromkeys(texts):
+        groups.setdefault(canonical(text), []).append(text)
+    return [group for group in groups.values() if len(group) > 1]

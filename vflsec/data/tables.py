@@ -5,17 +5,20 @@ from __future__ import annotations
 import codecs
 import csv
 import re
+import zlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from vflsec.base.checks import count
 from vflsec.base.errors import DataError, plain
-from vflsec.data.description import Format
+from vflsec.data.description import Format, PartyFile
 
 MISSING = "(missing)"
 MISSING_TEXTS = frozenset(["", "na", "n/a", "#n/a", "nan", "null", "none", "nat", "<na>"])
@@ -152,8 +155,8 @@ class RawTable(NamedTuple):
         gaps = np.flatnonzero(self.missing(column) & (text.str.lower() != "none"))  # a class may be called none
         if len(gaps):
             got, way_out = _GAP
-            if found := text.iloc[gaps[0]]:
-                got, way_out = f"{found!r}, which stands for a missing value", "name it otherwise or drop the row"
+            if mark := text.iloc[gaps[0]]:
+                got, way_out = f"{mark!r}, which stands for a missing value", "name it otherwise or drop the row"
             raise DataError(f"{self.place(column, gaps[0])}: expected {role}, got {got}; {way_out}{more_rows(gaps)}")
         hidden = np.flatnonzero(text.str.contains(_CONTROL, regex=True))
         if len(hidden):
@@ -169,8 +172,8 @@ class RawTable(NamedTuple):
             gaps: np.ndarray = raw.isna().to_numpy()
             numeric = pd.api.types.is_numeric_dtype(raw.dtype) and len(named)
             return gaps | raw.isin(named).to_numpy() if numeric else gaps
-        own = frozenset(text.strip().lower() for text in self.style.missing or ())
-        return self._stripped(column).str.lower().isin(MISSING_TEXTS | own).to_numpy()
+        named_texts = frozenset(text.strip().lower() for text in self.style.missing or ())
+        return self._stripped(column).str.lower().isin(MISSING_TEXTS | named_texts).to_numpy()
 
     def _parsed(self, column: str) -> np.ndarray:
         """Return a column as float64 with NaN where a value is missing or no number."""
@@ -270,12 +273,12 @@ def read_table(path: Path, style: Format, *, toml: bool = True) -> RawTable:
     if not text:
         raise DataError(f"{file}: expected a known encoding, got {encoding!r}; for example 'utf-8'")
     try:
-        found = "folder" if path.is_dir() else "file" if path.is_file() else "none"
+        is_folder, is_file = path.is_dir(), path.is_file()
     except (OSError, ValueError):
-        found = "none"
-    if found == "folder":
+        is_folder = is_file = False
+    if is_folder:
         raise DataError(f"expected a file {path}, got a folder; name a file in it")
-    if found == "none":
+    if not is_file:
         where = "paths are relative to the TOML file" if toml else "check the path"
         raise DataError(f"expected a file {path.parent / file}, found none; {where}")
     if path.suffix == ".parquet":
@@ -366,3 +369,117 @@ def _check_header(file: str, header: list[str]) -> None:
     double = sorted({name for name in header if header.count(name) > 1})
     if double:
         raise DataError(f"{file}, line 1: expected different column names, got {double[0]!r} twice; rename one")
+
+
+class Columns(NamedTuple):
+    """The columns of a party by name, and which of them are categories."""
+
+    values: dict[str, Any]
+    categorical: list[str]
+
+
+def read_columns(
+    table: RawTable,
+    party: str,
+    roles: PartyFile,
+    columns: list[str],
+    max_categories: int | None,
+    caught: Callable[[], AbstractContextManager[None]],
+) -> Columns:
+    """Return the values of ``columns`` in their order.
+
+    Args:
+        table: the file.
+        party: whose file it is.
+        roles: of the columns.
+        columns: their names in the file.
+        max_categories: how many values a category may have, or None for any number.
+        caught: a context that keeps a DataError, so that the other columns are read, too.
+    """
+    read = Columns({}, [])
+    for column in columns:
+        with caught():
+            made = _read(table, party, roles, column, max_categories)
+            double = sorted(set(made.values) & set(read.values))
+            if double:
+                raise DataError(f"{table.file}: expected different columns, got {double[0]!r} twice; rename one")
+            # Pixels may be constant: the margins of many images are blank.
+            if roles.image is None and pd.Series(made.values[column]).nunique(dropna=False) == 1:
+                leave = "columns" if table.settings == "options" else "drop"
+                way_out = f"drop it, or leave it out with {table.setting(leave)}"
+                got = made.values[column][0]
+                raise DataError(
+                    f"{table.file}, column {column!r}: expected values that differ, got {got} only; {way_out}"
+                )
+            read.values.update(made.values)
+            read.categorical.extend(made.categorical)
+    return read
+
+
+def _read(table: RawTable, party: str, roles: PartyFile, column: str, limit: int | None) -> Columns:
+    several = [r for r in ("categorical", "dates", "group_rare", "hash") if column in getattr(roles, r)]
+    if column in roles.signed_log and set(several) & {"dates", "group_rare", "hash"}:
+        several.append("signed_log")
+    if len(several) > 1 and several != ["categorical", "group_rare"] and several != ["categorical", "hash"]:
+        raise DataError(
+            f"{table.setting(several[0], party)}: expected one role for {column!r}, got {' and '.join(several)}"
+        )
+    gaps = bool(roles.impute or table.style.impute)
+    if column in roles.dates:
+        return _dates(table, column, gaps=gaps)
+    if not several:
+        return Columns({column: table.numbers(column, gaps=gaps)}, [])
+    texts = table.categories(column)
+    if column in roles.hash:
+        texts = _hashed(texts, _at_least_two(table, party, "hash", roles.hash[column]))
+    elif column in roles.group_rare:
+        _at_least_two(table, party, "group_rare", roles.group_rare[column])
+    elif limit is not None and (different := texts.nunique()) > limit:
+        raise DataError(f"{table.file}, column {column!r}: expected at most {limit} categories, got {different}; "
+                        f"{_way_out(table, column, different)}")  # fmt: skip
+    return Columns({column: pd.Categorical(texts)}, [column])
+
+
+def _at_least_two(table: RawTable, party: str, role: str, number: int) -> int:
+    if number < 2:
+        raise DataError(f"{table.setting(role, party)}: expected 2 or more, got {number}")
+    return number
+
+
+def _way_out(table: RawTable, column: str, different: int) -> str:
+    """Return what to do with a category of too many values."""
+    key = column if column.replace("-", "_").isidentifier() and column.isascii() else f'"{column}"'
+    try:
+        table.dates(column, gaps=True)
+    except DataError:
+        pass
+    else:
+        return f"list it in {table.setting('dates')}"
+    start = "it looks like an id: " if different > len(table.frame) / 2 else ""
+    ways = [f"{table.setting('group_rare')} = {{ {key} = 50 }}", f"{table.setting('hash')} = {{ {key} = 32 }}"]
+    if table.settings == "arguments":
+        ways = [f"group_rare={{{column!r}: 50}}", f"hash={{{column!r}: 32}}"]
+    return (
+        f"{start}leave it out with {table.setting('drop')}, keep the most frequent with {ways[0]}, hash it with "
+        f"{ways[1]}, or raise max_categories"
+    )
+
+
+def _hashed(texts: pd.Series, buckets: int) -> pd.Series:
+    """Return the bucket of each text; the same on every machine."""
+    digits = len(str(buckets - 1))
+    buckets_of = {text: f"{zlib.crc32(text.encode()) % buckets:0{digits}}" for text in texts.unique()}
+    return texts.map(buckets_of)
+
+
+def _dates(table: RawTable, column: str, *, gaps: bool) -> Columns:
+    """Return days since 1970, and as categories month and weekday, and the hour if there are times."""
+    dates = table.dates(column, gaps=gaps)
+    days = (dates - pd.Timestamp(0)) / pd.Timedelta(days=1)
+    values: dict[str, Any] = {column: days.to_numpy(dtype=np.float64)}
+    parts = {"month": dates.dt.strftime("%m"), "weekday": dates.dt.day_name().str[:3], "hour": dates.dt.strftime("%H")}
+    for part, texts in parts.items():
+        known = texts.dropna()
+        if known.nunique() > 1:
+            values[f"{column}.{part}"] = pd.Categorical(texts.fillna(MISSING))
+    return Columns(values, [name for name in values if name != column])

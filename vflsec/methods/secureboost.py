@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vflsec.base.checks import fraction, non_negative, one_of, positive, positive_or_none
+from vflsec.base.checks import expect_known, fraction, non_negative, positive, positive_or_none
 from vflsec.base.errors import Diverged, UsageError
 from vflsec.base.seeds import drawing, generator
 from vflsec.core import hooks
@@ -139,8 +139,8 @@ class SecureBoost(Method):
         super().__init__(train, model)
         self.alone = self.alone if alone is None else alone
         self.order = self.order if order is None else order
-        one_of(EXCHANGES, exchange=exchange)
-        one_of(("together", "turns", "layers"), order=self.order)
+        expect_known(EXCHANGES, exchange=exchange)
+        expect_known(("together", "turns", "layers"), order=self.order)
         positive(rounds=rounds, depth=depth, leaf_rows=leaf_rows, passive_levels=passive_levels)
         fraction(learning_rate=learning_rate, rows=rows, columns=columns)
         positive_or_none(patience=patience)

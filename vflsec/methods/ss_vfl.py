@@ -10,7 +10,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from vflsec.base.checks import one_of, positive
+from vflsec.base.checks import expect_known, positive
 from vflsec.base.errors import UsageError
 from vflsec.base.seeds import drawing, generator
 from vflsec.core import hooks
@@ -194,7 +194,7 @@ class SSVFL(SplitMethod):
         keep_projection: bool = False,
     ) -> None:
         super().__init__(train, model, boundary=boundary)
-        one_of(LEARNERS, localcl=localcl)
+        expect_known(LEARNERS, localcl=localcl)
         if projection is not None:
             positive(projection=projection)
             if model.head == "none":

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sklearn.model_selection import KFold, StratifiedKFold
 from torch import Tensor, nn
 
-from vflsec.base.checks import one_of
+from vflsec.base.checks import expect_known
 from vflsec.base.errors import UsageError
 from vflsec.base.seeds import derive
 from vflsec.core.attack import Attack
@@ -37,7 +37,7 @@ def adversary(federation: Federation, name: str) -> tuple[Party, ...]:
     """
     names = name.split("+")
     for party in names:
-        one_of(federation.parties, adversary=party)
+        expect_known(federation.parties, adversary=party)
     parties = tuple(federation.parties[party] for party in names)
     if len(set(names)) < len(names):
         raise UsageError(f"expected different colluding parties, got {name}: name each once")

@@ -20,8 +20,7 @@ from vflsec.core.method import Method, Trained
 from vflsec.core.party import Party
 from vflsec.core.sparse_rows import tensor_of
 from vflsec.core.view import Need
-from vflsec.data.exchange import exchanged
-from vflsec.data.partition import Partition, PartyData, partition
+from vflsec.data.partition import Partition, PartyData, exchanged, partition
 from vflsec.run.adversary import adversary, view_before
 from vflsec.run.cell import Cell, Technique
 from vflsec.run.spec import AuxSpec

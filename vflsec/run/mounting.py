@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from vflsec.base.checks import one_of
+from vflsec.base.checks import expect_known
 from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.core.attack import Attack, IntegrityAttack
 from vflsec.core.federation import Federation
@@ -65,7 +65,7 @@ def expect_phase(attack: str, after: str, method: Method) -> None:
         raise UsageError(
             f"{method.name} has no pre-training, so {attack}@{after} cannot run: choose a method that pre-trains"
         )
-    one_of(method.phases[:-1], **{f"phase of {method.name} after which to attack": after})
+    expect_known(method.phases[:-1], **{f"phase of {method.name} after which to attack": after})
 
 
 def mountable(

@@ -32,8 +32,8 @@ from vflsec.core.method import Method, Progress, Trained
 from vflsec.core.party import Party
 from vflsec.core.sparse_rows import matrix_of
 from vflsec.core.view import Shadows
+from vflsec.data.checkup import quick_utility
 from vflsec.data.encode import side_by_side
-from vflsec.data.quick import quick_utility
 from vflsec.methods.together import join, part
 from vflsec.results.metrics import METRICS
 from vflsec.run.cell import Cell, Technique, digest

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from vflsec.base.checks import one_of, positive
+from vflsec.base.checks import expect_known, positive
 from vflsec.base.errors import UsageError
 from vflsec.base.seeds import derive, generator
 from vflsec.core.federation import Federation
@@ -56,7 +56,7 @@ def toy(
     Raises:
         UsageError: an unknown signal, or numbers too small.
     """
-    one_of(SIGNALS, signal=signal)
+    expect_known(SIGNALS, signal=signal)
     positive(rows=rows, columns=columns)
     if parties < 2 or classes < 2:
         raise UsageError(f"expected parties >= 2 and classes >= 2, got {parties} and {classes}")

@@ -13,7 +13,7 @@ import msgspec
 from gmpy2 import mpz
 from phe import PaillierPrivateKey, PaillierPublicKey, generate_paillier_keypair
 
-from vflsec.base.checks import one_of
+from vflsec.base.checks import expect_known
 from vflsec.base.errors import ProtocolError, UsageError
 from vflsec.cipher.arithmetic.layout import MODES, Mode
 
@@ -104,7 +104,7 @@ class Keys:
     def __init__(
         self, private: PaillierPrivateKey, mode: Mode = "standard", orders: tuple[int, int] | None = None
     ) -> None:
-        one_of(MODES, mode=mode)
+        expect_known(MODES, mode=mode)
         self.private, self.mode = private, mode
         self.n = mpz(private.public_key.n)
         primes = mpz(private.p), mpz(private.q)
@@ -125,7 +125,7 @@ class Keys:
     @classmethod
     def generate(cls, bits: int, mode: Mode = "standard") -> Keys:
         """Return a fresh pair of ``bits`` bits."""
-        one_of(MODES, mode=mode)
+        expect_known(MODES, mode=mode)
         if mode != "subgroup":
             return cls(generate_paillier_keypair(n_length=bits)[1], mode)
         found: dict[int, int] = {}

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from vflsec.base.checks import non_negative, one_of, positive
+from vflsec.base.checks import expect_known, non_negative, positive
 from vflsec.base.errors import UsageError
 
 Mode = Literal["standard", "subgroup"]
@@ -102,9 +102,9 @@ class CipherSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def __post_init__(self) -> None:
         """Check every number."""
-        one_of(MODES, mode=self.mode)
-        one_of(("rank1", "outer"), delta=self.delta)
-        one_of(("current", "paper"), order=self.order)
+        expect_known(MODES, mode=self.mode)
+        expect_known(("rank1", "outer"), delta=self.delta)
+        expect_known(("current", "paper"), order=self.order)
         for name, least, most in _RANGES:
             value = getattr(self, name)
             if value is not None and not least <= value <= most:

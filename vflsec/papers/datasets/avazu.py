@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from vflsec.base.checks import one_of
+from vflsec.base.checks import expect_known
 from vflsec.base.seeds import derive
 from vflsec.data import bundle
 from vflsec.data.dataset import PartyTable, VerticalDataset
@@ -65,7 +65,7 @@ def load(
         UsageError: another split, or numbers below their least.
         DataError: the file is missing or has unexpected content.
     """
-    one_of(tuple(SPLITS), split=split)
+    expect_known(tuple(SPLITS), split=split)
     sampling.check_sizes(rows, categories)
     path = source_files(data_dir)[0]
     frame = sampling.draw_rows(path, LAYOUT, rows, derive(0, NAME, "rows"))

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from vflsec.base.checks import one_of, positive
+from vflsec.base.checks import expect_known, positive
 from vflsec.base.errors import DataError
 from vflsec.base.seeds import derive
 from vflsec.data import bundle
@@ -50,7 +50,7 @@ def load(*, data_dir: str | None = None, rows: int = 20_000, pairs: str = "drawn
         UsageError: other pairs, or numbers below their least.
         DataError: the folder is missing, or a name or an image is not as expected.
     """
-    one_of(("drawn", "ordered"), pairs=pairs)
+    expect_known(("drawn", "ordered"), pairs=pairs)
     positive(rows=rows, size=size)
     root = _root(data_dir)
     return _loaded(root, rows, pairs, size, pictures.fingerprint(root))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from vflsec.base.checks import one_of
+from vflsec.base.checks import expect_known
 from vflsec.base.errors import UsageError
 from vflsec.base.seeds import derive
 from vflsec.core.layout import Group, Grouping
@@ -126,7 +126,7 @@ def load(*, ratio: float = 0.04, source: str = "apart", clean_split: bool = Fals
     Raises:
         UsageError: an unknown option, or no positive or no negative labeled row.
     """
-    one_of(("apart", "merged"), source=source)
+    expect_known(("apart", "merged"), source=source)
     if not 1 <= round(ratio * LABELED) <= LABELED // 2:
         raise UsageError(f"expected ratio between {1 / LABELED} and 0.5, got {ratio}: the paper has 0.01, 0.02, 0.04")
     table = _table()

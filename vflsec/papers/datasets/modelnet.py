@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from vflsec.base.checks import one_of, positive
+from vflsec.base.checks import expect_known, positive
 from vflsec.base.errors import DataError, UsageError
 from vflsec.base.seeds import derive
 from vflsec.data import bundle
@@ -51,7 +51,7 @@ def load(
         UsageError: another number of parties, or numbers below their least.
         DataError: the folder is missing, a view is, or a name or an image is not as expected.
     """
-    one_of(("2", "3", "4", "6", "12"), parties=str(parties))
+    expect_known(("2", "3", "4", "6", "12"), parties=str(parties))
     positive(rows=rows, size=size)
     if classes < 2:
         raise UsageError(f"expected classes >= 2, got {classes}")

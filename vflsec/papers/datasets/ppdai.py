@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from vflsec.base.checks import one_of
+from vflsec.base.checks import expect_known
 from vflsec.base.seeds import derive
 from vflsec.data import bundle
 from vflsec.data.dataset import PartyTable, VerticalDataset
@@ -86,7 +86,7 @@ def load(
         UsageError: another number of parties, or numbers below their least.
         DataError: the file is missing or has unexpected content.
     """
-    one_of([str(count) for count in range(2, len(GROUPS) + 2)], parties=str(parties))
+    expect_known([str(count) for count in range(2, len(GROUPS) + 2)], parties=str(parties))
     sampling.check_sizes(rows, categories)
     path = source_files(data_dir)[0]
     frame = sampling.draw_rows(path, LAYOUT, rows, derive(0, NAME, "rows"))

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vflsec.base.errors import DataError
-from vflsec.data.alignment import align
-from vflsec.data.dataset import PartyTable
+from vflsec.data.dataset import PartyTable, align
 
 
 def table(name: str, ids: list) -> PartyTable:
