@@ -28,7 +28,6 @@ from vflsec.run import spec as specs
 from vflsec.run import sweep as sweeps
 from vflsec.run.grammar import split_list
 from vflsec.run.job import Job
-from vflsec.run.mounting import KINDS
 from vflsec.run.plan import build_attack, training_cell
 from vflsec.run.spec import EvalSpec
 from vflsec.run.store import CellFacts, StageDone, Store, writing
@@ -320,7 +319,7 @@ def attack(
     mounted = build_attack(specs.AttackSpec(name=name, options=options))
     if mounted.acts_in_training:
         raise UsageError(f"attack {name!r} acts in training, which is over: use vflsec.evaluate(attack={name!r})")
-    if mounted.needs & KINDS.keys():
+    if any(need.kinds for need in mounted.needs):
         raise InsufficientView(f"attack {name!r} reads messages, which train() does not keep: use vflsec.evaluate")
     with training.one_thread():
         aux = specs.AuxSpec(n=n_aux, folds=0, victim_model=victim_model)

@@ -13,7 +13,6 @@ from vflsec.core.view import Need
 from vflsec.results.records.schema import BaselineResult, Result
 from vflsec.run import engine, mounting, plan
 from vflsec.run import spec as specs
-from vflsec.run.mounting import KINDS
 from vflsec.run.questions import ask
 from vflsec.run.store import Store
 
@@ -94,7 +93,7 @@ def test_whatever_a_role_receives_some_attack_reads(method, options):
         for attack, after in (
             mountable(settings(method, name, parties=parties, method={method: options})) if heard else ()
         ):
-            kinds = {KINDS[need] for need in attack.needs | attack.wants if need in KINDS}
+            kinds = {kind for need in attack.needs | attack.wants for kind in need.kinds}
             until = made.phases[: made.phases.index(after) + 1] if after else (*made.phases, "validate", "predict")
             told = tuple(m for m in tap.messages if m.phase in until and m.kind in kinds)
             if not kinds or (after is None and attack.target == "membership"):

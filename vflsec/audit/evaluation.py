@@ -28,7 +28,7 @@ from vflsec.results.records.schema import BaselineResult, Result
 from vflsec.run.cell import Technique, digest
 from vflsec.run.engine import reasons
 from vflsec.run.manifest import attack_entry, provenance
-from vflsec.run.mounting import KINDS, every_victim, is_baseline, with_columns
+from vflsec.run.mounting import every_victim, is_baseline, with_columns
 from vflsec.run.plan import asked_of, registered_attacks, resolve, without_federation
 from vflsec.run.questions import Question, ask
 from vflsec.run.runner import attack_run, guarded
@@ -229,7 +229,7 @@ def _why_not(attack: Attack, audit: SystemAudit, trained: Trained) -> str | None
         attack.check(view.side, attack.needs)
         missing = sorted(attack.needs - view.has())
         if missing:
-            record = any(need in KINDS for need in missing) and not audit.messages
+            record = any(need.kinds for need in missing) and not audit.messages
             ways = ["choose --party active, which receives them"] * (Need.EMBEDDINGS in missing and side == "passive")
             ways += [RECORD] * record
             way_out = f": {'; '.join(ways)}" if ways else ""

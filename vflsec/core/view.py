@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -23,34 +23,61 @@ Result = TypeVar("Result")
 
 
 class Need(StrEnum):
-    """What an attack may require of a view.
+    """What can be known, and what an attack may require of a view: the only list of it.
+
+    Each has its text, how a user can give it to the adversary, and what holds it: kinds of received messages, or
+    attributes of ``View``. A view, ``run/mounting.py``, fusion and the conformance suites read that here.
 
     Attributes:
         way_out: how a user can give it to the adversary.
+        kinds: of messages that it is read from, any of them.
+        held_by: attributes of the view that hold it.
     """
 
-    FEATURES = "own features", "choose --adversary passive_1"
-    MODEL = "own model", "choose --adversary passive_1"
-    AUX_LABELS = "auxiliary labels", "add --set aux.n=80"
+    FEATURES = "own features", "choose --adversary passive_1", "features"
+    MODEL = "own model", "choose --adversary passive_1", "model"
+    AUX_LABELS = "auxiliary labels", "add --set aux.n=80", "aux_rows", "aux_labels"
     GRADIENTS = (
         "received gradients",
         "choose --adversary passive_1 and a method that sends gradients in clear, of trees exchange=plain",
+        Kind.GRADIENT,
     )
-    EMBEDDINGS = "received embeddings", "choose --adversary active"
-    PARAMETERS = "received parameters", "choose a method that averages models, such as fedhssl-simsiam"
-    NODES = "node memberships", "choose a method that grows trees, such as secureboost"
-    HISTOGRAMS = "histograms", "choose --adversary active and a method that grows trees, such as secureboost"
-    PREDICTIONS = "predictions", "choose --adversary active, without a phase, or audit a transcript that has them"
-    VICTIM_MODEL = "the victim's bottom model", "choose --adversary active and add --set aux.victim_model=true"
-    SHADOWS = "shadow federations", "evaluate the job with vflsec eval, which trains them"
-    RECORDING = "a recording", "record an encrypted layer with vflsec train --record, then vflsec audit X.recording"
+    EMBEDDINGS = "received embeddings", "choose --adversary active", Kind.EMBEDDING
+    PARAMETERS = "received parameters", "choose a method that averages models, such as fedhssl-simsiam", Kind.PARAMETERS
+    NODES = "node memberships", "choose a method that grows trees, such as secureboost", Kind.NODES
+    HISTOGRAMS = (
+        "histograms",
+        "choose --adversary active and a method that grows trees, such as secureboost",
+        Kind.HISTOGRAM,
+        Kind.CONTROL,  # which says what bins there are
+    )
+    PREDICTIONS = (
+        "predictions",
+        "choose --adversary active, without a phase, or audit a transcript that has them",
+        "predictions",
+    )
+    VICTIM_MODEL = (
+        "the victim's bottom model",
+        "choose --adversary active and add --set aux.victim_model=true",
+        "victim_model",
+    )
+    SHADOWS = "shadow federations", "evaluate the job with vflsec eval, which trains them", "shadows"
+    RECORDING = (
+        "a recording",
+        "record an encrypted layer with vflsec train --record, then vflsec audit X.recording",
+        "recording",
+    )
 
     way_out: str
+    kinds: frozenset[Kind]
+    held_by: tuple[str, ...]
 
-    def __new__(cls, value: str, way_out: str) -> Need:
-        """Make a text that also knows its way out."""
+    def __new__(cls, value: str, way_out: str, *places: str) -> Need:
+        """Make a text that also knows its way out and its places."""
         need = str.__new__(cls, value)
         need._value_, need.way_out = value, way_out
+        need.kinds = frozenset(place for place in places if isinstance(place, Kind))
+        need.held_by = tuple(place for place in places if place not in need.kinds)
         return need
 
 
@@ -149,10 +176,10 @@ class View:
         key = (name, *self.aux_rows.tolist(), rng.get_state().numpy().tobytes())
         if key not in self.memo:
             self.memo[key] = compute(), rng.get_state()
-        found: Result
-        found, state = self.memo[key]
+        result: Result
+        result, state = self.memo[key]
         rng.set_state(state)
-        return found
+        return result
 
     @property
     def aux_split(self) -> str:
@@ -167,41 +194,21 @@ class View:
             if message.receiver in self.party.split("+")
             and (message.rows is None or message.split in self.features or message.split in self.places)
         }
-        met = {
-            Need.FEATURES: any(x.shape[1] for x in self.features.values()),
-            Need.MODEL: self.model is not None,
-            Need.AUX_LABELS: len(self.aux_rows) > 0,
-            Need.GRADIENTS: Kind.GRADIENT in received,
-            Need.EMBEDDINGS: Kind.EMBEDDING in received,
-            Need.PARAMETERS: Kind.PARAMETERS in received,
-            Need.NODES: Kind.NODES in received,
-            Need.HISTOGRAMS: bool(received & {Kind.HISTOGRAM, Kind.CONTROL}),  # the latter say which bins there are
-            Need.PREDICTIONS: bool(self.predictions),
-            Need.VICTIM_MODEL: self.victim_model is not None,
-            Need.SHADOWS: self.shadows is not None,
-            Need.RECORDING: self.recording is not None,
-        }
-        return frozenset(need for need, is_met in met.items() if is_met)
+        return frozenset(
+            need
+            for need in Need
+            if (need.kinds & received if need.kinds else all(_holds(getattr(self, name)) for name in need.held_by))
+        )
+
+    def without(self, need: Need) -> View:
+        """Return the same view without what ``need`` names."""
+        emptied = {name: _empty(getattr(self, name)) for name in need.held_by}
+        return replace(self, messages=tuple(m for m in self.messages if m.kind not in need.kinds), **emptied)
 
     def private_copy(self) -> View:
         """Return a copy whose tensors and models an attack may change."""
-        copied = replace(
-            self,
-            features={split: x.clone() for split, x in self.features.items()},
-            model=copy.deepcopy(self.model),
-            unlabeled=None if self.unlabeled is None else self.unlabeled.clone(),
-            aux_rows=self.aux_rows.clone(),
-            aux_labels=self.aux_labels.clone(),
-            messages=tuple(message.private_copy() for message in self.messages),
-            victim_model=copy.deepcopy(self.victim_model),
-            top=copy.deepcopy(self.top),
-            labels={split: y.clone() for split, y in self.labels.items()},
-            predictions={split: z.clone() for split, z in self.predictions.items()},
-            places={split: rows.clone() for split, rows in self.places.items()},
-            models=copy.deepcopy(dict(self.models)),
-            shadows=None if self.shadows is None else Shadows(*(x.clone() for x in self.shadows)),
-        )
-        return self.with_shared_memo(copied)
+        copies = {attribute.name: _copy(getattr(self, attribute.name)) for attribute in fields(self) if attribute.init}
+        return self.with_shared_memo(replace(self, **copies))
 
     def knowing(self, aux: Tensor) -> View:
         """Return the same view with only the auxiliary samples at positions ``aux`` of the auxiliary set."""
@@ -214,17 +221,36 @@ class View:
 
     def without_federation(self, fresh_model: nn.Module) -> View:
         """Return the view of the same party alone: with an untrained model of the same shape, and no messages."""
-        return replace(
-            self,
-            model=fresh_model,
-            messages=(),
-            victim_model=None,
-            top=None,
-            predictions={},
-            models={},
-            shadows=None,
-            recording=None,
-        )
+        learned: dict[str, Any] = dict.fromkeys(("victim_model", "top", "shadows", "recording"))
+        return replace(self, model=fresh_model, messages=(), predictions={}, models={}, **learned)
+
+
+def _holds(value: Any) -> bool:
+    """Whether an attribute of a view holds anything; a matrix without columns is nothing."""
+    if isinstance(value, Mapping):
+        return any(x.shape[1] for x in value.values())
+    return len(value) > 0 if isinstance(value, Tensor) else value is not None
+
+
+def _empty(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {}
+    return value[:0] if isinstance(value, Tensor) else None
+
+
+def _copy(value: Any) -> Any:
+    """Return ``value`` with copies of the tensors and models in it."""
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, nn.Module):
+        return copy.deepcopy(value)
+    if isinstance(value, Message):
+        return value.private_copy()
+    if isinstance(value, Mapping):
+        return {key: _copy(entry) for key, entry in value.items()}
+    if isinstance(value, Shadows):
+        return Shadows(*map(_copy, value))
+    return tuple(map(_copy, value)) if type(value) is tuple else value
 
 
 @dataclass(frozen=True)

@@ -34,17 +34,7 @@ Table = Mapping[str, Tensor]
 COLUMNS = "columns"
 """Name of the table of own columns."""
 
-EVERYTHING = frozenset(
-    {
-        Need.MODEL,
-        Need.GRADIENTS,
-        Need.EMBEDDINGS,
-        Need.PARAMETERS,
-        Need.NODES,
-        Need.HISTOGRAMS,
-        Need.PREDICTIONS,
-    }
-)
+EVERYTHING = frozenset({Need.MODEL, Need.PREDICTIONS, *(need for need in Need if need.kinds)})
 """Parts of a view that become tables where they are present."""
 
 

@@ -17,14 +17,6 @@ from vflsec.run.cell import Technique
 from vflsec.run.questions import about_source, column_of, varying_columns, victim_of
 from vflsec.run.spec import AuxSpec
 
-KINDS = {
-    Need.GRADIENTS: Kind.GRADIENT,
-    Need.EMBEDDINGS: Kind.EMBEDDING,
-    Need.PARAMETERS: Kind.PARAMETERS,
-    Need.NODES: Kind.NODES,
-    Need.HISTOGRAMS: Kind.HISTOGRAM,
-}
-
 
 def mount(
     attack: Attack,
@@ -164,4 +156,4 @@ def _met(
         until = method.phases[: method.phases.index(after) + 1]
     phases = [phase for phase in until if (phase in method.source_phases) == of_source]
     sent = frozenset[Kind]().union(*(method.messages_in(phase, options) for phase in phases))
-    return frozenset(need for need in method.visible_to[side] if KINDS.get(need) in {None, *sent})
+    return frozenset(need for need in method.visible_to[side] if not need.kinds or need.kinds & sent)

@@ -32,7 +32,7 @@ from vflsec.run.adversary import alone, tuned
 from vflsec.run.cell import Cell, Technique, several
 from vflsec.run.federation import build_federation, build_method, malicious_attacks
 from vflsec.run.guesses import is_kept, keep
-from vflsec.run.mounting import KINDS, mountable
+from vflsec.run.mounting import mountable
 from vflsec.run.plan import Baseline, Trial, without_federation
 from vflsec.run.questions import Question, ask
 from vflsec.run.score import impact, is_scored, score, spent, stated
@@ -199,8 +199,8 @@ def _run(cell: Cell, task: Task, kinds: frozenset[Kind], store: Store, device: s
 
 def kinds_read(attacks: Sequence[Attack]) -> frozenset[Kind]:
     """Return the kinds of messages that attacks read; a training whose messages are read is never reloaded."""
-    found = {KINDS[need] for attack in attacks for need in attack.needs | attack.wants if need in KINDS}
-    return frozenset(found | BESIDE_TREES if found & OF_TREES else found)
+    kinds = {kind for attack in attacks for need in attack.needs | attack.wants for kind in need.kinds}
+    return frozenset(kinds | BESIDE_TREES if kinds & OF_TREES else kinds)
 
 
 def _keep(cell: Cell, trained: Trained | None, facts: CellFacts, store: Store) -> None:

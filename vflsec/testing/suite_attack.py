@@ -92,7 +92,7 @@ class AttackConformance(Suite):
         attack, scene = self.make(), self._scene("planted", 0)
         for need in attack.needs:
             with refused(InsufficientView, naming=need.value):
-                attack(without(scene.view, need), seed=0)
+                attack(scene.view.without(need), seed=0)
         if attack.side in ("either", "any"):
             return
         other = "active" if attack.side == "passive" else "passive"
@@ -372,29 +372,6 @@ def _cell(task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...]) -> Cell:
 @lru_cache(maxsize=16)
 def _shadows(task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...], count: int) -> Shadows:
     return shadows_of(_cell(task, seed, model), count, "cpu")
-
-
-def without(view: View, need: Need) -> View:
-    """Return ``view`` without what ``need`` names."""
-    kinds = {
-        Need.GRADIENTS: {Kind.GRADIENT},
-        Need.EMBEDDINGS: {Kind.EMBEDDING},
-        Need.PARAMETERS: {Kind.PARAMETERS},
-        Need.NODES: {Kind.NODES},
-        Need.HISTOGRAMS: {Kind.HISTOGRAM, Kind.CONTROL},
-    }
-    if need in kinds:
-        return replace(view, messages=tuple(m for m in view.messages if m.kind not in kinds[need]))
-    poor: dict[Need, dict[str, Any]] = {
-        Need.FEATURES: {"features": {}},
-        Need.MODEL: {"model": None},
-        Need.AUX_LABELS: {"aux_rows": view.aux_rows[:0], "aux_labels": view.aux_labels[:0]},
-        Need.PREDICTIONS: {"predictions": {}},
-        Need.VICTIM_MODEL: {"victim_model": None},
-        Need.SHADOWS: {"shadows": None},
-        Need.RECORDING: {"recording": None},
-    }
-    return replace(view, **poor[need])
 
 
 def wild_rows(view: View, split: str) -> Tensor:
