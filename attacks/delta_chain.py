@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from vflsec.base.errors import DataError, InsufficientView
+from vflsec.base.errors import InsufficientView
 from vflsec.cipher.recording import Header, RecordedStep, Recording
 from vflsec.core.view import Fact, Guess, Need, View
 from vflsec.inference.recordings.pooled import LARGEST, GradientBatch, pool
@@ -210,7 +210,7 @@ def _chained(recording: Recording, outputs: int, rank: int) -> Chain | None:
 def _pooled(recording: Recording, outputs: int) -> Chain:
     """Return what the gradients of all batches give together."""
     width = recording.header.layout.width
-    each = (batch for step in recording.steps() if (batch := _batch(step, width)))
+    each = (batch for step in recording.steps() if (batch := _batch(step)))
     batches = deque(each, maxlen=max(1, LARGEST // width**2))
     if not batches:
         raise InsufficientView("expected delta^C of a step that learns, and not all zero, got none")
@@ -224,18 +224,11 @@ def _pooled(recording: Recording, outputs: int) -> Chain:
     return Chain(steps, note)
 
 
-def _batch(step: RecordedStep, width: int) -> GradientBatch | None:
+def _batch(step: RecordedStep) -> GradientBatch | None:
     """Return what the passive party has of a step; where no rows are noted, each is taken to be a sample of its own."""
     if step.rate is None or not step.has("embedding_gradient") or not step.notes["embedding_gradient"].any():
         return None
-    gradient = step.notes["embedding_gradient"]
-    rows = ids_of(step)
-    mu = step.notes.get("mu")
-    if len(rows) != len(gradient) or gradient.shape[1] != width or not (mu is None or mu.shape == gradient.shape):
-        raise DataError(
-            f"expected rows, mu and delta^C of one batch of {width} features in step {step.number}, got other"
-        )
-    return GradientBatch(step.number, rows, mu, gradient)
+    return GradientBatch(step.number, ids_of(step), step.notes.get("mu"), step.notes["embedding_gradient"])
 
 
 def _windows(recording: Recording, rank: int, rng: np.random.Generator) -> Iterator[list[GradientFactors]]:

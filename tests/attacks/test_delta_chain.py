@@ -181,7 +181,7 @@ def test_shapes_that_do_not_fit_are_one_line(tmp_path):
         recorder.note("rows", np.arange(3))
     torn = attacked(DeltaChain(), Recording(tmp_path / "torn"))
     assert torn["status"] == "error"
-    assert "of one batch of 10 features in step 0" in torn["error"]
+    assert "expected rows of shape (2,) as in the other notes of step 0" in torn["error"]
 
 
 def test_one_batch_is_enough_for_labels(tmp_path):

@@ -115,7 +115,7 @@ def attack(name):
 
 _over_the_registry("attacks", IntegrityConformance, attack, ON_INTEGRITY)
 ON_RECORDINGS = [n for n in registry.entries("attacks") if Need.RECORDING in registry.load("attacks", n).needs]
-"""They read a recording of an encrypted layer, which no scene of the suite has; tests/attacks has their tests."""
+"""They read a recording of an encrypted layer; test_recording_conformance.py has their suite."""
 SUITED = sorted(registry.entries("attacks").keys() - {*ON_INTEGRITY, *ON_RECORDINGS})
 _over_the_registry("attacks", AttackConformance, attack, SUITED)
 _over_the_registry(

@@ -17,7 +17,7 @@ from vflsec.audit.evaluation import SystemAudit
 from vflsec.audit.subject import Subject
 from vflsec.base.checks import count
 from vflsec.base.errors import DataError, InsufficientView, UsageError
-from vflsec.cipher.recording import RecordedStep, Recording
+from vflsec.cipher.recording import Recording
 from vflsec.core.attack import Attack
 from vflsec.core.method import Trained
 from vflsec.core.view import GroundTruth, Need, View
@@ -224,22 +224,15 @@ def _answers(recording: Recording, other: Recording) -> Answers:
     by_step = {step.number: ids_of(step) for step in recording.steps()}
     for step in (*recording.steps(), *other.steps()):
         of_step = ids_of(step) if step.has("rows") else by_step.get(step.number, ids_of(step))
-        for name, known in (("labels", labels), ("mu", features)):
+        shared = np.isin(of_step, ids)
+        for name, answers in (("labels", labels), ("mu", features)):
             if step.has(name) and len(of_step):
-                _fill(known, ids, of_step, step, name)
+                if len(of_step) != len(step.notes[name]):
+                    raise DataError(f"expected {name} of {len(of_step)} rows in step {step.number}, got others")
+                answers[np.searchsorted(ids, of_step[shared])] = step.notes[name][shared]
         if step.has("share") and step.number in weights:
             weights[step.number].append(step.notes["share"])
     return Answers(torch.from_numpy(labels), torch.from_numpy(features), torch.from_numpy(_sums(weights)))
-
-
-def _fill(
-    known: NDArray[Any], ids: NDArray[np.int64], of_step: NDArray[np.int64], step: RecordedStep, name: str
-) -> None:
-    """Write the note ``name`` of a step, about the samples ``of_step``, into ``known``, which is about ``ids``."""
-    if len(of_step) != len(step.notes[name]):
-        raise DataError(f"expected {name} of {len(of_step)} rows in step {step.number}, got {len(step.notes[name])}")
-    shared = np.isin(of_step, ids)
-    known[np.searchsorted(ids, of_step[shared])] = step.notes[name][shared]
 
 
 def _sums(shares: Mapping[int, Sequence[NDArray[Any]]]) -> NDArray[np.float64]:

@@ -36,20 +36,20 @@ VERSION = 1
 LARGEST_FRAME = 1 << 28
 """Bytes of the largest frame: a batch of 4,096 rows by 10 features, a 4,096-bit key and no packing, is 42 MB."""
 
-NOTES: Mapping[str, int] = {
-    "rows": 1,  # (B,) which samples the batch has
-    "answers": 1,  # passive: (1,) how often it has answered this batch with scores, repeats included
-    "answers_beyond": 2,  # passive: (m, 2) samples of later batches that were answered before, and how often
-    "share": 2,  # (g, C) the role's share of W at the step's start, integers in units of 2^-64; W is the sum of both
-    "mu": 2,  # passive: (B, g) its features, as rounded
-    "masked_scores": 2,  # passive: (B, C) integers, what it decrypts; needed only where no Scores message has them
-    "embedding_gradient": 2,  # passive: (B, g) delta^C as decrypted, not divided by B
-    "scores": 2,  # active: (B, C) z^C
-    "delta": 2,  # active: (B, C) its loss gradients, not divided by B, before any defense
-    "labels": 1,  # active: (B,)
-    "loss": 1,  # active: (1,) the mean loss of the batch
+NOTES: Mapping[str, str] = {
+    "rows": "B",  # which samples the batch has
+    "answers": "1",  # passive: how often it has answered this batch with scores, repeats included
+    "answers_beyond": "m2",  # passive: samples of later batches that were answered before, and how often
+    "share": "gC",  # the role's share of W at the step's start, integers in units of 2^-64; W is the sum of both
+    "mu": "Bg",  # passive: its features, as rounded
+    "masked_scores": "BC",  # passive: integers, what it decrypts; needed only where no Scores message has them
+    "embedding_gradient": "Bg",  # passive: delta^C as decrypted, not divided by B
+    "scores": "BC",  # active: z^C
+    "delta": "BC",  # active: its loss gradients, not divided by B, before any defense
+    "labels": "B",  # active
+    "loss": "1",  # active: the mean loss of the batch
 }
-"""The arrays that a role may note, with their number of dimensions."""
+"""The arrays that a role may note, with their shapes: B and m are free, but B is the same in all notes of a step."""
 
 LARGEST_INTEGER = 1 << 10
 """Bytes of the largest integer in a note."""
@@ -126,8 +126,8 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
         """
         expect_known(NOTES, note=name)
         values = np.asarray(array)
-        if values.ndim != NOTES[name]:
-            raise UsageError(f"expected {name} of {NOTES[name]} dimensions, got shape {values.shape}")
+        if values.ndim != len(NOTES[name]):
+            raise UsageError(f"expected {name} of {len(NOTES[name])} dimensions, got shape {values.shape}")
         if values.dtype == object:
             numbers = [int(value) for value in values.ravel()]
             size = max((value.bit_length() // 8 + 1 for value in numbers), default=1)
@@ -144,7 +144,7 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
         Raises:
             DataError: what was recorded is none.
         """
-        if self.name not in NOTES or len(self.shape) != NOTES[self.name] or min(self.shape) < 0:
+        if self.name not in NOTES or len(self.shape) != len(NOTES[self.name]) or min(self.shape) < 0:
             raise DataError(f"expected a note of {', '.join(NOTES)}, got {self.name!r} of shape {self.shape}")
         count = math.prod(self.shape)
         size = 8 if self.dtype != "integer" else len(self.data) // count if count else 0
@@ -296,7 +296,7 @@ class Recording:
         """Return the steps in order, up to step ``last``.
 
         Raises:
-            DataError: a damaged frame; the text names the byte.
+            DataError: a damaged frame, of which the text names the byte, or notes that are not of one batch.
         """
         step: RecordedStep | None = None
         with self.path.open("rb") as file:
@@ -305,7 +305,7 @@ class Recording:
                     if step:
                         if frame.step <= step.number:
                             raise DataError(f"expected a step after {step.number}, got {frame.step} in {self.path}")
-                        yield step
+                        yield self._checked(step)
                     if last is not None and frame.step > last:
                         return
                     step = RecordedStep(frame.step, frame.rate)
@@ -317,7 +317,20 @@ class Recording:
                 elif step or not isinstance(frame, Header):
                     raise DataError(f"expected a step at byte {at} of {self.path}, got {type(frame).__name__}")
         if step:
-            yield step
+            yield self._checked(step)
+
+    def _checked(self, step: RecordedStep) -> RecordedStep:
+        """Return ``step`` if its notes have the shapes of one batch under this layout, and no attack reads others."""
+        layout = self.header.layout
+        sizes = {"g": layout.width, "C": layout.outputs, "1": 1, "2": 2}
+        for name, array in step.notes.items():
+            expected = tuple(sizes.setdefault(axis, size) for axis, size in zip(NOTES[name], array.shape, strict=True))
+            if array.shape != expected:
+                raise DataError(
+                    f"expected {name} of shape {expected} as in the other notes of step {step.number} of {self.path}, "
+                    f"got {array.shape}: record the run again"
+                )
+        return step
 
     def end(self, step: int) -> tuple[int, int]:
         """Return the byte at which step ``step`` starts, or would, and the checksum of the frame before."""

@@ -12,7 +12,7 @@ Subclass a suite in a test file, name the subclass ``Test...``, and pytest runs 
         def make(self):
             return MyAttack(epochs=20)
 
-Attacks on integrity use ``IntegrityConformance``.
+Attacks on integrity use ``IntegrityConformance``, those on recordings of an encrypted layer ``RecordingConformance``.
 
 ``exempt`` names checks that do not apply, with the reason, which pytest shows for the skipped test:
 
@@ -28,6 +28,7 @@ from vflsec.testing.suite_attack import AttackConformance
 from vflsec.testing.suite_defense import DefenseConformance
 from vflsec.testing.suite_integrity import IntegrityConformance
 from vflsec.testing.suite_method import MethodConformance, ProtocolConformance
+from vflsec.testing.suite_recording import RecordingConformance
 
 __all__ = [
     "AttackConformance",
@@ -35,4 +36,5 @@ __all__ = [
     "IntegrityConformance",
     "MethodConformance",
     "ProtocolConformance",
+    "RecordingConformance",
 ]
