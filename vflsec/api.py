@@ -22,18 +22,17 @@ from vflsec.data.memory import keep
 from vflsec.report.progress import shown
 from vflsec.report.report import Report
 from vflsec.report.sweep import SweepReport
-from vflsec.results.records.schema import Record
 from vflsec.run import engine, plan, runner, training
 from vflsec.run import spec as specs
-from vflsec.run import sweep as sweeps
 from vflsec.run.grammar import split_list
-from vflsec.run.job import Job
+from vflsec.run.job import Job, prepare, prepare_sweep, title
 from vflsec.run.plan import build_attack, training_cell
 from vflsec.run.spec import EvalSpec
-from vflsec.run.store import CellFacts, StageDone, Store, writing
+from vflsec.run.store import CellFacts, writing
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Printed = TypeVar("Printed", Report, SweepReport)
 
 _OPTION = re.compile(r"--set (?P<table>\w+)\.(?P<key>\w+)=(?P<value>[\w.]+)|--(?P<flag>[a-z][a-z-]+)")
 _RENAMED = {"lambda": "strengths", "with": "fixed"}
@@ -116,15 +115,13 @@ def evaluate(
         InsufficientView: the adversary lacks what an attack needs.
     """
     given = {name: value for name, value in locals().items() if name != "settings"}
-    spec = specs.read(_chosen(given, settings))
-    folder = Path(out or Path("runs") / spec.name)
-    for _ in run(spec, folder, jobs=jobs or cores(), device=device, progress=progress):
-        pass
-    report = Report.read(folder)
-    with writing(folder):
-        report.save_curve(folder)
-        report.save_page(folder)
-    return report
+    engine.check_device(device)
+    evaluation = prepare(specs.read(_chosen(given, settings)))
+    job = Job(Path(out or Path("runs") / evaluation.spec.name), [evaluation])
+    if job.left_out:
+        warnings.warn(f"left out of all attacks: {'; '.join(job.left_out)}", stacklevel=3)
+    compute(job, progress=progress, jobs=jobs or cores(), device=device)
+    return _saved(Report.read(job.store.folder), job.store.folder)
 
 
 @_named_as_arguments
@@ -157,8 +154,9 @@ def sweep(
         InsufficientView: the adversary lacks what an attack needs.
     """
     engine.check_device(device)
-    defaults = {name: one.default for name, one in inspect.signature(evaluate).parameters.items() if name != "settings"}
-    own = {name: value for name, value in arguments.items() if name in defaults}
+    parameters = inspect.signature(evaluate).parameters
+    defaults = {name: parameter.default for name, parameter in parameters.items() if name != "settings"}
+    known = {name: value for name, value in arguments.items() if name in defaults}
     others = {name: value for name, value in arguments.items() if name not in defaults}
     if not isinstance(axes, Mapping) or not all(isinstance(path, str) for path in axes):
         example = "{'aux.n': [20, 40]}"
@@ -166,43 +164,30 @@ def sweep(
     for path, several in axes.items():
         if isinstance(several, str) or not isinstance(several, Iterable):
             raise UsageError(f"expected a list of values for {path}, got {several!r}")
-    values = {path: [getattr(one, "item", lambda one=one: one)() for one in several] for path, several in axes.items()}
+    values = {path: [x.item() if hasattr(x, "item") else x for x in several] for path, several in axes.items()}
     if not values:
         raise UsageError("expected a setting with several values in axes, got none: name one, such as data.n_labeled")
-    found = sweeps.prepare(_chosen(defaults | own, others), values, paired=paired)
-    folder = Path(out or Path("runs") / sweeps.title(found[0], values))
-    store = Store(folder)
-    sweeps.expect_kind(folder, sweep=True)
-    with store.lock():
-        store.trim()
-        sweeps.write(values, found, store, paired=paired)
-        missing = sweeps.missing(found, store)
-        records = sweeps.compute(found, store, jobs=jobs or cores(), device=device)
-        for _ in shown(records, missing) if progress else records:
-            pass
-    report = SweepReport.read(folder)
-    with writing(folder):
-        report.save_curve(folder)
-    return report
+    parts = prepare_sweep(_chosen(defaults | known, others), values, paired=paired)
+    job = Job(Path(out or Path("runs") / title(parts[0], values)), parts, values, paired=paired)
+    compute(job, progress=progress, jobs=jobs or cores(), device=device)
+    return _saved(SweepReport.read(job.store.folder), job.store.folder)
 
 
-def run(
-    spec: EvalSpec, folder: Path, *, jobs: int, device: str, progress: bool = False
-) -> Iterable[Record | StageDone]:
-    """Compute the results of ``spec`` that ``folder`` lacks; yield each record once it is on disk.
-
-    Warns about attacks that ``all`` leaves out, with the reasons.
-    """
-    engine.check_device(device)
-    job = Job(spec, folder)
-    if job.left_out:
-        warnings.warn(f"left out of all attacks: {'; '.join(engine.reasons(job.left_out))}", stacklevel=3)
-    job.store.expect_same(job.check())
-    with job.store.lock():
-        job.store.trim()
+def compute(job: Job, *, progress: bool, jobs: int = 1, device: str = "cpu") -> None:
+    """Compute the results of ``job`` that its folder lacks."""
+    job.check()
+    with job.opened():
         todo = job.plan()
-        records = job.compute(todo, jobs=jobs, device=device)
-        yield from shown(records, todo.missing) if progress else records
+        records = job.run(todo, jobs=jobs, device=device)
+        for _ in shown(records, todo.missing) if progress else records:
+            pass
+
+
+def _saved(report: Printed, folder: Path) -> Printed:
+    """Return a report after it has drawn itself in its folder."""
+    with writing(folder):
+        report.save(folder)
+    return report
 
 
 @_named_as_arguments
@@ -389,11 +374,11 @@ def audit_system(
         StoreError: a checkpoint is damaged.
         InsufficientView: the adversary lacks what an attack needs.
     """
-    from vflsec.audit import job
+    from vflsec.audit.job import default_folder, prepare_audit
 
     attacks = [] if _several(attack) == ["all"] else [specs.parse_attack(one) for one in _several(attack)]
     what = Path(what)
-    audit = job.prepare(
+    audit = prepare_audit(
         what,
         keep(data) if isinstance(data, VerticalDataset) else data,
         attacks=attacks,
@@ -411,19 +396,9 @@ def audit_system(
         allow_misfit=allow_misfit,
         confirm_fit=confirm_fit,
     )
-    store, manifest = Store(Path(out) if out else job.default_folder(what)), audit.manifest([])
-    sweeps.expect_kind(store.folder, sweep=False)
-    with store.lock():
-        store.expect_same(manifest)
-        store.trim()
-        missing = len(audit.keys - store.records().keys())
-        records = job.compute(audit, manifest, store)
-        for _ in shown(records, missing) if progress else records:
-            pass
-    report = Report.read(store.folder)
-    with writing(store.folder):
-        report.save_page(store.folder)
-    return report
+    job = Job(Path(out) if out else default_folder(what), [audit])
+    compute(job, progress=progress)
+    return _saved(Report.read(job.store.folder), job.store.folder)
 
 
 def load_dataset(name: str, **options: Any) -> VerticalDataset:

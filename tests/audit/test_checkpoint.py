@@ -18,6 +18,7 @@ from vflsec.cli import cli
 from vflsec.inference import boosting_guesses
 from vflsec.results.records.folder import read_manifest, read_records
 from vflsec.results.records.schema import seal, unseal
+from vflsec.run.job import Job
 from vflsec.run.spec import AttackSpec
 from vflsec.run.store import Store, _Stored, only_writer
 
@@ -42,7 +43,7 @@ def folder(tmp_path_factory):
 
 
 def audited(folder, *attacks, messages=True, **options):
-    audit = job.prepare(
+    audit = job.prepare_audit(
         folder / "ck",
         messages=folder / "tr" if messages else None,
         attacks=[AttackSpec(name=name) for name in attacks],
@@ -66,7 +67,7 @@ def test_it_equals_the_evaluation_of_its_seed(folder, tmp_path):
     audit = audited(folder, *ATTACKS)
     store = Store(tmp_path / "out")
     with store.lock():
-        list(job.compute(audit, audit.manifest([]), store))
+        list(Job(store.folder, [audit]).run(Job(store.folder, [audit]).plan()))
     found, expected = leaks(tmp_path / "out"), leaks(folder / "ev", strength=1.0, seed=1)
     assert set(ATTACKS) < set(found)
     assert found == expected
@@ -125,7 +126,7 @@ def test_other_data_are_refused(folder):
 def test_a_transcript_of_another_training_is_refused(folder, tmp_path):
     run("train", *SETTINGS, "--seed", 2, "--record", tmp_path / "tr")
     with pytest.raises(UsageError, match="found other rows"):
-        job.prepare(folder / "ck", messages=tmp_path / "tr")
+        job.prepare_audit(folder / "ck", messages=tmp_path / "tr")
 
 
 @pytest.mark.parametrize("damage", [lambda raw: raw[:300], lambda raw: b"\xff" * 7 + raw[7:], lambda raw: b""])
@@ -146,7 +147,7 @@ def test_a_transcript_of_other_classes_is_refused(folder, tmp_path):
     with pytest.raises(UsageError, match="expected data with the 9 classes that tr states, found 10"):
         list(checkpoint.messages_of(checkpoint.restore(folder / "ck"), other, "passive_1"))
     with pytest.raises(UsageError, match="expected data with the 9 classes that tr states, found 10"):
-        job.prepare(other, "digits", party="passive_1", attacks=[AttackSpec(name="fusion")])
+        job.prepare_audit(other, "digits", party="passive_1", attacks=[AttackSpec(name="fusion")])
 
 
 def test_nodes_of_trees_that_the_training_did_not_grow_are_refused(tmp_path):
@@ -154,7 +155,7 @@ def test_nodes_of_trees_that_the_training_did_not_grow_are_refused(tmp_path):
     run("train", "--dataset", "toy", "--method", "secureboost:rounds=3,depth=2", "--out", tmp_path / "other",
         "--record", tmp_path / "tr")  # fmt: skip
     with pytest.raises(UsageError, match="found nodes of tree 2: it has 2 trees"):
-        job.prepare(tmp_path / "ck", messages=tmp_path / "tr", attacks=[AttackSpec(name="instance-space")])
+        job.prepare_audit(tmp_path / "ck", messages=tmp_path / "tr", attacks=[AttackSpec(name="instance-space")])
 
 
 @pytest.mark.parametrize("inside", ["tr", "ck", "tr/results"])
@@ -170,14 +171,14 @@ def test_a_transcript_without_a_finished_file_is_refused(tmp_path):
     from_nothing = checkpoint.TranscriptHeader(observer="a", parties={"a": "active", "b": "passive"})
     checkpoint.TranscriptWriter(tmp_path / "tr", from_nothing)
     with pytest.raises(DataError, match=r"expected finished files in .*parts.jsonl, found none: record the training"):
-        job.prepare(tmp_path / "tr", "digits", party="b")
+        job.prepare_audit(tmp_path / "tr", "digits", party="b")
 
 
 def test_options_that_a_checkpoint_states_are_refused(folder):
     with pytest.raises(UsageError, match="it states them"):
-        job.prepare(folder / "ck", encoded=True)
+        job.prepare_audit(folder / "ck", encoded=True)
     with pytest.raises(UsageError, match="--messages with a checkpoint"):
-        job.prepare(folder / "tr", "mine.toml", messages=folder / "tr")
+        job.prepare_audit(folder / "tr", "mine.toml", messages=folder / "tr")
 
 
 def test_the_command_audits_a_checkpoint(folder, tmp_path):

@@ -125,7 +125,7 @@ class World:
     def prepare(self, what, *, data="mine.toml", ids=True, **options):
         options |= {"train_ids": self.folder / "train.txt"} if ids else {}
         attacks = options.pop("attacks", [])
-        return job.prepare(what, str(self.folder / data), attacks=attacks, draws=1, **options)
+        return job.prepare_audit(what, str(self.folder / data), attacks=attacks, draws=1, **options)
 
     def weights(self, state=None, function="build", **options):
         save_file(state or self.bottom.state_dict(), self.folder / "w.safetensors")
@@ -402,11 +402,11 @@ def renamed(folder, to, seed=0):
 )
 def test_messages_of_a_checkpoint_are_checked(checkpoint, method, settings, what):
     place = checkpoint(method, *settings)
-    right = job.prepare(place, messages=Path(f"{place}-m"), draws=1)
+    right = job.prepare_audit(place, messages=Path(f"{place}-m"), draws=1)
     assert right.misfit == []
     assert f"{what} of" in " ".join(right.subject.notes)
     with pytest.raises(MisfitError, match=f"{what} of"):
-        job.prepare(place, messages=renamed(Path(f"{place}-m"), place.with_name(f"{method}-renamed")), draws=1)
+        job.prepare_audit(place, messages=renamed(Path(f"{place}-m"), place.with_name(f"{method}-renamed")), draws=1)
 
 
 @pytest.mark.parametrize(
@@ -425,7 +425,7 @@ def test_messages_of_another_training_are_refused(checkpoint, tmp_path, change, 
     opened = TranscriptFolder(Path(f"{place}-m"))
     TranscriptWriter(tmp_path / "m", opened.header).write(change(list(opened.messages())))
     with pytest.raises(MisfitError, match=message):
-        job.prepare(place, messages=tmp_path / "m", draws=1)
+        job.prepare_audit(place, messages=tmp_path / "m", draws=1)
 
 
 def test_a_checkpoint_on_shuffled_files_is_refused(world, checkpoint):
@@ -434,12 +434,12 @@ def test_a_checkpoint_on_shuffled_files_is_refused(world, checkpoint):
     file = world.folder / "mine-bureau.csv"
     right = file.read_text()
     table = pd.read_csv(file, dtype={"id": str}).set_index("id")
-    for ids in job.prepare(place, draws=1).data.ids.values():
+    for ids in job.prepare_audit(place, draws=1).data.ids.values():
         table.loc[ids] = table.loc[ids[::-1]].to_numpy()
     table.to_csv(file)
     try:
         with pytest.raises(MisfitError, match="do not fit the test rows"):
-            job.prepare(place, draws=1)
+            job.prepare_audit(place, draws=1)
     finally:
         file.write_text(right)
 

@@ -19,11 +19,14 @@ from vflsec.audit.transcript import Sent, TranscriptHeader, TranscriptWriter
 from vflsec.base.errors import UsageError
 from vflsec.cli import cli
 from vflsec.report.report import Report
+from vflsec.run.job import Job
 from vflsec.run.spec import AttackSpec, AuxSpec
 from vflsec.run.store import Store
 
 PARTIES = {"bank": "active", "bureau": "passive"}
 TRAIN = 400
+
+FUSION = AttackSpec(name="fusion")
 
 
 def world(folder, *, positives=0.5, n=500, width=6):
@@ -49,7 +52,7 @@ def made(tmp_path):
 
 def leaks(made, *attacks, transcript="t", **options):
     """Return the leak of each attack, on training rows where there are any, and of the headline."""
-    audit = job.prepare(
+    audit = job.prepare_audit(
         made.folder / transcript,
         str(made.folder / "mine.toml"),
         attacks=[AttackSpec(name=name) for name in attacks],
@@ -60,7 +63,7 @@ def leaks(made, *attacks, transcript="t", **options):
     out = made.folder / f"out-{transcript}"
     store = Store(out)
     with store.lock():
-        list(job.compute(audit, audit.manifest([]), store))
+        list(Job(store.folder, [audit]).run(Job(store.folder, [audit]).plan()))
     summary = Report.read(out).summary
     return {point.attack: point.leak_train.mean for point in (*summary.points, *summary.worst)}
 
@@ -154,8 +157,8 @@ def test_ids_of_the_user_cannot_make_a_trained_row_a_test_row(made):
     (made.folder / "test.txt").write_text("\n".join(made.ids[200:TRAIN]))
     data, ids = str(made.folder / "mine.toml"), {k: made.folder / f"{k}.txt" for k in ("train", "test")}
     with pytest.raises(UsageError, match="a row that the model was trained on is no test row"):
-        job.prepare(made.folder / "t", data, train_ids=ids["train"], test_ids=ids["test"])
-    audit = job.prepare(made.folder / "t", data, train_ids=ids["train"], draws=1)
+        job.prepare_audit(made.folder / "t", data, train_ids=ids["train"], test_ids=ids["test"])
+    audit = job.prepare_audit(made.folder / "t", data, train_ids=ids["train"], draws=1)
     assert set(audit.data.ids["test"]) == set(made.ids[TRAIN:])
 
 
@@ -167,7 +170,7 @@ def test_ids_that_differ_in_zeros_are_refused(tmp_path):
     with Recorder(tmp_path / "t", parties=PARTIES, observer="bureau") as recorder:
         recorder.embedding(made.other[:TRAIN], rows=[f"{k:03}" for k in range(TRAIN)])
     with pytest.raises(UsageError, match=r"expected ids as in the data, got '000' of t, where the data have '0'"):
-        job.prepare(tmp_path / "t", str(tmp_path / "mine.toml"))
+        job.prepare_audit(tmp_path / "t", str(tmp_path / "mine.toml"))
 
 
 def test_labels_come_first_and_other_targets_are_named(made):
@@ -193,10 +196,12 @@ def test_labels_that_belong_to_other_rows_are_suspected(made):
     bank.to_csv(made.folder / "bank.csv", index=False)
     with Recorder(made.folder / "t", parties=PARTIES, observer="bureau") as recorder:
         recorder.embedding(made.other[:TRAIN], rows=made.ids[:TRAIN])
-    audit = job.prepare(made.folder / "t", str(made.folder / "mine.toml"), attacks=[AttackSpec(name="fusion")], draws=1)
+    audit = job.prepare_audit(
+        made.folder / "t", str(made.folder / "mine.toml"), attacks=[AttackSpec(name="fusion")], draws=1
+    )
     store = Store(made.folder / "o")
     with store.lock():
-        list(job.compute(audit, audit.manifest([]), store))
+        list(Job(store.folder, [audit]).run(Job(store.folder, [audit]).plan()))
     assert "nothing is shown to be inferred above chance" in " ".join(Report.read(made.folder / "o").summary.alarms)
 
 

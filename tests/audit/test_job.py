@@ -31,6 +31,7 @@ from vflsec.core.message import Kind
 from vflsec.report.report import Report
 from vflsec.results.analysis.intervals import Seen, headline, interval, seen
 from vflsec.results.records.schema import Block
+from vflsec.run.job import Job
 from vflsec.run.spec import AttackSpec, AuxSpec
 from vflsec.run.store import Store
 
@@ -47,13 +48,13 @@ def prepare(trained, what, *names, **options):
         options = {"train_ids": trained.folder / "train.txt", **options}
     data = str(trained.folder / options.pop("data", "mine.toml"))
     options.setdefault("aux", AuxSpec(n=20, folds=0))
-    return job.prepare(trained.folder / what, data, attacks=specs(*names), **options)
+    return job.prepare_audit(trained.folder / what, data, attacks=specs(*names), **options)
 
 
 def run(audit, folder):
     store = Store(folder)
     with store.lock():
-        found = list(job.compute(audit, audit.manifest([]), store))
+        found = list(Job(store.folder, [audit]).run(Job(store.folder, [audit]).plan()))
     return found, Report.read(folder).summary
 
 
@@ -205,7 +206,7 @@ def test_results_of_another_audit_are_refused_and_kept(trained, tmp_path):
 def test_a_folder_belongs_to_one_system_party_data_and_kind(trained, tmp_path):
     audit = prepare(trained, "embeddings.csv", "spectral-embedding", draws=1)
     run(audit, tmp_path / "out")
-    same, replaced = audit.manifest([]), msgspec.structs.replace
+    same, replaced = audit.manifest, msgspec.structs.replace
     store = Store(tmp_path / "out")
     store.expect_same(replaced(same, seeds=3, attacks=[], audited="moved.csv"))
     sources = {"dataset": {"other.toml": ["hash"]}}
@@ -220,7 +221,7 @@ def test_a_folder_belongs_to_one_system_party_data_and_kind(trained, tmp_path):
 
 
 def test_an_evaluation_goes_on_after_its_data_were_edited_or_moved(trained, tmp_path):
-    old = msgspec.structs.replace(prepare(trained, "embeddings.csv", "spectral-embedding").manifest([]), audited="")
+    old = msgspec.structs.replace(prepare(trained, "embeddings.csv", "spectral-embedding").manifest, audited="")
     store = Store(tmp_path)
     store.write_settings("", old)
 
@@ -243,7 +244,7 @@ def test_files_that_differ_in_their_suffix_have_results_of_their_own():
 
 def test_it_asks_for_the_data(trained):
     with pytest.raises(UsageError, match="add --data FILE.toml, or --data NAME for a registered dataset"):
-        job.prepare(trained.folder / "transcript")
+        job.prepare_audit(trained.folder / "transcript")
 
 
 def test_it_states_what_was_not_run_and_why(trained, tmp_path):
@@ -322,7 +323,7 @@ class TestFiles:
         for name in ("bottom.pt", "x.safetensors", "x.csv", "x.onnx", "x.parquet", "x.bin"):
             shutil.copy(trained.folder / "bottom.pt", tmp_path / name)
             with pytest.raises((DataError, UsageError), match="pickle.*save_file"):
-                job.prepare(tmp_path / name, str(trained.folder / "mine.toml"), model="factory.py:build")
+                job.prepare_audit(tmp_path / name, str(trained.folder / "mine.toml"), model="factory.py:build")
 
     def test_surplus_tensors_are_named(self, trained):
         state = load_file(trained.folder / "bottom.safetensors")
@@ -379,7 +380,7 @@ class TestFiles:
     def test_a_damaged_table(self, trained, tmp_path, content, message):
         (tmp_path / "t.csv").write_text(content)
         with pytest.raises(DataError, match=message):
-            job.prepare(tmp_path / "t.csv", str(trained.folder / "mine.toml"))
+            job.prepare_audit(tmp_path / "t.csv", str(trained.folder / "mine.toml"))
 
     def test_every_row_needs_its_embedding(self, trained):
         pd.read_csv(trained.folder / "embeddings.csv").iloc[2:].to_csv(trained.folder / "some.csv", index=False)
@@ -395,7 +396,7 @@ class TestFiles:
         (tmp_path / "x.weights").write_text("x")
         for what in ("absent", "x.weights", "."):
             with pytest.raises(UsageError, match="expected a transcript"):
-                job.prepare(tmp_path / what, str(trained.folder / "mine.toml"))
+                job.prepare_audit(tmp_path / what, str(trained.folder / "mine.toml"))
 
     def test_weights_that_are_not_finite(self, trained):
         state = load_file(trained.folder / "bottom.safetensors")
@@ -508,7 +509,7 @@ def test_received_predictions_leak_what_the_joint_model_knows(trained, tmp_path)
     with Recorder(tmp_path / "t", parties={"bank": "active", "bureau": "passive"}, observer="bureau") as recorder:
         recorder.cut(trained.embeddings[:450], rows=trained.ids[:450].to_numpy())
         recorder.prediction(logits[test], rows=trained.ids[test].to_numpy(), receiver="bureau")
-    audit = job.prepare(tmp_path / "t", str(trained.folder / "mine.toml"), draws=1, attacks=specs("prediction"))
+    audit = job.prepare_audit(tmp_path / "t", str(trained.folder / "mine.toml"), draws=1, attacks=specs("prediction"))
     _, summary = run(audit, tmp_path / "out")
     (point,) = summary.points
     assert point.leak.rows == "test"

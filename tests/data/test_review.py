@@ -243,8 +243,8 @@ def test_warnings_reach_a_run_an_audit_and_their_reports(files, tmp_path):
     vectors.to_csv(tmp_path / "embeddings.csv", index=False)
     (tmp_path / "ids.txt").write_text("\n".join(map(str, range(300))))
     ids = tmp_path / "ids.txt"
-    audit = job.prepare(tmp_path / "embeddings.csv", str(path), party="bureau", train_ids=ids, draws=1)
-    for manifest in (manifest_of(spec), audit.manifest([])):
+    audit = job.prepare_audit(tmp_path / "embeddings.csv", str(path), party="bureau", train_ids=ids, draws=1)
+    for manifest in (manifest_of(spec), audit.manifest):
         assert manifest.data_notes == [warning]
         many = msgspec.structs.replace(manifest, data_notes=[f"note {k}" for k in range(10)])
         notes = summarize(many, {}, out="", max_leak={}, min_utility=None).notes

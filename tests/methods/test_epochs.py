@@ -14,7 +14,7 @@ from vflsec.methods.epochs import Epochs
 from vflsec.run import runner, training
 from vflsec.run import spec as specs
 from vflsec.run.federation import build_federation, build_method
-from vflsec.run.plan import resolve, rows, training_cell
+from vflsec.run.plan import resolve, training_cell, trials
 from vflsec.run.store import Store
 from vflsec.testing.federations import tiny_federation
 
@@ -158,8 +158,8 @@ def test_a_kill_while_the_state_is_written_leaves_the_one_before(tmp_path, monke
 
 
 def task(spec):
-    (row,) = rows(spec)
-    return runner.Task(cell=row.cell, rows=(row,), baselines=(), adversary=spec.adversary, aux=spec.aux)
+    (row,) = trials(spec)
+    return runner.Task(cell=row.cell, rows=(row,), baselines=())
 
 
 def evaluation(attack):

@@ -22,7 +22,7 @@ from vflsec.results.records.schema import BaselineResult, Result
 from vflsec.run import engine, runner
 from vflsec.run import spec as specs
 from vflsec.run.manifest import manifest_of
-from vflsec.run.plan import rows
+from vflsec.run.plan import trials
 from vflsec.run.store import StageDone, Store
 
 SETTINGS = {
@@ -426,8 +426,8 @@ def test_wrong_settings_are_raised_not_recorded(tmp_path):
 
 def test_a_cell_does_not_depend_on_what_ran_before_it(tmp_path):
     spec = specs.read(SETTINGS)
-    last = list(rows(spec))[-1]
-    task = runner.Task(last.cell, [last], (), spec.adversary, spec.aux)
+    last = list(trials(spec))[-1]
+    task = runner.Task(last.cell, [last], ())
     (alone,) = runner.run(task, tmp_path / "alone", "cpu") if Store(tmp_path / "alone") else ()
     whole = finish(tmp_path / "whole").records()[last.key]
     assert alone.leak == whole.leak

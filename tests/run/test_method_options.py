@@ -15,7 +15,7 @@ from vflsec.run import spec as specs
 from vflsec.run import training
 from vflsec.run.federation import build_method
 from vflsec.run.manifest import manifest_of
-from vflsec.run.plan import baselines, rows, training_cell
+from vflsec.run.plan import baselines, training_cell, trials
 from vflsec.run.spec import EvalSpec, MethodSpec, parse_method
 from vflsec.run.store import Store
 
@@ -100,7 +100,7 @@ def test_an_option_in_the_name_is_the_option_in_the_table():
     one, other = (training_cell(spec, spec.methods[0], 0) for spec in (named, table))
     assert (one, one.key) == (other, other.key)
     assert one.method.name == NAME
-    (mine,), (theirs,) = rows(named), rows(table)
+    (mine,), (theirs,) = trials(named), trials(table)
     assert (mine.method, theirs.method) == (f"{NAME}:pma=false", NAME)
     assert mine.key != theirs.key, "each record names its method"
     assert {one.key for one in baselines(named)} == {one.key for one in baselines(table)}

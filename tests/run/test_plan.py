@@ -7,17 +7,17 @@ from hypothesis import strategies as st
 from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.run import engine
 from vflsec.run import spec as specs
-from vflsec.run.plan import baselines, rows
+from vflsec.run.plan import baselines, trials
 
 SWEEP = {"dataset": "toy", "defenses": [{"name": "iso"}], "strengths": [1, 5], "seeds": 2}
 
 
 def keys(**settings):
-    return [row.key for row in rows(specs.read({**SWEEP, **settings}))]
+    return [row.key for row in trials(specs.read({**SWEEP, **settings}))]
 
 
 def test_rows_cover_the_grid_with_the_undefended_row():
-    grid = [(row.seed, row.strength) for row in rows(specs.read(SWEEP))]
+    grid = [(row.seed, row.strength) for row in trials(specs.read(SWEEP))]
     assert grid == [(0, 0.0), (0, 1.0), (0, 5.0), (1, 0.0), (1, 1.0), (1, 5.0)]
 
 
@@ -42,7 +42,7 @@ def test_what_changes_a_result_changes_every_defended_key(change):
 
 def test_all_sweeps_share_one_undefended_training():
     spec = specs.read({**SWEEP, "defenses": [{"name": "iso"}, {"name": "iso", "at": ["embedding"]}]})
-    clean = {row.cell.key for row in rows(spec) if row.strength == 0 and row.seed == 0}
+    clean = {row.cell.key for row in trials(spec) if row.strength == 0 and row.seed == 0}
     assert len(clean) == 1
 
 
@@ -83,7 +83,7 @@ def test_an_attack_that_acts_in_training_gets_its_own(tmp_path):
         "    def optimizer(self, parameters, lr):\n        return None\n"
     )
     spec = specs.read({**SWEEP, "attacks": [{"name": "mc"}, {"name": f"{file}:Active"}]})
-    cells = {row.attack.name: row.cell.key for row in rows(spec) if row.strength == 0 and row.seed == 0}
+    cells = {row.attack.name: row.cell.key for row in trials(spec) if row.strength == 0 and row.seed == 0}
     assert len(set(cells.values())) == 2
 
 
@@ -93,7 +93,7 @@ def test_keys_survive_a_round_trip_through_toml(n, lr):
 
     spec = specs.read({**SWEEP, "data": {"n_labeled": n + 1}, "train": {"lr": lr}})
     again = specs.read(tomllib.loads(specs.to_toml(spec)))
-    assert [row.key for row in rows(again)] == [row.key for row in rows(spec)]
+    assert [row.key for row in trials(again)] == [row.key for row in trials(spec)]
 
 
 def test_priors_need_no_training_of_their_own():

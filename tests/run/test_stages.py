@@ -10,7 +10,7 @@ from vflsec.results.records.schema import BaselineResult, Result
 from vflsec.run import engine
 from vflsec.run import spec as specs
 from vflsec.run.manifest import manifest_of
-from vflsec.run.plan import NO_ADVERSARY, rows, training_cell
+from vflsec.run.plan import NO_ADVERSARY, training_cell, trials
 from vflsec.run.store import StageDone, Store
 from vflsec.run.training import one_thread, train
 
@@ -123,7 +123,7 @@ def test_a_stage_under_a_defense_is_not_the_undefended_one(defense, ciphertexts,
     )
     _, records = run(spec, tmp_path / "shared")
     assert sum(isinstance(record, StageDone) and record.stage == "pretrain" for record in records) == 2
-    (defended,) = {row.cell.key: row.cell for row in rows(spec) if row.strength}.values()
+    (defended,) = {row.cell.key: row.cell for row in trials(spec) if row.strength}.values()
     shared = Store(tmp_path / "shared").cell(defended.key).read()
     with one_thread():
         _, alone = train(defended, "cpu", store=Store(tmp_path / "alone"))

@@ -14,10 +14,11 @@ from scipy import stats
 import vflsec
 from vflsec.base.errors import StoreError, UsageError
 from vflsec.cli import cli
+from vflsec.cli.eval_ import axes_of, is_several
 from vflsec.report.report import Report
 from vflsec.report.sweep import SweepReport
 from vflsec.results.analysis.saturation import rises
-from vflsec.run import sweep
+from vflsec.run import job
 
 SMALL = {
     "dataset": "toy", "data": {"options": {"rows": 300}}, "train": {"epochs": 2}, "attack": "mc:epochs=5",
@@ -148,10 +149,10 @@ def test_the_command_line_sweeps_by_set_and_by_sweep(tmp_path):
 
 
 def test_options_of_the_only_method_need_not_name_it(tmp_path):
-    spec = sweep.at({"methods": ["fedhssl-simsiam"], "dataset": "toy"}, {"method.gamma": 0.5})
+    spec = job.settings_at({"methods": ["fedhssl-simsiam"], "dataset": "toy"}, {"method.gamma": 0.5})
     assert spec.method == {"fedhssl-simsiam": {"gamma": 0.5}}
     with pytest.raises(UsageError, match="expected method.NAME.gamma for one of fedsplitnn, fedhssl-simsiam"):
-        sweep.at({"methods": ["fedsplitnn", "fedhssl-simsiam"], "dataset": "toy"}, {"method.gamma": 0.5})
+        job.settings_at({"methods": ["fedsplitnn", "fedhssl-simsiam"], "dataset": "toy"}, {"method.gamma": 0.5})
 
 
 @pytest.mark.parametrize(
@@ -165,7 +166,7 @@ def test_options_of_the_only_method_need_not_name_it(tmp_path):
     ],
 )
 def test_values_of_an_axis(text, values):
-    assert sweep.parse_axis(text)[1] == values
+    assert [*axes_of([text]).values()] == [values]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,7 @@ def test_values_of_an_axis(text, values):
     [("data.n_labeled=200,400", True), ("a.b=[1,2]", False), ("a.b='x,y'", False), ("a.b=1", False)],
 )
 def test_a_list_without_quotes_and_brackets_is_several_values(assignment, several):
-    assert sweep.is_several(assignment) is several
+    assert is_several(assignment) is several
 
 
 @pytest.mark.parametrize(

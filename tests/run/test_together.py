@@ -44,7 +44,7 @@ def toy():
 def cells(dataset, seeds=2, **settings):
     """The different trainings of an evaluation."""
     spec = specs.read({"dataset": dataset, "attacks": ["mc"], "seeds": seeds, "train": {"epochs": 5}, **settings})
-    return list({row.cell.key: row.cell for row in plan.rows(spec)}.values())
+    return list({row.cell.key: row.cell for row in plan.trials(spec)}.values())
 
 
 def trained_apart_and_as_one(own, tmp_path):

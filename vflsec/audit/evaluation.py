@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -23,16 +24,17 @@ from vflsec.core.method import Trained
 from vflsec.core.view import Need
 from vflsec.data.partition import Partition
 from vflsec.nn.encoders import untrained
-from vflsec.results.records.manifest import AUDITED, BaselineEntry, Manifest, RowEntry
+from vflsec.results.records.manifest import AUDITED, Manifest
 from vflsec.results.records.schema import BaselineResult, Result
 from vflsec.run.cell import Technique, digest
 from vflsec.run.engine import reasons
-from vflsec.run.manifest import attack_entry, provenance
+from vflsec.run.manifest import attack_entry, entries, provenance
 from vflsec.run.mounting import every_victim, is_baseline, with_columns
-from vflsec.run.plan import asked_of, registered_attacks, resolve, without_federation
+from vflsec.run.plan import Baseline, Trial, registered_attacks, resolve, without_federation
 from vflsec.run.questions import Question, ask
-from vflsec.run.runner import attack_run, guarded
+from vflsec.run.runner import Task, attack_run, guarded
 from vflsec.run.spec import AttackSpec, AuxSpec
+from vflsec.run.training import one_thread
 
 VERSION = 1
 """Of what an audit makes of its material: part of every key."""
@@ -64,6 +66,8 @@ class SystemAudit:
         misfit: why no gate holds: what does not belong to the data, or may not; empty if all does.
         confirmed: whether the user has checked that it does.
         declared: whether a defense was on in the training.
+        command: the words of the command line.
+        values: none, since an audit is no point of a sweep.
     """
 
     subject: Subject
@@ -84,27 +88,12 @@ class SystemAudit:
     misfit: Sequence[str] = ()
     confirmed: bool = False
     declared: bool = False
+    command: Sequence[str] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
 
-    def manifest(self, command: Sequence[str]) -> Manifest:
-        """Return what a report must know about this audit."""
-        rows = [
-            RowEntry(
-                method=AUDITED, defense="none", strength=0.0, seed=seed, attack=attack.label, key=self.key(attack, seed)
-            )
-            for seed in range(self.draws)
-            for attack in self.attacks
-        ]
-        baselines = [
-            BaselineEntry(
-                method=AUDITED,
-                label=attack.label,
-                target=asked_of(attack),
-                seed=seed,
-                key=self.key(attack, seed, "alone"),
-            )
-            for seed in range(self.draws)
-            for attack in self.baselines
-        ]
+    @property
+    def manifest(self) -> Manifest:
+        """What a report must know about this audit."""
         name, identity = self.dataset
         return Manifest(
             dataset=name,
@@ -113,10 +102,9 @@ class SystemAudit:
             target=None,
             selected_on_test=False,
             attacks=[attack_entry(attack, attack.label, self.subject.adversary, self.data) for attack in self.attacks],
-            rows=rows,
-            baselines=baselines,
+            **entries(self.trials(), self.baselines()),
             settings={"audit": self.subject.name, **self.settings},
-            provenance=provenance({"attacks": self.attacks}, {name: identity}, command),
+            provenance=provenance({"attacks": self.attacks}, {name: identity}, self.command),
             audited=self.subject.name,
             left_out=dict(self.left_out),
             title=self.data.dataset,
@@ -128,12 +116,26 @@ class SystemAudit:
             data_notes=list(self.data.warnings),
         )
 
-    @property
-    def keys(self) -> set[str]:
-        """The keys of all records."""
-        draws = range(self.draws)
-        own = {self.key(attack, draw) for attack in self.attacks for draw in draws}
-        return own | {self.key(attack, draw, "alone") for attack in self.baselines for draw in draws}
+    def to_toml(self) -> str:
+        """Return what was audited as the text of ``spec.toml``."""
+        return tomli_w.dumps({"audit": self.subject.name, **self.settings})
+
+    def trials(self) -> Iterator[Trial]:
+        """Yield each attack with each draw of auxiliary labels."""
+        for draw, attack in product(map(self.draw, range(self.draws)), self.attacks):
+            yield Trial(method=AUDITED, seed=draw.number, attack=attack, label=attack.label, cell=draw,
+                        adversary=self.subject.adversary, aux=self.aux, key=self.key(attack, draw.number))  # fmt: skip
+
+    def baselines(self) -> Iterator[Baseline]:
+        """Yield each attack of which the version without the federation is part of *alone*, with each draw."""
+        for draw, attack in product(map(self.draw, range(self.draws)), self.attacks_alone):
+            yield Baseline(method=AUDITED, seed=draw.number, attack=attack, label=attack.label, cell=draw,
+                           adversary=self.subject.adversary, aux=self.aux,
+                           key=self.key(attack, draw.number, "alone"))  # fmt: skip
+
+    def draw(self, number: int) -> AuditedDraw:
+        """Return a draw of auxiliary labels."""
+        return AuditedDraw(self, number)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -149,7 +151,7 @@ class SystemAudit:
         }
 
     @property
-    def baselines(self) -> list[Technique]:
+    def attacks_alone(self) -> list[Technique]:
         """The attacks of which the version without the federation is part of *alone*."""
         named = [attack for attack in self.attacks if not is_baseline(attack)]
         on_labels = any(attack.kind.target == "labels" for attack in self.attacks) and self.subject.side == "passive"
@@ -215,11 +217,6 @@ def with_attacks(audit: SystemAudit, wanted: Sequence[AttackSpec]) -> SystemAudi
     return replace(audit, attacks=attacks, mountable=mountable, left_out=left_out)
 
 
-def to_toml(audit: SystemAudit) -> str:
-    """Return what was audited as the text of ``spec.toml``."""
-    return tomli_w.dumps({"audit": audit.subject.name, **audit.settings})
-
-
 def _why_not(attack: Attack, audit: SystemAudit, trained: Trained) -> str | None:
     """Return why an attack cannot be mounted; None if it can."""
     if attack.target == "integrity" or attack.acts_in_training:
@@ -245,56 +242,76 @@ def _why_not(attack: Attack, audit: SystemAudit, trained: Trained) -> str | None
     return None
 
 
-def records(audit: SystemAudit, draw: int, done: Container[str] = ()) -> Iterator[Result | BaselineResult]:
-    """Yield the records of one draw of auxiliary labels whose keys are not ``done``."""
-    subject = audit.subject
-    trained, alone = audit.joint(draw), audit.apart(draw)
-    for spec in audit.baselines:
-        if (key := audit.key(spec, draw, "alone")) not in done:
-            yield _alone(spec, key, alone, audit, draw)
+@dataclass(frozen=True)
+class AuditedDraw:
+    """What the trials of an audit attack: the system, and a draw of auxiliary labels.
+
+    Attributes:
+        audit: of the system.
+        number: of the draw.
+    """
+
+    audit: SystemAudit
+    number: int
+
+    @property
+    def key(self) -> str:
+        """What tells it from other draws."""
+        return f"{self.audit.subject.fingerprint}-{self.number}"
+
+    def results(self, task: Task) -> Iterator[Result | BaselineResult]:
+        """Yield the records of some trials or baselines of this draw."""
+        with one_thread():
+            if task.baselines:
+                alone = self.audit.apart(self.number)
+                yield from (_alone(baseline, alone, self.audit) for baseline in task.baselines)
+            if task.rows:
+                yield from _results(self.audit, task.rows, self.audit.joint(self.number))
+
+
+def _results(audit: SystemAudit, rows: Sequence[Trial], trained: Trained) -> Iterator[Result]:
     questions: dict[tuple[object, ...], Question] = {}  # attacks share what views remember
-    for spec in audit.attacks:
-        if (key := audit.key(spec, draw)) not in done:
-            attack, began = spec.make(), time.perf_counter()
-            about = (attack.target, attack.metric, getattr(attack, "relative", False), attack.victim, attack.column)
-            if about not in questions:
-                questions[about] = audit.asked(attack, trained)
-            changes = guarded(attack, questions[about], trained.federation, audit.aux)
-            yield Result(
-                key=key,
-                cell=subject.fingerprint[:16],
-                method=AUDITED,
-                defenses=[],
-                seed=draw,
-                adversary=subject.adversary,
-                attack=attack_run(spec, attack),
-                seconds={"attack": time.perf_counter() - began},
-                notes=[*subject.notes, *(f"{spec.label}: {note}" for note in changes.pop("notes", ()))],
-                mountable=list(audit.mountable),
-                spent=list(audit.spent),
-                **changes,
-            )
+    for row in rows:
+        assert row.attack is not None
+        attack, began = row.attack.make(), time.perf_counter()
+        about = (attack.target, attack.metric, getattr(attack, "relative", False), attack.victim, attack.column)
+        if about not in questions:
+            questions[about] = audit.asked(attack, trained)
+        changes = guarded(attack, questions[about], trained.federation, audit.aux)
+        yield Result(
+            key=row.key,
+            cell=audit.subject.fingerprint[:16],
+            method=AUDITED,
+            defenses=[],
+            seed=row.seed,
+            adversary=row.adversary,
+            attack=attack_run(row.attack, attack),
+            seconds={"attack": time.perf_counter() - began},
+            notes=[*audit.subject.notes, *(f"{row.label}: {note}" for note in changes.pop("notes", ()))],
+            mountable=list(audit.mountable),
+            spent=list(audit.spent),
+            **changes,
+        )
 
 
-def _alone(spec: Technique, key: str, alone: Trained, audit: SystemAudit, draw: int) -> BaselineResult:
-    attack, began = spec.make(), time.perf_counter()
-    own = attack if attack.baseline else without_federation(attack)
+def _alone(baseline: Baseline, alone: Trained, audit: SystemAudit) -> BaselineResult:
+    attack, began = baseline.attack.make(), time.perf_counter()
+    bare = attack if attack.baseline else without_federation(attack)
     changes: dict[str, Any] = {}
-    if own is not None and audit.aux.n:
+    if bare is not None and audit.aux.n:
         question = audit.asked(attack, alone, joined=False)
         model, view = question.view.model, question.view
         fresh = reset(model, derive(alone.federation.seed, "alone", view.party)) if model else None
         view = replace(view, model=fresh, messages=(), top=None, predictions={}, models={}, victim_model=None)
-        if own.needs <= view.has():
-            changes = guarded(own, question._replace(view=view), alone.federation, audit.aux)
-    seconds = {"attack": time.perf_counter() - began}
+        if bare.needs <= view.has():
+            changes = guarded(bare, question._replace(view=view), alone.federation, audit.aux)
     return BaselineResult(
-        key=key,
+        key=baseline.key,
         method=AUDITED,
-        seed=draw,
-        adversary=audit.subject.adversary,
-        attack=attack_run(spec, own),
-        seconds=seconds,
+        seed=baseline.seed,
+        adversary=baseline.adversary,
+        attack=attack_run(baseline.attack, bare),
+        seconds={"attack": time.perf_counter() - began},
         **changes,
     )
 

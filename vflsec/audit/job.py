@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from vflsec.audit import checkpoint, foreign
-from vflsec.audit.evaluation import SystemAudit, records, to_toml, with_attacks
+from vflsec.audit.evaluation import SystemAudit, with_attacks
 from vflsec.audit.fit import Finding, check_fit, declared_kinds, same_training, same_utility, share_used
 from vflsec.audit.ledger import spent_on
 from vflsec.audit.opening import open_subject, read_ids
@@ -23,18 +23,14 @@ from vflsec.cipher.recording import is_recording
 from vflsec.core.message import Kind
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.partition import DataSpec
-from vflsec.results.records.manifest import Manifest
-from vflsec.results.records.schema import Record
 from vflsec.run.adversary import adversary
 from vflsec.run.federation import partition_of
 from vflsec.run.plan import Names, find_dataset
 from vflsec.run.score import spent
 from vflsec.run.spec import AttackSpec, AuxSpec
-from vflsec.run.store import Store
-from vflsec.run.training import one_thread
 
 
-def prepare(
+def prepare_audit(
     what: Path,
     data: str | None = None,
     *,
@@ -54,6 +50,7 @@ def prepare(
     allow_misfit: bool = False,
     confirm_fit: bool = False,
     truth: Path | None = None,
+    command: Sequence[str] = (),
 ) -> SystemAudit:
     """Return what is to be measured, after a check that it belongs to the data; nothing is attacked yet.
 
@@ -78,6 +75,7 @@ def prepare(
         allow_misfit: whether material that does not belong to the data is audited; no gate holds then.
         confirm_fit: whether the user has checked that it does where that cannot be verified.
         truth: of a recording: the other role's recording of the same run.
+        command: the words of the command line.
 
     Raises:
         MisfitError: the material does not belong to the data.
@@ -92,7 +90,8 @@ def prepare(
         given |= {"defense": defenses, "encoded": encoded, "allow-misfit": allow_misfit, "confirm-fit": confirm_fit}
         if refused := [f"--{name}" for name, value in given.items() if value]:
             raise UsageError(f"expected no {', '.join(refused)} with {what}: a recording states what it is about")
-        return with_attacks(open_recording(what, truth, aux=aux or AuxSpec(), draws=draws), attacks)
+        audit = open_recording(what, truth, aux=aux or AuxSpec(), draws=draws)
+        return with_attacks(replace(audit, command=command), attacks)
     if truth:
         raise UsageError(f"expected a recording of an encrypted layer with --truth, got {what}")
     known = read_ids(aux_ids) if aux_ids else None
@@ -132,7 +131,7 @@ def prepare(
     audit = _with_findings(audit, findings, allow_misfit=allow_misfit, confirm_fit=confirm_fit)
     if known is not None:
         audit = replace(audit, aux=foreign.known_labels(aux, known, audit.data), aux_ids=known)
-    return with_attacks(audit, attacks)
+    return with_attacks(replace(audit, command=command), attacks)
 
 
 def _with_findings(
@@ -221,14 +220,3 @@ def _of_checkpoint(
 def default_folder(what: Path) -> Path:
     """Return the results folder of an audit; files that differ in their suffix alone have folders of their own."""
     return Path("runs") / f"audit-{what.name or what.resolve().name}"
-
-
-def compute(audit: SystemAudit, manifest: Manifest, store: Store) -> Iterator[Record]:
-    """Yield the records that ``store`` lacks, each once it is on disk."""
-    store.write_settings(to_toml(audit), manifest)
-    done = store.records()
-    with one_thread():
-        for draw in range(audit.draws):
-            for record in records(audit, draw, done):
-                store.append(record)
-                yield record

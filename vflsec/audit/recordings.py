@@ -71,7 +71,7 @@ class RecordingAudit(SystemAudit):
     answers: Answers | None
 
     @property
-    def baselines(self) -> list[Any]:
+    def attacks_alone(self) -> list[Any]:
         """None: what the role could infer alone, its recording does not tell."""
         return []
 

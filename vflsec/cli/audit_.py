@@ -10,7 +10,17 @@ import click
 
 from vflsec.base.errors import UsageError
 from vflsec.cli.eval_ import leak_limits
-from vflsec.cli.options import completing, data_dir, draw, exit_code, max_undetected, output_format, several
+from vflsec.cli.options import (
+    check_job,
+    completing,
+    data_dir,
+    finish,
+    max_undetected,
+    output_format,
+    read_report,
+    several,
+    show_progress,
+)
 
 if TYPE_CHECKING:
     from vflsec.run.spec import AttackSpec, AuxSpec
@@ -73,7 +83,19 @@ if TYPE_CHECKING:
               "interval is above X, for example worst=0.8; repeat.")  # fmt: skip
 @max_undetected
 @output_format
-def command(what: Path, max_leak: tuple[str, ...], form: str, **chosen: Any) -> None:
+def command(
+    what: Path,
+    dataset: str | None,
+    data_dir: str | None,
+    attacks: tuple[str, ...],
+    assignments: tuple[str, ...],
+    out: Path | None,
+    fresh: bool,
+    max_leak: tuple[str, ...],
+    max_undetected: float | None,
+    form: str,
+    **given: Any,
+) -> None:
     """Audit what others trained: run every attack that one party can mount on it.
 
     WHAT is a transcript (a folder that vflsec.Recorder or your own code has written), a checkpoint of vflsec train,
@@ -81,65 +103,31 @@ def command(what: Path, max_leak: tuple[str, ...], form: str, **chosen: Any) -> 
     a recording of an encrypted layer (.recording, with --truth). Transcripts, models and embeddings need --data, which
     has the labels that score the attacks. Nothing in WHAT is executed.
     """
+    from vflsec.audit.job import default_folder, prepare_audit
+    from vflsec.results.records.limits import RunLimits
+    from vflsec.run.job import Job
+
     if not what.exists():
         raise UsageError(f"expected a file or folder at {what}, found none: check the path")
-    _system(what, leak_limits(max_leak), form, **chosen)
-
-
-def _system(
-    what: Path,
-    limit: dict[str, float],
-    form: str,
-    *,
-    dataset: str | None,
-    data_dir: str | None,
-    attacks: tuple[str, ...],
-    assignments: tuple[str, ...],
-    out: Path | None,
-    fresh: bool,
-    max_undetected: float | None,
-    **given: Any,
-) -> None:
-    """Run every attack that one party can mount on what was trained elsewhere."""
-    from vflsec.audit import job
-    from vflsec.report.progress import shown
-    from vflsec.report.report import Report
-    from vflsec.results.analysis.gates import check_limits
-    from vflsec.results.records.naming import with_given_names
-    from vflsec.run import sweep
-    from vflsec.run.engine import reasons
-    from vflsec.run.store import Store
-
-    folder = out or job.default_folder(what)
+    folder = out or default_folder(what)
     for read in (what, given["messages"]):
         if read is not None and read.is_dir() and folder.resolve().is_relative_to(read.resolve()):
             raise UsageError(f"expected --out outside of what is audited, got {folder}, which is in {read}")
-    options = {"data_dir": data_dir} if data_dir else {}
-    audit = job.prepare(what, dataset, options=options, attacks=named(attacks), aux=aux_of(assignments), **given)
-    for line in (*audit.subject.notes, *(f"left out: {line}" for line in reasons(audit.left_out))):
+    limit = RunLimits(max_leak=leak_limits(max_leak), max_undetected=max_undetected)
+    options, words = ({"data_dir": data_dir} if data_dir else {}), ["vflsec", *sys.argv[1:]]
+    audit = prepare_audit(
+        what, dataset, options=options, attacks=named(attacks), aux=aux_of(assignments), command=words, **given
+    )
+    for line in audit.subject.notes:
         click.echo(line, err=True)
-    manifest = audit.manifest(["vflsec", *sys.argv[1:]])
-    for note in manifest.data_notes:
-        click.echo(f"NOTE {note}", err=True)
-    check_limits(with_given_names(manifest, {})[0], limit)
-    sweep.expect_kind(folder, sweep=False)
-    store = Store(folder)
-    with store.lock():
-        if fresh:
-            store.clear()
-        else:
-            store.expect_same(manifest)
-        store.trim()
-        store.write_limits(max_leak=limit, max_undetected=max_undetected)
-        try:
-            for _ in shown(job.compute(audit, manifest, store), len(audit.keys - store.records().keys())):
-                pass
-        except KeyboardInterrupt:
-            click.echo("interrupted: finished results are kept; the same command goes on from there", err=True)
-            sys.exit(130)
-    report = Report.read(folder)
-    draw(report, folder, form)
-    sys.exit(exit_code(report))
+    job = Job(folder, [audit])
+    check_job(job, limit, fresh=fresh)
+    with job.opened(limit, fresh=fresh):
+        todo = job.plan()
+        with show_progress(job, todo) as show:
+            for record in job.run(todo):
+                show(record)
+    finish(read_report(folder), folder, form)
 
 
 def named(attacks: tuple[str, ...]) -> list[AttackSpec]:
@@ -154,8 +142,8 @@ def aux_of(assignments: tuple[str, ...]) -> AuxSpec:
     """Return the auxiliary labels that ``--set aux.KEY=VALUE`` describes."""
     from vflsec.run import spec as specs
 
-    found = specs.merge({}, assignments)
-    others = [key for key in found if key != "aux"]
+    settings = specs.merge({}, assignments)
+    others = [key for key in settings if key != "aux"]
     if others:
         raise UsageError(f"expected --set aux.KEY=VALUE, got {others[0]}: what is audited is trained already")
-    return specs.read(found).aux
+    return specs.read(settings).aux

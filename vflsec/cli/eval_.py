@@ -13,25 +13,25 @@ import click
 from vflsec.base.checks import count
 from vflsec.base.errors import UsageError
 from vflsec.cli.options import (
+    check_job,
     completing,
     config,
     data_dir,
     dataset,
     device,
-    draw,
-    exit_code,
     expect_folder,
     expose,
+    finish,
     finite,
-    kept_on_interrupt,
     limits,
     max_exposure,
     numbers,
-    opened,
     output_format,
+    read_report,
     resolve,
     settings,
     several,
+    show_progress,
 )
 
 if TYPE_CHECKING:
@@ -197,97 +197,105 @@ def command(
     is finished. The undefended row, --lambda 0, is always added.
     """
     from vflsec import api
-    from vflsec.cli.sweep_ import axes_of, run_sweep
-    from vflsec.report.progress import display
-    from vflsec.report.report import Report
     from vflsec.results.analysis import stopping
-    from vflsec.results.analysis.gates import check_limits
-    from vflsec.results.records.naming import with_given_names
+    from vflsec.results.records.limits import RunLimits
     from vflsec.results.records.subgroups import write_subgroups
     from vflsec.run import engine as engines
-    from vflsec.run import guesses, sweep
+    from vflsec.run import guesses
     from vflsec.run import spec as specs
-    from vflsec.run.job import Job
+    from vflsec.run.job import Job, prepare, prepare_sweep, title
     from vflsec.run.plan import load_dataset
 
-    limit = leak_limits(max_leak)
+    limit = RunLimits(max_leak=leak_limits(max_leak), min_utility=min_utility, max_undetected=max_undetected)
     assignments = (*([f"trainings={trainings}"] if trainings is not None else []), *assignments)
-    several_values = [text for text in assignments if sweep.is_several(text)]
-    chosen["assignments"] = [text for text in assignments if text not in several_values]
-    axes = axes_of((*swept, *several_values))
+    axes = axes_of((*swept, *filter(is_several, assignments)))
+    chosen["assignments"] = [text for text in assignments if not is_several(text)]
     for text in chosen["assignments"]:
         if (path := text.partition("=")[0].strip()) in axes:
             raise UsageError(f"expected {path} once, got {text} and several values: drop one")
     engines.check_device(device, here=engine == "local")
     engines.check_engine(engine)
     how: dict[str, Any] = {"jobs": jobs or api.cores(), "device": device, "engine": engine}
-    most = chosen["seeds"] or stopping.MOST
+    most, words, keep = chosen["seeds"] or stopping.MOST, ["vflsec", *sys.argv[1:]], bool(rows or by)
     if until is not None:
         chosen["seeds"] = min(stopping.BLOCK, most)
-    limits_: dict[str, Any] = {"max_leak": limit, "min_utility": min_utility, "max_undetected": max_undetected}
     if axes:
-        if rows or by:
-            raise UsageError("expected no --rows or --by with --sweep: set them for one evaluation")
-        if until is not None:
-            raise UsageError("expected no --until with --sweep: set --seeds, or evaluate one point alone")
-        if max_exposure is not None:
-            raise UsageError("expected no --max-exposure with --sweep: set it for one evaluation")
-        steps = {"paired": paired, "dry_run": dry_run, "fresh": fresh, "retry_errors": retry_errors}
-        run_sweep(sweeps(**chosen), axes, out, form, limits_, how, **steps)
-        return
-    if by is not None and not by.strip():
-        raise UsageError("expected the name of a raw column for --by, got an empty one")
-    if paired:
-        raise UsageError("expected --sweep with --paired, got none: name the settings and their values")
-    spec = specs.read(sweeps(**chosen))
-    folder = out or Path("runs") / spec.name
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"expected a folder for --out, found the file {folder}: name another")
-    if rows:
-        expect_rows(rows, folder)
-    job = Job(spec, folder, ["vflsec", *sys.argv[1:]])
-    store = job.store
-    for line in engines.reasons(job.left_out):
-        click.echo(f"left out: {line}", err=True)
-    manifest = job.check()  # before anything is written: bad input leaves nothing behind
-    for note in manifest.data_notes:
-        click.echo(f"NOTE {note}", err=True)
-    check_limits(with_given_names(manifest, {})[0], limit)
-    expose(engines.exposures(job.spec), max_exposure)
-    if fresh:
-        store.expect_own()
+        for options, given in (("--rows or --by", keep), ("--until", until), ("--max-exposure", max_exposure)):
+            if given not in (None, False):
+                raise UsageError(f"expected no {options} with --sweep: evaluate a single point with it")
+        parts = prepare_sweep(settings_of(**chosen), axes, paired=paired, command=words)
+        job = Job(out or Path("runs") / title(parts[0], axes), parts, axes, paired=paired)
     else:
-        store.expect_same(manifest)
+        if by is not None and not by.strip():
+            raise UsageError("expected the name of a raw column for --by, got an empty one")
+        if paired:
+            raise UsageError("expected --sweep with --paired, got none: name the settings and their values")
+        spec = specs.read(settings_of(**chosen))
+        folder = out or Path("runs") / spec.name
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"expected a folder for --out, found the file {folder}: name another")
+        if rows:
+            expect_rows(rows, folder)
+        job = Job(folder, [prepare(spec, words)])
+    check_job(job, limit, fresh=fresh)  # before anything is written: bad input leaves nothing behind
+    evaluation, folder = job.parts[0], job.store.folder
+    if not axes:
+        expose(engines.exposures(evaluation.spec), max_exposure)
     if dry_run:
-        show_plan(job, job.plan(fresh=fresh, keep=bool(rows or by)), how["jobs"])
+        show_plan(job, job.plan(fresh=fresh, keep=keep), how["jobs"])
         return
     if by:
         guesses.groups_of(load_dataset(spec.dataset, **spec.data.options), by)
-    with opened(store, fresh=fresh, retry_errors=retry_errors):
-        store.write_limits(**limits_)
-        for seeds in [job.spec.seeds] if until is None else stopping.blocks(most):
-            if until is not None:
-                job.set_seeds(seeds, until)
-            todo = job.plan(keep=bool(rows or by))
+    with job.opened(limit, fresh=fresh, retry_errors=retry_errors):
+        for seeds in stopping.blocks(most) if until is not None else [None]:
+            if seeds is not None:
+                job.parts = [evaluation.with_seeds(seeds, until)]
+            todo = job.plan(keep=keep)
             announce(job, todo)
-            with kept_on_interrupt(store), display(todo.missing) as show:
-                for record in job.compute(todo, **how):
+            with show_progress(job, todo) as show:
+                for record in job.run(todo, **how):
                     show(record)
-            report = Report.read(folder)
-            half = stopping.widest(report.summary)
-            if until is not None and half is not None and half <= until:
+            if until is not None and stopping.is_reached(read_report(folder).summary, until):
                 break
         if by:
             click.echo(f"comparing the groups of {by}", err=True)
-            write_subgroups(folder, guesses.by_column(job.spec, folder, by))
-            report = Report.read(folder)
+            write_subgroups(folder, guesses.by_column(job.parts[0].spec, folder, by))
     if rows:
-        write_rows(rows, guesses.per_row(job.spec, folder))
-    draw(report, folder, form)
-    sys.exit(exit_code(report))
+        write_rows(rows, guesses.per_row(job.parts[0].spec, folder))
+    finish(read_report(folder), folder, form)
 
 
-def sweeps(
+def axes_of(texts: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the values of each setting of which ``path.to.key=1,2,3`` names several.
+
+    Values that hold commas are written as a TOML list.
+
+    Raises:
+        UsageError: a text of another form, or a setting twice.
+    """
+    from vflsec.run.grammar import parse_value
+
+    axes: dict[str, list[Any]] = {}
+    for text in texts:
+        path, equals, values = (part.strip() for part in text.partition("="))
+        if not (equals and path and values):
+            raise UsageError(f"expected --sweep path.to.key=value,value, got {text!r}")
+        if path in axes:
+            raise UsageError(f"expected the values of {path} once, got them twice: name all in one --sweep")
+        whole = parse_value(values)
+        axes[path] = whole if isinstance(whole, list) else [parse_value(value.strip()) for value in values.split(",")]
+    return axes
+
+
+def is_several(assignment: str) -> bool:
+    """Whether ``path.to.key=value`` names several values: an unquoted list with commas."""
+    from vflsec.run.grammar import parse_value
+
+    value = assignment.partition("=")[2].strip()
+    return "," in value and isinstance(parse_value(value), str) and value[:1] not in ("'", '"')
+
+
+def settings_of(
     config: Path | None,
     assignments: Sequence[str],
     attacks: Sequence[str],
@@ -346,39 +354,39 @@ def expect_rows(path: Path, folder: Path) -> None:
     if path.parent.resolve() != folder.resolve():  # which the run makes
         expect_folder(path, "--rows")
     if path.is_symlink() or path.exists():
-        head, found = ",".join(COLUMNS).encode(), b""
-        if path.is_file():
-            with path.open("rb") as file:
-                found = file.read(len(head))
-        if found != head:
+        head = ",".join(COLUMNS).encode()
+        if not (path.is_file() and path.read_bytes().startswith(head)):
             raise UsageError(f"expected a new file for --rows, found {path}, which is no table of rows: name another")
 
 
-def write_rows(path: Path, found: pd.DataFrame) -> None:
+def write_rows(path: Path, table: pd.DataFrame) -> None:
     """Write the table of rows, which only its owner may read."""
     from vflsec.base import files
     from vflsec.run.store import writing
 
     with writing(path.parent):
-        files.replace(path, found.to_csv(index=False).encode())
+        files.replace(path, table.to_csv(index=False).encode())
     click.echo(f"rows: {path} (sensitive: how surely the label of each person is inferred)", err=True)
 
 
 def show_plan(job: Job, todo: Plan, jobs: int) -> None:
-    """Print the plan, its time and the resolved settings."""
+    """Print the plan, its time and the resolved settings; of a sweep its points."""
     from vflsec.run import engine
-    from vflsec.run import spec as specs
     from vflsec.run.forecast import forecast, past_results, shapes
 
     announce(job, todo)
-    for line in shapes(job.spec):
+    if job.sweep:
+        for point in job.sweep.points:
+            click.echo(point.name.partition("-")[2], err=True)
+        return
+    spec = job.parts[0].spec
+    for line in shapes(spec):
         click.echo(line, err=True)
     if todo.missing:
-        expected = forecast(todo, past_results(job.store.folder, job.spec.dataset))
-        click.echo(expected.text(jobs), err=True)
-    for method, seconds in engine.cryptography(job.spec).items():
+        click.echo(forecast(todo, past_results(job.store.folder, spec.dataset)).text(jobs), err=True)
+    for method, seconds in engine.cryptography(spec).items():
         click.echo(f"encryption takes about {seconds:.0f} CPU s of each training of {method} here", err=True)
-    click.echo(specs.to_toml(job.spec), nl=False)
+    click.echo(job.parts[0].to_toml(), nl=False)
 
 
 def announce(job: Job, todo: Plan) -> None:
@@ -386,12 +394,16 @@ def announce(job: Job, todo: Plan) -> None:
     from vflsec.core.view import ThreatModel
     from vflsec.run.plan import build_attack
 
-    spec, names = job.spec, job.names
+    if job.sweep:
+        what = f"{count(len(job.parts), 'point')} of {', '.join(job.sweep.axes)}"
+        click.echo(f"vflsec eval  {what}: {count(todo.missing, 'result')} to compute   {job.store.folder}", err=True)
+        return
+    spec, names = job.parts[0].spec, job.parts[0].names
     attacks = ", ".join(attack.name + attack.place for attack in spec.attacks)
     defenses = ", ".join(defense.label for defense in spec.defenses) or "no defense"
     click.echo(f"vflsec eval  {names.dataset} / {', '.join(spec.methods)} / {defenses} / {attacks}", err=True)
     behavior = "honest-but-curious"
-    acting = dict.fromkeys(one.name for one in map(build_attack, spec.attacks) if one.acts_in_training)
+    acting = dict.fromkeys(attack.name for attack in map(build_attack, spec.attacks) if attack.acts_in_training)
     if acting:
         behavior += f" (malicious in training under {', '.join(acting)})"
     side = spec.adversary if spec.adversary in ("active", "server", "source") else "passive"

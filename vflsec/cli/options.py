@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from vflsec.report.report import Report
+    from vflsec.report.sweep import SweepReport
+    from vflsec.results.records.limits import RunLimits
+    from vflsec.run.engine import Plan
+    from vflsec.run.job import Job
     from vflsec.run.store import Store
 
 
@@ -264,35 +268,53 @@ def kept_on_interrupt(store: Store) -> Iterator[None]:
         sys.exit(130)
 
 
+def check_job(job: Job, limits: RunLimits, *, fresh: bool) -> None:
+    """Print what is left out and what the data note; raise unless the job may be run in its folder."""
+    for line in job.left_out:
+        click.echo(f"left out: {line}", err=True)
+    for note in job.parts[0].manifest.data_notes if job.sweep is None else ():
+        click.echo(f"NOTE {note}", err=True)
+    job.check(limits.max_leak, fresh=fresh)
+
+
 @contextmanager
-def opened(store: Store, *, fresh: bool, retry_errors: bool) -> Iterator[None]:
-    """Lock a results folder for writing, and drop what is to be computed anew."""
-    with store.lock():
-        if fresh:
-            store.clear()
-        store.trim()
-        if retry_errors:
-            store.forget_failures()
-        yield
+def show_progress(job: Job, todo: Plan) -> Iterator[Callable[[Any], None]]:
+    """Return a function that shows each record; on Ctrl-C, print what is kept and exit."""
+    from vflsec.report.progress import display
+
+    with kept_on_interrupt(job.store), display(todo.missing) as show:
+        yield show
 
 
-def draw(report: Report, folder: Path, form: str) -> None:
-    """Print the results on stdout, and write page and curve of the folder."""
+def read_report(folder: Path, **limits: Any) -> Report | SweepReport:
+    """Return the report of an evaluation, an audit or a sweep."""
+    from vflsec.report.report import Report
+    from vflsec.report.sweep import SweepReport
+    from vflsec.results.records.sweep import is_sweep
+
+    return SweepReport.read(folder, **limits) if is_sweep(folder) else Report.read(folder, **limits)
+
+
+def finish(report: Report | SweepReport, folder: Path, form: str) -> NoReturn:
+    """Print the results on stdout, draw them in their folder, and exit."""
     show(report, form)
     save(report, folder)
+    sys.exit(exit_code(report))
 
 
-def save(report: Report, folder: Path) -> None:
+def save(report: Report | SweepReport, folder: Path) -> None:
     """Write page and curve of a folder; print a line if it cannot be written."""
+    from vflsec.results.records.sweep import is_sweep
+
+    if is_sweep(folder):
+        click.echo(
+            f"no report.html of a sweep: vflsec report {folder}/points/NAME writes the page of a point", err=True
+        )
     try:
-        curves = [] if report.summary.audited else report.save_curve(folder)  # that has one strength, without utility
-        page = report.save_page(folder)
+        for path in report.save(folder):
+            click.echo(f"{'report' if path.suffix == '.html' else 'curve'}: {path}", err=True)
     except OSError as error:
         click.echo(f"no curve was drawn: cannot write to {folder}: {error.strerror or error}", err=True)
-        return
-    for path in curves:
-        click.echo(f"curve: {path}", err=True)
-    click.echo(f"report: {page}", err=True)
 
 
 def show(report: Printable, form: str) -> None:
@@ -317,11 +339,15 @@ def on_terminal(make: Callable[[int], RenderableType]) -> None:
     Console(width=width).print(make(width))
 
 
-def exit_code(report: Report) -> int:
+def exit_code(report: Report | SweepReport) -> int:
     """Return 1 if a gate in force failed, 3 if a cell gave no number or a gate is undecided, else 0."""
+    from vflsec.report.sweep import SweepReport
+
+    if isinstance(report, SweepReport):
+        return max(map(exit_code, report.reports))
     verdicts = [gate.holds for gate in report.summary.gates if not gate.replaced]
     if False in verdicts:
         return 1
-    statuses = [*(point.statuses for point in report.points), *(found.statuses for found in report.integrity)]
-    lost = any(set(found) & {"error", "diverged", "collapsed", "missing"} for found in statuses)
+    results = (*report.points, *report.integrity)
+    lost = any({"error", "diverged", "collapsed", "missing"} & {*result.statuses} for result in results)
     return 3 if lost or report.summary.lost or None in verdicts else 0

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
+import msgspec
 
 from vflsec.base import files
 from vflsec.base.errors import UsageError
 from vflsec.cli.eval_ import leak_limits
-from vflsec.cli.options import exit_code, limits, output_format, save, show
+from vflsec.cli.options import exit_code, limits, output_format, read_report, save, show
 
 
 @click.command("report")
@@ -39,9 +39,6 @@ def command(
     The limits that it was given are checked again. Further limits are checked and printed, and decide the exit code as
     well, but do not change DIR/report.html.
     """
-    from vflsec.cli.sweep_ import show_sweep
-    from vflsec.report.report import Report
-    from vflsec.report.sweep import SweepReport
     from vflsec.results.records.limits import RunLimits
     from vflsec.results.records.sweep import is_sweep
 
@@ -50,24 +47,17 @@ def command(
             raise UsageError("expected no limits with --compare, nor --html: set them in a report of one folder")
         _compare(folders, form)
         return
-    limits_: dict[str, Any] = {
-        "max_leak": leak_limits(max_leak),
-        "min_utility": min_utility,
-        "max_undetected": max_undetected,
-    }
-    if html and (len(folders) > 1 or is_sweep(folders[0])):
+    given = RunLimits(max_leak=leak_limits(max_leak), min_utility=min_utility, max_undetected=max_undetected)
+    limits_ = msgspec.structs.asdict(given)
+    swept = any(map(is_sweep, folders))
+    if html and (len(folders) > 1 or swept):
         raise UsageError("expected one evaluation or audit with --html: name one DIR, of a sweep DIR/points/NAME")
-    swept = [folder for folder in folders if is_sweep(folder)]
-    if swept:
-        if len(folders) > 1:
-            raise UsageError(f"expected one folder of a sweep, got {len(folders)}: print one at a time")
-        found = SweepReport.read(folders[0], **limits_)
-        show_sweep(found, folders[0], form)
-        sys.exit(max(map(exit_code, found.reports)))
-    reports = [Report.read(folder, **limits_) for folder in folders]
+    if swept and len(folders) > 1:
+        raise UsageError(f"expected one folder of a sweep, got {len(folders)}: print one at a time")
+    reports = [read_report(folder, **limits_) for folder in folders]
     for report, folder in zip(reports, folders, strict=True):
         show(report, form)
-        stored = report if RunLimits(**limits_) == RunLimits() else Report.read(folder)
+        stored = report if swept or given == RunLimits() else read_report(folder)
         if html:
             _write(html, stored.to_html())
         else:
@@ -84,7 +74,6 @@ def _write(path: Path, page: str) -> None:
 
 
 def _compare(folders: tuple[Path, ...], form: str) -> None:
-    import msgspec
     from rich.console import Console
 
     from vflsec.report import comparison

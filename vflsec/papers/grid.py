@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,15 @@ from vflsec.base import files
 from vflsec.base.checks import unknown
 from vflsec.base.errors import UsageError
 from vflsec.results.records.schema import Record
-from vflsec.run import engine, sweep, training
+from vflsec.run import engine, training
 from vflsec.run import spec as specs
 from vflsec.run.cell import Cell
+from vflsec.run.engine import Plan
+from vflsec.run.job import Evaluation
 from vflsec.run.manifest import manifest_of
-from vflsec.run.plan import resolve, training_cell
+from vflsec.run.plan import Names, resolve, training_cell
 from vflsec.run.spec import EvalSpec
 from vflsec.run.store import CellFacts, StageDone, Store
-from vflsec.run.sweep import Point
 
 Table = dict[str, Any]
 Place = tuple[int, int]
@@ -43,7 +45,7 @@ class Grid:
                 raise UsageError(f"expected a folder of its own, got {store.folder} with {name}: name another")
         self.store = store
         self.trainings: dict[Place, list[Cell]] = {}
-        self.points: dict[Place, Point] = {}
+        self.points: dict[Place, Evaluation] = {}
         self.validated: set[str] = set()
 
     @property
@@ -52,13 +54,19 @@ class Grid:
         return {cell.key: cell for own in self.trainings.values() for cell in own}
 
     @property
-    def different_points(self) -> list[Point]:
+    def different_points(self) -> list[Evaluation]:
         """The different evaluations."""
         return list({id(one.spec): one for one in self.points.values()}.values())
 
     def missing(self) -> int:
         """Return the number of trainings and results that are to be computed."""
-        return len(self._open_cells()) + sweep.missing(self.different_points, self.store)
+        return len(self._open_cells()) + self.plan().missing
+
+    def plan(self) -> Plan:
+        """Return what is to be computed with attacks."""
+        parts = self.different_points
+        wanted, alone = ([part.trials() for part in parts], [part.baselines() for part in parts])
+        return engine.plan_trials(chain(*wanted), chain(*alone), self.store)
 
     def compute(self, *, jobs: int, device: str) -> Iterator[Record | StageDone | str]:
         """Compute what is missing; yield each record, or the name of each training."""
@@ -66,7 +74,7 @@ class Grid:
         yield from Parallel(n_jobs=min(jobs, max(1, len(todo))), return_as="generator", batch_size=1)(
             delayed(_train)(cell, self.store.folder, device, validated=cell.key in self.validated) for cell in todo
         )
-        yield from sweep.compute(self.different_points, self.store, jobs=jobs, device=device)
+        yield from engine.evaluate(self.plan(), self.store, jobs=jobs, device=device)
 
     def facts(self, cell: Cell) -> CellFacts | None:
         """Return the facts of a training; None if the store has none."""
@@ -107,9 +115,9 @@ def evaluation(settings: Mapping[str, Any], seeds: int, target: str = "") -> Eva
     return spec
 
 
-def point(spec: EvalSpec, values: Mapping[str, Any]) -> Point:
+def point(spec: EvalSpec, values: Mapping[str, Any]) -> Evaluation:
     """Return a checked evaluation with the values that tell it from others."""
-    return Point(dict(values), spec, manifest_of(spec), {})
+    return Evaluation(spec, Names(""), {}, manifest_of(spec), dict(values))
 
 
 def strengths(spec: EvalSpec) -> set[float]:

@@ -28,8 +28,8 @@ from vflsec.results.records.schema import Block, Result
 from vflsec.run import spec as specs
 from vflsec.run.cell import Cell
 from vflsec.run.federation import build_federation, build_method
+from vflsec.run.job import Evaluation
 from vflsec.run.store import CellFacts, Store
-from vflsec.run.sweep import Point
 
 FOLDER = Path(__file__).with_name("recipes")
 
@@ -442,7 +442,7 @@ def _once(made: dict[bytes, Any], settings: Table, make: Callable[[Table], Any])
     return made[key]
 
 
-def _point(recipe: Recipe, settings: Mapping[str, Any]) -> Point:
+def _point(recipe: Recipe, settings: Mapping[str, Any]) -> Evaluation:
     """Return the evaluation of one cell of a table with attacks, checked; of all attacks those on labels."""
     spec = evaluation(settings, recipe.seeds, target="labels")
     return point(spec, {})

@@ -30,8 +30,8 @@ from vflsec.results.analysis.summary import summarize
 from vflsec.results.records.manifest import RowEntry
 from vflsec.results.records.schema import Record, Result
 from vflsec.results.statistics import Interval, over_seeds
+from vflsec.run.job import Evaluation
 from vflsec.run.plan import build_attack
-from vflsec.run.sweep import Point
 
 WORSE, BETTER = "▲", "▽"
 
@@ -287,7 +287,9 @@ def _is_at(asked: Asked, one: Damage | Leaking | RowEntry) -> bool:
     return one.strength == asked.strength and (not one.strength or asked.defense in ("", one.defense))
 
 
-def _attacked(asked: Asked, at: Point, records: Mapping[str, Record], summary: Summary) -> tuple[dict[int, float], str]:
+def _attacked(
+    asked: Asked, at: Evaluation, records: Mapping[str, Record], summary: Summary
+) -> tuple[dict[int, float], str]:
     """Return a number for each seed, and its metric, from the records of one evaluation."""
     if asked.measure == "cap":
         cap = next((cap for cap in summary.cap if cap.attack == asked.attack), None)

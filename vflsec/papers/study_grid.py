@@ -17,7 +17,7 @@ from vflsec.papers.study import ALONE, ATTACKED, Measure, Study
 from vflsec.run import engine
 from vflsec.run import spec as specs
 from vflsec.run.cell import Cell, result_key
-from vflsec.run.plan import rows
+from vflsec.run.plan import trials
 from vflsec.run.store import Store
 
 FOLDER = Path(__file__).with_name("claims")
@@ -90,7 +90,7 @@ class StudyGrid(Grid):
             return frozenset(_without_defaults(cell).key for cell in self.trainings[place] if cell.seed == 0)
         spec, keys = self.points[place].spec, set()
         over_strengths = measure.kind in ("cap", "calibrated")
-        for row in rows(msgspec.structs.replace(spec, seeds=1)):
+        for row in trials(msgspec.structs.replace(spec, seeds=1)):
             if row.control or not (over_strengths or row.strength == measure.strength):
                 continue
             if measure.kind not in ATTACKED or row.attack is None:

@@ -179,6 +179,11 @@ class Report:
         """Write ``curve.svg`` and ``curve.png`` into ``folder``."""
         return curve.save(self.summary, Path(folder))
 
+    def save(self, folder: Path | str) -> list[Path]:
+        """Write page and curve into ``folder``; an audit, which has one strength and no utility, has no curve."""
+        curves = [] if self.summary.audited else self.save_curve(folder)
+        return [*curves, self.save_page(folder)]
+
     def _repr_html_(self) -> str:
         return page.fragment(self.summary)
 

@@ -319,6 +319,10 @@ class SweepReport:
         """Write ``curve.svg`` and ``curve.png`` into ``folder``."""
         return saved(self.plot, Path(folder))
 
+    def save(self, folder: Path | str) -> list[Path]:
+        """Write the curve into ``folder``; pages are those of the points."""
+        return self.save_curve(folder)
+
     def _targets(self) -> list[str]:
         """Return what is recovered, labels first."""
         targets = dict.fromkeys(point.target for report in self.reports for point in report.worst)

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 from threading import Thread
 from typing import NamedTuple, TypeVar
@@ -27,7 +27,7 @@ from vflsec.data.dataset import VerticalDataset
 from vflsec.results.records.schema import Record
 from vflsec.run import runner
 from vflsec.run.adversary import side_of
-from vflsec.run.cell import Technique, acts_in
+from vflsec.run.cell import Cell, Technique, acts_in
 from vflsec.run.federation import build_federation, build_method, malicious_attacks
 from vflsec.run.guesses import lacking
 from vflsec.run.mounting import every_victim, expect_phase, is_baseline, mount, with_columns
@@ -37,17 +37,18 @@ from vflsec.run.plan import (
     baselines,
     registered_attacks,
     resolve,
-    rows,
     training_cell,
+    trials,
     without_federation,
 )
 from vflsec.run.questions import about_source, ask
 from vflsec.run.runner import Task, kinds_read
-from vflsec.run.spec import EvalSpec
+from vflsec.run.spec import AuxSpec, EvalSpec
 from vflsec.run.store import StageDone, Store
 from vflsec.run.training import batch_key, batches, trains_as_one
 
 Item = TypeVar("Item", Trial, Baseline)
+Datasets = Mapping[str, VerticalDataset]
 
 ALL = "all"
 """Stands for every attack that can be mounted."""
@@ -82,37 +83,38 @@ class Plan(NamedTuple):
     missing: int
 
 
-def plan(spec: EvalSpec, store: Store | None, *, keep: bool = False, trainings: Iterable[int] = ()) -> Plan:
-    """Return the plan of ``spec``, which has passed ``check``, less the results in ``store``.
+def plan(spec: EvalSpec, store: Store | None, *, keep: bool = False) -> Plan:
+    """Return the plan of ``spec``, which has passed ``check``, less the results in ``store``."""
+    return plan_trials(trials(spec), baselines(spec), store, keep=keep)
 
-    If guesses are to be kept (``keep``), a result with numbers counts as done only if its guesses were kept. With
-    ``trainings`` it is the plan of several specifications that differ in this number, which share their trainings.
+
+def plan_trials(wanted: Iterable[Trial], alone: Iterable[Baseline], store: Store | None, *, keep: bool = False) -> Plan:
+    """Return the plan of trials and baselines, each once, less the results in ``store``.
+
+    Their order is kept: trials of one seed, which share their split, are neighbors. If guesses are to be kept
+    (``keep``), a result with numbers counts as done only if its guesses were kept.
     """
     done = store.records() if store else {}
-    specs = [msgspec.structs.replace(spec, trainings=times) for times in trainings] or [spec]
-    wanted_rows, wanted_baselines = _unique(chain.from_iterable(map(rows, specs))), _unique(baselines(spec))
-    lost = lacking(wanted_rows, done, spec.adversary, store.folder) if keep and store else []
-    open_rows = [row for row in wanted_rows if row.key not in done or row in lost]
-    open_baselines = [baseline for baseline in wanted_baselines if baseline.key not in done]
-    empty = Task(cell=wanted_rows[0].cell, rows=(), baselines=(), adversary=spec.adversary, aux=spec.aux, keep=keep,
-                 registered=tuple(registered_attacks()))  # fmt: skip
-    tasks = [empty._replace(cell=group[0].cell, baselines=group) for group in _by_cell(open_baselines)]
-    tasks += [empty._replace(cell=group[0].cell, rows=group) for group in _by_cell(open_rows)]
-    tasks.sort(key=lambda task: (bool(task.rows), task.cell.seed))  # the cells of one seed share their split
-    stages, groups = _open_stages(tasks, store), _open_groups(tasks, store) + _open_shadows(tasks, store)
-    total, missing = len(wanted_rows) + len(wanted_baselines), len(open_rows) + len(open_baselines)
-    missing_in_all = missing + len(stages) + len(groups)
-    return Plan(wanted_rows, wanted_baselines, stages, groups, tasks, total - missing, missing_in_all)
+    rows, baselines = ({item.key: item for item in items} for items in (wanted, alone))
+    lost = lacking(rows.values(), done, store.folder) if keep and store else []
+    open_rows = [row for key, row in rows.items() if key not in done or row in lost]
+    open_baselines = [baseline for key, baseline in baselines.items() if key not in done]
+    registered = tuple(registered_attacks())
+    tasks = [Task(group[0].cell, (), group) for group in _by_cell(open_baselines)]
+    tasks += [Task(group[0].cell, group, (), registered, keep=keep) for group in _by_cell(open_rows)]
+    trained = [task for task in tasks if isinstance(task.cell, Cell)]
+    stages, groups = _open_stages(trained, store), _open_groups(trained, store) + _open_shadows(trained, store)
+    missing = len(open_rows) + len(open_baselines)
+    cached = len(rows) + len(baselines) - missing
+    total = missing + len(stages) + len(groups)
+    return Plan([*rows.values()], [*baselines.values()], stages, groups, tasks, cached, total)
 
 
-def _unique(items: Iterable[Item]) -> list[Item]:
-    return list({item.key: item for item in items}.values())
-
-
-def _by_cell(items: list[Item]) -> list[list[Item]]:
-    groups: dict[str, list[Item]] = {}
-    for item in sorted(items, key=lambda item: item.seed):
-        groups.setdefault(item.cell.key, []).append(item)
+def _by_cell(items: Iterable[Item]) -> list[list[Item]]:
+    """Return trials or baselines of the same cell and adversary together."""
+    groups: dict[tuple[str, str, AuxSpec], list[Item]] = {}
+    for item in items:
+        groups.setdefault((item.cell.key, item.adversary, item.aux), []).append(item)
     return list(groups.values())
 
 
@@ -422,22 +424,30 @@ def _on_dask(tasks: list[Task], folder: Path, address: str, device: str) -> Iter
         client = Client(address, timeout=10)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:
         raise UsageError(f"expected a dask scheduler at {address}, found none: {error}") from None
-    source = tasks[0].cell.dataset
     with client:
-        data = None
-        if source.in_memory:
-            data = client.scatter(source.load(), broadcast=True)  # type: ignore[no-untyped-call]
+        data = client.scatter(_in_memory(tasks), broadcast=True)  # type: ignore[no-untyped-call]
         futures = [client.submit(_on_worker, data, task, folder.resolve(), device, pure=False) for task in tasks]
         for future in futures:
             yield future.result()
 
 
-def _on_worker(data: VerticalDataset | None, task: Task, folder: Path, device: str) -> Sequence[Record | StageDone]:
+def _in_memory(tasks: Iterable[Task]) -> Datasets:
+    """Return the datasets of this process by name, which workers do not have."""
+    sources = {task.cell.dataset.name: task.cell.dataset for task in tasks if task.cell.dataset.in_memory}
+    return {name: source.load() for name, source in sources.items()}
+
+
+def _keep_all(data: Datasets) -> None:
+    for name, dataset in data.items():
+        if not memory.has(name):
+            memory.keep(dataset)
+
+
+def _on_worker(data: Datasets, task: Task, folder: Path, device: str) -> Sequence[Record | StageDone]:
     """Run ``task`` on a worker of dask, with its models in ``folder``, or in its own place if it cannot write there."""
     from distributed import get_worker
 
-    if data is not None and not memory.has(task.cell.dataset.name):
-        memory.keep(data)
+    _keep_all(data)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -447,8 +457,7 @@ def _on_worker(data: VerticalDataset | None, task: Task, folder: Path, device: s
 
 def _in_parallel(tasks: list[Task], folder: Path, jobs: int, device: str) -> Iterator[Sequence[Record | StageDone]]:
     parallel = Parallel(n_jobs=min(jobs, len(tasks)), return_as="generator", batch_size=1)
-    source = tasks[0].cell.dataset
-    data = source.load() if source.in_memory else None
+    data = _in_memory(tasks)
     try:
         yield from parallel(delayed(_in_worker)(os.getpid(), data, task, folder, device) for task in tasks)
     except TerminatedWorkerError:
@@ -458,13 +467,10 @@ def _in_parallel(tasks: list[Task], folder: Path, jobs: int, device: str) -> Ite
         ) from None
 
 
-def _in_worker(
-    parent: int, data: VerticalDataset | None, task: Task, folder: Path, device: str
-) -> Sequence[Record | StageDone]:
+def _in_worker(parent: int, data: Datasets, task: Task, folder: Path, device: str) -> Sequence[Record | StageDone]:
     """Run ``task`` in a process that ends with its parent, so that a killed run does not go on writing."""
     _watch(parent)
-    if data is not None and not memory.has(task.cell.dataset.name):
-        memory.keep(data)
+    _keep_all(data)
     return runner.run(task, folder, device)
 
 

@@ -30,7 +30,7 @@ from vflsec.results.records.schema import Record
 from vflsec.results.records.subgroups import Subgroup, Subgroups
 from vflsec.results.subgroups import FEWEST, Scored, differ, leaks
 from vflsec.run.federation import partition_of
-from vflsec.run.plan import Trial, load_dataset, rows
+from vflsec.run.plan import Trial, load_dataset, trials
 from vflsec.run.questions import about_source
 from vflsec.run.score import in_first_half
 from vflsec.run.spec import EvalSpec
@@ -53,12 +53,12 @@ class _Guessed(NamedTuple):
     labels: Labels
 
 
-def is_kept(row: Trial, adversary: str) -> bool:
+def is_kept(row: Trial) -> bool:
     """Whether the guesses of a result are kept: those on the labels of the active party."""
     if row.attack is None or row.control:
         return False
     attack, method = row.attack.make(), row.cell.method.kind
-    return attack.target == "labels" and not about_source(attack, row.attack.spec.after, method, adversary)
+    return attack.target == "labels" and not about_source(attack, row.attack.spec.after, method, row.adversary)
 
 
 def path_of(folder: Path, key: str) -> Path:
@@ -66,12 +66,12 @@ def path_of(folder: Path, key: str) -> Path:
     return folder / "guesses" / f"{key}.safetensors"
 
 
-def lacking(wanted: Iterable[Trial], done: Mapping[str, Record], adversary: str, folder: Path) -> list[Trial]:
+def lacking(wanted: Iterable[Trial], done: Mapping[str, Record], folder: Path) -> list[Trial]:
     """Return the results with numbers whose guesses should be kept and are not."""
     return [
         row
         for row in wanted
-        if row.key in done and done[row.key].leak and is_kept(row, adversary) and not path_of(folder, row.key).exists()
+        if row.key in done and done[row.key].leak and is_kept(row) and not path_of(folder, row.key).exists()
     ]
 
 
@@ -156,14 +156,14 @@ def groups_of(dataset: VerticalDataset, column: str) -> pd.Series:
 def _guessed(spec: EvalSpec, folder: Path, split: str) -> dict[Place, list[_Guessed]]:
     """Return the scored rows of each attack that guesses ``split``, by seed."""
     found: dict[Place, list[_Guessed]] = {}
-    lost = lacking(rows(spec), read_records(folder), spec.adversary, folder)
+    lost = lacking(trials(spec), read_records(folder), folder)
     if lost:
         raise StoreError(
             f"expected kept guesses in {folder / 'guesses'}, found none of {count(len(lost), 'result')}: run on one "
             f"machine, or let all workers share this folder"
         )
-    for row in rows(spec):
-        if is_kept(row, spec.adversary) and (own := _read(path_of(folder, row.key)).get(split)) is not None:
+    for row in trials(spec):
+        if is_kept(row) and (own := _read(path_of(folder, row.key)).get(split)) is not None:
             data, kept = partition_of(row.cell), ~np.isnan(own).any(axis=1)
             one = _Guessed(row.key, row.seed, data.ids[split][kept], own[kept], data.labels[split][kept])
             found.setdefault((row.method, row.defense, row.strength, row.label), []).append(one)

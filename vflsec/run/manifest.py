@@ -17,11 +17,11 @@ import numpy as np
 from vflsec.core.defense import Defense
 from vflsec.data.encode import dense
 from vflsec.data.partition import Partition, PartyData
-from vflsec.results.records.manifest import NO_ADVERSARY, AttackEntry, BaselineEntry, Manifest, Provenance, RowEntry
+from vflsec.results.records.manifest import AttackEntry, BaselineEntry, Manifest, Provenance, RowEntry
 from vflsec.run.cell import Technique
 from vflsec.run.federation import partition_of
 from vflsec.run.mounting import is_baseline
-from vflsec.run.plan import Baseline, Names, Trial, asked_of, baselines, find_dataset, resolve, rows, training_cell
+from vflsec.run.plan import Baseline, Names, Trial, asked_of, baselines, find_dataset, resolve, training_cell, trials
 from vflsec.run.spec import EvalSpec
 from vflsec.run.store import environment
 
@@ -45,8 +45,7 @@ def manifest_of(spec: EvalSpec, command: Sequence[str] = (), names: Names | None
         target=spec.train.target,
         selected_on_test=spec.train.select == "paper_best_on_test",
         attacks=[attack_entry(a, b, spec.adversary, data) for a, b in zip(attacks, spec.labels, strict=True)],
-        rows=[_row(row) for row in rows(spec)],
-        baselines=[_baseline(baseline) for baseline in baselines(spec)],
+        **entries(trials(spec), baselines(spec)),
         settings=msgspec.to_builtins(spec),
         provenance=provenance(
             {"methods": methods, "defenses": defenses, "attacks": attacks},
@@ -101,24 +100,20 @@ def _declared(techniques: Iterable[Technique]) -> dict[str, str]:
     return {name: declared for name, declared in names.items() if ".py:" in name and times[declared] == 1}
 
 
-def _row(row: Trial) -> RowEntry:
-    attack = row.label if row.attack else NO_ADVERSARY
-    return RowEntry(
-        method=row.method,
-        defense=row.defense,
-        strength=row.strength,
-        seed=row.seed,
-        attack=attack,
-        key=row.key,
-        control=row.control,
-    )
-
-
-def _baseline(baseline: Baseline) -> BaselineEntry:
-    target = asked_of(baseline.attack)
-    return BaselineEntry(
-        method=baseline.method, label=baseline.label, target=target, seed=baseline.seed, key=baseline.key
-    )
+def entries(trials: Iterable[Trial], baselines: Iterable[Baseline]) -> dict[str, Any]:
+    """Return what a report must know of trials and baselines: ``rows`` and ``baselines`` of a manifest."""
+    return {
+        "rows": [
+            RowEntry(method=row.method, defense=row.defense, strength=row.strength, seed=row.seed, attack=row.label,
+                     key=row.key, control=row.control)
+            for row in trials
+        ],
+        "baselines": [
+            BaselineEntry(method=baseline.method, label=baseline.label, target=asked_of(baseline.attack),
+                          seed=baseline.seed, key=baseline.key)
+            for baseline in baselines
+        ],
+    }  # fmt: skip
 
 
 def provenance(

@@ -24,7 +24,7 @@ from vflsec.run.cell import Cell, Source, Technique, aux_settings, digest, resul
 from vflsec.run.federation import partition_of
 from vflsec.run.mounting import is_baseline
 from vflsec.run.questions import about_source
-from vflsec.run.spec import AttackSpec, DefenseSpec, EvalSpec, MethodSpec, class_of
+from vflsec.run.spec import AttackSpec, AuxSpec, DefenseSpec, EvalSpec, MethodSpec, class_of
 
 GROUPS = {MethodSpec: "methods", DefenseSpec: "defenses", AttackSpec: "attacks"}
 
@@ -121,20 +121,31 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         method: its label, with its options where these are part of the name.
+        swept: the defense whose strength differs from trial to trial; None at strength 0.
+        cell: the training that is attacked.
+        adversary: the attacking party.
+        aux: its auxiliary knowledge.
         control: whether the cell is the honest one to which an attack on integrity is compared.
         trainings: of the cell on the same rows, which the attack combines.
     """
 
     method: str
-    defense: str
-    strength: float
+    defense: str = "none"
+    swept: Technique | None = None
     seed: int
     attack: Technique | None
     label: str
     cell: Cell
-    key: str
+    adversary: str
+    aux: AuxSpec
+    key: str = ""
     control: bool = False
     trainings: int = 1
+
+    @property
+    def strength(self) -> float:
+        """The strength of the swept defense."""
+        return float(self.swept.spec.strength) if self.swept else 0.0
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,51 +161,53 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     attack: Technique
     label: str
     seed: int
+    adversary: str
+    aux: AuxSpec
     key: str
     pretrained: bool = False
     asking: Technique | None = None
 
 
-def rows(spec: EvalSpec) -> Iterator[Trial]:
+def trials(spec: EvalSpec) -> Iterator[Trial]:
     """Yield every (method, defense, strength, seed, attack), seeds outermost so that neighbors share their data."""
-    attacks = [resolve(attack) for attack in spec.attacks]
+    attacks, sweep = [resolve(attack) for attack in spec.attacks], list(_strengths(spec))
     for seed in range(spec.seeds):
         for method in spec.methods:
             honest = training_cell(spec, method, seed)
             if not honest.method.kind.visible_to:  # nor does it send any message that a defense could change
                 cell = msgspec.structs.replace(honest, defenses=())
-                yield Trial(method=method, defense="none", strength=0.0, seed=seed, attack=None, label=NO_ADVERSARY,
-                            cell=cell, key=_labeled(digest(["utility", cell.key]), cell, method))  # fmt: skip
+                yield Trial(method=method, seed=seed, attack=None, label=NO_ADVERSARY, cell=cell, aux=spec.aux,
+                            adversary=spec.adversary,
+                            key=_labeled(digest(["utility", cell.key]), cell, method))  # fmt: skip
                 continue
-            for defense, swept in _sweep(spec):
-                defended = msgspec.structs.replace(honest, defenses=(*swept, *honest.defenses))
-                strength = swept[0].spec.strength if swept else 0.0
-                for attack, label in zip(attacks, spec.labels, strict=True):
-                    trial = Trial(method=method, defense=defense, strength=strength, seed=seed, attack=attack,
-                                  label=label, cell=defended, key="", trainings=spec.trainings)  # fmt: skip
-                    yield from _of_one_attack(trial, attack, spec)
+            for (defense, swept), (attack, label) in product(sweep, zip(attacks, spec.labels, strict=True)):
+                cell = msgspec.structs.replace(honest, defenses=(swept, *honest.defenses)) if swept else honest
+                trial = Trial(method=method, defense=defense, swept=swept, seed=seed, attack=attack, label=label,
+                              cell=cell, adversary=spec.adversary, aux=spec.aux,
+                              trainings=spec.trainings)  # fmt: skip
+                yield from _with_keys(trial, attack)
 
 
-def _of_one_attack(trial: Trial, attack: Technique, spec: EvalSpec) -> Iterator[Trial]:
+def _with_keys(trial: Trial, attack: Technique) -> Iterator[Trial]:
     """Yield the trial of an attack with its key, after its honest one if it is on integrity."""
-    made, cell = attack.make(), trial.cell
+    made, cell, who = attack.make(), trial.cell, (trial.adversary, trial.aux)
     if made.target == "integrity":
-        key = digest(["control", result_key(cell, attack, spec.adversary, spec.aux)])
+        key = digest(["control", result_key(cell, attack, *who)])
         yield msgspec.structs.replace(trial, key=_labeled(key, cell, trial.method), control=True)
-    aux = spec.aux if made.target == "integrity" and Need.AUX_LABELS in made.needs else None
-    malicious = (spec.adversary, attack) if made.acts_in_training else None
+    aux = trial.aux if made.target == "integrity" and Need.AUX_LABELS in made.needs else None
+    malicious = (trial.adversary, attack) if made.acts_in_training else None
     cell = msgspec.structs.replace(cell, malicious=malicious, aux=aux)
-    key = _labeled(result_key(cell, attack, spec.adversary, spec.aux, spec.trainings), cell, trial.method)
+    key = _labeled(result_key(cell, attack, *who, trial.trainings), cell, trial.method)
     yield msgspec.structs.replace(trial, cell=cell, key=key)
 
 
-def _sweep(spec: EvalSpec) -> Iterator[tuple[str, tuple[Technique, ...]]]:
-    """Yield the label of each swept defense, and the defense at each strength; none at 0."""
+def _strengths(spec: EvalSpec) -> Iterator[tuple[str, Technique | None]]:
+    """Yield the label of each swept defense, and the defense at each strength; None at 0."""
     if not spec.defenses:
-        yield "none", ()
+        yield "none", None
     for defense in map(resolve, spec.defenses):
         for strength in sorted({0.0, *spec.strengths_of(defense.spec)}):
-            yield defense.spec.label, (defense.of_strength(strength),) if strength else ()
+            yield defense.label, defense.of_strength(strength) if strength else None
 
 
 def baselines(spec: EvalSpec) -> Iterator[Baseline]:
@@ -225,7 +238,8 @@ def baselines(spec: EvalSpec) -> Iterator[Baseline]:
             settings: list[Any] = [bare.settings, [alone.name, alone.version] if alone else [], spec.adversary]
             settings += [aux_settings(spec.aux), *(["of the source", asking.spec.after] if asking else [])]
             key = digest(["prior", cell.data_key if is_base else cell.key, *settings])  # baselines read no model
-            baseline = Baseline(method=method, cell=cell, attack=bare, label=label, seed=seed, key=key, asking=asking)
+            baseline = Baseline(method=method, cell=cell, attack=bare, label=label, seed=seed, key=key, asking=asking,
+                                adversary=spec.adversary, aux=spec.aux)  # fmt: skip
             yield baseline
             if pretrained and alone and not is_base and attack.kind.target == "labels":
                 stages = [pretrained.stage_key(phase) for phase in pretrained.stages]

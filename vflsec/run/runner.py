@@ -6,7 +6,7 @@ import logging
 import os
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -70,6 +70,8 @@ Questions = dict[tuple[object, ...], Question]
 class Task(NamedTuple):
     """Work for one process: a stage, cells or shadows that train together, or missing results or baselines of one cell.
 
+    Its trials and baselines have one adversary with the same auxiliary knowledge.
+
     Attributes:
         group: cells that train together.
         shadows: the numbers of shadow federations of the cell, which train together; None for none.
@@ -80,8 +82,6 @@ class Task(NamedTuple):
     cell: Cell
     rows: Sequence[Trial]
     baselines: Sequence[Baseline]
-    adversary: str
-    aux: AuxSpec
     registered: Sequence[Technique] = ()
     stage: str | None = None
     group: tuple[Cell, ...] = ()
@@ -102,11 +102,13 @@ class Run(NamedTuple):
     messages: tuple[Message, ...] = ()
 
 
-def run(task: Task, folder: Path, device: str) -> Sequence[Record | StageDone]:
-    """Return one record for each row or baseline of ``task``, in order; for a stage, that it is done.
+def run(task: Task, folder: Path, device: str) -> Iterable[Record | StageDone]:
+    """Return a record for each row or baseline of ``task``, in order; for a stage, that it is done.
 
     A failure within a cell becomes the status of its records. Wrong settings are raised.
     """
+    if not isinstance(task.cell, Cell):
+        return task.cell.results(task)
     store = Store(folder)
     with _ONE_AT_A_TIME, one_thread():
         if task.stage:
@@ -116,7 +118,7 @@ def run(task: Task, folder: Path, device: str) -> Sequence[Record | StageDone]:
         if task.shadows:
             return [_shadows(task, store, device)]
         if task.baselines:
-            return [_baseline(baseline, task, store, device) for baseline in task.baselines]
+            return [_baseline(baseline, store, device) for baseline in task.baselines]
         return _results(task, store, device)
 
 
@@ -180,7 +182,7 @@ def _run(cell: Cell, task: Task, kinds: frozenset[Kind], store: Store, device: s
     """Reload a cell; train it if it is not stored, or if an attack reads messages, which are never stored."""
     stored = store.cell(cell.key)
     try:
-        facts, transcript = stored.read(), Transcript(frozenset(task.adversary.split("+")), kinds)
+        facts, transcript = stored.read(), Transcript(frozenset(task.rows[0].adversary.split("+")), kinds)
         if not isinstance(facts, CellFacts) or kinds:
             phases = {row.attack.spec.after for row in task.rows if row.attack}
             with_source = bool(phases & cell.method.kind.source_phases)
@@ -250,13 +252,13 @@ def _result(
         method=row.method,
         defenses=[f"{d.label}:{d.strength:g}" for d in (carried.spec for carried in row.cell.defenses)],
         seed=row.seed,
-        adversary=task.adversary,
+        adversary=row.adversary,
         attack=attack_run(row.attack, attack) if row.attack else None,
         status=facts.status,
         error=facts.error,
         utility=facts.utility if facts.status == "ok" else None,
         control=row.control,
-        mountable=_mountable(task, trained) if trained else [],
+        mountable=_mountable(row, task.registered, trained) if trained else [],
         device=device,
         nbytes=sum(nbytes for phase, *_, nbytes in facts.traffic if phase != "predict"),
         traffic=facts.traffic,
@@ -265,12 +267,12 @@ def _result(
         notes=facts.notes,
         active_alone=facts.active_alone,
         quick_joint=facts.quick_joint,
-        spent=spent(trained, facts.releases, task.adversary, len(runs)) if trained else [],
+        spent=spent(trained, facts.releases, row.adversary, len(runs)) if trained else [],
         seconds={"train": sum(run.facts.seconds for run in runs)},
     )
     changes: dict[str, Any] = {}
     if trained and isinstance(attack, IntegrityAttack) and facts.status == "ok":
-        changes = _impact(row, trained, task, record)
+        changes = _impact(row, trained, record)
     elif trained and attack and facts.status == "ok":
         if after:
             cells = several(row.cell, row.trainings)
@@ -299,9 +301,9 @@ def _attacked(
 ) -> dict[str, Any]:
     """Run ``attack`` on the messages of the kinds that it reads, and return the changes to its record."""
     assert row.attack is not None
-    began, seconds, after = time.perf_counter(), dict(record.seconds), row.attack.spec.after
-    asked = [_asked(attack, after, task, run, number, questions) for number, run in enumerate(runs)]
-    kept = partial(keep, store.folder, row.key) if task.keep and is_kept(row, task.adversary) else None
+    began, seconds = time.perf_counter(), dict(record.seconds)
+    asked = [_asked(attack, row, run, number, questions) for number, run in enumerate(runs)]
+    kept = partial(keep, store.folder, row.key) if task.keep and is_kept(row) else None
     if attack.shadows:
         try:
             shadows = shadows_of(row.cell, attack.shadows, record.device, store)
@@ -310,29 +312,31 @@ def _attacked(
         asked = [question._replace(view=replace(question.view, shadows=shadows)) for question in asked]
         seconds["shadows"], began = seconds_of(row.cell, attack.shadows, store), time.perf_counter()
     question = asked[0]._replace(further=[other.view for other in asked[1:]])
-    changes = guarded(attack, question, runs[0].trained.federation, task.aux, kept)  # type: ignore[union-attr]
+    changes = guarded(attack, question, runs[0].trained.federation, row.aux, kept)  # type: ignore[union-attr]
     return {**changes, "seconds": {**seconds, "attack": time.perf_counter() - began}}
 
 
-def _asked(attack: Attack, after: str | None, task: Task, run: Run, number: int, questions: Questions) -> Question:
+def _asked(attack: Attack, row: Trial, run: Run, number: int, questions: Questions) -> Question:
     """Return the question about one of several trainings, the same to all attacks that read the same."""
     assert run.trained, "its status is ok"
+    assert row.attack is not None
+    after = row.attack.spec.after
     key = (attack.target, attack.victim, attack.column, attack.needs | attack.wants, after, number)
     if key not in questions:
         kinds = kinds_read([attack])
         own = tuple(message for message in run.messages if message.kind in kinds)
-        questions[key] = ask(attack, run.trained, task.adversary, task.aux, own, after)
+        questions[key] = ask(attack, run.trained, row.adversary, row.aux, own, after)
     return questions[key]
 
 
-def _impact(row: Trial, trained: Trained, task: Task, record: Result) -> dict[str, Any]:
+def _impact(row: Trial, trained: Trained, record: Result) -> dict[str, Any]:
     """Measure the impact of an attack on its cell, or of its trigger on the honest one; return the record's changes."""
     began, federation = time.perf_counter(), trained.federation
     assert row.attack is not None
     assert record.utility is not None, "the status of its cell is ok"
     try:
         malicious = (
-            malicious_attacks(federation, task.adversary, row.attack, task.aux) if row.control else federation.malicious
+            malicious_attacks(federation, row.adversary, row.attack, row.aux) if row.control else federation.malicious
         )
         changes: dict[str, Any] = {"damage": impact(trained, integrity_attacks(malicious), record.utility)}
     except VflsecError as error:
@@ -432,13 +436,13 @@ def _signed_by_labels(attack: Attack, guess: Guess) -> bool:
     return attack.classes == 2 and Need.AUX_LABELS not in attack.needs and guess.converged is None
 
 
-def _mountable(task: Task, trained: Trained) -> list[str]:
-    """Return the attacks that the adversary of ``task`` can mount, so that a report can list those not run."""
+def _mountable(row: Trial, registered: Sequence[Technique], trained: Trained) -> list[str]:
+    """Return the attacks that the adversary can mount, so that a report can list those not run."""
     method = trained.method
     if not method.visible_to:
         return []
-    options = task.cell.method.spec.options
-    return mountable(task.registered, task.adversary, task.aux, method, trained.federation, options)
+    options = row.cell.method.spec.options
+    return mountable(registered, row.adversary, row.aux, method, trained.federation, options)
 
 
 def attacked_once(attack: Attack, trained: Trained, party: str, aux: AuxSpec) -> dict[str, Any]:
@@ -446,24 +450,24 @@ def attacked_once(attack: Attack, trained: Trained, party: str, aux: AuxSpec) ->
     return _scored(attack, ask(attack, trained, party, aux), trained.federation, aux)
 
 
-def _baseline(baseline: Baseline, task: Task, store: Store, device: str) -> BaselineResult:
+def _baseline(baseline: Baseline, store: Store, device: str) -> BaselineResult:
     """Run an attack without the federation: on an untrained model, or on one that the adversary pre-trained itself."""
     began = time.perf_counter()
     attack = baseline.attack.make()
     own = attack if baseline.pretrained or attack.baseline else without_federation(attack)
-    changes = _attacked_alone(own, baseline, task, store, device) if own and task.aux.n else {}
+    changes = _attacked_alone(own, baseline, store, device) if own and baseline.aux.n else {}
     return BaselineResult(
         key=baseline.key,
         method=baseline.cell.method.name if baseline.pretrained else baseline.method,
         seed=baseline.seed,
-        adversary=task.adversary,
+        adversary=baseline.adversary,
         attack=attack_run(baseline.attack, own),
         seconds={"attack": time.perf_counter() - began},
         **changes,
     )
 
 
-def _attacked_alone(own: Attack, baseline: Baseline, task: Task, store: Store, device: str) -> dict[str, Any]:
+def _attacked_alone(own: Attack, baseline: Baseline, store: Store, device: str) -> dict[str, Any]:
     federation, method = build_federation(baseline.cell, device), build_method(baseline.cell)
     method.build(federation)
     try:
@@ -472,10 +476,11 @@ def _attacked_alone(own: Attack, baseline: Baseline, task: Task, store: Store, d
     except Diverged as error:
         return {"status": "diverged", "error": str(error)}
     asking = baseline.asking or baseline.attack
-    question = ask(asking.make(), Trained(method, federation, {}), task.adversary, task.aux, after=asking.spec.after)
+    made, untrained = asking.make(), Trained(method, federation, {})
+    question = ask(made, untrained, baseline.adversary, baseline.aux, after=asking.spec.after)
     view = question.view
     view = view.without_federation(view.model) if baseline.pretrained and view.model else alone(view, federation.seed)
-    return guarded(own, question._replace(view=view), federation, task.aux)
+    return guarded(own, question._replace(view=view), federation, baseline.aux)
 
 
 def _line(error: BaseException) -> str:

@@ -245,13 +245,12 @@ class Store:
             files.replace(folder / "env.json", msgspec.json.format(versions, indent=2), mode=SHARED)
             files.replace(folder / MANIFEST, seal(manifest), mode=SHARED)
 
-    def write_limits(self, **limits: Any) -> None:
+    def write_limits(self, given: RunLimits) -> None:
         """Make these the limits of the folder, if there are any, see ``RunLimits``.
 
         Raises:
             StoreError: those of earlier runs are lost.
         """
-        given = RunLimits(**limits)
         try:
             earlier = read_manifest(self.folder)
         except StoreError:  # there is none, or it is damaged and is written anew

@@ -15,7 +15,7 @@ from vflsec.results.records.schema import Block
 from vflsec.results.statistics import GROUPS
 from vflsec.run import spec as specs
 from vflsec.run.manifest import manifest_of
-from vflsec.run.plan import baselines, rows
+from vflsec.run.plan import baselines, trials
 from vflsec.run.score import is_constant, score, share_of_class
 
 SPEC = specs.read({"dataset": "toy", "attacks": ["mc", "norm"], "defenses": [{"name": "iso"}], "strengths": [1],
@@ -34,7 +34,7 @@ def summary_of(leak=None, *, spec=SPEC, changes=None, alone=0.7, **manifest):
     """A report whose attacks leak ``leak``, by default .75; ``changes`` are those of the record of a row."""
     leak = leak or (lambda row: block(0.75 + 0.01 * row.seed))
     records = {}
-    for row in rows(spec):
+    for row in trials(spec):
         fields = {"seed": row.seed, "cell": row.cell.key, "utility": block(0.8), "leak": {"train": leak(row)}}
         fields["defenses"] = [f"iso:{row.strength:g}"] if row.strength else []
         records[row.key] = made_result(**{**fields, **(changes(row) if changes else {})})
@@ -107,7 +107,7 @@ def test_attacks_far_below_alone():
 
 
 def summary_records(spec, *, changes, alone):
-    found = {row.key: made_result(seed=row.seed, utility=block(0.8), **changes(row)) for row in rows(spec)}
+    found = {row.key: made_result(seed=row.seed, utility=block(0.8), **changes(row)) for row in trials(spec)}
     return found | {
         one.key: made_baseline(seed=one.seed, leak={} if one.label == "norm" else {"train": block(alone)})
         for one in baselines(spec)
@@ -257,7 +257,7 @@ def test_a_lost_attack_leaves_a_gate_on_worst_undecided(lost):
 
     records = summary_records(SPEC, changes=lambda row: {"leak": {"train": block(0.75)}, **changes(row)}, alone=0.7)
     if lost == "missing":
-        del records[next(row.key for row in rows(SPEC) if (row.label, row.strength, row.seed) == ("norm", 1, 0))]
+        del records[next(row.key for row in trials(SPEC) if (row.label, row.strength, row.seed) == ("norm", 1, 0))]
     limits = {"worst": 0.9, "mc": 0.9}
     found = summarize(manifest_of(SPEC), records, out="", max_leak=limits, min_utility=None)
     assert {gate.gate: gate.holds for gate in found.gates} == {"max-leak worst": None, "max-leak mc": True}

@@ -14,7 +14,7 @@ from vflsec.run import engine
 from vflsec.run import spec as specs
 from vflsec.run.federation import build_federation
 from vflsec.run.manifest import manifest_of
-from vflsec.run.plan import baselines, rows
+from vflsec.run.plan import baselines, trials
 from vflsec.run.store import Store
 
 PLAN = {"dataset": "toy", "defenses": [{"name": "iso"}], "strengths": [1], "seeds": 3}
@@ -44,11 +44,11 @@ def summary_of(spec, records, **limits):
 
 
 def test_every_cell_under_attack_has_its_honest_one_beside_it():
-    found = [r for r in rows(BROKEN) if (r.seed, r.strength) == (0, 1.0)]
+    found = [r for r in trials(BROKEN) if (r.seed, r.strength) == (0, 1.0)]
     assert [(r.label, r.control) for r in found] == [
         ("backdoor", True), ("backdoor", False), ("missing-feature", True), ("missing-feature", False),
     ]  # fmt: skip
-    honest = next(r.cell for r in rows(specs.read(PLAN)) if (r.seed, r.strength) == (0, 1.0))
+    honest = next(r.cell for r in trials(specs.read(PLAN)) if (r.seed, r.strength) == (0, 1.0))
     assert {r.cell.key for r in found if r.control} == {honest.key}, "that of any other attack"
     assert len({r.cell.key for r in found}) == 3
     assert len({r.key for r in found}) == 4
@@ -63,7 +63,7 @@ def test_there_is_nothing_to_infer_alone():
 
 def test_a_cell_depends_on_known_labels_only_if_its_attack_uses_them():
     def cells(name, **aux):
-        return {r.cell.key for r in rows(specs.read({**PLAN, "attacks": [name], "aux": aux})) if not r.control}
+        return {r.cell.key for r in trials(specs.read({**PLAN, "attacks": [name], "aux": aux})) if not r.control}
 
     assert not cells("backdoor") & cells("backdoor", n=40)
     assert cells("missing-feature") == cells("missing-feature", n=40)
@@ -85,7 +85,7 @@ SUCCESS = (0.9, 0.95, 1.0)
 
 def make_records(spec=BROKEN):
     found = {}
-    for row in rows(spec):
+    for row in trials(spec):
         utility = 0.8 + 0.05 * row.seed - (0.0 if row.control else LOST[row.seed])
         share = 0.1 if row.control else SUCCESS[row.seed]
         success = opened(share) if row.label == "backdoor" else None
@@ -114,7 +114,7 @@ def test_damages_are_paired_by_seed():
 
 def test_a_seed_without_a_number_is_lost_on_both_sides():
     records = make_records()
-    for row in rows(BROKEN):
+    for row in trials(BROKEN):
         if (row.seed, row.strength, row.label, row.control) == (2, 1.0, "backdoor", False):
             records[row.key] = made_result(status="diverged")
         if (row.seed, row.strength, row.label, row.control) == (0, 1.0, "backdoor", True):
@@ -189,7 +189,7 @@ def test_parties_that_collude_have_an_attack_each(tmp_path):
     for name in ("passive_1", "passive_1+passive_2"):
         spec, store = finish(tmp_path / name, attacks=["missing-feature:rate=1"], data=data, adversary=name, seeds=1)
         lost[name] = summary_of(spec, store.records()).integrity[0].lost.mean
-        cell = next(r.cell for r in rows(spec) if not r.control)
+        cell = next(r.cell for r in trials(spec) if not r.control)
         assert list(build_federation(cell, "cpu").malicious) == name.split("+")
     assert lost["passive_1+passive_2"] != lost["passive_1"]
 

@@ -19,7 +19,7 @@ from vflsec.results.records.schema import Block
 from vflsec.results.statistics import GROUPS, SHARE, over_seeds, within
 from vflsec.run import spec as specs
 from vflsec.run.manifest import manifest_of
-from vflsec.run.plan import baselines, rows
+from vflsec.run.plan import baselines, trials
 from vflsec.run.spec import AttackSpec
 
 SPEC = specs.read({"dataset": "toy", "defenses": [{"name": "iso"}], "strengths": [1, 5], "seeds": 3})
@@ -44,7 +44,7 @@ def ends_of(values, bounds=SHARE):
 
 def make_records(spec=SPEC, *, attack_fold=0.7, logistic_fold=0.6, mc_alone_fold=0.5):
     found = {}
-    for row in rows(spec):
+    for row in trials(spec):
         value = LEAK[row.strength] + JITTER[row.seed]
         found[row.key] = made_result(
             method=row.method,
@@ -80,7 +80,7 @@ def summary_of(records=None, spec=SPEC, *, contrived=False, **limits):
 
 
 def keys_of(strength, seed):
-    return [row.key for row in rows(SPEC) if (row.strength, row.seed) == (strength, seed)]
+    return [row.key for row in trials(SPEC) if (row.strength, row.seed) == (strength, seed)]
 
 
 def test_points_are_means_over_seeds_with_t_intervals():
@@ -107,7 +107,7 @@ def test_bits_are_those_beyond_alone_paired_by_seed():
         leak = {split: replace(own, metrics=own.metrics | metrics) for split, own in record.leak.items()}
         return replace(record, leak=leak)
 
-    for row in rows(SPEC):
+    for row in trials(SPEC):
         known = {"right@0.99": 1.0} if row.seed == 2 else {}
         bits = {"cross_entropy": 0.5 + 3 * JITTER[row.seed], "known@0.99": 0.1 * row.seed, **known}
         records[row.key] = with_bits(records[row.key], **bits)
@@ -134,7 +134,7 @@ def with_metrics(record, test, train=None):
 def test_alone_is_the_strongest_baseline_in_each_metric_by_the_mean_over_seeds():
     """mc has the lower AUC; it finds more rows surely, and is luckier in none but seed 0 of the cross-entropy."""
     records = make_records()
-    for row in rows(SPEC):
+    for row in trials(SPEC):
         records[row.key] = with_metrics(records[row.key], {"tpr@0.01": 0.07, "cross_entropy": 0.5})
     for baseline in baselines(SPEC):
         s, is_mc = baseline.seed, baseline.attack.name == "mc"
@@ -152,7 +152,7 @@ def test_alone_is_the_strongest_baseline_in_each_metric_by_the_mean_over_seeds()
 
 def test_a_headline_that_is_alone_has_no_more_and_no_less_than_alone():
     records = make_records()
-    for row in rows(SPEC):
+    for row in trials(SPEC):
         own = with_metrics(records[row.key], {"tpr@0.01": 0.01, "cross_entropy": 0.9})
         records[row.key] = replace(own, leak={split: replace_auc(one, 0.5) for split, one in own.leak.items()})
     for baseline in baselines(SPEC):
@@ -230,7 +230,7 @@ def test_worst_takes_the_rows_on_which_an_attack_leaks_most():
 
 def test_worst_may_throw_the_model_away_and_not_joining_has_no_advantage():
     records = make_records(attack_fold=0.9)
-    for row in rows(SPEC):
+    for row in trials(SPEC):
         records[row.key] = replace(records[row.key], leak={"test": block(0.51), "train": block(0.51)})
     for point in summary_of(records).worst:
         assert (point.choice, point.leak.mean, point.leak.rows) == ("alone", pytest.approx(0.58), "test")
@@ -244,7 +244,7 @@ def test_worst_is_chosen_on_one_half_of_the_rows_and_scored_on_the_other():
     """
     spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="spectral-embedding")))
     records = make_records(spec)
-    for row in rows(spec):
+    for row in trials(spec):
         leak = block(0.80, apart=0.04) if row.label == "mc" else block(0.75, apart=-0.03)
         records[row.key] = replace(records[row.key], leak={"test": leak})
     point = summary_of(records, spec, contrived=True).worst[0]
@@ -265,7 +265,7 @@ def test_worst_of_columns_is_at_least_the_pick_of_the_adversary(picked, mean):
     def of_columns(value, apart=0.0):
         return {"test": replace(block(value, apart=apart), metrics={"r2": value})}
 
-    for row in rows(spec):
+    for row in trials(spec):
         leak = of_columns(0.80, apart=0.04) if row.label == "mc" else of_columns(0.75, apart=-0.03)
         records[row.key] = replace(records[row.key], leak=leak, fold=0.9 if row.label == picked else 0.5)
     for baseline in baselines(spec):
@@ -277,7 +277,7 @@ def test_worst_of_columns_is_at_least_the_pick_of_the_adversary(picked, mean):
 def test_halves_that_choose_other_rows_are_held_against_alone_on_these():
     """mc has .84 and .76 on the halves of test rows, .72 and .78 on those of training rows."""
     records = make_records()
-    for row in rows(SPEC):
+    for row in trials(SPEC):
         leak = {"test": block(0.80, apart=0.04), "train": block(0.75, apart=-0.03)}
         records[row.key] = replace(records[row.key], leak=leak)
     for baseline in baselines(SPEC):
@@ -293,7 +293,7 @@ def test_with_one_seed_the_interval_of_worst_is_over_rows_and_covers_the_choice(
         SPEC, seeds=1, attacks=(AttackSpec(name="mc"), AttackSpec(name="spectral-embedding"))
     )
     records = make_records(spec)
-    for row in rows(spec):
+    for row in trials(spec):
         leak = block(0.80, apart=0.04) if row.label == "mc" else block(0.75, apart=-0.03)
         records[row.key] = replace(records[row.key], leak={"test": leak})
     leak = summary_of(records, spec, contrived=True).worst[0].leak
@@ -316,7 +316,7 @@ def test_an_attack_that_fails_in_some_seeds_competes_on_those_that_all_have():
     """In seed 2, which is easy, one attack has no number. It leaks more in the others, and is not passed over."""
     spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="spectral-embedding")))
     records = make_records(spec)
-    for row in rows(spec):
+    for row in trials(spec):
         if row.label == "spectral-embedding":
             found = {"status": "error", "leak": {}} if row.seed == 2 else {"leak": {"test": block(0.85)}}
         else:
@@ -332,7 +332,7 @@ def test_what_the_adversary_would_have_picked_is_a_figure_of_its_own():
     """Its folds favor the weaker attack; the headline does not listen to them."""
     spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="spectral-embedding")))
     records = make_records(spec)
-    for row in rows(spec):
+    for row in trials(spec):
         if row.label == "spectral-embedding":
             records[row.key] = replace(records[row.key], fold=0.9, leak={"test": block(0.52), "train": block(0.52)})
     summary = summary_of(records, spec)
@@ -357,7 +357,7 @@ def test_picks_are_by_folds_over_all_seeds():
 def test_worst_shows_which_attacks_gave_no_number():
     spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="spectral-embedding")))
     records = make_records(spec)
-    for row in rows(spec):
+    for row in trials(spec):
         if row.label == "spectral-embedding" and row.strength == 1.0:
             records[row.key] = replace(records[row.key], status="error", leak={})
     summary = summary_of(records, spec, max_leak={"worst": 1.0})
@@ -369,7 +369,7 @@ def test_worst_is_unconverged_only_where_an_attack_that_it_names_is():
     spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="logistic")))
     for unconverged, statuses in (("logistic", {"ok": 3}), ("mc", {"unconverged": 3})):
         records = make_records(spec)
-        for row in rows(spec):
+        for row in trials(spec):
             if row.label == unconverged:
                 records[row.key] = replace(records[row.key], status="unconverged")
         found = next(p for p in summary_of(records, spec).worst if p.strength == 0.0)
@@ -405,14 +405,14 @@ def test_notes_say_what_a_reader_must_know():
 
 def test_attacks_that_could_be_mounted_and_were_not_run_are_told():
     records = make_records()
-    for row in rows(SPEC):
+    for row in trials(SPEC):
         records[row.key] = replace(records[row.key], mountable=["mc", "norm"] if row.seed else ["averaging", "mc"])
     assert summary_of(records).not_run == ["averaging", "norm"]
 
 
 def test_what_trainings_noted_is_told_once():
     records = make_records()
-    for row in rows(SPEC):
+    for row in trials(SPEC):
         records[row.key] = replace(records[row.key], notes=["too narrow"])
     assert summary_of(records).notes == ["fedsplitnn: too narrow"]
 
@@ -432,7 +432,7 @@ def test_cap_is_the_mean_of_each_seeds_cap_over_the_defended_strengths():
 def reaching(alone, utility=UTILITY):
     """The records, where the active party alone reaches ``alone``."""
     records = make_records()
-    for row in rows(SPEC):
+    for row in trials(SPEC):
         own = None if row.strength or alone is None else alone - JITTER[row.seed]
         value = utility[row.strength] - JITTER[row.seed]
         records[row.key] = replace(records[row.key], utility=block(value), active_alone=own)
@@ -464,7 +464,7 @@ def test_hypervolume_needs_the_active_party_alone_and_a_gain():
 def test_the_best_undefended_model_is_that_of_any_method():
     spec = msgspec.structs.replace(SPEC, methods=("fedsplitnn", "vertical-lr"))
     records = make_records(spec)
-    for row in rows(spec):
+    for row in trials(spec):
         own, value = (0.90, 0.75) if row.method == "fedsplitnn" else (0.80, 0.75)
         utility = block(own if not row.strength else value)
         records[row.key] = replace(records[row.key], utility=utility, active_alone=None if row.strength else 0.70)
@@ -697,7 +697,7 @@ def test_alone_at_its_end_leaves_nothing_to_be_seen():
 
 def test_not_joining_states_what_the_strongest_attack_would_have_shown():
     records = make_records()
-    for row in rows(SPEC):
+    for row in trials(SPEC):
         own = {"test": block(0.51 + JITTER[row.seed]), "train": block(0.40)}
         records[row.key] = replace(records[row.key], leak=own)
     summary = summary_of(records)

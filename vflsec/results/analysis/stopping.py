@@ -28,6 +28,12 @@ def widest(summary: Summary) -> float | None:
     return max(known) if known and len(known) == len(sides) else None
 
 
+def is_reached(summary: Summary, until: float) -> bool:
+    """Whether each interval is at most ``until`` wide to one side."""
+    half = widest(summary)
+    return half is not None and half <= until
+
+
 def stopped(summary: Summary, until: float) -> str:
     """Return the note on how many seeds there are, and why."""
     half = widest(summary)
