@@ -23,8 +23,7 @@ from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
 from vflsec.cipher.recording import Recording
 from vflsec.cipher.roles.active import ActiveRole
 from vflsec.cipher.roles.passive import PassiveRole
-from vflsec.companies.handshake import agree
-from vflsec.companies.messages import FIRST, KINDS
+from vflsec.companies.messages import FIRST, KINDS, agree
 from vflsec.companies.wire import HEADER, MAGIC, VERSION, Connection, plain
 
 pytestmark = pytest.mark.chaos

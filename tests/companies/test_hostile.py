@@ -19,9 +19,9 @@ from vflsec.cipher.roles.active import ActiveRole
 from vflsec.cipher.roles.messages import EncryptedDelta, Scores
 from vflsec.cipher.roles.passive import PassiveRole
 from vflsec.companies.active_side import ActiveSide
-from vflsec.companies.batch_port import BatchPort
 from vflsec.companies.messages import Done
 from vflsec.companies.passive_side import PassiveSide
+from vflsec.companies.session import BatchPort
 from vflsec.companies.side import Schedule
 from vflsec.companies.snapshots import Journal
 from vflsec.companies.wire import Connection

@@ -27,9 +27,9 @@ def files(tmp_path):
 
 def loaded(files, role, job=BOTH):
     if role == "active":
-        return own.from_file(files / "bank.csv", job, "active", PartyFile(), key="id", label="bad")
+        return own.read_file(files / "bank.csv", job, "active", PartyFile(), key="id", label="bad")
     town = PartyFile(categorical=["town"])
-    return own.from_file(files / "bureau.csv", job, "passive", town, key="id", label=None)
+    return own.read_file(files / "bureau.csv", job, "passive", town, key="id", label=None)
 
 
 def test_both_hold_the_same_rows_in_the_same_order(files):
@@ -55,7 +55,7 @@ def test_a_registered_dataset_is_split_as_everywhere_else():
     job = JobFile(name="t", dataset="credit-default", seed=4)
     data = partition(load_dataset("credit-default"), DataSpec(stratify=False), 4)
     for role, party in own.PARTY.items():
-        found = own.from_dataset(job, role)
+        found = own.read_dataset(job, role)
         for split in ("train", "test"):
             assert (found.ids[split].to_numpy() == data.ids[split]).all()
             assert (found.features[split] == data.parties[party].features[split]).all()
@@ -104,11 +104,11 @@ def test_what_is_wrong_with_a_file_is_said(files):
         "expected the id, got an unknown column 'key'": {"key": "key", "label": "bad"},
     }.items():
         with pytest.raises(DataError, match=said):
-            own.from_file(files / "bank.csv", BOTH, "active", PartyFile(), **call)
+            own.read_file(files / "bank.csv", BOTH, "active", PartyFile(), **call)
     with pytest.raises(DataError, match="expected a file"):
-        own.from_file(files / "none.csv", BOTH, "active", PartyFile(), key="id", label="bad")
+        own.read_file(files / "none.csv", BOTH, "active", PartyFile(), key="id", label="bad")
     with pytest.raises(DataError, match="got a folder; name a file in it"):
-        own.from_file(files, BOTH, "active", PartyFile(), key="id", label="bad")
+        own.read_file(files, BOTH, "active", PartyFile(), key="id", label="bad")
     bank = pd.read_csv(files / "bank.csv")
     bank["bad"] = ["yes", *["no"] * 199]
     bank.to_csv(files / "bank.csv", index=False)
@@ -131,5 +131,5 @@ def test_errors_of_a_file_from_the_command_line_say_nothing_of_toml(files, file,
     (files / "same.csv").write_text("id,a\n1,1\n2,1\n")
     (files / "latin.csv").write_bytes(b"id,a\n1,\xe9\n")
     with pytest.raises(DataError, match=said) as error:
-        own.from_file(files / file, BOTH, "passive", PartyFile(**options), key="id", label=None)
+        own.read_file(files / file, BOTH, "passive", PartyFile(**options), key="id", label=None)
     assert not any(word in str(error.value) for word in ("TOML", "parties.", "[...]"))

@@ -13,12 +13,10 @@ from remote_pair import HERE, Masks, make_job, owns, run_both, session
 from vflsec.base.errors import PeerLost, PeerRefused, ProtocolError, StoreError, UsageError
 from vflsec.cipher.recording import Recording
 from vflsec.cipher.roles.messages import EncryptedDelta, Features, NoisedGradient, Scores
-from vflsec.companies.batch_port import BatchPort
-from vflsec.companies.handshake import Hello
 from vflsec.companies.identity import Identity
 from vflsec.companies.link import Dialer, Listener
-from vflsec.companies.messages import FIRST, KINDS, Done, limits
-from vflsec.companies.session import Session
+from vflsec.companies.messages import FIRST, KINDS, Done, Hello, limits
+from vflsec.companies.session import BatchPort, Session
 from vflsec.companies.wire import HEADER, MAGIC, VERSION, Connection
 
 JOB = make_job(momentum=0.5, epochs=3)  # six batches

@@ -20,7 +20,7 @@ from vflsec.cipher.recording import Recording
 from vflsec.cipher.roles.active import ActiveRole
 from vflsec.cipher.roles.passive import PassiveRole
 from vflsec.companies.active_side import residual
-from vflsec.companies.handshake import Hello
+from vflsec.companies.messages import Hello
 from vflsec.companies.passive_side import PassiveSide
 from vflsec.companies.session import make_side
 from vflsec.companies.side import Schedule, first_share

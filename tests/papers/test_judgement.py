@@ -11,10 +11,10 @@ from click.testing import CliRunner
 
 from vflsec.cli import cli
 from vflsec.papers import judgement
-from vflsec.papers.judgement import Judgement, changes
+from vflsec.papers.judgement import Judgement, largest_changes
 from vflsec.papers.measurements import read_measurements, write_measurements
 from vflsec.papers.study_grid import names, read_study
-from vflsec.papers.verdicts import Measured
+from vflsec.papers.verdicts import MeasuredStudy
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -24,7 +24,9 @@ PAGE = ROOT / "RESULTS.md"
 @pytest.fixture(scope="module")
 def judged():
     found = [name for name in names() if (RESULTS / f"{name}.json").exists()]
-    return Judgement([Measured(name, read_study(name), read_measurements(RESULTS / f"{name}.json")) for name in found])
+    return Judgement(
+        [MeasuredStudy(name, read_study(name), read_measurements(RESULTS / f"{name}.json")) for name in found]
+    )
 
 
 def test_the_page_is_that_of_the_committed_measurements(tmp_path):
@@ -43,9 +45,9 @@ def test_the_page_has_enough_verdicts(judged):
 
 def test_every_measured_study_was_registered_before(judged):
     for one in judged.measured:
-        assert one.study.registered <= one.found.time
-        assert one.found.registration == one.study.registration
-        assert one.found.seeds == one.study.seeds
+        assert one.study.registered <= one.measurements.time
+        assert one.measurements.registration == one.study.registration
+        assert one.measurements.seeds == one.study.seeds
 
 
 def _texts(tree):
@@ -67,19 +69,19 @@ def test_no_digit_of_the_page_is_typed():
 
 def test_a_changed_value_changes_the_page(judged):
     one = judged.measured[0]
-    first = one.found.values[0]
+    first = one.measurements.values[0]
     other = msgspec.structs.replace(first, by_seed={seed: value + 0.1 for seed, value in first.by_seed.items()})
-    values = [other, *one.found.values[1:]]
-    changed = Measured(one.name, one.study, msgspec.structs.replace(one.found, values=values))
+    values = [other, *one.measurements.values[1:]]
+    changed = MeasuredStudy(one.name, one.study, msgspec.structs.replace(one.measurements, values=values))
     assert Judgement([changed]).page() != Judgement([one]).page()
-    assert max(changes(one.found, changed.found).values()) == pytest.approx(0.1)
-    assert set(changes(one.found, one.found).values()) == {0.0}
+    assert max(largest_changes(one.measurements, changed.measurements).values()) == pytest.approx(0.1)
+    assert set(largest_changes(one.measurements, one.measurements).values()) == {0.0}
 
 
 def test_claims_that_were_edited_after_the_measurement_are_named(judged):
     one = judged.measured[0]
     claims = [msgspec.structs.replace(one.study.claims[0], margin=0.5), *one.study.claims[1:]]
-    edited = Judgement([Measured(one.name, msgspec.structs.replace(one.study, claims=claims), one.found)])
+    edited = Judgement([MeasuredStudy(one.name, msgspec.structs.replace(one.study, claims=claims), one.measurements)])
     assert f"EDITED the claims of {one.name}" in edited.page()
     assert "EDITED" not in Judgement([one]).page()
 
@@ -99,7 +101,7 @@ def test_lines_of_the_page_are_not_overly_wide():
 
 def test_measurements_of_fewer_seeds_than_registered_decide_nothing(judged, tmp_path):
     """A run that was stopped while its claim held is no test of it."""
-    one = next(one for one in judged.measured if any(v.decision == "holds" for v in judged.of(one)))
+    one = next(one for one in judged.measured if any(v.decision == "holds" for v in judged.of_study(one)))
     few = one.study.seeds - 3
 
     def cut(by_seed):
@@ -107,9 +109,11 @@ def test_measurements_of_fewer_seeds_than_registered_decide_nothing(judged, tmp_
 
     values = [
         msgspec.structs.replace(own, by_seed=cut(own.by_seed), alone=cut(own.alone), lost=cut(own.lost), unconverged=0)
-        for own in one.found.values
+        for own in one.measurements.values
     ]
-    write_measurements(tmp_path / f"{one.name}.json", msgspec.structs.replace(one.found, seeds=few, values=values))
+    write_measurements(
+        tmp_path / f"{one.name}.json", msgspec.structs.replace(one.measurements, seeds=few, values=values)
+    )
     words = ["judge", one.name, "--page", str(tmp_path / "page.md"), "--results", str(tmp_path)]
     done = CliRunner().invoke(cli, words)
     assert done.exit_code == 0, done.output

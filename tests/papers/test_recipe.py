@@ -18,7 +18,7 @@ from vflsec.core import registry
 from vflsec.papers import every_defense
 from vflsec.papers import recipe as recipes
 from vflsec.papers.recipe import Measured, Quick, RecipeGrid, read_recipe
-from vflsec.papers.reproduction import Reproduction, measured
+from vflsec.papers.reproduction import Reproduction, measure_recipe
 from vflsec.results.records.schema import Block
 from vflsec.run import spec as specs
 from vflsec.run.store import CellFacts, Store
@@ -330,10 +330,10 @@ def test_the_recipes_are_listed():
 def test_what_is_in_the_store_is_what_is_shown(own, tmp_path):
     recipe = recipes.with_seeds(read_recipe(own()), None, quick=True)
     job = RecipeGrid(recipe, Store(tmp_path / "run"))
-    assert [one.by_seed for one in measured(job)] == [{}]
+    assert [one.by_seed for one in measure_recipe(job)] == [{}]
     assert len(list(job.compute(jobs=1, device="cpu"))) == 1
     assert job.missing() == 0
-    assert len(measured(job)[0].by_seed) == 1
+    assert len(measure_recipe(job)[0].by_seed) == 1
 
 
 ATTACKED = """
@@ -390,7 +390,7 @@ def reproduced(path, folder, seeds=2):
     recipe = recipes.with_seeds(read_recipe(path), seeds, quick=False)
     job = RecipeGrid(recipe, Store(folder))
     list(job.compute(jobs=1, device="cpu"))
-    return Reproduction("one", recipe, measured(job), job)
+    return Reproduction("one", recipe, measure_recipe(job), job)
 
 
 @pytest.mark.parametrize(("attack", "attacks"), [("mc", "mc:epochs=5"), ("worst", "mc:epochs=5")])

@@ -5,8 +5,8 @@ import pytest
 
 from vflsec.base.errors import UsageError
 from vflsec.papers.measurements import Measurements, Values
-from vflsec.papers.study import Claim, Part, Study
-from vflsec.papers.verdicts import FAILS, HOLDS, OPEN, Measured, judge
+from vflsec.papers.study import Claim, Study, StudyPart
+from vflsec.papers.verdicts import FAILS, HOLDS, OPEN, MeasuredStudy, judge
 
 CLEAR = {seed: 0.1 + 0.001 * seed for seed in range(6)}
 """Differences that are surely above 0.05."""
@@ -23,9 +23,15 @@ def claim(**changes):
 
 
 def study(*claims):
-    arms = [Part(name=name) for name in ("a", "b", "c")]
+    arms = [StudyPart(name=name) for name in ("a", "b", "c")]
     return Study(
-        title="t", source="s", registered="2026-01-01", data=[Part(name="d")], arms=arms, claims=list(claims), seeds=6
+        title="t",
+        source="s",
+        registered="2026-01-01",
+        data=[StudyPart(name="d")],
+        arms=arms,
+        claims=list(claims),
+        seeds=6,
     )
 
 
@@ -45,7 +51,7 @@ def measurements(own, *values, experiment=None):
 
 def verdict(one, *values):
     own = study(one)
-    return judge([Measured("s", own, measurements(own, *values))])[0]
+    return judge([MeasuredStudy("s", own, measurements(own, *values))])[0]
 
 
 def values(arm, by_seed, measure="utility", **more):
@@ -161,7 +167,7 @@ def test_a_number_of_seeds_that_no_study_has_is_refused_at_once():
     for seeds in (0, 1001, 10**30):
         found = msgspec.structs.replace(measurements(own, values("a", CLEAR), values("b", ZERO)), seeds=seeds)
         with pytest.raises(UsageError, match=f"expected 1 to 1000 seeds, got {seeds}"):
-            judge([Measured("s", own, found)])
+            judge([MeasuredStudy("s", own, found)])
 
 
 def test_nothing_is_lost_where_different_arms_give_equal_numbers():
@@ -181,7 +187,7 @@ def test_many_claims_need_stronger_evidence():
     assert against(weak).decision == HOLDS
     own = study(*[claim(text=str(k)) for k in range(50)])
     found = measurements(own, values("a", weak), values("b", dict.fromkeys(weak, 0.0)))
-    verdicts = judge([Measured("s", own, found)])
+    verdicts = judge([MeasuredStudy("s", own, found)])
     assert {(one.decision, one.single) for one in verdicts} == {(OPEN, HOLDS)}
     assert verdicts[0].links[0].detectable > against(weak).links[0].detectable
 
@@ -190,9 +196,9 @@ def test_measurements_of_other_settings_are_refused():
     own = study(claim())
     other = msgspec.structs.replace(own, settings={"dataset": "toy"})
     with pytest.raises(UsageError, match="other settings"):
-        judge([Measured("s", own, measurements(own, experiment=other.experiment))])
+        judge([MeasuredStudy("s", own, measurements(own, experiment=other.experiment))])
     with pytest.raises(UsageError, match="run vflsec judge s"):
-        judge([Measured("s", own, measurements(own))])
+        judge([MeasuredStudy("s", own, measurements(own))])
 
 
 ZERO = dict.fromkeys(CLEAR, 0.0)

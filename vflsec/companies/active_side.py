@@ -18,12 +18,10 @@ from vflsec.cipher.arithmetic.keys import PublicKey
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.roles.active import ActiveRole, ScoresTooLarge
 from vflsec.cipher.roles.exchange import Exchange, Port, Seat
-from vflsec.companies.handshake import Hello
 from vflsec.companies.job import JobFile
-from vflsec.companies.messages import Committed
-from vflsec.companies.noise import normal
+from vflsec.companies.messages import Committed, Hello
 from vflsec.companies.party_rows import PartyRows
-from vflsec.companies.side import Batch, Commit, Side, first_share, step
+from vflsec.companies.side import Batch, Commit, Side, draw_normal, first_share, step
 from vflsec.core.checkpoint import State, below, load_model_state, model_state, under
 from vflsec.results.metrics import METRICS, applicable
 
@@ -39,16 +37,16 @@ class ActiveSide(Side):
 
     role = "active"
 
-    def __init__(self, own: PartyRows, job: JobFile, **options: Any) -> None:
-        super().__init__(own, job, **options)
-        assert own.labels is not None, "the active party has labels"
-        classes, outputs = len(own.classes), job.model.outputs
+    def __init__(self, data: PartyRows, job: JobFile, **options: Any) -> None:
+        super().__init__(data, job, **options)
+        assert data.labels is not None, "the active party has labels"
+        classes, outputs = len(data.classes), job.model.outputs
         if outputs not in ((1, 2) if classes == 2 else (classes,)):
             expected = "1 or 2" if classes == 2 else str(classes)
             raise UsageError(f"expected model.outputs = {expected} for {classes} classes, got {outputs}")
-        self.y = own.labels
+        self.y = data.labels
         self._public: PublicKey | None = None
-        self.scores = np.zeros((len(own.ids["test"]), outputs))
+        self.scores = np.zeros((len(data.ids["test"]), outputs))
         self.loss = float("nan")
 
     def meet(self, theirs: Hello) -> CipherLayout:
@@ -73,7 +71,7 @@ class ActiveSide(Side):
     def _make(self, layout: CipherLayout, public: PublicKey) -> None:
         """Draw the linear layer over own columns and embedding, and give the part of the embedding to the role."""
         self.close()
-        columns = self.own.layout.width
+        columns = self.data.layout.width
         with drawing(self._seed, "model", "top"):
             joint = nn.Linear(columns + layout.width, layout.outputs).double()  # drawn as if all columns were its own
         self.top = nn.Linear(columns, layout.outputs, dtype=torch.float64)
@@ -96,14 +94,14 @@ class ActiveSide(Side):
         """Compute the scores and the loss, update both models, and send delta^C once the batch is kept."""
         y = self.y["train"][batch.rows.numpy()]
         port.note("labels", y)
-        shared, own = self._score(port, "train", batch.rows)
-        delta, self.loss = residual(shared + own.detach().numpy(), y)
+        shared, local = self._score(port, "train", batch.rows)
+        delta, self.loss = residual(shared + local.detach().numpy(), y)
         if not np.isfinite(self.loss):
             raise Diverged(f"the loss is {self.loss}: lower train.lr")
         port.note("loss", np.array([self.loss]))
         exchange = self._exchange(port)
         noised = exchange.weights(delta, rate=batch.rate)
-        step(self.optimizer, own, torch.from_numpy(delta / len(batch.rows)), batch.rate)
+        step(self.optimizer, local, torch.from_numpy(delta / len(batch.rows)), batch.rate)
         if self.gradients:
             exchange.embedding_gradient(noised, delta, self._noise(delta), before_sending=lambda: commit(noised))
         else:
@@ -115,14 +113,14 @@ class ActiveSide(Side):
         deviation = self.job.paillier.noise
         if not deviation:
             return None
-        drawn = normal(self._randbits, (len(delta), self.holder.layout.width))
+        drawn = draw_normal(self._randbits, (len(delta), self.holder.layout.width))
         return deviation * float(np.linalg.norm(delta, axis=1).max()) * drawn
 
     @torch.no_grad()
     def infer(self, port: Port, rows: Tensor) -> None:
         """Compute the scores of test rows."""
-        shared, own = self._score(port, "test", rows)
-        self.scores[rows.numpy()] = shared + own.numpy()
+        shared, local = self._score(port, "test", rows)
+        self.scores[rows.numpy()] = shared + local.numpy()
 
     def _exchange(self, port: Port) -> Exchange:
         return Exchange(active=Seat(self.holder, port))
@@ -133,10 +131,10 @@ class ActiveSide(Side):
             shared: np.ndarray = self._exchange(port).scores()
         except ScoresTooLarge as error:  # the weights may be spoiled: going back to an earlier state may help
             raise Diverged(str(error)) from None
-        own = self.top(self.x[split][rows].double())
-        if shared.shape != own.shape:
-            raise PeerRefused(f"expected scores of shape {tuple(own.shape)}, got {shared.shape}")
-        return shared, own
+        local = self.top(self.x[split][rows].double())
+        if shared.shape != local.shape:
+            raise PeerRefused(f"expected scores of shape {tuple(local.shape)}, got {shared.shape}")
+        return shared, local
 
     def logits(self) -> np.ndarray:
         """Return the logits (n, classes) of the test rows."""
@@ -145,14 +143,14 @@ class ActiveSide(Side):
 
     def predictions(self) -> bytes:
         """Return ids, labels and scores of the test rows as CSV."""
-        labels = np.array(self.own.classes)[self.y["test"]]
-        columns = {"id": self.own.ids["test"], "label": labels}
-        scores = {f"score_{name}": z for name, z in zip(self.own.classes, self.logits().T, strict=True)}
+        labels = np.array(self.data.classes)[self.y["test"]]
+        columns = {"id": self.data.ids["test"], "label": labels}
+        scores = {f"score_{name}": z for name, z in zip(self.data.classes, self.logits().T, strict=True)}
         return pd.DataFrame({**columns, **scores}).to_csv(index=False).encode()
 
     def utility(self) -> dict[str, float]:
         """Return every metric of the test rows, the headline first."""
-        return {name: METRICS[name](self.logits(), self.y["test"]) for name in applicable(len(self.own.classes))}
+        return {name: METRICS[name](self.logits(), self.y["test"]) for name in applicable(len(self.data.classes))}
 
     def state(self) -> State:
         """Return the top model over the own columns, its optimizer, and the share of the weights over the embedding."""

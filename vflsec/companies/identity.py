@@ -130,9 +130,9 @@ def make_pair(folder: Path, days: int = 365) -> None:
     Raises:
         UsageError: either has a key already; nothing is written then.
     """
-    found = next((own for role in ROLES if (own := folder / role).exists()), None)
-    if found:
-        raise UsageError(_taken(found))
+    taken = next((folder / role for role in ROLES if (folder / role).exists()), None)
+    if taken:
+        raise UsageError(_taken(taken))
     for role in ROLES:
         make(folder / role, role, days)
     for role, other in (ROLES, ROLES[::-1]):

@@ -120,7 +120,7 @@ class Listener(Link):
         self._context = identity.context(server=True)
         self._tell = tell
         self._arrived: queue.SimpleQueue[ssl.SSLSocket] = queue.SimpleQueue()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._newcomers: dict[socket.socket, bool] = {}
         """Connections in the middle of a handshake, the oldest first, and whether each has said something."""
         self._guard = threading.Lock()
@@ -167,7 +167,7 @@ class Listener(Link):
                 continue
             with self._guard:
                 if len(self._newcomers) >= HANDSHAKES:
-                    silent = (one for one, spoke in self._newcomers.items() if not spoke)
+                    silent = (newcomer for newcomer, spoke in self._newcomers.items() if not spoke)
                     oldest = next(silent, None) or next(iter(self._newcomers))
                     del self._newcomers[oldest]
                     hang_up(oldest)
@@ -194,8 +194,8 @@ class Listener(Link):
         except (PeerLost, PeerRefused, OSError) as error:
             connection.close()
             line = f"turned away {address[0]}: {lost(error) if isinstance(error, OSError) else error}"
-            if line not in self._told and len(self._told) < LINES:
-                self._told.add(line)
+            if line not in self._reported and len(self._reported) < LINES:
+                self._reported.add(line)
                 self._tell(line)
         finally:
             with self._guard:

@@ -19,8 +19,10 @@ class Seconds(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number of seconds."""
-        found = float(super().convert(value, param, ctx))
-        return self.fail("expected a number of seconds, got nan", param, ctx) if math.isnan(found) else min(found, 1e7)
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):
+            self.fail("expected a number of seconds, got nan", param, ctx)
+        return min(seconds, 1e7)
 
 
 SECONDS = Seconds(min=0.1)
@@ -128,10 +130,10 @@ def run(**given: Any) -> None:
 
     torch.set_num_threads(1)  # batches are small, and the encryption needs the cores
     agreed = job.read(job_file)
-    own = _own(agreed, role, given)
+    data = _read_rows(agreed, role, given)
     identity = Identity(keys_folder / role)
     where = parse_address(given["listen"] or given["connect"])
-    _expose(agreed, own, role, given["max_exposure"])
+    _expose(agreed, data, role, given["max_exposure"])
     console = Console(stderr=True)
 
     def tell(line: str) -> None:
@@ -139,7 +141,7 @@ def run(**given: Any) -> None:
 
     snapshots = Snapshots(out)
     try:
-        side = session.make_side(role, own, agreed, snapshots, workers=given["workers"])
+        side = session.make_side(role, data, agreed, snapshots, workers=given["workers"])
         link = (
             Listener(where, identity, given["timeout"], tell)
             if given["listen"]
@@ -149,7 +151,7 @@ def run(**given: Any) -> None:
             click.echo(f"listening on {where[0]}:{link.port}", err=True)
         with link, Progress(console=console, transient=True) as progress:
             bar = progress.add_task("batches")
-            found = session.Session(
+            result = session.Session(
                 side,
                 link,
                 snapshots,
@@ -162,31 +164,31 @@ def run(**given: Any) -> None:
             ).finish()
     finally:
         snapshots.close()
-    for name, value in found.utility.items():
+    for name, value in result.utility.items():
         click.echo(f"{name:10} {value:.4f}")
-    click.echo(f"{'traffic':10} {(found.sent + found.received) / 1e6:.1f} MB", err=role == "passive")
-    click.echo(f"run {found.run[:8]}, {found.batches} batches, history {found.history[:12]}: {out}", err=True)
+    click.echo(f"{'traffic':10} {(result.sent + result.received) / 1e6:.1f} MB", err=role == "passive")
+    click.echo(f"run {result.run[:8]}, {result.batches} batches, history {result.history[:12]}: {out}", err=True)
 
 
-def _expose(agreed: Any, own: Any, role: str, limit: float | None) -> None:
+def _expose(agreed: Any, data: Any, role: str, limit: float | None) -> None:
     """Print how much of the passive party's features its peer can compute; stop if that is more than ``limit``."""
     from vflsec.cipher.roles.exposure import Exposure
 
-    width = own.layout.width if role == "passive" and agreed.model.width is None else agreed.model.width
+    width = data.layout.width if role == "passive" and agreed.model.width is None else agreed.model.width
     if width is None:
         if limit is not None:
             raise UsageError(
                 "expected --max-exposure from the passive party alone, which knows its number of columns: leave it out"
             )
         return
-    found = Exposure(
+    exposure = Exposure(
         passes=agreed.train.epochs,
         outputs=agreed.model.outputs,
         width=width,
-        rows=len(own.ids["train"]),
+        rows=len(data.ids["train"]),
         frozen=agreed.model.encoder == "identity",
     )
-    expose([(str(found), found.share)], limit)
+    expose([(str(exposure), exposure.share)], limit)
 
 
 def _given(given: dict[str, Any], name: str) -> Any:
@@ -195,15 +197,15 @@ def _given(given: dict[str, Any], name: str) -> Any:
     return given[name]
 
 
-def _own(agreed: Any, role: Any, given: dict[str, Any]) -> Any:
+def _read_rows(agreed: Any, role: Any, given: dict[str, Any]) -> Any:
     """Return the party's own rows: of the job's dataset, or of its own file."""
-    from vflsec.companies import party_rows as own
+    from vflsec.companies import party_rows
     from vflsec.data.description import PartyFile
 
     if agreed.dataset is not None:
         if given["data"] is not None:
             raise UsageError(f"expected no --data with the job's dataset {agreed.dataset}, got {given['data']}")
-        return own.from_dataset(agreed, role)
+        return party_rows.read_dataset(agreed, role)
     label = given["label"]
     if (label is None) == (role == "active"):
         raise UsageError(f"expected --label from the active party alone, got {label or 'none'} from {role}")
@@ -212,7 +214,7 @@ def _own(agreed: Any, role: Any, given: dict[str, Any]) -> Any:
         categorical=_names(given["categorical"]),
         signed_log=_names(given["signed_log"]),
     )
-    return own.from_file(_given(given, "data"), agreed, role, files, key=given["key"], label=label)
+    return party_rows.read_file(_given(given, "data"), agreed, role, files, key=given["key"], label=label)
 
 
 def _names(text: str) -> list[str]:

@@ -46,16 +46,16 @@ class PartyRows:
     @property
     def digest(self) -> str:
         """SHA-256 of the ids of both splits in their order: equal at both parties, or they hold other rows."""
-        found = sha256()
+        digest = sha256()
         for split, ids in self.ids.items():
-            found.update(f"{split} {len(ids)}\n".encode())
+            digest.update(f"{split} {len(ids)}\n".encode())
             for row in ids:
                 text = str(row).encode()
-                found.update(len(text).to_bytes(8, "big") + text)
-        return found.hexdigest()
+                digest.update(len(text).to_bytes(8, "big") + text)
+        return digest.hexdigest()
 
 
-def from_dataset(job: JobFile, role: RoleName) -> PartyRows:
+def read_dataset(job: JobFile, role: RoleName) -> PartyRows:
     """Return the columns of ``role`` in the job's registered dataset, and nothing of the other party's.
 
     Raises:
@@ -71,21 +71,21 @@ def from_dataset(job: JobFile, role: RoleName) -> PartyRows:
     return arrange(table, job, labels, dataset.classes if role == "active" else (), dataset.test_ids)
 
 
-def from_file(path: Path, job: JobFile, role: RoleName, own: PartyFile, *, key: str, label: str | None) -> PartyRows:
+def read_file(path: Path, job: JobFile, role: RoleName, roles: PartyFile, *, key: str, label: str | None) -> PartyRows:
     """Return the columns of ``role`` in its own file.
 
     Args:
         path: CSV with a header line, or Parquet.
         job: the agreement.
         role: ``passive`` or ``active``.
-        own: which columns, and what they are.
+        roles: which columns, and what they are.
         key: the column of row ids.
         label: the column of labels; None at the passive party.
 
     Raises:
         DataError: the file is wrong; the line names column and row.
     """
-    table, labels, classes = load_party(path, role, own, key=key, label=label)
+    table, labels, classes = load_party(path, role, roles, key=key, label=label)
     return arrange(table, job, labels, classes)
 
 
@@ -106,14 +106,16 @@ def arrange(
     """
     ids = split(table.frame.index, job, test_ids)
     encoder = ColumnEncoder(table, table.frame.loc[ids["train"]])
-    found = None if labels is None else {name: labels.loc[rows].to_numpy(np.int64) for name, rows in ids.items()}
-    for name, codes in (found or {}).items():
-        counts = np.bincount(codes, minlength=len(classes))
+    codes = None if labels is None else {name: labels.loc[rows].to_numpy(np.int64) for name, rows in ids.items()}
+    for name, values in (codes or {}).items():
+        counts = np.bincount(values, minlength=len(classes))
         if not counts.all():
             missing = classes[int(counts.argmin())]
-            raise DataError(f"expected every class among the {len(codes)} {name} rows, got no {missing!r}: change test")
+            raise DataError(
+                f"expected every class among the {len(values)} {name} rows, got no {missing!r}: change test"
+            )
     features = {name: encoder(table.frame.loc[rows]) for name, rows in ids.items()}
-    return PartyRows(features, encoder.layout, ids, found, classes)
+    return PartyRows(features, encoder.layout, ids, codes, classes)
 
 
 def split(ids: pd.Index, job: JobFile, test_ids: pd.Index | None = None) -> dict[str, pd.Index]:

@@ -17,12 +17,10 @@ from vflsec.cipher.arithmetic.keys import Keys
 from vflsec.cipher.arithmetic.layout import CipherLayout, Mode
 from vflsec.cipher.roles.exchange import Exchange, Port, Seat
 from vflsec.cipher.roles.passive import PassiveRole
-from vflsec.companies.handshake import Hello
 from vflsec.companies.job import JobFile
-from vflsec.companies.messages import Committed
-from vflsec.companies.noise import normal
+from vflsec.companies.messages import Committed, Hello
 from vflsec.companies.party_rows import PARTY, PartyRows
-from vflsec.companies.side import Batch, Commit, Side, first_share, step
+from vflsec.companies.side import Batch, Commit, Side, draw_normal, first_share, step
 from vflsec.core.checkpoint import State, below, load_model_state, model_state, under
 from vflsec.data.encode import dense
 from vflsec.nn.encoders import build_encoder
@@ -38,7 +36,7 @@ class PassiveSide(Side):
     with the columns themselves as embedding it gets none. See ``Side`` for the other arguments.
 
     Args:
-        own: its rows.
+        data: its columns of the common rows.
         job: the agreement.
         keys: of this run.
 
@@ -48,17 +46,17 @@ class PassiveSide(Side):
 
     role = "passive"
 
-    def __init__(self, own: PartyRows, job: JobFile, keys: Keys, **options: Any) -> None:
-        super().__init__(own, job, **options)
+    def __init__(self, data: PartyRows, job: JobFile, keys: Keys, **options: Any) -> None:
+        super().__init__(data, job, **options)
         self.bottom: nn.Module = nn.Identity()
         if self.gradients:
             with drawing(self._seed, "model", PARTY["passive"]):
-                self.bottom = build_encoder(own.layout, job.model.spec, job.model.outputs)
+                self.bottom = build_encoder(data.layout, job.model.spec, job.model.outputs)
         else:
-            for x in own.features.values():  # these are encrypted as they are: all are checked before any is sent
+            for x in data.features.values():  # these are encrypted as they are: all are checked before any is sent
                 bits = job.paillier.feature_precision, job.paillier.feature_bits
-                encode(dense(x), *bits, "features", own.layout.names)
-        width = job.model.width or own.layout.width
+                encode(dense(x), *bits, "features", data.layout.names)
+        width = job.model.width or data.layout.width
         self.keys = keys
         self.public = keys.public
         self.agreed = self.layout(width)
@@ -131,12 +129,12 @@ class PassiveSide(Side):
     def _score_noise(self, rows: int) -> np.ndarray | None:
         """Return noise (B, C) on the scores, or None; new noise if they are requested again."""
         deviation, outputs = self.job.paillier.score_noise, self.job.model.outputs
-        return deviation * normal(self._randbits, (rows, outputs)) if deviation else None
+        return deviation * draw_normal(self._randbits, (rows, outputs)) if deviation else None
 
     def state(self) -> State:
         """Return the bottom model, its optimizer and the share of the weights."""
-        own = model_state(self.bottom, self.optimizer) if self.optimizer else {}
-        return {**below("bottom", own), **below("holder", self.holder.state())}
+        bottom = model_state(self.bottom, self.optimizer) if self.optimizer else {}
+        return {**below("bottom", bottom), **below("holder", self.holder.state())}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore ``state``, which belongs to the same key."""
@@ -164,9 +162,9 @@ def key_numbers(keys: Keys) -> dict[str, bytes]:
 
 def key_from(numbers: Mapping[str, bytes], mode: Mode) -> Keys:
     """Return the keys of ``key_numbers``."""
-    found = {name: int.from_bytes(value, "little") for name, value in numbers.items()}
-    p, q = found["p"], found["q"]
-    orders = (found["order_p"], found["order_q"]) if mode == "subgroup" else None
+    values = {name: int.from_bytes(content, "little") for name, content in numbers.items()}
+    p, q = values["p"], values["q"]
+    orders = (values["order_p"], values["order_q"]) if mode == "subgroup" else None
     return Keys(PaillierPrivateKey(PaillierPublicKey(p * q), p, q), mode, orders)
 
 

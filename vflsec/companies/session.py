@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -17,19 +17,14 @@ from safetensors.numpy import save
 from vflsec.base.errors import Diverged, PeerLost, PeerRefused, ProtocolError, StoreError, UsageError, VflsecError
 from vflsec.cipher.arithmetic.keys import Keys
 from vflsec.cipher.recording import Header, RecordingWriter, expect_writable
-from vflsec.cipher.roles.messages import NoisedGradient, RoleName
-from vflsec.companies import result
+from vflsec.cipher.roles.messages import EncryptedDelta, MaskedScores, NoisedGradient, RoleName
 from vflsec.companies.active_side import ActiveSide
-from vflsec.companies.answer_limits import AnswerLimits
-from vflsec.companies.batch_port import BatchPort
-from vflsec.companies.handshake import Hello, agree
 from vflsec.companies.job import JobFile
 from vflsec.companies.link import Link
-from vflsec.companies.messages import FIRST, KINDS, Done, limits
+from vflsec.companies.messages import FIRST, KINDS, Done, Hello, agree, limits
 from vflsec.companies.party_rows import PartyRows
 from vflsec.companies.passive_side import PassiveSide, key_from, key_numbers
-from vflsec.companies.result import PartyResult
-from vflsec.companies.snapshots import Facts, Journal, Snapshots
+from vflsec.companies.snapshots import AnswerLimits, Facts, Journal, PartyResult, Snapshots, read_result, write_result
 from vflsec.companies.wire import Connection, plain
 
 NOTHING = sha256().hexdigest()
@@ -42,27 +37,71 @@ FAREWELL = 10.0
 """Seconds that an active party with its predictions waits for the passive party's last message."""
 REPEATS = 3
 """Default limit of the repeated answers to one batch; in all, as many for every third batch."""
+M = TypeVar("M", bound=msgspec.Struct)
 SECURE_BITS = 2048
 """Bits of the smallest key that needs no warning: about 112 bits of security."""
 
 
 def make_side(
-    role: RoleName, own: PartyRows, job: JobFile, snapshots: Snapshots, **options: Any
+    role: RoleName, data: PartyRows, job: JobFile, snapshots: Snapshots, **options: Any
 ) -> PassiveSide | ActiveSide:
     """Return the side of ``role``; the passive one has the key of the run in ``snapshots``, or a new one.
 
     Args:
         role: ``passive`` or ``active``.
-        own: its rows.
+        data: its columns of the common rows.
         job: the agreement.
         snapshots: what is kept of the run.
         options: of the side.
     """
     if role == "active":
-        return ActiveSide(own, job, **options)
+        return ActiveSide(data, job, **options)
     cipher = job.paillier
     keys = key_from(snapshots.load_key(), cipher.mode) if snapshots.kept() else Keys.generate(cipher.bits, cipher.mode)
-    return PassiveSide(own, job, keys, **options)
+    return PassiveSide(data, job, keys, **options)
+
+
+class BatchPort:
+    """A party's port in one batch.
+
+    Args:
+        wire: the connection.
+        step: number of the batch.
+        recorder: of this party's messages and notes, or None.
+        answer: called with the number of the batch when the passive party receives a request for scores, and before
+            the active party sends delta^C; returns how often the batch has been answered, or refuses.
+    """
+
+    def __init__(
+        self,
+        wire: Connection,
+        step: int,
+        recorder: RecordingWriter | None,
+        answer: Callable[[int], int] = lambda step: 1,
+    ) -> None:
+        self._wire, self._step, self._recorder, self._answer = wire, step, recorder, answer
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Send ``message``."""
+        if isinstance(message, EncryptedDelta):
+            self._answer(self._step)
+        if self._recorder:
+            self._recorder.message("sent", message)
+        self._wire.send(message, self._step)
+
+    def receive(self, expected: type[M]) -> M:
+        """Return the next message, which must be an ``expected`` one."""
+        message = self._wire.receive(expected, self._step)
+        if self._recorder:
+            self._recorder.message("received", message)
+        if isinstance(message, MaskedScores):  # once they are decrypted, even a refusal gives information
+            self.note("answers", np.array([self._answer(self._step)]))
+        return message
+
+    def note(self, name: str, values: object) -> None:
+        """Record an array."""
+        if self._recorder:
+            self._recorder.note(name, values)
 
 
 class Session:
@@ -110,7 +149,7 @@ class Session:
         self._sent = self._received = 0
         kept = snapshots.kept()
         for facts in kept.values():
-            self._expect_own(facts)
+            self._expect_same_job(facts)
         tested = len(side.test_batches())  # all of which are asked for again after a break among them
         in_all = repeats * (max(20, self.batches // 3) + tested)
         journal = snapshots.load_journal() if kept else Journal()
@@ -119,9 +158,9 @@ class Session:
         self.history = {step: facts.history for step, facts in kept.items()}
         self._at = max(self.history, default=0)
         self.run = next((facts.run for facts in kept.values()), "")
-        self.result = result.read(snapshots)
+        self.result = read_result(snapshots)
         if self.result:
-            self._expect_own(self.result)
+            self._expect_same_job(self.result)
         self._peer_done = self.result is not None and not kept
         self._finished_before = self.result is not None
         self._left = False
@@ -265,8 +304,8 @@ class Session:
         return Hello(
             role=side.role,
             settings=side.job.settings,
-            counts={split: len(ids) for split, ids in side.own.ids.items()},
-            rows=side.own.digest,
+            counts={split: len(ids) for split, ids in side.data.ids.items()},
+            rows=side.data.digest,
             run=self.run,
             history=self.history,
             predicted=self.result is not None,
@@ -332,18 +371,18 @@ class Session:
         files = {f"{side.role}.safetensors": save(side.models())}
         if isinstance(side, ActiveSide):
             files["predictions.csv"] = side.predictions()
-        found = PartyResult(
+        result = PartyResult(
             role=side.role,
             run=self.run,
             batches=self.batches,
             history=self.history[self.batches],
             settings=side.job.settings,
-            rows=side.own.digest,
+            rows=side.data.digest,
             utility=side.utility() if isinstance(side, ActiveSide) else {},
             sent=self._sent + wire.sent,
             received=self._received + wire.received,
         )
-        self.result = result.write(self.snapshots, found, files)
+        self.result = write_result(self.snapshots, result, files)
 
     def _keep(self, step: int, digest: str) -> None:
         side = self.side
@@ -353,14 +392,14 @@ class Session:
             step=step,
             history=digest,
             settings=side.job.settings,
-            rows=side.own.digest,
+            rows=side.data.digest,
         )
         kept = self.snapshots.save(facts, side.state(), epoch=side.schedule.per_epoch)
         self.history = {at: known for at, known in [*self.history.items(), (step, digest)] if at in kept}
 
-    def _expect_own(self, found: Facts | PartyResult) -> None:
-        ours = {"role": self.side.role, "rows": self.side.own.digest, **self.side.job.settings}
-        theirs = {"role": found.role, "rows": found.rows, **found.settings}
+    def _expect_same_job(self, kept: Facts | PartyResult) -> None:
+        ours = {"role": self.side.role, "rows": self.side.data.digest, **self.side.job.settings}
+        theirs = {"role": kept.role, "rows": kept.rows, **kept.settings}
         for name in sorted({*ours, *theirs} - WIDTHS):
             if ours.get(name) != theirs.get(name):
                 raise StoreError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import secrets
 from abc import ABC, abstractmethod
@@ -10,6 +11,8 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.special import ndtri
 from torch import Tensor, nn
 
 from vflsec.base.seeds import generator
@@ -18,12 +21,15 @@ from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
 from vflsec.cipher.roles.exchange import Port
 from vflsec.cipher.roles.messages import NoisedGradient, RoleName
-from vflsec.companies.handshake import Hello
 from vflsec.companies.job import JobFile
+from vflsec.companies.messages import Hello
 from vflsec.companies.party_rows import PartyRows
 from vflsec.core.checkpoint import State
 from vflsec.core.sparse_rows import tensor_of
 from vflsec.nn.stacked import batches
+
+KEY_BITS = 256
+"""Of the key from which noise is drawn."""
 
 Commit = Callable[[NoisedGradient], object]
 """Saves the state after a batch; the message, new in every attempt, identifies the batch in both histories."""
@@ -70,15 +76,15 @@ class Schedule:
         """Return the batches of the last of ``epochs`` epochs; one stream runs through all of them."""
         order = generator(self._job.seed, "batches", "train")
         for _ in range(epochs):
-            found = batches(self._rows, self._job.train.batch, order, torch.device("cpu"))
-        return found
+            drawn = batches(self._rows, self._job.train.batch, order, torch.device("cpu"))
+        return drawn
 
 
 class Side(ABC):
     """One party's models, its role in the encrypted layer, and its part of every batch.
 
     Args:
-        own: its rows.
+        data: its columns of the common rows.
         job: the agreement.
         seed: of the first weights of its own models, for tests; None draws one. Shares and noise do not depend on it.
         batches: expected number of batches, by which tables are sized; None for the whole job.
@@ -90,7 +96,7 @@ class Side(ABC):
 
     def __init__(
         self,
-        own: PartyRows,
+        data: PartyRows,
         job: JobFile,
         *,
         seed: int | None = None,
@@ -98,10 +104,10 @@ class Side(ABC):
         workers: int = 0,
         randbits: Randbits = secrets.randbits,
     ) -> None:
-        self.own = own
+        self.data = data
         self.job = job
-        self.schedule = Schedule(job, len(own.ids["train"]))
-        self.x = {split: tensor_of(x) for split, x in own.features.items()}
+        self.schedule = Schedule(job, len(data.ids["train"]))
+        self.x = {split: tensor_of(x) for split, x in data.features.items()}
         self._seed = secrets.randbits(62) if seed is None else seed
         self._batches = len(self.schedule) if batches is None else batches
         self._workers, self._randbits = workers, randbits
@@ -117,14 +123,14 @@ class Side(ABC):
 
     def test_batches(self) -> tuple[Tensor, ...]:
         """Return the test rows in batches that the layout admits."""
-        return torch.split(torch.arange(len(self.own.ids["test"])), self.schedule.largest)
+        return torch.split(torch.arange(len(self.data.ids["test"])), self.schedule.largest)
 
     def samples(self, step: int) -> np.ndarray:
         """Return the samples (B,) of batch ``step``; batches of test rows follow those of training."""
         later = step - len(self.schedule)
         if later < 0:
             return self.schedule[step].rows.numpy()
-        return self.test_batches()[later].numpy() + len(self.own.ids["train"])
+        return self.test_batches()[later].numpy() + len(self.data.ids["train"])
 
     @abstractmethod
     def meet(self, theirs: Hello) -> CipherLayout:
@@ -180,3 +186,20 @@ def first_share(randbits: Randbits, width: int, outputs: int, inputs: int | None
     """
     drawn = np.array([randbits(53) for _ in range(width * outputs)], np.float64).reshape(width, outputs)
     return (np.ldexp(drawn, -52) - 1) / math.sqrt(inputs or width)
+
+
+def draw_normal(randbits: Randbits, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return standard normal numbers that nobody can predict, drawn anew at every call.
+
+    The stream is SHAKE-256 under a fresh key: the state of a statistical generator could be computed from what it has
+    drawn. An answer that is given again gets other noise. With the same noise, a receiver who asks twice in different
+    ways would cancel it; with other noise, it averages over the few answers that it gets.
+
+    Args:
+        randbits: source of the key; ``secrets`` but in tests.
+        shape: of the result.
+    """
+    stream = hashlib.shake_256(randbits(KEY_BITS).to_bytes(KEY_BITS // 8, "little")).digest(8 * math.prod(shape))
+    uniform = ((np.frombuffer(stream, "<u8") >> np.uint64(12)) + 0.5) * 2.0**-52  # 52 bits: never 0, never 1
+    numbers: NDArray[np.float64] = ndtri(uniform).reshape(shape)
+    return numbers

@@ -1,4 +1,4 @@
-"""The files that a party keeps while a run lasts: checkpoints to go back to, the passive party's key, and a journal.
+"""The files of a party: checkpoints, the passive party's key and a journal while a run lasts, and then its result.
 
 Each file is sealed with a SHA-256, written as a whole or not at all, and readable by its owner alone.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,7 +16,7 @@ import msgspec
 import numpy as np
 from filelock import FileLock, Timeout
 
-from vflsec.base.errors import StoreError
+from vflsec.base.errors import PeerRefused, StoreError
 from vflsec.base.files import replace, seal, sweep, sync, unseal
 from vflsec.core import checkpoint
 
@@ -23,7 +24,7 @@ KEPT = 2
 """Newest checkpoints that are kept: the parties are at most one batch apart, and the one ahead may have to go back."""
 EPOCHS_KEPT = 2
 """Checkpoints at the ends of epochs that are kept beside these, in case newer ones turn out to be unusable."""
-KEY, JOURNAL = "key.bin", "journal.bin"
+KEY, JOURNAL, RESULT = "key.bin", "journal.bin", "result.json"
 T = TypeVar("T")
 _STATE = re.compile(r"state-(\d{8}|[1-9]\d{8,})\.bin")
 
@@ -130,15 +131,15 @@ class Snapshots:
         Raises:
             StoreError: there are some, and none is intact.
         """
-        found, self.damaged, steps = {}, [], self._steps()
+        intact, self.damaged, steps = {}, [], self._steps()
         for step in steps:
             try:
-                found[step] = self._read(step)[0]
+                intact[step] = self._read(step)[0]
             except StoreError:
                 self.damaged.append(step)
                 if len(self.damaged) == len(steps):
                     raise
-        return found
+        return intact
 
     def forget_after(self, step: int) -> None:
         """Remove the checkpoints after ``step``: their batches are to be done again."""
@@ -216,8 +217,8 @@ class Snapshots:
         self._lock.release()
 
     def _steps(self) -> list[int]:
-        found = (_STATE.fullmatch(path.name) for path in self.folder.iterdir())
-        return sorted(int(match[1]) for match in found if match)
+        matches = (_STATE.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted(int(match[1]) for match in matches if match)
 
     def _path(self, step: int) -> Path:
         return self.folder / f"state-{step:08}.bin"
@@ -248,3 +249,129 @@ def _reading(path: Path) -> Iterator[Path]:
     except (OSError, ValueError) as error:  # a DecodeError is a ValueError
         reason = error.strerror if isinstance(error, OSError) else error
         raise StoreError(f"expected {path} as it was written, got {reason}: restore a copy, or start anew") from None
+
+
+class AnswerLimits:
+    """Counts the answers to each batch, on the disk and before they are sent.
+
+    Args:
+        role: of this party.
+        journal: what has been counted until now.
+        snapshots: where the journal is kept.
+        each: limit of the repeats of one batch.
+        in_all: limit of the repeats of all batches together.
+    """
+
+    def __init__(self, role: str, journal: Journal, snapshots: Snapshots, *, each: int, in_all: int) -> None:
+        self.role, self.journal, self.each, self.in_all = role, journal, each, in_all
+        self._snapshots = snapshots
+
+    def count(self, step: int) -> int:
+        """Count an answer to batch ``step``, and return how often it has been answered.
+
+        Raises:
+            PeerRefused: it has been answered too often.
+        """
+        journal = self.journal
+        if step >= journal.answered:
+            journal.answered = step + 1
+        else:
+            again, in_all = journal.repeats.get(step, 0) + 1, sum(journal.repeats.values()) + 1
+            if again > self.each or in_all > self.in_all:
+                raise PeerRefused(
+                    f"batch {step} is not answered again: it was answered {again} times, and there were {in_all - 1} "
+                    f"repeats of all batches (limits: {self.each} repeats of one, {self.in_all} of all); "
+                    f"if the network is to blame, start {self.role} with more --repeats"
+                )
+            journal.repeats[step] = again
+        self._snapshots.save_journal(journal)
+        return self.times(step)
+
+    def times(self, step: int) -> int:
+        """Return how often batch ``step`` has been answered."""
+        return (step < self.journal.answered) + self.journal.repeats.get(step, 0)
+
+    def text(self, step: int) -> str:
+        """Return the counts for a message, batch ``step`` being under way; empty before the first answer."""
+        if not self.journal.answered:
+            return ""
+        repeats = self.journal.repeats
+        return (
+            f" (answers to batch {step}: {self.times(step)}; repeats: {repeats.get(step, 0)} of {self.each}"
+            f", and {sum(repeats.values())} of {self.in_all} in all)"
+        )
+
+
+class PartyResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a run for one party; the passive party does not learn the utility.
+
+    Attributes:
+        role: ``passive`` or ``active``.
+        run: identifier of the run.
+        batches: number of batches trained.
+        history: digest over them, equal at both parties.
+        settings: the job.
+        rows: digest of the row ids.
+        utility: the active party's metrics of test rows by name, the headline first.
+        sent: bytes sent by the process that ended the run.
+        received: bytes received by it.
+        files: SHA-256 of each file beside this one, by its name.
+        digest: SHA-256 of all this, by which damage is noticed.
+    """
+
+    role: str
+    run: str
+    batches: int
+    history: str
+    settings: dict[str, str]
+    rows: str
+    utility: dict[str, float] = {}
+    sent: int = 0
+    received: int = 0
+    files: dict[str, str] = {}
+    digest: str = ""
+
+    def sealed(self) -> PartyResult:
+        """Return it with its digest."""
+        content = msgspec.json.encode(msgspec.structs.replace(self, digest=""))
+        return msgspec.structs.replace(self, digest=sha256(content).hexdigest())
+
+
+def write_result(snapshots: Snapshots, result: PartyResult, files: dict[str, bytes]) -> PartyResult:
+    """Write ``files`` and then the result, which lists them; return it.
+
+    Raises:
+        StoreError: the disk is full, or the folder gone.
+    """
+    digests = {name: sha256(content).hexdigest() for name, content in files.items()}
+    sealed = msgspec.structs.replace(result, files=digests).sealed()
+    for name, content in files.items():
+        snapshots.write(name, content)
+    snapshots.write(RESULT, msgspec.json.format(msgspec.json.encode(sealed)))
+    return sealed
+
+
+def read_result(snapshots: Snapshots) -> PartyResult | None:
+    """Return the result of a run that has ended, or None.
+
+    Raises:
+        StoreError: the result or a file that it lists is damaged; a file that was moved elsewhere is not.
+    """
+    path, content = snapshots.folder / RESULT, snapshots.read(RESULT)
+    if content is None:
+        return None
+    try:
+        result = msgspec.json.decode(content, type=PartyResult)
+    except ValueError as error:  # a DecodeError, or text that is not in UTF-8
+        raise StoreError(f"expected a result in {path}, got {error}: restore a copy, or choose another --out") from None
+    if result.sealed() != result:
+        raise StoreError(
+            f"expected {path} as it was written, got other numbers: restore a copy, or choose another --out"
+        )
+    for name, digest in result.files.items():
+        content = snapshots.read(name)
+        if content is not None and sha256(content).hexdigest() != digest:
+            raise StoreError(
+                f"expected {path.with_name(name)} as it was written, got another: restore a copy, or move it away"
+            )
+    return result

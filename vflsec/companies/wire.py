@@ -104,17 +104,17 @@ class Connection:
             raise ProtocolError(f"expected a vflsec party, got bytes {magic.hex()}: is it vflsec that runs there?")
         if version != VERSION:
             raise ProtocolError(f"expected messages of version {VERSION}, got {version}: give both parties one vflsec")
-        found = self._kinds[kind] if kind < len(self._kinds) else None
-        if found not in (expected, Refusal):
-            name = found.__name__ if found else f"kind {kind}"
+        sent = self._kinds[kind] if kind < len(self._kinds) else None
+        if sent not in (expected, Refusal):
+            name = sent.__name__ if sent else f"kind {kind}"
             raise ProtocolError(f"expected {expected.__name__}, got {name}: give both parties one vflsec")
-        if found is expected and of_step != step:
+        if sent is expected and of_step != step:
             raise ProtocolError(f"expected {expected.__name__} of step {step}, got step {of_step}: start both again")
-        if length > self.limits[found]:
-            raise ProtocolError(f"expected {found.__name__} of {self.limits[found]} bytes at most, got {length}")
+        if length > self.limits[sent]:
+            raise ProtocolError(f"expected {sent.__name__} of {self.limits[sent]} bytes at most, got {length}")
         payload = self._read(length, deadline)
         self.received += HEADER.size + length
-        if found is Refusal:
+        if sent is Refusal:
             raise PeerRefused(f"the other party refuses: {plain(_decoded(payload, Refusal).reason)}")
         message = _decoded(payload, expected)
         if digest != self._heard(payload):  # a refusal can come out of turn

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from io import BytesIO
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,7 +18,6 @@ import pandas as pd
 from vflsec.base.checks import expect_known
 from vflsec.base.errors import DataError
 from vflsec.base.seeds import derive
-from vflsec.core.layout import Grouping
 from vflsec.data.dataset import Card, PartyTable
 
 FOLDER = Path(__file__).with_name("bundled")
@@ -81,9 +80,7 @@ def party_table(
     frame: pd.DataFrame,
     categorical: Collection[str] = (),
     signed_log: Collection[str] = (),
-    image: tuple[int, int, int] | None = None,
-    grouping: Grouping | None = None,
-    impute: Literal["mean", "median", "mode"] | None = None,
+    **facts: Any,
 ) -> PartyTable:
     """Return a party's table with its rows in an order of its own, as companies would store them.
 
@@ -93,14 +90,12 @@ def party_table(
         frame: the party's columns, indexed by id.
         categorical: categories among ``frame``'s columns; names of other parties' columns are ignored.
         signed_log: likewise for heavy-tailed numbers.
-        image: (channels, height, width) if the columns are its pixels, row by row.
-        grouping: of the columns.
-        impute: what takes the place of a missing number; None if none may be missing.
+        facts: other attributes of the table.
     """
     order = np.random.default_rng(derive(0, dataset, party, "order")).permutation(len(frame))
     columns = frozenset(frame.columns)
     roles = columns & frozenset(categorical), columns & frozenset(signed_log)
-    return PartyTable(party, frame.iloc[order], *roles, image, grouping, impute)
+    return PartyTable(party, frame.iloc[order], *roles, **facts)
 
 
 def image_tables(dataset: str, images: np.ndarray, ids: pd.Index, parties: int) -> tuple[PartyTable, ...]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,13 +27,6 @@ DATES = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y",
 
 CODE = r"(^|_)(id|code|zip|plz|postcode|nr|no)$"
 """Names of whole numbers that are codes."""
-
-
-class Guess(NamedTuple):
-    """What a column seems to hold, and why."""
-
-    role: str
-    why: str
 
 
 def draft(
@@ -171,17 +164,17 @@ def _section(name: str, path: Path, folder: Path, table: RawTable, reserved: lis
     lines = [f"[parties.{name}]", _line("file", relative, f"{len(table.frame):,} rows, {len(columns)} columns")]
     lines += [_line(key, value) for key, value in msgspec.structs.asdict(style).items() if value is not None]
     for role in ("drop", "categorical", "dates", "signed_log"):
-        chosen = [column for column, guess in guesses.items() if guess.role == role]
+        chosen = [column for column, (guess, _) in guesses.items() if guess == role]
         if chosen:
             lines.append(f"{role} = [")
-            lines += [f"    {_value(column)},  # {guesses[column].why}" for column in chosen]
+            lines += [f"    {_value(column)},  # {guesses[column][1]}" for column in chosen]
             lines.append("]")
-    rare = {column: guess for column, guess in guesses.items() if guess.role == "group_rare"}
+    rare = {column: why for column, (guess, why) in guesses.items() if guess == "group_rare"}
     if rare:
         shown = ", ".join(f"{_key_text(column)} = {MAX_CATEGORIES}" for column in rare)
-        lines += [f"# {column}: {guess.why}" for column, guess in rare.items()]
+        lines += [f"# {column}: {why}" for column, why in rare.items()]
         lines.append(f"group_rare = {{ {shown} }}")
-    gaps = [c for c, g in guesses.items() if g.role in ("number", "signed_log", "dates") and table.missing(c).any()]
+    gaps = [c for c, (g, _) in guesses.items() if g in ("number", "signed_log", "dates") and table.missing(c).any()]
     if gaps:
         shares = ", ".join(f"{column} {table.missing(column).mean():.1%}" for column in gaps[:5])
         lines.append(_line("impute", "mean", f"missing: {shares}{', ...' * (len(gaps) > 5)}"))
@@ -205,32 +198,32 @@ def _style(table: RawTable, columns: list[str]) -> Format:
     return style
 
 
-def _guess(table: RawTable, column: str) -> Guess:
-    """Return the role of a column."""
+def _guess(table: RawTable, column: str) -> tuple[str, str]:
+    """Return the role that a column seems to have, and why."""
     raw = table.frame[column]
     missing = table.missing(column)
     known = raw[~missing].astype(str).str.strip()
     different = known.nunique()
     if different + bool(missing.any()) < 2:
-        return Guess("drop", "the same in every row")
+        return ("drop", "the same in every row")
     if _is_number(table, column):
         values = table.numbers(column, gaps=True)
         values = values[~np.isnan(values)]
         if different < 2:
-            return Guess("drop", "the same wherever it is known")
+            return ("drop", "the same wherever it is known")
         whole = (values % 1 == 0).all()
         if whole and different <= MAX_CATEGORIES and re.search(CODE, column.lower()):
-            return Guess("categorical", f"{different} whole numbers that seem to be codes")
+            return ("categorical", f"{different} whole numbers that seem to be codes")
         heavy = np.abs(values).max() > 1000 and abs(_skew(values)) > 3
-        return Guess("signed_log", f"heavy-tailed, up to {np.abs(values).max():.3g}") if heavy else Guess("number", "")
+        return ("signed_log", f"heavy-tailed, up to {np.abs(values).max():.3g}") if heavy else ("number", "")
     if _is_date(table, column):
-        return Guess("dates", f"for example {known.iloc[0]}")
+        return ("dates", f"for example {known.iloc[0]}")
     if different > 0.5 * len(known):
-        return Guess("drop", f"{different:,} different texts in {len(known):,} rows")
+        return ("drop", f"{different:,} different texts in {len(known):,} rows")
     example = ", ".join(known.value_counts().index[:3])
     if different + bool(missing.any()) > MAX_CATEGORIES:
-        return Guess("group_rare", f"{different:,} values, of which the most frequent are kept")
-    return Guess("categorical", f"{different} values: {_comment(example)}{', ...' * (different > 3)}")
+        return ("group_rare", f"{different:,} values, of which the most frequent are kept")
+    return ("categorical", f"{different} values: {_comment(example)}{', ...' * (different > 3)}")
 
 
 def _is_number(table: RawTable, column: str) -> bool:

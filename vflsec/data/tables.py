@@ -371,7 +371,7 @@ def _check_header(file: str, header: list[str]) -> None:
         raise DataError(f"{file}, line 1: expected different column names, got {double[0]!r} twice; rename one")
 
 
-class Columns(NamedTuple):
+class PartyColumns(NamedTuple):
     """The columns of a party by name, and which of them are categories."""
 
     values: dict[str, Any]
@@ -385,7 +385,7 @@ def read_columns(
     columns: list[str],
     max_categories: int | None,
     caught: Callable[[], AbstractContextManager[None]],
-) -> Columns:
+) -> PartyColumns:
     """Return the values of ``columns`` in their order.
 
     Args:
@@ -396,7 +396,7 @@ def read_columns(
         max_categories: how many values a category may have, or None for any number.
         caught: a context that keeps a DataError, so that the other columns are read, too.
     """
-    read = Columns({}, [])
+    read = PartyColumns({}, [])
     for column in columns:
         with caught():
             made = _read(table, party, roles, column, max_categories)
@@ -416,7 +416,7 @@ def read_columns(
     return read
 
 
-def _read(table: RawTable, party: str, roles: PartyFile, column: str, limit: int | None) -> Columns:
+def _read(table: RawTable, party: str, roles: PartyFile, column: str, limit: int | None) -> PartyColumns:
     several = [r for r in ("categorical", "dates", "group_rare", "hash") if column in getattr(roles, r)]
     if column in roles.signed_log and set(several) & {"dates", "group_rare", "hash"}:
         several.append("signed_log")
@@ -428,7 +428,7 @@ def _read(table: RawTable, party: str, roles: PartyFile, column: str, limit: int
     if column in roles.dates:
         return _dates(table, column, gaps=gaps)
     if not several:
-        return Columns({column: table.numbers(column, gaps=gaps)}, [])
+        return PartyColumns({column: table.numbers(column, gaps=gaps)}, [])
     texts = table.categories(column)
     if column in roles.hash:
         texts = _hashed(texts, _at_least_two(table, party, "hash", roles.hash[column]))
@@ -437,7 +437,7 @@ def _read(table: RawTable, party: str, roles: PartyFile, column: str, limit: int
     elif limit is not None and (different := texts.nunique()) > limit:
         raise DataError(f"{table.file}, column {column!r}: expected at most {limit} categories, got {different}; "
                         f"{_way_out(table, column, different)}")  # fmt: skip
-    return Columns({column: pd.Categorical(texts)}, [column])
+    return PartyColumns({column: pd.Categorical(texts)}, [column])
 
 
 def _at_least_two(table: RawTable, party: str, role: str, number: int) -> int:
@@ -472,7 +472,7 @@ def _hashed(texts: pd.Series, buckets: int) -> pd.Series:
     return texts.map(buckets_of)
 
 
-def _dates(table: RawTable, column: str, *, gaps: bool) -> Columns:
+def _dates(table: RawTable, column: str, *, gaps: bool) -> PartyColumns:
     """Return days since 1970, and as categories month and weekday, and the hour if there are times."""
     dates = table.dates(column, gaps=gaps)
     days = (dates - pd.Timestamp(0)) / pd.Timedelta(days=1)
@@ -482,4 +482,4 @@ def _dates(table: RawTable, column: str, *, gaps: bool) -> Columns:
         known = texts.dropna()
         if known.nunique() > 1:
             values[f"{column}.{part}"] = pd.Categorical(texts.fillna(MISSING))
-    return Columns(values, [name for name in values if name != column])
+    return PartyColumns(values, [name for name in values if name != column])

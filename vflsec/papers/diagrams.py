@@ -22,38 +22,38 @@ WIDTH, HEIGHT = 3.9, 3.1
 
 
 @own_style()
-def curves(recipe: Recipe, found: Sequence[Entry]) -> Curve:
+def draw_curves(recipe: Recipe, entries: Sequence[Entry]) -> Curve:
     """Return the values over the columns, one diagram for each group and panel, one line for each row.
 
     Bars are 95 % intervals over seeds; printed values are open points without a line.
     """
     panels: dict[tuple[str, str], dict[str, list[Entry]]] = {}
     for row in recipe.rows:
-        own = [entry for entry in found if (entry.group, entry.row) == (row.group, row.name)]
-        panels.setdefault((row.group, row.panel), {})[row.curve or row.name] = own
+        of_row = [entry for entry in entries if (entry.group, entry.row) == (row.group, row.name)]
+        panels.setdefault((row.group, row.panel), {})[row.curve or row.name] = of_row
     figure, grid = _grid(len(panels), most=3 if len(panels) > 4 else 2)
     names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
     places, ticks = _places([column.name for column in recipe.columns])
     step = min((b - a for a, b in pairwise(places)), default=1.0)
     for axes, ((group, panel), lines) in zip(grid, panels.items(), strict=True):
-        for name, entries in lines.items():
+        for name, points in lines.items():
             k = names.index(name)
             aside = (k - (len(names) - 1) / 2) * min(0.03, 0.25 / len(names)) * step
             x = [place + aside for place in places]
-            _draw_line(axes, x, entries, k, within=step)
-        metric = next((e.metric for entries in lines.values() for e in entries if e.metric), "")
+            _draw_line(axes, x, points, k, within=step)
+        metric = next((e.metric for points in lines.values() for e in points if e.metric), "")
         axes.set_ylabel(LABELS.get(metric, metric))
         axes.set_xticks(places, ticks)
         axes.set_xlabel(recipe.axis)
         _finish(axes, _title(recipe, group, panel))
     handles = [_handle(k, name) for k, name in enumerate(names)]
-    if any(entry.printed is not None for entry in found):
+    if any(entry.printed is not None for entry in entries):
         handles.append(Line2D([], [], color="#666666", marker="o", markerfacecolor="white", ls="none", label="printed"))
     return _with_legend(figure, handles, _whole(recipe))
 
 
 @own_style()
-def tradeoff(recipe: Recipe, found: Sequence[Entry]) -> Curve:
+def draw_tradeoff(recipe: Recipe, entries: Sequence[Entry]) -> Curve:
     """Return utility against leak: one diagram for each group and column of leaks, one line for each curve.
 
     Colors are curves and markers are strengths. Crosses are 95 % intervals over seeds; printed values are open.
@@ -71,8 +71,8 @@ def tradeoff(recipe: Recipe, found: Sequence[Entry]) -> Curve:
             for row in recipe.rows:
                 if row.group != group or (row.curve or row.name) != name:
                     continue
-                own = {e.column: e for e in found if (e.group, e.row) == (group, row.name)}
-                utility, at = next(e for e in own.values() if e.measure == "utility"), own[leak]
+                by_column = {e.column: e for e in entries if (e.group, e.row) == (group, row.name)}
+                utility, at = next(e for e in by_column.values() if e.measure == "utility"), by_column[leak]
                 marker = MARKERS[strengths.index(recipe.asked(row, recipe.columns[0]).strength) % len(MARKERS)]
                 if utility.measured is not None and at.measured is not None:
                     measured.append((utility, at, marker))
@@ -93,23 +93,23 @@ def tradeoff(recipe: Recipe, found: Sequence[Entry]) -> Curve:
         Line2D([], [], color="#555555", marker=MARKERS[k % len(MARKERS)], ls="none", ms=6, label=f"λ = {strength:g}")
         for k, strength in enumerate(strengths)
     ]
-    if any(entry.alone for entry in found):
+    if any(entry.alone for entry in entries):
         signs.append(Line2D([], [], color="#444444", ls=(0, (4, 3)), lw=1.1, label="adversary alone"))
-    if any(entry.printed is not None for entry in found):
+    if any(entry.printed is not None for entry in entries):
         signs.append(Line2D([], [], color="#666666", marker="o", markerfacecolor="white", ls="none", label="printed"))
     figure.legend(handles=signs, loc="outside lower right", ncols=3, frameon=False, fontsize=9)
     return _with_legend(figure, handles, _whole(recipe), loc="outside lower left", ncols=3 if len(names) > 3 else 2)
 
 
 @own_style()
-def changes(recipe: Recipe, found: Sequence[Entry]) -> Curve:
+def draw_changes(recipe: Recipe, entries: Sequence[Entry]) -> Curve:
     """Return a heat map of the changes against one row: rows by columns of leaks.
 
     Those that are told from 0 have a color, red for the worse and blue for the better, which is full at the largest
     change of the column: columns differ in their measure.
     """
-    columns = [c.name for c in recipe.columns if any(e.column == c.name and e.measure == "leak" for e in found)]
-    cells = {(e.row, e.column): e for e in found if e.against and e.column in columns}
+    columns = [c.name for c in recipe.columns if any(e.column == c.name and e.measure == "leak" for e in entries)]
+    cells = {(e.row, e.column): e for e in entries if e.against and e.column in columns}
     rows = list(dict.fromkeys(row for row, _ in cells))
     most = {c: max((abs(e.measured or 0.0) for (_, at), e in cells.items() if at == c), default=0.0) for c in columns}
     shades = np.zeros((len(rows), len(columns)))
@@ -209,7 +209,7 @@ def _grid(panels: int, most: int) -> tuple[Curve, list[Axes]]:
 def _share_scales(grid: Sequence[Axes], across: int) -> None:
     """Give the diagrams of one group, which are side by side, the same scales."""
     for line in _lines(grid, across):
-        low, high = np.min([one.get_ylim() for one in line]), np.max([one.get_ylim() for one in line])
+        low, high = np.min([axes.get_ylim() for axes in line]), np.max([axes.get_ylim() for axes in line])
         for axes in line:
             axes.set_ylim(low, high)
 
@@ -226,10 +226,10 @@ def _finish(axes: Axes, title: str) -> None:
     axes.margins(x=0.08, y=0.1)
 
 
-def _title(recipe: Recipe, group: str, own: str) -> str:
+def _title(recipe: Recipe, group: str, panel: str) -> str:
     """Return the title of one diagram: the group, unless it is the only one, and what else tells diagrams apart."""
     several = len({row.group for row in recipe.rows}) > 1
-    return ", ".join(filter(None, (_named(recipe, group) if several else "", own)))
+    return ", ".join(filter(None, (_named(recipe, group) if several else "", panel)))
 
 
 def _whole(recipe: Recipe) -> str:
@@ -240,7 +240,7 @@ def _whole(recipe: Recipe) -> str:
 
 def _named(recipe: Recipe, group: str) -> str:
     """Return the name of a group, after that of the data that stand in for it."""
-    part = next((one for one in recipe.groups if one.name == group), None)
+    part = next((part for part in recipe.groups if part.name == group), None)
     return f"{part.settings.get('dataset')} for {group}" if part and part.original else group
 
 

@@ -13,7 +13,7 @@ from vflsec.cli.options import device, expect_folder
 
 if TYPE_CHECKING:
     from vflsec.papers.measurements import Measurements
-    from vflsec.papers.verdicts import Measured
+    from vflsec.papers.verdicts import MeasuredStudy
 
 ALL = "all"
 
@@ -85,12 +85,12 @@ def command(
             click.echo(f"{name:15} {done:8} {study.read_study(name).title}")
         return
     check_device(device)
-    found = [_run(name, seeds, results, out, jobs, device, rounding=rounding, dry_run=dry_run) for name in chosen]
+    studies = [_run(name, seeds, results, out, jobs, device, rounding=rounding, dry_run=dry_run) for name in chosen]
     if dry_run:
         return
     from vflsec.papers.judgement import Judgement
 
-    judged = Judgement([one for one in found if one])
+    judged = Judgement([study for study in studies if study])
     if form == "table":
         on_terminal(judged.rich)
     else:
@@ -109,17 +109,17 @@ def _run(
     *,
     rounding: bool,
     dry_run: bool,
-) -> Measured | None:
+) -> MeasuredStudy | None:
     """Compute what a study lacks, and return its measurements; None if nothing is to be computed."""
     import msgspec
 
     from vflsec import api
     from vflsec.base.checks import count
     from vflsec.cli.options import kept_on_interrupt
-    from vflsec.papers.judgement import changes, measurements
+    from vflsec.papers.judgement import largest_changes, measure_study
     from vflsec.papers.measurements import write_measurements
     from vflsec.papers.study_grid import StudyGrid, read_study
-    from vflsec.papers.verdicts import Measured
+    from vflsec.papers.verdicts import MeasuredStudy
     from vflsec.report.progress import shown
     from vflsec.run.store import Store, writing
 
@@ -137,17 +137,17 @@ def _run(
         with kept_on_interrupt(store):
             for _ in shown(job.compute(jobs=jobs or api.cores(), device=device), missing):
                 pass
-        found = measurements(job)
+        measurements = measure_study(job)
         if rounding:
-            first = measurements(StudyGrid(stem, msgspec.structs.replace(study, seeds=1), store))
+            first = measure_study(StudyGrid(stem, msgspec.structs.replace(study, seeds=1), store))
             other = _rounded_otherwise(name, stem, out / "rounding", jobs, device)
-            found = msgspec.structs.replace(found, rounding=changes(first, other))
+            measurements = msgspec.structs.replace(measurements, rounding=largest_changes(first, other))
         else:
-            found = msgspec.structs.replace(found, rounding=_known_rounding(path, found))
+            measurements = msgspec.structs.replace(measurements, rounding=_known_rounding(path, measurements))
         with writing(path.parent):
-            write_measurements(path, found)
+            write_measurements(path, measurements)
     click.echo(f"measurements: {path}", err=True)
-    return Measured(stem, study, found)
+    return MeasuredStudy(stem, study, measurements)
 
 
 OTHERWISE = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}
@@ -171,7 +171,7 @@ def _rounded_otherwise(name: str, stem: str, out: Path, jobs: int | None, device
     return read_measurements(path if path.exists() else out / "whole" / f"{stem}.json")
 
 
-def _known_rounding(path: Path, found: Measurements) -> dict[str, float]:
+def _known_rounding(path: Path, measurements: Measurements) -> dict[str, float]:
     """Return what an earlier run found of the same experiment."""
     from vflsec.base.errors import StoreError
     from vflsec.papers.measurements import read_measurements
@@ -180,7 +180,7 @@ def _known_rounding(path: Path, found: Measurements) -> dict[str, float]:
         before = read_measurements(path)
     except StoreError:  # none, or a damaged file, which this run replaces
         return {}
-    return before.rounding if before.experiment == found.experiment else {}
+    return before.rounding if before.experiment == measurements.experiment else {}
 
 
 def _write_page(names: Sequence[str], page: Path, results: Path) -> None:
@@ -190,14 +190,16 @@ def _write_page(names: Sequence[str], page: Path, results: Path) -> None:
     from vflsec.papers.measurements import read_measurements
     from vflsec.papers.study_grid import names as known
     from vflsec.papers.study_grid import read_study
-    from vflsec.papers.verdicts import Measured
+    from vflsec.papers.verdicts import MeasuredStudy
     from vflsec.run.store import writing
 
     chosen = names or [name for name in known() if (results / f"{name}.json").exists()]
     if not chosen:
         raise UsageError(f"expected measurements in {results}, found none: run vflsec judge NAME, or name --results")
     read = [(Path(name).stem, read_study(name)) for name in chosen]
-    judged = Judgement([Measured(stem, one, read_measurements(results / f"{stem}.json")) for stem, one in read])
+    judged = Judgement(
+        [MeasuredStudy(stem, study, read_measurements(results / f"{stem}.json")) for stem, study in read]
+    )
     unmeasured = [] if names else [name for name in known() if name not in chosen]
     with writing(page.parent):
         page.write_text(judged.page(unmeasured), encoding="utf-8")

@@ -13,11 +13,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from vflsec.base.checks import count
-from vflsec.papers.measurements import DIGITS, Measurements
-from vflsec.papers.measuring import measured as of_evaluation
+from vflsec.papers.measurements import DIGITS, Measurements, measure_evaluation
 from vflsec.papers.study import TOPICS
 from vflsec.papers.study_grid import StudyGrid
-from vflsec.papers.verdicts import DECISIONS, Link, Measured, Verdict, judge
+from vflsec.papers.verdicts import DECISIONS, Comparison, MeasuredStudy, Verdict, judge
 from vflsec.report import formats
 from vflsec.report.formats import Cells
 from vflsec.results.analysis.paired import FEWEST, POWER
@@ -59,14 +58,15 @@ The data are small public ones, and so are the networks: a claim that does not h
 """
 
 
-def measurements(job: StudyGrid) -> Measurements:
+def measure_study(job: StudyGrid) -> Measurements:
     """Return all that the claims of a study need, as far as its store has it."""
     records = job.store.records()
     values = job.trained()
     for place, at in job.points.items():
         summary = summarize(at.manifest, records, out="", max_leak={}, min_utility=None)
         data, arm = job.names(place)
-        values += [of_evaluation(data, arm, measure, summary, at.manifest, records) for measure in job.measures[place]]
+        for measure in job.measures[place]:
+            values.append(measure_evaluation(data, arm, measure, summary, at.manifest, records))
     return Measurements(
         study=job.name,
         experiment=job.study.experiment,
@@ -87,13 +87,13 @@ class Judgement:
         measured: each study with its measurements.
     """
 
-    def __init__(self, measured: Sequence[Measured]) -> None:
+    def __init__(self, measured: Sequence[MeasuredStudy]) -> None:
         self.measured = list(measured)
         self.verdicts = judge(self.measured)
 
-    def of(self, one: Measured) -> list[Verdict]:
+    def of_study(self, measured: MeasuredStudy) -> list[Verdict]:
         """Return the verdicts of one study."""
-        return [verdict for verdict in self.verdicts if verdict.study == one.name]
+        return [verdict for verdict in self.verdicts if verdict.study == measured.name]
 
     @property
     def lost(self) -> list[str]:
@@ -102,13 +102,14 @@ class Judgement:
 
     def counts(self) -> Cells:
         """Return how many verdicts of each topic there are of each kind."""
-        found = Counter((verdict.topic, verdict.decision) for verdict in self.verdicts)
-        topics = [topic for topic in TOPICS if any(key[0] == topic for key in found)]
+        verdicts = Counter((verdict.topic, verdict.decision) for verdict in self.verdicts)
+        topics = [topic for topic in TOPICS if any(key[0] == topic for key in verdicts)]
         rows = [
-            [topic, *(str(found[topic, one]) for one in DECISIONS), str(sum(found[topic, one] for one in DECISIONS))]
+            [topic, *map(str, numbers), str(sum(numbers))]
             for topic in topics
+            for numbers in [[verdicts[topic, decision] for decision in DECISIONS]]
         ]
-        total = [str(sum(v.decision == one for v in self.verdicts)) for one in DECISIONS]
+        total = [str(sum(v.decision == decision for v in self.verdicts)) for decision in DECISIONS]
         return Cells.of(
             "Verdicts by topic", ["topic", *DECISIONS, "all"], [*rows, ["all", *total, str(len(self.verdicts))]]
         )
@@ -116,30 +117,31 @@ class Judgement:
     def studies(self) -> Cells:
         """Return the counts of each study, and what it cost."""
         rows = []
-        for one in self.measured:
-            found = Counter(verdict.decision for verdict in self.of(one))
-            minutes = f"{one.found.seconds / 60:.1f}"
-            rows.append([one.name, *(str(found[decision]) for decision in DECISIONS), str(one.found.seeds), minutes])
+        for measured in self.measured:
+            counts = Counter(verdict.decision for verdict in self.of_study(measured))
+            cost = [str(measured.measurements.seeds), f"{measured.measurements.seconds / 60:.1f}"]
+            rows.append([measured.name, *(str(counts[decision]) for decision in DECISIONS), *cost])
         return Cells.of("Studies", ["study", *DECISIONS, "seeds", "minutes"], rows)
 
-    def details(self, one: Measured, *, short: bool = False) -> Cells:
+    def details(self, measured: MeasuredStudy, *, short: bool = False) -> Cells:
         """Return a row for each comparison of a study; its claims are numbered."""
         rows = []
-        for verdict in self.of(one):
+        for verdict in self.of_study(measured):
+            claim = measured.study.claims[verdict.number - 1]
             for k, link in enumerate(verdict.links):
-                of = "" if link.measure == one.study.claims[verdict.number - 1].measured.name else f", {link.measure}"
+                of = "" if link.measure == claim.measured.name else f", {link.measure}"
                 first = [str(verdict.number), verdict.data, _verdict(verdict, short=short)] if k == 0 else [""] * 3
                 rows.append([*first, f"{link.text}{of}", *_numbers(link)])
         header = ["claim", "data", "verdict", "comparison", "difference", "margin", "seen from", "seeds"]
         hidden = ("margin", "seen from") if short else ()
-        return Cells.of(one.study.title, header, rows).only(lambda column: column.title not in hidden)
+        return Cells.of(measured.study.title, header, rows).only(lambda column: column.title not in hidden)
 
-    def claims(self, one: Measured) -> list[str]:
+    def claims(self, measured: MeasuredStudy) -> list[str]:
         """Return the claims of a study, numbered, with what is compared."""
         return [
             f"{k}. {claim.text} ({claim.source}; {claim.topic}: {claim.measured.name}"
             + (", the advantage over the adversary alone)" if claim.measure == "advantage" else ")")
-            for k, claim in enumerate(one.study.claims, start=1)
+            for k, claim in enumerate(measured.study.claims, start=1)
         ]
 
     def table(self, width: int = 140) -> str:
@@ -149,18 +151,18 @@ class Judgement:
     def rich(self, width: int) -> RenderableType:
         """Return the tables for a terminal of ``width`` columns."""
         parts: list[RenderableType] = []
-        for one in self.measured:
+        for measured in self.measured:
             narrow = width < formats.NARROW
-            cells = self.details(one, short=narrow)
+            cells = self.details(measured, short=narrow)
             plain = [[cell.replace("**", "") for cell in row] for row in cells.rows]
             shown = formats.as_rich(cells._replace(rows=plain), width if narrow else None)
-            parts += [shown, *map(Text, self.claims(one)), Text()]
+            parts += [shown, *map(Text, self.claims(measured)), Text()]
         counts = formats.as_rich(self.counts(), width if width < formats.NARROW else None)
         return Group(*parts, counts, *map(Text, self.remarks()))
 
     def remarks(self) -> list[str]:
         """Return what limits the verdicts."""
-        edited = [one.name for one in self.measured if one.found.registration != one.study.registration]
+        edited = [name for name, study, made in self.measured if made.registration != study.registration]
         return [
             *(f"LOST {lost}" for lost in self.lost),
             *(f"EDITED the claims of {name} were changed after they were measured" for name in edited),
@@ -168,17 +170,17 @@ class Judgement:
 
     def to_markdown(self) -> str:
         """Return the tables as Markdown."""
-        sections = [self._section(one) for one in self.measured]
+        sections = [self._section(measured) for measured in self.measured]
         return "\n\n".join([*sections, formats.as_markdown(self.counts()), *self.remarks()]) + "\n"
 
     def to_json(self) -> str:
         """Return one JSON object."""
-        found: dict[str, Any] = {
+        content: dict[str, Any] = {
             "verdicts": msgspec.to_builtins(self.verdicts),
-            "studies": {one.name: msgspec.to_builtins(one.found, str_keys=True) for one in self.measured},
+            "studies": {name: msgspec.to_builtins(made, str_keys=True) for name, _, made in self.measured},
             "remarks": self.remarks(),
         }
-        return msgspec.json.encode(found).decode()
+        return msgspec.json.encode(content).decode()
 
     def page(self, unmeasured: Sequence[str] = ()) -> str:
         """Return the page of all studies; ``unmeasured`` are the names of those without measurements."""
@@ -193,48 +195,49 @@ class Judgement:
         remarks += [f"* Registered, not measured yet: {', '.join(unmeasured)}"] if unmeasured else []
         parts = [head, "## Summary", formats.as_markdown(self.counts()), formats.as_markdown(self._linked())]
         parts += ["\n".join(remarks)] if remarks else []
-        parts += [self._section(one) for one in self.measured]
+        parts += [self._section(measured) for measured in self.measured]
         return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
     def _linked(self) -> Cells:
         cells = self.studies()
-        titles = {one.name: one.study.title for one in self.measured}
+        titles = {measured.name: measured.study.title for measured in self.measured}
         rows = [[f"{titles[row[0]]} ({row[0]})", *row[1:]] for row in cells.rows]
         return cells._replace(rows=rows)
 
-    def _section(self, one: Measured) -> str:
-        study, found = one.study, one.found
-        versions = ", ".join(f"{name} {found.versions[name]}" for name in ("vflsec", "torch") if name in found.versions)
-        commit = f", commit {found.commit[:10]}" if found.commit else ""
+    def _section(self, measured: MeasuredStudy) -> str:
+        name, study, made = measured
+        versions = ", ".join(f"{name} {made.versions[name]}" for name in ("vflsec", "torch") if name in made.versions)
+        commit = f", commit {made.commit[:10]}" if made.commit else ""
         facts = (
-            f"{study.source}. Registered {study.registered} as `{one.name}`; {count(found.seeds, 'seed')}, "
-            f"{found.seconds / 60:.1f} minutes; {versions}{commit}. {_rounding(found)}"
+            f"{study.source}. Registered {study.registered} as `{name}`; {count(made.seeds, 'seed')}, "
+            f"{made.seconds / 60:.1f} minutes; {versions}{commit}. {_rounding(made)}"
         )
         notes = [f"* {note}" for note in study.notes]
         open_attacks = sorted(
-            {f"{link.measure} ({v.data})" for v in self.of(one) for link in v.links if link.unconverged}
+            {f"{link.measure} ({v.data})" for v in self.of_study(measured) for link in v.links if link.unconverged}
         )
         notes += [f"* Not converged with some seeds: {', '.join(open_attacks)}."] if open_attacks else []
-        parts = [f"## {study.title}", facts, "\n".join(self.claims(one)), formats.as_markdown(self.details(one))]
+        details = formats.as_markdown(self.details(measured))
+        parts = [f"## {study.title}", facts, "\n".join(self.claims(measured)), details]
         return "\n\n".join([*parts, "\n".join(notes)]).rstrip("\n")
 
 
-def changes(found: Measurements, other: Measurements) -> dict[str, float]:
+def largest_changes(measurements: Measurements, other: Measurements) -> dict[str, float]:
     """Return by measure the largest difference between the values of two runs with equal seeds."""
-    theirs = {(own.data, own.arm, own.measure): own.by_seed for own in other.values}
+    theirs = {(values.data, values.arm, values.measure): values.by_seed for values in other.values}
     largest: dict[str, float] = {}
-    for own in found.values:
-        same = theirs.get((own.data, own.arm, own.measure), {})
-        apart = [abs(own.by_seed[seed] - same[seed]) for seed in own.by_seed.keys() & same.keys()]
-        if apart and not own.measure.startswith("bytes"):
-            largest[own.measure] = round(max(largest.get(own.measure, 0.0), *apart), DIGITS)
+    for values in measurements.values:
+        same = theirs.get((values.data, values.arm, values.measure), {})
+        apart = [abs(values.by_seed[seed] - same[seed]) for seed in values.by_seed.keys() & same.keys()]
+        if apart and not values.measure.startswith("bytes"):
+            largest[values.measure] = round(max(largest.get(values.measure, 0.0), *apart), DIGITS)
     return largest
 
 
-def _rounding(found: Measurements) -> str:
-    if not found.rounding:
+def _rounding(measurements: Measurements) -> str:
+    if not measurements.rounding:
         return "Sensitivity to the machine's rounding was not measured."
-    changed = ", ".join(f"{name} {value:.4f}" for name, value in found.rounding.items())
+    changed = ", ".join(f"{name} {value:.4f}" for name, value in measurements.rounding.items())
     return f"Largest change of a value of the first seed under the rounding of another processor: {changed}."
 
 
@@ -243,7 +246,7 @@ def _verdict(verdict: Verdict, *, short: bool) -> str:
     return bold if verdict.decision == verdict.single else f"{bold} (by itself: {verdict.single})"
 
 
-def _numbers(link: Link) -> list[str]:
+def _numbers(link: Comparison) -> list[str]:
     n, lost = len(link.differences), f" ({len(link.lost)} lost)" if link.lost else ""
     if n == 0:
         return ["–", _limit(link), "–", f"{n}{lost}"]
@@ -252,7 +255,7 @@ def _numbers(link: Link) -> list[str]:
     return [f"{_signed(link.mean)}{ends}", _limit(link), seen, f"{n}{lost}"]
 
 
-def _limit(link: Link) -> str:
+def _limit(link: Comparison) -> str:
     return f"{link.margin:g}" if link.margin >= 0 else f"> −{-link.margin:g}"
 
 

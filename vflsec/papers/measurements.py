@@ -12,8 +12,10 @@ import msgspec
 
 from vflsec.base import files
 from vflsec.base.errors import StoreError, UsageError
-from vflsec.papers.study import Measure
-from vflsec.results.records.schema import Block
+from vflsec.papers.study import ATTACKED, ArmMeasure
+from vflsec.results.analysis.results import Cap, Point, Summary
+from vflsec.results.records.manifest import Manifest
+from vflsec.results.records.schema import Block, Record, Result
 
 DIGITS = 7
 """Decimal places that are kept of a value."""
@@ -73,8 +75,8 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     rounding: dict[str, float] = {}
 
 
-def outcome(
-    measure: Measure,
+def read_outcome(
+    measure: ArmMeasure,
     status: str,
     utility: Block | None,
     traffic: Sequence[tuple[str, str, str, str, int]],
@@ -97,20 +99,20 @@ def outcome(
     return utility.metrics[metric], metric
 
 
-def values_of(data: str, arm: str, measure: Measure, found: Mapping[int, Outcome]) -> Values:
+def collect(data: str, arm: str, measure: ArmMeasure, outcomes: Mapping[int, Outcome]) -> Values:
     """Return the outcomes of all seeds together."""
-    numbers = {seed: one for seed, one in found.items() if not isinstance(one, str)}
+    numbers = {seed: number for seed, number in outcomes.items() if not isinstance(number, str)}
     return Values(
         data=data,
         arm=arm,
         measure=measure.name,
         metric=next((metric for _, metric in numbers.values()), ""),
-        by_seed=rounded({seed: value for seed, (value, _) in numbers.items()}),
-        lost={seed: one for seed, one in found.items() if isinstance(one, str)},
+        by_seed=round_values({seed: value for seed, (value, _) in numbers.items()}),
+        lost={seed: reason for seed, reason in outcomes.items() if isinstance(reason, str)},
     )
 
 
-def rounded(by_seed: Mapping[int, float]) -> dict[int, float]:
+def round_values(by_seed: Mapping[int, float]) -> dict[int, float]:
     """Return values as they are kept."""
     return {seed: round(value, DIGITS) for seed, value in sorted(by_seed.items())}
 
@@ -123,33 +125,35 @@ def read_measurements(path: Path) -> Measurements:
     """
     try:
         content = files.read(path)
-        found = msgspec.json.decode(content, type=Measurements)
-        json.loads(content, object_pairs_hook=_once)
-        _check(found, path.stem)
+        measurements = msgspec.json.decode(content, type=Measurements)
+        json.loads(content, object_pairs_hook=_expect_each_once)
+        _check(measurements, path.stem)
     except (OSError, ValueError) as error:
         raise StoreError(f"cannot read measurements from {path}: {error}; run vflsec judge") from None
-    return found
+    return measurements
 
 
-def _once(pairs: list[tuple[str, Any]]) -> None:
+def _expect_each_once(pairs: list[tuple[str, Any]]) -> None:
     """Raise ValueError if two pairs of one object have the same key, of which decoding keeps the last."""
     twice = next((key for key, n in Counter(key for key, _ in pairs).items() if n > 1), None)
     if twice is not None:
         raise ValueError(f"expected {twice!r} once in an object, found it twice")
 
 
-def _check(found: Measurements, study: str) -> None:
+def _check(measurements: Measurements, study: str) -> None:
     """Raise ValueError unless the measurements are of ``study``, and every number is one that a run can give."""
-    if found.study != study:
-        raise ValueError(f"expected measurements of {study}, as the file is called, found those of {found.study}")
-    _expect("seconds", found.seconds, 0.0, MOST_SECONDS)
-    for name, change in found.rounding.items():
+    if measurements.study != study:
+        raise ValueError(
+            f"expected measurements of {study}, as the file is called, found those of {measurements.study}"
+        )
+    _expect("seconds", measurements.seconds, 0.0, MOST_SECONDS)
+    for name, change in measurements.rounding.items():
         _expect(f"a change of {name}", change, 0.0, 2 * LARGEST)
-    for own in found.values:
-        which = f"{own.measure} of {own.arm} on {own.data}"
-        _expect(f"unconverged in {which}", own.unconverged, 0, found.seeds)
-        ends = (0.0, MOST_BYTES) if own.measure.startswith("bytes") else (-LARGEST, LARGEST)
-        for value in (*own.by_seed.values(), *own.alone.values()):
+    for values in measurements.values:
+        which = f"{values.measure} of {values.arm} on {values.data}"
+        _expect(f"unconverged in {which}", values.unconverged, 0, measurements.seeds)
+        ends = (0.0, MOST_BYTES) if values.measure.startswith("bytes") else (-LARGEST, LARGEST)
+        for value in (*values.by_seed.values(), *values.alone.values()):
             _expect(f"values in {which}", value, *ends)
 
 
@@ -158,10 +162,56 @@ def _expect(what: str, value: float, low: float, high: float) -> None:
         raise ValueError(f"expected {what} from {low:g} to {high:g}, found {value}")
 
 
-def write_measurements(path: Path, found: Measurements) -> None:
+def write_measurements(path: Path, measurements: Measurements) -> None:
     """Write the measurements, one line for each measure, so that changes can be read."""
-    body = msgspec.to_builtins(found, str_keys=True)
-    lines = b",\n  ".join(msgspec.json.encode(one) for one in body.pop("values"))
+    body = msgspec.to_builtins(measurements, str_keys=True)
+    lines = b",\n  ".join(msgspec.json.encode(values) for values in body.pop("values"))
     head = msgspec.json.format(msgspec.json.encode(body), indent=1).removesuffix(b"\n}")
     path.parent.mkdir(parents=True, exist_ok=True)
     files.replace(path, head + b',\n "values": [\n  ' + lines + b"\n ]\n}\n", mode=0o666)
+
+
+def measure_evaluation(
+    data: str, arm: str, measure: ArmMeasure, summary: Summary, manifest: Manifest, records: Mapping[str, Record]
+) -> Values:
+    """Return one measure of an arm, with the status of each seed that has none."""
+    if measure.kind not in ATTACKED:
+        return collect(data, arm, measure, _measure_models(measure, manifest, records))
+    if measure.kind in ("cap", "calibrated"):
+        cap = next((cap for cap in summary.cap if cap.attack == measure.attack), None)
+        return _measure_cap(data, arm, measure, cap, manifest.seeds)
+    points = (point for point in (*summary.worst, *summary.points) if point.attack == measure.attack)
+    point = next((point for point in points if point.strength == measure.strength), None)
+    return _measure_leak(data, arm, measure, point, manifest.seeds)
+
+
+def _measure_models(measure: ArmMeasure, manifest: Manifest, records: Mapping[str, Record]) -> dict[int, Outcome]:
+    outcomes: dict[int, Outcome] = dict.fromkeys(range(manifest.seeds), "missing")
+    for row in manifest.rows:
+        record = records.get(row.key)
+        if row.strength == measure.strength and isinstance(record, Result):
+            outcomes[row.seed] = read_outcome(measure, record.status, record.utility, record.traffic, record.reached)
+    return outcomes
+
+
+def _measure_cap(data: str, arm: str, measure: ArmMeasure, cap: Cap | None, seeds: int) -> Values:
+    by_seed = {} if cap is None else cap.by_seed if measure.kind == "cap" else cap.calibrated_by_seed
+    why = cap.note if cap and cap.note else "missing"
+    lost = {seed: why for seed in range(seeds) if seed not in by_seed}
+    return Values(data=data, arm=arm, measure=measure.name, by_seed=round_values(by_seed), lost=lost)
+
+
+def _measure_leak(data: str, arm: str, measure: ArmMeasure, point: Point | None, seeds: int) -> Values:
+    by_seed = point.leak.by_seed if point else {}
+    failed = [status for status in (point.statuses if point else ()) if status not in ("ok", "unconverged")]
+    lost = {seed: ", ".join(failed) or "missing" for seed in range(seeds) if seed not in by_seed}
+    return Values(
+        data=data,
+        arm=arm,
+        measure=measure.name,
+        metric=point.leak.metric if point else "",
+        by_seed=round_values(by_seed),
+        alone=round_values(point.leak.alone_by_seed) if point else {},
+        lost=lost,
+        unconverged=point.statuses.get("unconverged", 0) if point else 0,
+    )

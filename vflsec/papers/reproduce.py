@@ -56,14 +56,14 @@ def command(
     from vflsec.base.checks import count
     from vflsec.cli.options import kept_on_interrupt, show
     from vflsec.papers import recipe
-    from vflsec.papers.reproduction import Reproduction, measured
+    from vflsec.papers.reproduction import Reproduction, measure_recipe
     from vflsec.report.progress import shown
     from vflsec.run.engine import check_device
     from vflsec.run.store import Store, writing
 
     if name is None:
-        for one in recipe.names():
-            click.echo(f"{one:20} {recipe.read_recipe(one).title}")
+        for known in recipe.names():
+            click.echo(f"{known:20} {recipe.read_recipe(known).title}")
         return
     check_device(device)
     read = recipe.read_recipe(name)
@@ -86,8 +86,8 @@ def command(
         with kept_on_interrupt(store):
             for _ in shown(job.compute(jobs=jobs or api.cores(), device=device), missing):
                 pass
-    found = Reproduction(stem, chosen, measured(job), job)
-    show(found, form)
+    result = Reproduction(stem, chosen, measure_recipe(job), job)
+    show(result, form)
     with writing(store.folder):
-        for path in found.save_curve(store.folder):
+        for path in result.save_curve(store.folder):
             click.echo(f"curve: {path}", err=True)

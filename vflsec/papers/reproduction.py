@@ -17,7 +17,7 @@ from rich.text import Text
 from vflsec.base.checks import count
 from vflsec.papers import diagrams
 from vflsec.papers.entry import Entry
-from vflsec.papers.model_pictures import of_models
+from vflsec.papers.model_pictures import draw_models
 from vflsec.papers.recipe import Asked, Measured, Part, Recipe, RecipeGrid
 from vflsec.report import formats
 from vflsec.report.curve import COLORS, Curve, own_style, saved
@@ -226,12 +226,12 @@ class Reproduction:
         """Return the recipe's picture; by default printed and measured values, a diagram for each group."""
         picture = self.recipe.picture
         if picture == "curves":
-            return diagrams.curves(self.recipe, self.entries)
+            return diagrams.draw_curves(self.recipe, self.entries)
         if picture == "tradeoff":
-            return diagrams.tradeoff(self.recipe, self.entries)
+            return diagrams.draw_tradeoff(self.recipe, self.entries)
         if picture == "changes":
-            return diagrams.changes(self.recipe, self.entries)
-        return of_models(self.job) if picture and self.job else _draw(self)
+            return diagrams.draw_changes(self.recipe, self.entries)
+        return draw_models(self.job) if picture and self.job else _draw(self)
 
     def save_curve(self, folder: Path | str) -> list[Path]:
         """Write ``curve.svg`` and ``curve.png`` into ``folder``."""
@@ -242,7 +242,7 @@ class Reproduction:
         return self.table()
 
 
-def measured(job: RecipeGrid) -> list[Measured]:
+def measure_recipe(job: RecipeGrid) -> list[Measured]:
     """Return what the store of ``job`` holds for each cell of the table."""
     if not job.recipe.attacked:
         return job.measured()

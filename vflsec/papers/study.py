@@ -33,14 +33,14 @@ ATTACKED = ("leak", "advantage", "cap", "calibrated")
 TOPICS = ("utility", "privacy", "cost")
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StudyPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One of the data, or an arm: its name and its settings."""
 
     name: str
     settings: Table = {}
 
 
-class Measure(msgspec.Struct, frozen=True, kw_only=True):
+class ArmMeasure(msgspec.Struct, frozen=True, kw_only=True):
     """What is measured of an arm: its name is unique within a study."""
 
     kind: Kind
@@ -96,8 +96,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def __post_init__(self) -> None:
         """Check the form of the claim."""
-        one = bool(self.better) and bool(self.than)
-        if one == bool(self.order) or len(self.order) == 1 or bool(self.better) != bool(self.than):
+        compares_two = bool(self.better) and bool(self.than)
+        if compares_two == bool(self.order) or len(self.order) == 1 or bool(self.better) != bool(self.than):
             raise ValueError(f"claim {self.text!r}: expected either better and than, or an order of two or more arms")
         most = math.inf if self.metric in ("mse", "psnr") else 1.0  # all others are within a range of 1
         if not 0 < self.margin < most:
@@ -133,16 +133,16 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.wants == "more" if self.wants else self.measure in ("utility", "cap", "calibrated")
 
     @property
-    def measured(self) -> Measure:
+    def measured(self) -> ArmMeasure:
         """What is compared."""
-        return Measure(kind=self.measure, attack=self.attack, strength=self.strength, metric=self.metric)
+        return ArmMeasure(kind=self.measure, attack=self.attack, strength=self.strength, metric=self.metric)
 
     @property
-    def utility(self) -> Measure:
+    def utility(self) -> ArmMeasure:
         """The utility that ``at_equal_utility`` compares."""
-        return Measure(kind="utility", strength=self.strength)
+        return ArmMeasure(kind="utility", strength=self.strength)
 
-    def measures(self) -> Iterator[tuple[str, Measure]]:
+    def measures(self) -> Iterator[tuple[str, ArmMeasure]]:
         """Yield each arm with what is to be measured of it."""
         for arm in dict.fromkeys(arm for link in self.links for arm in link if arm != ALONE):
             yield arm, self.measured
@@ -163,8 +163,8 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     title: str
     source: str
     registered: str
-    data: list[Part]
-    arms: list[Part]
+    data: list[StudyPart]
+    arms: list[StudyPart]
     claims: list[Claim]
     settings: Table = {}
     seeds: int = 5
@@ -176,12 +176,12 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError(f"expected registered as a date in the form 2026-01-31, got {self.registered!r:.40}")
         if not 1 <= self.seeds <= MOST_SEEDS:
             raise ValueError(f"expected seeds from 1 to {MOST_SEEDS}, got {self.seeds}")
-        arms, data = [arm.name for arm in self.arms], [one.name for one in self.data]
+        arms, data = [arm.name for arm in self.arms], [part.name for part in self.data]
         for kind, names in (("data", data), ("arms", arms)):
             if not names or len(set(names)) < len(names) or ALONE in names:
                 raise ValueError(f"expected different names of {kind}, none of them alone, got {', '.join(names)}")
-        settings = [one.settings for one in self.data]
-        if any(one in settings[:k] for k, one in enumerate(settings)):
+        settings = [part.settings for part in self.data]
+        if any(table in settings[:k] for k, table in enumerate(settings)):
             raise ValueError("expected different settings of data, got two that are equal: their verdicts would be one")
         if not self.claims:
             raise ValueError("expected a claim, got none")
@@ -198,12 +198,12 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def tested_on(self, claim: Claim) -> list[str]:
         """Return the names of the data on which a claim is tested."""
-        return [one.name for one in self.data] if claim.data is None else list(claim.data)
+        return [part.name for part in self.data] if claim.data is None else list(claim.data)
 
-    def measures(self, data: str, arm: str) -> list[Measure]:
+    def measures(self, data: str, arm: str) -> list[ArmMeasure]:
         """Return what the claims need of one arm on one of the data."""
-        own = [claim for claim in self.claims if data in self.tested_on(claim)]
-        return list(dict.fromkeys(measure for claim in own for name, measure in claim.measures() if name == arm))
+        claims = [claim for claim in self.claims if data in self.tested_on(claim)]
+        return list(dict.fromkeys(measure for claim in claims for name, measure in claim.measures() if name == arm))
 
     @property
     def experiment(self) -> str:

@@ -11,9 +11,9 @@ import msgspec
 
 from vflsec.base.errors import UsageError
 from vflsec.papers.grid import Grid, Place, evaluation, expect_attack, merged, point, strengths, trainings
-from vflsec.papers.measurements import Outcome, Values, outcome, values_of
+from vflsec.papers.measurements import Outcome, Values, collect, read_outcome
 from vflsec.papers.settings_files import convert, list_names, read_table
-from vflsec.papers.study import ALONE, ATTACKED, Measure, Study
+from vflsec.papers.study import ALONE, ATTACKED, ArmMeasure, Study
 from vflsec.run import engine
 from vflsec.run import spec as specs
 from vflsec.run.cell import Cell, result_key
@@ -52,7 +52,7 @@ class StudyGrid(Grid):
         """Check every arm on all of the data; nothing is computed."""
         super().__init__(store)
         self.name, self.study = name, study
-        self.measures: dict[Place, list[Measure]] = {}
+        self.measures: dict[Place, list[ArmMeasure]] = {}
         for i, data in enumerate(study.data):
             for j, arm in enumerate(study.arms):
                 wanted = study.measures(data.name, arm.name)
@@ -73,18 +73,18 @@ class StudyGrid(Grid):
             for i, data in enumerate(self.study.data):
                 if data.name not in self.study.tested_on(claim):
                     continue
-                for one, other in claim.links:
+                for better, other in claim.links:
                     if other == ALONE:
                         continue
-                    keys = [self._keys((i, arms.index(arm)), claim.measured) for arm in (one, other)]
+                    keys = [self._keys((i, arms.index(arm)), claim.measured) for arm in (better, other)]
                     if keys[0] == keys[1]:
                         raise UsageError(
-                            f"{self.name}, claim {claim.text!r}: expected arms with different settings, got {one} and "
-                            f"{other}, whose {claim.measured.name} on {data.name} is the same measurement: vary what "
-                            f"is compared, or name a strength"
+                            f"{self.name}, claim {claim.text!r}: expected arms with different settings, got {better} "
+                            f"and {other}, whose {claim.measured.name} on {data.name} is the same measurement: vary "
+                            f"what is compared, or name a strength"
                         )
 
-    def _keys(self, place: Place, measure: Measure) -> frozenset[str]:
+    def _keys(self, place: Place, measure: ArmMeasure) -> frozenset[str]:
         """Return the keys of the trainings that a measure is of, or of the results on attacks."""
         if place in self.trainings:
             return frozenset(_without_defaults(cell).key for cell in self.trainings[place] if cell.seed == 0)
@@ -99,7 +99,7 @@ class StudyGrid(Grid):
                 keys.add(result_key(_without_defaults(row.cell), row.attack, spec.adversary, spec.aux))
         return frozenset(keys)
 
-    def _add(self, place: Place, settings: Mapping[str, Any], wanted: Sequence[Measure]) -> None:
+    def _add(self, place: Place, settings: Mapping[str, Any], wanted: Sequence[ArmMeasure]) -> None:
         if isinstance(names := settings.get("methods"), str):
             raise UsageError(f"expected methods to be a list of names, got {names!r}")
         if any(measure.kind in ATTACKED or measure.strength for measure in wanted):
@@ -115,27 +115,27 @@ class StudyGrid(Grid):
                     raise UsageError("expected a defense with strengths in defenses for CAP, got none")
             self.points[place] = point(spec, {"place": str(place)})
         else:
-            own = {key: value for key, value in settings.items() if key in specs.TRAINING}
-            spec = specs.read(own)
+            training = {key: value for key, value in settings.items() if key in specs.TRAINING}
+            spec = specs.read(training)
             if len(spec.methods) > 1:
                 raise UsageError(f"expected one method for each arm, got {', '.join(spec.methods)}: make each an arm")
-            if any(one.kind == "bytes to target" for one in wanted) and not spec.train.target:
+            if any(measure.kind == "bytes to target" for measure in wanted) and not spec.train.target:
                 raise UsageError("expected train.target in the settings with bytes to target, got none")
-            self.trainings[place] = trainings(own, self.study.seeds)
+            self.trainings[place] = trainings(training, self.study.seeds)
 
     def trained(self) -> list[Values]:
         """Return what was measured of the arms that were only trained, with the status of each seed that is missing."""
         return [self._of_trainings(place, measure) for place in self.trainings for measure in self.measures[place]]
 
-    def _of_trainings(self, place: Place, measure: Measure) -> Values:
-        found: dict[int, Outcome] = {}
+    def _of_trainings(self, place: Place, measure: ArmMeasure) -> Values:
+        outcomes: dict[int, Outcome] = {}
         for cell in self.trainings[place]:
             facts = self.facts(cell)
-            found[cell.seed] = (
-                outcome(measure, facts.status, facts.utility, facts.traffic, facts.reached) if facts else "missing"
+            outcomes[cell.seed] = (
+                read_outcome(measure, facts.status, facts.utility, facts.traffic, facts.reached) if facts else "missing"
             )
         data, arm = self.names(place)
-        return values_of(data, arm, measure, found)
+        return collect(data, arm, measure, outcomes)
 
     def names(self, place: Place) -> tuple[str, str]:
         """Return the names of the data and the arm at a place."""
@@ -144,15 +144,15 @@ class StudyGrid(Grid):
     def seconds(self) -> float:
         """Return the seconds of all trainings and attacks of this study that are in the store."""
         records, total = self.store.records(), 0.0
-        cells = {cell.key for own in self.trainings.values() for cell in own}
+        cells = {cell.key for of_place in self.trainings.values() for cell in of_place}
         for at in self.points.values():
             planned = engine.plan(at.spec, None)
-            keys = {row.key for row in planned.rows} | {one.key for one in planned.baselines}
+            keys = {row.key for row in planned.rows} | {baseline.key for baseline in planned.baselines}
             total += sum(records[key].seconds.get("attack", 0.0) for key in keys & records.keys())
             for row in planned.rows:
                 cells |= {row.cell.key, *(row.cell.stage_key(stage) for stage in row.cell.stages)}
-        found = [self.store.cell(key).read() for key in cells]
-        return total + sum(facts.seconds for facts in found if facts)
+        stored = [self.store.cell(key).read() for key in cells]
+        return total + sum(facts.seconds for facts in stored if facts)
 
 
 def _without_defaults(cell: Cell) -> Cell:

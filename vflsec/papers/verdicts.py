@@ -15,7 +15,7 @@ import msgspec
 
 from vflsec.base.errors import UsageError
 from vflsec.papers.measurements import Measurements, Values
-from vflsec.papers.study import ALONE, MOST_SEEDS, Claim, Measure, Study
+from vflsec.papers.study import ALONE, MOST_SEEDS, ArmMeasure, Claim, Study
 from vflsec.results.analysis.paired import ALPHA, FEWEST, Paired, detectable, holm, paired
 
 Decision = Literal["holds", "does not hold here", "undecided"]
@@ -25,15 +25,15 @@ OPEN: Decision = "undecided"
 DECISIONS = (HOLDS, FAILS, OPEN)
 
 
-class Measured(NamedTuple):
+class MeasuredStudy(NamedTuple):
     """A study and what was measured for it."""
 
     name: str
     study: Study
-    found: Measurements
+    measurements: Measurements
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """One comparison of a claim.
 
     Attributes:
@@ -81,15 +81,15 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     p_holds: float
     p_fails: float
     seeds: int
-    links: list[Link]
+    links: list[Comparison]
 
 
-class _Case(NamedTuple):
+class _TestedClaim(NamedTuple):
     study: str
     number: int
     claim: Claim
     data: str
-    links: list[Link]
+    links: list[Comparison]
 
     @property
     def p_holds(self) -> float:
@@ -111,14 +111,14 @@ class _Case(NamedTuple):
         return HOLDS if p_holds < ALPHA and relevant else OPEN
 
 
-def judge(measured: Sequence[Measured]) -> list[Verdict]:
+def judge(studies: Sequence[MeasuredStudy]) -> list[Verdict]:
     """Return a verdict for each claim and its data; Holm's correction is over all of them.
 
     Raises:
         UsageError: measurements of other settings than those of the study, or that lack a measure.
     """
-    level = ALPHA / max(1, sum(len(one.study.tested_on(claim)) for one in measured for claim in one.study.claims))
-    cases = [case for one in measured for case in _cases(one, level)]
+    verdicts = sum(len(measured.study.tested_on(claim)) for measured in studies for claim in measured.study.claims)
+    cases = [case for measured in studies for case in _list_cases(measured, ALPHA / max(1, verdicts))]
     holding = holm([case.p_holds for case in cases])
     failing = holm([case.p_fails for case in cases])
     return [
@@ -140,62 +140,60 @@ def judge(measured: Sequence[Measured]) -> list[Verdict]:
     ]
 
 
-def _cases(one: Measured, level: float) -> Iterator[_Case]:
-    if one.found.experiment != one.study.experiment:
+def _list_cases(measured: MeasuredStudy, level: float) -> Iterator[_TestedClaim]:
+    if measured.measurements.experiment != measured.study.experiment:
         raise UsageError(
-            f"expected measurements of {one.name} as it is registered, got those of other settings: run vflsec judge "
-            f"{one.name}"
+            f"expected measurements of {measured.name} as it is registered, got those of other settings: run vflsec "
+            f"judge {measured.name}"
         )
-    _check(one)
-    values = {(own.data, own.arm, own.measure): own for own in one.found.values}
-    for number, claim in enumerate(one.study.claims, start=1):
-        for data in one.study.tested_on(claim):
+    _check(measured)
+    by_name = {(values.data, values.arm, values.measure): values for values in measured.measurements.values}
+    for number, claim in enumerate(measured.study.claims, start=1):
+        for data in measured.study.tested_on(claim):
             try:
-                links = list(_links(claim, data, values, level, one.study.seeds))
-                yield _Case(one.name, number, claim, data, links)
+                links = list(_compare_arms(claim, data, by_name, level, measured.study.seeds))
+                yield _TestedClaim(measured.name, number, claim, data, links)
             except KeyError as error:
                 name, arm, measure = error.args[0]
                 raise UsageError(
-                    f"expected {measure} of {arm} on {name} in the measurements of {one.name}, got none: run vflsec "
-                    f"judge {one.name}"
+                    f"expected {measure} of {arm} on {name} in the measurements of {measured.name}, got none: run "
+                    f"vflsec judge {measured.name}"
                 ) from None
 
 
-def _check(one: Measured) -> None:
+def _check(measured: MeasuredStudy) -> None:
     """Raise UsageError if the measurements are not of one run: a lost seed is named, none is left out."""
-    found = one.found
-    if not 1 <= found.seeds <= MOST_SEEDS:  # before anything is made that has so many
-        raise UsageError(_damaged(one.name, f"1 to {MOST_SEEDS} seeds", str(found.seeds)))
-    seeds, named = set(range(found.seeds)), set()
-    for own in found.values:
-        which = f"{own.measure} of {own.arm} on {own.data}"
-        if (own.data, own.arm, own.measure) in named:
-            raise UsageError(_damaged(one.name, f"{which} once", "it twice"))
-        named.add((own.data, own.arm, own.measure))
-        if own.by_seed.keys() & own.lost.keys() or own.by_seed.keys() | own.lost.keys() != seeds:
-            got = ", ".join(str(seed) for seed in sorted([*own.by_seed, *own.lost]))
-            raise UsageError(_damaged(one.name, f"each of {found.seeds} seeds once in {which}", f"seeds {got}"))
-        if not own.measure.startswith("bytes") and max((*own.by_seed.values(), *own.alone.values()), default=0.0) > 1:
-            raise UsageError(_damaged(one.name, f"values up to 1 in {which}", "a larger one"))
+
+    def expect(holds: bool, expected: str, got: object) -> None:
+        if not holds:
+            changed = f"the measurements of {measured.name} were changed; run vflsec judge {measured.name}"
+            raise UsageError(f"expected {expected}, got {got}: {changed}")
+
+    seeds, named = measured.measurements.seeds, set()
+    expect(1 <= seeds <= MOST_SEEDS, f"1 to {MOST_SEEDS} seeds", seeds)  # before anything is made that has so many
+    for values in measured.measurements.values:
+        which = f"{values.measure} of {values.arm} on {values.data}"
+        expect((values.data, values.arm, values.measure) not in named, f"{which} once", "it twice")
+        named.add((values.data, values.arm, values.measure))
+        got = sorted([*values.by_seed, *values.lost])
+        expect(got == list(range(seeds)), f"each of {seeds} seeds once in {which}", f"seeds {', '.join(map(str, got))}")
+        largest = max((*values.by_seed.values(), *values.alone.values()), default=0.0)
+        expect(largest <= 1 or values.measure.startswith("bytes"), f"values up to 1 in {which}", "a larger one")
 
 
-def _damaged(name: str, expected: str, got: str) -> str:
-    return f"expected {expected}, got {got}: the measurements of {name} were changed; run vflsec judge {name}"
-
-
-def _links(
+def _compare_arms(
     claim: Claim, data: str, values: Mapping[tuple[str, str, str], Values], level: float, seeds: int
-) -> Iterator[Link]:
+) -> Iterator[Comparison]:
     floor, margin = (-claim.margin, -claim.margin) if claim.no_worse else (0.0, claim.margin)
     for arms in claim.links:
-        yield _link(claim.measured, data, arms, values, level, seeds, more=claim.more, floor=floor, margin=margin)
+        yield _compare(claim.measured, data, arms, values, level, seeds, more=claim.more, floor=floor, margin=margin)
         if claim.at_equal_utility is not None:
             lost = -claim.at_equal_utility
-            yield _link(claim.utility, data, arms, values, level, seeds, more=True, floor=lost, margin=lost)
+            yield _compare(claim.utility, data, arms, values, level, seeds, more=True, floor=lost, margin=lost)
 
 
-def _link(
-    measure: Measure,
+def _compare(
+    measure: ArmMeasure,
     data: str,
     arms: tuple[str, str],
     values: Mapping[tuple[str, str, str], Values],
@@ -205,41 +203,41 @@ def _link(
     more: bool,
     floor: float,
     margin: float,
-) -> Link:
+) -> Comparison:
     better = values[data, arms[0], measure.name]
     other = better if arms[1] == ALONE else values[data, arms[1], measure.name]
-    first = _of(measure, better)
-    second = better.alone if arms[1] == ALONE else _of(measure, other)
+    first = _take_values(measure, better)
+    second = better.alone if arms[1] == ALONE else _take_values(measure, other)
     seeds = sorted(first.keys() & second.keys())
     if measure.kind in ("bytes", "bytes to target"):  # the share that is saved
         differences = [1 - first[seed] / second[seed] if second[seed] else 0.0 for seed in seeds]
     else:
         differences = [(first[seed] - second[seed]) * (1 if more else -1) for seed in seeds]
-    found: Paired = paired(differences, floor=floor, margin=margin)
+    difference: Paired = paired(differences, floor=floor, margin=margin)
     lost = set()
-    for arm, own, given in zip(arms, (better, other), (first, second), strict=True):
-        named = {} if arm == ALONE else own.lost
+    for arm, measured, given in zip(arms, (better, other), (first, second), strict=True):
+        named = {} if arm == ALONE else measured.lost
         lost |= {f"{arm}: {status}, seed {seed}" for seed, status in named.items()}
-        lost |= {f"{arm}: missing, seed {seed}" for seed in range(registered) if seed not in {*given, *own.lost}}
-    return Link(
+        lost |= {f"{arm}: missing, seed {seed}" for seed in range(registered) if seed not in {*given, *measured.lost}}
+    return Comparison(
         text=f"{arms[0]} {'>' if more else '<'} {arms[1]}",
         measure=measure.name,
         floor=floor,
         margin=margin,
         differences=differences,
-        mean=found.mean,
-        low=found.low,
-        high=found.high,
-        deviation=found.deviation,
-        p_above=found.p_above,
-        p_below=found.p_below,
-        detectable=detectable(found.deviation, found.n, level=level),
+        mean=difference.mean,
+        low=difference.low,
+        high=difference.high,
+        deviation=difference.deviation,
+        p_above=difference.p_above,
+        p_below=difference.p_below,
+        detectable=detectable(difference.deviation, difference.n, level=level),
         lost=sorted(lost),
         unconverged=max(better.unconverged, other.unconverged),
     )
 
 
-def _of(measure: Measure, values: Values) -> dict[int, float]:
+def _take_values(measure: ArmMeasure, values: Values) -> dict[int, float]:
     if measure.kind != "advantage":
         return values.by_seed
     return {seed: value - values.alone[seed] for seed, value in values.by_seed.items() if seed in values.alone}

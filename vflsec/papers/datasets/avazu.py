@@ -26,7 +26,7 @@ COLUMNS = (
     *("app_category", "device_id", "device_ip", "device_model", "device_type", "device_conn_type"),
     *(f"C{k}" for k in range(14, 22)),
 )
-LAYOUT = sampling.Layout(COLUMNS, ",", header=True)
+LAYOUT = sampling.TextLayout(COLUMNS, ",", header=True)
 
 FEDHSSL = (
     ("device_ip", "device_model", "C14", "C17", "C19", "C20", "C21", "C15", "C16", "C18"),

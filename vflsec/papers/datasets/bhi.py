@@ -69,9 +69,9 @@ def fingerprint(data_dir: str | None = None) -> str:
 def _loaded(root: Path, rows: int, pairs: str, size: int, _: str) -> VerticalDataset:
     """Return the dataset; cached, since every seed of an evaluation splits the same rows."""
     patients = _patients(root)
-    found = _pairs(root, patients, pairs)
-    drawn = np.random.default_rng(derive(0, NAME, "rows")).permutation(len(found))[:rows]
-    kept = [found[place] for place in np.sort(drawn)]
+    every_pair = _pairs(root, patients, pairs)
+    drawn = np.random.default_rng(derive(0, NAME, "rows")).permutation(len(every_pair))[:rows]
+    kept = [every_pair[place] for place in np.sort(drawn)]
     order = np.random.default_rng(derive(0, NAME, "test")).permutation(len(patients))
     tested = {patients[place].name for place in order[: max(1, round(TEST * len(patients)))]}
 
@@ -79,7 +79,7 @@ def _loaded(root: Path, rows: int, pairs: str, size: int, _: str) -> VerticalDat
     shape = (3, size, size)
     tables = []
     for party, patches in zip(("active", "passive_1"), zip(*kept, strict=True), strict=True):
-        images = pictures.stacked(patches, partial(_patch, size=size), shape)
+        images = pictures.stack(patches, partial(_patch, size=size), shape)
         tables.append(pictures.party_table(NAME, party, images, ids))
     labels = pd.Series([int(first.parent.name) for first, _ in kept], index=ids, name="label", dtype="int64")
     test_ids = ids[[first.parent.parent.name in tested for first, _ in kept]]
@@ -88,14 +88,14 @@ def _loaded(root: Path, rows: int, pairs: str, size: int, _: str) -> VerticalDat
 
 def _patch(path: Path, size: int) -> np.ndarray:
     """Return a patch (3, size, size)."""
-    return pictures.resized(pictures.read(path, ("PNG",), ("RGB",), SIDE), size, "RGB")
+    return pictures.resize(pictures.read(path, ("PNG",), ("RGB",), SIDE), size, "RGB")
 
 
 def _root(data_dir: str | None) -> Path:
     """Return the folder of the patients: the given one, or the nested one if it is all there is."""
     given = pictures.folder(NAME, data_dir, PAGE)
     inside = pictures.folders(given)
-    return inside[0] if [one.name for one in inside] == [NESTED] else given
+    return inside[0] if [folder.name for folder in inside] == [NESTED] else given
 
 
 def _patients(root: Path) -> list[Path]:
@@ -104,8 +104,8 @@ def _patients(root: Path) -> list[Path]:
     Raises:
         DataError: fewer than two, or a folder of another name.
     """
-    patients = [one for one in pictures.folders(root) if one.name != NESTED]
-    other = next((one for one in patients if not re.fullmatch(r"\d+", one.name)), None)
+    patients = [folder for folder in pictures.folders(root) if folder.name != NESTED]
+    other = next((folder for folder in patients if not re.fullmatch(r"\d+", folder.name)), None)
     if other:
         raise DataError(
             f"{NAME}: expected folders with the number of a patient in {root}, got {other.name!r}; remove it"
@@ -124,18 +124,18 @@ def _pairs(root: Path, patients: list[Path], pairs: str) -> list[tuple[Path, Pat
     Raises:
         DataError: there is none.
     """
-    found: list[tuple[Path, Path]] = []
+    every_pair: list[tuple[Path, Path]] = []
     for patient in patients:
         for parent, patches in _patches(patient).items():
             rng = np.random.default_rng(derive(0, NAME, "pairs", patient.name, parent.name))
             order = rng.permutation(len(patches)) if pairs == "drawn" else np.arange(len(patches))
             paths = [parent / patches[place] for place in order]
-            found += zip(paths[::2], paths[1::2], strict=False)
-    if not found:
+            every_pair += zip(paths[::2], paths[1::2], strict=False)
+    if not every_pair:
         raise DataError(
             f"{NAME}: expected two images of a patient with one label in {root}, found none; is it complete?"
         )
-    return found
+    return every_pair
 
 
 def _patches(patient: Path) -> dict[Path, list[str]]:
@@ -144,13 +144,13 @@ def _patches(patient: Path) -> dict[Path, list[str]]:
     Raises:
         DataError: a folder or a file of another name, or two images of one place.
     """
-    found: dict[Path, list[str]] = {}
+    names_of: dict[Path, list[str]] = {}
     places: set[tuple[int, ...]] = set()
     for parent in pictures.folders(patient):
         if parent.name not in ("0", "1"):
             raise DataError(f"{patient}: expected the folders 0 and 1, got {parent.name!r}; remove it")
-        found[parent] = pictures.names(parent)
-        for name in found[parent]:
+        names_of[parent] = pictures.names(parent)
+        for name in names_of[parent]:
             match = PATCH.fullmatch(name)
             expected = f"{patient.name}_idx5_xX_yY_class{parent.name}.png"
             if match is None or (match[1], match[5]) != (patient.name, parent.name):
@@ -161,4 +161,4 @@ def _patches(patient: Path) -> dict[Path, list[str]]:
             places.add(place)
     if not places:
         raise DataError(f"{patient}: expected images in the folders 0 and 1, found none; is it complete?")
-    return found
+    return names_of

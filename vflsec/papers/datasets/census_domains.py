@@ -223,7 +223,7 @@ def _merged(arrays: dict[str, np.ndarray], name: str) -> np.ndarray | pd.Categor
     categories = arrays.get(f"{name}.categories")
     if categories is None:
         return arrays[name]
-    merged = {one: names.split(",")[0] for names in MERGED.get(name, ()) for one in names.split(",")}
+    merged = {category: names.split(",")[0] for names in MERGED.get(name, ()) for category in names.split(",")}
     assert merged.keys() <= set(categories), f"{name} has the categories that are merged"
     new = [merged.get(category, category) for category in categories]
     index = pd.Index(sorted(set(new)))

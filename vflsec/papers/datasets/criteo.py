@@ -20,7 +20,7 @@ PAGE = "https://www.kaggle.com/c/criteo-display-ad-challenge"
 FILES = ("train.txt", "train.txt.gz")
 NUMBERS = tuple(f"I{k}" for k in range(1, 14))
 CATEGORIES = tuple(f"C{k}" for k in range(1, 27))
-LAYOUT = sampling.Layout(("label", *NUMBERS, *CATEGORIES), "\t", header=False)
+LAYOUT = sampling.TextLayout(("label", *NUMBERS, *CATEGORIES), "\t", header=False)
 
 
 def load(*, data_dir: str | None = None, rows: int = 100_000, categories: int = 100) -> VerticalDataset:

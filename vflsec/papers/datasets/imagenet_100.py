@@ -73,7 +73,7 @@ def _loaded(root: Path, rows: int, size: int, classes: int, _: str) -> VerticalD
     drawn = np.sort(np.random.default_rng(derive(0, NAME, "rows")).permutation(len(train))[:rows])
     kept = [*(train[place] for place in drawn), *test]
     ids = pd.Index(np.append(drawn, len(train) + np.arange(len(test))), name="id")
-    images = pictures.stacked(kept, partial(_square, size=size), (3, size, size))
+    images = pictures.stack(kept, partial(_square, size=size), (3, size, size))
     tables = (
         pictures.party_table(NAME, "active", images[..., : size // 2], ids),
         pictures.party_table(NAME, "passive_1", images[..., size // 2 :], ids),
@@ -88,7 +88,7 @@ def _square(path: Path, size: int) -> np.ndarray:
     image = pictures.read(path, ("JPEG", "PNG"), ("RGB", "L", "CMYK", "RGBA"), MOST)
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2
-    return pictures.resized(image.crop((left, top, left + side, top + side)), size, "RGB")
+    return pictures.resize(image.crop((left, top, left + side, top + side)), size, "RGB")
 
 
 def _words(root: Path) -> list[str]:
@@ -97,14 +97,14 @@ def _words(root: Path) -> list[str]:
     Raises:
         DataError: a folder is missing, there are not 100 classes, or others in the test set than in training.
     """
-    found = []
+    known = []
     for part in ("train", "val"):
         if not (root / part).is_dir():
             raise DataError(
                 f"{NAME}: expected a folder {part} in {root}, found none: download it from {PAGE} and give --data-dir "
                 f"FOLDER"
             )
-        words = [one.name for one in pictures.folders(root / part)]
+        words = [folder.name for folder in pictures.folders(root / part)]
         other = next((word for word in words if not WORD.fullmatch(word)), None)
         if other:
             raise DataError(f"{root / part}: expected folders named like n01558993, got {other!r}; remove it")
@@ -113,8 +113,8 @@ def _words(root: Path) -> list[str]:
                 f"{root / part}: expected the folders of {CLASSES} classes, got {len(words)}; keep or link those of "
                 f"ImageNet-100"
             )
-        found.append(words)
-    train, test = found
+        known.append(words)
+    train, test = known
     differing = sorted(set(train) ^ set(test))
     if differing:
         raise DataError(

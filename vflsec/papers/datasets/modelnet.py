@@ -94,7 +94,7 @@ def _loaded(root: Path, parties: int, classes: int, rows: int, size: int, _: str
     tables = []
     for k, party in enumerate(["active", *bundle.passive_names(parties - 1)]):
         paths = [views[k] for _, views in kept]
-        images = pictures.stacked(paths, partial(_view, size=size), shape)
+        images = pictures.stack(paths, partial(_view, size=size), shape)
         tables.append(pictures.party_table(NAME, party, images, ids))
     names = tuple(kind.name for kind in kinds[:classes])
     labels = pd.Series([names.index(kind) for kind, _ in kept], index=ids, name="label", dtype="int64")
@@ -103,7 +103,7 @@ def _loaded(root: Path, parties: int, classes: int, rows: int, size: int, _: str
 
 def _view(path: Path, size: int) -> np.ndarray:
     """Return an image (1, size, size) in gray."""
-    return pictures.resized(pictures.read(path, ("PNG",), ("L", "RGB", "RGBA"), MOST), size, "L")
+    return pictures.resize(pictures.read(path, ("PNG",), ("L", "RGB", "RGBA"), MOST), size, "L")
 
 
 def _held(views: list[Path], parties: int) -> list[list[Path]]:
@@ -130,7 +130,7 @@ def _objects(kind: Path, part: str) -> dict[str, list[Path]]:
     if not parent.is_dir():
         raise DataError(f"{NAME}: expected a folder {part} in {kind}, found none; is it complete?")
     pattern = re.compile(rf"({re.escape(kind.name)}_\d+)(?:_\d{{3}}_(\d{{3}}))?_(\d{{3}})\.png")
-    found: dict[str, dict[int, Path]] = {}
+    objects: dict[str, dict[int, Path]] = {}
     for name in pictures.names(parent):
         match = pattern.fullmatch(name)
         view = int(match[3]) if match else 0
@@ -138,16 +138,16 @@ def _objects(kind: Path, part: str) -> dict[str, list[Path]]:
         if match is None or turned or not 1 <= view <= VIEWS:
             expected = f"{kind.name}_NUMBER_VIEW.png with views 001 to 0{VIEWS}"
             raise DataError(f"{parent}: expected images named {expected}, got {name!r}; give the original files")
-        views = found.setdefault(match[1], {})
+        views = objects.setdefault(match[1], {})
         if view in views:
             raise DataError(f"{parent}: expected view {view} of {match[1]} once, got it twice; remove one")
         views[view] = parent / name
-    if not found:
+    if not objects:
         raise DataError(f"{parent}: expected images, found none; is it complete?")
-    for thing, views in found.items():
+    for thing, views in objects.items():
         missing = next((view for view in range(1, VIEWS + 1) if view not in views), None)
         if missing:
             raise DataError(
                 f"{parent}: expected {VIEWS} views of {thing}, found no view {missing:03d}; is it complete?"
             )
-    return {thing: [views[view] for view in range(1, VIEWS + 1)] for thing, views in sorted(found.items())}
+    return {thing: [views[view] for view in range(1, VIEWS + 1)] for thing, views in sorted(objects.items())}

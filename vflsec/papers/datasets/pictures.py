@@ -39,10 +39,10 @@ def folder(name: str, data_dir: str | None, page: str) -> Path:
     way_out = f"download it from {page} and give --data-dir FOLDER"
     if data_dir is None:
         raise DataError(f"{name} does not come with vflsec: {way_out}")
-    found = Path(data_dir).expanduser()
-    if not found.is_dir():
+    path = Path(data_dir).expanduser()
+    if not path.is_dir():
         raise DataError(f"{name}: expected a folder {data_dir}, found none: {way_out}")
-    return found
+    return path
 
 
 def folders(parent: Path) -> list[Path]:
@@ -72,8 +72,8 @@ def fingerprint(root: Path) -> str:
     hundreds of thousands of images for each result would take longer than the results.
     """
     below = folders(root)
-    every = [root, *below, *(one for parent in below for one in folders(parent))]
-    return _fingerprint(tuple((str(one), one.stat().st_mtime_ns) for one in every))
+    every = [root, *below, *(folder for parent in below for folder in folders(parent))]
+    return _fingerprint(tuple((str(folder), folder.stat().st_mtime_ns) for folder in every))
 
 
 @lru_cache(maxsize=4)
@@ -81,9 +81,9 @@ def _fingerprint(every: tuple[tuple[str, int], ...]) -> str:
     digest = hashlib.sha256()
     for parent, _ in every:
         with os.scandir(parent) as entries:
-            facts = ((one.name, one.stat()) for one in sorted(entries, key=lambda one: one.name) if one.is_file())
-            for name, fact in facts:
-                place = os.path.relpath(parent, every[0][0])
+            place = os.path.relpath(parent, every[0][0])
+            for entry in sorted(filter(os.DirEntry.is_file, entries), key=lambda entry: entry.name):
+                name, fact = entry.name, entry.stat()
                 digest.update(f"{place}/{name} {fact.st_size} {fact.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
@@ -132,18 +132,18 @@ def read(path: Path, kinds: Sequence[str], modes: Sequence[str], most: int) -> I
         raise DataError(f"{path}: expected a {' or '.join(kinds)} image, got {got}; {WAY_OUT}") from None
 
 
-def resized(image: Image.Image, size: int, mode: str) -> np.ndarray:
+def resize(image: Image.Image, size: int, mode: str) -> np.ndarray:
     """Return the pixels (c, size, size) of an image in another size and mode; bilinear, over all pixels that shrink."""
-    found = np.asarray(image.convert(mode).resize((size, size), Image.Resampling.BILINEAR))
-    return found[None] if found.ndim == 2 else found.transpose(2, 0, 1)
+    pixels = np.asarray(image.convert(mode).resize((size, size), Image.Resampling.BILINEAR))
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
-def stacked(paths: Sequence[Path], one: Callable[[Path], np.ndarray], shape: tuple[int, int, int]) -> np.ndarray:
-    """Return the pixels (n, c, h, w) of all ``paths``, each read by ``one``, with a bar on terminals."""
+def stack(paths: Sequence[Path], read_pixels: Callable[[Path], np.ndarray], shape: tuple[int, int, int]) -> np.ndarray:
+    """Return the pixels (n, c, h, w) of all ``paths``, each read by ``read_pixels``, with a bar on terminals."""
     pixels = np.empty((len(paths), *shape), dtype=np.uint8)
     with sampling.show_bar() as progress:
         for place, path in enumerate(progress.track(paths, description="images")):
-            pixels[place] = one(path)
+            pixels[place] = read_pixels(path)
     return pixels
 
 

@@ -41,7 +41,7 @@ COLUMNS = (
     *_numbered("SocialNetwork_", range(1, 18)),
     *("target", "ListingInfo"),
 )
-LAYOUT = sampling.Layout(COLUMNS, ",", header=True, encoding="gbk")
+LAYOUT = sampling.TextLayout(COLUMNS, ",", header=True, encoding="gbk")
 
 # The columns of the groups are those of PrADA's code. It replaces places by coordinates and ranks, and the periods by
 # their statistics, with tables that are not public; here these columns are what the file has.

@@ -22,7 +22,7 @@ PIECE = 100_000
 """Rows that are in memory at once, besides those that are kept."""
 
 
-class Layout(NamedTuple):
+class TextLayout(NamedTuple):
     """How a file of text is written.
 
     Attributes:
@@ -38,7 +38,7 @@ class Layout(NamedTuple):
     encoding: str = "utf-8"
 
 
-def draw_rows(path: Path, layout: Layout, rows: int, seed: int) -> pd.DataFrame:
+def draw_rows(path: Path, layout: TextLayout, rows: int, seed: int) -> pd.DataFrame:
     """Return ``rows`` rows of a file as text, indexed by their place in it: the same ones for the same seed.
 
     Fewer rows are a subset of more.
@@ -57,7 +57,7 @@ def draw_rows(path: Path, layout: Layout, rows: int, seed: int) -> pd.DataFrame:
 
 
 @lru_cache(maxsize=2)
-def _draw_rows(path: Path, layout: Layout, rows: int, seed: int, _: tuple[int, int]) -> pd.DataFrame:
+def _draw_rows(path: Path, layout: TextLayout, rows: int, seed: int, _: tuple[int, int]) -> pd.DataFrame:
     """Return the rows; cached, since every seed of an evaluation splits the same ones.
 
     Each line has a random key, and those with the smallest keys are kept. Only these are split into fields.
@@ -89,7 +89,7 @@ def _draw_rows(path: Path, layout: Layout, rows: int, seed: int, _: tuple[int, i
     return pd.DataFrame(fields, index=kept, columns=list(layout.columns), dtype=str)
 
 
-def _read_pieces(path: Path, layout: Layout) -> Iterator[tuple[int, list[bytes]]]:
+def _read_pieces(path: Path, layout: TextLayout) -> Iterator[tuple[int, list[bytes]]]:
     """Yield the lines in pieces, each with the place of its first line, with a bar on terminals."""
     mark, expected = layout.separator.encode(), len(layout.columns)
     with path.open("rb") as raw, show_bar() as progress:
@@ -112,7 +112,7 @@ def _read_pieces(path: Path, layout: Layout) -> Iterator[tuple[int, list[bytes]]
             raise DataError(f"{path}: expected a gzip archive, got {error}; is the download complete?") from None
 
 
-def _check_header(path: Path, line: bytes, layout: Layout) -> None:
+def _check_header(path: Path, line: bytes, layout: TextLayout) -> None:
     names = line.decode("utf-8-sig", errors="replace").strip().split(layout.separator)
     if names != list(layout.columns):
         raise DataError(

@@ -12,7 +12,7 @@ from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
 from vflsec.cipher.roles.active import ActiveRole
 from vflsec.cipher.roles.passive import PassiveRole
-from vflsec.companies.noise import normal
+from vflsec.companies.side import draw_normal
 
 WIDTH, OUTPUTS, ROWS = 5, 2, 9
 
@@ -88,8 +88,8 @@ def test_other_noise_on_scores_is_refused(noise, said):
 
 
 def test_noise_is_normal_and_new_at_every_call():
-    found, other = (normal(secrets.randbits, (500, 40)) for _ in range(2))
+    found, other = (draw_normal(secrets.randbits, (500, 40)) for _ in range(2))
     assert kstest(found.ravel(), "norm").pvalue > 1e-3
     assert abs(np.corrcoef(found.ravel(), other.ravel())[0, 1]) < 0.05
-    keyed = [normal(lambda bits: 7, (500, 40)) for _ in range(2)]
+    keyed = [draw_normal(lambda bits: 7, (500, 40)) for _ in range(2)]
     assert (keyed[0] == keyed[1]).all(), "the key is all that it depends on"

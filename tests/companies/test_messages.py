@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vflsec.base.errors import PeerRefused
-from vflsec.companies.handshake import Hello, agree
 from vflsec.companies.job import JobFile, JobTraining
+from vflsec.companies.messages import Hello, agree
 
 RUN, OTHER = "0" * 32, "1" * 32
 JOB = JobFile(name="x")
