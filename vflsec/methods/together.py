@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -21,76 +21,53 @@ from vflsec.core.hooks import Hook
 from vflsec.core.message import Channel, Message, Route
 from vflsec.core.party import Noise, Party
 from vflsec.core.sparse_rows import SparseRows
-from vflsec.nn.stacked import Stacked, runs, stack, stack_modules, unstack_modules
+from vflsec.nn.stacked import divide, stack, stack_modules, stack_tree, unstack_modules
 
 
 class DefensesOfRuns:
-    """The defenses of one party in R runs; each acts on the messages of its own run."""
+    """The defenses of one party in R runs, with the methods of ``DefenseStack``; each acts on the part of its run."""
 
     def __init__(self, stacks: Sequence[DefenseStack]) -> None:
         self.stacks = stacks
 
     def __iter__(self) -> Iterator[Defense]:
         """Yield the defenses of all runs."""
-        return (defense for own in self.stacks for defense in own)
+        return (defense for defenses in self.stacks for defense in defenses)
 
     def using(self, hook: Hook) -> list[Defense]:
         """Return the defenses of any run that use ``hook``."""
-        return [defense for own in self.stacks for defense in own.using(hook)]
+        return [defense for defenses in self.stacks for defense in defenses.using(hook)]
+
+    def _each(self, method: str, *args: Any, **options: Any) -> Any:
+        """Return what a method of each run's defenses returns for its part of the arguments, joined."""
+        calls = zip(self.stacks, divide((args, options), len(self.stacks)), strict=True)
+        return stack_tree([getattr(defenses, method)(*part, **rest) for defenses, (part, rest) in calls])
 
     def released(self, value: Any, release: Release) -> Any:
         """Return what leaves in place of ``value``, in which each run's defenses have changed its part."""
         hook = hooks.OF_KIND.get(release.kind)
         if not hook or not self.using(hook):
             return value
-        assert isinstance(release.rng, Generators)
-        rows, labels = (_each(one, len(self.stacks)) for one in (release.rows, release.labels))
-        each = zip(self.stacks, runs(value.detach()), rows, labels, release.rng, strict=True)
-        return stack(
-            [
-                own.released(part, replace(release, rows=own_rows, labels=own_labels, rng=rng))
-                if own.using(hook)
-                else part
-                for own, part, own_rows, own_labels, rng in each
-            ]
-        )
+        known = {name: getattr(release, name) for name in ("rows", "labels", "rng")}
+        calls = zip(self.stacks, divide((value.detach(), known), len(self.stacks)), strict=True)
+        return stack([defenses.released(part, replace(release, **rest)) for defenses, (part, rest) in calls])
 
-    def training_targets(
-        self, y: Tensor, features: Tensor, *, n_classes: int, rng: Generators
-    ) -> tuple[Tensor, Tensor]:
-        """Return class numbers and targets, as ``DefenseStack`` does for each run."""
-        found = [
-            own.training_targets(labels, x, n_classes=n_classes, rng=one)
-            for own, labels, x, one in zip(self.stacks, runs(y), runs(features), rng, strict=True)
-        ]
-        labels, targets = zip(*found, strict=True)
-        return stack(labels), stack(targets)
+    def training_targets(self, y: Tensor, features: Tensor, *, n_classes: int, rng: Generators) -> Any:
+        """Return class numbers and targets of each run."""
+        return self._each("training_targets", y, features, n_classes=n_classes, rng=rng)
 
-    def batch(self, embeddings: Sequence[Tensor], targets: Tensor) -> tuple[Sequence[Tensor], Tensor]:
-        """Return embeddings and targets, as ``DefenseStack`` does for each run."""
-        if not self.using(hooks.BATCH):
-            return embeddings, targets
-        apart = zip(self.stacks, zip(*map(runs, embeddings), strict=True), runs(targets), strict=True)
-        changed, new_targets = zip(*(own.batch(list(h), y) for own, h, y in apart), strict=True)
-        return [stack(parts) for parts in zip(*changed, strict=True)], stack(new_targets)
+    def batch(self, embeddings: Sequence[Tensor], targets: Tensor) -> Any:
+        """Return the embeddings and targets of an update."""
+        given = list(embeddings), targets
+        return self._each("batch", *given) if self.using(hooks.BATCH) else given
 
-    def received(self, h: Tensor, sender: str) -> Tensor:
-        """Return the input of the top model, as ``DefenseStack`` does for each run."""
-        if not self.using(hooks.RECEIVED):
-            return h
-        return stack([own.received(part, sender) for own, part in zip(self.stacks, runs(h), strict=True)])
+    def received(self, h: Tensor, sender: str) -> Any:
+        """Return the input of the top model."""
+        return self._each("received", h, sender) if self.using(hooks.RECEIVED) else h
 
-    def penalized(self, loss: Tensor, received: Mapping[str, Tensor], labels: Tensor) -> Tensor:
-        """Return the loss with penalties, as ``DefenseStack`` does for each run."""
-        if not self.using(hooks.PENALTY):
-            return loss
-        apart = [dict(zip(received, parts, strict=True)) for parts in zip(*map(runs, received.values()), strict=True)]
-        return stack(
-            [
-                own.penalized(part, h, y)
-                for own, part, h, y in zip(self.stacks, runs(loss), apart, runs(labels), strict=True)
-            ]
-        )
+    def penalized(self, loss: Tensor, received: Mapping[str, Tensor], labels: Tensor) -> Any:
+        """Return the losses with penalties."""
+        return self._each("penalized", loss, dict(received), labels) if self.using(hooks.PENALTY) else loss
 
     def training_hooks(self, modules: nn.Module, penalties: Sequence[str]) -> AbstractContextManager[None]:
         """Do nothing: ``join`` refuses defenses with training hooks."""
@@ -110,14 +87,13 @@ class ChannelOfRuns(Channel):
     def _record(self, message: Message) -> None:
         super()._record(message)
         if any(channel.taps for channel in self.channels):
-            payload = [dict(zip(message.payload, parts, strict=True)) for parts in _apart(message.payload.values())]
-            rows = _each(message.rows, len(self.channels))
-            for channel, own_payload, own_rows in zip(self.channels, payload, rows, strict=True):
+            parts = divide((dict(message.payload), message.rows), len(self.channels))
+            for channel, (payload, rows) in zip(self.channels, parts, strict=True):
                 for tap in channel.taps:
-                    tap(replace(message, payload=own_payload, rows=own_rows))
+                    tap(replace(message, payload=payload, rows=rows))
 
     def _count(self, key: tuple[Route, str], rows: Tensor) -> None:
-        at = torch.stack(list(_each(rows, len(self.channels))))
+        at = torch.stack(divide(rows, len(self.channels)))
         before = self.counts.get(key, at.new_zeros(len(at), 0))
         lacking = int(at.max()) + 1 - before.shape[1]
         if lacking > 0:
@@ -129,17 +105,8 @@ class ChannelOfRuns(Channel):
         for channel in self.channels:
             channel.traffic.update(self.traffic)
         for key, counts in self.counts.items():
-            for channel, own in zip(self.channels, counts, strict=True):
-                channel.counts[key] = own
-
-
-def _each(x: Tensor | None, count: int) -> Sequence[Any]:
-    """Return the tensor of each run; one that is the same for all, or None, so often."""
-    return runs(x) if isinstance(x, Stacked) else [x] * count
-
-
-def _apart(values: Iterable[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-    return zip(*map(runs, values), strict=True)
+            for channel, count in zip(self.channels, counts, strict=True):
+                channel.counts[key] = count
 
 
 class PartyOfRuns(Party):
@@ -168,7 +135,7 @@ class _Splits(Mapping[str, Tensor]):
 
     def __getitem__(self, split: str) -> Tensor:
         if split not in self.stacked:
-            self.stacked[split] = stack([own[split] for own in self.each])
+            self.stacked[split] = stack([rows[split] for rows in self.each])
         return self.stacked[split]
 
     def __iter__(self) -> Iterator[str]:
@@ -205,8 +172,8 @@ def join(federations: Sequence[Federation]) -> Federation:
 
 def part(joined: Federation, federations: Sequence[Federation]) -> None:
     """Copy the models, traffic and releases of each run back into its own federation."""
-    for name, own in joined.parties.items():
-        unstack_modules(own.modules, [federation.parties[name].modules for federation in federations])
+    for name, party in joined.parties.items():
+        unstack_modules(party.modules, [federation.parties[name].modules for federation in federations])
     assert isinstance(joined.channel, ChannelOfRuns)
     joined.channel.settle()
 
@@ -216,8 +183,7 @@ def _why_not(federation: Federation, first: Federation) -> str | None:
     if federation.malicious:
         return "a malicious party acts in training"
     for name, party in federation.parties.items():
-        inside = [hook.name for hook in (hooks.TRAINING, hooks.UPDATE) if party.defenses.using(hook)]
-        if inside:
+        if party.defenses.using(hooks.TRAINING) or party.defenses.using(hooks.UPDATE):
             return f"a defense changes how {name} computes its updates"
         if party.defenses.modules():
             return f"a defense of {name} learns"
