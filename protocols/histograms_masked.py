@@ -136,5 +136,5 @@ class SealedDerivatives(Sealed):
         self, bins: NDArray[np.int32], nodes: NDArray[np.int64], shape: tuple[int, int], output: int
     ) -> tuple[Sealed, NDArray[np.int64]]:
         """Return sums of one output's (N, n_bins, 2), sealed under the same key, and numbers of rows."""
-        found = histogram(bins, nodes, of_output(self._values, output), *shape)
-        return Sealed(found[..., :2], self._key), found[..., 2]
+        sums = histogram(bins, nodes, of_output(self._values, output), *shape)
+        return Sealed(sums[..., :2], self._key), sums[..., 2]

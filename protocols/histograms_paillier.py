@@ -228,23 +228,23 @@ class _KeySide:
         """Return the ciphertexts (C, B) of pairs of derivatives (B, 2 C)."""
         n, square, outputs = self.keys.n, self._wire.square, derivatives.shape[1] // 2
         first, second = (half.T.ravel().tolist() for half in (derivatives[:, :outputs], derivatives[:, outputs:]))
-        plaintexts, found = packing.plaintexts(first, second), []
+        plaintexts, ciphertexts = packing.plaintexts(first, second), []
         for start in range(0, len(plaintexts), CHUNK):
             some = plaintexts[start : start + CHUNK]
             randomizers = self._source.draw(len(some))
-            found += [(1 + n * m) * r % square for m, r in zip(some, randomizers, strict=True)]
-        return Encrypted(self._wire.write(found), (outputs, len(derivatives)), packing)
+            ciphertexts += [(1 + n * m) * r % square for m, r in zip(some, randomizers, strict=True)]
+        return Encrypted(self._wire.write(ciphertexts), (outputs, len(derivatives)), packing)
 
     def decrypt(self, answer: Encrypted, counts: NDArray[np.int64], bound: int) -> NDArray[np.int64]:
         """Return the sums (N, n_bins, 2)."""
         filled = counts > 0
         pairs = int(filled.sum())
         ciphertexts = self._wire.read(answer.data, answer.packing.ciphertexts(pairs), "encrypted sums")
-        found = answer.packing.opened(self.keys.decrypt(ciphertexts), pairs, int(self.keys.n))
-        if (np.abs(found) > bound * counts[filled][:, None]).any():
+        opened = answer.packing.opened(self.keys.decrypt(ciphertexts), pairs, int(self.keys.n))
+        if (np.abs(opened) > bound * counts[filled][:, None]).any():
             raise ProtocolError("expected sums of derivatives within their range, got larger ones: they are of others")
         sums = np.zeros((*counts.shape, 2), np.int64)
-        sums[filled] = found
+        sums[filled] = opened
         return sums
 
 
@@ -287,11 +287,11 @@ class _Randomizers:
         """Return ``count`` fresh ones."""
         single = min(count, self._left)
         self._left -= single
-        found = self._few.draw(single)
+        drawn = self._few.draw(single)
         if count > single:
             self._many = self._many or active_source(self._public, ANSWERS)
-            found += self._many.draw(count - single)
-        return found
+            drawn += self._many.draw(count - single)
+        return drawn
 
 
 def _pairs(places: int) -> int:

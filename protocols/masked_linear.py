@@ -85,8 +85,8 @@ class MaskedLinearBoundary(LinearBoundary):
         self._passes: dict[str, np.ndarray] = {}
 
     @abstractmethod
-    def start(self, weight: np.ndarray, own: np.ndarray, train: TrainSpec) -> RolePair:
-        """Return new roles; ``weight`` is the active party's part of W_0 (g, C), and ``own`` the passive party's."""
+    def start(self, weight: np.ndarray, share: np.ndarray, train: TrainSpec) -> RolePair:
+        """Return new roles; ``weight`` is the active party's part of W_0 (g, C), and ``share`` the passive party's."""
 
     @property
     def batch(self) -> int:
@@ -105,8 +105,8 @@ class MaskedLinearBoundary(LinearBoundary):
         self._batch = train.batch + 1  # a row left over joins the batch before it
         self._width, self._outputs = weight.shape
         self._batches = batches
-        own = own_part(_numbers(weight), torch.randn(weight.shape, dtype=torch.float64).numpy())
-        self._roles = self.start(_numbers(weight) - own, own, train)
+        share = passive_part(_numbers(weight), torch.randn(weight.shape, dtype=torch.float64).numpy())
+        self._roles = self.start(_numbers(weight) - share, share, train)
         self._keep()
 
     @property
@@ -125,9 +125,9 @@ class MaskedLinearBoundary(LinearBoundary):
         parts = []
         for rows in torch.split(torch.arange(len(mu)), self.batch):
             part = step._replace(rows=step.rows[rows.to(step.rows.device)])
-            own = _numbers(mu[rows.to(mu.device)])
+            features = _numbers(mu[rows.to(mu.device)])
             self._begin(part)
-            parts.append(self._exchange(part).scores(own, self._score_noise(len(own)), learns=step.learns))
+            parts.append(self._exchange(part).scores(features, self._score_noise(len(features)), learns=step.learns))
         z = torch.as_tensor(np.concatenate(parts), dtype=h.dtype, device=h.device)
         return self.active.open(Kind.EMBEDDING, z, step, sender=self.passive.name)
 
@@ -137,8 +137,8 @@ class MaskedLinearBoundary(LinearBoundary):
         noised = self._update_weights(g, step)
         delta = _numbers(released) * len(g)
         gradient = self._exchange(step).embedding_gradient(noised, delta, self._noise(delta))
-        found = torch.as_tensor(gradient / len(g), dtype=g.dtype, device=g.device)
-        return self.passive.open(Kind.GRADIENT, found, step, sender=self.active.name)
+        result = torch.as_tensor(gradient / len(g), dtype=g.dtype, device=g.device)
+        return self.passive.open(Kind.GRADIENT, result, step, sender=self.active.name)
 
     def learn(self, g: Tensor, step: Step) -> None:
         """Update the weights alone: a passive party whose models are frozen could use delta^C only to infer labels."""
@@ -215,7 +215,7 @@ class MaskedLinearBoundary(LinearBoundary):
             share.keep(role.state())
 
 
-def own_part(weight: np.ndarray, normal: np.ndarray) -> np.ndarray:
+def passive_part(weight: np.ndarray, normal: np.ndarray) -> np.ndarray:
     """Return the passive party's part e_0 of W_0 (g, C), as if each party had drawn a normal part by itself.
 
     The active party then does not know W_0.

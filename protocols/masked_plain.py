@@ -23,13 +23,13 @@ class PlainMaskedBoundary(MaskedLinearBoundary):
 
     name = "masked-plain"
 
-    def start(self, weight: np.ndarray, own: np.ndarray, train: TrainSpec) -> RolePair:
+    def start(self, weight: np.ndarray, share: np.ndarray, train: TrainSpec) -> RolePair:
         """Return roles whose masks come from a fixed seed, so that a run can be repeated bit for bit."""
         LinearSgd.of(train.optimizer, momentum=train.momentum, weight_decay=train.weight_decay, clip=train.clip)
         key, rng = object(), np.random.default_rng(0)
-        share = _Share(own.copy(), train.momentum, train.weight_decay)
+        passive_share = _Share(share.copy(), train.momentum, train.weight_decay)
         return RolePair(
-            _SealedPassiveRole(key, share, rng),
+            _SealedPassiveRole(key, passive_share, rng),
             _SealedActiveRole(_Share(weight.copy(), train.momentum, train.weight_decay), rng),
         )
 

@@ -37,10 +37,12 @@ class ModelAverage(Averaging):
 
     def check(self, shared: Mapping[str, Mapping[str, nn.Module]]) -> None:
         """Raise UsageError unless all parties share modules of the same names and shapes."""
-        shapes = {name: {key: tuple(v.shape) for key, v in _parameters(own).items()} for name, own in shared.items()}
+        shapes = {
+            name: {key: tuple(v.shape) for key, v in _parameters(modules).items()} for name, modules in shared.items()
+        }
         first, expected = next(iter(shapes.items()))
-        for name, found in shapes.items():
-            if found != expected:
+        for name, shape in shapes.items():
+            if shape != expected:
                 raise UsageError(
                     f"expected {name} to have a top encoder of the shape of {first}'s, for their mean, got another: "
                     f"give all parties one kind of encoder, for example --set model.encoder=tabular"
@@ -49,23 +51,23 @@ class ModelAverage(Averaging):
     def run(self, shared: Mapping[str, Mapping[str, nn.Module]], *, step: int, phase: str) -> None:
         """Average in place."""
         for read, buffers in ((_parameters, False), (_statistics, True)):
-            own = {party.name: read(shared[party.name]) for party in self.parties}
-            if not any(own.values()):  # a model without BatchNorm has no statistics
+            tensors = {party.name: read(shared[party.name]) for party in self.parties}
+            if not any(tensors.values()):  # a model without BatchNorm has no statistics
                 continue
-            mean = self._mean(own, step=step, phase=phase, buffers=buffers)
+            mean = self._mean(tensors, step=step, phase=phase, buffers=buffers)
             for party in self.parties:
                 message = self.server.send(
                     Kind.PARAMETERS, mean, to=party.name, step=step, phase=phase, buffers=buffers
                 )
-                for key, value in own[party.name].items():
+                for key, value in tensors[party.name].items():
                     value.data.copy_(message.payload[key])
 
     def _mean(
-        self, own: Mapping[str, Mapping[str, Tensor]], *, step: int, phase: str, buffers: bool
+        self, sent: Mapping[str, Mapping[str, Tensor]], *, step: int, phase: str, buffers: bool
     ) -> dict[str, Tensor]:
-        """Return what the server makes of what the parties send it of ``own``, by name."""
+        """Return what the server makes of what the parties send it of ``sent``, by name."""
         heard = [
-            party.send(Kind.PARAMETERS, own[party.name], to=self.server.name, step=step, phase=phase, buffers=buffers)
+            party.send(Kind.PARAMETERS, sent[party.name], to=self.server.name, step=step, phase=phase, buffers=buffers)
             for party in self.parties
         ]
         return {key: torch.stack([m.payload[key] for m in heard]).mean(dim=0) for key in heard[0].payload}

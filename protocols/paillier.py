@@ -50,7 +50,7 @@ class PaillierBoundary(MaskedLinearBoundary):
             return NOISE_BITS
         return PENALTY_BITS if others else 0
 
-    def start(self, weight: np.ndarray, own: np.ndarray, train: TrainSpec) -> RolePair:
+    def start(self, weight: np.ndarray, share: np.ndarray, train: TrainSpec) -> RolePair:
         """Return roles with a fresh key."""
         optimizer = _optimizer(train)
         width, outputs = weight.shape
@@ -59,7 +59,7 @@ class PaillierBoundary(MaskedLinearBoundary):
         )
         keys = Keys.generate(layout.bits, layout.mode)
         return RolePair(
-            PassiveRole(keys, layout, optimizer=optimizer, share0=own, batches=self.batches),
+            PassiveRole(keys, layout, optimizer=optimizer, share0=share, batches=self.batches),
             ActiveRole(keys.public, layout, weight, optimizer=optimizer, batches=self.batches),
         )
 

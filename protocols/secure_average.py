@@ -55,7 +55,7 @@ class SecureAverage(ModelAverage):
     }
 
     def _mean(
-        self, own: Mapping[str, Mapping[str, Tensor]], *, step: int, phase: str, buffers: bool
+        self, tensors: Mapping[str, Mapping[str, Tensor]], *, step: int, phase: str, buffers: bool
     ) -> dict[str, Tensor]:
         """Return the mean, as the server computes it from masked sums."""
         names = [party.name for party in self.parties]
@@ -64,7 +64,7 @@ class SecureAverage(ModelAverage):
         total: Words | None = None
         for party in self.parties:
             defended = party.defended(
-                Kind.PARAMETERS, own[party.name], to=self.server.name, step=step, phase=phase, buffers=buffers
+                Kind.PARAMETERS, tensors[party.name], to=self.server.name, step=step, phase=phase, buffers=buffers
             )
             party.note(Kind.PARAMETERS, defended, sender=party.name, step=step, phase=phase)
             words = _fixed(defended, len(names))
@@ -78,7 +78,7 @@ class SecureAverage(ModelAverage):
             received = message.payload["words"].numpy().view(np.uint64)
             total = received if total is None else total + received
         assert total is not None
-        mean = _unfixed(total, len(names), own[names[0]])
+        mean = _unfixed(total, len(names), tensors[names[0]])
         self.server.note(Kind.PARAMETERS, mean, sender="+".join(names), step=step, phase=phase)
         return mean
 

@@ -18,7 +18,15 @@ from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.data.partition import DataSpec
 from vflsec.methods.split_training import SplitTraining, traffic_so_far
-from vflsec.methods.ss_vfl import LocalCL, LocalMoCo, SSVFLCoupled, SSVFLIndependent, own_rows, queue_size, views_of
+from vflsec.methods.ss_vfl import (
+    LocalCL,
+    LocalMoCo,
+    SSVFLCoupled,
+    SSVFLIndependent,
+    queue_size,
+    training_rows,
+    views_of,
+)
 from vflsec.nn.encoders import Encoder
 from vflsec.protocols.plain import PlainBoundary
 from vflsec.testing.conformance import MethodConformance
@@ -233,7 +241,7 @@ def test_pre_training_is_that_of_each_party_alone_on_all_its_rows():
     pretrained(SSVFLCoupled, federation, pretrain={"epochs": 1}, options={"localcl": "inbatch"})
     make(SSVFLCoupled).build(by_hand)
     for party in by_hand.parties.values():
-        rows = own_rows(party)
+        rows = training_rows(party)
         assert len(rows) == len(party.features["aligned"]) + len(party.features["local"])
         assert len(party.features["local"])
         alone = LocalCL(party.modules["bottom"], rows, party.layout, batch=32, lr=0.03)

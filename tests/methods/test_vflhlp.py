@@ -20,7 +20,7 @@ from vflsec.defenses.iso import IsotropicNoise
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.local import Local
 from vflsec.methods.split_training import SplitTraining
-from vflsec.methods.vflhlp import VFLHLP, ScarfSSL, own_rows
+from vflsec.methods.vflhlp import VFLHLP, ScarfSSL, training_rows
 from vflsec.results.metrics import auc
 from vflsec.testing.federations import tiny_federation, toy_federation
 
@@ -520,7 +520,7 @@ def test_scarf_needs_a_few_rows():
     for party in federation.parties.values():
         party.features["local"] = party.features["local"][:0]
     made.build(federation)
-    assert len(own_rows(federation.passive[0])) == 3
+    assert len(training_rows(federation.passive[0])) == 3
     with pytest.raises(UsageError, match="expects 4 rows at each passive party, got 3 at passive_1"):
         made.check(federation)
 

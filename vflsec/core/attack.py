@@ -87,10 +87,10 @@ class Attack(ABC):
     def variants(self, n: int, rng: np.random.Generator) -> list[Self]:
         """Return up to ``n - 1`` others of this kind, drawn from ``search`` without repetition."""
         names, values = list(self.search), list(product(*self.search.values()))
-        own = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
-        others = [one for one in values if one != tuple(own[name] for name in names)]
+        options = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        others = [combination for combination in values if combination != tuple(options[name] for name in names)]
         drawn = rng.permutation(len(others))[: n - 1]
-        return [type(self)(**{**own, **dict(zip(names, others[i], strict=True))}) for i in drawn]
+        return [type(self)(**{**options, **dict(zip(names, others[i], strict=True))}) for i in drawn]
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Check what a subclass declares.
@@ -100,11 +100,11 @@ class Attack(ABC):
         """
         super().__init_subclass__(**arguments)
         for fact in ("needs", "wants"):
-            found = vars(cls).get(fact, frozenset())
-            if not isinstance(found, property) and not (
-                isinstance(found, set | frozenset) and all(isinstance(need, Need) for need in found)
+            needs = vars(cls).get(fact, frozenset())
+            if not isinstance(needs, property) and not (
+                isinstance(needs, set | frozenset) and all(isinstance(need, Need) for need in needs)
             ):
-                raise TypeError(f"expected {fact} of {cls.__name__} to be a set of Need, got {found!r}")
+                raise TypeError(f"expected {fact} of {cls.__name__} to be a set of Need, got {needs!r}")
         name = vars(cls).get("name", "")
         if not isinstance(name, property) and plain(str(name)) != name:
             raise TypeError(f"expected a name without control characters for {cls.__name__}, got {name!r}")

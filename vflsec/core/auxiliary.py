@@ -46,9 +46,9 @@ def divided(view: View, score: Tensor, *, train: Tensor | None = None) -> Tensor
         train: (n_train,) the same score of the training rows; None for ``score``.
     """
     train = score if train is None else train
-    signed, own = (oriented(view, one, train=train)[:, 1] for one in (score, train))
-    known, labels = _known(view, own)
-    zero = own.median() if known is None else _threshold(known, labels)
+    signed, known_scores = (oriented(view, values, train=train)[:, 1] for values in (score, train))
+    known, labels = _known(view, known_scores)
+    zero = known_scores.median() if known is None else _threshold(known, labels)
     return torch.stack([zero - signed, signed - zero], dim=1)
 
 

@@ -131,8 +131,8 @@ class Checkpoint:
         if self.path is None or time.monotonic() - self._written < self.every:
             return
         tensors: dict[str, Tensor] = {f"heard/{k}": counts for k, counts in enumerate(channel.counts.values())}
-        for name, one in kept.items():
-            tensors |= {f"{name}/{key}": value for key, value in one.state_dict().items()}
+        for name, stateful in kept.items():
+            tensors |= {f"{name}/{key}": value for key, value in stateful.state_dict().items()}
         for k, optimizer in enumerate(optimizers):
             tensors |= _optimizer_state(optimizer, f"optimizer/{k}")
         facts = {
@@ -163,13 +163,15 @@ class Checkpoint:
             return []
         if self.most is not None and len(facts["history"]) > self.most:
             return []
-        for name, one in kept.items():
-            one.load_state_dict(_tensors(under(name, state)))
+        for name, stateful in kept.items():
+            stateful.load_state_dict(_tensors(under(name, state)))
         for k, optimizer in enumerate(optimizers):
             _load_optimizer(optimizer, under(f"optimizer/{k}", state))
         for phase, sender, receiver, kind, nbytes in facts["traffic"]:
             channel.traffic[Route(phase, sender, receiver, Kind(kind))] = nbytes
-        device = next((p.device for one in optimizers for group in one.param_groups for p in group["params"]), "cpu")
+        device = next(
+            (p.device for stateful in optimizers for group in stateful.param_groups for p in group["params"]), "cpu"
+        )
         for k, (phase, sender, receiver, kind, split) in enumerate(facts["heard"]):
             counts = torch.from_numpy(state[f"heard/{k}"]).to(device)
             channel.counts[Route(phase, sender, receiver, Kind(kind)), split] = counts

@@ -123,7 +123,7 @@ class Defense(ABC):
             expect_known(known, at=kind)
             phases.setdefault(Kind(kind), set()).add(phase)
         self.at = frozenset(phases)
-        self.phases = {kind: frozenset(found) for kind, found in phases.items() if "" not in found}
+        self.phases = {kind: frozenset(names) for kind, names in phases.items() if "" not in names}
 
     def acts(self, kind: Kind, phase: str) -> bool:
         """Whether a release of ``kind`` in ``phase`` is changed: never at strength 0, whatever a hook does."""
@@ -263,13 +263,13 @@ class Defense(ABC):
 
 def touches(defense: Defense | type[Defense]) -> frozenset[Hook]:
     """Return the hooks that a defense uses: those that it overrides, of messages only where it has a point."""
-    found = set()
+    used = set()
     for hook in (*hooks.HOOKS, hooks.PLAN_RELEASES):
         method = getattr(defense, hook.name)
         overridden = getattr(method, "__func__", method) is not getattr(Defense, hook.name)
         if overridden and (hook.kind is None or hook.kind in defense.points):
-            found.add(hook)
-    return frozenset(found)
+            used.add(hook)
+    return frozenset(used)
 
 
 def describe(defense: type[Defense]) -> dict[str, Any]:

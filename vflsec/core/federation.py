@@ -149,9 +149,9 @@ def load_states(federation: Federation, folder: Path, *, complete: bool = False)
                 _expect_types(stored, party)
             for role, module in party.modules.items():
                 start = f"{role}."
-                own = {key.removeprefix(start): value for key, value in stored.items() if key.startswith(start)}
-                if own:
-                    module.load_state_dict(own)
+                state = {key.removeprefix(start): value for key, value in stored.items() if key.startswith(start)}
+                if state:
+                    module.load_state_dict(state)
         except (OSError, RuntimeError, ValueError, SafetensorError) as error:
             raise StoreError(f"{path} is damaged ({' '.join(str(error).split())[:200]}): train it again") from None
 

@@ -90,9 +90,9 @@ class Method(ABC):
 
         For presets, in which some options of their class have no effect.
         """
-        found = [p for p in inspect.signature(cls.__init__).parameters.values() if p.name not in {"self", *unused}]
-        own = [p.replace(default=defaults.get(p.name, p.default)) for p in found]
-        cls.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+        offered = [p for p in inspect.signature(cls.__init__).parameters.values() if p.name not in {"self", *unused}]
+        parameters = [p.replace(default=defaults.get(p.name, p.default)) for p in offered]
+        cls.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
 
     @classmethod
     def messages_in(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:  # noqa: ARG003  (for subclasses)

@@ -30,12 +30,12 @@ def shares_options(spec: type[msgspec.Struct]) -> Callable[[C], C]:
     def decorate(made: C) -> C:
         init = made.__init__  # type: ignore[misc]  # of this very class
         signature, fields = inspect.signature(init), msgspec.structs.fields(spec)
-        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         shared = [
             inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
             for f in fields
         ]
-        init.__signature__ = signature.replace(parameters=[*own, *shared])
+        init.__signature__ = signature.replace(parameters=[*named, *shared])
         init.__annotations__ |= {field.name: field.type for field in fields}
         made.shared_options = spec  # type: ignore[attr-defined]
         return made

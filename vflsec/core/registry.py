@@ -255,7 +255,9 @@ def _specialized(name: str, preset: Preset) -> Any:
     except (ImportError, AttributeError) as error:
         raise UsageError(f"preset {name}: {preset.target} cannot be imported: {error}") from error
     settings = dict(preset.settings)
-    declared = {attribute for one in base.__mro__ for attribute in (*vars(one), *vars(one).get("__annotations__", ()))}
+    declared = {
+        attribute for parent in base.__mro__ for attribute in (*vars(parent), *vars(parent).get("__annotations__", ()))
+    }
     for setting in settings:
         if setting not in declared:
             known = {attribute for attribute in declared if attribute[0] != "_"}
@@ -283,7 +285,7 @@ def _from_file(name: str) -> Any:
         except (Exception, SystemExit) as error:  # a file that exits must not end the run as if all were well
             del sys.modules[module_name]
             raise UsageError(f"{path_text} cannot be imported: {type(error).__name__}: {error}") from error
-    found = getattr(sys.modules[module_name], attribute, None)
-    if found is None:
+    loaded = getattr(sys.modules[module_name], attribute, None)
+    if loaded is None:
         raise UsageError(f"expected a class {attribute!r} in {path_text}, found none")
-    return found
+    return loaded

@@ -42,8 +42,8 @@ class Bounds(NamedTuple):
         """Return the bounds of the columns of ``x`` (n, d), in double precision."""
         if not len(x):
             return cls(x.new_zeros(x.shape[1]).double(), x.new_full((x.shape[1],), torch.inf).double())
-        found = middle_and_scale(x[:: max(1, len(x) // SAMPLED)].detach().cpu().numpy())
-        middle, scale = (torch.from_numpy(one).to(x.device) for one in found)
+        scales = middle_and_scale(x[:: max(1, len(x) // SAMPLED)].detach().cpu().numpy())
+        middle, scale = (torch.from_numpy(values).to(x.device) for values in scales)
         return cls(middle, torch.where(scale > 0, scale, torch.inf))
 
     def near(self, x: Tensor, far: float = FAR) -> Tensor:
@@ -107,8 +107,8 @@ class Standardize(nn.Module):
 
 def standardized(x: Tensor, reference: Tensor | None = None) -> Tensor:
     """Return ``x`` (n, d) in double precision, standardized by the rows of ``reference``; None for its own."""
-    found: Tensor = Standardize((x if reference is None else reference).double())(x.double())
-    return found
+    result: Tensor = Standardize((x if reference is None else reference).double())(x.double())
+    return result
 
 
 def shortened(x: Tensor, long: float = LONG) -> Tensor:
@@ -117,7 +117,9 @@ def shortened(x: Tensor, long: float = LONG) -> Tensor:
     Rows of equal direction stay in the order of their lengths.
     """
     length = torch.linalg.vector_norm(x, dim=1, dtype=torch.double)
-    usual = torch.cat([_usual(own).expand(len(own)) for own in torch.tensor_split(length, max(1, len(x) // BLOCK))])
+    usual = torch.cat(
+        [_usual(block).expand(len(block)) for block in torch.tensor_split(length, max(1, len(x) // BLOCK))]
+    )
     times = length / usual
     if not (times > long).any():
         return x
@@ -143,15 +145,15 @@ def tamed(view: View) -> View:
     if "tamed" not in view.memo:
         view.memo["tamed"] = _tamed(view)
     changes, is_wild = view.memo["tamed"]
-    found = view.with_shared_memo(replace(view, **changes))
+    changed = view.with_shared_memo(replace(view, **changes))
     left_out = is_wild[view.aux_rows]
     if view.aux_labels.is_floating_point():
         left_out = left_out | _moved(near(view.aux_labels, far=2 * FAR), view.aux_labels)
     if 0 < int(left_out.sum()) <= max(1, TAIL * len(left_out)) and not left_out.all():
-        known = found.knowing(torch.nonzero(~left_out)[:, 0])
+        known = changed.knowing(torch.nonzero(~left_out)[:, 0])
         if view.aux_labels.is_floating_point() or _classes(known) == _classes(view):
             return known
-    return found
+    return changed
 
 
 def _tamed(view: View) -> tuple[dict[str, Any], Tensor]:
@@ -191,7 +193,7 @@ def _tamed_messages(messages: tuple[Message, ...]) -> tuple[Message, ...]:
         x = m.payload.get("value")
         if m.kind in RELEASED and isinstance(x, Tensor) and x.dim() == 2 and x.is_floating_point():
             routes.setdefault((m.kind, m.sender, m.receiver, m.phase, x.shape[1], x.dtype), []).append(number)
-    found = list(messages)
+    result = list(messages)
     for (kind, *_), numbers in routes.items():
         values = torch.cat([messages[k].payload["value"] for k in numbers])
         tame = shortened(values) if kind is Kind.GRADIENT else near(values, far=WILD)
@@ -199,5 +201,5 @@ def _tamed_messages(messages: tuple[Message, ...]) -> tuple[Message, ...]:
             continue
         parts = torch.split(tame, [len(messages[k].payload["value"]) for k in numbers])
         for k, part in zip(numbers, parts, strict=True):
-            found[k] = replace(messages[k], payload={**messages[k].payload, "value": part})
-    return tuple(found)
+            result[k] = replace(messages[k], payload={**messages[k].payload, "value": part})
+    return tuple(result)

@@ -81,8 +81,8 @@ class SparseRows(Tensor):
 
     def numpy(self, *, force: bool = False) -> np.ndarray:
         """Return a dense copy."""
-        found: np.ndarray = self.dense().numpy(force=force)
-        return found
+        array: np.ndarray = self.dense().numpy(force=force)
+        return array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Return a dense copy."""
@@ -90,8 +90,8 @@ class SparseRows(Tensor):
 
     def tolist(self) -> list[Any]:
         """Return the matrix as lists."""
-        found: list[Any] = self.dense().tolist()
-        return found
+        rows: list[Any] = self.dense().tolist()
+        return rows
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set an attribute, but not the data."""
@@ -109,10 +109,10 @@ class SparseRows(Tensor):
     ) -> Any:
         """Run an operation on the entries, if there is a way, else on dense copies."""
         way = _ON_ENTRIES.get(func)
-        found = way(*args, **(kwargs or {})) if way else NotImplemented
-        if found is not NotImplemented:
-            return found
-        if any(isinstance(one, SparseRows) for one in _changed(func, args, kwargs or {})):
+        result = way(*args, **(kwargs or {})) if way else NotImplemented
+        if result is not NotImplemented:
+            return result
+        if any(isinstance(argument, SparseRows) for argument in _changed(func, args, kwargs or {})):
             raise TypeError(f"expected no change of SparseRows, got {func}: change x.dense()")
         return func(*tree_map(_dense, args), **tree_map(_dense, dict(kwargs or {})))
 
@@ -133,8 +133,9 @@ def matrix_of(rows: Tensor) -> np.ndarray | csr_array:
 
 def _changed(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
     """Return the arguments that an operation writes to."""
-    given = {**dict(zip((one.name for one in func._schema.arguments), args, strict=False)), **kwargs}
-    written = [one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+    expected = func._schema.arguments
+    given = {**dict(zip((x.name for x in expected), args, strict=False)), **kwargs}
+    written = [x.name for x in expected if x.alias_info is not None and x.alias_info.is_write]
     return tree_leaves([given.get(name) for name in written])
 
 
@@ -195,10 +196,10 @@ def _side_by_side(parts: Sequence[Tensor]) -> SparseRows:
     entries, places, start = [], [], 0
     for part in parts:
         if isinstance(part, SparseRows):
-            own, columns = part.entries, part.places
+            values, columns = part.entries, part.places
         else:
-            own, columns = part, torch.arange(part.shape[1], device=part.device).expand(len(part), -1)
-        entries.append(own)
+            values, columns = part, torch.arange(part.shape[1], device=part.device).expand(len(part), -1)
+        entries.append(values)
         places.append(start + columns)
         start += part.shape[1]
     return SparseRows(torch.cat(entries, dim=1), torch.cat(places, dim=1), start)
@@ -216,8 +217,8 @@ def _product(x: Tensor, y: Tensor) -> Any:
 
 
 def _affine(bias: Tensor, x: Tensor, weight: Tensor, **scale: float) -> Any:
-    found = NotImplemented if scale else _product(x, weight)
-    return found if found is NotImplemented else bias + found
+    product = NotImplemented if scale else _product(x, weight)
+    return product if product is NotImplemented else bias + product
 
 
 _ON_ENTRIES: dict[Any, Callable[..., Any]] = {

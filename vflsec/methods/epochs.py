@@ -70,11 +70,11 @@ class EarlyStopping:
         """Go back to a state that ``state_dict`` returned."""
         self.epoch, self.best_epoch = (int(count) for count in state["counts"])
         self.best_score = float(state["score"])
-        own, best = (
+        model, best = (
             {key.removeprefix(start): value for key, value in state.items() if key.startswith(start)}
             for start in ("model.", "best.")
         )
-        self.model.load_state_dict(own)
+        self.model.load_state_dict(model)
         self._best = best
 
 
@@ -228,13 +228,13 @@ class _RunState:
         self.federation.reached.update(reached)
 
     def _streams(self) -> Streams:
-        found = Streams()
+        streams = Streams()
         for party in self.federation.all_parties:
-            found[f"noise/{party.name}"] = party.rng
+            streams[f"noise/{party.name}"] = party.rng
             for number, defense in enumerate(party.defenses):
-                own = {key: value for key, value in vars(defense).items() if isinstance(value, torch.Generator)}
-                found |= {f"defense/{party.name}/{number}/{key}": stream for key, stream in own.items()}
-        return found
+                generators = {key: value for key, value in vars(defense).items() if isinstance(value, torch.Generator)}
+                streams |= {f"defense/{party.name}/{number}/{key}": stream for key, stream in generators.items()}
+        return streams
 
 
 def _attributes(federation: Federation) -> list[dict[str, Any]]:
@@ -243,8 +243,10 @@ def _attributes(federation: Federation) -> list[dict[str, Any]]:
 
 
 def _plain(defense: Defense) -> dict[str, Any]:
-    found = vars(defense).items()
-    return {key: copy.deepcopy(value) for key, value in found if not isinstance(value, nn.Module | torch.Generator)}
+    attributes = vars(defense).items()
+    return {
+        key: copy.deepcopy(value) for key, value in attributes if not isinstance(value, nn.Module | torch.Generator)
+    }
 
 
 def _equal(before: object, now: object) -> bool:

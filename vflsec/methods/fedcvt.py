@@ -151,9 +151,9 @@ class FedCVT(SplitMethod):
             raise UsageError(
                 f"fedcvt expects 2 parties, got {len(federation.parties)}: it has no estimate of a third one"
             )
-        one, other = (self.width(party) // 2 for party in federation.parties.values())
-        if one != other:
-            raise UsageError(f"fedcvt expects encoders of one width, got {one} and {other}: set model.cut")
+        width, other_width = (self.width(party) // 2 for party in federation.parties.values())
+        if width != other_width:
+            raise UsageError(f"fedcvt expects encoders of one width, got {width} and {other_width}: set model.cut")
 
     def planned(self, phase: str, federation: Federation) -> int | None:
         """Return None: rows without a label cross as often as those with labels make room for."""
@@ -202,10 +202,10 @@ class _CrossViewTraining(SplitTraining):
             for name, party in federation.parties.items()
         }
         self.kept = {"unlabeled": self._unlabeled, **{f"local/{name}": rows for name, rows in self._local.items()}}
-        own, rng = federation.active, federation.label_stream(phase, "local")
-        labels = own.labels["local"]
-        features = own.features["local"][: len(labels)]
-        _, known = own.defenses.training_targets(labels, features, n_classes=federation.n_classes, rng=rng)
+        active, rng = federation.active, federation.label_stream(phase, "local")
+        labels = active.labels["local"]
+        features = active.features["local"][: len(labels)]
+        _, known = active.defenses.training_targets(labels, features, n_classes=federation.n_classes, rng=rng)
         self._local_targets = known if len(labels) else _unknown(federation.n_rows("local"), known)
         return super().fit(phase, progress)
 
@@ -222,7 +222,7 @@ class _CrossViewTraining(SplitTraining):
         """
         active, (passive,) = self.federation.active, self.federation.passive
         bottom = self.bottoms[passive.name]
-        own_rows, given, steps = self._draw(step)
+        columns, given, steps = self._draw(step)
         x = torch.cat([self._fed(passive, where) for where in steps])
         sent = bottom(x)  # (n, 2d), in one pass, so that BatchNorm sees one batch
         arrived = []
@@ -233,7 +233,7 @@ class _CrossViewTraining(SplitTraining):
         for local_step in range(self.spec.local_steps):
             for optimizer in optimizers:
                 optimizer.zero_grad()
-            loss = self._objective(self.bottoms[active.name](own_rows), arrived, given)
+            loss = self._objective(self.bottoms[active.name](columns), arrived, given)
             loss = self._penalized(loss, {passive.name: arrived[0]}, step)
             loss.backward()  # type: ignore[no-untyped-call]
             if local_step == 0:
@@ -252,12 +252,12 @@ class _CrossViewTraining(SplitTraining):
         """Return the active party's columns and targets of its three batches, and where the passive party's are."""
         active, (passive,) = self.federation.active, self.federation.passive
         unlabeled = self._unlabeled.draw()
-        own, theirs = (self._local[party.name].draw() for party in (active, passive))
-        batch = {"train": step.rows, "unlabeled": unlabeled, "local": own}
+        local, passive_rows = (self._local[party.name].draw() for party in (active, passive))
+        batch = {"train": step.rows, "unlabeled": unlabeled, "local": local}
         columns = torch.cat([active.features[split][rows] for split, rows in batch.items()])
-        given = torch.cat([self.targets[step.rows], _unknown(len(unlabeled), self.targets), self._local_targets[own]])
-        others = [step._replace(rows=r, labels=None, split=s) for s, r in (("unlabeled", unlabeled), ("local", theirs))]
-        return columns, given, [step, *others]
+        given = torch.cat([self.targets[step.rows], _unknown(len(unlabeled), self.targets), self._local_targets[local]])
+        others = {"unlabeled": unlabeled, "local": passive_rows}
+        return columns, given, [step, *(step._replace(rows=r, labels=None, split=s) for s, r in others.items())]
 
     def _objective(self, a: Tensor, arrived: Sequence[Tensor], given: Tensor) -> Tensor:
         """The active party's loss: all of FedCVT's but the passive party's own orthogonality.

@@ -26,7 +26,7 @@ from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.inference.releases import flattened, parameters
 from vflsec.methods.epochs import Epochs
-from vflsec.methods.local import own_rows
+from vflsec.methods.local import training_rows
 from vflsec.methods.split_method import SHOWS, SPLIT, SplitMethod
 from vflsec.methods.ssl_steps import CrossPartySSL, LocalSSL
 from vflsec.nn.augmentation import two_views
@@ -271,12 +271,12 @@ class FedHSSL(SplitMethod):
     @classmethod
     def messages_in(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:
         """Return the kinds of messages; a protocol that masks models also sends keys and masked words."""
-        found = super().messages_in(phase, options)
+        kinds = super().messages_in(phase, options)
         if phase != "pretrain":
-            return found
+            return kinds
         if not options.get("pma", cls.pma):
-            return found - {Kind.PARAMETERS}
-        return found if options.get("average", PLAIN) == PLAIN else found | {Kind.CIPHERTEXT, Kind.CONTROL}
+            return kinds - {Kind.PARAMETERS}
+        return kinds if options.get("average", PLAIN) == PLAIN else kinds | {Kind.CIPHERTEXT, Kind.CONTROL}
 
     def observers(self) -> tuple[str, ...]:
         """Return the server, if models are averaged."""
@@ -300,9 +300,9 @@ class FedHSSL(SplitMethod):
 
     def representation(self, party: Party) -> nn.Module:
         """Return the pooled outputs of the party's encoders."""
-        found = party.modules["encoders"]
-        assert isinstance(found, nn.ModuleDict)
-        chosen = [found["local"]] if self.encoders == "local" and "local" in found else list(found.values())
+        encoders = party.modules["encoders"]
+        assert isinstance(encoders, nn.ModuleDict)
+        chosen = [encoders["local"]] if self.encoders == "local" and "local" in encoders else list(encoders.values())
         return PooledEncoder(chosen, self.pool)
 
     def assembled(
@@ -315,21 +315,21 @@ class FedHSSL(SplitMethod):
         """
         if not self.pma or len(federation.parties) != 2 or len(names) != 1:
             return {}
-        (own,) = names
-        (other,) = set(federation.parties) - {own}
+        (party,) = names
+        (other,) = set(federation.parties) - {party}
         messages = list(messages)
-        mean, sent = parameters(messages, sender=SERVER, receiver=own), parameters(messages, sender=own)
+        mean, sent = parameters(messages, sender=SERVER, receiver=party), parameters(messages, sender=party)
         if not mean:
             return {}
-        encoders = federation.parties[own].modules["encoders"]
+        encoders = federation.parties[party].modules["encoders"]
         assert isinstance(encoders, nn.ModuleDict)
         encoder = copy.deepcopy(encoders["local"])
         state = encoder.state_dict()
-        found = {name: 2 * mean[name] - sent[name] for name in state if name.startswith("top.") and name in mean}
-        for name, value in found.items():
+        received = {name: 2 * mean[name] - sent[name] for name in state if name.startswith("top.") and name in mean}
+        for name, value in received.items():
             if name.endswith("running_var"):
                 value.clamp_(min=0)  # the other party's defenses may have pushed it below
-        encoder.load_state_dict({**state, **found})
+        encoder.load_state_dict({**state, **received})
         return {f"own bottom, {other}'s top encoder": encoder.eval()}
 
     def pretrain(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
@@ -337,7 +337,7 @@ class FedHSSL(SplitMethod):
         cross, local, optimizers = self._steps(federation)
         average = self._average(federation) if self.pma else None
         modules: dict[str, nn.Module] = {
-            f"{role}/{name}": tower for role, own in self._towers.items() for name, tower in own.items()
+            f"{role}/{name}": tower for role, towers in self._towers.items() for name, tower in towers.items()
         }
         modules |= {f"shared/{name}": party.modules["shared"] for name, party in federation.parties.items() if average}
         epochs = Epochs(federation, phase, progress, self.until, kept=modules, optimizers=optimizers)
@@ -358,7 +358,8 @@ class FedHSSL(SplitMethod):
     def _steps(self, federation: Federation) -> tuple[list[CrossPartySSL], dict[str, LocalSSL], list[Optimizer]]:
         """Steps 1 and 2, and the optimizers of all towers."""
         optimizers = {
-            role: {name: self._optimizer(tower) for name, tower in own.items()} for role, own in self._towers.items()
+            role: {name: self._optimizer(tower) for name, tower in by_party.items()}
+            for role, by_party in self._towers.items()
         }
         cross = []
         if self.cross:
@@ -367,7 +368,7 @@ class FedHSSL(SplitMethod):
         local = {}
         for name, tower in self._towers["local"].items():
             party = federation.parties[name]
-            rows = own_rows(party)
+            rows = training_rows(party)
             local[name] = LocalSSL(
                 rows,
                 tower,
@@ -377,7 +378,7 @@ class FedHSSL(SplitMethod):
                 optimizer=optimizers["local"][name],
                 batch=self.batch,
             )
-        return cross, local, [optimizer for own in optimizers.values() for optimizer in own.values()]
+        return cross, local, [optimizer for by_party in optimizers.values() for optimizer in by_party.values()]
 
     def _optimizer(self, tower: Siamese) -> Optimizer:
         scheduled, fixed = tower.online_parameters()

@@ -96,12 +96,12 @@ class LocalTraining:
 
     def _score(self, split: str) -> float:
         """The headline metric on the active party's own columns of ``split``."""
-        own = self.federation.active
-        z = logits(self.model, own.features[split])
+        active = self.federation.active
+        z = logits(self.model, active.features[split])
         if not torch.isfinite(z).all():
             raise Diverged(f"the local model predicts values that are not finite on {split} rows: lower train.lr")
         read = self.defenses.decode_logits(z)
-        return METRICS[self.federation.metric](read.cpu().numpy(), own.labels[split].cpu().numpy())
+        return METRICS[self.federation.metric](read.cpu().numpy(), active.labels[split].cpu().numpy())
 
 
 def local_model(federation: Federation, spec: ModelSpec) -> nn.Sequential:
@@ -115,7 +115,7 @@ def local_model(federation: Federation, spec: ModelSpec) -> nn.Sequential:
     return nn.Sequential(OrderedDict(encoder=encoder, head=top.head)).to(federation.device)
 
 
-def own_rows(party: Party) -> Tensor:
+def training_rows(party: Party) -> Tensor:
     """Return all training rows (n, d) that ``party`` may learn from without labels, aligned or not."""
     return torch.cat([party.features["aligned"], party.features["local"]])
 
@@ -125,10 +125,10 @@ def labeled_rows(federation: Federation) -> tuple[Tensor, Tensor]:
 
     Of its unaligned rows, where it knows their labels; of no row that is kept for validation.
     """
-    own = federation.active
-    known = len(own.labels["local"])  # none where labels are scarce
-    rows = torch.cat([own.features["train"], own.features["local"][:known]])
-    return rows, torch.cat([own.labels["train"], own.labels["local"]])
+    active = federation.active
+    known = len(active.labels["local"])  # none where labels are scarce
+    rows = torch.cat([active.features["train"], active.features["local"][:known]])
+    return rows, torch.cat([active.labels["train"], active.labels["local"]])
 
 
 @torch.no_grad()

@@ -132,9 +132,9 @@ class PooledLogisticRegression(PooledMethod):
         x, y = self.pooled(federation, "train").cpu().double().numpy(), federation.active.labels["train"].cpu().numpy()
         folds = min(self.folds, int(np.bincount(y).min()))
         penalty = self._penalty(x, y, folds, derive(federation.seed, "folds") % 2**32) if folds > 1 else 1.0
-        found = LogisticRegression(C=penalty, max_iter=ITERATIONS).fit(x, y)
+        regression = LogisticRegression(C=penalty, max_iter=ITERATIONS).fit(x, y)
         assert isinstance(model, _Linear)
-        model.take(found.coef_, found.intercept_)
+        model.take(regression.coef_, regression.intercept_)
 
     def _penalty(self, x: np.ndarray, y: np.ndarray, folds: int, seed: int) -> float:
         split = StratifiedKFold(folds, shuffle=True, random_state=seed)

@@ -134,13 +134,13 @@ class AdversarialTraining(SplitTraining):
     def _update(self, step: Step, optimizers: list[torch.optim.Optimizer]) -> Tensor:
         if not self.alternating:
             return super()._update(step, optimizers)
-        first, own, *malicious = optimizers
-        own.zero_grad()
+        first, passive, *malicious = optimizers
+        passive.zero_grad()
         for party in self.federation.passive:
             bottom = self._bottom(party)
             bottom.extracted = bottom.extract(self._fed(party, step))
             self._domain_loss(party, step).backward()  # type: ignore[no-untyped-call]
-        own.step()
+        passive.step()
         return super()._update(step, [first, *malicious])
 
     def _besides(self, party: Party, step: Step) -> Sequence[Tensor]:
@@ -306,8 +306,8 @@ class PrADA(FeatureGroupMethod):
         self._source_boundaries = self.connect(source, self.pretrain_spec, _rows(source), "top", "source")
         for party in federation.passive:
             with drawing(federation.seed, "model", party.name, "discriminators"):
-                found = self.discriminators(party.modules["bottom"])
-            party.modules["discriminators"] = found
+                discriminators = self.discriminators(party.modules["bottom"])
+            party.modules["discriminators"] = discriminators
         for party in federation.all_parties:
             party.modules.to(federation.device)
 
@@ -358,7 +358,9 @@ class PrADA(FeatureGroupMethod):
     def cryptography(self, federation: Federation) -> float:
         """Return about how many CPU seconds the protocols at the cut layer take for the batches of both phases."""
         batches = self.pretrain_spec.n_batches(_rows(self.source_federation(federation)))
-        return sum(one.seconds(batches) for one in self._source_boundaries.values()) + super().cryptography(federation)
+        return sum(boundary.seconds(batches) for boundary in self._source_boundaries.values()) + super().cryptography(
+            federation
+        )
 
     def pretrain(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """Learn from the source while domains are adapted; return the mean loss on the source's labels by epoch."""
@@ -369,9 +371,9 @@ class PrADA(FeatureGroupMethod):
         source = self.source_federation(federation)
         discriminators = {}
         for party in federation.passive:
-            found = party.modules["discriminators"]
-            assert isinstance(found, DomainDiscriminators)
-            discriminators[party.name] = found
+            module = party.modules["discriminators"]
+            assert isinstance(module, DomainDiscriminators)
+            discriminators[party.name] = module
         return AdversarialTraining(
             source,
             {party.name: self.representation(party) for party in source.parties.values()},

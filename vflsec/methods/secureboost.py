@@ -251,9 +251,9 @@ class SecureBoost(Method):
 
     def shape(self, federation: Federation) -> Shape:
         """Return the active party's part of the trees."""
-        found = federation.active.modules["shape"]
-        assert isinstance(found, Shape)
-        return found
+        shape = federation.active.modules["shape"]
+        assert isinstance(shape, Shape)
+        return shape
 
     def train(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """Grow the trees and return the mean log loss of the training rows by round."""
@@ -305,10 +305,9 @@ class SecureBoost(Method):
     def _receivers(self, federation: Federation, round_: int) -> list[str]:
         """Return the names of the passive parties whose columns are candidates in some level of a round."""
         names, outputs = list(federation.parties), self.shape(federation).outputs
-        asked = {
-            one for level in range(self.depth) for one in self.candidates(round_ * outputs, level, outputs, len(names))
-        }
-        return [names[one] for one in sorted(asked - {0})]
+        tree, count = round_ * outputs, len(names)
+        asked = {number for level in range(self.depth) for number in self.candidates(tree, level, outputs, count)}
+        return [names[number] for number in sorted(asked - {0})]
 
     def _drawn(self, federation: Federation, round_: int) -> Tensor:
         """Return the training rows of one round, sorted."""
@@ -348,8 +347,8 @@ class SecureBoost(Method):
                 asked = torch.where(owners == number, nodes, 0)
                 if not asked.any():
                     continue
-                found = self._asked(party, active, asked, rows, split, first, phase)
-                nodes = torch.where(found > 0, found, nodes)
+                children = self._asked(party, active, asked, rows, split, first, phase)
+                nodes = torch.where(children > 0, children, nodes)
         return nodes
 
     def _asked(
@@ -363,8 +362,8 @@ class SecureBoost(Method):
         place: dict[str, Any] = {"step": first, "phase": phase, "rows": rows, "split": split}
         question = active.send(Kind.NODES, {"value": nodes.short()}, to=party.name, **place)
         answer = splits.route(party.features[split], first, question.payload["value"].long())
-        found = party.send(Kind.NODES, {"value": answer.short()}, to=active.name, **place).payload["value"]
-        children: Tensor = found.long()
+        value = party.send(Kind.NODES, {"value": answer.short()}, to=active.name, **place).payload["value"]
+        children: Tensor = value.long()
         return children
 
     def representation(self, party: Party) -> nn.Module:
@@ -453,8 +452,8 @@ class _Boosting:
             exchanges[name].share(sent, rows, step=step, phase=self.phase)
             if self.method.exchange != "plain":  # it sees the nodes that follow from them
                 active.count_release(Kind.GRADIENT, rows, to=name, phase=self.phase)
-        own = torch.from_numpy(sent / UNIT)
-        active.note(Kind.GRADIENT, {"value": own}, sender=active.name, step=step, phase=self.phase, rows=rows)
+        derivatives = torch.from_numpy(sent / UNIT)
+        active.note(Kind.GRADIENT, {"value": derivatives}, sender=active.name, step=step, phase=self.phase, rows=rows)
         return sent
 
     def add(self, first: int, leaves: Tensor, rows: Tensor) -> None:
@@ -508,4 +507,4 @@ class _Boosting:
         self.round, self.best = (int(count) for count in state["counts"][:2])
         self.best_loss = float(state["counts"][2])
         self.val_scores = state["val"].to(self.val_scores)
-        self.scores = {name: state[f"of/{name}"].to(own) for name, own in self.scores.items()}
+        self.scores = {name: state[f"of/{name}"].to(scores) for name, scores in self.scores.items()}

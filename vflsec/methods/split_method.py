@@ -96,10 +96,10 @@ class SplitMethod(Method):
 
     def _protocol(self, federation: Federation) -> tuple[type[Boundary], dict[str, Any]]:
         """The protocol with its options at the cut layer: a defense's own goes before the method's."""
-        own = federation.active.defenses.protocols()
-        if len(own) > 1 or (own and self.boundary is not PlainBoundary):
+        protocols = federation.active.defenses.protocols()
+        if len(protocols) > 1 or (protocols and self.boundary is not PlainBoundary):
             raise UsageError("expected one protocol at the cut layer, got several: leave all but one out")
-        return own[0] if own else (self.boundary, {})
+        return protocols[0] if protocols else (self.boundary, {})
 
     def _share_head(
         self, federation: Federation, boundaries: Mapping[str, Boundary], train: TrainSpec, rows: int, *stream: str
@@ -128,13 +128,13 @@ class SplitMethod(Method):
         assert isinstance(top, Top)
         assert isinstance(top.head, nn.Linear)
         widths = [self.width(party) for party in federation.parties.values()]
-        own, *parts = torch.split(top.head.weight.detach(), widths, dim=1)
+        active_part, *parts = torch.split(top.head.weight.detach(), widths, dim=1)
         for party, part in zip(federation.passive, parts, strict=True):
             boundary = boundaries[party.name]
             assert isinstance(boundary, LinearBoundary), "all boundaries of a run are of one kind"
             with drawing(federation.seed, "model", party.name, "head", *stream):
                 boundary.join(part.T.clone(), train, batches=train.n_batches(rows), epochs=train.n_epochs(rows))
-        federation.active.modules["top"] = SharedTop(top, own.shape[1])
+        federation.active.modules["top"] = SharedTop(top, active_part.shape[1])
 
     def _prepare(self, federation: Federation) -> None:
         """Tell the active party's defenses what they will receive; each draws its first weights from its own stream."""
@@ -142,16 +142,16 @@ class SplitMethod(Method):
         outputs = 1 if self.logistic and federation.n_classes == 2 else federation.n_classes
         widths = {party.name: outputs if shared else self.width(party) for party in federation.passive}
         for number, defense in enumerate(federation.active.defenses):
-            own = () if federation.active.name == "active" else (federation.active.name,)
-            with drawing(federation.seed, "model", "defense", number, *own):
-                rng = generator(federation.seed, "defense", number, *own, device=federation.device)
+            stream = () if federation.active.name == "active" else (federation.active.name,)
+            with drawing(federation.seed, "model", "defense", number, *stream):
+                rng = generator(federation.seed, "defense", number, *stream, device=federation.device)
                 defense.prepare(widths, n_classes=federation.n_classes, rng=rng)
 
     def width(self, party: Party) -> int:
         """Return the width of the embedding that ``party`` sends."""
-        found = self.representation(party).width
-        assert isinstance(found, int)
-        return found
+        width = self.representation(party).width
+        assert isinstance(width, int)
+        return width
 
     def check(self, federation: Federation) -> None:
         """Raise UsageError if validation rows are needed, and there are none, or batches are too small."""
@@ -169,9 +169,9 @@ class SplitMethod(Method):
             raise NotStackable("train.select, train.patience and train.target measure each run after every epoch")
         if spec.clip:
             raise NotStackable("train.clip bounds the gradients of each run")
-        own = copy.copy(self)
-        own._boundaries = {party.name: self.boundary(party, joined.active) for party in joined.passive}
-        return own
+        method = copy.copy(self)
+        method._boundaries = {party.name: self.boundary(party, joined.active) for party in joined.passive}
+        return method
 
     def record(self, folder: Path) -> None:
         """Record every boundary, each in a folder named after its passive party."""
@@ -200,7 +200,7 @@ class SplitMethod(Method):
         if not isinstance(top, SharedTop):
             return []
         rows = federation.n_rows("train")
-        found = []
+        exposures = []
         for party in federation.passive:
             exposure = Exposure(
                 passes=self.train_spec.n_epochs(rows),
@@ -209,8 +209,8 @@ class SplitMethod(Method):
                 rows=rows,
                 frozen=self.at_rest(party),
             )
-            found.append((f"{self.name}, features of {party.name}: {exposure}", exposure.share))
-        return found
+            exposures.append((f"{self.name}, features of {party.name}: {exposure}", exposure.share))
+        return exposures
 
     def at_rest(self, party: Party) -> bool:
         """Return whether the embedding of ``party`` stays the same in the last phase."""

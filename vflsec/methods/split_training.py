@@ -71,12 +71,12 @@ class SplitModel:
         everybody = torch.arange(self.federation.n_rows(split), device=self.federation.device)
         for number, rows in enumerate(torch.split(everybody, PREDICTION_BATCH)):
             step = Step(number, phase, rows, split=split)
-            own = self.bottoms[active.name](active.features[split][rows])
+            h = self.bottoms[active.name](active.features[split][rows])
             arrived = {
                 party.name: self._up(party.name, self.bottoms[party.name](self._fed(party, step)), step)
                 for party in self.federation.passive
             }
-            logits.append(self.top([own, *self._received(arrived)]))
+            logits.append(self.top([h, *self._received(arrived)]))
         return active.defenses.decode_logits(torch.cat(logits))
 
     def _changed(self, hook: str, name: str, value: Tensor, step: Step) -> Tensor:
@@ -186,10 +186,10 @@ class SplitTraining(SplitModel):
 
     def _prepare_targets(self, split: str, phase: str) -> Tensor:
         """Let the active party's defenses set ``targets``; return the class numbers (n,) that it keeps."""
-        federation, own = self.federation, self.federation.active
+        federation, active = self.federation, self.federation.active
         rng = federation.label_stream(phase)
-        labels, self.targets = own.defenses.training_targets(
-            own.labels[split], own.features[split], n_classes=federation.n_classes, rng=rng
+        labels, self.targets = active.defenses.training_targets(
+            active.labels[split], active.features[split], n_classes=federation.n_classes, rng=rng
         )
         return labels
 
@@ -216,8 +216,8 @@ class SplitTraining(SplitModel):
                 gradients = {name: self._down(name, h, step) for name, h in arrived.items()}
             for party in self.federation.passive:
                 again = self.bottoms[party.name](fed[party.name]) if local_step else embedded[party.name]
-                own_loss = self._besides(party, step)
-                torch.autograd.backward([again, *own_loss], [gradients[party.name], *(None for _ in own_loss)])
+                further = self._besides(party, step)
+                torch.autograd.backward([again, *further], [gradients[party.name], *(None for _ in further)])
             for name, party in self.federation.parties.items():
                 if name not in self.federation.malicious:
                     party.defend_update(len(step.rows))
@@ -236,9 +236,9 @@ class SplitTraining(SplitModel):
             for party in self.federation.parties.values():
                 nn.utils.clip_grad_norm_(party.modules.parameters(), self.spec.clip)
 
-    def _loss(self, own: Tensor, arrived: Mapping[str, Tensor], step: Step) -> Tensor:
+    def _loss(self, h: Tensor, arrived: Mapping[str, Tensor], step: Step) -> Tensor:
         defenses = self.federation.active.defenses
-        embeddings, targets = defenses.batch([own, *self._received(arrived)], self.targets[step.rows])
+        embeddings, targets = defenses.batch([h, *self._received(arrived)], self.targets[step.rows])
         loss = self._penalized(F.cross_entropy(self.top(embeddings), targets, reduction="none").mean(), arrived, step)
         return loss if self.constraint is None else loss + self.constraint()
 
@@ -252,14 +252,14 @@ class SplitTraining(SplitModel):
 
         Optimizers treat every entry by itself: one over all parties does what one for each would do, in less time.
         """
-        honest, found = [], []
+        honest, others = [], []
         for party in self.federation.parties.values():
             parameters = list(party.modules.parameters())
             attack = self.federation.malicious.get(party.name)
             malicious = attack.optimizer(parameters, self.spec.lr) if attack else None
-            found += [malicious] if malicious else []
+            others += [malicious] if malicious else []
             honest += [] if malicious else parameters
-        return [self.spec.optimize(honest), *found]
+        return [self.spec.optimize(honest), *others]
 
     def _score(self, split: str) -> float:
         """Return the headline metric on ``split``; embeddings are sent for it, and are counted and seen."""
@@ -312,21 +312,21 @@ class HeadTraining(SplitTraining):
         if phase == "predict" or split not in self._sent:
             return super().predict(split, phase)
         self._switch(training=False)
-        own, arrived = self._sent[split]
-        return self.federation.active.defenses.decode_logits(self.top([own, *self._received(arrived)]))
+        h, arrived = self._sent[split]
+        return self.federation.active.defenses.decode_logits(self.top([h, *self._received(arrived)]))
 
     def _update(self, step: Step, optimizers: list[torch.optim.Optimizer]) -> Tensor:
         """Take as many steps of the head on one batch as there are local steps."""
         if self.alter:
-            own, arrived = self._exchange(step)
+            active_h, arrived = self._exchange(step)
         else:
-            own, arrived = self._sent["train"]
-            own, arrived = own[step.rows], {name: h[step.rows] for name, h in arrived.items()}
+            active_h, arrived = self._sent["train"]
+            active_h, arrived = active_h[step.rows], {name: h[step.rows] for name, h in arrived.items()}
         losses = []
         for _ in range(self.spec.local_steps):
             for optimizer in optimizers:
                 optimizer.zero_grad()
-            loss = self._loss(own, arrived, step)
+            loss = self._loss(active_h, arrived, step)
             loss.backward()  # type: ignore[no-untyped-call]
             self._clip()
             for optimizer in optimizers:
@@ -338,8 +338,8 @@ class HeadTraining(SplitTraining):
         """Have every row of ``split`` sent, in batches and in order."""
         everybody = torch.arange(self.federation.n_rows(split), device=self.federation.device)
         steps = [Step(k, phase, rows, split=split) for k, rows in enumerate(torch.split(everybody, self.spec.batch))]
-        own, arrived = zip(*map(self._exchange, steps), strict=True)
-        return torch.cat(own), {name: torch.cat([h[name] for h in arrived]) for name in arrived[0]}
+        active_h, arrived = zip(*map(self._exchange, steps), strict=True)
+        return torch.cat(active_h), {name: torch.cat([h[name] for h in arrived]) for name in arrived[0]}
 
     @torch.no_grad()
     def _exchange(self, step: Step) -> Embedded:
@@ -350,8 +350,8 @@ class HeadTraining(SplitTraining):
             if party.name in self.alter and step.split == "train":
                 x = self.alter[party.name](x, self._noise[party.name])
             embedded[party.name] = self.bottoms[party.name](x)  # (B, d)
-        own = embedded.pop(self.federation.active.name)
-        return own, {name: self._up(name, h, step) for name, h in embedded.items()}
+        active_h = embedded.pop(self.federation.active.name)
+        return active_h, {name: self._up(name, h, step) for name, h in embedded.items()}
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         """The optimizer of what the active party holds besides its bottom model; there is no other."""

@@ -23,7 +23,7 @@ from vflsec.core.protocol import Boundary
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.methods.epochs import Epochs, set_rate
-from vflsec.methods.local import own_rows
+from vflsec.methods.local import training_rows
 from vflsec.methods.split_method import SHOWS, SPLIT, SplitMethod
 from vflsec.methods.split_training import Alter, HeadTraining, SplitTraining
 from vflsec.nn.augmentation import ImageAugmentation, TwoViews, UniformCorruption, two_views
@@ -228,9 +228,9 @@ class SSVFL(SplitMethod):
         """Raise UsageError if a party has fewer than two rows to learn from."""
         super().check(federation)
         for party in federation.parties.values():
-            if len(own_rows(party)) < 2:
+            if (rows := len(training_rows(party))) < 2:
                 raise UsageError(
-                    f"{self.name} expects two training rows at each party, got {len(own_rows(party))} at {party.name}: "
+                    f"{self.name} expects two training rows at each party, got {rows} at {party.name}: "
                     "raise data.aligned or lower data.overlap"
                 )
 
@@ -259,7 +259,9 @@ class SSVFL(SplitMethod):
 
     def _learner(self, party: Party, seed: int) -> LocalCL:
         with drawing(seed, "queue", party.name):
-            return LEARNERS[self.localcl](_bottom(party), own_rows(party), party.layout, batch=self.batch, lr=self.lr)
+            return LEARNERS[self.localcl](
+                _bottom(party), training_rows(party), party.layout, batch=self.batch, lr=self.lr
+            )
 
     def _draw_projection(self, party: Party, seed: int) -> None:
         """Draw the last layer anew, on the CPU, so that every device gets the same."""
@@ -271,9 +273,9 @@ class SSVFL(SplitMethod):
 
 
 def _bottom(party: Party) -> Encoder:
-    found = party.modules["bottom"]
-    assert isinstance(found, Encoder)
-    return found
+    bottom = party.modules["bottom"]
+    assert isinstance(bottom, Encoder)
+    return bottom
 
 
 class SSVFLCoupled(SSVFL):
@@ -354,11 +356,14 @@ class SSVFLIndependent(SSVFL):
 
     def split(self, federation: Federation) -> SplitTraining:
         """Return the training of the head, on bottom models as they are."""
-        bottoms = {party.name: self.representation(party) for party in federation.parties.values()}
+        parties = federation.parties
+        bottoms = {name: self.representation(party) for name, party in parties.items()}
         spec = msgspec.structs.replace(self.train_spec, lr=self.server_lr or self.train_spec.lr)
         alter = {}
         if self.recompute_augmented:
-            alter = {party.name: _alteration(party.layout, own_rows(party)) for party in federation.parties.values()}
+            alter = {
+                party.name: _alteration(party.layout, training_rows(party)) for party in federation.parties.values()
+            }
         return HeadTraining(federation, bottoms, federation.active.modules["top"], self._boundaries, spec, alter=alter)
 
 

@@ -151,6 +151,6 @@ class LocalSSL:
             return None
         self.guide.eval()
         with torch.no_grad():
-            found = self.guide.project(first), self.guide.project(second)
+            projections = self.guide.project(first), self.guide.project(second)
         self.guide.train()
-        return found
+        return projections

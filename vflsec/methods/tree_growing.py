@@ -60,13 +60,15 @@ class TreeGrowing:
         self.columns = columns
         self.parties = list(federation.parties.values())
         self.bins = [bins[party.name] for party in self.parties]
-        self.codes = [own.of(party.features["train"]) for own, party in zip(self.bins, self.parties, strict=True)]
+        self.codes = [
+            party_bins.of(party.features["train"]) for party_bins, party in zip(self.bins, self.parties, strict=True)
+        ]
         self.all_rows = torch.arange(federation.n_rows("train"), device=federation.device)
 
     def announce(self) -> None:
         """Tell the active party which bins belong to one column, and which are in order."""
-        for party, own in zip(self.parties[1:], self.bins[1:], strict=True):
-            payload = {"column": torch.from_numpy(own.column), "ordered": torch.from_numpy(own.ordered)}
+        for party, bins in zip(self.parties[1:], self.bins[1:], strict=True):
+            payload = {"column": torch.from_numpy(bins.column), "ordered": torch.from_numpy(bins.ordered)}
             party.send(Kind.CONTROL, payload, to=self.federation.active.name, step=0, phase=self.phase)
 
     def grow(self, tree: int, output: int, rows: Tensor, derivatives: NDArray[np.int64], labels: Tensor) -> Tensor:
@@ -96,12 +98,12 @@ class TreeGrowing:
                 source.best(here, numbers, all_here) if source.number in asked else source.none(numbers)
                 for source in sources
             ]
-            gains = np.stack([one.gain for one in best])
+            gains = np.stack([choice.gain for choice in best])
             winner = np.where(np.isfinite(gains).any(axis=0), gains.argmax(axis=0), -1)
-            for source, own in zip(sources, best, strict=True):
+            for source, choice in zip(sources, best, strict=True):
                 mine = winner == source.number
                 if mine.any():
-                    children = source.split(here, numbers[mine], own.bin[mine])
+                    children = source.split(here, numbers[mine], choice.bin[mine])
                     nodes = np.where(children > 0, children, nodes)
             self.shape.owner[tree, torch.from_numpy(numbers)] = torch.from_numpy(winner).to(self.shape.owner)
         return torch.from_numpy(nodes).to(self.all_rows.device)
@@ -156,13 +158,13 @@ class _Source:
             all_here: (n,) the same, with nodes of the level that are too small to be split.
         """
         before = self.sums
-        found = self.none(numbers)
-        told = here if self.exchange is None else self._tell(here, all_here)
-        at = _taken(told, self.drawn)
+        choice = self.none(numbers)
+        disclosed = here if self.exchange is None else self._tell(here, all_here)
+        at = _taken(disclosed, self.drawn)
         counts = np.bincount(at, minlength=2 * int(numbers.max()) + 2)
         known = numbers[counts[numbers] > 0]
         if not len(known) or not self.codes.shape[1]:
-            return found
+            return choice
         is_known = _marked(known, len(counts))
         asked = [n for n in known if not self._follows(int(n), is_known, before, counts)]
         position = np.full(len(counts), -1, dtype=np.int64)
@@ -172,12 +174,12 @@ class _Source:
         for n in known:
             if int(n) not in self.sums:
                 self.sums[int(n)] = before[int(n) // 2] - self.sums[int(n) ^ 1]
-        own = best_splits(
+        best = best_splits(
             np.stack([self.sums[int(n)] for n in known]), self.bins.column, self.bins.ordered, self.growing.rule
         )
         place = np.searchsorted(numbers, known)
-        found.gain[place], found.bin[place] = own
-        return found
+        choice.gain[place], choice.bin[place] = best
+        return choice
 
     @staticmethod
     def _follows(
@@ -213,8 +215,8 @@ class _Source:
             rows=growing.all_rows,
             defended=True,
         )
-        told: NDArray[np.int64] = message.payload["value"][:, 0].cpu().numpy().astype(np.int64)
-        return told
+        disclosed: NDArray[np.int64] = message.payload["value"][:, 0].cpu().numpy().astype(np.int64)
+        return disclosed
 
     def _sums(self, nodes: NDArray[np.int64], asked: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the sums (N, V, 3) over the drawn rows of nodes ``asked``, at whose positions ``nodes`` (B,) are."""
@@ -231,10 +233,10 @@ class _Source:
         nodes, picked = torch.from_numpy(numbers), torch.from_numpy(chosen.astype(np.int64))
         if self.exchange is not None:
             chosen_here = {"nodes": nodes, "bins": picked}
-            told = active.send(
+            received = active.send(
                 Kind.CONTROL, chosen_here, to=self.party.name, step=self.tree, phase=growing.phase
             ).payload
-            nodes, picked = told["nodes"], told["bins"]
+            nodes, picked = received["nodes"], received["bins"]
         splits = self.party.modules["splits"]
         assert isinstance(splits, Splits)
         bins = picked.numpy()
@@ -250,9 +252,9 @@ class _Source:
                 Kind.NODES, {"value": value}, to=active.name, step=self.tree, phase=growing.phase, rows=inside
             )
             child = answer.payload["value"][:, 0].cpu().numpy()
-        found = np.zeros(len(here), dtype=np.int64)
-        found[rows] = child
-        return found
+        children = np.zeros(len(here), dtype=np.int64)
+        children[rows] = child
+        return children
 
     def _children(
         self, at: NDArray[np.int64], nodes: NDArray[np.int64], bins: NDArray[np.int64], rows: NDArray[np.integer]
@@ -274,9 +276,9 @@ def drawn_columns(count: int, share: float) -> int:
 
 def _marked(numbers: NDArray[np.int64], length: int) -> NDArray[np.bool_]:
     """Return (length,) whether each number is among ``numbers``."""
-    found = np.zeros(length, dtype=bool)
-    found[numbers] = True
-    return found
+    marks = np.zeros(length, dtype=bool)
+    marks[numbers] = True
+    return marks
 
 
 def _taken(values: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:

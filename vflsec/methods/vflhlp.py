@@ -21,7 +21,7 @@ from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.methods.epochs import EarlyStopping, Epochs
-from vflsec.methods.local import LocalTraining, labeled_rows, local_model, own_rows
+from vflsec.methods.local import LocalTraining, labeled_rows, local_model, training_rows
 from vflsec.methods.split_method import SPLIT, SplitMethod
 from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.augmentation import ScarfCorruption
@@ -71,10 +71,10 @@ class ScarfSSL:
         rate: float,
         temperature: float,
     ) -> None:
-        own = own_rows(party)
-        order = torch.randperm(len(own), generator=generator(seed, "held out", party.name)).to(own.device)
-        held_out, rest = order.tensor_split([max(2, round(HELD_OUT * len(own)))])
-        self.rows, self.held_out = own[rest], own[held_out]
+        rows = training_rows(party)
+        order = torch.randperm(len(rows), generator=generator(seed, "held out", party.name)).to(rows.device)
+        held_out, rest = order.tensor_split([max(2, round(HELD_OUT * len(rows)))])
+        self.rows, self.held_out = rows[rest], rows[held_out]
         self.model = model
         self.batch = batch
         self.temperature = temperature
@@ -261,7 +261,7 @@ class VFLHLP(SplitMethod):
                 f"{spec.aggregation}: only there is a part of the head the active party's own"
             )
         for party in federation.passive if self.initializes else ():
-            count = len(own_rows(party))
+            count = len(training_rows(party))
             if count < LEAST_ROWS:
                 raise UsageError(
                     f"{self.name} expects {LEAST_ROWS} rows at each passive party, got {count} at {party.name}: "
@@ -281,10 +281,13 @@ class VFLHLP(SplitMethod):
 
     def _pairs(self, federation: Federation) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each parameter that is constrained, and what it was in the active party's own model."""
-        own = federation.active.modules
-        encoder, local_head = own["pretrained"].get_submodule("encoder"), own["pretrained"].get_submodule("head")
-        yield from zip(own["bottom"].parameters(), encoder.parameters(), strict=True)
-        head = own["top"].get_submodule("head")
+        modules = federation.active.modules
+        encoder, local_head = (
+            modules["pretrained"].get_submodule("encoder"),
+            modules["pretrained"].get_submodule("head"),
+        )
+        yield from zip(modules["bottom"].parameters(), encoder.parameters(), strict=True)
+        head = modules["top"].get_submodule("head")
         assert isinstance(head, nn.Linear)
         assert isinstance(local_head, nn.Linear)
         yield head.weight[:, : local_head.in_features], local_head.weight  # the active party's embedding comes first
@@ -315,9 +318,9 @@ class VFLHLP(SplitMethod):
             numbers = {key: value for key, value in msgspec.structs.asdict(given).items() if value is not None}
             spec = msgspec.structs.replace(self.train_spec, **numbers)
             labels = torch.cat([self._labels(federation, "train"), self._labels(federation, "local")])
-            own, rows = federation.active, labeled_rows(federation)[0]
-            model = own.modules["pretrained"]
-            yield own.name, LocalTraining(federation, model, rows, labels, spec, defenses=own.defenses)
+            active, rows = federation.active, labeled_rows(federation)[0]
+            model = active.modules["pretrained"]
+            yield active.name, LocalTraining(federation, model, rows, labels, spec, defenses=active.defenses)
         for party in federation.passive if self.initializes else ():
             scarf = self.pretraining
             assert scarf.epochs is not None
@@ -343,9 +346,9 @@ class VFLHLP(SplitMethod):
         A defense that changes labels changes each one once: two draws could be averaged, and true labels would reach
         the gradients by way of the constraint.
         """
-        own = federation.active
-        labels = own.labels[split]
+        active = federation.active
+        labels = active.labels[split]
         stream = [self.phases[-1], *([] if split == "train" else [split])]
         rng = federation.label_stream(*stream)
-        features = own.features[split][: len(labels)]
-        return own.defenses.training_targets(labels, features, n_classes=federation.n_classes, rng=rng)[1]
+        features = active.features[split][: len(labels)]
+        return active.defenses.training_targets(labels, features, n_classes=federation.n_classes, rng=rng)[1]

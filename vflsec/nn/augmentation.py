@@ -135,8 +135,8 @@ def _each(values: Tensor) -> Tensor:
 def _chroma(saturation: Tensor, angle: Tensor) -> Tensor:
     """Return (B, 3, 3), which keep the first coordinate, stretch the others by ``saturation`` and rotate them."""
     real, imaginary = saturation * angle.cos(), saturation * angle.sin()
-    nothing, one = torch.zeros_like(angle), torch.ones_like(angle)
-    rows = [one, nothing, nothing, nothing, real, -imaginary, nothing, imaginary, real]
+    nothing, unit = torch.zeros_like(angle), torch.ones_like(angle)
+    rows = [unit, nothing, nothing, nothing, real, -imaginary, nothing, imaginary, real]
     return torch.stack(rows, dim=1).view(-1, 3, 3)
 
 

@@ -36,7 +36,7 @@ class ParallelLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the concatenated outputs of all maps."""
         parts = torch.split(x, self.inputs, dim=1)
-        return torch.cat([one(part) for one, part in zip(self.maps, parts, strict=True)], dim=1)
+        return torch.cat([linear(part) for linear, part in zip(self.maps, parts, strict=True)], dim=1)
 
 
 class UnitLength(nn.Module):
@@ -158,11 +158,11 @@ class _Embedding(nn.Module):
     One product with the tables as a block-diagonal matrix, so that mixtures of categories work and have a gradient.
     """
 
-    one: Tensor
+    number: Tensor
 
     def __init__(self, layout: Layout, widths: Mapping[str, int]) -> None:
         super().__init__()
-        self.register_buffer("one", torch.ones(1, 1), persistent=False)
+        self.register_buffer("number", torch.ones(1, 1), persistent=False)
         self.tables = nn.ParameterDict()
         self._names = [column.name for column in layout.columns]
         self._places: dict[str, list[int]] = {}
@@ -186,7 +186,7 @@ class _Embedding(nn.Module):
         return torch.tensor([place for column in columns for place in self._places[column]], dtype=torch.long)
 
     def forward(self, x: Tensor) -> Tensor:
-        tables = (self.tables[name] if name in self.tables else self.one for name in self._names)  # noqa: SIM401
+        tables = (self.tables[name] if name in self.tables else self.number for name in self._names)  # noqa: SIM401
         blocks: Tensor = torch.block_diag(*tables)  # type: ignore[no-untyped-call]
         return x @ blocks
 
@@ -229,7 +229,7 @@ class DomainDiscriminators(nn.Module):
         super().__init__()
         g = len(widths)
         layers = parallel_layers(
-            [(own, width, HIDDEN) for own in widths], wrap_first=spectral_norm if spectral else None
+            [(size, width, HIDDEN) for size in widths], wrap_first=spectral_norm if spectral else None
         )
         self.layers = nn.Sequential(*layers, ParallelLinear([HIDDEN] * g, [2] * g))
 

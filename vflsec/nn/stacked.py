@@ -30,7 +30,7 @@ class Stacked(Tensor):
     again; plain tensors among its arguments are the same for all runs. No run's gradient depends on another run.
 
     Common operations act on the memory of all runs at once, in general with the rounding of an operation on one run.
-    ``benchmarks/stacked.py`` compares it with ``torch.func``: on one core a training of 3 to 20 small networks takes 0.2
+    ``benchmarks/stacked.py`` compares it with ``torch.func``: on one core training 3 to 20 small networks takes 0.2
     to 0.9 of the time of one after the other, with the same bits; ``vmap`` takes 1.1 to 1.4 times as long as this, with
     other bits.
 

@@ -85,8 +85,8 @@ class SharedTop(nn.Module):
 
     def forward(self, embeddings: Sequence[Tensor]) -> Tensor:
         """Return logits (B, C) from the active party's embedding (B, d) and the parts of the others."""
-        own, *parts = embeddings
-        logits: Tensor = self.head(own)
+        h, *parts = embeddings
+        logits: Tensor = self.head(h)
         for part in parts:
             logits = logits + part
         return functional.pad(logits, (1, 0)) if self.logistic else logits

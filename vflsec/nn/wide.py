@@ -126,7 +126,7 @@ class CategoryEmbedding(WeightTable):
 @contextmanager
 def sparse_gradients(model: nn.Module) -> Iterator[None]:
     """Let the large tables of ``model`` have sparse gradients in this context."""
-    tables = [one for one in model.modules() if isinstance(one, WeightTable) and len(one.weight) >= MANY]
+    tables = [module for module in model.modules() if isinstance(module, WeightTable) and len(module.weight) >= MANY]
     for table in tables:
         table.sparse = True
     try:

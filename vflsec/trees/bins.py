@@ -58,8 +58,8 @@ class Bins:
     def of(self, x: Tensor) -> NDArray[np.int32]:
         """Return the bin (n, columns) of each row in each raw column."""
         codes = [self._code(x, number, column) for number, column in enumerate(self.layout.columns)]
-        found = np.stack(codes, axis=1) if codes else np.zeros((len(x), 0))
-        return np.ascontiguousarray(found + self.start, dtype=np.int32)
+        bins = np.stack(codes, axis=1) if codes else np.zeros((len(x), 0))
+        return np.ascontiguousarray(bins + self.start, dtype=np.int32)
 
     def _code(self, x: Tensor, number: int, column: EncodedColumn) -> NDArray[np.integer]:
         if column.kind == "numeric":
@@ -97,9 +97,9 @@ def _last_of_bins(counts: NDArray[np.integer], most: int) -> list[int]:
     large = counts * most >= counts.sum()
     next_large, before = np.flatnonzero(large), np.concatenate([[0], np.cumsum(counts)])
     rows, bins = int(counts[~large].sum()), most - len(next_large)
-    found: list[int] = []
+    ends: list[int] = []
     start = 0
-    while len(found) < most - 1:
+    while len(ends) < most - 1:
         if large[start]:
             end = start + 1
         else:
@@ -113,6 +113,6 @@ def _last_of_bins(counts: NDArray[np.integer], most: int) -> list[int]:
                 end += 1
         if end >= len(counts):
             break
-        found.append(end - 1)
+        ends.append(end - 1)
         start = end
-    return found
+    return ends

@@ -54,29 +54,29 @@ class Splits(nn.Module):
             first: number of the first of T' trees.
             nodes: (n, T') the node of each row in each tree; 0 for none.
         """
-        found = torch.zeros_like(nodes)
+        children = torch.zeros_like(nodes)
         for tree in range(nodes.shape[1]):
             column = self.column[first + tree]
             rows = torch.nonzero(column[nodes[:, tree]] >= 0)[:, 0]
             rows = rows[nodes[rows, tree] > 0]
             at = nodes[rows, tree]
-            found[rows, tree] = 2 * at + self._beyond(x, rows, column[at], self.threshold[first + tree][at])
-        return found
+            children[rows, tree] = 2 * at + self._beyond(x, rows, column[at], self.threshold[first + tree][at])
+        return children
 
     def forward(self, x: Tensor) -> Tensor:
         """Return on which side of each own split a row is, -1 or 1; one column of zeros without any split."""
-        own = self.column >= 0
-        if not own.any():
+        splits = self.column >= 0
+        if not splits.any():
             return torch.zeros(len(x), 1, device=x.device)
-        used, place = np.unique(self.column[own].cpu().numpy(), return_inverse=True)
+        used, place = np.unique(self.column[splits].cpu().numpy(), return_inverse=True)
         values = columns_of(x, used)[:, torch.from_numpy(place).to(x.device)]
-        return 2 * (values > self.threshold[own]).float() - 1
+        return 2 * (values > self.threshold[splits]).float() - 1
 
     def reset_parameters(self) -> None:
         """Draw columns and thresholds at random, as a party could without a federation."""
-        own = self.column >= 0
-        self.column[own] = torch.randint(self.features, (int(own.sum()),), dtype=torch.int32)
-        self.threshold[own] = torch.randn(int(own.sum()))
+        splits = self.column >= 0
+        self.column[splits] = torch.randint(self.features, (int(splits.sum()),), dtype=torch.int32)
+        self.threshold[splits] = torch.randn(int(splits.sum()))
 
     def _beyond(self, x: Tensor, rows: Tensor, columns: Tensor, thresholds: Tensor) -> Tensor:
         used, place = np.unique(columns.cpu().numpy(), return_inverse=True)

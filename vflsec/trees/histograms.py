@@ -51,8 +51,8 @@ def histogram(
     ones = csc_array((_ones(place.size), place, starts), shape=(cells, rows))
     right = np.ones((rows, weights.shape[1] + 1))
     right[:, :-1] = weights.take(inside, axis=0)
-    found: NDArray[np.int64] = (ones @ right).astype(np.int64).reshape(n_nodes, n_bins, -1)
-    return found
+    sums: NDArray[np.int64] = (ones @ right).astype(np.int64).reshape(n_nodes, n_bins, -1)
+    return sums
 
 
 def _ones(size: int) -> NDArray[np.float64]:
@@ -62,9 +62,9 @@ def _ones(size: int) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=1)
 def _many_ones(size: int) -> NDArray[np.float64]:
-    found = np.ones(size)
-    found.flags.writeable = False
-    return found
+    ones = np.ones(size)
+    ones.flags.writeable = False
+    return ones
 
 
 UNIT = 2.0**-FRACTION_BITS
