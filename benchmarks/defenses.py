@@ -91,7 +91,7 @@ def weaker_picks(report: vflsec.Report) -> list[str]:
         rows=[row for row in manifest.rows if row.attack not in JOINING],
         baselines=[baseline for baseline in manifest.baselines if baseline.label not in JOINING],
     )
-    before = summarize(without, Store(PICKS).records(), out="", max_leak={}, min_utility=None).picked
+    before = summarize(without, Store(PICKS).records(), out="").picked
     return [
         f"{now.defense} {now.strength:g}: {now.leak.mean:.3f} ({now.choice}), {then.leak.mean:.3f} ({then.choice})"
         for now, then in zip(report.summary.picked, before, strict=True)

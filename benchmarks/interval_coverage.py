@@ -19,8 +19,8 @@ from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import train_test_split
 
-from vflsec.results.analysis.intervals import DIFFERENCE, Seen, detectable, headline, interval, seen
-from vflsec.results.analysis.stopping import MOST, blocks
+from vflsec.results.analysis.intervals import DIFFERENCE, SeedValue, detectable, headline, interval, measure
+from vflsec.results.analysis.trainings import MOST, list_stops
 from vflsec.results.metrics import METRICS
 from vflsec.results.records.schema import Block
 from vflsec.results.statistics import GROUPS, SHARE, groups_of, over_seeds, over_seeds_and_rows, without_groups
@@ -82,24 +82,24 @@ def split(one: World, seed: int, planted: float | None = None) -> dict[str, Bloc
     return {name: block(score, one.y[test], groups, KNOWN / n * (name != "utility")) for name, score in scores.items()}
 
 
-def measures(blocks: Sequence[dict[str, Block]]) -> dict[str, list[Seen]]:
+def measures(blocks: Sequence[dict[str, Block]]) -> dict[str, list[SeedValue]]:
     """Return what a report has of the seeds of one world."""
     return {
         "utility": [headline(own["utility"]) for own in blocks],
         "leak": [headline(own["leak"]) for own in blocks],
-        "advantage": [seen(sub, own["leak"], own["alone"]) for own in blocks],
-        "CAP": [seen(lambda u, a: u * (1 - a), own["utility"], own["leak"]) for own in blocks],
+        "advantage": [measure(sub, own["leak"], own["alone"]) for own in blocks],
+        "CAP": [measure(lambda u, a: u * (1 - a), own["utility"], own["leak"]) for own in blocks],
     }
 
 
-def measured(rows: int, worlds: int, seeds: int) -> list[dict[str, list[Seen]]]:
+def measured(rows: int, worlds: int, seeds: int) -> list[dict[str, list[SeedValue]]]:
     """Return the measures of each world."""
     rng = np.random.default_rng([rows, seeds])
     drawn = _worlds(rows, worlds, rng)
     return [measures([split(one, seed) for seed in rng.integers(2**31, size=seeds)]) for one in drawn]
 
 
-def covered(found: Sequence[dict[str, list[Seen]]], name: str) -> tuple[float, float, float]:
+def covered(found: Sequence[dict[str, list[SeedValue]]], name: str) -> tuple[float, float, float]:
     """Return how often the interval holds the truth, and that over seeds, and half the width of the first."""
     truth = np.mean([seed.value for one in found for seed in one[name]])
     ends = np.array(
@@ -133,7 +133,7 @@ def planted(rows: int, worlds: int, seeds: int, deviations: Sequence[float]) -> 
             [(own["leak"], own["alone"]) for own in (split(one, s, size) for s in rng.integers(2**31, size=seeds))]
             for one in drawn
         ]
-        advantages = [[seen(sub, *pair) for pair in one] for one in pairs]
+        advantages = [[measure(sub, *pair) for pair in one] for one in pairs]
         lows = [interval(one, seeds, DIFFERENCE)["ci95"][0] for one in advantages]
         true = float(np.mean([own.value for one in advantages for own in one]))
         stated = float(np.mean([detectable(one, seeds) or 0.0 for one in pairs]))
@@ -155,7 +155,7 @@ def stopped(until: float, worlds: int) -> tuple[float, float]:
     rng, held, numbers = np.random.default_rng(0), 0, []
     for _ in range(worlds):
         values = rng.normal(size=MOST)
-        for n in blocks(MOST):
+        for n in list_stops(MOST):
             margin = over_seeds_and_rows(values[:n].tolist(), np.zeros((n, GROUPS)).tolist()).margin
             if margin <= until:
                 break

@@ -29,7 +29,7 @@ from vflsec.base.errors import DataError, InsufficientView, StoreError, UsageErr
 from vflsec.cli import cli as command
 from vflsec.core.message import Kind
 from vflsec.report.report import Report
-from vflsec.results.analysis.intervals import Seen, headline, interval, seen
+from vflsec.results.analysis.intervals import SeedValue, headline, interval, measure
 from vflsec.results.records.schema import Block
 from vflsec.run.job import Job
 from vflsec.run.spec import AttackSpec, AuxSpec
@@ -439,7 +439,7 @@ def test_the_interval_over_draws_and_rows_has_its_coverage():
     held = 0
     for _ in range(2000):
         rows, draws = rng.normal(scale=0.02), rng.normal(scale=0.02, size=5)
-        found = interval([Seen(one, 0.02**2, 100) for one in 0.7 + rows + draws], 5, one_model=True)
+        found = interval([SeedValue(one, 0.02**2, 100) for one in 0.7 + rows + draws], 5, single_model=True)
         held += found["ci95"][0] <= 0.7 <= found["ci95"][1]
     assert 0.94 <= held / 2000 <= 0.99
 
@@ -449,12 +449,12 @@ def block(value, below, above):
 
 
 def test_one_draw_has_the_interval_over_rows():
-    found = interval([headline(block(0.7, 0.05, 0.04))], 1, one_model=True)
+    found = interval([headline(block(0.7, 0.05, 0.04))], 1, single_model=True)
     assert (found["ci95"], found["interval"]) == (pytest.approx((0.65, 0.74)), "rows")
 
 
 def test_errors_of_a_difference_add_in_quadrature():
-    difference = seen(sub, block(0.8, 0.03, 0.03), block(0.7, 0.04, 0.04))
+    difference = measure(sub, block(0.8, 0.03, 0.03), block(0.7, 0.04, 0.04))
     assert interval([difference], 1)["ci95"] == pytest.approx((0.1 - 0.05, 0.1 + 0.05))
 
 

@@ -21,7 +21,7 @@ from vflsec.cli.data_ import fewer_labels, with_labels
 from vflsec.data.checkup import Checkup
 from vflsec.data.files import load_toml
 from vflsec.data.partition import DataSpec, partition
-from vflsec.results.analysis.alarms import MOST_KNOWN
+from vflsec.results.analysis.gates import MOST_KNOWN
 from vflsec.run.adversary import draw_auxiliary
 from vflsec.run.score import share_of_class
 from vflsec.run.spec import AuxSpec

@@ -247,7 +247,7 @@ def test_warnings_reach_a_run_an_audit_and_their_reports(files, tmp_path):
     for manifest in (manifest_of(spec), audit.manifest):
         assert manifest.data_notes == [warning]
         many = msgspec.structs.replace(manifest, data_notes=[f"note {k}" for k in range(10)])
-        notes = summarize(many, {}, out="", max_leak={}, min_utility=None).notes
+        notes = summarize(many, {}, out="").notes
         assert notes[:9] == [*many.data_notes[:8], "2 more warnings of the data: see vflsec data check"]
     ran = CliRunner().invoke(command, ["--dataset", str(path), "--adversary", "bureau", "--dry-run"])
     assert f"NOTE {warning}" in ran.stderr

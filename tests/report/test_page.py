@@ -11,15 +11,12 @@ from msgspec.structs import replace
 
 from vflsec.report.page import escape, page
 from vflsec.report.report import Report
-from vflsec.results.analysis.results import Leak, Measure, Point
-from vflsec.results.analysis.verdict import Coverage, verdict, way_to_run
+from vflsec.results.analysis.results import Leak, Measure, Point, Summary
+from vflsec.results.analysis.verdict import verdict, way_to_run
 from vflsec.run import engine
 from vflsec.run import spec as specs
 from vflsec.run.manifest import manifest_of
 from vflsec.run.store import Store
-
-ALL = Coverage(["mc"])
-"""All attacks that could be mounted were run."""
 
 VOID = {"meta", "link", "br", "path", "use", "rect", "img"}
 
@@ -41,9 +38,21 @@ def point(leak, *, strength=0.0, utility=0.8, alone=0.7, rows="train", advantage
     )  # fmt: skip
 
 
+def made_summary(worst=(), adversary="bureau", **fields):
+    return Summary(
+        dataset="toy", adversary=adversary, metric="auc", seeds=5, worst=list(worst), cap=[], c_dcs=[], gates=[],
+        notes=[], out="run", **{"points": [], **fields},
+    )  # fmt: skip
+
+
+def say(worst, adversary, known, run=("mc",), **fields):
+    """The verdict, by default where all attacks that could be mounted were run."""
+    return verdict(made_summary(worst, adversary, **fields), run, known, {})
+
+
 def test_two_sentences_state_the_leak_and_what_a_defense_leaves():
     worst = [point(1.0), point(0.84, strength=5, utility=0.786), point(0.7, strength=25, utility=0.6)]
-    first, second = verdict(worst, "bureau", 80, ALL)
+    first, second = say(worst, "bureau", 80)
     assert first == (
         "With 80 known labels, bureau infers the labels of practically all training rows (AUC 1.00; .70 without "
         "joining)."
@@ -62,7 +71,7 @@ def test_no_defense_is_recommended_unless_all_attacks_that_could_be_mounted_were
         (["mc", "norm"], "only 2 of the 4 attacks that it could mount, on this and other targets, were run (mc, norm).",
          "the strongest of them"),
     ):  # fmt: skip
-        _, second = verdict(worst, "bureau", 80, Coverage(ran, ["fusion", "cluster"]))
+        _, second = say(worst, "bureau", 80, ran, not_run=["fusion", "cluster"])
         assert second.startswith(f"No defense is recommended: {begins}")
         assert second.endswith(
             f"Under the tested defenses, {who} reaches AUC .84 to .90; the others may infer far more: add --attack all "
@@ -74,12 +83,11 @@ def test_no_defense_is_recommended_unless_all_attacks_that_could_be_mounted_were
 def test_no_more_than_alone_is_decided_by_what_the_attacks_reach():
     """Whichever the headline names: an advantage whose interval includes 0 is not shown."""
     strong, weak = point(0.73, strength=5), point(0.712, strength=25, advantage=0.0, utility=0.77)
-    part = Coverage(["mc"], ["fusion"])
     for headline in (weak, replace(weak, choice="alone")):
-        _, last = verdict([point(0.8), strong, headline], "bureau", 80, part)
+        _, last = say([point(0.8), strong, headline], "bureau", 80, not_run=["fusion"])
         assert "Under iso 5, mc reaches AUC .73. Under iso 25, mc reaches no more than bureau does without" in last
         assert "as far as 5 seeds show (AUC .71, .70 without joining), at a cost in points of utility of 3.0" in last
-    _, last = verdict([point(0.8), replace(weak, utility=point(0.8).utility)], "bureau", 80, part)
+    _, last = say([point(0.8), replace(weak, utility=point(0.8).utility)], "bureau", 80, not_run=["fusion"])
     assert "reaches AUC" not in last
     assert "cost" not in last
 
@@ -89,8 +97,7 @@ def test_an_attack_above_a_headline_of_alone_is_not_passed_over(gain, shown):
     """The interval of the advantage is .05 to both sides."""
     headline = replace(point(0.868, strength=5, alone=0.868, advantage=0.0), choice="alone")
     fusion = replace(point(0.868 + gain, strength=5, alone=0.868, advantage=gain), attack="fusion")
-    tested = Coverage(["mc", "fusion"], ["norm"])
-    _, last = verdict([point(0.95), headline], "net", 10, tested, attacks=[fusion])
+    _, last = say([point(0.95), headline], "net", 10, ["mc", "fusion"], not_run=["norm"], points=[fusion])
     assert ("the strongest of them reaches AUC .93" in last) is shown
     assert ("reach no more than net does without joining, as far as 5 seeds show (AUC .91, .87" in last) is not shown
 
@@ -99,7 +106,7 @@ def test_an_attack_above_a_headline_of_alone_is_not_passed_over(gain, shown):
 def test_what_is_not_told_from_chance_is_not_called_inferred(leak):
     few = point(leak, alone=0.55)
     few = replace(few, leak=replace(few.leak, ci95=(0.2, 1.0)))
-    first, _ = verdict([few], "net", 10, ALL)
+    first, _ = say([few], "net", 10)
     assert first.startswith("These runs do not show that net infers the labels: AUC ")
     assert first.endswith(".50 by chance and .55 without joining.")
 
@@ -110,25 +117,25 @@ def test_what_is_not_told_from_chance_is_not_called_inferred(leak):
      ("features of bank", "With the columns known for 80 rows, ")],
 )  # fmt: skip
 def test_the_adversary_knows_what_it_infers_for_some_rows(target, knowing):
-    assert verdict([point(0.9, target=target)], "bureau", 80, ALL)[0].startswith(knowing)
+    assert say([point(0.9, target=target)], "bureau", 80)[0].startswith(knowing)
 
 
 @pytest.mark.parametrize(
     ("left_out", "audited", "way"),
-    [((), False, "add --attack all"), (("lira",), False, "add --attack all,lira"), ((), True, "leave --attack out")],
+    [({}, "", "add --attack all"), ({"lira": ""}, "", "add --attack all,lira"), ({}, "x.pt", "leave --attack out")],
 )
 def test_the_verdict_says_how_to_run_the_others(left_out, audited, way):
-    assert way_to_run(["lira", "norm"], left_out, audited=audited) == way
+    assert way_to_run(made_summary(not_run=["lira", "norm"], left_out=left_out, audited=audited)) == way
 
 
 def test_no_defense_is_recommended_where_an_attack_gave_no_number():
     lost = replace(point(0.84, strength=5, utility=0.786), statuses={"ok": 4, "error": 1})
-    _, second = verdict([point(1.0), lost], "bureau", 80, ALL)
+    _, second = say([point(1.0), lost], "bureau", 80)
     assert second == "No defense is recommended: some results are missing or failed, and the leak may be larger there."
 
 
 def test_no_defense_is_recommended_under_an_alarm():
-    _, second = verdict([point(1.0), point(0.84, strength=5, utility=0.786)], "bureau", 80, ALL, alarmed=True)
+    _, second = say([point(1.0), point(0.84, strength=5, utility=0.786)], "bureau", 80, alarms=["a sign"])
     assert second.startswith("Do not rely on these numbers")
 
 
@@ -156,7 +163,7 @@ def test_rows_are_compared_with_the_same_rows_where_the_headline_moves_between_t
     """On training rows .997 fall to the .975 of *alone*, while the headline falls from .997 to the .98 of test rows."""
     worst = [rare(0.997, 0.981), rare(0.975, 0.980, strength=5, utility=0.989, sure=0.903)]
     assert [p.leak.rows for p in worst] == ["train", "test"]
-    first, second = verdict(worst, "bureau", 80, ALL)
+    first, second = say(worst, "bureau", 80)
     assert first.endswith(f" I{SURE}")
     assert second == (
         "By the upper end of the interval, the best defense that costs at most two points of utility is iso at "
@@ -169,30 +176,30 @@ def test_rows_are_compared_with_the_same_rows_where_the_headline_moves_between_t
 @pytest.mark.parametrize("gain", [0.003, -0.003])
 def test_rows_that_are_known_for_certain_are_told_whatever_the_auc_shows(gain):
     """The interval of the advantage includes 0, and joining tells all rows of a class where few were told."""
-    first, _ = verdict([rare(0.975 + gain, 0.970)], "bureau", 80, ALL)
+    first, _ = say([rare(0.975 + gain, 0.970)], "bureau", 80)
     assert "do not show whether" in first or "no better than without joining" in first
     assert "AUC" in first
     assert first.endswith(f"but i{SURE}")
-    alike, _ = verdict([rare(0.975 + gain, 0.970, sure=0.903)], "bureau", 80, ALL)
+    alike, _ = say([rare(0.975 + gain, 0.970, sure=0.903)], "bureau", 80)
     assert "but" not in alike
 
 
 def test_a_defense_that_moves_the_leak_to_other_rows_lowers_nothing():
     """Training rows fall to *alone*, and test rows now give as much away."""
     worst = [rare(0.997, 0.981), rare(0.975, 1.0, strength=5, utility=0.989)]
-    assert verdict(worst, "bureau", 80, ALL)[1].startswith("No tested defense")
+    assert say(worst, "bureau", 80)[1].startswith("No tested defense")
 
 
 def test_all_that_joining_gave_away_is_gone_though_the_interval_of_alone_is_wide():
     gone = rare(0.975, 0.980, strength=5)
     wide = replace(gone, leak_train=replace(gone.leak_train, ci95=(0.95, 0.998)))
-    assert "is iso at strength 5" in verdict([rare(0.997, 0.981), wide], "bureau", 80, ALL)[1]
+    assert "is iso at strength 5" in say([rare(0.997, 0.981), wide], "bureau", 80)[1]
     still = replace(wide, leak_train=replace(wide.leak_train, advantage=0.003, advantage_ci95=(0.001, 0.005)))
-    assert verdict([rare(0.997, 0.981), still], "bureau", 80, ALL)[1].startswith("No tested defense")
+    assert say([rare(0.997, 0.981), still], "bureau", 80)[1].startswith("No tested defense")
 
 
 def test_a_defense_that_costs_more_is_named_only_if_every_one_does():
-    _, second = verdict([point(1.0), point(0.6, strength=25, utility=0.5)], "bureau", 80, ALL)
+    _, second = say([point(1.0), point(0.6, strength=25, utility=0.5)], "bureau", 80)
     assert "at most two points" not in second
     assert second.endswith("at a cost of 30.0 points of utility; each one costs more than two.")
 
@@ -200,12 +207,14 @@ def test_a_defense_that_costs_more_is_named_only_if_every_one_does():
 @pytest.mark.parametrize("lower", [point(0.71), point(0.70), replace(point(0.6), leak=point(0.71).leak)])
 def test_a_defense_that_is_not_told_from_none_is_not_recommended(lower):
     wide = replace(lower, strength=20, leak=replace(lower.leak, ci95=(0.6, 0.73)))
-    _, second = verdict([point(0.71), wide], "bureau", 80, ALL)
+    _, second = say([point(0.71), wide], "bureau", 80)
     assert second == "No tested defense that costs at most two points of utility is shown to lower this."
 
 
 def test_no_more_than_without_joining_is_said_so():
-    first, second = verdict([point(0.71, rows="test", advantage=-0.01)], "bureau", 80, Coverage(["mc"], ["fusion"], 2))
+    first, second = say(
+        [point(0.71, rows="test", advantage=-0.01)], "bureau", 80, not_run=["fusion"], left_out={"a": "", "b": ""}
+    )
     assert (
         "no better than without joining, as far as these attacks show: AUC .71, interval up to .73, on rows that"
         in first
@@ -217,7 +226,7 @@ def test_no_more_than_without_joining_is_said_so():
 
 
 def test_more_than_without_joining_within_the_interval_is_left_open():
-    first, _ = verdict([point(1.0, advantage=0.01)], "bureau", 80, ALL)
+    first, _ = say([point(1.0, advantage=0.01)], "bureau", 80)
     assert first == (
         "With 80 known labels, bureau infers the labels of training rows with AUC 1.00; these runs do not show whether "
         "this is more than without joining (.70)."
@@ -226,7 +235,7 @@ def test_more_than_without_joining_within_the_interval_is_left_open():
 
 def test_without_a_number_there_is_no_verdict():
     lost = replace(point(1.0), leak=point(1.0).leak_train)
-    assert verdict([lost], "bureau", 80, ALL) == []
+    assert say([lost], "bureau", 80) == []
 
 
 @pytest.fixture(scope="module")
@@ -357,7 +366,7 @@ def test_labels_come_first_and_other_targets_follow_if_joining_tells_more():
     nothing = point(0.71, target="features of bank", advantage=0.0)
     guessed = point(-0.1, target="features of agency", alone=-0.3)
     worse = replace(guessed, leak=replace(guessed.leak, chance=0.0))
-    first, also, last = verdict([attribute, nothing, worse, point(0.95)], "bureau", 80, Coverage(["mc"], left_out=1))
+    first, also, last = say([attribute, nothing, worse, point(0.95)], "bureau", 80, left_out={"a": ""})
     assert "infers the labels of" in first
     assert also == (
         "bureau also infers an attribute of another party (bank age) (AUC .90, interval up to .92; .70 without "

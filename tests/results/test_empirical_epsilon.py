@@ -89,19 +89,19 @@ def test_a_single_run_is_bounded_as_an_enumeration_says(right, guesses, tossed, 
         return tail(right) + 2 * tossed * delta * more
 
     for epsilon in (0.0, 0.3, 1.0, 2.5):
-        found = bounds.one_run_p_value(right, guesses, tossed, epsilon, delta)
+        found = bounds.bound_p_value(right, guesses, tossed, epsilon, delta)
         assert found == pytest.approx(min(1.0, naive(epsilon)), rel=1e-9)
     grid = np.arange(0.0, 6.0, 0.001)
     left = next(epsilon for epsilon in grid if naive(epsilon) > 0.05)  # the least that is not refuted
-    assert bounds.one_run(right, guesses, tossed, delta) == pytest.approx(left, abs=0.0011)
+    assert bounds.bound_epsilon(right, guesses, tossed, delta) == pytest.approx(left, abs=0.0011)
 
 
 def test_without_a_delta_a_single_run_is_bounded_by_clopper_and_pearson():
     low = stats.binomtest(70, 90, alternative="greater").proportion_ci(0.95).low
-    assert bounds.one_run(70, 90, 200) == pytest.approx(math.log(low / (1 - low)), abs=1e-5)
-    assert bounds.one_run(45, 90, 200) == bounds.one_run(0, 0, 200) == 0.0
+    assert bounds.bound_epsilon(70, 90, 200) == pytest.approx(math.log(low / (1 - low)), abs=1e-5)
+    assert bounds.bound_epsilon(45, 90, 200) == bounds.bound_epsilon(0, 0, 200) == 0.0
     with pytest.raises(ValueError, match="right <= guesses <= tossed"):
-        bounds.one_run(3, 2, 5)
+        bounds.bound_epsilon(3, 2, 5)
 
 
 def test_rates_have_clopper_pearson_bounds():
@@ -127,7 +127,7 @@ def test_a_score_that_is_turned_round_or_constant_shows_nothing():
     rng = np.random.default_rng(0)
     coins = rng.integers(2, size=1000)
     for scores in (np.zeros(1000), -coins):
-        assert bounds.one_run(*bounds.most_confident(scores, coins)) < 0.2
+        assert bounds.bound_epsilon(*bounds.most_confident(scores, coins)) < 0.2
     assert epsilon_bounds.epsilon_at_least(np.ones(500), np.zeros(500), 0.0) == 0.0
     assert epsilon_bounds.epsilon_at_least(np.zeros(500), np.zeros(500), 0.0, tradeoff="gaussian") == 0.0
     assert epsilon_bounds.epsilon_at_least([], [], 0.0) == 0.0

@@ -16,7 +16,7 @@ from vflsec.cli import cli
 from vflsec.report.report import Report
 from vflsec.results.analysis.groups import empirical
 from vflsec.results.canaries import toss
-from vflsec.results.empirical_epsilon import one_run
+from vflsec.results.empirical_epsilon import bound_epsilon
 from vflsec.results.records import schema
 from vflsec.run import spec as specs
 from vflsec.run.adversary import draw_auxiliary
@@ -57,8 +57,8 @@ def test_who_knows_the_labels_guesses_all_of_them_and_who_knows_nothing_none(cla
     tossed, canaries = toss(labels, 1000, classes, rng)
     knowing = np.eye(classes)[tossed]
     assert canaries.guessed(knowing, tossed) == (750, 750, 750)
-    assert one_run(750, 750, 750) == pytest.approx(math.log(750 / 3), abs=0.01)  # what the documentation says
-    found = one_run(*canaries.guessed(np.eye(classes)[labels] + 0.1 * rng.random((3000, classes)), tossed))
+    assert bound_epsilon(750, 750, 750) == pytest.approx(math.log(750 / 3), abs=0.01)  # what the documentation says
+    found = bound_epsilon(*canaries.guessed(np.eye(classes)[labels] + 0.1 * rng.random((3000, classes)), tossed))
     assert found < 0.3  # the labels before they were tossed
 
 
@@ -151,9 +151,9 @@ def result(promised, right, delta=0.0, **more):
 def test_the_guesses_of_all_seeds_add_up():
     one = empirical("direction", [result(2.0, 400), result(3.0, 410)])
     assert (one.right, one.made, one.tossed, one.promised) == (810, 1000, 1500, 3.0)
-    assert one.epsilon == one_run(810, 1000, 1500)
+    assert one.epsilon == bound_epsilon(810, 1000, 1500)
     with_delta = empirical("direction", [result(2.0, 400, 1e-5)])
-    assert with_delta.epsilon == one_run(400, 500, 750, 1e-5) < one_run(400, 500, 750)
+    assert with_delta.epsilon == bound_epsilon(400, 500, 750, 1e-5) < bound_epsilon(400, 500, 750)
     assert empirical("direction", [result(2.0, 400, of="models")]).promised is None  # it is not of messages
 
 

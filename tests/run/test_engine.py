@@ -466,7 +466,7 @@ def test_a_record_says_which_attacks_its_adversary_could_mount(tmp_path):
     found, _ = engine.every_attack(specs.read({**settings, "attacks": ["all"]}))
     expected = sorted(attack.name for attack in found.attacks)
     assert [record.mountable for record in records.values() if isinstance(record, Result)] == [expected] * 2
-    summary = summarize(manifest_of(specs.read(settings)), records, out="", max_leak={}, min_utility=None)
+    summary = summarize(manifest_of(specs.read(settings)), records, out="")
     assert summary.not_run == [name for name in expected if name != "norm"]
 
 
@@ -475,7 +475,7 @@ def test_a_sign_by_few_labels_says_how_sure_it_is(tmp_path):
     attacks = [{"name": "norm"}, {"name": "mc", "options": {"epochs": 5}}]
     settings = {**SETTINGS, "attacks": attacks, "strengths": [1]}
     records = finish(tmp_path, **settings).records()
-    summary = summarize(manifest_of(specs.read(settings)), records, out="", max_leak={}, min_utility=None)
+    summary = summarize(manifest_of(specs.read(settings)), records, out="")
     assert [p.sureness for p in summary.points if p.attack == "mc"] == [None, None]
     sure = [p.sureness for p in summary.points if p.attack == "norm"]
     assert all(0.5 <= one <= 1 for one in sure), "the sign is the one that the labels prefer"
@@ -509,7 +509,7 @@ def test_all_attacks_every_party_that_it_could_be_on():
 def test_a_party_that_was_not_attacked_is_named_as_not_run(tmp_path):
     settings = {**THREE, "train": {"epochs": 1}, "aux": {"folds": 0}, "attacks": ["column-fusion"]}
     store = finish(tmp_path, **settings)
-    summary = summarize(manifest_of(specs.read(settings)), store.records(), out="", max_leak={}, min_utility=None)
+    summary = summarize(manifest_of(specs.read(settings)), store.records(), out="")
     assert "column-fusion:victim=passive_2" in summary.not_run
     assert "column-fusion" not in summary.not_run
 

@@ -17,7 +17,7 @@ from vflsec.cli import cli
 from vflsec.cli.eval_ import axes_of, is_several
 from vflsec.report.report import Report
 from vflsec.report.sweep import SweepReport
-from vflsec.results.analysis.saturation import rises
+from vflsec.results.analysis.trainings import rises
 from vflsec.run import job
 
 SMALL = {

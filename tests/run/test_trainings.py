@@ -19,7 +19,7 @@ from vflsec.defenses.gaussian_dp import GaussianDP
 from vflsec.defenses.label_dp import LabelDP
 from vflsec.inference.several_trainings import pooled_guess, side_by_side, summed, weights
 from vflsec.report.sweep import SweepReport
-from vflsec.results.analysis.trainings import notes_on_spending, spending_of, together
+from vflsec.results.analysis.trainings import add_up, notes_on_spending, spending_of
 from vflsec.results.records.folder import read_manifest, read_records
 from vflsec.run import engine
 from vflsec.run import spec as specs
@@ -290,7 +290,7 @@ def test_trainings_are_trained_together_and_resume(tmp_path):
 
 def test_the_note_adds_up_what_all_trainings_would_spend(swept, tmp_path):
     _, out = swept["label-dp:epsilon=1"]
-    own = together(report.summary.spending for report in SweepReport.read(out).reports)
+    own = add_up(report.summary.spending for report in SweepReport.read(out).reports)
     assert list(own["label-dp"].values()) == [(5.0, 5)]  # five trainings, which all points share
     assert notes_on_spending(own, []) == []  # they are in the column of epsilon
     report = vflsec.evaluate(

@@ -104,7 +104,7 @@ def command(
     has the labels that score the attacks. Nothing in WHAT is executed.
     """
     from vflsec.audit.job import default_folder, prepare_audit
-    from vflsec.results.records.limits import RunLimits
+    from vflsec.results.records.manifest import RunLimits
     from vflsec.run.job import Job
 
     if not what.exists():

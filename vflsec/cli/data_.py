@@ -95,7 +95,7 @@ def fewer_labels(found: Checkup) -> tuple[int | None, int]:
 
     They are drawn evenly from the classes: at most ``MOST_KNOWN`` of the rarest class are known, but at least one row.
     """
-    from vflsec.results.analysis.alarms import MOST_KNOWN
+    from vflsec.results.analysis.gates import MOST_KNOWN
     from vflsec.run.spec import AuxSpec
 
     default, classes = AuxSpec().n, len(found.train)

@@ -197,9 +197,9 @@ def command(
     is finished. The undefended row, --lambda 0, is always added.
     """
     from vflsec import api
-    from vflsec.results.analysis import stopping
-    from vflsec.results.records.limits import RunLimits
-    from vflsec.results.records.subgroups import write_subgroups
+    from vflsec.results.analysis import trainings as seeding
+    from vflsec.results.records.folder import write_subgroups
+    from vflsec.results.records.manifest import RunLimits
     from vflsec.run import engine as engines
     from vflsec.run import guesses
     from vflsec.run import spec as specs
@@ -216,9 +216,9 @@ def command(
     engines.check_device(device, here=engine == "local")
     engines.check_engine(engine)
     how: dict[str, Any] = {"jobs": jobs or api.cores(), "device": device, "engine": engine}
-    most, words, keep = chosen["seeds"] or stopping.MOST, ["vflsec", *sys.argv[1:]], bool(rows or by)
+    most, words, keep = chosen["seeds"] or seeding.MOST, ["vflsec", *sys.argv[1:]], bool(rows or by)
     if until is not None:
-        chosen["seeds"] = min(stopping.BLOCK, most)
+        chosen["seeds"] = min(seeding.BLOCK, most)
     if axes:
         for options, given in (("--rows or --by", keep), ("--until", until), ("--max-exposure", max_exposure)):
             if given not in (None, False):
@@ -247,7 +247,7 @@ def command(
     if by:
         guesses.groups_of(load_dataset(spec.dataset, **spec.data.options), by)
     with job.opened(limit, fresh=fresh, retry_errors=retry_errors):
-        for seeds in stopping.blocks(most) if until is not None else [None]:
+        for seeds in seeding.list_stops(most) if until is not None else [None]:
             if seeds is not None:
                 job.parts = [evaluation.with_seeds(seeds, until)]
             todo = job.plan(keep=keep)
@@ -255,7 +255,7 @@ def command(
             with show_progress(job, todo) as show:
                 for record in job.run(todo, **how):
                     show(record)
-            if until is not None and stopping.is_reached(read_report(folder).summary, until):
+            if until is not None and seeding.is_reached(read_report(folder).summary, until):
                 break
         if by:
             click.echo(f"comparing the groups of {by}", err=True)

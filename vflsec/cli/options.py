@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from vflsec.report.report import Report
     from vflsec.report.sweep import SweepReport
-    from vflsec.results.records.limits import RunLimits
+    from vflsec.results.records.manifest import RunLimits
     from vflsec.run.engine import Plan
     from vflsec.run.job import Job
     from vflsec.run.store import Store
@@ -290,7 +290,7 @@ def read_report(folder: Path, **limits: Any) -> Report | SweepReport:
     """Return the report of an evaluation, an audit or a sweep."""
     from vflsec.report.report import Report
     from vflsec.report.sweep import SweepReport
-    from vflsec.results.records.sweep import is_sweep
+    from vflsec.results.records.folder import is_sweep
 
     return SweepReport.read(folder, **limits) if is_sweep(folder) else Report.read(folder, **limits)
 
@@ -304,7 +304,7 @@ def finish(report: Report | SweepReport, folder: Path, form: str) -> NoReturn:
 
 def save(report: Report | SweepReport, folder: Path) -> None:
     """Write page and curve of a folder; print a line if it cannot be written."""
-    from vflsec.results.records.sweep import is_sweep
+    from vflsec.results.records.folder import is_sweep
 
     if is_sweep(folder):
         click.echo(

@@ -39,8 +39,8 @@ def command(
     The limits that it was given are checked again. Further limits are checked and printed, and decide the exit code as
     well, but do not change DIR/report.html.
     """
-    from vflsec.results.records.limits import RunLimits
-    from vflsec.results.records.sweep import is_sweep
+    from vflsec.results.records.folder import is_sweep
+    from vflsec.results.records.manifest import RunLimits
 
     if compare:
         if html or max_leak or min_utility is not None or max_undetected is not None:

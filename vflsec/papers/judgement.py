@@ -19,8 +19,8 @@ from vflsec.papers.study_grid import StudyGrid
 from vflsec.papers.verdicts import DECISIONS, Comparison, MeasuredStudy, Verdict, judge
 from vflsec.report import formats
 from vflsec.report.formats import Cells
-from vflsec.results.analysis.paired import FEWEST, POWER
 from vflsec.results.analysis.summary import summarize
+from vflsec.results.paired import FEWEST, POWER
 from vflsec.results.statistics import LEVEL
 from vflsec.run.manifest import commit
 from vflsec.run.store import environment
@@ -63,7 +63,7 @@ def measure_study(job: StudyGrid) -> Measurements:
     records = job.store.records()
     values = job.trained()
     for place, at in job.points.items():
-        summary = summarize(at.manifest, records, out="", max_leak={}, min_utility=None)
+        summary = summarize(at.manifest, records, out="")
         data, arm = job.names(place)
         for measure in job.measures[place]:
             values.append(measure_evaluation(data, arm, measure, summary, at.manifest, records))

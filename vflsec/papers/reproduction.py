@@ -252,7 +252,7 @@ def measure_recipe(job: RecipeGrid) -> list[Measured]:
     for (i, j), point in job.points.items():
         asked = job.recipe.asked(job.recipe.rows[i], job.recipe.columns[j])
         if id(point.spec) not in summaries:
-            summaries[id(point.spec)] = summarize(point.manifest, records, out="", max_leak={}, min_utility=None)
+            summaries[id(point.spec)] = summarize(point.manifest, records, out="")
         summary = summaries[id(point.spec)]
         by_seed, metric = _attacked(asked, point, records, summary)
         leak = _leak(asked, summary)

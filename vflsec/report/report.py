@@ -18,14 +18,17 @@ from vflsec.base.errors import StoreError, UsageError, VflsecError
 from vflsec.report import columns, curve, page, table
 from vflsec.report.formats import as_text
 from vflsec.results.analysis.results import Cap, Damage, Point, Summary
-from vflsec.results.analysis.subgroups import group_leaks
 from vflsec.results.analysis.summary import summarize
-from vflsec.results.records.folder import read_manifest, read_records
-from vflsec.results.records.limits import expect_limits, read_limits
-from vflsec.results.records.manifest import Manifest
-from vflsec.results.records.naming import with_given_names
+from vflsec.results.records.folder import (
+    expect_limits,
+    read_limits,
+    read_manifest,
+    read_records,
+    read_subgroups,
+    with_given_names,
+)
+from vflsec.results.records.manifest import Manifest, RunLimits
 from vflsec.results.records.schema import Record, Result
-from vflsec.results.records.subgroups import read_subgroups
 
 Traffic = tuple[str, str, str, int]
 """Sender, receiver, kind of message, and bytes."""
@@ -75,16 +78,18 @@ class Report:
         expect_limits(folder, manifest)
         subgroups, stored = read_subgroups(folder), read_limits(folder)
         try:
-            groups = group_leaks(subgroups, manifest)
+            limits = RunLimits(max_leak=dict(max_leak or {}), min_utility=min_utility, max_undetected=max_undetected)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        try:
             manifest, records = with_given_names(manifest, records)
             summary = summarize(
                 manifest,
                 records,
                 out=os.fsencode(folder).decode(errors="replace"),
-                max_leak=max_leak or {},
-                min_utility=min_utility,
-                max_undetected=max_undetected,
+                limits=limits,
                 stored=stored,
+                subgroups=subgroups,
             )
         except VflsecError:
             raise
@@ -93,7 +98,6 @@ class Report:
                 f"expected an evaluation of vflsec in {folder}, found a damaged manifest or records "
                 f"({type(error).__name__}: {error}): compute them again with --fresh"
             ) from error
-        summary = msgspec.structs.replace(summary, subgroups=groups)
         return cls(summary, manifest, _traffic(records.values()))
 
     @property

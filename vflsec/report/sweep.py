@@ -34,9 +34,9 @@ from vflsec.report.formats import (
 )  # fmt: skip
 from vflsec.report.report import Report
 from vflsec.results.analysis.results import Cap, Point
-from vflsec.results.analysis.saturation import Rise, rises
-from vflsec.results.analysis.trainings import notes_on_spending, notes_on_trainings, together
-from vflsec.results.records.sweep import POINTS, Sweep, exact, read_sweep
+from vflsec.results.analysis.trainings import Rise, add_up, notes_on_spending, notes_on_trainings, rises
+from vflsec.results.records.folder import POINTS, read_sweep
+from vflsec.results.records.manifest import Sweep, to_text
 
 HIDDEN = ("rows", "status")
 """The columns that are left out in narrow terminals."""
@@ -262,7 +262,7 @@ class SweepReport:
 
     def _last_two(self) -> tuple[str, str]:
         before, after = self.sweep.axes[self._first_axis][-2:]
-        return _as_text(before), _as_text(after)
+        return to_text(before), to_text(after)
 
     def _saturation(self) -> list[str]:
         """Return a line that says whether the leak still rises with the last step of the adversary's means."""
@@ -286,7 +286,7 @@ class SweepReport:
         lines = self._saturation()
         for where, report in zip(self._where(), self.reports, strict=True):
             lines += [f"{line} ({where})" for line in _remarks_of_point(report)]
-        spending = together(report.summary.spending for report in self.reports)
+        spending = add_up(report.summary.spending for report in self.reports)
         every = [point for report in self.reports for point in report.points]
         lines += [f"NOTE {note}" for note in (*notes_on_spending(spending, every), *self.alarms())]
         others = self._targets()[1:]
@@ -329,7 +329,7 @@ class SweepReport:
         return sorted(targets, key=lambda target: target != "labels")
 
     def _values(self) -> list[tuple[str, ...]]:
-        return [tuple(map(_as_text, point.values.values())) for point in self.sweep.points]
+        return [tuple(map(to_text, point.values.values())) for point in self.sweep.points]
 
     def _repr_html_(self) -> str:
         return "".join(map(as_html, self.tables()))
@@ -372,10 +372,6 @@ def _remarks_of_point(report: Report) -> list[str]:
         *table.lost(summary),
         *(f"NOTE {note}" for note in summary.notes if note not in of_all),
     ]
-
-
-def _as_text(value: Any) -> str:
-    return exact(value) if isinstance(value, float) else str(value)
 
 
 @own_style()
@@ -452,12 +448,12 @@ def _x(report: SweepReport) -> dict[str, float]:
     """Return where each value of the first setting lies: numbers at their value, others in their order."""
     values = next(iter(report.sweep.axes.values()))
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    return {_as_text(value): float(value) if numeric else float(k) for k, value in enumerate(values)}
+    return {to_text(value): float(value) if numeric else float(k) for k, value in enumerate(values)}
 
 
 def _dress(ax: Axes, x: Mapping[str, float], path: str) -> None:
     values = [value for value in x.values() if isfinite(value)]
-    is_numeric = [_as_text(value) for value in values] == list(x)
+    is_numeric = [to_text(value) for value in values] == list(x)
     is_logarithmic = is_numeric and min(values) > 0 and max(values) / min(values) >= LOGARITHMIC
     if is_logarithmic:
         ax.set_xscale("log")

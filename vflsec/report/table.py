@@ -294,7 +294,7 @@ def not_run(summary: Summary) -> list[str]:
         return []
     attacks = count(len(summary.not_run), "attack")
     names = ", ".join(summary.not_run)
-    way = way_to_run(summary.not_run, summary.left_out, audited=bool(summary.audited))
+    way = way_to_run(summary)
     way += "" if summary.audited else " or name them"
     if len({point.method for point in summary.points}) > 1:  # leaves out attacks that do not fit all of them
         way += ", with one --method for an attack that only fits that method"

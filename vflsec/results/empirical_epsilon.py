@@ -39,7 +39,7 @@ def lower(hits: ArrayLike, n: ArrayLike, error: float) -> Floats:
     return np.asarray(np.where(hits > 0, bound, 0.0))
 
 
-def one_run(right: int, guesses: int, tossed: int, delta: float = 0.0, confidence: float = CONFIDENCE) -> float:
+def bound_epsilon(right: int, guesses: int, tossed: int, delta: float = 0.0, confidence: float = CONFIDENCE) -> float:
     """Return a lower confidence bound of epsilon from guesses of coins after a single run.
 
     Steinke, Nasr and Jagielski 2023 (Privacy auditing with one (1) training run), theorem 5.2. The guesses may depend
@@ -57,7 +57,7 @@ def one_run(right: int, guesses: int, tossed: int, delta: float = 0.0, confidenc
     error = 1 - confidence
 
     def excess(epsilon: float) -> float:
-        return one_run_p_value(right, guesses, tossed, epsilon, delta) - error
+        return bound_p_value(right, guesses, tossed, epsilon, delta) - error
 
     if excess(0.0) >= 0:
         return 0.0
@@ -67,7 +67,7 @@ def one_run(right: int, guesses: int, tossed: int, delta: float = 0.0, confidenc
     return float(optimize.brentq(excess, 0.0, largest, xtol=1e-6))
 
 
-def one_run_p_value(right: int, guesses: int, tossed: int, epsilon: float, delta: float) -> float:
+def bound_p_value(right: int, guesses: int, tossed: int, epsilon: float, delta: float) -> float:
     """Return a bound of the probability of so many right guesses under (epsilon, delta)-differential privacy.
 
     It is P(B >= v) + 2 m delta max over i of P(v > B >= v - i) / i, for B binomial of r guesses that are right with a
@@ -82,7 +82,7 @@ def one_run_p_value(right: int, guesses: int, tossed: int, epsilon: float, delta
 
 
 def most_confident(scores: ArrayLike, coins: ArrayLike, confidence: float = CONFIDENCE) -> tuple[int, int, int]:
-    """Return how many guesses of coins are right, how many are made, and of how many coins, for ``one_run``.
+    """Return how many guesses of coins are right, how many are made, and of how many coins, for ``bound_epsilon``.
 
     Scores above one threshold guess heads, those below another tails, and those between are no guess. A quarter of the
     coins chooses both thresholds, by the lower bound of the share of right guesses; the others are counted.

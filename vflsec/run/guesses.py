@@ -26,8 +26,8 @@ from vflsec.results import statistics
 from vflsec.results.calibration import calibrated
 from vflsec.results.metrics import Labels, Scores, applicable
 from vflsec.results.records.folder import read_records
+from vflsec.results.records.manifest import Subgroup, Subgroups
 from vflsec.results.records.schema import Record
-from vflsec.results.records.subgroups import Subgroup, Subgroups
 from vflsec.results.subgroups import FEWEST, Scored, differ, leaks
 from vflsec.run.federation import partition_of
 from vflsec.run.plan import Trial, load_dataset, trials

@@ -14,12 +14,9 @@ import msgspec
 
 from vflsec.base.errors import UsageError
 from vflsec.results.analysis.gates import check_limits
-from vflsec.results.records.folder import home
-from vflsec.results.records.limits import RunLimits
-from vflsec.results.records.manifest import Manifest
-from vflsec.results.records.naming import with_given_names
+from vflsec.results.records.folder import home, is_sweep, with_given_names, write_sweep
+from vflsec.results.records.manifest import Manifest, RunLimits, Sweep, SweepPoint, to_text
 from vflsec.results.records.schema import Record
-from vflsec.results.records.sweep import Sweep, SweepPoint, exact, is_sweep, write_sweep
 from vflsec.run import engine as engines
 from vflsec.run import spec as specs
 from vflsec.run.engine import Plan
@@ -265,6 +262,5 @@ def title(first: Evaluation, axes: Iterable[str]) -> str:
 
 def _name(part: Part) -> str:
     """Return ``n_labeled=200,gamma=0.5``, which is the name of a folder."""
-    texts = {path: exact(value) if isinstance(value, float) else str(value) for path, value in part.values.items()}
-    text = ",".join(f"{path.rpartition('.')[2]}={value}" for path, value in texts.items())
+    text = ",".join(f"{path.rpartition('.')[2]}={to_text(value)}" for path, value in part.values.items())
     return re.sub(r"[^\w.,=+-]", "_", text).encode()[:100].decode(errors="ignore")

@@ -24,12 +24,21 @@ from safetensors import SafetensorError
 from vflsec.base import files
 from vflsec.base.errors import StoreError
 from vflsec.core.message import ReleaseCount
-from vflsec.results.records.folder import MANIFEST, RECORDS, complete_lines, read_manifest, read_records
-from vflsec.results.records.limits import GATES, RunLimits, expect_limits, write_limits
-from vflsec.results.records.manifest import Manifest
+from vflsec.results.records.folder import (
+    GATES,
+    MANIFEST,
+    POINTS,
+    RECORDS,
+    SUBGROUPS,
+    SWEEP,
+    complete_lines,
+    expect_limits,
+    read_manifest,
+    read_records,
+    write_limits,
+)
+from vflsec.results.records.manifest import Manifest, RunLimits
 from vflsec.results.records.schema import FAILED, Block, Maybe, Number, Record, Status, encode, seal, unseal
-from vflsec.results.records.subgroups import SUBGROUPS
-from vflsec.results.records.sweep import POINTS, SWEEP
 
 
 class StageDone(msgspec.Struct, frozen=True, kw_only=True):

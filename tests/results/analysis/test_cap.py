@@ -5,15 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vflsec.results.analysis.cap import (
-    c_dcs,
+from vflsec.results.analysis.results import Cap
+from vflsec.results.analysis.scores import (
+    average_dcs,
     calibrated_cap,
     cap,
     dcs,
     hypervolume,
     privacy_kept,
     relative_hypervolume,
-    t_dcs,
 )
 
 # FedHSSL (arXiv 2208.08934), table XI: (label recovery accuracy A, main metric) at lambda_f = 1, 5, 25.
@@ -75,9 +75,10 @@ def test_dcs_is_one_sided():
 
 
 def test_t_and_c_dcs_are_means():
-    assert t_dcs([0.6, 0.8]) == pytest.approx(0.7)
-    assert c_dcs({"labels": 0.6, "features": 0.9}) == pytest.approx(0.75)
-    assert c_dcs({"labels": 0.6, "features": 0.9}, {"labels": 2.0, "features": 1.0}) == pytest.approx(0.7)
+    scores = (("labels", "mc", 0.6), ("labels", "norm", 0.8), ("features", "inversion", 0.9), ("labels", "worst", 0.1))
+    (means,) = average_dcs([Cap(method="m", defense="d", target=t, attack=a, dcs=score, n=1) for t, a, score in scores])
+    assert means["t_dcs"] == pytest.approx({"labels": 0.7, "features": 0.9})
+    assert means["c_dcs"] == pytest.approx(0.8)
 
 
 POINTS = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=6)

@@ -9,9 +9,9 @@ import pytest
 
 from vflsec.report import table
 from vflsec.report.columns import as_csv
-from vflsec.results.analysis.columns import pools, strongest
+from vflsec.results.analysis.choosing import choose_column, group_columns
 from vflsec.results.analysis.summary import summarize
-from vflsec.results.records.manifest import AttackEntry, BaselineEntry, Manifest, Provenance, RowEntry
+from vflsec.results.records.manifest import AttackEntry, BaselineEntry, Manifest, Provenance, RowEntry, RunLimits
 from vflsec.results.records.schema import AttackRun, BaselineResult, Block, Result
 
 
@@ -25,7 +25,7 @@ def of(**leaks):
 
 
 def test_the_largest_gain_beyond_alone_is_the_strongest_and_not_the_largest_leak():
-    choice, leak, alone = strongest(of(known=0.96, secret=0.9), of(known=0.95, secret=0.5))
+    choice, leak, alone = choose_column(of(known=0.96, secret=0.9), of(known=0.95, secret=0.5))
     assert choice == [("secret", "test")]
     assert (leak[0].headline, alone[0].headline) == (0.9, 0.5)
 
@@ -33,7 +33,7 @@ def test_the_largest_gain_beyond_alone_is_the_strongest_and_not_the_largest_leak
 def test_each_half_scores_what_the_other_has_chosen():
     """Column a is lucky on the first half and b on the second: their mean on the other halves is without luck."""
     leaks = of(a=block(0.65, (0.8, 0.5)), b=block(0.65, (0.5, 0.8)))
-    choice, leak, alone = strongest(leaks, of(a=0.5, b=0.5))
+    choice, leak, alone = choose_column(leaks, of(a=0.5, b=0.5))
     assert choice == [("a", "test"), ("b", "test")]
     assert (leak[0].headline, alone[0].headline) == (0.5, 0.5)
 
@@ -43,23 +43,23 @@ def test_of_many_columns_that_leak_nothing_none_seems_to():
     for _ in range(300):
         halves = 0.5 + 0.02 * rng.normal(size=(23, 2))
         leaks = of(**{f"c{k}": block(float(own.mean()), tuple(own.tolist())) for k, own in enumerate(halves)})
-        found.append(strongest(leaks, of(**{f"c{k}": 0.5 for k in range(23)}))[1][0].headline)
+        found.append(choose_column(leaks, of(**{f"c{k}": 0.5 for k in range(23)}))[1][0].headline)
     assert np.mean(found) == pytest.approx(0.5, abs=3 * 0.02 / np.sqrt(600))
     assert np.mean(found) < 0.5 + 0.02, "the largest of 23 would be .527"
 
 
 def test_columns_of_different_measures_are_compared_by_their_gain():
     category = block(0.9, metric="accuracy", chance=0.7)
-    choice, leak, _ = strongest(of(number=0.7, category=category), of(number=0.5, category=0.7))
+    choice, leak, _ = choose_column(of(number=0.7, category=category), of(number=0.5, category=0.7))
     assert choice == [("category", "test")]
     assert leak[0].metric == "accuracy"
-    choice, leak, _ = strongest(of(number=0.9, category=category), of(number=0.5, category=0.7))
+    choice, leak, _ = choose_column(of(number=0.9, category=category), of(number=0.5, category=0.7))
     assert choice == [("number", "test")]
 
 
 def test_without_a_baseline_the_gain_is_beyond_chance():
     leaks = of(a=0.8, b=block(0.85, metric="accuracy", chance=0.8))
-    assert strongest(leaks, {name: {} for name in leaks})[0] == [("a", "test")]
+    assert choose_column(leaks, {name: {} for name in leaks})[0] == [("a", "test")]
 
 
 LEAKS = {"age": (0.6, 0.55), "pay": (0.91, 0.6), "town": (0.58, 0.5)}
@@ -98,7 +98,7 @@ def evaluated():
 
 
 def summary_of(evaluated, **limits):
-    return summarize(*evaluated, out="", max_leak=limits, min_utility=None)
+    return summarize(*evaluated, out="", limits=RunLimits(max_leak=limits))
 
 
 def test_the_headline_names_the_column_that_leaks(evaluated):
@@ -144,8 +144,8 @@ def test_a_limit_on_an_attack_covers_each_of_its_columns(evaluated, name, worst)
 
 def test_a_single_column_has_no_headline_of_several(evaluated):
     manifest, _ = evaluated
-    assert pools(manifest.attacks[:1]) == {}
-    assert pools(manifest.attacks)["attribute"].keys() == {"attribute", "attribute-fusion"}
+    assert group_columns(manifest.attacks[:1]) == {}
+    assert group_columns(manifest.attacks)["attribute"].keys() == {"attribute", "attribute-fusion"}
     entry = msgspec.structs.replace(manifest.attacks[0], label="attribute:victim=a,column=age,folds=3")
     other = msgspec.structs.replace(manifest.attacks[1], label="attribute:victim=a,column=pay,folds=3")
-    assert list(pools([entry, other])["attribute"]) == ["attribute:victim=a,folds=3"]
+    assert list(group_columns([entry, other])["attribute"]) == ["attribute:victim=a,folds=3"]

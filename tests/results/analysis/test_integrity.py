@@ -8,6 +8,7 @@ from tests.results.analysis.made import made_result
 from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.results.analysis.intervals import DIFFERENCE
 from vflsec.results.analysis.summary import summarize
+from vflsec.results.records.manifest import RunLimits
 from vflsec.results.records.schema import Block, Impact, Triggered
 from vflsec.results.statistics import GROUPS, SHARE, over_seeds, within
 from vflsec.run import engine
@@ -39,8 +40,7 @@ def finish(folder, **changed):
 
 
 def summary_of(spec, records, **limits):
-    limits = {"max_leak": {}, "min_utility": None, **limits}
-    return summarize(manifest_of(spec), records, out="run", **limits)
+    return summarize(manifest_of(spec), records, out="run", limits=RunLimits(**limits))
 
 
 def test_every_cell_under_attack_has_its_honest_one_beside_it():

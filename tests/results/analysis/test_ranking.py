@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import vflsec
-from vflsec.results.analysis.ranking import disagreements, exposed, front, orders, ranks, told_apart
 from vflsec.results.analysis.results import Cap, Leak, Measure, Place, Point, Rank
+from vflsec.results.analysis.scores import disagreements, find_differences, front, orders, place_headlines, ranks
 from vflsec.results.statistics import over_seeds
 
 SURE = (0.0, 0.001, -0.001)
@@ -48,7 +48,7 @@ def place(utility, leak, target="labels"):
 
 def exposed_by(*worst, others=()):
     """Places by these headlines, each of which is an attack as well, and by other attacks."""
-    return exposed([*worst, *others], [msgspec.structs.replace(p, attack="worst") for p in worst])
+    return place_headlines([*worst, *others], [msgspec.structs.replace(p, attack="worst") for p in worst])
 
 
 def test_the_headline_counts():
@@ -121,11 +121,11 @@ def test_neighbors_are_told_apart_by_paired_differences():
 def test_by_one_seed_nothing_is_told_apart():
     found = ranked([0.6], [0.9])
     assert orders(found) == ["by strongest leak: a ≈ b (≈: not told apart, paired over 1 seed)"]
-    assert not told_apart(found)
+    assert not find_differences(found)
 
 
 def test_equal_defenses_are_not_told_apart():
-    assert not told_apart(ranked([0.6, 0.7, 0.6], [0.6, 0.7, 0.6]))
+    assert not find_differences(ranked([0.6, 0.7, 0.6], [0.6, 0.7, 0.6]))
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=3, max_size=6))
@@ -133,30 +133,30 @@ def test_of_two_defenses_told_apart_is_that_the_interval_of_the_difference_leave
     differences = [a - b for a, b in pairs]
     _, low, high, _ = over_seeds(differences)
     assume(min(abs(low), abs(high)) > 1e-6)
-    assert bool(told_apart(ranked(*map(list, zip(*pairs, strict=True))))) == (not low <= 0 <= high)
+    assert bool(find_differences(ranked(*map(list, zip(*pairs, strict=True))))) == (not low <= 0 <= high)
 
 
 def test_of_many_defenses_a_pair_needs_a_smaller_p_value():
     """The difference of a and b has a p value just below .05; of six pairs the least needs .05 / 6."""
     a, b = [0.60, 0.61, 0.62, 0.60, 0.61], [0.615, 0.63, 0.62, 0.625, 0.615]
     others = [0.9, 0.2, 0.6, 0.1, 0.5], [0.1, 0.9, 0.4, 0.8, 0.3]
-    assert len(told_apart(ranked(a, b))) == 1
-    assert not told_apart(ranked(a, b, *others))
+    assert len(find_differences(ranked(a, b))) == 1
+    assert not find_differences(ranked(a, b, *others))
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_equal_defenses_are_told_apart_in_at_most_one_of_twenty_reports():
     rng = np.random.default_rng(0)
     worlds = [rng.normal(0.7, 0.02, (4, 5)).tolist() for _ in range(400)]
-    wrong = sum(bool(told_apart(ranked(*world))) for world in worlds)
+    wrong = sum(bool(find_differences(ranked(*world))) for world in worlds)
     assert wrong <= stats.binom.ppf(0.999, 400, 0.05)
 
 
 def test_seeds_that_one_lacks_are_left_out():
     one, other = ranked([0.6, 0.6, 0.6], [0.7, 0.7, 0.7])
     lacking = msgspec.structs.replace(other, by_seed={"strongest leak": {1: 0.7, 2: 0.7, 3: 0.1}})
-    assert told_apart([one, other])
-    assert not told_apart([one, lacking])
+    assert find_differences([one, other])
+    assert not find_differences([one, lacking])
 
 
 @pytest.mark.parametrize(("by", "said"), [(SURE, 2), (SHAKY, 0)])

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from vflsec.cli import cli
 from vflsec.report.report import Report
-from vflsec.results.analysis.stopping import blocks, stopped, widest
+from vflsec.results.analysis.trainings import list_stops, note_on_seeds, widest
 
 RUN = ["eval", "--dataset", "toy", "--attack", "direction", "--set", "data.options.rows=300", "--set", "train.epochs=1",
        "--set", "aux.n=20", "--set", "aux.folds=0", "--jobs", "1"]  # fmt: skip
@@ -20,9 +20,9 @@ def run(folder: Path, *options: str) -> Report:
 
 
 def test_there_is_a_look_after_each_five_seeds_and_at_the_end():
-    assert list(blocks(12)) == [5, 10, 12]
-    assert list(blocks(5)) == [5]
-    assert list(blocks(3)) == [3]
+    assert list(list_stops(12)) == [5, 10, 12]
+    assert list(list_stops(5)) == [5]
+    assert list(list_stops(3)) == [3]
 
 
 @pytest.mark.slow
@@ -32,7 +32,7 @@ def test_seeds_are_added_until_intervals_are_narrow_and_are_not_computed_again(t
     assert wide.summary.seeds == 5
     assert half is not None
     assert half <= 0.9
-    assert wide.summary.notes[-1] == stopped(wide.summary, 0.9)
+    assert wide.summary.notes[-1] == note_on_seeds(wide.summary, 0.9)
     assert "at most ±0.9: reached with 5" in wide.table(200)
     lines = (tmp_path / "records.jsonl").read_bytes()
     narrow = run(tmp_path, "--until", "0.0001", "--seeds", "7")

@@ -11,10 +11,11 @@ from scipy import stats
 from tests.results.analysis.invariants import check_report
 from tests.results.analysis.made import made_baseline, made_result
 from vflsec.report.table import remarks
-from vflsec.results.analysis.cap import cap
 from vflsec.results.analysis.intervals import SHARED, detectable
-from vflsec.results.analysis.paired import standardized
+from vflsec.results.analysis.scores import cap
 from vflsec.results.analysis.summary import summarize
+from vflsec.results.paired import standardized
+from vflsec.results.records.manifest import RunLimits
 from vflsec.results.records.schema import Block
 from vflsec.results.statistics import GROUPS, SHARE, over_seeds, within
 from vflsec.run import spec as specs
@@ -70,9 +71,7 @@ def summary_of(records=None, spec=SPEC, *, contrived=False, **limits):
         manifest_of(spec),
         make_records() if records is None else records,
         out="run",
-        max_leak=limits.get("max_leak", {}),
-        min_utility=limits.get("min_utility"),
-        max_undetected=limits.get("max_undetected"),
+        limits=RunLimits(**limits),
     )
     if not contrived:
         check_report(found)

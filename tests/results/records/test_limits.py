@@ -11,7 +11,8 @@ from click.testing import CliRunner
 
 from vflsec.base.errors import StoreError
 from vflsec.cli import cli
-from vflsec.results.records.limits import RunLimits, read_limits, write_limits
+from vflsec.results.records.folder import read_limits, write_limits
+from vflsec.results.records.manifest import RunLimits
 from vflsec.results.records.schema import seal
 from vflsec.run.store import Store
 

@@ -11,18 +11,25 @@ it makes the headline larger, never smaller, and shrinks with the number of seed
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from vflsec.results.records.schema import Block
+from vflsec.results.analysis.intervals import mean_of
+from vflsec.results.records.manifest import AttackEntry
+from vflsec.results.records.schema import Block, Record
 
 Candidate = tuple[str, str]
 """The name of an attack, and the rows that it guesses."""
 
-Candidates = Mapping[Candidate, Mapping[int, Block]]
-"""The blocks of each candidate by seed."""
+Blocks = Mapping[int, Block]
+"""By seed."""
+
+Candidates = Mapping[Candidate, Blocks]
+
+LESS = ("cross_entropy", "mse")
+"""The metrics that are best where they are least."""
 
 
 class Choice(NamedTuple):
@@ -30,6 +37,25 @@ class Choice(NamedTuple):
 
     on_first: Candidate
     on_second: Candidate
+
+
+def list_candidates(by_name: Mapping[str, Mapping[int, Record]]) -> dict[Candidate, Blocks]:
+    """Return the blocks of each name on each split of rows."""
+    splits = {
+        name: dict.fromkeys(split for record in by_seed.values() for split in record.leak)
+        for name, by_seed in by_name.items()
+    }
+    return {(name, split): select_rows(by_name[name], split) for name in splits for split in splits[name]}
+
+
+def select_rows(by_seed: Mapping[int, Record], rows: str) -> dict[int, Block]:
+    """Return the blocks on ``rows`` of the seeds that have them."""
+    return {seed: record.leak[rows] for seed, record in by_seed.items() if rows in record.leak}
+
+
+def select_metric(blocks: Blocks, metric: str) -> dict[int, float]:
+    """Return a metric of the seeds that have it."""
+    return {seed: block.metrics[metric] for seed, block in blocks.items() if metric in block.metrics}
 
 
 def choose(candidates: Candidates) -> Choice:
@@ -40,7 +66,7 @@ def choose(candidates: Candidates) -> Choice:
     return Choice(_largest(candidates, 0), _largest(candidates, 1))
 
 
-def cross_scored(candidates: Candidates, choice: Choice) -> dict[int, Block]:
+def cross_score(candidates: Candidates, choice: Choice) -> dict[int, Block]:
     """Return the block of each seed in which the choice of one half is scored on the other half.
 
     If both halves chose the same candidate, this is its block on all rows.
@@ -48,19 +74,18 @@ def cross_scored(candidates: Candidates, choice: Choice) -> dict[int, Block]:
     first, second = candidates[choice.on_first], candidates[choice.on_second]
     if choice.on_first == choice.on_second:
         return dict(first)
-    return {seed: _crossed(first[seed], second[seed]) for seed in sorted(first.keys() & second.keys())}
+    return {seed: _cross(first[seed], second[seed]) for seed in sorted(first.keys() & second.keys())}
 
 
 def _largest(candidates: Candidates, half: int) -> Candidate:
     seeds = _shared_seeds(candidates)
-    compared = {name: by_seed for name, by_seed in candidates.items() if seeds <= by_seed.keys()}
 
     def size(name: Candidate) -> tuple[float, int]:
         """Return the sum over seeds; of equal ones, that of more rows counts, since the other may be luck."""
-        own = [compared[name][seed] for seed in seeds]
-        return sum(_on_half(block, half) for block in own), sum(block.n for block in own)
+        blocks = [candidates[name][seed] for seed in seeds]
+        return sum(_on_half(block, half) for block in blocks), sum(block.n for block in blocks)
 
-    return max(compared, key=size)
+    return max((name for name, by_seed in candidates.items() if seeds <= by_seed.keys()), key=size)
 
 
 def _shared_seeds(candidates: Candidates) -> set[int]:
@@ -76,17 +101,22 @@ def _on_half(block: Block, half: int) -> float:
     return block.halves[half] if block.halves else block.headline
 
 
-def _crossed(first: Block, second: Block) -> Block:
+def _cross(first: Block, second: Block) -> Block:
     """Join the second half's score of ``first`` with the first half's score of ``second``.
 
     The halves are disjoint, so their errors are independent. The interval of half the rows is sqrt(2) times as wide as
     that of all rows, and the mean of two halves is half their sum: hence the root mean square of the two intervals.
+    Every other group of rows is of the rows that score ``first``.
     """
     value = (_on_half(first, 1) + _on_half(second, 0)) / 2
     chosen_on = (_on_half(first, 0) + _on_half(second, 1)) / 2
     others = {key: (first.metrics[key] + second.metrics[key]) / 2 for key in first.metrics if key in second.metrics}
-    sides = [[abs(one.headline - end) for end in one.over_rows] for one in (first, second)]
+    sides = [[abs(block.headline - end) for end in block.over_rows] for block in (first, second)]
     low, high = (math.sqrt((a**2 + b**2) / 2) for a, b in zip(*sides, strict=True))
+    without = None
+    if first.without is not None and second.without is not None:
+        groups = enumerate(zip(first.without, second.without, strict=True))
+        without = tuple(value + (b - second.headline if k % 2 else a - first.headline) for k, (a, b) in groups)
     return msgspec.structs.replace(
         first,
         metrics={**others, first.metric: value},
@@ -96,14 +126,121 @@ def _crossed(first: Block, second: Block) -> Block:
         n=(first.n + second.n) // 2,
         one_class=first.one_class or second.one_class,
         overfit=chosen_on - value,
-        without=_alternating(first, second, value),
+        without=without,
         known=max(first.known, second.known),
     )
 
 
-def _alternating(first: Block, second: Block, value: float) -> tuple[float, ...] | None:
-    """Return ``value`` without groups of rows, of which every other one is of the rows that score ``first``."""
-    if first.without is None or second.without is None:
-        return None
-    pairs = enumerate(zip(first.without, second.without, strict=True))
-    return tuple(value + (b - second.headline if k % 2 else a - first.headline) for k, (a, b) in pairs)
+class Alone:
+    """What one adversary reaches on one target without the federation: one value for each split of rows.
+
+    The candidates are the baselines of all methods in the report, since an adversary alone could train any of them.
+    The strongest is chosen on one half of the rows and scored on the other, as the headline is. Otherwise the largest
+    of several noisy scores would be too large, and each advantage over it too small.
+
+    Args:
+        records: of the baselines, by name and seed.
+    """
+
+    def __init__(self, records: Mapping[str, Mapping[int, Record]]) -> None:
+        self.records = records
+        self._candidates = list_candidates(records)
+        self._others: dict[str, dict[str, float]] = {}
+        self._choices = {
+            split: choose({name: blocks for name, blocks in self._candidates.items() if name[1] == split})
+            for split in dict.fromkeys(split for _, split in self._candidates)
+        }
+
+    def candidates(self, half: int) -> dict[Candidate, Blocks]:
+        """Return, for each split, the candidate that one half of the rows chooses."""
+        return {choice[half]: self._candidates[choice[half]] for choice in self._choices.values()}
+
+    def select(self, rows: str) -> dict[int, Block]:
+        """Return the block of each seed on ``rows``: a split, or ``first+second`` as for the headline."""
+        first, second = rows.split("+")[0], rows.split("+")[-1]
+        if not {first, second} <= self._choices.keys():
+            return {}
+        choice = Choice(self._choices[first].on_first, self._choices[second].on_second)
+        return cross_score(self._candidates, choice)
+
+    def others(self, rows: str) -> dict[str, float]:
+        """Return the means over seeds of all metrics but the headline, each of the baseline that is best in it."""
+        if rows not in self._others:
+            blocks = [block for by_seed in self._candidates.values() for block in by_seed.values()]
+            names = dict.fromkeys(name for block in blocks for name in block.metrics if name != block.metric)
+            means = {name: mean_of(self.best(name, rows).values()) for name in names}
+            self._others[rows] = {name: mean for name, mean in means.items() if mean is not None}
+        return self._others[rows]
+
+    def best(self, metric: str, rows: str) -> dict[int, float]:
+        """Return a metric by seed, of the baseline that is best in it by the mean over seeds; of two splits the mean.
+
+        The rows that choose the baseline also score it, so that the metric is slightly too good, and what an attack
+        gains over it slightly too small. How many known rows are right is of the baseline that knows most.
+        """
+
+        def size(blocks: Blocks) -> tuple[int, float]:
+            values = select_metric(blocks, metric.replace("right", "known")).values()
+            return len(values), (mean_of(values) or 0.0) * (-1 if metric in LESS else 1)
+
+        chosen = []
+        for split in dict.fromkeys(rows.split("+")):
+            on_split = [blocks for (_, guessed), blocks in self._candidates.items() if guessed == split]
+            chosen.append(select_metric(max(on_split, key=size, default={}), metric))
+        shared = set(chosen[0]).intersection(*chosen)
+        return {seed: sum(values[seed] for values in chosen) / len(chosen) for seed in sorted(shared)}
+
+
+def group_columns(attacks: Iterable[AttackEntry]) -> dict[str, dict[str, list[AttackEntry]]]:
+    """Return the attacks on several columns of one party, by what they are on and by their name without the column."""
+    pools: dict[str, dict[str, list[AttackEntry]]] = {}
+    for attack in attacks:
+        if attack.column:
+            option = f"column={attack.column}"
+            name = attack.label.replace(f":{option},", ":").replace(f":{option}", "").replace(f",{option}", "")
+            pool = pools.setdefault(attack.target.removesuffix(f" {attack.column}"), {})
+            pool.setdefault(name, []).append(attack)
+    return {
+        target: pool
+        for target, pool in pools.items()
+        if len({attack.column for members in pool.values() for attack in members}) > 1
+    }
+
+
+def choose_column(
+    leaks: Candidates, alone: Candidates
+) -> tuple[Sequence[Candidate], dict[int, Block], dict[int, Block]]:
+    """Return the columns that either half of the rows chooses, their leak on the other half, and *alone* there.
+
+    Columns differ in what is inferred of them without joining, and in their measure. So that column is the strongest
+    whose attack gains the largest share of what *alone* has left, or chance where *alone* is not known. If the halves
+    choose columns of different measures, which have no mean, that measure counts whose columns gain more.
+    """
+    gains = {name: _gains(by_seed, alone[name]) for name, by_seed in leaks.items()}
+    chosen = []
+    for metric in dict.fromkeys(block.metric for by_seed in leaks.values() for block in by_seed.values()):
+        same = {name: gains[name] for name, by_seed in leaks.items() if next(iter(by_seed.values())).metric == metric}
+        choice = choose(same)
+        gained = mean_of(block.headline for block in cross_score(same, choice).values()) or 0.0
+        columns = list(dict.fromkeys(choice))
+        chosen.append((gained, columns, cross_score(leaks, choice), cross_score(alone, choice)))
+    return max(chosen, key=lambda candidate: candidate[0])[1:]
+
+
+def _gains(by_seed: Blocks, alone: Blocks) -> dict[int, Block]:
+    """Return which share of what *alone* has left is gained, on all rows and on each half."""
+
+    def gain(leak: float, base: float) -> float:
+        return (leak - base) / (1 - base) if base < 1 else 0.0
+
+    gains = {}
+    for seed, block in by_seed.items():
+        base = alone.get(seed)
+        halves = base.halves if base and base.halves else (block.chance,) * 2
+        gains[seed] = msgspec.structs.replace(
+            block,
+            metrics={"gain": gain(block.headline, base.headline if base else block.chance)},
+            halves=tuple(map(gain, block.halves, halves)) if block.halves else None,
+            without=None,
+        )
+    return gains

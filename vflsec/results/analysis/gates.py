@@ -1,28 +1,61 @@
-"""Limits that turn a result into an exit code. They are compared with the far end of its interval."""
+"""Limits that turn a result into an exit code, and signs that no number is to be relied on, so that none may hold.
+
+Limits are compared with the far end of an interval.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from vflsec.base.checks import count, unknown
 from vflsec.base.errors import UsageError
-from vflsec.results.analysis.alarms import PlaceKey, Useless
-from vflsec.results.analysis.results import Damage, Gate, Leak, Measure, Point
-from vflsec.results.records.manifest import AUDITED, INTEGRITY, UNDEFENDED, Manifest
+from vflsec.results.analysis.intervals import DIFFERENCE, interval, measure
+from vflsec.results.analysis.results import Damage, Gate, Leak, Measure, Point, Summary, name_defense
+from vflsec.results.records.manifest import AUDITED, INTEGRITY, Manifest, RowEntry, RunLimits
+from vflsec.results.records.schema import Block, Record, Result
 
 ALARMED = "see the NOTEs"
 NO_DEFENSE = "no defense can change it"
 ROWS = {"train": "training rows", "test": "test rows", "candidates": "candidate rows"}
 
-Limits = Mapping[str, float]
+SAME = 0.0005
+"""Utilities that differ by less look equal in a table."""
+
+FAR = 0.1
+"""How far below *alone* the strongest attack must be, and by half of what *alone* gains over chance."""
+
+MOST_KNOWN = 0.1
+"""An adversary that knows the labels of a larger share of a class makes *alone* too strong to be compared with."""
+
+LEAST_USED = 0.5
+"""If all parties hold no more than this share of the smallest one's rows, their ids may be written differently."""
+
+PlaceKey = tuple[str, str, float]
+"""Method, defense and strength."""
+
 Shown = TypeVar("Shown", Point, Damage)
 
 
-def check_limits(manifest: Manifest, max_leak: Limits) -> None:
+class Useless(NamedTuple):
+    """Why a joint model is of no use.
+
+    Attributes:
+        why: ``worse than bank alone`` or ``no better than chance``.
+        values: the utilities that are compared.
+        is_shown: whether the interval shows it, and not the mean alone.
+    """
+
+    why: str
+    values: str
+    is_shown: bool
+
+
+def check_limits(manifest: Manifest, max_leak: Mapping[str, float]) -> None:
     """Raise UsageError if a limit is on an attack that was not run, or that has no leak."""
     targets = {attack.label: attack.target for attack in manifest.attacks}
     leaking = [label for label, target in targets.items() if target != INTEGRITY]
@@ -37,92 +70,67 @@ def check_limits(manifest: Manifest, max_leak: Limits) -> None:
             raise UsageError(f"{unknown('attack', name, [*leaking, 'worst'])}; --attack adds another")
 
 
-def gates(
-    points: Sequence[Point],
-    max_leak: Limits,
-    min_utility: float | None,
-    damages: Sequence[Damage] = (),
-    *,
-    max_undetected: float | None = None,
-    alone_lost: bool = False,
-    alarmed: bool = False,
-    useless: Mapping[PlaceKey, Useless] | None = None,
-    not_run: int = 0,
-    undefended: str = UNDEFENDED,
-) -> list[Gate]:
+def check_gates(summary: Summary, limits: RunLimits, useless: Mapping[PlaceKey, Useless]) -> list[Gate]:
     """Compare limits with the far end of each interval, on test and on training rows.
 
     Where an alarm doubts what the numbers are about, a gate that would hold is undecided; one that fails still fails.
+    So it is where a joint model is shown to be of no use.
 
     A limit on ``worst`` is a limit on the headline and on every attack, so that it never holds if a limit on an attack
     fails. The limit on utility also bounds the utility under attacks on integrity.
-
-    Args:
-        points: of every attack, and the headlines.
-        max_leak: limits by attack.
-        min_utility: a limit, or None.
-        damages: by attacks on integrity.
-        max_undetected: a limit on the advantage of the headline that could have been overlooked, or None.
-        alone_lost: whether an attack without the federation gave no number, so that ``worst`` may be too low.
-        alarmed: whether there is an alarm, see ``vflsec.results.analysis.alarms``.
-        useless: joint models that are of no use: with one that is shown to be, no gate holds.
-        not_run: attacks that could be mounted and were not run, of which a gate on ``worst`` that holds tells.
-        undefended: what strength 0 has.
     """
-    defended = _defended(points)
-    checked = []
-    for attack, limit in max_leak.items():
-        points_of_attack = [p for p in defended if _is_limited(p, attack)]
-        covered = defended if attack == "worst" else points_of_attack
-        ends = [
-            (_upper(leak), p, leak.rows) for p in covered for leak in (p.leak, p.leak_train) if leak.mean is not None
-        ]
-        worst = max(ends, key=lambda end: (end[0], end[1].choice == "alone"), default=None)
-        kept = worst is not None and worst[0] <= limit
-        end, rows = (worst[:2], worst[2]) if worst else (None, "")
-        gate = _gate(f"max-leak {attack}", limit, end, points_of_attack, kept, undefended, rows)
-        if attack == "worst" and NO_DEFENSE not in gate.at and _alone_exceeds(covered, limit):
-            at = f"{gate.at} (alone exceeds the limit without joining, too: {NO_DEFENSE})"
-            gate = msgspec.structs.replace(gate, at=at)
-        if attack == "worst" and alone_lost:  # *alone* competes for the headline
-            gate = _undecided(gate, "an attack without the federation gave no number")
-        if attack == "worst" and not_run and gate.holds:
-            gate = msgspec.structs.replace(gate, why=f"{count(not_run, 'attack')} that could be mounted did not run")
-        checked.append(gate)
-    if min_utility is not None:
-        honest = [p for p in defended if p.attack != "worst"]
-        broken = _defended(damages)
+    points = _defended([*summary.points, *summary.worst, *summary.columns])
+    gates = [_gate_on_leak(summary, points, attack, limit) for attack, limit in limits.max_leak.items()]
+    if limits.min_utility is not None:
+        honest = [p for p in points if p.attack != "worst"]
+        broken = _defended(summary.integrity)
         utilities: list[tuple[Measure, Point | Damage]] = [(p.utility, p) for p in honest]
         utilities += [(d.under_attack, d) for d in broken]
-        lows = [(_lower(utility), where) for utility, where in utilities if utility.mean is not None]
+        lows = [(utility.lower, where) for utility, where in utilities if utility.mean is not None]
         lowest = min(lows, key=lambda low: low[0], default=None)
-        kept = lowest is not None and lowest[0] >= min_utility
-        checked.append(_gate("min-utility", min_utility, lowest, [*honest, *broken], kept, undefended))
-    if max_undetected is not None:
-        headlines = [p for p in defended if p.attack == "worst"]
+        kept = lowest is not None and lowest[0] >= limits.min_utility
+        gates.append(_gate("min-utility", limits.min_utility, lowest, [*honest, *broken], kept, summary.undefended))
+    if limits.max_undetected is not None:
+        headlines = [p for p in points if p.attack == "worst"]
         seen = [(p.leak.detectable, p) for p in headlines if p.leak.detectable is not None]
         largest = max(seen, key=lambda pair: pair[0], default=None)
-        kept = largest is not None and largest[0] <= max_undetected
-        gate = _gate("max-undetected", max_undetected, largest, headlines, kept, undefended)
-        checked.append(_undecided(gate) if len(seen) < len(headlines) else gate)
-    spoiled = [(p, model) for p in defended if (model := (useless or {}).get(p.place)) and model.is_shown]
-    if alarmed or not spoiled:
-        return [_undecided(gate, ALARMED) for gate in checked] if alarmed else checked
-    point, reason = spoiled[0]
-    why = f"with {point.defense} {point.strength:g} the joint model is {reason.why}"
-    return [_undecided(gate, why) for gate in checked]
+        kept = largest is not None and largest[0] <= limits.max_undetected
+        gate = _gate("max-undetected", limits.max_undetected, largest, headlines, kept, summary.undefended)
+        gates.append(_undecided(gate) if len(seen) < len(headlines) else gate)
+    spoiled = [(p, useless[p.place].why) for p in points if p.place in useless and useless[p.place].is_shown]
+    if summary.alarms:
+        return [_undecided(gate, ALARMED) for gate in gates]
+    if not spoiled:
+        return gates
+    point, why = spoiled[0]
+    return [_undecided(gate, f"with {point.defense} {point.strength:g} the joint model is {why}") for gate in gates]
+
+
+def _gate_on_leak(summary: Summary, defended: Sequence[Point], attack: str, limit: float) -> Gate:
+    limited = [p for p in defended if _is_limited(p, attack)]
+    covered = defended if attack == "worst" else limited
+    leaks = [(leak, p) for p in covered for leak in (p.leak, p.leak_train) if leak.mean is not None]
+    worst = max(leaks, key=lambda pair: (pair[0].upper, pair[1].choice == "alone"), default=None)
+    kept = worst is not None and worst[0].upper <= limit
+    end, rows = ((worst[0].upper, worst[1]), worst[0].rows) if worst else (None, "")
+    gate = _gate(f"max-leak {attack}", limit, end, limited, kept, summary.undefended, rows)
+    if attack != "worst":
+        return gate
+    alone = [leak.alone if leak.alone_ci95[1] is None else leak.alone_ci95[1] for leak, _ in leaks]
+    if NO_DEFENSE not in gate.at and any(end is not None and end > limit for end in alone):
+        at = f"{gate.at} (alone exceeds the limit without joining, too: {NO_DEFENSE})"
+        gate = msgspec.structs.replace(gate, at=at)
+    if summary.lost:  # *alone* competes for the headline
+        gate = _undecided(gate, "an attack without the federation gave no number")
+    if summary.not_run and gate.holds:
+        why = f"{count(len(summary.not_run), 'attack')} that could be mounted did not run"
+        gate = msgspec.structs.replace(gate, why=why)
+    return gate
 
 
 def _undecided(gate: Gate, why: str = "") -> Gate:
     """Return ``gate``, undecided where it would hold."""
     return msgspec.structs.replace(gate, holds=None, why=why) if gate.holds else gate
-
-
-def _alone_exceeds(points: Sequence[Point], limit: float) -> bool:
-    """Whether the upper end of *alone* is beyond a limit, whatever attacks reach."""
-    leaks = [leak for point in points for leak in (point.leak, point.leak_train)]
-    ends = [leak.alone if leak.alone_ci95[1] is None else leak.alone_ci95[1] for leak in leaks]
-    return any(end is not None and end > limit for end in ends)
 
 
 def _is_limited(point: Point, name: str) -> bool:
@@ -149,22 +157,196 @@ def _gate(
         return Gate(gate=name, limit=limit, worst=None, at="", holds=None)
     value, point = worst
     lost = any(set(p.statuses) - {"ok", "unconverged"} for p in among)
-    defense = f"{point.defense} {point.strength:g}" if point.strength else undefended
-    at = f"{point.method}, {defense}"
+    at = f"{point.method}, {name_defense(point, undefended)}"
     if isinstance(point, Damage):
         at += f" under {point.attack}"
     elif name.startswith("max-leak"):
-        at = (
-            f"{point.choice or point.attack}" if point.method == AUDITED else f"{at}, by {point.choice or point.attack}"
-        )
-        at += f" on {' and '.join(ROWS.get(name, name) for name in rows.split('+'))}"
+        attack = point.choice or point.attack
+        at = attack if point.method == AUDITED else f"{at}, by {attack}"
+        at += f" on {' and '.join(ROWS.get(split, split) for split in rows.split('+'))}"
         at += f" (without joining: {NO_DEFENSE})" if point.choice == "alone" else ""
     return Gate(gate=name, limit=limit, worst=value, at=at, holds=None if kept and lost else kept)
 
 
-def _upper(leak: Leak) -> float:
-    return leak.ci95[1] if leak.ci95[1] is not None else (leak.mean or 0.0)
+def alarms(
+    manifest: Manifest, records: Mapping[str, Record], summary: Summary, useless: Mapping[PlaceKey, Useless]
+) -> list[str]:
+    """Return a sentence for each sign that the numbers are not about the system they name, with the way out.
+
+    ``useless`` are the joint models that are of no use; with a defense, it may be the cause.
+    """
+    return [
+        *manifest.misfit,
+        *_few_used(manifest),
+        *_known(manifest, records),
+        *_collapsed(manifest, records),
+        *(
+            f"{line}: check labels and ids, or train a better model"
+            for line in describe_useless(useless, is_shown=True)
+        ),
+        *_constant(manifest, records),
+        *_far_below(manifest, records, summary.points),
+        *_nothing_above_chance(manifest, summary.worst),
+    ]
 
 
-def _lower(utility: Measure) -> float:
-    return utility.ci95[0] if utility.ci95[0] is not None else (utility.mean or 0.0)
+def useless_models(manifest: Manifest, records: Mapping[str, Record]) -> dict[PlaceKey, Useless]:
+    """Return the joint models that are of no use, by method, defense and strength.
+
+    Of several trainings with one seed the best counts: an attack that acts in training may harm the model.
+    """
+    blocks: dict[PlaceKey, dict[int, Block]] = {}
+    alone: dict[str, dict[int, float]] = {}
+    for row in manifest.rows:
+        record = records.get(row.key)
+        if not isinstance(record, Result) or record.utility is None or record.control:
+            continue
+        by_seed = blocks.setdefault((row.method, row.defense, row.strength), {})
+        both = (by_seed.get(row.seed, record.utility), record.utility)
+        by_seed[row.seed] = max(both, key=lambda block: block.headline)
+        if record.active_alone is not None:  # it is measured without a defense
+            alone.setdefault(row.method, {})[row.seed] = record.active_alone
+    active = manifest.names.get("active", "the active party")
+    judged = {
+        place: _judge_model(by_seed, alone.get(place[0], {}), active, manifest.seeds)
+        for place, by_seed in blocks.items()
+    }
+    return {place: useless for place, useless in judged.items() if useless}
+
+
+def describe_useless(useless: Mapping[PlaceKey, Useless], *, is_shown: bool) -> list[str]:
+    """Return a sentence for each method whose joint model is of no use without a defense."""
+    sentences = [
+        f"{method}: the joint model is {model.why}: {model.values}"
+        for (method, _, strength), model in useless.items()
+        if strength == 0 and model.is_shown is is_shown
+    ]
+    return list(dict.fromkeys(sentences))
+
+
+def _judge_model(blocks: Mapping[int, Block], alone: Mapping[int, float], active: str, seeds: int) -> Useless | None:
+    """Compare utilities with those of the active party alone, paired by seed, and with chance."""
+    joint, chance = fmean(b.headline for b in blocks.values()), fmean(b.chance for b in blocks.values())
+    metric = next(iter(blocks.values())).metric
+    by_chance = f", {chance:.3f} by chance" * (joint <= chance)
+    shared = [seed for seed in blocks if seed in alone]
+    if shared:
+        gain = interval([measure(lambda u, base=alone[s]: u - base, blocks[s]) for s in shared], seeds, DIFFERENCE)
+        alone_mean, high = fmean(alone[s] for s in shared), gain["ci95"][1]
+        if gain["mean"] < -SAME:
+            both = f"{metric} {alone_mean + gain['mean']:.3f}, and {alone_mean:.3f}"
+            values = f"{both} by a quick model of its own columns{by_chance}"
+            return Useless(f"worse than {active} alone", values, bool(by_chance) or (high is not None and high < 0))
+    return Useless("no better than chance", f"{metric} {joint:.3f}{by_chance}", True) if by_chance else None
+
+
+def _few_used(manifest: Manifest) -> Iterator[str]:
+    if manifest.used <= LEAST_USED:
+        yield (
+            f"all parties hold only {manifest.used:.0%} of the rows of the smallest one: check that they write ids in "
+            f"the same way"
+        )
+
+
+def _known(manifest: Manifest, records: Mapping[str, Record]) -> Iterator[str]:
+    """Yield whether the adversary knows a large share of a class, and how many labels are a tenth, if that is known."""
+    on_labels = {attack.label for attack in manifest.attacks if attack.target == "labels"}
+    rows = [records.get(row.key) for row in manifest.rows if row.attack in on_labels]
+    shares = [block.known_of_class for record in rows if record for block in record.leak.values()]
+    largest, n = max(shares, default=0.0), manifest.settings.get("aux", {}).get("n", 0)
+    if largest > MOST_KNOWN:
+        fewer = max(2, int(n * MOST_KNOWN / largest) // 2 * 2)  # an even number, for two balanced classes
+        yield (
+            f"{manifest.adversary} already knows the labels of {100 * largest:.0f} % of the training rows of one "
+            f"class, so little is left to measure: use fewer known labels"
+            f"{f', for example --set aux.n={fewer}' if n else ''}"
+        )
+
+
+def _collapsed(manifest: Manifest, records: Mapping[str, Record]) -> Iterator[str]:
+    by_place: dict[str, set[int]] = {}
+    for row in manifest.rows:
+        record = records.get(row.key)
+        if record and record.status == "collapsed":
+            place = f"{_describe(row, manifest)}: {record.error or 'the model collapsed'}"
+            by_place.setdefault(place, set()).add(row.seed)
+    for place, seeds in by_place.items():
+        yield f"{place} ({len(seeds)} of {count(manifest.seeds, 'training')})"
+
+
+def _constant(manifest: Manifest, records: Mapping[str, Record]) -> Iterator[str]:
+    """Yield the attacks that score all rows alike though they do not without the federation.
+
+    If no attack on a target has another score, or an audit's attack has none without the federation, that is a sign by
+    itself, but under a defense, which may cause it.
+    """
+    alone = {(entry.label, entry.seed): records.get(entry.key) for entry in manifest.baselines}
+    by_cell: dict[tuple[str, str], list[tuple[RowEntry, Result]]] = {}
+    targets = {attack.label: attack.target for attack in manifest.attacks if not attack.baseline}
+    for row in manifest.rows:
+        record = records.get(row.key)
+        if isinstance(record, Result) and record.leak and row.attack in targets:
+            by_cell.setdefault((record.cell, f"{targets[row.attack]} {row.seed}"), []).append((row, record))
+    names: dict[str, None] = {}
+    for cell in by_cell.values():
+        constant = [(row, record) for row, record in cell if _is_constant(record)]
+        every = len(constant) == len(cell) and not any(record.defenses for _, record in cell)
+        for row, _ in constant:
+            baseline = alone.get((row.attack, row.seed))
+            is_single = bool(manifest.audited) and not manifest.declared and not (baseline and baseline.leak)
+            if every or is_single or (baseline and baseline.leak and not _is_constant(baseline)):
+                place = "" if manifest.audited else f" ({_describe(row, manifest)})"
+                names[f"{row.attack}{place}"] = None
+    if names:
+        yield f"all rows have the same score by {', '.join(names)}: check that what it reads is not constant"
+
+
+def _is_constant(record: Record) -> bool:
+    """Whether some split has the same scores in all rows."""
+    return any(block.constant for block in record.leak.values())
+
+
+def _far_below(manifest: Manifest, records: Mapping[str, Record], points: Sequence[Point]) -> Iterator[str]:
+    """Yield the targets on which all attacks are far below *alone*, without a defense, which may cause it.
+
+    One of them must have a number without the federation as well: many attacks read single messages and know little.
+    """
+    if manifest.settings.get("fixed"):
+        return
+    baselines = {entry.label for entry in manifest.baselines if (record := records.get(entry.key)) and record.leak}
+    reading = {attack.label for attack in manifest.attacks if not attack.baseline}
+    cells: dict[tuple[str, str], list[Point]] = {}
+    for point in points:
+        if point.strength == 0 and point.attack in reading and point.leak.mean is not None:
+            cells.setdefault((point.method, point.target), []).append(point)
+    for (_, target), cell in cells.items():
+        leaks = [leak for point in cell for leak in (point.leak, point.leak_train) if leak.mean is not None]
+        if any(point.attack in baselines for point in cell) and all(map(is_far_below, leaks)):
+            yield (
+                f"all attacks on {target} are far below what {manifest.adversary} infers without joining: check that "
+                f"what is attacked belongs to these rows and columns"
+            )
+
+
+def is_far_below(leak: Leak) -> bool:
+    """Whether the interval of an attack lies far below that of *alone*."""
+    upper, low = leak.ci95[1], leak.alone_ci95[0]
+    return upper is not None and low is not None and low - upper > max(FAR, (low - (leak.chance or 0.0)) / 2)
+
+
+def _nothing_above_chance(manifest: Manifest, worst: Sequence[Point]) -> Iterator[str]:
+    """Yield that audited labels may be of other rows, if its own columns are not shown to tell of them either."""
+    leaks = [point.leak for point in worst if point.target == "labels"]
+    ends = [end for leak in leaks for end in (leak.ci95[0], leak.alone_ci95[0])]
+    chances = [leak.chance for leak in leaks if leak.chance is not None]
+    if not manifest.audited or manifest.confirmed or not leaks or None in ends or len(chances) < len(leaks):
+        return
+    if all((low or 0.0) <= max(chances) for low in ends):
+        yield (
+            "nothing is shown to be inferred above chance, not even without joining: rows are too few, or labels are "
+            "of other rows: check their ids, then --confirm-fit"
+        )
+
+
+def _describe(row: RowEntry, manifest: Manifest) -> str:
+    return f"{row.method}, {name_defense(row, manifest.undefended)}"

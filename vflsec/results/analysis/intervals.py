@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from scipy.optimize import brentq
 from scipy.special import ndtri
 
-from vflsec.results.analysis.paired import standardized
+from vflsec.results.analysis.results import Ends
+from vflsec.results.paired import standardized
 from vflsec.results.records.schema import Block, Triggered
 from vflsec.results.statistics import (
     LEVEL,
@@ -21,8 +22,6 @@ from vflsec.results.statistics import (
     standard_error_of,
     within,
 )
-
-Ends = tuple[float | None, float | None]
 
 ANY: Bounds = (None, None)
 DIFFERENCE: Bounds = (-1.0, 1.0)
@@ -41,62 +40,56 @@ LEAST = 1e-9
 """The smallest advantage that is looked for."""
 
 
-class Seen(NamedTuple):
-    """The value of a measure with one seed, and what rows say of its error.
+class SeedValue(NamedTuple):
+    """The value of a measure with one seed, and what rows say of its error, by default nothing.
 
     Attributes:
-        value: of the measure.
-        variance: over rows; NaN if it was not measured.
+        variance: over rows.
         n: number of rows.
-        without: the value without each group of rows; empty if it was not measured.
+        without: the value without each group of rows.
         known: the share of all rows that are auxiliary samples.
         ends: of the interval over rows, if it was not made from the variance.
     """
 
     value: float
-    variance: float
-    n: int
+    variance: float = math.nan
+    n: int = 0
     without: tuple[float, ...] = ()
     known: float = 0.0
     ends: tuple[float, float] | None = None
 
 
-def seen(measure: Callable[..., float], *blocks: Block) -> Seen:
+def measure(function: Callable[..., float], *blocks: Block) -> SeedValue:
     """Return a function of the headlines of one seed's blocks, for example a difference, with its variance over rows.
 
     If all blocks were scored without groups of rows, that is the jackknife's, which knows that they share rows. If not,
     errors are taken as independent, which is too wide for a difference.
     """
     headlines = [block.headline for block in blocks]
-    value, n, known = measure(*headlines), min(block.n for block in blocks), max(block.known for block in blocks)
+    value, n, known = function(*headlines), min(block.n for block in blocks), max(block.known for block in blocks)
     groups = [block.without for block in blocks if block.without]
     if len(groups) == len(blocks):
-        without = tuple(measure(*column) for column in zip(*groups, strict=True))
-        return Seen(value, jackknife(without), n, without, known)
+        without = tuple(function(*column) for column in zip(*groups, strict=True))
+        return SeedValue(value, jackknife(without), n, without, known)
     errors = [standard_error_of(*block.over_rows) for block in blocks]
     moved = [[*headlines[:k], headlines[k] + error, *headlines[k + 1 :]] for k, error in enumerate(errors)]
-    return Seen(value, sum((measure(*one) - value) ** 2 for one in moved), n, known=known)
+    return SeedValue(value, sum((function(*values) - value) ** 2 for values in moved), n, known=known)
 
 
-def headline(block: Block | Triggered) -> Seen:
+def headline(block: Block | Triggered) -> SeedValue:
     """Return the headline of one seed's block, or the share of a trigger."""
     if isinstance(block, Triggered):
-        return Seen(block.share, standard_error_of(*block.over_rows) ** 2, block.n, ends=block.over_rows)
-    return seen(float, block)._replace(ends=block.over_rows)
-
-
-def of_number(value: float) -> Seen:
-    """Return a value of one seed whose variance over rows was not measured."""
-    return Seen(value, math.nan, 0)
+        return SeedValue(block.share, standard_error_of(*block.over_rows) ** 2, block.n, ends=block.over_rows)
+    return measure(float, block)._replace(ends=block.over_rows)
 
 
 def interval(
-    by_seed: Sequence[Seen],
+    by_seed: Sequence[SeedValue],
     seeds: int,
     bounds: Bounds = ANY,
     *,
     extended: float = 0.0,
-    one_model: bool = False,
+    single_model: bool = False,
 ) -> dict[str, Any]:
     """Return mean, ``ci95``, n and kind of the interval.
 
@@ -110,9 +103,9 @@ def interval(
         bounds: of the measure.
         extended: how much more an attack leaks on the rows that chose it than on others. Noise may choose an attack
             that is not the strongest, so the mean can only be too small: the upper side is extended, in quadrature.
-        one_model: whether the seeds are draws of auxiliary samples for one trained model, whose rows they share.
+        single_model: whether the seeds are draws of auxiliary samples for one trained model, whose rows they share.
     """
-    mean, n = mean_of(one.value for one in by_seed), len(by_seed)
+    mean, n = mean_of(seed.value for seed in by_seed), len(by_seed)
     if mean is None or (n == 1 and seeds > 1):
         return {"mean": mean, "ci95": (None, None), "n": n, "interval": "none"}
     ends = by_seed[0].ends
@@ -124,20 +117,22 @@ def interval(
     error = standard_error(by_seed)
     if math.isnan(error.size):
         return {"mean": mean, "ci95": (None, None), "n": n, "interval": "none"}
-    rows = sum(one.n for one in by_seed) or math.inf
+    rows = sum(seed.n for seed in by_seed) or math.inf
     low, _ = within(mean, error.margin, bounds, rows)
     _, high = within(mean, math.hypot(error.margin, extended), bounds, rows)
-    return {"mean": mean, "ci95": (low, high), "n": n, "interval": _kind(by_seed, one_model)}
+    kind = "seeds" if any(math.isnan(seed.variance) for seed in by_seed) else "seeds and rows"
+    kind = "rows" if n == 1 else "draws and rows" if single_model else kind
+    return {"mean": mean, "ci95": (low, high), "n": n, "interval": kind}
 
 
-def standard_error(by_seed: Sequence[Seen]) -> StandardError:
+def standard_error(by_seed: Sequence[SeedValue]) -> StandardError:
     """Return the standard error of the mean over seeds and rows; NaN for one seed whose rows were not measured."""
     first = by_seed[0]
     if len(by_seed) == 1:
         return StandardError(math.sqrt(first.variance), len(first.without) - 1 if first.without else math.inf)
-    without = [one.without for one in by_seed] if all(one.without for one in by_seed) else []
-    most = mean_of(one.variance for one in by_seed if not math.isnan(one.variance)) or 0.0
-    return over_seeds_and_rows([one.value for one in by_seed], without, known=first.known, most=most)
+    without = [seed.without for seed in by_seed] if all(seed.without for seed in by_seed) else []
+    most = mean_of(seed.variance for seed in by_seed if not math.isnan(seed.variance)) or 0.0
+    return over_seeds_and_rows([seed.value for seed in by_seed], without, known=first.known, most=most)
 
 
 def detectable(pairs: Sequence[tuple[Block, Block]], seeds: int) -> float | None:
@@ -157,12 +152,12 @@ def detectable(pairs: Sequence[tuple[Block, Block]], seeds: int) -> float | None
     """
     if not pairs or (len(pairs) == 1 and seeds > 1):
         return None
-    error = standard_error([seen(sub, *pair) for pair in pairs])
-    own = [standard_error([headline(block) for block in blocks]) for blocks in zip(*pairs, strict=True)]
-    total = sum(one.size**2 for one in own)
+    error = standard_error([measure(sub, *pair) for pair in pairs])
+    parts = [standard_error([headline(block) for block in blocks]) for blocks in zip(*pairs, strict=True)]
+    total = sum(part.size**2 for part in parts)
     if math.isnan(error.size + total):
         return None
-    k2 = standardized(min(one.freedom for one in (error, *own)), (1 - LEVEL) / 2) ** 2
+    k2 = standardized(min(part.freedom for part in (error, *parts)), (1 - LEVEL) / 2) ** 2
     chance = sum(block.chance for _, block in pairs) / len(pairs)
     alone = max(chance, sum(block.headline for _, block in pairs) / len(pairs))
     growing, most = total * (SHARED if len(pairs) > 1 else 1.0), 1.0 - alone
@@ -176,14 +171,6 @@ def detectable(pairs: Sequence[tuple[Block, Block]], seeds: int) -> float | None
     if most < LEAST or total < LEAST**2:
         return None
     return float(brentq(exceeds, LEAST, most)) if exceeds(LEAST) < 0 < exceeds(most) else most
-
-
-def _kind(by_seed: Sequence[Seen], one_model: bool) -> str:
-    if len(by_seed) == 1:
-        return "rows"
-    if one_model:
-        return "draws and rows"
-    return "seeds" if any(math.isnan(one.variance) for one in by_seed) else "seeds and rows"
 
 
 def longer_side(mean: float | None, ends: Ends) -> float | None:

@@ -6,7 +6,10 @@ from typing import Any
 
 import msgspec
 
-from vflsec.results.records.manifest import UNDEFENDED
+from vflsec.results.records.manifest import UNDEFENDED, RowEntry
+
+Ends = tuple[float | None, float | None]
+"""The ends of an interval; None where there is none."""
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,12 +22,22 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
 
     metric: str
     mean: float | None
-    ci95: tuple[float | None, float | None]
+    ci95: Ends
     n: int
     interval: str = "seeds and rows"
 
+    @property
+    def lower(self) -> float:
+        """The lower end of the interval, or the mean."""
+        return self.ci95[0] if self.ci95[0] is not None else (self.mean or 0.0)
 
-class Leak(msgspec.Struct, frozen=True, kw_only=True):
+    @property
+    def upper(self) -> float:
+        """The upper end of the interval, or the mean."""
+        return self.ci95[1] if self.ci95[1] is not None else (self.mean or 0.0)
+
+
+class Leak(Measure, frozen=True, kw_only=True):
     """How much was recovered, and how much of it without the federation.
 
     Attributes:
@@ -49,20 +62,15 @@ class Leak(msgspec.Struct, frozen=True, kw_only=True):
         by_seed: the leak by seed, and *alone* in ``alone_by_seed``.
     """
 
-    metric: str
-    mean: float | None
-    ci95: tuple[float | None, float | None]
-    n: int
     chance: float | None
     alone: float | None
-    alone_ci95: tuple[float | None, float | None]
+    alone_ci95: Ends
     advantage: float | None
-    advantage_ci95: tuple[float | None, float | None]
+    advantage_ci95: Ends
     accuracy: float | None
-    interval: str = "seeds and rows"
     rows: str = "test"
     bits: float | None = None
-    bits_ci95: tuple[float | None, float | None] = (None, None)
+    bits_ci95: Ends = (None, None)
     detectable: float | None = None
     others: dict[str, float] = {}
     alone_others: dict[str, float] = {}
@@ -198,19 +206,19 @@ class Cap(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     defense: str
     attack: str
-    value: float | None
-    ci95: tuple[float | None, float | None]
-    calibrated: float | None
-    calibrated_ci95: tuple[float | None, float | None]
-    accuracy_value: float | None
-    dcs: float | None
+    value: float | None = None
+    ci95: Ends = (None, None)
+    calibrated: float | None = None
+    calibrated_ci95: Ends = (None, None)
+    accuracy_value: float | None = None
+    dcs: float | None = None
     n: int
     note: str = ""
     target: str = "labels"
     by_seed: dict[int, float] = {}
     calibrated_by_seed: dict[int, float] = {}
     hypervolume: float | None = None
-    hypervolume_ci95: tuple[float | None, float | None] = (None, None)
+    hypervolume_ci95: Ends = (None, None)
     hypervolume_by_seed: dict[int, float] = {}
 
 
@@ -346,3 +354,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     spending: dict[str, dict[str, tuple[float, int]]] = {}
     columns: list[Point] = []
     undefended: str = UNDEFENDED
+
+
+def name_defense(place: RowEntry | Point | Damage | Place, undefended: str) -> str:
+    """Return defense and strength, or what strength 0 has."""
+    return f"{place.defense} {place.strength:.4g}" if place.strength else undefended

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 from vflsec.base.checks import count
-from vflsec.results.analysis.alarms import PlaceKey, Useless
+from vflsec.results.analysis.gates import Useless
 from vflsec.results.analysis.groups import USABLE
-from vflsec.results.analysis.results import Leak, Point
+from vflsec.results.analysis.results import Leak, Point, Summary
 from vflsec.results.records.manifest import UNDEFENDED
 
 NAMES = {"auc": "AUC", "accuracy": "accuracy", "r2": "R²"}
@@ -35,7 +34,6 @@ FEW = 5
 LARGE_COST = 0.02
 """A defense that costs more utility than this is named only if every one does."""
 
-
 LEAST_GAIN = 0.005
 """A leak of which mean or upper end fall by less, which two digits do not show, is not called lower."""
 
@@ -45,32 +43,8 @@ HIGH = 0.9
 SURE = "tpr@0.001"
 
 
-class Coverage(NamedTuple):
-    """Which attacks the numbers are of.
-
-    Attributes:
-        run: those that could be mounted and were run.
-        not_run: those that could be mounted and were not.
-        left_out: the number of attacks that could not be mounted.
-        rest: how to run the others.
-    """
-
-    run: Sequence[str]
-    not_run: Sequence[str] = ()
-    left_out: int = 0
-    rest: str = "add --attack all"
-
-
 def verdict(
-    worst: Sequence[Point],
-    adversary: str,
-    known: int,
-    tested: Coverage,
-    *,
-    attacks: Sequence[Point] = (),
-    useless: Mapping[PlaceKey, Useless] | None = None,
-    alarmed: bool = False,
-    undefended: str = UNDEFENDED,
+    summary: Summary, run: Sequence[str], known: int, useless: Mapping[tuple[str, str, float], Useless]
 ) -> list[str]:
     """Return sentences: what the adversary infers without a defense, labels first, then what a defense leaves.
 
@@ -78,124 +52,96 @@ def verdict(
     and if the joint model that it leaves is of use. Without a defense, the last sentence says what was not tested.
 
     Args:
-        worst: the headlines.
-        adversary: its name.
-        known: the number of labels that it knows.
-        tested: the attacks that were run, and those that were not.
-        attacks: the points of single attacks.
+        summary: all else of the report.
+        run: the attacks that could be mounted and were run.
+        known: the number of labels that the adversary knows.
         useless: the joint models that are of no use.
-        alarmed: whether there is an alarm, see ``vflsec.results.analysis.alarms``.
-        undefended: what strength 0 has.
     """
-    targets = [point.target for point in worst]
+    targets = [point.target for point in summary.worst]
     first = "labels" if "labels" in targets else targets[0] if targets else ""
-    headlines = [point for point in worst if point.target == first and point.leak.mean is not None]
+    headlines = [point for point in summary.worst if point.target == first and point.leak.mean is not None]
     clean = [point for point in headlines if point.strength == 0]
     if not clean:
         return []
     start = max(clean, key=lambda point: point.leak.mean or 0.0)
-    defended = [point for point in headlines if point.strength > 0 and point.utility.mean is not None]
-    reasons = {point.place: useless[point.place].why for point in defended if useless and point.place in useless}
-    sentences = [f"Every training has the defense {undefended}."] if undefended != UNDEFENDED else []
-    sentences.append(_inferred(start, adversary, known))
-    sentences += [_also(point, adversary) for point in worst if point.target != first and point.strength == 0]
-    if alarmed:
+    others = [point for point in summary.worst if point.target != first and point.strength == 0]
+    sentences = [f"Every training has the defense {summary.undefended}."] * (summary.undefended != UNDEFENDED)
+    sentences += [_inferred(start, summary.adversary, known), *(_also(point, summary.adversary) for point in others)]
+    if summary.alarms:
         last = "Do not rely on these numbers until the notes above are resolved."
     else:
-        sentences += _of_no_use(reasons, defended)
-        useful = [point for point in defended if point.place not in reasons]
-        several = len({point.method for point in headlines}) > 1
+        defended = [point for point in headlines if point.strength > 0 and point.utility.mean is not None]
+        useful = [point for point in defended if point.place not in useless]
+        sentences += _of_no_use([point for point in defended if point.place in useless], useless, defended)
         last = (
-            _not_recommended(start, defended, useful, tested, attacks, adversary)
-            or _left(start, useful, several=several)
-            or _untested(tested, undefended)
+            _not_recommended(summary, run, start, defended, useful)
+            or _left(start, useful, several=len({point.method for point in headlines}) > 1)
+            or _untested(summary)
         )
     return [*filter(None, sentences), last]
 
 
-def _not_recommended(
-    start: Point,
-    defended: Sequence[Point],
-    useful: Sequence[Point],
-    tested: Coverage,
-    attacks: Sequence[Point],
-    adversary: str,
-) -> str:
-    """Return why no defense is recommended; empty if one may be."""
-    if tested.not_run and defended:
-        return _in_part(tested, start, defended, attacks, adversary)
-    if any(set(point.statuses) - set(USABLE) for point in defended):
-        return "No defense is recommended: some results are missing or failed, and the leak may be larger there."
-    return "No defense is recommended." if defended and not useful else ""
-
-
-def way_to_run(not_run: Sequence[str], left_out: Container[str], *, audited: bool) -> str:
+def way_to_run(summary: Summary) -> str:
     """Return how to run all attacks, also those that ``all`` leaves out."""
-    if audited:
+    if summary.audited:
         return "leave --attack out"
-    return f"add --attack {','.join(['all', *(name for name in not_run if name in left_out)])}"
+    return f"add --attack {','.join(['all', *(name for name in summary.not_run if name in summary.left_out)])}"
 
 
 def _inferred(point: Point, adversary: str, known: int) -> str:
     """Return what the adversary infers without a defense, and whether joining helps it."""
-    leak, asked = point.leak, _asked(point)
+    leak, what = point.leak, _inferred_thing(point)
     rows = " and ".join(ROWS.get(name, name) for name in leak.rows.split("+"))
     by_chance = f"{_two(leak.chance)} by chance"
-    if _may_be_chance(leak):
+    low = leak.ci95[0]
+    if leak.chance is not None and (leak.alone is None if low is None else low <= leak.chance):
         alone = "" if leak.alone is None else f" and {_two(leak.alone)} without joining"
         return (
-            f"These runs do not show that {adversary} infers {asked}: {_measured(leak)} on {rows}, {by_chance}{alone}."
+            f"These runs do not show that {adversary} infers {what}: {_measured(leak)} on {rows}, {by_chance}{alone}."
         )
     if leak.alone is None:
-        return f"{adversary} infers {asked} of {rows} with {_measured(leak)} ({by_chance})."
+        return f"{adversary} infers {what} of {rows} with {_measured(leak)} ({by_chance})."
     given = KNOWING.get(point.target.partition(" ")[0], KNOWING["labels"])
     subject = f"With {given.format(known)}, {adversary}" if known else adversary
     measure = f"{_measured(leak)}, {by_chance}" if point.victim else _measured(leak)
-    if _more_than_alone(leak):
+    if _is_more_than_alone(leak):
         all_of = "practically all " if leak.metric != "r2" and (leak.mean or 0.0) >= 0.995 else ""
         return (
-            f"{subject} infers {asked} of {all_of}{rows} ({measure}; {_two(leak.alone)} without joining)."
+            f"{subject} infers {what} of {all_of}{rows} ({measure}; {_two(leak.alone)} without joining)."
             f"{_sure_too(leak)}"
         )
     if (leak.advantage or 0.0) > 0:
-        return f"{subject} infers {asked} of {rows} with {measure}{_not_told_from_alone(leak)}"
-    return f"{subject} infers {asked} no better than without joining, as far as {_no_better(point, measure, rows)}"
+        return f"{subject} infers {what} of {rows} with {measure}{_same_as_alone(leak)}"
+    return f"{subject} infers {what} no better than without joining, as far as {_no_better(point, measure, rows)}"
 
 
-def _may_be_chance(leak: Leak) -> bool:
-    """Whether the interval of the leak is not above chance; without an interval, whether *alone* is not known."""
-    if leak.chance is None:
-        return False
-    return leak.alone is None if leak.ci95[0] is None else leak.ci95[0] <= leak.chance
-
-
-def _not_told_from_alone(leak: Leak) -> str:
+def _same_as_alone(leak: Leak) -> str:
     """Return the end of the sentence on a gain that these runs do not show."""
     is_few = leak.interval == "draws and rows" and leak.n < FEW
     runs = f"these {leak.n} draws" if is_few else "these runs"
     more = f": add --draws {FEW}" if is_few else ""
     shown = f"{runs} do not show whether this is more than without joining ({_two(leak.alone)}){more}"
     if _is_surer(leak):
-        return f". By {NAMES.get(leak.metric, leak.metric)}, {shown}, but {_sure(leak)}"
+        return f". By {_metric(leak)}, {shown}, but {_sure(leak)}"
     return f"; {shown}.{_sure_too(leak)}"
 
 
 def _no_better(point: Point, measure: str, rows: str) -> str:
     """Return the end of the sentence on a leak that is no larger than *alone*."""
     leak = point.leak
-    is_surer = _is_surer(leak)
-    shows = f"{NAMES.get(leak.metric, leak.metric)} shows" if is_surer else "these attacks show"
+    shows = f"{_metric(leak)} shows" if _is_surer(leak) else "these attacks show"
     comma = "," if "," in measure else ""
-    below = "" if point.victim else _below_chance(leak)
-    ends = f"; but {_sure(leak)}" if is_surer else f".{_sure_too(leak)}"
-    alone = f"{_two(leak.alone)} without joining"
-    return f"{shows}: {measure}{comma} on {rows}, {alone}{below}{_overlooked(leak)}{ends}"
+    is_below = not point.victim and leak.mean is not None and leak.chance is not None and leak.mean < leak.chance
+    below = f", {_two(leak.chance)} by chance" * is_below
+    gain = f"; a gain of {_two(leak.detectable)} would have been seen" * ((leak.detectable or 0.0) >= LEAST_GAIN)
+    ends = f"; but {_sure(leak)}" if _is_surer(leak) else f".{_sure_too(leak)}"
+    return f"{shows}: {measure}{comma} on {rows}, {_two(leak.alone)} without joining{below}{gain}{ends}"
 
 
-def _asked(point: Point) -> str:
+def _inferred_thing(point: Point) -> str:
     """Return what is inferred: of a column its name, that of its party, and from where on a number counts as high."""
     kind, of = point.target.partition(" ")[0], f"of {point.victim}"
-    if not point.victim:  # or an earlier version has not kept it
+    if not point.victim:
         which = point.target.replace(" of ", " ").partition(" ")[2]
         return f"{TARGETS.get(kind, kind)}{f' ({which})' * bool(which)}"
     strongest = f", the strongest of {point.among} columns," * bool(point.among)
@@ -211,8 +157,8 @@ def _sure(leak: Leak) -> str:
     if (leak.alone or 0.0) < HIGH or share is None or alone is None:
         return ""
     return (
-        f"it identifies {_percent(share)} of the rows of a class at a false-positive rate of 0.1 % "
-        f"({_percent(alone)} without joining)."
+        f"it identifies {100 * share:.0f} % of the rows of a class at a false-positive rate of 0.1 % "
+        f"({100 * alone:.0f} % without joining)."
     )
 
 
@@ -226,94 +172,112 @@ def _is_surer(leak: Leak) -> bool:
     return bool(_sure(leak)) and leak.others[SURE] >= leak.alone_others[SURE] + LEAST_GAIN
 
 
+def _sure_of_class(before: Leak, after: Leak) -> str:
+    """Return how many rows of a class are still known almost for certain under a defense, where *alone* is high."""
+    shares = [leak.get(SURE) for leak in (after.others, before.others, after.alone_others)]
+    if (after.alone or 0.0) < HIGH or None in shares:
+        return ""
+    left, undefended, alone = (f"{100 * (share or 0.0):.0f} %" for share in shares)
+    return (
+        f" At a false-positive rate of 0.1 %, {left} of the rows of a class are identified ({undefended} without the "
+        f"defense, {alone} without joining)."
+    )
+
+
 def _also(point: Point, adversary: str) -> str:
     """Return the sentence on a further target, of which more is inferred than without joining, or nothing."""
     leak = point.leak
-    if leak.mean is None or leak.alone is None or leak.mean <= (leak.chance or 0.0) or not _more_than_alone(leak):
+    if leak.mean is None or leak.alone is None or leak.mean <= (leak.chance or 0.0) or not _is_more_than_alone(leak):
         return ""
     chance = f", {_two(leak.chance)} by chance" if point.victim else ""
-    return f"{adversary} also infers {_asked(point)} ({_measured(leak)}; {_two(leak.alone)} without joining{chance})."
+    measured = f"{_measured(leak)}; {_two(leak.alone)} without joining{chance}"
+    return f"{adversary} also infers {_inferred_thing(point)} ({measured})."
+
+
+def _metric(leak: Leak) -> str:
+    return NAMES.get(leak.metric, leak.metric)
 
 
 def _measured(leak: Leak) -> str:
     """Return the measure with the upper end of its interval, since the strongest of many attacks may be stronger."""
-    upper = _upper(leak)
-    up_to = f", interval up to {_two(upper)}" if upper >= (leak.mean or 0.0) + 0.005 else ""
-    return f"{NAMES.get(leak.metric, leak.metric)} {_two(leak.mean)}{up_to}"
+    upper = leak.upper
+    up_to = f", interval up to {_two(upper)}" if upper >= (leak.mean or 0.0) + LEAST_GAIN else ""
+    return f"{_metric(leak)} {_two(leak.mean)}{up_to}"
 
 
-def _below_chance(leak: Leak) -> str:
-    below = leak.mean is not None and leak.chance is not None and leak.mean < leak.chance
-    return f", {_two(leak.chance)} by chance" if below else ""
-
-
-def _overlooked(leak: Leak) -> str:
-    """Return what an attack must have gained for these runs to show it."""
-    return f"; a gain of {_two(leak.detectable)} would have been seen" if (leak.detectable or 0.0) >= 0.005 else ""
-
-
-def listed(names: Sequence[str]) -> str:
+def list_first(names: Sequence[str]) -> str:
     """Return the first names, and how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _of_no_use(reasons: Mapping[PlaceKey, str], defended: Sequence[Point]) -> list[str]:
+def _of_no_use(
+    spoiled: Sequence[Point], useless: Mapping[tuple[str, str, float], Useless], defended: Sequence[Point]
+) -> list[str]:
     """Return a sentence for each reason why a defense leaves a joint model that is of no use."""
-    sentences = []
-    for reason in dict.fromkeys(reasons.values()):
-        spoiled = [point for point in defended if reasons.get(point.place) == reason]
-        under = _under(spoiled, defended)
-        sentences.append(f"{under}, the joint model is {reason}: such a defense is not recommended.")
-    return sentences
+    by_reason: dict[str, list[Point]] = {}
+    for point in spoiled:
+        by_reason.setdefault(useless[point.place].why, []).append(point)
+    return [
+        f"{_under(points, defended)}, the joint model is {reason}: such a defense is not recommended."
+        for reason, points in by_reason.items()
+    ]
 
 
-def _in_part(
-    tested: Coverage, start: Point, defended: Sequence[Point], attacks: Sequence[Point], adversary: str
+def _not_recommended(
+    summary: Summary, run: Sequence[str], start: Point, defended: Sequence[Point], useful: Sequence[Point]
 ) -> str:
+    """Return why no defense is recommended; empty if one may be."""
+    if summary.not_run and defended:
+        return _in_part(summary, run, start, defended)
+    if any(set(point.statuses) - set(USABLE) for point in defended):
+        return "No defense is recommended: some results are missing or failed, and the leak may be larger there."
+    return "No defense is recommended." if defended and not useful else ""
+
+
+def _in_part(summary: Summary, run: Sequence[str], start: Point, defended: Sequence[Point]) -> str:
     """Return how strong the attacks were that ran, where others could be mounted: no defense is recommended.
 
     A strength gives away more than *alone* if the interval of an attack on some rows shows it.
     """
-    ran, every = len(tested.run), len(tested.run) + len(tested.not_run)
+    ran, every = len(run), count(len(run) + len(summary.not_run), "attack")
+    others = f"may infer far more: {way_to_run(summary)} to run them."
     if not ran:  # nothing but baselines, which read no message
-        none_of = f"none of the {count(every, 'attack')} that it could mount was run"
-        return f"No defense is recommended: {none_of}; they may infer far more: {tested.rest} to run them."
-    leaks = {point.place: _leaks(point, attacks) for point in defended}
-    attacked = [p for p in defended if any(leak.alone is None or _more_than_alone(leak) for leak in leaks[p.place])]
-    who = tested.run[0] if ran == 1 else "the strongest of them"
-    most = {place: max(some, key=_gain) for place, some in leaks.items()}
+        return f"No defense is recommended: none of the {every} that it could mount was run; they {others}"
+    leaks = {point.place: _leaks(point, summary.points) for point in defended}
+    attacked = [p for p in defended if any(leak.alone is None or _is_more_than_alone(leak) for leak in leaks[p.place])]
+    who = run[0] if ran == 1 else "the strongest of them"
+    most = {place: max(at_place, key=_gain) for place, at_place in leaks.items()}
     reached = []
     if attacked:
         reached.append(f"{_under(attacked, defended)}, {who} reaches {_range([most[p.place] for p in attacked])}")
     if alone := [point for point in defended if point not in attacked]:
-        those = "the attacks that ran reach" if ran != 1 else f"{tested.run[0]} reaches"
+        those = "the attacks that ran reach" if ran != 1 else f"{run[0]} reaches"
         leak = max((most[point.place] for point in alone), key=_gain)
         reached.append(
-            f"{_under(alone, defended)}, {those} no more than {adversary} does without joining, as far as "
+            f"{_under(alone, defended)}, {those} no more than {summary.adversary} does without joining, as far as "
             f"{count(leak.n, 'seed')} show{'s' * (leak.n == 1)} ({_range([leak])}, {_two(leak.alone)} without "
             f"joining){_large_costs(start, alone, defended)}"
         )
     return (
-        f"No defense is recommended: only {ran} of the {count(every, 'attack')} that it could mount, on this and other "
-        f"targets, {'was' if ran == 1 else 'were'} run ({listed(tested.run)}). {'. '.join(reached)}; the others may "
-        f"infer far more: {tested.rest} to run them."
+        f"No defense is recommended: only {ran} of the {every} that it could mount, on this and other "
+        f"targets, {'was' if ran == 1 else 'were'} run ({list_first(run)}). {'. '.join(reached)}; the others {others}"
     )
 
 
 def _leaks(point: Point, attacks: Sequence[Point]) -> list[Leak]:
-    """Return the leaks at the place of a headline, its own and those of all attacks on the same, on all rows."""
+    """Return the leaks at the place of a headline, that and those of all attacks on the same, on all rows."""
     same = [p for p in attacks if (p.place, p.target) == (point.place, point.target)]
     return [leak for p in (point, *same) for leak in (p.leak, p.leak_train) if leak.mean is not None]
 
 
+def _cost(start: Point, point: Point) -> float:
+    return (start.utility.mean or 0.0) - (point.utility.mean or 0.0)
+
+
 def _large_costs(start: Point, points: Sequence[Point], defended: Sequence[Point]) -> str:
     """Return which defenses cost more than two points of utility, and how many."""
-    costs = [(start.utility.mean or 0.0) - (point.utility.mean or 0.0) for point in points]
-    large = [
-        f"{100 * cost:.1f} with {name}"
-        for cost, name in zip(costs, _names(points, defended), strict=True)
-        if cost > LARGE_COST
-    ]
+    named = zip(points, _names(points, defended), strict=True)
+    large = [f"{100 * _cost(start, p):.1f} with {name}" for p, name in named if _cost(start, p) > LARGE_COST]
     return f", at a cost in points of utility of {' and '.join(large)}" if large else ""
 
 
@@ -327,15 +291,14 @@ def _under(points: Sequence[Point], defended: Sequence[Point]) -> str:
     """Return under which of the defenses, all of them if so."""
     if len(points) == len(defended):
         return "Under the tested defenses"
-    names = listed(_names(points, defended))
+    names = list_first(_names(points, defended))
     return f"Under {names if ' and ' in names else ' and '.join(names.rsplit(', ', 1))}"
 
 
 def _range(leaks: Sequence[Leak]) -> str:
     """Return the measure with the least and the largest leak."""
     means = [_two(mean) for mean in sorted(leak.mean or 0.0 for leak in leaks)]
-    metric = leaks[0].metric
-    return f"{NAMES.get(metric, metric)} {' to '.join(dict.fromkeys([means[0], means[-1]]))}"
+    return f"{_metric(leaks[0])} {' to '.join(dict.fromkeys([means[0], means[-1]]))}"
 
 
 def _left(start: Point, defended: Sequence[Point], *, several: bool) -> str:
@@ -345,16 +308,15 @@ def _left(start: Point, defended: Sequence[Point], *, several: bool) -> str:
     """
     if not defended:
         return ""
-    costs = {id(point): (start.utility.mean or 0.0) - (point.utility.mean or 0.0) for point in defended}
-    cheap = [point for point in defended if costs[id(point)] <= LARGE_COST]
-    best = min(cheap or defended, key=lambda point: (_beyond_alone(point)[1], costs[id(point)]))
-    cost = 100 * costs[id(best)]
-    price = f"at a cost of {cost:.1f} points of utility" if cost >= 0.05 else "at no cost in utility"
-    method = f"{best.method} with " if several else ""
+    cheap = [point for point in defended if _cost(start, point) <= LARGE_COST]
+    best = min(cheap or defended, key=lambda point: (_beyond_alone(point)[1], _cost(start, point)))
     within = " that costs at most two points of utility" if cheap else ""
     if not _is_lower(start, best):
         return f"No tested defense{within} is shown to lower this."
+    cost = 100 * _cost(start, best)
+    price = f"at a cost of {cost:.1f} points of utility" if cost >= 0.05 else "at no cost in utility"
     price += "" if cheap else "; each one costs more than two"
+    method = f"{best.method} with " if several else ""
     before, after = _by_rows(start), _by_rows(best)
     rows = max(before.keys() & after.keys(), key=lambda name: _gain(before[name]))
     leak = after[rows]
@@ -362,7 +324,7 @@ def _left(start: Point, defended: Sequence[Point], *, several: bool) -> str:
     return (
         f"By the upper end of the interval, the best defense{within} is {method}{best.defense} at strength "
         f"{best.strength:g}: on {ROWS.get(rows, rows)} it leaves {_two(leak.mean)} (interval up to "
-        f"{_two(_upper(leak))}{alone}), {price}.{_sure_of(before[rows], leak)}"
+        f"{_two(leak.upper)}{alone}), {price}.{_sure_of_class(before[rows], leak)}"
     )
 
 
@@ -379,7 +341,7 @@ def _gain(leak: Leak) -> float:
 def _beyond_alone(point: Point) -> tuple[float, float]:
     """Return the largest mean and upper end beyond *alone* on the same rows, of all kinds of rows."""
     leaks = _by_rows(point).values()
-    return max(map(_gain, leaks)), max(_upper(leak) - (leak.alone or 0.0) for leak in leaks)
+    return max(map(_gain, leaks)), max(leak.upper - (leak.alone or 0.0) for leak in leaks)
 
 
 def _is_lower(start: Point, left: Point) -> bool:
@@ -388,41 +350,25 @@ def _is_lower(start: Point, left: Point) -> bool:
     The latter is what counts where *alone* is high and varies more than the little that is left to be gained.
     """
     mean, upper = (a - b for a, b in zip(_beyond_alone(start), _beyond_alone(left), strict=True))
-    gave, gives = (any(map(_more_than_alone, _by_rows(point).values())) for point in (start, left))
+    gave, gives = (any(map(_is_more_than_alone, _by_rows(point).values())) for point in (start, left))
     has_alone = all(leak.alone is not None for leak in _by_rows(left).values())
     return mean >= LEAST_GAIN and (upper >= LEAST_GAIN or (has_alone and gave and not gives))
 
 
-def _sure_of(before: Leak, after: Leak) -> str:
-    """Return how many rows of a class are known almost for certain, where *alone* is high."""
-    shares = [leak.get(SURE) for leak in (after.others, before.others, after.alone_others)]
-    if (after.alone or 0.0) < HIGH or None in shares:
-        return ""
-    left, undefended, alone = map(_percent, shares)
-    return (
-        f" At a false-positive rate of 0.1 %, {left} of the rows of a class are identified ({undefended} without the "
-        f"defense, {alone} without joining)."
-    )
-
-
-def _untested(tested: Coverage, undefended: str) -> str:
+def _untested(summary: Summary) -> str:
     """Return what was not tested."""
-    not_run, left_out = count(len(tested.not_run), "attack"), count(tested.left_out, "attack")
-    mountable = f"{not_run} that it could mount on this and other targets ({tested.rest} to run them)"
-    parts = [mountable] * bool(tested.not_run)
-    parts += [f"{left_out} that could not be run on this material"] * bool(tested.left_out)
+    not_run, left_out = count(len(summary.not_run), "attack"), count(len(summary.left_out), "attack")
+    mountable = f"{not_run} that it could mount on this and other targets ({way_to_run(summary)} to run them)"
+    parts = [mountable] * bool(summary.not_run)
+    parts += [f"{left_out} that could not be run on this material"] * bool(summary.left_out)
     if not parts:
-        return f"No {'further ' * (undefended != UNDEFENDED)}defense was tested."
+        return f"No {'further ' * (summary.undefended != UNDEFENDED)}defense was tested."
     return f"Not tested: {', and '.join(parts)}. The leak may be larger."
 
 
-def _more_than_alone(leak: Leak) -> bool:
+def _is_more_than_alone(leak: Leak) -> bool:
     low = leak.advantage_ci95[0]
     return (leak.advantage or 0.0) > 0 and (low is None or low > 0)
-
-
-def _upper(leak: Leak) -> float:
-    return leak.ci95[1] if leak.ci95[1] is not None else (leak.mean or 0.0)
 
 
 def _two(value: float | None) -> str:
@@ -430,7 +376,3 @@ def _two(value: float | None) -> str:
         return "unknown"
     text = f"{round(value, 2) + 0.0:.2f}"  # no -0.00
     return text.replace("0.", ".", 1) if abs(value) < 1 else text
-
-
-def _percent(share: float | None) -> str:
-    return "unknown" if share is None else f"{100 * share:.0f} %"

@@ -2,6 +2,7 @@
 
 ``manifest.json`` names each requested result by its key in ``records.jsonl``. It holds the settings, the hashes of data
 and plug-ins, and the environment as plain data, so that a report neither imports the plug-ins nor opens the data.
+Limits, sweeps and leaks of groups of rows have files beside it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+
+from vflsec.results.records.schema import Maybe
 
 NO_ADVERSARY = "no adversary"
 """The name of the attack on a method that has no adversary."""
@@ -158,8 +161,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def undefended(self) -> str:
         """What strength 0 has: the defenses that are in every training, or no defense."""
-        own = self.settings.get("fixed") or []
-        return " + ".join(f"{one['name']} {one['strength']:.4g}" for one in own) or UNDEFENDED
+        fixed = self.settings.get("fixed") or []
+        return " + ".join(f"{defense['name']} {defense['strength']:.4g}" for defense in fixed) or UNDEFENDED
 
     def faults(self) -> Iterator[str]:
         """Yield the faults of a manifest that no evaluation can have written."""
@@ -175,3 +178,95 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         seeds = {row.seed for row in self.rows}
         if not self.rows or seeds != set(range(len(seeds))) or len(seeds) != self.seeds:
             yield f"its {self.seeds} seeds are not those of its rows"
+
+
+class RunLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The limits of one run.
+
+    Attributes:
+        max_leak: on the leak, by attack.
+        min_utility: on the utility; None for no limit.
+        max_undetected: on an advantage that could have been overlooked; None for no limit.
+    """
+
+    max_leak: dict[str, float] = {}
+    min_utility: float | None = None
+    max_undetected: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check that limits are numbers to which a result can be compared."""
+        for value in (*self.max_leak.values(), self.min_utility, self.max_undetected):
+            if value is not None and not 0 <= value <= 1:
+                raise ValueError(f"expected finite limits from 0 to 1, found {value:g}")
+
+
+class SweepPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One evaluation of a sweep.
+
+    Attributes:
+        name: of its folder in ``points``.
+        values: of the settings that differ, by path.
+    """
+
+    name: str
+    values: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        """Refuse names that lead elsewhere."""
+        if not self.name or {"/", "\\", "\0"} & set(self.name) or self.name in (".", ".."):
+            raise ValueError(f"{self.name!r} is no name of a point")
+
+
+class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a sweep varies.
+
+    Attributes:
+        axes: the values of each setting, by path.
+        paired: whether the values belong together in their order; else every combination is a point.
+        points: in the order of the axes.
+    """
+
+    axes: dict[str, list[Any]]
+    paired: bool
+    points: list[SweepPoint]
+
+
+class Subgroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One group of rows.
+
+    Attributes:
+        group: the category, or the interval of a number.
+        n: rows per seed.
+        by_seed: the leak; empty if the group has too few rows of a class.
+        ci95_rows: of the first seed.
+    """
+
+    group: str
+    n: int
+    by_seed: dict[int, float] = {}
+    ci95_rows: tuple[Maybe, Maybe] = (None, None)
+
+
+class Subgroups(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one attack on labels leaks of each group of rows, at one method, defense and strength.
+
+    Attributes:
+        keys: of its results, one for each seed.
+        rows: the split that the leak is reported on.
+        p: of the test that all groups leak the same; None with fewer than two groups that are large enough.
+    """
+
+    column: str
+    keys: list[str]
+    rows: str
+    metric: str
+    groups: list[Subgroup]
+    p: Maybe
+
+
+def to_text(value: Any) -> str:
+    """Return a setting as text: a number is short if nothing is lost, else in full, so that no two look the same."""
+    if not isinstance(value, float):
+        return str(value)
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
