@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.attacks.model_completion import ModelCompletion
-from vflsec.base.checks import expect_known, non_negative, positive
+from vflsec.base.checks import non_negative
 from vflsec.base.errors import UsageError
 
 TINY = 1e-7
@@ -66,10 +66,8 @@ class ActiveModelCompletion(ModelCompletion):
         super().__init__(
             mode=mode, freeze_bottom=freeze_bottom, layers=layers, epochs=epochs, steps=steps, lr=lr, batch=batch
         )
-        expect_known(("adam", "sgd"), base=base)
         non_negative(gamma=gamma)
-        positive(largest=largest)
-        if largest < 1:
+        if not largest >= 1:
             raise UsageError(
                 f"expected largest >= 1, got {largest}: a malicious update is never smaller than an honest one"
             )
@@ -112,9 +110,9 @@ class _Malicious(torch.optim.Optimizer):
         parameter.sub_(update, alpha=lr)
 
     def _momentum(self, state: dict[str, Any], grad: Tensor) -> Tensor:
-        state["momentum"] = 0.9 * state["momentum"] + grad if "momentum" in state else grad.clone()
-        found: Tensor = state["momentum"]
-        return found
+        velocity = 0.9 * state["momentum"] + grad if "momentum" in state else grad.clone()
+        state["momentum"] = velocity
+        return velocity
 
 
 def _adam(state: dict[str, Any], grad: Tensor) -> Tensor:
@@ -122,5 +120,5 @@ def _adam(state: dict[str, Any], grad: Tensor) -> Tensor:
     step = state["step"] = state.get("step", 0) + 1
     mean = state["mean"] = 0.9 * state.get("mean", torch.zeros_like(grad)) + 0.1 * grad
     square = state["square"] = 0.999 * state.get("square", torch.zeros_like(grad)) + 0.001 * grad * grad
-    found: Tensor = (mean / (1 - 0.9**step)) / ((square / (1 - 0.999**step)).sqrt() + 1e-8)
-    return found
+    update: Tensor = (mean / (1 - 0.9**step)) / ((square / (1 - 0.999**step)).sqrt() + 1e-8)
+    return update

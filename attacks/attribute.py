@@ -12,7 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from vflsec.attacks.fusion import AttributeFusion
-from vflsec.base.checks import expect_known, positive, positive_or_none
+from vflsec.base.checks import positive, positive_or_none
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.message import Kind
@@ -88,8 +88,6 @@ class AttributeInference(Attack):
         folds: int = 5,
         releases: int | None = None,
     ) -> None:
-        if reads is not None:
-            expect_known(("received", "both", "own"), reads=reads)
         positive(folds=folds)
         positive_or_none(releases=releases)
         self.folds = folds
@@ -126,16 +124,16 @@ class AttributeInference(Attack):
 
         def best(choices: Sequence[Inputs]) -> AttributeFit:
             fits = [AttributeFit(searched(x[view.aux_split].cpu().numpy()[rows], y, folds, seed), x) for x in choices]
-            return max(fits, key=lambda fit: fit.found.value)
+            return max(fits, key=lambda fit: fit.result.value)
 
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ConvergenceWarning)
             of_single, of_means = best(single), [best(choices) for choices in means]
         candidates = of_means if self.releases and of_means else [of_single, *of_means]
-        of_train = max(candidates, key=lambda fit: fit.found.value)
+        of_train = max(candidates, key=lambda fit: fit.result.value)
         fits = dict.fromkeys(of_single.inputs, of_single) | {view.aux_split: of_train}
         scores = {
-            split: log_probabilities(fit.found.model, fit.inputs[split], view.n_classes) for split, fit in fits.items()
+            split: log_probabilities(fit.result.model, fit.inputs[split], view.n_classes) for split, fit in fits.items()
         }
         if self._reads_all and has_several_releases(view, sender=view.victim):
             of_kernels = fused_classes(view.knowing(torch.nonzero(torch.from_numpy(known))[:, 0]), rng)
@@ -171,7 +169,7 @@ def _standardized(inputs: Mapping[str, Tensor], split: str) -> Inputs:
 class AttributeFit(NamedTuple):
     """A classifier and its inputs."""
 
-    found: Searched
+    result: Searched
     inputs: Inputs
 
 

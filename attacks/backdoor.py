@@ -79,9 +79,9 @@ class Backdoor(IntegrityAttack):
             raise UsageError(f"backdoor: expected a known row of class {self.aim}, got none: raise aux.n")
         if self.columns > x.shape[1]:
             raise UsageError(f"backdoor: expected columns <= {x.shape[1]} of {view.party}, got {self.columns}")
-        own = x[:, -self.columns :]
+        last = x[:, -self.columns :]
         high = torch.arange(self.columns, device=x.device) % 2 == 0
-        ends = torch.where(high, own.amax(dim=0), own.amin(dim=0))
+        ends = torch.where(high, last.amax(dim=0), last.amin(dim=0))
         self._values = ends if self.value is None else torch.full_like(ends, self.value)
         self._known = _mask(known, len(x))
         others = (~self._known).nonzero()[:, 0]

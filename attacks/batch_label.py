@@ -141,18 +141,18 @@ def summed(releases: Releases, layers: Sequence[Layer]) -> Sums:
     values: list[list[Tensor]] = [[] for _ in layers]
     for indices in releases.by_message():
         rows, g = releases.rows[indices], releases.values[indices]
-        own = [span(layer.inputs[rows].to(g.dtype)) for layer in layers]
-        observed = [basis.T @ block for basis, block in zip(own, torch.split(g, widths, dim=1), strict=True)]
-        rank = sum(basis.shape[1] * width for basis, width in zip(own, widths, strict=True)) / sum(widths)
-        norm = torch.cat([one.flatten() for one in observed]).norm().clamp_min(torch.finfo(g.dtype).tiny)
+        spans = [span(layer.inputs[rows].to(g.dtype)) for layer in layers]
+        observed = [basis.T @ block for basis, block in zip(spans, torch.split(g, widths, dim=1), strict=True)]
+        rank = sum(basis.shape[1] * width for basis, width in zip(spans, widths, strict=True)) / sum(widths)
+        norm = torch.cat([block.flatten() for block in observed]).norm().clamp_min(torch.finfo(g.dtype).tiny)
         batches.append(rows)
-        for party, basis in enumerate(own):
+        for party, basis in enumerate(spans):
             bases[party].append(basis)
             values[party].append(observed[party] * rank**0.5 / norm)
     return Sums(
         rows=pad_sequence(batches, batch_first=True),
-        basis=[_padded(one) for one in bases],
-        values=[pad_sequence(one, batch_first=True) for one in values],
+        basis=[_padded(of_batches) for of_batches in bases],
+        values=[pad_sequence(of_batches, batch_first=True) for of_batches in values],
         shared=torch.bincount(releases.rows, minlength=releases.n_rows).clamp_min(1)[:, None],
     )
 
@@ -175,9 +175,7 @@ def last_layers(view: View) -> list[Layer]:
     model, x = view.model, view.features["train"]
     assert model is not None
     if isinstance(model, SideBySide):
-        return [
-            last_layer(one, own) for one, own in zip(model.models, torch.split(x, model.columns, dim=1), strict=True)
-        ]
+        return list(map(last_layer, model.models, torch.split(x, model.columns, dim=1)))
     return [last_layer(model, x)]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 
 from vflsec.base.checks import non_negative, positive, positive_or_none
@@ -52,7 +50,7 @@ class BoostingReplay(Attack):
     needs = frozenset({Need.FEATURES, Need.NODES, Need.AUX_LABELS})
     reference = "this project; Chen and Guestrin 2016 (XGBoost), equation 5; Cheng et al. 2021 (SecureBoost)"
     verified = "the scores of trainings of which all nodes and labels are known, left-out values against a naive loop"
-    differs: ClassVar[tuple[str, ...]] = (THRESHOLD,)
+    differs = (THRESHOLD,)
     costs = (
         "six times instance-space after its principal components, 24 forests, and 18 fits of labels that explain the "
         "splits, of 20 to 54 replays with products of rows, own bins and nodes"
@@ -65,8 +63,7 @@ class BoostingReplay(Attack):
     def __init__(self, *, replays: int = 2, learning_rate: float | None = None, l2: float | None = None) -> None:
         positive(replays=replays)
         positive_or_none(learning_rate=learning_rate)
-        if l2 is not None:
-            non_negative(l2=l2)
+        non_negative(l2=0 if l2 is None else l2)
         self.replays = replays
         self.learning_rate = learning_rate
         self.l2 = l2
@@ -77,6 +74,6 @@ class BoostingReplay(Attack):
         Where all nodes are withheld, or with a single auxiliary row, it is the guess of ``instance-space``.
         """
         first = regressed(view, rng)
-        found = guesses(view, first, rng, Settings(self.replays, self.learning_rate, self.l2))
-        scores = {split: pooled(opinions, view.aux_labels) for split, opinions in found.items()}
+        by_split = guesses(view, first, rng, Settings(self.replays, self.learning_rate, self.l2))
+        scores = {split: pooled(opinions, view.aux_labels) for split, opinions in by_split.items()}
         return Guess(scores or first.scores, budget={"candidates": first.tried, "replays": self.replays})

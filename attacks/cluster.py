@@ -13,7 +13,7 @@ from sklearn.mixture import GaussianMixture
 from torch import Tensor
 from torch.nn import functional as F
 
-from vflsec.base.checks import expect_known, positive
+from vflsec.base.checks import positive
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.message import Kind
@@ -49,7 +49,6 @@ class Cluster(Attack):
     fails = "if classes overlap, or if the clusters are not the classes"
 
     def __init__(self, *, source: Literal["gradient", "embedding"] = "gradient", starts: int = 5) -> None:
-        expect_known(("gradient", "embedding"), source=source)
         positive(starts=starts)
         self.source = source
         self.starts = starts
@@ -84,7 +83,7 @@ class Cluster(Attack):
             return {"train": releases.mean(F.normalize(releases.values, dim=1))}
         assert view.model is not None
         with torch.no_grad():
-            embedded = {split: view.model(own) for split, own in view.features.items()}
+            embedded = {split: view.model(x) for split, x in view.features.items()}
         return {split: standardized(h, embedded["train"]) for split, h in embedded.items()}
 
 

@@ -100,9 +100,9 @@ class GenerativeRegressionNetwork(Attack):
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return the columns (n, d) of every split with observed predictions."""
         federation = _KnownFederation(view)
-        own = {split: view.features[split].float() for split in federation.splits}
-        d, where = view.n_classes, next(iter(own.values())).device
-        p = next(iter(own.values())).shape[1]
+        columns = {split: view.features[split].float() for split in federation.splits}
+        first = next(iter(columns.values()))
+        d, p, where = view.n_classes, first.shape[1], first.device
         last = nn.Linear(64, d)
         nn.init.zeros_(last.weight)  # the first guess is the mean
         with torch.no_grad():
@@ -118,13 +118,13 @@ class GenerativeRegressionNetwork(Attack):
             r = torch.randn(len(x), d, generator=rng).to(where)
             return within(generator(torch.cat([x, r], dim=1)), view.layout)
 
-        rows = [(split, i) for split, x in own.items() for i in torch.split(torch.arange(len(x)), 100_000)]
+        rows = [(split, i) for split, x in columns.items() for i in torch.split(torch.arange(len(x)), 100_000)]
         sizes = torch.tensor([float(len(i)) for _, i in rows])
         losses = []
         for _ in range(self.steps):
             split, among = rows[int(torch.multinomial(sizes, 1, generator=rng))]
             chosen = among[torch.randint(len(among), (self.batch,), generator=rng)].to(where)
-            guessed = generated(own[split][chosen])
+            guessed = generated(columns[split][chosen])
             misfit = F.mse_loss(federation.predicted(split, chosen, guessed), federation.observed[split][chosen])
             loss = misfit + self.penalty * (guessed.var(dim=0) - 1).clamp_min(0).mean()
             optimizer.zero_grad()
@@ -132,10 +132,10 @@ class GenerativeRegressionNetwork(Attack):
             optimizer.step()
             losses.append(float(loss.detach()))
         with torch.no_grad():
-            found = {
-                split: torch.stack([generated(x) for _ in range(self.draws)]).mean(dim=0) for split, x in own.items()
+            guesses = {
+                s: torch.stack([generated(x) for _ in range(self.draws)]).mean(dim=0) for s, x in columns.items()
             }
-        return Guess(found, converged=not still_falling(losses), budget={"updates": self.steps})
+        return Guess(guesses, converged=not still_falling(losses), budget={"updates": self.steps})
 
 
 class _KnownFederation:
@@ -154,7 +154,7 @@ class _KnownFederation:
             m.sender for m in view.messages if m.kind is Kind.EMBEDDING and m.receiver == view.party
         )
         received = {sender: latest(view, Kind.EMBEDDING, sender=sender) for sender in senders}
-        self.splits = [split for split in view.features if all(split in found for found in received.values())]
+        self.splits = [split for split in view.features if all(split in by_split for by_split in received.values())]
         for module in (self._top, self._f, view.model):
             assert module is not None
             module.eval().requires_grad_(False)

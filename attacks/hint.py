@@ -66,10 +66,10 @@ class Hint(Attack):
     def _nearness(self, releases: Releases, indices: Tensor, known: list[Tensor]) -> Tensor:
         """Return the negative distance (n, C) of each observation to the nearest hint of each class, over the mean."""
         values, rows = releases.values[indices], releases.rows[indices]
-        found = values.new_full((len(indices), len(known)), torch.nan)
+        distances = values.new_full((len(indices), len(known)), torch.nan)
         for c, hints in enumerate(known):
             near = values[torch.isin(rows, hints)]
             if len(near):
-                found[:, c] = torch.cdist(values, near).amin(dim=1)
-        scaled = found / found.nanmean().clamp_min(torch.finfo(values.dtype).tiny)
+                distances[:, c] = torch.cdist(values, near).amin(dim=1)
+        scaled = distances / distances.nanmean().clamp_min(torch.finfo(values.dtype).tiny)
         return -scaled.nan_to_num(1.0)  # a class without a hint in this epoch is at the mean distance

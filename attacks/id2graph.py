@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -12,8 +11,7 @@ from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 
-from vflsec.base.checks import positive
-from vflsec.base.errors import UsageError
+from vflsec.base.checks import positive_or_none, share
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.scaling import standardized
@@ -49,7 +47,7 @@ class ID2Graph(Attack):
     wants = frozenset({Need.AUX_LABELS})
     reference = "Takahashi, Liu, Liu 2023, arXiv 2307.10318"
     verified = "planted communities, whose labels it recovers without knowing any"
-    differs: ClassVar[tuple[str, ...]] = (
+    differs = (
         "Communities come from leading eigenvectors and k-means; the source uses Louvain's method, whose graph has an "
         "edge for each two rows of a node: too many for tens of thousands of rows.",
         "Auxiliary labels, if there are any, name the clusters; the source leaves them unnamed.",
@@ -59,10 +57,8 @@ class ID2Graph(Attack):
     fails = "if nodes are withheld, or if the largest difference between rows is not that between classes"
 
     def __init__(self, *, communities: int | None = None, columns: float = 0.5) -> None:
-        if communities is not None:
-            positive(communities=communities)
-        if not 0 <= columns <= 1:
-            raise UsageError(f"expected 0 <= columns <= 1, got {columns}: it is a share of the variance")
+        positive_or_none(communities=communities)
+        share(columns=columns)
         self.communities = communities
         self.columns = columns
 
@@ -70,9 +66,9 @@ class ID2Graph(Attack):
         """Return scores (n, C) of the training rows: the negative squared distance to the center of each cluster."""
         split, n_classes = view.aux_split, view.n_classes
         seed = int(torch.randint(2**31, (), generator=rng))
-        own = np.asarray(matrix_of(view.features[split]), dtype=np.float64)
-        parts = [_scaled(own, self.columns)]
-        wanted = min(self.communities or 2 * n_classes, len(own))
+        x = np.asarray(matrix_of(view.features[split]), dtype=np.float64)
+        parts = [_scaled(x, self.columns)]
+        wanted = min(self.communities or 2 * n_classes, len(x))
         for other in partners(view):
             for points, values in components(view, other).values():
                 leading = (points * values**2)[:, : max(1, n_classes)]  # an eigenvector times its eigenvalue
@@ -104,6 +100,6 @@ def _clustered(x: NDArray[np.float64], clusters: int, seed: int) -> KMeans:
 
 def _scaled(x: NDArray[np.float64], variance: float) -> NDArray[np.float64]:
     """Return columns ``x`` (n, k), each standardized, with the given total variance."""
-    found = standardized(torch.from_numpy(x))
-    scaled: NDArray[np.float64] = (found * (variance / found.any(dim=0).sum().clamp_min(1)).sqrt()).numpy()
+    z = standardized(torch.from_numpy(x))
+    scaled: NDArray[np.float64] = (z * (variance / z.any(dim=0).sum().clamp_min(1)).sqrt()).numpy()
     return scaled

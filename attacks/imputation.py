@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 
-from vflsec.base.checks import expect_known, positive
+from vflsec.base.checks import positive
 from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.column_regression import Model, regressed_columns
@@ -39,13 +37,10 @@ class Imputation(Attack):
     needs = frozenset({Need.FEATURES, Need.AUX_LABELS})
     reference = "none: the baseline 'alone' of attacks on columns"
     verified = "scikit-learn's own estimators"
-    differs: ClassVar[tuple[str, ...]] = ()
     costs = "a ridge regression for each column; from 300 auxiliary rows on, a small network"
     fails = "if the parties' columns are independent, or with too few auxiliary rows to see a dependence"
 
     def __init__(self, *, victim: str | None = None, model: Model | None = None, hidden: int = 32) -> None:
-        if model is not None:
-            expect_known(("ridge", "mlp", "better"), model=model)
         positive(hidden=hidden)
         self.victim = victim
         self.model = model

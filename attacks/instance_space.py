@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 
 from vflsec.core.attack import Attack
@@ -30,7 +28,7 @@ class InstanceSpaces(Attack):
     needs = frozenset({Need.NODES, Need.AUX_LABELS})
     reference = "Cheng et al. 2021 (SecureBoost), arXiv 1901.08755; Rasmussen and Williams 2006, chapter 2"
     verified = "labels of a tree whose leaves are pure, chance for trees that were grown at random"
-    differs: ClassVar[tuple[str, ...]] = (
+    differs = (
         "The source bounds the purity of leaves of the first tree; all trees are read here, and classes are regressed.",
         THRESHOLD,
     )
@@ -39,5 +37,5 @@ class InstanceSpaces(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, C) of the training rows, and of test rows if the party is told any node of them."""
-        found = regressed(view, rng)
-        return Guess(found.scores, budget={"candidates": found.tried})
+        result = regressed(view, rng)
+        return Guess(result.scores, budget={"candidates": result.tried})

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vflsec.attacks.imputation import Imputation
-from vflsec.base.checks import expect_known, positive, positive_or_none
+from vflsec.base.checks import positive, positive_or_none
 from vflsec.core.attack import Attack
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
@@ -72,8 +72,6 @@ class BlackBoxInversion(Attack):
         own: bool = True,
         releases: int | None = None,
     ) -> None:
-        if model is not None:
-            expect_known(("ridge", "mlp", "better"), model=model)
         positive(hidden=hidden)
         positive_or_none(releases=releases)
         self.victim = victim

@@ -111,14 +111,14 @@ class WhiteBoxInversion(Attack):
             h = received[view.aux_split] = self._averaged(f, view)
             noise[view.aux_split] = _noise(f, view, h, h)
         mean, root = _prior(view, received, rng)
-        found, unsettled = {}, 0
+        guesses, unsettled = {}, 0
         for split, h in received.items():
             parts = zip(torch.split(h, self.rows), torch.split(mean[split], self.rows), strict=True)
             solved = [_minimized(Objective(f, part, m, root, noise[split]), self.steps) for part, m in parts]
-            found[split] = on_simplex(torch.cat([x for x, _ in solved]), view.layout)
+            guesses[split] = on_simplex(torch.cat([x for x, _ in solved]), view.layout)
             unsettled += sum(count for _, count in solved)
         converged = unsettled <= SETTLED * sum(len(h) for h in received.values())
-        return Guess(found, converged=converged, budget={"steps": self.steps})
+        return Guess(guesses, converged=converged, budget={"steps": self.steps})
 
     def _averaged(self, f: nn.Module, view: View) -> Tensor:
         """Return the mean (n, k) of last releases that is closest to f on the auxiliary rows."""
@@ -181,13 +181,13 @@ def _prior(view: View, received: dict[str, Tensor], rng: torch.Generator) -> tup
     if n_aux < FEWEST or view.aux_split not in received:
         means = {split: torch.zeros(len(h), d, dtype=h.dtype, device=where) for split, h in received.items()}
         return means, torch.eye(d, dtype=first.dtype, device=where)
-    own = [dict(view.features)]
+    columns = [dict(view.features)]
     folds = torch.randperm(n_aux, generator=rng) % min(5, n_aux)
-    guessed = regressed_columns(own, view, rng=rng).scores
+    guessed = regressed_columns(columns, view, rng=rng).scores
     errors = torch.empty(n_aux, d, dtype=torch.float64)
     for k in range(int(folds.max()) + 1):
         fitted = view.knowing(torch.nonzero(folds != k)[:, 0])
-        scores = regressed_columns(own, fitted, rng=rng).scores[view.aux_split]
+        scores = regressed_columns(columns, fitted, rng=rng).scores[view.aux_split]
         errors[folds == k] = (view.aux_labels.cpu() - scores[view.aux_rows.cpu()])[folds == k]
     covariance = LedoitWolf(assume_centered=True).fit(errors.numpy()).covariance_
     root = torch.from_numpy(np.linalg.cholesky(covariance + 1e-9 * np.eye(d))).to(where)
@@ -211,7 +211,7 @@ class Objective(NamedTuple):
     root: Tensor
     noise: Tensor
 
-    def of(self, rows: Tensor) -> Objective:
+    def select(self, rows: Tensor) -> Objective:
         """Return the objective of some rows."""
         return self._replace(h=self.h[rows], mean=self.mean[rows])
 
@@ -235,11 +235,12 @@ class Objective(NamedTuple):
         u = u.detach()
         r = (self.h / self.noise - scaled.detach())[:, :, None] + a @ u[:, :, None]  # (n, k, 1)
         k, d = a.shape[1:]
+        identity = torch.eye(min(k, d), dtype=a.dtype, device=a.device)
         if k <= d:
-            found: Tensor = a.mT @ torch.linalg.solve(a @ a.mT + torch.eye(k, dtype=a.dtype, device=a.device), r)
+            minimum: Tensor = a.mT @ torch.linalg.solve(a @ a.mT + identity, r)
         else:
-            found = torch.linalg.solve(a.mT @ a + torch.eye(d, dtype=a.dtype, device=a.device), a.mT @ r)
-        return found[:, :, 0]
+            minimum = torch.linalg.solve(a.mT @ a + identity, a.mT @ r)
+        return minimum[:, :, 0]
 
 
 def _minimized(objective: Objective, steps: int) -> tuple[Tensor, int]:
@@ -248,7 +249,7 @@ def _minimized(objective: Objective, steps: int) -> tuple[Tensor, int]:
     value, length = objective.value(u), u.new_ones(len(u))
     rows = torch.arange(len(u), device=u.device)  # those that have not converged
     for _ in range(steps):
-        here, at = objective.of(rows), u[rows]
+        here, at = objective.select(rows), u[rows]
         tried = at + length[rows, None] * (here.gauss_newton(at) - at)
         new = here.value(tried)
         gain = value[rows] - new

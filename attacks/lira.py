@@ -7,7 +7,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vflsec.base.checks import expect_known
 from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.shadows import confidence, even, expect_shadows
@@ -72,9 +71,6 @@ class LikelihoodRatio(Attack):
         variance: Literal["candidate", "global"] | None = None,
     ) -> None:
         even(shadows=shadows)
-        expect_known(("online", "offline"), mode=mode)
-        if variance is not None:
-            expect_known(("candidate", "global"), variance=variance)
         self.shadows = shadows
         self.mode = mode
         self.variance = variance

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
-
 import torch
 
 from vflsec.core.attack import Attack
@@ -29,11 +27,11 @@ class LogisticRegression(Attack):
     baseline = True
     by_row = True
     version = 4
-    side: ClassVar[Literal["passive", "active", "either"]] = "either"
+    side = "either"
     needs = frozenset({Need.FEATURES, Need.AUX_LABELS})
     reference = "none: the baseline 'alone' of this toolkit"
     verified = "scikit-learn's own estimator"
-    differs: ClassVar[tuple[str, ...]] = (THRESHOLD,)
+    differs = (THRESHOLD,)
     costs = "36 small fits"
     fails = "if own columns have little to do with the label, or too few labels are known"
 

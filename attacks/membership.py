@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vflsec.base.checks import expect_known, positive
+from vflsec.base.checks import positive
 from vflsec.base.errors import InsufficientView
 from vflsec.core.attack import Attack
 from vflsec.core.scaling import standardized
@@ -58,8 +58,6 @@ class MembershipInference(Attack):
     fails = "if the model generalizes, which is the usual case: training rows then look like any other"
 
     def __init__(self, *, mode: Literal["loss", "calibrated"] | None = None, folds: int = 5) -> None:
-        if mode is not None:
-            expect_known(("loss", "calibrated"), mode=mode)
         positive(folds=folds)
         self.mode = mode
         self.folds = folds

@@ -150,8 +150,8 @@ class ModelCompletion(Attack):
         for size in {len(view.aux_rows) for view in views}:
             places = [k for k, view in enumerate(views) if len(view.aux_rows) == size]
             torch.manual_seed(seed)
-            found = fit([views[k] for k in places], torch.Generator().manual_seed(seed))
-            guesses |= zip(places, found, strict=True)
+            fitted = fit([views[k] for k in places], torch.Generator().manual_seed(seed))
+            guesses |= zip(places, fitted, strict=True)
         return [guesses[k] for k in range(len(views))]
 
     def _updates(self, labels: int) -> int:
@@ -164,7 +164,7 @@ class ModelCompletion(Attack):
         The gradient is derived by hand; differentiating small batches takes longer than computing them.
         """
         embedded = [_standardized(view) for view in views]
-        x = torch.stack([own["train"][view.aux_rows] for own, view in zip(embedded, views, strict=True)])  # (K, n, d+1)
+        x = torch.stack([h["train"][view.aux_rows] for h, view in zip(embedded, views, strict=True)])  # (K, n, d+1)
         targets = torch.stack([F.one_hot(view.aux_labels, view.n_classes) for view in views]).to(x.dtype)  # (K, n, C)
         first = nn.Linear(x.shape[2] - 1, views[0].n_classes)
         weights = torch.cat([first.weight.T, first.bias[None]]).to(x.device).repeat(len(views), 1, 1)  # (K, d+1, C)
@@ -172,17 +172,17 @@ class ModelCompletion(Attack):
         for _ in range(self.epochs):
             total = torch.zeros(len(views), device=x.device)
             for rows in batches(x.shape[1], self.batch, rng, x.device):
-                own, wanted = x[:, rows], targets[:, rows]
-                log_p = (own @ weights).log_softmax(dim=2)
+                drawn, wanted = x[:, rows], targets[:, rows]
+                log_p = (drawn @ weights).log_softmax(dim=2)
                 total -= (log_p * wanted).sum(dim=(1, 2))
-                slopes = own.mT @ (log_p.exp() - wanted) / len(rows)
+                slopes = drawn.mT @ (log_p.exp() - wanted) / len(rows)
                 adam.step(slopes.add_(weights, alpha=DECAY))
             losses.append(total / x.shape[1])
         by_view = torch.stack(losses, dim=1).tolist()
         budget = {"updates": self._updates(x.shape[1])}
         return [
-            Guess({split: h @ head for split, h in own.items()}, converged=not still_falling(fell), budget=budget)
-            for own, head, fell in zip(embedded, weights, by_view, strict=True)
+            Guess({split: h @ head for split, h in by_split.items()}, converged=not still_falling(fell), budget=budget)
+            for by_split, head, fell in zip(embedded, weights, by_view, strict=True)
         ]
 
     def _networks(self, views: Sequence[View], rng: torch.Generator) -> list[Guess]:
@@ -207,8 +207,8 @@ class ModelCompletion(Attack):
             stack_modules(networks, together)
             fell = self._supervised(together, stack(x), stack(y), rng)
             unstack_modules(together, networks)
-            losses = [own.tolist() for own in runs(fell)]
-        return [self._guess(*own) for own in zip(networks, views, losses, strict=True)]
+            losses = [curve.tolist() for curve in runs(fell)]
+        return list(map(self._guess, networks, views, losses))
 
     def _supervised(self, completed: nn.Module, x: Tensor, y: Tensor, rng: torch.Generator) -> Tensor:
         """Fit a network to rows (n, p) of classes (n,); return the mean loss of each epoch."""
@@ -228,20 +228,20 @@ class ModelCompletion(Attack):
     def _guess(self, completed: nn.Module, view: View, losses: list[float]) -> Guess:
         completed.eval()
         with torch.no_grad():
-            scores = {split: completed(own) for split, own in view.features.items()}
+            scores = {split: completed(x) for split, x in view.features.items()}
         updates = self._updates(len(view.aux_rows))
         return Guess(scores, converged=not still_falling(losses), budget={"updates": updates})
 
     @torch.no_grad()
     def _mixmatch(self, bottom: nn.Module, view: View, rng: torch.Generator) -> tuple[nn.Module, list[float]]:
-        own, n = view.features["train"], view.n_classes
-        known = torch.ones(len(own), dtype=torch.bool, device=own.device)
+        columns, n = view.features["train"], view.n_classes
+        known = torch.ones(len(columns), dtype=torch.bool, device=columns.device)
         known[view.aux_rows] = False
-        others = [own[known]] if view.unlabeled is None else [own[known], view.unlabeled]
-        pool = torch.cat([own[view.aux_rows], *others])  # (n, p), labeled rows first
+        others = [columns[known]] if view.unlabeled is None else [columns[known], view.unlabeled]
+        pool = torch.cat([columns[view.aux_rows], *others])  # (n, p), labeled rows first
         embedded = bottom(pool)  # (n, d)
         labels = F.one_hot(view.aux_labels, n).to(embedded.dtype)
-        head = inference_head(embedded.shape[1], n, self.layers).to(own.device)
+        head = inference_head(embedded.shape[1], n, self.layers).to(columns.device)
         completed = nn.Sequential(bottom, head)
         fitted = head if self.freeze_bottom else completed
         weights, slopes = as_vectors([p for p in completed.parameters() if p.requires_grad])
@@ -250,7 +250,7 @@ class ModelCompletion(Attack):
         average = [values.clone() for values in averaged]  # of BatchNorm's statistics too, as in the source
         losses = []
         for epoch in range(self.epochs):
-            draws = self._draws(len(labels), len(pool), rng).to(own.device)
+            draws = self._draws(len(labels), len(pool), rng).to(columns.device)
             rows = self._rows(draws, pool, embedded, bottom)
             choices = zip(rows, labels[draws.known], draws.partner, draws.share.tolist(), strict=True)
             outputs, expected = [], []
@@ -280,9 +280,9 @@ class ModelCompletion(Attack):
         for draw in draws.split(TOGETHER):
             rows = torch.cat([draw.known, draw.other], dim=1)  # (S, 2B)
             width = rows.shape[1]
-            own = pool.index_select(0, rows.flatten())  # (S 2B, p)
+            drawn = pool.index_select(0, rows.flatten())  # (S 2B, p)
             partners = pool.index_select(0, rows.gather(1, draw.partner).flatten())
-            mixed = torch.lerp(partners, own, draw.share.to(pool.dtype).repeat_interleave(width)[:, None])
+            mixed = torch.lerp(partners, drawn, draw.share.to(pool.dtype).repeat_interleave(width)[:, None])
             if self.freeze_bottom:
                 mixed = bottom(mixed)  # (S 2B, d)
             yield from zip(torch.split(mixed, width), source[rows], strict=True)
@@ -367,9 +367,9 @@ def _is_alike_by_row(view: View) -> bool:
 def _standardized(view: View) -> dict[str, Tensor]:
     """Return the embeddings of each split (n, d + 1) by a frozen bottom model, standardized, with a column of ones."""
     assert view.model is not None
-    h = {split: view.model.eval()(own) for split, own in view.features.items()}
+    h = {split: view.model.eval()(x) for split, x in view.features.items()}
     scale = Standardize(h["train"])
-    return {split: torch.cat([scale(own), torch.ones_like(own[:, :1])], dim=1) for split, own in h.items()}
+    return {split: torch.cat([scale(x), torch.ones_like(x[:, :1])], dim=1) for split, x in h.items()}
 
 
 def inference_head(width: int, n_classes: int, layers: int) -> nn.Sequential:

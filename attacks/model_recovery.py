@@ -34,7 +34,6 @@ class ModelRecovery(Attack):
     target = "parameters"
     needs = frozenset({Need.PARAMETERS})
     reference = "none: the arithmetic of an average"
-    differs = ()
     verified = "equality with the victim's parameters"
     costs = "one pass over the messages"
     fails = (
@@ -48,17 +47,16 @@ class ModelRecovery(Attack):
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return the deviation (P, 1) of the victim's parameters from the mean."""
         assert view.victim is not None
-        mean = self._of(view, SERVER)
-        received = self._of(view, view.victim)
+        mean, received = _sent(view, SERVER), _sent(view, view.victim)
         if len(received):
             guess = received
         elif view.side == SERVER:
             guess = mean
         else:
-            own = [self._of(view, name) for name in view.party.split("+")]
-            guess = (len(view.parties) * mean - torch.stack(own).sum(dim=0)) / (len(view.parties) - len(own))
+            known = [_sent(view, name) for name in view.party.split("+")]
+            guess = (len(view.parties) * mean - torch.stack(known).sum(dim=0)) / (len(view.parties) - len(known))
         return Guess({view.aux_split: (guess - mean)[:, None]})
 
-    @staticmethod
-    def _of(view: View, sender: str) -> Tensor:
-        return flattened(parameters(view.messages, sender=sender))
+
+def _sent(view: View, sender: str) -> Tensor:
+    return flattened(parameters(view.messages, sender=sender))

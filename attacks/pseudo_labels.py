@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -56,11 +55,11 @@ class PseudoLabels(Attack):
     name = "pseudo-labels"
     baseline = True
     version = 3
-    side: ClassVar[Literal["passive", "active", "either"]] = "either"
+    side = "either"
     needs = frozenset({Need.FEATURES, Need.AUX_LABELS})
     reference = "McLachlan 1975, Journal of the American Statistical Association 70"
     verified = "the Bayes rule of a Gaussian mixture; scikit-learn's own estimators"
-    differs: ClassVar[tuple[str, ...]] = (
+    differs = (
         "The paper has two classes with one covariance. Here there is any number, each with its own, regularized.",
         "The paper fits one model to all guesses. Here a row is guessed by a model that was fitted without it.",
         "The paper repeats until no guess changes. Here the number of rounds is fixed.",
@@ -79,8 +78,8 @@ class PseudoLabels(Attack):
         split, known, labels = view.aux_split, view.aux_rows.cpu(), view.aux_labels.cpu()
         if len(torch.unique(labels)) == 1:  # a single class
             same = torch.nn.functional.one_hot(labels[:1], view.n_classes).float()
-            return Guess({name: same.expand(len(own), -1) for name, own in view.features.items()})
-        x = {name: standardized(own, view.features[split]).cpu() for name, own in view.features.items()}
+            return Guess({name: same.expand(len(rows), -1) for name, rows in view.features.items()})
+        x = {name: standardized(rows, view.features[split]).cpu() for name, rows in view.features.items()}
         if x[split].shape[1] > WIDEST:
             x = _principal(x, split, seed=int(torch.randint(2**31, (), generator=rng)))
         classes, labels = torch.unique(labels, return_inverse=True)
@@ -93,29 +92,30 @@ class PseudoLabels(Attack):
             rules = _without_each_fold(x[split], pseudo, fold, known)
             for k, rule in enumerate(rules):
                 guessed[fold == k] = rule(x[split][fold == k])
-        found = {name: torch.stack([rule(own) for rule in rules]).mean(0) for name, own in x.items() if name != split}
-        scores = {
-            name: _of_all_classes(own, classes, view.n_classes) for name, own in {split: guessed, **found}.items()
+        others = {
+            name: torch.stack([rule(rows) for rule in rules]).mean(0) for name, rows in x.items() if name != split
         }
+        by_split = {split: guessed, **others}
+        scores = {name: _with_all_classes(log_p, classes, view.n_classes) for name, log_p in by_split.items()}
         return Guess(scores, budget={"fits": 1 + self.rounds * len(rules)})
 
 
 def _principal(x: Mapping[str, Tensor], split: str, seed: int) -> dict[str, Tensor]:
     """Return the first principal components of rows (n, p) by split, those of the rows of ``split``."""
     components = PCA(min(WIDEST, len(x[split])), svd_solver="randomized", random_state=seed).fit(np.asarray(x[split]))
-    return {name: torch.from_numpy(components.transform(np.asarray(own))) for name, own in x.items()}
+    return {name: torch.from_numpy(components.transform(np.asarray(rows))) for name, rows in x.items()}
 
 
 def _without_each_fold(x: Tensor, y: Tensor, fold: Tensor, known: Tensor) -> list[Rule]:
     """Return for each fold the rule that is fitted to the other rows (n, p), and to the ``known`` ones of the fold."""
-    own = [fold == k for k in range(int(fold.max()) + 1)]
+    in_fold = [fold == k for k in range(int(fold.max()) + 1)]
     is_known = torch.zeros(len(y), dtype=torch.bool).index_fill(0, known, True)
     n_classes = int(y.max()) + 1
-    left_out = [_moments(x[rows & ~is_known], y[rows & ~is_known], n_classes) for rows in own]
+    left_out = [_moments(x[rows & ~is_known], y[rows & ~is_known], n_classes) for rows in in_fold]
     total = torch.stack(left_out).sum(0) + _moments(x[known], y[known], n_classes)
     return [
         _rule(total - moments) or _linear(x[~rows | is_known], y[~rows | is_known])
-        for rows, moments in zip(own, left_out, strict=True)
+        for rows, moments in zip(in_fold, left_out, strict=True)
     ]
 
 
@@ -160,7 +160,7 @@ def _linear(x: Tensor, y: Tensor) -> Rule:
         return partial(log_probabilities, model.fit(np.asarray(x), np.asarray(y)), n_classes=int(y.max()) + 1)
 
 
-def _of_all_classes(scores: Tensor, classes: Tensor, n_classes: int) -> Tensor:
+def _with_all_classes(scores: Tensor, classes: Tensor, n_classes: int) -> Tensor:
     """Return the scores (n, C) of all classes; one without an auxiliary sample is the least likely of every row."""
     return scores.new_full((len(scores), n_classes), float(scores.min()) - 1.0).index_copy(1, classes, scores)
 

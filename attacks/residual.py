@@ -75,8 +75,8 @@ def unsummed(releases: Releases, inputs: Tensor) -> Tensor:
         releases: gradients g; only the sums X'g are used.
         inputs: (n, k) of the training rows.
     """
-    found = torch.empty_like(releases.values)
+    solved = torch.empty_like(releases.values)
     for indices in releases.by_message():
-        basis = span(inputs[releases.rows[indices]].to(found.dtype))
-        found[indices] = basis @ (basis.T @ releases.values[indices])
-    return found
+        basis = span(inputs[releases.rows[indices]].to(solved.dtype))
+        solved[indices] = basis @ (basis.T @ releases.values[indices])
+    return solved

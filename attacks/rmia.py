@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vflsec.base.checks import expect_known, share
+from vflsec.base.checks import share
 from vflsec.base.errors import UsageError
 from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
@@ -69,7 +69,6 @@ class RobustMembershipInference(Attack):
         a: float = 0.3,
     ) -> None:
         even(shadows=shadows)
-        expect_known(("online", "offline"), mode=mode)
         share(a=a)
         if not 1 <= gamma < math.inf:
             raise UsageError(f"expected gamma >= 1, got {gamma}")

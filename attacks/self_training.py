@@ -107,9 +107,9 @@ class SelfTraining(Attack):
         for _ in range(self.iterations):
             guessed[view.aux_rows] = known
             log_p = self.joined([model.fit(guessed, weight, split, view.aux_rows) for model in models], split, view)
-            found = log_p[split] + self.trust * _log_density(z, guessed)
-            guessed = torch.softmax(found, dim=1).round(decimals=DECIMALS)
-        return Guess({**log_p, split: found}, budget={"iterations": self.iterations})
+            posterior = log_p[split] + self.trust * _log_density(z, guessed)
+            guessed = torch.softmax(posterior, dim=1).round(decimals=DECIMALS)
+        return Guess({**log_p, split: posterior}, budget={"iterations": self.iterations})
 
     def models(self, x: Table, shape: torch.Size, rng: torch.Generator, split: str) -> list[_Regressions | _Trees]:
         """Return the models of p(y | x) for guesses of ``shape`` (n, C)."""
@@ -117,7 +117,7 @@ class SelfTraining(Attack):
 
     def joined(self, fitted: Sequence[Table], split: str, view: View) -> dict[str, Tensor]:
         """Return log p(y | x) by split from the log probabilities of each model."""
-        return {name: torch.stack([one[name].exp() for one in fitted]).mean(dim=0).log() for name in fitted[0]}
+        return {name: torch.stack([log_p[name].exp() for log_p in fitted]).mean(dim=0).log() for name in fitted[0]}
 
 
 class ForestTraining(SelfTraining):
@@ -157,7 +157,7 @@ class ForestTraining(SelfTraining):
         (trees,) = fitted
         log_p = pooled([Opinion(torch.cat(list(trees.values())), trees[split][view.aux_rows])], view.aux_labels)
         log_p = log_p.clamp_min(torch.finfo(log_p.dtype).tiny).log()
-        return dict(zip(trees, torch.split(log_p, [len(own) for own in trees.values()]), strict=True))
+        return dict(zip(trees, torch.split(log_p, [len(rows) for rows in trees.values()]), strict=True))
 
 
 def _standardized(view: View, shared: Mapping[str, SourceTable]) -> Table:
@@ -172,8 +172,8 @@ def _with_waves(x: Table, rng: torch.Generator) -> Table:
     waves = torch.randn(width, WAVES, generator=rng, dtype=torch.float64) / width**0.5
     phase = 2 * torch.pi * torch.rand(WAVES, generator=rng, dtype=torch.float64)
     return {
-        name: torch.cat([own, torch.cos(own @ waves.to(own.device) + phase.to(own.device))], dim=1)
-        for name, own in x.items()
+        name: torch.cat([rows, torch.cos(rows @ waves.to(rows.device) + phase.to(rows.device))], dim=1)
+        for name, rows in x.items()
     }
 
 
@@ -200,10 +200,10 @@ def _log_density(z: Tensor | None, guessed: Tensor) -> Tensor:
     inverse = torch.linalg.inv(within + 1e-6 * torch.eye(z.shape[1], dtype=z.dtype, device=z.device))
     scaled = z @ inverse
     others = (counts - guessed).clamp_min(LEAST)
-    own = (scaled * z).sum(dim=1, keepdim=True)  # (n, 1)
+    square = (scaled * z).sum(dim=1, keepdim=True)  # (n, 1)
     cross = scaled @ sums.T  # (n, C)
-    squared = ((sums @ inverse) * sums).sum(dim=1) - 2 * guessed * cross + guessed.square() * own
-    density: Tensor = (cross - guessed * own) / others - squared / others.square() / 2
+    squared = ((sums @ inverse) * sums).sum(dim=1) - 2 * guessed * cross + guessed.square() * square
+    density: Tensor = (cross - guessed * square) / others - squared / others.square() / 2
     return density
 
 
@@ -219,13 +219,13 @@ class _Regressions:
         device = x[split].device
         self.fold = torch.randint(FOLDS, (n,), generator=rng).to(device)
         self.order = torch.randperm(n, generator=rng)[:FITTED].to(device)
-        with_bias = {name: F.pad(own, (0, 1), value=1.0) for name, own in x.items()}
+        with_bias = {name: F.pad(rows, (0, 1), value=1.0) for name, rows in x.items()}
         fitted = with_bias[split][self.order]
         self.penalty = torch.full((fitted.shape[1],), PENALTY, dtype=fitted.dtype, device=device)
         self.penalty[-1] = 0
         curvature = fitted.T @ fitted / len(fitted) / 4 + torch.diag(2 * self.penalty)
         self.axes = torch.linalg.inv(torch.linalg.cholesky(curvature + 1e-9 * torch.eye(len(curvature)).to(curvature)))
-        self.x = {name: own @ self.axes.T for name, own in with_bias.items()}
+        self.x = {name: rows @ self.axes.T for name, rows in with_bias.items()}
         self.coefficients = torch.zeros(FOLDS * n_classes, len(curvature), dtype=fitted.dtype, device=device)
 
     def fit(self, guessed: Tensor, weight: Tensor, split: str, known: Tensor) -> dict[str, Tensor]:
@@ -235,13 +235,13 @@ class _Regressions:
         inside = weight[rows, None] * (self.fold[rows, None] != torch.arange(FOLDS, device=rows.device))  # (n, FOLDS)
         share = (inside / inside.sum(dim=0))[:, :, None] * guessed[rows, None, :]
         self.coefficients = self._searched(self.x[split][rows], share)
-        found = {}
+        predicted = {}
         for name, x in self.x.items():
             logits = (x @ self.coefficients.T).view(len(x), FOLDS, n_classes)
             log_p = torch.log_softmax(logits, dim=2)
             held_out = (torch.arange(len(self.fold), device=log_p.device), self.fold)
-            found[name] = log_p[held_out] if name == split else log_p.mean(dim=1)
-        return found
+            predicted[name] = log_p[held_out] if name == split else log_p.mean(dim=1)
+        return predicted
 
     def _searched(self, x: Tensor, share: Tensor) -> Tensor:
         """Return the coefficients (FOLDS C, k), fitted to ``share`` (n, FOLDS, C), from those of the iteration before.
@@ -269,7 +269,7 @@ class _Trees:
     """Randomized trees, with out-of-bag probabilities of the rows to which they are fitted."""
 
     def __init__(self, x: Table, rng: torch.Generator) -> None:
-        self.x = {name: own.float().cpu().numpy() for name, own in x.items()}
+        self.x = {name: rows.float().cpu().numpy() for name, rows in x.items()}
         self.rng = rng
 
     def fit(self, guessed: Tensor, weight: Tensor, split: str, known: Tensor) -> dict[str, Tensor]:

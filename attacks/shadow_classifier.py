@@ -75,8 +75,8 @@ class ShadowClassifier(Attack):
             max_leaf_nodes=15, early_stopping=False, random_state=int(torch.randint(2**31, (), generator=rng))
         )
         model.fit(features.cpu().numpy(), inside[fair].cpu().numpy())
-        own = _features(_confidences(view.predictions[split], y), of_shadows, members)  # (n, F)
-        score = torch.from_numpy(model.decision_function(own.cpu().numpy()))
+        features = _features(_confidences(view.predictions[split], y), of_shadows, members)  # (n, F)
+        score = torch.from_numpy(model.decision_function(features.cpu().numpy()))
         return Guess({split: torch.stack([torch.zeros_like(score), score], dim=1)}, budget={"shadows": len(logits)})
 
 
@@ -85,13 +85,13 @@ def _confidences(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([x(logits, labels) for x in (log_odds, log_probability, log_rival)]).clamp(-BOUND, BOUND)
 
 
-def _features(own: Tensor, of_shadows: Tensor, members: Tensor, left_out: Tensor | None = None) -> Tensor:
-    """Return the features (..., n, F) of confidences (3, ..., n), given those of all shadows (3, S, n).
+def _features(x: Tensor, of_shadows: Tensor, members: Tensor, left_out: Tensor | None = None) -> Tensor:
+    """Return the features (..., n, F) of confidences ``x`` (3, ..., n), given those of all shadows (3, S, n).
 
     If ``left_out`` (S,) is given, those of shadow k, without shadows k and ``left_out[k]`` in its statistics.
     """
     (m_in, s_in), (m_out, s_out) = (_moments(of_shadows, among, left_out) for among in (members, ~members))
-    above = torch.stack([own - m_in, own - m_out])
+    above = torch.stack([x - m_in, x - m_out])
     return torch.cat([*above, *above.abs(), s_in, s_out, m_in - m_out]).movedim(0, -1)
 
 

@@ -52,9 +52,9 @@ class Spectral(Attack):
         scores = torch.zeros_like(releases.values[:, 0])
         agreed = scores.new_zeros(releases.n_rows)
         for indices in releases.by_epoch():
-            found, rows = principal(releases.values[indices]), releases.rows[indices]
-            sign = torch.sign(found @ agreed[rows])
-            scores[indices] = found * (sign if sign else 1.0)
+            projected, rows = principal(releases.values[indices]), releases.rows[indices]
+            sign = torch.sign(projected @ agreed[rows])
+            scores[indices] = projected * (sign if sign else 1.0)
             agreed[rows] += scores[indices] / scores[indices].std().clamp_min(torch.finfo(scores.dtype).tiny)
         score = releases.mean(percentiles(releases, scores)[:, None])[:, 0]
         return Guess({"train": divided(view, score)}, budget={"releases": len(scores)})

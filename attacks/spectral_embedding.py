@@ -41,7 +41,7 @@ class SpectralEmbedding(Attack):
         """Return scores (n, 2) for every split, on the axis of the training rows."""
         assert view.model is not None
         with torch.no_grad():
-            embedded = {split: view.model(own) for split, own in view.features.items()}
+            embedded = {split: view.model(x) for split, x in view.features.items()}
         together = principal(torch.cat(list(embedded.values())))
         parts = dict(zip(embedded, torch.split(together, [len(h) for h in embedded.values()]), strict=True))
         return Guess({split: divided(view, score, train=parts["train"]) for split, score in parts.items()})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 
 from vflsec.attacks.imputation import Imputation
@@ -41,7 +39,7 @@ class SplitOrder(Attack):
     wants = frozenset({Need.HISTOGRAMS, Need.AUX_LABELS})
     reference = "Luo et al. 2021, arXiv 2010.10152; Weng et al. 2020, arXiv 2011.09290"
     verified = "the exact order of rows where a column is split at every bin; all bins from sums over small nodes"
-    differs: ClassVar[tuple[str, ...]] = (
+    differs = (
         "Luo et al. restrict the possible paths by a prediction; here the active party is told the path of each row.",
         "Luo et al. know thresholds; here bins are numbers without values, which auxiliary rows give.",
         "Weng et al. encode magic numbers in the derivatives they send; here the party follows the protocol.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Literal
 
 import torch
 
@@ -30,11 +29,11 @@ class Squares(Attack):
     name = "squares"
     baseline = True
     version = 3
-    side: ClassVar[Literal["passive", "active", "either"]] = "either"
+    side = "either"
     needs = frozenset({Need.FEATURES, Need.AUX_LABELS})
     reference = "Hastie, Tibshirani, Friedman 2009, The Elements of Statistical Learning, section 5.1"
     verified = "scikit-learn's own estimator"
-    differs: ClassVar[tuple[str, ...]] = (THRESHOLD,)
+    differs = (THRESHOLD,)
     costs = "36 small fits"
     fails = "if classes differ in products of columns, or too few labels are known"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
-
 import numpy as np
 import torch
 from sklearn.ensemble import ExtraTreesClassifier
@@ -30,13 +28,11 @@ class Trees(Attack):
     version = 2
     baseline = True
     by_row = True
-    side: ClassVar[Literal["passive", "active", "either", "any"]] = "either"
+    side = "either"
     needs = frozenset({Need.FEATURES, Need.AUX_LABELS})
     reference = "Geurts, Ernst, Wehenkel 2006, Machine Learning 63"
     verified = "scikit-learn's own estimator"
-    differs: ClassVar[tuple[str, ...]] = (
-        "Leaves hold at least two samples (leaf); the paper grows trees of classes until leaves are pure.",
-    )
+    differs = ("Leaves hold at least two samples (leaf); the paper grows trees of classes until leaves are pure.",)
     costs = "one forest on the auxiliary samples"
     fails = "if the class is a smooth function of many columns"
 
@@ -51,9 +47,9 @@ class Trees(Attack):
         model = ExtraTreesClassifier(self.trees, min_samples_leaf=self.leaf, random_state=seed)
         model.fit(view.features[view.aux_split][view.aux_rows].cpu().numpy(), view.aux_labels.cpu().numpy())
         scores = {}
-        for split, own in view.features.items():
-            scores[split] = torch.zeros(len(own), view.n_classes, dtype=torch.float64)
-            scores[split][:, torch.as_tensor(model.classes_)] = torch.from_numpy(
-                np.asarray(model.predict_proba(own.cpu().numpy()))
+        for split, x in view.features.items():
+            shares = torch.from_numpy(np.asarray(model.predict_proba(x.cpu().numpy())))
+            scores[split] = shares.new_zeros(len(x), view.n_classes).index_copy(
+                1, torch.as_tensor(model.classes_), shares
             )
         return Guess(scores, budget={"trees": self.trees})

@@ -129,11 +129,11 @@ class _Codebook(nn.Module):
             Diverged: the decoder cannot distinguish the codes.
         """
         y = torch.arange(len(self.codes), device=self.codes.device)
-        one_hot = torch.eye(len(y), device=y.device)
+        classes = torch.eye(len(y), device=y.device)
         self.requires_grad_(True)
         optimizer = torch.optim.Adam(self.parameters(), RATE, fused=True)
         for _ in range(STEPS):
-            logs = F.log_softmax(self.encoder(one_hot), dim=1)
+            logs = F.log_softmax(self.encoder(classes), dim=1)
             codes = logs.exp()
             entropy = -(codes * logs).sum(dim=1).mean()
             loss = F.cross_entropy(self.decode_logits(codes), y) - strength * entropy
@@ -141,7 +141,7 @@ class _Codebook(nn.Module):
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         self.requires_grad_(False)
-        codes = torch.softmax(self.encoder(one_hot), dim=1)
+        codes = torch.softmax(self.encoder(classes), dim=1)
         if float(torch.softmax(self.decode_logits(codes), dim=1).diagonal().min()) < SURE:
             raise Diverged(f"coae's codes of {len(y)} classes cannot be told apart with lambda={strength:g}: lower it")
         order = torch.from_numpy(linear_sum_assignment(-codes.cpu().numpy())[1]).to(y.device)  # the entry of each class

@@ -77,6 +77,4 @@ class Discretization(Defense):
         spacing = bound * self.strength
         return torch.where(spacing > 0, (value / spacing).round() * spacing, value)
 
-    def on_embedding(self, h: Tensor, release: Release) -> Tensor:
-        """Return the embeddings (B, d) on the grid."""
-        return self.on_gradient(h, release)
+    on_embedding = on_gradient

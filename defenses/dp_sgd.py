@@ -153,10 +153,10 @@ def _hooked(modules: nn.Module) -> Any:
 
 def _by_row(parameter: nn.Parameter) -> Tensor:
     """The gradient of each row's own loss (B, ...), from opacus's hooks."""
-    found = getattr(parameter, "grad_sample", None)
-    if not isinstance(found, Tensor):
+    gradients = getattr(parameter, "grad_sample", None)
+    if not isinstance(gradients, Tensor):
         raise UsageError(
             "expected models that dp-sgd can follow row by row, got a parameter outside of torch's layers, or one that "
             "is used twice: take --set model.encoder=mlp and the plain boundary"
         )
-    return found
+    return gradients

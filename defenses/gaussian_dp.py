@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Literal
 
@@ -109,12 +109,9 @@ def noise_multiplier(target: float, releases: int, delta: float, accountant: Acc
     unit = math.sqrt(releases)
     if epsilon(LARGEST * unit, releases, delta, accountant) > target:
         raise UsageError(f"expected a larger epsilon for gaussian-dp, got {target:g}: no noise is enough")
-    found = _smallest(lambda sigma: epsilon(sigma * unit, releases, delta, accountant) <= target, 1e-6, LARGEST)
-    return found * unit
-
-
-def _smallest(enough: Callable[[float], bool], low: float, high: float) -> float:
+    low, high = 1e-6, LARGEST
     while high / low > 1 + 1e-6:
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+        enough = epsilon(middle * unit, releases, delta, accountant) <= target
+        low, high = (low, middle) if enough else (middle, high)
+    return high * unit

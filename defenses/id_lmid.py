@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -41,19 +40,16 @@ class NodeInformation(Defense):
         "may tell as much"
     )
 
-    def __init__(self, strength: float, *, at: Iterable[str] | None = None) -> None:
-        super().__init__(strength, at=at)
-
     def on_nodes(self, nodes: Tensor, release: Release) -> Tensor:
         """Return ``nodes`` (B, T) with 0 for each row in a node that tells too much."""
         if not self.strength or release.labels is None or not nodes.numel():
             return nodes
-        found = nodes.clone()
-        for tree in range(nodes.shape[1]):
-            told = _bits(nodes[:, tree].long(), release.labels)
-            pairs = told.view(-1, 2).amax(dim=1).repeat_interleave(2) if len(told) > 2 else told
-            found[pairs[nodes[:, tree].long()] > 1 / self.strength, tree] = 0
-        return found
+        released = nodes.clone()
+        for tree, node in enumerate(nodes.long().T):
+            bits = _bits(node, release.labels)
+            pairs = bits.view(-1, 2).amax(dim=1).repeat_interleave(2) if len(bits) > 2 else bits
+            released[pairs[node] > 1 / self.strength, tree] = 0
+        return released
 
 
 def _bits(nodes: Tensor, labels: Tensor) -> Tensor:

@@ -10,12 +10,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from vflsec.base.checks import expect_known
 from vflsec.base.errors import UsageError
 from vflsec.core.defense import Defense, Release
 from vflsec.core.message import Kind
 
-_VARIANCES = ("uv", "same", "zero")
 _STEPS = 40  # of the search; each leaves 0.618 of the interval, all 4e-9, of which the objective feels the square
 _ROUNDING = 1e-24  # of squared means, in float64: two means that differ by less are equal
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -108,7 +106,6 @@ class Marvell(Defense):
         at: Iterable[str] | None = None,
     ) -> None:
         super().__init__(strength, at=at)
-        expect_known(_VARIANCES, variances=variances)
         if error is not None and not 0 <= error < 0.5:
             raise UsageError(
                 f"expected 0 <= error < 0.5, got {error}: 0.5 is a random guess, which takes infinite noise"
@@ -134,13 +131,13 @@ class Marvell(Defense):
         if g.numel() == 0:
             return g
         positives, where = self._positives(release), (release.phase, release.receiver)
-        found = None if positives is None else moments(g.double(), positives)
-        if positives is None or found is None:
+        classes = None if positives is None else moments(g.double(), positives)
+        if positives is None or classes is None:
             return self._white(g, self._powers.get(where), release)
-        noise, self._powers[where] = self._search(found, len(found.delta))
+        noise, self._powers[where] = self._search(classes, len(classes.delta))
         along = _deviations(noise.l10 - noise.l20, noise.l11 - noise.l21, positives, g)
         everywhere = _deviations(noise.l20, noise.l21, positives, g)
-        line = (found.delta / found.g**0.5).to(g.dtype)
+        line = (classes.delta / classes.g**0.5).to(g.dtype)
         n = _gaussian(g[:, 0], release.rng)
         return _gaussian(g, release.rng).mul_(everywhere[:, None]).addr_(along * n, line).add_(g)
 
@@ -158,15 +155,15 @@ class Marvell(Defense):
             self.check_task(most + 1)
         return release.labels == (1 if self.positive is None else self.positive)
 
-    def _search(self, found: Moments, d: int) -> tuple[Noise, float]:
+    def _search(self, classes: Moments, d: int) -> tuple[Noise, float]:
         """Return the noise and its power P."""
-        u, v, power = found.u, found.v, self.strength * found.g
+        u, v, power = classes.u, classes.v, self.strength * classes.g
         if self.variances != "uv":
             u = v = (u + v) / 2 if self.variances == "same" else 0.0
-        noise = solve(u, v, found.g, d, found.p, power)
+        noise = solve(u, v, classes.g, d, classes.p, power)
         while self.error is not None and noise.sum_kl > (2 - 4 * self.error) ** 2:
             power *= 1.5
-            noise = solve(u, v, found.g, d, found.p, power)
+            noise = solve(u, v, classes.g, d, classes.p, power)
         return noise, power
 
     def _white(self, g: Tensor, power: float | None, release: Release) -> Tensor:

@@ -95,9 +95,9 @@ class SparseVector(Defense):
         thresholds = self.tau + _laplace(entries[:most], choosing, rng)
         chosen = order.new_tensor(_crossings(heights.tolist(), thresholds.tolist()))
         values = entries[chosen].clamp(-self.gamma, self.gamma) + _laplace(entries[chosen], answering, rng)
-        found = torch.zeros_like(entries)
-        found[order[chosen]] = values.clamp(-self.gamma, self.gamma)
-        return found.reshape(g.shape)
+        released = torch.zeros_like(entries)
+        released[order[chosen]] = values.clamp(-self.gamma, self.gamma)
+        return released.reshape(g.shape)
 
     def spent(self, releases: int) -> dict[str, float] | None:
         """Return epsilon, which adds up over the batches that a row is in, or None at strength 0."""
@@ -106,17 +106,17 @@ class SparseVector(Defense):
 
 def _crossings(heights: list[float], thresholds: list[float]) -> list[int]:
     """Return, for each threshold in turn, the first place after the last one where the height reaches it."""
-    found: list[int] = []
+    crossings: list[int] = []
     places = iter(enumerate(heights))
     for threshold in thresholds:
         place = next((i for i, height in places if height >= threshold), None)
         if place is None:  # all visited
             break
-        found.append(place)
-    return found
+        crossings.append(place)
+    return crossings
 
 
 def _laplace(like: Tensor, scale: float, rng: torch.Generator) -> Tensor:
     """Return Laplace noise, the difference of two exponentials, of the shape of ``like``."""
-    one, other = (torch.empty_like(like).exponential_(generator=rng) for _ in range(2))
-    return one.sub_(other).mul_(scale)
+    first, second = (torch.empty_like(like).exponential_(generator=rng) for _ in range(2))
+    return first.sub_(second).mul_(scale)

@@ -27,8 +27,7 @@ from vflsec.run import adversary
 from vflsec.run.questions import ask
 from vflsec.run.runner import kinds_read
 from vflsec.run.spec import AuxSpec
-from vflsec.testing.federations import federation_of
-from vflsec.testing.trees import grown
+from vflsec.testing.federations import federation_of, grown
 
 N, KNOWN = 1500, 60
 

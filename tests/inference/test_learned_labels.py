@@ -13,8 +13,7 @@ from vflsec.inference.chosen_splits import explained, explained_by_row
 from vflsec.inference.instance_spaces import regressed
 from vflsec.inference.learned_labels import ROUNDS, draws, learned_labels, learned_scores
 from vflsec.inference.replay import observed, replayed
-from vflsec.testing.federations import federation_of
-from vflsec.testing.trees import grown
+from vflsec.testing.federations import federation_of, grown
 
 RATES = {"learning_rate": 0.3, "l2": 1.0}
 KNOWN = 60

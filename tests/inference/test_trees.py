@@ -17,7 +17,7 @@ from vflsec.inference.trees.sums import _nearest, solved
 from vflsec.run.adversary import adversary
 from vflsec.run.adversary import view_of as view_after
 from vflsec.testing.federations import federation_of
-from vflsec.testing.trees import grown as trees_on
+from vflsec.testing.federations import grown as trees_on
 
 N = 400
 

@@ -1,10 +1,10 @@
-"""Toy federations with a known leak, for tests."""
+"""Toy federations with a known leak, for tests, and trees grown on them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,12 +16,14 @@ from vflsec.base.checks import expect_known, positive
 from vflsec.base.errors import UsageError
 from vflsec.base.seeds import derive, generator
 from vflsec.core.federation import Federation
-from vflsec.core.message import Channel
+from vflsec.core.message import Channel, Kind, Message, Transcript
+from vflsec.core.method import Trained
 from vflsec.core.party import Party
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.bundle import passive_names
 from vflsec.data.dataset import Card, PartyTable, VerticalDataset
 from vflsec.data.partition import DataSpec
+from vflsec.methods.secureboost import SecureBoost
 from vflsec.run.cell import Cell
 from vflsec.run.federation import build_federation
 from vflsec.run.plan import make_cell
@@ -139,9 +141,9 @@ def federation_of(
     """
     channel = Channel()
     made: dict[str, Party] = {}
-    for name, own in columns.items():
-        none = next(iter(own.values()))[:0]
-        features = {split: own.get(split, none) for split in SPLITS}
+    for name, by_split in columns.items():
+        empty = next(iter(by_split.values()))[:0]
+        features = {split: by_split.get(split, empty) for split in SPLITS}
         y = {split: labels.get(split, torch.zeros(len(x), dtype=torch.long)) for split, x in features.items()}
         noise = partial(generator, seed, "noise", name)
         made[name] = Party(name, features, channel, noise=noise, labels=None if made else y)
@@ -154,12 +156,39 @@ def tiny_federation(
 ) -> Federation:
     """Return parties with random features and no models, which can send messages."""
     rng = generator(seed, "tiny world")
-    channel = Channel()
-    y = torch.arange(rows) % classes
-    made = {}
-    for name in ["active", *passive_names(parties - 1)]:
-        features = {split: torch.randn(rows, columns, generator=rng) for split in SPLITS}
-        labels = dict.fromkeys(("train", "local", "val", "test"), y) if name == "active" else None
-        made[name] = Party(name, features, channel, noise=partial(generator, seed, "noise", name), labels=labels)
-    metric = "auc" if classes == 2 else "accuracy"
-    return Federation(made, channel, classes, metric, seed, torch.device("cpu"))
+    features = {
+        name: {split: torch.randn(rows, columns, generator=rng) for split in SPLITS}
+        for name in ["active", *passive_names(parties - 1)]
+    }
+    labels = dict.fromkeys(SPLITS, torch.arange(rows) % classes)
+    return federation_of(features, labels, n_classes=classes, seed=seed)
+
+
+SMALL = {"exchange": "plain", "rounds": 10, "depth": 3, "bins": 16, "leaf_rows": 5}
+"""Options of ``secureboost`` for tests: few trees, derivatives in clear."""
+
+
+class Grown(NamedTuple):
+    """A federation with trees.
+
+    Attributes:
+        trained: the method and the parties.
+        messages: of training and of the prediction of test rows, of all parties in order.
+    """
+
+    trained: Trained
+    messages: tuple[Message, ...]
+
+    def heard(self, name: str) -> tuple[Message, ...]:
+        """Return the messages that a party, or those of ``passive_1+passive_2``, sent or received."""
+        names = set(name.split("+"))
+        return tuple(m for m in self.messages if m.known_to & names)
+
+
+def grown(federation: Federation, **options: Any) -> Grown:
+    """Train ``secureboost`` on a federation without models, with ``options`` beside ``SMALL``; predict test rows."""
+    tap = Transcript(frozenset(federation.parties), frozenset(Kind))
+    federation.channel.taps.append(tap)
+    trained = SecureBoost(TrainSpec(), ModelSpec(), **{**SMALL, **options}).fit(federation)
+    trained.predict("test")
+    return Grown(trained, tuple(tap.messages))

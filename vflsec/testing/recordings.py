@@ -224,15 +224,15 @@ class EncryptedRun:
         active = self.active(keys.public, layout, weights, optimizer=optimizer, batches=1)
         with _recorders(folder, layout, run.momentum, run.weight_decay, keys.public.n) as recorders:
             line: list[Any] = []
-            seats = (Seat(role, _Port(one, line)) for role, one in zip((passive, active), recorders, strict=True))
+            seats = (Seat(role, _Port(writer, line)) for role, writer in zip((passive, active), recorders, strict=True))
             exchange = Exchange(**dict(zip(ROLES, seats, strict=True)))
 
             def scores(number: int, rows: NDArray[np.int64], rate: float | None) -> Floats:
                 for recorder in recorders:
                     recorder.begin(number, rate=rate)
                     recorder.note("rows", rows)
-                found: Floats = exchange.scores(mu, learns=rate is not None)
-                return found
+                received: Floats = exchange.scores(mu, learns=rate is not None)
+                return received
 
             for number, (rows, x, labels) in enumerate(run.batches()):
                 noise = run.noise * rng.normal(size=(run.batch, run.width)) if run.noise else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
@@ -31,15 +31,13 @@ from vflsec.run.questions import ASK, Question, ask, victim_of
 from vflsec.run.score import score
 from vflsec.run.spec import AuxSpec
 from vflsec.run.training import shadows_of
-from vflsec.testing.federations import toy_cell
+from vflsec.testing.federations import grown, toy_cell
 from vflsec.testing.suite import SIGMAS, Suite, auc_error, changed, generators, refused, same, stated
-from vflsec.testing.trees import grown
 
 SEEDS = (0, 1, 2)
 ADVERSARY = {"passive": "passive_1", "active": "active"}
 ASKED = ("train", "test", "candidates", "parameters")
 WITHOUT_MESSAGES = frozenset({Need.FEATURES, Need.MODEL, Need.AUX_LABELS})
-
 
 WILD_VALUES = (1e30, 1e6, -1e12)
 """Values of wild rows, in turn."""
@@ -53,7 +51,7 @@ OF_TREES = frozenset({Need.NODES, Need.HISTOGRAMS})
 class AttackConformance(Suite):
     """Checks of one attack, against a small split network in toy federations of two parties and two classes.
 
-    An attack on federated trees meets ``secureboost`` instead (``vflsec.testing.trees``).
+    An attack on federated trees meets ``secureboost`` instead (``vflsec.testing.federations.grown``).
 
     Class attributes:
         method_options: of FedSplitNN's ``ModelSpec``, for an attack that works at some boundaries only.
@@ -238,7 +236,7 @@ class AttackConformance(Suite):
         signal: str,
         *,
         shuffled: bool = False,
-        splits: tuple[str, ...] = ("train", "test", "candidates", "parameters"),
+        splits: tuple[str, ...] = ASKED,
     ) -> MeanLeak:
         """Return the headline, mean over seeds, on the first of ``splits`` that the attack guesses."""
         values, errors, chances = [], [], []
@@ -249,17 +247,12 @@ class AttackConformance(Suite):
             if split is None:
                 raise SkipTest(f"guesses nothing of {splits[0]} rows")
             truth = truth.shuffled(generator(seed, "shuffle")) if shuffled else truth
-            found = score(
-                guess,
-                truth,
-                headline=names[0],
-                exclude=view.aux_rows,
-                seed=0,
-                known=view.aux_split,
-                names=names,
-            )[split]
-            values.append(found.headline)
-            chances.append(found.chance)
+            leaks = score(
+                guess, truth, headline=names[0], exclude=view.aux_rows, seed=0, known=view.aux_split, names=names
+            )
+            leak = leaks[split]
+            values.append(leak.headline)
+            chances.append(leak.chance)
             errors.append(_error(names[0], truth.labels[split]))
         return MeanLeak(float(np.mean(values)), max(errors), float(np.mean(chances)), names[0])
 
@@ -358,8 +351,8 @@ def _trained(side: str, task: ToyTask, seed: int, model: tuple[tuple[str, Any], 
 
 @lru_cache(maxsize=16)
 def _trees(side: str, task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...]) -> Heard:
-    found = grown(build_federation(_cell(task, seed, model), "cpu"))
-    return Heard(found.trained, found.heard(ADVERSARY[side]))
+    trees = grown(build_federation(_cell(task, seed, model), "cpu"))
+    return Heard(trees.trained, trees.heard(ADVERSARY[side]))
 
 
 def _cell(task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...]) -> Cell:
@@ -385,10 +378,10 @@ def wild_rows(view: View, split: str) -> Tensor:
 def with_wild(view: View, rows: Mapping[str, Tensor], values: Sequence[float] = WILD_VALUES) -> View:
     """Return ``view`` with ``values`` in turn at ``rows`` of each split, in all that has real numbers about them."""
 
-    def spoiled(x: Tensor, wild: Tensor, own: Tensor | None = None) -> Tensor:
+    def spoiled(x: Tensor, wild: Tensor, places: Tensor | None = None) -> Tensor:
         if not x.is_floating_point():
             return x
-        at = torch.nonzero(torch.isin(torch.arange(len(x)) if own is None else own, wild))[:, 0]
+        at = torch.nonzero(torch.isin(torch.arange(len(x)) if places is None else places, wild))[:, 0]
         numbers = torch.tensor([values[k % len(values)] for k in range(len(at))], dtype=x.dtype)
         return x.index_copy(0, at, numbers[:, None].expand(-1, x.shape[1]))
 
@@ -414,30 +407,17 @@ def equal(a: Guess, b: Guess) -> bool:
 
 def footprint(view: View) -> dict[str, Any]:
     """Return copies of everything that an attack might change, by what it is called."""
-    found = {
-        **generators(),
-        "the auxiliary rows": view.aux_rows.clone(),
-        "the auxiliary labels": view.aux_labels.clone(),
-    }
-    found |= {f"the {split} features": x.clone() for split, x in view.features.items()}
-    found |= {f"the {split} labels": y.clone() for split, y in view.labels.items()}
-    found |= {f"the {split} predictions": z.clone() for split, z in view.predictions.items()}
-    found |= {
-        f"the {fact} of shadows": x.clone() for fact, x in (view.shadows._asdict() if view.shadows else {}).items()
-    }
-    found |= {f"the places of {split} rows": rows.clone() for split, rows in view.places.items()}
+    tables = {"features": view.features, "labels": view.labels, "predictions": view.predictions, "places": view.places}
+    tables["shadows"] = view.shadows._asdict() if view.shadows else {}
+    tables["auxiliary samples"] = {"rows": view.aux_rows, "labels": view.aux_labels}
+    kept: dict[str, Any] = {f"{name}[{key!r}]": x.clone() for name, table in tables.items() for key, x in table.items()}
     models = {"model": view.model, "victim's model": view.victim_model, "top": view.top, **view.models}
     for name, model in models.items():
         if model is not None:
-            found |= {f"the {name}'s {key}": value.clone() for key, value in model.state_dict().items()}
-            found[f"the {name}'s mode"] = [module.training for module in model.modules()]
-            found[f"what the {name} trains"] = [parameter.requires_grad for parameter in model.parameters()]
+            kept |= {f"the {name}'s {key}": value.clone() for key, value in model.state_dict().items()}
+            kept[f"the {name}'s mode"] = [module.training for module in model.modules()]
+            kept[f"what the {name} trains"] = [parameter.requires_grad for parameter in model.parameters()]
     for number, message in enumerate(view.messages):
-        found |= {f"message {number}'s {key}": value for key, value in _tensors(message)}
-    return found
-
-
-def _tensors(message: Message) -> Iterator[tuple[str, Tensor]]:
-    for key, value in message.payload.items():
-        if isinstance(value, Tensor):
-            yield key, value.clone()
+        tensors = {key: value for key, value in message.payload.items() if isinstance(value, Tensor)}
+        kept |= {f"message {number}'s {key}": value.clone() for key, value in tensors.items()}
+    return {**generators(), **kept}

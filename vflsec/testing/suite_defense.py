@@ -130,7 +130,7 @@ class DefenseConformance(Suite):
         """A defense of updates keeps every embedding's shape, and returns class numbers or probabilities."""
         if hooks.BATCH not in touches(self.make(self.weak)):
             return
-        y, rng, found = torch.arange(ROWS) % CLASSES, generator(0, "embeddings"), []
+        y, rng, results = torch.arange(ROWS) % CLASSES, generator(0, "embeddings"), []
         embeddings = [torch.randn(ROWS, width, generator=rng) for width in (WIDTH, 2 * WIDTH)]
         kept = [h.clone() for h in embeddings]
         for targets in (y, y, F.one_hot(y, CLASSES).float()):
@@ -138,9 +138,9 @@ class DefenseConformance(Suite):
             assert [h.shape for h in mixed] == [h.shape for h in embeddings]
             if softened.dim() > 1:
                 _check_probabilities(softened, ROWS, self.make(self.weak))
-            found.append([*mixed, softened])
-        assert all(same(a, b) for a, b in zip(*found[:2], strict=True)), "not reproducible"
-        assert all(same(a, b) for a, b in zip(found[0], found[2], strict=True)), "one-hot rows are not their class"
+            results.append([*mixed, softened])
+        assert all(same(a, b) for a, b in zip(*results[:2], strict=True)), "not reproducible"
+        assert all(same(a, b) for a, b in zip(results[0], results[2], strict=True)), "one-hot rows are not their class"
         assert all(same(a, b) for a, b in zip(embeddings, kept, strict=True)), "changed embeddings in place"
 
     def test_updates_are_changed_reproducibly(self) -> None:
@@ -165,14 +165,14 @@ class DefenseConformance(Suite):
     def test_privacy_is_accounted_for(self) -> None:
         """Where epsilon is told: more strength spends less, more releases no less, and strength 0 has no bound."""
         weak, strong, off = (self.make(strength) for strength in (self.weak, self.strong, 0.0))
-        one, two, other = weak.spent(1), weak.spent(2), strong.spent(1)
-        if one is None:
+        once, twice, less = weak.spent(1), weak.spent(2), strong.spent(1)
+        if once is None:
             assert type(weak).by_epsilon is None, f"{weak!r} takes an epsilon and tells none"
             return
-        assert two is not None
-        assert other is not None
-        assert 0 < other["epsilon"] < one["epsilon"] <= two["epsilon"] < float("inf")
-        assert 0 <= one["delta"] < 1
+        assert twice is not None
+        assert less is not None
+        assert 0 < less["epsilon"] < once["epsilon"] <= twice["epsilon"] < float("inf")
+        assert 0 <= once["delta"] < 1
         assert off.spent(1) is None, f"{off!r} claims a guarantee"
 
     def _prepared(self, strength: float) -> Defense:
@@ -214,7 +214,7 @@ def _releases(kind: Kind, rows: int, number: int = 0) -> dict[str, Tensor]:
 
 def _updates(defense: Defense | None, number: int) -> list[Tensor]:
     """Return the gradients of a linear model, flat, as its optimizer reads them in ``number`` equal updates."""
-    model, found, rng = nn.Linear(WIDTH, 2), [], generator(0, "updates")
+    model, updates, rng = nn.Linear(WIDTH, 2), [], generator(0, "updates")
     nn.init.constant_(model.weight, 0.1)
     nn.init.zeros_(model.bias)
     modules = nn.ModuleDict({"bottom": model})
@@ -225,9 +225,9 @@ def _updates(defense: Defense | None, number: int) -> list[Tensor]:
             F.cross_entropy(model(x), _labels(ROWS)).backward()  # type: ignore[no-untyped-call]
             if defense:
                 defense.on_update(modules, ROWS, rng)
-            found.append(torch.cat([p.grad.flatten() for p in modules.parameters() if p.grad is not None]))
+            updates.append(torch.cat([p.grad.flatten() for p in modules.parameters() if p.grad is not None]))
     assert set(vars(model)) == before, f"{defense!r} leaves something on the models"
-    return found
+    return updates
 
 
 def _labeled(defense: Defense, y: Tensor, x: Tensor) -> Tensor:

@@ -48,10 +48,10 @@ class IntegrityConformance(Suite):
         attack, party = self._joined()
         for step in _steps():
             for hook, value in _hooks(attack, party, step):
-                found = hook(value.clone(), step)
-                assert found.shape == value.shape, f"{hook.__name__} made {tuple(value.shape)} {tuple(found.shape)}"
-                assert found.dtype == value.dtype
-                assert torch.isfinite(found).all()
+                result = hook(value.clone(), step)
+                assert result.shape == value.shape, f"{hook.__name__} made {tuple(value.shape)} {tuple(result.shape)}"
+                assert result.dtype == value.dtype
+                assert torch.isfinite(result).all()
 
     def test_leaves_its_input_untouched(self) -> None:
         """What a hook is given stays as it was: it may be the party's own columns."""
@@ -64,10 +64,10 @@ class IntegrityConformance(Suite):
 
     def test_equal_seeds_give_equal_models(self) -> None:
         """Bit for bit, and the same predictions when asked twice."""
-        one, other = (self._trained(self.make()) for _ in range(2))
-        assert all(same(a, b) for a, b in zip(_weights(one), _weights(other), strict=True)), "not reproducible"
-        assert same(one.predict("test"), other.predict("test"))
-        assert same(one.predict("test"), one.predict("test")), "a prediction depends on those before it"
+        first, again = (self._trained(self.make()) for _ in range(2))
+        assert all(same(a, b) for a, b in zip(_weights(first), _weights(again), strict=True)), "not reproducible"
+        assert same(first.predict("test"), again.predict("test"))
+        assert same(first.predict("test"), first.predict("test")), "a prediction depends on those before it"
 
     def test_leaves_no_trace(self) -> None:
         """The party's columns stay as they were, and so do all global generators."""
@@ -114,8 +114,8 @@ def _steps() -> list[Step]:
 def _hooks(attack: IntegrityAttack, party: Party, step: Step) -> list[tuple[Any, Tensor]]:
     """Return each hook with what it would be given in ``step``."""
     h = torch.randn(len(step.rows), 3, generator=torch.Generator().manual_seed(step.number))
-    found = [(attack.on_features, party.features[step.split][step.rows]), (attack.on_embedding, h)]
-    return [*found, (attack.on_gradient, h)] if step.learns else found
+    hooks = [(attack.on_features, party.features[step.split][step.rows]), (attack.on_embedding, h)]
+    return [*hooks, (attack.on_gradient, h)] if step.learns else hooks
 
 
 def _weights(trained: Trained) -> list[Tensor]:

@@ -123,7 +123,7 @@ class MethodConformance(Suite):
 
     def test_a_phase_without_labels_reads_none(self) -> None:
         """One that runs no hook of labels ends in the same models whatever the labels are."""
-        found = []
+        ends = []
         for flip in (False, True):
             federation, method = self.federation(), self.make()
             if flip:
@@ -133,8 +133,8 @@ class MethodConformance(Suite):
             for phase in method.phases[:-1]:
                 if hooks.LABELS not in method.runs(phase, {}):
                     method.run(phase, federation)
-            found.append(_parameters(federation))
-        assert all(same(found[0][key], found[1][key]) for key in found[0]), "a label was read"
+            ends.append(_parameters(federation))
+        assert all(same(ends[0][key], ends[1][key]) for key in ends[0]), "a label was read"
 
     def test_runs_only_the_hooks_that_it_declares(self) -> None:
         """In each phase, a defense at every party is asked for no more than the method says."""
@@ -152,7 +152,7 @@ class MethodConformance(Suite):
             extra = set[str]().union(*(probe.called for probe in probes)) - declared
             assert not extra, f"{phase} runs {', '.join(sorted(extra))} undeclared"
 
-    def test_runs_that_train_as_one_are_as_by_themselves(self) -> None:
+    def test_runs_that_train_together_are_as_by_themselves(self) -> None:
         """In models, losses, traffic and releases, with other seeds and defenses; a method may refuse."""
         together = self._runs()
         phase = together[0][1].phases[-1]
@@ -163,11 +163,11 @@ class MethodConformance(Suite):
             return
         apart = self._runs()
         part(joined, [federation for federation, _ in together])
-        for number, ((federation, own), (other, _)) in enumerate(zip(apart, together, strict=True)):
-            expected = own.run(phase, federation)
+        for number, ((federation, method), (other, _)) in enumerate(zip(apart, together, strict=True)):
+            expected = method.run(phase, federation)
             assert np.allclose(expected, np.array(losses)[:, number], rtol=1e-6), "the losses differ"
-            models, found = _parameters(federation), _parameters(other)
-            assert all(torch.allclose(models[key], found[key], atol=1e-6) for key in models), "the models differ"
+            models, joint = _parameters(federation), _parameters(other)
+            assert all(torch.allclose(models[key], joint[key], atol=1e-6) for key in models), "the models differ"
             assert federation.channel.traffic == other.channel.traffic, "the bytes differ"
             assert federation.channel.releases() == other.channel.releases(), "the releases differ"
 
@@ -181,7 +181,7 @@ class MethodConformance(Suite):
 
     def _runs(self) -> list[tuple[Federation, Method]]:
         """Return federations with models trained up to the last phase: two seeds, one of them with noise as well."""
-        found = []
+        runs = []
         for seed, noisy in ((0, False), (0, True), (1, True)):
             federation, method = self.federation(seed), self.make()
             for party in federation.parties.values() if noisy else ():
@@ -189,8 +189,8 @@ class MethodConformance(Suite):
             method.build(federation)
             for phase in method.phases[:-1]:
                 method.run(phase, federation)
-            found.append((federation, method))
-        return found
+            runs.append((federation, method))
+        return runs
 
     def _first_models(self) -> dict[str, Tensor]:
         """Return the parameters of one training, while torch's global generator holds seed 1."""
