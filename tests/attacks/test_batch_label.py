@@ -19,15 +19,9 @@ from vflsec.nn.encoders import MLPBottom
 from vflsec.nn.wrappers import SideBySide
 from vflsec.run.adversary import draw_auxiliary, view_of
 from vflsec.run.spec import AuxSpec
-from vflsec.testing.conformance import AttackConformance
 from vflsec.testing.federations import toy_federation
 
 ROWS, COLUMNS, HIDDEN = 1024, 8, 31
-
-
-class TestBatchLabel(AttackConformance):
-    def make(self):
-        return BatchLabel()
 
 
 def exchanged(classes, width, *, batch, turns=1, aux=60, signal=True, seed=0):

@@ -70,11 +70,11 @@ def score(scores, labels):
     ("method", "options", "gained"),
     [
         ("secureboost", {}, 0.03),
-        ("secureboost", {"rows": 0.5}, 0.05),
-        ("secureboost", {"exchange": "plain", "learning_rate": 0.1}, 0.02),
-        ("secureboost-rl", {}, 0.05),
-        ("secureboost-turns", {}, 0.01),
-        ("secureboost-layers", {}, 0.0),
+        pytest.param("secureboost", {"rows": 0.5}, 0.05, marks=pytest.mark.long),
+        pytest.param("secureboost", {"exchange": "plain", "learning_rate": 0.1}, 0.02, marks=pytest.mark.long),
+        pytest.param("secureboost-rl", {}, 0.05, marks=pytest.mark.long),
+        pytest.param("secureboost-turns", {}, 0.01, marks=pytest.mark.long),
+        pytest.param("secureboost-layers", {}, 0.0, marks=pytest.mark.long),
     ],
 )
 def test_a_replay_beats_shared_nodes(method, options, gained):
@@ -85,6 +85,7 @@ def test_a_replay_beats_shared_nodes(method, options, gained):
     assert of_test > test - 0.01
 
 
+@pytest.mark.long
 def test_a_replay_of_digits_beats_shared_nodes():
     asked = digits()
     train, test = leak(asked, InstanceSpaces())
@@ -93,6 +94,7 @@ def test_a_replay_of_digits_beats_shared_nodes():
     assert of_test > test + 0.01
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "strength"), [("gaussian-dp", 5.0), ("id-lmid", 20.0)])
 def test_a_replay_of_trees_that_do_not_follow_the_labels_gets_little_weight(name, strength):
     gained = []
@@ -103,6 +105,7 @@ def test_a_replay_of_trees_that_do_not_follow_the_labels_gets_little_weight(name
     assert (torch.tensor(gained).mean(dim=0) > -0.02).all(), gained
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "strength", "seeds"), [("", 0.0, 1), ("id-lmid", 4.0, 1), ("label-dp", 0.5, 3)])
 def test_trees_on_few_rows_leak_more_than_the_table_of_the_docs_shows(name, strength, seeds):
     """Under label-dp on average over seeds, which differ by more than the bounds."""
@@ -124,12 +127,6 @@ def test_a_few_known_labels_are_enough_to_run(aux):
     assert aux > 1 or torch.equal(found["train"], InstanceSpaces()(asked.view, seed=0).scores["train"])
 
 
-def test_a_guess_is_the_same_for_a_copy_of_the_view_whose_memo_is_filled():
-    asked = question(rounds=3)
-    first, again = (BoostingReplay()(asked.view, seed=0).scores for _ in range(2))
-    assert all(torch.equal(first[s], again[s]) for s in first)
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -143,6 +140,7 @@ def test_options_out_of_their_range_are_refused(options, said):
         BoostingReplay(**options)
 
 
+@pytest.mark.long
 def test_the_rate_and_the_penalty_are_those_that_the_parties_agreed_on():
     asked = question(n=200, rounds=4, learning_rate=0.05, l2=3.0, bins=16, leaf_rows=10)
     assert asked.view.agreed == {"learning_rate": 0.05, "l2": 3.0, "bins": 16, "leaf_rows": 10}
@@ -158,6 +156,7 @@ def test_the_rate_and_the_penalty_are_those_that_the_parties_agreed_on():
     assert not torch.equal(known, unknown)
 
 
+@pytest.mark.long
 def test_a_rate_at_which_replays_exaggerate_costs_little():
     asked = digits(n=600, learning_rate=1.0)
     exaggerated, _ = leak(asked, BoostingReplay(learning_rate=1.0))

@@ -1,6 +1,7 @@
 """Every attack has a card that an auditor can read."""
 
 import inspect
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from vflsec.base.errors import UsageError
 from vflsec.core import registry
 from vflsec.core.attack import describe
+from vflsec.core.options import choices_of
 from vflsec.core.view import Need
 
 
@@ -39,6 +41,22 @@ def test_a_number_of_releases_that_is_none_is_refused(name, option, number):
     with pytest.raises(UsageError, match=f"expected {option} > 0, got {number}"):
         registry.build("attacks", name, **{option: number})
     assert getattr(registry.build("attacks", name, **{option: 2}), option) == 2
+
+
+CHOICES = [
+    pytest.param(kind, name, option, id=f"{name}-{option}")
+    for kind in ("attacks", "defenses")
+    for name in sorted(registry.entries(kind))
+    for option, hint in get_type_hints(registry.load(kind, name).__init__).items()
+    if choices_of(hint)
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "option"), CHOICES)
+def test_a_choice_that_there_is_not_is_refused(kind, name, option):
+    strength = () if kind == "attacks" else (1.0,)
+    with pytest.raises(UsageError, match=f"{name}: unknown {option} 'other'"):
+        registry.build(kind, name, *strength, **{option: "other"})
 
 
 def test_baselines_read_own_columns_and_nothing_else():

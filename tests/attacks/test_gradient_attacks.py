@@ -34,56 +34,9 @@ ROWS = 6000
 ON_GRADIENTS = (Norm, Direction, Hint, Spectral, Cluster, AveragedGradients)
 
 
-class TestNorm(AttackConformance):
-    def make(self):
-        return Norm()
-
-
-class TestDirection(AttackConformance):
-    def make(self):
-        return Direction()
-
-
-class TestHint(AttackConformance):
-    def make(self):
-        return Hint()
-
-
-class TestSpectral(AttackConformance):
-    def make(self):
-        return Spectral()
-
-
-class TestSpectralEmbedding(AttackConformance):
-    def make(self):
-        return SpectralEmbedding()
-
-
-class TestAveraging(AttackConformance):
-    def make(self):
-        return AveragedGradients()
-
-
-class TestCluster(AttackConformance):
-    def make(self):
-        return Cluster()
-
-
 class TestClusterOnEmbeddings(AttackConformance):
     def make(self):
         return Cluster(source="embedding")
-
-
-class TestRankOne(AttackConformance):
-    def make(self):
-        return RankOne()
-
-
-class TestDirect(AttackConformance):
-    method_options = {"aggregation": "sum", "head": "none"}  # noqa: RUF012
-
-    def make(self):
-        return Direct()
 
 
 def gaussian(means, scales, *, turns=1, labels=None, aux=100, seed=0):
@@ -246,7 +199,6 @@ def test_direct_refuses_a_trained_head_before_training():
         (lambda: Direction(references=0), "expected references > 0, got 0"),
         (lambda: Hint(hints=0), "expected hints > 0, got 0"),
         (lambda: Cluster(starts=0), "expected starts > 0, got 0"),
-        (lambda: Cluster(source="gradients"), "unknown source 'gradients'. Did you mean gradient?"),
     ],
 )
 def test_wrong_numbers_are_refused(make, match):

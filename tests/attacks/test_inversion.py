@@ -27,6 +27,7 @@ MIXED = Layout(
 )
 
 
+@pytest.mark.long
 class TestRidge(AttackConformance):
     side = "active"
 
@@ -34,6 +35,7 @@ class TestRidge(AttackConformance):
         return BlackBoxInversion(model="ridge", own=False)
 
 
+@pytest.mark.long
 class TestNetwork(AttackConformance):
     side = "active"
     wild_scenes = 3  # the network ends in another minimum when its inputs move a little
@@ -356,7 +358,6 @@ def test_alone_is_imputation():
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: Imputation(model="tree"), "unknown model 'tree'"),
         (lambda: Imputation(hidden=0), "expected hidden > 0"),
         (lambda: BlackBoxInversion(releases=0), "expected releases > 0"),
         (lambda: WhiteBoxInversion(steps=0), "expected steps > 0"),

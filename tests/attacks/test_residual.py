@@ -13,16 +13,8 @@ from vflsec.core.view import View
 from vflsec.inference.directions import span
 from vflsec.inference.releases import received
 from vflsec.results import metrics
-from vflsec.testing.conformance import AttackConformance
 
 ROWS, COLUMNS = 2048, 16
-
-
-class TestResidual(AttackConformance):
-    method_options = {"cut": 4}  # noqa: RUF012
-
-    def make(self):
-        return Residual()
 
 
 def regression(*, batch, turns=1, head=(1.0,), aux=0, signal=True, rare=0.5, seed=0):

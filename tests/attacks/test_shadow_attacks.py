@@ -232,17 +232,6 @@ def test_too_few_shadows_or_an_odd_number_are_refused(attack, shadows):
         attack(shadows=shadows)
 
 
-@pytest.mark.parametrize("attack", [LikelihoodRatio, RobustMembershipInference])
-def test_an_unknown_mode_is_refused(attack):
-    with pytest.raises(UsageError, match="unknown mode 'both'"):
-        attack(mode="both")
-
-
-def test_an_unknown_variance_is_refused():
-    with pytest.raises(UsageError, match="unknown variance 'none'"):
-        LikelihoodRatio(variance="none")
-
-
 @pytest.mark.parametrize("options", [{}, {"gamma": 1.1}, {"mode": "offline"}, {"mode": "offline", "a": 1.0}], ids=str)
 def test_rmia_is_the_share_of_pairs(options):
     attack = RobustMembershipInference(shadows=8, **options)

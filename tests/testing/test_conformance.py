@@ -26,6 +26,9 @@ from vflsec.testing.conformance import (
 )
 
 QUICK = {  # options that keep a plug-in cheap
+    "active-mc": {"epochs": 60},
+    "attribute": {"releases": 1},
+    "grn": {"steps": 100},
     "mc": {"epochs": 60, "lr": 0.02},
     "self-training": {"iterations": 3},
     "forest-training": {"iterations": 3},
@@ -38,6 +41,7 @@ SIDE = {
     "attribute": "active",
     "inversion-blackbox": "active",
 }  # of the adversary, where either can mount an attack
+METHOD_OPTIONS = {"direct": {"aggregation": "sum", "head": "none"}}
 _SILENT = {"test_messages_carry_no_graph": "one party alone, or pooled columns, say nothing"}
 EXEMPT: dict[str, dict[str, str]] = {  # by plug-in: checks that do not apply, and why
     "local": _SILENT | {"test_a_nan_is_a_divergence": "it does not read the column that the check spoils"},
@@ -60,7 +64,7 @@ STRENGTHS = {  # a weak and a strong setting, where 1 and 10 are not
     "ppdl": {"weak": 1e-5, "strong": 10.0},
     "sign": {"weak": 0.5, "strong": 1.0},
 }
-COSTLY = ("attribute-fusion", "forest-training", "fusion", "self-training")
+COSTLY = ("attribute-fusion", "boosting-replay", "forest-training", "fusion", "self-training")
 OF_MANY_DRAWS = (
     "test_beats_chance_on_a_planted_leak",
     "test_is_at_chance_against_shuffled_labels",
@@ -88,17 +92,28 @@ def statistical(check):
     return pytest.mark.statistical(marked)
 
 
+def _siblings(kind):
+    """The presets of each class, except for the one with the fewest settings, which stands for it in every run."""
+    families = {}
+    for name, entry in sorted(registry.entries(kind).items()):
+        made = entry.target
+        target, settings = (made.target, made.settings) if isinstance(made, registry.Preset) else (made, ())
+        families.setdefault(target, []).append((len(settings), name))
+    return {name for family in families.values() for _, name in sorted(family)[1:]}
+
+
 def _over_the_registry(kind, suite, make, names=None):
+    siblings = _siblings(kind)
     for name in sorted(registry.entries(kind)) if names is None else names:
         body = {"make": make(name), "exempt": EXEMPT.get(name, {}), "__module__": __name__}
         body |= {"side": SIDE[name]} if name in SIDE else {}
         body |= STRENGTHS.get(name, {})
+        body |= {"method_options": METHOD_OPTIONS[name]} if name in METHOD_OPTIONS else {}
         body |= {check: statistical(getattr(suite, check)) for check in OF_MANY_DRAWS if name in COSTLY}
-        body |= {
-            check: statistical(getattr(suite, check)) for check in OF_WILD_ROWS if name in (*COSTLY, "boosting-replay")
-        }
+        body |= {check: statistical(getattr(suite, check)) for check in OF_WILD_ROWS if name in COSTLY}
         title = f"Test{suite.__name__}_{name}"
-        globals()[title] = type(title, (suite,), body)
+        made = type(title, (suite,), body)
+        globals()[title] = pytest.mark.long(made) if name in siblings else made
 
 
 _over_the_registry(
