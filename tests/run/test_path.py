@@ -3,6 +3,7 @@
 import pickle
 import sys
 from collections import Counter
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,7 +14,10 @@ from vflsec.core import registry
 from vflsec.methods.split_training import SplitTraining
 from vflsec.run import plan
 from vflsec.run import spec as specs
+from vflsec.run.cell import Technique
 
+ROOT = Path(__file__).parents[2]
+PLACES = tuple(str(ROOT / name) for name in ("vflsec", "defenses", "attacks", "protocols"))
 TOY = {"dataset": "toy", "attack": "norm", "defense": "iso:lambda=5", "train": {"epochs": 2}, "seeds": 1, "jobs": 1}
 
 
@@ -64,6 +68,48 @@ def test_a_defense_at_another_strength_is_the_same_class():
     weaker = defense.of_strength(1.0)
     assert weaker.defense().strength == 1.0
     assert weaker == msgspec.structs.replace(defense, spec=specs.parse_defense("iso:lambda=1"))
+
+
+STRENGTH = 7.25
+RECORDED = ("vflsec/report/", "vflsec/results/")
+"""What reads the strength from records, which is the last stop of the value."""
+
+
+def holds(value):
+    """Whether ``value`` is the strength or holds it: as an item, a field, or an attribute, or in a technique's spec."""
+    if isinstance(value, msgspec.Struct):
+        parts = [*msgspec.structs.asdict(value).values()]
+        parts += msgspec.structs.asdict(value.spec).values() if isinstance(value, Technique) else []
+    elif isinstance(value, dict):
+        parts = value.values()
+    else:
+        parts = value if isinstance(value, tuple | list | set) else getattr(value, "__dict__", {}).values()
+    return any(isinstance(part, float) and part == STRENGTH for part in (value, *parts))
+
+
+def test_few_functions_get_the_strength_of_a_defense(tmp_path):
+    """Counted are functions with a name of which an argument holds it; what is handed on whole holds it deeper."""
+    entered = set()
+
+    def note(frame, event, _):
+        code = frame.f_code
+        if event != "call" or code.co_name.startswith("<") or not code.co_filename.startswith(PLACES):
+            return
+        count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
+        arguments = [frame.f_locals.get(name) for name in code.co_varnames[:count]]
+        if any(map(holds, arguments)):
+            entered.add((code.co_filename.removeprefix(f"{ROOT}/"), code.co_qualname))
+
+    options = {**TOY, "defense": "iso", "strengths": [STRENGTH], "train": {"epochs": 1}}
+    sys.setprofile(note)
+    try:
+        vflsec.evaluate(**options, out=tmp_path, progress=False)
+    finally:
+        sys.setprofile(None)
+    running = sorted(place for place in entered if not place[0].startswith(RECORDED))
+    assert ("defenses/iso.py", "IsotropicNoise.on_gradient") in running
+    assert len(running) <= 28, running
+    assert len({path for path, _ in running}) <= 12, running
 
 
 def test_ten_frames_lie_between_the_command_and_a_step_of_training(monkeypatch, tmp_path):
