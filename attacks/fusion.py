@@ -103,8 +103,8 @@ class ColumnFusion(FromAllSources):
     rows that were not trained on, forests learn from what it recovered for training rows.
 
     A test row has one embedding, at prediction, where a training row has those of many models. A further Gaussian
-    process therefore learns from the guesses of up to 1200 training rows (``vflsec.inference.distilled``), and is
-    blended in by its errors on auxiliary rows that these guesses left out.
+    process and randomized trees therefore learn from the guesses of up to 1200 training rows
+    (``vflsec.inference.distilled``), and are blended in by their errors on auxiliary rows that these guesses left out.
 
     Source: this project. Gaussian processes and their model selection: Rasmussen and Williams 2006, chapters 2 and 5.
 
@@ -115,7 +115,7 @@ class ColumnFusion(FromAllSources):
     name = "column-fusion"
     side = "either"
     target = "features"
-    version = 9
+    version = 10
 
     def __init__(self, *, victim: str | None = None) -> None:
         self.victim = victim

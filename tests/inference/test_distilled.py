@@ -11,7 +11,7 @@ from vflsec.core.layout import Layout
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
 from vflsec.inference import fused
-from vflsec.inference.distilled import LENGTHS, NOISE, drawn, learn
+from vflsec.inference.distilled import LENGTHS, NOISE, Learned, _by_process, _by_trees, drawn, learn
 from vflsec.inference.kernel_mixture import Kernel, Mixture
 from vflsec.inference.several_trainings import pooled_guess, side_by_side, with_sources
 
@@ -40,9 +40,35 @@ def test_learning_is_the_best_kernel_ridge_regression_of_naive_refits():
 
     tried = {(length, noise): left_out(length, noise) for length in LENGTHS for noise in NOISE.tolist()}
     best = min(tried, key=lambda pair: float((tried[pair] - y)[:, :2].square().mean()))
-    learned = learn(y, x, new, n_scored=2)
+    units = (x - mean) / scale / 3**0.5, (new - mean) / scale / 3**0.5
+    learned = _by_process(y, [units], n_scored=2)
     torch.testing.assert_close(learned.left_out, tried[best])
     torch.testing.assert_close(learned.guesses, predicted(fit(*best, list(range(len(x)))), new))
+
+
+def test_a_few_numbers_of_another_party_count_beside_many_local_columns():
+    """One length for all would hide two numbers among thirty."""
+    sent, local = randn(400, 2), randn(400, 30, seed=1)
+    y = torch.sin(2 * sent) + 0.1 * local[:, :2]
+    learned = learn(y[:300], [(sent[:300], sent[300:]), (local[:300], local[300:])], 2, torch.Generator())
+    together = torch.cat([sent, local], dim=1)
+    alike = learn(y[:300], [(together[:300], together[300:])], 2, torch.Generator())
+    assert r2(learned.guesses, y[300:]) > 0.8 > 0.6 > r2(alike.guesses, y[300:])
+
+
+def test_left_out_rows_weigh_process_and_trees(monkeypatch):
+    x, y, rng = randn(60, 3), randn(60, 2), torch.Generator()
+    right = Learned(y[:5], y)
+    wrong = Learned(-y[:5], -y)
+    for process, trees in ((right, wrong), (wrong, right)):
+        monkeypatch.setattr("vflsec.inference.distilled._by_process", lambda *_, process=process: process)
+        monkeypatch.setattr("vflsec.inference.distilled._by_trees", lambda *_, trees=trees: trees)
+        torch.testing.assert_close(learn(y, [(x, x[:5])], 2, rng).guesses, y[:5])
+
+
+def test_trees_leave_each_row_out_of_its_guess():
+    x, noise = randn(300, 4), randn(300, 3, seed=1)
+    assert r2(_by_trees(noise, [(x, x)], torch.Generator()).left_out, noise) < 0.05
 
 
 def test_a_mixture_without_some_known_rows_is_one_of_the_others():

@@ -82,3 +82,16 @@ def test_the_weights_of_a_blend_are_the_posterior_mean():
         Opinion(torch.full((1, 1), k, dtype=torch.float64), torch.from_numpy(held_out[1 - int(k)])) for k in (1.0, 0.0)
     ]
     assert float(blended(opinions, torch.from_numpy(known))) == pytest.approx(weight)
+
+
+def test_equal_weights_for_all_columns_are_decided_by_all():
+    """Ten known rows hardly tell a column which opinion is better; thirty columns together do."""
+    rng = torch.Generator().manual_seed(0)
+    truth, errors = torch.randn(N, 30, generator=rng), torch.randn(2, N, 30, generator=rng)
+    predictions = [(truth + scale * part).double() for scale, part in zip((0.5, 1.0), errors, strict=True)]
+    opinions = [Opinion(guess, guess[:10]) for guess in predictions]
+    missed = [
+        float((blended(opinions, truth[:10].double(), by_column=by_column) - truth).square().mean())
+        for by_column in (False, True)
+    ]
+    assert missed[0] < 0.21 < missed[1], "the best weights are .8 and .2, and leave .2"

@@ -21,7 +21,7 @@ from vflsec.inference.distilled import drawn, learn
 from vflsec.inference.instance_spaces import regressed
 from vflsec.inference.kernel_mixture import Kernel, Likelihood, Mixture, of_classes, unit_rows
 from vflsec.inference.opinion_pool import Forest, Opinion, blended, pooled
-from vflsec.inference.sources import COLUMNS, SourceTable, sources
+from vflsec.inference.sources import COLUMNS, LOCAL, SourceTable, sources
 from vflsec.inference.trees.bounds import bounds
 from vflsec.inference.trees.learned import learned
 from vflsec.inference.trees.nodes import partners
@@ -79,19 +79,21 @@ def fused_values(view: View, rng: torch.Generator) -> Guess:
     """
     targets = view.aux_labels.double()
     models = _fitted(view, targets, _of_values(targets), rng)
-    of_others = _of_splits(view, rng) or _of_guesses(view, models, rng)
+    of_splits = _of_splits(view, rng)
+    opinions = {} if of_splits else _of_guesses(view, models, rng)
     scores = {}
     for split, model in models.items():
-        own = Opinion(model.predict(split, view.aux_split), model.mixture.left_out())
-        others = of_others.get(split, [])
-        scores[split] = blended([own, *others], targets) if others else own.scores
+        direct = model.predict(split, view.aux_split)
+        if split in of_splits:
+            opinions[split] = [Opinion(direct, model.mixture.left_out()), *of_splits[split]]
+        scores[split] = blended(opinions[split], targets, by_column=split in of_splits) if split in opinions else direct
     return Guess(scores, budget=_budget(models.values()))
 
 
 def _of_guesses(view: View, models: Mapping[str, FusedModel], rng: torch.Generator) -> dict[str, list[Opinion]]:
-    """Return opinions on rows of other splits, learned from the guesses of rows with releases of several epochs.
+    """Return opinions on rows of other splits: direct ones, and learned from guesses of rows with several releases.
 
-    The known rows that judge an opinion are left out of these guesses, a fold at a time, and of what is learned.
+    The known rows that judge opinions are left out of both, a fold at a time, also of the guesses.
     """
     known, rows, targets = view.aux_split, view.aux_rows, view.aux_labels.double()
     teacher, m = models[known], len(rows)
@@ -107,12 +109,21 @@ def _of_guesses(view: View, models: Mapping[str, FusedModel], rng: torch.Generat
     for split, model in models.items():
         if model is teacher or not model.read_by_trees:
             continue
-        given, x = (model.joined(model.read_by_trees[-1], name).double() for name in (known, split))
-        learned = learn(torch.cat(guessed, dim=1), given[pool], x, n_scored=d)
-        _, *rest = torch.split(learned.left_out[:m], d, dim=1)
-        held_out = torch.stack([own * left[:, None] for own, left in zip(rest, out[1:], strict=True)]).sum(dim=0)
-        found[split] = [Opinion(learned.guesses[:, :d], held_out)]
+        parts = [[n for n in model.read_by_trees[-1] if (n in LOCAL) == is_local] for is_local in (False, True)]
+        pairs = [(model.joined(names, known)[pool], model.joined(names, split)) for names in parts if names]
+        learned = learn(torch.cat(guessed, dim=1), pairs, d, rng)
+        units = {name: x[rows] for name, x in model.units(known, known).items()}
+        indirect = torch.split(learned.left_out[:m], d, dim=1)[1:]
+        found[split] = [
+            Opinion(model.predict(split, known), _in_folds(model.mixture.predict_without(out[1:], units), out[1:])),
+            Opinion(learned.guesses[:, :d], _in_folds(indirect, out[1:])),
+        ]
     return found
+
+
+def _in_folds(predictions: Iterable[Tensor], out: Iterable[Tensor]) -> Tensor:
+    """Return from the predictions (m, d) of each fold the rows where ``out`` (m,) of this fold is true."""
+    return torch.stack([x * left[:, None] for x, left in zip(predictions, out, strict=True)]).sum(dim=0)
 
 
 def _of_splits(view: View, rng: torch.Generator) -> dict[str, list[Opinion]]:

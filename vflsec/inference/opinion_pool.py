@@ -68,8 +68,8 @@ def pooled(opinions: Sequence[Opinion], labels: Tensor) -> Tensor:
     return torch.einsum("o,omc->mc", posterior @ weights, torch.stack([one.scores for one in found]))
 
 
-def blended(opinions: Sequence[Opinion], targets: Tensor) -> Tensor:
-    """Return the weighted mean (m, d) of predictions of numbers, with weights for each column.
+def blended(opinions: Sequence[Opinion], targets: Tensor, *, by_column: bool = True) -> Tensor:
+    """Return the weighted mean (m, d) of predictions of numbers, with weights for each column or the same for all.
 
     The weights are the posterior mean under a uniform prior, if the errors at the known rows, whose ``targets`` are
     (n, d), are Gaussian with a variance of their own for each choice of weights.
@@ -78,6 +78,7 @@ def blended(opinions: Sequence[Opinion], targets: Tensor) -> Tensor:
     held_out = torch.stack([one.held_out for one in opinions])
     errors = (torch.einsum("ko,ond->knd", weights, held_out) - targets).square().mean(dim=1)  # (k, d)
     log_p = -len(targets) / 2 * errors.clamp_min(torch.finfo(errors.dtype).tiny).log()
+    log_p = log_p if by_column else log_p.sum(dim=1, keepdim=True).expand_as(log_p)
     posterior = torch.einsum("kd,ko->od", log_p.softmax(dim=0), weights)
     return torch.einsum("od,omd->md", posterior, torch.stack([one.scores for one in opinions]))
 

@@ -34,6 +34,11 @@ Table = Mapping[str, Tensor]
 COLUMNS = "columns"
 """Name of the table of own columns."""
 
+OWN_EMBEDDING, OWN_LABELS = "own embedding", "own labels"
+
+LOCAL = frozenset({COLUMNS, OWN_EMBEDDING, OWN_LABELS})
+"""Names of the tables that the adversary has without any release of another party."""
+
 EVERYTHING = frozenset({Need.MODEL, Need.PREDICTIONS, *(need for need in Need if need.kinds)})
 """Parts of a view that become tables where they are present."""
 
@@ -94,18 +99,18 @@ def sources(view: View) -> dict[str, SourceTable]:
 
 def _sources(view: View) -> dict[str, SourceTable]:
     found = {COLUMNS: SourceTable(view.features, distances=True)}
-    models = {} if view.model is None else {"own embedding": view.model}
+    models = {} if view.model is None else {OWN_EMBEDDING: view.model}
     with torch.no_grad():
         for name, model in {**models, **view.models}.items():
             embedded = {split: model(own) for split, own in view.features.items()}
             found[name] = SourceTable(embedded, distances=True)
     if view.model is None and (sent := last_sent(view)) is not None:
-        found["own embedding"] = SourceTable({view.aux_split: sent}, distances=True)
+        found[OWN_EMBEDDING] = SourceTable({view.aux_split: sent}, distances=True)
     if (times := times_asked(view)) is not None:
         found["times asked"] = SourceTable({view.aux_split: times})
     if view.labels:
         n_classes = 1 + max(int(y.max()) for y in view.labels.values())
-        found["own labels"] = SourceTable({split: F.one_hot(y, n_classes) for split, y in view.labels.items()})
+        found[OWN_LABELS] = SourceTable({split: F.one_hot(y, n_classes) for split, y in view.labels.items()})
     if view.aux_split in view.predictions:
         found["predictions"] = SourceTable(view.predictions)
     routes = _routes(view)
