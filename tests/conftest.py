@@ -15,6 +15,14 @@ from vflsec.testing.federations import tiny_federation
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # whose games of an epsilon tests play, too
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Leave all cases of a ``sampled`` test but the first to make test-extended."""
+    for item in items:
+        if item.get_closest_marker("sampled") and any(item.callspec.indices.values()):
+            item.add_marker(pytest.mark.long)
+
+
 @pytest.fixture
 def federation() -> Federation:
     """Bare parties, ``active`` and ``passive_1``, of eight rows on a bare wire."""

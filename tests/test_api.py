@@ -24,6 +24,7 @@ def vflsec_(words):
         cli.main(words, standalone_mode=False)
 
 
+@pytest.mark.long
 def test_a_strength_may_stand_with_its_defense(tmp_path):
     report = vflsec.evaluate(**ATTACKED, defense="iso:lambda=5", fixed=["iso:lambda=1@embedding"], out=tmp_path)
     assert [point.strength for point in report.points] == [0.0, 5.0]
@@ -33,6 +34,7 @@ def test_a_strength_may_stand_with_its_defense(tmp_path):
     assert (tmp_path / "curve.svg").exists()
 
 
+@pytest.mark.long
 def test_plug_ins_are_called_as_they_call_themselves(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     head = "from vflsec.defenses.iso import IsotropicNoise\nfrom vflsec.methods.fedsplitnn import FedSplitNN\n"
@@ -47,6 +49,7 @@ def test_plug_ins_are_called_as_they_call_themselves(tmp_path, monkeypatch):
     assert "own.py" in (tmp_path / "run" / "spec.toml").read_text()
 
 
+@pytest.mark.long
 def test_an_audit_from_python_is_that_of_the_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdout", io.StringIO())
@@ -76,6 +79,7 @@ def test_errors_name_the_arguments(arguments, told):
     assert told in str(caught.value)
 
 
+@pytest.mark.long
 def test_a_model_that_is_trained_badly_is_told(tmp_path):
     """An effect of two parties' columns together, which an additive head cannot see."""
     rng = np.random.default_rng(0)

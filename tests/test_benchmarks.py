@@ -21,6 +21,7 @@ def load(name):
     return module
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_one_cell_of_the_digits_job():
     job = load("digits_job")

@@ -80,6 +80,7 @@ def test_embeddings_that_say_nothing_tell_nothing(reads):
     assert auc(guess, y) == pytest.approx(0.5, abs=4 * 0.011)
 
 
+@pytest.mark.long
 def test_training_rows_are_read_as_often_as_serves_best_and_test_rows_once():
     """Noise of deviation 3 over ten releases is one of .95."""
     rng = torch.Generator().manual_seed(0)

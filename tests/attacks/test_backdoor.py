@@ -98,6 +98,7 @@ def test_parties_that_collude_poison_the_same_rows():
     assert poisoned(joined()) == poisoned(joined("passive_2"))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_backdoor_opens_on_planted_data_and_nothing_else_is_lost(seed):
     """Only the attacker's columns know the class: the trigger outweighs all of them but two."""

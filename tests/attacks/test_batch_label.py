@@ -54,6 +54,7 @@ def right(attack, view, y):
     return (attack(view, seed=0).scores["train"].argmax(dim=1) == y)[keep].double().mean().item()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("batch", [1, 8, 24])
 @pytest.mark.parametrize(("classes", "width"), [(2, 1), (2, 4), (3, 2), (5, 8)])
 def test_small_batches_hide_nothing(batch, classes, width):

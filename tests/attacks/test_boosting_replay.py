@@ -170,6 +170,7 @@ def test_where_nothing_is_known_the_defaults_of_the_method_are_assumed():
     assert (method["bins"].default, method["leaf_rows"].default) == (BINS, LEAF_ROWS)
 
 
+@pytest.mark.long
 def test_fusion_and_the_replay_share_their_guesses(tmp_path, monkeypatch):
     begun, guesses = [], boosting_guesses._guesses
     monkeypatch.setattr(boosting_guesses, "_guesses", lambda *args: begun.append(args) or guesses(*args))

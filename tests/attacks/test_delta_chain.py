@@ -62,6 +62,7 @@ def test_more_batches_give_the_weights_better(tmp_path):
     assert many < few / 2
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("order", ["current", "paper"])
 @pytest.mark.parametrize(("momentum", "decay"), [(0.9, 0.0), (0.99, 1e-3), (0.0, 1e-2)])
 def test_momentum_and_weight_decay_hide_nothing(tmp_path, order, momentum, decay):

@@ -133,6 +133,7 @@ def received(seed=0):
     return view, theirs
 
 
+@pytest.mark.long
 def test_columns_are_recovered_as_well_as_ridge_regression_recovers_them():
     view, theirs = received()
     found = ColumnFusion()(view, seed=0).scores
@@ -168,6 +169,7 @@ def test_equal_tables_are_read_once_and_constant_ones_not_at_all():
     assert set(sources(constant)) == set()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("n_aux", [1, 2, 5])
 def test_few_labels_of_one_class_give_a_finite_guess(n_aux):
     view, _ = federation(1.0, 1.0)

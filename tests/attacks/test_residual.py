@@ -42,6 +42,7 @@ def auc(view, y, **options):
     return metrics.auc(Residual(**options)(view, seed=0).scores["train"][n_aux:].numpy(), y[n_aux:].numpy())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("batch", [1, 4, COLUMNS])
 def test_residuals_are_exact_while_a_batch_has_no_more_rows_than_columns(batch):
     view, y, residual = regression(batch=batch)

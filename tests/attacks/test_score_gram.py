@@ -102,6 +102,7 @@ def r2(c, p):
     return attacked(ScoreGram(), p, c, n=18)["leak"]["train"].headline
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "settings",
     [

@@ -100,6 +100,7 @@ def learned():
     return [by_heart(seed) for seed in (0, 1)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("d", [0.0, 0.5, 1.5])
 @pytest.mark.parametrize("options", [{"variance": "global"}, {"variance": "candidate"}, {"mode": "offline"}], ids=str)
 def test_gaussian_confidences_give_the_closed_form(d, options):
@@ -286,6 +287,7 @@ def test_impossible_weights_are_refused(options, match):
         RobustMembershipInference(**options)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("d", [0.0, 0.5, 1.5])
 def test_the_classifier_comes_near_the_closed_form(d):
     """No function of phi finds more, and at d = 0 there is nothing to be found."""

@@ -153,6 +153,7 @@ def test_a_share_of_the_variance_is_between_0_and_1(columns):
         ID2Graph(columns=columns)
 
 
+@pytest.mark.long
 def test_nodes_that_follow_the_label_add_to_own_columns():
     """The active party's column is half of the label, and nodes tell it."""
     _, y, trees = world(rounds=15)

@@ -34,11 +34,18 @@ def run(*words):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Return a folder with a checkpoint of seed 1, its transcript, and the evaluation of two seeds."""
+    """Return a folder with a checkpoint of seed 1 and its transcript."""
     folder = tmp_path_factory.mktemp("ckpt")
     run("train", *SETTINGS, "--defense", "iso:lambda=1", "--seed", 1, "--out", folder / "ck", "--record", folder / "tr")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory):
+    """Return the folder of the evaluation of two seeds."""
+    folder = tmp_path_factory.mktemp("evaluated")
     run("eval", *SETTINGS, "--defense", "iso:lambda=1", "--seeds", 2, "--jobs", 1, "--set", "aux.folds=0",
-        "--attack", ",".join(ATTACKS), "--out", folder / "ev")  # fmt: skip
+        "--attack", ",".join(ATTACKS), "--out", folder)  # fmt: skip
     return folder
 
 
@@ -63,12 +70,13 @@ def leaks(folder, strength=None, seed=0):
     return found | {f"alone {one.label}": records[one.key].leak for one in baselines}
 
 
-def test_it_equals_the_evaluation_of_its_seed(folder, tmp_path):
+@pytest.mark.long
+def test_it_equals_the_evaluation_of_its_seed(folder, evaluated, tmp_path):
     audit = audited(folder, *ATTACKS)
     store = Store(tmp_path / "out")
     with store.lock():
         list(Job(store.folder, [audit]).run(Job(store.folder, [audit]).plan()))
-    found, expected = leaks(tmp_path / "out"), leaks(folder / "ev", strength=1.0, seed=1)
+    found, expected = leaks(tmp_path / "out"), leaks(evaluated, strength=1.0, seed=1)
     assert set(ATTACKS) < set(found)
     assert found == expected
 
@@ -79,6 +87,7 @@ def test_without_its_messages_the_attacks_on_them_are_left_out(folder):
     assert "mc" in audit.mountable
 
 
+@pytest.mark.long
 def test_the_way_out_names_the_side_and_the_messages(folder):
     for messages in (False, True):
         with pytest.raises(InsufficientView, match="choose --party active") as found:
@@ -181,11 +190,12 @@ def test_options_that_a_checkpoint_states_are_refused(folder):
         job.prepare_audit(folder / "tr", "mine.toml", messages=folder / "tr")
 
 
-def test_the_command_audits_a_checkpoint(folder, tmp_path):
+@pytest.mark.long
+def test_the_command_audits_a_checkpoint(folder, evaluated, tmp_path):
     words = ["audit", folder / "ck", "--attack", "mc", "--draws", 1, "--out", tmp_path / "o", "--format", "json"]
     found = json.loads(run(*words, "--set", "aux.folds=0").stdout)
     assert found["audited"] == "ck"
-    assert found["points"][0]["leak"]["by_seed"]["0"] == leaks(folder / "ev", 1.0, 1)["mc"]["test"].headline
+    assert found["points"][0]["leak"]["by_seed"]["0"] == leaks(evaluated, 1.0, 1)["mc"]["test"].headline
 
 
 @pytest.mark.parametrize("place", ["tr", "file", "file/below"])
@@ -211,6 +221,7 @@ def test_a_recording_in_which_nothing_crosses_is_named(tmp_path):
     )
 
 
+@pytest.mark.long
 def test_attacks_on_one_target_share_what_they_compute(tmp_path, monkeypatch):
     words = ["--dataset", "toy", "--set", "data.options.rows=300", "--method", "secureboost:rounds=1,leaf_rows=5"]
     run("train", *words, "--out", tmp_path / "ck", "--record", tmp_path / "tr")

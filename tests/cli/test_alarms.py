@@ -24,6 +24,7 @@ def expect_undecided(words, folder, note):
     assert note in (folder / "report.html").read_text()
 
 
+@pytest.mark.long
 def test_a_class_of_which_the_adversary_knows_much(tmp_path):
     """The toy federation has 420 training rows: 80 balanced labels are 19 % of each class, 40 are 9.5 %."""
     expect_undecided(["eval", "--dataset", "toy", *FAST], tmp_path / "run", "the labels of 19 % of the training")

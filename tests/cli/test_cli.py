@@ -283,6 +283,7 @@ def test_gates_decide_the_exit_code(finished):
     assert "GATE min-utility 0: holds" in failed.stdout
 
 
+@pytest.mark.long
 def test_divergence_is_exit_3_and_can_be_retried(tmp_path):
     words = [
         "eval",
@@ -685,6 +686,7 @@ def test_a_dataset_file_that_is_a_folder_or_lacks_its_table(tmp_path):
     assert (result.exit_code, "expected a file" in result.stderr) == (2, True), result.stderr
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -68,6 +68,7 @@ def reference(folder: Path) -> float:
     return float(np.mean(found))
 
 
+@pytest.mark.long
 def test_dirty_files_give_an_evaluation_as_good_as_scikit_learn(folder: Path):
     drafted = run("data", "init", "bank.csv", "bureau.csv", "--label", "defaulted")
     assert drafted.exit_code == 0, drafted.output
@@ -91,6 +92,7 @@ def test_dirty_files_give_an_evaluation_as_good_as_scikit_learn(folder: Path):
     assert str(folder) not in Path(found["out"], "report.html").read_text("utf-8")
 
 
+@pytest.mark.long
 def test_all_faults_come_at_once_and_on_stdout(folder: Path):
     assert run("data", "init", "bank.csv", "bureau.csv", "--label", "defaulted").exit_code == 0
     frame = pd.read_csv("bank.csv", dtype=str, keep_default_na=False)
@@ -138,6 +140,7 @@ def test_rare_classes_get_a_next_command_with_fewer_labels(folder: Path):
     assert "next: vflsec eval --dataset m.toml --set aux.n=10" in shown
 
 
+@pytest.mark.long
 def test_a_draft_does_not_replace_a_file(folder: Path):
     words = ["data", "init", "bank.csv", "bureau.csv", "--label", "defaulted", "--out", "own.toml"]
     assert run(*words).exit_code == 0
@@ -173,6 +176,7 @@ def test_mistakes_give_one_line(folder: Path, words: list[str], expected: str):
     assert len(result.output.strip().splitlines()) == 1
 
 
+@pytest.mark.long
 def test_a_terminal_of_80_columns_is_not_exceeded(folder: Path):
     assert run("data", "init", "bank.csv", "bureau.csv", "--label", "defaulted").exit_code == 0
     lines = run("data", "init", "bank.csv", "bureau.csv", "--label", "defaulted", "--force").stdout.splitlines()

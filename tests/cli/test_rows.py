@@ -93,6 +93,7 @@ def test_the_leak_of_a_group_is_that_of_its_rows(asked):
     assert own[0]["p_holm"] >= own[0]["p"]
 
 
+@pytest.mark.long
 def test_a_report_shows_them_without_the_data_and_not_for_other_settings(asked):
     out, _, again = asked
     report = CliRunner().invoke(cli, ["report", str(out), "--format", "json"])

@@ -151,6 +151,7 @@ def test_suggestions(value: str, known: list[str], expected: str):
     assert suggestion(value, known) == expected
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

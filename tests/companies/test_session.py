@@ -72,6 +72,7 @@ def crash_at(monkeypatch, role, method, kind, step):
     return happened
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("role", "method", "kind", "step"),
     [
@@ -254,6 +255,7 @@ def test_a_damaged_key_or_journal_is_refused(keys, tmp_path, name):
         session("passive", JOB, OWN["passive"], tmp_path / "passive", None)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("role", "which"), [("passive", [-1]), ("active", [-1]), ("active", [-1, -2])])
 def test_both_go_on_from_the_last_state_that_is_not_damaged(keys, tmp_path, calm, role, which):
     begun(keys, tmp_path, batches=5, masks=True)

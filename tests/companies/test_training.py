@@ -120,6 +120,7 @@ JOBS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", JOBS)
 def test_two_processes_compute_what_one_does_bit_for_bit(keys, tmp_path, name):
     job = JOBS[name]

@@ -86,6 +86,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", CASES)
 def test_a_killed_training_goes_on_bit_for_bit(case, tmp_path):
     wanted, path = cell(**CASES[case]), tmp_path / "partial"

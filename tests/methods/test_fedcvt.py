@@ -601,6 +601,7 @@ def accuracy(made, federation):
     )
 
 
+@pytest.mark.long
 def test_pseudo_labels_add_to_what_few_labels_teach():
     train, model = TrainSpec(epochs=150, lr=3e-3), ModelSpec(encoder="mlp", bottom=(32,), cut=8)
     gains = []

@@ -69,6 +69,7 @@ def joint_training(federation, spec, phase="train"):
             optimizer.step()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("parties", [2, 4])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "adagrad"])
 @pytest.mark.parametrize(

@@ -124,6 +124,7 @@ def test_further_local_updates_say_nothing_more(updates):
     assert equal(states(where, "cross"), states(once, "cross")) == (updates == 1)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["fedhssl-simsiam", "fedhssl-byol", "fedhssl-moco", "fedlocal-moco"])
 def test_a_killed_pre_training_goes_on_after_the_last_finished_iteration(name, tmp_path):
     class Killed(BaseException):

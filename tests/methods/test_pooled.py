@@ -45,6 +45,7 @@ def made(request):
     return PooledLogisticRegression(*SPECS)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("classes", [2, 4])
 @pytest.mark.parametrize("signal", ["none", "planted"])
 def test_lr_is_scikit_learns_with_the_penalty_of_least_log_loss_on_folds(classes, signal):
@@ -106,6 +107,7 @@ def test_stored_models_predict_the_same_bit_for_bit(made, tmp_path):
     assert torch.equal(again.predict(federation, "test"), trained.predict("test"))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("split", ["unlabeled", "local", "aligned", "test"])
 def test_other_rows_are_not_looked_at(made, split):
     federations = [make_federation(DataSpec(n_labeled=90, overlap=0.8, aligned=0.9)) for _ in range(2)]

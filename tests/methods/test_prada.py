@@ -481,6 +481,7 @@ RAMP = {"adaptation": 1.0, "ramp_epochs": 600}
 """The authors' schedule: a weight that starts at 0 amplifies rounding less than a constant one."""
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("backend", ["plain", "paillier"])
 @pytest.mark.parametrize(
     ("kind", "options"),

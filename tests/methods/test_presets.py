@@ -36,6 +36,7 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(value, other[key]) for key, value in one.items())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ssl", SSL)
 def test_fedhssl_without_averaging_is_fedgssl(ssl):
     hybrid, guided = trained(f"fedhssl-{ssl}", pma=False), trained(f"fedgssl-{ssl}")

@@ -123,6 +123,7 @@ def test_what_sends_no_message_is_not_recorded(tmp_path, arguments, said):
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.long
 def test_train_records_and_audit_reads(tmp_path):
     settings = "train.optimizer=sgd", "train.lr=0.1", "train.epochs=1", "train.batch=512", "data.n_labeled=512"
     arguments = [word for setting in settings for word in ("--set", setting)]

@@ -129,6 +129,7 @@ def test_in_prediction_training_rows_reach_the_leaves_that_they_reached_in_train
     assert torch.equal(found, torch.cat(reached, dim=1))
 
 
+@pytest.mark.long
 def test_a_category_is_split_one_value_against_all_others(monkeypatch):
     federation = vflsec.run.federation.build_federation(
         vflsec.run.plan.training_cell(
@@ -607,6 +608,7 @@ def test_when_training_stops_depends_on_the_noisy_labels_alone():
     assert grown[0] == grown[1]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("graft", [False, True])
 @pytest.mark.parametrize("classes", [2, 3])
 def test_codes_of_labels_are_decoded_unless_leaves_are_of_the_true_labels(graft, classes):

@@ -386,6 +386,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", FAMILY)
 @pytest.mark.parametrize("when", [1, 2, 4])
 def test_a_killed_pretraining_goes_on_after_its_last_iteration(kind, when, tmp_path):

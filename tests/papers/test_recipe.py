@@ -76,6 +76,7 @@ def run(*words):
     return CliRunner().invoke(cli, ["reproduce", *words], prog_name="vflsec")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", recipes.names())
 def test_every_recipe_can_be_run(name, tmp_path):
     recipe = recipes.with_seeds(read_recipe(name), 1, quick=True)
@@ -165,6 +166,7 @@ def test_an_interruption_says_how_many_trainings_are_kept(own, tmp_path, monkeyp
     assert "interrupted: 1 training and 0 results are kept in" in done.stderr
 
 
+@pytest.mark.long
 def test_cap_is_that_of_an_evaluation(own, tmp_path):
     more = 'attacks = ["mc:epochs=5"]\ndefenses = ["iso:lambda=1,5"]\naux = { n = 20, folds = 0 }'
     path = own("cap", "", more, original="THEIRS")
@@ -294,6 +296,7 @@ def test_images_of_the_paper_take_the_place_of_stand_ins(name, tmp_path):
     assert modelnet.settings["data"]["options"] == {"data_dir": str(tmp_path / "modelnet")}
 
 
+@pytest.mark.long
 def test_a_recipe_runs_on_images(tmp_path):
     """F1 on BHI, and accuracy on ten classes and four parties of ModelNet."""
     write_bhi(tmp_path / "data" / "bhi", patients=30, patches=(20, 12))
@@ -393,6 +396,7 @@ def reproduced(path, folder, seeds=2):
     return Reproduction("one", recipe, measure_recipe(job), job)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("attack", "attacks"), [("mc", "mc:epochs=5"), ("worst", "mc:epochs=5")])
 def test_utility_and_leak_are_those_of_an_evaluation(attacked, tmp_path, attack, attacks):
     """Both columns of a row are of the same trainings, at the strength of the row."""
@@ -414,6 +418,7 @@ def test_utility_and_leak_are_those_of_an_evaluation(attacked, tmp_path, attack,
     assert [list(line.get_xydata()[0]) for line in markers] == [[0.7, 0.6], *drawn]
 
 
+@pytest.mark.long
 def test_a_column_may_be_of_training_rows_or_of_what_is_inferred_alone(attacked, tmp_path):
     path = Path(attacked(column='guessed = "train"\n\n[[columns]]\nname = "B"\nmeasure = "alone"\nguessed = "train"'))
     path.write_text(path.read_text().replace("0.6]", "0.6, nan]").replace("[nan, nan]", "[nan, nan, nan]"))
@@ -616,6 +621,7 @@ strength = 0.5
 """
 
 
+@pytest.mark.long
 def test_changes_are_those_of_the_advantages_in_an_evaluation(tmp_path):
     path = tmp_path / "changes.toml"
     path.write_text(CHANGES)

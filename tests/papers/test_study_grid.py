@@ -147,6 +147,7 @@ def test_utility_and_bytes_are_those_of_a_training(write, tmp_path):
     assert "0 results to compute" in again.stderr
 
 
+@pytest.mark.long
 def test_leaks_and_cap_are_those_of_an_evaluation(write, tmp_path):
     arm = '\n[[arms]]\nname = "noise 2"\nsettings.defenses = ["iso:lambda=2,5"]\n'
     one = read_study(write(OWN + arm + MORE.format(cap="calibrated")))
@@ -226,6 +227,7 @@ margin = 0.01
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("better", "measure", "same"),
     [
@@ -309,6 +311,7 @@ def test_the_documented_study_can_be_run(write, tmp_path):
     assert done.exit_code == 0, done.output
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_rounding_otherwise_is_measured_and_kept(write, tmp_path):
     words = (write(), "--jobs", "1", "--out", str(tmp_path / "run"), "--results", str(tmp_path))

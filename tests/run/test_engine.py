@@ -323,6 +323,7 @@ def test_an_attack_sees_only_what_it_needs_whatever_runs_beside_it(tmp_path):
     assert seen == {0, None}
 
 
+@pytest.mark.long
 def test_attacks_that_share_a_guess_are_as_by_themselves(tmp_path, monkeypatch):
     """Self-training starts from the guess of fusion, which is made once for both."""
     made = []

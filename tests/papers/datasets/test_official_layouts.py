@@ -109,6 +109,7 @@ def test_ppdai_has_the_columns_of_the_original():
     assert ppdai.COLUMNS[-19:] == (*(f"SocialNetwork_{k}" for k in range(1, 18)), "target", "ListingInfo")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("parties", "widths"), [(2, [6, 181]), (4, [6, 6, 119, 56]), (6, [6, 6, 119, 8, 15, 33])])
 def test_ppdai_is_split_by_groups(tmp_path, parties, widths):
     path = write_ppdai(tmp_path)
@@ -139,6 +140,7 @@ def test_ppdai_is_found_in_the_folder_of_the_archive(tmp_path):
     assert ppdai.source_files(str(tmp_path)) == [moved]
 
 
+@pytest.mark.long
 def test_they_are_trained_like_any_other(tmp_path):
     for name, write in (
         *(("avazu", write_avazu), ("criteo", write_criteo), ("nus-wide", write_nus_wide)),
@@ -275,6 +277,7 @@ PPDAI_DAMAGE = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", PPDAI_DAMAGE)
 def test_damage_of_ppdai_is_named(tmp_path, kind):
     change, message = PPDAI_DAMAGE[kind]

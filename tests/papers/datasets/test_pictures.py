@@ -211,6 +211,7 @@ def test_only_drawn_images_are_decoded(name, originals, monkeypatch):
     assert len(counts) == views * len(data.labels)
 
 
+@pytest.mark.long
 def test_the_utility_is_judged_by_f1_and_the_leak_by_auc(originals, tmp_path):
     report = vflsec.evaluate(
         dataset="bhi",
@@ -525,6 +526,7 @@ NAMES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, kinds in NAMES.items() for kind in kinds])
 def test_damage_of_a_folder_is_named(name, kind, copied):
     change, message = NAMES[name][kind]

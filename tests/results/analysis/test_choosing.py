@@ -80,6 +80,7 @@ def test_an_attack_that_is_stronger_is_found_and_not_flattered():
     assert covered(found, TRUE + 0.05) >= stats.binom.ppf(0.001, WORLDS, 0.95)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("lead", [0.002, 0.005, 0.01, 0.02])
 def test_a_small_lead_is_understated_by_less_than_itself_and_covered(lead):
     """Noise may choose another attack, which is weaker: what is reported then lies between the two strengths."""

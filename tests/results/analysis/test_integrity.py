@@ -156,6 +156,7 @@ def test_an_attack_that_does_nothing_costs_exactly_nothing(tmp_path):
     assert all((d.lost.mean, d.lost.ci95, d.status) == (0.0, (0.0, 0.0), "ok") for d in found)
 
 
+@pytest.mark.long
 def test_beside_a_leak_it_is_reported_apart(tmp_path):
     spec, store = finish(tmp_path, attacks=["mc:epochs=3", "backdoor", "missing-feature:rate=1"])
     alone_spec, alone = finish(tmp_path / "mc", attacks=["mc:epochs=3"])

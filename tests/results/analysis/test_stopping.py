@@ -25,6 +25,7 @@ def test_there_is_a_look_after_each_five_seeds_and_at_the_end():
     assert list(list_stops(3)) == [3]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_seeds_are_added_until_intervals_are_narrow_and_are_not_computed_again(tmp_path):
     wide = run(tmp_path, "--until", "0.9")

@@ -632,6 +632,7 @@ def test_a_report_in_which_not_joining_pays_is_caught():
         check_report(msgspec.structs.replace(found, worst=worst))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("lost", ["missing", "error", "diverged"])
 def test_a_lost_baseline_leaves_a_gate_on_the_headline_undecided(lost):
     """*Alone* competes for the headline, so that without all of it a limit cannot hold."""

@@ -77,6 +77,7 @@ def report_on(folder, *words):
     return subprocess.run(command, check=False, capture_output=True, text=True)
 
 
+@pytest.mark.long
 def test_a_report_needs_no_plug_in_no_data_and_no_torch(evaluated, copied):
     before, _, place = evaluated
     os.rename(place, place.with_name("gone"))
@@ -88,6 +89,7 @@ def test_a_report_needs_no_plug_in_no_data_and_no_torch(evaluated, copied):
     assert {**json.loads(shown.stdout), "out": ""} == {**json.loads(json.dumps(before)), "out": ""}
 
 
+@pytest.mark.long
 def test_a_report_executes_nothing_that_its_folder_names(evaluated, copied):
     _, folder, place = evaluated
     (place / "imported").unlink(missing_ok=True)
