@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from vflsec.attacks.imputation import Imputation
 from vflsec.base.checks import non_negative, positive
 from vflsec.base.errors import InsufficientView
+from vflsec.base.layout import Layout
 from vflsec.core.attack import Attack
-from vflsec.core.layout import Layout
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.convergence import still_falling

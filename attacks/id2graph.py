@@ -12,10 +12,10 @@ from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 
 from vflsec.base.checks import positive_or_none, share
+from vflsec.base.sparse_rows import matrix_of
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.scaling import standardized
-from vflsec.core.sparse_rows import matrix_of
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.trees.components import components
 from vflsec.inference.trees.nodes import partners

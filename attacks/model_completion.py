@@ -16,10 +16,10 @@ from torch.nn import functional as F
 from torch.nn.modules.dropout import _DropoutNd
 
 from vflsec.base.checks import positive
+from vflsec.base.sparse_rows import SparseRows
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.scaling import Standardize
-from vflsec.core.sparse_rows import SparseRows
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.convergence import still_falling
 from vflsec.nn.stacked import batches, runs, stack, stack_modules, unstack_modules

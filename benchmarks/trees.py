@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 
+from vflsec.base.layout import Layout
 from vflsec.base.seeds import generator
 from vflsec.core import registry
 from vflsec.core.federation import Federation
-from vflsec.core.layout import Layout
 from vflsec.core.message import Channel, Kind, Transcript
 from vflsec.core.party import Party
 from vflsec.core.settings import ModelSpec, TrainSpec

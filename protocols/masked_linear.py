@@ -237,16 +237,7 @@ class _Port:
         self._party, self._peer, self._step, self._line, self._recorder = party, peer, step, line, recorder
 
     def send(self, message: Any) -> None:
-        step = self._step
-        sent = self._party.send(
-            Kind.CIPHERTEXT,
-            {"value": message},
-            to=self._peer.name,
-            step=step.number,
-            phase=step.phase,
-            rows=step.rows,
-            split=step.split,
-        )
+        sent = self._party.send(Kind.CIPHERTEXT, {"value": message}, to=self._peer.name, **self._step.place)
         self._line.append(sent.payload["value"])
         if self._recorder:
             self._recorder.message("sent", message)

@@ -23,29 +23,12 @@ class PlainBoundary(Boundary):
 
     def forward(self, h: Tensor, step: Step) -> Tensor:
         """Send the embedding (B, d); return what the active party received (B, d)."""
-        message = self.passive.send(
-            Kind.EMBEDDING,
-            {"value": h},
-            to=self.active.name,
-            step=step.number,
-            phase=step.phase,
-            rows=step.rows,
-            split=step.split,
-        )
+        message = self.passive.send(Kind.EMBEDDING, {"value": h}, to=self.active.name, **step.place)
         received: Tensor = message.payload["value"]
         return received
 
     def backward(self, g: Tensor, step: Step) -> Tensor:
         """Send the gradient (B, d); return what the passive party received (B, d)."""
-        message = self.active.send(
-            Kind.GRADIENT,
-            {"value": g},
-            to=self.passive.name,
-            step=step.number,
-            phase=step.phase,
-            rows=step.rows,
-            labels=step.labels,
-            split=step.split,
-        )
+        message = self.active.send(Kind.GRADIENT, {"value": g}, to=self.passive.name, labels=step.labels, **step.place)
         received: Tensor = message.payload["value"]
         return received

@@ -13,7 +13,7 @@ from vflsec.attacks.imputation import Imputation
 from vflsec.attacks.inversion_blackbox import BlackBoxInversion
 from vflsec.attacks.inversion_whitebox import WhiteBoxInversion
 from vflsec.base.errors import InsufficientView, UsageError
-from vflsec.core.layout import EncodedColumn, Layout
+from vflsec.base.layout import EncodedColumn, Layout
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
 from vflsec.inference.column_regression import ENOUGH, PENALTIES, missed, on_simplex

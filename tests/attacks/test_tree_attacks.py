@@ -18,7 +18,7 @@ from vflsec.attacks.logistic import LogisticRegression
 from vflsec.attacks.residual_sign import ResidualSign
 from vflsec.attacks.split_order import SplitOrder
 from vflsec.base.errors import InsufficientView, UsageError
-from vflsec.core.layout import EncodedColumn, Layout
+from vflsec.base.layout import EncodedColumn, Layout
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
 from vflsec.results import metrics

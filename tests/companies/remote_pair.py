@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 import torch._dynamo  # which every first optimizer would import, for seconds
 
+from vflsec.base.layout import Layout
 from vflsec.cipher.arithmetic.layout import CipherSpec
 from vflsec.companies.identity import Identity
 from vflsec.companies.job import JobFile, JobModel, JobTraining
@@ -20,7 +21,6 @@ from vflsec.companies.party_rows import PartyRows, split
 from vflsec.companies.session import Session, make_side
 from vflsec.companies.snapshots import Snapshots
 from vflsec.core.checkpoint import under
-from vflsec.core.layout import Layout
 
 HERE = "127.0.0.1"
 CIPHER = CipherSpec(bits=1024)

@@ -6,7 +6,7 @@ import pytest
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from vflsec.base.errors import DataError
-from vflsec.core.layout import EncodedColumn
+from vflsec.base.layout import EncodedColumn
 from vflsec.data.credit_default import load
 from vflsec.data.dataset import PartyTable, align
 from vflsec.data.encode import ColumnEncoder

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.inference.test_replay import trained
-from vflsec.core.layout import Layout
+from vflsec.base.layout import Layout
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
 from vflsec.inference.chosen_splits import explained_by_row

@@ -7,7 +7,7 @@ import torch
 from sklearn.kernel_ridge import KernelRidge
 
 from vflsec.attacks.fusion import ColumnFusion
-from vflsec.core.layout import Layout
+from vflsec.base.layout import Layout
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
 from vflsec.inference import fused

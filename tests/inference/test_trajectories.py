@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 from vflsec.attacks.attribute import AttributeInference
 from vflsec.attacks.fusion import ColumnFusion
 from vflsec.attacks.inversion_blackbox import BlackBoxInversion
-from vflsec.core.layout import Layout
+from vflsec.base.layout import Layout
 from vflsec.core.message import Kind, Message
 from vflsec.core.scaling import standardized
 from vflsec.core.view import View

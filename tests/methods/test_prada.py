@@ -9,11 +9,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from vflsec.base.errors import Diverged, UsageError
+from vflsec.base.layout import Group, Grouping
 from vflsec.base.seeds import drawing, generator
 from vflsec.core import registry
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.defense import Defense
-from vflsec.core.layout import Group, Grouping
 from vflsec.core.message import Kind, Transcript
 from vflsec.core.protocol import Boundary
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec

@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from vflsec.base.errors import Diverged, UsageError
+from vflsec.base.layout import Layout
 from vflsec.base.seeds import drawing, generator
 from vflsec.core.checkpoint import Checkpoint
-from vflsec.core.layout import Layout
 from vflsec.core.message import Kind, Route
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.view import Need

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from vflsec.base.errors import UsageError
+from vflsec.base.layout import EncodedColumn, Layout
 from vflsec.base.seeds import generator
-from vflsec.core.layout import EncodedColumn, Layout
 from vflsec.core.settings import ModelSpec
 from vflsec.nn.encoders import MLPBottom, build_encoder, untrained
 

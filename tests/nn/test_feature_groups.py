@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vflsec.core.layout import EncodedColumn, Group, Layout
+from vflsec.base.layout import EncodedColumn, Group, Layout
 from vflsec.nn.encoders import untrained
 from vflsec.nn.feature_groups import DomainDiscriminators, FeatureGroups, ParallelLinear, UnitLength, ungrouped
 from vflsec.nn.wrappers import Frozen

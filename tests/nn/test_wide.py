@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from vflsec.core.layout import EncodedColumn, Layout
+from vflsec.base.layout import EncodedColumn, Layout
+from vflsec.base.sparse_rows import SparseRows
 from vflsec.core.settings import ModelSpec
-from vflsec.core.sparse_rows import SparseRows
 from vflsec.nn import wide
 from vflsec.nn.encoders import MLPBottom, build_encoder
 from vflsec.nn.wide import CategoryEmbedding, WideLinear, sparse_gradients

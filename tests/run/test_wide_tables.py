@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import vflsec
-from vflsec.core.sparse_rows import SparseRows, tensor_of
+from vflsec.base.sparse_rows import SparseRows, tensor_of
 from vflsec.data import encode, memory
 from vflsec.data.dataset import PartyTable, VerticalDataset
 from vflsec.nn import wide

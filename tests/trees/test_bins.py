@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from vflsec.core.layout import EncodedColumn, Layout
-from vflsec.core.sparse_rows import SparseRows
+from vflsec.base.layout import EncodedColumn, Layout
+from vflsec.base.sparse_rows import SparseRows
 from vflsec.trees.bins import Bins
 
 ANY = st.floats(width=32, allow_nan=False, allow_infinity=False)

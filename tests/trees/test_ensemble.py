@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vflsec.core.sparse_rows import SparseRows
+from vflsec.base.sparse_rows import SparseRows
 from vflsec.trees.ensemble import Shape, Splits
 
 

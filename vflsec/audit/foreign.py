@@ -18,15 +18,15 @@ from vflsec.audit.transcript import Sent
 from vflsec.audit.weights import without_exit
 from vflsec.base.checks import count, unknown
 from vflsec.base.errors import InsufficientView, UsageError, plain
+from vflsec.base.layout import EncodedColumn, Layout
 from vflsec.base.seeds import generator
+from vflsec.base.sparse_rows import tensor_of
 from vflsec.core.federation import Federation
-from vflsec.core.layout import EncodedColumn, Layout
 from vflsec.core.message import Channel, Kind, Message
 from vflsec.core.method import Method, Progress, Trained
 from vflsec.core.party import Party
 from vflsec.core.scaling import Bounds
 from vflsec.core.settings import ModelSpec, TrainSpec
-from vflsec.core.sparse_rows import tensor_of
 from vflsec.data.dataset import Roles, VerticalDataset, align
 from vflsec.data.encode import dense
 from vflsec.data.partition import DataSpec, Partition, partition

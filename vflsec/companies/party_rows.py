@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 
 from vflsec.base.errors import DataError, UsageError
+from vflsec.base.layout import Layout
 from vflsec.base.seeds import derive
 from vflsec.cipher.roles.messages import RoleName
 from vflsec.companies.job import JobFile
-from vflsec.core.layout import Layout
 from vflsec.data.dataset import PartyTable
 from vflsec.data.description import PartyFile
 from vflsec.data.encode import ColumnEncoder

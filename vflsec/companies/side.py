@@ -16,6 +16,7 @@ from scipy.special import ndtri
 from torch import Tensor, nn
 
 from vflsec.base.seeds import generator
+from vflsec.base.sparse_rows import tensor_of
 from vflsec.cipher.arithmetic.codec import Randbits
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
@@ -25,7 +26,6 @@ from vflsec.companies.job import JobFile
 from vflsec.companies.messages import Hello
 from vflsec.companies.party_rows import PartyRows
 from vflsec.core.checkpoint import State
-from vflsec.core.sparse_rows import tensor_of
 from vflsec.nn.stacked import batches
 
 KEY_BITS = 256

@@ -137,9 +137,14 @@ class Step(NamedTuple):
     rate: float = 0.0
 
     @property
+    def place(self) -> dict[str, Any]:
+        """The arguments of ``Party.send`` that name this place."""
+        return {"step": self.number, "phase": self.phase, "rows": self.rows, "split": self.split}
+
+    @property
     def learns(self) -> bool:
         """Whether the model learns from this exchange, rather than predicts or is validated."""
-        return self.phase not in ("predict", "validate")
+        return self.phase not in AFTERWARDS
 
     def within(self, when: str) -> bool:
         """Whether this exchange belongs to the part of the run called ``when``."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from vflsec.base.layout import Layout
 from vflsec.core import hooks
 from vflsec.core.defense import Defense, DefenseStack, Release
-from vflsec.core.layout import Layout
 from vflsec.core.message import Channel, Kind, Message, Step
+
+Model = TypeVar("Model", bound=nn.Module)
 
 Noise = Callable[..., torch.Generator]
 """Makes a party's own stream of randomness for a part of the run, given the names of that part."""
@@ -70,6 +72,12 @@ class Party:
             self.modules["defenses"] = nn.ModuleList(learned)
         elif "defenses" in self.modules:
             del self.modules["defenses"]
+
+    def module(self, role: str, kind: type[Model]) -> Model:
+        """Return its model of a role, which the method has made a ``kind``."""
+        module = self.modules[role]
+        assert isinstance(module, kind)
+        return module
 
     @property
     def active(self) -> bool:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vflsec.base.sparse_rows import SparseRows
 from vflsec.core.message import Kind, Message
-from vflsec.core.sparse_rows import SparseRows
 from vflsec.core.view import View
 from vflsec.results.metrics import TAIL, WILD, middle_and_scale
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.base.errors import BadGuess
-from vflsec.core.layout import Layout
+from vflsec.base.layout import Layout
 from vflsec.core.message import Kind, Message
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from vflsec.base.errors import DataError
-from vflsec.core.layout import Grouping
+from vflsec.base.layout import Grouping
 
 GAPS = " (missing)"
 """Ends the name of the encoded column that says where another column has gaps."""

@@ -30,8 +30,8 @@ import pandas as pd
 from scipy.sparse import csr_array, hstack
 
 from vflsec.base.errors import DataError
-from vflsec.core.layout import EncodedColumn, Layout
-from vflsec.core.sparse_rows import WIDE
+from vflsec.base.layout import EncodedColumn, Layout
+from vflsec.base.sparse_rows import WIDE
 from vflsec.data.dataset import GAPS, PartyTable
 
 Matrix: TypeAlias = np.ndarray | csr_array

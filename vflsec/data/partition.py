@@ -31,8 +31,8 @@ from scipy.sparse import issparse, vstack
 
 from vflsec.base.checks import fraction, positive
 from vflsec.base.errors import DataError, UsageError
+from vflsec.base.layout import Layout
 from vflsec.base.seeds import derive
-from vflsec.core.layout import Layout
 from vflsec.data.columns_split import ColumnSplit, deal_again
 from vflsec.data.dataset import PartyTable, VerticalDataset, align
 from vflsec.data.encode import ColumnEncoder, Matrix

@@ -13,7 +13,7 @@ from sklearn.linear_model import RidgeCV
 from sklearn.neural_network import MLPRegressor
 from torch import Tensor
 
-from vflsec.core.layout import Layout
+from vflsec.base.layout import Layout
 from vflsec.core.scaling import standardized
 from vflsec.core.view import Guess, View
 from vflsec.inference.regression import unfinished

@@ -17,8 +17,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 from torch import Tensor
 
+from vflsec.base.sparse_rows import matrix_of
 from vflsec.core.scaling import near
-from vflsec.core.sparse_rows import matrix_of
 from vflsec.core.view import Guess, View
 from vflsec.inference import many_regressions
 

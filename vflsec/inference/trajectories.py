@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vflsec.core.layout import Layout
+from vflsec.base.layout import Layout
 from vflsec.core.message import Kind
 from vflsec.core.scaling import standardized
 from vflsec.core.view import View

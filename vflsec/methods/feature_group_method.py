@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from vflsec.base.errors import UsageError
+from vflsec.base.layout import Group
 from vflsec.base.seeds import drawing
 from vflsec.core.federation import Federation
-from vflsec.core.layout import Group
 from vflsec.core.message import Kind
 from vflsec.core.method import Progress
 from vflsec.core.party import Party

@@ -300,8 +300,7 @@ class FedHSSL(SplitMethod):
 
     def representation(self, party: Party) -> nn.Module:
         """Return the pooled outputs of the party's encoders."""
-        encoders = party.modules["encoders"]
-        assert isinstance(encoders, nn.ModuleDict)
+        encoders = party.module("encoders", nn.ModuleDict)
         chosen = [encoders["local"]] if self.encoders == "local" and "local" in encoders else list(encoders.values())
         return PooledEncoder(chosen, self.pool)
 
@@ -321,9 +320,7 @@ class FedHSSL(SplitMethod):
         mean, sent = parameters(messages, sender=SERVER, receiver=party), parameters(messages, sender=party)
         if not mean:
             return {}
-        encoders = federation.parties[party].modules["encoders"]
-        assert isinstance(encoders, nn.ModuleDict)
-        encoder = copy.deepcopy(encoders["local"])
+        encoder = copy.deepcopy(federation.parties[party].module("encoders", nn.ModuleDict)["local"])
         state = encoder.state_dict()
         received = {name: 2 * mean[name] - sent[name] for name in state if name.startswith("top.") and name in mean}
         for name, value in received.items():
@@ -361,23 +358,17 @@ class FedHSSL(SplitMethod):
             role: {name: self._optimizer(tower) for name, tower in by_party.items()}
             for role, by_party in self._towers.items()
         }
-        cross = []
+        towers, cross = self._towers, []
         if self.cross:
-            steps = partial(CrossPartySSL, batch=self.batch, updates=self.local_updates)
-            cross.append(steps(federation, self._towers["cross"], optimizers["cross"]))
-        local = {}
-        for name, tower in self._towers["local"].items():
-            party = federation.parties[name]
-            rows = training_rows(party)
-            local[name] = LocalSSL(
-                rows,
-                tower,
-                two_views(party.layout, rows),
-                guide=self._towers["cross"].get(name),
-                gamma=self.gamma,
-                optimizer=optimizers["local"][name],
-                batch=self.batch,
+            cross.append(
+                CrossPartySSL(federation, towers["cross"], optimizers["cross"], self.batch, self.local_updates)
             )
+        local = {}
+        for name, tower in towers["local"].items():
+            party, guide = federation.parties[name], towers["cross"].get(name)
+            rows, optimizer = training_rows(party), optimizers["local"][name]
+            views = two_views(party.layout, rows)
+            local[name] = LocalSSL(rows, tower, views, guide, self.gamma, optimizer, self.batch)
         return cross, local, [optimizer for by_party in optimizers.values() for optimizer in by_party.values()]
 
     def _optimizer(self, tower: Siamese) -> Optimizer:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +25,67 @@ from vflsec.nn.top import build_top
 from vflsec.results.metrics import METRICS
 
 
-class LocalTraining:
-    """Fits the active party's model on its own rows, by the rules of ``SplitTraining`` for what both can do.
+class Learner(ABC):
+    """A model that one party fits to its own rows (n, d) by itself.
 
     Random streams are named by epoch: a checkpoint of ``state`` and ``optimizer`` is all that it takes to resume.
+
+    Attributes:
+        state: the model, its best state, and how far training is.
+    """
+
+    state: EarlyStopping
+    optimizer: torch.optim.Optimizer
+    rows: Tensor
+
+    @abstractmethod
+    def epoch(self) -> float:
+        """Make one pass over the rows, and return its mean loss.
+
+        Raises:
+            Diverged: it, or what is measured on held-out rows, is not finite.
+        """
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Put the model into the state that the settings choose."""
+
+    def _make_pass(self, parts: Sequence[Tensor], loss_of: Callable[[Tensor], Tensor], clip: float | None) -> float:
+        """Make an update on each batch of ``parts``; return the mean of the loss that ``loss_of`` gives for it."""
+        self.state.model.train()
+        total = torch.zeros((), device=self.rows.device)
+        for batch in parts:
+            loss = loss_of(batch)
+            self.optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            if clip:
+                nn.utils.clip_grad_norm_(self.state.model.parameters(), clip)
+            self.optimizer.step()
+            total += loss.detach() * len(batch)
+        return float(total) / len(self.rows)
+
+
+def learn(federation: Federation, phase: str, progress: Progress, learners: Mapping[str, Learner]) -> list[float]:
+    """Train all learners, each until it is done; return the mean loss of those that still learn, by epoch."""
+    epochs = Epochs(
+        federation,
+        phase,
+        progress,
+        max(learner.state.epochs for learner in learners.values()),
+        kept={name: learner.state for name, learner in learners.items()},
+        optimizers=[learner.optimizer for learner in learners.values()],
+        done=lambda: all(learner.state.done for learner in learners.values()),
+    )
+    for _ in epochs:
+        losses = [learner.epoch() for learner in learners.values() if not learner.state.done]
+        epochs.end(sum(losses) / len(losses))
+    for learner in learners.values():
+        learner.finish()
+    return epochs.losses
+
+
+class LocalTraining(Learner):
+    """Fits the active party's model, by the rules of ``SplitTraining`` for what both can do.
 
     Args:
         federation: for its seed, device and metric, and the active party's held-out rows to choose an epoch on.
@@ -35,10 +94,6 @@ class LocalTraining:
         labels: (n,) class numbers, or (n, C) probabilities.
         spec: how to fit.
         defenses: those that changed the labels; they decode the model's logits.
-
-    Attributes:
-        state: the model, its best state, and how far training is.
-        optimizer: of the model.
 
     Raises:
         UsageError: early stopping or selection without validation rows.
@@ -56,34 +111,18 @@ class LocalTraining:
     ) -> None:
         self.federation = federation
         self.defenses = defenses or DefenseStack()
-        self.model = model
-        self.rows = rows
-        self.labels = labels
-        self.spec = spec
+        self.model, self.rows, self.labels, self.spec = model, rows, labels, spec
         self.selection = selection_split(spec, federation)
         self.state = EarlyStopping(model, epochs=spec.n_epochs(len(labels)), patience=spec.patience)
         self.optimizer = spec.optimize(model.parameters())
 
     def epoch(self) -> float:
-        """Make one pass over the rows, and return its mean loss.
-
-        Raises:
-            Diverged: the loss, or a logit of a held-out row, is not finite.
-        """
+        """Make one pass; the validation rows choose the epoch, if they are asked to."""
         number, spec = self.state.epoch, self.spec
         set_rate([self.optimizer], spec.rate(number, self.state.epochs))
         order = generator(self.federation.seed, "batches", "local", number)
-        self.model.train()
-        total = torch.zeros((), device=self.federation.device)
-        for batch in batches(len(self.labels), spec.batch, order, self.federation.device):
-            loss = F.cross_entropy(self.model(self.rows[batch]), self.labels[batch])
-            self.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            if spec.clip:
-                nn.utils.clip_grad_norm_(self.model.parameters(), spec.clip)
-            self.optimizer.step()
-            total += loss.detach() * len(batch)
-        mean = float(total) / len(self.labels)
+        parts = batches(len(self.labels), spec.batch, order, self.federation.device)
+        mean = self._make_pass(parts, lambda b: F.cross_entropy(self.model(self.rows[b]), self.labels[b]), spec.clip)
         if not mean < float("inf"):
             raise Diverged(f"the loss of the local model is {mean} after epoch {number + 1}: lower train.lr")
         self.state.count(self._score(self.selection) if self.selection else None)
@@ -168,21 +207,9 @@ class Local(Method):
     def train(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """Fit the model and return its mean loss by epoch."""
         rows, labels = labeled_rows(federation)
-        training = LocalTraining(federation, federation.active.modules["local"], rows, labels, self.train_spec)
-        state, optimizers = training.state, [training.optimizer]
-        epochs = Epochs(
-            federation,
-            phase,
-            progress,
-            state.epochs,
-            kept={"local": state},
-            optimizers=optimizers,
-            done=lambda: state.done,
-        )
-        for _ in epochs:
-            epochs.end(training.epoch())
-        training.finish()
-        return epochs.losses
+        model = federation.active.modules["local"]
+        training = LocalTraining(federation, model, rows, labels, self.train_spec)
+        return learn(federation, phase, progress, {"local": training})
 
     def predict(self, federation: Federation, split: str) -> Tensor:
         """Return logits (n, C) from the active party's columns alone."""

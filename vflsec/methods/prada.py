@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vflsec.base.checks import non_negative, positive, positive_or_none
 from vflsec.base.errors import UsageError
@@ -55,12 +55,7 @@ class AdversarialTraining(SplitTraining):
 
     Source: PrADA (Kang et al. 2022), section 6.1 and algorithm 1; Ganin and Lempitsky 2015 for the schedules.
 
-    Args:
-        federation: of the source, the passive parties and the wire.
-        bottoms: each party's bottom model by name.
-        top: the source's top model.
-        boundaries: the protocol to each passive party by name.
-        spec: how to fit; ``epochs`` is a number.
+    Args, besides those of ``SplitTraining``, of the source's federation:
         discriminators: by passive party.
         adaptation: lambda; with 0 discriminators learn without effect on the extractors.
         ramp_epochs: length of the ramp of alpha; None for a constant alpha.
@@ -71,18 +66,14 @@ class AdversarialTraining(SplitTraining):
     def __init__(
         self,
         federation: Federation,
-        bottoms: Mapping[str, nn.Module],
-        top: nn.Module,
-        boundaries: Mapping[str, Boundary],
-        spec: TrainSpec,
+        *split: Any,
         discriminators: Mapping[str, DomainDiscriminators],
-        *,
         adaptation: float,
         ramp_epochs: int | None,
         decay_epochs: int,
         alternating: bool,
     ) -> None:
-        super().__init__(federation, bottoms, top, boundaries, spec)
+        super().__init__(federation, *split)
         self.targets = federation.active.labels["source"]
         self.discriminators = discriminators
         self.adaptation = adaptation
@@ -93,11 +84,7 @@ class AdversarialTraining(SplitTraining):
         self._targets: dict[tuple[str, int], Sequence[Tensor]] = {}
 
     def fit(self, phase: str, progress: Progress) -> list[float]:
-        """Train in place; return the mean loss on the source's labels by epoch.
-
-        Raises:
-            Diverged: a loss is not finite.
-        """
+        """Train in place; return the mean loss on the source's labels by epoch."""
         federation, spec = self.federation, self.spec
         labels, optimizers = self._prepare_targets("source", phase), self._optimizers()
         assert spec.epochs is not None
@@ -306,15 +293,14 @@ class PrADA(FeatureGroupMethod):
         self._source_boundaries = self.connect(source, self.pretrain_spec, _rows(source), "top", "source")
         for party in federation.passive:
             with drawing(federation.seed, "model", party.name, "discriminators"):
-                discriminators = self.discriminators(party.modules["bottom"])
-            party.modules["discriminators"] = discriminators
+                party.modules["discriminators"] = self.discriminators(party)
         for party in federation.all_parties:
             party.modules.to(federation.device)
 
-    def discriminators(self, bottom: nn.Module) -> DomainDiscriminators:
+    def discriminators(self, party: Party) -> DomainDiscriminators:
         """Draw the discriminators of the outputs of a passive party's extractors."""
-        assert isinstance(bottom, FeatureGroups)
-        return DomainDiscriminators(bottom.widths, **({} if self.grouped else UNGROUPED))
+        widths = party.module("bottom", FeatureGroups).widths
+        return DomainDiscriminators(widths, **({} if self.grouped else UNGROUPED))
 
     def source_federation(self, federation: Federation) -> Federation:
         """Return the federation of pre-training: the source is its active party."""
@@ -369,18 +355,15 @@ class PrADA(FeatureGroupMethod):
     def adversarial(self, federation: Federation) -> AdversarialTraining:
         """Return the pre-training."""
         source = self.source_federation(federation)
-        discriminators = {}
-        for party in federation.passive:
-            module = party.modules["discriminators"]
-            assert isinstance(module, DomainDiscriminators)
-            discriminators[party.name] = module
         return AdversarialTraining(
             source,
             {party.name: self.representation(party) for party in source.parties.values()},
             source.active.modules["top"],
             self._source_boundaries,
             self.pretrain_spec,
-            discriminators,
+            discriminators={
+                party.name: party.module("discriminators", DomainDiscriminators) for party in federation.passive
+            },
             adaptation=self.adaptation,
             ramp_epochs=self.ramp_epochs,
             decay_epochs=self.decay_epochs,

@@ -251,18 +251,14 @@ class SecureBoost(Method):
 
     def shape(self, federation: Federation) -> Shape:
         """Return the active party's part of the trees."""
-        shape = federation.active.modules["shape"]
-        assert isinstance(shape, Shape)
-        return shape
+        return federation.active.module("shape", Shape)
 
     def train(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """Grow the trees and return the mean log loss of the training rows by round."""
         shape = self.shape(federation)
         boosting = _Boosting(self, federation, phase)
-        growing = TreeGrowing(
-            federation, self._bins, self._exchanges, shape, phase, rule=self.rule, depth=self.depth,
-            candidates=self.candidates, columns=self.columns,
-        )  # fmt: skip
+        parts, shares = (federation, self._bins, self._exchanges, shape), (self.candidates, self.columns)
+        growing = TreeGrowing(*parts, phase, self.rule, self.depth, *shares)
         growing.announce()  # before a phase that was interrupted goes back to its traffic
         models = {f"models/{party.name}": party.modules for party in federation.parties.values()}
         kept: dict[str, Stateful] = {**models, "scores": boosting}
@@ -355,8 +351,7 @@ class SecureBoost(Method):
         self, party: Party, active: Party, nodes: Tensor, rows: Tensor, split: str, first: int, phase: str
     ) -> Tensor:
         """Return the child (n, T) of each node that ``party`` splits, or 0."""
-        splits = party.modules["splits"]
-        assert isinstance(splits, Splits)
+        splits = party.module("splits", Splits)
         if party is active:
             return splits.route(party.features[split], first, nodes)
         place: dict[str, Any] = {"step": first, "phase": phase, "rows": rows, "split": split}

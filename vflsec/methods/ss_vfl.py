@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from vflsec.base.checks import expect_known, positive
 from vflsec.base.errors import UsageError
-from vflsec.base.seeds import drawing, generator
+from vflsec.base.layout import Layout
+from vflsec.base.seeds import drawing
 from vflsec.core import hooks
 from vflsec.core.federation import Federation
-from vflsec.core.layout import Layout
 from vflsec.core.message import Kind
 from vflsec.core.method import Progress
 from vflsec.core.party import Party
@@ -26,12 +26,12 @@ from vflsec.methods.epochs import Epochs, set_rate
 from vflsec.methods.local import training_rows
 from vflsec.methods.split_method import SHOWS, SPLIT, SplitMethod
 from vflsec.methods.split_training import Alter, HeadTraining, SplitTraining
+from vflsec.methods.ssl_steps import two_view_batches
 from vflsec.nn.augmentation import ImageAugmentation, TwoViews, UniformCorruption, two_views
 from vflsec.nn.encoders import Encoder, build_encoder
 from vflsec.nn.losses.info_nce import info_nce
 from vflsec.nn.losses.nt_xent import nt_xent
 from vflsec.nn.siamese import Queue, update_average
-from vflsec.nn.stacked import batches
 from vflsec.protocols.plain import PlainBoundary
 
 MOMENTUM, WEIGHT_DECAY, TEMPERATURE = 0.9, 1e-4, 0.2
@@ -68,13 +68,9 @@ class LocalCL(nn.Module):
 
     def steps(self, *stream: object) -> Iterator[Tensor]:
         """Yield the loss of each update of one pass over the rows; ``stream`` names its randomness, seed first."""
-        seed, *names = stream
-        assert isinstance(seed, int)
-        order = generator(seed, "batches", *names)
-        noise = generator(seed, "views", *names, device=self.rows.device)
         self.train()
-        for rows in batches(len(self.rows), self.batch, order, self.rows.device):
-            loss = self.loss(*self.views(self.rows[rows], noise))
+        for first, second in two_view_batches(self.views, self.rows, self.batch, *stream):
+            loss = self.loss(first, second)
             loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
             self.optimizer.zero_grad()  # after it, so that no gradient is left for a later phase to find
@@ -260,22 +256,16 @@ class SSVFL(SplitMethod):
     def _learner(self, party: Party, seed: int) -> LocalCL:
         with drawing(seed, "queue", party.name):
             return LEARNERS[self.localcl](
-                _bottom(party), training_rows(party), party.layout, batch=self.batch, lr=self.lr
+                party.module("bottom", Encoder), training_rows(party), party.layout, batch=self.batch, lr=self.lr
             )
 
     def _draw_projection(self, party: Party, seed: int) -> None:
         """Draw the last layer anew, on the CPU, so that every device gets the same."""
-        *_, projection = _bottom(party).top.modules()
+        *_, projection = party.module("bottom", Encoder).top.modules()
         assert isinstance(projection, nn.Linear), "with a cut, a plain Linear ends the encoder"
         with drawing(seed, "projection", party.name):
             fresh = nn.Linear(projection.in_features, projection.out_features)
         projection.load_state_dict(fresh.state_dict())
-
-
-def _bottom(party: Party) -> Encoder:
-    bottom = party.modules["bottom"]
-    assert isinstance(bottom, Encoder)
-    return bottom
 
 
 class SSVFLCoupled(SSVFL):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -12,10 +13,14 @@ from vflsec.base.seeds import generator
 from vflsec.core.federation import Federation
 from vflsec.core.message import Kind
 from vflsec.core.party import Party
+from vflsec.nn.augmentation import TwoViews
 from vflsec.nn.siamese import Siamese
 from vflsec.nn.stacked import batches
 
+CLIP = 5.0
 
+
+@dataclass
 class CrossPartySSL:
     """Step 1 of FedHSSL's algorithm 1, and equation 5.
 
@@ -23,28 +28,18 @@ class CrossPartySSL:
     exchange projections, and each pulls its prediction towards what it received: the active party towards all others,
     in the mean, a passive one towards the active party's. No gradient crosses.
 
-    Args:
-        federation: parties and wire.
+    Attributes:
         towers: each party's cross-party tower by name.
         optimizers: theirs, by name.
         batch: rows per exchange.
         updates: of every party on one exchange; the received projections stay, its own are computed anew.
     """
 
-    def __init__(
-        self,
-        federation: Federation,
-        towers: Mapping[str, Siamese],
-        optimizers: Mapping[str, torch.optim.Optimizer],
-        *,
-        batch: int,
-        updates: int,
-    ) -> None:
-        self.federation = federation
-        self.towers = towers
-        self.optimizers = optimizers
-        self.batch = batch
-        self.updates = updates
+    federation: Federation
+    towers: Mapping[str, Siamese]
+    optimizers: Mapping[str, torch.optim.Optimizer]
+    batch: int
+    updates: int
 
     def steps(self, phase: str, iteration: int) -> Iterator[Tensor]:
         """Yield the active party's loss on each batch of one pass over the aligned rows."""
@@ -74,32 +69,36 @@ class CrossPartySSL:
         return received
 
     def _learn(self, party: Party, z: Tensor, received: list[Tensor], rows: Tensor) -> Tensor:
-        """Every update of one party on one exchange; return its loss before them."""
-        tower, optimizer = self.towers[party.name], self.optimizers[party.name]
-        first = None
+        """Make every update of one party on one exchange; return its loss before them."""
+        tower, optimizer, losses = self.towers[party.name], self.optimizers[party.name], list[Tensor]()
         for _ in range(self.updates):
-            z = self._project(party, rows) if first is not None else z
-            p = tower.predict(z)
+            p = tower.predict(self._project(party, rows) if losses else z)
             loss = torch.stack([tower.cross_loss(p, other) for other in received]).mean()
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            first = loss.detach() if first is None else first
-        assert first is not None
-        return first
+            losses.append(loss.detach())
+        return losses[0]
 
 
-CLIP = 5.0
-Views = Callable[[Tensor, torch.Generator], tuple[Tensor, Tensor]]
+def two_view_batches(views: TwoViews, rows: Tensor, batch: int, *stream: object) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield two views of each batch of one pass over ``rows`` (n, d); ``stream`` names its randomness, seed first."""
+    seed, *names = stream
+    assert isinstance(seed, int)
+    order = generator(seed, "batches", *names)
+    noise = generator(seed, "views", *names, device=rows.device)
+    for part in batches(len(rows), batch, order, rows.device):
+        yield views(rows[part], noise)
 
 
+@dataclass
 class LocalSSL:
     """Step 2 of FedHSSL's algorithm 1: two views of every row, and equation 6.
 
     Rows are those of the party itself, aligned or not; nothing is sent. With gamma = 0, or without a guide, this is
     FedLocalSSL, bit for bit.
 
-    Args:
+    Attributes:
         rows: (n, d) of the party.
         tower: what learns.
         views: gives two views of a batch.
@@ -109,34 +108,18 @@ class LocalSSL:
         batch: rows per update.
     """
 
-    def __init__(
-        self,
-        rows: Tensor,
-        tower: Siamese,
-        views: Views,
-        *,
-        guide: Siamese | None,
-        gamma: float,
-        optimizer: torch.optim.Optimizer,
-        batch: int,
-    ) -> None:
-        self.rows = rows
-        self.tower = tower
-        self.views = views
-        self.guide = guide if gamma else None
-        self.gamma = gamma
-        self.optimizer = optimizer
-        self.batch = batch
+    rows: Tensor
+    tower: Siamese
+    views: TwoViews
+    guide: Siamese | None
+    gamma: float
+    optimizer: torch.optim.Optimizer
+    batch: int
 
     def steps(self, *stream: object) -> Iterator[Tensor]:
         """Yield the loss of each update of one pass over the rows; ``stream`` names its randomness, seed first."""
-        seed, *names = stream
-        assert isinstance(seed, int)
-        order = generator(seed, "batches", *names)
-        noise = generator(seed, "views", *names, device=self.rows.device)
         self.tower.train()
-        for rows in batches(len(self.rows), self.batch, order, self.rows.device):
-            first, second = self.views(self.rows[rows], noise)
+        for first, second in two_view_batches(self.views, self.rows, self.batch, *stream):
             loss = self.tower.two_views(first, second, guide=self._guidance(first, second), gamma=self.gamma)
             self.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -145,12 +128,12 @@ class LocalSSL:
             self.tower.after_step()
             yield loss.detach()
 
+    @torch.no_grad()
     def _guidance(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Projections of the two views by the cross-party encoder, whose BatchNorm statistics must not drift here."""
-        if self.guide is None:
+        """Return projections by the cross-party encoder, whose BatchNorm statistics must not drift here."""
+        if self.guide is None or not self.gamma:
             return None
         self.guide.eval()
-        with torch.no_grad():
-            projections = self.guide.project(first), self.guide.project(second)
+        projections = self.guide.project(first), self.guide.project(second)
         self.guide.train()
         return projections

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from vflsec.base.errors import NotStackable
 from vflsec.base.seeds import Generators, Seeds, generator
+from vflsec.base.sparse_rows import SparseRows
 from vflsec.core import hooks
 from vflsec.core.defense import Defense, DefenseStack, Release
 from vflsec.core.federation import Federation
 from vflsec.core.hooks import Hook
 from vflsec.core.message import Channel, Message, Route
 from vflsec.core.party import Noise, Party
-from vflsec.core.sparse_rows import SparseRows
 from vflsec.nn.stacked import divide, stack, stack_modules, stack_tree, unstack_modules
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,11 +23,11 @@ Candidates = Callable[[int, int, int, int], list[int]]
 """Returns whose columns may split a level, given tree, level, number of outputs and of parties."""
 
 
+@dataclass
 class TreeGrowing:
     """Grows trees; every party keeps its own splits, and the active party the shape.
 
-    Args:
-        federation: the parties.
+    Attributes:
         bins: of each party's columns, by name.
         exchanges: of histograms, by passive party.
         shape: the active party's part of the trees.
@@ -37,37 +38,26 @@ class TreeGrowing:
         columns: share of its columns that each party draws for each tree.
     """
 
-    def __init__(
-        self,
-        federation: Federation,
-        bins: Mapping[str, Bins],
-        exchanges: Mapping[str, HistogramExchange],
-        shape: Shape,
-        phase: str,
-        *,
-        rule: Rule,
-        depth: int,
-        candidates: Candidates,
-        columns: float,
-    ) -> None:
-        self.federation = federation
-        self.exchanges = exchanges
-        self.shape = shape
-        self.phase = phase
-        self.rule = rule
-        self.depth = depth
-        self.candidates = candidates
-        self.columns = columns
-        self.parties = list(federation.parties.values())
-        self.bins = [bins[party.name] for party in self.parties]
-        self.codes = [
-            party_bins.of(party.features["train"]) for party_bins, party in zip(self.bins, self.parties, strict=True)
-        ]
-        self.all_rows = torch.arange(federation.n_rows("train"), device=federation.device)
+    federation: Federation
+    bins: Mapping[str, Bins]
+    exchanges: Mapping[str, HistogramExchange]
+    shape: Shape
+    phase: str
+    rule: Rule
+    depth: int
+    candidates: Candidates
+    columns: float
+
+    def __post_init__(self) -> None:
+        """Code the training rows of all parties."""
+        self.parties = list(self.federation.parties.values())
+        self.codes = [self.bins[party.name].of(party.features["train"]) for party in self.parties]
+        self.all_rows = torch.arange(self.federation.n_rows("train"), device=self.federation.device)
 
     def announce(self) -> None:
         """Tell the active party which bins belong to one column, and which are in order."""
-        for party, bins in zip(self.parties[1:], self.bins[1:], strict=True):
+        for party in self.parties[1:]:
+            bins = self.bins[party.name]
             payload = {"column": torch.from_numpy(bins.column), "ordered": torch.from_numpy(bins.ordered)}
             party.send(Kind.CONTROL, payload, to=self.federation.active.name, step=0, phase=self.phase)
 
@@ -124,7 +114,7 @@ class _Source:
     ) -> None:
         self.growing, self.number, self.tree, self.output = growing, number, tree, output
         self.party: Party = growing.parties[number]
-        self.bins, codes = growing.bins[number], growing.codes[number]
+        self.bins, codes = growing.bins[self.party.name], growing.codes[number]
         self.exchange = growing.exchanges.get(self.party.name)
         self.drawn, self.labels = drawn, labels
         outputs = derivatives.shape[1] // 2
@@ -237,8 +227,7 @@ class _Source:
                 Kind.CONTROL, chosen_here, to=self.party.name, step=self.tree, phase=growing.phase
             ).payload
             nodes, picked = received["nodes"], received["bins"]
-        splits = self.party.modules["splits"]
-        assert isinstance(splits, Splits)
+        splits = self.party.module("splits", Splits)
         bins = picked.numpy()
         splits.add(
             self.tree, nodes, torch.from_numpy(self.bins.place[bins]), torch.from_numpy(self.bins.threshold[bins])

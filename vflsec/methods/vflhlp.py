@@ -20,8 +20,8 @@ from vflsec.core.method import Progress
 from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
-from vflsec.methods.epochs import EarlyStopping, Epochs
-from vflsec.methods.local import LocalTraining, labeled_rows, local_model, training_rows
+from vflsec.methods.epochs import EarlyStopping
+from vflsec.methods.local import Learner, LocalTraining, labeled_rows, learn, local_model, training_rows
 from vflsec.methods.split_method import SPLIT, SplitMethod
 from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.augmentation import ScarfCorruption
@@ -35,7 +35,7 @@ LEAST_ROWS = 4
 """Two to learn from and two to validate on: a loss needs a second row to compare with."""
 
 
-class ScarfSSL:
+class ScarfSSL(Learner):
     """Step 2 of VFLHLP: the encoder learns to match each corrupted row of a batch with its clean row.
 
     Rows are those of the party itself, aligned or not; nothing is sent. A tenth of them is held out, always corrupted
@@ -53,10 +53,6 @@ class ScarfSSL:
         lr: learning rate.
         rate: share of a row's raw columns that is corrupted.
         temperature: tau.
-
-    Attributes:
-        state: the model, its best state, and how far training is.
-        optimizer: of the model.
     """
 
     def __init__(
@@ -84,23 +80,13 @@ class ScarfSSL:
         self._streams = (seed, party.name)
 
     def epoch(self) -> float:
-        """Make one pass over the rows, and return its mean loss.
-
-        Raises:
-            Diverged: the loss, or that of the rows held out, is not finite.
-        """
+        """Make one pass; the loss of the rows held out chooses the epoch."""
         number, (seed, name) = self.state.epoch, self._streams
         order = generator(seed, "batches", "scarf", name, number)
         noise = generator(seed, "corruption", name, number, device=self.rows.device)
-        self.model.train()
-        total = torch.zeros((), device=self.rows.device)
-        for batch in batches(len(self.rows), self.batch, order, self.rows.device):
-            loss = self._loss(self.rows[batch], noise)
-            self.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            self.optimizer.step()
-            total += loss.detach() * len(batch)
-        mean, held_out = float(total) / len(self.rows), self.held_out_loss()
+        parts = batches(len(self.rows), self.batch, order, self.rows.device)
+        mean = self._make_pass(parts, lambda rows: self._loss(self.rows[rows], noise), None)
+        held_out = self.held_out_loss()
         if not math.isfinite(mean + held_out):
             raise Diverged(
                 f"the loss of Scarf at {name} is {mean}, {held_out} on rows held out, after epoch {number + 1}: "
@@ -295,24 +281,9 @@ class VFLHLP(SplitMethod):
 
     def pretrain(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """Run steps 1 and 2; return the mean loss of the parties that still learn, by global iteration."""
-        learners = dict(self._learners(federation))
-        epochs = Epochs(
-            federation,
-            phase,
-            progress,
-            max(learner.state.epochs for learner in learners.values()),
-            kept={name: learner.state for name, learner in learners.items()},
-            optimizers=[learner.optimizer for learner in learners.values()],
-            done=lambda: all(learner.state.done for learner in learners.values()),
-        )
-        for _ in epochs:
-            losses = [learner.epoch() for learner in learners.values() if not learner.state.done]
-            epochs.end(sum(losses) / len(losses))
-        for learner in learners.values():
-            learner.finish()
-        return epochs.losses
+        return learn(federation, phase, progress, dict(self._learners(federation)))
 
-    def _learners(self, federation: Federation) -> Iterator[tuple[str, LocalTraining | ScarfSSL]]:
+    def _learners(self, federation: Federation) -> Iterator[tuple[str, Learner]]:
         given = self.train_spec.pretrain
         if self.constrains:
             numbers = {key: value for key, value in msgspec.structs.asdict(given).items() if value is not None}
@@ -321,24 +292,12 @@ class VFLHLP(SplitMethod):
             active, rows = federation.active, labeled_rows(federation)[0]
             model = active.modules["pretrained"]
             yield active.name, LocalTraining(federation, model, rows, labels, spec, defenses=active.defenses)
+        settings = msgspec.structs.asdict(self.pretraining)
+        del settings["until"]  # Scarf stops by the rows held out
         for party in federation.passive if self.initializes else ():
-            scarf = self.pretraining
-            assert scarf.epochs is not None
-            assert scarf.batch is not None
-            assert scarf.lr is not None
-            yield (
-                party.name,
-                ScarfSSL(
-                    party,
-                    nn.Sequential(party.modules["bottom"], self._projections[party.name]),
-                    seed=federation.seed,
-                    epochs=scarf.epochs,
-                    batch=scarf.batch,
-                    lr=scarf.lr,
-                    rate=self.rate,
-                    temperature=self.temperature,
-                ),
-            )
+            model = nn.Sequential(party.modules["bottom"], self._projections[party.name])
+            numbers = {"rate": self.rate, "temperature": self.temperature, **settings}
+            yield party.name, ScarfSSL(party, model, seed=federation.seed, **numbers)
 
     def _labels(self, federation: Federation, split: str) -> Tensor:
         """The active party's labels as fine-tuning sees them, (n,) class numbers or (n, C) probabilities.

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from vflsec.base.errors import UsageError
-from vflsec.core.layout import Layout
+from vflsec.base.layout import Layout
 
 YIQ = ((0.299, 0.587, 0.114), (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))  # of red, green and blue
 
 
+@dataclass
 class ImageAugmentation:
     """Random resized crop, color jitter, Gaussian blur and horizontal flip of flat pixels.
 
@@ -39,30 +41,20 @@ class ImageAugmentation:
         flip_p: probability that a row is mirrored.
     """
 
-    def __init__(
-        self,
-        image: tuple[int, int, int],
-        *,
-        scale: tuple[float, float] = (0.3, 1.0),
-        ratio: tuple[float, float] = (3 / 4, 4 / 3),
-        jitter: tuple[float, float, float, float] = (0.3, 0.3, 0.3, 0.1),
-        jitter_p: float = 0.8,
-        grey_p: float = 0.0,
-        blur_p: float = 0.5,
-        sigma: tuple[float, float] = (0.1, 2.0),
-        flip_p: float = 0.5,
-    ) -> None:
-        assert 0 < scale[0] <= scale[1] <= 1, "a crop is a part of the image"
-        assert 0 < ratio[0] <= 1 <= ratio[1], "a crop can be the whole image"
-        self.image = image
-        self.scale = scale
-        self.ratio = ratio
-        self.jitter = jitter
-        self.jitter_p = jitter_p
-        self.grey_p = grey_p
-        self.blur_p = blur_p
-        self.sigma = sigma
-        self.flip_p = flip_p
+    image: tuple[int, int, int]
+    scale: tuple[float, float] = (0.3, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    jitter: tuple[float, float, float, float] = (0.3, 0.3, 0.3, 0.1)
+    jitter_p: float = 0.8
+    grey_p: float = 0.0
+    blur_p: float = 0.5
+    sigma: tuple[float, float] = (0.1, 2.0)
+    flip_p: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Check the sizes of crops."""
+        assert 0 < self.scale[0] <= self.scale[1] <= 1, "a crop is a part of the image"
+        assert 0 < self.ratio[0] <= 1 <= self.ratio[1], "a crop can be the whole image"
 
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """Return altered copies of rows (B, c·h·w)."""

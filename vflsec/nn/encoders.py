@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vflsec.base.errors import UsageError
-from vflsec.core.layout import Layout
+from vflsec.base.layout import Layout
+from vflsec.base.sparse_rows import WIDE
 from vflsec.core.settings import ModelSpec
-from vflsec.core.sparse_rows import WIDE
 from vflsec.nn.wide import CategoryEmbedding, WideLinear
 
 M = TypeVar("M", bound=nn.Module)

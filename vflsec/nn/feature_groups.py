@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import spectral_norm
 
-from vflsec.core.layout import Group, Grouping, Layout
+from vflsec.base.layout import Group, Grouping, Layout
 
 
 class ParallelLinear(nn.Module):

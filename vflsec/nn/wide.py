@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vflsec.core.layout import Layout
-from vflsec.core.sparse_rows import SparseRows
+from vflsec.base.layout import Layout
+from vflsec.base.sparse_rows import SparseRows
 
 MANY = 20_000
 """Rows from which a table of weights has sparse gradients where training allows them."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from vflsec.core.sparse_rows import SparseRows
+from vflsec.base.sparse_rows import SparseRows
 
 
 class Columns(nn.Identity):

@@ -13,12 +13,12 @@ from torch import Tensor
 from vflsec.base.checks import unknown
 from vflsec.base.errors import UsageError
 from vflsec.base.seeds import derive, generator
+from vflsec.base.sparse_rows import tensor_of
 from vflsec.core.attack import Attack, IntegrityAttack
 from vflsec.core.federation import Federation
 from vflsec.core.message import Channel
 from vflsec.core.method import Method, Trained
 from vflsec.core.party import Party
-from vflsec.core.sparse_rows import tensor_of
 from vflsec.core.view import Need
 from vflsec.data.partition import Partition, PartyData, exchanged, partition
 from vflsec.run.adversary import adversary, view_before

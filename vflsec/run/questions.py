@@ -14,9 +14,9 @@ from torch import Tensor
 
 from vflsec.base.checks import unknown
 from vflsec.base.errors import InsufficientView, UsageError
+from vflsec.base.layout import EncodedColumn
 from vflsec.core.attack import Attack, Target
 from vflsec.core.federation import Federation
-from vflsec.core.layout import EncodedColumn
 from vflsec.core.message import SERVER, SOURCE, Message
 from vflsec.core.method import Method, Trained
 from vflsec.core.party import Party

@@ -24,13 +24,13 @@ from torch.nn import functional as F
 
 from vflsec.base.errors import Diverged, NotStackable, UsageError, VflsecError
 from vflsec.base.seeds import derive
+from vflsec.base.sparse_rows import matrix_of
 from vflsec.core.attack import integrity_attacks
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.federation import Federation, load_states, save_states
 from vflsec.core.message import Kind, Route, Transcript
 from vflsec.core.method import Method, Progress, Trained
 from vflsec.core.party import Party
-from vflsec.core.sparse_rows import matrix_of
 from vflsec.core.view import Shadows
 from vflsec.data.checkup import quick_utility
 from vflsec.data.encode import side_by_side

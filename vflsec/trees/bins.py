@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vflsec.core.layout import EncodedColumn, Layout
-from vflsec.core.sparse_rows import SparseRows
+from vflsec.base.layout import EncodedColumn, Layout
+from vflsec.base.sparse_rows import SparseRows
 
 
 class Bins:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from vflsec.base.errors import UsageError
+from vflsec.base.layout import EncodedColumn, Layout
 from vflsec.base.seeds import generator
-from vflsec.core.layout import EncodedColumn, Layout
 from vflsec.nn.augmentation import ColumnChoice, ScarfCorruption, UniformCorruption
 
 CPU = torch.device("cpu")

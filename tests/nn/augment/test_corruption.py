@@ -5,8 +5,8 @@ import torch
 from scipy import stats
 from torch.nn import functional as F
 
+from vflsec.base.layout import EncodedColumn, Layout
 from vflsec.base.seeds import generator
-from vflsec.core.layout import EncodedColumn, Layout
 from vflsec.nn.augmentation import ScarfCorruption, UniformCorruption
 
 LAYOUT = Layout(

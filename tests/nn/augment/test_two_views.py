@@ -2,8 +2,8 @@
 
 import torch
 
+from vflsec.base.layout import Layout
 from vflsec.base.seeds import generator
-from vflsec.core.layout import Layout
 from vflsec.nn.augmentation import ImageAugmentation, UniformCorruption, two_views
 
 

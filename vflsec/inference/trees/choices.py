@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vflsec.core.layout import Layout
+from vflsec.base.layout import Layout
 from vflsec.core.view import View
 from vflsec.inference.trees.drawn_columns import drawn_columns
 from vflsec.inference.trees.nodes import partners, sums_of, told

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sklearn.isotonic import IsotonicRegression
 from torch import Tensor
 
-from vflsec.core.layout import EncodedColumn, Layout
+from vflsec.base.layout import EncodedColumn, Layout
 from vflsec.core.view import View
 from vflsec.inference.column_regression import on_simplex
 from vflsec.inference.trees.bounds import Bounds, bounds

@@ -10,8 +10,8 @@ import pandas as pd
 
 from vflsec.base.checks import expect_known
 from vflsec.base.errors import UsageError
+from vflsec.base.layout import Group, Grouping
 from vflsec.base.seeds import derive
-from vflsec.core.layout import Group, Grouping
 from vflsec.data import bundle
 from vflsec.data.census_income import CLASSES
 from vflsec.data.census_income import NAME as TABLE

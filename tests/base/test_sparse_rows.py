@@ -8,9 +8,9 @@ import torch
 from scipy.sparse import csr_array
 from torch import nn
 
+from vflsec.base import sparse_rows
 from vflsec.base.errors import DataError
-from vflsec.core import sparse_rows
-from vflsec.core.sparse_rows import SparseRows, matrix_of, tensor_of
+from vflsec.base.sparse_rows import SparseRows, matrix_of, tensor_of
 from vflsec.nn.wide import WideLinear
 
 
