@@ -101,7 +101,7 @@ def summary():
 
 def test_a_guess_of_one_class_stands_in_the_status():
     one = point(1.0, 0.8, 0.7, statuses={"ok": 4, "diverged": 1})
-    blind = msgspec.structs.replace(one, leak=msgspec.structs.replace(one.leak, one_class=2))
+    blind = msgspec.structs.replace(one, leak=msgspec.structs.replace(one.leak, single_class=2))
     assert formats.status(blind) == "1/5 diverged, 2/5 one class"
 
 

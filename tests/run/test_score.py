@@ -31,10 +31,10 @@ def test_a_guess_of_one_class_is_flagged():
     y = LABELS % 2
     scores = torch.stack([torch.zeros(200), 1.0 + y], dim=1)
     block = measure(scores, y, "auc", seed=0)
-    assert block.one_class is True
+    assert block.single_class is True
     assert block.metrics["auc"] == 1.0
-    assert not measure(scores - torch.tensor([0.0, 1.5]), y, "auc", seed=0).one_class
-    assert not measure(scores, scores, "r2", seed=0, names=["r2"]).one_class
+    assert not measure(scores - torch.tensor([0.0, 1.5]), y, "auc", seed=0).single_class
+    assert not measure(scores, scores, "r2", seed=0, names=["r2"]).single_class
 
 
 def test_auxiliary_rows_are_left_out_of_training_rows_only():

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from vflsec.papers.entry import Entry
 from vflsec.papers.recipe import Recipe
-from vflsec.report.curve import COLORS, LABELS, MARKERS, Curve, own_style
+from vflsec.report.curve import COLORS, LABELS, MARKERS, Curve, fixed_style
 from vflsec.results.statistics import over_seeds
 
 STYLES = ("-", "--", "-.", ":")
@@ -21,7 +21,7 @@ WIDTH, HEIGHT = 3.9, 3.1
 """Of one diagram, in inches."""
 
 
-@own_style()
+@fixed_style()
 def draw_curves(recipe: Recipe, entries: Sequence[Entry]) -> Curve:
     """Return the values over the columns, one diagram for each group and panel, one line for each row.
 
@@ -52,7 +52,7 @@ def draw_curves(recipe: Recipe, entries: Sequence[Entry]) -> Curve:
     return _with_legend(figure, handles, _whole(recipe))
 
 
-@own_style()
+@fixed_style()
 def draw_tradeoff(recipe: Recipe, entries: Sequence[Entry]) -> Curve:
     """Return utility against leak: one diagram for each group and column of leaks, one line for each curve.
 
@@ -101,7 +101,7 @@ def draw_tradeoff(recipe: Recipe, entries: Sequence[Entry]) -> Curve:
     return _with_legend(figure, handles, _whole(recipe), loc="outside lower left", ncols=3 if len(names) > 3 else 2)
 
 
-@own_style()
+@fixed_style()
 def draw_changes(recipe: Recipe, entries: Sequence[Entry]) -> Curve:
     """Return a heat map of the changes against one row: rows by columns of leaks.
 

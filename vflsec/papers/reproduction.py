@@ -20,7 +20,7 @@ from vflsec.papers.entry import Entry
 from vflsec.papers.model_pictures import draw_models
 from vflsec.papers.recipe import Asked, Measured, Part, Recipe, RecipeGrid
 from vflsec.report import formats
-from vflsec.report.curve import COLORS, Curve, own_style, saved
+from vflsec.report.curve import COLORS, Curve, fixed_style, saved
 from vflsec.report.formats import NARROW, Cells
 from vflsec.results.analysis.groups import USABLE
 from vflsec.results.analysis.intervals import longer_side
@@ -397,7 +397,7 @@ def _hours(value: float | None) -> str:
     return "–" if value is None else f"{value:.2g}"
 
 
-@own_style()
+@fixed_style()
 def _draw(found: Reproduction) -> Curve:
     groups = list(dict.fromkeys(entry.group for entry in found.entries))
     columns = [column.name for column in found.recipe.columns]

@@ -137,7 +137,7 @@ def _short(name: str, among: Collection[str]) -> str:
 
 
 @contextmanager
-def own_style() -> Iterator[None]:
+def fixed_style() -> Iterator[None]:
     """Ignore the user's matplotlibrc, and give the same summary the same bytes."""
     with context("default"), rc_context({"svg.hashsalt": "vflsec", "svg.fonttype": "none", "text.parse_math": False}):
         yield
@@ -146,7 +146,7 @@ def own_style() -> Iterator[None]:
 class Curve(Figure):
     """A figure that notebooks show without pyplot."""
 
-    @own_style()
+    @fixed_style()
     def _repr_png_(self) -> bytes:
         out = io.BytesIO()
         self.savefig(out, format="png", dpi=110)
@@ -174,7 +174,7 @@ def _capped(summary: Summary) -> Summary:
     )
 
 
-@own_style()
+@fixed_style()
 def draw(*summaries: Summary) -> Curve:
     """Return the figure: one diagram for each summary and target, since leaks of different things differ in measure.
 
@@ -378,7 +378,7 @@ def saved(make: Callable[[], Figure], folder: Path) -> list[Path]:
     return list(pictures)
 
 
-@own_style()
+@fixed_style()
 def _bytes(figure: Figure, **how: Any) -> bytes:
     out = io.BytesIO()
     figure.savefig(out, **how)

@@ -153,8 +153,8 @@ def status(row: Point | Damage) -> str:
     """Return ``ok``, or how many seeds ended in which way, or guess one class, and whether all lies below chance."""
     bad = sorted((name, n) for name, n in row.statuses.items() if name != "ok")
     leak = row.leak if isinstance(row, Point) else None
-    if leak and leak.one_class:
-        bad.append(("one class", leak.one_class))
+    if leak and leak.single_class:
+        bad.append(("one class", leak.single_class))
     parts = [f"{n}/{sum(row.statuses.values())} {name}" for name, n in bad]
     if leak and leak.chance is not None and leak.ci95[1] is not None and leak.ci95[1] < leak.chance:
         parts.append("below chance")

@@ -17,7 +17,7 @@ from rich.text import Text
 from vflsec.base.checks import count
 from vflsec.report import table
 from vflsec.report.columns import is_private, named
-from vflsec.report.curve import COLORS, GRAY, MARKERS, Curve, own_style, saved
+from vflsec.report.curve import COLORS, GRAY, MARKERS, Curve, fixed_style, saved
 from vflsec.report.formats import (
     NARROW,
     Cells,
@@ -374,7 +374,7 @@ def _remarks_of_point(report: Report) -> list[str]:
     ]
 
 
-@own_style()
+@fixed_style()
 def _draw(report: SweepReport) -> Curve:
     axes = list(report.sweep.axes)
     split = axes[1:] if not report.sweep.paired else []  # pairs lie on one line

@@ -36,7 +36,7 @@ AT_LEAST = (
     "EPSILON (at least) is shown by guesses of labels that were tossed, with a confidence of 95 %; 0 proves nothing"
 )
 
-OF_ONE_COLUMN = "ONE COLUMN attacks on an attribute recover one column; others may leak more: run {}:column=all"
+SINGLE_COLUMN = "ONE COLUMN attacks on an attribute recover one column; others may leak more: run {}:column=all"
 
 FEW_COLUMNS = 5
 """So many columns are listed below a table."""
@@ -207,7 +207,7 @@ def remarks(summary: Summary) -> list[str]:
         *(f"VERDICT {sentence}" for sentence in summary.verdict),
         *(gate_line(gate) for gate in summary.gates),
         *next_columns(summary),
-        *of_one_column(summary),
+        *hint_columns(summary),
         *(f"ERROR {line}" for line in summary.failures),
         *lost(summary),
         *not_run(summary),
@@ -274,11 +274,11 @@ def next_columns(summary: Summary) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def of_one_column(summary: Summary) -> list[str]:
+def hint_columns(summary: Summary) -> list[str]:
     """Return the line that names the attack of this adversary which attacks every column, where it attacked few."""
     attacks = [p.attack.partition(":")[0] for p in summary.points if p.column and not p.among]
     attacks = [name for name in attacks if name.startswith("attribute")] or attacks
-    return [OF_ONE_COLUMN.format(min(attacks, key=len))] if attacks else []
+    return [SINGLE_COLUMN.format(min(attacks, key=len))] if attacks else []
 
 
 def lost(summary: Summary) -> list[str]:

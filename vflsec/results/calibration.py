@@ -29,11 +29,11 @@ def calibrated(scores: Scores, labels: Labels, first: NDArray[np.bool_]) -> Scor
         labels: (n,), the answers.
         first: (n,), the rows of the first half.
     """
-    found, margin, classes = np.empty(scores.shape), rankdata(margins(scores), axis=0), scores.shape[1]
+    shares, margin, classes = np.empty(scores.shape), rankdata(margins(scores), axis=0), scores.shape[1]
     for scored in (first, ~first):
         for c in range(classes):
-            found[scored, c] = _isotonic(margin[~scored, c], labels[~scored] == c, classes).predict(margin[scored, c])
-    probability: Scores = found / found.sum(axis=1, keepdims=True)
+            shares[scored, c] = _isotonic(margin[~scored, c], labels[~scored] == c, classes).predict(margin[scored, c])
+    probability: Scores = shares / shares.sum(axis=1, keepdims=True)
     return probability
 
 
@@ -60,13 +60,13 @@ def knowledge(probability: Scores, labels: Labels, first: NDArray[np.bool_]) -> 
     of_class = known & np.isin(guessed, counted)
     perfect = calibrated(np.eye(probability.shape[1])[labels], labels, first)
     can_be_known = perfect[np.arange(len(labels)), labels] > SURE
-    found, shares = {"cross_entropy": float(-np.log2(probability[np.arange(len(labels)), labels]).mean())}, {}
+    metrics, shares = {"cross_entropy": float(-np.log2(probability[np.arange(len(labels)), labels]).mean())}, {}
     if can_be_known.any():
-        found["known@0.99"], shares["right@0.99"] = float(known.mean()), known
+        metrics["known@0.99"], shares["right@0.99"] = float(known.mean()), known
     if can_be_known[np.isin(labels, counted)].all():
         by_class = [(of_class & (guessed == c))[labels == c].mean() for c in counted]
-        found["known_of_class@0.99"], shares["right_of_class@0.99"] = float(np.mean(by_class)), of_class
-    return found | {name: float((guessed == labels)[rows].mean()) for name, rows in shares.items() if rows.any()}
+        metrics["known_of_class@0.99"], shares["right_of_class@0.99"] = float(np.mean(by_class)), of_class
+    return metrics | {name: float((guessed == labels)[rows].mean()) for name, rows in shares.items() if rows.any()}
 
 
 def _isotonic(score: Scores, hits: NDArray[np.bool_], classes: int) -> IsotonicRegression:

@@ -35,10 +35,10 @@ def margins(scores: Scores) -> Scores:
 def auc(scores: Scores, labels: Labels) -> float:
     """Return the area under the ROC curve: of class 1 if C = 2, else the mean over classes, one against the rest."""
     if scores.shape[1] == 2:
-        found = roc_auc_score(labels, positive_score(scores))
+        area = roc_auc_score(labels, positive_score(scores))
     else:
-        found = np.mean([roc_auc_score(labels == c, scores[:, c]) for c in np.unique(labels)])
-    return min(1.0, float(found))  # its sum of trapezoids is subject to rounding
+        area = np.mean([roc_auc_score(labels == c, scores[:, c]) for c in np.unique(labels)])
+    return min(1.0, float(area))  # its sum of trapezoids is subject to rounding
 
 
 def accuracy(scores: Scores, labels: Labels) -> float:
@@ -63,7 +63,7 @@ def ks(scores: Scores, labels: Labels) -> float:
     score = positive_score(scores)
     steps = np.sort(score)
     at_most = [
-        np.searchsorted(np.sort(own), steps, side="right") / len(own) for own in (score[labels == c] for c in (0, 1))
+        np.searchsorted(np.sort(part), steps, side="right") / len(part) for part in (score[labels == c] for c in (0, 1))
     ]
     return float(np.abs(at_most[1] - at_most[0]).max())
 

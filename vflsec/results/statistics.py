@@ -89,7 +89,7 @@ def over_seeds_and_rows(
     of_rows, within_seed, uncertain = most, most, 0.0
     if len(without):
         whole = n / (n - 1) * jackknife(np.mean(without, axis=0))
-        within_seed = float(np.mean([jackknife(own) for own in without]))
+        within_seed = float(np.mean([jackknife(values) for values in without]))
         of_rows = max(0.0, whole - within_seed / (n - 1))
         uncertain = whole**2 / (len(without[0]) - 1)
     of_draws = known * max(0.0, variance - (within_seed - of_rows))
@@ -230,7 +230,7 @@ def _interval_of_auc(score: Scores, labels: Labels) -> tuple[float, float]:
     curves", Biometrics 44, by the ranks of Sun and Xu 2014, IEEE Signal Processing Letters 21.
     """
     ranks, positive = stats.rankdata(score), labels == 1
-    sides = [(ranks[own] - stats.rankdata(score[own])) / (~own).sum() for own in (positive, ~positive)]
+    sides = [(ranks[rows] - stats.rankdata(score[rows])) / (~rows).sum() for rows in (positive, ~positive)]
     value = float(sides[0].mean())
     variances = [side.var(ddof=1) / len(side) if len(side) > 1 else value * (1 - value) for side in sides]
     return within(value, _normal_margin(sum(variances)), SHARE, min(map(len, sides)))

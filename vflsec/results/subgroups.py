@@ -63,10 +63,10 @@ def differ(seeds: Sequence[Scored], group: NDArray[np.integer], n_groups: int, r
     weight = np.bincount(group[(label >= 0) & (group >= 0)], minlength=n_groups).astype(float)
 
     def spread(by_person: NDArray[np.integer]) -> float:
-        found = np.array([_of_groups(one, by_person, n_groups) for one in prepared])
-        known = ~np.isnan(found)
-        mean, own = np.nansum(found, axis=0) / np.maximum(known.sum(axis=0), 1), weight * known.any(axis=0)
-        return float(own @ (mean - own @ mean / own.sum()) ** 2)
+        leaks = np.array([_leak_of_groups(scored, by_person, n_groups) for scored in prepared])
+        known = ~np.isnan(leaks)
+        mean, size = np.nansum(leaks, axis=0) / np.maximum(known.sum(axis=0), 1), weight * known.any(axis=0)
+        return float(size @ (mean - size @ mean / size.sum()) ** 2)
 
     observed, exchanged, at_least = spread(group), group.copy(), 0
     for _ in range(DRAWS):
@@ -91,8 +91,8 @@ def _prepared(scored: Scored) -> _Prepared:
     return _Prepared(scored.person, scored.labels == 1, place)
 
 
-def _of_groups(one: _Prepared, by_person: NDArray[np.integer], n_groups: int) -> NDArray[np.float64]:
-    group, hit, place = by_person[one.person], one.positive, one.place
+def _leak_of_groups(scored: _Prepared, by_person: NDArray[np.integer], n_groups: int) -> NDArray[np.float64]:
+    group, hit, place = by_person[scored.person], scored.positive, scored.place
     grouped = group >= 0
     group, hit = group[grouped], hit[grouped]
     hits, rows = (np.bincount(of, minlength=n_groups) for of in (group[hit], group))

@@ -117,7 +117,7 @@ def measure(
 ) -> Block:
     """Return all metrics of (n, C) scores against (n,) labels, or of values, and how the headline varies over rows.
 
-    ``one_class`` is set if all rows are guessed to be of the same class: accuracy is then no measure of the leak.
+    ``single_class`` is set if all rows are guessed to be of the same class: accuracy is then no measure of the leak.
     ``groups`` (n,) are those of the rows, by default of their positions.
     """
     s, y = scores.detach().cpu().numpy(), labels.cpu().numpy()
@@ -127,7 +127,7 @@ def measure(
         ci95_rows=statistics.over_rows(headline, s, y, np.random.default_rng(seed)),
         chance=metrics.chance(headline, y),
         n=len(y),
-        one_class=one_class(labels, s),
+        single_class=single_class(labels, s),
         constant=is_constant(s),
         without=statistics.without_groups(headline, s, y, statistics.groups_of(len(y)) if groups is None else groups),
     )
@@ -180,7 +180,7 @@ def is_constant(scores: np.ndarray) -> bool:
     return bool(np.ptp(scores, axis=0).max() <= ROUNDING * np.abs(scores).max())
 
 
-def one_class(labels: Tensor, scores: np.ndarray) -> bool:
+def single_class(labels: Tensor, scores: np.ndarray) -> bool:
     """Whether the argmax of (n, C) scores is the same class for every row; values have no class."""
     return not labels.is_floating_point() and len(np.unique(scores.argmax(axis=1))) == 1
 

@@ -487,14 +487,14 @@ def test_the_cap_of_worst_folds_the_headline_of_each_strength():
 def test_a_guess_of_one_class_takes_the_accuracy_out_of_cap_and_nothing_else():
     records = make_records()
     (key,) = keys_of(5.0, 1)
-    blocks = {split: replace(block, one_class=True) for split, block in records[key].leak.items()}
+    blocks = {split: replace(block, single_class=True) for split, block in records[key].leak.items()}
     records[key] = replace(records[key], leak=blocks)
     (_, before), (worst, found) = summary_of().cap, summary_of(records).cap
     assert found.accuracy_value is None
     assert worst.accuracy_value is None
     assert found.note == "no CAP (accuracy): 1 cell guesses one class"
     assert (found.value, found.calibrated, found.ci95) == (before.value, before.calibrated, before.ci95)
-    assert [p.leak.one_class for p in summary_of(records).points] == [0, 0, 1]
+    assert [p.leak.single_class for p in summary_of(records).points] == [0, 0, 1]
 
 
 def test_a_diverged_seed_gives_a_status_and_no_cap():

@@ -124,7 +124,7 @@ def _cross(first: Block, second: Block) -> Block:
         ci95_rows=(value - low, value + high),
         chance=(first.chance + second.chance) / 2,
         n=(first.n + second.n) // 2,
-        one_class=first.one_class or second.one_class,
+        single_class=first.single_class or second.single_class,
         overfit=chosen_on - value,
         without=without,
         known=max(first.known, second.known),

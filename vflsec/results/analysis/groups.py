@@ -445,7 +445,7 @@ class CellGroup:
             alone_others=(best.others(rows) if base else {}) or _others(base),
             bits=bits["mean"],
             bits_ci95=bits["ci95"],
-            one_class=sum(block.one_class for block in blocks),
+            single_class=sum(block.single_class for block in blocks),
             rows=rows,
             by_seed={seed: block.headline for seed, block in by_seed.items()},
             alone_by_seed={seed: block.headline for seed, block in alone_by_seed.items()} if by_seed else {},

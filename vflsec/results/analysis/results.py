@@ -58,7 +58,7 @@ class Leak(Measure, frozen=True, kw_only=True):
             the calibrated guess is more than 99 % sure, and ``right@0.99``, the share of these that are right;
             ``known_of_class@0.99``, the same as a mean over classes, without one of more than 90 % of the rows. These
             are missing if a class has too few rows for it. *Alone* is the best baseline in each metric.
-        one_class: the number of seeds in which all rows were guessed to be of one class, so that accuracy is no leak.
+        single_class: the number of seeds in which all rows were guessed to be of one class, so that accuracy is no leak.
         by_seed: the leak by seed, and *alone* in ``alone_by_seed``.
     """
 
@@ -74,7 +74,7 @@ class Leak(Measure, frozen=True, kw_only=True):
     detectable: float | None = None
     others: dict[str, float] = {}
     alone_others: dict[str, float] = {}
-    one_class: int = 0
+    single_class: int = msgspec.field(default=0, name="one_class")
     by_seed: dict[int, float] = {}
     alone_by_seed: dict[int, float] = {}
 

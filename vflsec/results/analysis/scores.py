@@ -194,7 +194,7 @@ def _fold(cells: Sequence[Scored], clean: CellGroup, defended: Sequence[CellGrou
         group.alone(target).select(cell.rows) if cell.alone is None else cell.alone
         for group, cell in zip(defended, cells[1:], strict=True)
     ]
-    one_class = sum(block.one_class for cell in cells[1:] for block in cell.leak.values())
+    single_class = sum(block.single_class for cell in cells[1:] for block in cell.leak.values())
     caps, calibrated_caps = dict[int, SeedValue](), dict[int, SeedValue]()
     accuracies: list[float] = []
     scores: list[float] = []
@@ -205,7 +205,7 @@ def _fold(cells: Sequence[Scored], clean: CellGroup, defended: Sequence[CellGrou
         blocks = [cell.leak[seed] for cell in cells[1:]]
         caps[seed] = measure(lambda *v: cap(v[:k], _leaks(v[k:])), *utility, *blocks)
         accuracy = [block.metrics["accuracy"] for block in blocks if "accuracy" in block.metrics]
-        if len(accuracy) == len(blocks) and not one_class:
+        if len(accuracy) == len(blocks) and not single_class:
             accuracies.append(cap([block.headline for block in utility], accuracy))
         leak = _leaks([block.headline for block in blocks])
         if all(seed in by_seed for by_seed in alone_by_cell):
@@ -222,8 +222,8 @@ def _fold(cells: Sequence[Scored], clean: CellGroup, defended: Sequence[CellGrou
     plain, above = (interval(list(values.values()), clean.seeds, SHARE) for values in (caps, calibrated_caps))
     known = len(gains) == clean.seeds
     volume = relative_hypervolume(gains, kept) if known else Volume(None, [], 1.0)
-    notes = [f"no CAP (accuracy): {count(one_class, 'cell')} {'guesses' if one_class == 1 else 'guess'} one class"]
-    notes = notes * bool(one_class) + [TOO_FEW] * (known and volume.value is None)
+    notes = [f"no CAP (accuracy): {count(single_class, 'cell')} {'guesses' if single_class == 1 else 'guess'} one class"]
+    notes = notes * bool(single_class) + [TOO_FEW] * (known and volume.value is None)
     return msgspec.structs.replace(
         curve,
         value=plain["mean"],

@@ -44,7 +44,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         chance: the headline of a guess without any information.
         n: number of rows.
         halves: the headline on each of two random halves of the rows; None if they are too few to be split.
-        one_class: whether all rows are guessed to be of the same class.
+        single_class: whether all rows are guessed to be of the same class.
         overfit: how much more the chosen attack leaks on the rows that chose it than on others; 0 without a choice.
         without: the headline without each group of rows, see ``vflsec.results.statistics.groups_of``; None if
             the rows are too few.
@@ -58,7 +58,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     chance: float
     n: int
     halves: tuple[float, float] | None = None
-    one_class: bool = False
+    single_class: bool = msgspec.field(default=False, name="one_class")
     overfit: float = 0.0
     without: tuple[float, ...] | None = None
     known: float = 0.0
@@ -290,12 +290,12 @@ def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        for key, own in value.items():
+        for key, content in value.items():
             yield key
-            yield from _texts(own)
+            yield from _texts(content)
     elif isinstance(value, list):
-        for own in value:
-            yield from _texts(own)
+        for item in value:
+            yield from _texts(item)
 
 
 def _digest(body: bytes) -> str:
@@ -305,9 +305,9 @@ def _digest(body: bytes) -> str:
 def _faults(record: Record) -> Iterator[str]:
     """Yield the faults of a record that no run can have written."""
     blocks = dict(record.leak)
-    own = record.guessed
-    if own and not 0 <= own.right <= own.made <= own.tossed:
-        yield f"of {own.tossed} tossed labels it guesses {own.made}, and {own.right} right"
+    coins = record.guessed
+    if coins and not 0 <= coins.right <= coins.made <= coins.tossed:
+        yield f"of {coins.tossed} tossed labels it guesses {coins.made}, and {coins.right} right"
     if not all(math.isfinite(value) for value in map(_finite, record.budget.values())):
         yield "its budget is not finite"
     if isinstance(record, Result):
@@ -325,7 +325,7 @@ def _faults(record: Record) -> Iterator[str]:
 def _result_faults(record: Result) -> Iterator[str]:
     for spent in record.spent:
         numbers = [spent.get(name) for name in ("epsilon", "delta")]
-        if not isinstance(spent.get("defense"), str) or not all(isinstance(one, int | float) for one in numbers):
+        if not isinstance(spent.get("defense"), str) or not all(isinstance(number, int | float) for number in numbers):
             yield "the privacy that it spent has no defense, epsilon or delta"
         if not isinstance(spent.get("of", ""), str):
             yield "it does not say in a text of what its epsilon is"
