@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy import optimize, stats
 
-from vflsec.results.empirical_epsilon import CONFIDENCE, bound_epsilon, most_confident
+from vflsec.results.canaries import CONFIDENCE, bound_epsilon, most_confident
 
 GAMES = 1000
 TRIALS = 1750

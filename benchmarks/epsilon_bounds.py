@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import optimize, stats
 
-from vflsec.results.empirical_epsilon import CONFIDENCE, QUANTILES, Floats, Tradeoff, count_above, divide, lower
+from vflsec.results.canaries import CONFIDENCE, QUANTILES, Floats, Tradeoff, count_above, divide, lower
 
 Least = Callable[[Floats, Floats], Floats]
 """From false and true positive rates (k,) to the least parameters (k,) that allow them."""

@@ -24,7 +24,7 @@ from vflsec.core.message import Kind, Transcript
 from vflsec.core.method import Trained
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
-from vflsec.results.empirical_epsilon import Tradeoff
+from vflsec.results.canaries import Tradeoff
 from vflsec.run.cell import Cell
 from vflsec.run.federation import build_federation, build_method
 from vflsec.run.plan import make_cell

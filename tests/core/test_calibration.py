@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vflsec.results.calibration import calibrated, knowledge
+from vflsec.results.metrics import calibrated, knowledge
 
 
 def halves(n, seed=0):

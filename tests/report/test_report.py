@@ -148,10 +148,10 @@ def test_what_is_broken_has_a_table_of_its_own(summary, broken):
     expected = [line.rstrip(" ─") for line in INTEGRITY.splitlines()]
     assert [line.rstrip(" ─") for line in text.splitlines()[1 : 1 + len(expected)]] == expected
     both = msgspec.structs.replace(summary, integrity=broken.integrity)
-    assert [cells.title for cells in table.tables(both)] == [
+    assert [cells.title for cells in table.show(both).tables] == [
         "fedsplitnn, iso", "CAP over the defended strengths", "Integrity: what a malicious party can break",
     ]  # fmt: skip
-    assert "| fedsplitnn | iso | 0 | backdoor | .776 ±.010 |" in table.markdown(broken)
+    assert "| fedsplitnn | iso | 0 | backdoor | .776 ±.010 |" in table.show(broken).markdown()
 
 
 def test_csv_has_a_line_for_each_damage_in_the_same_columns(summary, broken):
@@ -179,7 +179,7 @@ def test_a_curve_without_a_leak_says_so(broken, tmp_path):
     assert [text.get_text() for text in figure.texts] == [
         "nothing is inferred: attacks on integrity have a table of their own"
     ]
-    assert all(path.exists() for path in curve.save(broken, tmp_path))
+    assert all(path.exists() for path in curve.save(lambda: curve.draw(broken), tmp_path))
 
 
 TABLE = """\
@@ -282,7 +282,8 @@ def test_error_bars_end_where_the_interval_does(summary):
     leak = msgspec.structs.replace(summary.points[0].leak, mean=0.98, ci95=(0.90, 1.0))
     points = [msgspec.structs.replace(summary.points[0], leak=leak)]
     (line,) = curve.lines(points)
-    assert (line.leak_margin[0][0], line.leak_margin[1][0]) == pytest.approx((0.08, 0.02))
+    (below,), (above,) = curve.margins([p.leak for p in line.points])
+    assert (below, above) == pytest.approx((0.08, 0.02))
     assert formats.with_margin(leak) == ".980 (.900 to 1.000)", "±.080 would be more than can be"
 
 
@@ -298,7 +299,7 @@ def test_a_point_with_lost_seeds_says_how_many_are_left(summary):
 def test_notes_are_on_the_table_and_on_the_curve(summary):
     noted = msgspec.structs.replace(summary, notes=["epochs were chosen on TEST rows"])
     assert "NOTE epochs were chosen on TEST rows" in Report(noted, specs.EvalSpec()).table()
-    assert "NOTE epochs were chosen on TEST rows" in table.markdown(noted)
+    assert "NOTE epochs were chosen on TEST rows" in table.show(noted).markdown()
     assert "epochs were chosen on TEST rows" in [text.get_text() for text in curve.draw(noted).axes[0].texts]
 
 
@@ -398,7 +399,7 @@ def test_what_is_no_report_is_not_drawn(given, message):
 
 
 def test_markdown_rows_are_complete(summary):
-    lines = [line for line in table.markdown(summary).splitlines() if line.startswith("|")]
+    lines = [line for line in table.show(summary).markdown().splitlines() if line.startswith("|")]
     assert {line.count("|") for line in lines[:8]} == {13}
 
 
@@ -423,8 +424,8 @@ def test_json_has_no_nan(summary):
 def test_lines_leave_out_what_has_no_number(summary):
     (line,) = curve.lines(summary.points)
     assert (line.label, list(line.strengths), list(line.seeds)) == ("fedsplitnn, iso", [0, 1], ["", ""])
-    assert line.leak_margin[0] == pytest.approx([0.01, 0.01])
-    assert line.leak_margin[1] == pytest.approx([0.01, 0.01])
+    for lengths in curve.margins([p.leak for p in line.points]):
+        assert lengths == pytest.approx([0.01, 0.01])
 
 
 def test_curve_shows_strengths_baselines_and_axes(summary):
@@ -482,13 +483,13 @@ def test_curves_of_one_method_are_named_by_their_defenses(summary):
 def test_curves_of_files_are_named_by_their_classes_unless_these_are_equal(summary, defenses, labels):
     points = [msgspec.structs.replace(p, defense=name) for name in defenses for p in summary.points]
     assert [line.label for line in curve.lines(points)] == labels
-    assert [line.label for line in curve.strongest(worst_of(points))] == labels
+    assert [line.label for line in curve.headline_lines(worst_of(points))] == labels
 
 
 def test_the_headline_is_drawn_and_named_where_it_is_not_the_only_attack(summary):
     points = [point(0.0, 0.78, 0.9), point(1.0, 0.77, 0.6)]
     worst = [*worst_of(points[:1]), *worst_of([point(1.0, 0.77, 0.676)], "alone")]
-    (line,) = curve.strongest(worst)
+    (line,) = curve.headline_lines(worst)
     assert (line.leak, line.attacks) == ([0.9, 0.676], ["mc", "alone"])
     axes = curve.draw(msgspec.structs.replace(summary, points=points, worst=worst)).axes[0]
     assert [text.get_text() for text in axes.texts] == ["no defense", "λ=1 alone"]
@@ -518,7 +519,7 @@ def test_a_curve_of_nothing_can_be_drawn(summary):
 def test_the_same_summary_gives_the_same_bytes(summary, tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        curve.save(summary, tmp_path / name)
+        curve.save(lambda: curve.draw(summary), tmp_path / name)
     for file in ("curve.svg", "curve.png"):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
 
@@ -584,7 +585,7 @@ def test_of_many_attacks_the_strongest_is_drawn_at_each_strength(summary):
 
     points = many(0.0, 0.78, [0.5, 0.9]) + many(1.0, 0.77, [0.5, 0.6])
     worst = worst_of([points[1]]) + worst_of([points[3]], "a0, a1")
-    (line,) = curve.strongest(worst)
+    (line,) = curve.headline_lines(worst)
     assert (line.leak, line.attacks, line.strengths) == ([0.9, 0.6], ["a1", "a0, a1"], [0.0, 1.0])
     figure = curve.draw(msgspec.structs.replace(summary, points=points, worst=worst))
     (axes,) = figure.axes
@@ -713,7 +714,7 @@ def test_how_much_of_how_many_rows_stands_beside_alone(summary):
     one = with_points(summary, [msgspec.structs.replace(first, leak=leak), *others])
     cells = table.per_row(one)
     assert cells.rows[-1][-5:] == [".042 ±.012", ".050 (–)", ".200 (.100)", ".031 (–)", "– (–)"]
-    assert cells.title in table.markdown(one)
+    assert cells.title in table.show(one).markdown()
     assert cells.title not in Report(one, manifest_of(specs.EvalSpec())).table(140), "a terminal has no room"
     assert table.per_row(summary) is None, "records of an earlier version"
     line = next(csv.DictReader(io.StringIO(columns.as_csv(one))))
@@ -736,7 +737,7 @@ def test_words_are_whole_at_every_width(summary, width):
 def test_a_table_is_never_wider_than_the_terminal_whose_attacks_have_long_names(width):
     row = ["0", "attribute-fusion:column=a0", "1.000 (.920 to 1.000)", "1.000 (.920 to 1.000)", "train", ".755", ".7"]
     header = ["λ", "attack", "utility ↑", "leak ↓", "rows", "on train", "alone", "advantage", "status"]
-    cells = formats.Cells.of("title (leak: AUC, .500 by chance)", header, [[*row, "+.042", "below chance"]])
+    cells = formats.Cells.from_texts("title (leak: AUC, .500 by chance)", header, [[*row, "+.042", "below chance"]])
     shown = formats.as_text(formats.as_rich(cells, width), 500)
     assert max(len(line.rstrip()) for line in shown.splitlines()) <= width
     assert {"attribute-fusion:", "column=a0", "below", "chance", "status", ".755"} <= set(shown.split()) or width == 120

@@ -15,8 +15,7 @@ from vflsec.base.errors import UsageError
 from vflsec.cli import cli
 from vflsec.report.report import Report
 from vflsec.results.analysis.groups import empirical
-from vflsec.results.canaries import toss
-from vflsec.results.empirical_epsilon import bound_epsilon
+from vflsec.results.canaries import bound_epsilon, toss
 from vflsec.results.records import schema
 from vflsec.run import spec as specs
 from vflsec.run.adversary import draw_auxiliary

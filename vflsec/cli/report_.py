@@ -88,7 +88,7 @@ def _compare(folders: tuple[Path, ...], form: str) -> None:
     if form == "table":
         console = Console()
         width = console.width if console.is_terminal else max(console.width, NARROW)
-        Console(width=width).print(comparison.rich(changes, width))
+        Console(width=width).print(comparison.show(changes).rich(width))
     else:
-        text = msgspec.json.encode(changes).decode() if form == "json" else comparison.markdown(changes)
+        text = msgspec.json.encode(changes).decode() if form == "json" else comparison.show(changes).markdown()
         click.echo(text.rstrip("\n"))

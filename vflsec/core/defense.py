@@ -19,7 +19,7 @@ from vflsec.core.message import Kind
 from vflsec.core.options import CONTRIB
 
 if TYPE_CHECKING:
-    from vflsec.results.empirical_epsilon import Tradeoff
+    from vflsec.results.canaries import Tradeoff
 
 LABELS = "labels"
 """The point of defenses that change the labels before training; nothing is sent there."""

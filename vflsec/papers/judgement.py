@@ -20,8 +20,7 @@ from vflsec.papers.verdicts import DECISIONS, Comparison, MeasuredStudy, Verdict
 from vflsec.report import formats
 from vflsec.report.formats import Cells
 from vflsec.results.analysis.summary import summarize
-from vflsec.results.paired import FEWEST, POWER
-from vflsec.results.statistics import LEVEL
+from vflsec.results.statistics import FEWEST, LEVEL, POWER
 from vflsec.run.manifest import commit
 from vflsec.run.store import environment
 
@@ -110,7 +109,7 @@ class Judgement:
             for numbers in [[verdicts[topic, decision] for decision in DECISIONS]]
         ]
         total = [str(sum(v.decision == decision for v in self.verdicts)) for decision in DECISIONS]
-        return Cells.of(
+        return Cells.from_texts(
             "Verdicts by topic", ["topic", *DECISIONS, "all"], [*rows, ["all", *total, str(len(self.verdicts))]]
         )
 
@@ -121,7 +120,7 @@ class Judgement:
             counts = Counter(verdict.decision for verdict in self.of_study(measured))
             cost = [str(measured.measurements.seeds), f"{measured.measurements.seconds / 60:.1f}"]
             rows.append([measured.name, *(str(counts[decision]) for decision in DECISIONS), *cost])
-        return Cells.of("Studies", ["study", *DECISIONS, "seeds", "minutes"], rows)
+        return Cells.from_texts("Studies", ["study", *DECISIONS, "seeds", "minutes"], rows)
 
     def details(self, measured: MeasuredStudy, *, short: bool = False) -> Cells:
         """Return a row for each comparison of a study; its claims are numbered."""
@@ -134,7 +133,7 @@ class Judgement:
                 rows.append([*first, f"{link.text}{of}", *_numbers(link)])
         header = ["claim", "data", "verdict", "comparison", "difference", "margin", "seen from", "seeds"]
         hidden = ("margin", "seen from") if short else ()
-        return Cells.of(measured.study.title, header, rows).only(lambda column: column.title not in hidden)
+        return Cells.from_texts(measured.study.title, header, rows).only(lambda column: column.title not in hidden)
 
     def claims(self, measured: MeasuredStudy) -> list[str]:
         """Return the claims of a study, numbered, with what is compared."""

@@ -20,7 +20,7 @@ from vflsec.papers.entry import Entry
 from vflsec.papers.model_pictures import draw_models
 from vflsec.papers.recipe import Asked, Measured, Part, Recipe, RecipeGrid
 from vflsec.report import formats
-from vflsec.report.curve import COLORS, Curve, fixed_style, saved
+from vflsec.report.curve import COLORS, Curve, fixed_style, save
 from vflsec.report.formats import NARROW, Cells
 from vflsec.results.analysis.groups import USABLE
 from vflsec.results.analysis.intervals import longer_side
@@ -102,7 +102,7 @@ class Reproduction:
         title = f"{self.recipe.title}: measured ± 95 % (printed{difference})"
         if self.recipe.against:
             title = f"{self.recipe.title}: change against {self.recipe.against}{'' if narrow else ' ± 95 %'}"
-        return Cells.of(title, header, list(rows.values()))
+        return Cells.from_texts(title, header, list(rows.values()))
 
     def remarks(self) -> list[str]:
         """Return what stands below the table: stand-ins, orders, and what else differs from the paper."""
@@ -235,7 +235,7 @@ class Reproduction:
 
     def save_curve(self, folder: Path | str) -> list[Path]:
         """Write ``curve.svg`` and ``curve.png`` into ``folder``."""
-        return saved(self.plot, Path(folder))
+        return save(self.plot, Path(folder))
 
     def __repr__(self) -> str:
         """Show the table."""

@@ -16,7 +16,7 @@ import msgspec
 from vflsec.base.errors import UsageError
 from vflsec.papers.measurements import Measurements, Values
 from vflsec.papers.study import ALONE, MOST_SEEDS, ArmMeasure, Claim, Study
-from vflsec.results.paired import ALPHA, FEWEST, Paired, detectable, holm, paired
+from vflsec.results.statistics import ALPHA, FEWEST, Paired, detectable, holm, paired
 
 Decision = Literal["holds", "does not hold here", "undecided"]
 HOLDS: Decision = "holds"

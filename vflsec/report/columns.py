@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vflsec.report.formats import Column, number, signed, status, with_ends, with_margin
-from vflsec.results.analysis.intervals import Ends
-from vflsec.results.analysis.results import Damage, Point, Summary
+from vflsec.results.analysis.results import Damage, Ends, Point, Summary
 from vflsec.results.records.manifest import INTEGRITY
 
 MEASURES = {"auc": "AUC", "f1": "F1", "r2": "R²"}

@@ -7,14 +7,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
-from rich.console import Group, RenderableType
-from rich.text import Text
 
 from vflsec.base.errors import plain
-from vflsec.report.formats import NARROW, Cells, Column, as_markdown, as_rich, number, signed
+from vflsec.report.formats import Cells, Column, Document, number, signed
 from vflsec.report.table import TARGET
-from vflsec.results.analysis.results import Leak, Measure, Point, Summary
-from vflsec.results.records.manifest import Manifest
+from vflsec.results.analysis.results import Ends, Measure, Point, Summary, name_defense
+from vflsec.results.records.manifest import UNDEFENDED, Manifest
 
 LONGEST = 34
 """The most characters of a setting that are shown."""
@@ -29,7 +27,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     before: float | None
     after: float | None
     change: float | None
-    ci95: tuple[float | None, float | None]
+    ci95: Ends
 
     @property
     def is_shown(self) -> bool:
@@ -87,10 +85,12 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 def compare(before: tuple[Summary, Manifest], after: tuple[Summary, Manifest]) -> Comparison:
     """Return what changed."""
     first, second = (_index(summary) for summary, _ in (before, after))
+    old, new = (dict(_list_settings(manifest)) for _, manifest in (before, after))
+    changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     return Comparison(
         before=before[0].out,
         after=after[0].out,
-        settings=list(_compare_settings(_list_settings(before[1]), _list_settings(after[1]))),
+        settings=[Setting(name=name, before=old.get(name), after=new.get(name)) for name in changed],
         moves=[_move(first[line], second[line]) for line in first if line in second],
         only_before=[_describe(point) for line, point in first.items() if line not in second],
         only_after=[_describe(point) for line, point in second.items() if line not in first],
@@ -123,31 +123,23 @@ def _move(before: Point, after: Point) -> Move:
     )
 
 
-def _subtract(before: Measure | Leak, after: Measure | Leak) -> Difference:
+def _subtract(before: Measure, after: Measure) -> Difference:
     if before.mean is None or after.mean is None or before.metric != after.metric:
         return Difference(before=before.mean, after=after.mean, change=None, ci95=(None, None))
-    change, ends = after.mean - before.mean, (*before.ci95, *after.ci95)
-    ci95: tuple[float | None, float | None] = (None, None)
-    if None not in ends:
-        low_before, high_before, low_after, high_after = (float(end or 0.0) for end in ends)
-        below = math.hypot(high_before - before.mean, after.mean - low_after)
-        above = math.hypot(before.mean - low_before, high_after - after.mean)
+    change = after.mean - before.mean
+    ci95: Ends = (None, None)
+    if None not in (*before.ci95, *after.ci95):
+        below = math.hypot(before.upper - before.mean, after.mean - after.lower)
+        above = math.hypot(before.mean - before.lower, after.upper - after.mean)
         ci95 = (change - below, change + above)
     return Difference(before=before.mean, after=after.mean, change=change, ci95=ci95)
 
 
-def _list_settings(manifest: Manifest) -> dict[str, str]:
-    """Return settings, adversary, seeds, versions and hashes by name, as text."""
+def _list_settings(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Yield settings, adversary, seeds, versions and hashes by name, as text."""
     where = manifest.provenance
-    named: dict[str, Any] = {
-        "adversary": manifest.adversary,
-        "seeds": manifest.seeds,
-        **manifest.settings,
-        "versions": where.versions,
-        "commit": where.commit,
-        "sources": where.sources,
-    }
-    return dict(_flatten(named))
+    yield from _flatten({"adversary": manifest.adversary, "seeds": manifest.seeds, **manifest.settings})
+    yield from _flatten({"versions": where.versions, "commit": where.commit, "sources": where.sources})
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -158,61 +150,7 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield f"{prefix}{key}", value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def _compare_settings(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Setting]:
-    for name in {**before, **after}:
-        if before.get(name) != after.get(name):
-            yield Setting(name=name, before=before.get(name), after=after.get(name))
-
-
-SETTINGS = (
-    Column("", lambda setting: setting.name, "setting"),
-    Column("", title="before", cell=lambda setting: _cut(setting.before), kind="prose"),
-    Column("", title="after", cell=lambda setting: _cut(setting.after), kind="prose"),
-)
-
-
-def _name(move: Move) -> str:
-    if move.attack != "worst":
-        return move.attack
-    before, after = move.choice
-    return f"worst: {before}" if before == after else f"worst: {before}, then {after}"
-
-
-def _place(move: Move) -> str:
-    return f"{move.method}, {move.defense} {move.strength:g}" if move.strength else f"{move.method}, no defense"
-
-
-def _interval(move: Move) -> str:
-    low, high = move.leak.ci95
-    return "–" if low is None else f"{signed(low)} to {signed(high)}"
-
-
-def _status(move: Move) -> str:
-    """Return how the leak changed, in words."""
-    if move.leak.change is None:
-        return "no number to compare"
-    rows = "" if move.rows[0] == move.rows[1] else f"; of {move.rows[0]}, then {move.rows[1]} rows"
-    if not move.leak.is_shown:
-        return f"not told apart{rows}"
-    return f"{'more' if move.leak.change > 0 else 'less'} leak{rows}"
-
-
-PLACE = Column("", title="where", cell=_place)
-UTILITY = Column("", title="utility", cell=lambda move: signed(move.utility.change))
-MOVES = (
-    PLACE,
-    Column("", title="attack", cell=_name, kind="prose"),
-    TARGET._replace(detail=1),
-    Column("", title="leak before", cell=lambda move: number(move.leak.before), detail=1),
-    Column("", title="leak after", cell=lambda move: number(move.leak.after)),
-    Column("", title="change", cell=lambda move: signed(move.leak.change)),
-    Column("", title="95 % interval", cell=_interval, detail=1),
-    UTILITY,
-    Column("", title="status", cell=_status, kind="prose"),
-)
-
-
-def tables(comparison: Comparison) -> list[Cells]:
+def show(comparison: Comparison) -> Document:
     """Return the settings that differ, then how far each line has moved."""
     hidden = []
     if len({(move.method, move.defense, move.strength) for move in comparison.moves}) <= 1:
@@ -222,37 +160,60 @@ def tables(comparison: Comparison) -> list[Cells]:
     moved = Cells.fill("What moved", [column for column in MOVES if column not in hidden], comparison.moves)
     moved = moved._replace(rows=list(dict.fromkeys(map(tuple, moved.rows))))  # curves share the row without a defense
     changed = Cells.fill("Settings that differ", SETTINGS, comparison.settings)
-    return [changed, moved] if comparison.settings else [moved]
-
-
-def remarks(comparison: Comparison) -> list[str]:
-    """Return the lines below the tables."""
     lines = [] if comparison.settings else ["SAME settings, versions and data"]
-    data = next((setting for setting in comparison.settings if setting.name == "dataset"), None)
-    if data:
-        lines.append(
-            f"WARNING different datasets, {data.before} and {data.after}: the changes are not those of a defense"
-        )
-    for title, names in (("before", comparison.only_before), ("after", comparison.only_after)):
-        lines += [f"ONLY {title}: {', '.join(names)}"] if names else []
-    return lines
-
-
-def rich(comparison: Comparison, width: int) -> RenderableType:
-    """Return the tables for a terminal of ``width`` columns; in a narrow one, without what the others tell."""
-    parts: list[RenderableType] = [Text(f"before: {comparison.before}"), Text(f"after:  {comparison.after}")]
-    for cells in tables(comparison):
-        parts += [Text(), as_rich(cells.narrowed() if width < NARROW else cells, width)]
-    return Group(*parts, Text(), *map(Text, remarks(comparison)))
-
-
-def markdown(comparison: Comparison) -> str:
-    """Return the tables as Markdown."""
-    parts = [f"before: {comparison.before}", f"after: {comparison.after}"]
-    parts += [f"{cells.title}\n\n{as_markdown(cells)}" for cells in tables(comparison)]
-    return "\n\n".join([*parts, *remarks(comparison)]) + "\n"
+    lines += [
+        f"WARNING different datasets, {setting.before} and {setting.after}: the changes are not those of a defense"
+        for setting in comparison.settings
+        if setting.name == "dataset"
+    ]
+    lines += [f"ONLY before: {', '.join(comparison.only_before)}"] * bool(comparison.only_before)
+    lines += [f"ONLY after: {', '.join(comparison.only_after)}"] * bool(comparison.only_after)
+    above = [f"before: {comparison.before}", f"after: {comparison.after}"]
+    return Document(above, [changed, moved] if comparison.settings else [moved], lines)
 
 
 def _cut(value: str | None) -> str:
     text = "–" if value is None else plain(value)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def _attack_cell(move: Move) -> str:
+    if move.attack != "worst":
+        return move.attack
+    before, after = move.choice
+    return f"worst: {before}" if before == after else f"worst: {before}, then {after}"
+
+
+def _interval_cell(move: Move) -> str:
+    low, high = move.leak.ci95
+    return "–" if low is None else f"{signed(low)} to {signed(high)}"
+
+
+def _status_cell(move: Move) -> str:
+    """Return how the leak changed, in words."""
+    if move.leak.change is None:
+        return "no number to compare"
+    rows = "" if move.rows[0] == move.rows[1] else f"; of {move.rows[0]}, then {move.rows[1]} rows"
+    if not move.leak.is_shown:
+        return f"not told apart{rows}"
+    return f"{'more' if move.leak.change > 0 else 'less'} leak{rows}"
+
+
+SETTINGS = (
+    Column("", lambda setting: setting.name, "setting"),
+    Column("", title="before", cell=lambda setting: _cut(setting.before), kind="prose"),
+    Column("", title="after", cell=lambda setting: _cut(setting.after), kind="prose"),
+)
+PLACE = Column("", title="where", cell=lambda move: f"{move.method}, {name_defense(move, UNDEFENDED)}")
+UTILITY = Column("", title="utility", cell=lambda move: signed(move.utility.change))
+MOVES = (
+    PLACE,
+    Column("", title="attack", cell=_attack_cell, kind="prose"),
+    TARGET._replace(detail=1),
+    Column("", title="leak before", cell=lambda move: number(move.leak.before), detail=1),
+    Column("", title="leak after", cell=lambda move: number(move.leak.after)),
+    Column("", title="change", cell=lambda move: signed(move.leak.change)),
+    Column("", title="95 % interval", cell=_interval_cell, detail=1),
+    UTILITY,
+    Column("", title="status", cell=_status_cell, kind="prose"),
+)

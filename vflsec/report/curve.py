@@ -22,8 +22,7 @@ from matplotlib.text import Annotation
 
 from vflsec.base import files
 from vflsec.base.checks import count
-from vflsec.results.analysis.results import Leak, Measure, Place, Point, Summary
-from vflsec.results.records.manifest import UNDEFENDED
+from vflsec.results.analysis.results import Measure, Place, Point, Summary
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 """Okabe and Ito's colors, told apart by color-blind readers; markers and line styles differ too."""
@@ -74,53 +73,69 @@ _SIDES = (
 
 
 class Line(NamedTuple):
-    """One curve as drawn: utility and leak with margins below and above, and what is written beside each point.
+    """One curve as drawn, and what is written beside each point.
 
     Attributes:
         label: in the legend: the method, where there are several, the defense, and the attack, where there are several.
-        seeds: how many of them gave a number (``3/5``), where not all did.
+        points: by strength, each with a number.
         attacks: the strongest attack at each strength, where it is of several.
         written: whether anything is written beside the points.
-        training: at each strength whether the leak is on training rows alone.
-        undefended: what strength 0 has.
     """
 
     label: str
-    utility: Sequence[float]
-    utility_margin: tuple[Sequence[float], Sequence[float]]
-    leak: Sequence[float]
-    leak_margin: tuple[Sequence[float], Sequence[float]]
-    strengths: Sequence[float]
-    seeds: Sequence[str]
+    points: Sequence[Point]
     attacks: Sequence[str]
     written: bool = True
-    training: Sequence[bool] = ()
-    undefended: str = UNDEFENDED
+
+    @property
+    def utility(self) -> list[float]:
+        """The mean at each strength."""
+        return [p.utility.mean or 0.0 for p in self.points]
+
+    @property
+    def leak(self) -> list[float]:
+        """The mean at each strength."""
+        return [p.leak.mean or 0.0 for p in self.points]
+
+    @property
+    def strengths(self) -> list[float]:
+        """The strength of each point."""
+        return [p.strength for p in self.points]
+
+    @property
+    def training(self) -> list[bool]:
+        """Whether the leak is on training rows alone, at each strength."""
+        return [p.leak.rows == "train" for p in self.points]
+
+    @property
+    def seeds(self) -> list[str]:
+        """How many seeds gave a number (``3/5``), where not all did."""
+        counts = [(p.leak.n, sum(p.statuses.values())) for p in self.points]
+        return ["" if n == seeds else f"{n}/{seeds}" for n, seeds in counts]
 
 
 def lines(points: Sequence[Point]) -> list[Line]:
-    """Return the curves; a point without a number is left out."""
-    curves: dict[str, list[Point]] = {}
+    """Return the curve of each method, defense and attack; a point without a number is left out."""
     several = len({p.attack for p in points}) > 1
-    for p in points:
-        label = _name(p, points) + (f", {p.attack}" if several else "")
-        curves.setdefault(label, [])
-        if p.utility.mean is not None and p.leak.mean is not None:
-            curves[label].append(p)
-    return [_line(label, points) for label, points in curves.items() if points]
+    curves = _group(points, lambda p: _name(p, points) + (f", {p.attack}" if several else ""))
+    return [Line(label, curve, [""] * len(curve)) for label, curve in curves.items()]
 
 
-def strongest(worst: Sequence[Point]) -> list[Line]:
-    """Return one curve for each method and defense: the headline, which at each strength is of some attack, or *alone*.
+def headline_lines(worst: Sequence[Point]) -> list[Line]:
+    """Return the curve of each method and defense: the headline, which at each strength is of some attack, or *alone*.
 
-    Args:
-        worst: the headlines; one without a number is left out.
+    A headline without a number is left out.
     """
+    curves = _group(worst, lambda p: _name(p, worst))
+    return [Line(label, curve, [p.choice for p in curve]) for label, curve in curves.items()]
+
+
+def _group(points: Sequence[Point], label: Callable[[Point], str]) -> dict[str, list[Point]]:
     curves: dict[str, list[Point]] = {}
-    for p in worst:
+    for p in points:
         if p.utility.mean is not None and p.leak.mean is not None:
-            curves.setdefault(_name(p, worst), []).append(p)
-    return [_line(label, some)._replace(attacks=[p.choice for p in some]) for label, some in curves.items()]
+            curves.setdefault(label(p), []).append(p)
+    return curves
 
 
 def _name(point: Point, among: Sequence[Point]) -> str:
@@ -238,7 +253,7 @@ def _draw_target(axes: Axes, points: Sequence[Point], worst: Sequence[Point], un
 
     Return whether there are several headlines.
     """
-    curves = [line._replace(undefended=undefended) for line in strongest(worst)]
+    curves = headline_lines(worst)
     attacks = {p.attack for p in points}
     if len(attacks) > 1:
         _draw_attacks(axes, lines(points), named=len(curves) == 1)
@@ -250,7 +265,7 @@ def _draw_target(axes: Axes, points: Sequence[Point], worst: Sequence[Point], un
         curves = [line._replace(written=False) for line in curves]
     for i, line in enumerate(curves):
         marker = MARKERS[(i + i // len(COLORS)) % len(MARKERS)]  # the seventh has the first's color, not its marker
-        _draw_line(axes, line, COLORS[i % len(COLORS)], marker, i if len(curves) > 1 else None)
+        _draw_line(axes, line, COLORS[i % len(COLORS)], marker, i if len(curves) > 1 else None, undefended)
     _draw_baselines(axes, worst)
     if any(any(line.training) for line in curves):
         axes.plot([], [], "o", color=COLORS[0], markerfacecolor="white", label="open: on training rows")
@@ -357,18 +372,13 @@ def _draw_legend(axes: Axes, *, beside: bool, like: Axes | None = None) -> None:
         axes.legend(*named, frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncol=3)
 
 
-def save(summary: Summary, folder: Path) -> list[Path]:
-    """Write ``curve.svg`` and ``curve.png``; the same summary gives the same bytes."""
-    return saved(lambda: draw(summary), folder)
-
-
 def svg(summary: Summary) -> bytes:
     """Return the curve as SVG, whose text is text."""
     return _bytes(draw(summary), format="svg", metadata={"Date": None})
 
 
-def saved(make: Callable[[], Figure], folder: Path) -> list[Path]:
-    """Write ``curve.svg`` and ``curve.png`` of the figure that ``make`` returns."""
+def save(make: Callable[[], Figure], folder: Path) -> list[Path]:
+    """Write ``curve.svg`` and ``curve.png`` of the figure that ``make`` returns: the same bytes each time."""
     pictures = {
         folder / "curve.svg": _bytes(make(), format="svg", metadata={"Date": None}),
         folder / "curve.png": _bytes(make(), format="png", dpi=160, metadata={"Software": None}),
@@ -385,33 +395,13 @@ def _bytes(figure: Figure, **how: Any) -> bytes:
     return out.getvalue()
 
 
-def _line(label: str, points: Sequence[Point]) -> Line:
-    return Line(
-        label,
-        [p.utility.mean or 0.0 for p in points],
-        _margins([p.utility for p in points]),
-        [p.leak.mean or 0.0 for p in points],
-        _margins([p.leak for p in points]),
-        [p.strength for p in points],
-        [_seeds(p) for p in points],
-        [""] * len(points),
-        training=[p.leak.rows == "train" for p in points],
-    )
+def margins(measures: Sequence[Measure]) -> tuple[list[float], list[float]]:
+    """Return the lengths of the error bars below and above each mean; none where there is no interval."""
+    means = [(m, m.mean or 0.0) for m in measures]
+    return [max(0.0, mean - m.lower) for m, mean in means], [max(0.0, m.upper - mean) for m, mean in means]
 
 
-def _margins(measures: Sequence[Measure | Leak]) -> tuple[list[float], list[float]]:
-    """Lengths of the error bars below and above each mean; none where there is no interval."""
-    ends = [(m.mean or 0.0, *(m.mean or 0.0 if end is None else end for end in m.ci95)) for m in measures]
-    return [max(0.0, mean - low) for mean, low, _ in ends], [max(0.0, high - mean) for mean, _, high in ends]
-
-
-def _seeds(point: Point) -> str:
-    """How many seeds gave a number, where not all did."""
-    seeds = sum(point.statuses.values())
-    return "" if point.leak.n == seeds else f"{point.leak.n}/{seeds}"
-
-
-def _draw_line(axes: Axes, line: Line, color: str, marker: str, number: int | None) -> None:
+def _draw_line(axes: Axes, line: Line, color: str, marker: str, number: int | None, undefended: str) -> None:
     """Draw one curve, the strengths beside its points: of several at sides that differ, since curves come close.
 
     Points without a defense that lie near each other, as those of one method do, are named once.
@@ -419,8 +409,8 @@ def _draw_line(axes: Axes, line: Line, color: str, marker: str, number: int | No
     axes.errorbar(
         line.utility,
         line.leak,
-        xerr=line.utility_margin,
-        yerr=line.leak_margin,
+        xerr=margins([p.utility for p in line.points]),
+        yerr=margins([p.leak for p in line.points]),
         color=color,
         ecolor=color if number is None else (color, 0.45),
         marker=marker,
@@ -445,7 +435,7 @@ def _draw_line(axes: Axes, line: Line, color: str, marker: str, number: int | No
             words = [f"λ={strength:.3g}" if number is None else f"{strength:.3g}"]
         else:
             near = any(max(abs(x - a), abs(y - b)) < 2 * NEAR for a, b in named)
-            words = [] if number is not None and near else [line.undefended]
+            words = [] if number is not None and near else [undefended]
         words += [attack, f"({seeds})" if seeds else ""]
         on_the_last = i and abs(x - line.utility[i - 1]) < NEAR and abs(y - line.leak[i - 1]) < NEAR
         above = i % 2 == 1 and bool(attack or on_the_last)  # names are long, and neighbors would overlap

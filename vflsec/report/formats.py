@@ -10,18 +10,21 @@ from typing import Any, Literal, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from vflsec.results.analysis.intervals import Ends, longer_side
-from vflsec.results.analysis.results import Damage, Leak, Measure, Point, Summary
+from vflsec.results.analysis.intervals import longer_side
+from vflsec.results.analysis.results import Damage, Ends, Measure, Point, Summary
 
 LONGEST = 20
 """Up to this length names of attacks are not broken."""
 
 NARROW = 110
 """Below this width of a terminal, the columns that decide the least are left out."""
+
+LAST_DETAIL = 4
+"""The turn at which the last columns are left out where there is little room."""
 
 LEAST = 0.0005
 """What three decimals do not show."""
@@ -83,7 +86,7 @@ class Cells(NamedTuple):
     rows: Sequence[Sequence[str]]
 
     @classmethod
-    def of(cls, title: str, header: Iterable[str], rows: Sequence[Sequence[str]]) -> Cells:
+    def from_texts(cls, title: str, header: Iterable[str], rows: Sequence[Sequence[str]]) -> Cells:
         """Return a table whose columns have a title and nothing else."""
         return cls(title, [Column("", title=name) for name in header], rows)
 
@@ -112,6 +115,42 @@ class Cells(NamedTuple):
         return kept._replace(title=f"{self.title}, {methods.pop()}") if hidden else kept
 
 
+class Document(NamedTuple):
+    """What a report shows: its tables, the lines above and below, and the tables for which a terminal has no room."""
+
+    above: Sequence[str]
+    tables: Sequence[Cells]
+    below: Sequence[str]
+    details: Sequence[Cells] = ()
+
+    def rich(self, width: int) -> RenderableType:
+        """Return lines and tables for a terminal of ``width`` columns; a narrow one has fewer columns."""
+        above, below = [list(map(Text, lines)) for lines in (self.above, self.below)]
+        if width >= NARROW and all(fits(cells, width, narrow=False) for cells in self.tables):
+            return Group(*above, *map(as_rich, self.tables), *below)
+        turns = range(1, LAST_DETAIL)
+        turn = next((t for t in turns if all(fits(cells.narrowed(t), width) for cells in self.tables)), LAST_DETAIL)
+        parts: list[RenderableType] = [*above]
+        for cells in self.tables:
+            parts += [Text(), as_rich(cells.narrowed(turn), width)]
+        hidden = dict.fromkeys(c.title for cells in self.tables for c in cells.columns if 0 < c.detail <= turn)
+        note = f"NOT SHOWN {', '.join(hidden)}: widen the terminal, or add --format markdown"
+        return Group(*parts, Text(), *below, *([Text(note)] if hidden else []))
+
+    def markdown(self) -> str:
+        """Return lines and tables as Markdown."""
+        shown = [f"{cells.title}\n\n{as_markdown(cells)}" for cells in (*self.tables, *self.details)]
+        return "\n\n".join([*self.above, *shown, *self.below]) + "\n"
+
+    def latex(self) -> str:
+        """Return the tables as LaTeX, what stands around them as comments."""
+        above, below = (
+            ["\n".join(f"% {' '.join(line.split())}" for line in lines)] if lines else []
+            for lines in (self.above, self.below)
+        )
+        return "\n\n".join([*above, *map(as_latex, (*self.tables, *self.details)), *below]) + "\n"
+
+
 def number(value: float | None) -> str:
     """Return three decimals without the leading zero, or a dash."""
     return "–" if value is None else _shorten(f"{value:.3f}")
@@ -126,7 +165,7 @@ def _shorten(text: str) -> str:
     return re.sub(r"^([+-]?)0\.", r"\1.", text.removeprefix("-") if float(text) == 0 else text)
 
 
-def with_margin(measure: Measure | Leak) -> str:
+def with_margin(measure: Measure) -> str:
     """Return ``mean ±margin``."""
     return with_ends(measure.mean, measure.ci95)
 

@@ -73,7 +73,8 @@ def page(summary: Summary, manifest: Manifest, traffic: Sequence[tuple[str, str,
         traffic: sender, receiver, kind and bytes of all seeds.
     """
     title = f"{summary.audited or summary.dataset}: what {summary.adversary} infers"
-    tables = table.detailed(summary)
+    shown = table.show(summary)
+    tables = [*shown.tables, *shown.details]
     body = [
         f"<header><h1>{escape(title)}</h1><p class=quiet>{escape(table.heading(summary))}</p></header>",
         _verdict(summary),
@@ -102,14 +103,14 @@ def fragment(summary: Summary) -> str:
     """Return what a notebook shows: verdict, tables, and what was not run."""
     said = [*(f"NOTE {alarm}" for alarm in summary.alarms), *summary.verdict]
     verdict = "".join(f"<p><b>{escape(sentence)}</b></p>" for sentence in said)
-    below = [line for line in table.remarks(summary) if not line.startswith("VERDICT")]
+    shown = table.show(summary)
     parts = [
         f"<style>{FRAGMENT_STYLE}</style>",
-        f"<p>{escape(table.heading(summary))}</p>",
+        f"<p>{escape(shown.above[0])}</p>",
         verdict,
-        *(f"<p>NOTE {escape(note)}</p>" for note in summary.notes),
-        *map(as_html, table.tables(summary)),
-        *(f"<p>{escape(line)}</p>" for line in below),
+        *(f"<p>{escape(line)}</p>" for line in shown.above[1:]),
+        *map(as_html, shown.tables),
+        *(f"<p>{escape(line)}</p>" for line in shown.below if not line.startswith("VERDICT")),
     ]
     return f"<div class=vflsec>{''.join(parts).replace('h2>', 'h4>')}</div>"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from rich.console import RenderableType
 from vflsec.base import files
 from vflsec.base.errors import StoreError, UsageError, VflsecError
 from vflsec.report import columns, curve, page, table
-from vflsec.report.formats import as_text
+from vflsec.report.formats import Document, as_text
 from vflsec.results.analysis.results import Cap, Damage, Point, Summary
 from vflsec.results.analysis.summary import summarize
 from vflsec.results.records.folder import (
@@ -34,7 +35,51 @@ Traffic = tuple[str, str, str, int]
 """Sender, receiver, kind of message, and bytes."""
 
 
-class Report:
+class Shown(ABC):
+    """What shows itself as tables with lines around them, and as a curve."""
+
+    @abstractmethod
+    def document(self) -> Document:
+        """Return tables and lines."""
+
+    @abstractmethod
+    def plot(self) -> Figure:
+        """Return the curve."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Return what ``--format json`` prints, as data."""
+
+    def to_json(self) -> str:
+        """Return one JSON object."""
+        return msgspec.json.encode(self.to_dict()).decode()
+
+    def rich(self, width: int) -> RenderableType:
+        """Return the tables for a terminal of ``width`` columns."""
+        return self.document().rich(width)
+
+    def table(self, width: int = 140) -> str:
+        """Return the tables as text of at most ``width`` columns; below 110, some columns are left out."""
+        return as_text(self.rich(width), width)
+
+    def to_markdown(self) -> str:
+        """Return the tables as Markdown."""
+        return self.document().markdown()
+
+    def to_latex(self) -> str:
+        r"""Return the tables as LaTeX, for ``\usepackage{booktabs}``; what stands around them is in comments."""
+        return self.document().latex()
+
+    def save_curve(self, folder: Path | str) -> list[Path]:
+        """Write ``curve.svg`` and ``curve.png`` into ``folder``."""
+        return curve.save(self.plot, Path(folder))
+
+    def __repr__(self) -> str:
+        """Show the table."""
+        return self.table()
+
+
+class Report(Shown):
     """The result of an evaluation.
 
     Args:
@@ -120,22 +165,14 @@ class Report:
         """One per method, defense, strength and attack on integrity."""
         return self.summary.integrity
 
-    def table(self, width: int = 140) -> str:
-        """Return the tables as text of at most ``width`` columns; below 110, some columns are left out."""
-        return as_text(self.rich(width), width)
-
-    def rich(self, width: int) -> RenderableType:
-        """Return the tables for a terminal of ``width`` columns."""
-        return table.rich(self.summary, width)
+    def document(self) -> Document:
+        """Return tables and lines."""
+        return table.show(self.summary)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``--format json`` prints, as data."""
         content: dict[str, Any] = msgspec.to_builtins(self.summary)
         return content
-
-    def to_json(self) -> str:
-        """Return one JSON object."""
-        return msgspec.json.encode(self.summary).decode()
 
     def to_csv(self) -> str:
         """Return one line per point, and per attack on integrity."""
@@ -154,14 +191,6 @@ class Report:
         frame.insert(0, "dataset", self.summary.dataset)
         return frame
 
-    def to_markdown(self) -> str:
-        """Return the tables as Markdown."""
-        return table.markdown(self.summary)
-
-    def to_latex(self) -> str:
-        r"""Return the tables as LaTeX, for ``\usepackage{booktabs}``; what stands below them is in comments."""
-        return table.latex(self.summary)
-
     def to_html(self) -> str:
         """Return one HTML document: verdict, curve, tables, threat model, and where the numbers come from.
 
@@ -179,10 +208,6 @@ class Report:
         """Return the privacy-utility curve; ``vflsec.plot`` draws several reports side by side."""
         return curve.draw(self.summary)
 
-    def save_curve(self, folder: Path | str) -> list[Path]:
-        """Write ``curve.svg`` and ``curve.png`` into ``folder``."""
-        return curve.save(self.summary, Path(folder))
-
     def save(self, folder: Path | str) -> list[Path]:
         """Write page and curve into ``folder``; an audit, which has one strength and no utility, has no curve."""
         curves = [] if self.summary.audited else self.save_curve(folder)
@@ -190,10 +215,6 @@ class Report:
 
     def _repr_html_(self) -> str:
         return page.fragment(self.summary)
-
-    def __repr__(self) -> str:
-        """Show the table."""
-        return self.table()
 
 
 def plot(reports: Iterable[Report]) -> Figure:

@@ -11,28 +11,13 @@ from typing import Any, NamedTuple
 import msgspec
 import pandas as pd
 from matplotlib.axes import Axes
-from rich.console import Group, RenderableType
-from rich.text import Text
 
 from vflsec.base.checks import count
 from vflsec.report import table
 from vflsec.report.columns import is_private, named
-from vflsec.report.curve import COLORS, GRAY, MARKERS, Curve, fixed_style, saved
-from vflsec.report.formats import (
-    NARROW,
-    Cells,
-    Column,
-    as_html,
-    as_latex,
-    as_markdown,
-    as_rich,
-    as_text,
-    fits,
-    number,
-    signed,
-    spread,
-)  # fmt: skip
-from vflsec.report.report import Report
+from vflsec.report.curve import COLORS, GRAY, MARKERS, Curve, fixed_style
+from vflsec.report.formats import Cells, Column, Document, as_html, number, signed, spread
+from vflsec.report.report import Report, Shown
 from vflsec.results.analysis.results import Cap, Point
 from vflsec.results.analysis.trainings import Rise, add_up, notes_on_spending, notes_on_trainings, rises
 from vflsec.results.records.folder import POINTS, read_sweep
@@ -73,7 +58,7 @@ class SweepPlace(NamedTuple):
         return shown.mean, shown.ci95
 
 
-class SweepReport:
+class SweepReport(Shown):
     """The result of a sweep.
 
     Args:
@@ -136,37 +121,13 @@ class SweepReport:
         content["rises"] = [{**msgspec.to_builtins(rise), "still_rising": rise.still_rising} for rise in self.rises()]
         return content
 
-    def to_json(self) -> str:
-        """Return one JSON object."""
-        return msgspec.json.encode(self.to_dict()).decode()
-
     def to_csv(self) -> str:
         """Return the rows of ``to_frame``."""
         return str(self.to_frame().to_csv(index=False, lineterminator="\n"))
 
-    def to_markdown(self) -> str:
-        """Return the tables as Markdown."""
-        parts = [self.heading, *(f"{cells.title}\n\n{as_markdown(cells)}" for cells in self.tables())]
-        return "\n\n".join([*parts, *self.remarks()]) + "\n"
-
-    def to_latex(self) -> str:
-        r"""Return the tables as LaTeX, for ``\usepackage{booktabs}``."""
-        return "\n\n".join(map(as_latex, self.tables())) + "\n"
-
-    def table(self, width: int = 140) -> str:
-        """Return the tables as text of at most ``width`` columns."""
-        return as_text(self.rich(width), width)
-
-    def rich(self, width: int) -> RenderableType:
-        """Return the tables for a terminal of ``width`` columns; a narrow one has no details, but every setting."""
-        tables, lines = self.tables(), self.remarks()
-        narrow = width < NARROW or not all(fits(cells, width, narrow=False) for cells in tables)
-        parts: list[RenderableType] = [Text(self.heading)]
-        for cells in tables:
-            parts += [Text(), as_rich(cells.narrowed(), width) if narrow else as_rich(cells)]
-        if narrow:
-            lines.append(f"NOT SHOWN {', '.join(HIDDEN)}: widen the terminal, or add --format markdown")
-        return Group(*parts, Text(), *map(Text, lines))
+    def document(self) -> Document:
+        """Return tables and lines."""
+        return Document([self.heading], self.tables(), self.remarks())
 
     @property
     def heading(self) -> str:
@@ -315,10 +276,6 @@ class SweepReport:
         """Return utility, leak and CAP against the first setting; a row of diagrams for each value of the others."""
         return _draw(self)
 
-    def save_curve(self, folder: Path | str) -> list[Path]:
-        """Write ``curve.svg`` and ``curve.png`` into ``folder``."""
-        return saved(self.plot, Path(folder))
-
     def save(self, folder: Path | str) -> list[Path]:
         """Write the curve into ``folder``; pages are those of the points."""
         return self.save_curve(folder)
@@ -333,10 +290,6 @@ class SweepReport:
 
     def _repr_html_(self) -> str:
         return "".join(map(as_html, self.tables()))
-
-    def __repr__(self) -> str:
-        """Show the tables."""
-        return self.table()
 
 
 def _setting(title: str, k: int) -> Column:

@@ -5,24 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import msgspec
-from rich.console import Group, RenderableType
-from rich.text import Text
 
 from vflsec.base.checks import count
 from vflsec.report.columns import MEASURES, has_lower_bound, in_table, named
-from vflsec.report.formats import (
-    LEAST,
-    NARROW,
-    Cells,
-    Column,
-    as_latex,
-    as_markdown,
-    as_rich,
-    fits,
-    number,
-    with_ends,
-    with_margin,
-)  # fmt: skip
+from vflsec.report.formats import LAST_DETAIL, LEAST, Cells, Column, Document, number, with_ends, with_margin
 from vflsec.results.analysis.results import Cap, Damage, Gate, Point, Rank, Summary
 from vflsec.results.analysis.verdict import way_to_run
 from vflsec.results.records.manifest import UNDEFENDED
@@ -40,9 +26,6 @@ SINGLE_COLUMN = "ONE COLUMN attacks on an attribute recover one column; others m
 
 FEW_COLUMNS = 5
 """So many columns are listed below a table."""
-
-LAST_DETAIL = 4
-"""The turn at which the last columns are left out where there is little room."""
 
 ATTACK = Column("attack", lambda row: row.attack, "attack", kind="prose")
 TARGET = Column("target", lambda row: row.target, "of", kind="name")
@@ -183,16 +166,17 @@ def subgroups(summary: Summary) -> Cells | None:
     return Cells.fill(f"Leak by {column}; p is small if its groups do not all leak the same", shown, summary.subgroups)
 
 
-def tables(summary: Summary) -> list[Cells]:
-    """Return all tables: one per curve, then CAP, the order of defenses, and integrity."""
-    others = caps(summary), order(summary), subgroups(summary), integrity(summary)
-    return [*points(summary), *(_with_fixed(cells, summary) for cells in others if cells)]
-
-
-def detailed(summary: Summary) -> list[Cells]:
-    """Return all tables, also that with details for which a terminal has no room."""
-    details = columns(summary), per_row(summary)
-    return [*tables(summary), *(_with_fixed(cells, summary) for cells in details if cells)]
+def show(summary: Summary) -> Document:
+    """Return all that a report shows: a table per curve, CAP, the order of defenses, integrity, then details."""
+    others, details = (
+        [_with_fixed(cells, summary) for cells in several if cells]
+        for several in (
+            (caps(summary), order(summary), subgroups(summary), integrity(summary)),
+            (columns(summary), per_row(summary)),
+        )
+    )
+    above = [heading(summary), *(f"NOTE {note}" for note in summary.notes)]
+    return Document(above, [*points(summary), *others], remarks(summary), details)
 
 
 def remarks(summary: Summary) -> list[str]:
@@ -331,42 +315,6 @@ def _with_fixed(cells: Cells, summary: Summary) -> Cells:
         for row in cells.rows
     ]
     return cells._replace(rows=rows)
-
-
-def rich(summary: Summary, width: int) -> RenderableType:
-    """Return the tables for a terminal of ``width`` columns."""
-    parts: list[RenderableType] = [Text(line) for line in _above(summary)]
-    wide = tables(summary)
-    if width >= NARROW and all(fits(cells, width, narrow=False) for cells in wide):
-        return Group(*parts, *map(as_rich, wide), *map(Text, remarks(summary)))
-    turns = (turn for turn in range(1, LAST_DETAIL) if all(fits(cells.narrowed(turn), width) for cells in wide))
-    turn = next(turns, LAST_DETAIL)
-    for cells in wide:
-        parts += [Text(), as_rich(cells.narrowed(turn), width)]
-    parts += [Text(), *map(Text, remarks(summary))]
-    hidden = dict.fromkeys(c.title for cells in wide for c in cells.columns if 0 < c.detail <= turn)
-    if hidden:
-        parts.append(Text(f"NOT SHOWN {', '.join(hidden)}: widen the terminal, or add --format markdown"))
-    return Group(*parts)
-
-
-def markdown(summary: Summary) -> str:
-    """Return the tables as Markdown."""
-    shown = [f"{cells.title}\n\n{as_markdown(cells)}" for cells in detailed(summary)]
-    return "\n\n".join([*_above(summary), *shown, *remarks(summary)]) + "\n"
-
-
-def latex(summary: Summary) -> str:
-    """Return the tables as LaTeX, what stands around them as comments."""
-    above, below = (
-        ["\n".join(f"% {' '.join(line.split())}" for line in lines)] if lines else []
-        for lines in (_above(summary), remarks(summary))
-    )
-    return "\n\n".join([*above, *map(as_latex, detailed(summary)), *below]) + "\n"
-
-
-def _above(summary: Summary) -> list[str]:
-    return [heading(summary), *(f"NOTE {note}" for note in summary.notes)]
 
 
 def _interleaved(summary: Summary) -> list[Point]:

@@ -39,7 +39,7 @@ def leaks(scored: Scored, group: NDArray[np.integer], n_groups: int) -> NDArray[
         group: (P,) the group of each person, 0 to G - 1, or -1 for none.
         n_groups: G.
     """
-    return _of_groups(_prepared(scored), group, n_groups)
+    return _leak_of_groups(_prepared(scored), group, n_groups)
 
 
 def differ(seeds: Sequence[Scored], group: NDArray[np.integer], n_groups: int, rng: np.random.Generator) -> float:

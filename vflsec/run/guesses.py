@@ -23,8 +23,7 @@ from vflsec.base.errors import StoreError, UsageError, plain
 from vflsec.base.seeds import derive
 from vflsec.data.dataset import VerticalDataset
 from vflsec.results import statistics
-from vflsec.results.calibration import calibrated
-from vflsec.results.metrics import Labels, Scores, applicable
+from vflsec.results.metrics import Labels, Scores, applicable, calibrated
 from vflsec.results.records.folder import read_records
 from vflsec.results.records.manifest import Subgroup, Subgroups
 from vflsec.results.records.schema import Record
@@ -90,7 +89,7 @@ COLUMNS = ("id", "label", "method", "defense", "strength", "attack", "seeds", "p
 def per_row(spec: EvalSpec, folder: Path) -> pd.DataFrame:
     """Return, for each attack on labels and each row that it guesses, the probability that it gives to the true label.
 
-    The probability is calibrated, see ``vflsec.results.calibration``. It is over the ``seeds`` in which the row was a
+    The probability is calibrated, see ``vflsec.results.metrics``. It is over the ``seeds`` in which the row was a
     training row: the mean in ``probability``, the largest in ``highest``.
 
     Raises:

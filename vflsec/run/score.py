@@ -24,7 +24,7 @@ from vflsec.core.message import AFTERWARDS, Kind, ReleaseCount
 from vflsec.core.method import Trained
 from vflsec.core.view import GroundTruth, Guess
 from vflsec.results import metrics, statistics
-from vflsec.results.calibration import calibrated, knowledge
+from vflsec.results.metrics import calibrated, knowledge
 from vflsec.results.records.schema import Block, Impact, Triggered
 from vflsec.results.statistics import over_rows
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from tests.results.analysis.made import made_baseline, made_result
 from vflsec.base.errors import UsageError
 from vflsec.core.view import GroundTruth, Guess
-from vflsec.report.table import markdown, remarks
+from vflsec.report.table import remarks, show
 from vflsec.results.analysis.gates import FAR, is_far_below
 from vflsec.results.analysis.summary import summarize
 from vflsec.results.records.manifest import RunLimits
@@ -83,7 +83,7 @@ def test_verdict_and_tables_name_the_defenses_that_every_training_has():
         records = summary_records(spec, changes=lambda _: {"leak": {"train": block(0.75)}}, alone=0.7)
         summary = summarize(manifest, records, out="")
         assert summary.verdict[0] == "Every training has the defense label-dp 1."
-        shown = markdown(summary)
+        shown = show(summary).markdown()
         assert "every training with label-dp 1" in shown
         assert "no defense" not in shown
         assert "none" not in shown

@@ -116,7 +116,7 @@ def test_the_headline_names_the_column_that_leaks(evaluated):
 def test_every_format_says_whose_column_by_which_measure_and_chance(evaluated):
     summary = summary_of(evaluated)
     title = "strongest attribute of 3 columns of passive_1 (leak: AUC, .500 by chance)"
-    for text in (table.markdown(summary), table.latex(summary).replace("\\", "")):
+    for text in (table.show(summary).markdown(), table.show(summary).latex().replace("\\", "")):
         assert title in text
         assert "pay of passive_1, above its median 140000" in text
     assert "whether pay of passive_1, the strongest of 3 columns, is above its median 140000" in summary.verdict[0]
@@ -133,7 +133,7 @@ def test_every_format_says_whose_column_by_which_measure_and_chance(evaluated):
 def test_a_terminal_names_the_next_columns_in_one_line(evaluated):
     (line,) = table.next_columns(summary_of(evaluated))
     assert line == "COLUMNS of passive_1, leak and alone: pay .910 (.600), town .580 (.500), age .600 (.550)"
-    assert len(table.tables(summary_of(evaluated))) == 1
+    assert len(table.show(summary_of(evaluated)).tables) == 1
 
 
 @pytest.mark.parametrize(("name", "worst"), [("worst", 0.93), ("attribute", 0.92), ("attribute:column=age", 0.61)])

@@ -14,10 +14,9 @@ from vflsec.report.table import remarks
 from vflsec.results.analysis.intervals import SHARED, detectable
 from vflsec.results.analysis.scores import cap
 from vflsec.results.analysis.summary import summarize
-from vflsec.results.paired import standardized
 from vflsec.results.records.manifest import RunLimits
 from vflsec.results.records.schema import Block
-from vflsec.results.statistics import GROUPS, SHARE, over_seeds, within
+from vflsec.results.statistics import GROUPS, SHARE, over_seeds, standardized, within
 from vflsec.run import spec as specs
 from vflsec.run.manifest import manifest_of
 from vflsec.run.plan import baselines, trials

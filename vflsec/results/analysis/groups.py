@@ -1,8 +1,7 @@
-"""From records to points and damages: statuses counted, means and intervals over seeds, each leak beside *alone*."""
+"""From records to points: statuses counted, means and intervals over seeds, each leak beside *alone*."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
@@ -36,13 +35,12 @@ from vflsec.results.analysis.intervals import (
     mean_of,
     measure,
 )
-from vflsec.results.analysis.results import Damage, Empirical, GroupLeak, Leak, Measure, Point
-from vflsec.results.empirical_epsilon import CONFIDENCE, bound_epsilon
+from vflsec.results.analysis.results import Empirical, Leak, Measure, Point
+from vflsec.results.canaries import CONFIDENCE, bound_epsilon
 from vflsec.results.metrics import VALUES
-from vflsec.results.paired import holm
-from vflsec.results.records.manifest import INTEGRITY, NO_ADVERSARY, Manifest, RowEntry, Subgroup, Subgroups
-from vflsec.results.records.schema import Block, Impact, Record, Result
-from vflsec.results.statistics import SHARE, standard_error_of
+from vflsec.results.records.manifest import NO_ADVERSARY, Manifest, RowEntry
+from vflsec.results.records.schema import Block, Record, Result
+from vflsec.results.statistics import SHARE
 
 NO_ADVANTAGE: dict[str, Any] = {"advantage": 0.0, "advantage_ci95": (0.0, 0.0), "detectable": None}
 """The advantage of an attack that reads nothing of the federation."""
@@ -56,7 +54,7 @@ ALONE = "alone"
 """The choice of the headline if the adversary does best without the federation."""
 
 
-class Scored(NamedTuple):
+class CellScore(NamedTuple):
     """An attack, or the headline, at one method, defense and strength.
 
     Attributes:
@@ -172,14 +170,14 @@ class CellGroup:
         """
         return [self._point(picked) for target in self.headlines if (picked := self._pick(target))]
 
-    def score(self, attack: str, rows: str | None = None) -> Scored:
+    def score(self, attack: str, rows: str | None = None) -> CellScore:
         """Return one attack on ``rows``, by default those that its leak is reported on."""
         if attack in self._members:
             target = next(target for target, pool in self._pools.items() if attack in pool)
             return self._over_columns(attack, target, [self.score(label, rows) for label in self._members[attack]])
         records = self.usable(attack)
         rows = rows or reported_rows(records.values())
-        return Scored(
+        return CellScore(
             name=attack,
             target=self.targets[attack],
             statuses=self._statuses([attack]),
@@ -191,7 +189,7 @@ class CellGroup:
         )
 
     @cached_property
-    def headlines(self) -> dict[str, Scored]:
+    def headlines(self) -> dict[str, CellScore]:
         """By target the strongest attack, chosen on the truth and scored on other rows.
 
         Each attack competes on each split that it guesses, and so does *alone*, since an adversary may always discard
@@ -209,12 +207,12 @@ class CellGroup:
         """Return the columns of a pool; none of another target."""
         return list(dict.fromkeys(a.target for attacks in self._pools.get(pool, {}).values() for a in attacks))
 
-    def _over_columns(self, name: str, pool: str, columns: Sequence[Scored]) -> Scored:
+    def _over_columns(self, name: str, pool: str, columns: Sequence[CellScore]) -> CellScore:
         """Return the strongest of several columns."""
         labels = [label for label, target in self.targets.items() if target in {column.target for column in columns}]
         by_column = {(column.target, column.rows): column for column in columns if column.leak}
         if not by_column:
-            return Scored(name, pool, self._statuses(labels))
+            return CellScore(name, pool, self._statuses(labels))
         leaks = {key: column.leak for key, column in by_column.items()}
         alone = {key: self.alone(column.target).select(column.rows) for key, column in by_column.items()}
         choice, leak, base = choose_column(leaks, alone)
@@ -233,11 +231,11 @@ class CellGroup:
             columns=[column.target for column in chosen],
         )
 
-    def _headline(self, target: str) -> Scored:
+    def _headline(self, target: str) -> CellScore:
         attacks = self._usable_on(target)
         candidates = self._candidates(target)
         if not any(attacks.values()):  # no number: a status takes its place, for the utility as well
-            return Scored("worst", target, self._statuses(attacks))
+            return CellScore("worst", target, self._statuses(attacks))
         choice, blocks = self._at_least_picked(*self._strongest(candidates, target), candidates, target)
         names = [name if (name, split) in candidates else ALONE for name, split in choice]
         records: dict[int, Result] = {}
@@ -249,7 +247,7 @@ class CellGroup:
             records = {seed: _without_details(record) for seed, record in records.items()}
         train, test = (self._on_rows(rows, candidates, target) for rows in ("train", "test"))
         seeds = sorted(records.keys() & blocks.keys())
-        return Scored(
+        return CellScore(
             name="worst",
             target=target,
             statuses=self._statuses(attacks, names),
@@ -304,7 +302,7 @@ class CellGroup:
         choice = Choice(choose(by_half[0]).on_first, choose(by_half[1]).on_second)
         return choice, cross_score(by_half[0] | by_half[1], choice)
 
-    def _pick(self, target: str) -> Scored | None:
+    def _pick(self, target: str) -> CellScore | None:
         attacks, alone = self._usable_on(target), self.alone(target)
         name = _best_by_folds({**{f"{ALONE}:{name}": records for name, records in alone.records.items()}, **attacks})
         trained = {seed: record for by_seed in attacks.values() for seed, record in by_seed.items()}
@@ -320,7 +318,7 @@ class CellGroup:
         leak, leak_train = (
             {seed: block for seed, block in alone.select(split).items() if seed in trained} for split in (rows, "train")
         )
-        return Scored(
+        return CellScore(
             name="picked",
             target=target,
             statuses=self._statuses(attacks, [ALONE]),
@@ -343,7 +341,7 @@ class CellGroup:
 
         return Counter(min((status(name, seed) for name in attacks), key=SEVERITY.index) for seed in range(self.seeds))
 
-    def _point(self, scored: Scored) -> Point:
+    def _point(self, scored: CellScore) -> Point:
         records, alone = list(scored.records.values()), self.alone(scored.target)
         of_rows = alone.select(scored.rows) if scored.alone is None else scored.alone
         best = self.alone(scored.columns[0]) if len(scored.columns) == 1 else alone
@@ -391,7 +389,7 @@ class CellGroup:
             trainings=self.trainings if self.attacked else 1,
         )
 
-    def _empirical(self, scored: Scored) -> Empirical | None:
+    def _empirical(self, scored: CellScore) -> Empirical | None:
         """Return the largest lower bound of epsilon of the attacks that compete; together they are wrong in 5 %."""
         names = list(self._usable_on(scored.target)) if scored.name == "worst" else [scored.choice]
         by_attack = {name: list(self.usable(name).values()) for name in names if name in self.by_attack}
@@ -528,86 +526,3 @@ def _spent(records: Sequence[Result]) -> list[dict[str, Any]]:
         if spent["defense"] not in most or spent["epsilon"] > most[spent["defense"]]["epsilon"]:
             most[spent["defense"]] = spent
     return list(most.values())
-
-
-def damages(manifest: Manifest, records: Mapping[str, Record]) -> list[Damage]:
-    """Return the cost of each attack on integrity at each method, defense and strength."""
-    groups: dict[tuple[str, str, float, str], list[RowEntry]] = {}
-    labels = [attack.label for attack in manifest.attacks if attack.target == INTEGRITY]
-    for row in manifest.rows:
-        if row.attack in labels:
-            groups.setdefault((row.method, row.defense, row.strength, row.attack), []).append(row)
-    return [_damage(group, records, manifest.seeds) for group in groups.values()]
-
-
-def _damage(group: Sequence[RowEntry], records: Mapping[str, Record], seeds: int) -> Damage:
-    """Compare each seed with the honest training of that seed."""
-    first = group[0]
-    statuses = {seed: "ok" for seed in range(seeds)}
-    honest: dict[int, Impact] = {}
-    attacked: dict[int, Impact] = {}
-    for row in sorted(group, key=lambda row: row.seed):
-        record = records.get(row.key)
-        status = str(record.status) if record else "missing"
-        statuses[row.seed] = min(statuses[row.seed], status, key=SEVERITY.index)
-        if isinstance(record, Result) and record.damage:
-            (honest if row.control else attacked)[row.seed] = record.damage
-    both = [(honest[seed].utility, attacked[seed].utility) for seed in attacked if seed in honest]
-    counts = Counter(statuses.values())
-    metric = next((impact.utility.metric for impact in (*honest.values(), *attacked.values())), "")
-
-    def utility(impacts: Mapping[int, Impact]) -> Measure:
-        values = [headline(impact.utility) for impact in impacts.values()]
-        return Measure(metric=metric, **interval(values, seeds, SHARE))
-
-    def success(impacts: Mapping[int, Impact]) -> Measure:
-        values = [headline(impact.success) for impact in impacts.values() if impact.success]
-        return Measure(metric="share", **interval(values, seeds, SHARE))
-
-    def success_by_seed(impacts: Mapping[int, Impact]) -> dict[int, float]:
-        return {seed: impact.success.share for seed, impact in impacts.items() if impact.success}
-
-    return Damage(
-        method=first.method,
-        defense=first.defense,
-        strength=first.strength,
-        attack=first.attack,
-        status=min(counts, key=SEVERITY.index),
-        statuses=dict(counts),
-        utility=utility(honest),
-        under_attack=utility(attacked),
-        lost=Measure(metric=metric, **interval([measure(sub, *pair) for pair in both], seeds, DIFFERENCE)),
-        success=success(attacked),
-        chance=success(honest).mean,
-        success_by_seed=success_by_seed(attacked),
-        chance_by_seed=success_by_seed(honest),
-    )
-
-
-def group_leaks(tested: Sequence[Subgroups], manifest: Manifest) -> list[GroupLeak]:
-    """Return the leak of each group of rows, with Holm's correction over all tests.
-
-    There is one for each attack, strength and curve; what other settings gave is left out.
-    """
-    curves: dict[tuple[str, str, float, str], list[str]] = {}
-    for row in manifest.rows:
-        curves.setdefault((row.method, row.defense, row.strength, row.attack), []).append(row.key)
-    kept = [(place, groups) for place, keys in curves.items() for groups in tested if set(groups.keys) == set(keys)]
-    p_values = {id(groups): groups.p for _, groups in kept if groups.p is not None}
-    corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
-    return [
-        GroupLeak(
-            column=groups.column, method=method, defense=defense, strength=strength, attack=attack, rows=groups.rows,
-            group=group.group, n=group.n, leak=_group_measure(group, groups.metric, manifest.seeds), p=groups.p,
-            p_holm=corrected.get(id(groups)),
-        )
-        for (method, defense, strength, attack), groups in kept
-        for group in groups.groups
-    ]  # fmt: skip
-
-
-def _group_measure(group: Subgroup, metric: str, seeds: int) -> Measure:
-    values = list(group.by_seed.values())
-    low, high = (math.nan if end is None else end for end in group.ci95_rows)
-    first = [SeedValue(value, standard_error_of(low, high) ** 2, group.n, ends=(low, high)) for value in values[:1]]
-    return Measure(metric=metric, **interval([*first, *map(SeedValue, values[1:])], seeds, SHARE))

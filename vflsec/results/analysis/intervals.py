@@ -11,7 +11,6 @@ from scipy.optimize import brentq
 from scipy.special import ndtri
 
 from vflsec.results.analysis.results import Ends
-from vflsec.results.paired import standardized
 from vflsec.results.records.schema import Block, Triggered
 from vflsec.results.statistics import (
     LEVEL,
@@ -20,6 +19,7 @@ from vflsec.results.statistics import (
     jackknife,
     over_seeds_and_rows,
     standard_error_of,
+    standardized,
     within,
 )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from vflsec.results.records.manifest import UNDEFENDED, RowEntry
+from vflsec.results.records.manifest import UNDEFENDED
 
 Ends = tuple[float | None, float | None]
 """The ends of an interval; None where there is none."""
@@ -58,7 +58,7 @@ class Leak(Measure, frozen=True, kw_only=True):
             the calibrated guess is more than 99 % sure, and ``right@0.99``, the share of these that are right;
             ``known_of_class@0.99``, the same as a mean over classes, without one of more than 90 % of the rows. These
             are missing if a class has too few rows for it. *Alone* is the best baseline in each metric.
-        single_class: the number of seeds in which all rows were guessed to be of one class, so that accuracy is no leak.
+        single_class: the number of seeds in which all rows were guessed to be of one class: accuracy is then no leak.
         by_seed: the leak by seed, and *alone* in ``alone_by_seed``.
     """
 
@@ -356,6 +356,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     undefended: str = UNDEFENDED
 
 
-def name_defense(place: RowEntry | Point | Damage | Place, undefended: str) -> str:
-    """Return defense and strength, or what strength 0 has."""
+def name_defense(place: Any, undefended: str) -> str:
+    """Return defense and strength of a row or a point, or what strength 0 has."""
     return f"{place.defense} {place.strength:.4g}" if place.strength else undefended

@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vflsec.base.checks import count
-from vflsec.results.analysis.groups import USABLE, CellGroup, Scored, reported_rows
+from vflsec.results.analysis.groups import USABLE, CellGroup, CellScore, reported_rows
 from vflsec.results.analysis.intervals import SeedValue, interval, mean_of, measure
 from vflsec.results.analysis.results import Cap, Place, Point, Rank
-from vflsec.results.paired import ALPHA, holm, paired
-from vflsec.results.statistics import SHARE, over_seeds, within
+from vflsec.results.statistics import ALPHA, SHARE, holm, over_seeds, paired, within
 
 SCORES = ("CAP", "calibrated CAP", "hypervolume", "strongest leak")
 TOO_FEW = "hypervolume not available: too few seeds to show what joining gains"
@@ -176,12 +175,12 @@ def fold(groups: Sequence[CellGroup]) -> list[Cap]:
     return caps
 
 
-def _score_on_same_rows(attack: str, groups: Sequence[CellGroup]) -> list[Scored]:
+def _score_on_same_rows(attack: str, groups: Sequence[CellGroup]) -> list[CellScore]:
     rows = reported_rows(record for group in groups for record in group.usable(attack).values())
     return [group.score(attack, rows) for group in groups]
 
 
-def _fold(cells: Sequence[Scored], clean: CellGroup, defended: Sequence[CellGroup], reached: Reach) -> Cap:
+def _fold(cells: Sequence[CellScore], clean: CellGroup, defended: Sequence[CellGroup], reached: Reach) -> Cap:
     """Fold the cells of all strengths, the undefended one first, seed by seed."""
     target, k = cells[0].target, len(defended)
     curve = Cap(method=clean.method, defense=clean.defense, attack=cells[0].name, target=target, n=0)
@@ -222,7 +221,9 @@ def _fold(cells: Sequence[Scored], clean: CellGroup, defended: Sequence[CellGrou
     plain, above = (interval(list(values.values()), clean.seeds, SHARE) for values in (caps, calibrated_caps))
     known = len(gains) == clean.seeds
     volume = relative_hypervolume(gains, kept) if known else Volume(None, [], 1.0)
-    notes = [f"no CAP (accuracy): {count(single_class, 'cell')} {'guesses' if single_class == 1 else 'guess'} one class"]
+    notes = [
+        f"no CAP (accuracy): {count(single_class, 'cell')} {'guesses' if single_class == 1 else 'guess'} one class"
+    ]
     notes = notes * bool(single_class) + [TOO_FEW] * (known and volume.value is None)
     return msgspec.structs.replace(
         curve,

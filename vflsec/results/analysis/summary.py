@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from operator import sub
 
 import msgspec
 
 from vflsec.base.checks import count
 from vflsec.results.analysis.gates import alarms, check_gates, check_limits, describe_useless, useless_models
-from vflsec.results.analysis.groups import CellGroup, alone_by_target, damages, group_leaks
-from vflsec.results.analysis.results import Summary, name_defense
+from vflsec.results.analysis.groups import SEVERITY, CellGroup, alone_by_target
+from vflsec.results.analysis.intervals import DIFFERENCE, SeedValue, headline, interval, measure
+from vflsec.results.analysis.results import Damage, GroupLeak, Measure, Summary, name_defense
 from vflsec.results.analysis.scores import average_dcs, disagreements, fold, front, orders, place_headlines, ranks
 from vflsec.results.analysis.trainings import note_on_seeds, notes_on_spending, notes_on_trainings, spending_of
 from vflsec.results.analysis.verdict import list_first, verdict
-from vflsec.results.records.manifest import AttackEntry, Manifest, RowEntry, RunLimits, Subgroups
-from vflsec.results.records.schema import FAILED, Record, Result
+from vflsec.results.records.manifest import INTEGRITY, AttackEntry, Manifest, RowEntry, RunLimits, Subgroup, Subgroups
+from vflsec.results.records.schema import FAILED, Impact, Record, Result
+from vflsec.results.statistics import SHARE, holm, standard_error_of
 
 MOST_OF_DATA = 8
 """So many warnings of the data are notes of a report."""
@@ -199,3 +204,86 @@ def _weak_models(trained: Sequence[Result]) -> list[str]:
         if result.utility.headline < result.quick_joint - FAR_BELOW
     }
     return list(notes.values())
+
+
+def damages(manifest: Manifest, records: Mapping[str, Record]) -> list[Damage]:
+    """Return the cost of each attack on integrity at each method, defense and strength."""
+    groups: dict[tuple[str, str, float, str], list[RowEntry]] = {}
+    labels = [attack.label for attack in manifest.attacks if attack.target == INTEGRITY]
+    for row in manifest.rows:
+        if row.attack in labels:
+            groups.setdefault((row.method, row.defense, row.strength, row.attack), []).append(row)
+    return [_damage(group, records, manifest.seeds) for group in groups.values()]
+
+
+def _damage(group: Sequence[RowEntry], records: Mapping[str, Record], seeds: int) -> Damage:
+    """Compare each seed with the honest training of that seed."""
+    first = group[0]
+    statuses = {seed: "ok" for seed in range(seeds)}
+    honest: dict[int, Impact] = {}
+    attacked: dict[int, Impact] = {}
+    for row in sorted(group, key=lambda row: row.seed):
+        record = records.get(row.key)
+        status = str(record.status) if record else "missing"
+        statuses[row.seed] = min(statuses[row.seed], status, key=SEVERITY.index)
+        if isinstance(record, Result) and record.damage:
+            (honest if row.control else attacked)[row.seed] = record.damage
+    both = [(honest[seed].utility, attacked[seed].utility) for seed in attacked if seed in honest]
+    counts = Counter(statuses.values())
+    metric = next((impact.utility.metric for impact in (*honest.values(), *attacked.values())), "")
+
+    def utility(impacts: Mapping[int, Impact]) -> Measure:
+        values = [headline(impact.utility) for impact in impacts.values()]
+        return Measure(metric=metric, **interval(values, seeds, SHARE))
+
+    def success(impacts: Mapping[int, Impact]) -> Measure:
+        values = [headline(impact.success) for impact in impacts.values() if impact.success]
+        return Measure(metric="share", **interval(values, seeds, SHARE))
+
+    def success_by_seed(impacts: Mapping[int, Impact]) -> dict[int, float]:
+        return {seed: impact.success.share for seed, impact in impacts.items() if impact.success}
+
+    return Damage(
+        method=first.method,
+        defense=first.defense,
+        strength=first.strength,
+        attack=first.attack,
+        status=min(counts, key=SEVERITY.index),
+        statuses=dict(counts),
+        utility=utility(honest),
+        under_attack=utility(attacked),
+        lost=Measure(metric=metric, **interval([measure(sub, *pair) for pair in both], seeds, DIFFERENCE)),
+        success=success(attacked),
+        chance=success(honest).mean,
+        success_by_seed=success_by_seed(attacked),
+        chance_by_seed=success_by_seed(honest),
+    )
+
+
+def group_leaks(tested: Sequence[Subgroups], manifest: Manifest) -> list[GroupLeak]:
+    """Return the leak of each group of rows, with Holm's correction over all tests.
+
+    There is one for each attack, strength and curve; what other settings gave is left out.
+    """
+    curves: dict[tuple[str, str, float, str], list[str]] = {}
+    for row in manifest.rows:
+        curves.setdefault((row.method, row.defense, row.strength, row.attack), []).append(row.key)
+    kept = [(place, groups) for place, keys in curves.items() for groups in tested if set(groups.keys) == set(keys)]
+    p_values = {id(groups): groups.p for _, groups in kept if groups.p is not None}
+    corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
+    return [
+        GroupLeak(
+            column=groups.column, method=method, defense=defense, strength=strength, attack=attack, rows=groups.rows,
+            group=group.group, n=group.n, leak=_group_measure(group, groups.metric, manifest.seeds), p=groups.p,
+            p_holm=corrected.get(id(groups)),
+        )
+        for (method, defense, strength, attack), groups in kept
+        for group in groups.groups
+    ]  # fmt: skip
+
+
+def _group_measure(group: Subgroup, metric: str, seeds: int) -> Measure:
+    values = list(group.by_seed.values())
+    low, high = (math.nan if end is None else end for end in group.ci95_rows)
+    first = [SeedValue(value, standard_error_of(low, high) ** 2, group.n, ends=(low, high)) for value in values[:1]]
+    return Measure(metric=metric, **interval([*first, *map(SeedValue, values[1:])], seeds, SHARE))

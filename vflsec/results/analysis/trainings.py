@@ -10,9 +10,9 @@ from vflsec.base.checks import count
 from vflsec.results.analysis.groups import ALONE
 from vflsec.results.analysis.intervals import longer_side
 from vflsec.results.analysis.results import Ends, Point, Summary
-from vflsec.results.paired import paired
 from vflsec.results.records.manifest import Manifest
 from vflsec.results.records.schema import Record, Result
+from vflsec.results.statistics import paired
 
 BLOCK = 5
 """Seeds that are added at once."""
@@ -62,7 +62,9 @@ def spending_of(manifest: Manifest, records: Mapping[str, Record]) -> Spending:
     trainings = manifest.settings.get("trainings", 1)
     for row in manifest.rows if not manifest.audited else ():
         record = records.get(row.key)
-        for spent in record.spent if isinstance(record, Result) else ():
+        if not isinstance(record, Result):
+            continue
+        for spent in record.spent:
             split = f"{manifest.dataset} {manifest.settings.get('data')} {row.seed} {spent['defense']}"
             training = split if "fixed" in spent else record.cell
             _add(spending, spent["defense"].partition(":")[0], training, (spent["epsilon"], trainings))

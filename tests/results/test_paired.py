@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vflsec.results.paired import ALPHA, POWER, detectable, holm, paired
+from vflsec.results.statistics import ALPHA, POWER, detectable, holm, paired
 
 
 def test_tests_and_interval_are_those_of_scipy():
