@@ -39,7 +39,7 @@ from vflsec.results.statistics import Interval, over_seeds
 from vflsec.run.adversary import draw_auxiliary, view_of
 from vflsec.run.score import score
 from vflsec.run.spec import AuxSpec
-from vflsec.run.training import one_thread
+from vflsec.run.training import limit_threads
 
 SEEDS = 5
 PEER_CPU = 115
@@ -134,7 +134,7 @@ def main(full: bool, seeds: int) -> None:
     imports = resource.getrusage(resource.RUSAGE_SELF).ru_utime
     x, y = load()
     table = Table("s", "main", "peer", "attack, test", "peer", "attack, train rows", title="digits, accuracies")
-    with one_thread():
+    with limit_threads():
         for s, (peer_main, peer_short, peer_full) in PEER.items():
             found = [run(x, y, s, seed, full=full) for seed in range(seeds)]
             peer = peer_full if full else peer_short

@@ -36,7 +36,7 @@ from vflsec.defenses.gaussian_dp import ORDERS, GaussianDP
 from vflsec.defenses.label_dp import LabelDP
 from vflsec.defenses.laplace_dp import LaplaceDP
 from vflsec.defenses.ppdl import SparseVector
-from vflsec.run.training import one_thread
+from vflsec.run.training import limit_threads
 
 EPOCHS = 4
 ROWS = 20_000
@@ -159,7 +159,7 @@ def show(title: str, found: list[Line]) -> Table:
 
 def main() -> None:
     """Print both tables, and whether all of it holds."""
-    with one_thread():
+    with limit_threads():
         neighbors, planted = worst_neighbors(), planted_data()
     console = Console(width=150)
     console.print(show("The worst neighbors, both known", neighbors), show("The planted data, trained", planted))

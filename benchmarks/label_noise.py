@@ -29,7 +29,7 @@ from vflsec.run import spec as specs
 from vflsec.run.federation import build_federation, build_method
 from vflsec.run.plan import training_cell
 from vflsec.run.score import measure
-from vflsec.run.training import one_thread
+from vflsec.run.training import limit_threads
 from vflsec.testing.recordings import attacked
 
 PAGE = Path(__file__).parents[1] / "docs" / "audit_a_recording.md"
@@ -72,7 +72,7 @@ def run(method: str, noise: float, rate: float, seed: int, **settings: Any) -> F
     cell = training_cell(spec, method, seed)
     federation, learner = build_federation(cell, "cpu"), build_method(cell)
     learner.build(federation)
-    with tempfile.TemporaryDirectory() as folder, one_thread():
+    with tempfile.TemporaryDirectory() as folder, limit_threads():
         boundary = learner._boundaries["passive_1"]
         layout = CipherLayout(
             width=learner.width(federation.passive[0]),

@@ -28,7 +28,7 @@ from vflsec.defenses.perp import PerpendicularNoise
 from vflsec.run.federation import build_federation, build_method
 from vflsec.run.plan import make_cell
 from vflsec.run.spec import DefenseSpec
-from vflsec.run.training import one_thread
+from vflsec.run.training import limit_threads
 
 ROWS, WIDTH = 1024, 128
 EPOCHS = 3
@@ -86,7 +86,7 @@ def once(call: Callable[[], object]) -> list[float]:
 
 def main() -> None:
     """Print both tables."""
-    with one_thread():
+    with limit_threads():
         table = Table("1024 x 128", "CPU ms (median)", "min", "max")
         for name, call in calls().items():
             call()  # warm up

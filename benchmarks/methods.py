@@ -248,7 +248,7 @@ def row(name: str, arm_name: str, seed: int, folder: Path) -> dict[str, Measured
     """Tune one method for one seed, then train it at every point; return what was measured at each."""
     experiment, arm, store = EXPERIMENTS[name], ARMS[arm_name], Store(folder)
     columns = experiment.columns(arm_name)
-    with training.one_thread():
+    with training.limit_threads():
         best: tuple[str, ...] = arm.trials[0]
         if len(arm.trials) > 1:
             at = (*columns[experiment.tuned], VALIDATION)

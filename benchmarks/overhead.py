@@ -26,7 +26,7 @@ from vflsec.run.cell import Cell
 from vflsec.run.federation import build_federation, build_method
 from vflsec.run.plan import make_cell
 from vflsec.run.spec import DefenseSpec
-from vflsec.run.training import one_thread
+from vflsec.run.training import limit_threads
 
 EPOCHS = 5
 PAIRS = 7
@@ -94,7 +94,7 @@ def timed(run: Callable[[], object]) -> float:
 def main() -> None:
     """Print the table."""
     table = Table("training", "split s", "joint s", "ratio (median)", "min", "max")
-    with one_thread():
+    with limit_threads():
         for name, defense in DEFENSES.items():
             joint(), split(defense)  # warm up
             pairs = [(split(defense), joint()) for _ in range(PAIRS)]

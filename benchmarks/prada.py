@@ -226,7 +226,7 @@ def compute(names: Sequence[str], seeds: int, folder: Path) -> Found:
     """Return everything; what is in ``folder`` is not computed again."""
     wanted = [(name, seed, positives) for name in names for seed in range(seeds) for positives in RATIOS]
     found: Found = {name: {str(positives): [] for positives in RATIOS} for name in names}
-    with training.one_thread():
+    with training.limit_threads():
         for name, seed, positives in track(wanted, "training", console=Console(stderr=True)):
             found[name][str(positives)].append(measured(ARMS[name], positives, seed, Store(folder)))
     return found
@@ -494,7 +494,7 @@ def pretraining(arm: Arm, store: Store) -> StageFacts:
 def encrypted(store: Store) -> str:
     """Return what encryption changes of the result, which is nothing that four digits show, and what it costs."""
     prada, learn = ARMS["prada"], ARMS["learn"]
-    with training.one_thread():
+    with training.limit_threads():
         rows = [_row("fine-tuning", "stay", prada, p, prada, prada, store) for p in RATIOS]
         rows += [_row("fine-tuning", "learn on", learn, 160, prada, prada, store)]
         rows += [_row("both phases", "stay", prada, 160, prada, secret(prada), store)]

@@ -97,7 +97,7 @@ def main(whole: bool, dataset: str, seeds: int, pairs: int) -> None:
     own = cells(dataset, seeds)
     table = Table("runs", "one by one, CPU s", "as one, CPU s", "ratio (median)", "models with equal bits")
     ratios, apart_times, together_times, equal = [], [], [], 0
-    with training.one_thread(), tempfile.TemporaryDirectory() as folder:
+    with training.limit_threads(), tempfile.TemporaryDirectory() as folder:
         training.train(own[0], "cpu")  # imports what the first training imports
         for _ in range(pairs):
             began = time.process_time()

@@ -40,7 +40,7 @@ from vflsec.run import spec as specs
 from vflsec.run.adversary import view_of
 from vflsec.run.federation import build_federation
 from vflsec.run.plan import training_cell
-from vflsec.run.training import one_thread
+from vflsec.run.training import limit_threads
 
 DATASETS = ("credit-default", "census-income", "flights")
 ORDERED = ("credit-default", "flights")  # whose columns are put in order
@@ -250,7 +250,7 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 @click.option("--bits", default=2048, show_default=True, help="Size of the key.")
 def main(seeds: int, costly: bool, columns: bool, bits: int) -> None:
     """Print the tables."""
-    with one_thread():
+    with limit_threads():
         if costly:
             click.echo(cryptography(bits))
             return

@@ -53,6 +53,6 @@ def checked_reports():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_thread():
+def limit_threads():
     """Leave the cores to pytest's workers: on small tensors more threads only wait for each other."""
     torch.set_num_threads(1)

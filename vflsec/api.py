@@ -43,21 +43,21 @@ def _named_as_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Return ``function`` with errors that say what the options they name are called in Python."""
     known = inspect.signature(function).parameters
 
-    def argument(found: re.Match[str]) -> str | None:
-        if found["table"]:
-            return f'{found["table"]}={{"{found["key"]}": {found["value"]}}}' if found["table"] in known else None
-        name = _RENAMED.get(found["flag"], found["flag"].replace("-", "_"))
-        return next((f"{one}=" for one in (name, f"{name}s") if one in known), None)
+    def argument(option: re.Match[str]) -> str | None:
+        if option["table"]:
+            return f'{option["table"]}={{"{option["key"]}": {option["value"]}}}' if option["table"] in known else None
+        name = _RENAMED.get(option["flag"], option["flag"].replace("-", "_"))
+        return next((f"{spelling}=" for spelling in (name, f"{name}s") if spelling in known), None)
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
         except VflsecError as error:
-            named = {found[0]: argument(found) for found in _OPTION.finditer(str(error))}
-            told = [f"{option} is {name}" for option, name in named.items() if name]
-            if told:
-                error.args = (f"{error} (in Python, {', '.join(told)})",)
+            named = {option[0]: argument(option) for option in _OPTION.finditer(str(error))}
+            renamed = [f"{option} is {name}" for option, name in named.items() if name]
+            if renamed:
+                error.args = (f"{error} (in Python, {', '.join(renamed)})",)
             raise
 
     return call
@@ -232,9 +232,11 @@ def train(
     _expect_known(settings, globals()["train"])
     tables = {"data": data, "train": train, "model": model}
     settings |= {name: table for name, table in tables.items() if table is not None}
-    own = {specs.parse_method(method).name: dict(options)} if options else {}
+    by_method = {specs.parse_method(method).name: dict(options)} if options else {}
     fixed = [*_several(settings.pop("fixed", ())), *_several(defense)]
-    spec = specs.read_training({"dataset": dataset, "methods": [method], "method": own, "fixed": fixed, **settings})
+    spec = specs.read_training(
+        {"dataset": dataset, "methods": [method], "method": by_method, "fixed": fixed, **settings}
+    )
     engine.check_device(device)
     spec = plan.with_standard_names(spec, plan.names_of(spec))
     engine.check_training(spec)
@@ -258,7 +260,7 @@ def fit(
     cell = training_cell(spec, spec.methods[0], seed)
     encrypted = bool(record and engine.exposures(spec))
     tap = TranscriptTap(record, spec, seed) if record and not encrypted else None
-    with training.one_thread():
+    with training.limit_threads():
         trained, facts = training.train(cell, device, progress, tap=tap, record=record if encrypted else None)
     if tap:
         tap.close()
@@ -306,13 +308,13 @@ def attack(
         raise UsageError(f"attack {name!r} acts in training, which is over: use vflsec.evaluate(attack={name!r})")
     if any(need.kinds for need in mounted.needs):
         raise InsufficientView(f"attack {name!r} reads messages, which train() does not keep: use vflsec.evaluate")
-    with training.one_thread():
+    with training.limit_threads():
         aux = specs.AuxSpec(n=n_aux, folds=0, victim_model=victim_model)
         party = plan.Names("", trained.federation.names).standard(adversary)
-        found = runner.attacked_once(mounted, trained, party, aux)
-    if found["status"] != "ok":
-        warnings.warn(f"attack {name!r} is {found['status']}: the leak is a lower bound", stacklevel=2)
-    leak: dict[str, dict[str, Any]] = msgspec.to_builtins(found["leak"])
+        result = runner.attacked_once(mounted, trained, party, aux)
+    if result["status"] != "ok":
+        warnings.warn(f"attack {name!r} is {result['status']}: the leak is a lower bound", stacklevel=2)
+    leak: dict[str, dict[str, Any]] = msgspec.to_builtins(result["leak"])
     return leak
 
 
@@ -376,7 +378,7 @@ def audit_system(
     """
     from vflsec.audit.job import default_folder, prepare_audit
 
-    attacks = [] if _several(attack) == ["all"] else [specs.parse_attack(one) for one in _several(attack)]
+    attacks = [] if _several(attack) == ["all"] else [specs.parse_attack(text) for text in _several(attack)]
     what = Path(what)
     audit = prepare_audit(
         what,

@@ -15,7 +15,7 @@ from vflsec.report import table
 from vflsec.run import training
 from vflsec.run.federation import build_federation, build_method
 from vflsec.run.plan import make_cell
-from vflsec.run.score import most_of_one_row, spent
+from vflsec.run.score import most_per_row, spent
 from vflsec.run.spec import parse_defense
 from vflsec.run.store import Store
 
@@ -37,7 +37,7 @@ def releases(phase="train", receiver="passive_1", split="train", most=3, total=3
     ],
 )
 def test_the_row_that_was_heard_of_most(heard, most):
-    assert most_of_one_row(heard) == most
+    assert most_per_row(heard) == most
 
 
 def cell(*texts, method="fedsplitnn", parties=3, **options):

@@ -235,8 +235,8 @@ def test_a_plan_counts_and_forecasts_missing_shadows(tmp_path):
 
 def test_memory_bounds_how_many_train_at_once(monkeypatch):
     cells = [msgspec.structs.replace(toy_cell(train=TrainSpec(epochs=1)), shadow=k) for k in range(4)]
-    sizes, as_one = [], training._as_one
-    monkeypatch.setattr(training, "_as_one", lambda some, *rest: sizes.append(len(some)) or as_one(some, *rest))
+    sizes, as_one = [], training._train_stacked
+    monkeypatch.setattr(training, "_train_stacked", lambda some, *rest: sizes.append(len(some)) or as_one(some, *rest))
     monkeypatch.setattr(training, "MEMORY", 3 * 2 * 600 * 12 * 4)
     assert len(list(training.trained_in_turn(cells, "cpu"))) == 4
     assert sizes[0] < 4

@@ -12,7 +12,7 @@ from vflsec.run import spec as specs
 from vflsec.run.manifest import manifest_of
 from vflsec.run.plan import NO_ADVERSARY, training_cell, trials
 from vflsec.run.store import StageDone, Store
-from vflsec.run.training import one_thread, train
+from vflsec.run.training import limit_threads, train
 
 SMALL = {"projector": 16, "predictor": 8}
 SETTINGS = {
@@ -125,7 +125,7 @@ def test_a_stage_under_a_defense_is_not_the_undefended_one(defense, ciphertexts,
     assert sum(isinstance(record, StageDone) and record.stage == "pretrain" for record in records) == 2
     (defended,) = {row.cell.key: row.cell for row in trials(spec) if row.strength}.values()
     shared = Store(tmp_path / "shared").cell(defended.key).read()
-    with one_thread():
+    with limit_threads():
         _, alone = train(defended, "cpu", store=Store(tmp_path / "alone"))
         _, undefended = train(msgspec.structs.replace(defended, defenses=()), "cpu")
     for facts in (shared, alone, undefended):
@@ -230,7 +230,7 @@ def test_a_longer_pre_training_goes_on_from_a_shorter_one(of, tmp_path):
         options = SMALL if of.startswith("fed") else {}
         pretrain = {"epochs": 5, "batch": 64, **({"until": until} if until else {})}
         spec = read(methods=[of], method={of: options}, train={"epochs": 2, "pretrain": pretrain})
-        with one_thread():
+        with limit_threads():
             done, facts = train(training_cell(spec, of, 0), "cpu", store=store)
         return facts.history["pretrain"], done.predict("test")
 

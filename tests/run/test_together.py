@@ -94,7 +94,7 @@ def test_every_defense_acts_on_its_own_run(name, toy, tmp_path):
     [
         name
         for name in sorted(registry.entries("methods"))
-        if training.trains_as_one(plan.resolve(specs.parse_method(name)))
+        if training.is_stackable(plan.resolve(specs.parse_method(name)))
         and not registry.load("methods", name).source_phases
     ],
 )

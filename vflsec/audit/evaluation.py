@@ -34,7 +34,7 @@ from vflsec.run.plan import Baseline, Trial, registered_attacks, resolve, withou
 from vflsec.run.questions import Question, ask
 from vflsec.run.runner import Task, attack_run, guarded
 from vflsec.run.spec import AttackSpec, AuxSpec
-from vflsec.run.training import one_thread
+from vflsec.run.training import limit_threads
 
 VERSION = 1
 """Of what an audit makes of its material: part of every key."""
@@ -261,7 +261,7 @@ class AuditedDraw:
 
     def results(self, task: Task) -> Iterator[Result | BaselineResult]:
         """Yield the records of some trials or baselines of this draw."""
-        with one_thread():
+        with limit_threads():
             if task.baselines:
                 alone = self.audit.apart(self.number)
                 yield from (_alone(baseline, alone, self.audit) for baseline in task.baselines)

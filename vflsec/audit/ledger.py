@@ -13,7 +13,7 @@ from vflsec.core import hooks
 from vflsec.core.defense import touches
 from vflsec.core.message import Kind, ReleaseCount
 from vflsec.run.plan import build_defense
-from vflsec.run.score import most_of_one_row, spent_by
+from vflsec.run.score import most_per_row, spent_by
 from vflsec.run.spec import parse_defense
 
 
@@ -38,7 +38,7 @@ def spent_on(defenses: Sequence[str], subject: Subject, parties: Iterable[str]) 
             raise UsageError(f"expected a defense of messages, got {text}: its epsilon counts updates, not messages")
         acted_on = [one for one in releases if defense.acts(Kind(one.kind), one.phase)]
         if hooks.PLAN_RELEASES in touches(defense) and acted_on:
-            defense.plan_releases(most_of_one_row(acted_on))
+            defense.plan_releases(most_per_row(acted_on))
         senders = [name for name in parties if name != subject.adversary and (acted_on or not defense.at)]
         own = [one for name in senders if (one := spent_by(defense, name, releases)) is not None]
         sent = not subject.messages or not defense.at or any(one.kind in defense.at for one in subject.messages)

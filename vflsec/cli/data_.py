@@ -70,27 +70,27 @@ def check(path: Path, form: str) -> None:
 
     from vflsec.data import checkup
 
-    found = with_labels(checkup.check(path))
-    click.echo(msgspec.json.encode(found).decode() if form == "json" else table(found, path), nl=form == "json")
-    sys.exit(2 if found.faults else 0)
+    report = with_labels(checkup.check(path))
+    click.echo(msgspec.json.encode(report).decode() if form == "json" else table(report, path), nl=form == "json")
+    sys.exit(2 if report.faults else 0)
 
 
-def with_labels(found: Checkup) -> Checkup:
-    """Return ``found`` with a warning if an adversary that knows the default number of labels knows too many."""
+def with_labels(report: Checkup) -> Checkup:
+    """Return ``report`` with a warning if an adversary that knows the default number of labels knows too many."""
     import msgspec
 
-    fewer, default = fewer_labels(found)
+    fewer, default = fewer_labels(report)
     if fewer is None:
-        return found
-    name, rows = min(found.train.items(), key=lambda one: one[1])
+        return report
+    name, rows = min(report.train.items(), key=lambda item: item[1])
     warning = (
         f"the {default} labels that the adversary knows by default are more than a tenth of the {rows} training rows "
         f"of class {name!r}, and no gate would hold: set aux.n={fewer}"
     )
-    return msgspec.structs.replace(found, warnings=[*found.warnings, warning])
+    return msgspec.structs.replace(report, warnings=[*report.warnings, warning])
 
 
-def fewer_labels(found: Checkup) -> tuple[int | None, int]:
+def fewer_labels(report: Checkup) -> tuple[int | None, int]:
     """Return how many labels an evaluation should let the adversary know, or None for the default, and the default.
 
     They are drawn evenly from the classes: at most ``MOST_KNOWN`` of the rarest class are known, but at least one row.
@@ -98,14 +98,14 @@ def fewer_labels(found: Checkup) -> tuple[int | None, int]:
     from vflsec.results.analysis.gates import MOST_KNOWN
     from vflsec.run.spec import AuxSpec
 
-    default, classes = AuxSpec().n, len(found.train)
-    rarest = min(found.train.values(), default=0)
+    default, classes = AuxSpec().n, len(report.train)
+    rarest = min(report.train.values(), default=0)
     if not rarest or -(-default // classes) / rarest <= MOST_KNOWN:
         return None, default
     return classes * max(1, int(MOST_KNOWN * rarest + 1e-9)), default
 
 
-def table(found: Checkup, path: Path) -> str:
+def table(report: Checkup, path: Path) -> str:
     """Return the report as text of at most 80 columns where names are not longer."""
     import io
 
@@ -126,42 +126,41 @@ def table(found: Checkup, path: Path) -> str:
         console.print(Text(title), made, sep="")
 
     def show_warnings() -> None:
-        for warning in found.warnings:
+        for warning in report.warnings:
             console.print(Text(f"WARNING {warning}"), soft_wrap=True)
 
-    for fault in found.faults:
+    for fault in report.faults:
         console.print(Text(f"FAULT {fault}"), soft_wrap=True)
-    if found.faults:
+    if report.faults:
         show_warnings()
         return out.getvalue()
     rows = [
-        [one.name, one.role, one.file, f"{one.rows:,}", f"{one.common:,}", str(one.columns), str(one.encoded)]
-        for one in found.parties
+        [p.name, p.role, p.file, f"{p.rows:,}", f"{p.common:,}", str(p.columns), str(p.encoded)] for p in report.parties
     ]
-    show(f"{found.name}: parties", "party|role|file|rows|in common|columns|encoded", rows, 3)
-    total = sum(found.classes.values())
-    rows = [[name, f"{n:,}", f"{n / total:.1%}"] for name, n in found.classes.items()]
+    show(f"{report.name}: parties", "party|role|file|rows|in common|columns|encoded", rows, 3)
+    total = sum(report.classes.values())
+    rows = [[name, f"{n:,}", f"{n / total:.1%}"] for name, n in report.classes.items()]
     show("label, on rows in common", "class|rows|share", rows, 1)
-    measure = "AUC" if found.metric == "auc" else found.metric
+    measure = "AUC" if report.metric == "auc" else report.metric
     rows = [
         [
-            one.party,
-            one.column,
-            one.kind,
-            f"{one.missing:.1%}",
-            f"{one.values:,}",
-            str(one.encoded),
-            "–" if math.isnan(one.predicts) else f"{one.predicts:.3f}",
+            entry.party,
+            entry.column,
+            entry.kind,
+            f"{entry.missing:.1%}",
+            f"{entry.values:,}",
+            str(entry.encoded),
+            "–" if math.isnan(entry.predicts) else f"{entry.predicts:.3f}",
         ]
-        for one in found.columns
+        for entry in report.columns
     ]
     show("columns", f"party|column|type|missing|values|encoded|{measure} alone", rows, 3)
-    rows = [[who, "–" if math.isnan(value) else f"{value:.3f}"] for who, value in found.utility.items()]
+    rows = [[who, "–" if math.isnan(value) else f"{value:.3f}"] for who, value in report.utility.items()]
     show("quick models, test rows of one split", f"columns of|{measure}", rows, 1)
     show_warnings()
-    fewer, _ = fewer_labels(found)
+    fewer, _ = fewer_labels(report)
     known = "" if fewer is None else f" --set aux.n={fewer}"
-    if not found.warnings or known:
-        fine = "" if found.warnings else "nothing looks wrong; "
+    if not report.warnings or known:
+        fine = "" if report.warnings else "nothing looks wrong; "
         console.print(Text(f"{fine}next: vflsec eval --dataset {path}{known}"), soft_wrap=True)
     return out.getvalue()

@@ -121,18 +121,18 @@ def resolve(
     """Return the settings: those of the file, then options, then ``--set``; further fixed defenses are added."""
     from vflsec.run import spec as specs
 
-    found = {**file, **{key: value for key, value in plain.items() if value is not None}}
+    settings = {**file, **{key: value for key, value in plain.items() if value is not None}}
     if methods:
-        found["methods"] = several(methods)
-        if isinstance(found.get("method"), dict):  # the file's options of a method that is not chosen
-            chosen = {specs.parse_method(text).name for text in found["methods"]}
-            found["method"] = {name: own for name, own in found["method"].items() if name in chosen}
+        settings["methods"] = several(methods)
+        if isinstance(settings.get("method"), dict):  # the file's options of a method that is not chosen
+            chosen = {specs.parse_method(text).name for text in settings["methods"]}
+            settings["method"] = {name: options for name, options in settings["method"].items() if name in chosen}
     if fixed:
-        before = found.get("fixed", [])
-        found["fixed"] = [*(before if isinstance(before, list) else [before]), *several(fixed)]
+        before = settings.get("fixed", [])
+        settings["fixed"] = [*(before if isinstance(before, list) else [before]), *several(fixed)]
     if data_dir is not None:  # quoted, so that a folder called 2024 is no number
         assignments = [f"data.options.data_dir={json.dumps(data_dir, ensure_ascii=False)}", *assignments]
-    return specs.merge(found, assignments)
+    return specs.merge(settings, assignments)
 
 
 def several(texts: Sequence[str]) -> list[str]:
@@ -181,11 +181,11 @@ def max_exposure(command: Command) -> Command:
     )(command)
 
 
-def expose(found: Sequence[tuple[str, float]], limit: float | None) -> None:
+def expose(exposures: Sequence[tuple[str, float]], limit: float | None) -> None:
     """Print how much of a party's features will be computable; exit with code 1 where that is more than ``limit``."""
-    for line, _ in found:
+    for line, _ in exposures:
         click.echo(line, err=True)
-    most = max((share for _, share in found), default=None)
+    most = max((share for _, share in exposures), default=None)
     if limit is not None and most is None:
         raise UsageError("expected an encrypted layer with --max-exposure, got none: add --defense phe, or drop it")
     if limit is not None and most is not None and most > limit:
@@ -224,13 +224,13 @@ def numbers(texts: Sequence[str], option: str = "--lambda") -> list[float]:
     Raises:
         click.BadParameter: something else.
     """
-    found = []
+    values = []
     for text in texts:
         try:
-            found += [float(piece) for piece in text.split(",")]
+            values += [float(piece) for piece in text.split(",")]
         except ValueError:
             raise click.BadParameter(f"{text!r} is not a comma-separated list of numbers", param_hint=option) from None
-    return found
+    return values
 
 
 WIDEST = 2000
@@ -262,8 +262,8 @@ def kept_on_interrupt(store: Store) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        trained, found = count(store.trained(), "training"), count(len(store.records()), "result")
-        kept = f"{trained} and {found} are kept in {store.folder}"
+        trained, results = count(store.trained(), "training"), count(len(store.records()), "result")
+        kept = f"{trained} and {results} are kept in {store.folder}"
         click.echo(f"interrupted: {kept}; the same command goes on from there", err=True)
         sys.exit(130)
 

@@ -53,15 +53,15 @@ def command(kind: str, name: str, form: str) -> None:
         click.echo(json.dumps(facts, default=str, ensure_ascii=False)) if form == "json" else _print(facts)
         return
     name, given = _reference(kind, name)
-    found = registry.load(plural, name)
-    converted(name, found, registry.with_classes(name, found, given))  # refuses unknown options
-    facts = _registered(name, found) if kind == "dataset" else _facts(kind, found)
+    plugin = registry.load(plural, name)
+    converted(name, plugin, registry.with_classes(name, plugin, given))  # refuses unknown options
+    facts = _registered(name, plugin) if kind == "dataset" else _facts(kind, plugin)
     if form == "json":
-        differs = {"differs": found.differs} if getattr(found, "differs", ()) else {}
-        click.echo(json.dumps({**facts, **differs, "options": _options(found)}, default=str, ensure_ascii=False))
+        differs = {"differs": plugin.differs} if getattr(plugin, "differs", ()) else {}
+        click.echo(json.dumps({**facts, **differs, "options": _options(plugin)}, default=str, ensure_ascii=False))
         return
     _print(facts)
-    _card(kind, found)
+    _card(kind, plugin)
 
 
 def _reference(kind: str, text: str) -> tuple[str, dict[str, Any]]:
@@ -75,19 +75,19 @@ def _reference(kind: str, text: str) -> tuple[str, dict[str, Any]]:
     return name, {key: value for key, value in options.items() if key not in strength}
 
 
-def _card(kind: str, found: Any) -> None:
+def _card(kind: str, plugin: Any) -> None:
     """Print the differences from the paper, the docstrings of the class and its bases, and every option."""
-    if kind in ("attack", "method") and (found.differs or not found.reference.startswith("none")):
+    if kind in ("attack", "method") and (plugin.differs or not plugin.reference.startswith("none")):
         click.echo("differs from the paper in:")
-        for sentence in _differences(found):
+        for sentence in _differences(plugin):
             _paragraph(sentence, "  * ")
-    for number, text in enumerate(_descriptions(found)):
+    for number, text in enumerate(_descriptions(plugin)):
         if number == 1:
             click.echo("\nCommon to its family:")
         for paragraph in text.split("\n\n"):
             click.echo()
             _paragraph(paragraph, "")
-    explained, made, options = _explained(found), _made(kind, found), _options(found)
+    explained, made, options = _explained(plugin), _made(kind, plugin), _options(plugin)
     if options or kind == "method":
         click.echo("\noptions:")
     if kind == "defense":
@@ -100,7 +100,7 @@ def _card(kind: str, found: Any) -> None:
         if option in explained:
             _paragraph(explained[option], "      ")
     if kind == "method":
-        _settings(found, made)
+        _settings(plugin, made)
 
 
 def _settings(method: Any, made: Any) -> None:
@@ -120,43 +120,47 @@ def _settings(method: Any, made: Any) -> None:
         _paragraph(f"{name}: " + ", ".join(f"{key} = {value!r}" for key, value in values.items()), "  ")
 
 
-def _differences(found: Any) -> tuple[str, ...]:
+def _differences(plugin: Any) -> tuple[str, ...]:
     """Return ``differs``, or why it is empty."""
-    base = found.__mro__[-3]  # Attack or Method, above ABC and object
-    stated = any("differs" in vars(one) for one in found.__mro__ if one is not base)
-    return found.differs or (("nothing known",) if stated else ("not stated by its author",))
+    base = plugin.__mro__[-3]  # Attack or Method, above ABC and object
+    stated = any("differs" in vars(base_class) for base_class in plugin.__mro__ if base_class is not base)
+    return plugin.differs or (("nothing known",) if stated else ("not stated by its author",))
 
 
-def _descriptions(found: Any) -> list[str]:
+def _descriptions(plugin: Any) -> list[str]:
     """Return the docstrings of a function, or of a class and its bases but the common one, without their arguments."""
-    texts = [inspect.getdoc(one) or "" for one in _documented(found, 3)]
+    texts = [inspect.getdoc(source) or "" for source in _documented(plugin, 3)]
     return [re.split(r"\n(?:Args|Class attributes|Attributes|Raises)\b", text)[0].strip() for text in texts if text]
 
 
-def _documented(found: Any, common: int) -> list[Any]:
+def _documented(plugin: Any, common: int) -> list[Any]:
     """Return a function, or a class and its bases without the last ``common`` ones, where it has its own docstring."""
-    return [one for one in found.__mro__[:-common] if "__doc__" in vars(one)] if inspect.isclass(found) else [found]
+    return (
+        [source for source in plugin.__mro__[:-common] if "__doc__" in vars(source)]
+        if inspect.isclass(plugin)
+        else [plugin]
+    )
 
 
-def _explained(found: Any) -> dict[str, str]:
+def _explained(plugin: Any) -> dict[str, str]:
     """Return the description of each argument: from the class itself, else its bases, else the shared options."""
     explained: dict[str, str] = {}
-    shared = [found.shared_options] if hasattr(found, "shared_options") else []
-    for one in [*shared, *reversed(_documented(found, 2))]:
-        for section in re.findall(r"^Args\b.*:\n((?:(?:    .*)?\n?)*)", inspect.getdoc(one) or "", re.MULTILINE):
+    shared = [plugin.shared_options] if hasattr(plugin, "shared_options") else []
+    for source in [*shared, *reversed(_documented(plugin, 2))]:
+        for section in re.findall(r"^Args\b.*:\n((?:(?:    .*)?\n?)*)", inspect.getdoc(source) or "", re.MULTILINE):
             names, parts = ENTRY.findall(section), ENTRY.split(section)[2::2]
             explained.update({name: " ".join(part.split()) for name, part in zip(names, parts, strict=True)})
     return explained
 
 
-def _made(kind: str, found: Any) -> Any:
+def _made(kind: str, plugin: Any) -> Any:
     """Return an instance with default options, whose attributes are the values that None stands for, or None."""
     from vflsec.core.settings import ModelSpec, TrainSpec
 
     if kind == "dataset":
         return None
     with suppress(VflsecError, TypeError):
-        return found(TrainSpec(), ModelSpec()) if kind == "method" else found()
+        return plugin(TrainSpec(), ModelSpec()) if kind == "method" else plugin()
     return None
 
 
@@ -171,41 +175,39 @@ def _paragraph(text: str, indent: str) -> None:
         else:
             items.append(line)
     for item in items:
-        own = indent + item[: len(item) - len(item.lstrip())]
+        first = indent + item[: len(item) - len(item.lstrip())]
         mark = ITEM.match(item)
-        later = " " * (len(indent) + len(mark[0])) if mark else " " * len(own)
-        click.echo(textwrap.fill(item.strip(), WIDTH, initial_indent=own, subsequent_indent=later))
+        later = " " * (len(indent) + len(mark[0])) if mark else " " * len(first)
+        click.echo(textwrap.fill(item.strip(), WIDTH, initial_indent=first, subsequent_indent=later))
 
 
-def _facts(kind: str, found: Any) -> dict[str, Any]:
+def _facts(kind: str, plugin: Any) -> dict[str, Any]:
     if kind == "attack":
         from vflsec.core.attack import describe
 
-        return describe(found)
+        return describe(plugin)
     if kind == "defense":
         from vflsec.core.defense import describe as describe_defense
 
-        return describe_defense(found)
-    facts = {"name": found.name, "reference": found.reference}
+        return describe_defense(plugin)
+    facts = {"name": plugin.name, "reference": plugin.reference}
     if kind == "method":
-        from vflsec.run.mounting import KINDS as OF_NEED
-
         sends = {
-            phase: ", ".join(kind + _only_with(found, [phase], kind) for kind in sorted(kinds)) or "nothing"
-            for phase, kinds in found.messages.items()
+            phase: ", ".join(kind + _only_with(plugin, [phase], kind) for kind in sorted(kinds)) or "nothing"
+            for phase, kinds in plugin.messages.items()
         }
         shows = {
-            side: ", ".join(need + _only_with(found, found.phases, OF_NEED.get(need)) for need in sorted(needs))
-            for side, needs in found.visible_to.items()
+            side: ", ".join(need + _only_with(plugin, plugin.phases, next(iter(need.kinds), None)) for need in sorted(needs))
+            for side, needs in plugin.visible_to.items()
         }
         return {
             **facts,
-            "version": found.version,
-            "phases": ", ".join(found.phases),
+            "version": plugin.version,
+            "phases": ", ".join(plugin.phases),
             **{f"sends in {phase}": what for phase, what in sends.items()},
             **{f"the {side} side sees": what for side, what in shows.items()},
         }
-    return {**facts, **{f"{role} learns": "; ".join(what) for role, what in found.reveals.items()}}
+    return {**facts, **{f"{role} learns": "; ".join(what) for role, what in plugin.reveals.items()}}
 
 
 def _only_with(method: type[Method], phases: Sequence[str], kind: Kind | None) -> str:
@@ -217,9 +219,11 @@ def _only_with(method: type[Method], phases: Sequence[str], kind: Kind | None) -
     for option in options_of(method) if kind else ():
         hint = hints.get(option)
         choices = (True, False) if bool in (hint, *get_args(hint)) else choices_of(hint)
-        with_kind = [one for one in choices if any(kind in method.messages_in(p, {option: one}) for p in phases)]
+        with_kind = [
+            choice for choice in choices if any(kind in method.messages_in(p, {option: choice}) for p in phases)
+        ]
         if with_kind and len(with_kind) < len(choices):
-            return f" ({option} {' or '.join(json.dumps(one).strip(chr(34)) for one in with_kind)})"
+            return f" ({option} {' or '.join(json.dumps(choice).strip(chr(34)) for choice in with_kind)})"
     return ""
 
 
@@ -254,8 +258,8 @@ def _dataset(dataset: VerticalDataset) -> dict[str, Any]:
     return {**facts, **{key: value for key, value in card.items() if value}}
 
 
-def _options(found: Any) -> dict[str, Any]:
-    signature = inspect.signature(found)
+def _options(plugin: Any) -> dict[str, Any]:
+    signature = inspect.signature(plugin)
     keywords = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     given = [p for p in signature.parameters.values() if p.kind in keywords and p.default is not p.empty]
     return {p.name: getattr(p.default, "name", "") if isinstance(p.default, type) else p.default for p in given}
@@ -267,16 +271,16 @@ def _options(found: Any) -> dict[str, Any]:
 def list_plugins(kind: str | None, form: str) -> None:
     """List attacks, defenses, methods, protocols and datasets."""
     kinds = [kind] if kind else list(registry.PACKAGES)
-    found = {k: {name: registry.summary(entry) for name, entry in registry.entries(k).items()} for k in kinds}
+    summaries = {k: {name: registry.summary(entry) for name, entry in registry.entries(k).items()} for k in kinds}
     if form == "json":
-        click.echo(json.dumps(found, ensure_ascii=False))
+        click.echo(json.dumps(summaries, ensure_ascii=False))
         return
-    width = max((len(name) for names in found.values() for name in names), default=0)
-    for k, names in found.items():
+    width = max((len(name) for names in summaries.values() for name in names), default=0)
+    for k, names in summaries.items():
         click.echo(f"{k}:")
         for name, text in names.items():
             click.echo(_wrapped(f"  {name:{width}}  ", text))
-    if any(text.endswith("(contrib)") for names in found.values() for text in names.values()):
+    if any(text.endswith("(contrib)") for names in summaries.values() for text in names.values()):
         click.echo("\n" + _wrapped("contrib: ", CONTRIB))
 
 

@@ -99,8 +99,8 @@ def command(
         click.echo(f"{name:10} {value:.4f}")
     nbytes = sum(count for phase, *_, count in facts.traffic if phase != "predict")
     click.echo(f"{'traffic':10} {nbytes / 1e6:.1f} MB")
-    for found in spent_at_most(trained, facts.releases):
-        click.echo(f"{'epsilon':10} {budget(found)}")
+    for account in spent_at_most(trained, facts.releases):
+        click.echo(f"{'epsilon':10} {budget(account)}")
     if lost:
         raise lost
     if record:
@@ -108,27 +108,28 @@ def command(
             click.echo(f"recording: {path}", err=True)
 
 
-def _nested(one: Path, other: Path) -> bool:
-    return one.is_relative_to(other) or other.is_relative_to(one)
+def _nested(first: Path, second: Path) -> bool:
+    return first.is_relative_to(second) or second.is_relative_to(first)
 
 
-def budget(found: Mapping[str, Any]) -> str:
+def budget(account: Mapping[str, Any]) -> str:
     """Return the privacy that one defense has spent: epsilon, delta, of what, and against whom."""
-    name = found["defense"].partition(":")[0]
-    if "releases" in found:
-        of = f"one row in {found['releases']} releases to {found['adversary']}"
-        of += f"; {found['epsilon_transcript']:.4g} over the releases of all rows received"
-    elif "of" in found:
-        of = f"one row in {found['updates']} updates of a party's own {found['of']}, not in the messages about the row"
+    name = account["defense"].partition(":")[0]
+    if "releases" in account:
+        of = f"one row in {account['releases']} releases to {account['adversary']}"
+        of += f"; {account['epsilon_transcript']:.4g} over the releases of all rows received"
+    elif "of" in account:
+        updates = f"{account['updates']} updates of a party's own {account['of']}"
+        of = f"one row in {updates}, not in the messages about the row"
     else:
         of = "one label, over all messages of the training"
-    return f"{found['epsilon']:.4g} at delta {found['delta']:g} by {name}: {of}"
+    return f"{account['epsilon']:.4g} at delta {account['delta']:g} by {name}: {of}"
 
 
 def of_training(config: Path) -> dict[str, Any]:
     """Return the settings of training in a file, all of whose settings are checked."""
     from vflsec.run import spec as specs
 
-    found = specs.read_toml(config)
-    specs.read(found)
-    return {key: value for key, value in found.items() if key in specs.TRAINING}
+    settings = specs.read_toml(config)
+    specs.read(settings)
+    return {key: value for key, value in settings.items() if key in specs.TRAINING}

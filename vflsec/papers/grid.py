@@ -142,7 +142,7 @@ def _train(cell: Cell, folder: Path, device: str, *, validated: bool) -> str:
     stored = store.cell(cell.key)
     facts = stored.read()
     if not _is_done(facts if isinstance(facts, CellFacts) else None, validated=validated):
-        with training.one_thread():
+        with training.limit_threads():
             trained, made = training.train(cell, device, store=store)
             if trained and validated:
                 made.validation = training.validation(trained)

@@ -214,11 +214,11 @@ def tuned(attack: Attack, view: View, metric: str, aux: AuxSpec, seed: int) -> t
     others = attack.variants(TRIALS[aux.budget], np.random.default_rng(derive(seed, "variants")))
     repeats = range(REPEATS if others else 1)
     trials = []
-    for one in (attack, *others):
-        found = [fold_scores(one, view, metric, aux.folds, seed, repeat) for repeat in repeats]
-        if found[0] is None:
+    for variant in (attack, *others):
+        on_folds = [fold_scores(variant, view, metric, aux.folds, seed, repeat) for repeat in repeats]
+        if on_folds[0] is None:
             return attack, None, 1
-        trials.append(found)
+        trials.append(on_folds)
     scores = np.array(trials)  # (trials, repeats, folds)
     gain = gain_of_tuning(scores)
     score, n = float(scores[0].mean()), len(trials)
@@ -281,14 +281,14 @@ def fold_scores(
         auxiliary = view.features[view.aux_split][view.aux_rows]
         places = torch.arange(len(auxiliary), device=view.aux_rows.device)
         view = replace(view, features={view.aux_split: auxiliary}, aux_rows=places)
-    found = []
+    scores = []
     for out, guess in zip(held_out, attack.on_each([view.knowing(k) for k in known], seed=seed), strict=True):
         if view.aux_split not in guess.scores or view.aux_split in guess.rows:
             return None
         rows = view.aux_rows[torch.from_numpy(out).to(view.aux_rows.device)].cpu()
         guessed = guess.scores[view.aux_split][rows].numpy()
         if is_class:
-            found.append(METRICS[metric](guessed, y[out]))
+            scores.append(METRICS[metric](guessed, y[out]))
         else:
-            found.append(1 - folds * ((guessed - y[out]) ** 2).sum() / ((y - y.mean(axis=0)) ** 2).sum())
-    return np.array(found)
+            scores.append(1 - folds * ((guessed - y[out]) ** 2).sum() / ((y - y.mean(axis=0)) ** 2).sum())
+    return np.array(scores)

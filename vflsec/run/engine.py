@@ -45,7 +45,7 @@ from vflsec.run.questions import about_source, ask
 from vflsec.run.runner import Task, kinds_read
 from vflsec.run.spec import AuxSpec, EvalSpec
 from vflsec.run.store import StageDone, Store
-from vflsec.run.training import batch_key, batches, trains_as_one
+from vflsec.run.training import batch_key, batches, is_stackable
 
 Item = TypeVar("Item", Trial, Baseline)
 Datasets = Mapping[str, VerticalDataset]
@@ -54,7 +54,7 @@ ALL = "all"
 """Stands for every attack that can be mounted."""
 
 
-OF_ONE_TRAINING = ("integrity", "parameters")
+SINGLE_TRAINING = ("integrity", "parameters")
 """Targets that belong to one training, so that there is no combining several."""
 
 MOST_TOGETHER = 20
@@ -140,25 +140,25 @@ def _open_groups(tasks: list[Task], store: Store | None) -> list[Task]:
     alike: dict[str, list[Task]] = {}
     for task in tasks:
         attacks = [row.attack.make() for row in task.rows if row.attack]
-        if not task.rows or kinds_read(attacks) or task.cell.malicious or not trains_as_one(task.cell.method):
+        if not task.rows or kinds_read(attacks) or task.cell.malicious or not is_stackable(task.cell.method):
             continue
         common = msgspec.structs.replace(task.cell, seed=0, defenses=()).key
         missing = [cell for cell in task.cells if not (store and store.cell(cell.key).read())]
         alike.setdefault(common, []).extend(task._replace(cell=cell) for cell in missing)
-    chunks = [own[k : k + MOST_TOGETHER] for own in alike.values() for k in range(0, len(own), MOST_TOGETHER)]
-    return [own[0]._replace(rows=(), group=tuple(t.cell for t in own)) for own in chunks if len(own) > 1]
+    chunks = [chunk[k : k + MOST_TOGETHER] for chunk in alike.values() for k in range(0, len(chunk), MOST_TOGETHER)]
+    return [chunk[0]._replace(rows=(), group=tuple(t.cell for t in chunk)) for chunk in chunks if len(chunk) > 1]
 
 
 def _open_shadows(tasks: list[Task], store: Store | None) -> list[Task]:
     """Return one task for each missing batch of shadow federations."""
-    found = {}
+    batches_by_key = {}
     for task in tasks:
         for row in task.rows:
             for batch in batches(row.attack.make().shadows if row.attack else 0):
                 key = batch_key(task.cell, batch)
-                if key not in found and not (store and store.cell(key).read()):
-                    found[key] = task._replace(rows=(), shadows=batch)
-    return list(found.values())
+                if key not in batches_by_key and not (store and store.cell(key).read()):
+                    batches_by_key[key] = task._replace(rows=(), shadows=batch)
+    return list(batches_by_key.values())
 
 
 def check(spec: EvalSpec) -> None:
@@ -175,7 +175,7 @@ def check(spec: EvalSpec) -> None:
     attacks = [(attack.make(), attack.spec.after) for attack in wanted]
     for attack, _ in attacks:
         without_federation(attack)
-        if spec.trainings > 1 and attack.target in OF_ONE_TRAINING:
+        if spec.trainings > 1 and attack.target in SINGLE_TRAINING:
             raise UsageError(
                 f"expected one training with an attack on {attack.target}, got {attack.name} with trainings = "
                 f"{spec.trainings}: drop --trainings, or leave the attack out"
@@ -212,7 +212,7 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
     phases = [attack.after for attack in spec.attacks if attack.name == ALL]
     if not phases:
         return _with_columns(spec), {}
-    built = [one for one in _built(spec) if one[1].visible_to]
+    built = [candidate for candidate in _built(spec) if candidate[1].visible_to]
     named = [resolve(attack) for attack in spec.attacks if attack.name != ALL]
     chosen, known = [*named], registered_attacks()
     always = [attack.name for attack in known if is_baseline(attack)]
@@ -255,7 +255,7 @@ def _why_not(wanted: Technique, spec: EvalSpec, built: Sequence[tuple[str, Metho
     attack, after = wanted.make(), wanted.spec.after
     if attack.target == "integrity":
         return "attacks the training itself: name it in --attack"
-    if spec.trainings > 1 and attack.target in OF_ONE_TRAINING:
+    if spec.trainings > 1 and attack.target in SINGLE_TRAINING:
         return f"is on {attack.target}, which several trainings do not share"
     if attack.shadows:
         return f"trains {attack.shadows} shadow federations for each training: name it in --attack"
@@ -276,7 +276,7 @@ def reasons(left_out: Mapping[str, str]) -> list[str]:
     names: dict[str, list[str]] = {}
     for name, reason in left_out.items():
         names.setdefault(reason.removeprefix(f"attack {name.partition(':')[0]!r} "), []).append(name)
-    return [f"{', '.join(own)}: {reason}" for reason, own in names.items()]
+    return [f"{', '.join(alike)}: {reason}" for reason, alike in names.items()]
 
 
 def check_training(spec: EvalSpec) -> None:
@@ -300,7 +300,9 @@ def exposures(spec: EvalSpec) -> list[tuple[str, float]]:
     """Return, for each passive party behind an encrypted layer, a sentence and the share of features it exposes."""
     if not any(resolve(defense).defense().protocol() for defense in (*spec.defenses, *spec.fixed)):
         return []
-    return list(dict.fromkeys(one for _, method, federation in _built(spec) for one in method.exposures(federation)))
+    return list(
+        dict.fromkeys(exposure for _, method, federation in _built(spec) for exposure in method.exposures(federation))
+    )
 
 
 def _built(spec: EvalSpec) -> Iterator[tuple[str, Method, Federation]]:
@@ -351,7 +353,7 @@ def _check_points(defenses: Sequence[Technique], methods: Sequence[Technique]) -
         for kind in made.at:
             if any(made.acts(kind, p) and hooks.OF_KIND[kind] in m.runs(p, options) for m, options, p in run):
                 continue
-            sent = {f"{p}.{one}" for m, options, p in run if p in m.phases for one in m.messages_in(p, options)}
+            sent = {f"{p}.{message}" for m, options, p in run if p in m.phases for message in m.messages_in(p, options)}
             names = ", ".join(method.name for method in methods) or "no method"
             raise UsageError(
                 f"defense {defense.spec.label} acts at {kind}, where {names} sends nothing: "

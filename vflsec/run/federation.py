@@ -115,7 +115,7 @@ def build_federation(cell: Cell, device: str) -> Federation:
         )
 
     active, *passive = data.parties.values()
-    parties = {active.name: party(active, labels), **{own.name: party(own) for own in passive}}
+    parties = {active.name: party(active, labels), **{columns.name: party(columns) for columns in passive}}
     federation = Federation(parties, channel, len(data.classes), data.metric, cell.run_seed, where)
     federation.source = party(data.source, of_source) if data.source else None
     federation.names, federation.canaries, federation.groups = data.names, data.canaries, data.groups

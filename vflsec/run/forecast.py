@@ -102,7 +102,9 @@ def forecast(todo: Plan, past: Iterable[Record]) -> Forecast:
         before = shadows.get(task.cell.method.name) or trainings.get(task.cell.method.name)
         seconds += median(before) * len(task.shadows) if task.shadows and before else 0.0
     for task in todo.tasks:
-        wanted = [row.attack.name for row in task.rows if row.attack] + [one.attack.name for one in task.baselines]
+        wanted = [row.attack.name for row in task.rows if row.attack] + [
+            baseline.attack.name for baseline in task.baselines
+        ]
         if task.rows:
             exact = " ".join([task.rows[0].method, *(defense.name for defense in task.cell.defenses)])
             wanted_training = trainings.get(exact) or trainings.get(task.rows[0].method)

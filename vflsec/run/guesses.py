@@ -97,15 +97,15 @@ def per_row(spec: EvalSpec, folder: Path) -> pd.DataFrame:
     """
     parts = []
     for place, seeds in _guessed(spec, folder, "train").items():
-        for one in seeds:
-            first = in_first_half(torch.from_numpy(one.labels), derive(one.seed, "bootstrap"))
-            own = calibrated(one.scores, one.labels, first)[np.arange(len(one.labels)), one.labels]
+        for guessed in seeds:
+            first = in_first_half(torch.from_numpy(guessed.labels), derive(guessed.seed, "bootstrap"))
+            of_truth = calibrated(guessed.scores, guessed.labels, first)[np.arange(len(guessed.labels)), guessed.labels]
             names = dict(zip(("method", "defense", "strength", "attack"), place, strict=True))
-            parts.append(pd.DataFrame({"id": one.ids, "label": one.labels, **names, "probability": own}))
+            parts.append(pd.DataFrame({"id": guessed.ids, "label": guessed.labels, **names, "probability": of_truth}))
     if not parts:
         raise UsageError("expected an attack that guesses the labels of training rows with --rows, got none: add one")
-    found = pd.concat(parts).groupby(list(COLUMNS[:6]), sort=False)
-    table = found["probability"].agg(seeds="count", probability="mean", highest="max").reset_index()
+    by_row = pd.concat(parts).groupby(list(COLUMNS[:6]), sort=False)
+    table = by_row["probability"].agg(seeds="count", probability="mean", highest="max").reset_index()
     classes = load_dataset(spec.dataset, **spec.data.options).classes
     return table.assign(label=[classes[label] for label in table["label"]]).sort_values(
         "probability", ascending=False, kind="stable", ignore_index=True
@@ -125,13 +125,13 @@ def by_column(spec: EvalSpec, folder: Path, column: str) -> list[Subgroups]:
         StoreError: guesses are missing.
     """
     groups = groups_of(load_dataset(spec.dataset, **spec.data.options), column)
-    found: dict[tuple[str, ...], Subgroups] = {}
+    by_results: dict[tuple[str, ...], Subgroups] = {}
     for split in ("test", "train"):  # as the leak is reported
         for seeds in _guessed(spec, folder, split).values():
-            keys = tuple(one.key for one in seeds)  # several defenses share the undefended row
-            if keys not in found:
-                found[keys] = _subgroups(column, split, seeds, groups)
-    return list(found.values())
+            keys = tuple(guessed.key for guessed in seeds)  # several defenses share the undefended row
+            if keys not in by_results:
+                by_results[keys] = _subgroups(column, split, seeds, groups)
+    return list(by_results.values())
 
 
 def groups_of(dataset: VerticalDataset, column: str) -> pd.Series:
@@ -148,13 +148,13 @@ def groups_of(dataset: VerticalDataset, column: str) -> pd.Series:
         groups = values.astype(str).astype("category").cat.rename_categories(plain)
     else:
         cut = pd.qcut(values, QUARTILES, duplicates="drop")
-        groups = cut.cat.rename_categories(lambda one: f"{one.left:.6g} to {one.right:.6g}")
+        groups = cut.cat.rename_categories(lambda interval: f"{interval.left:.6g} to {interval.right:.6g}")
     return groups.cat.add_categories(MISSING).fillna(MISSING) if groups.isna().any() else groups
 
 
 def _guessed(spec: EvalSpec, folder: Path, split: str) -> dict[Place, list[_Guessed]]:
     """Return the scored rows of each attack that guesses ``split``, by seed."""
-    found: dict[Place, list[_Guessed]] = {}
+    by_place: dict[Place, list[_Guessed]] = {}
     lost = lacking(trials(spec), read_records(folder), folder)
     if lost:
         raise StoreError(
@@ -162,11 +162,11 @@ def _guessed(spec: EvalSpec, folder: Path, split: str) -> dict[Place, list[_Gues
             f"machine, or let all workers share this folder"
         )
     for row in trials(spec):
-        if is_kept(row) and (own := _read(path_of(folder, row.key)).get(split)) is not None:
-            data, kept = partition_of(row.cell), ~np.isnan(own).any(axis=1)
-            one = _Guessed(row.key, row.seed, data.ids[split][kept], own[kept], data.labels[split][kept])
-            found.setdefault((row.method, row.defense, row.strength, row.label), []).append(one)
-    return found
+        if is_kept(row) and (scores := _read(path_of(folder, row.key)).get(split)) is not None:
+            data, kept = partition_of(row.cell), ~np.isnan(scores).any(axis=1)
+            guessed = _Guessed(row.key, row.seed, data.ids[split][kept], scores[kept], data.labels[split][kept])
+            by_place.setdefault((row.method, row.defense, row.strength, row.label), []).append(guessed)
+    return by_place
 
 
 def _read(path: Path) -> dict[str, NDArray[np.floating]]:
@@ -180,34 +180,37 @@ def _read(path: Path) -> dict[str, NDArray[np.floating]]:
 
 
 def _subgroups(column: str, split: str, seeds: list[_Guessed], groups: pd.Series) -> Subgroups:
-    people = pd.Index(np.unique(np.concatenate([one.ids for one in seeds])))
-    own_groups = groups.loc[people].cat.remove_unused_categories()
-    code, names = own_groups.cat.codes.to_numpy().astype(int), own_groups.cat.categories
-    scored = [Scored(people.get_indexer(pd.Index(one.ids)), one.scores, one.labels) for one in seeds]
+    people = pd.Index(np.unique(np.concatenate([guessed.ids for guessed in seeds])))
+    of_people = groups.loc[people].cat.remove_unused_categories()
+    code, names = of_people.cat.codes.to_numpy().astype(int), of_people.cat.categories
+    scored = [Scored(people.get_indexer(pd.Index(guessed.ids)), guessed.scores, guessed.labels) for guessed in seeds]
     n_classes = seeds[0].scores.shape[1]
     counts = np.array(
-        [np.bincount(code[one.person] * n_classes + one.labels, minlength=len(names) * n_classes) for one in scored]
+        [
+            np.bincount(code[guessed.person] * n_classes + guessed.labels, minlength=len(names) * n_classes)
+            for guessed in scored
+        ]
     ).reshape(len(seeds), len(names), n_classes)
     large = counts.min(axis=(0, 2) if n_classes == 2 else 0).reshape(len(names), -1).sum(axis=1) >= FEWEST
     tested = np.where(large[code], code, -1)
-    by_seed = np.array([leaks(one, tested, len(names)) for one in scored])
+    by_seed = np.array([leaks(guessed, tested, len(names)) for guessed in scored])
     metric = applicable(n_classes)[0]
     rng = np.random.default_rng(derive(0, "subgroups", column, seeds[0].key))
     return Subgroups(
-        column=plain(column), keys=[one.key for one in seeds], rows=split, metric=metric,
+        column=plain(column), keys=[guessed.key for guessed in seeds], rows=split, metric=metric,
         p=differ(scored, tested, len(names), rng) if large.sum() > 1 else None,
         groups=[
             Subgroup(
                 group=str(name),
                 n=round(counts[:, g].sum(axis=1).mean()),
-                by_seed={one.seed: float(leak) for one, leak in zip(seeds, by_seed[:, g], strict=True)} if own else {},
-                ci95_rows=_over_rows(metric, scored[0], tested == g, rng) if own else (None, None),
+                by_seed=dict(zip((s.seed for s in seeds), by_seed[:, g].tolist(), strict=True)) if is_large else {},
+                ci95_rows=_over_rows(metric, scored[0], tested == g, rng) if is_large else (None, None),
             )
-            for g, (name, own) in enumerate(zip(names, large, strict=True))
+            for g, (name, is_large) in enumerate(zip(names, large, strict=True))
         ],
     )  # fmt: skip
 
 
 def _over_rows(metric: str, scored: Scored, member: NDArray[np.bool_], rng: np.random.Generator) -> tuple[float, float]:
-    own = member[scored.person]
-    return statistics.over_rows(metric, scored.scores[own], scored.labels[own], rng)
+    rows = member[scored.person]
+    return statistics.over_rows(metric, scored.scores[rows], scored.labels[rows], rng)

@@ -148,7 +148,7 @@ class Job:
         for part in self.parts:
             check_limits(with_given_names(part.manifest, {})[0], max_leak or {})
         if fresh:
-            self.store.expect_own()
+            self.store.expect_evaluation()
         elif self.sweep is None:
             self.store.expect_same(self.parts[0].manifest)
 

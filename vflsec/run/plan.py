@@ -348,15 +348,15 @@ def with_standard_names(spec: EvalSpec, names: Names) -> EvalSpec:
         return msgspec.structs.replace(defense, by=names.standard(defense.by)) if defense.by else defense
 
     attacks = [
-        msgspec.structs.replace(one, options={**one.options, "victim": names.standard(one.options["victim"])})
-        if isinstance(one.options.get("victim"), str)
-        else one
-        for one in spec.attacks
+        msgspec.structs.replace(attack, options={**attack.options, "victim": names.standard(victim)})
+        if isinstance(victim := attack.options.get("victim"), str)
+        else attack
+        for attack in spec.attacks
     ]
     return msgspec.structs.replace(
         spec,
         adversary=names.standard(spec.adversary),
         attacks=tuple(attacks),
-        defenses=tuple(carried(one) for one in spec.defenses),
-        fixed=tuple(carried(one) for one in spec.fixed),
+        defenses=tuple(carried(technique) for technique in spec.defenses),
+        fixed=tuple(carried(technique) for technique in spec.fixed),
     )

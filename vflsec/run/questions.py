@@ -205,7 +205,7 @@ def _membership(case: _Case) -> Question:
         aux_rows=rows.to(federation.device),
         aux_labels=is_member[rows],
     )
-    drawn = {split: torch.tensor(own) for split, own in federation.groups.items()}
+    drawn = {split: torch.tensor(group) for split, group in federation.groups.items()}
     groups = {"candidates": candidates.of(drawn).numpy()} if drawn else {}
     return Question(view, _ground_truth({"candidates": is_member}), MEMBERSHIP, groups)
 
@@ -284,15 +284,15 @@ def _categories(features: Mapping[str, Tensor], column: EncodedColumn) -> dict[s
     Categories are numbered by their frequency in training rows, the commonest first. A row with any other category is
     -1 and is not scored.
     """
-    own = {split: x[:, column.start : column.start + column.width] for split, x in features.items()}
+    values = {split: x[:, column.start : column.start + column.width] for split, x in features.items()}
     if column.kind == "numeric":
-        median = own["train"].median()
-        return {split: (x[:, 0] > median).long() for split, x in own.items()}
-    counts = own["train"].sum(dim=0)
+        median = values["train"].median()
+        return {split: (x[:, 0] > median).long() for split, x in values.items()}
+    counts = values["train"].sum(dim=0)
     code = torch.full_like(counts, -1, dtype=torch.long)
     order = torch.argsort(counts, descending=True, stable=True)[: int((counts > 0).sum())]
     code[order] = torch.arange(len(order), device=code.device)
-    return {split: code[x.argmax(dim=1)] for split, x in own.items()}
+    return {split: code[x.argmax(dim=1)] for split, x in values.items()}
 
 
 def _ground_truth(truth: Mapping[str, Tensor]) -> GroundTruth:

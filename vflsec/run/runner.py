@@ -42,7 +42,7 @@ from vflsec.run.training import (
     advance,
     at_once,
     collapse,
-    one_thread,
+    limit_threads,
     quick,
     seconds_of,
     shadows_of,
@@ -56,7 +56,7 @@ LONGEST_ERROR = 300
 
 _LOG = logging.getLogger(__name__)
 
-_ONE_AT_A_TIME = Lock()
+_TRAINING_LOCK = Lock()
 """Layers draw their first weights from torch's global stream, which threads of a process must not share."""
 
 
@@ -110,7 +110,7 @@ def run(task: Task, folder: Path, device: str) -> Iterable[Record | StageDone]:
     if not isinstance(task.cell, Cell):
         return task.cell.results(task)
     store = Store(folder)
-    with _ONE_AT_A_TIME, one_thread():
+    with _TRAINING_LOCK, limit_threads():
         if task.stage:
             return [_stage(task, store, device)]
         if task.group:
@@ -324,8 +324,8 @@ def _asked(attack: Attack, row: Trial, run: Run, number: int, questions: Questio
     key = (attack.target, attack.victim, attack.column, attack.needs | attack.wants, after, number)
     if key not in questions:
         kinds = kinds_read([attack])
-        own = tuple(message for message in run.messages if message.kind in kinds)
-        questions[key] = ask(attack, run.trained, row.adversary, row.aux, own, after)
+        messages = tuple(message for message in run.messages if message.kind in kinds)
+        questions[key] = ask(attack, run.trained, row.adversary, row.aux, messages, after)
     return questions[key]
 
 
@@ -410,8 +410,8 @@ def _guess(attack: Attack, view: View, seed: int) -> Guess:
     key = ("guess", type(attack), repr(attack), seed, *view.aux_rows.tolist())
     if key not in view.memo:
         view.memo[key] = attack(view, seed=seed)
-    found: Guess = view.memo[key]
-    return found
+    guess: Guess = view.memo[key]
+    return guess
 
 
 def _of_canaries(guess: Guess, truth: GroundTruth) -> Guessed | None:
@@ -423,12 +423,12 @@ def _of_canaries(guess: Guess, truth: GroundTruth) -> Guessed | None:
 
 def _on_scored_rows(guess: Guess, question: Question) -> dict[str, Tensor]:
     """Return the scores of each split, NaN for rows that are not scored."""
-    found = {}
+    kept = {}
     for split, scores in guess.scores.items():
-        own = split == question.view.aux_split
-        rows = is_scored(question.truth.labels[split], question.view.aux_rows if own else None)
-        found[split] = scores.masked_fill(~rows[:, None], float("nan"))
-    return found
+        is_known = split == question.view.aux_split
+        rows = is_scored(question.truth.labels[split], question.view.aux_rows if is_known else None)
+        kept[split] = scores.masked_fill(~rows[:, None], float("nan"))
+    return kept
 
 
 def _signed_by_labels(attack: Attack, guess: Guess) -> bool:
@@ -454,20 +454,20 @@ def _baseline(baseline: Baseline, store: Store, device: str) -> BaselineResult:
     """Run an attack without the federation: on an untrained model, or on one that the adversary pre-trained itself."""
     began = time.perf_counter()
     attack = baseline.attack.make()
-    own = attack if baseline.pretrained or attack.baseline else without_federation(attack)
-    changes = _attacked_alone(own, baseline, store, device) if own and baseline.aux.n else {}
+    bare = attack if baseline.pretrained or attack.baseline else without_federation(attack)
+    changes = _attacked_alone(bare, baseline, store, device) if bare and baseline.aux.n else {}
     return BaselineResult(
         key=baseline.key,
         method=baseline.cell.method.name if baseline.pretrained else baseline.method,
         seed=baseline.seed,
         adversary=baseline.adversary,
-        attack=attack_run(baseline.attack, own),
+        attack=attack_run(baseline.attack, bare),
         seconds={"attack": time.perf_counter() - began},
         **changes,
     )
 
 
-def _attacked_alone(own: Attack, baseline: Baseline, store: Store, device: str) -> dict[str, Any]:
+def _attacked_alone(bare: Attack, baseline: Baseline, store: Store, device: str) -> dict[str, Any]:
     federation, method = build_federation(baseline.cell, device), build_method(baseline.cell)
     method.build(federation)
     try:
@@ -480,7 +480,7 @@ def _attacked_alone(own: Attack, baseline: Baseline, store: Store, device: str) 
     question = ask(made, untrained, baseline.adversary, baseline.aux, after=asking.spec.after)
     view = question.view
     view = view.without_federation(view.model) if baseline.pretrained and view.model else alone(view, federation.seed)
-    return guarded(own, question._replace(view=view), federation, baseline.aux)
+    return guarded(bare, question._replace(view=view), federation, baseline.aux)
 
 
 def _line(error: BaseException) -> str:
@@ -489,6 +489,6 @@ def _line(error: BaseException) -> str:
         traceback.print_exception(error)
     frames = traceback.extract_tb(error.__traceback__)
     libraries = ("site-packages", f"{os.sep}lib{os.sep}python")
-    own = [frame for frame in frames if not any(part in frame.filename for part in libraries)] or frames
-    place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    user_frames = [frame for frame in frames if not any(part in frame.filename for part in libraries)] or frames
+    place = f" ({Path(user_frames[-1].filename).name}, line {user_frames[-1].lineno})" if user_frames else ""
     return plain(f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST_ERROR]}{place}")

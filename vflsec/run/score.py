@@ -68,15 +68,15 @@ def score(
     of_class = share_of_class(ground_truth.labels[known].cpu(), exclude.cpu()) if known in ground_truth.labels else 0.0
     for split, guessed in guess.scores.items():
         truth = ground_truth.labels[split].cpu()
-        own_rows = guess.rows.get(split, torch.arange(len(truth)))
-        keep = is_scored(truth, exclude if split == known else None)[own_rows]
-        at = own_rows[keep]
+        guessed_rows = guess.rows.get(split, torch.arange(len(truth)))
+        keep = is_scored(truth, exclude if split == known else None)[guessed_rows]
+        at = guessed_rows[keep]
         if len(torch.unique(truth[at])) > 1:  # metrics need two classes
             scored, answers = guessed[keep], truth[at]
             half_seed = derive(seed, "halves", split)
             halves = _on_halves(scored, answers, headline, half_seed)
-            own = (groups or {}).get(split, statistics.groups_of(len(truth)))[at.numpy()]
-            block = measure(scored, answers, headline, seed, names, own)
+            row_groups = (groups or {}).get(split, statistics.groups_of(len(truth)))[at.numpy()]
+            block = measure(scored, answers, headline, seed, names, row_groups)
             sure = _knowledge(scored, answers, half_seed) if halves and answers.dim() == 1 else {}
             blocks[split] = msgspec.structs.replace(
                 block, metrics=block.metrics | sure, halves=halves, known=len(exclude) / rows, known_of_class=of_class
@@ -127,7 +127,7 @@ def measure(
         ci95_rows=statistics.over_rows(headline, s, y, np.random.default_rng(seed)),
         chance=metrics.chance(headline, y),
         n=len(y),
-        single_class=single_class(labels, s),
+        single_class=is_single_class(labels, s),
         constant=is_constant(s),
         without=statistics.without_groups(headline, s, y, statistics.groups_of(len(y)) if groups is None else groups),
     )
@@ -170,9 +170,9 @@ def share_of_class(truth: Tensor, known: Tensor) -> float:
     if truth.dim() > 1 or truth.is_floating_point() or not len(known):
         return 0.0
     classes = int(truth.max()) + 1
-    every, own = (np.bincount(rows[rows >= 0].numpy(), minlength=classes) for rows in (truth, truth[known]))
-    many = own >= FEW
-    return float(max([own.sum() / max(1, every.sum()), *(own[many] / every[many])]))
+    every, disclosed = (np.bincount(rows[rows >= 0].numpy(), minlength=classes) for rows in (truth, truth[known]))
+    many = disclosed >= FEW
+    return float(max([disclosed.sum() / max(1, every.sum()), *(disclosed[many] / every[many])]))
 
 
 def is_constant(scores: np.ndarray) -> bool:
@@ -180,7 +180,7 @@ def is_constant(scores: np.ndarray) -> bool:
     return bool(np.ptp(scores, axis=0).max() <= ROUNDING * np.abs(scores).max())
 
 
-def single_class(labels: Tensor, scores: np.ndarray) -> bool:
+def is_single_class(labels: Tensor, scores: np.ndarray) -> bool:
     """Whether the argmax of (n, C) scores is the same class for every row; values have no class."""
     return not labels.is_floating_point() and len(np.unique(scores.argmax(axis=1))) == 1
 
@@ -251,12 +251,12 @@ def spent(
     for party in trained.federation.all_parties:
         for defense in party.defenses if party.name not in adversaries else ():
             if hooks.UPDATE in touches(defense):
-                own = _spent_on_models(defense, trainings * method.updates(trained.federation))
+                account = _spent_on_models(defense, trainings * method.updates(trained.federation))
             else:
                 received = [r for r in releases if r.receiver in adversaries]
-                own = spent_by(defense, party.name, received, trainings)
-            if own and own["epsilon"] >= most.get(repr(defense), own)["epsilon"]:
-                most[repr(defense)] = {"defense": repr(defense), **own}
+                account = spent_by(defense, party.name, received, trainings)
+            if account and account["epsilon"] >= most.get(repr(defense), account)["epsilon"]:
+                most[repr(defense)] = {"defense": repr(defense), **account}
     return list(most.values())
 
 
@@ -264,9 +264,9 @@ def spent_at_most(trained: Trained, releases: Sequence[ReleaseCount]) -> list[di
     """Return ``spent`` against the ``adversary`` among the parties against which each defense has spent most."""
     most: dict[str, dict[str, Any]] = {}
     for name in trained.federation.parties:
-        for own in spent(trained, releases, name):
-            if own["epsilon"] > most.get(own["defense"], {"epsilon": -1.0})["epsilon"]:
-                most[own["defense"]] = {**own, "adversary": name}
+        for account in spent(trained, releases, name):
+            if account["epsilon"] > most.get(account["defense"], {"epsilon": -1.0})["epsilon"]:
+                most[account["defense"]] = {**account, "adversary": name}
     return list(most.values())
 
 
@@ -278,13 +278,13 @@ def spent_by(
     They are those of one of the trainings.
     """
     if not defense.at:  # it changes labels, which only the active party has, once in each training
-        own = defense.spent(trainings) if sender == "active" else None
-        return {**own, "fixed": True} if own and defense.fixed else own
+        account = defense.spent(trainings) if sender == "active" else None
+        return {**account, "fixed": True} if account and defense.fixed else account
     defended = [r for r in received if r.sender == sender and defense.acts(Kind(r.kind), r.phase)]
     once = defense.spent(1)
     if not defended or once is None:
         return None
-    count = trainings * most_of_one_row(defended)
+    count = trainings * most_per_row(defended)
     whole = defense.spent(trainings * sum(r.total for r in defended))
     assert whole is not None
     return {**(defense.spent(count) or once), "releases": count, "epsilon_transcript": whole["epsilon"]}
@@ -295,7 +295,7 @@ def _spent_on_models(defense: Defense, updates: int) -> dict[str, Any] | None:
     return {**spent, "of": "models", "updates": updates} if spent else None
 
 
-def most_of_one_row(releases: Sequence[ReleaseCount]) -> int:
+def most_per_row(releases: Sequence[ReleaseCount]) -> int:
     """Return the largest number of releases of one row; phases may know the same row by other positions."""
     training = [r for r in releases if r.phase not in AFTERWARDS]
     most: dict[tuple[str, str, str], int] = {}

@@ -182,8 +182,8 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                         f"write method.{min(known)}, or add --method {name}"
                     )
                 raise UsageError(f"settings for {unknown('method', name, known)}")
-        found = [self.method_of(label) for label in self.methods]
-        if any(one in found[:k] for k, one in enumerate(found)):
+        methods = [self.method_of(label) for label in self.methods]
+        if any(method in methods[:k] for k, method in enumerate(methods)):
             raise UsageError(
                 f"expected different methods, got {', '.join(self.methods)} with the same options: drop one"
             )
@@ -218,7 +218,7 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                     f"{list(strengths)}"
                 )
             if not any(strengths):
-                usual = ",".join(f"{one:g}" for one in class_of("defenses", defense.name).strengths)
+                usual = ",".join(f"{strength:g}" for strength in class_of("defenses", defense.name).strengths)
                 raise UsageError(f"expected a strength above 0 for {defense.label}, got none: add --lambda {usual}")
 
     def _check_fixed(self, defense: DefenseSpec) -> None:
@@ -252,8 +252,8 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """The model with its encoder resolved: the same one for all methods that are compared."""
         if self.model.encoder:
             return self.model
-        own = {class_of("methods", parse_method(label).name).encoder for label in self.methods}
-        return msgspec.structs.replace(self.model, encoder="auto" if "auto" in own else "mlp")
+        encoders = {class_of("methods", parse_method(label).name).encoder for label in self.methods}
+        return msgspec.structs.replace(self.model, encoder="auto" if "auto" in encoders else "mlp")
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -369,20 +369,20 @@ def parse_method(text: str) -> MethodSpec:
     return MethodSpec(name=name, options=options)
 
 
-def _joined(table: Mapping[str, Any], own: Mapping[str, Any], label: str, path: str) -> dict[str, Any]:
-    """Return the options of ``table`` and ``own``, which must agree where both have one."""
-    found = dict(table)
-    for key, value in own.items():
-        before = found.get(key, value)
+def _joined(table: Mapping[str, Any], options: Mapping[str, Any], label: str, path: str) -> dict[str, Any]:
+    """Return the options of ``table`` and ``options``, which must agree where both have one."""
+    joined = dict(table)
+    for key, value in options.items():
+        before = joined.get(key, value)
         if isinstance(before, dict) and isinstance(value, dict):
-            found[key] = _joined(before, value, label, f"{path}.{key}")
+            joined[key] = _joined(before, value, label, f"{path}.{key}")
         elif before != value:
             raise UsageError(
                 f"expected one value for {path}.{key}, got {before!r} there and {value!r} in {label}: drop one"
             )
         else:
-            found[key] = value
-    return found
+            joined[key] = value
+    return joined
 
 
 def merge(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
@@ -446,7 +446,8 @@ def read(settings: Mapping[str, Any]) -> EvalSpec:
             values[key] = [msgspec.to_builtins(parse(v)) if isinstance(v, str) else v for v in values[key]]
     if isinstance(values.get("defenses"), list):
         values["defenses"] = [
-            _complete(one, shared=bool(values.get("strengths")), epsilons=bool(epsilons)) for one in values["defenses"]
+            _complete(defense, shared=bool(values.get("strengths")), epsilons=bool(epsilons))
+            for defense in values["defenses"]
         ]
     try:
         return msgspec.convert(values, EvalSpec)

@@ -206,7 +206,7 @@ class Store:
                 folder.remove()
         self.forget(lambda record: record.status not in FAILED, skip_damaged=True)
 
-    def expect_own(self) -> None:
+    def expect_evaluation(self) -> None:
         """Raise StoreError if this folder has ``cells`` that no evaluation wrote."""
         cells = self.folder / "cells"
         if cells.exists() and not any((self.folder / name).exists() for name in (RECORDS, "spec.toml", SWEEP)):
@@ -233,7 +233,7 @@ class Store:
         Raises:
             StoreError: no evaluation wrote this folder.
         """
-        self.expect_own()
+        self.expect_evaluation()
         with writing(self.folder):
             self._records.unlink(missing_ok=True)
             for kept in (GATES, MANIFEST):
@@ -315,7 +315,9 @@ def _difference(earlier: Manifest, later: Manifest) -> str:
     """Return in which respect two manifests are about different things; an evaluation's data may have been edited."""
     if bool(earlier.audited) != bool(later.audited):
         return f"an {'audit' if earlier.audited else 'evaluation'}"
-    before, after = (msgspec.to_builtins(one.provenance.sources.get("dataset", {})) for one in (earlier, later))
+    before, after = (
+        msgspec.to_builtins(manifest.provenance.sources.get("dataset", {})) for manifest in (earlier, later)
+    )
     hashes = list(before.values()) != list(after.values())
     if hashes and (later.audited or before.keys() != after.keys()):
         return "other data"

@@ -55,7 +55,7 @@ COLLAPSED_SPREAD = 0.01
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def limit_threads() -> Iterator[None]:
     """Use one thread in torch and linear algebra, so that records do not depend on cores or ``--jobs``."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -116,7 +116,7 @@ def train_together(cells: Sequence[Cell], device: str, *, store: Store) -> list[
         NotStackable: they cannot train as one, with the reason. Whatever else one of them raises, it raises by itself.
     """
     began = time.perf_counter()
-    each = _as_one(cells, device, store)
+    each = _train_stacked(cells, device, store)
     for run in each:
         try:
             run.measure()
@@ -134,9 +134,9 @@ def trained_in_turn(cells: Sequence[Cell], device: str) -> Iterator[Trained | No
     most = at_once(cells[0], device)
     for some in (cells[start : start + most] for start in range(0, len(cells), most)):
         try:
-            if not trains_as_one(some[0].method):
+            if not is_stackable(some[0].method):
                 raise NotStackable(f"{some[0].method.name} may keep what belongs to one run")
-            runs = _as_one(some, device)
+            runs = _train_stacked(some, device)
         except Exception:  # noqa: BLE001  (what fails as one may succeed alone, or fails again)
             yield from (_by_itself(cell, device) for cell in some)
         else:
@@ -156,7 +156,7 @@ def _by_itself(cell: Cell, device: str) -> Trained | None:
     return Trained(run.method, run.federation, run.history)
 
 
-def trains_as_one(method: Technique) -> bool:
+def is_stackable(method: Technique) -> bool:
     """Whether cells of a method may train as one; a plug-in may keep what belongs to one run."""
     return method.built_in and method.kind.together is not Method.together
 
@@ -167,7 +167,7 @@ def at_once(cell: Cell, device: str) -> int:
     return max(1, MEMORY // (2 * nbytes + 1))
 
 
-def _as_one(cells: Sequence[Cell], device: str, store: Store | None = None) -> list[_Run]:
+def _train_stacked(cells: Sequence[Cell], device: str, store: Store | None = None) -> list[_Run]:
     """Return the trainings of cells after they were run as one.
 
     Raises:
@@ -289,8 +289,8 @@ def quick(federation: Federation, parties: Sequence[Party]) -> float | None:
     )
     labels, answers = (active.labels[split].cpu().numpy() for split in ("train", "test"))
     classes = federation.n_classes
-    found = quick_utility(train, labels, test, answers, n_classes=classes, metric=federation.metric)
-    return None if math.isnan(found) else found
+    utility = quick_utility(train, labels, test, answers, n_classes=classes, metric=federation.metric)
+    return None if math.isnan(utility) else utility
 
 
 def advance(
@@ -395,7 +395,7 @@ def shadows_of(cell: Cell, count: int, device: str, store: Store | None = None) 
         Diverged: all have.
     """
     parts = [train_shadows(cell, batch, device, store) for batch in batches(count)]
-    logits, members = (torch.cat(own).to(device) for own in zip(*parts, strict=True))
+    logits, members = (torch.cat(of_batches).to(device) for of_batches in zip(*parts, strict=True))
     finite = logits.isfinite().all(dim=(1, 2))
     if not finite.any():
         raise Diverged(f"all {count} shadow federations diverged: choose other settings, or leave the attack out")
@@ -404,8 +404,8 @@ def shadows_of(cell: Cell, count: int, device: str, store: Store | None = None) 
 
 def seconds_of(cell: Cell, count: int, store: Store) -> float:
     """Return how long the first ``count`` shadows of ``cell``, which are stored, were trained."""
-    found = (store.cell(batch_key(cell, batch)).read() for batch in batches(count))
-    return sum(facts.seconds for facts in found if facts)
+    stages = (store.cell(batch_key(cell, batch)).read() for batch in batches(count))
+    return sum(facts.seconds for facts in stages if facts)
 
 
 def train_shadows(cell: Cell, batch: range, device: str, store: Store | None = None) -> Shadows:
