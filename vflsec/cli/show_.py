@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
@@ -193,11 +193,11 @@ def _facts(kind: str, plugin: Any) -> dict[str, Any]:
     facts = {"name": plugin.name, "reference": plugin.reference}
     if kind == "method":
         sends = {
-            phase: ", ".join(kind + _only_with(plugin, [phase], kind) for kind in sorted(kinds)) or "nothing"
+            phase: ", ".join(kind + _only_with(plugin, [phase], {kind}) for kind in sorted(kinds)) or "nothing"
             for phase, kinds in plugin.messages.items()
         }
         shows = {
-            side: ", ".join(need + _only_with(plugin, plugin.phases, next(iter(need.kinds), None)) for need in sorted(needs))
+            side: ", ".join(need + _only_with(plugin, plugin.phases, need.kinds) for need in sorted(needs))
             for side, needs in plugin.visible_to.items()
         }
         return {
@@ -210,20 +210,18 @@ def _facts(kind: str, plugin: Any) -> dict[str, Any]:
     return {**facts, **{f"{role} learns": "; ".join(what) for role, what in plugin.reveals.items()}}
 
 
-def _only_with(method: type[Method], phases: Sequence[str], kind: Kind | None) -> str:
-    """Return the values of an option with which alone ``kind`` is sent in ``phases``, in parentheses.
+def _only_with(method: type[Method], phases: Sequence[str], kinds: Set[Kind]) -> str:
+    """Return the values of an option with which alone ``kinds`` are sent in ``phases``, in parentheses.
 
     Options that are a choice, or on or off, are tried one at a time.
     """
     hints = get_type_hints(method.__init__)
-    for option in options_of(method) if kind else ():
+    for option in options_of(method) if kinds else ():
         hint = hints.get(option)
         choices = (True, False) if bool in (hint, *get_args(hint)) else choices_of(hint)
-        with_kind = [
-            choice for choice in choices if any(kind in method.messages_in(p, {option: choice}) for p in phases)
-        ]
-        if with_kind and len(with_kind) < len(choices):
-            return f" ({option} {' or '.join(json.dumps(choice).strip(chr(34)) for choice in with_kind)})"
+        sent = [value for value in choices if any(kinds <= method.messages_in(p, {option: value}) for p in phases)]
+        if sent and len(sent) < len(choices):
+            return f" ({option} {' or '.join(json.dumps(value).strip(chr(34)) for value in sent)})"
     return ""
 
 
