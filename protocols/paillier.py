@@ -69,11 +69,7 @@ class PaillierBoundary(MaskedLinearBoundary):
         encode(numbers, self.spec.feature_precision, self.spec.feature_bits, "features", columns)
 
     def record(self, folder: Path) -> None:
-        """Record what each party sees from now on, in ``passive.recording`` and ``active.recording``, until ``close``.
-
-        Raises:
-            UsageError: there is a recording already, or none can be written.
-        """
+        """Record what each party sees until ``close``, in ``passive.recording`` and ``active.recording``."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -9,7 +9,7 @@ from torch import nn
 from vflsec.base.errors import BadGuess
 from vflsec.base.seeds import generator
 from vflsec.core.message import Kind, Message
-from vflsec.core.view import GroundTruth, Guess, Need, ThreatModel, View
+from vflsec.core.view import GroundTruth, Guess, Need, View
 
 
 def said(kind, sender, receiver):
@@ -90,9 +90,3 @@ def test_a_checked_guess_is_detached_and_keeps_its_facts(view):
     guess = Guess({"train": torch.zeros(3, 2, requires_grad=True)}, converged=False, budget={"steps": 3}).checked(view)
     assert not guess.scores["train"].requires_grad
     assert (guess.converged, guess.budget) == (False, {"steps": 3})
-
-
-def test_the_threat_model_prints_itself():
-    assert str(ThreatModel("passive_1", "passive", "honest but curious", 80)) == (
-        "passive_1, honest but curious, 80 labeled rows"
-    )

@@ -391,7 +391,6 @@ def show_plan(job: Job, todo: Plan, jobs: int) -> None:
 
 def announce(job: Job, todo: Plan) -> None:
     """Print the plan: what is attacked by whom, and how much of it is computed already."""
-    from vflsec.core.view import ThreatModel
     from vflsec.run.plan import build_attack
 
     if job.sweep:
@@ -407,8 +406,9 @@ def announce(job: Job, todo: Plan) -> None:
     if acting:
         behavior += f" (malicious in training under {', '.join(acting)})"
     side = spec.adversary if spec.adversary in ("active", "server", "source") else "passive"
-    model = ThreatModel(names.given(spec.adversary), side, behavior, spec.aux.n)
-    click.echo(f"adversary: {f'{side}, {behavior}, no labels needed' if side == 'server' else model}", err=True)
+    known = "no labels needed" if side == "server" else f"{spec.aux.n} labeled rows"
+    who = side if side == "server" else names.given(spec.adversary)
+    click.echo(f"adversary: {who}, {behavior}, {known}", err=True)
     missing = todo.missing - len(todo.stages) - len(todo.groups)
     what = f"{missing} to compute" if missing else "nothing to compute"
     trainings = len({cell.key for task in todo.tasks if task.rows for cell in task.cells})

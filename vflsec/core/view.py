@@ -332,16 +332,3 @@ class Guess:
             if not torch.isfinite(scores).all():
                 raise BadGuess(f"expected finite {split} scores, got {(~torch.isfinite(scores)).sum()} that are not")
         return replace(self, scores={split: s.detach().cpu() for split, s in self.scores.items()})
-
-
-class ThreatModel(NamedTuple):
-    """Who attacks, and with what knowledge."""
-
-    adversary: str
-    side: str
-    behavior: str
-    n_aux: int
-
-    def __str__(self) -> str:
-        """Return the text for the head of a table."""
-        return f"{self.adversary}, {self.behavior}, {self.n_aux} labeled rows"

@@ -34,7 +34,6 @@ class FeatureGroupMethod(SplitMethod):
         ungrouped_differs: what else differs from the paper without groups.
 
     Args:
-        train: how models are fitted.
         model: the head must be linear on concatenated inputs; encoders are not read.
         boundary: the protocol at the cut layer.
     """
@@ -114,7 +113,6 @@ class VerticalLogisticRegression(FeatureGroupMethod):
     Source: the baseline SecureLR of PrADA (Kang et al. 2022), table I; Hardy et al. 2017, arXiv 1711.10677.
 
     Args:
-        train: how models are fitted.
         model: the head must be linear on concatenated inputs.
         boundary: the protocol at the cut layer.
     """

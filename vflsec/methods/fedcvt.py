@@ -75,7 +75,6 @@ class FedCVT(SplitMethod):
     Semi-supervised baseline of FedHSSL (He et al. 2022, arXiv 2208.08934), table IV.
 
     Args:
-        train: how models are fitted.
         model: the shape of the networks; d is the width of one encoder.
         threshold: probability that each classifier must exceed for a pseudo-label.
         temperature: T of the attention.
@@ -189,12 +188,7 @@ class _CrossViewTraining(SplitTraining):
         self.rules = rules
 
     def fit(self, phase: str, progress: Progress) -> list[float]:
-        """Train in place; return the mean loss of each pass over the aligned labeled rows.
-
-        Raises:
-            Diverged: a loss is not finite.
-            UsageError: early stopping or selection without validation rows.
-        """
+        """Train in place; return the mean loss of each pass over the aligned labeled rows."""
         federation = self.federation
         self._unlabeled = self._endless(federation.n_rows("unlabeled"), phase, "unlabeled")
         self._local = {

@@ -133,7 +133,6 @@ class FedHSSL(SplitMethod):
 
     Args:
         train: how models are fitted; ``pretrain`` defaults to 40 global iterations with batches of 512.
-        model: the shape of the networks.
         boundary: the protocol at the cut layer in fine-tuning.
         pma: whether a server averages local top encoders, projectors and predictors.
         gamma: weight of the cross-party guidance. With 0 the local encoders are exactly those of FedLocalSSL: of

@@ -18,8 +18,6 @@ class FedSplitNN(SplitMethod):
     Source: FedHSSL (He et al. 2022, arXiv 2208.08934), the baseline FedSplitNN.
 
     Args:
-        train: how models are fitted.
-        model: the shape of the networks.
         boundary: the protocol at the cut layer.
     """
 

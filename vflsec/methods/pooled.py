@@ -57,11 +57,7 @@ class PooledMethod(Method):
         federation.active.modules["pooled"] = self.build_model(columns, federation.n_classes).to(federation.device)
 
     def train(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
-        """Fit the model and return its mean loss on the training rows.
-
-        Raises:
-            Diverged: a column or the loss is not finite.
-        """
+        """Fit the model and return its mean loss on the training rows."""
         for party in self._read(federation):
             if not torch.isfinite(party.features["train"]).all():
                 raise Diverged(f"{self.name} expects finite columns, got nan or infinity at {party.name}")

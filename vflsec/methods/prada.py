@@ -188,7 +188,6 @@ class PrADA(FeatureGroupMethod):
     Interpretability"), sections 5 and 6, algorithms 1 and 2; its authors' code.
 
     Args:
-        train: how models are fitted.
         model: the head must be linear on concatenated inputs; encoders are not read.
         boundary: the protocol at the cut layer, to both active parties.
         alternating: pre-train as algorithm 1 is printed; else all in one step, as the code does.

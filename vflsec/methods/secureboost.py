@@ -157,18 +157,10 @@ class SecureBoost(Method):
             raise UsageError(
                 f"expected {LEAST_KEY_BITS} <= key_bits <= {MOST_KEY_BITS}, a multiple of 8, got {key_bits}"
             )
-        self.exchange = exchange
-        self.rounds = rounds
-        self.depth = depth
-        self.learning_rate = learning_rate
-        self.bins = bins
+        self.exchange, self.key_bits, self.graft = exchange, key_bits, graft
+        self.rounds, self.depth, self.bins, self.learning_rate = rounds, depth, bins, learning_rate
         self.rule = Rule(l2, leaf_rows, leaf_hessian, least_gain)
-        self.rows = rows
-        self.columns = columns
-        self.patience = patience
-        self.passive_levels = passive_levels
-        self.graft = graft
-        self.key_bits = key_bits
+        self.rows, self.columns, self.patience, self.passive_levels = rows, columns, patience, passive_levels
         self._bins: dict[str, Bins] = {}
         self._exchanges: dict[str, HistogramExchange] = {}
 
@@ -179,11 +171,7 @@ class SecureBoost(Method):
         return cls.messages["train"] - {Kind.CIPHERTEXT if plain else Kind.GRADIENT}
 
     def build(self, federation: Federation) -> None:
-        """Choose bins, and make room for the trees.
-
-        Raises:
-            Diverged: a column is not finite.
-        """
+        """Choose bins, and make room for the trees."""
         outputs = federation.n_classes if federation.n_classes > 2 else 1
         trees = self.rounds * outputs
         if trees * 2**self.depth > MOST_NODES:
@@ -474,12 +462,8 @@ class _Boosting:
     def loss(self) -> float:
         """Return the mean log loss of the training rows."""
         name = list(self.targets)[-1]
-        return float(self._log_loss(self.scores[name], self.targets[name]))
-
-    def _log_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
-        if self.shape.outputs == 1:
-            return F.binary_cross_entropy_with_logits(scores, targets)
-        return F.cross_entropy(scores, targets)
+        log_loss = F.binary_cross_entropy_with_logits if self.shape.outputs == 1 else F.cross_entropy
+        return float(log_loss(self.scores[name], self.targets[name]))
 
     def validate(self, leaves: Tensor, first: int) -> None:
         """Add a round's trees to the scores of validation rows, and keep the number of rounds of the best loss.

@@ -38,84 +38,20 @@ from vflsec.results.metrics import METRICS
 PREDICTION_BATCH = 4096
 
 
-class SplitModel:
-    """K bottom models, a boundary for each passive party, one top model.
+class SplitTraining:
+    """K bottom models, a boundary for each passive party and one top model, and their training.
 
-    A malicious party may change what it computes on, sends and learns from.
+    A malicious party may change what it computes on, sends and learns from, and has its own optimizer.
 
     Args:
         federation: parties and wire.
         bottoms: each party's bottom model by name.
         top: the active party's top model.
         boundaries: the protocol to each passive party by name.
-    """
-
-    def __init__(
-        self,
-        federation: Federation,
-        bottoms: Mapping[str, nn.Module],
-        top: nn.Module,
-        boundaries: Mapping[str, Boundary],
-    ) -> None:
-        self.federation = federation
-        self.bottoms = bottoms
-        self.top = top
-        self.boundaries = boundaries
-        self.malicious = integrity_attacks(federation.malicious)
-
-    @torch.no_grad()
-    def predict(self, split: str, phase: str = "predict") -> Tensor:
-        """Return logits (n, C) for ``split``."""
-        self._switch(training=False)
-        active, logits = self.federation.active, []
-        everybody = torch.arange(self.federation.n_rows(split), device=self.federation.device)
-        for number, rows in enumerate(torch.split(everybody, PREDICTION_BATCH)):
-            step = Step(number, phase, rows, split=split)
-            h = self.bottoms[active.name](active.features[split][rows])
-            arrived = {
-                party.name: self._up(party.name, self.bottoms[party.name](self._fed(party, step)), step)
-                for party in self.federation.passive
-            }
-            logits.append(self.top([h, *self._received(arrived)]))
-        return active.defenses.decode_logits(torch.cat(logits))
-
-    def _changed(self, hook: str, name: str, value: Tensor, step: Step) -> Tensor:
-        """Return ``value``, or what a malicious party has in its place."""
-        attack = self.malicious.get(name)
-        return getattr(attack, hook)(value.detach(), step._replace(labels=None)) if attack else value
-
-    def _fed(self, party: Party, step: Step) -> Tensor:
-        """Return what ``party`` feeds its own bottom model."""
-        return self._changed("on_features", party.name, party.features[step.split][step.rows], step)
-
-    def _up(self, name: str, h: Tensor, step: Step) -> Tensor:
-        """Return what arrives of the embedding ``h``."""
-        return self.boundaries[name].forward(self._changed("on_embedding", name, h, step), step)
-
-    def _down(self, name: str, h: Tensor, step: Step) -> Tensor:
-        """Return what the party feeds its bottom model of the gradient with respect to ``h``, as it arrived."""
-        assert h.grad is not None
-        return self._changed("on_gradient", name, self.boundaries[name].backward(h.grad, step), step)
-
-    def _received(self, arrived: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return the inputs of the top model: each received embedding after the active party's own defenses."""
-        return [self.federation.active.defenses.received(h, name) for name, h in arrived.items()]
-
-    def _switch(self, *, training: bool) -> None:
-        modules = self.federation.active.modules
-        learned = [modules["defenses"]] if "defenses" in modules else []
-        for module in (*self.bottoms.values(), self.top, *learned):
-            module.train(training)
-
-
-class SplitTraining(SplitModel):
-    """Trains a split model; a malicious party does so with its own optimizer.
-
-    Args: those of ``SplitModel``, and
         spec: how to fit.
-        constraint: an extra term of the active party's own loss, or None.
 
     Attributes:
+        constraint: an extra term of the active party's own loss, or None.
         targets: (n,) class numbers, or (n, C) probabilities, of the training rows; only the active party has them, so
             that no step holds them. ``fit`` replaces the labels by those of the active party's defenses.
         kept: what else changes from one epoch to the next, by name, for a checkpoint.
@@ -128,21 +64,19 @@ class SplitTraining(SplitModel):
         top: nn.Module,
         boundaries: Mapping[str, Boundary],
         spec: TrainSpec,
-        constraint: Callable[[], Tensor] | None = None,
     ) -> None:
-        super().__init__(federation, bottoms, top, boundaries)
+        self.federation = federation
+        self.bottoms = bottoms
+        self.top = top
+        self.boundaries = boundaries
+        self.malicious = integrity_attacks(federation.malicious)
         self.spec = spec
-        self.constraint = constraint
+        self.constraint: Callable[[], Tensor] | None = None
         self.targets = federation.active.labels.get("train", torch.empty(0))  # a source has none
         self.kept: dict[str, Stateful] = {}
 
     def fit(self, phase: str, progress: Progress) -> list[float]:
-        """Train in place on the aligned labeled rows; return the mean loss of each epoch.
-
-        Raises:
-            Diverged: a loss is not finite.
-            UsageError: early stopping or selection without validation rows.
-        """
+        """Train in place on the aligned labeled rows; return the mean loss of each epoch."""
         federation, spec = self.federation, self.spec
         selection = selection_split(spec, federation)
         labels = self._prepare_targets("train", phase)
@@ -160,13 +94,12 @@ class SplitTraining(SplitModel):
             done=lambda: best.done,
         )
         self._switch(training=True)
-        sparse = self._allows_sparse_gradients()
         for epoch in epochs:
             rate = spec.rate(epoch, epochs.total)
             set_rate(optimizers[:1], rate)  # a malicious party keeps its own rate
             total = torch.zeros((), device=federation.device)
             parts = batches(len(labels), spec.batch, order, federation.device)
-            with sparse_gradients(models) if sparse else nullcontext():
+            with sparse_gradients(models) if self._allows_sparse_gradients() else nullcontext():
                 for number, rows in enumerate(parts, epoch * len(parts)):
                     step = Step(number, phase, rows, labels[rows], rate=rate)
                     total = total + self._update(step, optimizers) * len(rows)  # of several runs, it is one for each
@@ -274,6 +207,50 @@ class SplitTraining(SplitModel):
         with self.federation.without_recording():
             return self._score("test")
 
+    @torch.no_grad()
+    def predict(self, split: str, phase: str = "predict") -> Tensor:
+        """Return logits (n, C) for ``split``."""
+        self._switch(training=False)
+        active, logits = self.federation.active, []
+        everybody = torch.arange(self.federation.n_rows(split), device=self.federation.device)
+        for number, rows in enumerate(torch.split(everybody, PREDICTION_BATCH)):
+            step = Step(number, phase, rows, split=split)
+            h = self.bottoms[active.name](active.features[split][rows])
+            arrived = {
+                party.name: self._up(party.name, self.bottoms[party.name](self._fed(party, step)), step)
+                for party in self.federation.passive
+            }
+            logits.append(self.top([h, *self._received(arrived)]))
+        return active.defenses.decode_logits(torch.cat(logits))
+
+    def _changed(self, hook: str, name: str, value: Tensor, step: Step) -> Tensor:
+        """Return ``value``, or what a malicious party has in its place."""
+        attack = self.malicious.get(name)
+        return getattr(attack, hook)(value.detach(), step._replace(labels=None)) if attack else value
+
+    def _fed(self, party: Party, step: Step) -> Tensor:
+        """Return what ``party`` feeds its own bottom model."""
+        return self._changed("on_features", party.name, party.features[step.split][step.rows], step)
+
+    def _up(self, name: str, h: Tensor, step: Step) -> Tensor:
+        """Return what arrives of the embedding ``h``."""
+        return self.boundaries[name].forward(self._changed("on_embedding", name, h, step), step)
+
+    def _down(self, name: str, h: Tensor, step: Step) -> Tensor:
+        """Return what the party feeds its bottom model of the gradient with respect to ``h``, as it arrived."""
+        assert h.grad is not None
+        return self._changed("on_gradient", name, self.boundaries[name].backward(h.grad, step), step)
+
+    def _received(self, arrived: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return the inputs of the top model: each received embedding after the active party's own defenses."""
+        return [self.federation.active.defenses.received(h, name) for name, h in arrived.items()]
+
+    def _switch(self, *, training: bool) -> None:
+        modules = self.federation.active.modules
+        learned = [modules["defenses"]] if "defenses" in modules else []
+        for module in (*self.bottoms.values(), self.top, *learned):
+            module.train(training)
+
 
 Alter = Callable[[Tensor, torch.Generator], Tensor]
 Embedded = tuple[Tensor, dict[str, Tensor]]
@@ -370,11 +347,7 @@ class SharedHeadTraining(SplitTraining):
     """
 
     def fit(self, phase: str, progress: Progress) -> list[float]:
-        """Train as ``SplitTraining`` does, but checks every row first: frozen embeddings are known before any is sent.
-
-        Raises:
-            UsageError: a boundary cannot carry one of them.
-        """
+        """Check every row, since frozen embeddings are known before any is sent; then train as ``SplitTraining``."""
         self._switch(training=False)  # running statistics must not change
         for party in self.federation.passive:
             bottom, boundary = self.bottoms[party.name], self.boundaries[party.name]

@@ -150,7 +150,6 @@ class SSVFL(SplitMethod):
         train: how models are fitted. ``pretrain`` defaults to batches of 128 and the learning rate 0.03, divided by ten
             after 60 % and after 80 % of the epochs, as released; and to 40 epochs, as in FedHSSL, where the paper has
             200.
-        model: the shape of the networks.
         boundary: the protocol at the cut layer.
         localcl: what a party learns from its rows: ``moco``, as released, or ``inbatch``, as printed.
         projection: width of the projection; None for ``model.cut``, or the paper's 128 if there is none.

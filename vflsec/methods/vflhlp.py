@@ -158,8 +158,6 @@ class VFLHLP(SplitMethod):
         initializes: whether passive parties pre-train (step 2) and start from the result.
 
     Args:
-        train: how models are fitted.
-        model: the shape of the networks.
         boundary: the protocol at the cut layer in fine-tuning.
         beta: weight of L_cons; 0 is split learning from the same start, bit for bit.
         rate: share of a row's raw columns that Scarf corrupts.

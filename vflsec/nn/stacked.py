@@ -375,11 +375,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
 
 def batches(count: int, size: int, order: torch.Generator, device: torch.device) -> list[Tensor]:
     """Return ``count`` rows in random batches; a last batch of one row joins the one before, for BatchNorm."""
-    *others, last = torch.split(_permutation(count, order).to(device), size)
+    streams = order if isinstance(order, Generators) else [order]
+    drawn = [torch.randperm(count, generator=stream) for stream in streams]
+    *others, last = torch.split((stack(drawn) if streams is order else drawn[0]).to(device), size)
     return [*others[:-1], torch.cat([others[-1], last])] if others and len(last) == 1 else [*others, last]
-
-
-def _permutation(count: int, order: torch.Generator) -> Tensor:
-    if isinstance(order, Generators):
-        return stack([torch.randperm(count, generator=rng) for rng in order])
-    return torch.randperm(count, generator=order)
