@@ -13,12 +13,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vflsec.api import attack, audit_system, evaluate, load_dataset, sweep, train
+    from vflsec.api import attack, audit_system, evaluate, sweep, train
     from vflsec.audit.defending import defend
     from vflsec.audit.recorder import Recorder
     from vflsec.data.frames import dataset
     from vflsec.report.report import Report, plot
     from vflsec.report.sweep import SweepReport
+    from vflsec.run.plan import load_dataset
 
 __version__ = "0.1.0"
 __all__ = [
@@ -46,7 +47,7 @@ _HOME = {
     "dataset": "vflsec.data.frames",
     "defend": "vflsec.audit.defending",
     "evaluate": "vflsec.api",
-    "load_dataset": "vflsec.api",
+    "load_dataset": "vflsec.run.plan",
     "plot": "vflsec.report.report",
     "sweep": "vflsec.api",
     "train": "vflsec.api",

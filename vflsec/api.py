@@ -26,7 +26,7 @@ from vflsec.run import engine, plan, runner, training
 from vflsec.run import spec as specs
 from vflsec.run.grammar import split_list
 from vflsec.run.job import Job, prepare, prepare_sweep, title
-from vflsec.run.plan import build_attack, training_cell
+from vflsec.run.plan import resolve, training_cell
 from vflsec.run.spec import EvalSpec
 from vflsec.run.store import CellFacts, writing
 
@@ -303,7 +303,7 @@ def attack(
         UsageError: an unknown name or option, too few rows for the auxiliary labels, an attack that acts in training.
         InsufficientView: the adversary lacks what the attack needs.
     """
-    mounted = build_attack(specs.AttackSpec(name=name, options=options))
+    mounted = resolve(specs.AttackSpec(name=name, options=options)).make()
     if mounted.acts_in_training:
         raise UsageError(f"attack {name!r} acts in training, which is over: use vflsec.evaluate(attack={name!r})")
     if any(need.kinds for need in mounted.needs):
@@ -401,16 +401,6 @@ def audit_system(
     job = Job(Path(out) if out else default_folder(what), [audit])
     compute(job, progress=progress)
     return _saved(Report.read(job.store.folder), job.store.folder)
-
-
-def load_dataset(name: str, **options: Any) -> VerticalDataset:
-    """Return a bundled dataset by name, or the user's own from a TOML file.
-
-    Raises:
-        UsageError: an unknown name or option.
-        DataError: a file is wrong.
-    """
-    return plan.load_dataset(name, **options)
 
 
 def cores() -> int:

@@ -13,7 +13,7 @@ from vflsec.base.errors import UsageError
 from vflsec.core import registry
 from vflsec.core.defense import Release
 from vflsec.core.message import Kind
-from vflsec.run.plan import build_defense
+from vflsec.run.plan import resolve
 from vflsec.run.spec import parse_defense
 
 X, Y = torch.randn(64, 5, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 2
@@ -34,7 +34,7 @@ def step(guard=None, *, recorder=None):
 
 
 def expected(name, kind, value, seed):
-    defense = build_defense(parse_defense(name))
+    defense = resolve(parse_defense(name)).defense()
     release = Release(
         "active", "passive_1", kind, 0, "train", "value", torch.arange(64), Y, torch.Generator().manual_seed(seed)
     )

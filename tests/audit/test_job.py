@@ -181,7 +181,7 @@ def test_it_asks_which_rows_were_trained_on(trained):
 def test_it_resumes_and_reports_elsewhere(trained, tmp_path):
     audit = prepare(trained, "embeddings.csv", "spectral-embedding", draws=2)
     first, summary = run(audit, tmp_path / "out")
-    assert len(first) == len(audit.keys)
+    assert len(first) == len([*audit.trials(), *audit.baselines()])
     again, _ = run(audit, tmp_path / "out")
     assert again == []
     shutil.copytree(tmp_path / "out", tmp_path / "copy")
@@ -305,9 +305,9 @@ def test_given_auxiliary_rows_are_the_known_ones(trained, tmp_path):
     audit = prepare(trained, "embeddings.csv", "mc", aux_ids=tmp_path / "aux.txt")
     assert audit.draws == 1
     assert audit.aux.n == 30
-    from vflsec.run.plan import build_attack
+    from vflsec.run.plan import resolve
 
-    view = audit.asked(build_attack(AttackSpec(name="mc")), federation_of(audit.data, audit.subject, 0)).view
+    view = audit.asked(resolve(AttackSpec(name="mc")).make(), federation_of(audit.data, audit.subject, 0)).view
     assert set(audit.data.ids["train"][view.aux_rows.numpy()]) == set(train[:30])
     (tmp_path / "one.txt").write_text(next(i for i, y in zip(trained.ids, trained.y, strict=True) if i in train and y))
     with pytest.raises(UsageError, match="every class"):

@@ -12,7 +12,7 @@ from vflsec.audit.recorder import Recorder
 from vflsec.audit.subject import from_transcript
 from vflsec.base.errors import UsageError
 from vflsec.cli import cli
-from vflsec.run.plan import build_defense
+from vflsec.run.plan import resolve
 from vflsec.run.spec import parse_defense
 
 PARTIES = ["active", "passive_1"]
@@ -37,7 +37,7 @@ def test_releases_are_counted_by_row_and_receiver(subject):
 
 
 def test_declared_noise_gives_the_epsilon_of_as_many_gaussians(subject):
-    defense = build_defense(parse_defense("gaussian-dp:strength=20"))
+    defense = resolve(parse_defense("gaussian-dp:strength=20")).defense()
     (found,) = spent_on(["gaussian-dp:strength=20"], subject, PARTIES)
     assert found["releases"] == 3
     assert found["epsilon"] == defense.spent(3)["epsilon"]

@@ -19,7 +19,7 @@ from vflsec.data.files import _labels, load_toml
 from vflsec.data.review import alike, canonical, odd_values
 from vflsec.results.analysis.summary import summarize
 from vflsec.run import spec as specs
-from vflsec.run.manifest import manifest_of
+from vflsec.run.job import manifest_of
 from vflsec.run.plan import load_dataset
 
 ROWS = 400

@@ -11,7 +11,7 @@ from vflsec.report.columns import RESULTS, Column
 from vflsec.report.report import Report
 from vflsec.results.analysis.results import Damage, Leak, Measure, Point, Summary
 from vflsec.run import spec as specs
-from vflsec.run.manifest import manifest_of
+from vflsec.run.job import manifest_of
 
 SHARE = Measure(metric="auc", mean=0.75, ci95=(0.7, 0.8), n=2)
 LEAK = Leak(

@@ -12,7 +12,7 @@ from vflsec.report.comparison import compare
 from vflsec.report.report import Report
 from vflsec.run import engine
 from vflsec.run import spec as specs
-from vflsec.run.manifest import manifest_of
+from vflsec.run.job import manifest_of
 from vflsec.run.store import Store
 
 

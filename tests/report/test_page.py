@@ -15,7 +15,7 @@ from vflsec.results.analysis.results import Leak, Measure, Point, Summary
 from vflsec.results.analysis.verdict import verdict, way_to_run
 from vflsec.run import engine
 from vflsec.run import spec as specs
-from vflsec.run.manifest import manifest_of
+from vflsec.run.job import manifest_of
 from vflsec.run.store import Store
 
 VOID = {"meta", "link", "br", "path", "use", "rect", "img"}

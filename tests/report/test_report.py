@@ -16,7 +16,7 @@ from vflsec.report import columns, curve, formats, table
 from vflsec.report.report import Report, plot
 from vflsec.results.analysis.results import Cap, Damage, Gate, Leak, Measure, Place, Point, Rank, Summary
 from vflsec.run import spec as specs
-from vflsec.run.manifest import manifest_of
+from vflsec.run.job import manifest_of
 
 NAMES = [column.name for column in columns.in_files()]
 

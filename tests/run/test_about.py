@@ -7,7 +7,7 @@ from vflsec.base.errors import UsageError
 from vflsec.data.partition import DataSpec, partition
 from vflsec.run import engine
 from vflsec.run import spec as specs
-from vflsec.run.manifest import about, manifest_of
+from vflsec.run.job import about, manifest_of
 from vflsec.run.plan import load_dataset, resolve
 from vflsec.run.spec import AttackSpec
 

@@ -21,7 +21,7 @@ from vflsec.results.analysis.summary import summarize
 from vflsec.results.records.schema import BaselineResult, Result
 from vflsec.run import engine, runner
 from vflsec.run import spec as specs
-from vflsec.run.manifest import manifest_of
+from vflsec.run.job import manifest_of
 from vflsec.run.plan import trials
 from vflsec.run.store import StageDone, Store
 

@@ -6,7 +6,7 @@ import pytest
 from vflsec.results.records.schema import AttackRun, BaselineResult, Result
 from vflsec.run import engine
 from vflsec.run import spec as specs
-from vflsec.run.forecast import forecast, past_results, shapes
+from vflsec.run.job import forecast, past_results, shapes
 from vflsec.run.store import Store
 
 SPEC = {"dataset": "toy", "attacks": ["mc", "direction"], "defenses": ["iso:lambda=1"], "seeds": 2}
@@ -45,7 +45,7 @@ def test_without_past_results_the_time_is_unknown(tmp_path):
 
 
 def test_past_results_are_those_on_the_same_dataset_that_can_be_read(tmp_path):
-    from vflsec.run.manifest import manifest_of
+    from vflsec.run.job import manifest_of
 
     for name, dataset in (("a", "toy"), ("b", "digits"), ("c", "toy")):
         spec = msgspec.structs.replace(specs.read(SPEC), dataset=dataset)

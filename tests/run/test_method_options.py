@@ -14,7 +14,7 @@ from vflsec.report.report import Report
 from vflsec.run import spec as specs
 from vflsec.run import training
 from vflsec.run.federation import build_method
-from vflsec.run.manifest import manifest_of
+from vflsec.run.job import manifest_of
 from vflsec.run.plan import baselines, training_cell, trials
 from vflsec.run.spec import EvalSpec, MethodSpec, parse_method
 from vflsec.run.store import Store

@@ -19,7 +19,7 @@ from vflsec.results.records.schema import Result
 from vflsec.run import engine, plan, runner, training
 from vflsec.run import spec as specs
 from vflsec.run.federation import MEMBER, Candidates, asked, build_federation, build_method, partition_of
-from vflsec.run.forecast import forecast
+from vflsec.run.job import forecast
 from vflsec.run.questions import ask
 from vflsec.run.spec import AuxSpec
 from vflsec.run.store import StageDone, Store
@@ -125,7 +125,7 @@ def test_what_a_shadow_says_is_what_it_says_when_trained_by_itself():
     own = trained.federation
     target = Candidates.draw(0, own.n_rows("train"), own.n_rows("test"))
     torch.testing.assert_close(found.logits[2], target.dealt(2).of(asked(trained)), rtol=0, atol=1e-5)
-    view = ask(plan.build_attack(specs.parse_attack("lira")), trained, "active", AuxSpec(n=20)).view
+    view = ask(plan.resolve(specs.parse_attack("lira")).make(), trained, "active", AuxSpec(n=20)).view
     assert found.logits.shape == (4, *view.predictions["candidates"].shape)
     assert found.members.dtype == torch.bool
 

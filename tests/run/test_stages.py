@@ -9,7 +9,7 @@ from vflsec.report.report import Report
 from vflsec.results.records.schema import BaselineResult, Result
 from vflsec.run import engine
 from vflsec.run import spec as specs
-from vflsec.run.manifest import manifest_of
+from vflsec.run.job import manifest_of
 from vflsec.run.plan import NO_ADVERSARY, training_cell, trials
 from vflsec.run.store import StageDone, Store
 from vflsec.run.training import limit_threads, train

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from tests.results.analysis.made import made_result
 from vflsec.base.errors import StoreError
 from vflsec.results.records.schema import Block
-from vflsec.run.manifest import manifest_of
+from vflsec.run.job import manifest_of
 from vflsec.run.spec import EvalSpec
 from vflsec.run.store import CellFacts, CellFolder, Store
 

@@ -60,7 +60,7 @@ def mountable(spec):
     ((_, method, federation),) = engine._built(spec)
     for name in registry.entries("attacks"):
         for after in (None, *method.phases[:-1]):
-            attack = plan.build_attack(specs.parse_attack(name))
+            attack = plan.resolve(specs.parse_attack(name)).make()
             try:
                 mounting.mount(
                     attack, after, spec.adversary, spec.aux, method, federation, spec.method.get(method.name, {})
@@ -154,7 +154,7 @@ def test_views_of_the_source_hold_its_rows_and_what_was_said_of_them():
     tap = Transcript(frozenset({"passive_1"}), frozenset({Kind.GRADIENT}))
     federation.channel.taps.append(tap)
     method.run("pretrain", federation)
-    attack = plan.build_attack(specs.parse_attack("direction"))
+    attack = plan.resolve(specs.parse_attack("direction")).make()
     view, truth, *_ = ask(
         attack, Trained(method, federation, {}), "passive_1", spec.aux, tuple(tap.messages), "pretrain"
     )

@@ -13,7 +13,7 @@ from vflsec.base.errors import UsageError
 from vflsec.core import hooks
 from vflsec.core.defense import Defense, DefenseStack, Release, touches
 from vflsec.core.message import Kind
-from vflsec.run.plan import build_defense
+from vflsec.run.plan import resolve
 from vflsec.run.spec import parse_defense
 
 CROSSING = frozenset({Kind.EMBEDDING, Kind.GRADIENT})
@@ -42,7 +42,7 @@ def defend(*defenses: str, releases: int | None = None, seed: int | None = None)
     Raises:
         UsageError: an unknown name or option, or a defense that changes more than messages.
     """
-    built = [build_defense(parse_defense(text)) for text in defenses]
+    built = [resolve(parse_defense(text)).defense() for text in defenses]
     for defense in built:
         if not fits_any_loop(defense):
             raise UsageError(

@@ -28,7 +28,7 @@ from vflsec.results.records.manifest import AUDITED, Manifest
 from vflsec.results.records.schema import BaselineResult, Result
 from vflsec.run.cell import Technique, digest
 from vflsec.run.engine import reasons
-from vflsec.run.manifest import attack_entry, entries, provenance
+from vflsec.run.job import attack_entry, entries, provenance
 from vflsec.run.mounting import every_victim, is_baseline, with_columns
 from vflsec.run.plan import Baseline, Trial, registered_attacks, resolve, without_federation
 from vflsec.run.questions import Question, ask

@@ -26,7 +26,7 @@ from vflsec.core.message import Kind, Message, Transcript
 from vflsec.core.method import Trained
 from vflsec.data.encode import Matrix, dense
 from vflsec.data.partition import Partition
-from vflsec.run.plan import build_defense
+from vflsec.run.plan import resolve
 from vflsec.run.score import measure
 from vflsec.run.spec import parse_defense
 from vflsec.run.store import CellFacts
@@ -381,7 +381,7 @@ def _shared(sent: Releases, rng: np.random.Generator) -> float:
 
 def declared_kinds(defenses: Sequence[str]) -> list[frozenset[Kind]]:
     """Return the kinds of messages that each defense changes, by its text on the command line."""
-    return [frozenset(build_defense(parse_defense(text)).at) for text in defenses]
+    return [frozenset(resolve(parse_defense(text)).defense().at) for text in defenses]
 
 
 def share_used(

@@ -12,7 +12,7 @@ from vflsec.base.errors import UsageError
 from vflsec.core import hooks
 from vflsec.core.defense import touches
 from vflsec.core.message import Kind, ReleaseCount
-from vflsec.run.plan import build_defense
+from vflsec.run.plan import resolve
 from vflsec.run.score import most_per_row, spent_by
 from vflsec.run.spec import parse_defense
 
@@ -33,7 +33,7 @@ def spent_on(defenses: Sequence[str], subject: Subject, parties: Iterable[str]) 
     releases = released(subject.messages, subject.adversary)
     found = []
     for text in defenses:
-        defense = build_defense(parse_defense(text))
+        defense = resolve(parse_defense(text)).defense()
         if hooks.UPDATE in touches(defense):
             raise UsageError(f"expected a defense of messages, got {text}: its epsilon counts updates, not messages")
         acted_on = [one for one in releases if defense.acts(Kind(one.kind), one.phase)]

@@ -372,7 +372,7 @@ def write_rows(path: Path, table: pd.DataFrame) -> None:
 def show_plan(job: Job, todo: Plan, jobs: int) -> None:
     """Print the plan, its time and the resolved settings; of a sweep its points."""
     from vflsec.run import engine
-    from vflsec.run.forecast import forecast, past_results, shapes
+    from vflsec.run.job import forecast, past_results, shapes
 
     announce(job, todo)
     if job.sweep:
@@ -391,7 +391,7 @@ def show_plan(job: Job, todo: Plan, jobs: int) -> None:
 
 def announce(job: Job, todo: Plan) -> None:
     """Print the plan: what is attacked by whom, and how much of it is computed already."""
-    from vflsec.run.plan import build_attack
+    from vflsec.run.plan import resolve as technique
 
     if job.sweep:
         what = f"{count(len(job.parts), 'point')} of {', '.join(job.sweep.axes)}"
@@ -402,7 +402,8 @@ def announce(job: Job, todo: Plan) -> None:
     defenses = ", ".join(defense.label for defense in spec.defenses) or "no defense"
     click.echo(f"vflsec eval  {names.dataset} / {', '.join(spec.methods)} / {defenses} / {attacks}", err=True)
     behavior = "honest-but-curious"
-    acting = dict.fromkeys(attack.name for attack in map(build_attack, spec.attacks) if attack.acts_in_training)
+    made = [technique(attack).make() for attack in spec.attacks]
+    acting = dict.fromkeys(attack.name for attack in made if attack.acts_in_training)
     if acting:
         behavior += f" (malicious in training under {', '.join(acting)})"
     side = spec.adversary if spec.adversary in ("active", "server", "source") else "passive"

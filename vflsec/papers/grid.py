@@ -9,18 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 from joblib import Parallel, delayed
 
 from vflsec.base import files
 from vflsec.base.checks import unknown
 from vflsec.base.errors import UsageError
+from vflsec.core.method import Trained
+from vflsec.results.metrics import METRICS
 from vflsec.results.records.schema import Record
 from vflsec.run import engine, training
 from vflsec.run import spec as specs
 from vflsec.run.cell import Cell
 from vflsec.run.engine import Plan
-from vflsec.run.job import Evaluation
-from vflsec.run.manifest import manifest_of
+from vflsec.run.job import Evaluation, manifest_of
 from vflsec.run.plan import Names, resolve, training_cell
 from vflsec.run.spec import EvalSpec
 from vflsec.run.store import CellFacts, StageDone, Store
@@ -145,8 +147,21 @@ def _train(cell: Cell, folder: Path, device: str, *, validated: bool) -> str:
         with training.limit_threads():
             trained, made = training.train(cell, device, store=store)
             if trained and validated:
-                made.validation = training.validation(trained)
+                made.validation = validation(trained)
         stored.remove()  # a training that was kept without that metric
         stored.write(made, lambda path: trained.save(path) if trained else path.mkdir())
         files.discard(stored.partial)
     return f"{cell.dataset.name}, {cell.method.name}, seed {cell.seed}"
+
+
+def validation(trained: Trained) -> float:
+    """Return the headline metric on validation rows.
+
+    Raises:
+        UsageError: there are none.
+    """
+    federation = trained.federation
+    labels = federation.active.labels.get("val", torch.empty(0)).cpu().numpy()
+    if not len(labels):
+        raise UsageError("expected validation rows to choose between trials, got none: raise data.validation")
+    return METRICS[federation.metric](trained.predict("val").detach().cpu().numpy(), labels)

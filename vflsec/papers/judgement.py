@@ -21,7 +21,7 @@ from vflsec.report import formats
 from vflsec.report.formats import Cells
 from vflsec.results.analysis.summary import summarize
 from vflsec.results.statistics import FEWEST, LEVEL, POWER
-from vflsec.run.manifest import commit
+from vflsec.run.job import commit
 from vflsec.run.store import environment
 
 HEAD = """\

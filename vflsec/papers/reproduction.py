@@ -31,7 +31,7 @@ from vflsec.results.records.manifest import RowEntry
 from vflsec.results.records.schema import Record, Result
 from vflsec.results.statistics import Interval, over_seeds
 from vflsec.run.job import Evaluation
-from vflsec.run.plan import build_attack
+from vflsec.run.plan import resolve
 
 WORSE, BETTER = "▲", "▽"
 
@@ -302,7 +302,7 @@ def _attacked(
         return (dict(leak.by_seed), leak.metric) if leak else ({}, "")
     found: dict[int, float] = {}
     metric = asked.metric
-    acting = {attack.label for attack in at.spec.attacks if build_attack(attack).acts_in_training}
+    acting = {attack.label for attack in at.spec.attacks if resolve(attack).make().acts_in_training}
     for row in at.manifest.rows:
         record = records.get(row.key)
         wanted = row.attack == asked.attack or (asked.measure == "utility" and row.attack not in acting)

@@ -13,7 +13,6 @@ from vflsec.base.checks import unknown
 from vflsec.base.errors import UsageError
 from vflsec.core import registry
 from vflsec.core.attack import Attack
-from vflsec.core.defense import Defense
 from vflsec.core.message import SERVER, SOURCE
 from vflsec.core.view import Need
 from vflsec.data import memory
@@ -259,20 +258,6 @@ def _pretrained_alone(cell: Cell) -> Cell | None:
     options = {key: value for key, value in cell.method.spec.options.items() if key in shared}
     method = resolve(MethodSpec(name=name, options=options))
     return msgspec.structs.replace(cell, method=method, defenses=(), malicious=None)
-
-
-def build_attack(spec: AttackSpec) -> Attack:
-    """Return the attack that ``spec`` names."""
-    attack = resolve(spec).make()
-    assert isinstance(attack, Attack)
-    return attack
-
-
-def build_defense(spec: DefenseSpec) -> Defense:
-    """Return the defense that ``spec`` names, at its strength."""
-    defense = resolve(spec).defense()
-    assert isinstance(defense, Defense)
-    return defense
 
 
 def without_federation(attack: Attack) -> Attack | None:

@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 from torch.nn import functional as F
 
-from vflsec.base.errors import Diverged, NotStackable, UsageError, VflsecError
+from vflsec.base.errors import Diverged, NotStackable, VflsecError
 from vflsec.base.seeds import derive
 from vflsec.base.sparse_rows import matrix_of
 from vflsec.core.attack import integrity_attacks
@@ -35,7 +35,6 @@ from vflsec.core.view import Shadows
 from vflsec.data.checkup import quick_utility
 from vflsec.data.encode import side_by_side
 from vflsec.methods.together import join, part
-from vflsec.results.metrics import METRICS
 from vflsec.run.cell import Cell, Technique, digest
 from vflsec.run.federation import MEMBER, Candidates, asked, build_federation, build_method, partition_of
 from vflsec.run.score import measure
@@ -266,19 +265,6 @@ def _measure(trained: Trained, facts: CellFacts, seed: int) -> None:
         facts.status, facts.error = "collapsed", collapsed
     labels, groups = federation.active.labels["test"], federation.groups.get("test")
     facts.utility = measure(logits, labels, federation.metric, seed, groups=groups)
-
-
-def validation(trained: Trained) -> float:
-    """Return the headline metric on validation rows.
-
-    Raises:
-        UsageError: there are none.
-    """
-    federation = trained.federation
-    labels = federation.active.labels.get("val", torch.empty(0)).cpu().numpy()
-    if not len(labels):
-        raise UsageError("expected validation rows to choose between trials, got none: raise data.validation")
-    return METRICS[federation.metric](trained.predict("val").detach().cpu().numpy(), labels)
 
 
 def quick(federation: Federation, parties: Sequence[Party]) -> float | None:

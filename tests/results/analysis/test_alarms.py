@@ -15,7 +15,7 @@ from vflsec.results.records.manifest import RunLimits
 from vflsec.results.records.schema import Block
 from vflsec.results.statistics import GROUPS
 from vflsec.run import spec as specs
-from vflsec.run.manifest import manifest_of
+from vflsec.run.job import manifest_of
 from vflsec.run.plan import baselines, trials
 from vflsec.run.score import is_constant, score, share_of_class
 

@@ -14,7 +14,7 @@ from vflsec.results.statistics import GROUPS, SHARE, over_seeds, within
 from vflsec.run import engine
 from vflsec.run import spec as specs
 from vflsec.run.federation import build_federation
-from vflsec.run.manifest import manifest_of
+from vflsec.run.job import manifest_of
 from vflsec.run.plan import baselines, trials
 from vflsec.run.store import Store
 

@@ -18,7 +18,7 @@ from vflsec.results.records.manifest import RunLimits
 from vflsec.results.records.schema import Block
 from vflsec.results.statistics import GROUPS, SHARE, over_seeds, standardized, within
 from vflsec.run import spec as specs
-from vflsec.run.manifest import manifest_of
+from vflsec.run.job import manifest_of
 from vflsec.run.plan import baselines, trials
 from vflsec.run.spec import AttackSpec
 
