@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy import optimize, stats
 
-from vflsec.results.canaries import CONFIDENCE, bound_epsilon, most_confident
+from vflsec.results.canaries import CONFIDENCE, bound_epsilon, count_confident
 
 GAMES = 1000
 TRIALS = 1750
@@ -106,7 +106,7 @@ def _of_trials(delta: float, **options: object) -> Callable[[Mechanism, float, n
 def _of_coins(delta: float) -> Callable[[Mechanism, float, np.random.Generator], float]:
     def lower(mechanism: Mechanism, epsilon: float, rng: np.random.Generator) -> float:
         coins = rng.integers(2, size=TRIALS)
-        return bound_epsilon(*most_confident(mechanism(coins.astype(float), epsilon, rng), coins), delta)
+        return bound_epsilon(*count_confident(mechanism(coins.astype(float), epsilon, rng), coins), delta)
 
     return lower
 

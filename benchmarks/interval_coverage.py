@@ -19,11 +19,11 @@ from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import train_test_split
 
-from vflsec.results.analysis.intervals import DIFFERENCE, SeedValue, detectable, headline, interval, measure
+from vflsec.results.analysis.intervals import DIFFERENCE, SeedValue, detectable_advantage, headline, interval, measure
 from vflsec.results.analysis.trainings import MOST, list_stops
 from vflsec.results.metrics import METRICS
 from vflsec.results.records.schema import Block
-from vflsec.results.statistics import GROUPS, SHARE, groups_of, over_seeds, over_seeds_and_rows, without_groups
+from vflsec.results.statistics import GROUPS, SHARE, draw_groups, leave_out_groups, over_seeds, over_seeds_and_rows
 
 COLUMNS = 6
 """Of each party."""
@@ -53,7 +53,7 @@ def world(rows: int, rng: np.random.Generator) -> World:
 def block(score: np.ndarray, y: np.ndarray, groups: np.ndarray, known: float) -> Block:
     """Return a score's AUC on rows of these groups, for an adversary that knows this share of all labels."""
     scores = np.stack([-score, score], axis=1)
-    without = without_groups("auc", scores, y, groups)
+    without = leave_out_groups("auc", scores, y, groups)
     own = {"auc": METRICS["auc"](scores, y)}
     return Block(metrics=own, ci95_rows=(None, None), chance=0.5, n=len(y), without=without, known=known)
 
@@ -78,7 +78,7 @@ def split(one: World, seed: int, planted: float | None = None) -> dict[str, Bloc
     known = rng.choice(train, KNOWN, replace=False)
     attack, alone = (LogisticRegression(C=0.1).fit(x[known], one.y[known]) for x in (received, own))
     scores |= {"leak": attack.decision_function(received[test]), "alone": alone.decision_function(own[test])}
-    groups = groups_of(n)[test]
+    groups = draw_groups(n)[test]
     return {name: block(score, one.y[test], groups, KNOWN / n * (name != "utility")) for name, score in scores.items()}
 
 
@@ -136,7 +136,7 @@ def planted(rows: int, worlds: int, seeds: int, deviations: Sequence[float]) -> 
         advantages = [[measure(sub, *pair) for pair in one] for one in pairs]
         lows = [interval(one, seeds, DIFFERENCE)["ci95"][0] for one in advantages]
         true = float(np.mean([own.value for one in advantages for own in one]))
-        stated = float(np.mean([detectable(one, seeds) or 0.0 for one in pairs]))
+        stated = float(np.mean([detectable_advantage(one, seeds) or 0.0 for one in pairs]))
         every.append(Planted(size, true, float(np.mean(np.array(lows) > 0)), stated))
     return every
 

@@ -19,7 +19,7 @@ from vflsec.base.errors import Diverged, InsufficientView, StoreError, UsageErro
 from vflsec.core.method import Progress, Trained
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.memory import keep
-from vflsec.report.progress import shown
+from vflsec.report.progress import show_progress
 from vflsec.report.report import Report
 from vflsec.report.sweep import SweepReport
 from vflsec.run import engine, plan, runner, training
@@ -179,7 +179,7 @@ def compute(job: Job, *, progress: bool, jobs: int = 1, device: str = "cpu") -> 
     with job.opened():
         todo = job.plan()
         records = job.run(todo, jobs=jobs, device=device)
-        for _ in shown(records, todo.missing) if progress else records:
+        for _ in show_progress(records, todo.missing) if progress else records:
             pass
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vflsec.results.metrics import calibrated, knowledge
+from vflsec.results.metrics import calibrate, knowledge
 
 
 def halves(n, seed=0):
@@ -14,7 +14,7 @@ def halves(n, seed=0):
 
 def told(scores, labels):
     first = halves(len(labels))
-    return knowledge(calibrated(scores, labels, first), labels, first)
+    return knowledge(calibrate(scores, labels, first), labels, first)
 
 
 def binary(score):
@@ -113,7 +113,7 @@ def test_only_the_order_counts(seed):
     rng = np.random.default_rng(seed)
     labels, score = rng.integers(0, 2, 200), rng.normal(size=200).round(1)
     first = halves(200, seed)
-    assert calibrated(binary(score), labels, first) == pytest.approx(calibrated(binary(score**3), labels, first))
+    assert calibrate(binary(score), labels, first) == pytest.approx(calibrate(binary(score**3), labels, first))
 
 
 @settings(max_examples=20)
@@ -122,9 +122,9 @@ def test_no_row_is_calibrated_by_its_own_answer(seed, row):
     rng = np.random.default_rng(seed)
     labels, scores = rng.integers(0, 3, 300), rng.normal(size=(300, 3))
     first = halves(300, seed)
-    before = calibrated(scores, labels, first)
+    before = calibrate(scores, labels, first)
     labels[row] = (labels[row] + 1) % 3
-    after = calibrated(scores, labels, first)
+    after = calibrate(scores, labels, first)
     assert (after[row] == before[row]).all()
     assert (after[first == first[row]] == before[first == first[row]]).all()
     assert after.sum(axis=1) == pytest.approx(1.0)
@@ -140,7 +140,7 @@ def test_few_rows_are_no_certainty_and_no_zero():
 def test_known_rows_of_a_class_are_seen_from_100_on(rows):
     labels = (np.arange(10_000) < 900).astype(int)
     certain, first = binary((np.arange(10_000) < rows).astype(float)), np.arange(10_000) % 2 == 0
-    found = knowledge(calibrated(certain, labels, first), labels, first)
+    found = knowledge(calibrate(certain, labels, first), labels, first)
     assert found["known_of_class@0.99"] == (pytest.approx(1 / 9) if rows == 100 else 0.0)
 
 
@@ -149,9 +149,9 @@ def test_what_is_known_of_a_rare_class_is_measured_from_100_rows_on(rows):
     """A step of m rows is (m + 1/2) / (m + 1), which exceeds .99 from m = 50 on."""
     labels = (np.arange(10_000) < rows).astype(int)
     perfect, first = binary(labels.astype(float)), np.arange(10_000) % 2 == 0
-    found = knowledge(calibrated(perfect, labels, first), labels, first)
+    found = knowledge(calibrate(perfect, labels, first), labels, first)
     assert found.get("known_of_class@0.99") == found.get("right_of_class@0.99") == (1.0 if rows == 100 else None)
     assert found["known@0.99"] == pytest.approx(1.0 if rows == 100 else 1 - rows / 10_000)
     blind = np.random.default_rng(0).normal(size=10_000)
-    found = knowledge(calibrated(binary(blind), labels, first), labels, first)
+    found = knowledge(calibrate(binary(blind), labels, first), labels, first)
     assert found.get("known_of_class@0.99") == (0.0 if rows == 100 else None), "nothing is known of enough rows"

@@ -313,7 +313,7 @@ def test_numbers(value, text):
 
 @pytest.mark.parametrize(("value", "text"), [(-0.0004, ".000"), (0.0, "+.000"), (-0.0006, "-.001"), (0.02, "+.020")])
 def test_no_difference_has_a_minus(value, text):
-    assert formats.signed(value) == text
+    assert formats.signed_number(value) == text
 
 
 def test_csv_has_full_precision_and_one_line_per_point(summary):

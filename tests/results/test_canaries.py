@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from vflsec.results import empirical_epsilon as bounds
+from vflsec.results import canaries
 
 
 @pytest.mark.parametrize("mu", [0.05, 0.5, 1.8, 6.0])
@@ -89,25 +89,25 @@ def test_a_single_run_is_bounded_as_an_enumeration_says(right, guesses, tossed, 
         return tail(right) + 2 * tossed * delta * more
 
     for epsilon in (0.0, 0.3, 1.0, 2.5):
-        found = bounds.bound_p_value(right, guesses, tossed, epsilon, delta)
+        found = canaries.bound_p_value(right, guesses, tossed, epsilon, delta)
         assert found == pytest.approx(min(1.0, naive(epsilon)), rel=1e-9)
     grid = np.arange(0.0, 6.0, 0.001)
     left = next(epsilon for epsilon in grid if naive(epsilon) > 0.05)  # the least that is not refuted
-    assert bounds.bound_epsilon(right, guesses, tossed, delta) == pytest.approx(left, abs=0.0011)
+    assert canaries.bound_epsilon(right, guesses, tossed, delta) == pytest.approx(left, abs=0.0011)
 
 
 def test_without_a_delta_a_single_run_is_bounded_by_clopper_and_pearson():
     low = stats.binomtest(70, 90, alternative="greater").proportion_ci(0.95).low
-    assert bounds.bound_epsilon(70, 90, 200) == pytest.approx(math.log(low / (1 - low)), abs=1e-5)
-    assert bounds.bound_epsilon(45, 90, 200) == bounds.bound_epsilon(0, 0, 200) == 0.0
+    assert canaries.bound_epsilon(70, 90, 200) == pytest.approx(math.log(low / (1 - low)), abs=1e-5)
+    assert canaries.bound_epsilon(45, 90, 200) == canaries.bound_epsilon(0, 0, 200) == 0.0
     with pytest.raises(ValueError, match="right <= guesses <= tossed"):
-        bounds.bound_epsilon(3, 2, 5)
+        canaries.bound_epsilon(3, 2, 5)
 
 
 def test_rates_have_clopper_pearson_bounds():
     hits = np.array([0, 3, 20])
     by_scipy = [stats.binomtest(int(k), 20, alternative="greater").proportion_ci(0.99).low for k in hits]
-    np.testing.assert_allclose(bounds.lower(hits, 20, 0.01), by_scipy, atol=1e-12)
+    np.testing.assert_allclose(canaries.lower_rate(hits, 20, 0.01), by_scipy, atol=1e-12)
 
 
 def test_guesses_leave_out_what_is_not_sure():
@@ -116,18 +116,18 @@ def test_guesses_leave_out_what_is_not_sure():
     coins = rng.integers(2, size=4000)
     shown = rng.random(4000) < 0.25
     scores = np.where(shown, 10.0 * (2 * coins - 1), rng.normal(size=4000))
-    right, guesses, tossed = bounds.most_confident(scores, coins)
+    right, guesses, tossed = canaries.count_confident(scores, coins)
     assert tossed == 3000
     assert right > 0.99 * guesses
     assert guesses == pytest.approx(750, abs=80)
-    assert bounds.most_confident(scores[:0], coins[:0]) == (0, 0, 0)
+    assert canaries.count_confident(scores[:0], coins[:0]) == (0, 0, 0)
 
 
 def test_a_score_that_is_turned_round_or_constant_shows_nothing():
     rng = np.random.default_rng(0)
     coins = rng.integers(2, size=1000)
     for scores in (np.zeros(1000), -coins):
-        assert bounds.bound_epsilon(*bounds.most_confident(scores, coins)) < 0.2
+        assert canaries.bound_epsilon(*canaries.count_confident(scores, coins)) < 0.2
     assert epsilon_bounds.epsilon_at_least(np.ones(500), np.zeros(500), 0.0) == 0.0
     assert epsilon_bounds.epsilon_at_least(np.zeros(500), np.zeros(500), 0.0, tradeoff="gaussian") == 0.0
     assert epsilon_bounds.epsilon_at_least([], [], 0.0) == 0.0

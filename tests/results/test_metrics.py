@@ -94,7 +94,7 @@ def test_f1_of_many_classes_is_the_mean_over_classes():
     [(2, ("auc", "accuracy", "f1", "ks")), (5, ("accuracy", "auc", "f1")), (6, ("accuracy", "auc", "f1", "top5"))],
 )
 def test_what_applies(classes, names):
-    assert metrics.applicable(classes) == names
+    assert metrics.applicable_metrics(classes) == names
     assert set(names) <= set(metrics.METRICS)
 
 

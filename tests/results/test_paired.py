@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vflsec.results.statistics import ALPHA, POWER, detectable, holm, paired
+from vflsec.results.statistics import ALPHA, POWER, compare_pairs, detectable_difference, holm
 
 
 def test_tests_and_interval_are_those_of_scipy():
     rng = np.random.default_rng(0)
     a, b = rng.normal(0.8, 0.02, 8), rng.normal(0.79, 0.02, 8)
-    found = paired(list(a - b), floor=0.0, margin=0.03)
+    found = compare_pairs(list(a - b), floor=0.0, margin=0.03)
     assert found.p_above == pytest.approx(stats.ttest_rel(a, b, alternative="greater").pvalue)
     assert found.p_below == pytest.approx(stats.ttest_rel(a - 0.03, b, alternative="less").pvalue)
     whole = stats.ttest_rel(a, b).confidence_interval(0.95)
@@ -23,8 +23,8 @@ def test_tests_and_interval_are_those_of_scipy():
 
 def test_a_floor_below_zero_tests_that_nothing_is_lost():
     differences = [-0.01, 0.0, 0.01, -0.005, 0.005]
-    assert paired(differences, floor=-0.05, margin=-0.05).p_above < 0.001
-    assert paired(differences, floor=0.0, margin=0.05).p_above == pytest.approx(0.5)
+    assert compare_pairs(differences, floor=-0.05, margin=-0.05).p_above < 0.001
+    assert compare_pairs(differences, floor=0.0, margin=0.05).p_above == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
@@ -38,15 +38,15 @@ def test_a_floor_below_zero_tests_that_nothing_is_lost():
     ],
 )
 def test_differences_without_deviation_are_exact(differences, above, below):
-    found = paired(differences, margin=0.05)
+    found = compare_pairs(differences, margin=0.05)
     assert (found.deviation, found.p_above, found.p_below) == (0.0, above, below)
 
 
 @pytest.mark.parametrize("differences", [[], [0.5], [0.5, 0.5]])
 def test_fewer_than_three_seeds_decide_nothing(differences):
-    found = paired(differences, margin=0.05)
+    found = compare_pairs(differences, margin=0.05)
     assert (found.p_above, found.p_below, found.n) == (1.0, 1.0, len(differences))
-    assert detectable(0.01, len(differences)) == math.inf
+    assert detectable_difference(0.01, len(differences)) == math.inf
 
 
 def test_holm_by_hand():
@@ -59,7 +59,7 @@ def test_holm_by_hand():
 
 def _p_values(mean, n, draws, margin, deviation=1.0):
     x = np.random.default_rng(1).normal(mean, deviation, (draws, n))
-    return [paired(list(row), margin=margin) for row in x]
+    return [compare_pairs(list(row), margin=margin) for row in x]
 
 
 @pytest.mark.parametrize("n", [3, 6])
@@ -79,7 +79,7 @@ def test_intervals_cover_the_mean_as_often_as_stated():
 @pytest.mark.parametrize(("n", "level"), [(5, 0.05), (6, 0.001)])
 def test_the_stated_difference_is_found_with_the_stated_power(n, level):
     def found(scale):
-        difference = scale * detectable(2.0, n, level=level)
+        difference = scale * detectable_difference(2.0, n, level=level)
         return np.mean([one.p_above < level for one in _p_values(difference, n, 2000, 9.0, deviation=2.0)])
 
     assert found(1.0) == pytest.approx(POWER, abs=0.036)
@@ -89,6 +89,6 @@ def test_the_stated_difference_is_found_with_the_stated_power(n, level):
 
 def test_holm_keeps_the_error_of_a_whole_page():
     rng = np.random.default_rng(2)
-    pages = [[paired(list(row), margin=1.0).p_above for row in rng.normal(0, 1, (20, 5))] for _ in range(300)]
+    pages = [[compare_pairs(list(row), margin=1.0).p_above for row in rng.normal(0, 1, (20, 5))] for _ in range(300)]
     assert np.mean([min(holm(page)) < ALPHA for page in pages]) <= ALPHA + 0.04
     assert np.mean([min(page) < ALPHA for page in pages]) > 0.4  # without it

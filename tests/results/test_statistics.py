@@ -11,13 +11,13 @@ from scipy import stats
 from vflsec.results.metrics import METRICS, f1
 from vflsec.results.statistics import (
     GROUPS,
-    groups_of,
+    bound_interval,
+    draw_groups,
     jackknife,
+    leave_out_groups,
     over_rows,
     over_seeds,
     over_seeds_and_rows,
-    within,
-    without_groups,
 )
 
 
@@ -79,7 +79,7 @@ def test_a_single_positive_row_shows_no_variance_and_so_has_the_largest():
 
 def test_intervals_end_within_their_bounds_and_around_the_mean():
     for mean in (1 - 1e-13, 1.0, 1e-13, 0.5):
-        low, high = within(mean, 1e-7, (0.0, 1.0), 100)
+        low, high = bound_interval(mean, 1e-7, (0.0, 1.0), 100)
         assert 0 <= low <= mean <= high <= 1
 
 
@@ -89,7 +89,7 @@ def test_the_variance_of_auc_is_delong_s_also_on_ties():
     labels, score = (rng.random(200) < 0.3).astype(int), rng.integers(0, 8, 200).astype(float)
     pairs = np.array([[(a > b) + (a == b) / 2 for b in score[labels == 0]] for a in score[labels == 1]])
     variance = sum(side.var(ddof=1) / len(side) for side in (pairs.mean(axis=1), pairs.mean(axis=0)))
-    expected = within(pairs.mean(), stats.norm.ppf(0.975) * math.sqrt(variance), (0.0, 1.0))
+    expected = bound_interval(pairs.mean(), stats.norm.ppf(0.975) * math.sqrt(variance), (0.0, 1.0))
     assert over_rows("auc", np.stack([-score, score], axis=1), labels, rng) == pytest.approx(expected)
 
 
@@ -107,22 +107,22 @@ def test_within_a_share_is_wilsons_interval(share, margin):
     z, n = 2.0, 4.0 / margin**2 * share * (1 - share)
     center = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
-    low, high = within(share, margin, (0, 1))
+    low, high = bound_interval(share, margin, (0, 1))
     assert (low, high) == pytest.approx((center - half, center + half), abs=1e-9)
     assert -1e-9 <= low <= share <= high <= 1 + 1e-9
 
 
 def test_within_no_bounds_is_symmetric_and_one_bound_is_kept():
-    assert within(0.3, 0.1, (None, None)) == pytest.approx((0.2, 0.4))
-    low, high = within(0.9, 0.5, (None, 1.0))
+    assert bound_interval(0.3, 0.1, (None, None)) == pytest.approx((0.2, 0.4))
+    low, high = bound_interval(0.9, 0.5, (None, 1.0))
     assert high < 1
     assert (1 - low) * (1 - high) == pytest.approx((1 - 0.9) ** 2), "a factor less or more"
 
 
 def test_a_mean_at_a_bound_has_an_interval_by_its_rows():
     z = stats.norm.ppf(0.975)
-    assert within(1.0, 0.0, (0, 1), n=100) == pytest.approx((100 / (100 + z**2), 1.0))
-    assert within(0.0, 0.0, (-1, 1), n=100) == (0.0, 0.0), "no bound"
+    assert bound_interval(1.0, 0.0, (0, 1), n=100) == pytest.approx((100 / (100 + z**2), 1.0))
+    assert bound_interval(0.0, 0.0, (-1, 1), n=100) == (0.0, 0.0), "no bound"
 
 
 @pytest.mark.parametrize("metric", ["auc", "accuracy", "f1"])
@@ -130,16 +130,16 @@ def test_without_groups_is_the_metric_of_the_other_rows(metric):
     rng = np.random.default_rng(0)
     labels = (rng.random(300) < 0.4).astype(int)
     score = np.round(labels + rng.normal(size=300), 1)
-    scores, groups = np.stack([0.5 - score, score - 0.5], axis=1), groups_of(300)
-    found = without_groups(metric, scores, labels, groups)
+    scores, groups = np.stack([0.5 - score, score - 0.5], axis=1), draw_groups(300)
+    found = leave_out_groups(metric, scores, labels, groups)
     naive = [METRICS[metric](scores[groups != k], labels[groups != k]) for k in range(GROUPS)]
     assert found == pytest.approx(naive)
-    assert without_groups(metric, scores, np.arange(300) // 299, groups) is None, "the only positive is in one group"
+    assert leave_out_groups(metric, scores, np.arange(300) // 299, groups) is None, "the only positive is in one group"
 
 
 def test_groups_are_even_and_always_the_same():
-    assert np.bincount(groups_of(1000)).tolist() == [1000 // GROUPS] * GROUPS
-    assert (groups_of(77) == groups_of(77)).all()
+    assert np.bincount(draw_groups(1000)).tolist() == [1000 // GROUPS] * GROUPS
+    assert (draw_groups(77) == draw_groups(77)).all()
 
 
 def test_the_jackknife_of_a_mean_is_the_variance_of_the_means_of_groups():

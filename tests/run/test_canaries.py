@@ -14,7 +14,7 @@ import vflsec
 from vflsec.base.errors import UsageError
 from vflsec.cli import cli
 from vflsec.report.report import Report
-from vflsec.results.analysis.groups import empirical
+from vflsec.results.analysis.groups import bound_by_guesses
 from vflsec.results.canaries import bound_epsilon, toss
 from vflsec.results.records import schema
 from vflsec.run import spec as specs
@@ -148,12 +148,12 @@ def result(promised, right, delta=0.0, **more):
 
 
 def test_the_guesses_of_all_seeds_add_up():
-    one = empirical("direction", [result(2.0, 400), result(3.0, 410)])
+    one = bound_by_guesses("direction", [result(2.0, 400), result(3.0, 410)])
     assert (one.right, one.made, one.tossed, one.promised) == (810, 1000, 1500, 3.0)
     assert one.epsilon == bound_epsilon(810, 1000, 1500)
-    with_delta = empirical("direction", [result(2.0, 400, 1e-5)])
+    with_delta = bound_by_guesses("direction", [result(2.0, 400, 1e-5)])
     assert with_delta.epsilon == bound_epsilon(400, 500, 750, 1e-5) < bound_epsilon(400, 500, 750)
-    assert empirical("direction", [result(2.0, 400, of="models")]).promised is None  # it is not of messages
+    assert bound_by_guesses("direction", [result(2.0, 400, of="models")]).promised is None  # it is not of messages
 
 
 def test_a_broken_promise_is_named(folder):

@@ -23,7 +23,7 @@ from vflsec.core.method import Trained
 from vflsec.core.view import GroundTruth, Need, View
 from vflsec.data.partition import Partition
 from vflsec.inference.recordings.samples import ids_of, samples, steps_with_weights
-from vflsec.results.metrics import VALUES, applicable
+from vflsec.results.metrics import VALUES, applicable_metrics
 from vflsec.run.adversary import draw_auxiliary
 from vflsec.run.questions import Question
 from vflsec.run.spec import AuxSpec
@@ -116,10 +116,12 @@ class RecordingAudit(SystemAudit):
 def _labels(audit: RecordingAudit, seed: int) -> Question:
     classes = max(2, audit.recording.header.layout.outputs)
     if audit.answers is None:
-        return Question(audit.view(classes), GroundTruth({}), applicable(classes))
+        return Question(audit.view(classes), GroundTruth({}), applicable_metrics(classes))
     labels = audit.answers.labels
     rows = _drawn(labels >= 0, labels, classes, audit.aux, seed)
-    return Question(audit.view(classes, rows, labels[rows]), GroundTruth({"train": labels}), applicable(classes))
+    return Question(
+        audit.view(classes, rows, labels[rows]), GroundTruth({"train": labels}), applicable_metrics(classes)
+    )
 
 
 def _features(audit: RecordingAudit, seed: int) -> Question:

@@ -23,7 +23,7 @@ from vflsec.companies.messages import Committed, Hello
 from vflsec.companies.party_rows import PartyRows
 from vflsec.companies.side import Batch, Commit, Side, draw_normal, first_share, step
 from vflsec.core.checkpoint import State, below, load_model_state, model_state, under
-from vflsec.results.metrics import METRICS, applicable
+from vflsec.results.metrics import METRICS, applicable_metrics
 
 
 class ActiveSide(Side):
@@ -150,7 +150,9 @@ class ActiveSide(Side):
 
     def utility(self) -> dict[str, float]:
         """Return every metric of the test rows, the headline first."""
-        return {name: METRICS[name](self.logits(), self.y["test"]) for name in applicable(len(self.data.classes))}
+        return {
+            name: METRICS[name](self.logits(), self.y["test"]) for name in applicable_metrics(len(self.data.classes))
+        }
 
     def state(self) -> State:
         """Return the top model over the own columns, its optimizer, and the share of the weights over the embedding."""

@@ -46,7 +46,7 @@ class Federation:
         places: by split, the positions (n_train,) of the training rows among its rows, for ``aligned``.
         names: what the data call a party, by its name here; others keep theirs.
         canaries: the training rows whose labels were tossed, or None.
-        groups: by split, the group of each row, for intervals over seeds; see ``vflsec.results.statistics.groups_of``.
+        groups: by split, the group of each row, for intervals over seeds: ``vflsec.results.statistics.draw_groups``.
     """
 
     parties: Mapping[str, Party]

@@ -37,7 +37,7 @@ from vflsec.data.columns_split import ColumnSplit, deal_again
 from vflsec.data.dataset import PartyTable, VerticalDataset, align
 from vflsec.data.encode import ColumnEncoder, Matrix
 from vflsec.results.canaries import Canaries, toss
-from vflsec.results.statistics import groups_of
+from vflsec.results.statistics import draw_groups
 
 
 class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -190,7 +190,7 @@ def partition(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
     source = _source_data(dataset.source, foreign["source"]) if dataset.source else None
     places = {"aligned": ids["aligned"].get_indexer(ids["train"])}
     facts = dataset.classes, dataset.metric
-    drawn = groups_of(len(dataset.labels))
+    drawn = draw_groups(len(dataset.labels))
     groups = {split: drawn[dataset.labels.index.get_indexer(index)] for split, index in every.items()}
     used = len(align(dataset.parties)) / min(len(table.frame) for table in dataset.parties)
     return Partition(

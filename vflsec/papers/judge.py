@@ -120,7 +120,7 @@ def _run(
     from vflsec.papers.measurements import write_measurements
     from vflsec.papers.study_grid import StudyGrid, read_study
     from vflsec.papers.verdicts import MeasuredStudy
-    from vflsec.report.progress import shown
+    from vflsec.report.progress import show_progress
     from vflsec.run.store import Store, writing
 
     registered, stem = read_study(name), Path(name).stem
@@ -135,7 +135,7 @@ def _run(
     with store.lock():
         store.trim()
         with kept_on_interrupt(store):
-            for _ in shown(job.compute(jobs=jobs or api.cores(), device=device), missing):
+            for _ in show_progress(job.compute(jobs=jobs or api.cores(), device=device), missing):
                 pass
         measurements = measure_study(job)
         if rounding:

@@ -57,7 +57,7 @@ def command(
     from vflsec.cli.options import kept_on_interrupt, show
     from vflsec.papers import recipe
     from vflsec.papers.reproduction import Reproduction, measure_recipe
-    from vflsec.report.progress import shown
+    from vflsec.report.progress import show_progress
     from vflsec.run.engine import check_device
     from vflsec.run.store import Store, writing
 
@@ -84,7 +84,7 @@ def command(
     with store.lock():
         store.trim()
         with kept_on_interrupt(store):
-            for _ in shown(job.compute(jobs=jobs or api.cores(), device=device), missing):
+            for _ in show_progress(job.compute(jobs=jobs or api.cores(), device=device), missing):
                 pass
     result = Reproduction(stem, chosen, measure_recipe(job), job)
     show(result, form)

@@ -384,11 +384,11 @@ def _shown(entry: Entry, *, bare: bool = False) -> str:
     if entry.against:
         mark = {True: f" {WORSE}", False: f" {BETTER}", None: ""}[entry.worse]
         spread = "" if bare else formats.spread(entry.measured, (entry.low, entry.high))
-        return f"{formats.signed(entry.measured)}{spread}{mark}"
+        return f"{formats.signed_number(entry.measured)}{spread}{mark}"
     number = _hours if entry.measure == "hours" else formats.number
     margin = None if bare else longer_side(entry.measured, (entry.low, entry.high))
     spread = "" if margin is None else f" ±{number(margin)}"
-    difference = "" if entry.difference is None else f", {formats.signed(entry.difference)}"
+    difference = "" if entry.difference is None else f", {formats.signed_number(entry.difference)}"
     printed = "" if entry.printed is None else f" ({number(entry.printed)}{difference})"
     return f"{number(entry.measured)}{spread}{printed}"
 

@@ -16,7 +16,7 @@ import msgspec
 from vflsec.base.errors import UsageError
 from vflsec.papers.measurements import Measurements, Values
 from vflsec.papers.study import ALONE, MOST_SEEDS, ArmMeasure, Claim, Study
-from vflsec.results.statistics import ALPHA, FEWEST, Paired, detectable, holm, paired
+from vflsec.results.statistics import ALPHA, FEWEST, Paired, compare_pairs, detectable_difference, holm
 
 Decision = Literal["holds", "does not hold here", "undecided"]
 HOLDS: Decision = "holds"
@@ -213,7 +213,7 @@ def _compare(
         differences = [1 - first[seed] / second[seed] if second[seed] else 0.0 for seed in seeds]
     else:
         differences = [(first[seed] - second[seed]) * (1 if more else -1) for seed in seeds]
-    difference: Paired = paired(differences, floor=floor, margin=margin)
+    difference: Paired = compare_pairs(differences, floor=floor, margin=margin)
     lost = set()
     for arm, measured, given in zip(arms, (better, other), (first, second), strict=True):
         named = {} if arm == ALONE else measured.lost
@@ -231,7 +231,7 @@ def _compare(
         deviation=difference.deviation,
         p_above=difference.p_above,
         p_below=difference.p_below,
-        detectable=detectable(difference.deviation, difference.n, level=level),
+        detectable=detectable_difference(difference.deviation, difference.n, level=level),
         lost=sorted(lost),
         unconverged=max(better.unconverged, other.unconverged),
     )

@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vflsec.report.formats import Column, number, signed, status, with_ends, with_margin
+from vflsec.report.formats import Column, number, signed_number, status, with_ends, with_margin
 from vflsec.results.analysis.results import Damage, Ends, Point, Summary
 from vflsec.results.records.manifest import INTEGRITY
 
@@ -35,7 +35,7 @@ def name_of_attack(row: Point | Damage) -> str:
 
 def epsilon(point: Point) -> str:
     """Return the epsilon of each defense that has one, to three digits; infinity where none has."""
-    spent = [(short(float(f"{loss['epsilon']:.3g}")), loss.get("of")) for loss in point.spent]
+    spent = [(shorten(float(f"{loss['epsilon']:.3g}")), loss.get("of")) for loss in point.spent]
     texts = [f"{value} ({of})" if of else value for value, of in spent]
     return ", ".join(texts) or ("∞" if point.status != "missing" else "–")
 
@@ -50,19 +50,19 @@ def is_private(summary: Summary) -> bool:
     return has_lower_bound(summary) or any(point.spent for point in summary.points)
 
 
-def short(value: float) -> str:
+def shorten(value: float) -> str:
     """Return a number of at most four characters: 600, 25.6k, 420k."""
     return f"{value / 1000:.3g}k" if value >= 1000 else f"{value:g}"
 
 
 def budget(point: Point) -> str:
     """Return what the attack spent, and how certain its sign is, given the auxiliary labels."""
-    parts = [f"{short(value)} {name}" for name, value in point.budget.items()]
+    parts = [f"{shorten(value)} {name}" for name, value in point.budget.items()]
     parts += [f"sign {100 * point.sureness:.0f} %"] if point.sureness is not None else []
     return ", ".join(parts) or "–"
 
 
-def scaled(value: float | None, unit: float) -> str:
+def scale(value: float | None, unit: float) -> str:
     """Return a number of units with one decimal, or a dash."""
     return "–" if value is None else f"{value / unit:.1f}"
 
@@ -87,7 +87,7 @@ def _with_interval(name: str, get: Callable[[Any], tuple[float | None, Ends]], *
 
 def _until_target(title: str, key: str, unit: float, place: int) -> Column:
     """Return a column of the way to ``train.target``."""
-    return Column("", title=title, cell=lambda p: scaled((p.reached or {}).get(key), unit), detail=1, place=place,
+    return Column("", title=title, cell=lambda p: scale((p.reached or {}).get(key), unit), detail=1, place=place,
                   is_shown=lambda summary: summary.target is not None)  # fmt: skip
 
 
@@ -123,12 +123,12 @@ RESULTS: tuple[Column, ...] = (
     Column("alone", lambda p: p.leak.alone, "alone", lambda p: number(p.leak.alone), detail=3, place=90,
            help="What the adversary infers without joining, by the best attack on its own columns."),
     *_with_interval("advantage", lambda p: (p.leak.advantage, p.leak.advantage_ci95), title="advantage", place=110,
-                    cell=lambda p: signed(p.leak.advantage), help="Leak minus alone."),
+                    cell=lambda p: signed_number(p.leak.advantage), help="Leak minus alone."),
     Column("detectable", lambda p: p.leak.detectable, "seen from", lambda p: number(p.leak.detectable), detail=1,
            place=120, is_shown=lambda summary: any(p.leak.detectable is not None for p in summary.points)),
     Column("recovery_accuracy", lambda p: p.leak.accuracy),
     Column("seeds", lambda r: r.lost.n if isinstance(r, Damage) else r.utility.n, rows=BOTH),
-    Column("nbytes", lambda p: p.nbytes, "MB", lambda p: scaled(p.nbytes, 1e6), detail=1, place=140,
+    Column("nbytes", lambda p: p.nbytes, "MB", lambda p: scale(p.nbytes, 1e6), detail=1, place=140,
            help="What crosses between the parties in training, in both directions.", is_shown=_is_evaluation),
     Column("seconds", lambda p: p.seconds),
     _until_target("epochs to target", "epochs", 1.0, 150),
@@ -168,7 +168,7 @@ RESULTS: tuple[Column, ...] = (
 """All columns of points and of damages, in the order of files; ``place`` orders those of a table."""
 
 
-def named(*names: str) -> list[Column]:
+def select_columns(*names: str) -> list[Column]:
     """Return columns of ``RESULTS`` in this order, for further tables."""
     by_name = {column.name: column for column in RESULTS}
     return [by_name[name] for name in names]

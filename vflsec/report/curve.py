@@ -168,7 +168,7 @@ class Curve(Figure):
         return out.getvalue()
 
 
-def _capped(summary: Summary) -> Summary:
+def _limit(summary: Summary) -> Summary:
     """Return ``summary`` with as many targets and curves as a picture can show, and a note on how many it omits."""
     targets = list(dict.fromkeys(p.target for p in summary.points))
     curves = list(dict.fromkeys((p.method, p.defense) for p in summary.points))
@@ -197,7 +197,7 @@ def draw(*summaries: Summary) -> Curve:
     The diagrams of several summaries share a legend if it says the same of each.
     """
     panels: list[tuple[Summary, str, list[Point]]] = []
-    for summary in map(_capped, summaries):
+    for summary in map(_limit, summaries):
         targets: dict[str, list[Point]] = {}
         for p in summary.points:
             targets.setdefault(p.target, []).append(p)
@@ -224,7 +224,7 @@ def draw(*summaries: Summary) -> Curve:
         of_summary = [panel for panel in panels if panel[0] is summary]
         name = f": {target}" if len(of_summary) > 1 else ""
         axes.set_title(target if name and len(summaries) == 1 else _title(summary) + name, loc="left")
-        shown = [*_in_part(summary), *summary.alarms, *summary.notes]
+        shown = [*_note_not_run(summary), *summary.alarms, *summary.notes]
         if notes := "\n".join(textwrap.fill(note, 90) for note in shown):
             axes.text(0.99, 0.02, notes, transform=axes.transAxes, ha="right", va="bottom", fontsize=7, color="#d55e00")
     if len(summaries) > 1:
@@ -236,7 +236,7 @@ def draw(*summaries: Summary) -> Curve:
     return figure
 
 
-def _in_part(summary: Summary) -> list[str]:
+def _note_not_run(summary: Summary) -> list[str]:
     """Return the note that attacks which could be mounted were not run, so that leaks may be larger."""
     others = count(len(summary.not_run), "attack")
     return [f"{others} that could be mounted did not run, and may infer far more"] if summary.not_run else []

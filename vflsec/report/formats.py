@@ -156,7 +156,7 @@ def number(value: float | None) -> str:
     return "–" if value is None else _shorten(f"{value:.3f}")
 
 
-def signed(value: float | None) -> str:
+def signed_number(value: float | None) -> str:
     """Return three decimals with a sign, or a dash."""
     return "–" if value is None else _shorten(f"{value:+.3f}")
 

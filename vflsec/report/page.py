@@ -79,13 +79,13 @@ def page(summary: Summary, manifest: Manifest, traffic: Sequence[tuple[str, str,
         f"<header><h1>{escape(title)}</h1><p class=quiet>{escape(table.heading(summary))}</p></header>",
         _verdict(summary),
         _figure(summary),
-        _not_tested(summary),
+        _list_untested(summary),
         *(as_html(cells) for cells in tables),
         _threat(summary, manifest),
         _notes(summary),
         _traffic(traffic),
         _cards(manifest),
-        _definitions("What the columns mean", _used(tables)),
+        _definitions("What the columns mean", _explain_words(tables)),
         _origin(manifest),
         _annex(),
     ]
@@ -133,7 +133,7 @@ def _figure(summary: Summary) -> str:
     return f'<figure role="img" aria-label="Privacy-utility curve">{svg}</figure>'
 
 
-def _not_tested(summary: Summary) -> str:
+def _list_untested(summary: Summary) -> str:
     was = "was" if len(summary.not_run) == 1 else "were"
     rows = [(", ".join(summary.not_run), f"could be mounted, but {was} not run")] if summary.not_run else []
     reasons: dict[str, list[str]] = {}
@@ -151,7 +151,7 @@ def _notes(summary: Summary) -> str:
     return f"<section><h2>Notes</h2>{notes}</section>" if notes else ""
 
 
-def _used(tables: Sequence[Cells]) -> dict[str, str]:
+def _explain_words(tables: Sequence[Cells]) -> dict[str, str]:
     """Return the meaning of each column of the tables, and of each word in their cells."""
     columns = {c.title.rstrip(" ↑↓"): c.help for cells in tables for c in cells.columns if c.help}
     texts = " ".join(text for cells in tables for row in (cells.header, *cells.rows) for text in row)

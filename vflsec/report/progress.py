@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Item = TypeVar("Item", bound=Record | StageDone | str)
 
 
-def shown(records: Iterable[Item], missing: int) -> Iterator[Item]:
+def show_progress(records: Iterable[Item], missing: int) -> Iterator[Item]:
     """Yield ``records``, of which ``missing`` will come, and show each on stderr or in the notebook."""
     with display(missing) as show:
         for record in records:

@@ -14,9 +14,9 @@ from matplotlib.axes import Axes
 
 from vflsec.base.checks import count
 from vflsec.report import table
-from vflsec.report.columns import is_private, named
+from vflsec.report.columns import is_private, select_columns
 from vflsec.report.curve import COLORS, GRAY, MARKERS, Curve, fixed_style
-from vflsec.report.formats import Cells, Column, Document, as_html, number, signed, spread
+from vflsec.report.formats import Cells, Column, Document, as_html, number, signed_number, spread
 from vflsec.report.report import Report, Shown
 from vflsec.results.analysis.results import Cap, Point
 from vflsec.results.analysis.trainings import Rise, add_up, notes_on_spending, notes_on_trainings, rises
@@ -171,13 +171,13 @@ class SweepReport(Shown):
     def _rise_cells(self, shown: Sequence[Rise], several: bool) -> Cells:
         before, after = self._last_two()
         columns = [
-            *(_fixed_setting(column.title, k) for k, column in enumerate(self._settings()[1:])),
-            *named("method", "defense", "strength"),
+            *(_setting_of_rise(column.title, k) for k, column in enumerate(self._settings()[1:])),
+            *select_columns("method", "defense", "strength"),
             *([table.TARGET] if several else []),
             table.ATTACK,
             Column("", title=before, cell=lambda rise: number(rise.before)),
             Column("", title=after, cell=lambda rise: number(rise.after)),
-            Column("", title="rise", cell=lambda rise: f"{signed(rise.rise)}{spread(rise.rise, rise.ci95)}"),
+            Column("", title="rise", cell=lambda rise: f"{signed_number(rise.rise)}{spread(rise.rise, rise.ci95)}"),
             Column("", title="still rising", cell=lambda r: {True: "yes", False: "no", None: "–"}[r.still_rising]),
         ]
         return Cells.fill(f"The leak with the last step of {self._first_axis}", columns, shown)
@@ -245,29 +245,29 @@ class SweepReport(Shown):
     def remarks(self) -> list[str]:
         """Return saturation, gates and errors of every point, after the values there."""
         lines = self._saturation()
-        for where, report in zip(self._where(), self.reports, strict=True):
+        for where, report in zip(self._describe_points(), self.reports, strict=True):
             lines += [f"{line} ({where})" for line in _remarks_of_point(report)]
         spending = add_up(report.summary.spending for report in self.reports)
         every = [point for report in self.reports for point in report.points]
         lines += [f"NOTE {note}" for note in (*notes_on_spending(spending, every), *self.alarms())]
         others = self._targets()[1:]
         lines += [f"NOT DRAWN {', '.join(others)}: in the table only"] if others else []
-        lines += [f"VERDICT ({places}) {sentence}" for sentence, places in self._said("verdict")]
-        return [*lines, *dict.fromkeys(line for report in self.reports for line in table.not_run(report.summary))]
+        lines += [f"VERDICT ({places}) {sentence}" for sentence, places in self._group_sentences("verdict")]
+        return [*lines, *dict.fromkeys(line for report in self.reports for line in table.list_not_run(report.summary))]
 
     def alarms(self) -> list[str]:
         """Return each alarm, with the points where it is raised: no number there is to be relied on."""
-        return [f"{alarm} ({places})" for alarm, places in self._said("alarms")]
+        return [f"{alarm} ({places})" for alarm, places in self._group_sentences("alarms")]
 
-    def _said(self, name: str) -> list[tuple[str, str]]:
+    def _group_sentences(self, name: str) -> list[tuple[str, str]]:
         """Return each alarm, or each sentence of a verdict, with the points where it is said."""
         said: dict[str, list[str]] = {}
-        for where, report in zip(self._where(), self.reports, strict=True):
+        for where, report in zip(self._describe_points(), self.reports, strict=True):
             for sentence in getattr(report.summary, name):
                 said.setdefault(sentence, []).append(where)
         return [(sentence, "; ".join(places)) for sentence, places in said.items()]
 
-    def _where(self) -> list[str]:
+    def _describe_points(self) -> list[str]:
         """Return the settings of each point, in words."""
         names = [path.rpartition(".")[2] for path in self.sweep.axes]
         return [", ".join(f"{name}={v}" for name, v in zip(names, values, strict=True)) for values in self._values()]
@@ -296,7 +296,7 @@ def _setting(title: str, k: int) -> Column:
     return Column("", title=title, cell=lambda place: place.values[k])
 
 
-def _fixed_setting(title: str, k: int) -> Column:
+def _setting_of_rise(title: str, k: int) -> Column:
     """Return the column of a setting beside the first; pairs have none."""
     return Column("", title=title, cell=lambda rise: dict(enumerate(rise.where.values())).get(k, ""))
 
@@ -308,7 +308,7 @@ def _on_point(column: Column) -> Column:
 
 def _of_place(*names: str) -> list[Column]:
     """Return columns of the result table for places, whose defense may be what every training has."""
-    columns = [_on_point(column) for column in named(*names)]
+    columns = [_on_point(column) for column in select_columns(*names)]
     return [c._replace(cell=lambda place: place.defense) if c.name == "defense" else c for c in columns]
 
 
@@ -322,7 +322,7 @@ def _remarks_of_point(report: Report) -> list[str]:
     return [
         *map(table.gate_line, summary.gates),
         *(f"ERROR {line}" for line in summary.failures),
-        *table.lost(summary),
+        *table.list_lost(summary),
         *(f"NOTE {note}" for note in summary.notes if note not in of_all),
     ]
 

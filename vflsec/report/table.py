@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from vflsec.base.checks import count
-from vflsec.report.columns import MEASURES, has_lower_bound, in_table, named
+from vflsec.report.columns import MEASURES, has_lower_bound, in_table, select_columns
 from vflsec.report.formats import LAST_DETAIL, LEAST, Cells, Column, Document, number, with_ends, with_margin
 from vflsec.results.analysis.results import Cap, Damage, Gate, Point, Rank, Summary
 from vflsec.results.analysis.verdict import way_to_run
@@ -57,10 +57,10 @@ def points(summary: Summary) -> list[Cells]:
     The headline comes first, then the adversary's pick where it is another, then the attacks by falling leak.
     """
     curves: dict[str, list[Point]] = {}
-    for point in sorted(_interleaved(summary), key=lambda p: _targets(summary).index(p.target)):
+    for point in sorted(_sort_points(summary), key=lambda p: _targets(summary).index(p.target)):
         curves.setdefault(_label(point, summary), []).append(point)
     shown = [column for column in in_table(Point, summary) if column.name not in ("method", "defense")]
-    if any(map(gains_on_train, summary.points)):
+    if any(map(is_larger_on_train, summary.points)):
         shown = [column._replace(detail=0) if column.name == "leak_train" else column for column in shown]
     return [Cells.fill(_title(label, points, summary), shown, points) for label, points in curves.items()]
 
@@ -69,7 +69,7 @@ def caps(summary: Summary) -> Cells | None:
     """Return one row per curve and attack, or None where nothing was swept."""
     if not summary.cap:
         return None
-    columns = [*named("method", "defense"), *_target_if_several(summary.cap), *CAPS]
+    columns = [*select_columns("method", "defense"), *_target_if_several(summary.cap), *CAPS]
     return Cells.fill("CAP over the defended strengths", columns, summary.cap)
 
 
@@ -89,7 +89,7 @@ def order(summary: Summary) -> Cells | None:
     if not summary.ranks:
         return None
     scores = [score for score in summary.ranks[0].values if any(score in rank.ranks for rank in summary.ranks)]
-    columns = [*named("method", "defense"), *_target_if_several(summary.ranks), *map(_score_column, scores)]
+    columns = [*select_columns("method", "defense"), *_target_if_several(summary.ranks), *map(_score_column, scores)]
     ranked = sorted(summary.ranks, key=lambda rank: (rank.target, rank.ranks.get(scores[-1], 0)))
     title = "Defenses in the order of their means, each against the strongest attack that was run"
     return Cells.fill(title, columns, ranked)
@@ -115,16 +115,16 @@ def per_row(summary: Summary) -> Cells | None:
     """
     columns = in_table(Point, summary, "per row")
     names = [column.name for column in columns]
-    shown = [point for point in _interleaved(summary) if any(name in point.leak.others for name in names)]
+    shown = [point for point in _sort_points(summary) if any(name in point.leak.others for name in names)]
     if not shown:
         return None
-    rows = [msgspec.structs.replace(p, leak=p.leak_train) if gains_on_train(p) else p for p in shown]
-    before = [*named("method", "defense", "strength"), *([TARGET] if _is_mixed(summary) else [])]
+    rows = [msgspec.structs.replace(p, leak=p.leak_train) if is_larger_on_train(p) else p for p in shown]
+    before = [*select_columns("method", "defense", "strength"), *([TARGET] if _is_mixed(summary) else [])]
     title = "How much, of how many rows (alone in brackets)"
-    return Cells.fill(title, [*before, *named("attack", "leak_rows"), *columns], rows)
+    return Cells.fill(title, [*before, *select_columns("attack", "leak_rows"), *columns], rows)
 
 
-def gains_on_train(point: Point) -> bool:
+def is_larger_on_train(point: Point) -> bool:
     """Whether an attack that is reported on test rows has a larger advantage on training rows, in what is shown.
 
     The headline is reported on the rows on which it leaks most, and may be another attack on training rows.
@@ -139,11 +139,11 @@ def columns(summary: Summary) -> Cells | None:
     if not headlines:
         return None
     shown = [
-        *([] if summary.audited else named("method", "defense", "strength")),
+        *([] if summary.audited else select_columns("method", "defense", "strength")),
         Column("", title="column", cell=lambda p: p.asked.removeprefix("attribute "), kind="name"),
         Column("attack", title="attack", cell=lambda p: p.choice.split(":")[0], kind="prose"),
         Column("", title="measure", cell=lambda p: MEASURES.get(p.leak.metric, p.leak.metric), kind="name"),
-        *named("leak", "leak_rows", "alone", "chance", "advantage"),
+        *select_columns("leak", "leak_rows", "alone", "chance", "advantage"),
     ]
     rows = sorted(headlines, key=lambda p: (p.strength, -(p.leak.advantage or 0.0)))
     return Cells.fill("Every column that was attacked, the largest advantage first", shown, rows)
@@ -155,7 +155,7 @@ def subgroups(summary: Summary) -> Cells | None:
         return None
     column = summary.subgroups[0].column
     shown = [
-        *named("method", "defense", "strength"),
+        *select_columns("method", "defense", "strength"),
         ATTACK,
         Column("", lambda group: group.rows, "rows", kind="name", detail=LAST_DETAIL),
         Column("", lambda group: group.group, column),
@@ -169,7 +169,7 @@ def subgroups(summary: Summary) -> Cells | None:
 def show(summary: Summary) -> Document:
     """Return all that a report shows: a table per curve, CAP, the order of defenses, integrity, then details."""
     others, details = (
-        [_with_fixed(cells, summary) for cells in several if cells]
+        [_name_fixed(cells, summary) for cells in several if cells]
         for several in (
             (caps(summary), order(summary), subgroups(summary), integrity(summary)),
             (columns(summary), per_row(summary)),
@@ -184,7 +184,7 @@ def remarks(summary: Summary) -> list[str]:
     return [
         *([OF_MODELS] if any("of" in spent for point in summary.points for spent in point.spent) else []),
         *([AT_LEAST] if has_lower_bound(summary) else []),
-        *exceeded(summary),
+        *list_exceeded(summary),
         *(front(summary) if summary.ranks else []),
         *orders(summary),
         *(f"VERDICT NOTE {alarm}" for alarm in summary.alarms),
@@ -193,12 +193,12 @@ def remarks(summary: Summary) -> list[str]:
         *next_columns(summary),
         *hint_columns(summary),
         *(f"ERROR {line}" for line in summary.failures),
-        *lost(summary),
-        *not_run(summary),
+        *list_lost(summary),
+        *list_not_run(summary),
     ]
 
 
-def exceeded(summary: Summary) -> list[str]:
+def list_exceeded(summary: Summary) -> list[str]:
     """Return a line for each point whose attack shows more than the promised epsilon."""
     return [
         f"EPSILON EXCEEDED {p.method}, {p.defense} {p.strength:.4g}: {p.empirical.attack} shows at least "
@@ -265,14 +265,14 @@ def hint_columns(summary: Summary) -> list[str]:
     return [SINGLE_COLUMN.format(min(attacks, key=len))] if attacks else []
 
 
-def lost(summary: Summary) -> list[str]:
+def list_lost(summary: Summary) -> list[str]:
     """Return the line on baselines that gave no number, if any."""
     if not summary.lost:
         return []
     return [f"LOST without the federation: {', '.join(summary.lost)}; alone may be too low: add --retry-errors"]
 
 
-def not_run(summary: Summary) -> list[str]:
+def list_not_run(summary: Summary) -> list[str]:
     """Return the line that counts the attacks which this adversary could mount and which were not run, if any."""
     if not summary.not_run:
         return []
@@ -307,7 +307,7 @@ def _defense(name: str, summary: Summary) -> str:
     return summary.undefended if has_fixed(summary) and name == "none" else name
 
 
-def _with_fixed(cells: Cells, summary: Summary) -> Cells:
+def _name_fixed(cells: Cells, summary: Summary) -> Cells:
     """Return ``cells``, whose column of defenses names what every training has."""
     names = [column.name for column in cells.columns]
     rows = [
@@ -317,7 +317,7 @@ def _with_fixed(cells: Cells, summary: Summary) -> Cells:
     return cells._replace(rows=rows)
 
 
-def _interleaved(summary: Summary) -> list[Point]:
+def _sort_points(summary: Summary) -> list[Point]:
     """Points in order of curves, strengths and targets; of those the headline, the pick, and then the strongest."""
     order = {p.place: i for i, p in reversed(list(enumerate(summary.points)))}
     headlines = {(p.place, p.target): p.choice for p in summary.worst}

@@ -37,7 +37,7 @@ def count_above(scores: Floats, thresholds: Floats) -> Floats:
     return len(scores) - np.searchsorted(np.sort(scores), thresholds).astype(float)
 
 
-def lower(hits: ArrayLike, n: ArrayLike, error: float) -> Floats:
+def lower_rate(hits: ArrayLike, n: ArrayLike, error: float) -> Floats:
     """Return the lower Clopper-Pearson bound of a rate, wrong with a probability of at most ``error``."""
     hits, n = np.asarray(hits, dtype=float), np.asarray(n, dtype=float)
     bound = stats.beta.ppf(error, np.maximum(hits, 1e-9), n - hits + 1)
@@ -85,7 +85,7 @@ def bound_p_value(right: int, guesses: int, tossed: int, epsilon: float, delta: 
     return min(1.0, tail + 2 * tossed * delta * float(below.max()))
 
 
-def most_confident(scores: ArrayLike, coins: ArrayLike, confidence: float = CONFIDENCE) -> tuple[int, int, int]:
+def count_confident(scores: ArrayLike, coins: ArrayLike, confidence: float = CONFIDENCE) -> tuple[int, int, int]:
     """Return how many guesses of coins are right, how many are made, and of how many coins, for ``bound_epsilon``.
 
     Scores above one threshold guess heads, those below another tails, and those between are no guess. A quarter of the
@@ -104,7 +104,7 @@ def most_confident(scores: ArrayLike, coins: ArrayLike, confidence: float = CONF
     heads, wrong_heads = (count_above(chosen[coin], thresholds)[:, None] for coin in (known, ~known))
     wrong_tails, tails = (coin.sum() - count_above(chosen[coin], thresholds) for coin in (known, ~known))
     right = heads + tails
-    share = lower(right, right + wrong_heads + wrong_tails, 1 - confidence)
+    share = lower_rate(right, right + wrong_heads + wrong_tails, 1 - confidence)
     ordered = np.where(np.tri(len(thresholds), dtype=bool), share, -1.0)
     high, low = (thresholds[k] for k in np.unravel_index(ordered.argmax(), ordered.shape))
     guessed = (counted >= high) | (counted < low)
@@ -132,7 +132,7 @@ class Canaries(NamedTuple):
         """
         tails, heads = self.pairs.T
         margins = scores[self.rows, heads] - scores[self.rows, tails]
-        return most_confident(margins, labels[self.rows] == heads)
+        return count_confident(margins, labels[self.rows] == heads)
 
 
 def toss(labels: Integers, n: int, n_classes: int, rng: np.random.Generator) -> tuple[Integers, Canaries]:

@@ -101,7 +101,7 @@ def middle_and_scale(x: Scores) -> tuple[Scores, Scores]:
     return middle, np.maximum((ordered[n - 1 - cut] - ordered[cut]) / 3.29, typical)
 
 
-def compared(values: Scores, truth: Scores) -> tuple[Scores, Scores]:
+def remove_wild(values: Scores, truth: Scores) -> tuple[Scores, Scores]:
     """Return guesses and truth (n, d) such that a few wild ones decide nothing; others keep every bit.
 
     Where the truth is beyond ``WILD`` scales of its column, both become the column's middle: the entry says nothing. A
@@ -118,9 +118,9 @@ def compared(values: Scores, truth: Scores) -> tuple[Scores, Scores]:
 def r2(values: Scores, truth: Scores) -> float:
     """Return the share of the variance of all columns together that is recovered; 0 for guessing the means.
 
-    It is that of ``compared`` entries, without wild ones. A constant column adds nothing; NaN if all are.
+    It is that of ``remove_wild`` entries, without wild ones. A constant column adds nothing; NaN if all are.
     """
-    values, truth = compared(values, truth)
+    values, truth = remove_wild(values, truth)
     spread = ((truth - truth.mean(axis=0)) ** 2).sum()
     return float(1 - ((values - truth) ** 2).sum() / spread) if spread else np.nan
 
@@ -128,15 +128,15 @@ def r2(values: Scores, truth: Scores) -> float:
 def mse(values: Scores, truth: Scores) -> float:
     """Return the mean squared error over all entries, in the units of the encoded columns (deviations of numbers).
 
-    It is that of ``compared`` entries, without wild ones.
+    It is that of ``remove_wild`` entries, without wild ones.
     """
-    values, truth = compared(values, truth)
+    values, truth = remove_wild(values, truth)
     return float(((values - truth) ** 2).mean())
 
 
 def psnr(values: Scores, truth: Scores) -> float:
-    """Return the peak signal-to-noise ratio in dB, 10 log10(range^2 / mse), over ``compared`` entries; at most 100."""
-    values, truth = compared(values, truth)
+    """Return the peak signal-to-noise ratio in dB, 10 log10(range^2 / mse), of ``remove_wild``; at most 100."""
+    values, truth = remove_wild(values, truth)
     return float(min(100.0, 10 * np.log10((truth.max() - truth.min()) ** 2 / max(mse(values, truth), 1e-30))))
 
 
@@ -164,7 +164,7 @@ METRICS: dict[str, Callable[[Scores, Any], float]] = {
 }
 
 
-def possible(metric: str, value: float) -> bool:
+def is_possible(metric: str, value: float) -> bool:
     """Whether ``metric`` can have this value."""
     if metric in ("mse", "cross_entropy"):
         return value >= 0
@@ -173,7 +173,7 @@ def possible(metric: str, value: float) -> bool:
     return 0 <= value <= 1
 
 
-def applicable(n_classes: int) -> tuple[str, ...]:
+def applicable_metrics(n_classes: int) -> tuple[str, ...]:
     """Return the metrics that say something about a task with C classes; the first is its headline."""
     if n_classes == 2:
         return ("auc", "accuracy", "f1", "ks")
@@ -214,7 +214,7 @@ COMMON = 0.9
 """A class of more rows than this is known by its name alone."""
 
 
-def calibrated(scores: Scores, labels: Labels, first: NDArray[np.bool_]) -> Scores:
+def calibrate(scores: Scores, labels: Labels, first: NDArray[np.bool_]) -> Scores:
     """Return probabilities (n, C) from scores of any scale; each half of the rows is calibrated on the other half.
 
     Only the order of the margins of a class counts, so that probabilities, logits and distances give the same. Answers
@@ -242,7 +242,7 @@ def knowledge(probability: Scores, labels: Labels, first: NDArray[np.bool_]) -> 
     """Return the cross-entropy in bits per row, the share of rows known almost surely, and how many of these are right.
 
     Args:
-        probability: (n, C), ``calibrated`` with ``labels`` and ``first``.
+        probability: (n, C), ``calibrate`` with ``labels`` and ``first``.
         labels: (n,), the answers.
         first: (n,), the rows of the first half.
 
@@ -259,7 +259,7 @@ def knowledge(probability: Scores, labels: Labels, first: NDArray[np.bool_]) -> 
     sizes = np.bincount(labels, minlength=probability.shape[1])
     counted = np.flatnonzero((sizes > 0) & (sizes <= COMMON * len(labels)))
     of_class = known & np.isin(guessed, counted)
-    perfect = calibrated(np.eye(probability.shape[1])[labels], labels, first)
+    perfect = calibrate(np.eye(probability.shape[1])[labels], labels, first)
     can_be_known = perfect[np.arange(len(labels)), labels] > SURE
     metrics, shares = {"cross_entropy": float(-np.log2(probability[np.arange(len(labels)), labels]).mean())}, {}
     if can_be_known.any():

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
-from vflsec.results.metrics import METRICS, Labels, Scores, compared, positive_score
+from vflsec.results.metrics import METRICS, Labels, Scores, positive_score, remove_wild
 
 LEVEL = 0.95
 REPLICATES = 400
@@ -107,7 +107,7 @@ SHARE: Bounds = (0.0, 1.0)
 """The bounds of a metric between 0 and 1."""
 
 
-def within(mean: float, margin: float, bounds: Bounds, n: float = math.inf) -> tuple[float, float]:
+def bound_interval(mean: float, margin: float, bounds: Bounds, n: float = math.inf) -> tuple[float, float]:
     """Return the ends of an interval around ``mean`` that are inside ``bounds``.
 
     They solve (x - mean)^2 = margin^2 w(x) / w(mean), where w(x) is the product of the distances of x to the bounds:
@@ -135,7 +135,7 @@ def within(mean: float, margin: float, bounds: Bounds, n: float = math.inf) -> t
     return min(low, mean), max(mean, high)
 
 
-def groups_of(n: int) -> NDArray[np.integer]:
+def draw_groups(n: int) -> NDArray[np.integer]:
     """Return the group (n,) of each row of a data set: one of ``GROUPS``, drawn evenly, always the same for the same n.
 
     All seeds that split one data set leave out the same rows with a group, so that what the errors of two seeds have in
@@ -144,7 +144,7 @@ def groups_of(n: int) -> NDArray[np.integer]:
     return np.random.default_rng(0).permutation(n) % GROUPS
 
 
-def without_groups(metric: str, scores: Scores, labels: Any, groups: NDArray[np.integer]) -> tuple[float, ...] | None:
+def leave_out_groups(metric: str, scores: Scores, labels: Any, groups: NDArray[np.integer]) -> tuple[float, ...] | None:
     """Return a metric without each of the groups of rows; None if some rows are all of one class.
 
     Args:
@@ -182,7 +182,7 @@ def over_rows(metric: str, scores: Scores, labels: Any, rng: np.random.Generator
     """
     if metric in ("accuracy", "exact"):
         hits = METRICS[metric](scores, labels)
-        return within(hits, _normal_margin(hits * (1 - hits) / len(labels)), SHARE, len(labels))
+        return bound_interval(hits, _normal_margin(hits * (1 - hits) / len(labels)), SHARE, len(labels))
     if metric == "f1":
         return _interval_of_f1(scores.argmax(axis=1), labels, rng)
     if metric == "r2":
@@ -197,7 +197,7 @@ def _normal_margin(variance: float) -> float:
 
 def _bootstrap_r2(values: Scores, truth: Scores, rng: np.random.Generator) -> np.ndarray:
     """R2 of REPLICATES resamples; each weighs the rows' squared errors and squared distances to the mean."""
-    values, truth = compared(values, truth)
+    values, truth = remove_wild(values, truth)
     errors = ((values - truth) ** 2).sum(axis=1)
     spread = ((truth - truth.mean(axis=0)) ** 2).sum(axis=1)
     if len(truth) > MANY:  # model parameters, for example: resample blocks of them
@@ -218,7 +218,9 @@ def _interval_of_f1(guessed: Labels, labels: Labels, rng: np.random.Generator) -
 
     counts = np.bincount(2 * labels + guessed, minlength=4)
     drawn = f1(*rng.multinomial(len(labels), counts / len(labels), REPLICATES).T[1:])
-    return within(float(f1(*counts[1:])), _normal_margin(float(drawn.var())), SHARE, max(1, int(counts[1:].sum())))
+    return bound_interval(
+        float(f1(*counts[1:])), _normal_margin(float(drawn.var())), SHARE, max(1, int(counts[1:].sum()))
+    )
 
 
 def _interval_of_auc(score: Scores, labels: Labels) -> tuple[float, float]:
@@ -233,7 +235,7 @@ def _interval_of_auc(score: Scores, labels: Labels) -> tuple[float, float]:
     sides = [(ranks[rows] - stats.rankdata(score[rows])) / (~rows).sum() for rows in (positive, ~positive)]
     value = float(sides[0].mean())
     variances = [side.var(ddof=1) / len(side) if len(side) > 1 else value * (1 - value) for side in sides]
-    return within(value, _normal_margin(sum(variances)), SHARE, min(map(len, sides)))
+    return bound_interval(value, _normal_margin(sum(variances)), SHARE, min(map(len, sides)))
 
 
 def _weighted_auc(score: Scores, labels: Labels, weights: Iterable[np.ndarray]) -> np.ndarray:
@@ -284,10 +286,10 @@ class Paired(NamedTuple):
     p_below: float
 
 
-def paired(differences: Sequence[float], *, floor: float = 0.0, margin: float = 0.0) -> Paired:
+def compare_pairs(differences: Sequence[float], *, floor: float = 0.0, margin: float = 0.0) -> Paired:
     """Return mean, interval and both tests; differences without any deviation are taken as exact.
 
-    >>> round(paired([0.01, 0.02, 0.03], margin=0.1).p_above, 4)
+    >>> round(compare_pairs([0.01, 0.02, 0.03], margin=0.1).p_above, 4)
     0.0371
     """
     if not differences:
@@ -321,7 +323,7 @@ def holm(p: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def detectable(deviation: float, n: int, *, level: float = ALPHA, power: float = POWER) -> float:
+def detectable_difference(deviation: float, n: int, *, level: float = ALPHA, power: float = POWER) -> float:
     """Return the smallest true difference that a one-sided paired t test finds with a probability of ``power``.
 
     Args:
@@ -330,11 +332,11 @@ def detectable(deviation: float, n: int, *, level: float = ALPHA, power: float =
         level: of the test.
         power: the probability.
     """
-    return deviation * standardized(n - 1, level, power) / n**0.5 if n >= FEWEST else float("inf")
+    return deviation * noncentrality(n - 1, level, power) / n**0.5 if n >= FEWEST else float("inf")
 
 
 @lru_cache
-def standardized(freedom: float, level: float, power: float = POWER) -> float:
+def noncentrality(freedom: float, level: float, power: float = POWER) -> float:
     """Return the true mean, in standard errors, that a one-sided t test finds with this power: its noncentrality."""
     freedom = min(freedom, NORMAL)
     critical = float(stats.t.isf(level, freedom))

@@ -23,7 +23,7 @@ from vflsec.base.errors import StoreError, UsageError, plain
 from vflsec.base.seeds import derive
 from vflsec.data.dataset import VerticalDataset
 from vflsec.results import statistics
-from vflsec.results.metrics import Labels, Scores, applicable, calibrated
+from vflsec.results.metrics import Labels, Scores, applicable_metrics, calibrate
 from vflsec.results.records.folder import read_records
 from vflsec.results.records.manifest import Subgroup, Subgroups
 from vflsec.results.records.schema import Record
@@ -99,7 +99,7 @@ def per_row(spec: EvalSpec, folder: Path) -> pd.DataFrame:
     for place, seeds in _guessed(spec, folder, "train").items():
         for guessed in seeds:
             first = in_first_half(torch.from_numpy(guessed.labels), derive(guessed.seed, "bootstrap"))
-            of_truth = calibrated(guessed.scores, guessed.labels, first)[np.arange(len(guessed.labels)), guessed.labels]
+            of_truth = calibrate(guessed.scores, guessed.labels, first)[np.arange(len(guessed.labels)), guessed.labels]
             names = dict(zip(("method", "defense", "strength", "attack"), place, strict=True))
             parts.append(pd.DataFrame({"id": guessed.ids, "label": guessed.labels, **names, "probability": of_truth}))
     if not parts:
@@ -194,7 +194,7 @@ def _subgroups(column: str, split: str, seeds: list[_Guessed], groups: pd.Series
     large = counts.min(axis=(0, 2) if n_classes == 2 else 0).reshape(len(names), -1).sum(axis=1) >= FEWEST
     tested = np.where(large[code], code, -1)
     by_seed = np.array([leaks(guessed, tested, len(names)) for guessed in scored])
-    metric = applicable(n_classes)[0]
+    metric = applicable_metrics(n_classes)[0]
     rng = np.random.default_rng(derive(0, "subgroups", column, seeds[0].key))
     return Subgroups(
         column=plain(column), keys=[guessed.key for guessed in seeds], rows=split, metric=metric,

@@ -21,7 +21,7 @@ from vflsec.core.message import SERVER, SOURCE, Message
 from vflsec.core.method import Method, Trained
 from vflsec.core.party import Party
 from vflsec.core.view import GroundTruth, Need, View
-from vflsec.results.metrics import MEMBERSHIP, VALUES, applicable
+from vflsec.results.metrics import MEMBERSHIP, VALUES, applicable_metrics
 from vflsec.run.adversary import SPLITS, adversary, draw_auxiliary, view_of, view_of_source
 from vflsec.run.federation import MEMBER, Candidates, asked
 from vflsec.run.spec import AuxSpec
@@ -151,7 +151,7 @@ def _labels(case: _Case) -> Question:
         canaries = federation.canaries
     rows = draw_auxiliary(labels["train"], federation.n_classes, case.aux, federation.seed, canaries)
     truth = replace(_ground_truth(labels), canaries=canaries)
-    return Question(case.view(rows), truth, applicable(federation.n_classes))
+    return Question(case.view(rows), truth, applicable_metrics(federation.n_classes))
 
 
 def _features(case: _Case) -> Question:
@@ -164,7 +164,7 @@ def _attribute(case: _Case) -> Question:
     column = column_of(case.attack, victim, "source" if case.on_source else "train")
     truth = _categories(case.columns(victim), column)
     n_categories = int(truth["train"].max()) + 1
-    return _about_victim(case, victim, truth, n_categories, applicable(n_categories))
+    return _about_victim(case, victim, truth, n_categories, applicable_metrics(n_categories))
 
 
 def _about_victim(

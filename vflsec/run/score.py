@@ -24,7 +24,7 @@ from vflsec.core.message import AFTERWARDS, Kind, ReleaseCount
 from vflsec.core.method import Trained
 from vflsec.core.view import GroundTruth, Guess
 from vflsec.results import metrics, statistics
-from vflsec.results.metrics import calibrated, knowledge
+from vflsec.results.metrics import calibrate, knowledge
 from vflsec.results.records.schema import Block, Impact, Triggered
 from vflsec.results.statistics import over_rows
 
@@ -75,7 +75,7 @@ def score(
             scored, answers = guessed[keep], truth[at]
             half_seed = derive(seed, "halves", split)
             halves = _on_halves(scored, answers, headline, half_seed)
-            row_groups = (groups or {}).get(split, statistics.groups_of(len(truth)))[at.numpy()]
+            row_groups = (groups or {}).get(split, statistics.draw_groups(len(truth)))[at.numpy()]
             block = measure(scored, answers, headline, seed, names, row_groups)
             sure = _knowledge(scored, answers, half_seed) if halves and answers.dim() == 1 else {}
             blocks[split] = msgspec.structs.replace(
@@ -121,7 +121,7 @@ def measure(
     ``groups`` (n,) are those of the rows, by default of their positions.
     """
     s, y = scores.detach().cpu().numpy(), labels.cpu().numpy()
-    ordered = dict.fromkeys((headline, *(names or metrics.applicable(s.shape[1]))))
+    ordered = dict.fromkeys((headline, *(names or metrics.applicable_metrics(s.shape[1]))))
     return Block(
         metrics={name: metrics.METRICS[name](s, y) for name in ordered},
         ci95_rows=statistics.over_rows(headline, s, y, np.random.default_rng(seed)),
@@ -129,7 +129,9 @@ def measure(
         n=len(y),
         single_class=is_single_class(labels, s),
         constant=is_constant(s),
-        without=statistics.without_groups(headline, s, y, statistics.groups_of(len(y)) if groups is None else groups),
+        without=statistics.leave_out_groups(
+            headline, s, y, statistics.draw_groups(len(y)) if groups is None else groups
+        ),
     )
 
 
@@ -159,7 +161,7 @@ def _knowledge(scores: Tensor, truth: Tensor, seed: int) -> dict[str, float]:
     rates = {name: metrics.METRICS[name](s, y) for name in metrics.RARE}
     resolved = {name: rate for name, rate in rates.items() if not np.isnan(rate)}
     first = in_first_half(truth.cpu(), seed)
-    return resolved | knowledge(calibrated(s, y, first), y, first)
+    return resolved | knowledge(calibrate(s, y, first), y, first)
 
 
 def share_of_class(truth: Tensor, known: Tensor) -> float:

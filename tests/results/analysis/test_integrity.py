@@ -10,7 +10,7 @@ from vflsec.results.analysis.intervals import DIFFERENCE
 from vflsec.results.analysis.summary import summarize
 from vflsec.results.records.manifest import RunLimits
 from vflsec.results.records.schema import Block, Impact, Triggered
-from vflsec.results.statistics import GROUPS, SHARE, over_seeds, within
+from vflsec.results.statistics import GROUPS, SHARE, bound_interval, over_seeds
 from vflsec.run import engine
 from vflsec.run import spec as specs
 from vflsec.run.federation import build_federation
@@ -103,7 +103,7 @@ def test_damages_are_paired_by_seed():
     backdoor, missing = summary.integrity[:2]
     expected = over_seeds(LOST)
     assert backdoor.lost.mean == pytest.approx(expected.mean)
-    assert backdoor.lost.ci95 == pytest.approx(within(expected.mean, expected.mean - expected.low, DIFFERENCE))
+    assert backdoor.lost.ci95 == pytest.approx(bound_interval(expected.mean, expected.mean - expected.low, DIFFERENCE))
     assert (backdoor.utility.mean, backdoor.under_attack.mean) == (pytest.approx(0.85), pytest.approx(0.80))
     assert (backdoor.success.mean, backdoor.chance) == (pytest.approx(0.95), pytest.approx(0.1))
     assert 0.95 < backdoor.success.ci95[1] < 1, "a share"
@@ -137,7 +137,7 @@ def test_one_seed_has_an_interval_over_rows():
 
 def test_a_limit_on_utility_holds_under_attack_and_there_is_none_on_a_leak():
     mean, low, *_ = over_seeds([0.78, 0.81, 0.81])
-    low, _ = within(mean, mean - low, SHARE)
+    low, _ = bound_interval(mean, mean - low, SHARE)
     records = make_records()
     assert [summary_of(BROKEN, records, min_utility=x).gates[0].holds for x in (low - 0.01, low + 0.01)] == [
         True,

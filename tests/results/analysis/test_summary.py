@@ -11,12 +11,12 @@ from scipy import stats
 from tests.results.analysis.invariants import check_report
 from tests.results.analysis.made import made_baseline, made_result
 from vflsec.report.table import remarks
-from vflsec.results.analysis.intervals import SHARED, detectable
+from vflsec.results.analysis.intervals import SHARED, detectable_advantage
 from vflsec.results.analysis.scores import cap
 from vflsec.results.analysis.summary import summarize
 from vflsec.results.records.manifest import RunLimits
 from vflsec.results.records.schema import Block
-from vflsec.results.statistics import GROUPS, SHARE, over_seeds, standardized, within
+from vflsec.results.statistics import GROUPS, SHARE, bound_interval, noncentrality, over_seeds
 from vflsec.run import spec as specs
 from vflsec.run.job import manifest_of
 from vflsec.run.plan import baselines, trials
@@ -39,7 +39,7 @@ def block(value, accuracy=0.5, n=100, apart=0.0):
 def ends_of(values, bounds=SHARE):
     """The interval over seeds whose rows are all alike."""
     mean, low, _, _ = over_seeds(values)
-    return within(mean, mean - low, bounds)
+    return bound_interval(mean, mean - low, bounds)
 
 
 def make_records(spec=SPEC, *, attack_fold=0.7, logistic_fold=0.6, mc_alone_fold=0.5):
@@ -249,7 +249,9 @@ def test_worst_is_chosen_on_one_half_of_the_rows_and_scored_on_the_other():
     assert (point.choice, point.leak.rows) == ("mc, spectral-embedding", "test")
     assert point.leak.mean == pytest.approx(0.74)
     gap = (0.84 + 0.78) / 2 - 0.74
-    assert point.leak.ci95 == pytest.approx((0.74, within(0.74, gap, SHARE)[1])), "no seed differs; the choice does"
+    assert point.leak.ci95 == pytest.approx((0.74, bound_interval(0.74, gap, SHARE)[1])), (
+        "no seed differs; the choice does"
+    )
     assert point.leak.others["accuracy"] == pytest.approx(0.5)
     assert point.budget == {}, "two attacks spent it"
 
@@ -445,7 +447,7 @@ def test_hypervolume_is_between_the_active_party_alone_and_the_best_undefended_m
             assert one.hypervolume_by_seed == pytest.approx(dict(enumerate(area)))
             assert one.hypervolume == pytest.approx(sum(area) / 3)
             margin = stats.t.ppf(0.975, 2) * stats.sem(area)
-            assert one.hypervolume_ci95 == pytest.approx(within(one.hypervolume, margin, SHARE))
+            assert one.hypervolume_ci95 == pytest.approx(bound_interval(one.hypervolume, margin, SHARE))
 
 
 def test_a_destroyed_model_has_no_hypervolume_whatever_its_leak():
@@ -660,7 +662,7 @@ def test_a_baseline_that_needs_the_federation_is_not_lost():
 
 def seen_from(leaks, alone, chance=0.5):
     """By bisection: where an advantage is as large as its interval would be with 80 % power."""
-    k, own = standardized(len(leaks) - 1, 0.025), sum(alone) / len(alone)
+    k, own = noncentrality(len(leaks) - 1, 0.025), sum(alone) / len(alone)
     e2 = stats.sem(np.subtract(leaks, alone)) ** 2
     total = stats.sem(leaks) ** 2 + stats.sem(alone) ** 2
     low, high = 1e-9, 1 - own
@@ -675,23 +677,23 @@ def seen_from(leaks, alone, chance=0.5):
 def test_the_smallest_advantage_that_would_have_been_seen(last):
     leaks, alone = [0.78, 0.80, last], [0.56, 0.58, 0.60]
     pairs = [tuple(map(block, pair)) for pair in zip(leaks, alone, strict=True)]
-    assert detectable(pairs, 3) == pytest.approx(seen_from(leaks, alone), rel=1e-4)
+    assert detectable_advantage(pairs, 3) == pytest.approx(seen_from(leaks, alone), rel=1e-4)
 
 
 def test_where_little_is_left_to_be_gained_nothing_smaller_would_have_been_seen():
     pairs = [(block(0.99 - j), block(0.97 + j)) for j in (0.0, 0.02, -0.06)]
-    assert detectable(pairs, 3) == pytest.approx(1 - np.mean([0.97, 0.99, 0.91]))
+    assert detectable_advantage(pairs, 3) == pytest.approx(1 - np.mean([0.97, 0.99, 0.91]))
 
 
 @pytest.mark.parametrize(("leak", "alone"), [(1.0, 1.0), (0.9, 1.0), (0.7, 0.7), (1.0, 0.6)])
 def test_where_nothing_varies_or_is_left_it_is_not_known_what_would_have_been_seen(leak, alone):
-    assert detectable([(block(leak), block(alone))] * 3, 3) is None
-    assert detectable([(block(leak), block(alone))], 1) is None
+    assert detectable_advantage([(block(leak), block(alone))] * 3, 3) is None
+    assert detectable_advantage([(block(leak), block(alone))], 1) is None
 
 
 def test_alone_at_its_end_leaves_nothing_to_be_seen():
-    assert detectable([(block(0.9 + j), block(1.0)) for j in JITTER], 3) is None
-    assert detectable([(block(0.9 + j), block(0.999)) for j in JITTER], 3) == pytest.approx(0.001)
+    assert detectable_advantage([(block(0.9 + j), block(1.0)) for j in JITTER], 3) is None
+    assert detectable_advantage([(block(0.9 + j), block(0.999)) for j in JITTER], 3) == pytest.approx(0.001)
 
 
 def test_not_joining_states_what_the_strongest_attack_would_have_shown():

@@ -63,7 +63,7 @@ def choose(candidates: Candidates) -> Choice:
 
     Candidates are compared on the seeds that all of them have.
     """
-    return Choice(_largest(candidates, 0), _largest(candidates, 1))
+    return Choice(_choose_on(candidates, 0), _choose_on(candidates, 1))
 
 
 def cross_score(candidates: Candidates, choice: Choice) -> dict[int, Block]:
@@ -77,13 +77,13 @@ def cross_score(candidates: Candidates, choice: Choice) -> dict[int, Block]:
     return {seed: _cross(first[seed], second[seed]) for seed in sorted(first.keys() & second.keys())}
 
 
-def _largest(candidates: Candidates, half: int) -> Candidate:
+def _choose_on(candidates: Candidates, half: int) -> Candidate:
     seeds = _shared_seeds(candidates)
 
     def size(name: Candidate) -> tuple[float, int]:
         """Return the sum over seeds; of equal ones, that of more rows counts, since the other may be luck."""
         blocks = [candidates[name][seed] for seed in seeds]
-        return sum(_on_half(block, half) for block in blocks), sum(block.n for block in blocks)
+        return sum(_score_half(block, half) for block in blocks), sum(block.n for block in blocks)
 
     return max((name for name, by_seed in candidates.items() if seeds <= by_seed.keys()), key=size)
 
@@ -96,7 +96,7 @@ def _shared_seeds(candidates: Candidates) -> set[int]:
     return shared
 
 
-def _on_half(block: Block, half: int) -> float:
+def _score_half(block: Block, half: int) -> float:
     """Return the headline on one half, or on all rows if they are too few to be split."""
     return block.halves[half] if block.halves else block.headline
 
@@ -108,8 +108,8 @@ def _cross(first: Block, second: Block) -> Block:
     that of all rows, and the mean of two halves is half their sum: hence the root mean square of the two intervals.
     Every other group of rows is of the rows that score ``first``.
     """
-    value = (_on_half(first, 1) + _on_half(second, 0)) / 2
-    chosen_on = (_on_half(first, 0) + _on_half(second, 1)) / 2
+    value = (_score_half(first, 1) + _score_half(second, 0)) / 2
+    chosen_on = (_score_half(first, 0) + _score_half(second, 1)) / 2
     others = {key: (first.metrics[key] + second.metrics[key]) / 2 for key in first.metrics if key in second.metrics}
     sides = [[abs(block.headline - end) for end in block.over_rows] for block in (first, second)]
     low, high = (math.sqrt((a**2 + b**2) / 2) for a, b in zip(*sides, strict=True))
@@ -120,7 +120,7 @@ def _cross(first: Block, second: Block) -> Block:
     return msgspec.structs.replace(
         first,
         metrics={**others, first.metric: value},
-        halves=(_on_half(second, 0), _on_half(first, 1)),
+        halves=(_score_half(second, 0), _score_half(first, 1)),
         ci95_rows=(value - low, value + high),
         chance=(first.chance + second.chance) / 2,
         n=(first.n + second.n) // 2,

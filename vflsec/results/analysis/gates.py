@@ -79,11 +79,11 @@ def check_gates(summary: Summary, limits: RunLimits, useless: Mapping[PlaceKey, 
     A limit on ``worst`` is a limit on the headline and on every attack, so that it never holds if a limit on an attack
     fails. The limit on utility also bounds the utility under attacks on integrity.
     """
-    points = _defended([*summary.points, *summary.worst, *summary.columns])
+    points = _select_defended([*summary.points, *summary.worst, *summary.columns])
     gates = [_gate_on_leak(summary, points, attack, limit) for attack, limit in limits.max_leak.items()]
     if limits.min_utility is not None:
         honest = [p for p in points if p.attack != "worst"]
-        broken = _defended(summary.integrity)
+        broken = _select_defended(summary.integrity)
         utilities: list[tuple[Measure, Point | Damage]] = [(p.utility, p) for p in honest]
         utilities += [(d.under_attack, d) for d in broken]
         lows = [(utility.lower, where) for utility, where in utilities if utility.mean is not None]
@@ -96,14 +96,14 @@ def check_gates(summary: Summary, limits: RunLimits, useless: Mapping[PlaceKey, 
         largest = max(seen, key=lambda pair: pair[0], default=None)
         kept = largest is not None and largest[0] <= limits.max_undetected
         gate = _gate("max-undetected", limits.max_undetected, largest, headlines, kept, summary.undefended)
-        gates.append(_undecided(gate) if len(seen) < len(headlines) else gate)
+        gates.append(_withhold(gate) if len(seen) < len(headlines) else gate)
     spoiled = [(p, useless[p.place].why) for p in points if p.place in useless and useless[p.place].is_shown]
     if summary.alarms:
-        return [_undecided(gate, ALARMED) for gate in gates]
+        return [_withhold(gate, ALARMED) for gate in gates]
     if not spoiled:
         return gates
     point, why = spoiled[0]
-    return [_undecided(gate, f"with {point.defense} {point.strength:g} the joint model is {why}") for gate in gates]
+    return [_withhold(gate, f"with {point.defense} {point.strength:g} the joint model is {why}") for gate in gates]
 
 
 def _gate_on_leak(summary: Summary, defended: Sequence[Point], attack: str, limit: float) -> Gate:
@@ -121,14 +121,14 @@ def _gate_on_leak(summary: Summary, defended: Sequence[Point], attack: str, limi
         at = f"{gate.at} (alone exceeds the limit without joining, too: {NO_DEFENSE})"
         gate = msgspec.structs.replace(gate, at=at)
     if summary.lost:  # *alone* competes for the headline
-        gate = _undecided(gate, "an attack without the federation gave no number")
+        gate = _withhold(gate, "an attack without the federation gave no number")
     if summary.not_run and gate.holds:
         why = f"{count(len(summary.not_run), 'attack')} that could be mounted did not run"
         gate = msgspec.structs.replace(gate, why=why)
     return gate
 
 
-def _undecided(gate: Gate, why: str = "") -> Gate:
+def _withhold(gate: Gate, why: str = "") -> Gate:
     """Return ``gate``, undecided where it would hold."""
     return msgspec.structs.replace(gate, holds=None, why=why) if gate.holds else gate
 
@@ -138,7 +138,7 @@ def _is_limited(point: Point, name: str) -> bool:
     return name == point.attack or (bool(point.column) and name == re.split("[:@]", point.attack)[0])
 
 
-def _defended(points: Sequence[Shown]) -> list[Shown]:
+def _select_defended(points: Sequence[Shown]) -> list[Shown]:
     """Return the points with a defense, or all if none has any."""
     return [p for p in points if p.strength > 0] or list(points)
 
@@ -177,16 +177,16 @@ def alarms(
     """
     return [
         *manifest.misfit,
-        *_few_used(manifest),
-        *_known(manifest, records),
-        *_collapsed(manifest, records),
+        *_warn_few_rows(manifest),
+        *_warn_known(manifest, records),
+        *_warn_collapsed(manifest, records),
         *(
             f"{line}: check labels and ids, or train a better model"
             for line in describe_useless(useless, is_shown=True)
         ),
-        *_constant(manifest, records),
-        *_far_below(manifest, records, summary.points),
-        *_nothing_above_chance(manifest, summary.worst),
+        *_warn_constant(manifest, records),
+        *_warn_far_below(manifest, records, summary.points),
+        *_warn_no_leak(manifest, summary.worst),
     ]
 
 
@@ -240,7 +240,7 @@ def _judge_model(blocks: Mapping[int, Block], alone: Mapping[int, float], active
     return Useless("no better than chance", f"{metric} {joint:.3f}{by_chance}", True) if by_chance else None
 
 
-def _few_used(manifest: Manifest) -> Iterator[str]:
+def _warn_few_rows(manifest: Manifest) -> Iterator[str]:
     if manifest.used <= LEAST_USED:
         yield (
             f"all parties hold only {manifest.used:.0%} of the rows of the smallest one: check that they write ids in "
@@ -248,7 +248,7 @@ def _few_used(manifest: Manifest) -> Iterator[str]:
         )
 
 
-def _known(manifest: Manifest, records: Mapping[str, Record]) -> Iterator[str]:
+def _warn_known(manifest: Manifest, records: Mapping[str, Record]) -> Iterator[str]:
     """Yield whether the adversary knows a large share of a class, and how many labels are a tenth, if that is known."""
     on_labels = {attack.label for attack in manifest.attacks if attack.target == "labels"}
     rows = [records.get(row.key) for row in manifest.rows if row.attack in on_labels]
@@ -263,7 +263,7 @@ def _known(manifest: Manifest, records: Mapping[str, Record]) -> Iterator[str]:
         )
 
 
-def _collapsed(manifest: Manifest, records: Mapping[str, Record]) -> Iterator[str]:
+def _warn_collapsed(manifest: Manifest, records: Mapping[str, Record]) -> Iterator[str]:
     by_place: dict[str, set[int]] = {}
     for row in manifest.rows:
         record = records.get(row.key)
@@ -274,7 +274,7 @@ def _collapsed(manifest: Manifest, records: Mapping[str, Record]) -> Iterator[st
         yield f"{place} ({len(seeds)} of {count(manifest.seeds, 'training')})"
 
 
-def _constant(manifest: Manifest, records: Mapping[str, Record]) -> Iterator[str]:
+def _warn_constant(manifest: Manifest, records: Mapping[str, Record]) -> Iterator[str]:
     """Yield the attacks that score all rows alike though they do not without the federation.
 
     If no attack on a target has another score, or an audit's attack has none without the federation, that is a sign by
@@ -306,7 +306,7 @@ def _is_constant(record: Record) -> bool:
     return any(block.constant for block in record.leak.values())
 
 
-def _far_below(manifest: Manifest, records: Mapping[str, Record], points: Sequence[Point]) -> Iterator[str]:
+def _warn_far_below(manifest: Manifest, records: Mapping[str, Record], points: Sequence[Point]) -> Iterator[str]:
     """Yield the targets on which all attacks are far below *alone*, without a defense, which may cause it.
 
     One of them must have a number without the federation as well: many attacks read single messages and know little.
@@ -334,7 +334,7 @@ def is_far_below(leak: Leak) -> bool:
     return upper is not None and low is not None and low - upper > max(FAR, (low - (leak.chance or 0.0)) / 2)
 
 
-def _nothing_above_chance(manifest: Manifest, worst: Sequence[Point]) -> Iterator[str]:
+def _warn_no_leak(manifest: Manifest, worst: Sequence[Point]) -> Iterator[str]:
     """Yield that audited labels may be of other rows, if its own columns are not shown to tell of them either."""
     leaks = [point.leak for point in worst if point.target == "labels"]
     ends = [end for leak in leaks for end in (leak.ci95[0], leak.alone_ci95[0])]

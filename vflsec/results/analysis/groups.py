@@ -29,7 +29,7 @@ from vflsec.results.analysis.intervals import (
     DIFFERENCE,
     R2,
     SeedValue,
-    detectable,
+    detectable_advantage,
     headline,
     interval,
     mean_of,
@@ -133,11 +133,11 @@ class CellGroup:
         return [*(name for name in self.by_attack if name not in single), *self._members]
 
     @property
-    def attacked(self) -> bool:
+    def has_adversary(self) -> bool:
         """Whether there is an adversary."""
         return NO_ADVERSARY not in self.by_attack
 
-    def usable(self, attack: str) -> dict[int, Result]:
+    def select_usable(self, attack: str) -> dict[int, Result]:
         """Return the records that hold numbers, by seed; without an adversary they hold no leak."""
         return {
             seed: record
@@ -174,9 +174,9 @@ class CellGroup:
         """Return one attack on ``rows``, by default those that its leak is reported on."""
         if attack in self._members:
             target = next(target for target, pool in self._pools.items() if attack in pool)
-            return self._over_columns(attack, target, [self.score(label, rows) for label in self._members[attack]])
-        records = self.usable(attack)
-        rows = rows or reported_rows(records.values())
+            return self._score_columns(attack, target, [self.score(label, rows) for label in self._members[attack]])
+        records = self.select_usable(attack)
+        rows = rows or choose_rows(records.values())
         return CellScore(
             name=attack,
             target=self.targets[attack],
@@ -200,14 +200,14 @@ class CellGroup:
         headlines = {target: self._headline(target) for target in dict.fromkeys(self.targets.values())}
         for pool in self._pools:
             columns = [headlines.pop(target) for target in self._targets(pool)]
-            headlines[pool] = self._over_columns("worst", pool, columns)
+            headlines[pool] = self._score_columns("worst", pool, columns)
         return headlines
 
     def _targets(self, pool: str) -> list[str]:
         """Return the columns of a pool; none of another target."""
         return list(dict.fromkeys(a.target for attacks in self._pools.get(pool, {}).values() for a in attacks))
 
-    def _over_columns(self, name: str, pool: str, columns: Sequence[CellScore]) -> CellScore:
+    def _score_columns(self, name: str, pool: str, columns: Sequence[CellScore]) -> CellScore:
         """Return the strongest of several columns."""
         labels = [label for label, target in self.targets.items() if target in {column.target for column in columns}]
         by_column = {(column.target, column.rows): column for column in columns if column.leak}
@@ -232,11 +232,11 @@ class CellGroup:
         )
 
     def _headline(self, target: str) -> CellScore:
-        attacks = self._usable_on(target)
+        attacks = self._select_on(target)
         candidates = self._candidates(target)
         if not any(attacks.values()):  # no number: a status takes its place, for the utility as well
             return CellScore("worst", target, self._statuses(attacks))
-        choice, blocks = self._at_least_picked(*self._strongest(candidates, target), candidates, target)
+        choice, blocks = self._prefer_pick(*self._strongest(candidates, target), candidates, target)
         names = [name if (name, split) in candidates else ALONE for name, split in choice]
         records: dict[int, Result] = {}
         for by_seed in [attacks[name] for name in names if name != ALONE] or list(attacks.values()):
@@ -244,8 +244,8 @@ class CellGroup:
                 if seed not in records or self._is_lower(record, records[seed]):
                     records[seed] = record
         if len(set(names)) > 1 or ALONE in names:  # their own rows state what each of them spent
-            records = {seed: _without_details(record) for seed, record in records.items()}
-        train, test = (self._on_rows(rows, candidates, target) for rows in ("train", "test"))
+            records = {seed: _strip_details(record) for seed, record in records.items()}
+        train, test = (self._score_rows(rows, candidates, target) for rows in ("train", "test"))
         seeds = sorted(records.keys() & blocks.keys())
         return CellScore(
             name="worst",
@@ -259,7 +259,7 @@ class CellGroup:
             leak_test={seed: test[seed] for seed in seeds if seed in test},
         )
 
-    def _at_least_picked(
+    def _prefer_pick(
         self, choice: Choice, blocks: dict[int, Block], candidates: Candidates, target: str
     ) -> tuple[Choice, dict[int, Block]]:
         """Return the headline, or of recovered columns the adversary's own pick if that leaks more.
@@ -278,18 +278,18 @@ class CellGroup:
             return choice, blocks
         return Choice(*[(picked.choice, picked.rows)] * 2), of_pick
 
-    def _on_rows(self, rows: str, candidates: Candidates, target: str) -> dict[int, Block]:
+    def _score_rows(self, rows: str, candidates: Candidates, target: str) -> dict[int, Block]:
         """Return the headline on rows of one kind, chosen anew; empty if no attack guesses these."""
         on_rows = {name: by_seed for name, by_seed in candidates.items() if name[1] == rows}
         on_alone = any(name[1] == rows for name in self.alone(target).candidates(0))
         return self._strongest(on_rows, target, rows)[1] if on_rows or (on_alone and not candidates) else {}
 
-    def _usable_on(self, target: str) -> dict[str, dict[int, Result]]:
-        return {name: self.usable(name) for name in self.by_attack if self.targets[name] == target}
+    def _select_on(self, target: str) -> dict[str, dict[int, Result]]:
+        return {name: self.select_usable(name) for name in self.by_attack if self.targets[name] == target}
 
     def _candidates(self, target: str) -> dict[tuple[str, str], Blocks]:
         """Return the attacks that read the federation."""
-        attacks = self._usable_on(target).items()
+        attacks = self._select_on(target).items()
         return list_candidates({name: records for name, records in attacks if name not in self.baselines})
 
     def _strongest(self, attacks: Candidates, target: str, only: str | None = None) -> tuple[Choice, dict[int, Block]]:
@@ -303,18 +303,18 @@ class CellGroup:
         return choice, cross_score(by_half[0] | by_half[1], choice)
 
     def _pick(self, target: str) -> CellScore | None:
-        attacks, alone = self._usable_on(target), self.alone(target)
-        name = _best_by_folds({**{f"{ALONE}:{name}": records for name, records in alone.records.items()}, **attacks})
+        attacks, alone = self._select_on(target), self.alone(target)
+        name = _choose_by_folds({**{f"{ALONE}:{name}": records for name, records in alone.records.items()}, **attacks})
         trained = {seed: record for by_seed in attacks.values() for seed, record in by_seed.items()}
         if name is None or not trained:
             return None
         if name in attacks:
             splits = set.intersection(*(set(record.leak) for record in attacks[name].values()))
-            reported = reported_rows(attacks[name].values())
+            reported = choose_rows(attacks[name].values())
             ordered = sorted(splits, key=lambda rows: (rows != reported, rows))
             on_splits = [self.score(name, rows) for rows in ordered]
             return max(on_splits, key=lambda scored: _mean_headline(scored.leak))._replace(name="picked")
-        rows = reported_rows(trained.values())
+        rows = choose_rows(trained.values())
         leak, leak_train = (
             {seed: block for seed, block in alone.select(split).items() if seed in trained} for split in (rows, "train")
         )
@@ -323,7 +323,7 @@ class CellGroup:
             target=target,
             statuses=self._statuses(attacks, [ALONE]),
             choice=ALONE,
-            records={seed: _without_details(record) for seed, record in trained.items()},
+            records={seed: _strip_details(record) for seed, record in trained.items()},
             rows=rows,
             leak=leak,
             leak_train=leak_train,
@@ -382,19 +382,19 @@ class CellGroup:
             budget=records[0].budget if records else {},
             choice=scored.choice,
             target=scored.target,
-            reached=_reached(records, self.seeds),
-            spent=_spent(records),
+            reached=_mean_reached(records, self.seeds),
+            spent=_most_spent(records),
             sureness=mean_of(record.sureness for record in records if record.sureness is not None),
             empirical=self._empirical(scored),
-            trainings=self.trainings if self.attacked else 1,
+            trainings=self.trainings if self.has_adversary else 1,
         )
 
     def _empirical(self, scored: CellScore) -> Empirical | None:
         """Return the largest lower bound of epsilon of the attacks that compete; together they are wrong in 5 %."""
-        names = list(self._usable_on(scored.target)) if scored.name == "worst" else [scored.choice]
-        by_attack = {name: list(self.usable(name).values()) for name in names if name in self.by_attack}
+        names = list(self._select_on(scored.target)) if scored.name == "worst" else [scored.choice]
+        by_attack = {name: list(self.select_usable(name).values()) for name in names if name in self.by_attack}
         bounds = [
-            empirical(name, records, confidence=1 - (1 - CONFIDENCE) / len(names))
+            bound_by_guesses(name, records, confidence=1 - (1 - CONFIDENCE) / len(names))
             for name, records in by_attack.items()
             if any(record.guessed for record in records)
         ]
@@ -407,7 +407,7 @@ class CellGroup:
             return None
         choice = choose(candidates)
         alone = self.alone(target).select("+".join(dict.fromkeys(split for _, split in choice)))
-        return detectable(_pairs(cross_score(candidates, choice), alone), self.seeds)
+        return detectable_advantage(_pairs(cross_score(candidates, choice), alone), self.seeds)
 
     def _is_lower(self, record: Result, other: Result) -> bool:
         """Whether ``record`` has a lower utility; that of an audited system may not be known."""
@@ -437,7 +437,7 @@ class CellGroup:
             alone_ci95=alone["ci95"],
             advantage=advantage["mean"],
             advantage_ci95=advantage["ci95"],
-            detectable=detectable(_pairs(by_seed, alone_by_seed), self.seeds),
+            detectable=detectable_advantage(_pairs(by_seed, alone_by_seed), self.seeds),
             accuracy=mean_of(block.metrics["accuracy"] for block in blocks if "accuracy" in block.metrics),
             others=_others(blocks),
             alone_others=(best.others(rows) if base else {}) or _others(base),
@@ -465,12 +465,12 @@ def _pairs(by_seed: Blocks, alone: Blocks) -> list[tuple[Block, Block]]:
     return [(block, alone[seed]) for seed, block in by_seed.items() if seed in alone]
 
 
-def _without_details(record: Result) -> Result:
+def _strip_details(record: Result) -> Result:
     """Return ``record`` without the details of a single attack."""
     return msgspec.structs.replace(record, budget={}, sureness=None)
 
 
-def _best_by_folds(candidates: Mapping[str, Mapping[int, Record]]) -> str | None:
+def _choose_by_folds(candidates: Mapping[str, Mapping[int, Record]]) -> str | None:
     """Return the name of the candidate whose fold score, averaged over seeds, is best; None without folds."""
     means = {}
     for name, by_seed in candidates.items():
@@ -480,7 +480,7 @@ def _best_by_folds(candidates: Mapping[str, Mapping[int, Record]]) -> str | None
     return max(means, key=lambda name: means[name]) if means else None
 
 
-def reported_rows(records: Iterable[Record]) -> str:
+def choose_rows(records: Iterable[Record]) -> str:
     """Return the rows that a leak is reported on: test rows, or else training rows, or else others."""
     guessed = {split for record in records for split in record.leak}
     return next((split for split in ("test", "train", *sorted(guessed)) if split in guessed), "test")
@@ -490,7 +490,7 @@ def _mean_headline(blocks: Blocks) -> float:
     return sum(block.headline for block in blocks.values()) / len(blocks)
 
 
-def _reached(records: Sequence[Result], seeds: int) -> dict[str, float] | None:
+def _mean_reached(records: Sequence[Result], seeds: int) -> dict[str, float] | None:
     """Mean epochs and bytes until ``train.target`` was met; None if a seed missed it, or none was set."""
     met = [record.reached for record in records if record.reached]
     if len(met) < seeds:
@@ -498,14 +498,14 @@ def _reached(records: Sequence[Result], seeds: int) -> dict[str, float] | None:
     return {key: sum(reached[key] for reached in met) / len(met) for key in met[0]}
 
 
-def empirical(attack: str, records: Sequence[Result], *, confidence: float = CONFIDENCE) -> Empirical:
+def bound_by_guesses(attack: str, records: Sequence[Result], *, confidence: float = CONFIDENCE) -> Empirical:
     """Return the lower bound of epsilon by one attack's guesses of tossed labels, over all seeds.
 
     The coins of all seeds are independent, so that their guesses add up.
     """
     guessed = [record.guessed for record in records if record.guessed]
     right, made, tossed = (sum(getattr(guesses, name) for guesses in guessed) for name in ("right", "made", "tossed"))
-    of_labels = [spent for spent in _spent(records) if "of" not in spent]
+    of_labels = [spent for spent in _most_spent(records) if "of" not in spent]
     promise = min(of_labels, key=lambda spent: spent["epsilon"], default=None)
     delta = promise["delta"] if promise else 0.0
     return Empirical(
@@ -519,7 +519,7 @@ def empirical(attack: str, records: Sequence[Result], *, confidence: float = CON
     )
 
 
-def _spent(records: Sequence[Result]) -> list[dict[str, Any]]:
+def _most_spent(records: Sequence[Result]) -> list[dict[str, Any]]:
     """The privacy spent by each defense, of the seed that spent most."""
     most: dict[str, dict[str, Any]] = {}
     for spent in (spent for record in records for spent in record.spent):

@@ -16,11 +16,11 @@ from vflsec.results.statistics import (
     LEVEL,
     Bounds,
     StandardError,
+    bound_interval,
     jackknife,
+    noncentrality,
     over_seeds_and_rows,
     standard_error_of,
-    standardized,
-    within,
 )
 
 ANY: Bounds = (None, None)
@@ -118,8 +118,8 @@ def interval(
     if math.isnan(error.size):
         return {"mean": mean, "ci95": (None, None), "n": n, "interval": "none"}
     rows = sum(seed.n for seed in by_seed) or math.inf
-    low, _ = within(mean, error.margin, bounds, rows)
-    _, high = within(mean, math.hypot(error.margin, extended), bounds, rows)
+    low, _ = bound_interval(mean, error.margin, bounds, rows)
+    _, high = bound_interval(mean, math.hypot(error.margin, extended), bounds, rows)
     kind = "seeds" if any(math.isnan(seed.variance) for seed in by_seed) else "seeds and rows"
     kind = "rows" if n == 1 else "draws and rows" if single_model else kind
     return {"mean": mean, "ci95": (low, high), "n": n, "interval": kind}
@@ -135,14 +135,14 @@ def standard_error(by_seed: Sequence[SeedValue]) -> StandardError:
     return over_seeds_and_rows([seed.value for seed in by_seed], without, known=first.known, most=most)
 
 
-def detectable(pairs: Sequence[tuple[Block, Block]], seeds: int) -> float | None:
+def detectable_advantage(pairs: Sequence[tuple[Block, Block]], seeds: int) -> float | None:
     """Return an advantage whose interval would exclude 0 in about four of five runs like this one.
 
     An attack that has gained nothing guesses almost as the adversary alone does: their difference has a small standard
     error e. With an advantage d it would vary more: if it came from information of its own, the two guesses would have
     the correlation z(alone) / z(alone + d), where z is the normal quantile of the share between chance and 1, and so
     the difference the variance v = e^2 + (1 - z(alone) / z(alone + d)) T, where T is the sum of both variances, and
-    ``SHARED`` of it with several seeds. Then d solves d^2 = k^2 v, with k of ``standardized``. It is all that is left
+    ``SHARED`` of it with several seeds. Then d solves d^2 = k^2 v, with k of ``noncentrality``. It is all that is left
     to be gained if there is no smaller solution. It is not known, and None, where no value varies over seeds or rows,
     and where *alone* is 1, so that nothing was left to be seen.
 
@@ -157,7 +157,7 @@ def detectable(pairs: Sequence[tuple[Block, Block]], seeds: int) -> float | None
     total = sum(part.size**2 for part in parts)
     if math.isnan(error.size + total):
         return None
-    k2 = standardized(min(part.freedom for part in (error, *parts)), (1 - LEVEL) / 2) ** 2
+    k2 = noncentrality(min(part.freedom for part in (error, *parts)), (1 - LEVEL) / 2) ** 2
     chance = sum(block.chance for _, block in pairs) / len(pairs)
     alone = max(chance, sum(block.headline for _, block in pairs) / len(pairs))
     growing, most = total * (SHARED if len(pairs) > 1 else 1.0), 1.0 - alone

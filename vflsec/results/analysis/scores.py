@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vflsec.base.checks import count
-from vflsec.results.analysis.groups import USABLE, CellGroup, CellScore, reported_rows
+from vflsec.results.analysis.groups import USABLE, CellGroup, CellScore, choose_rows
 from vflsec.results.analysis.intervals import SeedValue, interval, mean_of, measure
 from vflsec.results.analysis.results import Cap, Place, Point, Rank
-from vflsec.results.statistics import ALPHA, SHARE, holm, over_seeds, paired, within
+from vflsec.results.statistics import ALPHA, SHARE, bound_interval, compare_pairs, holm, over_seeds
 
 SCORES = ("CAP", "calibrated CAP", "hypervolume", "strongest leak")
 TOO_FEW = "hypervolume not available: too few seeds to show what joining gains"
@@ -148,7 +148,7 @@ def reach(groups: Sequence[CellGroup]) -> Reach:
     """Return the reach of the method that has the largest utility without a defense; nothing if that is not known."""
     known: dict[str, dict[int, tuple[float, float]]] = {}
     for group in groups:
-        for record in (record for name in group.by_attack for record in group.usable(name).values()):
+        for record in (record for name in group.by_attack for record in group.select_usable(name).values()):
             if record.active_alone is not None and record.utility and not group.strength:
                 known.setdefault(group.method, {})[record.seed] = (record.active_alone, record.utility.headline)
     whole = [by_seed for by_seed in known.values() if len(by_seed) == groups[0].seeds]
@@ -166,7 +166,7 @@ def fold(groups: Sequence[CellGroup]) -> list[Cap]:
         curves.setdefault((group.method, group.defense), []).append(group)
     caps = []
     for curve in curves.values():
-        defended = [group for group in curve if group.strength > 0 and group.attacked]
+        defended = [group for group in curve if group.strength > 0 and group.has_adversary]
         if defended:
             clean = next(group for group in curve if group.strength == 0)
             cells = [[group.headlines[target] for group in (clean, *defended)] for target in clean.headlines]
@@ -176,7 +176,7 @@ def fold(groups: Sequence[CellGroup]) -> list[Cap]:
 
 
 def _score_on_same_rows(attack: str, groups: Sequence[CellGroup]) -> list[CellScore]:
-    rows = reported_rows(record for group in groups for record in group.usable(attack).values())
+    rows = choose_rows(record for group in groups for record in group.select_usable(attack).values())
     return [group.score(attack, rows) for group in groups]
 
 
@@ -248,7 +248,7 @@ def _ends(volume: Volume) -> tuple[float | None, float | None]:
     if volume.value is None or len(volume.by_seed) < 2:
         return None, None
     spread = over_seeds(volume.by_seed)
-    low, high = within(volume.value, spread.high - spread.mean, SHARE)
+    low, high = bound_interval(volume.value, spread.high - spread.mean, SHARE)
     return low, max(high, volume.most)
 
 
@@ -398,7 +398,7 @@ def _pair(a: Rank, b: Rank, score: str) -> Pair:
 
 def _p_value(a: Rank, b: Rank, score: str) -> float:
     first, second = a.by_seed.get(score, {}), b.by_seed.get(score, {})
-    tests = paired([first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())])
+    tests = compare_pairs([first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())])
     return min(1.0, 2 * min(tests.p_above, tests.p_below))
 
 

@@ -66,7 +66,7 @@ def summarize(
             rows.setdefault((row.method, row.defense, row.strength), []).append(row)
     alone = alone_by_target(manifest, records)
     groups = [CellGroup(manifest, group, records, alone) for group in rows.values()]
-    attacked = [group for group in groups if group.attacked]
+    attacked = [group for group in groups if group.has_adversary]
     points = [point for group in groups for point in group.points()]
     worst = [point for group in attacked for point in group.worst()]
     utilities = [*(point.utility for point in points), *(damage.utility for damage in broken)]

@@ -12,7 +12,7 @@ from vflsec.results.analysis.intervals import longer_side
 from vflsec.results.analysis.results import Ends, Point, Summary
 from vflsec.results.records.manifest import Manifest
 from vflsec.results.records.schema import Record, Result
-from vflsec.results.statistics import paired
+from vflsec.results.statistics import compare_pairs
 
 BLOCK = 5
 """Seeds that are added at once."""
@@ -172,7 +172,7 @@ def _by_place(summary: Summary) -> dict[tuple[str, str, float, str, str], Point]
 def _rise(before: Point, after: Point, where: Mapping[str, str]) -> Rise:
     a, b = before.leak.by_seed, after.leak.by_seed
     seeds = sorted(a.keys() & b.keys())
-    test = paired([b[seed] - a[seed] for seed in seeds])
+    test = compare_pairs([b[seed] - a[seed] for seed in seeds])
     return Rise(
         method=before.method,
         defense=before.defense if before.strength else "none",

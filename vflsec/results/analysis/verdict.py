@@ -66,17 +66,20 @@ def verdict(
     start = max(clean, key=lambda point: point.leak.mean or 0.0)
     others = [point for point in summary.worst if point.target != first and point.strength == 0]
     sentences = [f"Every training has the defense {summary.undefended}."] * (summary.undefended != UNDEFENDED)
-    sentences += [_inferred(start, summary.adversary, known), *(_also(point, summary.adversary) for point in others)]
+    sentences += [
+        _describe_start(start, summary.adversary, known),
+        *(_describe_target(point, summary.adversary) for point in others),
+    ]
     if summary.alarms:
         last = "Do not rely on these numbers until the notes above are resolved."
     else:
         defended = [point for point in headlines if point.strength > 0 and point.utility.mean is not None]
         useful = [point for point in defended if point.place not in useless]
-        sentences += _of_no_use([point for point in defended if point.place in useless], useless, defended)
+        sentences += _describe_useless([point for point in defended if point.place in useless], useless, defended)
         last = (
-            _not_recommended(summary, run, start, defended, useful)
-            or _left(start, useful, several=len({point.method for point in headlines}) > 1)
-            or _untested(summary)
+            _explain_none(summary, run, start, defended, useful)
+            or _describe_best(start, useful, several=len({point.method for point in headlines}) > 1)
+            or _describe_untested(summary)
         )
     return [*filter(None, sentences), last]
 
@@ -88,45 +91,43 @@ def way_to_run(summary: Summary) -> str:
     return f"add --attack {','.join(['all', *(name for name in summary.not_run if name in summary.left_out)])}"
 
 
-def _inferred(point: Point, adversary: str, known: int) -> str:
+def _describe_start(point: Point, adversary: str, known: int) -> str:
     """Return what the adversary infers without a defense, and whether joining helps it."""
-    leak, what = point.leak, _inferred_thing(point)
+    leak, what = point.leak, _name_target(point)
     rows = " and ".join(ROWS.get(name, name) for name in leak.rows.split("+"))
     by_chance = f"{_two(leak.chance)} by chance"
     low = leak.ci95[0]
     if leak.chance is not None and (leak.alone is None if low is None else low <= leak.chance):
         alone = "" if leak.alone is None else f" and {_two(leak.alone)} without joining"
-        return (
-            f"These runs do not show that {adversary} infers {what}: {_measured(leak)} on {rows}, {by_chance}{alone}."
-        )
+        return f"These runs do not show that {adversary} infers {what}: {_state(leak)} on {rows}, {by_chance}{alone}."
     if leak.alone is None:
-        return f"{adversary} infers {what} of {rows} with {_measured(leak)} ({by_chance})."
+        return f"{adversary} infers {what} of {rows} with {_state(leak)} ({by_chance})."
     given = KNOWING.get(point.target.partition(" ")[0], KNOWING["labels"])
     subject = f"With {given.format(known)}, {adversary}" if known else adversary
-    measure = f"{_measured(leak)}, {by_chance}" if point.victim else _measured(leak)
+    measure = f"{_state(leak)}, {by_chance}" if point.victim else _state(leak)
     if _is_more_than_alone(leak):
         all_of = "practically all " if leak.metric != "r2" and (leak.mean or 0.0) >= 0.995 else ""
         return (
             f"{subject} infers {what} of {all_of}{rows} ({measure}; {_two(leak.alone)} without joining)."
-            f"{_sure_too(leak)}"
+            f"{_add_sure(leak)}"
         )
     if (leak.advantage or 0.0) > 0:
-        return f"{subject} infers {what} of {rows} with {measure}{_same_as_alone(leak)}"
-    return f"{subject} infers {what} no better than without joining, as far as {_no_better(point, measure, rows)}"
+        return f"{subject} infers {what} of {rows} with {measure}{_end_open_gain(leak)}"
+    return f"{subject} infers {what} no better than without joining, as far as {_end_no_gain(point, measure, rows)}"
 
 
-def _same_as_alone(leak: Leak) -> str:
+def _end_open_gain(leak: Leak) -> str:
     """Return the end of the sentence on a gain that these runs do not show."""
     is_few = leak.interval == "draws and rows" and leak.n < FEW
     runs = f"these {leak.n} draws" if is_few else "these runs"
     more = f": add --draws {FEW}" if is_few else ""
     shown = f"{runs} do not show whether this is more than without joining ({_two(leak.alone)}){more}"
     if _is_surer(leak):
-        return f". By {_metric(leak)}, {shown}, but {_sure(leak)}"
-    return f"; {shown}.{_sure_too(leak)}"
+        return f". By {_metric(leak)}, {shown}, but {_count_sure(leak)}"
+    return f"; {shown}.{_add_sure(leak)}"
 
 
-def _no_better(point: Point, measure: str, rows: str) -> str:
+def _end_no_gain(point: Point, measure: str, rows: str) -> str:
     """Return the end of the sentence on a leak that is no larger than *alone*."""
     leak = point.leak
     shows = f"{_metric(leak)} shows" if _is_surer(leak) else "these attacks show"
@@ -134,11 +135,11 @@ def _no_better(point: Point, measure: str, rows: str) -> str:
     is_below = not point.victim and leak.mean is not None and leak.chance is not None and leak.mean < leak.chance
     below = f", {_two(leak.chance)} by chance" * is_below
     gain = f"; a gain of {_two(leak.detectable)} would have been seen" * ((leak.detectable or 0.0) >= LEAST_GAIN)
-    ends = f"; but {_sure(leak)}" if _is_surer(leak) else f".{_sure_too(leak)}"
+    ends = f"; but {_count_sure(leak)}" if _is_surer(leak) else f".{_add_sure(leak)}"
     return f"{shows}: {measure}{comma} on {rows}, {_two(leak.alone)} without joining{below}{gain}{ends}"
 
 
-def _inferred_thing(point: Point) -> str:
+def _name_target(point: Point) -> str:
     """Return what is inferred: of a column its name, that of its party, and from where on a number counts as high."""
     kind, of = point.target.partition(" ")[0], f"of {point.victim}"
     if not point.victim:
@@ -151,7 +152,7 @@ def _inferred_thing(point: Point) -> str:
     return words.get(kind, f"the parameters {of}")
 
 
-def _sure(leak: Leak) -> str:
+def _count_sure(leak: Leak) -> str:
     """Return how many rows of a class are known almost for certain, where *alone* is high."""
     share, alone = leak.others.get(SURE), leak.alone_others.get(SURE)
     if (leak.alone or 0.0) < HIGH or share is None or alone is None:
@@ -162,17 +163,17 @@ def _sure(leak: Leak) -> str:
     )
 
 
-def _sure_too(leak: Leak) -> str:
-    """Return ``_sure`` as a sentence that follows another."""
-    return (sure := _sure(leak)) and f" I{sure[1:]}"
+def _add_sure(leak: Leak) -> str:
+    """Return ``_count_sure`` as a sentence that follows another."""
+    return (sure := _count_sure(leak)) and f" I{sure[1:]}"
 
 
 def _is_surer(leak: Leak) -> bool:
     """Whether more rows of a class are known almost for certain than without joining, where *alone* is high."""
-    return bool(_sure(leak)) and leak.others[SURE] >= leak.alone_others[SURE] + LEAST_GAIN
+    return bool(_count_sure(leak)) and leak.others[SURE] >= leak.alone_others[SURE] + LEAST_GAIN
 
 
-def _sure_of_class(before: Leak, after: Leak) -> str:
+def _count_sure_left(before: Leak, after: Leak) -> str:
     """Return how many rows of a class are still known almost for certain under a defense, where *alone* is high."""
     shares = [leak.get(SURE) for leak in (after.others, before.others, after.alone_others)]
     if (after.alone or 0.0) < HIGH or None in shares:
@@ -184,21 +185,21 @@ def _sure_of_class(before: Leak, after: Leak) -> str:
     )
 
 
-def _also(point: Point, adversary: str) -> str:
+def _describe_target(point: Point, adversary: str) -> str:
     """Return the sentence on a further target, of which more is inferred than without joining, or nothing."""
     leak = point.leak
     if leak.mean is None or leak.alone is None or leak.mean <= (leak.chance or 0.0) or not _is_more_than_alone(leak):
         return ""
     chance = f", {_two(leak.chance)} by chance" if point.victim else ""
-    measured = f"{_measured(leak)}; {_two(leak.alone)} without joining{chance}"
-    return f"{adversary} also infers {_inferred_thing(point)} ({measured})."
+    measured = f"{_state(leak)}; {_two(leak.alone)} without joining{chance}"
+    return f"{adversary} also infers {_name_target(point)} ({measured})."
 
 
 def _metric(leak: Leak) -> str:
     return NAMES.get(leak.metric, leak.metric)
 
 
-def _measured(leak: Leak) -> str:
+def _state(leak: Leak) -> str:
     """Return the measure with the upper end of its interval, since the strongest of many attacks may be stronger."""
     upper = leak.upper
     up_to = f", interval up to {_two(upper)}" if upper >= (leak.mean or 0.0) + LEAST_GAIN else ""
@@ -210,7 +211,7 @@ def list_first(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _of_no_use(
+def _describe_useless(
     spoiled: Sequence[Point], useless: Mapping[tuple[str, str, float], Useless], defended: Sequence[Point]
 ) -> list[str]:
     """Return a sentence for each reason why a defense leaves a joint model that is of no use."""
@@ -218,23 +219,23 @@ def _of_no_use(
     for point in spoiled:
         by_reason.setdefault(useless[point.place].why, []).append(point)
     return [
-        f"{_under(points, defended)}, the joint model is {reason}: such a defense is not recommended."
+        f"{_name_all(points, defended)}, the joint model is {reason}: such a defense is not recommended."
         for reason, points in by_reason.items()
     ]
 
 
-def _not_recommended(
+def _explain_none(
     summary: Summary, run: Sequence[str], start: Point, defended: Sequence[Point], useful: Sequence[Point]
 ) -> str:
     """Return why no defense is recommended; empty if one may be."""
     if summary.not_run and defended:
-        return _in_part(summary, run, start, defended)
+        return _describe_part(summary, run, start, defended)
     if any(set(point.statuses) - set(USABLE) for point in defended):
         return "No defense is recommended: some results are missing or failed, and the leak may be larger there."
     return "No defense is recommended." if defended and not useful else ""
 
 
-def _in_part(summary: Summary, run: Sequence[str], start: Point, defended: Sequence[Point]) -> str:
+def _describe_part(summary: Summary, run: Sequence[str], start: Point, defended: Sequence[Point]) -> str:
     """Return how strong the attacks were that ran, where others could be mounted: no defense is recommended.
 
     A strength gives away more than *alone* if the interval of an attack on some rows shows it.
@@ -249,13 +250,13 @@ def _in_part(summary: Summary, run: Sequence[str], start: Point, defended: Seque
     most = {place: max(at_place, key=_gain) for place, at_place in leaks.items()}
     reached = []
     if attacked:
-        reached.append(f"{_under(attacked, defended)}, {who} reaches {_range([most[p.place] for p in attacked])}")
+        reached.append(f"{_name_all(attacked, defended)}, {who} reaches {_range_of([most[p.place] for p in attacked])}")
     if alone := [point for point in defended if point not in attacked]:
         those = "the attacks that ran reach" if ran != 1 else f"{run[0]} reaches"
         leak = max((most[point.place] for point in alone), key=_gain)
         reached.append(
-            f"{_under(alone, defended)}, {those} no more than {summary.adversary} does without joining, as far as "
-            f"{count(leak.n, 'seed')} show{'s' * (leak.n == 1)} ({_range([leak])}, {_two(leak.alone)} without "
+            f"{_name_all(alone, defended)}, {those} no more than {summary.adversary} does without joining, as far as "
+            f"{count(leak.n, 'seed')} show{'s' * (leak.n == 1)} ({_range_of([leak])}, {_two(leak.alone)} without "
             f"joining){_large_costs(start, alone, defended)}"
         )
     return (
@@ -287,7 +288,7 @@ def _names(points: Sequence[Point], defended: Sequence[Point]) -> list[str]:
     return [f"{p.method} with " * several + f"{p.defense} {p.strength:g}" for p in points]
 
 
-def _under(points: Sequence[Point], defended: Sequence[Point]) -> str:
+def _name_all(points: Sequence[Point], defended: Sequence[Point]) -> str:
     """Return under which of the defenses, all of them if so."""
     if len(points) == len(defended):
         return "Under the tested defenses"
@@ -295,13 +296,13 @@ def _under(points: Sequence[Point], defended: Sequence[Point]) -> str:
     return f"Under {names if ' and ' in names else ' and '.join(names.rsplit(', ', 1))}"
 
 
-def _range(leaks: Sequence[Leak]) -> str:
+def _range_of(leaks: Sequence[Leak]) -> str:
     """Return the measure with the least and the largest leak."""
     means = [_two(mean) for mean in sorted(leak.mean or 0.0 for leak in leaks)]
     return f"{_metric(leaks[0])} {' to '.join(dict.fromkeys([means[0], means[-1]]))}"
 
 
-def _left(start: Point, defended: Sequence[Point], *, several: bool) -> str:
+def _describe_best(start: Point, defended: Sequence[Point], *, several: bool) -> str:
     """Return what the best defense leaves, by the upper end of its interval, and what it costs; empty without one.
 
     It is compared with no defense on the same rows: those on which joining gives most away.
@@ -309,7 +310,7 @@ def _left(start: Point, defended: Sequence[Point], *, several: bool) -> str:
     if not defended:
         return ""
     cheap = [point for point in defended if _cost(start, point) <= LARGE_COST]
-    best = min(cheap or defended, key=lambda point: (_beyond_alone(point)[1], _cost(start, point)))
+    best = min(cheap or defended, key=lambda point: (_measure_excess(point)[1], _cost(start, point)))
     within = " that costs at most two points of utility" if cheap else ""
     if not _is_lower(start, best):
         return f"No tested defense{within} is shown to lower this."
@@ -324,7 +325,7 @@ def _left(start: Point, defended: Sequence[Point], *, several: bool) -> str:
     return (
         f"By the upper end of the interval, the best defense{within} is {method}{best.defense} at strength "
         f"{best.strength:g}: on {ROWS.get(rows, rows)} it leaves {_two(leak.mean)} (interval up to "
-        f"{_two(leak.upper)}{alone}), {price}.{_sure_of_class(before[rows], leak)}"
+        f"{_two(leak.upper)}{alone}), {price}.{_count_sure_left(before[rows], leak)}"
     )
 
 
@@ -338,7 +339,7 @@ def _gain(leak: Leak) -> float:
     return (leak.mean or 0.0) - (leak.alone or 0.0)
 
 
-def _beyond_alone(point: Point) -> tuple[float, float]:
+def _measure_excess(point: Point) -> tuple[float, float]:
     """Return the largest mean and upper end beyond *alone* on the same rows, of all kinds of rows."""
     leaks = _by_rows(point).values()
     return max(map(_gain, leaks)), max(leak.upper - (leak.alone or 0.0) for leak in leaks)
@@ -349,13 +350,13 @@ def _is_lower(start: Point, left: Point) -> bool:
 
     The latter is what counts where *alone* is high and varies more than the little that is left to be gained.
     """
-    mean, upper = (a - b for a, b in zip(_beyond_alone(start), _beyond_alone(left), strict=True))
+    mean, upper = (a - b for a, b in zip(_measure_excess(start), _measure_excess(left), strict=True))
     gave, gives = (any(map(_is_more_than_alone, _by_rows(point).values())) for point in (start, left))
     has_alone = all(leak.alone is not None for leak in _by_rows(left).values())
     return mean >= LEAST_GAIN and (upper >= LEAST_GAIN or (has_alone and gave and not gives))
 
 
-def _untested(summary: Summary) -> str:
+def _describe_untested(summary: Summary) -> str:
     """Return what was not tested."""
     not_run, left_out = count(len(summary.not_run), "attack"), count(len(summary.left_out), "attack")
     mountable = f"{not_run} that it could mount on this and other targets ({way_to_run(summary)} to run them)"

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from vflsec.base.errors import CONTROL
-from vflsec.results.metrics import possible
+from vflsec.results.metrics import is_possible
 
 SCHEMA = 1
 """Raised whenever a field changes its meaning."""
@@ -46,7 +46,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         halves: the headline on each of two random halves of the rows; None if they are too few to be split.
         single_class: whether all rows are guessed to be of the same class.
         overfit: how much more the chosen attack leaks on the rows that chose it than on others; 0 without a choice.
-        without: the headline without each group of rows, see ``vflsec.results.statistics.groups_of``; None if
+        without: the headline without each group of rows, see ``vflsec.results.statistics.draw_groups``; None if
             the rows are too few.
         known: the share of all rows that are auxiliary samples, which another seed draws anew.
         constant: whether all rows have the same scores.
@@ -319,7 +319,7 @@ def _faults(record: Record) -> Iterator[str]:
             yield f"{name} has no metric, or no rows"
         parts = (*(block.halves or ()), *(block.without or ()))
         values = [*block.metrics.items(), *((block.metric, value) for value in parts)]
-        yield from (f"{name} has {metric} = {value:g}" for metric, value in values if not possible(metric, value))
+        yield from (f"{name} has {metric} = {value:g}" for metric, value in values if not is_possible(metric, value))
 
 
 def _result_faults(record: Result) -> Iterator[str]:
