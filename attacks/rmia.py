@@ -26,10 +26,8 @@ class RobustMembershipInference(Attack):
     * ``online``: P is (P_in + P_out) / 2, means over the shadows that were trained on the row and the others.
     * ``offline``: P is ((1 + a) P_out + 1 - a) / 2, which needs no shadow that was trained on it.
 
-    The adversary is the active party, which has the labels and may query the joint model about the candidates. It can
-    also train federations like this one, on these rows and with the columns of all parties. Only an auditor, or parties
-    that collude, can: the leak is an upper bound for the active party alone. Shadows are trained as the attacked
-    federation was, with the same defenses, each on a random half of the candidates and its other training rows.
+    The adversary and its shadows are those of ``lira``: an auditor, or parties that collude, so that the leak is an
+    upper bound for the active party alone.
 
     Source: Zarifzadeh et al., ICML 2024, "Low-cost high-power membership inference attacks" (arXiv 2312.03262), section
     3 (test and score) and its appendix on the offline attack (a).

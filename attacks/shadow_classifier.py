@@ -27,10 +27,8 @@ class ShadowClassifier(Attack):
     Unlike a likelihood ratio of two normal distributions, it takes any shape of these: if labels are flipped before
     training, a member's confidence is large or small, and a row that was not trained on is in between.
 
-    The adversary is the active party, which has the labels and may query the joint model about the candidates. It can
-    also train federations like this one, on these rows and with the columns of all parties. Only an auditor, or parties
-    that collude, can: the leak is an upper bound for the active party alone. Shadows are trained as the attacked
-    federation was, with the same defenses, each on a random half of the candidates and its other training rows.
+    The adversary and its shadows are those of ``lira``: an auditor, or parties that collude, so that the leak is an
+    upper bound for the active party alone.
 
     Source: Shokri et al., S&P 2017, "Membership inference attacks against machine learning models" (arXiv 1610.05820),
     section V (a classifier fitted to shadows); Carlini et al., S&P 2022 (arXiv 2112.03570), section IV (statistics of

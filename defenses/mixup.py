@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from scipy.special import betaincinv
@@ -51,11 +51,6 @@ class Mixup(Defense):
         "over epochs, where partners average out (direct, averaging, direction), and against mc, because the model "
         "learns the classes"
     )
-
-    def __init__(self, strength: float, *, at: Iterable[str] | None = None) -> None:
-        super().__init__(strength, at=at)
-        self._rng = torch.Generator()
-        self._classes = 0
 
     def prepare(self, widths: Mapping[str, int], *, n_classes: int, rng: torch.Generator) -> None:
         """Store the random stream of partners and weights."""

@@ -49,6 +49,7 @@ def test_one_pair_and_one_call_of_each_defense_of_marvells_paper(monkeypatch):
     assert all(marvell.once(call) for call in marvell.calls().values())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_one_pair_of_trainings_that_run_as_one():
     from click.testing import CliRunner
@@ -58,6 +59,7 @@ def test_one_pair_of_trainings_that_run_as_one():
     assert "of 4" in found.output
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_one_table_of_membership(monkeypatch):
     from click.testing import CliRunner
@@ -69,6 +71,7 @@ def test_one_table_of_membership(monkeypatch):
     assert found.output.count("short") == 7 - 1  # with so few shadows, two of seven attacks are the same
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_one_setting_of_the_fit_check():
     from click.testing import CliRunner
@@ -197,6 +200,7 @@ def test_each_claim_of_the_papers_is_asked_somewhere(methods):
     assert {claim.verdict for claim in asked} == {methods.FAILS}, "nothing exceeds what is equal"
 
 
+@pytest.mark.long
 def test_every_training_can_be_named_and_methods_have_as_many_trials(methods):
     for experiment in methods.EXPERIMENTS.values():
         for name in experiment.arms:
@@ -207,6 +211,7 @@ def test_every_training_can_be_named_and_methods_have_as_many_trials(methods):
                 assert len(cells) == len(arm.trials), "each trial is another"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_table_of_methods(methods, monkeypatch, tmp_path):
     tiny = methods.Experiment(
@@ -329,6 +334,7 @@ def test_a_row_of_the_table_of_prada(prada, monkeypatch, tmp_path):
     assert all(50 < record["auc"] <= 100 for record in rows["no-ir"]["160"])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_encrypted_prada_gives_what_it_gives_in_clear(prada, monkeypatch, tmp_path):
     def toy(arm, positives, seed, *more):
@@ -354,6 +360,7 @@ def test_the_encrypted_prada_gives_what_it_gives_in_clear(prada, monkeypatch, tm
     assert text in prada.page(found(prada), 5)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_one_step_of_the_speed_of_prada(prada, monkeypatch):
     monkeypatch.setattr(prada, "STEPS", 1)

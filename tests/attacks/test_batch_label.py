@@ -72,6 +72,7 @@ def test_larger_batches_hide_more_and_further_epochs_show_more():
     assert often > large + 0.1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("batch", [8, 256])
 @pytest.mark.parametrize("classes", [2, 4])
 def test_gradients_without_a_label_in_them_leave_chance(batch, classes):

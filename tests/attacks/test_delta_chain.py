@@ -72,6 +72,7 @@ def test_momentum_and_weight_decay_hide_nothing(tmp_path, order, momentum, decay
     assert worst < 2e-5
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("outputs", "width"), [(3, 10), (4, 10), (10, 20)])
 def test_of_several_outputs_all_labels_but_for_the_names_of_classes(tmp_path, outputs, width):
     c, p = LinearRun(outputs=outputs, width=width, steps=40, rate=0.5, rounding=2.0**-24).record(tmp_path)
@@ -163,6 +164,7 @@ def test_pooling_needs_as_many_features_as_the_rank_alone(tmp_path):
     assert found["leak"]["train"].headline > 0.99
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("noise", "least"), [(0.3, 0.99), (1.0, 0.9)])
 def test_noise_that_keeps_the_rank_averages_out_over_visits(tmp_path, noise, least):
     c, p = Epochs(steps=64, row_noise=noise).record(tmp_path)

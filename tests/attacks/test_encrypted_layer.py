@@ -16,6 +16,7 @@ from vflsec.run.spec import AuxSpec, parse_attack
 from vflsec.testing.recordings import EncryptedRun, LinearRun, attacked
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("delta", "order"), [("rank1", "current"), ("outer", "current"), ("rank1", "paper")])
 def test_c_reads_all_labels_and_the_weights(tmp_path, delta, order):
     c, p = EncryptedRun(run=LinearRun(steps=4, width=4, batch=24, order=order), delta=delta).record(tmp_path)

@@ -209,6 +209,7 @@ def test_wrong_numbers_are_refused(make, match):
 ENCRYPTED = EncryptedBoundary(bits=1024)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("aux", [0, 20])
 @pytest.mark.parametrize(("batch", "defenses"), [(4, ()), (64, ()), (64, (ENCRYPTED,))], ids=["4", "64", "encrypted"])
 def test_rank_one_recovers_every_label_under_a_linear_head(aux, batch, defenses):

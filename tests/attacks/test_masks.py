@@ -208,6 +208,7 @@ def test_small_masks_are_said_to_leak(tmp_path):
     assert leaks(tmp_path, 20, 1.0) == 20
 
 
+@pytest.mark.long
 def test_the_level_is_kept_where_masks_hide_everything(monkeypatch):
     """At 5 % instead of 0.1 %, of 100 at most 12 are rejected with a probability of 0.999, at least one with 0.99."""
     monkeypatch.setattr(small_masks, "PERMUTATIONS", 199)

@@ -148,6 +148,7 @@ def test_regressions_are_those_of_the_library():
     torch.testing.assert_close(found["test"].float(), elsewhere.mean(dim=0), atol=4e-4, rtol=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("attack", [SelfTraining(iterations=2), ForestTraining(iterations=2)], ids=lambda a: a.name)
 def test_results_do_not_depend_on_how_libraries_round(monkeypatch, attack):
     """Trees would make large differences of small ones."""

@@ -171,6 +171,7 @@ def test_shadows_that_all_agree_give_finite_scores():
     assert np.unique(scores(LikelihoodRatio(), flat)).tolist() == [0]
 
 
+@pytest.mark.long
 def test_at_low_fpr_it_finds_more_rows_learned_by_heart_than_the_loss(learned):
     """Some rows have the label that other rows suggest: their loss is low, in training or not."""
     loss, lira, rmia, classifier = (
@@ -189,6 +190,7 @@ def test_at_low_fpr_it_finds_more_rows_learned_by_heart_than_the_loss(learned):
     assert min(lira[1], rmia[1], classifier[1]) > loss[1] + 0.03
 
 
+@pytest.mark.long
 def test_the_attacked_federation_is_drawn_like_its_shadows(learned):
     """It is attacked as well as each shadow would be, by the others: neither knows more of its members."""
     view, truth = learned[0].view, learned[0].truth.labels["candidates"]
@@ -296,6 +298,7 @@ def test_the_classifier_comes_near_the_closed_form(d):
     assert expected - 0.03 < auc(ShadowClassifier(), view, member) < expected + 4 * AUC_ERROR
 
 
+@pytest.mark.long
 def test_the_classifier_finds_two_modes_that_ratios_miss():
     """LiRA sees mean and variance, which are equal; the best test is the ratio of densities."""
     d, n = 3.0, 1000

@@ -165,6 +165,7 @@ def test_nodes_that_follow_the_label_add_to_own_columns():
     assert together > nodes - 0.01
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n_classes", [2, 4])
 def test_fusion_is_not_behind_its_sources(n_classes):
     """With little noise in the labels, and with much."""
@@ -297,6 +298,7 @@ def test_categories_are_placed_in_the_last_slots_of_their_column():
     assert torch.equal(found, torch.nn.functional.one_hot(1 + category, 3).double())
 
 
+@pytest.mark.long
 def test_fusion_of_columns_reads_bounds():
     x, _, trees = world(rounds=20)
     view = active(trees)
@@ -332,6 +334,7 @@ def test_columns_of_other_rows_are_learned_from_what_histograms_say_of_training_
     assert scores[0] > max(scores[1:]) + 0.1
 
 
+@pytest.mark.long
 def test_columns_of_other_rows_are_not_guessed_worse_than_by_imputation():
     """Measurements of breast cancers, half of which follow from the others."""
     columns, classes = load_breast_cancer(return_X_y=True)
@@ -355,6 +358,7 @@ def test_an_evaluation_hands_over_the_derivatives_of_each_round_with_the_nodes(a
     assert {Kind.NODES, Kind.CONTROL, Kind.GRADIENT, Kind.CIPHERTEXT} <= read
 
 
+@pytest.mark.long
 def test_an_evaluation_finds_columns_by_the_sums_of_derivatives(tmp_path):
     """Numbers of rows alone leave more than a tenth of the variance open."""
     own = {"methods": ["secureboost"], "adversary": "active", "dataset": "multiple-features"}

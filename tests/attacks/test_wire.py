@@ -128,6 +128,7 @@ def test_exponents_of_loss_gradients_rank_the_labels(keys, positives, least, mos
     assert least < roc_auc_score(y, exponents) < most
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("delta", ["rank1", "outer"])
 def test_ours_has_no_fault(tmp_path, delta, mode):
@@ -149,6 +150,7 @@ class Bare(ActiveRole):
         return self.ciphertexts.write(cipher * (1 + n * mask) % square for cipher, mask in pairs)
 
 
+@pytest.mark.long
 def test_answers_that_are_not_fresh_are_found_without_a_key(tmp_path):
     run = EncryptedRun(run=LinearRun(steps=30, width=2, batch=80), delta="outer", active=Bare)
     c, _ = run.record(tmp_path)
@@ -169,6 +171,7 @@ class BareGradient(ActiveRole):
             del self._release
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("delta", "outputs"), [("rank1", 1), ("outer", 1), ("rank1", 3)])
 def test_a_masked_gradient_that_is_not_fresh_is_found_in_ps_recording(tmp_path, mode, delta, outputs):
@@ -194,6 +197,7 @@ def test_powers_of_known_or_small_exponents_are_found_under_any_key(tmp_path, mo
     assert read(c)[0] > 0 < read(p)[0]
 
 
+@pytest.mark.long
 def test_a_recording_of_subgroup_keys_says_what_is_not_measured(tmp_path):
     run = LinearRun(steps=30, width=2, batch=80)  # enough bits under a standard key, see above
     c, p = EncryptedRun(run=run, mode="subgroup", active=Bare, delta="outer").record(tmp_path)

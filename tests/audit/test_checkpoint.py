@@ -198,6 +198,7 @@ def test_the_command_audits_a_checkpoint(folder, evaluated, tmp_path):
     assert found["points"][0]["leak"]["by_seed"]["0"] == leaks(evaluated, 1.0, 1)["mc"]["test"].headline
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("place", ["tr", "file", "file/below"])
 def test_a_recording_is_of_one_training_in_a_folder_of_its_own(tmp_path, place):
     run("train", *SETTINGS, "--record", tmp_path / "tr")

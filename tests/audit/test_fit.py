@@ -155,6 +155,7 @@ def test_correct_transcripts_fit(world, observer):
     assert audit.misfit == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("observer", ["bureau", "bank"])
 @pytest.mark.parametrize(("share", "message"), [(1.0, "none that they do"), (0.2, "belong to other rows")])
 def test_permuted_ids_are_refused(world, observer, share, message):

@@ -49,6 +49,7 @@ def half(tmp_path):
     return tmp_path
 
 
+@pytest.mark.long
 def test_few_rows_in_common(half):
     words = ["eval", "--dataset", half / "d.toml", "--adversary", "bureau", *FAST, "--set", "aux.n=8"]
     expect_undecided(words, half / "run", "all parties hold only 45% of the rows of the smallest one")

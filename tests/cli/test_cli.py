@@ -274,6 +274,7 @@ def test_other_formats(finished, form):
     assert "mc" in run("report", out, "--format", form).stdout
 
 
+@pytest.mark.long
 def test_gates_decide_the_exit_code(finished):
     out, _ = finished
     assert run("report", out, "--max-leak", "mc=1").exit_code == 0
@@ -496,6 +497,7 @@ class Broken(Norm):
 """
 
 
+@pytest.mark.long
 def test_the_cause_of_an_error_is_in_the_table_and_its_traceback_on_request(tmp_path):
     (tmp_path / "broken.py").write_text(BROKEN)
     words = ["eval", "--attack", f"{tmp_path / 'broken.py'}:Broken", "--seeds", "2", *SMALL, "--out", tmp_path / "run"]
@@ -567,6 +569,7 @@ def test_an_attack_that_acts_in_training_is_announced(tmp_path):
     assert "adversary: passive_1, honest-but-curious, 80 labeled rows" in honest.stderr
 
 
+@pytest.mark.long
 def test_what_a_malicious_party_breaks_is_printed_apart(tmp_path):
     words = ["eval", "--attack", "backdoor", "--defense", "iso", "--lambda", "1,5", "--seeds", "2", *SMALL]
     result = run(*words, "--out", tmp_path)
@@ -784,6 +787,7 @@ def test_options_from_the_environment(tmp_path):
     assert "seeds = 2" in result.stdout
 
 
+@pytest.mark.long
 def test_a_collapsed_model_cannot_pass_a_gate(tmp_path):
     vanishing = ["epochs=20", "optimizer=sgd", "momentum=0.0", "lr=0.001", "weight_decay=999.0"]
     words = [word for setting in vanishing for word in ("--set", f"train.{setting}")]
@@ -832,6 +836,7 @@ class Base(Attack):
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("body", "message"),
     [

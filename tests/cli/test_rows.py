@@ -36,6 +36,7 @@ def asked(tmp_path_factory):
     return out, json.loads(plain.stdout), asked
 
 
+@pytest.mark.long
 def test_only_results_whose_guesses_are_lacking_are_computed_again_and_alike(asked):
     out, plain, again = asked
     assert "8 to compute" in again.stderr, "those of baselines are not needed"

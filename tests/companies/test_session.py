@@ -347,6 +347,7 @@ def frame(payload, *, version=VERSION, kind=1, length=None):
     return HEADER.pack(MAGIC, version, kind, 0, length, sha256(payload).digest()[:16]) + payload
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -59,6 +59,7 @@ def test_guidance_of_weight_zero_is_fed_local_ssl_bit_for_bit(ssl):
     assert equal(states(alone), states(guided))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ssl", SSL)
 def test_guidance_of_weight_zero_is_fed_local_ssl_with_averaged_models(ssl):
     averaged, alone = (pretrained(make(f"fedlocal-{ssl}", pma=pma), federation()) for pma in (True, False))
@@ -79,6 +80,7 @@ def test_step_one_is_the_same_with_and_without_the_other_steps(ssl):
     assert equal(states(cross, "cross"), states(hybrid, "cross"))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ssl", SSL)
 @pytest.mark.parametrize("parties", [2, 3])
 def test_partial_model_aggregation_makes_top_encoders_equal_and_touches_nothing_else(ssl, parties):

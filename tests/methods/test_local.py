@@ -78,6 +78,7 @@ def test_it_reads_no_other_party_and_says_nothing(select):
     assert not any(federation.channel.traffic for federation in federations)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("head", ["linear", "mlp"])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 @pytest.mark.parametrize(

@@ -166,6 +166,7 @@ def target_rows(federation, made, number):
     return batches(count, made.pretrain_spec.batch, order, federation.device)[number % several]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ramp", [None, 2])
 @pytest.mark.parametrize("alternating", [False, True])
 def test_pre_training_is_the_joint_loss_with_a_reversed_gradient(alternating, ramp):

@@ -139,6 +139,7 @@ def test_train_records_and_audit_reads(tmp_path):
         assert "no fault" in result.output
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("method", "arguments"),
     [

@@ -664,6 +664,7 @@ def test_with_noise_models_are_the_same_in_clear_and_sealed():
     assert same(state(plain), state(masked))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -686,6 +687,7 @@ def test_a_row_is_released_as_often_as_planned(options, expected):
         assert [one["releases"] for one in accounts] == ([expected] if expected else [])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("exchange", ["plain", "masked"])
 def test_an_epsilon_that_is_asked_for_is_spent_over_the_rounds(tmp_path, exchange):
     report = vflsec.evaluate(

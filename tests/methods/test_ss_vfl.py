@@ -260,6 +260,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("localcl", ["moco", "inbatch"])
 @pytest.mark.parametrize("done", [1, 3])
 def test_a_killed_pre_training_goes_on_to_the_same_bits(localcl, done, tmp_path):

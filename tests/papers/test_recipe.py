@@ -190,6 +190,7 @@ def test_a_quick_run_has_fewer_columns_and_seeds(own, tmp_path):
     assert lines[1].split(",")[lines[0].split(",").index("seeds")] == "1"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("form", ["table", "markdown", "latex", "csv", "json"])
 def test_every_format_has_the_values(own, tmp_path, form):
     done = run(own(), "--quick", "--jobs", "1", "--out", str(tmp_path / "run"), "--format", form)

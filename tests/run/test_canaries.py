@@ -132,6 +132,7 @@ def test_tables_and_files_have_it(folder):
     assert frame["epsilon_at_least"].max() > 4
 
 
+@pytest.mark.long
 def test_without_canaries_nothing_of_it_is_shown(folder):
     report = vflsec.evaluate(**{**SETTINGS, "seeds": 1}, data=data(0), out=folder.parent / "plain")
     assert all(point.empirical is None for point in report.points)
@@ -195,6 +196,7 @@ def test_what_cannot_be_audited_is_refused_before_anything_is_trained(tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("given", "canaries"), [([], 0), (["--audit-epsilon"], 1000), (["--audit-epsilon", "300"], 300)]
 )

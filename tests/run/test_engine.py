@@ -214,6 +214,7 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path, uninterrupted, after,
     assert timeless(out / "records.jsonl") == uninterrupted
 
 
+@pytest.mark.long
 def test_a_lost_record_is_attacked_again_without_training(tmp_path, monkeypatch):
     store = finish(tmp_path)
     before = timeless(tmp_path / "records.jsonl")
@@ -252,6 +253,7 @@ class Counts(Attack):
 """
 
 
+@pytest.mark.long
 def test_divergence_is_a_status_and_never_a_number(tmp_path):
     store = finish(tmp_path, train={"epochs": 2, "lr": 1e30, "optimizer": "sgd"}, seeds=1)
     results = [r for r in store.records().values() if isinstance(r, Result)]
@@ -383,6 +385,7 @@ def test_an_edited_attack_is_run_anew_in_the_same_process(tmp_path):
     assert results(again)[-1].leak["test"].metrics["auc"] == pytest.approx(1 - before)
 
 
+@pytest.mark.long
 def test_an_edited_table_is_read_anew_in_the_same_process(tmp_path):
     def write(columns):
         lines = [f"{i},{columns(i)},{i % 2}" for i in range(200)]
@@ -399,6 +402,7 @@ def test_an_edited_table_is_read_anew_in_the_same_process(tmp_path):
     assert write(lambda i: f"{i % 7},{(i * 7919) % 13}") < 0.75
 
 
+@pytest.mark.long
 def test_an_edited_dataset_file_is_another_dataset(tmp_path):
     file = tmp_path / "federation.py"
     settings = {"dataset": f"{file}:load", "data": {}, "attacks": [{"name": "logistic"}], "seeds": 1, "strengths": [1]}
@@ -425,6 +429,7 @@ def test_wrong_settings_are_raised_not_recorded(tmp_path):
     assert not any(isinstance(r, Result) for r in Store(tmp_path).records().values())
 
 
+@pytest.mark.long
 def test_a_cell_does_not_depend_on_what_ran_before_it(tmp_path):
     spec = specs.read(SETTINGS)
     last = list(trials(spec))[-1]
@@ -471,6 +476,7 @@ def test_a_record_says_which_attacks_its_adversary_could_mount(tmp_path):
     assert summary.not_run == [name for name in expected if name != "norm"]
 
 
+@pytest.mark.long
 def test_a_sign_by_few_labels_says_how_sure_it_is(tmp_path):
     """``norm`` needs no label and uses them for its sign alone; ``mc`` is fitted on them."""
     attacks = [{"name": "norm"}, {"name": "mc", "options": {"epochs": 5}}]
@@ -507,6 +513,7 @@ def test_all_attacks_every_party_that_it_could_be_on():
     assert not any("passive_1" in name for name in names), "it is the first, for which the name alone stands"
 
 
+@pytest.mark.long
 def test_a_party_that_was_not_attacked_is_named_as_not_run(tmp_path):
     settings = {**THREE, "train": {"epochs": 1}, "aux": {"folds": 0}, "attacks": ["column-fusion"]}
     store = finish(tmp_path, **settings)
@@ -569,6 +576,7 @@ def test_models_that_are_damaged_or_lost_are_trained_again(tmp_path, damage):
     assert {key: record.leak for key, record in again.items()} == {key: record.leak for key, record in before.items()}
 
 
+@pytest.mark.long
 def test_a_joint_model_that_is_worse_than_the_active_party_alone_is_named(tmp_path):
     rng = np.random.default_rng(0)
     own = rng.normal(size=(600, 2))

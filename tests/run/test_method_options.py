@@ -109,6 +109,7 @@ def test_an_option_in_the_name_is_the_option_in_the_table():
     assert training.train(one, "cpu")[1].utility == training.train(other, "cpu")[1].utility
 
 
+@pytest.mark.long
 def test_one_method_under_two_options_is_compared_with_itself(tmp_path):
     labels = [NAME, f"{NAME}:gamma=0.2,pma=false", "local"]
     settings = {key: value for key, value in QUICK.items() if key != "attacks"}
@@ -138,6 +139,7 @@ def _texts(figure):
             for text in legend.get_texts()] + [text for axes in figure.axes for text in axes.texts]  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_result_under_a_name_does_not_stand_for_one_under_another(tmp_path):
     """The same training, once with the option in the table and once in the name: one cell, two records."""
     settings = {key: value for key, value in QUICK.items() if key != "attacks"}

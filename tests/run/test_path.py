@@ -39,6 +39,7 @@ def calls(monkeypatch):
     return counted
 
 
+@pytest.mark.long
 def test_each_name_is_looked_up_once(calls, tmp_path):
     """A record lists all attacks that could be mounted, so that each one is loaded."""
     vflsec.evaluate(**TOY, out=tmp_path, progress=False)
@@ -112,6 +113,7 @@ def test_few_functions_get_the_strength_of_a_defense(tmp_path):
     assert len({path for path, _ in running}) <= 12, running
 
 
+@pytest.mark.long
 def test_ten_frames_lie_between_the_command_and_a_step_of_training(monkeypatch, tmp_path):
     """The command itself and the step among them."""
     stacks = []

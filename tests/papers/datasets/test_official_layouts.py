@@ -185,6 +185,7 @@ AVAZU_DAMAGE = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", AVAZU_DAMAGE)
 def test_damage_of_avazu_is_named(tmp_path, kind):
     change, message = AVAZU_DAMAGE[kind]

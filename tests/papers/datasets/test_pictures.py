@@ -112,6 +112,7 @@ def test_bhi_finds_the_patients_where_the_archive_has_them(originals, copied, tm
 # ModelNet
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("parties", [2, 4, 12])
 def test_modelnet_gives_each_party_neighboring_views(tmp_path, parties, turned):

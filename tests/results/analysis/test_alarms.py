@@ -247,6 +247,7 @@ def test_what_does_not_fit():
     expect_alarm(summary_of(misfit=["embeddings are not of these rows"]), "embeddings are not of these rows")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("lost", ["error", "diverged", "missing", "nothing scored"])
 def test_a_lost_attack_leaves_a_gate_on_worst_undecided(lost):
     """Another attack has a number on each row, and the limit is above it."""

@@ -114,6 +114,7 @@ def test_privacy_is_kept_from_alone_to_everything():
     assert privacy_kept(0.0, -0.5) == 1.0, "an R2 below 0"
 
 
+@pytest.mark.long
 def test_pseudo_values_have_the_deviation_of_a_ratio_of_means():
     rng = np.random.default_rng(0)
     whole = rng.normal(1.0, 0.2, (2000, 20, 1))

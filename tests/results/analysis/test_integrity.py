@@ -149,6 +149,7 @@ def test_a_limit_on_utility_holds_under_attack_and_there_is_none_on_a_leak():
             summary_of(BROKEN, records, max_leak={name: 0.5})
 
 
+@pytest.mark.long
 def test_an_attack_that_does_nothing_costs_exactly_nothing(tmp_path):
     spec, store = finish(tmp_path, attacks=["missing-feature:rate=0", "noisy-sample:scale=0"])
     found = summary_of(spec, store.records()).integrity
@@ -210,6 +211,7 @@ def test_a_party_that_breaks_its_own_model_has_not_collapsed(tmp_path):
     assert {d.status for d in summary_of(spec, store.records()).integrity} == {"ok"}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("method", ["ss-vfl-i", "fedcvt", "vflhlp"])
 def test_it_acts_in_what_other_methods_say(method, tmp_path):
     train = {"epochs": 2, "pretrain": {"epochs": 1}}

@@ -197,6 +197,7 @@ def test_an_attack_that_acts_in_training_lends_its_utility_to_nobody():
     assert [p.utility for p in found.values()] == [0.8]
 
 
+@pytest.mark.long
 def test_a_report_shows_orders_and_what_they_do_not_tell(tmp_path):
     report = vflsec.evaluate(
         attack="direction", defense=["iso:lambda=1,50", "iso:lambda=1@embedding"], dataset="toy", seeds=2, jobs=1,

@@ -204,6 +204,7 @@ def cells_of(report):
     }
 
 
+@pytest.mark.long
 def test_of_a_damaged_folder_no_number_is_believed_and_nothing_run(evaluated, copied, monkeypatch):
     """Each report of a damaged folder is refused in one line, or has only numbers of the intact one."""
     whole, folder, place = evaluated
@@ -288,6 +289,7 @@ def test_names_are_no_markup_in_any_format(copied):
     assert "\n'=A1," in vflsec.Report.read(copied).to_csv()
 
 
+@pytest.mark.long
 def test_a_report_does_not_obey_a_matplotlibrc_of_the_folder(copied):
     (copied / "matplotlibrc").write_text("text.usetex: True\n")
     command = [sys.executable, "-m", "vflsec", "report", "."]
@@ -296,6 +298,7 @@ def test_a_report_does_not_obey_a_matplotlibrc_of_the_folder(copied):
     assert (copied / "curve.png").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_what_a_terminal_cannot_show_is_replaced(copied, encoding):
     command = [sys.executable, "-m", "vflsec", "report", str(copied)]

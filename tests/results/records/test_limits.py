@@ -47,6 +47,7 @@ def copied(failed, tmp_path):
     return shutil.copytree(failed[0], tmp_path / "elsewhere")
 
 
+@pytest.mark.long
 def test_several_reports_have_the_same_gates_and_the_same_bytes(failed, copied):
     first = page(failed[0])
     for k in range(3):
@@ -57,6 +58,7 @@ def test_several_reports_have_the_same_gates_and_the_same_bytes(failed, copied):
     assert str(failed[0].parent) not in first  # the command named the folder by its absolute path
 
 
+@pytest.mark.long
 def test_neither_place_nor_time_zone_nor_hashes_change_a_byte(failed, copied):
     """Another process, in another folder, time zone and locale, that may not write to the folder."""
     before = sorted(copied.iterdir())
@@ -83,6 +85,7 @@ def test_a_run_without_limits_keeps_those_of_the_folder(failed, copied):
     assert FAILED in page(copied)
 
 
+@pytest.mark.long
 def test_a_run_with_other_limits_replaces_them_and_says_what_failed_before(copied):
     relaxed = run(*QUICK, "--max-leak", "logistic=1", "--out", copied)
     assert relaxed.exit_code == 0
@@ -97,6 +100,7 @@ def test_a_fresh_start_has_no_limits(copied):
     assert read_limits(copied) == []
 
 
+@pytest.mark.long
 def test_a_limit_on_an_attack_that_is_no_longer_run_is_undecided(copied):
     other = [word if word != "logistic" else "norm" for word in QUICK]
     assert run(*other, "--out", copied).exit_code == 3
