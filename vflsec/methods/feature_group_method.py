@@ -12,7 +12,7 @@ from vflsec.core.message import Kind
 from vflsec.core.method import Progress
 from vflsec.core.party import Party
 from vflsec.core.view import Need
-from vflsec.methods.split_method import SHOWS, SPLIT, SplitMethod
+from vflsec.methods.split_method import SHOWS, SplitMethod
 from vflsec.methods.split_training import HeadTraining, SharedHeadTraining, SplitTraining
 from vflsec.nn.feature_groups import FeatureGroups, ungrouped
 from vflsec.nn.wrappers import Columns, Frozen
@@ -50,7 +50,6 @@ class FeatureGroupMethod(SplitMethod):
     ungrouped_differs: ClassVar[tuple[str, ...]] = (
         "The extractor sends four numbers, as in the authors' code; the paper does not say how many.",
     )
-    messages = {"train": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
     logistic = True
     grouped: ClassVar[bool] = True
     interacting: ClassVar[bool] = True

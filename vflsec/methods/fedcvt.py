@@ -18,7 +18,7 @@ from vflsec.core.message import Step
 from vflsec.core.method import Progress
 from vflsec.core.party import Party
 from vflsec.core.settings import ModelSpec, TrainSpec
-from vflsec.methods.split_method import SPLIT, SplitMethod
+from vflsec.methods.split_method import SplitMethod
 from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.encoders import build_encoder
 from vflsec.nn.stacked import batches
@@ -99,7 +99,6 @@ class FedCVT(SplitMethod):
         "temperature, root mean square of products as the orthogonality term, weights and threshold.",
         "Networks and training follow model and train.",
     )
-    messages = {"train": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
     learns = {"train": hooks.SPLIT_LEARNING - {hooks.BATCH, hooks.UPDATE}}  # noqa: RUF012
     encoder = "auto"
     shares_head = False

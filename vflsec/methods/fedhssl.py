@@ -15,19 +15,18 @@ from torch.optim import SGD, Optimizer
 from vflsec.base.checks import non_negative, positive
 from vflsec.base.errors import UsageError
 from vflsec.base.seeds import drawing, generator
-from vflsec.core import hooks
 from vflsec.core.federation import Federation
 from vflsec.core.message import SERVER, Kind, Message
 from vflsec.core.method import Progress
 from vflsec.core.options import converted
 from vflsec.core.party import Party
 from vflsec.core.protocol import Averaging, Boundary
-from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.inference.releases import flattened, parameters
 from vflsec.methods.epochs import Epochs
 from vflsec.methods.local import training_rows
-from vflsec.methods.split_method import SHOWS, SPLIT, SplitMethod
+from vflsec.methods.split_method import SHOWS, SPLIT, PretrainedMethod
 from vflsec.methods.ssl_steps import CrossPartySSL, LocalSSL
 from vflsec.nn.augmentation import two_views
 from vflsec.nn.encoders import build_encoder
@@ -106,7 +105,7 @@ PRETRAINING_DIFFERS = (
 )
 
 
-class FedHSSL(SplitMethod):
+class FedHSSL(PretrainedMethod):
     """Self-supervised pre-training, then split learning from the pre-trained encoders.
 
     Pre-training repeats up to three steps:
@@ -148,11 +147,9 @@ class FedHSSL(SplitMethod):
         average: the protocol of step 3, ``model-average``, ``secure-average`` or ``file.py:Class``, an ``Averaging``.
     """
 
-    phases = ("pretrain", "finetune")
-    snapshots = True
     reference = "He et al. 2022 (FedHSSL), arXiv 2208.08934, algorithm 1"
     stored_modules = frozenset({"encoders", "shared"})
-    learns = {"pretrain": frozenset(), "finetune": hooks.SPLIT_LEARNING}  # noqa: RUF012  (declared ClassVar in the base)
+    learns = {"pretrain": frozenset()}  # noqa: RUF012  (declared ClassVar in the base)
     last_phase_options = frozenset({"boundary", "encoders", "pool"})
     joint = frozenset({"pma", "average"})
     encoder = "auto"
@@ -170,7 +167,7 @@ class FedHSSL(SplitMethod):
         cls.derive(
             version=1 if cls.pma is None else 2,
             prior=f"fedlocal-{cls.ssl}",
-            differs=cls._differs(),
+            differs=tuple(sentence for is_taken, _, differs in cls._parts() if is_taken for sentence in differs),
             messages={"pretrain": frozenset(kind for kind, sent in kinds.items() if sent), "finetune": SPLIT},
             visible_to={
                 "passive": SHOWS["passive"] | received | averaged,
@@ -178,29 +175,27 @@ class FedHSSL(SplitMethod):
                 **({SERVER: averaged} if averaged else {}),
             },
         )
-        unused = {"pma"} if cls.pma is None else set()
-        unused |= set() if cls.cross and cls.local else {"gamma", "interleave", "encoders", "pool"}
-        unused |= set() if cls.cross else {"local_updates"}
-        unused |= set() if cls.local else {"average"}
-        cls.leave_out(unused, pma=cls.pma)
+        cls.leave_out(
+            {option for is_taken, options, _ in cls._parts() if not is_taken for option in options}, pma=cls.pma
+        )
 
     @classmethod
-    def _differs(cls) -> tuple[str, ...]:
-        """Return the differences of the steps that are taken, and of their self-supervised method."""
-        both, ssl = cls.cross and cls.local, SIAMESE[cls.ssl]
-        return (
-            *(CROSS_DIFFERS if cls.cross else ()),
-            *(LOCAL_DIFFERS if cls.local else ()),
-            *(GUIDED_DIFFERS if both else ()),
-            *(PMA_DIFFERS if both and cls.pma is not None else ()),
-            *(BOTH_DIFFERS if both else ()),
-            *PRETRAINING_DIFFERS,
-            *(() if cls.cross else LOCAL_ONLY_DIFFERS),
-            *(() if cls.local else CROSS_ONLY_DIFFERS),
-            *(TARGET_DIFFERS if cls.pma is not None and cls.ssl in ("byol", "moco") else ()),
-            *(ssl.cross_differs if cls.cross else ()),
-            *(ssl.local_differs if cls.local else ()),
-        )
+    def _parts(cls) -> list[tuple[bool, tuple[str, ...], tuple[str, ...]]]:
+        """Return of each part of the method whether it is taken, which options it alone reads, and how it differs."""
+        both, averages, ssl = cls.cross and cls.local, cls.pma is not None, SIAMESE[cls.ssl]
+        return [
+            (cls.cross, ("local_updates",), CROSS_DIFFERS),
+            (cls.local, ("average",), LOCAL_DIFFERS),
+            (both, ("gamma", "interleave", "encoders", "pool"), GUIDED_DIFFERS),
+            (averages, ("pma",), PMA_DIFFERS if both else ()),
+            (both, (), BOTH_DIFFERS),
+            (True, (), PRETRAINING_DIFFERS),
+            (not cls.cross, (), LOCAL_ONLY_DIFFERS),
+            (not cls.local, (), CROSS_ONLY_DIFFERS),
+            (averages and cls.ssl in ("byol", "moco"), (), TARGET_DIFFERS),
+            (cls.cross, (), ssl.cross_differs),
+            (cls.local, (), ssl.local_differs),
+        ]
 
     def __init__(
         self,
@@ -233,24 +228,14 @@ class FedHSSL(SplitMethod):
         self.average = average
         wanted = {"projector": projector, "predictor": predictor, **(ssl_options or {})}
         self.tower_options = converted(f"{self.name}: ssl_options", SIAMESE[self.ssl], wanted)
-        spec = train.pretrain
-        self.iterations = spec.epochs or 40
-        self.until = min(spec.until or self.iterations, self.iterations)
-        self.batch = spec.batch or 512
-        if self.batch < 2:
-            raise UsageError(f"expected train.pretrain.batch >= 2, got {self.batch}: one row tells BatchNorm nothing")
-        self.lr = spec.lr or 0.05 * self.batch / 256 * 0.5 / (0.5 + self.gamma)
+        batch = train.pretrain.batch or 512
+        self.plan_pretraining(epochs=40, batch=batch, lr=0.05 * batch / 256 * 0.5 / (0.5 + self.gamma))
         self._towers: dict[str, dict[str, Siamese]] = {"cross": {}, "local": {}}
 
     @classmethod
     def nested_options(cls) -> Mapping[str, type]:
         """Return the self-supervised method, to which ``ssl_options`` go."""
         return {"ssl_options": SIAMESE[cls.ssl]}
-
-    @property
-    def pretraining(self) -> PretrainSpec:
-        """Global iterations, batch and learning rate."""
-        return PretrainSpec(epochs=self.iterations, batch=self.batch, lr=self.lr)
 
     def build_party(self, party: Party, federation: Federation) -> None:
         """Draw encoders, each from a stream of its own: a step left out changes nothing in the other."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from vflsec.core.federation import Federation
-from vflsec.core.party import Party
-from vflsec.methods.split_method import SPLIT, SplitMethod
-from vflsec.nn.encoders import build_encoder
+from vflsec.methods.split_method import SplitMethod
 
 
 class FedSplitNN(SplitMethod):
@@ -28,11 +26,6 @@ class FedSplitNN(SplitMethod):
         "settings are those of its fine-tuning.",
         "With train.local_steps above 1 it is FedBCD.",
     )
-    messages = {"train": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
-
-    def build_party(self, party: Party, federation: Federation) -> None:
-        """Draw the bottom model."""
-        party.modules["bottom"] = build_encoder(party.layout, self.model_spec, federation.n_classes)
 
     def updates(self, federation: Federation) -> int:
         """Return the number of epochs, times the local steps: a row is in one batch of each epoch."""

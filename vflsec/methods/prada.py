@@ -13,7 +13,6 @@ from torch import Tensor
 from vflsec.base.checks import non_negative, positive, positive_or_none
 from vflsec.base.errors import UsageError
 from vflsec.base.seeds import drawing, generator
-from vflsec.core import hooks
 from vflsec.core.federation import Federation
 from vflsec.core.message import SOURCE, Kind, Step
 from vflsec.core.method import Progress
@@ -231,7 +230,6 @@ class PrADA(FeatureGroupMethod):
     )
     phases = ("pretrain", "finetune")
     messages = {"pretrain": SPLIT, "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
-    learns = {"pretrain": hooks.SPLIT_LEARNING, "finetune": hooks.SPLIT_LEARNING}  # noqa: RUF012
     stored_modules = frozenset({"bottom"})
     last_phase_options = frozenset({"finetune_extractors"})
     source_phases = frozenset({"pretrain"})

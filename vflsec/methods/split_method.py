@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,10 +19,11 @@ from vflsec.core.message import Kind
 from vflsec.core.method import Method, Progress
 from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary, LinearBoundary
-from vflsec.core.settings import ModelSpec, TrainSpec
+from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.methods.epochs import selection_split
 from vflsec.methods.split_training import SplitTraining
+from vflsec.nn.encoders import build_encoder
 from vflsec.nn.top import SharedTop, Top, build_top
 from vflsec.protocols.plain import PlainBoundary
 
@@ -51,6 +51,7 @@ class SplitMethod(Method):
     """
 
     visible_to = SHOWS
+    messages = {"train": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
     shares_head: ClassVar[bool] = True
     logistic: ClassVar[bool] = False
 
@@ -59,9 +60,9 @@ class SplitMethod(Method):
         self.boundary = boundary
         self._boundaries: dict[str, Boundary] = {}
 
-    @abstractmethod
     def build_party(self, party: Party, federation: Federation) -> None:
         """Give ``party`` what it has below the cut layer; layers draw from a stream of the party's own."""
+        party.modules["bottom"] = build_encoder(party.layout, self.model_spec, federation.n_classes)
 
     def build(self, federation: Federation) -> None:
         """Draw each party's models, and the active party's top model, from streams of their own."""
@@ -247,3 +248,33 @@ class SplitMethod(Method):
         """Return the training across the cut layer, from the models as they are."""
         bottoms = {party.name: self.representation(party) for party in federation.parties.values()}
         return SplitTraining(federation, bottoms, federation.active.modules["top"], self._boundaries, self.train_spec)
+
+
+class PretrainedMethod(SplitMethod):
+    """Pre-training without labels by global iterations, then split learning.
+
+    Attributes:
+        iterations: all global iterations.
+        until: after which pre-training stops.
+        batch: rows per update.
+        lr: learning rate.
+    """
+
+    phases = ("pretrain", "finetune")
+    snapshots = True
+
+    def plan_pretraining(self, *, epochs: int, batch: int, lr: float) -> None:
+        """Set the numbers of pre-training: those of ``train.pretrain``, else these."""
+        spec = self.train_spec.pretrain
+        self.iterations = spec.epochs or epochs
+        self.until = min(spec.until or self.iterations, self.iterations)
+        self.batch, self.lr = spec.batch or batch, spec.lr or lr
+        if self.batch < 2:
+            raise UsageError(
+                f"expected train.pretrain.batch >= 2, got {self.batch}: one row has no other to learn from"
+            )
+
+    @property
+    def pretraining(self) -> PretrainSpec:
+        """Global iterations, batch and learning rate."""
+        return PretrainSpec(epochs=self.iterations, batch=self.batch, lr=self.lr)

@@ -14,17 +14,16 @@ from vflsec.base.checks import expect_known, positive
 from vflsec.base.errors import UsageError
 from vflsec.base.layout import Layout
 from vflsec.base.seeds import drawing
-from vflsec.core import hooks
 from vflsec.core.federation import Federation
 from vflsec.core.message import Kind
 from vflsec.core.method import Progress
 from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary
-from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.methods.epochs import Epochs, set_rate
 from vflsec.methods.local import training_rows
-from vflsec.methods.split_method import SHOWS, SPLIT, SplitMethod
+from vflsec.methods.split_method import SHOWS, SPLIT, PretrainedMethod
 from vflsec.methods.split_training import Alter, HeadTraining, SplitTraining
 from vflsec.methods.ssl_steps import two_view_batches
 from vflsec.nn.augmentation import ImageAugmentation, TwoViews, UniformCorruption, two_views
@@ -135,7 +134,7 @@ LEARNERS = {"moco": LocalMoCo, "inbatch": LocalCL}
 WIDTH = 128
 
 
-class SSVFL(SplitMethod):
+class SSVFL(PretrainedMethod):
     """Contrastive learning of each party by itself, then learning from labels on top of it.
 
     A party's model is its encoder with a linear projection at its end, to the cut layer. Pre-training sends nothing:
@@ -171,10 +170,8 @@ class SSVFL(SplitMethod):
         "Encoders are those of model, and fine-tuning follows train: by default Adam at 0.001 in batches of 256. "
         "The paper has ResNet-18 and ResNet-50 and 500 epochs, its code SGD with rates for each dataset.",
     )
-    phases = ("pretrain", "finetune")
-    snapshots = True
     stored_modules = frozenset({"bottom"})
-    learns = {"pretrain": frozenset(), "finetune": hooks.SPLIT_LEARNING}  # noqa: RUF012  (declared ClassVar in the base)
+    learns = {"pretrain": frozenset()}  # noqa: RUF012  (declared ClassVar in the base)
     last_phase_options = frozenset({"boundary", "keep_projection"})
     encoder = "auto"
 
@@ -199,18 +196,7 @@ class SSVFL(SplitMethod):
         self.localcl = localcl
         self.projection = projection or model.cut or WIDTH
         self.keep_projection = keep_projection
-        spec = train.pretrain
-        self.iterations = spec.epochs or 40
-        self.until = min(spec.until or self.iterations, self.iterations)
-        self.batch = spec.batch or 128
-        self.lr = spec.lr or 0.03
-        if self.batch < 2:
-            raise UsageError(f"expected train.pretrain.batch >= 2, got {self.batch}: a row is told from the others")
-
-    @property
-    def pretraining(self) -> PretrainSpec:
-        """Global iterations, batch and learning rate."""
-        return PretrainSpec(epochs=self.iterations, batch=self.batch, lr=self.lr)
+        self.plan_pretraining(epochs=40, batch=128, lr=0.03)
 
     def build_party(self, party: Party, federation: Federation) -> None:
         """Draw the encoder and, at its end, the projection."""

@@ -25,7 +25,6 @@ from vflsec.methods.local import Learner, LocalTraining, labeled_rows, learn, lo
 from vflsec.methods.split_method import SPLIT, SplitMethod
 from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.augmentation import ScarfCorruption
-from vflsec.nn.encoders import build_encoder
 from vflsec.nn.losses.scarf import scarf_loss
 from vflsec.nn.stacked import batches
 from vflsec.protocols.plain import PlainBoundary
@@ -169,10 +168,7 @@ class VFLHLP(SplitMethod):
     differs: ClassVar[tuple[str, ...]] = (*SHARED_DIFFERS, *CONSTRAINT_DIFFERS, *SCARF_DIFFERS)
     phases = ("pretrain", "finetune")
     messages = {"pretrain": frozenset(), "finetune": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
-    learns: ClassVar[Mapping[str, frozenset[Hook]]] = {
-        "pretrain": hooks.ON_LABELS,
-        "finetune": hooks.SPLIT_LEARNING,
-    }
+    learns: ClassVar[Mapping[str, frozenset[Hook]]] = {"pretrain": hooks.ON_LABELS}
     stored_modules = frozenset({"bottom", "pretrained"})
     last_phase_options = frozenset({"boundary", "beta"})
     prior = "vflhlp"
@@ -186,7 +182,7 @@ class VFLHLP(SplitMethod):
         constraint, scarf = cls.constrains, cls.initializes
         cls.derive(
             differs=SHARED_DIFFERS + CONSTRAINT_DIFFERS * constraint + SCARF_DIFFERS * scarf,
-            learns={**VFLHLP.learns, "pretrain": hooks.ON_LABELS if constraint else frozenset()},
+            learns={"pretrain": hooks.ON_LABELS if constraint else frozenset()},
             stored_modules=frozenset({"bottom"} if scarf else ()) | frozenset({"pretrained"} if constraint else ()),
             last_phase_options=frozenset({"boundary", "beta"} if constraint else {"boundary"}),
             prior=cls.name if scarf else None,
@@ -230,10 +226,6 @@ class VFLHLP(SplitMethod):
             with drawing(federation.seed, "model", party.name, "projection"):
                 head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
             self._projections[party.name] = head.to(federation.device)
-
-    def build_party(self, party: Party, federation: Federation) -> None:
-        """Draw the bottom model."""
-        party.modules["bottom"] = build_encoder(party.layout, self.model_spec, federation.n_classes)
 
     def check(self, federation: Federation) -> None:
         """Raise UsageError if the head has no slice for the active party, or rows are lacking."""

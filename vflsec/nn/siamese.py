@@ -139,11 +139,6 @@ class Siamese(nn.Module, ABC):
         self.projector = Projector(width, projector, out)
         self.predictor = None if predictor is None else Predictor(out, predictor)
 
-    def represent(self, x: Tensor) -> Tensor:
-        """Return the embedding (B, width) for downstream tasks."""
-        h: Tensor = self.encoder(x)
-        return h
-
     def project(self, x: Tensor) -> Tensor:
         """Return projections z (B, d), which parties exchange."""
         z: Tensor = self.projector(self.encoder(x))
