@@ -13,14 +13,10 @@ from vflsec.cipher.recording import RecordedStep
 from vflsec.core.view import Fact, Guess, View
 from vflsec.inference.recordings.samples import RecordingAttack, guess_of_weights, recording_of
 
-ROWS = 8
-"""Fewest exact rows whose common divisor is looked for: of unrelated numbers it is above 1 once in 256 times."""
-
+ROWS = 8  # fewest exact rows whose common divisor is looked for: of unrelated numbers it is above 1 once in 256 times
+# the divisor of one row is that of as few numbers as there are features: below this it may be an accident
 LARGE = 1 << 11
-"""The divisor of one row is that of as few numbers as there are features: below this it may be an accident."""
-
-EXACT = 1 << 53
-"""Integers beyond this are rounded in a float64, so that divisors are lost."""
+EXACT = 1 << 53  # integers beyond this are rounded in a float64, so that divisors are lost
 
 
 class CommonDivisor(RecordingAttack):

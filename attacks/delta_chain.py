@@ -17,18 +17,22 @@ from torch import Tensor
 from vflsec.base.errors import InsufficientView
 from vflsec.cipher.recording import Header, RecordedStep, Recording
 from vflsec.core.view import Fact, Guess, Need, View
-from vflsec.inference.recordings.pooled import LARGEST, GradientBatch, pool
-from vflsec.inference.recordings.samples import RecordingAttack, entries, guess_of_samples, ids_of, places, recording_of
-from vflsec.inference.recordings.simplex import Floats, rotation, upright
+from vflsec.inference.recordings.pooled import LARGEST, GradientBatch, pool, rotation, upright
+from vflsec.inference.recordings.samples import (
+    Floats,
+    RecordingAttack,
+    entries,
+    guess_of_samples,
+    ids_of,
+    places,
+    recording_of,
+)
 
+# steps solved together: the farther W moves, the better is its size known; the cost grows with the third power
 WINDOW = 32
-"""Steps solved together: the farther W moves, the better is its size known; the cost grows with the third power."""
-
+# largest ratio of the first singular value that should vanish to the last that should not; above, there is noise
 CONSISTENT = 0.01
-"""Largest ratio of the first singular value that should vanish to the last that should not; above, there is noise."""
-
-RANK = 1e-9
-"""A delta^C whose last singular value lies below this, relative to the first, is not of full rank."""
+RANK = 1e-9  # a delta^C whose last singular value lies below this, relative to the first, is not of full rank
 
 
 class GradientFactors(NamedTuple):
@@ -119,14 +123,14 @@ class DeltaChainWeights(RecordingAttack):
         after = recording.header.layout.order == "paper"  # delta^C of a step then tells W of the next
         ids, delta = chain.last_visits()
         order = names(view, ids, scores_of(delta)).numpy()
-        found = [(entries(recording, number + after), read.weights) for number, read in chain.steps.items()]
-        found = [(rows, weights) for rows, weights in found if len(rows)]
-        if not found:
+        parts = [(entries(recording, number + after), read.weights) for number, read in chain.steps.items()]
+        parts = [(rows, weights) for rows, weights in parts if len(rows)]
+        if not parts:
             raise InsufficientView("expected the role's share of W at the steps that are used, got none")
-        stacked = np.stack([weights for _, weights in found])
+        stacked = np.stack([weights for _, weights in parts])
         stacked = stacked[:, :, order] if delta.shape[1] > 1 else stacked * (1 - 2 * int(order[0]))
         guess = torch.from_numpy(np.ascontiguousarray(stacked).reshape(-1, 1))
-        rows = torch.cat([rows for rows, _ in found])
+        rows = torch.cat([rows for rows, _ in parts])
         return Guess({"parameters": guess}, rows={"parameters": rows}, facts=chain.facts, notes=(chain.note,))
 
 
@@ -318,9 +322,9 @@ def _null_space(system: Floats, steps: int, rank: int) -> tuple[Floats, float]:
         return np.broadcast_to(np.eye(rank), (steps, rank, rank)), 1.0
     _, sizes, right = np.linalg.svd((system / scale)[:, used])
     sizes = np.append(sizes, np.zeros(used.sum() - len(sizes)))
-    found = np.zeros((2 * steps * rank, rank))
-    found[used] = right[-rank:].T / scale[used, None]
-    x, y = found.reshape(2, steps, rank, rank)
+    unknowns = np.zeros((2 * steps * rank, rank))
+    unknowns[used] = right[-rank:].T / scale[used, None]
+    x, y = unknowns.reshape(2, steps, rank, rank)
     both = used[steps * rank :].reshape(steps, rank).all(axis=1)
     product = np.mean(x[both].transpose(0, 2, 1) @ y[both], axis=0)  # R^T R, of the unknown R
     values, vectors = np.linalg.eigh((product + product.T) / 2)

@@ -13,14 +13,10 @@ from numpy.typing import NDArray
 from vflsec.base.checks import count
 from vflsec.base.errors import InsufficientView
 from vflsec.core.view import Fact, Guess, View
-from vflsec.inference.recordings.masked import Masked, masked_scores
-from vflsec.inference.recordings.samples import RecordingAttack, guess_of_weights, recording_of
+from vflsec.inference.recordings.samples import Masked, RecordingAttack, guess_of_weights, masked_scores, recording_of
 
-STEPS = 16
-"""How many batches are tried: masks are of one kind in all."""
-
-SURPLUS = 40
-"""Bits that must agree beyond those that the unknowns take up: by accident they do once in 2^40 times."""
+STEPS = 16  # how many batches are tried: masks are of one kind in all
+SURPLUS = 40  # bits that must agree beyond those that the unknowns take up: by accident they do once in 2^40 times
 
 
 class LowBits(RecordingAttack):
@@ -97,11 +93,11 @@ def _bare(masked: Masked, output: int) -> Solution | None:
     best = None
     while low < high:  # solvable modulo 2^k implies solvable modulo 2^(k - 1)
         bits = (low + high + 1) // 2
-        found = solve(mu, scores, bits)
-        if found is None:
+        solution = solve(mu, scores, bits)
+        if solution is None:
             high = bits - 1
         else:
-            low, best = bits, found
+            low, best = bits, solution
     return best if best and (len(mu) - len(best.weights)) * best.known >= SURPLUS else None
 
 

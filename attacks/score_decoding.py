@@ -11,12 +11,9 @@ from scipy.spatial import cKDTree
 from vflsec.base.errors import InsufficientView
 from vflsec.cipher.recording import Recording
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.recordings.known_rows import known_among
-from vflsec.inference.recordings.samples import RecordingAttack, guess_of_samples, recording_of
-from vflsec.inference.recordings.simplex import Floats
+from vflsec.inference.recordings.samples import Floats, RecordingAttack, guess_of_samples, known_among, recording_of
 
-TRIED = 1 << 20
-"""Combinations of values, at most."""
+TRIED = 1 << 20  # combinations of values, at most
 
 
 class ScoreDecoding(RecordingAttack):

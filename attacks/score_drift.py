@@ -11,11 +11,8 @@ from vflsec.base.errors import InsufficientView
 from vflsec.core.view import Fact, Guess, View
 from vflsec.inference.recordings.samples import RecordingAttack, recording_of
 
-BEFORE = 8
-"""Batches that say what is usual."""
-
-JUMP = 4
-"""How many times as large as the largest usual score one must be."""
+BEFORE = 8  # batches that say what is usual
+JUMP = 4  # how many times as large as the largest usual score one must be
 
 
 class ScoreDrift(RecordingAttack):

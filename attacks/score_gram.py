@@ -14,21 +14,14 @@ from vflsec.base.checks import count
 from vflsec.base.errors import InsufficientView
 from vflsec.cipher.recording import Header, RecordedStep, Recording
 from vflsec.core.view import Fact, Guess, Need, View
-from vflsec.inference.recordings.known_rows import by_known_rows
-from vflsec.inference.recordings.same_batch import factor, moved, same_batch
-from vflsec.inference.recordings.samples import RecordingAttack, guess_of_samples, recording_of
-from vflsec.inference.recordings.score_fit import SWEEPS, ScoreFit, fit
-from vflsec.inference.recordings.score_model import ScoreModel, Visit
-from vflsec.inference.recordings.simplex import Floats
+from vflsec.inference.recordings.samples import Floats, RecordingAttack, by_known_rows, guess_of_samples, recording_of
+from vflsec.inference.recordings.score_fit import SWEEPS, ScoreFit, ScoreModel, Visit, fit
 
-HELD_OUT = 0.02
-"""Share of the scores that is left out of the fit, to judge it."""
-EXACT = 1e-4
-"""Relative residual below which nothing is left that a drift of the features could explain."""
-CLEARLY = 0.9
-"""A drift counts where it lowers the error on the scores that were left out to this share."""
-PERMUTED = 20
-"""Steps of the fit to permuted loss gradients, which cannot become exact."""
+ABOVE_NOISE = 3  # how far a direction must stand above what rounding makes of none
+HELD_OUT = 0.02  # share of the scores that is left out of the fit, to judge it
+EXACT = 1e-4  # relative residual below which nothing is left that a drift of the features could explain
+CLEARLY = 0.9  # a drift counts where it lowers the error on the scores that were left out to this share
+PERMUTED = 20  # steps of the fit to permuted loss gradients, which cannot become exact
 
 
 class ScoreGram(RecordingAttack):
@@ -89,10 +82,10 @@ class Geometry(NamedTuple):
 def recovered(recording: Recording) -> Geometry:
     """Return what the active party recovers without knowing any features."""
     steps = same_batch(recording)
-    return _of_one_batch(steps, recording.header) if len(steps) >= 3 else _of_all(recording)
+    return _solve_batch(steps, recording.header) if len(steps) >= 3 else _fit_all(recording)
 
 
-def _of_one_batch(steps: list[RecordedStep], header: Header) -> Geometry:
+def _solve_batch(steps: list[RecordedStep], header: Header) -> Geometry:
     """Solve in closed form what one batch shows at many steps."""
     sums, changes = moved(steps, header)
     mu, asymmetry = factor(sums, changes, header)
@@ -104,7 +97,7 @@ def _of_one_batch(steps: list[RecordedStep], header: Header) -> Geometry:
     return Geometry(steps[0].notes["rows"], mu, note, fact)
 
 
-def _of_all(recording: Recording) -> Geometry:
+def _fit_all(recording: Recording) -> Geometry:
     """Fit all scores of the run."""
     table = _Table.of(recording)
     frozen = table.fit()
@@ -160,9 +153,9 @@ class _Table:
         for step in steps:
             use = np.isin(step.notes["rows"], rows)
             delta = None if step.rate is None else step.notes["delta"] / len(use)
-            own = np.searchsorted(rows, step.notes["rows"][use])
+            places = np.searchsorted(rows, step.notes["rows"][use])
             visits.append(
-                Visit(own, step.notes["scores"][use], delta, step.rate or 0.0, len(visits) / (len(steps) - 1))
+                Visit(places, step.notes["scores"][use], delta, step.rate or 0.0, len(visits) / (len(steps) - 1))
             )
         kept = [i for i, visit in enumerate(visits) if len(visit.rows)]
         return cls(header, rows, [visits[i] for i in kept])
@@ -207,3 +200,81 @@ def _unbroken(recording: Recording) -> list[RecordedStep]:
             notes = {name: array for name, array in step.notes.items() if name in ("rows", "scores", "delta")}
             runs[-1].append(RecordedStep(step.number, step.rate, notes=notes))
     return max(runs, key=len)
+
+
+def same_batch(recording: Recording) -> list[RecordedStep]:
+    """Return the longest run of learning steps on one batch, all in the order of rows of the first."""
+    longest: list[RecordedStep] = []
+    run: list[RecordedStep] = []
+    last = -1
+    for step in recording.steps():
+        follows, last = step.number == last + 1, step.number
+        if step.rate is None:  # inference moves nothing
+            run = run if follows else []
+            continue
+        if not step.has("rows", "scores", "delta"):
+            run = []
+        elif run and follows and (reordered := _reordered(step, run[0].notes["rows"])):
+            run.append(reordered)
+        else:
+            run = [step]
+        if len(run) > len(longest):
+            longest = run
+    return longest
+
+
+def _reordered(step: RecordedStep, rows: NDArray[np.int64]) -> RecordedStep | None:
+    """Return what the active party has of a step in the order of ``rows``, or None if it is of other rows."""
+    numbers = step.notes["rows"]
+    if not np.array_equal(np.sort(numbers), np.sort(rows)):
+        return None
+    order = np.argsort(numbers, kind="stable")[np.argsort(np.argsort(rows, kind="stable"))]
+    notes = {name: step.notes[name][order] for name in ("rows", "scores", "delta")}
+    return RecordedStep(step.number, step.rate, notes=notes)
+
+
+def moved(steps: list[RecordedStep], header: Header) -> tuple[Floats, Floats]:
+    """Return (H, K H) as columns, (B, (T - 1) C) each.
+
+    With the same batch at every step W_t = kept_t W_0 - mu^T h_t, where h_t sums the active party's past loss gradients
+    times the learning rate, with momentum and weight decay; kept_t is 1 without the latter. So z_t - kept_t z_0 is
+    -K h_t for the matrix K = mu mu^T of all inner products, which has rank g: after g + 1 steps the Nyström formula
+    K = Y (H^T Y)^+ Y^T, with Y = K H, gives it.
+
+    Raises:
+        InsufficientView: momentum from before the first step is unknown.
+    """
+    if header.momentum and steps[0].number:
+        raise InsufficientView("expected a recording from the first step on, because W is trained with momentum")
+    first = steps[0].notes["scores"]
+    h, velocity = np.zeros_like(first), np.zeros_like(first)
+    kept, decay = 1.0, 0.0
+    sums, changes = [], []
+    for step in steps:
+        if step is not steps[0]:
+            sums.append(h)
+            changes.append(kept * first - step.notes["scores"])
+        assert step.rate is not None
+        velocity = header.momentum * velocity + step.notes["delta"] / len(first) - header.weight_decay * h
+        decay = header.momentum * decay + header.weight_decay * kept
+        h, kept = h + step.rate * velocity, kept - step.rate * decay
+    return np.concatenate(sums, axis=1), np.concatenate(changes, axis=1)
+
+
+def factor(sums: Floats, changes: Floats, header: Header) -> tuple[Floats, float]:
+    """Return F (B, r) with F F^T = K where Y = K H, of the largest rank r <= g that the data bear.
+
+    The second is how asymmetric H^T K H is, from 0 to 1: not at all where mu is frozen.
+
+    With the singular value decomposition Y = left sizes right^T also left = K (H right / sizes), on which the formula
+    is well conditioned. Directions count whose size exceeds what rounding W to its unit does to scores.
+    """
+    left, sizes, right = np.linalg.svd(changes, full_matrices=False)
+    noise = np.ldexp(np.sqrt(header.layout.width / 12), -header.layout.weight_precision) * sum(np.sqrt(changes.shape))
+    rank = min(header.layout.width, int((sizes > ABOVE_NOISE * noise).sum()))
+    if not rank:
+        raise InsufficientView("expected scores that follow the loss gradients, got none that do")
+    middle = (sums @ right[:rank].T / sizes[:rank]).T @ left[:, :rank]
+    kept, axes = np.linalg.eigh(np.linalg.inv((middle + middle.T) / 2))
+    asymmetry = np.linalg.norm(middle - middle.T) / (2 * np.linalg.norm(middle))
+    return left[:, :rank] @ (axes * np.sqrt(np.maximum(kept, 0))), float(asymmetry)

@@ -7,8 +7,7 @@ import torch
 
 from vflsec.base.errors import InsufficientView
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.recordings.known_rows import by_known_rows
-from vflsec.inference.recordings.samples import RecordingAttack, guess_of_samples, recording_of
+from vflsec.inference.recordings.samples import RecordingAttack, by_known_rows, guess_of_samples, recording_of
 
 
 class ScoreRegression(RecordingAttack):

@@ -12,8 +12,7 @@ from vflsec.base.errors import InsufficientView
 from vflsec.core.view import Fact, Guess, View
 from vflsec.inference.recordings.samples import RecordingAttack, guess_of_samples, ids_of, recording_of
 
-ZERO = 1e-3
-"""A gradient shorter than this, relative to the longest of its batch, has vanished."""
+ZERO = 1e-3  # a gradient shorter than this, relative to the longest of its batch, has vanished
 
 
 class ShiftedScores(RecordingAttack):

@@ -13,26 +13,22 @@ from scipy.optimize import linprog
 from vflsec.base.errors import InsufficientView
 from vflsec.cipher.recording import Recording
 from vflsec.core.view import Fact, Guess, View
-from vflsec.inference.recordings.masked import Integers, masked_scores
-from vflsec.inference.recordings.samples import RecordingAttack, guess_of_weights, recording_of
-from vflsec.inference.recordings.simplex import Floats
+from vflsec.inference.recordings.samples import (
+    Floats,
+    Integers,
+    RecordingAttack,
+    guess_of_weights,
+    masked_scores,
+    recording_of,
+)
 
-ROWS = 1 << 17
-"""Most samples that are used."""
-
+ROWS = 1 << 17  # most samples that are used
 ROUNDS = 50
 
-PERMUTATIONS = 1999
-"""Of the scores of each half; W shows where it beats all of them in either half."""
-
-ENOUGH = 10
-"""Of the scores dealt anew, bands as narrow as the true one, after which no more are dealt."""
-
-HIDDEN = 1e6
-"""By how much a W that does not show is divided, so that no chance hit counts."""
-
-LEVEL = 2 / (PERMUTATIONS + 1)
-"""How often it does so by accident: in one audit of a thousand."""
+PERMUTATIONS = 1999  # of the scores of each half; W shows where it beats all of them in either half
+ENOUGH = 10  # of the scores dealt anew, bands as narrow as the true one, after which no more are dealt
+HIDDEN = 1e6  # by how much a W that does not show is divided, so that no chance hit counts
+LEVEL = 2 / (PERMUTATIONS + 1)  # how often it does so by accident: in one audit of a thousand
 
 
 class SmallMasks(RecordingAttack):
@@ -144,10 +140,10 @@ def p_value(mu: Floats, scores: Floats, halves: Sequence[Floats]) -> float:
     size = np.maximum(np.ptp(scores, axis=0), np.finfo(np.float64).tiny)
     least = 1.0
     for part, weights in enumerate(halves):
-        others, own = scores[1 - part :: 2] / size, mu[1 - part :: 2] @ weights / size
-        band, narrower, p = np.ptp(others - own, axis=0).sum(), 0, 1.0
+        others, shift = scores[1 - part :: 2] / size, mu[1 - part :: 2] @ weights / size
+        band, narrower, p = np.ptp(others - shift, axis=0).sum(), 0, 1.0
         for count in range(1, PERMUTATIONS + 1):
-            narrower += np.ptp(rng.permutation(others) - own, axis=0).sum() <= band
+            narrower += np.ptp(rng.permutation(others) - shift, axis=0).sum() <= band
             p = (narrower + 1) / (count + 1)
             if narrower == ENOUGH:
                 p = ENOUGH / count
@@ -177,13 +173,13 @@ def _minimax(columns: Floats, values: Floats) -> Floats:
         active[np.argsort(residual)[-step:]] = True
         chosen, targets = columns[active], values[active]
         ones = np.ones((len(targets), 1))
-        found = linprog(
+        solution = linprog(
             np.append(np.zeros(columns.shape[1]), 1.0),
             A_ub=np.block([[chosen, -ones], [-chosen, -ones]]),
             b_ub=np.concatenate([targets, -targets]),
             bounds=(None, None),
             method="highs",
         )
-        assert found.x is not None  # a minimum always exists
-        x = found.x[:-1]
+        assert solution.x is not None  # a minimum always exists
+        x = solution.x[:-1]
     return np.asarray(x * size)

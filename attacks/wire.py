@@ -24,15 +24,9 @@ from vflsec.inference.recordings.samples import RecordingAttack, ids_of, places,
 CIPHERTEXTS = ("columns", "packs", "ciphers", "share")
 """Fields of messages that hold ciphertexts."""
 
-SURPLUS = 40
-"""Bits that must agree before products count as bare: by accident they do once in 2^40 times."""
-
-COMPUTED = 4
-"""Answers of each kind that are computed anew: what is not re-randomized is so in every step."""
-
-WIDEST = 34
-"""Bits of the largest exponent that is searched, in 2^(bits / 2) multiplications."""
-
+SURPLUS = 40  # bits that must agree before products count as bare: by accident they do once in 2^40 times
+COMPUTED = 4  # answers of each kind that are computed anew: what is not re-randomized is so in every step
+WIDEST = 34  # bits of the largest exponent that is searched, in 2^(bits / 2) multiplications
 ANSWERS = ("MaskedScores", "MaskedGradient", "EncryptedDelta")
 """Kinds of messages whose re-randomization is tested."""
 
@@ -84,10 +78,10 @@ class Wire(RecordingAttack):
         for step in recording.steps():
             contents = [_content(message, n) for message in step.messages]
             for content in contents:
-                own = set(_faults(content, n, seen))
-                faults.update(own)
+                kinds = set(_faults(content, n, seen))
+                faults.update(kinds)
                 messages += 1
-                bad += bool(own)
+                bad += bool(kinds)
             parity.read(contents, n)
             powers.read(contents, step.notes if recording.header.role == "active" else {})
         if not messages:
@@ -149,7 +143,7 @@ class WireExponents(RecordingAttack):
 
 
 def _ranked(view: View, kind: str, exponents: Mapping[int, list[float]]) -> Guess:
-    means = torch.tensor([np.mean(own) for own in exponents.values()], dtype=torch.float64)
+    means = torch.tensor([np.mean(numbers) for numbers in exponents.values()], dtype=torch.float64)
     rows = places(recording_of(view), np.array(list(exponents)))
     scores = torch.full((len(view.features["train"]),), float(means.mean()), dtype=torch.float64)
     return Guess({"train": divided(view, scores.index_copy(0, rows, means))}, notes=(f"exponents in clear in {kind}",))
@@ -184,8 +178,8 @@ def _content(message: RecordedMessage, n: int) -> _Content:
         for name, data in fields.items()
         if name in CIPHERTEXTS and isinstance(data, bytes)
     }
-    lists = [one for one in fields.values() if isinstance(one, list) and all(isinstance(x, int) for x in one)]
-    exponents = np.array([x for one in lists for x in one if abs(x) < 1 << 31], dtype=np.int64)
+    lists = [field for field in fields.values() if isinstance(field, list) and all(isinstance(x, int) for x in field)]
+    exponents = np.array([x for field in lists for x in field if abs(x) < 1 << 31], dtype=np.int64)
     rank = fields.get("rank", 0)
     return _Content(message.kind, ciphers, exponents, rank if isinstance(rank, int) else 0)
 
@@ -226,8 +220,8 @@ class _Parity:
     @property
     def bare(self) -> list[str]:
         """The kinds that were not re-randomized."""
-        found = {test[0] for test, bits in self._agreed.items() if bits >= SURPLUS and not self._refuted[test]}
-        return sorted(found) if self.varies else []
+        kinds = {test[0] for test, bits in self._agreed.items() if bits >= SURPLUS and not self._refuted[test]}
+        return sorted(kinds) if self.varies else []
 
     def bits(self, kind: str) -> int:
         """Return how many bits of this kind have been compared; 0 where all symbols are 1."""
@@ -243,7 +237,7 @@ class _Parity:
         }
         self.answers.update(content.kind for content in contents if content.kind in ANSWERS)
         of_c = ("Features", "columns"), ("Features", "packs"), ("NoisedGradient", "share")
-        self.varies = self.varies or any(any(symbols.get(one, [])) for one in of_c)
+        self.varies = self.varies or any(any(symbols.get(asked_of_c, [])) for asked_of_c in of_c)
         width, outputs = self.layout.width, self.layout.outputs
         asked, answered = symbols.get(("Features", "columns"), []), symbols.get(("MaskedScores", "ciphers"), [])
         blocks = len(asked) // width
@@ -259,8 +253,8 @@ class _Parity:
     def _compare(self, kind: str, factors: Sequence[Sequence[bool]], products: Sequence[bool]) -> None:
         self._count((kind, "ones"), factors, products)
         basis: dict[int, int] = {}
-        for one, product in zip(factors, products, strict=True):
-            row = sum(1 << i + 1 for i, factor in enumerate(one) if factor) | product
+        for signs, product in zip(factors, products, strict=True):
+            row = sum(1 << i + 1 for i, factor in enumerate(signs) if factor) | product
             while row > 1 and row.bit_length() in basis:
                 row ^= basis[row.bit_length()]
             if row > 1:
@@ -269,8 +263,8 @@ class _Parity:
                 (self._refuted if row else self._agreed)[kind, "linear"] += 1
 
     def _count(self, test: tuple[str, str], factors: Sequence[Sequence[bool]], products: Sequence[bool]) -> None:
-        for one, product in zip(factors, products, strict=False):
-            if not any(one):
+        for signs, product in zip(factors, products, strict=False):
+            if not any(signs):
                 (self._refuted if product else self._agreed)[test] += 1
 
 
@@ -306,9 +300,9 @@ class _Powers:
         bits = layout.delta_precision + layout.delta_bits + 1
         rank = by_kind["EncryptedDelta"].rank if answered else 0
         if asked and layout.outputs == 1 and bits <= WIDEST and 0 < rank <= len(answered) * layout.deltas.rows:
-            in_one = min(layout.deltas.rows, rank)
-            last = -(-rank // in_one) - 1  # of the first block of features
-            if rank - last * in_one == 1 and last < len(answered):  # this one holds a single row
+            packed = min(layout.deltas.rows, rank)
+            last = -(-rank // packed) - 1  # of the first block of features
+            if rank - last * packed == 1 and last < len(answered):  # this one holds a single row
                 self._note("EncryptedDelta", lambda: self._is_small_power(asked[0], answered[last], bits))
 
     def _note(self, kind: str, test: Callable[[], bool]) -> None:

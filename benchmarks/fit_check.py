@@ -30,11 +30,11 @@ import vflsec
 from vflsec.audit import foreign, job
 from vflsec.audit.fit import Finding, check_fit, declared_kinds
 from vflsec.audit.subject import Subject, last_by_row
-from vflsec.audit.transcript import Sent
+from vflsec.audit.transcript_lines import Sent
 from vflsec.cli import cli
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.encode import dense
-from vflsec.data.partition import Partition
+from vflsec.data.partition import DataSpec, Partition, partition
 from vflsec.run.plan import load_dataset
 from vflsec.run.spec import AuxSpec
 
@@ -84,7 +84,7 @@ def train(name: str, rows: int, defense: str, seed: int) -> Trained:
     first = [order[labels[order] == label][k] for label in np.unique(labels) for k in (0, 1)]  # both splits have all
     train_rows = np.unique(np.concatenate([first[::2], np.setdiff1d(order[: int(0.75 * len(ids))], first[1::2])]))
     subject = Subject("x", "passive_1", "passive", "0", train=pd.Index(ids[train_rows], dtype=object))
-    split = foreign.split_by(foreign.with_roles(dataset, subject, None, None)[0])
+    split = partition(foreign.with_roles(dataset, subject, None, None)[0], DataSpec(), 0)
     names = np.concatenate([split.ids["train"], split.ids["test"]]).astype(str)
     x = {
         party: torch.from_numpy(np.concatenate([dense(held.features[part]) for part in foreign.SPLITS])).float()

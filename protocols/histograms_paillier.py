@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from vflsec.base.checks import expect_known
 from vflsec.base.errors import ProtocolError, UsageError
-from vflsec.cipher.arithmetic.ciphertexts import Ciphertexts
+from vflsec.cipher.arithmetic.codec import Ciphertexts
 from vflsec.cipher.arithmetic.cost import units
-from vflsec.cipher.arithmetic.fixed_base import fixed_base_window
 from vflsec.cipher.arithmetic.histograms import PairPacking, bin_products, expected_products
 from vflsec.cipher.arithmetic.keys import ORDER_BITS, Keys, PublicKey
 from vflsec.cipher.arithmetic.layout import MODES, Mode
+from vflsec.cipher.arithmetic.powers import fixed_base_window
 from vflsec.cipher.arithmetic.randomizers import (
     COSETS,
     SLACK,

@@ -15,7 +15,7 @@ from vflsec.cipher.arithmetic.keys import Keys
 from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
 from vflsec.cipher.recording import Header, RecordingWriter
 from vflsec.cipher.roles.active import ActiveRole
-from vflsec.cipher.roles.messages import ROLES
+from vflsec.cipher.roles.exchange import ROLES
 from vflsec.cipher.roles.passive import PassiveRole
 from vflsec.core.message import Kind
 from vflsec.core.settings import TrainSpec

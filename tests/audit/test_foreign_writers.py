@@ -12,10 +12,11 @@ from torch.nn import functional as F
 from torch.utils.data import WeightedRandomSampler
 
 from vflsec.audit import job
+from vflsec.audit.opening import from_table
 from vflsec.audit.recorder import Recorder
 from vflsec.audit.subject import from_transcript
-from vflsec.audit.tables import from_table
-from vflsec.audit.transcript import Sent, TranscriptHeader, TranscriptWriter
+from vflsec.audit.transcript import TranscriptWriter
+from vflsec.audit.transcript_lines import Sent, TranscriptHeader
 from vflsec.base.errors import UsageError
 from vflsec.cli import cli
 from vflsec.report.report import Report

@@ -135,7 +135,7 @@ def export(bottom, path, *, rows=None):
 
 def test_onnx_with_a_fixed_batch_size_gives_every_row(trained):
     pytest.importorskip("onnxruntime")
-    from vflsec.audit.onnx_models import run as run_onnx
+    from vflsec.audit.opening import run_onnx
 
     path = trained.folder / "fixed.onnx"
     export(trained.bottom, path, rows=64)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from vflsec.audit.ledger import released, spent_on
+from vflsec.audit.job import count_releases, spent_on
 from vflsec.audit.recorder import Recorder
 from vflsec.audit.subject import from_transcript
 from vflsec.base.errors import UsageError
@@ -30,9 +30,9 @@ def subject(tmp_path):
 
 
 def test_releases_are_counted_by_row_and_receiver(subject):
-    (gradients,) = released(subject.messages, "passive_1")
+    (gradients,) = count_releases(subject.messages, "passive_1")
     assert (gradients.kind.value, gradients.most, gradients.total) == ("gradient", 3, 6)
-    by_split = {one.split: (one.most, one.total) for one in released(subject.messages, "active")}
+    by_split = {one.split: (one.most, one.total) for one in count_releases(subject.messages, "active")}
     assert by_split == {"train": (3, 6), "test": (1, 1)}
 
 

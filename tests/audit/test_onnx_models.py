@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vflsec.audit import onnx_models
+from vflsec.audit import opening
 from vflsec.base.errors import DataError
 
 pytest.importorskip("onnxruntime")
@@ -33,7 +33,7 @@ def external(location):
 
 
 def run(content):
-    return onnx_models.run(Path("bottom.onnx"), content, X)
+    return opening.run_onnx(Path("bottom.onnx"), content, X)
 
 
 def test_the_first_output_is_the_embedding():
@@ -71,7 +71,7 @@ def test_a_hostile_graph_is_one_line(content, message):
 
 
 def test_a_model_that_never_ends_is_stopped(monkeypatch):
-    monkeypatch.setattr(onnx_models, "SECONDS", 2)
+    monkeypatch.setattr(opening, "SECONDS", 2)
     scalar = [helper.make_tensor_value_info("i", onnx.TensorProto.INT64, [])]
     scalar += [helper.make_tensor_value_info("go", onnx.TensorProto.BOOL, [])]
     body = helper.make_graph(

@@ -131,7 +131,7 @@ def test_a_full_disk_does_not_cost_the_training(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     recorder = Recorder(tmp_path / "t", parties=PARTIES)
-    monkeypatch.setattr(recorder._writer, "write_block", full)
+    monkeypatch.setattr(recorder._writer, "write_lines", full)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         weights = train(recorder)
@@ -144,8 +144,8 @@ def test_a_full_disk_does_not_cost_the_training(tmp_path, monkeypatch):
 def test_memory_is_bounded_by_waiting_for_the_disk(tmp_path, monkeypatch):
     recorder = Recorder(tmp_path / "t", parties=PARTIES)
     monkeypatch.setattr(recording, "FLUSH", 1)
-    write = recorder._writer.write_block
-    monkeypatch.setattr(recorder._writer, "write_block", lambda block: (time.sleep(0.001), write(block)))
+    write = recorder._writer.write_lines
+    monkeypatch.setattr(recorder._writer, "write_lines", lambda *lines: (time.sleep(0.001), write(*lines)))
     most = 0
     for _ in range(400):
         recorder.embedding(torch.ones(2, 3), rows=[1, 2])

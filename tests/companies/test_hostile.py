@@ -16,7 +16,7 @@ from vflsec.attacks.forward_passes import ForwardPasses
 from vflsec.base.errors import Diverged, PeerLost, PeerRefused, ProtocolError, StoreError, UsageError, VflsecError
 from vflsec.cipher.recording import Recording
 from vflsec.cipher.roles.active import ActiveRole
-from vflsec.cipher.roles.messages import EncryptedDelta, Scores
+from vflsec.cipher.roles.exchange import EncryptedDelta, Scores
 from vflsec.cipher.roles.passive import PassiveRole
 from vflsec.companies.active_side import ActiveSide
 from vflsec.companies.messages import Done

@@ -12,7 +12,7 @@ from remote_pair import HERE, Masks, make_job, owns, run_both, session
 
 from vflsec.base.errors import PeerLost, PeerRefused, ProtocolError, StoreError, UsageError
 from vflsec.cipher.recording import Recording
-from vflsec.cipher.roles.messages import EncryptedDelta, Features, NoisedGradient, Scores
+from vflsec.cipher.roles.exchange import EncryptedDelta, Features, NoisedGradient, Scores
 from vflsec.companies.identity import Identity
 from vflsec.companies.link import Dialer, Listener
 from vflsec.companies.messages import FIRST, KINDS, Done, Hello, limits

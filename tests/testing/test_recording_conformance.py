@@ -8,7 +8,7 @@ import torch
 from vflsec.base.errors import VflsecError
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.recording import Header, Recording, RecordingWriter
-from vflsec.cipher.roles.messages import ROLES
+from vflsec.cipher.roles.exchange import ROLES
 from vflsec.core import registry
 from vflsec.core.view import Fact, Guess, Need
 from vflsec.inference.recordings.samples import RecordingAttack, guess_of_samples, recording_of

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
+import pandas as pd
 import torch
 
 from vflsec.audit.foreign import check_classes
-from vflsec.audit.transcript import AUDITOR, Sent, TranscriptFolder, TranscriptHeader, TranscriptWriter
+from vflsec.audit.transcript import TranscriptFolder, TranscriptWriter
+from vflsec.audit.transcript_lines import AUDITOR, Sent, TranscriptHeader
 from vflsec.base import files
 from vflsec.base.checks import count
 from vflsec.base.errors import StoreError, UsageError
@@ -35,11 +37,8 @@ from vflsec.run.store import CellFacts, CellFolder
 
 SETTINGS, ROWS, ENCODERS = "training.toml", "rows.json", "encoders.json"
 
-KINDS = (Kind.EMBEDDING, Kind.GRADIENT, Kind.NODES)
-"""The messages that a transcript can hold: one vector for each row."""
-
-BUFFER = 1 << 24
-"""Bytes of vectors after which a file of the transcript is written."""
+KINDS = (Kind.EMBEDDING, Kind.GRADIENT, Kind.NODES)  # the messages that a transcript can hold: one vector for each row
+BUFFER = 1 << 24  # bytes of vectors after which a file of the transcript is written
 
 
 class _Rows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,10 +97,7 @@ def is_checkpoint(folder: Path) -> bool:
 def restore(folder: Path, dataset: str | None = None, options: Mapping[str, Any] | None = None) -> Restored:
     """Return the federation in a checkpoint, on the data that it was trained on.
 
-    Args:
-        folder: of the checkpoint.
-        dataset: the data, if they are elsewhere now.
-        options: of the data.
+    ``dataset`` and ``options`` name the data if they are elsewhere now.
 
     Raises:
         StoreError: the checkpoint is damaged.
@@ -129,9 +125,9 @@ def restore(folder: Path, dataset: str | None = None, options: Mapping[str, Any]
     cell = training_cell(spec, spec.methods[0], seed)
     data = partition_of(cell)
     for split, ids in data.ids.items():
-        found, expected = _hashes(ids, rows.salt), rows.splits.get(split, [])
-        if found != expected:
-            other = len(set(found) ^ set(expected))
+        hashes, expected = _hashes(ids, rows.salt), rows.splits.get(split, [])
+        if hashes != expected:
+            other = len(set(hashes) ^ set(expected))
             raise UsageError(
                 f"expected the rows of the training in {spec.dataset}, found {count(other, 'other row')} in {split}: "
                 f"use the files that it was trained on"
@@ -186,12 +182,9 @@ class TranscriptTap(Transcript):
             return
         rows = self.data.ids[message.split][message.rows.cpu().numpy()].astype(str)
         values = message.payload["value"].detach().cpu().float().numpy().copy()
-        self._pending.append(
-            Sent(
-                message.kind, message.sender, message.receiver, message.phase, message.split, message.step, rows, values
-            )
-        )
-        if sum(one.values.nbytes for one in self._pending) >= BUFFER:
+        head = (message.kind, message.sender, message.receiver, message.phase, message.split, message.step)
+        self._pending.append(Sent(*head, rows, values))
+        if sum(sent.values.nbytes for sent in self._pending) >= BUFFER:
             self.close()
 
     @property
@@ -220,15 +213,12 @@ def messages_of(restored: Restored, folder: Path, adversary: str) -> Iterator[Me
     check_classes(opened.header.classes, data, folder.name)
     models = restored.untrained(0).federation.active.modules
     trees = len(models["shape"].owner) if "shape" in models else 0  # type: ignore[arg-type]
-    places: dict[str, Callable[[np.ndarray], np.ndarray]] = {}
+    places = {split: pd.Index(ids.astype(str).astype(object)) for split, ids in data.ids.items()}
     names = adversary.split("+")
     for sent in opened.messages():
         if sent.kind == "prediction" or (sent.sender not in names and sent.receiver not in names):
             continue  # a checkpoint makes the predictions itself
-        if sent.split not in places:
-            ids = {str(one): k for k, one in enumerate(data.ids.get(sent.split, np.array([])))}
-            places[sent.split] = np.vectorize(lambda one, ids=ids: ids.get(one, -1), otypes=[np.int64])
-        positions = places[sent.split](sent.rows)
+        positions = places.get(sent.split, pd.Index([])).get_indexer(sent.rows)
         if (positions < 0).any():
             raise UsageError(f"expected messages of the training of {restored.folder} in {folder}, found other rows")
         kind, values = Kind(sent.kind), torch.tensor(sent.values)
@@ -247,8 +237,8 @@ def messages_of(restored: Restored, folder: Path, adversary: str) -> Iterator[Me
 
 def _hashes(ids: np.ndarray, salt: str) -> list[str]:
     key = bytes.fromhex(salt)
-    return [hashlib.blake2b(str(one).encode(), key=key, digest_size=8).hexdigest() for one in ids]
+    return [hashlib.blake2b(str(row).encode(), key=key, digest_size=8).hexdigest() for row in ids]
 
 
 def _encoders(data: Partition) -> dict[str, Any]:
-    return {name: dict(own.encoder) for name, own in data.parties.items()}
+    return {name: dict(part.encoder) for name, part in data.parties.items()}

@@ -16,8 +16,7 @@ from vflsec.core.message import Kind
 from vflsec.run.plan import resolve
 from vflsec.run.spec import parse_defense
 
-CROSSING = frozenset({Kind.EMBEDDING, Kind.GRADIENT})
-"""The messages that cross a cut layer."""
+CROSSING = frozenset({Kind.EMBEDDING, Kind.GRADIENT})  # the messages that cross a cut layer
 
 
 def fits_any_loop(defense: Defense | type[Defense]) -> bool:

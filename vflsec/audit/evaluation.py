@@ -36,11 +36,9 @@ from vflsec.run.runner import Task, attack_run, guarded
 from vflsec.run.spec import AttackSpec, AuxSpec
 from vflsec.run.training import limit_threads
 
-VERSION = 1
-"""Of what an audit makes of its material: part of every key."""
-
+VERSION = 1  # of what an audit makes of its material: part of every key
+# the way out where an attack reads messages and there are none
 RECORD = "record a transcript while it is trained; of a checkpoint, name it with --messages"
-"""The way out where an attack reads messages and there are none."""
 
 
 @dataclass(frozen=True)
@@ -237,8 +235,8 @@ def _why_not(attack: Attack, audit: SystemAudit, trained: Trained) -> str | None
         return str(error).replace("--adversary", "--party")
     widths = {m.payload["value"].shape[1] for m in audit.messages if m.kind is Kind.GRADIENT}
     if attack.head == "none" and view.n_classes not in widths:
-        found = ", ".join(map(str, sorted(widths)))
-        return f"needs gradients of {view.n_classes} logits, one for each class; these have {found} entries"
+        sizes = ", ".join(map(str, sorted(widths)))
+        return f"needs gradients of {view.n_classes} logits, one for each class; these have {sizes} entries"
     return None
 
 
@@ -323,12 +321,12 @@ def reset(model: nn.Module, seed: int) -> nn.Module:
     """
     fresh = untrained(model, seed)
     rng = torch.Generator().manual_seed(seed)
-    for own, trained in zip(fresh.parameters(), model.parameters(), strict=True):
-        if own.dim() > 1 and torch.equal(own, trained):
+    for weights, trained in zip(fresh.parameters(), model.parameters(), strict=True):
+        if weights.dim() > 1 and torch.equal(weights, trained):
             with torch.no_grad():
-                own.copy_(torch.randn(own.shape, generator=rng) / own[0].numel() ** 0.5)
+                weights.copy_(torch.randn(weights.shape, generator=rng) / weights[0].numel() ** 0.5)
     return fresh
 
 
 def _rows(data: Partition) -> list[str]:
-    return [digest([str(one) for one in data.ids[split]]) for split in ("train", "test")]
+    return [digest([str(row) for row in data.ids[split]]) for split in ("train", "test")]

@@ -5,6 +5,7 @@ An attack on material of other rows infers nothing, which looks like a system th
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,56 +32,24 @@ from vflsec.run.score import measure
 from vflsec.run.spec import parse_defense
 from vflsec.run.store import CellFacts
 
-LEVEL = 0.01
-"""The rate at which material of other rows passes for that of the stated ones."""
-
-MOST_ROWS = 600
-"""Rows that are compared; of more, some are drawn."""
-
-MOST_COUNTED = 2000
-"""Rows among which those with vectors of other rows are counted."""
-
-PREDICTED = 0.8
-"""The R2 above which the rows that are predicted badly are counted."""
-
-MOST_COLUMNS = 2000
-"""Columns of a party that are read; of more, those that are filled most."""
-
-FEW = 50
-"""Fewer rows than this never show a misfit."""
-
-WEAK = 0.3
-"""A smaller R2 of noisy embeddings or of predictions may be that of other rows in part."""
-
+LEVEL = 0.01  # the rate at which material of other rows passes for that of the stated ones
+MOST_ROWS = 600  # rows that are compared; of more, some are drawn
+MOST_COUNTED = 2000  # rows among which those with vectors of other rows are counted
+PREDICTED = 0.8  # the R2 above which the rows that are predicted badly are counted
+MOST_COLUMNS = 2000  # columns of a party that are read; of more, those that are filled most
+FEW = 50  # fewer rows than this never show a misfit
+WEAK = 0.3  # a smaller R2 of noisy embeddings or of predictions may be that of other rows in part
+# a smaller R2 of embeddings without noise may be that of the same people at another time, who change in part
 MOSTLY = 0.7
-"""A smaller R2 of embeddings without noise may be that of the same people at another time, who change in part."""
-
-NOISY = 0.5
-"""The largest correlation of a component of two releases of the same rows below which they are noise."""
-
-CLEAR = 0.9
-"""The same, above which gradients have so little noise that they would tell of labels."""
-
-REPEATED = 0.2
-"""The share of rows with the same embedding, but other columns, at which it may stand for missing ones."""
-
-EQUAL = 0.99
-"""The share of rows with the same vector at which a model counts as constant."""
-
-SAME_UTILITY = 0.05
-"""A utility of a checkpoint that differs by more from that of its training is of other data."""
-
-LOST = 0.002
-"""The largest range of a column that is lost, as a multiple of the standard deviation of others."""
-
-RESPONSES = 50
-"""Rows on which it is measured how a model responds to a column."""
-
-ORDERS = 59
-"""Random orders of the columns to which the stated one is compared."""
-
-ROWS_OF_ORDERS = 600
-"""Rows on which a model is run in each order."""
+NOISY = 0.5  # the largest correlation of a component of two releases of the same rows below which they are noise
+CLEAR = 0.9  # the same, above which gradients have so little noise that they would tell of labels
+REPEATED = 0.2  # the share of rows with the same embedding, but other columns, at which it may stand for missing ones
+EQUAL = 0.99  # the share of rows with the same vector at which a model counts as constant
+SAME_UTILITY = 0.05  # a utility of a checkpoint that differs by more from that of its training is of other data
+LOST = 0.002  # the largest range of a column that is lost, as a multiple of the standard deviation of others
+RESPONSES = 50  # rows on which it is measured how a model responds to a column
+ORDERS = 59  # random orders of the columns to which the stated one is compared
+ROWS_OF_ORDERS = 600  # rows on which a model is run in each order
 
 
 class Finding(NamedTuple):
@@ -125,23 +94,23 @@ class Rows:
         by_text = np.argsort(ids.to_numpy(), kind="stable")
         numeric = bool(np.isfinite(numbers).all()) and len(np.unique(numbers)) == len(ids)
         by_number = np.argsort(numbers, kind="stable") if numeric else by_text
-        result: dict[str, Ints] = {}
+        pairs = {}  # the rows, and those that the material may call by their ids
         for name, order in (("in the order of the ids", by_number), ("in the order of the file", file)):
-            for by in (1, -1, 2, -2):
-                result[f"shifted by {by} {name}"] = _paired(order, np.roll(order, -by), len(ids))
-            result[f"reversed {name}"] = _paired(order, order[::-1], len(ids))
+            pairs |= {f"shifted by {by} {name}": (order, np.roll(order, -by)) for by in (1, -1, 2, -2)}
+            pairs[f"reversed {name}"] = (order, order[::-1])
         for base in (0, 1) if numeric else ():
             named = pd.Index(numbers).get_indexer(np.arange(len(self.file)) + base)
             at = ids.get_indexer(pd.Index(self.file))
-            result[f"read as positions in the file, counted from {base}"] = _paired(
-                at[at >= 0], named[at >= 0], len(ids)
-            )
-        result["sorted as text where they should be as numbers"] = _paired(by_number, by_text, len(ids))
-        result["sorted as numbers where they should be as text"] = _paired(by_text, by_number, len(ids))
-        result["sorted where they should be in the order of the file"] = _paired(file, by_number, len(ids))
-        result["in the order of the file where they should be sorted"] = _paired(by_number, file, len(ids))
+            pairs[f"read as positions in the file, counted from {base}"] = (at[at >= 0], named[at >= 0])
+        pairs["sorted as text where they should be as numbers"] = (by_number, by_text)
+        pairs["sorted as numbers where they should be as text"] = (by_text, by_number)
+        pairs["sorted where they should be in the order of the file"] = (file, by_number)
+        pairs["in the order of the file where they should be sorted"] = (by_number, file)
         if len(material) == len(file):
-            result["replaced by the order of lines in both files"] = _paired(file, material, len(ids))
+            pairs["replaced by the order of lines in both files"] = (file, material)
+        result = {name: np.full(len(ids), -1) for name in pairs}
+        for name, (rows, others) in pairs.items():
+            result[name][rows] = others
         return result
 
 
@@ -165,12 +134,6 @@ def _places(ids: pd.Index, order: Sequence[str]) -> Ints:
     return np.asarray(places[places >= 0])
 
 
-def _paired(rows: Ints, named: Ints, n: int) -> Ints:
-    result = np.full(n, -1)
-    result[rows] = named
-    return result
-
-
 class Releases(NamedTuple):
     """What was sent about each row (N, d), NaN for rows about which nothing was.
 
@@ -186,31 +149,24 @@ class Releases(NamedTuple):
 
 
 def averaged(messages: Sequence[Message], sizes: Mapping[str, int], *, directions: bool = False) -> Releases:
-    """Return the means of messages about the rows of some splits, which come one after another.
+    """Return the means of messages of one width about the rows of splits of these ``sizes``, one after another.
 
-    Args:
-        messages: of one width.
-        sizes: the number of rows of each split.
-        directions: append each vector divided by its norm.
+    With ``directions``, each vector divided by its norm is appended to it.
     """
     starts = dict(zip(sizes, np.cumsum([0, *sizes.values()]), strict=False))
-    n, sums, counts = sum(sizes.values()), None, None
+    n, width = sum(sizes.values()), messages[0].payload["value"].shape[1] * (2 if directions else 1)
+    sums, counts, last = np.zeros((2, n, width)), np.zeros((2, n)), np.full((n, width), np.nan)
     for each in messages:
         values = each.payload["value"].detach().cpu().numpy().astype(np.float64)
         if directions:
             norm = np.linalg.norm(values, axis=1, keepdims=True)
             values = np.concatenate([values, values / np.maximum(norm, 1e-30)], axis=1)
-        if sums is None or counts is None:
-            sums, counts = np.zeros((2, n, values.shape[1])), np.zeros((2, n))
-            last = np.full(sums.shape[1:], np.nan)
         assert each.rows is not None
         rows = each.rows.cpu().numpy() + starts[each.split]
         half = counts.sum(axis=0)[rows].astype(int) % 2
         np.add.at(sums, (half, rows), values)
         np.add.at(counts, (half, rows), 1)
         last[rows] = values
-    assert sums is not None
-    assert counts is not None
     with np.errstate(invalid="ignore", divide="ignore"):
         first, second = sums / counts[:, :, None]
         return Releases(sums.sum(axis=0) / counts.sum(axis=0)[:, None], last, (first, second))
@@ -219,10 +175,8 @@ def averaged(messages: Sequence[Message], sizes: Mapping[str, int], *, direction
 def check_fit(audit: SystemAudit, defenses: Sequence[frozenset[Kind]], file: Sequence[str] = ()) -> Iterator[Finding]:
     """Yield what the checks of all that the audit reads have shown; nothing is attacked.
 
-    Args:
-        audit: what is to be measured.
-        defenses: the kinds of messages that each declared defense changes.
-        file: the ids as text in the order of the adversary's file.
+    ``defenses`` are the kinds of messages that each declared defense changes, and ``file`` has the ids as text in the
+    order of the adversary's file.
     """
     subject, data = audit.subject, audit.data
     table = subject.embeddings if subject.function is None else None
@@ -387,17 +341,11 @@ def declared_kinds(defenses: Sequence[str]) -> list[frozenset[Kind]]:
 def share_used(
     tables: Mapping[str, pd.Index], subject: Subject, train: pd.Index | None, test: pd.Index | None
 ) -> Iterator[Finding]:
-    """Yield a misfit if less than half of the ids of one side are those of the other.
+    """Yield a misfit if less than half of the ids of the material are in the ``tables`` of all parties, or vice versa.
 
-    Args:
-        tables: the ids as text of each party.
-        subject: the material.
-        train: ids that the user names; fewer of the data may be used then.
-        test: likewise.
+    Fewer of the data may be used if the user names ids of ``train`` or ``test``.
     """
-    known = tables["active"]
-    for ids in tables.values():
-        known = known.intersection(ids)
+    known = functools.reduce(pd.Index.intersection, tables.values(), tables["active"])
     parts = [subject.train, subject.test, *(each for each in (train, test) if each is not None)]
     parts += [each.index for each in (subject.embeddings, subject.predictions) if each is not None]
     named = pd.Index(np.unique(np.concatenate([each.to_numpy(dtype=object) for each in parts]).astype(str)))
@@ -651,11 +599,7 @@ def same_utility(trained: Trained, facts: CellFacts) -> Finding:
 def same_training(trained: Trained, facts: CellFacts, messages: Sequence[Message], *, noisy: bool) -> Finding:
     """Compare a recording with the training of a checkpoint: how much was sent, and what its models send at prediction.
 
-    Args:
-        trained: the models of the checkpoint.
-        facts: of their training.
-        messages: of the recording that the adversary sent or received.
-        noisy: whether a defense changes embeddings, so that models do not send the same again.
+    Where it is ``noisy``, a defense changes embeddings, so that models do not send the same again.
     """
     about = [m for m in messages if m.kind in (Kind.EMBEDDING, Kind.GRADIENT) and m.rows is not None]
     if not messages:

@@ -21,8 +21,8 @@ else:
 
 Call: TypeAlias = "Callable[[Message, Context], Message]"
 
+# the record of ``context.state`` that counts messages, since each may be handled by a process of its own
 STEPS = "vflsec.steps"
-"""The record of ``context.state`` that counts messages, since each may be handled by a process of its own."""
 
 
 class RecorderMod:
@@ -101,9 +101,9 @@ class RecorderMod:
         passive = [name for name, side in self.parties.items() if side == "passive"]
         party = self.party or context.node_config.get("party") or (passive[0] if len(passive) == 1 else None)
         if party not in passive:
-            found = "none" if party is None else repr(plain(str(party)))
+            given = "none" if party is None else repr(plain(str(party)))
             raise UsageError(
-                f"expected the name of a passive party, one of {', '.join(passive)}, found {found}: start the node "
+                f"expected the name of a passive party, one of {', '.join(passive)}, found {given}: start the node "
                 f"with --node-config 'party=\"{passive[0] if passive else 'NAME'}\"'"
             )
         return party
@@ -161,6 +161,6 @@ def _array(message: Message, name: str) -> Tensor:
     record: ArrayRecord = message.content.array_records[name]
     arrays = [array.numpy() for array in record.values()]
     if len(arrays) != 1 or not np.issubdtype(arrays[0].dtype, np.floating):
-        found = ", ".join(f"{array.dtype} {array.shape}" for array in arrays) or "nothing"
-        raise UsageError(f"expected one array of floating-point numbers (B, d) in {name!r}, found {found}")
+        kinds = ", ".join(f"{array.dtype} {array.shape}" for array in arrays) or "nothing"
+        raise UsageError(f"expected one array of floating-point numbers (B, d) in {name!r}, found {kinds}")
     return torch.from_numpy(arrays[0].copy())

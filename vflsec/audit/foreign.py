@@ -13,9 +13,9 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from vflsec.audit.opening import without_exit
 from vflsec.audit.subject import Subject, listed
-from vflsec.audit.transcript import Sent
-from vflsec.audit.weights import without_exit
+from vflsec.audit.transcript_lines import Sent
 from vflsec.base.checks import count, unknown
 from vflsec.base.errors import InsufficientView, UsageError, plain
 from vflsec.base.layout import EncodedColumn, Layout
@@ -29,7 +29,7 @@ from vflsec.core.scaling import Bounds
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.dataset import Roles, VerticalDataset, align
 from vflsec.data.encode import dense
-from vflsec.data.partition import DataSpec, Partition, partition
+from vflsec.data.partition import Partition
 from vflsec.results.records.manifest import AUDITED
 from vflsec.run.spec import AuxSpec
 
@@ -57,18 +57,13 @@ class Foreign(Method):
 
     def representation(self, party: Party) -> nn.Module:
         """Return the party's bottom model, or the identity if it was not handed in."""
-        found = party.modules["bottom"] if "bottom" in party.modules else nn.Identity()
-        assert isinstance(found, nn.Module)
-        return found
+        bottom = party.modules["bottom"] if "bottom" in party.modules else nn.Identity()
+        assert isinstance(bottom, nn.Module)
+        return bottom
 
 
 class LastColumns(nn.Module):
-    """Returns the last columns of its input, in the units that they had before they were standardized.
-
-    Args:
-        mean: (width,) of each column.
-        scale: (width,) of each column.
-    """
+    """Returns the last columns of its input, in the units that they had before they were standardized by these."""
 
     mean: Tensor
     scale: Tensor
@@ -138,11 +133,11 @@ def with_roles(
 
 def _check_form(lacking: pd.Index, known: pd.Index, subject: Subject) -> None:
     """Raise UsageError if ids that are not in the data would be as numbers: ``007`` is 7 there."""
-    for one in lacking:
-        number = str(int(float(one))) if re.fullmatch(r"\s*[+-]?\d{1,15}(\.0*)?\s*", one) else None
+    for text in lacking:
+        number = str(int(float(text))) if re.fullmatch(r"\s*[+-]?\d{1,15}(\.0*)?\s*", text) else None
         if number in known:
             raise UsageError(
-                f"expected ids as in the data, got {one!r} of {subject.name}, where the data have {number!r}: use the "
+                f"expected ids as in the data, got {text!r} of {subject.name}, where the data have {number!r}: use the "
                 f"same form in both"
             )
 
@@ -177,21 +172,16 @@ def check_classes(classes: int | None, data: Partition, name: str) -> None:
 
 
 def federation_of(data: Partition, subject: Subject, seed: int, *, alone: bool = False) -> Trained:
-    """Return the parties with their columns, and the adversary with what was handed in.
+    """Return the parties with their columns, and the adversary with what was handed in; a seed draws known samples.
 
-    The inputs of the adversary's model, or its embeddings, are appended to its columns.
-
-    Args:
-        data: the split dataset.
-        subject: the material.
-        seed: of the draw of auxiliary samples.
-        alone: leave the embeddings out, as if the adversary had never joined.
+    The inputs of the adversary's model, or its embeddings, are appended to its columns; the latter not if it is
+    ``alone``, as if it had never joined.
     """
     channel, device = Channel(), torch.device("cpu")
     labels = {split: torch.tensor(y) for split, y in data.labels.items()}
     parties = {}
-    for name, own in data.parties.items():
-        features, layout, bottom = {s: tensor_of(x) for s, x in own.features.items()}, own.layout, None
+    for name, part in data.parties.items():
+        features, layout, bottom = {s: tensor_of(x) for s, x in part.features.items()}, part.layout, None
         if name == subject.adversary:
             bottom = subject.model
             table = subject.inputs if subject.model is not None else None if alone else subject.embeddings
@@ -199,14 +189,8 @@ def federation_of(data: Partition, subject: Subject, seed: int, *, alone: bool =
                 last, features = _appended(features, rows)
                 layout = _with_columns(layout, len(last.mean))
                 bottom = nn.Sequential(last, *([bottom] if bottom is not None else []))
-        party = Party(
-            name,
-            features,
-            channel,
-            noise=partial(generator, seed, "noise", name),
-            layout=layout,
-            labels=labels if name == "active" else None,
-        )
+        noise, known = partial(generator, seed, "noise", name), labels if name == "active" else None
+        party = Party(name, features, channel, noise=noise, layout=layout, labels=known)
         if bottom is not None:
             party.modules["bottom"] = bottom.eval()
         parties[name] = party
@@ -217,38 +201,37 @@ def federation_of(data: Partition, subject: Subject, seed: int, *, alone: bool =
 
 def messages_of(data: Partition, sent: Sequence[Sent]) -> Iterator[Message]:
     """Yield messages with positions in place of ids; rows that are not in the data are left out."""
-    places = {split: pd.Index(pd.Index(data.ids[split]).astype(str)) for split in ("train", "test")}
-    for one in sent:
+    places = {split: _texts(data.ids[split]) for split in SPLITS}
+    for m in sent:
         for split, ids in places.items():
-            positions = ids.get_indexer(one.rows)
+            positions = ids.get_indexer(m.rows)
             kept = positions >= 0
-            if kept.any() and one.kind in (Kind.EMBEDDING, Kind.GRADIENT, Kind.NODES):
-                kind = Kind(one.kind)
-                value = torch.from_numpy(np.ascontiguousarray(one.values[kept]))
-                yield Message(
-                    kind,
-                    one.sender,
-                    one.receiver,
-                    one.step,
-                    one.phase,
-                    {"value": value.long() if kind is Kind.NODES else value},
-                    torch.from_numpy(positions[kept]),
-                    split,
-                )
+            if kept.any() and m.kind in (Kind.EMBEDDING, Kind.GRADIENT, Kind.NODES):
+                kind, value = Kind(m.kind), torch.from_numpy(np.ascontiguousarray(m.values[kept]))
+                payload = {"value": value.long() if kind is Kind.NODES else value}
+                rows = torch.from_numpy(positions[kept])
+                yield Message(kind, m.sender, m.receiver, m.step, m.phase, payload, rows, split)
 
 
 def predictions_of(data: Partition, table: pd.DataFrame | None) -> dict[str, Tensor]:
     """Return predictions (n, d) of each split of which some are in ``table``; other rows get the median of these."""
-    found: dict[str, Tensor] = {}
-    if table is None:
-        return found
-    for split in SPLITS:
-        positions = table.index.get_indexer(pd.Index(data.ids[split].astype(str).astype(object)))
+    predictions: dict[str, Tensor] = {}
+    for split in SPLITS if table is not None else ():
+        positions = table.index.get_indexer(_texts(data.ids[split]))
         if (positions >= 0).any():
             values = table.to_numpy(np.float32)[positions]
             values[positions < 0] = np.median(values[positions >= 0], axis=0)
-            found[split] = torch.from_numpy(values)
-    return found
+            predictions[split] = torch.from_numpy(values)
+    return predictions
+
+
+def _texts(ids: np.ndarray) -> pd.Index:
+    return pd.Index(ids.astype(str).astype(object))
+
+
+def _ids(data: Partition) -> pd.Index:
+    """Return the ids of all rows of training and test, as text."""
+    return _texts(np.concatenate([data.ids[split].astype(str) for split in SPLITS]))
 
 
 def with_embeddings(subject: Subject, data: Partition) -> Subject:
@@ -257,21 +240,20 @@ def with_embeddings(subject: Subject, data: Partition) -> Subject:
     Raises:
         UsageError: the model does not read these columns, or gives no vectors.
     """
-    own = data.parties[subject.adversary]
+    part, ids = data.parties[subject.adversary], _ids(data)
     if subject.function is not None:
-        ids = np.concatenate([data.ids[split].astype(str) for split in SPLITS]).astype(object)
         if subject.inputs is None:
-            inputs = np.concatenate([dense(own.features[split]) for split in SPLITS])
+            inputs = np.concatenate([dense(part.features[split]) for split in SPLITS])
         else:
             inputs = subject.inputs.reindex(ids).to_numpy(np.float32)
-        return replace(subject, embeddings=pd.DataFrame(subject.function(inputs), index=pd.Index(ids)))
+        return replace(subject, embeddings=pd.DataFrame(subject.function(inputs), index=ids))
     if subject.model is None:
-        return _with_all_embeddings(subject, data)
-    bottom = federation_of(data, subject, 0).federation.parties[subject.adversary].modules["bottom"]
-    x = federation_of(data, subject, 0).federation.parties[subject.adversary].features["train"][:8]
+        return _with_all_embeddings(subject, ids)
+    party = federation_of(data, subject, 0).federation.parties[subject.adversary]
+    bottom, x = party.modules["bottom"], party.features["train"][:8]
     assert isinstance(bottom, nn.Module)
-    width = own.layout.width if subject.inputs is None else subject.inputs.shape[1]
-    parts = [f"{one.name} ({one.width})" if one.width > 1 else one.name for one in own.layout.columns]
+    width = part.layout.width if subject.inputs is None else subject.inputs.shape[1]
+    parts = [f"{column.name} ({column.width})" if column.width > 1 else column.name for column in part.layout.columns]
     way_out = (
         f" as vflsec encodes them ({listed(parts, 20)}); add --encoded if it reads them as they are, or write them "
         f"as it reads them into another file"
@@ -293,7 +275,7 @@ def with_embeddings(subject: Subject, data: Partition) -> Subject:
     return subject
 
 
-def _with_all_embeddings(subject: Subject, data: Partition) -> Subject:
+def _with_all_embeddings(subject: Subject, ids: pd.Index) -> Subject:
     """Return ``subject``, without embeddings if a transcript has them of some rows only.
 
     Raises:
@@ -301,7 +283,6 @@ def _with_all_embeddings(subject: Subject, data: Partition) -> Subject:
     """
     if subject.embeddings is None:
         return subject
-    ids = pd.Index(np.concatenate([data.ids[split].astype(str) for split in SPLITS]).astype(object))
     lacking = ids.difference(subject.embeddings.index)
     if not len(lacking):
         return subject
@@ -333,20 +314,12 @@ def inputs_of(dataset: VerticalDataset, party: str) -> pd.DataFrame:
     return frame.set_axis(pd.Index(frame.index.astype(str).astype(object))).astype(np.float32)
 
 
-def split_by(dataset: VerticalDataset) -> Partition:
-    """Return ``dataset``, which has its own roles, split and encoded."""
-    return partition(dataset, DataSpec(), 0)
-
-
 def _rows_of(table: pd.DataFrame, data: Partition) -> dict[str, Tensor] | None:
     """Return the vectors (n, d) of each split; None if some row of training or test has none."""
-    found = {}
-    for split, ids in data.ids.items():
-        positions = table.index.get_indexer(pd.Index(ids.astype(str).astype(object)))
-        if split in SPLITS and (positions < 0).any():
-            return None
-        found[split] = torch.from_numpy(table.to_numpy(np.float32)[positions])
-    return found
+    positions = {split: table.index.get_indexer(_texts(ids)) for split, ids in data.ids.items()}
+    if any((positions[split] < 0).any() for split in SPLITS):
+        return None
+    return {split: torch.from_numpy(table.to_numpy(np.float32)[at]) for split, at in positions.items()}
 
 
 def _appended(features: dict[str, Tensor], rows: dict[str, Tensor]) -> tuple[LastColumns, dict[str, Tensor]]:

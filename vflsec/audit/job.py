@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,21 +14,22 @@ import pandas as pd
 from vflsec.audit import checkpoint, foreign
 from vflsec.audit.evaluation import SystemAudit, with_attacks
 from vflsec.audit.fit import Finding, check_fit, declared_kinds, same_training, same_utility, share_used
-from vflsec.audit.ledger import spent_on
-from vflsec.audit.opening import open_subject, read_ids
+from vflsec.audit.opening import open_subject, read_ids, with_predictions
 from vflsec.audit.recordings import open_recording
 from vflsec.audit.subject import Subject
-from vflsec.audit.tables import with_predictions
+from vflsec.audit.transcript_lines import Sent
 from vflsec.base.errors import MisfitError, UsageError
 from vflsec.cipher.recording import is_recording
-from vflsec.core.message import Kind
+from vflsec.core import hooks
+from vflsec.core.defense import touches
+from vflsec.core.message import Kind, ReleaseCount
 from vflsec.data.dataset import VerticalDataset
-from vflsec.data.partition import DataSpec
+from vflsec.data.partition import DataSpec, partition
 from vflsec.run.adversary import adversary
 from vflsec.run.federation import partition_of
-from vflsec.run.plan import Names, find_dataset
-from vflsec.run.score import spent
-from vflsec.run.spec import AttackSpec, AuxSpec
+from vflsec.run.plan import Names, find_dataset, resolve
+from vflsec.run.score import most_per_row, spent, spent_by
+from vflsec.run.spec import AttackSpec, AuxSpec, parse_defense
 
 
 def prepare_audit(
@@ -54,35 +56,9 @@ def prepare_audit(
 ) -> SystemAudit:
     """Return what is to be measured, after a check that it belongs to the data; nothing is attacked yet.
 
-    Args:
-        what: a transcript, a checkpoint of ``vflsec train``, weights, an ONNX model, a table of embeddings, or a
-            recording of an encrypted layer.
-        data: a TOML file with the columns of all parties and the labels, or a registered dataset; by default, that of
-            the checkpoint.
-        options: of the dataset.
-        party: the adversary.
-        model: ``FILE.py:FUNCTION`` that builds the bottom model of weights; it is executed.
-        messages: the transcript of a checkpoint's training.
-        encoded: whether the model reads the columns as they are, not as vflsec encodes them.
-        train_ids: a file with the rows that the model was trained on.
-        test_ids: a file with rows that it was not trained on; by default, all others.
-        aux_ids: a file with the rows whose labels the adversary knows; by default, they are drawn.
-        aux: what the adversary knows otherwise.
-        draws: of the auxiliary labels; with ``aux_ids`` there is one.
-        attacks: to run; by default, all that the adversary can mount.
-        defenses: that were active in the training of a transcript, with their strength; their epsilon is reported.
-        predictions: a table of the joint model's predictions that the adversary receives.
-        allow_misfit: whether material that does not belong to the data is audited; no gate holds then.
-        confirm_fit: whether the user has checked that it does where that cannot be verified.
-        truth: of a recording: the other role's recording of the same run.
-        command: the words of the command line.
-
-    Raises:
-        MisfitError: the material does not belong to the data.
-        UsageError: the arguments contradict each other, or the data do not fit.
-        DataError: a file is damaged.
-        StoreError: a checkpoint is damaged.
-        InsufficientView: an attack cannot be mounted.
+    Arguments and errors are those of ``vflsec.audit_system``. With them, ``data`` is the name of a TOML file or of a
+    registered dataset with ``options``, and ``what`` may be a recording of an encrypted layer, which ``truth``, the
+    other role's recording of the same run, scores.
     """
     if what.is_file() and is_recording(what):
         given: dict[str, object] = {"data": data, "party": party, "model": model, "messages": messages}
@@ -142,13 +118,13 @@ def _with_findings(
     Raises:
         MisfitError: the material does not belong to the data, and the user has not allowed that.
     """
-    misfits = [one.text for one in findings if one.outcome == "misfit"]
+    misfits = [finding.text for finding in findings if finding.outcome == "misfit"]
     if misfits and not allow_misfit:
         only = "--confirm-fit is only for what cannot be verified; " if confirm_fit else ""
         raise MisfitError(f"{'; '.join(misfits)} ({only}--allow-misfit audits it nevertheless, and then no gate holds)")
-    unclear = [] if confirm_fit else [one.text for one in findings if one.outcome == "unverified"]
+    unclear = [] if confirm_fit else [finding.text for finding in findings if finding.outcome == "unverified"]
     confirmed = ["the user confirms that rows and columns belong together"] * (confirm_fit and not misfits)
-    notes = [one.text for one in findings]
+    notes = [finding.text for finding in findings]
     subject = replace(audit.subject, notes=(*audit.subject.notes, *notes, *confirmed))
     return replace(audit, subject=subject, misfit=[*misfits, *unclear], confirmed=confirm_fit)
 
@@ -157,7 +133,7 @@ def _of_material(
     subject: Subject, dataset: VerticalDataset, named: tuple[str, Any], aux: AuxSpec, draws: int
 ) -> SystemAudit:
     """Return the audit of messages, models or embeddings of a system that vflsec has not trained."""
-    split = foreign.split_by(dataset)
+    split = partition(dataset, DataSpec(), 0)
     foreign.check_classes(subject.classes, split, subject.name)
     subject = foreign.with_embeddings(subject, split)
     return SystemAudit(
@@ -220,3 +196,43 @@ def _of_checkpoint(
 def default_folder(what: Path) -> Path:
     """Return the results folder of an audit; files that differ in their suffix alone have folders of their own."""
     return Path("runs") / f"audit-{what.name or what.resolve().name}"
+
+
+def spent_on(defenses: Sequence[str], subject: Subject, parties: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the privacy that each defense has spent against the adversary, if it spends any: the most of all senders.
+
+    The releases are those in the transcript: a transcript of a part of the training gives too small an epsilon.
+
+    Raises:
+        UsageError: a defense of updates, or no message on which it acts.
+    """
+    releases = count_releases(subject.messages, subject.adversary)
+    ledger = []
+    for text in defenses:
+        defense = resolve(parse_defense(text)).defense()
+        if hooks.UPDATE in touches(defense):
+            raise UsageError(f"expected a defense of messages, got {text}: its epsilon counts updates, not messages")
+        acted_on = [count for count in releases if defense.acts(Kind(count.kind), count.phase)]
+        if hooks.PLAN_RELEASES in touches(defense) and acted_on:
+            defense.plan_releases(most_per_row(acted_on))
+        senders = [name for name in parties if name != subject.adversary and (acted_on or not defense.at)]
+        by_sender = [entry for name in senders if (entry := spent_by(defense, name, releases)) is not None]
+        sent = not subject.messages or not defense.at or any(m.kind in defense.at for m in subject.messages)
+        if not by_sender and not sent:
+            kinds = " or ".join(sorted(defense.at)) or "labels"
+            raise UsageError(f"expected a defense of what was sent, got {text}: {subject.name} shows no {kinds}")
+        if by_sender:
+            ledger.append({"defense": repr(defense), **max(by_sender, key=lambda entry: float(entry["epsilon"]))})
+    return ledger
+
+
+def count_releases(messages: Iterable[Sent], receiver: str) -> list[ReleaseCount]:
+    """Return how often ``receiver`` got a message about a row, by route and split."""
+    counts: dict[tuple[str, str, Kind, str], Counter[str]] = {}
+    for m in messages:
+        if m.receiver == receiver and m.kind in (Kind.EMBEDDING, Kind.GRADIENT):
+            counts.setdefault((m.phase, m.sender, Kind(m.kind), m.split), Counter()).update(m.rows.tolist())
+    return [
+        ReleaseCount(phase, sender, receiver, kind, split, max(rows.values()), rows.total())
+        for (phase, sender, kind, split), rows in counts.items()
+    ]

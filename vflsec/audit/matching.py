@@ -12,23 +12,13 @@ from numpy.typing import NDArray
 Floats = NDArray[np.floating]
 Ints = NDArray[np.integer]
 
-WIDEST = 8
-"""Principal components of vectors that are predicted."""
-
-CONTROLS = 199
-"""Permutations, so that the smallest p-value is .005."""
-
-RIDGES = (0.01, 1.0)
-"""Of kernel ridge regressions, as multiples of the mean of the kernel's diagonal."""
-
-ROUNDS = 6
-"""Of regressions on the rows that the last one predicts well."""
-
-MOST_READ = 600
-"""Rows that these regressions read; others are only predicted."""
-
+WIDEST = 8  # principal components of vectors that are predicted
+CONTROLS = 199  # permutations, so that the smallest p-value is .005
+RIDGES = (0.01, 1.0)  # of kernel ridge regressions, as multiples of the mean of the kernel's diagonal
+ROUNDS = 6  # of regressions on the rows that the last one predicts well
+MOST_READ = 600  # rows that these regressions read; others are only predicted
+# shares of the rows, of those whose predictions are most certain, in all of which other rows must show
 SUREST = (0.15, 0.25, 0.5)
-"""Shares of the rows, of those whose predictions are most certain, in all of which other rows must show."""
 
 
 class Fit(NamedTuple):

@@ -120,13 +120,13 @@ class SplitNNRecorder(FLComponent):  # type: ignore[misc]  # NVFlare has no type
         return [int(position) for position in positions]
 
 
-def _tensor(found: Any, kind: str) -> torch.Tensor:
+def _tensor(message: Any, kind: str) -> torch.Tensor:
     """Return the tensor that a message carries.
 
     Raises:
         UsageError: another kind of message.
     """
-    if found.data_kind != kind:
-        raise UsageError(f"expected a message with {kind}, found {plain(str(found.data_kind))}")
-    data = found.data[SplitNNConstants.DATA]
+    if message.data_kind != kind:
+        raise UsageError(f"expected a message with {kind}, found {plain(str(message.data_kind))}")
+    data = message.data[SplitNNConstants.DATA]
     return torch.as_tensor(fobs.loads(data) if isinstance(data, bytes) else data)

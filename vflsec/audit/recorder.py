@@ -17,23 +17,16 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from vflsec.audit.transcript import AUDITOR, LONGEST_TEXT, Block, TranscriptHeader, TranscriptWriter, row_ids
-from vflsec.base.errors import UsageError, VflsecError, plain
+from vflsec.audit.transcript import TranscriptWriter, row_ids
+from vflsec.audit.transcript_lines import AUDITOR, TranscriptHeader, check_name
+from vflsec.base.errors import UsageError, VflsecError
 
-LOCK = ".lock"
-"""A file in the folder, which the recorder that writes there holds."""
-
-PATIENCE = 10.0
-"""Seconds to wait for another recorder to finish."""
-
-FLUSH = 1 << 22
-"""Bytes of vectors in a file."""
-
-OVERHEAD = 1 << 10
-"""Bytes that a message takes besides its vectors."""
-
-WAITING = 2
-"""Files that wait for the writing thread; the loop then waits for it, so that memory stays bounded."""
+LOCK = ".lock"  # a file in the folder, which the recorder that writes there holds
+PATIENCE = 10.0  # seconds to wait for another recorder to finish
+FLUSH = 1 << 22  # bytes of vectors in a file
+OVERHEAD = 1 << 10  # bytes that a message takes besides its vectors
+PHASES = {"train": "train", "val": "validate", "test": "predict"}  # by split, where none is named
+WAITING = 2  # files that wait for the writing thread; the loop then waits for it, so that memory stays bounded
 
 Rows = Sequence[int] | Sequence[str] | Tensor | np.ndarray
 
@@ -230,25 +223,24 @@ class Recorder:
 
     def _heads(self, party: str | None, split: str, phase: str | None) -> tuple[_Head, _Head]:
         """Return what embeddings of ``party`` and the gradients that come back have in common."""
-        found = self._known.get((party, split, phase)) if isinstance(split, str) else None
-        if found is None:
-            passive, named = self._passive(party), _PHASES.get(split, split) if phase is None else phase
-            for name, text in (("phase", named), ("split", split)):
-                if not isinstance(text, str) or not text or plain(text) != text or len(text) > LONGEST_TEXT:
-                    raise UsageError(f"expected {name}= to be 1 to {LONGEST_TEXT} plain characters, got {text!r}")
-            found = (
+        heads = self._known.get((party, split, phase)) if isinstance(split, str) else None
+        if heads is None:
+            check_name("split", split)
+            passive, named = self._passive(party), PHASES.get(split, split) if phase is None else phase
+            check_name("phase", named)
+            heads = (
                 _Head("embedding", passive, self._active, named, split),
                 _Head("gradient", self._active, passive, named, split),
             )
-            self._known[party, split, phase] = found
-        return found
+            self._known[party, split, phase] = heads
+        return heads
 
     def _passive(self, party: str | None) -> str:
-        others = self._passives
-        if party is None and len(others) == 1:
-            return others[0]
-        if party not in others:
-            raise UsageError(f"expected party= to be a passive party, one of {', '.join(others)}, got {party!r}")
+        if party is None and len(self._passives) == 1:
+            return self._passives[0]
+        if party not in self._passives:
+            names = ", ".join(self._passives)
+            raise UsageError(f"expected party= to be a passive party, one of {names}, got {party!r}")
         if self.header.observer not in (AUDITOR, self._active, party):
             raise UsageError(f"expected messages of {self.header.observer}, who records them, got some of {party}")
         return party
@@ -303,17 +295,16 @@ class Recorder:
         Raises:
             UsageError: there is one.
         """
-        numbers = torch.cat([one.value.reshape(-1).float().cpu() for one in seen]).numpy() if seen else np.empty(0)
+        numbers = torch.cat([each.value.reshape(-1).float().cpu() for each in seen]).numpy() if seen else np.empty(0)
         bad = None
         if not np.isfinite(numbers).all():
-            ends = np.cumsum([one.value.numel() for one in seen])
+            ends = np.cumsum([each.value.numel() for each in seen])
             first = int(np.searchsorted(ends, np.argmin(np.isfinite(numbers)), side="right"))
             bad, numbers, seen = seen[first], numbers[: ends[first - 1] if first else 0], seen[:first]
         if seen:
-            sizes = [one.value.shape[0] for one in seen]
-            widths = [one.value.numel() // size for one, size in zip(seen, sizes, strict=True)]
-            rows = row_ids(one.rows.cpu().numpy() if isinstance(one.rows, Tensor) else one.rows for one in seen)
-            self._writer.write_block(Block([(*one.head, one.step) for one in seen], sizes, widths, rows, numbers))
+            shapes = [(len(each.value), each.value.numel() // len(each.value)) for each in seen]
+            rows = row_ids(each.rows.cpu().numpy() if isinstance(each.rows, Tensor) else each.rows for each in seen)
+            self._writer.write_lines([(*each.head, each.step) for each in seen], shapes, rows, numbers)
         if bad is not None:
             raise UsageError(f"expected finite numbers in {bad.head.kind} {bad.step} of {bad.head.phase}, got others")
 
@@ -325,15 +316,9 @@ class Recorder:
         warnings.warn(f"recording has stopped, training goes on: {error}", stacklevel=2)
 
 
-_PHASES = {"train": "train", "val": "validate", "test": "predict"}
-
-
 def _copied(rows: Rows) -> np.ndarray | Tensor:
     """Return ids (B,) that do not change with the caller's; those on a GPU stay there."""
-    if isinstance(rows, Tensor):
-        found: np.ndarray | Tensor = rows.detach().clone()
-    else:
-        found = np.array(rows)
-    if found.ndim != 1 or isinstance(rows, str):
+    ids = rows.detach().clone() if isinstance(rows, Tensor) else np.array(rows)
+    if ids.ndim != 1 or isinstance(rows, str):
         raise UsageError(f"expected rows= to be one id for each row, got {type(rows).__name__}")
-    return found
+    return ids

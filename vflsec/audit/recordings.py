@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vflsec.audit.evaluation import SystemAudit
+from vflsec.audit.foreign import federation_of
 from vflsec.audit.subject import Subject
 from vflsec.base.checks import count
 from vflsec.base.errors import DataError, InsufficientView, UsageError
@@ -28,8 +29,6 @@ from vflsec.run.adversary import draw_auxiliary
 from vflsec.run.questions import Question
 from vflsec.run.spec import AuxSpec
 
-NO_LABELS = torch.zeros(0, dtype=torch.long)
-
 
 class Answers(NamedTuple):
     """What both roles know together; NaN or -1 where neither has noted it.
@@ -43,19 +42,6 @@ class Answers(NamedTuple):
     labels: Tensor
     features: Tensor
     weights: Tensor
-
-
-class Draw(NamedTuple):
-    """Stands for a federation: a draw of auxiliary samples has a seed, and no party to name as a victim."""
-
-    seed: int
-    parties: Mapping[str, Any] = {}
-
-
-class Drawn(NamedTuple):
-    """Stands for a trained federation."""
-
-    federation: Draw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,79 +67,54 @@ class RecordingAudit(SystemAudit):
         Raises:
             InsufficientView: a recording does not answer it.
         """
-        if Need.RECORDING not in attack.needs or attack.target not in ASK:
+        layout, classes = self.recording.header.layout, max(2, self.recording.header.layout.outputs)
+        sizes = {"labels": classes, "features": layout.width, "parameters": 1, "exposure": 1}
+        if Need.RECORDING not in attack.needs or attack.target not in sizes:
             raise InsufficientView("reads no recording")
-        if attack.side not in (self.subject.side, "either", "any"):
-            raise InsufficientView(
-                f"reads a recording of role {attack.side}, and this is one of role {self.subject.side}"
-            )
-        question = ASK[attack.target](self, trained.federation.seed)
-        if getattr(attack, "relative", False) and "parameters" in question.truth.labels:
-            question = question._replace(truth=self._without_common_part(question.truth))
-        return question._replace(metrics=(*dict.fromkeys([attack.metric or question.metrics[0], *question.metrics]),))
-
-    def _without_common_part(self, truth: GroundTruth) -> GroundTruth:
-        """Return the ground truth with the entries of W less their mean over several outputs."""
-        weights = truth.labels["parameters"].view(-1, self.recording.header.layout.outputs)
-        centered = weights - weights.mean(dim=1, keepdim=True) if weights.shape[1] > 1 else weights
-        return GroundTruth({**truth.labels, "parameters": centered.reshape(-1, 1)})
-
-    def view(self, n_classes: int, rows: Tensor = NO_LABELS, answers: Tensor = NO_LABELS, entries: int = 0) -> View:
-        """Return the view of the role, which guesses ``n_classes`` numbers for each sample, or for each entry of W."""
-        splits = {"train": len(samples(self.recording)), **({"parameters": entries} if entries else {})}
-        return View(
+        side = self.subject.side
+        if attack.side not in (side, "either", "any"):
+            raise InsufficientView(f"reads a recording of role {attack.side}, and this is one of role {side}")
+        splits = {"train": len(samples(self.recording))}
+        if attack.target == "parameters" and (steps := steps_with_weights(self.recording)):
+            splits["parameters"] = len(steps) * layout.width * layout.outputs
+        rows, known, truth = self._known(attack, classes, trained.federation.seed)
+        view = View(
             party=self.subject.adversary,
-            side=self.subject.side,
-            n_classes=n_classes,
+            side=side,
+            n_classes=sizes[attack.target],
             features={split: torch.zeros(n, 0) for split, n in splits.items()},
             model=None,
             aux_rows=rows,
-            aux_labels=answers,
+            aux_labels=known,
             recording=self.recording,
         )
+        metrics = {"labels": applicable_metrics(classes), "exposure": ("share",)}.get(attack.target, VALUES)
+        return Question(view, GroundTruth(truth), (*dict.fromkeys([attack.metric or metrics[0], *metrics]),))
+
+    def _known(self, attack: Attack, classes: int, seed: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return the auxiliary samples and what is known of them, and the truth; of W, the labels are known."""
+        nothing = torch.zeros(0, dtype=torch.long)
+        if self.answers is None or attack.target == "exposure":
+            return nothing, nothing, {}
+        labels, features, weights = self.answers
+        if attack.target == "features":
+            aux, strata = AuxSpec(n=self.aux.n, balanced=False), torch.zeros(len(features), dtype=torch.long)
+            rows = _draw(torch.isfinite(features).all(dim=1), strata, 1, aux, seed)
+            return rows, features[rows], {"train": features}
+        if attack.target == "labels" or bool((labels >= 0).any()):
+            rows = _draw(labels >= 0, labels, classes, self.aux, seed)
+        else:
+            rows = nothing
+        truth = {"train": labels}
+        if attack.target == "parameters":
+            by_output = weights.view(-1, self.recording.header.layout.outputs)
+            if getattr(attack, "relative", False) and by_output.shape[1] > 1:
+                weights = (by_output - by_output.mean(dim=1, keepdim=True)).reshape(-1, 1)
+            truth["parameters"] = weights
+        return rows, labels[rows], truth
 
 
-def _labels(audit: RecordingAudit, seed: int) -> Question:
-    classes = max(2, audit.recording.header.layout.outputs)
-    if audit.answers is None:
-        return Question(audit.view(classes), GroundTruth({}), applicable_metrics(classes))
-    labels = audit.answers.labels
-    rows = _drawn(labels >= 0, labels, classes, audit.aux, seed)
-    return Question(
-        audit.view(classes, rows, labels[rows]), GroundTruth({"train": labels}), applicable_metrics(classes)
-    )
-
-
-def _features(audit: RecordingAudit, seed: int) -> Question:
-    width = audit.recording.header.layout.width
-    if audit.answers is None:
-        return Question(audit.view(width), GroundTruth({}), VALUES)
-    features = audit.answers.features
-    aux = AuxSpec(n=audit.aux.n, balanced=False)
-    rows = _drawn(torch.isfinite(features).all(dim=1), torch.zeros(len(features), dtype=torch.long), 1, aux, seed)
-    return Question(audit.view(width, rows, features[rows]), GroundTruth({"train": features}), VALUES)
-
-
-def _weights(audit: RecordingAudit, seed: int) -> Question:
-    """Ask for W; the labels of auxiliary samples are known."""
-    layout = audit.recording.header.layout
-    entries = len(steps_with_weights(audit.recording)) * layout.width * layout.outputs
-    if audit.answers is None:
-        return Question(audit.view(1, entries=entries), GroundTruth({}), VALUES)
-    known = _labels(audit, seed).view if bool((audit.answers.labels >= 0).any()) else audit.view(1)
-    view = audit.view(1, known.aux_rows, known.aux_labels, entries)
-    return Question(view, GroundTruth({"train": audit.answers.labels, "parameters": audit.answers.weights}), VALUES)
-
-
-ASK: Mapping[str, Callable[[RecordingAudit, int], Question]] = {
-    "labels": _labels,
-    "features": _features,
-    "parameters": _weights,
-    "exposure": lambda audit, _: Question(audit.view(1), GroundTruth({}), ("share",)),
-}
-
-
-def _drawn(has_answer: Tensor, labels: Tensor, classes: int, aux: AuxSpec, seed: int) -> Tensor:
+def _draw(has_answer: Tensor, labels: Tensor, classes: int, aux: AuxSpec, seed: int) -> Tensor:
     """Return the rows (m,) of the auxiliary samples, among those that have an answer."""
     rows = torch.nonzero(has_answer)[:, 0]
     return rows[draw_auxiliary(labels[rows], classes, aux, seed)]
@@ -162,11 +123,8 @@ def _drawn(has_answer: Tensor, labels: Tensor, classes: int, aux: AuxSpec, seed:
 def open_recording(what: Path, truth: Path | None = None, *, aux: AuxSpec, draws: int = 1) -> RecordingAudit:
     """Return the audit of a recording, without attacks.
 
-    Args:
-        what: the adversary's recording.
-        truth: the other role's recording of the same run; without it nothing is scored.
-        aux: the samples whose labels or features the adversary knows.
-        draws: of these.
+    The other role's recording of the same run, ``truth``, scores them. ``aux`` says how many samples the adversary
+    knows the labels or features of, and ``draws`` how often these are drawn.
 
     Raises:
         UsageError: the recordings are of one role or of different runs.
@@ -175,21 +133,29 @@ def open_recording(what: Path, truth: Path | None = None, *, aux: AuxSpec, draws
     recording, other = Recording(what), Recording(truth) if truth else None
     role = recording.header.role
     if other:
-        _expect_other_role(recording, other)
+        a, b = recording.header, other.header
+        if a.role == b.role:
+            raise UsageError(f"expected the recording of the other role as truth, got two of role {a.role}")
+        if (a.layout, a.n) != (b.layout, b.n):
+            raise UsageError(f"expected two recordings of one run, got {what} and {truth} of different keys")
     steps = sum(1 for _ in recording.steps())
     scored = "scored against the other role" if other else "not scored: --truth takes the other role's recording"
+    digests = [_digest(path) for path in (what, truth) if path]
+    subject = Subject(
+        name=what.name,
+        adversary=role,
+        side=role,
+        fingerprint=hashlib.sha256(" ".join(digests).encode()).hexdigest(),
+        notes=[f"recording of role {role}: {count(steps, 'step')}, {scored}"],
+    )
     ids = {"train": samples(recording).astype(str), "test": np.zeros(0, dtype=str)}
+    data = Partition("", {}, {}, ids, (), "")
+    without_parties = partial(federation_of, data, subject)
     return RecordingAudit(
-        subject=Subject(
-            name=what.name,
-            adversary=role,
-            side=role,
-            fingerprint=_fingerprint(what, truth),
-            notes=[f"recording of role {role}: {count(steps, 'step')}, {scored}"],
-        ),
-        data=Partition("", {}, {}, ids, (), ""),
-        joint=lambda draw: Drawn(Draw(draw)),  # type: ignore[arg-type, return-value]
-        apart=lambda draw: Drawn(Draw(draw)),  # type: ignore[arg-type, return-value]
+        subject=subject,
+        data=data,
+        joint=without_parties,
+        apart=without_parties,
         messages=(),
         aux=aux,
         draws=draws,
@@ -200,21 +166,9 @@ def open_recording(what: Path, truth: Path | None = None, *, aux: AuxSpec, draws
     )
 
 
-def _expect_other_role(recording: Recording, other: Recording) -> None:
-    a, b = recording.header, other.header
-    if a.role == b.role:
-        raise UsageError(f"expected the recording of the other role as truth, got two of role {a.role}")
-    if (a.layout, a.n) != (b.layout, b.n):
-        raise UsageError(f"expected two recordings of one run, got {recording.path} and {other.path} of different keys")
-
-
-def _fingerprint(*paths: Path | None) -> str:
-    digests = []
-    for path in paths:
-        if path is not None:
-            with path.open("rb") as file:
-                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
-    return hashlib.sha256(" ".join(digests).encode()).hexdigest()
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _answers(recording: Recording, other: Recording) -> Answers:
@@ -234,15 +188,8 @@ def _answers(recording: Recording, other: Recording) -> Answers:
                 answers[np.searchsorted(ids, of_step[shared])] = step.notes[name][shared]
         if step.has("share") and step.number in weights:
             weights[step.number].append(step.notes["share"])
-    return Answers(torch.from_numpy(labels), torch.from_numpy(features), torch.from_numpy(_sums(weights)))
-
-
-def _sums(shares: Mapping[int, Sequence[NDArray[Any]]]) -> NDArray[np.float64]:
-    """Return the entries (P, 1) of W, NaN at steps of which only one share is known."""
-
-    def entries() -> Iterator[NDArray[np.float64]]:
-        for own in shares.values():
-            whole = np.ldexp(sum(own).astype(np.float64), -64)  # type: ignore[union-attr]
-            yield (whole if len(own) == 2 else np.full_like(whole, np.nan)).reshape(-1, 1)
-
-    return np.concatenate([np.zeros((0, 1)), *entries()])
+    entries = [np.zeros((0, 1))]
+    for parts in weights.values():  # NaN where only one share is known
+        whole = np.ldexp(np.sum(parts, axis=0).astype(np.float64), -64)
+        entries.append((whole if len(parts) == 2 else np.full_like(whole, np.nan)).reshape(-1, 1))
+    return Answers(*map(torch.from_numpy, (labels, features, np.concatenate(entries))))

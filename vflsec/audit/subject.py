@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
-from vflsec.audit.transcript import AUDITOR, HELD_OUT, INDEX, Sent, TranscriptFolder
+from vflsec.audit.transcript import INDEX, TranscriptFolder
+from vflsec.audit.transcript_lines import AUDITOR, HELD_OUT, Sent
 from vflsec.base.checks import unknown
 from vflsec.base.errors import DataError, UsageError
 
@@ -55,14 +56,10 @@ class Subject:
 
 
 def from_transcript(folder: Path, party: str | None = None, given: Mapping[str, str] | None = None) -> Subject:
-    """Return the system that a transcript shows to one of its parties.
+    """Return the system that a transcript shows to ``party``, by default the observer, or the only passive party.
 
-    The adversary's own embeddings are those that it sent last about each row.
-
-    Args:
-        folder: of the transcript.
-        party: the adversary; by default the observer, or the only passive party.
-        given: what the data call ``active``, ``passive_1``, ...
+    The adversary's own embeddings are those that it sent last about each row. ``given`` is what the data call
+    ``active``, ``passive_1``, ...
 
     Raises:
         DataError: the transcript is damaged or empty.
@@ -71,56 +68,54 @@ def from_transcript(folder: Path, party: str | None = None, given: Mapping[str, 
     opened = TranscriptFolder(folder)
     if not opened.parts:
         raise DataError(f"expected finished files in {folder / INDEX}, found none: record the training again")
-    aliases = standard_names(opened.header.parties, given or {})
-    standard = {name: one for one, name in (given or {}).items()}
-    name = adversary_of(opened, party if party in aliases else standard.get(party or "", party))
-    own = [
+    aliases = _standard_names(opened.header.parties, given or {})
+    standard = {name: alias for alias, name in (given or {}).items()}
+    name = _adversary(opened, party if party in aliases else standard.get(party or "", party))
+    messages: Sequence[Sent] = [
         sent._replace(sender=aliases[sent.sender], receiver=aliases[sent.receiver])
         for sent in opened.messages()
         if name in (sent.sender, sent.receiver)
     ]
-    own, phases = _in_phases(own)
-    own, steps = _in_steps(own)
-    train = _ids(one for one in own if one.split not in HELD_OUT or one.kind == "gradient")
-    test = _ids(one for one in own if one.split in HELD_OUT).difference(train)
-    sent_last = last_by_row(one for one in own if one.kind == "embedding" and one.sender == aliases[name])
-    called = {one: (given or {}).get(alias, alias) for one, alias in aliases.items()}
-    renamed = {one: alias for one, alias in called.items() if one not in (alias, aliases[one])}
+    messages, phase_notes = _join_phases(messages)
+    messages, step_notes = _number_batches(messages)
+    train = _ids(m for m in messages if m.split not in HELD_OUT or m.kind == "gradient")
+    called = {each: (given or {}).get(alias, alias) for each, alias in aliases.items()}
+    renamed = {each: alias for each, alias in called.items() if each not in (alias, aliases[each])}
     return Subject(
         name=folder.name,
         adversary=aliases[name],
         side=opened.header.parties[name],
         fingerprint=opened.fingerprint,
-        messages=own,
-        embeddings=sent_last,
-        predictions=last_by_row(one for one in own if one.kind == "prediction" and one.receiver == aliases[name]),
+        messages=messages,
+        embeddings=last_by_row(m for m in messages if m.kind == "embedding" and m.sender == aliases[name]),
+        predictions=last_by_row(m for m in messages if m.kind == "prediction" and m.receiver == aliases[name]),
         train=train,
-        test=test,
+        test=_ids(m for m in messages if m.split in HELD_OUT).difference(train),
         notes=[
             *opened.notes,
-            *(f"{one} is called {alias} here" for one, alias in renamed.items()),
-            *phases,
-            *steps,
+            *(f"{each} is called {alias} here" for each, alias in renamed.items()),
+            *phase_notes,
+            *step_notes,
         ],
         classes=opened.header.classes,
     )
 
 
-def _in_phases(messages: Sequence[Sent]) -> tuple[list[Sent], list[str]]:
+def _join_phases(messages: Sequence[Sent]) -> tuple[list[Sent], list[str]]:
     """Return messages whose phases differ by a number at the end, such as one for each epoch, as of one; and notes."""
     phases: dict[str, dict[str, None]] = {}
-    for one in messages:
-        phases.setdefault(_stem(one.phase), {})[one.phase] = None
-    joined = {stem: found for stem, found in phases.items() if len(found) > 1}
-    notes = [f"phases {listed(found, 2)} are read as one, {stem}" for stem, found in joined.items()]
-    return [one._replace(phase=_stem(one.phase)) if _stem(one.phase) in joined else one for one in messages], notes
+    for m in messages:
+        phases.setdefault(_stem(m.phase), {})[m.phase] = None
+    joined = {stem: names for stem, names in phases.items() if len(names) > 1}
+    notes = [f"phases {listed(names, 2)} are read as one, {stem}" for stem, names in joined.items()]
+    return [m._replace(phase=_stem(m.phase)) if _stem(m.phase) in joined else m for m in messages], notes
 
 
 def _stem(phase: str) -> str:
     return re.sub(r"[^A-Za-z]*\d+$", "", phase) or phase
 
 
-def _in_steps(messages: Sequence[Sent]) -> tuple[list[Sent], list[str]]:
+def _number_batches(messages: Sequence[Sent]) -> tuple[list[Sent], list[str]]:
     """Return messages of which all of one kind, phase and step are of one batch; and notes.
 
     Attacks join such messages, which several parties send or receive. Where steps begin again in each epoch, or are of
@@ -129,32 +124,33 @@ def _in_steps(messages: Sequence[Sent]) -> tuple[list[Sent], list[str]]:
     last: dict[tuple[str, ...], int] = {}
     rows: dict[tuple[str, str, int], np.ndarray] = {}
     unclear: dict[str, None] = {}
-    for one in messages:
-        if one.kind == "nodes":  # whose steps are trees, of several levels
+    for m in messages:
+        if m.kind == "nodes":  # whose steps are trees, of several levels
             continue
-        route = (one.kind, one.sender, one.receiver, one.phase)
-        of_step = rows.setdefault((one.kind, one.phase, one.step), one.rows)
-        if one.step <= last.get(route, -1) or not np.array_equal(of_step, one.rows):
-            unclear[one.phase] = None
-        last[route] = one.step
+        route = (m.kind, m.sender, m.receiver, m.phase)
+        of_step = rows.setdefault((m.kind, m.phase, m.step), m.rows)
+        if m.step <= last.get(route, -1) or not np.array_equal(of_step, m.rows):
+            unclear[m.phase] = None
+        last[route] = m.step
     batches: dict[tuple[str, str], int] = {}
     sent: dict[tuple[str, str], set[tuple[str, str]]] = {}
     current: dict[tuple[str, str], np.ndarray] = {}
-    found = []
-    for one in messages:
-        if one.phase in unclear and one.kind != "nodes":
-            where, pair = (one.phase, one.kind), (one.sender, one.receiver)
-            if pair in sent.get(where, {pair}) or not np.array_equal(current[where], one.rows):
+    numbered = []
+    for m in messages:
+        step = m.step
+        if m.phase in unclear and m.kind != "nodes":
+            where, pair = (m.phase, m.kind), (m.sender, m.receiver)
+            if pair in sent.get(where, {pair}) or not np.array_equal(current[where], m.rows):
                 batches[where] = batches.get(where, -1) + 1
-                sent[where], current[where] = set(), one.rows
+                sent[where], current[where] = set(), m.rows
             sent[where].add(pair)
-            one = one._replace(step=batches[where])  # noqa: PLW2901  (the same message, with a number of its own)
-        found.append(one)
+            step = batches[where]
+        numbered.append(m._replace(step=step))
     notes = [f"steps of {phase} do not tell batches apart: batches are counted in their order" for phase in unclear]
-    return found, notes
+    return numbered, notes
 
 
-def adversary_of(opened: TranscriptFolder, party: str | None) -> str:
+def _adversary(opened: TranscriptFolder, party: str | None) -> str:
     """Return the name of the attacking party."""
     parties = {name: side for name, side in opened.header.parties.items() if side != "server"}
     if party is not None:
@@ -173,17 +169,15 @@ def adversary_of(opened: TranscriptFolder, party: str | None) -> str:
 
 def listed(names: Iterable[str], most: int = 5) -> str:
     """Return ``a, b, c`` and how many more there are."""
-    found = list(names)
-    more = f" and {len(found) - most} more" if len(found) > most else ""
-    return (", ".join(found[:most]) or "nothing") + more
+    texts = list(names)
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return (", ".join(texts[:most]) or "nothing") + more
 
 
-def standard_names(parties: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """Return what vflsec calls each party: ``active``, and ``passive_1``, ``passive_2``...
+def _standard_names(parties: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """Return what vflsec calls each of ``parties``, whose sides are given: ``active``, ``passive_1``, ``passive_2``...
 
-    Args:
-        parties: the side of each party, by its name in a transcript.
-        given: what the data call each; passive parties that they call otherwise are numbered in their order.
+    Passive parties that are not ``given``, as the data call them, are numbered in their order.
     """
     back = {name: standard for standard, name in given.items()}
     if all(side == "server" or back.get(name, "").startswith(side) for name, side in parties.items()):
@@ -195,15 +189,15 @@ def standard_names(parties: Mapping[str, str], given: Mapping[str, str]) -> dict
 
 def last_by_row(messages: Iterable[Sent]) -> pd.DataFrame | None:
     """Return the last vector about each row, indexed by id, or None without messages; all are as wide as the last."""
-    found = list(messages)
-    if not found:
+    every = list(messages)
+    if not every:
         return None
-    found = [each for each in found if each.values.shape[1] == found[-1].values.shape[1]]
-    values = np.concatenate([one.values for one in found])
-    table = pd.DataFrame(values, index=pd.Index(np.concatenate([one.rows for one in found]).astype(object)))
+    kept = [m for m in every if m.values.shape[1] == every[-1].values.shape[1]]
+    values = np.concatenate([m.values for m in kept])
+    table = pd.DataFrame(values, index=pd.Index(np.concatenate([m.rows for m in kept]).astype(object)))
     return table[~table.index.duplicated(keep="last")]
 
 
 def _ids(messages: Iterable[Sent]) -> pd.Index:
-    rows = [one.rows for one in messages]
+    rows = [m.rows for m in messages]
     return pd.Index(np.unique(np.concatenate(rows)).astype(object) if rows else [], dtype=object)

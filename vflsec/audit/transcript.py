@@ -11,93 +11,29 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 import tomli_w
 
-from vflsec.audit.node_paths import NodePaths
+from vflsec.audit.transcript_lines import COLUMNS, TEXT, Lines, Sent, TranscriptHeader, arrow, check_schema
 from vflsec.base import files
 from vflsec.base.checks import count
 from vflsec.base.errors import DataError, UsageError, plain
-from vflsec.core.message import AFTERWARDS
-
-Arrow = Any
-"""An object of pyarrow, which has no type stubs."""
 
 HEADER = "transcript.toml"
 INDEX = "parts.jsonl"
-AUDITOR = "auditor"
-"""The observer of a transcript that holds the messages of all parties."""
-
-KINDS = ("embedding", "gradient", "nodes", "prediction")
-TEXT = ("kind", "sender", "receiver", "phase", "split")
-COLUMNS = (*TEXT, "step", "row", "value")
-
 LARGEST_HEADER = 1 << 16
 LARGEST_INDEX = 1 << 26
-WIDEST = 1 << 20
-"""The most numbers in a vector."""
+BATCH = 1 << 14  # lines that are read at once
+LONGEST = 1 << 20  # lines of the longest message
 
-HELD_OUT = ("val", "test")
-"""Splits whose rows are not trained on; all others are."""
-NODES = 1 << 15
-"""Above the number of every node of a tree: 14 levels of splits."""
-
-MOST_TREES = 1 << 14
-"""The most trees in a vector of nodes."""
-
-LAST_STEP = 1 << 53
-
-LONGEST_TEXT = 64
-"""The most characters of the name of a party, a phase or a split."""
-
-LONGEST_ID = 1000
-"""The most characters of the id of a row."""
-
-BATCH = 1 << 14
-"""Lines that are read at once."""
-
-LONGEST = 1 << 20
-"""Lines of the longest message."""
-
-
-class TranscriptHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The contents of ``transcript.toml``.
-
-    Attributes:
-        format: ``vflsec-transcript``.
-        version: of the format.
-        observer: the party that sent or received all messages, or ``auditor`` for the messages of all parties.
-        parties: the side of each party by its name: ``active`` (has the labels), ``passive`` or ``server``.
-        classes: the number of classes of the task, if it is known.
-        software: what wrote the transcript.
-    """
-
-    format: Literal["vflsec-transcript"] = "vflsec-transcript"
-    version: Literal[1] = 1
-    observer: str
-    parties: dict[str, Literal["active", "passive", "server"]]
-    classes: int | None = None
-    software: str = ""
-
-    def check(self) -> None:
-        """Raise ValueError if the fields contradict each other."""
-        if self.observer not in (*self.parties, AUDITOR):
-            raise ValueError(
-                f"observer: expected one of {', '.join(self.parties)} or {AUDITOR}, found {self.observer!r}"
-            )
-        if list(self.parties.values()).count("active") != 1:
-            raise ValueError("parties: expected exactly one active party")
-        if self.classes is not None and self.classes < 2:
-            raise ValueError(f"classes: expected at least 2, found {self.classes}")
-        if any(plain(name) != name or not 0 < len(name) <= LONGEST_TEXT for name in self.parties):
-            raise ValueError(f"parties: expected names of 1 to {LONGEST_TEXT} plain characters")
+Head = tuple[str, str, str, str, str, int]
+"""Kind, sender, receiver, phase, split and step of a message."""
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,54 +42,6 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     file: str
     rows: int
     sha256: str
-
-
-class Sent(NamedTuple):
-    """One message: a vector for each of B rows.
-
-    Attributes:
-        rows: (B,) ids, as text.
-        values: (B, d) float32.
-    """
-
-    kind: str
-    sender: str
-    receiver: str
-    phase: str
-    split: str
-    step: int
-    rows: np.ndarray
-    values: np.ndarray
-
-
-class Block(NamedTuple):
-    """Several messages, one after another.
-
-    Attributes:
-        heads: kind, sender, receiver, phase, split and step of each message.
-        sizes: the number of rows of each message.
-        widths: the number of numbers in a row of each message.
-        rows: (n,) the ids of all of them, whole numbers or text.
-        numbers: (m,) float32, their vectors, one after another.
-    """
-
-    heads: Sequence[tuple[str, str, str, str, str, int]]
-    sizes: Sequence[int]
-    widths: Sequence[int]
-    rows: np.ndarray
-    numbers: np.ndarray
-
-
-class _Earlier(NamedTuple):
-    """What earlier lines of a transcript say.
-
-    Attributes:
-        widths: of the vectors of each kind, sender, receiver and phase: phases may send those of other layers.
-        paths: of rows through trees.
-    """
-
-    widths: dict[tuple[str, ...], int]
-    paths: NodePaths
 
 
 class TranscriptWriter:
@@ -188,7 +76,7 @@ class TranscriptWriter:
             return
         if self.folder.exists() and not self.folder.is_dir():
             raise UsageError(f"expected a folder for a transcript, found the file {self.folder}: choose another")
-        if self.folder.exists() and any(one.name != INDEX or one.stat().st_size for one in self.folder.iterdir()):
+        if self.folder.exists() and any(each.name != INDEX or each.stat().st_size for each in self.folder.iterdir()):
             raise UsageError(f"expected a new folder for a transcript, found files in {self.folder}: choose another")
         fields = {key: value for key, value in msgspec.to_builtins(header).items() if value is not None}
         try:
@@ -203,22 +91,53 @@ class TranscriptWriter:
     @cached_property
     def last_steps(self) -> dict[tuple[str, str], int]:
         """The last step by sender, or ``prediction RECEIVER``, and phase of a transcript that is continued."""
-        found: dict[tuple[str, str], int] = {}
+        last: dict[tuple[str, str], int] = {}
         for sent in self._earlier.messages() if self._earlier is not None else ():
             who = f"prediction {sent.receiver}" if sent.kind == "prediction" else sent.sender
-            found[who, sent.phase] = max(found.get((who, sent.phase), -1), sent.step)
-        return found
+            last[who, sent.phase] = max(last.get((who, sent.phase), -1), sent.step)
+        return last
 
     def write(self, messages: Iterable[Sent]) -> None:
         """Write ``messages`` as one file."""
         filled = [message for message in messages if len(message.rows)]
+        for message in filled:
+            if message.values.ndim != 2 or len(message.rows) != len(message.values):
+                raise UsageError(
+                    f"expected (B, d) values and B ids, got {message.values.shape} and {len(message.rows)} ids"
+                )
         if filled:
-            self.write_block(_block(filled))
+            numbers = [np.asarray(message.values, dtype=np.float32).reshape(-1) for message in filled]
+            self.write_lines(
+                [message[:6] for message in filled],
+                [message.values.shape for message in filled],
+                row_ids(np.asarray(message.rows) for message in filled),
+                np.concatenate(numbers),
+            )
 
-    def write_block(self, block: Block) -> None:
-        """Write the messages of a block as one file."""
+    def write_lines(
+        self, heads: Sequence[Head], shapes: Sequence[tuple[int, ...]], rows: np.ndarray, numbers: np.ndarray
+    ) -> None:
+        """Write messages as one file.
+
+        Args:
+            heads: of each message.
+            shapes: (B, d) of each message.
+            rows: (n,) the ids of all of them, whole numbers or text.
+            numbers: (m,) float32, their vectors, one after another.
+        """
         pa, parquet = arrow()
-        table = _table(block)
+        *texts, steps = zip(*heads, strict=True)
+        sizes, widths = np.array(shapes, dtype=np.int32).T
+        fields: dict[str, Any] = {}
+        for column, values in zip(TEXT, texts, strict=True):
+            known: dict[str, int] = {}
+            codes = np.array([known.setdefault(value, len(known)) for value in values], dtype=np.int32)
+            fields[column] = pa.DictionaryArray.from_arrays(np.repeat(codes, sizes), pa.array(list(known)))
+        fields["step"] = np.repeat(np.array(steps, dtype=np.int64), sizes)
+        fields["row"] = rows
+        ends = np.concatenate([np.zeros(1, dtype=np.int32), np.cumsum(np.repeat(widths, sizes), dtype=np.int32)])
+        fields["value"] = pa.ListArray.from_arrays(ends, numbers)
+        table = pa.table(fields)
         name = f"{self.parts:06d}.parquet"
         sink = pa.BufferOutputStream()
         parquet.write_table(table, sink, compression="lz4", use_dictionary=[*TEXT, "step"], write_statistics=False)
@@ -266,10 +185,10 @@ class TranscriptFolder:
             DataError: a file is missing or damaged, or a line contradicts the header or an earlier line; names file
                 and row.
         """
-        earlier = _Earlier({}, NodePaths())
+        lines = Lines(self.header)
         pieces: list[Sent] = []
-        for piece in (piece for part in self.parts for piece in self._read_part(part, earlier)):
-            if pieces and (piece[:6] != pieces[0][:6] or sum(len(one.rows) for one in pieces) >= LONGEST):
+        for piece in (piece for part in self.parts for piece in self._read_part(part, lines)):
+            if pieces and (piece[:6] != pieces[0][:6] or sum(len(each.rows) for each in pieces) >= LONGEST):
                 yield _joined(pieces)
                 pieces = []
             pieces.append(piece)
@@ -319,7 +238,7 @@ class TranscriptFolder:
             raise DataError(f"{path}: expected each file once, found {max(names, key=names.count)} twice")
         return parts
 
-    def _read_part(self, part: Part, earlier: _Earlier) -> Iterator[Sent]:
+    def _read_part(self, part: Part, lines: Lines) -> Iterator[Sent]:
         _, parquet = arrow()
         path = self.folder / part.file
         with _opened(path) as file:
@@ -332,14 +251,14 @@ class TranscriptFolder:
                 opened = parquet.ParquetFile(
                     file, thrift_string_size_limit=LARGEST_HEADER, thrift_container_size_limit=LARGEST_HEADER
                 )
-                _check_schema(opened.schema_arrow, path)
+                check_schema(opened.schema_arrow, path)
                 if opened.metadata.num_rows != part.rows:
                     raise DataError(
                         f"{path}: expected {part.rows} rows as in {INDEX}, found {opened.metadata.num_rows}"
                     )
                 first = 0
                 for batch in opened.iter_batches(BATCH, columns=list(COLUMNS), use_threads=False):
-                    yield from self._checked(batch, path, first, earlier)
+                    yield from lines.messages(batch, path, first)
                     first += batch.num_rows
                 if first != part.rows:
                     raise DataError(f"{path}: expected {part.rows} rows as in {INDEX}, found {first}")
@@ -352,121 +271,6 @@ class TranscriptFolder:
                     f"{path}: cannot be read as Parquet: {plain(' '.join(str(error).split())[:200])}"
                 ) from None
 
-    def _checked(self, batch: Arrow, path: Path, first: int, earlier: _Earlier) -> Iterator[Sent]:
-        """Yield the messages of a batch whose first row is number ``first`` of its file."""
-
-        def wrong(position: int | np.integer[Any], what: str) -> DataError:
-            return DataError(f"{path}, row {first + int(position) + 1}: {what}")
-
-        for name in COLUMNS:
-            column = batch.column(name)
-            if column.null_count:
-                raise wrong(int(np.flatnonzero(np.asarray(column.is_null()))[0]), f"expected a {name}, found nothing")
-        codes, texts = zip(*(_coded(batch.column(name)) for name in TEXT), strict=True)
-        allowed = (KINDS, self.header.parties, self.header.parties, None, None)
-        for name, code, values, known in zip(TEXT, codes, texts, allowed, strict=True):
-            for k, value in enumerate(values):
-                if known is not None and value not in known:
-                    raise wrong(
-                        int(np.argmax(code == k)),
-                        f"expected one of {', '.join(known)} as {name}, found {plain(value)!r}",
-                    )
-                if name == "split" and value not in HELD_OUT and value.strip().lower() in HELD_OUT:
-                    raise wrong(
-                        int(np.argmax(code == k)), f"expected {' or '.join(HELD_OUT)} as split, found {plain(value)!r}"
-                    )
-                if not value or plain(value) != value or len(value) > LONGEST_TEXT:
-                    raise wrong(int(np.argmax(code == k)), f"expected a {name} of 1 to {LONGEST_TEXT} plain characters")
-        steps = batch.column("step").to_numpy(zero_copy_only=False)
-        if (steps < 0).any():
-            raise wrong(int(np.argmax(steps < 0)), "expected a step of at least 0, found a negative one")
-        if (steps > LAST_STEP).any():
-            raise wrong(
-                int(np.argmax(steps > LAST_STEP)), f"expected a step of at most {LAST_STEP}, found a larger one"
-            )
-        ids = batch.column("row").to_pylist()
-        longest = max(range(len(ids)), key=lambda k: len(ids[k]) if isinstance(ids[k], str) else 0, default=0)
-        if ids and len(str(ids[longest])) > LONGEST_ID:
-            raise wrong(longest, f"expected a row of at most {LONGEST_ID} characters, found {len(str(ids[longest]))}")
-        if ids and any("\0" in str(one) for one in ids):
-            raise wrong(next(k for k, one in enumerate(ids) if "\0" in str(one)), "expected no NUL in the id of a row")
-        rows = np.asarray(ids, dtype=object).astype(str)
-        flat, lengths = _vectors(batch.column("value"))
-        if not len(lengths):
-            return
-        if (lengths < 1).any() or (lengths > WIDEST).any():
-            raise wrong(int(np.argmax((lengths < 1) | (lengths > WIDEST))), f"expected 1 to {WIDEST} numbers as value")
-        ends = np.cumsum(lengths)
-        bad = ~np.isfinite(flat)
-        if bad.any():
-            raise wrong(int(np.searchsorted(ends, np.argmax(bad), side="right")), "expected finite numbers as value")
-        if "nodes" in texts[0]:
-            nodes = codes[0] == texts[0].index("nodes")
-            if (lengths[nodes] > MOST_TREES).any():
-                line = int(np.argmax(nodes & (lengths > MOST_TREES)))
-                raise wrong(line, f"expected nodes of at most {MOST_TREES} trees, found {lengths[line]}")
-            of_trees = np.repeat(nodes, lengths)
-            odd = of_trees & ((flat < 0) | (flat >= NODES) | (flat % 1 != 0))
-            if odd.any():
-                line = int(np.searchsorted(ends, np.argmax(odd), side="right"))
-                raise wrong(
-                    line, f"expected numbers of nodes, whole ones from 0 to {NODES - 1}, found {flat[odd][0]:g}"
-                )
-        stacked = np.stack([*codes, steps], axis=1)
-        starts = np.flatnonzero(np.r_[True, (stacked[1:] != stacked[:-1]).any(axis=1)])
-        for start, stop in zip(starts, [*starts[1:], len(steps)], strict=True):
-            kind, sender, receiver, phase, split = (
-                values[code[start]] for values, code in zip(texts, codes, strict=True)
-            )
-            if sender == receiver:
-                raise wrong(start, f"expected two parties, found {plain(sender)!r} as sender and receiver")
-            if self.header.observer not in (sender, receiver, AUDITOR):
-                raise wrong(
-                    start, f"expected a message of {self.header.observer}, found one from {sender} to {receiver}"
-                )
-            width = int(lengths[start])
-            if phase in AFTERWARDS and kind != "nodes":  # prediction reads all trees at once
-                trained = {w for (*route, _), w in earlier.widths.items() if route == [kind, sender, receiver]}
-                width = trained.pop() if len(trained) == 1 else width
-            width = earlier.widths.setdefault((kind, sender, receiver, phase), width)
-            other = lengths[start:stop] != width
-            if other.any():
-                at = start + int(np.argmax(other))
-                raise wrong(
-                    at, f"expected {width} numbers as in earlier rows from {sender} to {receiver}, found {lengths[at]}"
-                )
-            values = flat[ends[start] - width : ends[stop - 1]].reshape(-1, width)
-            if kind == "nodes":
-                afterwards = phase in AFTERWARDS
-                try:
-                    odd = earlier.paths.contradiction(
-                        int(steps[start]), rows[start:stop], values, afterwards=afterwards
-                    )
-                except ValueError as error:
-                    raise wrong(start, str(error)) from None
-                if odd:
-                    at = start + odd.line
-                    raise wrong(
-                        at,
-                        f"expected a node of tree {odd.tree} on one path from the root with {odd.other}, which an "
-                        f"earlier line says of row {plain(str(rows[at]))!r}, found {odd.node}",
-                    )
-            yield Sent(kind, sender, receiver, phase, split, int(steps[start]), rows[start:stop], values)
-
-
-def arrow() -> tuple[ModuleType, ModuleType]:
-    """Return pyarrow and its Parquet module, which are imported when a transcript is used.
-
-    Raises:
-        UsageError: pyarrow is not installed.
-    """
-    try:
-        import pyarrow  # type: ignore[import-untyped]
-        from pyarrow import parquet
-    except ImportError:
-        raise UsageError("transcripts are Parquet files, which need pyarrow: pip install 'vflsec[parquet]'") from None
-    return pyarrow, parquet
-
 
 def _joined(pieces: list[Sent]) -> Sent:
     """Return the pieces of one message, which the borders of batches and files have divided, as one."""
@@ -478,84 +282,10 @@ def _joined(pieces: list[Sent]) -> Sent:
 
 def row_ids(rows: Iterable[np.ndarray]) -> np.ndarray:
     """Return the ids of several messages as whole numbers of 64 bits, or as text if any are not: 7 and "7" are one."""
-    found = list(rows)
-    whole = all(
-        np.issubdtype(kind, np.integer) and np.can_cast(kind, np.int64) for kind in {one.dtype for one in found}
-    )
-    return np.concatenate([one.astype(np.int64 if whole else str, copy=False) for one in found])
-
-
-def _block(messages: list[Sent]) -> Block:
-    """Return messages as a block."""
-    for message in messages:
-        if message.values.ndim != 2 or len(message.rows) != len(message.values):
-            raise UsageError(
-                f"expected (B, d) values and B ids, got {message.values.shape} and {len(message.rows)} ids"
-            )
-    return Block(
-        [message[:6] for message in messages],
-        [len(message.rows) for message in messages],
-        [message.values.shape[1] for message in messages],
-        row_ids(np.asarray(message.rows) for message in messages),
-        np.concatenate([np.asarray(message.values, dtype=np.float32).reshape(-1) for message in messages]),
-    )
-
-
-def _table(block: Block) -> Arrow:
-    """Return messages as a table of one vector per line."""
-    pa, _ = arrow()
-    *texts, steps = zip(*block.heads, strict=True)
-    fields: dict[str, Any] = {}
-    for name, values in zip(TEXT, texts, strict=True):
-        known: dict[str, int] = {}
-        codes = np.array([known.setdefault(value, len(known)) for value in values], dtype=np.int32)
-        fields[name] = pa.DictionaryArray.from_arrays(np.repeat(codes, block.sizes), pa.array(list(known)))
-    fields["step"] = np.repeat(np.array(steps, dtype=np.int64), block.sizes)
-    fields["row"] = block.rows
-    widths = np.repeat(np.array(block.widths, dtype=np.int32), block.sizes)
-    ends = np.concatenate([np.zeros(1, dtype=np.int32), np.cumsum(widths, dtype=np.int32)])
-    fields["value"] = pa.ListArray.from_arrays(ends, block.numbers)
-    return pa.table(fields)
-
-
-def _coded(column: Arrow) -> tuple[np.ndarray, list[str]]:
-    """Return a column of texts as codes (n,) and the text of each code."""
-    pa, _ = arrow()
-    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-    return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary.to_pylist()
-
-
-def _vectors(column: Arrow) -> tuple[np.ndarray, np.ndarray]:
-    """Return all numbers of a column of lists as float32, and the length of each list."""
-    lengths = np.asarray(column.value_lengths().to_numpy(zero_copy_only=False), dtype=np.int64)
-    flat = column.flatten().to_numpy(zero_copy_only=False)
-    with np.errstate(over="ignore"):
-        return flat.astype(np.float32, copy=False), lengths
-
-
-def _check_schema(schema: Arrow, path: Path) -> None:
-    pa, _ = arrow()
-
-    def text(kind: Arrow) -> bool:
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-    def vector(kind: Arrow) -> bool:
-        lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-        return bool(lists and pa.types.is_floating(kind.value_type))
-
-    expected: Mapping[str, tuple[Any, str]] = {
-        **dict.fromkeys(TEXT, (text, "text")),
-        "step": (pa.types.is_integer, "whole numbers"),
-        "row": (lambda kind: text(kind) or pa.types.is_integer(kind), "text or whole numbers"),
-        "value": (vector, "lists of floating-point numbers"),
-    }
-    for name, (fits, words) in expected.items():
-        if schema.names.count(name) != 1:
-            raise DataError(f"{path}: expected one column {name!r}, found {schema.names.count(name)}")
-        kind = schema.field(name).type
-        if not fits(kind):
-            raise DataError(f"{path}, column {name!r}: expected {words}, found {plain(str(kind))[:100]}")
+    ids = list(rows)
+    types = {each.dtype for each in ids}
+    whole = all(np.issubdtype(kind, np.integer) and np.can_cast(kind, np.int64) for kind in types)
+    return np.concatenate([each.astype(np.int64 if whole else str, copy=False) for each in ids])
 
 
 def _opened(path: Path) -> Any:

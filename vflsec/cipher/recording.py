@@ -13,6 +13,7 @@ Nothing in it is executed; a frame is read after its length was checked, so that
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import struct
@@ -33,8 +34,8 @@ from vflsec.cipher.arithmetic.layout import CipherLayout
 
 MAGIC = b"\x89vflsec recording\r\n\x1a\n"
 VERSION = 1
+# bytes of the largest frame: a batch of 4,096 rows by 10 features, a 4,096-bit key and no packing, is 42 MB
 LARGEST_FRAME = 1 << 28
-"""Bytes of the largest frame: a batch of 4,096 rows by 10 features, a 4,096-bit key and no packing, is 42 MB."""
 
 NOTES: Mapping[str, str] = {
     "rows": "B",  # which samples the batch has
@@ -51,8 +52,7 @@ NOTES: Mapping[str, str] = {
 }
 """The arrays that a role may note, with their shapes: B and m are free, but B is the same in all notes of a step."""
 
-LARGEST_INTEGER = 1 << 10
-"""Bytes of the largest integer in a note."""
+LARGEST_INTEGER = 1 << 10  # bytes of the largest integer in a note
 
 Direction = Literal["sent", "received"]
 S = TypeVar("S", bound=msgspec.Struct)
@@ -198,7 +198,8 @@ class RecordingWriter:
     def __init__(self, path: Path, header: Header) -> None:
         self.path = path
         with _writing(path):
-            self._file = open(path, "xb", opener=_private)  # noqa: SIM115  # closed by close
+            private = functools.partial(os.open, mode=0o600)
+            self._file = open(path, "xb", opener=private)  # noqa: SIM115  # closed by close
             self._file.write(MAGIC)
         self._write(header)
 
@@ -255,9 +256,9 @@ class RecordingWriter:
         if len(body) > LARGEST_FRAME:
             raise UsageError(f"expected at most {LARGEST_FRAME} bytes in one frame of a recording, got {len(body)}")
         with _writing(self.path):
-            head, checksum = _head(body, self._checksum)
-            self._checksum = checksum
-            self._file.write(head + body)
+            self._checksum = zlib.crc32(body, self._checksum)
+            start = struct.pack(">II", len(body), self._checksum)
+            self._file.write(start + struct.pack(">I", zlib.crc32(start)) + body)
             self._file.flush()
 
 
@@ -292,8 +293,8 @@ class Recording:
             raise DataError(f"expected a recording of version {VERSION}, got {first.version} in {path}")
         self.header = first
 
-    def steps(self, *, last: int | None = None) -> Iterator[RecordedStep]:
-        """Return the steps in order, up to step ``last``.
+    def steps(self) -> Iterator[RecordedStep]:
+        """Return the steps in order.
 
         Raises:
             DataError: a damaged frame, of which the text names the byte, or notes that are not of one batch.
@@ -305,9 +306,8 @@ class Recording:
                     if step:
                         if frame.step <= step.number:
                             raise DataError(f"expected a step after {step.number}, got {frame.step} in {self.path}")
-                        yield self._checked(step)
-                    if last is not None and frame.step > last:
-                        return
+                        self._check(step)
+                        yield step
                     step = RecordedStep(frame.step, frame.rate)
                 elif isinstance(frame, RecordedMessage | Note) and step:
                     if isinstance(frame, RecordedMessage):
@@ -317,10 +317,11 @@ class Recording:
                 elif step or not isinstance(frame, Header):
                     raise DataError(f"expected a step at byte {at} of {self.path}, got {type(frame).__name__}")
         if step:
-            yield self._checked(step)
+            self._check(step)
+            yield step
 
-    def _checked(self, step: RecordedStep) -> RecordedStep:
-        """Return ``step`` if its notes have the shapes of one batch under this layout, and no attack reads others."""
+    def _check(self, step: RecordedStep) -> None:
+        """Raise DataError unless the notes have the shapes of one batch under this layout: no attack reads others."""
         layout = self.header.layout
         sizes = {"g": layout.width, "C": layout.outputs, "1": 1, "2": 2}
         for name, array in step.notes.items():
@@ -330,16 +331,15 @@ class Recording:
                     f"expected {name} of shape {expected} as in the other notes of step {step.number} of {self.path}, "
                     f"got {array.shape}: record the run again"
                 )
-        return step
 
     def end(self, step: int) -> tuple[int, int]:
         """Return the byte at which step ``step`` starts, or would, and the checksum of the frame before."""
         checksum = 0
         with self.path.open("rb") as file:
-            for at, frame, own in self._frames(file):
+            for at, frame, current in self._frames(file):
                 if isinstance(frame, Begin) and frame.step >= step:
                     return at, checksum
-                checksum = own
+                checksum = current
             return file.tell(), checksum
 
     def _frames(self, file: BinaryIO) -> Iterator[tuple[int, Frame, int]]:
@@ -383,13 +383,6 @@ def is_recording(path: Path) -> bool:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def _head(body: bytes, before: int) -> tuple[bytes, int]:
-    """Return what stands before a frame's ``body``, and its checksum, given that of the frame before."""
-    checksum = zlib.crc32(body, before)
-    start = struct.pack(">II", len(body), checksum)
-    return start + struct.pack(">I", zlib.crc32(start)), checksum
-
-
 _DECODER = msgspec.msgpack.Decoder(Frame)
 
 
@@ -401,7 +394,3 @@ def _writing(path: Path) -> Iterator[None]:
         raise UsageError(f"expected a new file for the recording, got {path}, which exists: name another") from None
     except OSError as error:
         raise StoreError(f"cannot write the recording {path}: {error.strerror or error}") from None
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

@@ -14,7 +14,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from vflsec.base.errors import UsageError
 from vflsec.base.files import create
-from vflsec.cipher.roles.messages import ROLES
+from vflsec.cipher.roles.exchange import ROLES
 
 KEY, CERTIFICATE, PEER = "key.pem", "certificate.pem", "peer.pem"
 

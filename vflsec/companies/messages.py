@@ -19,7 +19,7 @@ import msgspec
 from vflsec.base.errors import PeerRefused
 from vflsec.cipher.arithmetic.keys import PublicKey
 from vflsec.cipher.arithmetic.layout import CipherLayout
-from vflsec.cipher.roles.messages import (
+from vflsec.cipher.roles.exchange import (
     EncryptedDelta,
     Features,
     MaskedGradient,

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from vflsec.base.errors import UsageError
-from vflsec.cipher.roles.messages import ROLES
+from vflsec.cipher.roles.exchange import ROLES
 from vflsec.cli.options import expose, max_exposure
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 from vflsec.base.errors import DataError, UsageError
 from vflsec.base.layout import Layout
 from vflsec.base.seeds import derive
-from vflsec.cipher.roles.messages import RoleName
+from vflsec.cipher.roles.exchange import RoleName
 from vflsec.companies.job import JobFile
 from vflsec.data.dataset import PartyTable
 from vflsec.data.description import PartyFile

@@ -17,7 +17,7 @@ from safetensors.numpy import save
 from vflsec.base.errors import Diverged, PeerLost, PeerRefused, ProtocolError, StoreError, UsageError, VflsecError
 from vflsec.cipher.arithmetic.keys import Keys
 from vflsec.cipher.recording import Header, RecordingWriter, expect_writable
-from vflsec.cipher.roles.messages import EncryptedDelta, MaskedScores, NoisedGradient, RoleName
+from vflsec.cipher.roles.exchange import EncryptedDelta, MaskedScores, NoisedGradient, RoleName
 from vflsec.companies.active_side import ActiveSide
 from vflsec.companies.job import JobFile
 from vflsec.companies.link import Link

@@ -20,8 +20,7 @@ from vflsec.base.sparse_rows import tensor_of
 from vflsec.cipher.arithmetic.codec import Randbits
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
-from vflsec.cipher.roles.exchange import Port
-from vflsec.cipher.roles.messages import NoisedGradient, RoleName
+from vflsec.cipher.roles.exchange import NoisedGradient, Port, RoleName
 from vflsec.companies.job import JobFile
 from vflsec.companies.messages import Hello
 from vflsec.companies.party_rows import PartyRows

@@ -18,8 +18,7 @@ from vflsec.cipher.arithmetic.layout import CipherLayout, Mode
 from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
 from vflsec.cipher.recording import Header, Recording, RecordingWriter
 from vflsec.cipher.roles.active import ActiveRole
-from vflsec.cipher.roles.exchange import Exchange, Seat
-from vflsec.cipher.roles.messages import ROLES
+from vflsec.cipher.roles.exchange import ROLES, Exchange, Seat
 from vflsec.cipher.roles.passive import PassiveRole
 from vflsec.core.attack import Attack
 from vflsec.run.runner import guarded

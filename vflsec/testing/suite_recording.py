@@ -14,7 +14,7 @@ import numpy as np
 from vflsec.audit.recordings import open_recording
 from vflsec.base.errors import DataError, InsufficientView
 from vflsec.cipher.recording import NOTES, Note, Recording, RecordingWriter
-from vflsec.cipher.roles.messages import ROLES
+from vflsec.cipher.roles.exchange import ROLES
 from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
 from vflsec.run.questions import Question

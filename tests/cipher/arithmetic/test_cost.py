@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from vflsec.cipher.arithmetic import cost
-from vflsec.cipher.arithmetic.fixed_base import FixedBase
 from vflsec.cipher.arithmetic.keys import Keys
 from vflsec.cipher.arithmetic.layout import CipherLayout
+from vflsec.cipher.arithmetic.powers import FixedBase
 
 
 @pytest.mark.parametrize("outputs", [1, 3])
@@ -58,7 +58,7 @@ def test_a_randomizer_takes_two_multiplications_for_two_digits_and_one_for_its_s
 
 @pytest.mark.parametrize("outputs", [1, 4])
 def test_the_count_of_a_forward_pass_is_that_of_its_multiplications(outputs):
-    from vflsec.cipher.arithmetic.multiexp import Straus, straus_schedule
+    from vflsec.cipher.arithmetic.powers import Straus, straus_schedule
 
     layout = CipherLayout(width=10, outputs=outputs, batch=15)
     rng, modulus = np.random.default_rng(0), gmpy2.mpz(2**127 - 1)

@@ -10,8 +10,8 @@ from gmpy2 import mpz
 from scipy import stats
 
 from vflsec.base.errors import ProtocolError
-from vflsec.cipher.arithmetic.fixed_base import FixedBase
 from vflsec.cipher.arithmetic.keys import Keys
+from vflsec.cipher.arithmetic.powers import FixedBase
 from vflsec.cipher.arithmetic.randomizers import (
     CosetSource,
     FactorSource,
@@ -68,7 +68,7 @@ def test_powers_of_one_residue_do_not():
     pair = Keys.generate(1024)
     source = CosetSource(pair.public.modulus, DRAWS)
     source.draw(1)
-    powers = source._table.powers([int.from_bytes(os.urandom(128), "little") for _ in range(DRAWS)])
+    powers = source._tables[0].powers([int.from_bytes(os.urandom(128), "little") for _ in range(DRAWS)])
     assert stats.chisquare(characters(pair, powers)).pvalue < 1e-9
 
 

@@ -7,8 +7,16 @@ from collections import deque
 import numpy as np
 import pytest
 
-from vflsec.cipher.roles.exchange import Exchange, Seat
-from vflsec.cipher.roles.messages import EncryptedDelta, Features, MaskedGradient, MaskedScores, NoisedGradient, Scores
+from vflsec.cipher.roles.exchange import (
+    EncryptedDelta,
+    Exchange,
+    Features,
+    MaskedGradient,
+    MaskedScores,
+    NoisedGradient,
+    Scores,
+    Seat,
+)
 
 ORDER = [
     ("passive", Features),

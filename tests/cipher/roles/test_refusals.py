@@ -10,7 +10,7 @@ from vflsec.cipher.arithmetic.keys import Keys
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
 from vflsec.cipher.roles.active import ActiveRole
-from vflsec.cipher.roles.messages import Message, Scores
+from vflsec.cipher.roles.exchange import Message, Scores
 from vflsec.cipher.roles.passive import PassiveRole
 
 RATE = 0.1

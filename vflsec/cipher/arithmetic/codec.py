@@ -1,10 +1,12 @@
-"""Numbers as integers of a fixed unit, integers as slots of one plaintext, plaintexts and shares as bytes."""
+"""Numbers as integers of a fixed unit, and these as slots of a plaintext; plaintexts and ciphertexts as bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+import gmpy2
 import numpy as np
+from gmpy2 import mpz
 from numpy.typing import NDArray
 
 from vflsec.base.errors import ProtocolError, UsageError
@@ -46,14 +48,12 @@ def encode(
             f"expected |{name}| <= {2**bits}, got {np.abs(x).flat[worst]:.9g}{where(worst)}; nothing of it was sent: "
             + way_out
         )
-    found: NDArray[np.int64] = units.astype(np.int64)
-    return found
+    return np.asarray(units, dtype=np.int64)
 
 
 def decode(values: Iterable[int], precision: int) -> NDArray[np.float64]:
     """Return integers in units of 2^-precision as floats."""
-    found: NDArray[np.float64] = np.ldexp(np.array([float(value) for value in values]), -precision)
-    return found
+    return np.asarray(np.ldexp(np.array([float(value) for value in values]), -precision))
 
 
 def pack(values: Sequence[int], slot: int) -> int:
@@ -124,3 +124,39 @@ def cut(data: bytes, size: int, count: int, what: str, *, signed: bool = False) 
         raise ProtocolError(f"expected {count} {what} of {size} bytes, got {len(data)} bytes")
     starts = range(0, len(data), size)
     return [int.from_bytes(data[start : start + size], "little", signed=signed) for start in starts]
+
+
+class Ciphertexts:
+    """Reads and writes numbers modulo n^2.
+
+    Args:
+        n: the modulus of the key.
+
+    Attributes:
+        square: n^2.
+        size: bytes of one.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.n, self.square = mpz(n), mpz(n) ** 2
+        self.size = n.bit_length() // 4
+
+    def write(self, ciphertexts: Iterable[mpz]) -> bytes:
+        """Return their bytes."""
+        return join(ciphertexts, self.size)
+
+    def read(self, data: bytes, count: int, what: str) -> list[mpz]:
+        """Return ``count`` ciphertexts.
+
+        Raises:
+            ProtocolError: bytes for another number of them, or a number that is no unit modulo n^2 (zero is none).
+        """
+        ciphertexts = [mpz(value) for value in cut(data, self.size, count, what)]
+        product = mpz(1)
+        for ciphertext in ciphertexts:
+            if ciphertext >= self.square:
+                raise ProtocolError(f"expected {what} below n^2, got a larger number")
+            product = product * ciphertext % self.n
+        if gmpy2.gcd(product, self.n) != 1:
+            raise ProtocolError(f"expected units modulo n^2 as {what}, got zero or a multiple of a factor of n")
+        return ciphertexts

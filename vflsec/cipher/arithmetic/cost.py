@@ -10,10 +10,9 @@ from typing import NamedTuple
 import gmpy2
 from gmpy2 import mpz
 
-from vflsec.cipher.arithmetic.fixed_base import fixed_base_window
 from vflsec.cipher.arithmetic.keys import ORDER_BITS
 from vflsec.cipher.arithmetic.layout import CipherLayout, Mode
-from vflsec.cipher.arithmetic.multiexp import fixed_window, pippenger_window, straus_window
+from vflsec.cipher.arithmetic.powers import fixed_base_window, fixed_window, pippenger_window, straus_window
 from vflsec.cipher.arithmetic.randomizers import COSETS, SLACK, WITHOUT_TABLE
 
 
@@ -101,10 +100,10 @@ def _delta(layout: CipherLayout) -> float:
     """Multiplications modulo n^2 of delta W^T."""
     rows = min(layout.outputs, layout.batch) if layout.low_rank else layout.batch
     packing, bits = layout.deltas, layout.delta_precision + layout.delta_bits
-    in_one = min(packing.rows, rows)
-    bases, products = in_one * layout.outputs, -(-rows // in_one)
+    packed = min(packing.rows, rows)
+    bases, products = packed * layout.outputs, -(-rows // packed)
     window = fixed_window(bits, products)
-    shifts = (in_one - 1) * layout.outputs * packing.slot * packing.columns
+    shifts = (packed - 1) * layout.outputs * packing.slot * packing.columns
     tables = bases * ((1 << window) - 1) + layout.outputs
     product = -(-(bits + 2) // window) * (window + bases)
     return packing.blocks * (shifts + tables + (products + 1) * product + products)

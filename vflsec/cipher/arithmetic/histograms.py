@@ -59,13 +59,13 @@ class PairPacking(NamedTuple):
         They are not randomized anew.
         """
         shift = mpz(1) << 2 * self.slot
-        found = []
+        packs = []
         for start in range(0, len(ciphertexts), self.pairs):
             *lower, total = ciphertexts[start : start + self.pairs]
             for ciphertext in reversed(lower):
                 total = gmpy2.powmod(total, shift, square) * ciphertext % square
-            found.append(total)
-        return found
+            packs.append(total)
+        return packs
 
     def opened(self, plaintexts: Sequence[int], pairs: int, n: int) -> NDArray[np.int64]:
         """Return the sums (pairs, 2) of decrypted ciphertexts.
@@ -76,11 +76,11 @@ class PairPacking(NamedTuple):
         if len(plaintexts) != self.ciphertexts(pairs):
             raise ProtocolError(f"expected {self.ciphertexts(pairs)} ciphertexts of sums, got {len(plaintexts)}")
         half = 1 << self.slot - 1
-        found: list[int] = []
+        numbers: list[int] = []
         for plaintext in plaintexts:
-            slots = 2 * min(self.pairs, pairs - len(found) // 2)
-            found += unpack((plaintext + pack([half] * slots, self.slot)) % n, self.slot, slots)
-        sums: NDArray[np.int64] = np.array(found, dtype=np.int64).reshape(pairs, 2) - half
+            slots = 2 * min(self.pairs, pairs - len(numbers) // 2)
+            numbers += unpack((plaintext + pack([half] * slots, self.slot)) % n, self.slot, slots)
+        sums: NDArray[np.int64] = np.array(numbers, dtype=np.int64).reshape(pairs, 2) - half
         return sums
 
 
@@ -95,30 +95,22 @@ def bin_products(values: Sequence[mpz], places: NDArray[np.int64], modulus: mpz)
         places: (B, d) in d columns; no two columns share a place.
         modulus: m.
     """
-    found: dict[int, mpz] = {}
+    products: dict[int, mpz] = {}
     for cells in _together(places):
-        _spread(cells, _grouped(values, cells.of_row, cells.number, modulus), places, modulus, found)
-    return found
+        _spread(cells, _grouped(values, cells.of_row, cells.number, modulus), places, modulus, products)
+    return products
 
 
 class _Cells(NamedTuple):
-    """The combinations of places that occur in some columns.
+    """The combinations of places that occur in some columns."""
 
-    Attributes:
-        of_row: (B,) the number of each row's combination.
-        rows: (M,) a row that has it, of each.
-        columns: that are combined; if it is one column, there are no parts.
-        parts: the two sets of combinations that this one was made of.
-    """
-
-    of_row: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    columns: tuple[int, ...]
-    parts: tuple[_Cells, ...] = ()
+    of_row: NDArray[np.int64]  # (B,) the number of each row's combination
+    rows: NDArray[np.int64]  # (M,) a row that has it, of each
+    columns: tuple[int, ...]  # that are combined; if it is one column, there are no parts
+    parts: tuple[_Cells, ...] = ()  # the two sets of combinations that this one was made of
 
     @property
     def number(self) -> int:
-        """M, of combinations."""
         return len(self.rows)
 
 
@@ -144,21 +136,21 @@ def _combinations(codes: NDArray[np.int64], columns: tuple[int, ...], parts: tup
     return _Cells(of_row, rows, columns, parts)
 
 
-def _spread(cells: _Cells, products: list[mpz], places: NDArray[np.int64], modulus: mpz, found: dict[int, mpz]) -> None:
+def _spread(cells: _Cells, products: list[mpz], places: NDArray[np.int64], modulus: mpz, bins: dict[int, mpz]) -> None:
     """Add up the products of combinations for the columns that they are made of."""
     if not cells.parts:
-        found.update(zip(places[cells.rows, cells.columns[0]].tolist(), products, strict=True))
+        bins.update(zip(places[cells.rows, cells.columns[0]].tolist(), products, strict=True))
     for part in cells.parts:
-        _spread(part, _grouped(products, part.of_row[cells.rows], part.number, modulus), places, modulus, found)
+        _spread(part, _grouped(products, part.of_row[cells.rows], part.number, modulus), places, modulus, bins)
 
 
 def _grouped(values: Sequence[mpz], groups: NDArray[np.int64], count: int, modulus: mpz) -> list[mpz]:
     """Return the product of each of ``count`` groups, none of which is empty."""
-    found: list[mpz | None] = [None] * count
+    products: list[mpz | None] = [None] * count
     for value, group in zip(values, groups.tolist(), strict=True):
-        before = found[group]
-        found[group] = value if before is None else before * value % modulus
-    return found
+        before = products[group]
+        products[group] = value if before is None else before * value % modulus
+    return products
 
 
 def expected_products(rows: float, widths: Sequence[float]) -> float:

@@ -128,11 +128,11 @@ class Keys:
         expect_known(MODES, mode=mode)
         if mode != "subgroup":
             return cls(generate_paillier_keypair(n_length=bits)[1], mode)
-        found: dict[int, int] = {}
-        while len(found) < 2:
-            found.update([_prime_with_order(bits // 2)])
-        p, q = sorted(found)
-        return cls(PaillierPrivateKey(PaillierPublicKey(p * q), p, q), mode, (found[p], found[q]))
+        primes: dict[int, int] = {}
+        while len(primes) < 2:
+            primes.update([_prime_with_order(bits // 2)])
+        p, q = sorted(primes)
+        return cls(PaillierPrivateKey(PaillierPublicKey(p * q), p, q), mode, (primes[p], primes[q]))
 
     @property
     def public(self) -> PublicKey:
@@ -160,13 +160,13 @@ class Keys:
 
 def _messages(ciphertexts: Sequence[mpz], half: Half) -> list[mpz]:
     """Return the messages modulo a prime factor of n."""
-    found = []
+    messages = []
     for power in gmpy2.powmod_base_list(list(ciphertexts), half.order, half.square):
         quotient, rest = divmod(power - 1, half.prime)
         if rest:
             raise ProtocolError("expected a ciphertext of this key, got one whose randomizer is not of its subgroup")
-        found.append(quotient * half.scale % half.prime)
-    return found
+        messages.append(quotient * half.scale % half.prime)
+    return messages
 
 
 def residue_generator(half: Half) -> mpz:
@@ -177,9 +177,9 @@ def residue_generator(half: Half) -> mpz:
     small = _prime_factors(gmpy2.gcd(half.order, gmpy2.primorial(_SMALL)))
     exponent = half.prime * ((half.prime - 1) // half.order)
     while True:
-        found = gmpy2.powmod(secrets.randbelow(int(half.prime) - 2) + 2, exponent, half.square)
-        if found != 1 and all(gmpy2.powmod(found, half.order // prime, half.square) != 1 for prime in small):
-            return found
+        residue = gmpy2.powmod(secrets.randbelow(int(half.prime) - 2) + 2, exponent, half.square)
+        if residue != 1 and all(gmpy2.powmod(residue, half.order // prime, half.square) != 1 for prime in small):
+            return residue
 
 
 def _prime_with_order(bits: int) -> tuple[int, int]:
@@ -198,10 +198,10 @@ def _prime_with_order(bits: int) -> tuple[int, int]:
 
 def _prime_factors(product: mpz) -> list[mpz]:
     """Return the primes of a square-free product of small ones."""
-    found, candidate = [], mpz(2)
+    primes, candidate = [], mpz(2)
     while candidate * candidate <= product:
         if product % candidate == 0:
-            found.append(candidate)
+            primes.append(candidate)
             product //= candidate
         candidate = gmpy2.next_prime(candidate)
-    return found + [product] * (product > 1)
+    return primes + [product] * (product > 1)

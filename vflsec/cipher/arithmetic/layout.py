@@ -155,8 +155,7 @@ class CipherSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             )
 
 
-LARGEST = 1 << 16
-"""The most features, outputs, and samples in a batch: a layout of more would take minutes to compute."""
+LARGEST = 1 << 16  # the most features, outputs, and samples in a batch: a layout of more would take minutes to compute
 
 
 class CipherLayout(CipherSpec, frozen=True, kw_only=True):

@@ -16,8 +16,8 @@ from gmpy2 import mpz
 
 from vflsec.base.errors import ProtocolError, UsageError
 from vflsec.cipher.arithmetic.codec import cut, join
-from vflsec.cipher.arithmetic.fixed_base import FixedBase
 from vflsec.cipher.arithmetic.keys import ORDER_BITS, Keys, PublicKey, residue_generator
+from vflsec.cipher.arithmetic.powers import FixedBase
 
 SLACK = 64  # bits by which an exponent is longer than an order that its drawer does not know
 COSETS = 128  # random elements whose subset products reach the cosets of a cyclic subgroup
@@ -30,13 +30,18 @@ _COUNT_BYTES = 8  # of a request
 class RandomizerSource(ABC):
     """Draws randomizers; builds its tables when it is first asked, in the process that asks.
 
-    Attributes:
+    Args:
         uses: how many are about to be drawn.
+
+    Attributes:
         chunk: how many to draw at once.
     """
 
-    uses: int
     chunk: int = CHUNK
+
+    def __init__(self, uses: int) -> None:
+        self.uses = uses
+        self._tables: list[FixedBase] = []
 
     @abstractmethod
     def draw(self, count: int) -> list[mpz]:
@@ -46,14 +51,12 @@ class RandomizerSource(ABC):
 class FactorSource(RandomizerSource):
     """Of the key holder, through the factors of n: a power of one generator modulo each prime square.
 
-    Args:
-        keys: the pair, whose mode says in which group they lie.
-        uses: how many are about to be drawn.
+    The mode of ``keys`` says in which group they lie.
     """
 
     def __init__(self, keys: Keys, uses: int) -> None:
-        self.keys, self.uses = keys, uses
-        self._tables: list[FixedBase] = []
+        super().__init__(uses)
+        self.keys = keys
 
     def draw(self, count: int) -> list[mpz]:
         """Return ``count`` fresh ones."""
@@ -76,37 +79,29 @@ class CosetSource(RandomizerSource):
 
     A power of one random n-th residue, with an exponent longer than the order by 64 bits, times a random subset product
     of 128 more: within 2^-40 of uniform on all n-th residues, as long as one residue generates all but 2^48 cosets.
-
-    Args:
-        n: the modulus.
-        uses: how many are about to be drawn.
     """
 
     def __init__(self, n: int, uses: int) -> None:
-        self.n, self.uses = mpz(n), uses
-        self._table: FixedBase | None = None
+        super().__init__(uses)
+        self.n = mpz(n)
 
     def draw(self, count: int) -> list[mpz]:
         """Return ``count`` fresh ones."""
-        if self._table is None:
+        if not self._tables:
             base, *subset = PowerSource(self.n).draw(1 + COSETS)
-            bits = self.n.bit_length() + SLACK
-            self._table = FixedBase(base, self.n, bits, uses=self.uses, subset=subset)
-        return self._table.powers([secrets.randbits(self._table.top + COSETS) for _ in range(count)])
+            self._tables = [FixedBase(base, self.n, self.n.bit_length() + SLACK, uses=self.uses, subset=subset)]
+        (table,) = self._tables
+        return table.powers([secrets.randbits(table.top + COSETS) for _ in range(count)])
 
 
 class PowerSource(RandomizerSource):
-    """r^n for a uniform r each: no table, the choice for few.
-
-    Args:
-        n: the modulus.
-        uses: how many are about to be drawn.
-    """
+    """r^n for a uniform r each: no table, the choice for few."""
 
     chunk = 1
 
     def __init__(self, n: int, uses: int = 0) -> None:
-        self.n, self.uses = mpz(n), uses
+        super().__init__(uses)
+        self.n = mpz(n)
 
     def draw(self, count: int) -> list[mpz]:
         """Return ``count`` fresh ones."""
@@ -115,24 +110,19 @@ class PowerSource(RandomizerSource):
 
 
 class SubgroupSource(RandomizerSource):
-    """Of the other party, in subgroup mode: a power of the public generator.
-
-    Args:
-        public: the key with its generator.
-        uses: how many are about to be drawn.
-    """
+    """Of the other party, in subgroup mode: a power of the public generator."""
 
     def __init__(self, public: PublicKey, uses: int) -> None:
-        self.public, self.uses = public, uses
-        self._table: FixedBase | None = None
+        super().__init__(uses)
+        self.public = public
 
     def draw(self, count: int) -> list[mpz]:
         """Return ``count`` fresh ones."""
         bits = 2 * ORDER_BITS + SLACK
-        if self._table is None:
+        if not self._tables:
             generator = int.from_bytes(self.public.generator, "little")
-            self._table = FixedBase(generator, mpz(self.public.modulus), bits, uses=self.uses)
-        return self._table.powers([secrets.randbits(bits) for _ in range(count)])
+            self._tables = [FixedBase(generator, mpz(self.public.modulus), bits, uses=self.uses)]
+        return self._tables[0].powers([secrets.randbits(bits) for _ in range(count)])
 
 
 def active_source(public: PublicKey, uses: int) -> RandomizerSource:

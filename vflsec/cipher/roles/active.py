@@ -5,20 +5,21 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from gmpy2 import mpz, powmod
 from numpy.typing import NDArray
+from scipy import linalg
 
 from vflsec.base.errors import ProtocolError, UsageError
 from vflsec.cipher.arithmetic.codec import Randbits, centered, cut, encode, pack, ring, uniform
 from vflsec.cipher.arithmetic.keys import PublicKey
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.arithmetic.linear_sgd import LinearSgd, Moved
-from vflsec.cipher.arithmetic.low_rank import factor
-from vflsec.cipher.arithmetic.multiexp import FixedWindow, Pippenger, Schedule, Straus, straus_schedule
+from vflsec.cipher.arithmetic.powers import FixedWindow, Pippenger, Schedule, Straus, straus_schedule
 from vflsec.cipher.arithmetic.randomizers import Pool, active_source
-from vflsec.cipher.roles.messages import EncryptedDelta, Features, MaskedGradient, MaskedScores, NoisedGradient, Scores
+from vflsec.cipher.roles.exchange import EncryptedDelta, Features, MaskedGradient, MaskedScores, NoisedGradient, Scores
 from vflsec.cipher.roles.role import Role
 
 
@@ -101,7 +102,7 @@ class ActiveRole(Role):
         packs = self.ciphertexts.read(message.packs, count, "packed features")
         used = self._weights()
         share = np.array([value % (1 << layout.ring) for value in used], object).reshape(layout.width, outputs)
-        found, masks, masked = [], [], np.empty((rows, outputs), np.uint64)
+        products, masks, masked = [], [], np.empty((rows, outputs), np.uint64)
         schedules: list[Schedule] = []
         for block in range(packing.count(rows)):
             bases = columns[block * layout.width : (block + 1) * layout.width]
@@ -109,11 +110,11 @@ class ActiveRole(Role):
             schedules = schedules or [straus_schedule(share[:, c].tolist(), powers.window) for c in range(outputs)]
             part = slice(block * packing.rows, min(rows, (block + 1) * packing.rows))
             for output, schedule in enumerate(schedules):
-                own = [self._mask(layout.score_bound) for _ in range(part.start, part.stop)]
-                masked[part, output] = ring(own, layout.ring)
-                masks.append(pack(own, packing.slot))
-                found.append(powers.product(schedule))
-        ciphers = self._release(found, masks)
+                drawn = [self._mask(layout.score_bound) for _ in range(part.start, part.stop)]
+                masked[part, output] = ring(drawn, layout.ring)
+                masks.append(pack(drawn, packing.slot))
+                products.append(powers.product(schedule))
+        ciphers = self._release(products, masks)
         self.turn, self._rows, self._packs, self._used = message.turn, rows, packs, used
         self._score_masks, self._awaits = masked, Scores
         return MaskedScores(agreement=self.agreement, turn=self.turn, ciphers=ciphers)
@@ -130,15 +131,15 @@ class ActiveRole(Role):
         masked = np.array(values, np.uint64).reshape(self._score_masks.shape)
         scores = centered(masked - self._score_masks, layout.ring)
         precision = layout.feature_precision + layout.weight_precision
-        found = np.ldexp(scores.astype(np.float64), -precision)
-        if (most := np.abs(found).max()) >= 2.0**layout.score_bits:
+        z = np.ldexp(scores.astype(np.float64), -precision)
+        if (most := np.abs(z).max()) >= 2.0**layout.score_bits:
             raise ScoresTooLarge(
                 f"expected scores below {2**layout.score_bits}, got {most:g}: the model diverges, or the other party "
                 "answers with other numbers; take a smaller learning rate, or agree on a larger ring"
             )
         self._awaits = None
         self._score_masks = self._score_masks[:0]  # a mask answers once
-        return found
+        return z
 
     def masked_gradient(self, delta: np.ndarray) -> MaskedGradient:
         """Return [[mu^T delta + r2]] for delta (B, C), each sample's loss gradient by its scores, not divided by B.
@@ -153,19 +154,19 @@ class ActiveRole(Role):
         packing, outputs = layout.gradients, layout.outputs
         used, chunks = min(self._rows, packing.rows), packing.count(self._rows) // packing.blocks
         totals = np.zeros((packing.blocks * packing.columns, outputs), object)
-        found, masks = [], []
+        sums, masks = [], []
         for block in range(packing.blocks):
             bases = self._packs[block * chunks : (block + 1) * chunks]
             powers = Pippenger(bases, self.ciphertexts.square, layout.delta_precision + layout.delta_bits)
-            own = slice(block * packing.columns, (block + 1) * packing.columns)
+            columns = slice(block * packing.columns, (block + 1) * packing.columns)
             for output in range(outputs):
                 for k in range(used):  # row k of every pack; the other rows have wrong weights, and are masked
                     mask = [self._mask(layout.gradient_bound) for _ in range(used * packing.columns)]
-                    totals[own, output] += mask[k * packing.columns : (k + 1) * packing.columns]
+                    totals[columns, output] += mask[k * packing.columns : (k + 1) * packing.columns]
                     exponents = weights[k::used, output].tolist()
-                    found.append(powers.product(exponents + [0] * (chunks - len(exponents))))
+                    sums.append(powers.product(exponents + [0] * (chunks - len(exponents))))
                     masks.append(pack(mask, packing.slot))
-        ciphers = self._release(found, masks)
+        ciphers = self._release(sums, masks)
         self._gradient_masks = totals[: layout.width].ravel().tolist()
         self._packs, self._awaits, self._updated, self._released = [], NoisedGradient, False, False
         return MaskedGradient(agreement=self.agreement, turn=self.turn, ciphers=ciphers)
@@ -202,11 +203,11 @@ class ActiveRole(Role):
         ciphers = self.ciphertexts.read(message.share, packing.blocks * outputs, "a share of the weights")
         used = self._weights(self._next(message).share) if layout.order == "paper" else self._used
         share = np.array(used, object).reshape(-1, outputs)
-        found, masks = [], []
+        results, masks = [], []
         for block in range(packing.blocks):
-            own = share[block * packing.columns : (block + 1) * packing.columns]
-            products = self._row_products(ciphers[block * outputs : (block + 1) * outputs], own, rows)
-            found += products
+            part = share[block * packing.columns : (block + 1) * packing.columns]
+            products = self._row_products(ciphers[block * outputs : (block + 1) * outputs], part, rows)
+            results += products
             masks += self._blur(rows, added[:, block * packing.columns : (block + 1) * packing.columns])
         self._released = True
         return EncryptedDelta(
@@ -214,7 +215,7 @@ class ActiveRole(Role):
             turn=self.turn,
             rank=len(rows),
             coefficients=coefficients,
-            ciphers=self._release(found, masks),
+            ciphers=self._release(results, masks),
         )
 
     def update(self, message: NoisedGradient, rate: float) -> None:
@@ -250,24 +251,18 @@ class ActiveRole(Role):
             raise UsageError(f"expected delta {(self._rows, self.layout.outputs)}, got {delta.shape}")
         return encode(delta, self.layout.delta_precision, self.layout.delta_bits, "delta")
 
-    def _row_products(self, share: Sequence[mpz], own: np.ndarray, rows: NDArray[np.int64]) -> list[mpz]:
-        """Return ciphertexts of rows delta W^T, packed, over one block of features.
-
-        Args:
-            share: [[e]] for each output.
-            own: W~ of these features, (columns, C).
-            rows: of delta, (R, C).
-        """
+    def _row_products(self, share: Sequence[mpz], weights: np.ndarray, rows: NDArray[np.int64]) -> list[mpz]:
+        """Return ciphertexts of rows delta W^T, packed, over a block of features, by [[e]] of each output and W~."""
         n, square, packing = self.ciphertexts.n, self.ciphertexts.square, self.layout.deltas
-        in_one = min(packing.rows, len(rows))
+        packed = min(packing.rows, len(rows))
         bases = [
             cipher * (1 + n * (pack(column, packing.slot) % n)) % square
-            for cipher, column in zip(share, own.T.tolist(), strict=True)
+            for cipher, column in zip(share, weights.T.tolist(), strict=True)
         ]
-        for _ in range(in_one - 1):  # the same weights, moved up by one row
+        for _ in range(packed - 1):  # the same weights, moved up by one row
             bases += [powmod(base, 1 << packing.slot * packing.columns, square) for base in bases[-len(share) :]]
         bits = self.layout.delta_precision + self.layout.delta_bits
-        chunks = [rows[start : start + in_one].ravel().tolist() for start in range(0, len(rows), in_one)]
+        chunks = [rows[start : start + packed].ravel().tolist() for start in range(0, len(rows), packed)]
         powers = FixedWindow(bases, square, bits=bits, products=len(chunks))
         chunks[-1] += [0] * (len(bases) - len(chunks[-1]))
         return [powers.product(chunk) for chunk in chunks]
@@ -308,3 +303,41 @@ class ActiveRole(Role):
             cipher * (1 + n * mask) % square * randomizer % square
             for cipher, mask, randomizer in zip(ciphertexts, masks, fresh, strict=True)
         )
+
+
+_RELATIVE = 2.0**-32  # singular values below it, of the largest, are rounding: the message has 24 bits
+
+
+class Factors(NamedTuple):
+    """delta = coefficients @ delta[rows].
+
+    Attributes:
+        rows: (r,) positions of independent rows, r the rank.
+        coefficients: (B, r).
+    """
+
+    rows: NDArray[np.intp]
+    coefficients: NDArray[np.float64]
+
+
+def factor(delta: NDArray[np.float64], unit: float = 0.0) -> Factors:
+    """Return rows of ``delta`` (B, C) that span the others, and the coefficients of all by them.
+
+    Both are functions of the space that the columns of ``delta`` span, and so of delta W^T, whatever W is, as long as
+    its rank is C: whoever gets delta W^T in full could compute them. The rows are the pivots of a QR decomposition of
+    an orthonormal basis, so that coefficients stay within 2^(r-1); with one column, the row is the longest and the
+    coefficients are the signed ratios to it.
+
+    Args:
+        delta: (B, C).
+        unit: that its entries are rounded to when they are sent; directions that rounding by half of it explains are
+            left out. The rows of a softmax gradient in float32 add up to zero but for that.
+    """
+    basis, sizes, _ = linalg.svd(delta, full_matrices=False)
+    noise = unit / 2 * (len(delta) ** 0.5 + delta.shape[1] ** 0.5)  # the norm of a matrix of errors is below it
+    basis = basis[:, : int((sizes > max(_RELATIVE * sizes[0], noise)).sum())]
+    if not basis.shape[1]:
+        return Factors(np.empty(0, np.intp), basis)
+    _, pivots = linalg.qr(basis.T, mode="r", pivoting=True)
+    rows = pivots[: basis.shape[1]].astype(np.intp)
+    return Factors(rows, linalg.solve(basis[rows].T, basis.T).T)

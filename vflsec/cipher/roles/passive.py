@@ -15,7 +15,7 @@ from vflsec.cipher.arithmetic.keys import Keys
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
 from vflsec.cipher.arithmetic.randomizers import FactorSource, Pool
-from vflsec.cipher.roles.messages import EncryptedDelta, Features, MaskedGradient, MaskedScores, NoisedGradient, Scores
+from vflsec.cipher.roles.exchange import EncryptedDelta, Features, MaskedGradient, MaskedScores, NoisedGradient, Scores
 from vflsec.cipher.roles.role import Role
 
 
@@ -96,7 +96,7 @@ class PassiveRole(Role):
             for start in range(0, len(mu), rows.rows)
             if learns
         ]
-        found = Features(
+        message = Features(
             agreement=self.agreement,
             turn=self.turn + 1,
             rows=len(mu),
@@ -105,7 +105,7 @@ class PassiveRole(Role):
             packs=self._encrypt(packs),
         )
         self.turn, self._mu, self._learns, self._awaits = self.turn + 1, mu, learns, MaskedScores
-        return found
+        return message
 
     def scores(self, message: MaskedScores, noise: np.ndarray | None = None) -> Scores:
         """Return z + r1 + ``noise`` (B, C) modulo 2^L, r1 the other party's masks, and half a unit of mu more or less.
@@ -156,8 +156,8 @@ class PassiveRole(Role):
             # sum k is correct in row k of the packs; its other slots are masked too
             block, output, k = i // used // outputs, i // used % outputs, i % used
             slots = unpack(plaintext, packing.slot, used * packing.columns)
-            own = slice(block * packing.columns, (block + 1) * packing.columns)
-            sums[own, output] += slots[k * packing.columns : (k + 1) * packing.columns]
+            columns = slice(block * packing.columns, (block + 1) * packing.columns)
+            sums[columns, output] += slots[k * packing.columns : (k + 1) * packing.columns]
         noise = [uniform(layout.gradient_bound << layout.sigma, self.randbits) for _ in self._share]
         noised = [a + b for a, b in zip(sums[: layout.width].ravel().tolist(), noise, strict=True)]
         moved = self._moved([-n for n in noise], rows, rate)
@@ -186,7 +186,7 @@ class PassiveRole(Role):
             raise ProtocolError(f"expected {expected} rows of an embedding gradient, got {rank}")
         ciphers = self.ciphertexts.read(message.ciphers, packing.count(rank), "embedding gradients")
         coefficients = self._coefficients(message)
-        own = np.zeros((rank, packing.blocks * packing.columns))
+        sent = np.zeros((rank, packing.blocks * packing.columns))
         chunks = packing.count(rank) // packing.blocks
         for i, plaintext in enumerate(self._decrypt(ciphers)):
             block, chunk = divmod(i, chunks)
@@ -194,14 +194,14 @@ class PassiveRole(Role):
             count, n = (part.stop - part.start) * packing.columns, int(self.keys.n)
             slots = unpack_signed(plaintext, packing.slot, count, layout.delta_row_bound, n)
             values = decode(slots, layout.delta_precision + layout.weight_precision)
-            own[part, block * packing.columns : (block + 1) * packing.columns] = values.reshape(-1, packing.columns)
-        found = own[:, : layout.width]
-        found = found if coefficients is None else coefficients @ found
+            sent[part, block * packing.columns : (block + 1) * packing.columns] = values.reshape(-1, packing.columns)
+        gradient = sent[:, : layout.width]
+        gradient = gradient if coefficients is None else coefficients @ gradient
         bound = layout.outputs * 2.0 ** (layout.delta_bits + layout.weight_bits)
-        if np.abs(found).max() > 1.001 * bound:  # the message hides the size, which could be a decrypted feature
+        if np.abs(gradient).max() > 1.001 * bound:  # the message hides the size, which could be a decrypted feature
             raise ProtocolError(f"expected |delta W^T| <= {bound:g}, got more: coefficients beyond what was agreed")
         self._awaits = None
-        return found
+        return gradient
 
     def _coefficients(self, message: EncryptedDelta) -> NDArray[np.float64] | None:
         """Return the coefficients (B, rank) in ``message``, or None where every row was sent."""
@@ -214,11 +214,11 @@ class PassiveRole(Role):
         single = np.frombuffer(message.coefficients, "<f4").reshape(rows, message.rank)
         if not np.isfinite(single).all():
             raise ProtocolError("expected finite coefficients, got NaN or infinity")
-        found = single.astype(np.float64)  # of a signaling NaN this would warn
-        largest = 2.0 ** max(message.rank - 1, 0)  # of what pivots give, see ``low_rank.factor``
-        if found.size and (most := np.abs(found).max()) > 1.001 * largest:
+        coefficients = single.astype(np.float64)  # of a signaling NaN this would warn
+        largest = 2.0 ** max(message.rank - 1, 0)  # of what pivots give, see ``factor``
+        if coefficients.size and (most := np.abs(coefficients).max()) > 1.001 * largest:
             raise ProtocolError(f"expected at most {largest:g}, got {most:g}: coefficients beyond what was agreed")
-        return found
+        return coefficients
 
     def _share_packs(self, weights: Sequence[int]) -> list[int]:
         """Return the share (g·C), packed but not reduced: the other party's share cancels what exceeds the slots."""

@@ -9,12 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vflsec.base.errors import ProtocolError, UsageError
-from vflsec.cipher.arithmetic.ciphertexts import Ciphertexts
-from vflsec.cipher.arithmetic.codec import Randbits, cut, encode, join
+from vflsec.cipher.arithmetic.codec import Ciphertexts, Randbits, cut, encode, join
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.arithmetic.linear_sgd import PRECISION, LinearSgd, Moved
 from vflsec.cipher.arithmetic.randomizers import Pool
-from vflsec.cipher.roles.messages import PaillierMessage
+from vflsec.cipher.roles.exchange import PaillierMessage
 
 _STATE_BYTES = 32  # of one number of a saved share or velocity: 2^255 units are masks of 10^20 steps
 
@@ -77,14 +76,14 @@ class Role:
         shape = (self.layout.width, self.layout.outputs, _STATE_BYTES)
         if missing := {"share", "velocity", "turn", "updates"} - set(state):
             raise UsageError(f"expected a saved share of the weights, got one without {', '.join(sorted(missing))}")
-        found = []
+        restored = []
         for name in ("share", "velocity"):
             array = np.asarray(state[name])
             if array.shape != shape or array.dtype != np.uint8:
                 raise UsageError(f"expected a saved {name} of {shape} bytes, got {array.shape} of {array.dtype}")
             count = self.layout.width * self.layout.outputs
-            found.append(cut(array.tobytes(), _STATE_BYTES, count, name, signed=True))
-        self._share, self._velocity = found
+            restored.append(cut(array.tobytes(), _STATE_BYTES, count, name, signed=True))
+        self._share, self._velocity = restored
         self.turn, self.updates, self._awaits = int(state["turn"]), int(state["updates"]), None
 
     def close(self) -> None:

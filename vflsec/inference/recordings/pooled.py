@@ -11,25 +11,17 @@ from scipy.optimize import minimize
 from scipy.signal import lfilter
 from scipy.special import expit
 
-from vflsec.inference.recordings.simplex import Floats, rotation, simplex, upright
+from vflsec.inference.recordings.samples import Floats
 
+# most numbers in the second moments (T, g, g) of all batches; where there are more, the last batches are taken
 LARGEST = 1 << 26
-"""Most numbers in the second moments (T, g, g) of all batches; where there are more, the last batches are taken."""
-
-DECAYS = (0.5, 0.8, 0.9, 0.95, 0.99, 0.999, 1.0)
-"""How much less each neighboring batch counts; the data choose."""
-
-ROUNDS = 4
-"""Of estimating W from the labels of other visits, then the labels from W."""
-
+DECAYS = (0.5, 0.8, 0.9, 0.95, 0.99, 0.999, 1.0)  # how much less each neighboring batch counts; the data choose
+ROUNDS = 4  # of estimating W from the labels of other visits, then the labels from W
+# noise below this, relative to the signal and squared, is rounding: each batch then gives its own axis exactly
 EXACT = 1e-8
-"""Noise below this, relative to the signal and squared, is rounding: each batch then gives its own axis exactly."""
-
-FITTED = 2000
-"""Samples on which the model of the loss gradients is fitted."""
-
-SPREAD = 0.1
-"""Least deviation of an averaged loss gradient, so that the nodes below are close enough together."""
+RESTARTS, TURNS = 40, 100  # of the search for the rotation of several outputs
+FITTED = 2000  # samples on which the model of the loss gradients is fitted
+SPREAD = 0.1  # least deviation of an averaged loss gradient, so that the nodes below are close enough together
 
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(21)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
@@ -80,21 +72,21 @@ def pool(batches: Sequence[GradientBatch], outputs: int, rng: np.random.Generato
     """
     rank = max(1, outputs - 1)
     gradients = [batch.gradient for batch in batches]
-    counts = np.array([len(one) for one in gradients])
-    ids, found = np.unique(np.concatenate([batch.rows for batch in batches]), return_inverse=True)
-    samples = np.split(found, np.cumsum(counts)[:-1])
+    counts = np.array([len(gradient) for gradient in gradients])
+    ids, members = np.unique(np.concatenate([batch.rows for batch in batches]), return_inverse=True)
+    samples = np.split(members, np.cumsum(counts)[:-1])
     axes, noise, exact = _axes(gradients, rank)
-    several = np.bincount(found)[found] > 1
+    several = np.bincount(members)[members] > 1
     for _ in range(ROUNDS if several.mean() > 0.5 and not exact else 0):
         visits, sure = _visits(gradients, axes, noise)
-        total, sureness = _sums(visits, sure, found, len(ids))
-        rest = np.where(several, sureness[found] - sure, 1.0)
-        others = np.where(several[:, None], total[found] - sure[:, None] * visits, 0.0) / rest[:, None]
+        total, sureness = _sums(visits, sure, members, len(ids))
+        rest = np.where(several, sureness[members] - sure, 1.0)
+        others = np.where(several[:, None], total[members] - sure[:, None] * visits, 0.0) / rest[:, None]
         others = others @ _whitening(others)
         parts = np.split(others, np.cumsum(counts)[:-1])
         axes = _regression(gradients, parts, noise)
     visits, sure = _visits(gradients, axes, noise)
-    total, sureness = _sums(visits, sure, found, len(ids))
+    total, sureness = _sums(visits, sure, members, len(ids))
     mean = total / sureness[:, None]
     signal = max(float(np.average((visits**2).mean(axis=1) - 1 / sure, weights=sure**2)), 1e-12)
     unit = 1.0
@@ -106,8 +98,8 @@ def pool(batches: Sequence[GradientBatch], outputs: int, rng: np.random.Generato
         odds = mean[:, 0] / np.sqrt(signal)
         if len(batches) > 1 and all(batch.mu is not None for batch in batches):
             scores = np.concatenate([batch.mu @ axis for batch, axis in zip(batches, axes, strict=True)])[:, 0]
-            own = np.bincount(found, sure * scores) / sureness
-            odds, unit = _odds(odds, 1 / (sureness * signal), np.bincount(found), own)
+            averages = np.bincount(members, sure * scores) / sureness
+            odds, unit = _odds(odds, 1 / (sureness * signal), np.bincount(members), averages)
         if (odds < 0).mean() > 0.5:  # of one output, class 1 is taken to be the rarer
             odds, axes = -odds, -axes
         delta = odds[:, None] @ turn
@@ -117,8 +109,8 @@ def pool(batches: Sequence[GradientBatch], outputs: int, rng: np.random.Generato
 
 def _axes(gradients: Sequence[Floats], rank: int) -> tuple[Floats, Floats, bool]:
     """Return the axes (T, g, r) at their length, the noise's variance (T,), and whether there is none."""
-    moments = np.stack([one.T @ one for one in gradients])
-    counts = np.array([len(one) for one in gradients], dtype=np.float64)
+    moments = np.stack([gradient.T @ gradient for gradient in gradients])
+    counts = np.array([len(gradient) for gradient in gradients], dtype=np.float64)
     sizes, vectors = np.linalg.eigh(moments / counts[:, None, None])
     noise = sizes[:, :-rank].mean(axis=1) if sizes.shape[1] > rank else np.zeros(len(sizes))
     exact = bool(np.median(noise / sizes[:, -1]) < EXACT)
@@ -149,16 +141,16 @@ def _around(values: Floats, decay: float) -> Floats:
 
 def _visits(gradients: Sequence[Floats], axes: Floats, noise: Floats) -> tuple[Floats, Floats]:
     """Return the loss gradients of each visit along the axes (N, r), and their sureness (N,), one over the variance."""
-    visits = np.concatenate([one @ np.linalg.pinv(axis).T for one, axis in zip(gradients, axes, strict=True)])
+    visits = np.concatenate([gradient @ np.linalg.pinv(axis).T for gradient, axis in zip(gradients, axes, strict=True)])
     sure = (axes**2).sum(axis=1).mean(axis=1) / noise
     sure = np.maximum(sure, EXACT * sure.max())  # a batch that nothing is known of counts for nothing
-    return visits, np.repeat(sure, [len(one) for one in gradients])
+    return visits, np.repeat(sure, [len(gradient) for gradient in gradients])
 
 
-def _sums(visits: Floats, sure: Floats, found: NDArray[np.int64], count: int) -> tuple[Floats, Floats]:
+def _sums(visits: Floats, sure: Floats, members: NDArray[np.int64], count: int) -> tuple[Floats, Floats]:
     """Return the sums (n, r) of each sample's visits, weighted by ``sure``, and of the weights (n,)."""
-    total: Floats = np.stack([np.bincount(found, sure * column, count) for column in visits.T], axis=1, dtype=float)
-    return total, np.asarray(np.bincount(found, sure, count), dtype=np.float64)
+    total: Floats = np.stack([np.bincount(members, sure * column, count) for column in visits.T], axis=1, dtype=float)
+    return total, np.asarray(np.bincount(members, sure, count), dtype=np.float64)
 
 
 def _whitening(rows: Floats) -> Floats:
@@ -169,8 +161,8 @@ def _whitening(rows: Floats) -> Floats:
 
 def _regression(gradients: Sequence[Floats], others: Sequence[Floats], noise: Floats) -> Floats:
     """Return W (T, g, r), up to a factor, by regression of delta^C on what other visits say, over near batches."""
-    products = np.stack([one.T @ other / v for one, other, v in zip(gradients, others, noise, strict=True)])
-    counts = np.array([len(one) for one in gradients]) / noise
+    products = np.stack([gradient.T @ other / v for gradient, other, v in zip(gradients, others, noise, strict=True)])
+    counts = np.array([len(gradient) for gradient in gradients]) / noise
 
     def predicted(decay: float) -> float:
         around = _around(products, decay) - products
@@ -183,11 +175,8 @@ def _regression(gradients: Sequence[Floats], others: Sequence[Floats], noise: Fl
 def _odds(mean: Floats, variance: Floats, visits: NDArray[np.int64], scores: Floats) -> tuple[Floats, float]:
     """Return minus the log odds of class 1 of each sample, and the root mean square of the released delta.
 
-    Args:
-        mean: (n,) averages of delta, in units of its root mean square.
-        variance: (n,) of the noise on delta^C in them, in the same units.
-        visits: (n,) how many each is of.
-        scores: (n,) the passive party's part of z, in any unit.
+    ``mean`` (n,) are averages of delta over ``visits``, in units of its root mean square, and ``variance`` that of the
+    noise on delta^C in them; ``scores`` are the passive party's part of z, in any unit.
     """
     scores = scores / max(float(np.sqrt(np.mean(scores**2))), 1e-300)
     rng = np.random.default_rng(0)
@@ -201,8 +190,8 @@ def _odds(mean: Floats, variance: Floats, visits: NDArray[np.int64], scores: Flo
 
     starts = [np.array([slope, sign, 0.5, 0.3]) for slope in (0.0, 1.0) for sign in (-1, 1)]
     options = {"maxiter": 150, "xatol": 0.02, "fatol": 0.05}
-    best = min((minimize(cost, x, method="Nelder-Mead", options=options) for x in starts), key=lambda one: one.fun)
-    _, odds, unit = _model(best.x, mean, variance, visits, scores)
+    fits = [minimize(cost, x, method="Nelder-Mead", options=options) for x in starts]
+    _, odds, unit = _model(min(fits, key=lambda fit: fit.fun).x, mean, variance, visits, scores)
     return -odds, unit
 
 
@@ -211,20 +200,54 @@ def _model(
 ) -> tuple[Floats, Floats, float]:
     """Return the log likelihood of each average, the log odds of class 1, and the root mean square of delta.
 
-    Args:
-        parameters: slope, intercept and deviation of logit s given the passive party's part of the score; deviation of
-            noise that was added to delta itself at each visit.
-        mean: as of ``_odds``, like the others; scores in units of their root mean square.
-        variance: see there.
-        visits: see there.
-        scores: see there.
+    The parameters are slope, intercept and deviation of logit s given the passive party's part of the score, and the
+    deviation of noise that was added to delta itself at each visit. The rest is as in ``_odds``.
     """
     slope, intercept, spread, more = parameters
     s = expit(np.abs(slope) * scores[:, None] + intercept + spread * _NODES)
     unit = float(np.sqrt(np.mean((s * (1 - s)) @ _WEIGHTS) + more**2))
     x = mean[:, None] * unit
     variance = variance[:, None] * unit**2 + more**2 / visits[:, None] + SPREAD**2
-    one = (s * np.exp(-((x - s + 1) ** 2) / 2 / variance)) @ _WEIGHTS
+    first = (s * np.exp(-((x - s + 1) ** 2) / 2 / variance)) @ _WEIGHTS
     zero = ((1 - s) * np.exp(-((x - s) ** 2) / 2 / variance)) @ _WEIGHTS
-    one, zero = np.maximum(one, 1e-300), np.maximum(zero, 1e-300)
-    return np.log(one + zero) + np.log(unit) - np.log(variance[:, 0]) / 2, np.log(one) - np.log(zero), unit
+    first, zero = np.maximum(first, 1e-300), np.maximum(zero, 1e-300)
+    return np.log(first + zero) + np.log(unit) - np.log(variance[:, 0]) / 2, np.log(first) - np.log(zero), unit
+
+
+def simplex(classes: int) -> Floats:
+    """Return an orthonormal basis (C, C - 1) of the vectors whose entries sum to zero, in which loss gradients lie."""
+    basis: Floats = np.linalg.svd(np.ones((classes, 1)))[0][:, 1:]
+    return basis
+
+
+def upright(rows: Floats, classes: int, rng: np.random.Generator) -> Floats:
+    """Return a map (r, C) under which ``rows`` (n, r) become loss gradients, up to the names of the classes.
+
+    A row of softmax(z) - y has one negative entry, its label's. Alternately each row is given to the class whose entry
+    is least and the rotation is fitted to that; of several starts the one with the most such rows wins. One output has
+    only a sign to find: class 1, of negative rows, is taken to be the rarer.
+    """
+    if classes == 1:
+        return np.array([[1.0 if (rows < 0).mean() < 0.5 else -1.0]])
+    basis = simplex(classes)
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    units = rows / np.where(lengths > 0, lengths, 1)
+    best, most = basis.T, -1.0
+    for _ in range(RESTARTS):
+        turn, fitted = np.eye(classes - 1), np.linalg.qr(rng.normal(size=(classes - 1, classes - 1)))[0]
+        for _ in range(TURNS):
+            if np.array_equal(turn, fitted):
+                break
+            turn = fitted
+            fitted = rotation(units, -basis[(units @ turn @ basis.T).argmin(axis=1)])
+        share = (((units @ turn @ basis.T) < 0).sum(axis=1) == 1).mean()
+        if share > most:
+            best, most = turn @ basis.T, share
+    return best
+
+
+def rotation(a: Floats, b: Floats) -> Floats:
+    """Return the orthogonal matrix R that brings ``a`` R nearest to ``b``; both (n, r)."""
+    left, _, right = np.linalg.svd(a.T @ b)
+    turn: Floats = left @ right
+    return turn

@@ -1,21 +1,27 @@
-"""Which samples a recording is about, and which entries of W: the rows that attacks on it guess."""
+"""What attacks on recordings read: the samples and entries of W that they guess, known samples, masked scores."""
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.linear_model import RidgeCV
 from torch import Tensor
 
-from vflsec.cipher.recording import RecordedStep, Recording
+from vflsec.base.errors import InsufficientView
+from vflsec.cipher.arithmetic.codec import cut
+from vflsec.cipher.recording import Header, RecordedStep, Recording
+from vflsec.cipher.roles.exchange import Scores
 from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
 
-MOST_ROWS = 1 << 32
-"""More than a batch has: samples whose rows are not noted get numbers of their own below zero."""
+Floats = NDArray[np.float64]
+Integers = NDArray[np.object_]
 
+MOST_ROWS = 1 << 32  # more than a batch has: samples whose rows are not noted get numbers of their own below zero
 BY_ROW = ("embedding_gradient", "mu", "scores", "delta", "labels")
 """Notes with one entry for each row of a batch."""
 
@@ -81,3 +87,71 @@ def guess_of_weights(view: View, number: int, weights: NDArray[np.float64], note
     if not len(rows):
         return Guess(notes=(note,))
     return Guess({"parameters": torch.from_numpy(weights.reshape(-1, 1))}, rows={"parameters": rows}, notes=(note,))
+
+
+def known_among(view: View, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return where the auxiliary samples are among ``ids``, and their answers (m, g).
+
+    Raises:
+        InsufficientView: fewer than two of them are.
+    """
+    order = {row: at for at, row in enumerate(places(recording_of(view), ids).tolist())}
+    pairs = [(order[row], k) for k, row in enumerate(view.aux_rows.tolist()) if row in order]
+    if len(pairs) < 2:
+        raise InsufficientView(f"expected two known samples or more among those with scores, got {len(pairs)}")
+    at, known = (np.array(column) for column in zip(*pairs, strict=True))
+    return at, view.aux_labels.double().numpy()[known]
+
+
+def by_known_rows(view: View, ids: NDArray[np.int64], inputs: NDArray[np.float64]) -> Tensor:
+    """Return the answers (n, g) of the samples ``ids`` by ridge regression on ``inputs`` (n, p)."""
+    at, answers = known_among(view, ids)
+    fitted = RidgeCV(alphas=np.logspace(-12, 3, 31)).fit(inputs[at], answers)
+    return torch.from_numpy(np.asarray(fitted.predict(inputs)).reshape(len(inputs), -1))
+
+
+class Masked(NamedTuple):
+    """Masked scores of one batch.
+
+    Attributes:
+        mu: (B, g) integers in units of 2^-``feature_precision``.
+        scores: (B, C) integers in units of 2^-``precision``; modulo 2^L they are mu W + masks, without ``added``.
+        feature_precision: the least that makes every mu an integer.
+        precision: fractional bits of the scores.
+        added: (g, C) the part of W that scores are without, in units of 2^-64: the passive party's share where it noted
+            what it decrypts, and nothing in what it sent back.
+    """
+
+    mu: Integers
+    scores: Integers
+    feature_precision: int
+    precision: int
+    added: Integers
+
+
+def masked_scores(step: RecordedStep, header: Header) -> Masked | None:
+    """Return what the passive party decrypted in a step: its note, else what it sent back, with its share added."""
+    layout = header.layout
+    if not step.has("mu"):
+        return None
+    mu, feature_precision = _integers(step.notes["mu"])
+    precision = layout.feature_precision + layout.weight_precision
+    nothing = np.zeros((layout.width, layout.outputs), dtype=object)
+    if step.has("masked_scores"):
+        scores = step.notes["masked_scores"].astype(object)
+        precision = precision if header.score_precision is None else header.score_precision
+        return Masked(mu, scores, feature_precision, precision, step.notes.get("share", nothing))
+    for message in step.messages:
+        if message.kind == Scores.__name__ and message.direction == "sent":
+            values = cut(message.decode(Scores).values, 8, len(mu) * layout.outputs, "recorded scores")
+            scores = np.array(values, dtype=object).reshape(len(mu), layout.outputs)
+            return Masked(mu, scores, feature_precision, precision, nothing)
+    return None
+
+
+def _integers(values: NDArray[np.float64]) -> tuple[Integers, int]:
+    """Return floats as integers times 2^-precision, exactly."""
+    ratios = [float(value).as_integer_ratio() for value in values.ravel()]
+    precision = max((denominator.bit_length() - 1 for _, denominator in ratios), default=0)
+    exact = [numerator * ((1 << precision) // denominator) for numerator, denominator in ratios]
+    return np.array(exact, dtype=object).reshape(values.shape), precision

@@ -1,28 +1,182 @@
-"""The fit of ``score_model``: the features and the first weights that explain the scores of a run."""
+"""The features and the first weights that explain the scores of a run: a low-rank bilinear least-squares problem.
+
+The scores of row i at step t are z_t(i) = M_i(t) (kept_t W_0 - P_t), where P_t sums the loss gradients of all earlier
+batches, each multiplied by the features of its rows, with the learning rate, momentum and weight decay of the run. All
+but M and W_0 is known to the party that has the scores. M is determined up to a rotation.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 from scipy.linalg import cho_factor, cho_solve
 
-from vflsec.inference.recordings.score_model import ScoreModel
-from vflsec.inference.recordings.simplex import Floats
+from vflsec.inference.recordings.samples import Floats
 
-SWEEPS = 150
-"""Gauss-Newton steps, at most."""
-INNER = 100
-"""Steps of conjugate gradients in each of them, at most."""
-ENOUGH = 1e-7
-"""Relative residual at which the fit ends."""
-FLOOR = 1e-3
-"""Damping of directions that a row's own scores do not determine, relative to the mean curvature."""
-POLISH = 1e-10
-"""Ridge of the step that fits the linear map, relative to each column's size."""
-CALM = 3e-3
-"""Relative change of the estimated noise below which a step counts as converged; three in a row end the fit."""
+SAMPLE = 6000  # scores from which the preconditioner and the start of a fit are computed
+
+
+class Visit(NamedTuple):
+    """One step as the active party sees it.
+
+    Attributes:
+        rows: (B,) which samples, numbered from 0.
+        scores: (B, C).
+        delta: (B, C) loss gradients divided by B; None where nothing is learned.
+        rate: of learning; 0 where nothing is learned.
+        time: from 0 to 1 over the run.
+    """
+
+    rows: NDArray[np.int64]
+    scores: Floats
+    delta: Floats | None
+    rate: float
+    time: float
+
+
+class ScoreModel:
+    """The model above, for the visits of one recording.
+
+    Args:
+        visits: the steps in order.
+        n: number of samples.
+        width: g.
+        momentum: of the optimizer of W.
+        weight_decay: of the optimizer of W.
+        drifts: whether features move linearly in time.
+        held_out: share of the scores that is left out of the fit.
+        seed: of the sample of scores.
+    """
+
+    def __init__(
+        self,
+        visits: Sequence[Visit],
+        n: int,
+        width: int,
+        *,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        drifts: bool = False,
+        held_out: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        self.n, self.width = n, width
+        self.rng = np.random.default_rng(seed)
+        self.momentum, self.weight_decay = momentum, weight_decay
+        steps, most = len(visits), max(len(visit.rows) for visit in visits)
+        outputs = visits[0].scores.shape[1]
+        self.rows = np.full((steps, most), n)  # row n is zero: it pads short batches
+        self.scores, self.delta = np.zeros((steps, most, outputs)), np.zeros((steps, most, outputs))
+        for s, visit in enumerate(visits):
+            self.rows[s, : len(visit.rows)] = visit.rows
+            self.scores[s, : len(visit.rows)] = visit.scores
+            if visit.delta is not None:
+                self.delta[s, : len(visit.rows)] = visit.delta
+        self.rates = np.array([visit.rate for visit in visits])
+        self.learns = np.array([visit.delta is not None for visit in visits])
+        time = np.array([visit.time for visit in visits])
+        self.basis = np.stack([np.ones(steps), time], axis=1) if drifts else np.ones((steps, 1))  # (S, k)
+        seen = np.broadcast_to((self.rows < n)[..., None], self.scores.shape)
+        left = self.rng.random(self.scores.shape) < held_out
+        self.fitted, self.left = seen & ~left, seen & left
+        self.kept = self._kept()
+        self._gather = sparse.csr_matrix(
+            (np.ones(self.rows.size), (self.rows.ravel(), np.arange(self.rows.size))), shape=(n + 1, self.rows.size)
+        )[:n]
+        self.places = self._places()
+
+    def _kept(self) -> Floats:
+        """Return (S,) which share of W_0 weight decay has left."""
+        kept, velocity, shares = 1.0, 0.0, np.ones(len(self.rates))
+        for s, (rate, learns) in enumerate(zip(self.rates, self.learns, strict=True)):
+            shares[s] = kept
+            if learns:
+                velocity = self.momentum * velocity + self.weight_decay * kept
+                kept -= rate * velocity
+        return shares
+
+    def _places(self) -> NDArray[np.int64]:
+        """Return (n, V) the positions in ``rows`` at which each row is, and -1."""
+        flat = self.rows.ravel()
+        order = np.argsort(flat, kind="stable")[: (flat < self.n).sum()]
+        counts = np.bincount(flat[order], minlength=self.n)
+        places = np.full((self.n, counts.max()), -1)
+        places[flat[order], np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)] = order
+        return places
+
+    def at(self, features: Floats) -> Floats:
+        """Return (S, B, g) the features of each visit."""
+        padded = np.concatenate([features, np.zeros((1, *features.shape[1:]))])
+        at: Floats = padded[:, 0][self.rows]
+        if features.shape[1] > 1:
+            at = at + self.basis[:, 1, None, None] * padded[:, 1][self.rows]
+        return at
+
+    def moved(self, at: Floats) -> Floats:
+        """Return (S, C, g) P_t."""
+        gradients = self.delta.transpose(0, 2, 1) @ at
+        moved, velocity = np.zeros_like(gradients), np.zeros_like(gradients[0])
+        if not self.momentum and not self.weight_decay:
+            moved[1:] = np.cumsum(self.rates[:-1, None, None] * gradients[:-1], axis=0)
+            return moved
+        now = np.zeros_like(velocity)
+        for s in range(len(gradients)):
+            moved[s] = now
+            if self.learns[s]:
+                velocity = self.momentum * velocity + gradients[s] - self.weight_decay * now
+                now = now + self.rates[s] * velocity
+        return moved
+
+    def moved_adjoint(self, outer: Floats) -> Floats:
+        """Return (S, C, g) the derivative by each step's gradient of what has the derivative ``outer`` by P_t."""
+        derivative = np.zeros_like(outer)
+        if not self.momentum and not self.weight_decay:
+            derivative[:-1] = self.rates[:-1, None, None] * np.cumsum(outer[::-1], axis=0)[::-1][1:]
+            return derivative
+        now, velocity = np.zeros_like(outer[0]), np.zeros_like(outer[0])
+        for s in range(len(outer) - 1, -1, -1):
+            if self.learns[s]:
+                velocity = velocity + self.rates[s] * now
+                derivative[s] = velocity
+                now = now - self.weight_decay * velocity
+                velocity = self.momentum * velocity
+            now = now + outer[s]
+        return derivative
+
+    def weights(self, features: Floats, first: Floats) -> Floats:
+        """Return (S, C, g) the weights at each step."""
+        return self.kept[:, None, None] * first - self.moved(self.at(features))
+
+    def predicted(self, features: Floats, weights: Floats) -> Floats:
+        """Return (S, B, C) the scores."""
+        return self.at(features) @ weights.transpose(0, 2, 1)
+
+    def spread(self, visits: Floats) -> Floats:
+        """Return (n, k, g) the adjoint of ``at``."""
+        weighted = [(visits * column[:, None, None]).reshape(-1, self.width) for column in self.basis.T]
+        return np.stack([self._gather @ part for part in weighted], axis=1)
+
+    def sampled(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the steps and places of some visits."""
+        s, b = np.nonzero(self.rows < self.n)
+        most = max(SAMPLE // self.scores.shape[2], 4 * self.width)
+        if len(s) > most:
+            pick = np.sort(self.rng.choice(len(s), most, replace=False))
+            s, b = s[pick], b[pick]
+        return s, b
+
+
+SWEEPS = 150  # gauss-Newton steps, at most
+INNER = 100  # steps of conjugate gradients in each of them, at most
+ENOUGH = 1e-7  # relative residual at which the fit ends
+FLOOR = 1e-3  # damping of directions that a row's own scores do not determine, relative to the mean curvature
+POLISH = 1e-10  # ridge of the step that fits the linear map, relative to each column's size
+CALM = 3e-3  # relative change of the estimated noise below which a step counts as converged; three in a row end the fit
 
 
 @dataclass(frozen=True)
@@ -56,8 +210,7 @@ def _inverse(matrices: Floats) -> Floats:
     """Return the inverse of (n, d, d) matrices, of which those of rows with few scores are singular up to rounding."""
     d = matrices.shape[-1]
     ridge = 1e-13 * np.trace(matrices, axis1=1, axis2=2) / d + np.finfo(np.float64).tiny
-    found: Floats = np.linalg.inv(matrices + ridge[:, None, None] * np.eye(d))
-    return found
+    return np.asarray(np.linalg.inv(matrices + ridge[:, None, None] * np.eye(d)))
 
 
 def _relative(model: ScoreModel, off: Floats, which: NDArray[np.bool_]) -> float:
@@ -88,23 +241,23 @@ def _start(model: ScoreModel) -> tuple[Floats, Floats]:
     scaled = np.c_[design[:, :free], design[:, free:] @ (above == right)]
     size = max(float(_ridge(scaled, target, 1e-10)[-1]), 1e-3)
     prior = np.r_[np.zeros(free), size * (above == right)]
-    found = prior + _ridge(design, target - design @ prior, np.r_[np.full(free, 1e-10), np.full(len(above), 1e-3)])
-    values, axes = np.linalg.eigh(_symmetric(found[free:], g))
+    solution = prior + _ridge(design, target - design @ prior, np.r_[np.full(free, 1e-10), np.full(len(above), 1e-3)])
+    values, axes = np.linalg.eigh(_symmetric(solution[free:], g))
     linear = axes * np.sqrt(np.maximum(values, 0.05 * size))
-    return features @ linear, np.linalg.solve(linear, found[:free].reshape(-1, g).T).T
+    return features @ linear, np.linalg.solve(linear, solution[:free].reshape(-1, g).T).T
 
 
 def _update_rule(model: ScoreModel, at: Floats, moved: Floats, known: NDArray[np.bool_]) -> tuple[Floats, Floats]:
     """Return the linear system in W_0 (C g) and the upper half of K, for a sample of the scores of known rows."""
     g, outputs = model.width, model.scores.shape[2]
     s, b = model.sampled()
-    own, past = at[s, b], moved[s]  # (N, g), (N, C, g)
+    here, past = at[s, b], moved[s]  # (N, g), (N, C, g)
     above, right = np.triu_indices(g)
     design = np.zeros((len(s), outputs, outputs * g + len(above)))
     for c in range(outputs):
-        design[:, c, c * g : (c + 1) * g] = own * model.kept[s][:, None]
-        mirrored = np.where(above != right, own[:, right] * past[:, c, above], 0)
-        design[:, c, outputs * g :] = -(own[:, above] * past[:, c, right] + mirrored)
+        design[:, c, c * g : (c + 1) * g] = here * model.kept[s][:, None]
+        mirrored = np.where(above != right, here[:, right] * past[:, c, above], 0)
+        design[:, c, outputs * g :] = -(here[:, above] * past[:, c, right] + mirrored)
     use = model.fitted[s, b] & known[model.rows[s, b]][:, None]
     return design[use], model.scores[s, b][use]
 
@@ -157,11 +310,11 @@ def _polished(model: ScoreModel, features: Floats, first: Floats, weights: Float
     design, target = _update_rule(model, at, model.moved(at), np.ones(model.n + 1, dtype=bool))
     above, right = np.triu_indices(model.width)
     now = np.r_[first.ravel(), above == right]
-    found = now + _ridge(design, target - design @ now, POLISH)
-    values, axes = np.linalg.eigh(_symmetric(found[first.size :], model.width))
+    solution = now + _ridge(design, target - design @ now, POLISH)
+    values, axes = np.linalg.eigh(_symmetric(solution[first.size :], model.width))
     if values[0] > 0:
         root = (axes * np.sqrt(values)) @ axes.T
-        mapped, start = features @ root, np.linalg.solve(root, found[: first.size].reshape(first.shape).T).T
+        mapped, start = features @ root, np.linalg.solve(root, solution[: first.size].reshape(first.shape).T).T
         there = model.weights(mapped, start)
         rest = np.where(model.fitted, model.scores - model.predicted(mapped, there), 0)
         if (rest**2).sum() < (off**2).sum():
@@ -192,8 +345,7 @@ class _Prior:
     def pulled(self, features: Floats) -> Floats:
         """Return half the derivative of what it adds to the squared residuals."""
         n, k, g = features.shape
-        found: Floats = (self.noise * features.reshape(n, k * g) @ self.precision).reshape(n, k, g)
-        return found
+        return np.asarray((self.noise * features.reshape(n, k * g) @ self.precision).reshape(n, k, g))
 
 
 class _System:
@@ -223,13 +375,13 @@ class _System:
         self.damped_first = self.first + FLOOR * np.trace(self.first) / g * np.eye(g)
         # the linear map and W_0, on a sample
         s, b = model.sampled()
-        own, now = self.at[s, b], weights[s]
+        here, now = self.at[s, b], weights[s]
         past = model.kept[s][:, None, None] * weights[0] - now  # P_t, since nothing has moved at the first step
-        mapped = own[:, None, :, None] * now[:, :, None, :]
-        both = (mapped - past[:, :, :, None] * own[:, None, None, :]).reshape(len(s), outputs, g * g)
+        mapped = here[:, None, :, None] * now[:, :, None, :]
+        both = (mapped - past[:, :, :, None] * here[:, None, None, :]).reshape(len(s), outputs, g * g)
         start = np.zeros((len(s), outputs, outputs * g))
         for c in range(outputs):
-            start[:, c, c * g : (c + 1) * g] = own * model.kept[s][:, None]
+            start[:, c, c * g : (c + 1) * g] = here * model.kept[s][:, None]
         use = model.fitted[s, b]
         together = np.concatenate([both, start], axis=2)[use]
         alone = mapped.reshape(len(s), outputs, g * g)[use]
@@ -281,26 +433,28 @@ class _System:
         factor = cho_factor((coarse + coarse.T) / 2)
 
         def precondition(a: Floats, b: Floats) -> tuple[Floats, Floats]:
-            own = (inverse @ a.reshape(n, k * g, 1)).reshape(n, k, g)
+            apart = (inverse @ a.reshape(n, k * g, 1)).reshape(n, k, g)
             mapped = np.tensordot(self.features, a, axes=([0, 1], [0, 1]))
-            found = cho_solve(factor, np.r_[mapped.ravel(), b.ravel()], check_finite=False)
-            return own + self.features @ found[: g * g].reshape(g, g), found[g * g :].reshape(-1, g)
+            together = cho_solve(factor, np.r_[mapped.ravel(), b.ravel()], check_finite=False)
+            return apart + self.features @ together[: g * g].reshape(g, g), together[g * g :].reshape(-1, g)
 
         def curvature(a: Floats, b: Floats) -> tuple[Floats, Floats]:
-            own, start = self.adjoint(self.apply(a, b))
+            rows, start = self.adjoint(self.apply(a, b))
             flat_a = a.reshape(n, k * g)
-            own = own + (flat_a @ self.pull + damping * (self.damped_rows @ flat_a[..., None])[..., 0]).reshape(n, k, g)
-            return own, start + damping * b @ self.damped_first
+            rows = rows + (flat_a @ self.pull + damping * (self.damped_rows @ flat_a[..., None])[..., 0]).reshape(
+                n, k, g
+            )
+            return rows, start + damping * b @ self.damped_first
 
         left = (towards[0].copy(), towards[1].copy())
-        found = (np.zeros_like(left[0]), np.zeros_like(left[1]))
+        step = (np.zeros_like(left[0]), np.zeros_like(left[1]))
         ready = precondition(*left)
         direction, size = ready, _dot(left, ready)
         goal = 1e-4 * size
         for _ in range(INNER):
             bent = curvature(*direction)
             length = size / _dot(direction, bent)
-            found = (found[0] + length * direction[0], found[1] + length * direction[1])
+            step = (step[0] + length * direction[0], step[1] + length * direction[1])
             left = (left[0] - length * bent[0], left[1] - length * bent[1])
             ready = precondition(*left)
             before, size = size, _dot(left, ready)
@@ -308,10 +462,10 @@ class _System:
                 break
             direction = (ready[0] + size / before * direction[0], ready[1] + size / before * direction[1])
         # 2 towards'x - x'Hx, where (H + damping D) x = towards - left
-        damped = (self.damped_rows @ found[0].reshape(n, k * g, 1)).reshape(n, k, g)
-        lowered = _dot(found, towards) + _dot(found, left)
-        lowered += damping * (_dot(found, (damped, found[1] @ self.damped_first)))
-        return found, lowered
+        damped = (self.damped_rows @ step[0].reshape(n, k * g, 1)).reshape(n, k, g)
+        lowered = _dot(step, towards) + _dot(step, left)
+        lowered += damping * (_dot(step, (damped, step[1] @ self.damped_first)))
+        return step, lowered
 
 
 def _dot(a: tuple[Floats, Floats], b: tuple[Floats, Floats]) -> float:
@@ -320,10 +474,10 @@ def _dot(a: tuple[Floats, Floats], b: tuple[Floats, Floats]) -> float:
 
 def _symmetric(upper: Floats, size: int) -> Floats:
     """Return the symmetric matrix with this upper half, diagonal included."""
-    found = np.zeros((size, size))
+    matrix = np.zeros((size, size))
     above, right = np.triu_indices(size)
-    found[above, right] = found[right, above] = upper
-    return found
+    matrix[above, right] = matrix[right, above] = upper
+    return matrix
 
 
 def _ridge(design: Floats, target: Floats, penalty: Floats | float) -> Floats:
@@ -331,5 +485,4 @@ def _ridge(design: Floats, target: Floats, penalty: Floats | float) -> Floats:
     normal = design.T @ design
     sizes = np.sqrt(np.maximum(np.diag(normal), 1e-300))
     scaled = normal / sizes[:, None] / sizes + np.diag(np.broadcast_to(penalty, sizes.shape))
-    found: Floats = np.linalg.solve(scaled, design.T @ target / sizes) / sizes
-    return found
+    return np.asarray(np.linalg.solve(scaled, design.T @ target / sizes) / sizes)

@@ -1,19 +1,25 @@
-"""Products of powers modulo m: of few bases by windows, of many bases and short exponents by Pippenger's buckets.
+"""Powers modulo m: of one base by a table; products of few by windows, of many and short ones by Pippenger's buckets.
 
 ``FixedWindow`` and ``Pippenger`` take the same multiplications of numbers of full size whatever the exponents are, so
 that their time does not tell how large a loss gradient is. That is no constant time: gmpy2's multiplications take a
 little longer for some numbers than for others, which number is read from memory depends on the exponent, and bases of
 unusual form, which a party that deviates can send, make some multiplications faster. ``Straus`` is for exponents that
 are uniform on their range.
+
+Bases are units modulo m, exponents lie within ±2^bits, and the number of products to come gives the width of windows.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import gmpy2
+import numpy as np
 from gmpy2 import mpz
+
+from vflsec.cipher.arithmetic.codec import cut, join
 
 Schedule = list[list[tuple[int, int]]]
 
@@ -23,11 +29,11 @@ def inverses(bases: Sequence[mpz], modulus: mpz) -> list[mpz]:
     prefix = [mpz(1)]
     for base in bases:
         prefix.append(prefix[-1] * base % modulus)
-    rest, found = gmpy2.invert(prefix[-1], modulus), []
+    rest, inverted = gmpy2.invert(prefix[-1], modulus), []
     for base, before in zip(reversed(bases), reversed(prefix[:-1]), strict=True):
-        found.append(rest * before % modulus)
+        inverted.append(rest * before % modulus)
         rest = rest * base % modulus
-    return found[::-1]
+    return inverted[::-1]
 
 
 class Straus:
@@ -36,12 +42,6 @@ class Straus:
     The schedule of multiplications depends on the exponents: take it for those that are uniform on their range.
 
     Source: Straus 1964; sliding windows, as in Handbook of Applied Cryptography, 14.88.
-
-    Args:
-        bases: units modulo ``modulus``.
-        modulus: m.
-        bits: of the longest exponent.
-        products: how many are to come, for the width of the window.
     """
 
     def __init__(self, bases: Sequence[mpz], modulus: mpz, *, bits: int, products: int = 1) -> None:
@@ -90,12 +90,6 @@ class FixedWindow:
     exponents of zero give.
 
     Source: Straus 1964, with fixed windows.
-
-    Args:
-        bases: units modulo ``modulus``.
-        modulus: m.
-        bits: |exponent| <= 2^bits.
-        products: how many are to come, for the width of the window.
     """
 
     def __init__(self, bases: Sequence[mpz], modulus: mpz, *, bits: int, products: int = 1) -> None:
@@ -139,11 +133,6 @@ class Pippenger:
     of; and buckets start from a random factor, which comes off at the end, so that no multiplication is by 1.
 
     Source: Pippenger 1976, in the form of Bernstein et al. 2012, section 4 (buckets).
-
-    Args:
-        bases: units modulo ``modulus``.
-        modulus: m.
-        bits: |exponent| <= 2^bits.
     """
 
     def __init__(self, bases: Sequence[mpz], modulus: mpz, bits: int) -> None:
@@ -184,3 +173,131 @@ def _random_unit(modulus: mpz) -> mpz:
 def pippenger_window(bases: int, bits: int) -> int:
     """Return the width of the digits that takes the fewest multiplications."""
     return min(range(2, 16), key=lambda w: -(-(bits + 2) // w) * (bases + (1 << w) + w))
+
+
+MEMORY = 128 << 20  # bytes that the table of one base may take
+_OBJECT = 48  # bytes that a number takes beside its digits
+_ENTRY = 4  # digits of a power that take as long as an entry of the table
+
+
+class FixedBase:
+    """The powers base^(d · 2^(window · k)) for all digits d and places k, modulo m^2.
+
+    A unit modulo m^2 is a (1 + m λ), with residue a and slope λ below m. The slope of a product is the sum of the
+    slopes, for (1 + m λ)(1 + m μ) = 1 + m (λ + μ). So a product of many takes multiplications by residues, which are
+    half as long as units are, two at a time, and sums.
+
+    Source: Brickell et al. 1992, with a table for each digit; residues and slopes are this package's.
+
+    Args:
+        base: a unit modulo m^2.
+        root: m.
+        bits: exponents are in [0, 2^bits).
+        uses: how many powers are about to be taken, for the width of the window.
+        subset: further elements; each is multiplied in if its bit is set, above the exponent's ``top`` bits.
+
+    Attributes:
+        top: the place of the first such bit: ``bits``, rounded up to whole digits.
+    """
+
+    def __init__(self, base: int, root: mpz, bits: int, *, uses: int, subset: Sequence[mpz] = ()) -> None:
+        self.root, self.modulus = root, root * root
+        self.window = fixed_base_window(self.modulus.bit_length(), bits, uses)
+        self.top = -(-bits // self.window) * self.window
+        self._size = 8 * -(-int(root).bit_length() // 64)  # bytes of a slope, in whole pairs of digits
+        self._residues: list[list[mpz]] = []
+        self._slopes: list[np.ndarray] = []  # in digits of 32 bits
+        power = _Unit.of(mpz(base), root)
+        for _ in range(0, bits, self.window):
+            power = self._append_powers(power)
+        for start in range(0, len(subset), self.window):
+            row = [_IDENTITY]
+            for element in subset[start : start + self.window]:
+                factor = _Unit.of(element, root)
+                row += [unit.times(factor, root) for unit in row]
+            self._append([unit.residue for unit in row], [unit.slope for unit in row])
+        if len(self._residues) % 2:  # they are taken in pairs
+            self._append([mpz(1)], [mpz(0)])
+
+    def _append_powers(self, power: _Unit) -> _Unit:
+        """Append the row of the powers from 0; return the next."""
+        unit, residues, slopes = _IDENTITY, [], []
+        for _ in range(1 << self.window):
+            residues.append(unit.residue)
+            slopes.append(unit.slope)
+            unit = unit.times(power, self.root)
+        self._append(residues, slopes)
+        return unit
+
+    def _append(self, residues: Sequence[mpz], slopes: Sequence[mpz]) -> None:
+        self._residues.append([residue + 0 for residue in residues])  # a copy takes no more memory than it needs
+        self._slopes.append(np.frombuffer(join(slopes, self._size), "<u4").reshape(len(slopes), -1))
+
+    def powers(self, exponents: Sequence[int]) -> list[mpz]:
+        """Return base^e for each e, place by place: a row of the table serves many while it is in the cache."""
+        root, modulus, products = self.root, self.modulus, [mpz(1)] * len(exponents)
+        places = _digits(exponents, self.window, len(self._residues))
+        for k in range(0, len(places), 2):
+            (row, other), digits = self._residues[k : k + 2], (d.tolist() for d in places[k : k + 2])
+            factors = zip(products, *digits, strict=True)
+            products = [product * (row[i] * other[j]) % modulus for product, i, j in factors]
+        sums = zip(products, self._sums(places), strict=True)
+        return [product * (1 + root * (slope % root)) % modulus for product, slope in sums]
+
+    def _sums(self, places: Sequence[np.ndarray]) -> list[int]:
+        """Return the sum of the slopes at each exponent's digits."""
+        total = np.zeros((len(places[0]), self._size // 4), "<u8")  # room for carries, which are left in place
+        for row, digits in zip(self._slopes, places, strict=True):
+            total += row.take(digits, axis=0)
+        even, odd = (cut(total[:, k::2].tobytes(), self._size, len(total), "slopes") for k in (0, 1))
+        return [low + (high << 32) for low, high in zip(even, odd, strict=True)]
+
+
+class _Unit(NamedTuple):
+    """A unit modulo m^2 in parts: its residue, the residue's inverse modulo m, and the slope."""
+
+    residue: mpz
+    inverse: mpz
+    slope: mpz
+
+    @classmethod
+    def of(cls, value: mpz, root: mpz) -> _Unit:
+        quotient, residue = divmod(value, root)
+        inverse = gmpy2.invert(residue, root)
+        return cls(residue, inverse, quotient * inverse % root)
+
+    def times(self, other: _Unit, root: mpz) -> _Unit:
+        quotient, residue = divmod(self.residue * other.residue, root)
+        inverse = self.inverse * other.inverse % root
+        return _Unit(residue, inverse, (self.slope + other.slope + quotient * inverse) % root)
+
+
+_IDENTITY = _Unit(mpz(1), mpz(1), mpz(0))
+
+
+def fixed_base_window(size: int, bits: int, uses: int) -> int:
+    """Return the width with the fewest multiplications, table and ``uses`` powers together, within ``MEMORY``.
+
+    m^2 has ``size`` bits, and the exponents have ``bits``.
+    """
+
+    def affordable(w: int) -> bool:
+        return -(-bits // w) * (size // 8 + _OBJECT) << w <= MEMORY
+
+    def work(w: int) -> int:
+        return -(-bits // w) * ((_ENTRY << w) + uses)
+
+    return min((w for w in range(1, 17) if affordable(w) or w == 1), key=work)
+
+
+def _digits(exponents: Sequence[int], window: int, places: int) -> list[np.ndarray]:
+    """Return for each place the digits of all exponents, lowest place first."""
+    size = places * window // 8 + 4  # a digit is read from three bytes
+    data = b"".join(exponent.to_bytes(size, "little") for exponent in exponents)
+    columns = np.frombuffer(data, np.uint8).reshape(len(exponents), size).T.astype(np.uint32)
+    digits = []
+    for place in range(places):
+        byte, shift = divmod(place * window, 8)
+        word = columns[byte] | columns[byte + 1] << 8 | columns[byte + 2] << 16
+        digits.append(word >> shift & (1 << window) - 1)
+    return digits

@@ -4,15 +4,24 @@ import math
 import random
 from typing import ClassVar
 
+import gmpy2
 import numpy as np
 import pytest
 from gmpy2 import mpz
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vflsec.cipher.arithmetic import multiexp
-from vflsec.cipher.arithmetic.fixed_base import MEMORY, FixedBase, _digits, fixed_base_window
-from vflsec.cipher.arithmetic.multiexp import FixedWindow, Pippenger, Straus, inverses, straus_schedule
+from vflsec.cipher.arithmetic.powers import (
+    MEMORY,
+    FixedBase,
+    FixedWindow,
+    Pippenger,
+    Straus,
+    _digits,
+    fixed_base_window,
+    inverses,
+    straus_schedule,
+)
 
 MODULUS = mpz(2**127 - 1)  # a prime
 units = st.integers(1, int(MODULUS) - 1).map(mpz)
@@ -65,7 +74,7 @@ class Logged:
 @pytest.mark.parametrize("count", [1, 3, 40])
 def test_the_work_depends_on_no_exponent(monkeypatch, count):
     """Gradients of zero, of one unit, and of the largest size take the same multiplications, none of them by 1."""
-    monkeypatch.setattr(multiexp.gmpy2, "powmod", lambda b, e, m: Logged(pow(getattr(b, "value", b), int(e), m)))
+    monkeypatch.setattr(gmpy2, "powmod", lambda b, e, m: Logged(pow(getattr(b, "value", b), int(e), m)))
     rng = random.Random(0)  # noqa: S311
     bases = [mpz(rng.randrange(2**100, int(MODULUS))) for _ in range(count)]
     for powers in (FixedWindow(bases, MODULUS, bits=23, products=4), Pippenger(bases, MODULUS, 23)):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from vflsec.cipher.arithmetic.low_rank import factor
+from vflsec.cipher.roles.active import factor
 
 
 def matrix(rows, columns, rank, seed):
