@@ -27,8 +27,9 @@ from nbclient import NotebookClient
 
 import vflsec
 from vflsec.papers import recipe
+from vflsec.papers.recipe_grid import CellValues
 from vflsec.papers.reproduction import Reproduction
-from vflsec.report import table
+from vflsec.report import formats
 from vflsec.report.report import Report
 
 ROOT = Path(__file__).parents[1]
@@ -74,7 +75,7 @@ def measured(name: str, page: Path) -> str:
     read, found = recipe.read_recipe(name), json.loads(page.with_suffix(".json").read_text())
     rows, columns = ([one.name for one in parts] for parts in (read.rows, read.columns))
     cells = [
-        recipe.Measured(
+        CellValues(
             row=rows.index(cell["row"]),
             column=columns.index(cell["column"]),
             by_seed={int(seed): value for seed, value in cell["by_seed"].items()},
@@ -82,7 +83,7 @@ def measured(name: str, page: Path) -> str:
         for cell in found["cells"]
     ]
     made = Reproduction(name, read, cells)
-    return "\n\n".join([made.cells().title, table.as_markdown(made.cells()), *made.remarks()])
+    return "\n\n".join([made.cells().title, formats.as_markdown(made.cells()), *made.remarks()])
 
 
 def packages(root: Path) -> dict[str, Path]:

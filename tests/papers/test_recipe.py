@@ -4,6 +4,7 @@ import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -15,11 +16,10 @@ from tests.papers.datasets.layouts import write_avazu, write_bhi, write_modelnet
 from vflsec.base.errors import UsageError
 from vflsec.cli import cli
 from vflsec.core import registry
-from vflsec.papers import every_defense
 from vflsec.papers import recipe as recipes
-from vflsec.papers.recipe import Measured, Quick, RecipeGrid, read_recipe
-from vflsec.papers.reproduction import Reproduction, measure_recipe
-from vflsec.results.records.schema import Block
+from vflsec.papers.recipe import Quick, read_recipe
+from vflsec.papers.recipe_grid import CellValues, RecipeGrid
+from vflsec.papers.reproduction import Reproduction
 from vflsec.run import spec as specs
 from vflsec.run.store import CellFacts, Store
 
@@ -163,7 +163,7 @@ def test_an_interruption_says_how_many_trainings_are_kept(own, tmp_path, monkeyp
     monkeypatch.setattr(RecipeGrid, "compute", interrupted)
     done = run(own(), "--seeds", "2", "--jobs", "1", "--out", str(tmp_path / "run"))
     assert done.exit_code == 130
-    assert "interrupted: 1 training and 0 results are kept in" in done.stderr
+    assert "interrupted: 1 training and 1 result are kept in" in done.stderr
 
 
 @pytest.mark.long
@@ -204,7 +204,7 @@ def grid(values, printed):
     table = read_recipe("vflhlp-table2")
     rows = [msgspec.structs.replace(table.rows[0], name=str(k), printed=[p]) for k, p in enumerate(printed)]
     recipe = msgspec.structs.replace(table, rows=rows, columns=table.columns[:1], seeds=3, quick=Quick())
-    found = [Measured(row=k, column=0, by_seed=dict(enumerate(v)), metric="auc") for k, v in enumerate(values)]
+    found = [CellValues(row=k, column=0, by_seed=dict(enumerate(v)), metric="auc") for k, v in enumerate(values)]
     return Reproduction("one", recipe, found)
 
 
@@ -334,10 +334,10 @@ def test_the_recipes_are_listed():
 def test_what_is_in_the_store_is_what_is_shown(own, tmp_path):
     recipe = recipes.with_seeds(read_recipe(own()), None, quick=True)
     job = RecipeGrid(recipe, Store(tmp_path / "run"))
-    assert [one.by_seed for one in measure_recipe(job)] == [{}]
+    assert [one.by_seed for one in job.measure()] == [{}]
     assert len(list(job.compute(jobs=1, device="cpu"))) == 1
     assert job.missing() == 0
-    assert len(measure_recipe(job)[0].by_seed) == 1
+    assert len(job.measure()[0].by_seed) == 1
 
 
 ATTACKED = """
@@ -394,7 +394,7 @@ def reproduced(path, folder, seeds=2):
     recipe = recipes.with_seeds(read_recipe(path), seeds, quick=False)
     job = RecipeGrid(recipe, Store(folder))
     list(job.compute(jobs=1, device="cpu"))
-    return Reproduction("one", recipe, measure_recipe(job), job)
+    return Reproduction("one", recipe, job.measure(), job)
 
 
 @pytest.mark.long
@@ -456,16 +456,14 @@ def test_what_an_evaluation_cannot_give_is_refused(attacked, tmp_path, more, col
         RecipeGrid(read_recipe(attacked(more, column)), Store(tmp_path / "run"))
 
 
-def test_validation_rows_alone_choose_among_trials():
-    def facts(validation, test):
-        block = Block(metrics={"auc": test}, ci95_rows=(None, None), chance=0.5, n=10)
-        return CellFacts(validation=validation, utility=block)
-
-    better, worse = facts(0.7, 0.1), facts(0.6, 0.9)
-    assert recipes.chosen([worse, better]) is better
-    assert recipes.chosen([worse, facts(None, 1.0)]) is worse
-    assert recipes.chosen([worse]) is worse
-    assert recipes.chosen([]) is None
+def test_validation_rows_alone_choose_among_trials(own, tmp_path, monkeypatch):
+    job = RecipeGrid(read_recipe(own()), Store(tmp_path / "run"))
+    monkeypatch.setattr(RecipeGrid, "_validate", lambda self, cell: cell)
+    better, worse, failed = (SimpleNamespace(cell=score) for score in (0.7, 0.6, -math.inf))
+    assert job.choose([worse, better]) is better
+    assert job.choose([worse, failed]) is worse
+    assert job.choose([worse]) is worse
+    assert job.choose([]) is None
 
 
 def test_the_best_trial_on_validation_rows_counts(own, tmp_path):
@@ -538,7 +536,7 @@ def test_options_of_other_methods_are_left_out():
 def test_curves_have_a_line_for_each_row_and_a_diagram_for_each_panel():
     recipe = read_recipe("fedhssl-fig6")
     found = [
-        Measured(row=i, column=j, by_seed={0: 0.1 * j, 1: 0.2 * j}, metric="accuracy")
+        CellValues(row=i, column=j, by_seed={0: 0.1 * j, 1: 0.2 * j}, metric="accuracy")
         for i in range(len(recipe.rows))
         for j in range(len(recipe.columns))
     ]
@@ -563,7 +561,7 @@ def test_all_stands_for_every_attack_on_labels(attacked, tmp_path):
     path = Path(attacked(column='attack = "worst"'))
     path.write_text(path.read_text().replace('["mc:epochs=5"]', '["all"]'))
     job = RecipeGrid(recipes.with_seeds(read_recipe(str(path)), 1, quick=False), Store(tmp_path / "run"))
-    found = {attack.name for attack in job.points[0, 1].spec.attacks}
+    found = {attack.name for attack in job.parts[0, 1][0].spec.attacks}
     assert {"mc", "fusion", "norm", "self-training"} <= found
     assert not found & {"column-fusion", "membership", "attribute"}
 
@@ -669,7 +667,7 @@ def matrix(changes):
     base = {seed: 0.2 + 0.1 * seed for seed in range(len(changes))}
     moved = {seed: base[seed] + change for seed, change in enumerate(changes)}
     places = [(row, column, base if row == 0 else moved) for row in (0, 1) for column in range(4)]
-    found = [Measured(row=row, column=column, by_seed=by_seed) for row, column, by_seed in places]
+    found = [CellValues(row=row, column=column, by_seed=by_seed) for row, column, by_seed in places]
     return Reproduction("own", msgspec.structs.replace(recipe, seeds=len(changes)), found)
 
 
@@ -706,12 +704,12 @@ def test_a_row_to_compare_with_must_exist(tmp_path):
 
 def test_every_defense_of_labels_has_a_row_for_each_strength():
     known = registry.entries("defenses").keys()
-    assert known - every_defense.of_labels().keys() == {"dp-sgd", "id-lmid", "phe"}, "they hide no labels of networks"
+    assert known - recipes.list_defenses().keys() == {"dp-sgd", "id-lmid", "phe"}, "they hide no labels of networks"
     recipe = read_recipe("cross-risk")
     rows = {(row.defense, row.strength) for row in recipe.rows[1:]}
     spec = specs.read(recipe.settings_of(recipe.rows[0], recipe.columns[0]))
     assert rows == {(defense.label, strength) for defense in spec.defenses for strength in defense.strengths}
-    assert {name for name, _ in rows} == every_defense.of_labels().keys()
+    assert {name for name, _ in rows} == recipes.list_defenses().keys()
     for name, strength in rows:
         assert strength in registry.load("defenses", name).strengths
 
@@ -726,4 +724,4 @@ def test_the_recipe_of_the_page_takes_other_data(tmp_path):
         settings = own.settings_of(row, column)
         assert settings["dataset"] == "mine.toml"
         assert settings["attacks"] == base.settings_of(row, column)["attacks"]
-        assert settings["defenses"] == every_defense.swept()
+        assert settings["defenses"] == recipes.list_swept()

@@ -12,7 +12,6 @@ import vflsec
 from vflsec.base.errors import UsageError
 from vflsec.cli import cli
 from vflsec.papers import study_grid as studies
-from vflsec.papers.judgement import measure_study
 from vflsec.papers.measurements import read_measurements
 from vflsec.papers.study_grid import StudyGrid, read_study
 from vflsec.run.store import Store
@@ -154,7 +153,7 @@ def test_leaks_and_cap_are_those_of_an_evaluation(write, tmp_path):
     job = StudyGrid("own", one, Store(tmp_path / "run"))
     with job.store.lock():
         list(job.compute(jobs=1, device="cpu"))
-    found = {(own.arm, own.measure): own for own in measure_study(job).values}
+    found = {(own.arm, own.measure): own for own in job.measure().values}
     report = vflsec.evaluate(
         dataset="toy", data={"options": {"rows": 300}}, attack="mc:epochs=3", defense="iso", strengths=[1, 5], seeds=2,
         aux={"folds": 0}, train={"epochs": 2, "target": 0.3}, out=tmp_path / "eval",

@@ -11,8 +11,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from vflsec.papers.entry import Entry
 from vflsec.papers.recipe import Recipe
+from vflsec.papers.recipe_grid import TableEntry
 from vflsec.report.curve import COLORS, LABELS, MARKERS, Curve, fixed_style
 from vflsec.results.statistics import over_seeds
 
@@ -22,12 +22,12 @@ WIDTH, HEIGHT = 3.9, 3.1
 
 
 @fixed_style()
-def draw_curves(recipe: Recipe, entries: Sequence[Entry]) -> Curve:
+def draw_curves(recipe: Recipe, entries: Sequence[TableEntry]) -> Curve:
     """Return the values over the columns, one diagram for each group and panel, one line for each row.
 
     Bars are 95 % intervals over seeds; printed values are open points without a line.
     """
-    panels: dict[tuple[str, str], dict[str, list[Entry]]] = {}
+    panels: dict[tuple[str, str], dict[str, list[TableEntry]]] = {}
     for row in recipe.rows:
         of_row = [entry for entry in entries if (entry.group, entry.row) == (row.group, row.name)]
         panels.setdefault((row.group, row.panel), {})[row.curve or row.name] = of_row
@@ -53,7 +53,7 @@ def draw_curves(recipe: Recipe, entries: Sequence[Entry]) -> Curve:
 
 
 @fixed_style()
-def draw_tradeoff(recipe: Recipe, entries: Sequence[Entry]) -> Curve:
+def draw_tradeoff(recipe: Recipe, entries: Sequence[TableEntry]) -> Curve:
     """Return utility against leak: one diagram for each group and column of leaks, one line for each curve.
 
     Colors are curves and markers are strengths. Crosses are 95 % intervals over seeds; printed values are open.
@@ -102,7 +102,7 @@ def draw_tradeoff(recipe: Recipe, entries: Sequence[Entry]) -> Curve:
 
 
 @fixed_style()
-def draw_changes(recipe: Recipe, entries: Sequence[Entry]) -> Curve:
+def draw_changes(recipe: Recipe, entries: Sequence[TableEntry]) -> Curve:
     """Return a heat map of the changes against one row: rows by columns of leaks.
 
     Those that are told from 0 have a color, red for the worse and blue for the better, which is full at the largest
@@ -132,9 +132,47 @@ def draw_changes(recipe: Recipe, entries: Sequence[Entry]) -> Curve:
     return figure
 
 
+@fixed_style()
+def draw_cells(recipe: Recipe, entries: Sequence[TableEntry]) -> Curve:
+    """Return printed and measured values with their intervals, a diagram for each group."""
+    groups = list(dict.fromkeys(entry.group for entry in entries))
+    columns = [column.name for column in recipe.columns]
+    longest = max(len({e.row for e in entries if e.group == group}) for group in groups)
+    figure = Curve(
+        figsize=(max(7.0, 1.5 + 3.2 * len(groups)), 2.2 + 0.22 * longest * min(len(columns), 4)), layout="constrained"
+    )
+    grid = figure.subplots(1, len(groups), squeeze=False)
+    for axes, group in zip(grid[0], groups, strict=True):
+        of_group = [entry for entry in entries if entry.group == group]
+        rows = list(dict.fromkeys(entry.row for entry in of_group))
+        for entry in of_group:
+            k = columns.index(entry.column)
+            y = rows.index(entry.row) + (k - (len(columns) - 1) / 2) * 0.7 / len(columns)
+            color = COLORS[k % len(COLORS)]
+            if entry.printed is not None:
+                axes.plot([entry.printed], [y], "o", color=color, markerfacecolor="white", ms=4)
+            if entry.measured is not None:
+                low = entry.measured if entry.low is None else entry.low
+                high = entry.measured if entry.high is None else entry.high
+                axes.plot([low, high], [y, y], color=color, linewidth=1)
+                axes.plot([entry.measured], [y], "o", color=color, ms=4)
+        axes.set_yticks(range(len(rows)), rows)
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.set_title(group, loc="left", fontsize=9)
+        axes.grid(axis="x", alpha=0.25, linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+    for k, column in enumerate(columns):
+        grid[0][0].plot([], [], "o", color=COLORS[k % len(COLORS)], label=column)
+    grid[0][0].plot([], [], "o", color="#666666", markerfacecolor="white", label="open: printed")
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.suptitle("\n".join(textwrap.wrap(recipe.title, 90)), x=0.01, ha="left", fontsize=10)
+    return figure
+
+
 def _draw_curve(
     axes: Axes,
-    measured: Sequence[tuple[Entry, Entry, str]],
+    measured: Sequence[tuple[TableEntry, TableEntry, str]],
     printed: Sequence[tuple[float, float, str]],
     k: int,
 ) -> None:
@@ -152,7 +190,7 @@ def _draw_curve(
         axes.plot([a], [b], marker, color=color, ms=6.5, markeredgecolor="white", markeredgewidth=0.7, zorder=20 + k)
 
 
-def _draw_line(axes: Axes, x: Sequence[float], entries: Sequence[Entry], k: int, within: float) -> None:
+def _draw_line(axes: Axes, x: Sequence[float], entries: Sequence[TableEntry], k: int, within: float) -> None:
     color, marker = COLORS[k % len(COLORS)], _marker(k)
     there = [(place, entry) for place, entry in zip(x, entries, strict=True) if entry.measured is not None]
     for place, entry in there:
@@ -174,7 +212,7 @@ def _draw_line(axes: Axes, x: Sequence[float], entries: Sequence[Entry], k: int,
             axes.plot([place + 0.02 * within], [entry.printed], marker, color=color, markerfacecolor="white", ms=3.5)
 
 
-def _span(entry: Entry) -> list[float]:
+def _span(entry: TableEntry) -> list[float]:
     """Return the ends of the interval; the mean twice where there is none."""
     mean = entry.measured or 0.0
     return [mean if entry.low is None else entry.low, mean if entry.high is None else entry.high]

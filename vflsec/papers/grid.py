@@ -1,4 +1,4 @@
-"""A grid of experiments in one store: at each place several trainings, or an evaluation with attacks."""
+"""A grid of experiments in one store, from settings in TOML files: trainings, or evaluations with attacks."""
 
 from __future__ import annotations
 
@@ -6,29 +6,41 @@ import copy
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-import torch
-from joblib import Parallel, delayed
 
 from vflsec.base import files
 from vflsec.base.checks import unknown
 from vflsec.base.errors import UsageError
-from vflsec.core.method import Trained
-from vflsec.results.metrics import METRICS
 from vflsec.results.records.schema import Record
-from vflsec.run import engine, training
+from vflsec.run import engine
 from vflsec.run import spec as specs
-from vflsec.run.cell import Cell
 from vflsec.run.engine import Plan
 from vflsec.run.job import Evaluation, manifest_of
-from vflsec.run.plan import Names, resolve, training_cell
+from vflsec.run.plan import Baseline, Names, Trial, resolve, training_cell, training_trial
 from vflsec.run.spec import EvalSpec
-from vflsec.run.store import CellFacts, StageDone, Store
+from vflsec.run.store import StageDone, Store
 
 Table = dict[str, Any]
 Place = tuple[int, int]
+T = TypeVar("T")
+
+
+class Trainings(NamedTuple):
+    """A training of each seed without an attack, which runs as an evaluation does."""
+
+    spec: EvalSpec
+
+    def trials(self) -> Iterator[Trial]:
+        """Yield all results, which have no attack."""
+        method = self.spec.methods[0]
+        for seed in range(self.spec.seeds):
+            yield training_trial(self.spec, method, training_cell(self.spec, method, seed))
+
+    def baselines(self) -> tuple[Baseline, ...]:
+        """Return no results, since no attack has any without the federation."""
+        return ()
 
 
 class Grid:
@@ -38,7 +50,7 @@ class Grid:
         store: where trainings and results are kept; a second run computes what is missing.
 
     Attributes:
-        validated: keys of the trainings that are kept with their metric on validation rows.
+        parts: what is computed for each place; a place of several chooses one of them for each seed.
     """
 
     def __init__(self, store: Store) -> None:
@@ -46,66 +58,62 @@ class Grid:
             if (store.folder / name).exists():
                 raise UsageError(f"expected a folder of its own, got {store.folder} with {name}: name another")
         self.store = store
-        self.trainings: dict[Place, list[Cell]] = {}
-        self.points: dict[Place, Evaluation] = {}
-        self.validated: set[str] = set()
+        self.parts: dict[Place, list[Trainings | Evaluation]] = {}
 
-    @property
-    def different_cells(self) -> dict[str, Cell]:
-        """The different trainings by key."""
-        return {cell.key: cell for own in self.trainings.values() for cell in own}
-
-    @property
-    def different_points(self) -> list[Evaluation]:
-        """The different evaluations."""
-        return list({id(one.spec): one for one in self.points.values()}.values())
-
-    def missing(self) -> int:
-        """Return the number of trainings and results that are to be computed."""
-        return len(self._open_cells()) + self.plan().missing
-
-    def plan(self) -> Plan:
-        """Return what is to be computed with attacks."""
-        parts = self.different_points
+    def plan(self, kind: type[Trainings | Evaluation]) -> Plan:
+        """Return what is to be computed of one kind of parts."""
+        every = (part for parts in self.parts.values() for part in parts if isinstance(part, kind))
+        parts = {id(part): part for part in every}.values()
         wanted, alone = ([part.trials() for part in parts], [part.baselines() for part in parts])
         return engine.plan_trials(chain(*wanted), chain(*alone), self.store)
 
-    def compute(self, *, jobs: int, device: str) -> Iterator[Record | StageDone | str]:
-        """Compute what is missing; yield each record, or the name of each training."""
-        todo = self._open_cells()
-        yield from Parallel(n_jobs=min(jobs, max(1, len(todo))), return_as="generator", batch_size=1)(
-            delayed(_train)(cell, self.store.folder, device, validated=cell.key in self.validated) for cell in todo
-        )
-        yield from engine.evaluate(self.plan(), self.store, jobs=jobs, device=device)
+    def missing(self) -> int:
+        """Return the number of trainings and results that are to be computed."""
+        return self.plan(Trainings).missing + self.plan(Evaluation).missing
 
-    def facts(self, cell: Cell) -> CellFacts | None:
-        """Return the facts of a training; None if the store has none."""
-        found = self.store.cell(cell.key).read()
-        return found if isinstance(found, CellFacts) else None
+    def compute(self, *, jobs: int, device: str) -> Iterator[Record | StageDone]:
+        """Compute what is missing; yield each record."""
+        for kind in (Trainings, Evaluation):  # in this order, since evaluations use the trainings that are there
+            yield from engine.evaluate(self.plan(kind), self.store, jobs=jobs, device=device)
 
-    def _open_cells(self) -> list[Cell]:
-        cells = self.different_cells.items()
-        return [cell for key, cell in cells if not _is_done(self.facts(cell), validated=key in self.validated)]
+    def records(self) -> dict[str, Record]:
+        """Return the results in the store that belong to this grid, by key."""
+        plans = self.plan(Trainings), self.plan(Evaluation)
+        keys = {row.key for todo in plans for row in todo.rows}
+        keys |= {baseline.key for todo in plans for baseline in todo.baselines}
+        return {key: record for key, record in self.store.records().items() if key in keys}
+
+    def seconds(self) -> float:
+        """Return the time of all trainings, with the phases that they share, and attacks that are in the store."""
+        rows = [*self.plan(Trainings).rows, *self.plan(Evaluation).rows]
+        keys = {key for row in rows for key in (row.cell.key, *map(row.cell.stage_key, row.cell.stages))}
+        trained = [self.store.cell(key).read() for key in keys]
+        attacked = sum(record.seconds.get("attack", 0.0) for record in self.records().values())
+        return attacked + sum(facts.seconds for facts in trained if facts)
 
 
 def merged(*tables: Mapping[str, Any]) -> Table:
     """Return tables of settings in one, of which the later win."""
-    found: Table = {}
+    result: Table = {}
     for table in tables:
         for key, value in table.items():
-            both = isinstance(value, Mapping) and isinstance(found.get(key), Mapping)
-            found[key] = merged(found[key], value) if both else copy.deepcopy(value)
-    return found
+            both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+            result[key] = merged(result[key], value) if both else copy.deepcopy(value)
+    return result
 
 
-def trainings(settings: Mapping[str, Any], seeds: int) -> list[Cell]:
-    """Return the checked training of each seed."""
+def prepare_trainings(settings: Mapping[str, Any], seeds: int) -> Trainings:
+    """Return the checked training of each seed.
+
+    Raises:
+        UsageError: a setting that training does not have, or several methods.
+    """
     spec = specs.read_training(settings)
     engine.check_training(spec)
-    return [training_cell(spec, spec.methods[0], seed) for seed in range(seeds)]
+    return Trainings(msgspec.structs.replace(spec, seeds=seeds))
 
 
-def evaluation(settings: Mapping[str, Any], seeds: int, target: str = "") -> EvalSpec:
+def prepare_evaluation(settings: Mapping[str, Any], seeds: int, target: str = "") -> Evaluation:
     """Return a checked evaluation; ``all`` means the attacks on ``target``, if there is one."""
     spec = specs.read({**settings, "seeds": seeds})
     if any(attack.name == engine.ALL for attack in spec.attacks):
@@ -114,54 +122,53 @@ def evaluation(settings: Mapping[str, Any], seeds: int, target: str = "") -> Eva
             attacks = tuple(attack for attack in spec.attacks if resolve(attack).kind.target == target)
             spec = msgspec.structs.replace(spec, attacks=attacks)
     engine.check(spec)
-    return spec
+    return Evaluation(spec, Names(""), {}, manifest_of(spec))
 
 
-def point(spec: EvalSpec, values: Mapping[str, Any]) -> Evaluation:
-    """Return a checked evaluation with the values that tell it from others."""
-    return Evaluation(spec, Names(""), {}, manifest_of(spec), dict(values))
-
-
-def strengths(spec: EvalSpec) -> set[float]:
-    """Return all strengths of an evaluation, 0 among them."""
-    return {0.0, *(strength for defense in spec.defenses for strength in spec.strengths_of(defense))}
-
-
-def expect_attack(spec: EvalSpec, attack: str) -> None:
-    """Raise UsageError unless the evaluation has a leak of this name."""
-    names = (*spec.labels, *(one.name for one in spec.attacks), "worst")
-    if attack not in names:
+def expect_measure(spec: EvalSpec, measure: str, attack: str, strength: float | None) -> None:
+    """Raise UsageError unless an evaluation has a leak by ``attack``, and the strength; CAP needs several of these."""
+    strengths = {0.0, *(strength for defense in spec.defenses for strength in spec.strengths_of(defense))}
+    names = (*spec.labels, *(known.name for known in spec.attacks), "worst")
+    if attack and attack not in names:
         raise UsageError(unknown("attack", attack, spec.labels))
+    if measure in ("cap", "calibrated") and len(strengths) == 1:
+        raise UsageError("expected a defense with strengths in settings.defenses for CAP, got none")
+    if strength is not None and strength not in strengths:
+        raise UsageError(f"expected strength among {sorted(strengths)}, got {strength:g}")
 
 
-def _is_done(facts: CellFacts | None, *, validated: bool) -> bool:
-    return facts is not None and (not validated or facts.validation is not None or facts.status != "ok")
+def list_names(folder: Path) -> list[str]:
+    """Return the names of the files in a folder."""
+    return sorted(path.stem for path in folder.glob("*.toml"))
 
 
-def _train(cell: Cell, folder: Path, device: str, *, validated: bool) -> str:
-    """Train one cell and keep it, with its metric on validation rows if ``validated``, unless the folder has it."""
-    store = Store(folder)
-    stored = store.cell(cell.key)
-    facts = stored.read()
-    if not _is_done(facts if isinstance(facts, CellFacts) else None, validated=validated):
-        with training.limit_threads():
-            trained, made = training.train(cell, device, store=store)
-            if trained and validated:
-                made.validation = validation(trained)
-        stored.remove()  # a training that was kept without that metric
-        stored.write(made, lambda path: trained.save(path) if trained else path.mkdir())
-        files.discard(stored.partial)
-    return f"{cell.dataset.name}, {cell.method.name}, seed {cell.seed}"
-
-
-def validation(trained: Trained) -> float:
-    """Return the headline metric on validation rows.
+def read_bundled(folder: Path, kind: str, name: str) -> Table:
+    """Return the settings of a ``kind`` in a folder that comes with vflsec.
 
     Raises:
-        UsageError: there are none.
+        UsageError: no such name.
     """
-    federation = trained.federation
-    labels = federation.active.labels.get("val", torch.empty(0)).cpu().numpy()
-    if not len(labels):
-        raise UsageError("expected validation rows to choose between trials, got none: raise data.validation")
-    return METRICS[federation.metric](trained.predict("val").detach().cpu().numpy(), labels)
+    if name not in list_names(folder):
+        raise UsageError(unknown(kind, name, list_names(folder)))
+    return files.parse_toml((folder / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def read_table(folder: Path, kind: str, name: str) -> Table:
+    """Return the settings of a ``kind`` by name, or from a TOML file.
+
+    Raises:
+        UsageError: no such name or file, or no TOML.
+    """
+    return specs.read_toml(Path(name)) if name.endswith(".toml") else read_bundled(folder, kind, name)
+
+
+def convert(name: str, table: Table, structure: type[T]) -> T:
+    """Return settings as a checked structure.
+
+    Raises:
+        UsageError: they are wrong; the message begins with ``name``.
+    """
+    try:
+        return msgspec.convert(table, structure)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise UsageError(f"{name}: {error}") from None

@@ -116,7 +116,7 @@ def _run(
     from vflsec import api
     from vflsec.base.checks import count
     from vflsec.cli.options import kept_on_interrupt
-    from vflsec.papers.judgement import largest_changes, measure_study
+    from vflsec.papers.judgement import largest_changes
     from vflsec.papers.measurements import write_measurements
     from vflsec.papers.study_grid import StudyGrid, read_study
     from vflsec.papers.verdicts import MeasuredStudy
@@ -137,9 +137,9 @@ def _run(
         with kept_on_interrupt(store):
             for _ in show_progress(job.compute(jobs=jobs or api.cores(), device=device), missing):
                 pass
-        measurements = measure_study(job)
+        measurements = job.measure()
         if rounding:
-            first = measure_study(StudyGrid(stem, msgspec.structs.replace(study, seeds=1), store))
+            first = StudyGrid(stem, msgspec.structs.replace(study, seeds=1), store).measure()
             other = _rounded_otherwise(name, stem, out / "rounding", jobs, device)
             measurements = msgspec.structs.replace(measurements, rounding=largest_changes(first, other))
         else:

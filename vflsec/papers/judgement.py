@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -13,16 +12,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from vflsec.base.checks import count
-from vflsec.papers.measurements import DIGITS, Measurements, measure_evaluation
+from vflsec.papers.measurements import DIGITS, Measurements
 from vflsec.papers.study import TOPICS
-from vflsec.papers.study_grid import StudyGrid
 from vflsec.papers.verdicts import DECISIONS, Comparison, MeasuredStudy, Verdict, judge
 from vflsec.report import formats
 from vflsec.report.formats import Cells
-from vflsec.results.analysis.summary import summarize
 from vflsec.results.statistics import FEWEST, LEVEL, POWER
-from vflsec.run.job import commit
-from vflsec.run.store import environment
 
 HEAD = """\
 # Published claims, judged
@@ -55,28 +50,6 @@ attacks that were run and of what the adversary infers alone, chosen on one half
 
 The data are small public ones, and so are the networks: a claim that does not hold here may hold on the paper's data.
 """
-
-
-def measure_study(job: StudyGrid) -> Measurements:
-    """Return all that the claims of a study need, as far as its store has it."""
-    records = job.store.records()
-    values = job.trained()
-    for place, at in job.points.items():
-        summary = summarize(at.manifest, records, out="")
-        data, arm = job.names(place)
-        for measure in job.measures[place]:
-            values.append(measure_evaluation(data, arm, measure, summary, at.manifest, records))
-    return Measurements(
-        study=job.name,
-        experiment=job.study.experiment,
-        registration=job.study.registration,
-        seeds=job.study.seeds,
-        time=datetime.now(UTC).isoformat(timespec="seconds"),
-        commit=commit(),
-        versions=environment(),
-        seconds=round(job.seconds(), 1),
-        values=values,
-    )
 
 
 class Judgement:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,10 @@ import msgspec
 
 from vflsec.base import files
 from vflsec.base.errors import StoreError, UsageError
-from vflsec.papers.study import ATTACKED, ArmMeasure
-from vflsec.results.analysis.results import Cap, Point, Summary
-from vflsec.results.records.manifest import Manifest
-from vflsec.results.records.schema import Block, Record, Result
+from vflsec.papers.study import ArmMeasure
+from vflsec.results.analysis.results import Summary
+from vflsec.results.records.schema import Record, Result
+from vflsec.run.plan import Trial
 
 DIGITS = 7
 """Decimal places that are kept of a value."""
@@ -73,43 +73,6 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     seconds: float
     values: list[Values]
     rounding: dict[str, float] = {}
-
-
-def read_outcome(
-    measure: ArmMeasure,
-    status: str,
-    utility: Block | None,
-    traffic: Sequence[tuple[str, str, str, str, int]],
-    reached: Mapping[str, float],
-) -> Outcome:
-    """Return a measure that needs no attack, of one training.
-
-    Raises:
-        UsageError: the utility has no such metric.
-    """
-    if status not in ("ok", "unconverged") or utility is None:
-        return status
-    if measure.kind == "bytes":
-        return float(sum(n for phase, *_, n in traffic if phase not in OF_NO_MODEL)), ""
-    if measure.kind == "bytes to target":
-        return (float(reached["true_bytes"]), "") if "true_bytes" in reached else "target not met"
-    metric = measure.metric or utility.metric
-    if metric not in utility.metrics:
-        raise UsageError(f"expected a metric that the data have, got {metric}; known: {', '.join(utility.metrics)}")
-    return utility.metrics[metric], metric
-
-
-def collect(data: str, arm: str, measure: ArmMeasure, outcomes: Mapping[int, Outcome]) -> Values:
-    """Return the outcomes of all seeds together."""
-    numbers = {seed: number for seed, number in outcomes.items() if not isinstance(number, str)}
-    return Values(
-        data=data,
-        arm=arm,
-        measure=measure.name,
-        metric=next((metric for _, metric in numbers.values()), ""),
-        by_seed=round_values({seed: value for seed, (value, _) in numbers.items()}),
-        lost={seed: reason for seed, reason in outcomes.items() if isinstance(reason, str)},
-    )
 
 
 def round_values(by_seed: Mapping[int, float]) -> dict[int, float]:
@@ -171,47 +134,65 @@ def write_measurements(path: Path, measurements: Measurements) -> None:
     files.replace(path, head + b',\n "values": [\n  ' + lines + b"\n ]\n}\n", mode=0o666)
 
 
-def measure_evaluation(
-    data: str, arm: str, measure: ArmMeasure, summary: Summary, manifest: Manifest, records: Mapping[str, Record]
+def measure_models(
+    data: str, arm: str, measure: ArmMeasure, rows: Iterable[Trial], records: Mapping[str, Record]
 ) -> Values:
-    """Return one measure of an arm, with the status of each seed that has none."""
-    if measure.kind not in ATTACKED:
-        return collect(data, arm, measure, _measure_models(measure, manifest, records))
-    if measure.kind in ("cap", "calibrated"):
-        cap = next((cap for cap in summary.cap if cap.attack == measure.attack), None)
-        return _measure_cap(data, arm, measure, cap, manifest.seeds)
-    points = (point for point in (*summary.worst, *summary.points) if point.attack == measure.attack)
-    point = next((point for point in points if point.strength == measure.strength), None)
-    return _measure_leak(data, arm, measure, point, manifest.seeds)
+    """Return a measure that needs no attack, with the status of each seed that has none.
 
-
-def _measure_models(measure: ArmMeasure, manifest: Manifest, records: Mapping[str, Record]) -> dict[int, Outcome]:
-    outcomes: dict[int, Outcome] = dict.fromkeys(range(manifest.seeds), "missing")
-    for row in manifest.rows:
+    Raises:
+        UsageError: the utility has no such metric.
+    """
+    outcomes: dict[int, Outcome] = {}
+    for row in rows:
         record = records.get(row.key)
+        outcomes.setdefault(row.seed, "missing")
         if row.strength == measure.strength and isinstance(record, Result):
-            outcomes[row.seed] = read_outcome(measure, record.status, record.utility, record.traffic, record.reached)
-    return outcomes
-
-
-def _measure_cap(data: str, arm: str, measure: ArmMeasure, cap: Cap | None, seeds: int) -> Values:
-    by_seed = {} if cap is None else cap.by_seed if measure.kind == "cap" else cap.calibrated_by_seed
-    why = cap.note if cap and cap.note else "missing"
-    lost = {seed: why for seed in range(seeds) if seed not in by_seed}
-    return Values(data=data, arm=arm, measure=measure.name, by_seed=round_values(by_seed), lost=lost)
-
-
-def _measure_leak(data: str, arm: str, measure: ArmMeasure, point: Point | None, seeds: int) -> Values:
-    by_seed = point.leak.by_seed if point else {}
-    failed = [status for status in (point.statuses if point else ()) if status not in ("ok", "unconverged")]
-    lost = {seed: ", ".join(failed) or "missing" for seed in range(seeds) if seed not in by_seed}
+            outcomes[row.seed] = _read_outcome(measure, record)
+    numbers = {seed: outcome for seed, outcome in outcomes.items() if not isinstance(outcome, str)}
     return Values(
         data=data,
         arm=arm,
         measure=measure.name,
-        metric=point.leak.metric if point else "",
-        by_seed=round_values(by_seed),
-        alone=round_values(point.leak.alone_by_seed) if point else {},
-        lost=lost,
-        unconverged=point.statuses.get("unconverged", 0) if point else 0,
+        metric=next((metric for _, metric in numbers.values()), ""),
+        by_seed=round_values({seed: value for seed, (value, _) in numbers.items()}),
+        lost={seed: reason for seed, reason in outcomes.items() if isinstance(reason, str)},
+    )
+
+
+def _read_outcome(measure: ArmMeasure, record: Result) -> Outcome:
+    if record.status not in ("ok", "unconverged") or record.utility is None:
+        return record.status
+    if measure.kind == "bytes":
+        return float(sum(n for phase, *_, n in record.traffic if phase not in OF_NO_MODEL)), ""
+    if measure.kind == "bytes to target":
+        return (float(record.reached["true_bytes"]), "") if "true_bytes" in record.reached else "target not met"
+    metrics, metric = record.utility.metrics, measure.metric or record.utility.metric
+    if metric not in metrics:
+        raise UsageError(f"expected a metric that the data have, got {metric}; known: {', '.join(metrics)}")
+    return metrics[metric], metric
+
+
+def measure_leaks(data: str, arm: str, measure: ArmMeasure, summary: Summary, seeds: int) -> Values:
+    """Return a measure of attacks, with the status of each seed that has none."""
+    if measure.kind in ("cap", "calibrated"):
+        cap = next((cap for cap in summary.cap if cap.attack == measure.attack), None)
+        by_seed = {} if cap is None else cap.by_seed if measure.kind == "cap" else cap.calibrated_by_seed
+        reason = cap.note if cap and cap.note else "missing"
+        lost = {seed: reason for seed in range(seeds) if seed not in by_seed}
+        return Values(data=data, arm=arm, measure=measure.name, by_seed=round_values(by_seed), lost=lost)
+    points = (point for point in (*summary.worst, *summary.points) if point.attack == measure.attack)
+    point = next((point for point in points if point.strength == measure.strength), None)
+    if point is None:
+        lost = dict.fromkeys(range(seeds), "missing")
+        return Values(data=data, arm=arm, measure=measure.name, lost=lost)
+    failed = ", ".join(status for status in point.statuses if status not in ("ok", "unconverged")) or "missing"
+    return Values(
+        data=data,
+        arm=arm,
+        measure=measure.name,
+        metric=point.leak.metric,
+        by_seed=round_values(point.leak.by_seed),
+        alone=round_values(point.leak.alone_by_seed),
+        lost={seed: failed for seed in range(seeds) if seed not in point.leak.by_seed},
+        unconverged=point.statuses.get("unconverged", 0),
     )

@@ -20,7 +20,7 @@ from vflsec.methods.split_method import SplitMethod
 from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.feature_groups import FeatureGroups
 from vflsec.nn.top import Top
-from vflsec.papers.recipe import RecipeGrid
+from vflsec.papers.recipe_grid import RecipeGrid
 from vflsec.report.curve import COLORS, Curve, fixed_style
 
 MAPPED_ROWS = 600
@@ -42,8 +42,8 @@ def draw_models(job: RecipeGrid) -> Curve:
     Nothing is drawn for models that are not in the store.
     """
     recipe = job.recipe
-    stored = {row.name: next(job.trained(i), None) for i, row in enumerate(recipe.rows)}
-    models = {name: trained for name, trained in stored.items() if trained is not None}
+    first = {row.name: next(iter(job.parts[i, 0][0].trials())) for i, row in enumerate(recipe.rows)}
+    models = {name: trained for name, trial in first.items() if (trained := job.load(trial.cell)) is not None}
     if not models:
         return Curve()
     if recipe.picture == "domains":

@@ -1,4 +1,4 @@
-"""A paper's table as a grid of settings, and what was measured at each of its cells.
+"""A paper's table as a grid of settings: what is measured at each of its cells.
 
 A recipe is a TOML file in the folder ``recipes``, or one that the user names: ``settings`` of all cells, and
 ``[[groups]]`` (datasets), ``[[rows]]`` and ``[[columns]]`` with settings of their own, of which the later win.
@@ -9,31 +9,27 @@ starts from another one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from vflsec.base.checks import unknown
 from vflsec.base.errors import UsageError
+from vflsec.core import hooks, registry
 from vflsec.core.attack import Target
-from vflsec.core.federation import load_states
-from vflsec.core.method import Trained
-from vflsec.papers import every_defense
-from vflsec.papers.grid import Grid, Place, Table, evaluation, expect_attack, merged, point, strengths, trainings
-from vflsec.papers.settings_files import convert, list_names, read_bundled, read_table
+from vflsec.core.defense import Defense, touches
+from vflsec.core.hooks import Runs
+from vflsec.core.message import Kind
+from vflsec.papers.grid import Table, convert, list_names, merged, read_bundled, read_table
 from vflsec.results.metrics import METRICS
-from vflsec.results.records.schema import Block, Result
 from vflsec.run import spec as specs
-from vflsec.run.cell import Cell
-from vflsec.run.federation import build_federation, build_method
-from vflsec.run.job import Evaluation
-from vflsec.run.store import CellFacts, Store
 
 FOLDER = Path(__file__).with_name("recipes")
 
 MOST_SEEDS = 1000
+UNDEFENDED = "no defense"
 LARGEST = 1e6
 """Printed values are below this."""
 
@@ -44,7 +40,7 @@ ATTACKED = ("leak", "alone", "cap")
 Picture = Literal["", "curves", "tradeoff", "changes", "importance", "swarm", "domains", "density"]
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TablePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A group, a row or a column: its name in the paper, and its settings.
 
     Attributes:
@@ -60,7 +56,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         curve: of a row: the curve that it belongs to, where each row is a point of one; empty for its name.
         trials: of a row: settings of which, for each seed, those with the best metric on validation rows count.
         original: of a group: the paper's data, if the settings name others, which stand in for them.
-        own: of a group: the settings that take the place of ``settings`` where the user has the paper's data.
+        paper: of a group, ``own`` in the file: the settings that take the place of ``settings`` where the user has the
+            paper's data.
     """
 
     name: str
@@ -79,7 +76,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     curve: str = ""
     trials: list[Table] = []
     original: str = ""
-    own: Table = {}
+    paper: Table = msgspec.field(name="own", default_factory=dict)
 
 
 class Asked(NamedTuple):
@@ -132,9 +129,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     title: str
     source: str
     measure: Measure
-    columns: list[Part]
-    rows: list[Part]
-    groups: list[Part] = []
+    columns: list[TablePart]
+    rows: list[TablePart]
+    groups: list[TablePart] = []
     settings: Table = {}
     metric: str = ""
     attack: str = "mc"
@@ -160,11 +157,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for kind, parts in (("column", self.columns), ("row", self.rows), ("group", self.groups)):
             _check_names(kind, parts, getattr(self.quick, f"{kind}s") or ())
         parts = [*self.groups, *self.rows, *self.columns]
-        tables = (table for part in parts for table in (part.settings, part.own, *part.trials))
+        tables = (table for part in parts for table in (part.settings, part.paper, *part.trials))
         for settings in (self.settings, self.quick.settings, *tables):
             _check_settings(settings)
         for group in self.groups:
-            if not isinstance(dataset := group.own.get("dataset", ""), str):
+            if not isinstance(dataset := group.paper.get("dataset", ""), str):
                 raise ValueError(f"group {group.name}: expected own.dataset to be a name, got {dataset!r}")
         for row in self.rows:
             self._check_row(row)
@@ -172,7 +169,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError(unknown("row in against", self.against, [row.name for row in self.rows]))
         self._check_measures()
 
-    def _check_row(self, row: Part) -> None:
+    def _check_row(self, row: TablePart) -> None:
         if len(row.printed) != len(self.columns):
             raise ValueError(f"row {row.name}: expected {len(self.columns)} printed values, got {len(row.printed)}")
         if any(math.isinf(value) or abs(value) > LARGEST for value in row.printed):
@@ -194,9 +191,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Whether any cell needs an evaluation with attacks; then utilities are those of that evaluation."""
         return any(self.asked(row, column).measure in ATTACKED for row in self.rows for column in self.columns)
 
-    def asked(self, row: Part, column: Part) -> Asked:
+    def asked(self, row: TablePart, column: TablePart) -> Asked:
         """Return what is measured at one cell."""
-        strengths = (one.strength for one in (column, row) if one.strength is not None)
+        strengths = (part.strength for part in (column, row) if part.strength is not None)
         return Asked(
             measure=column.measure or row.measure or self.measure,
             attack=column.attack or row.attack or self.attack,
@@ -211,7 +208,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def shortened(self) -> Recipe:
         """Return the recipe of a quick run."""
         quick = self.quick
-        kept = [k for k, one in enumerate(self.columns) if quick.columns is None or one.name in quick.columns]
+        kept = [k for k, column in enumerate(self.columns) if quick.columns is None or column.name in quick.columns]
         rows = [
             msgspec.structs.replace(row, printed=[row.printed[k] for k in kept])
             for row in self.rows
@@ -227,16 +224,16 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             settings=merged(self.settings, quick.settings),
         )
 
-    def group_of(self, row: Part) -> Part | None:
+    def group_of(self, row: TablePart) -> TablePart | None:
         """Return the group of a row."""
         return next((group for group in self.groups if group.name == row.group), None)
 
-    def settings_of(self, row: Part, column: Part) -> Table:
+    def settings_of(self, row: TablePart, column: TablePart) -> Table:
         """Return all settings of one cell of the table."""
         group = self.group_of(row)
         settings = merged(self.settings, group.settings if group else {}, row.settings, column.settings)
-        own = {specs.parse_method(text).name for text in settings.get("methods", ())}
-        others = set(specs.method_names()) - own  # a column may have options of the methods of several rows
+        methods = {specs.parse_method(text).name for text in settings.get("methods", ())}
+        others = set(specs.method_names()) - methods  # a column may have options of the methods of several rows
         if "method" in settings:
             settings["method"] = {name: given for name, given in settings["method"].items() if name not in others}
         return merged({"model": {"encoder": self._encoder}}, settings) if self._encoder else settings
@@ -250,7 +247,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return "auto" if any(method.encoder == "auto" for method in known) else ""
 
 
-def _check_names(kind: str, parts: Sequence[Part], quick: Collection[str]) -> None:
+def _check_names(kind: str, parts: Sequence[TablePart], quick: Collection[str]) -> None:
     """Raise ValueError unless the parts of one kind have different names, among them those of a quick run."""
     if not parts and kind != "group":
         raise ValueError(f"expected a {kind}, got none")
@@ -272,16 +269,6 @@ def _check_settings(settings: Table) -> None:
         raise ValueError("expected seeds beside settings, got them in settings: move them")
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured at one cell: a number for each seed that gave one; of a leak also what is inferred alone."""
-
-    row: int
-    column: int
-    by_seed: dict[int, float]
-    metric: str = ""
-    alone: dict[int, float] = {}
-
-
 def names() -> list[str]:
     """Return the names of the recipes that come with vflsec."""
     return list_names(FOLDER)
@@ -299,8 +286,8 @@ def read_recipe(name: str) -> Recipe:
         table = {key: value for key, value in {**base, **table}.items() if key != "like"}
     if table.get("every") and not table.get("rows"):
         columns = table.get("columns")
-        rows = every_defense.rows(len(columns) if isinstance(columns, list) else 0)
-        table = merged({"rows": rows, "settings": {"defenses": every_defense.swept()}}, table)
+        rows = list_rows(len(columns) if isinstance(columns, list) else 0)
+        table = merged({"rows": rows, "settings": {"defenses": list_swept()}}, table)
     return convert(name, table, Recipe)
 
 
@@ -310,20 +297,20 @@ def with_data(recipe: Recipe, folder: Path) -> Recipe:
     Raises:
         UsageError: it has none that the recipe could use.
     """
-    known = {group.own["dataset"] for group in recipe.groups if "dataset" in group.own}
-    found = {name for name in known if (folder / name).is_dir()}
-    if not found:
+    known = {group.paper["dataset"] for group in recipe.groups if "dataset" in group.paper}
+    there = {name for name in known if (folder / name).is_dir()}
+    if not there:
         expected = f"a folder {' or '.join(sorted(known))}" if known else "no --data-dir with this recipe"
         raise UsageError(f"expected {expected}, got {folder}: vflsec show dataset NAME says where data come from")
 
-    def on_own_data(group: Part) -> Part:
-        name = group.own.get("dataset")
-        if name not in found:
+    def on_papers_data(group: TablePart) -> TablePart:
+        name = group.paper.get("dataset")
+        if name not in there:
             return group
         place = {"data": {"options": {"data_dir": str(folder / str(name))}}}
-        return msgspec.structs.replace(group, settings=merged(group.own, place), original="")
+        return msgspec.structs.replace(group, settings=merged(group.paper, place), original="")
 
-    return msgspec.structs.replace(recipe, groups=[on_own_data(group) for group in recipe.groups])
+    return msgspec.structs.replace(recipe, groups=[on_papers_data(group) for group in recipe.groups])
 
 
 def with_seeds(recipe: Recipe, seeds: int | None, *, quick: bool) -> Recipe:
@@ -332,128 +319,43 @@ def with_seeds(recipe: Recipe, seeds: int | None, *, quick: bool) -> Recipe:
     return msgspec.structs.replace(chosen, seeds=seeds) if seeds else chosen
 
 
-class RecipeGrid(Grid):
-    """The measurements of a recipe: which are to be made, and how.
+def list_defenses() -> dict[str, type[Defense]]:
+    """Return the built-in defenses of labels by name: the active party, which alone has them, carries these.
 
-    Args:
-        recipe: of the table.
-        store: where trainings and results are kept; a second run computes what is missing.
+    They change the gradients that it sends, or how it learns from labels. Encryption of what it receives is no such
+    defense.
     """
-
-    def __init__(self, recipe: Recipe, store: Store) -> None:
-        """Check every cell of the table; nothing is computed."""
-        super().__init__(store)
-        self.recipe = recipe
-        self.trials: dict[Place, list[list[Cell]]] = {}  # by seed
-        made: dict[bytes, Any] = {}
-        for i, row in enumerate(recipe.rows):
-            for j, column in enumerate(recipe.columns):
-                settings = recipe.settings_of(row, column)
-                asked = recipe.asked(row, column)
-                if recipe.attacked:
-                    found = _once(made, settings, lambda given: _point(recipe, given))
-                    _check_asked(asked, found.spec)
-                    self.points[i, j] = found._replace(values={"row": row.name, "column": column.name})
-                    continue
-                trials = [merged(settings, trial) for trial in row.trials] or [settings]
-                cells = [_once(made, one, lambda given: trainings(given, recipe.seeds)) for one in trials]
-                self.trials[i, j] = [list(by_trial) for by_trial in zip(*cells, strict=True)]
-                self.trainings[i, j] = [cell for own in cells for cell in own]
-                if len(trials) > 1:  # validation rows choose among them
-                    self.validated |= {cell.key for cell in self.trainings[i, j]}
-
-    def seconds(self) -> float | None:
-        """Return the mean time that a training or a result in the store has taken; None if there is none."""
-        if self.recipe.attacked:
-            manifests = [one.manifest for one in self.different_points]
-            keys = {row.key for one in manifests for row in one.rows}
-            keys |= {baseline.key for one in manifests for baseline in one.baselines}
-            found = [record for key, record in self.store.records().items() if key in keys]
-            trained = {one.cell: one.seconds.get("train", 0.0) for one in found if isinstance(one, Result)}
-            spent = [sum(trained.values()), *(one.seconds.get("attack", 0.0) for one in found)]
-            return sum(spent) / len(found) if found else None
-        read = [self.facts(cell) for cell in self.different_cells.values()]
-        times = [facts.seconds for facts in read if facts]
-        return sum(times) / len(times) if times else None
-
-    def measured(self) -> list[Measured]:
-        """Return what the trainings in the store give at each cell of the table."""
-        return [self._of_trainings(place, seeds) for place, seeds in self.trials.items()]
-
-    def _of_trainings(self, place: tuple[int, int], seeds: Sequence[Sequence[Cell]]) -> Measured:
-        asked = self.recipe.asked(self.recipe.rows[place[0]], self.recipe.columns[place[1]])
-        found, metric = {}, asked.metric
-        for trials in seeds:
-            facts = chosen([one for one in map(self.facts, trials) if one])
-            if facts is None or facts.status != "ok" or facts.utility is None:
-                continue
-            metric = metric or facts.utility.metric
-            value = _value(facts, asked, metric, trials[0].dataset.name)
-            if value is not None:
-                found[trials[0].seed] = value
-        return Measured(row=place[0], column=place[1], by_seed=found, metric=metric)
-
-    def trained(self, row: int, column: int = 0) -> Iterator[Trained]:
-        """Yield the trained federations of one cell of the table, by seed, loaded from the store."""
-        for trials in self.trials[row, column]:
-            if self.facts(trials[0]):
-                federation, method = build_federation(trials[0], "cpu"), build_method(trials[0])
-                method.build(federation)
-                load_states(federation, self.store.cell(trials[0].key).path)
-                yield Trained(method, federation, {})
+    known = {name: registry.load("defenses", name) for name in registry.entries("defenses")}
+    return {
+        name: kind
+        for name, kind in known.items()
+        if registry.origin("defenses", name) == "built in"
+        and (kind.points[:1] == (Kind.GRADIENT,) or _acts_on_learning(kind))
+    }
 
 
-def chosen(trials: Sequence[CellFacts]) -> CellFacts | None:
-    """Return the facts of the trial with the best metric on validation rows; test rows play no part."""
-    if len(trials) < 2:
-        return trials[0] if trials else None
-    return max(trials, key=lambda facts: -math.inf if facts.validation is None else facts.validation)
+def _acts_on_learning(kind: type[Defense]) -> bool:
+    return any(hook.run_by is Runs.ACTIVE for hook in touches(kind) - {hooks.PROTOCOL})
 
 
-def _value(facts: CellFacts, asked: Asked, metric: str, dataset: str) -> float | None:
-    """Return what is asked of one training; None if it has no such number."""
-    if asked.measure == "hours":
-        spent = facts.phase_seconds
-        seconds = spent.get(asked.phase) if asked.phase else sum(spent.values())
-        return None if seconds is None else seconds / 3600
-    if asked.measure == "megabytes":
-        sent = facts.reached.get("paper_bytes")
-        return None if sent is None else sent / 2**20
-    assert facts.utility is not None
-    return metric_of(facts.utility, metric, dataset)
+def _ends(kind: type[Defense]) -> tuple[float, ...]:
+    """Return the first and the last of a defense's usual strengths."""
+    return tuple(dict.fromkeys((kind.strengths[0], kind.strengths[-1])))
 
 
-def metric_of(block: Block, metric: str, dataset: str) -> float:
-    """Return a metric of a block.
-
-    Raises:
-        UsageError: it has no such metric.
-    """
-    if metric not in block.metrics:
-        raise UsageError(f"expected a metric of {dataset}, got {metric}; known: {', '.join(block.metrics)}")
-    return block.metrics[metric]
+def list_swept() -> list[str]:
+    """Return each defense of labels with its strengths, as settings name them."""
+    return [f"{name}:lambda={','.join(map(repr, _ends(kind)))}" for name, kind in list_defenses().items()]
 
 
-def _once(made: dict[bytes, Any], settings: Table, make: Callable[[Table], Any]) -> Any:
-    """Return what ``make`` returns for ``settings``, made once."""
-    key = msgspec.json.encode(settings, order="deterministic")
-    if key not in made:
-        made[key] = make(settings)
-    return made[key]
-
-
-def _point(recipe: Recipe, settings: Mapping[str, Any]) -> Evaluation:
-    """Return the evaluation of one cell of a table with attacks, checked; of all attacks those on labels."""
-    spec = evaluation(settings, recipe.seeds, target="labels")
-    return point(spec, {})
-
-
-def _check_asked(asked: Asked, spec: specs.EvalSpec) -> None:
-    """Raise UsageError unless an evaluation gives what is asked of it."""
-    known = strengths(spec)
-    if asked.measure in ATTACKED:
-        expect_attack(spec, asked.attack)
-    if asked.measure == "cap" and len(known) == 1:
-        raise UsageError("expected a defense with strengths in settings.defenses for CAP, got none")
-    if asked.measure in ("leak", "alone", "utility") and asked.strength not in known:
-        raise UsageError(f"expected strength among {sorted(known)}, got {asked.strength:g}")
+def list_rows(columns: int) -> list[Table]:
+    """Return the rows of a recipe: without a defense, then each defense at each of its strengths."""
+    printed = [math.nan] * columns
+    return [
+        {"name": UNDEFENDED, "printed": printed},
+        *(
+            {"name": f"{name} {strength:.4g}", "printed": printed, "defense": name, "strength": strength}
+            for name, kind in list_defenses().items()
+            for strength in _ends(kind)
+        ),
+    ]

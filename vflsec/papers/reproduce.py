@@ -12,12 +12,12 @@ import click
 from vflsec.cli.options import device, output_format
 
 if TYPE_CHECKING:
-    from vflsec.papers.recipe import RecipeGrid
+    from vflsec.papers.recipe_grid import RecipeGrid
 
 
 def _time(missing: int, before: Iterable[RecipeGrid], jobs: int) -> str:
     """Return how long ``missing`` trainings or results take, by the first job that has some."""
-    each = next((seconds for job in before if (seconds := job.seconds())), None)
+    each = next((job.seconds() / done for job in before if (done := len(job.records()))), None)
     if each is None:
         return "time: unknown; run --quick first"
     return f"time: about {timedelta(seconds=round(each * missing / jobs))} with --jobs {jobs}, by past results"
@@ -56,7 +56,8 @@ def command(
     from vflsec.base.checks import count
     from vflsec.cli.options import kept_on_interrupt, show
     from vflsec.papers import recipe
-    from vflsec.papers.reproduction import Reproduction, measure_recipe
+    from vflsec.papers.recipe_grid import RecipeGrid
+    from vflsec.papers.reproduction import Reproduction
     from vflsec.report.progress import show_progress
     from vflsec.run.engine import check_device
     from vflsec.run.store import Store, writing
@@ -70,7 +71,7 @@ def command(
     chosen = recipe.with_seeds(recipe.with_data(read, data_dir) if data_dir else read, seeds, quick=quick)
     stem = Path(name).stem
     store = Store(out or Path("runs") / f"reproduce-{stem}{'-quick' * quick}")
-    job = recipe.RecipeGrid(chosen, store)
+    job = RecipeGrid(chosen, store)
     missing = job.missing()
     what = "result" if chosen.attacked else "training"
     click.echo(f"vflsec reproduce {stem}: {count(missing, what)} to compute   {store.folder}", err=True)
@@ -78,7 +79,7 @@ def command(
         before = [job]
         if not quick:
             folder = Path("runs") / f"reproduce-{stem}-quick"
-            before.append(recipe.RecipeGrid(recipe.with_seeds(read, None, quick=True), Store(folder)))
+            before.append(RecipeGrid(recipe.with_seeds(read, None, quick=True), Store(folder)))
         click.echo(_time(missing, before, jobs or api.cores()), err=True)
         return
     with store.lock():
@@ -86,7 +87,7 @@ def command(
         with kept_on_interrupt(store):
             for _ in show_progress(job.compute(jobs=jobs or api.cores(), device=device), missing):
                 pass
-    result = Reproduction(stem, chosen, measure_recipe(job), job)
+    result = Reproduction(stem, chosen, job.measure(), job)
     show(result, form)
     with writing(store.folder):
         for path in result.save_curve(store.folder):

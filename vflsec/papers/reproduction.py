@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pandas as pd
@@ -16,22 +15,14 @@ from rich.text import Text
 
 from vflsec.base.checks import count
 from vflsec.papers import diagrams
-from vflsec.papers.entry import Entry
 from vflsec.papers.model_pictures import draw_models
-from vflsec.papers.recipe import Asked, Measured, Part, Recipe, RecipeGrid
+from vflsec.papers.recipe import Recipe, TablePart
+from vflsec.papers.recipe_grid import CellValues, RecipeGrid, TableEntry
 from vflsec.report import formats
-from vflsec.report.curve import COLORS, Curve, fixed_style, save
+from vflsec.report.curve import Curve, save
 from vflsec.report.formats import NARROW, Cells
-from vflsec.results.analysis.groups import USABLE
 from vflsec.results.analysis.intervals import longer_side
-from vflsec.results.analysis.results import Damage, Leak, Summary
-from vflsec.results.analysis.results import Point as Leaking
-from vflsec.results.analysis.summary import summarize
-from vflsec.results.records.manifest import RowEntry
-from vflsec.results.records.schema import Record, Result
 from vflsec.results.statistics import Interval, over_seeds
-from vflsec.run.job import Evaluation
-from vflsec.run.plan import resolve
 
 WORSE, BETTER = "▲", "▽"
 
@@ -59,17 +50,17 @@ class Reproduction:
     Args:
         name: of the recipe.
         recipe: as it was run.
-        measured: at every cell.
+        cells: what was measured at each.
         job: whose trained models a picture shows; None where there are none.
     """
 
-    def __init__(self, name: str, recipe: Recipe, measured: Sequence[Measured], job: RecipeGrid | None = None) -> None:
+    def __init__(self, name: str, recipe: Recipe, cells: Sequence[CellValues], job: RecipeGrid | None = None) -> None:
         self.name, self.recipe, self.job = name, recipe, job
         rows = recipe.rows
         base = {
-            (rows[one.row].group, one.column): one.by_seed for one in measured if rows[one.row].name == recipe.against
+            (rows[cell.row].group, cell.column): cell.by_seed for cell in cells if rows[cell.row].name == recipe.against
         }
-        self.entries = [_entry(recipe, one, base.get((rows[one.row].group, one.column))) for one in measured]
+        self.entries = [_entry(recipe, cell, base.get((rows[cell.row].group, cell.column))) for cell in cells]
 
     def orders(self) -> list[Order]:
         """Return for each group how many pairs differ as printed."""
@@ -78,13 +69,13 @@ class Reproduction:
             for a, b in combinations(self.entries, 2)
             if a.group == b.group and (a.column == b.column if self.recipe.compared == "rows" else a.row == b.row)
         ]
-        found: dict[str, list[int]] = {}
+        by_group: dict[str, list[int]] = {}
         for a, b in pairs:
             if a.printed is None or b.printed is None or a.printed == b.printed:
                 continue
-            counts = found.setdefault(a.group, [0, 0, 0])
+            counts = by_group.setdefault(a.group, [0, 0, 0])
             counts[_agreement(a, b)] += 1
-        return [Order(group=g, same=c[0], other=c[1], open=c[2]) for g, c in found.items()]
+        return [Order(group=g, same=c[0], other=c[1], open=c[2]) for g, c in by_group.items()]
 
     def cells(self, *, narrow: bool = False) -> Cells:
         """Return the table: measured, its 95 % interval, and in brackets what is printed and the difference.
@@ -107,7 +98,7 @@ class Reproduction:
     def remarks(self) -> list[str]:
         """Return what stands below the table: stand-ins, orders, and what else differs from the paper."""
         shown = {entry.group for entry in self.entries}
-        found = [
+        lines = [
             f"STAND-IN {group.name}: measured on {group.settings.get('dataset')}, for want of {group.original}; only "
             f"orders can be compared"
             for group in self.recipe.groups
@@ -116,12 +107,12 @@ class Reproduction:
         for order in self.orders():
             where = f" of {order.group}" if order.group else ""
             total = order.same + order.other + order.open
-            found.append(
+            lines.append(
                 f"ORDER{where}: of {total} pairs that differ in print, {order.same} differ so here, {order.other} the "
                 f"other way round, {order.open} are not told apart (95 %, paired over seeds)"
             )
-        found += _alone(self.entries)
-        found += self._worse()
+        lines += _alone(self.entries)
+        lines += self._worse()
         has_phase = [entry for entry in self.entries if entry.seeds or entry.measure != "hours"]
         lost = [entry for entry in has_phase if entry.seeds < self.recipe.seeds]
         if lost:
@@ -131,8 +122,8 @@ class Reproduction:
                 if any(entry.measure == "megabytes" for entry in lost)
                 else "they diverged or collapsed"
             )
-            found.append(f"LOST seeds at {len(lost)} cells, for example {cells}: {reason}")
-        return [*found, *(f"NOTE {note}" for note in self.recipe.notes)]
+            lines.append(f"LOST seeds at {len(lost)} cells, for example {cells}: {reason}")
+        return [*lines, *(f"NOTE {note}" for note in self.recipe.notes)]
 
     def _worse(self) -> list[str]:
         """Return which risks some defense makes worse, and how many marks are to be expected by chance."""
@@ -143,12 +134,12 @@ class Reproduction:
         for entry in changes:
             if entry.worse and entry.measure == "leak":
                 by_column.setdefault(entry.column, []).append(entry.row)
-        found = [f"WORSE {column} ({WORSE}): {', '.join(rows)}" for column, rows in by_column.items()]
+        lines = [f"WORSE {column} ({WORSE}): {', '.join(rows)}" for column, rows in by_column.items()]
         wide = f"a change of less than its ± is not seen with {count(self.recipe.seeds, 'seed')}"
-        found = found or [f"WORSE nowhere beyond noise, compared with {self.recipe.against}; {wide}"]
+        lines = lines or [f"WORSE nowhere beyond noise, compared with {self.recipe.against}; {wide}"]
         chance = 0.025 * sum(entry.measure == "leak" for entry in changes)
         return [
-            *found,
+            *lines,
             f"MARKS {WORSE} worse, {BETTER} better: the 95 % interval over seeds of the paired change excludes 0; of "
             f"the columns of risks, about {chance:.1f} of each are to be expected by chance",
         ]
@@ -159,7 +150,9 @@ class Reproduction:
         recipe = self.recipe
         asked = [recipe.asked(row, column) for row in recipe.rows for column in recipe.columns]
         metrics = dict.fromkeys(
-            NAMES.get(one.metric, one.metric) for one in self.entries if one.metric and one.measure == "utility"
+            NAMES.get(entry.metric, entry.metric)
+            for entry in self.entries
+            if entry.metric and entry.measure == "utility"
         )
         of = f" ({', '.join(metrics)})" if metrics else ""
         what = {
@@ -173,7 +166,7 @@ class Reproduction:
         if recipe.against:
             shown = {"what each adversary gains over itself alone, chance or honest training": None}
         else:
-            shown = dict.fromkeys(what[one.measure].format(one.attack) for one in asked)
+            shown = dict.fromkeys(what[entry.measure].format(entry.attack) for entry in asked)
         return f"{recipe.source} · {', '.join(shown)} · {count(recipe.seeds, 'seed')}"
 
     def rich(self, width: int) -> RenderableType:
@@ -213,7 +206,7 @@ class Reproduction:
             "recipe": self.name,
             "source": self.recipe.source,
             "measure": self.recipe.measure,
-            "cells": [{**msgspec.to_builtins(one, str_keys=True), "worse": one.worse} for one in self.entries],
+            "cells": [{**msgspec.to_builtins(entry, str_keys=True), "worse": entry.worse} for entry in self.entries],
             "orders": msgspec.to_builtins(self.orders()),
             "notes": self.remarks(),
         }
@@ -231,7 +224,7 @@ class Reproduction:
             return diagrams.draw_tradeoff(self.recipe, self.entries)
         if picture == "changes":
             return diagrams.draw_changes(self.recipe, self.entries)
-        return draw_models(self.job) if picture and self.job else _draw(self)
+        return draw_models(self.job) if picture and self.job else diagrams.draw_cells(self.recipe, self.entries)
 
     def save_curve(self, folder: Path | str) -> list[Path]:
         """Write ``curve.svg`` and ``curve.png`` into ``folder``."""
@@ -242,90 +235,15 @@ class Reproduction:
         return self.table()
 
 
-def measure_recipe(job: RecipeGrid) -> list[Measured]:
-    """Return what the store of ``job`` holds for each cell of the table."""
-    if not job.recipe.attacked:
-        return job.measured()
-    records = job.store.records()
-    summaries: dict[int, Summary] = {}
-    found = []
-    for (i, j), point in job.points.items():
-        asked = job.recipe.asked(job.recipe.rows[i], job.recipe.columns[j])
-        if id(point.spec) not in summaries:
-            summaries[id(point.spec)] = summarize(point.manifest, records, out="")
-        summary = summaries[id(point.spec)]
-        by_seed, metric = _attacked(asked, point, records, summary)
-        leak = _leak(asked, summary)
-        alone = dict(leak.alone_by_seed) if leak and asked.measure == "leak" and not asked.metric else {}
-        if job.recipe.against and asked.measure == "leak":
-            base = alone or dict.fromkeys(by_seed, (leak.chance if leak else None) or 0.0)
-            by_seed, alone = {seed: value - base[seed] for seed, value in by_seed.items() if seed in base}, {}
-        found.append(Measured(row=i, column=j, by_seed=by_seed, metric=metric, alone=alone))
-    return found
-
-
-class Guessing(NamedTuple):
-    """What an attack reaches and what is reached without it, by seed and in the mean."""
-
-    metric: str
-    by_seed: dict[int, float]
-    alone_by_seed: dict[int, float]
-    chance: float | None
-
-
-def _leak(asked: Asked, summary: Summary) -> Leak | Guessing | None:
-    """Return the leak by the attack that is asked for, at its strength; on integrity, the success of its trigger."""
-    if asked.target == "integrity":
-        own = (d for d in summary.integrity if d.attack == asked.attack and _is_at(asked, d))
-        found = (Guessing(d.success.metric, d.success_by_seed, d.chance_by_seed, d.chance) for d in own)
-        return next(found, None)
-    points = (p for p in (*summary.points, *summary.worst) if p.target == asked.target and p.attack == asked.attack)
-    return next((p.leak_train if asked.guessed == "train" else p.leak for p in points if _is_at(asked, p)), None)
-
-
-def _is_at(asked: Asked, one: Damage | Leaking | RowEntry) -> bool:
-    return one.strength == asked.strength and (not one.strength or asked.defense in ("", one.defense))
-
-
-def _attacked(
-    asked: Asked, at: Evaluation, records: Mapping[str, Record], summary: Summary
-) -> tuple[dict[int, float], str]:
-    """Return a number for each seed, and its metric, from the records of one evaluation."""
-    if asked.measure == "cap":
-        cap = next((cap for cap in summary.cap if cap.attack == asked.attack), None)
-        return (dict(cap.by_seed) if cap else {}), summary.metric
-    if asked.measure == "alone":
-        leak = _leak(asked, summary)
-        return (dict(leak.alone_by_seed), leak.metric) if leak else ({}, "")
-    if asked.measure == "leak" and not asked.metric:
-        leak = _leak(asked, summary)
-        return (dict(leak.by_seed), leak.metric) if leak else ({}, "")
-    found: dict[int, float] = {}
-    metric = asked.metric
-    acting = {attack.label for attack in at.spec.attacks if resolve(attack).make().acts_in_training}
-    for row in at.manifest.rows:
-        record = records.get(row.key)
-        wanted = row.attack == asked.attack or (asked.measure == "utility" and row.attack not in acting)
-        if not _is_at(asked, row) or not wanted or not isinstance(record, Result) or record.control:
-            continue
-        if record.status not in USABLE:
-            continue
-        block = record.utility if asked.measure == "utility" else record.leak.get("test")
-        if block is not None:
-            metric = metric or block.metric
-            found[row.seed] = block.metrics[metric]
-    return found, metric
-
-
-def _entry(recipe: Recipe, one: Measured, base: Mapping[int, float] | None = None) -> Entry:
+def _entry(recipe: Recipe, cell: CellValues, base: Mapping[int, float] | None = None) -> TableEntry:
     """Return what was measured, or the change against ``base`` for another row."""
-    row, column = recipe.rows[one.row], recipe.columns[one.column]
-    values, against = one.by_seed, ""
+    row, column = recipe.rows[cell.row], recipe.columns[cell.column]
+    values, against = cell.by_seed, ""
     if base is not None and row.name != recipe.against:
-        values = {seed: value - base[seed] for seed, value in one.by_seed.items() if seed in base}
+        values = {seed: value - base[seed] for seed, value in cell.by_seed.items() if seed in base}
         against = recipe.against
     interval = over_seeds(list(values.values())) if values else None
-    printed = _printed(row, one.column)
+    printed = _printed(row, cell.column)
     measure = recipe.asked(row, column).measure
     least, most = 0.0, math.inf if measure in ("hours", "megabytes") else 1.0
     if recipe.against:
@@ -333,7 +251,7 @@ def _entry(recipe: Recipe, one: Measured, base: Mapping[int, float] | None = Non
     alone = interval is None or interval.n < 2
     group = recipe.group_of(row)
     stands_in = bool(group and group.original) or measure == "hours"  # of another machine
-    return Entry(
+    return TableEntry(
         group=row.group,
         row=row.name,
         column=column.name,
@@ -342,34 +260,34 @@ def _entry(recipe: Recipe, one: Measured, base: Mapping[int, float] | None = Non
         low=None if alone or interval is None else max(least, interval.low),
         high=None if alone or interval is None else min(most, interval.high),
         difference=interval.mean - printed if interval and printed is not None and not stands_in else None,
-        seeds=len(one.by_seed),
-        metric=one.metric,
-        by_seed=one.by_seed,
+        seeds=len(cell.by_seed),
+        metric=cell.metric,
+        by_seed=cell.by_seed,
         measure=measure,
         against=against,
-        alone=one.alone,
+        alone=cell.alone,
     )
 
 
-def _alone(entries: Sequence[Entry]) -> list[str]:
+def _alone(entries: Sequence[TableEntry]) -> list[str]:
     """Return for each group and column of leaks what the adversary reaches alone, by the best of all rows."""
     best: dict[tuple[str, str], Interval] = {}
     for entry in entries:
         place = entry.group, entry.column
         if entry.alone:
             mean = over_seeds(list(entry.alone.values()))
-            best[place] = max(best.get(place, mean), mean, key=lambda one: one.mean)
+            best[place] = max(best.get(place, mean), mean, key=lambda interval: interval.mean)
     return [
-        f"ALONE in {column}{f' of {group}' if group else ''}: {formats.number(one.mean)} without joining"
-        for (group, column), one in best.items()
+        f"ALONE in {column}{f' of {group}' if group else ''}: {formats.number(interval.mean)} without joining"
+        for (group, column), interval in best.items()
     ]
 
 
-def _printed(row: Part, column: int) -> float | None:
+def _printed(row: TablePart, column: int) -> float | None:
     return None if math.isnan(row.printed[column]) else row.printed[column]
 
 
-def _agreement(a: Entry, b: Entry) -> int:
+def _agreement(a: TableEntry, b: TableEntry) -> int:
     """Return 0 if two cells differ as printed, 1 if the other way round, 2 if they are not told apart."""
     both = a.by_seed.keys() & b.by_seed.keys()
     if len(both) < 2:
@@ -380,7 +298,7 @@ def _agreement(a: Entry, b: Entry) -> int:
     return 0 if (difference.mean > 0) == ((a.printed or 0.0) > (b.printed or 0.0)) else 1
 
 
-def _shown(entry: Entry, *, bare: bool = False) -> str:
+def _shown(entry: TableEntry, *, bare: bool = False) -> str:
     if entry.against:
         mark = {True: f" {WORSE}", False: f" {BETTER}", None: ""}[entry.worse]
         spread = "" if bare else formats.spread(entry.measured, (entry.low, entry.high))
@@ -395,40 +313,3 @@ def _shown(entry: Entry, *, bare: bool = False) -> str:
 
 def _hours(value: float | None) -> str:
     return "–" if value is None else f"{value:.2g}"
-
-
-@fixed_style()
-def _draw(found: Reproduction) -> Curve:
-    groups = list(dict.fromkeys(entry.group for entry in found.entries))
-    columns = [column.name for column in found.recipe.columns]
-    longest = max(len({e.row for e in found.entries if e.group == group}) for group in groups)
-    figure = Curve(
-        figsize=(max(7.0, 1.5 + 3.2 * len(groups)), 2.2 + 0.22 * longest * min(len(columns), 4)), layout="constrained"
-    )
-    grid = figure.subplots(1, len(groups), squeeze=False)
-    for axes, group in zip(grid[0], groups, strict=True):
-        own = [entry for entry in found.entries if entry.group == group]
-        rows = list(dict.fromkeys(entry.row for entry in own))
-        for entry in own:
-            k = columns.index(entry.column)
-            y = rows.index(entry.row) + (k - (len(columns) - 1) / 2) * 0.7 / len(columns)
-            color = COLORS[k % len(COLORS)]
-            if entry.printed is not None:
-                axes.plot([entry.printed], [y], "o", color=color, markerfacecolor="white", ms=4)
-            if entry.measured is not None:
-                low = entry.measured if entry.low is None else entry.low
-                high = entry.measured if entry.high is None else entry.high
-                axes.plot([low, high], [y, y], color=color, linewidth=1)
-                axes.plot([entry.measured], [y], "o", color=color, ms=4)
-        axes.set_yticks(range(len(rows)), rows)
-        axes.set_ylim(len(rows) - 0.4, -0.6)
-        axes.set_title(group, loc="left", fontsize=9)
-        axes.grid(axis="x", alpha=0.25, linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
-    for k, column in enumerate(columns):
-        grid[0][0].plot([], [], "o", color=COLORS[k % len(COLORS)], label=column)
-    grid[0][0].plot([], [], "o", color="#666666", markerfacecolor="white", label="open: printed")
-    handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    figure.suptitle("\n".join(textwrap.wrap(found.recipe.title, 90)), x=0.01, ha="left", fontsize=10)
-    return figure

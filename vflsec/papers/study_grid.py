@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from vflsec.base.errors import UsageError
-from vflsec.papers.grid import Grid, Place, evaluation, expect_attack, merged, point, strengths, trainings
-from vflsec.papers.measurements import Outcome, Values, collect, read_outcome
-from vflsec.papers.settings_files import convert, list_names, read_table
+from vflsec.papers.grid import (
+    Grid,
+    Place,
+    Trainings,
+    convert,
+    expect_measure,
+    list_names,
+    merged,
+    prepare_evaluation,
+    prepare_trainings,
+    read_table,
+)
+from vflsec.papers.measurements import Measurements, Values, measure_leaks, measure_models
 from vflsec.papers.study import ALONE, ATTACKED, ArmMeasure, Study
-from vflsec.run import engine
+from vflsec.results.analysis.summary import summarize
 from vflsec.run import spec as specs
 from vflsec.run.cell import Cell, result_key
-from vflsec.run.plan import trials
-from vflsec.run.store import Store
+from vflsec.run.job import Evaluation, commit
+from vflsec.run.store import Store, environment
 
 FOLDER = Path(__file__).with_name("claims")
 
@@ -61,10 +72,28 @@ class StudyGrid(Grid):
                 self.measures[i, j] = wanted
                 settings = merged(study.settings, data.settings, arm.settings)
                 try:
-                    self._add((i, j), settings, wanted)
+                    self.parts[i, j] = [self._prepare(settings, wanted)]
                 except UsageError as error:
                     raise UsageError(f"{name}, {arm.name} on {data.name}: {error}") from None
         self._expect_variation()
+
+    def _prepare(self, settings: Mapping[str, Any], wanted: Sequence[ArmMeasure]) -> Trainings | Evaluation:
+        if isinstance(methods := settings.get("methods"), str):
+            raise UsageError(f"expected methods to be a list of names, got {methods!r}")
+        if any(measure.kind in ATTACKED or measure.strength for measure in wanted):
+            part = prepare_evaluation(settings, self.study.seeds)
+            if len(part.spec.methods) > 1 or len(part.spec.defenses) > 1:
+                raise UsageError("expected one method and one defense with strengths for each arm, got more: add arms")
+            for measure in wanted:
+                expect_measure(part.spec, measure.kind, measure.attack, measure.strength)
+            return part
+        training = {key: value for key, value in settings.items() if key in specs.TRAINING}
+        spec = specs.read(training)
+        if len(spec.methods) > 1:
+            raise UsageError(f"expected one method for each arm, got {', '.join(spec.methods)}: make each an arm")
+        if any(measure.kind == "bytes to target" for measure in wanted) and not spec.train.target:
+            raise UsageError("expected train.target in the settings with bytes to target, got none")
+        return prepare_trainings(training, self.study.seeds)
 
     def _expect_variation(self) -> None:
         """Raise UsageError if a claim compares a measurement with itself, by which "not worse" would always hold."""
@@ -86,73 +115,40 @@ class StudyGrid(Grid):
 
     def _keys(self, place: Place, measure: ArmMeasure) -> frozenset[str]:
         """Return the keys of the trainings that a measure is of, or of the results on attacks."""
-        if place in self.trainings:
-            return frozenset(_without_defaults(cell).key for cell in self.trainings[place] if cell.seed == 0)
-        spec, keys = self.points[place].spec, set()
+        (part,), keys = self.parts[place], set()
         over_strengths = measure.kind in ("cap", "calibrated")
-        for row in trials(msgspec.structs.replace(spec, seeds=1)):
-            if row.control or not (over_strengths or row.strength == measure.strength):
+        for row in part.trials():
+            if row.seed or row.control or not (over_strengths or row.strength == measure.strength):
                 continue
             if measure.kind not in ATTACKED or row.attack is None:
                 keys.add(_without_defaults(row.cell).key)
             elif measure.attack in ("worst", row.label, row.attack.name):
-                keys.add(result_key(_without_defaults(row.cell), row.attack, spec.adversary, spec.aux))
+                keys.add(result_key(_without_defaults(row.cell), row.attack, row.adversary, row.aux))
         return frozenset(keys)
 
-    def _add(self, place: Place, settings: Mapping[str, Any], wanted: Sequence[ArmMeasure]) -> None:
-        if isinstance(names := settings.get("methods"), str):
-            raise UsageError(f"expected methods to be a list of names, got {names!r}")
-        if any(measure.kind in ATTACKED or measure.strength for measure in wanted):
-            spec = evaluation(settings, self.study.seeds)
-            if len(spec.methods) > 1 or len(spec.defenses) > 1:
-                raise UsageError("expected one method and one defense with strengths for each arm, got more: add arms")
-            for measure in wanted:
-                if measure.strength not in strengths(spec):
-                    raise UsageError(f"expected strength among {sorted(strengths(spec))}, got {measure.strength:g}")
-                if measure.kind in ATTACKED:
-                    expect_attack(spec, measure.attack)
-                if measure.kind in ("cap", "calibrated") and len(strengths(spec)) == 1:
-                    raise UsageError("expected a defense with strengths in defenses for CAP, got none")
-            self.points[place] = point(spec, {"place": str(place)})
-        else:
-            training = {key: value for key, value in settings.items() if key in specs.TRAINING}
-            spec = specs.read(training)
-            if len(spec.methods) > 1:
-                raise UsageError(f"expected one method for each arm, got {', '.join(spec.methods)}: make each an arm")
-            if any(measure.kind == "bytes to target" for measure in wanted) and not spec.train.target:
-                raise UsageError("expected train.target in the settings with bytes to target, got none")
-            self.trainings[place] = trainings(training, self.study.seeds)
-
-    def trained(self) -> list[Values]:
-        """Return what was measured of the arms that were only trained, with the status of each seed that is missing."""
-        return [self._of_trainings(place, measure) for place in self.trainings for measure in self.measures[place]]
-
-    def _of_trainings(self, place: Place, measure: ArmMeasure) -> Values:
-        outcomes: dict[int, Outcome] = {}
-        for cell in self.trainings[place]:
-            facts = self.facts(cell)
-            outcomes[cell.seed] = (
-                read_outcome(measure, facts.status, facts.utility, facts.traffic, facts.reached) if facts else "missing"
-            )
-        data, arm = self.names(place)
-        return collect(data, arm, measure, outcomes)
-
-    def names(self, place: Place) -> tuple[str, str]:
-        """Return the names of the data and the arm at a place."""
-        return self.study.data[place[0]].name, self.study.arms[place[1]].name
-
-    def seconds(self) -> float:
-        """Return the seconds of all trainings and attacks of this study that are in the store."""
-        records, total = self.store.records(), 0.0
-        cells = {cell.key for of_place in self.trainings.values() for cell in of_place}
-        for at in self.points.values():
-            planned = engine.plan(at.spec, None)
-            keys = {row.key for row in planned.rows} | {baseline.key for baseline in planned.baselines}
-            total += sum(records[key].seconds.get("attack", 0.0) for key in keys & records.keys())
-            for row in planned.rows:
-                cells |= {row.cell.key, *(row.cell.stage_key(stage) for stage in row.cell.stages)}
-        stored = [self.store.cell(key).read() for key in cells]
-        return total + sum(facts.seconds for facts in stored if facts)
+    def measure(self) -> Measurements:
+        """Return all that the claims need, as far as the store has it."""
+        records, values = self.store.records(), list[Values]()
+        for place, (part,) in sorted(self.parts.items(), key=lambda item: isinstance(item[1][0], Evaluation)):
+            data, arm = self.study.data[place[0]].name, self.study.arms[place[1]].name
+            rows = list(part.trials())
+            summary = summarize(part.manifest, records, out="") if isinstance(part, Evaluation) else None
+            for measure in self.measures[place]:
+                if summary and measure.kind in ATTACKED:
+                    values.append(measure_leaks(data, arm, measure, summary, self.study.seeds))
+                else:
+                    values.append(measure_models(data, arm, measure, rows, records))
+        return Measurements(
+            study=self.name,
+            experiment=self.study.experiment,
+            registration=self.study.registration,
+            seeds=self.study.seeds,
+            time=datetime.now(UTC).isoformat(timespec="seconds"),
+            commit=commit(),
+            versions=environment(),
+            seconds=round(self.seconds(), 1),
+            values=values,
+        )
 
 
 def _without_defaults(cell: Cell) -> Cell:

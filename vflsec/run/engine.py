@@ -134,13 +134,13 @@ def _open_stages(tasks: list[Task], store: Store | None) -> list[Task]:
 def _open_groups(tasks: list[Task], store: Store | None) -> list[Task]:
     """Return tasks for the missing cells that differ from each other in seed, training and defenses alone.
 
-    A cell whose attack reads messages trains by itself, since its messages are not stored. So does one of a method that
-    is a plug-in, which may keep what belongs to one run.
+    A cell whose attack reads messages trains by itself, since its messages are not stored. So does one without an
+    attack, whose time is measured, and one of a method that is a plug-in, which may keep what belongs to one run.
     """
     alike: dict[str, list[Task]] = {}
     for task in tasks:
         attacks = [row.attack.make() for row in task.rows if row.attack]
-        if not task.rows or kinds_read(attacks) or task.cell.malicious or not is_stackable(task.cell.method):
+        if not attacks or kinds_read(attacks) or task.cell.malicious or not is_stackable(task.cell.method):
             continue
         common = msgspec.structs.replace(task.cell, seed=0, defenses=()).key
         missing = [cell for cell in task.cells if not (store and store.cell(cell.key).read())]

@@ -174,10 +174,7 @@ def trials(spec: EvalSpec) -> Iterator[Trial]:
         for method in spec.methods:
             honest = training_cell(spec, method, seed)
             if not honest.method.kind.visible_to:  # nor does it send any message that a defense could change
-                cell = msgspec.structs.replace(honest, defenses=())
-                yield Trial(method=method, seed=seed, attack=None, label=NO_ADVERSARY, cell=cell, aux=spec.aux,
-                            adversary=spec.adversary,
-                            key=_labeled(digest(["utility", cell.key]), cell, method))  # fmt: skip
+                yield training_trial(spec, method, msgspec.structs.replace(honest, defenses=()))
                 continue
             for (defense, swept), (attack, label) in product(sweep, zip(attacks, spec.labels, strict=True)):
                 cell = msgspec.structs.replace(honest, defenses=(swept, *honest.defenses)) if swept else honest
@@ -185,6 +182,13 @@ def trials(spec: EvalSpec) -> Iterator[Trial]:
                               cell=cell, adversary=spec.adversary, aux=spec.aux,
                               trainings=spec.trainings)  # fmt: skip
                 yield from _with_keys(trial, attack)
+
+
+def training_trial(spec: EvalSpec, method: str, cell: Cell) -> Trial:
+    """Return the result of a training without an attack: its utility and traffic."""
+    key = _labeled(digest(["utility", cell.key]), cell, method)
+    return Trial(method=method, seed=cell.seed, attack=None, label=NO_ADVERSARY, cell=cell, adversary=spec.adversary,
+                 aux=spec.aux, key=key)  # fmt: skip
 
 
 def _with_keys(trial: Trial, attack: Technique) -> Iterator[Trial]:

@@ -189,7 +189,7 @@ def _run(cell: Cell, task: Task, kinds: frozenset[Kind], store: Store, device: s
             trained, facts = train(cell, device, store=store, tap=transcript, with_source=with_source)
             _keep(cell, trained, facts, store)
         else:
-            trained = None if facts.status == "diverged" else _loaded(cell, stored.path, facts.history, device)
+            trained = None if facts.status == "diverged" else load_cell(cell, stored.path, facts.history, device)
     except VflsecError:
         raise
     except Exception as error:  # noqa: BLE001  (a failure in one cell must not cost the others)
@@ -216,7 +216,7 @@ def _keep(cell: Cell, trained: Trained | None, facts: CellFacts, store: Store) -
     files.discard(stored.partial)
 
 
-def _loaded(cell: Cell, folder: Path, history: Mapping[str, Sequence[float | None]], device: str) -> Trained:
+def load_cell(cell: Cell, folder: Path, history: Mapping[str, Sequence[float | None]], device: str) -> Trained:
     """Return the federation of ``cell`` with the models in ``folder``."""
     federation, method = build_federation(cell, device), build_method(cell)
     method.build(federation)

@@ -70,7 +70,6 @@ class CellFacts(msgspec.Struct, kw_only=True, tag_field="kind", tag="cell", forb
         history: the loss of each epoch, by phase.
         active_alone: the utility of a quick model of the active party's columns; None under defenses.
         quick_joint: the same of all columns, of seed 0.
-        validation: the headline metric on validation rows, where a choice between trainings needs it.
         phase_seconds: of training, by phase; a phase that was loaded counts with the seconds that it took.
     """
 
@@ -82,7 +81,6 @@ class CellFacts(msgspec.Struct, kw_only=True, tag_field="kind", tag="cell", forb
     notes: list[str] = []
     active_alone: Maybe = None
     quick_joint: Maybe = None
-    validation: Maybe = None
     reached: dict[str, Number] = {}
     traffic: list[tuple[str, str, str, str, int]] = []
     releases: list[ReleaseCount] = []
