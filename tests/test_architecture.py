@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 GUESTS = ("companies", "papers")
 PLUGINS = ("attacks", "defenses", "protocols")
 
-HOUSE_LINES, HOUSE_FILES, GUEST_LINES = 55_100, 401, 7_500
+HOUSE_LINES, HOUSE_FILES, GUEST_LINES = 54_100, 320, 7_400
 """The most lines and files without the guests, and the most lines of the guests. Lower them; never raise them."""
 
 COMMANDS = """
