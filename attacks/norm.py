@@ -6,7 +6,7 @@ import torch
 
 from vflsec.base.checks import positive_or_none
 from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import divided
+from vflsec.core.auxiliary import separate
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.releases import percentiles, received
@@ -53,4 +53,4 @@ class Norm(Attack):
         releases = received(view, Kind.GRADIENT).first(self.releases)
         lengths = torch.linalg.vector_norm(releases.values, dim=1)
         score = releases.mean(percentiles(releases, lengths)[:, None])[:, 0]
-        return Guess({"train": divided(view, score)}, budget={"releases": len(lengths)})
+        return Guess({"train": separate(view, score)}, budget={"releases": len(lengths)})

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vflsec.base.errors import InsufficientView
 from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import THRESHOLD, thresholded
+from vflsec.core.auxiliary import THRESHOLD, apply_threshold
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.regression import regressed
 
@@ -49,7 +49,7 @@ class ReceivedPredictions(Attack):
             expected = f"{view.n_classes} numbers in a prediction, one for each class, got {first.shape[1]}"
             raise InsufficientView(f"attack 'prediction' expects {expected}")
         order = _order(view, received, rng)
-        return thresholded(view, Guess({split: scores[:, order] for split, scores in received.items()}))
+        return apply_threshold(view, Guess({split: scores[:, order] for split, scores in received.items()}))
 
 
 def _order(view: View, received: dict[str, Tensor], rng: torch.Generator) -> Tensor:

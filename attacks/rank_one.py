@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import oriented
+from vflsec.core.auxiliary import orient
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.directions import multiples
@@ -47,4 +47,4 @@ class RankOne(Attack):
         scores = multiples(releases.values, releases.by_message())
         score = releases.mean(scores[:, None])[:, 0]
         rarer = score if (score > 0).double().mean() < 0.5 else -score
-        return Guess({"train": oriented(view, rarer)}, budget={"releases": len(scores)})
+        return Guess({"train": orient(view, rarer)}, budget={"releases": len(scores)})

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vflsec.base.checks import positive_or_none
 from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import oriented
+from vflsec.core.auxiliary import orient
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.directions import multiples, span
@@ -63,7 +63,7 @@ class Residual(Attack):
         score = releases.mean(scores[:, None])[:, 0]
         if wide and (score > 0).double().mean() > 0.5:  # class 1 is rarer
             score = -score
-        return Guess({"train": oriented(view, score)}, budget={"batches": len(releases.by_message())})
+        return Guess({"train": orient(view, score)}, budget={"batches": len(releases.by_message())})
 
 
 def unsummed(releases: Releases, inputs: Tensor) -> Tensor:

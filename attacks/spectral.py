@@ -6,7 +6,7 @@ import torch
 
 from vflsec.base.checks import positive_or_none
 from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import divided
+from vflsec.core.auxiliary import separate
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.directions import principal
@@ -57,4 +57,4 @@ class Spectral(Attack):
             scores[indices] = projected * (sign if sign else 1.0)
             agreed[rows] += scores[indices] / scores[indices].std().clamp_min(torch.finfo(scores.dtype).tiny)
         score = releases.mean(percentiles(releases, scores)[:, None])[:, 0]
-        return Guess({"train": divided(view, score)}, budget={"releases": len(scores)})
+        return Guess({"train": separate(view, score)}, budget={"releases": len(scores)})

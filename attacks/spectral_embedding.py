@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import divided
+from vflsec.core.auxiliary import separate
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.directions import principal
 
@@ -44,4 +44,4 @@ class SpectralEmbedding(Attack):
             embedded = {split: view.model(x) for split, x in view.features.items()}
         together = principal(torch.cat(list(embedded.values())))
         parts = dict(zip(embedded, torch.split(together, [len(h) for h in embedded.values()]), strict=True))
-        return Guess({split: divided(view, score, train=parts["train"]) for split, score in parts.items()})
+        return Guess({split: separate(view, score, train=parts["train"]) for split, score in parts.items()})

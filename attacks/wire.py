@@ -17,7 +17,7 @@ from vflsec.base.errors import DataError, InsufficientView
 from vflsec.cipher.arithmetic.codec import cut
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.recording import RecordedMessage, Recording
-from vflsec.core.auxiliary import divided, sureness
+from vflsec.core.auxiliary import separate, sureness
 from vflsec.core.view import Fact, Guess, Need, View
 from vflsec.inference.recordings.samples import RecordingAttack, ids_of, places, recording_of
 
@@ -146,7 +146,7 @@ def _ranked(view: View, kind: str, exponents: Mapping[int, list[float]]) -> Gues
     means = torch.tensor([np.mean(numbers) for numbers in exponents.values()], dtype=torch.float64)
     rows = places(recording_of(view), np.array(list(exponents)))
     scores = torch.full((len(view.features["train"]),), float(means.mean()), dtype=torch.float64)
-    return Guess({"train": divided(view, scores.index_copy(0, rows, means))}, notes=(f"exponents in clear in {kind}",))
+    return Guess({"train": separate(view, scores.index_copy(0, rows, means))}, notes=(f"exponents in clear in {kind}",))
 
 
 def _modulus(recording: Recording) -> int:

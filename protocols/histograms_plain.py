@@ -50,7 +50,7 @@ class PlainHistograms(HistogramExchange):
         self, bins: NDArray[np.int32], nodes: NDArray[np.int64], n_bins: int, place: Histograms
     ) -> NDArray[np.int64]:
         """Return the sums (N, n_bins, 3) that the passive party sends."""
-        sums = histogram(bins, nodes, of_output(self._kept, place.output), len(place.numbers), n_bins)
+        sums = histogram(bins, nodes, select_output(self._kept, place.output), len(place.numbers), n_bins)
         message = self.passive.send(
             Kind.HISTOGRAM,
             self.learned(sums, place),
@@ -62,6 +62,6 @@ class PlainHistograms(HistogramExchange):
         return received
 
 
-def of_output(derivatives: NDArray[np.int64], output: int) -> NDArray[np.int64]:
+def select_output(derivatives: NDArray[np.int64], output: int) -> NDArray[np.int64]:
     """Return the first and second derivatives (B, 2) by one of C logits, from those by all (B, 2 C)."""
     return derivatives[:, [output, derivatives.shape[1] // 2 + output]]

@@ -60,14 +60,14 @@ class SecureAverage(ModelAverage):
         """Return the mean, as the server computes it from masked sums."""
         names = [party.name for party in self.parties]
         private = {name: X25519PrivateKey.generate() for name in names}
-        public = self._exchanged(private, step=step, phase=phase)
+        public = self._exchange_keys(private, step=step, phase=phase)
         total: Words | None = None
         for party in self.parties:
             defended = party.defended(
                 Kind.PARAMETERS, tensors[party.name], to=self.server.name, step=step, phase=phase, buffers=buffers
             )
             party.note(Kind.PARAMETERS, defended, sender=party.name, step=step, phase=phase)
-            words = _fixed(defended, len(names))
+            words = _to_fixed(defended, len(names))
             for other in names:
                 if other != party.name:
                     mask = _mask(private[party.name], public[party.name][other], len(words))
@@ -78,11 +78,11 @@ class SecureAverage(ModelAverage):
             received = message.payload["words"].numpy().view(np.uint64)
             total = received if total is None else total + received
         assert total is not None
-        mean = _unfixed(total, len(names), tensors[names[0]])
+        mean = _from_fixed(total, len(names), tensors[names[0]])
         self.server.note(Kind.PARAMETERS, mean, sender="+".join(names), step=step, phase=phase)
         return mean
 
-    def _exchanged(
+    def _exchange_keys(
         self, private: Mapping[str, X25519PrivateKey], *, step: int, phase: str
     ) -> dict[str, dict[str, bytes]]:
         """Return, by party, the public keys of all parties as the server passes them on."""
@@ -99,7 +99,7 @@ class SecureAverage(ModelAverage):
         return heard
 
 
-def _fixed(values: Mapping[str, Tensor], parties: int) -> Words:
+def _to_fixed(values: Mapping[str, Tensor], parties: int) -> Words:
     """Return all entries in order as fixed-point numbers modulo 2^64.
 
     Raises:
@@ -112,7 +112,7 @@ def _fixed(values: Mapping[str, Tensor], parties: int) -> Words:
     return np.rint(flat * 2.0**FRACTION_BITS).astype(np.int64).view(np.uint64)
 
 
-def _unfixed(total: Words, parties: int, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _from_fixed(total: Words, parties: int, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the mean from the sum (P,), in the names and shapes of ``like``."""
     flat = torch.from_numpy(total.view(np.int64).astype(np.float64) / (parties * 2.0**FRACTION_BITS))
     parts = torch.split(flat, [value.numel() for value in like.values()])

@@ -9,7 +9,7 @@ import pytest
 from vflsec.base.errors import UsageError
 from vflsec.core import registry
 from vflsec.core.attack import describe
-from vflsec.core.options import choices_of
+from vflsec.core.options import list_choices
 from vflsec.core.view import Need
 
 
@@ -48,7 +48,7 @@ CHOICES = [
     for kind in ("attacks", "defenses")
     for name in sorted(registry.entries(kind))
     for option, hint in get_type_hints(registry.load(kind, name).__init__).items()
-    if choices_of(hint)
+    if list_choices(hint)
 ]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vflsec.core.message import Kind, Message
-from vflsec.core.scaling import FAR, Bounds, bounded, near, shortened, standardized, tamed
+from vflsec.core.scaling import FAR, Bounds, bounded, near, shorten, standardized, tame
 from vflsec.core.view import View
 from vflsec.results.metrics import mse, r2
 
@@ -74,7 +74,7 @@ def test_standardized_columns_have_mean_0_and_deviation_1_and_constants_are_0():
 def test_a_long_row_is_shortened_with_its_direction_and_lengths_keep_their_order():
     x = normal(300, 5)
     x[:3] *= torch.tensor([1e3, 1e6, 1e20])[:, None]
-    found = shortened(x)
+    found = shorten(x)
     assert torch.equal(found[3:], x[3:])
     cosine = torch.nn.functional.cosine_similarity(found[:3].double(), x[:3].double())
     assert cosine.min() > 1 - 1e-6
@@ -84,7 +84,7 @@ def test_a_long_row_is_shortened_with_its_direction_and_lengths_keep_their_order
 
 def test_gradients_that_shrink_during_training_are_not_shortened():
     x = normal(5000, 3) * torch.logspace(0, -9, 5000)[:, None]
-    usual = shortened(x).norm(dim=1) / x.norm(dim=1)
+    usual = shorten(x).norm(dim=1) / x.norm(dim=1)
     assert (usual < 1).float().mean() < 0.02
     assert usual.min() > 0.5
 
@@ -98,7 +98,7 @@ def view_of(x, **changes):
 def test_a_view_without_wild_values_is_as_it_was():
     message = Message(Kind.EMBEDDING, "active", "passive_1", 0, "train", {"value": normal(200, 3)}, torch.arange(200))
     view = view_of(normal(200, 2), messages=(message,), predictions={"train": normal(200, 2, seed=1)})
-    found = tamed(view)
+    found = tame(view)
     assert found.features["train"] is view.features["train"]
     assert found.predictions["train"] is view.predictions["train"]
     assert found.messages[0] is message
@@ -109,18 +109,18 @@ def test_a_view_without_wild_values_is_as_it_was():
 def test_few_auxiliary_rows_that_are_wild_are_left_out(value):
     x = normal(200, 2)
     x[7, 1] = value
-    found = tamed(view_of(x))
+    found = tame(view_of(x))
     assert found.aux_rows.tolist() == [k for k in range(40) if k != 7]
     assert found.features["train"].abs().max() < 500
     x[:20] = value  # half of them are no exception
-    assert len(tamed(view_of(x)).aux_rows) == 40
+    assert len(tame(view_of(x)).aux_rows) == 40
 
 
 def test_a_class_whose_rows_are_all_wild_is_kept():
     x = normal(200, 2)
     x[5] = 1e6
     labels = (torch.arange(40) == 5).long()
-    assert len(tamed(view_of(x, aux_labels=labels)).aux_rows) == 40
+    assert len(tame(view_of(x, aux_labels=labels)).aux_rows) == 40
 
 
 @pytest.mark.parametrize("value", WILD)

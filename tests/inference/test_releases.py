@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from vflsec.base.errors import InsufficientView
-from vflsec.core.auxiliary import divided, oriented, references, sureness, thresholded
+from vflsec.core.auxiliary import apply_threshold, orient, references, separate, sureness
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.releases import averages, latest, parameters, percentiles, received
@@ -67,10 +67,10 @@ def test_a_score_is_turned_to_what_the_known_labels_say():
     down = make_view([[0]], n_rows=4, aux=([0, 3], [0, 1]))
     up = make_view([[0]], n_rows=4, aux=([0, 3], [1, 0]))
     one_sided = make_view([[0]], n_rows=4, aux=([0], [0]))
-    assert torch.equal(oriented(up, score)[:, 1], score)
-    assert torch.equal(oriented(down, score)[:, 1], -score)
-    assert torch.equal(oriented(one_sided, score)[:, 1], score), "one class cannot tell"
-    assert torch.equal(oriented(down, score[:2], train=score)[:, 1], -score[:2])
+    assert torch.equal(orient(up, score)[:, 1], score)
+    assert torch.equal(orient(down, score)[:, 1], -score)
+    assert torch.equal(orient(one_sided, score)[:, 1], score), "one class cannot tell"
+    assert torch.equal(orient(down, score[:2], train=score)[:, 1], -score[:2])
 
 
 def test_how_sure_a_sign_is_is_mann_and_whitneys_test():
@@ -95,19 +95,19 @@ def test_without_both_classes_or_their_rows_nothing_is_sure():
 def test_an_order_is_divided_where_the_known_labels_are_best_served():
     score = torch.tensor([0.1, 0.2, 0.3, 0.6, 0.7, 0.9])
     view = make_view([[0]], n_rows=6, aux=([0, 1, 3, 5], [0, 0, 0, 1]))
-    assert torch.allclose(divided(view, score)[:, 1], score - 0.75)
+    assert torch.allclose(separate(view, score)[:, 1], score - 0.75)
     turned = make_view([[0]], n_rows=6, aux=([0, 1, 3, 5], [1, 1, 1, 0]))
-    assert torch.allclose(divided(turned, score)[:, 1], 0.75 - score)
-    assert torch.allclose(divided(view, score[:2], train=score)[:, 1], score[:2] - 0.75)
+    assert torch.allclose(separate(turned, score)[:, 1], 0.75 - score)
+    assert torch.allclose(separate(view, score[:2], train=score)[:, 1], score[:2] - 0.75)
     unknowing = make_view([[0]], n_rows=6)
-    assert torch.allclose(divided(unknowing, score)[:, 1], score - score.median())
+    assert torch.allclose(separate(unknowing, score)[:, 1], score - score.median())
 
 
 def test_classes_weigh_the_same_in_a_division():
     """Nine of class 0 and one of class 1: to call all of them 0 would be right nine times of ten."""
     score = torch.cat([torch.linspace(0, 1, 9), torch.tensor([0.8])])
     view = make_view([[0]], n_rows=10, aux=(list(range(10)), [0] * 9 + [1]))
-    found = divided(view, score)[:, 1] > 0
+    found = separate(view, score)[:, 1] > 0
     assert found[9]
     assert found[:9].sum() == 2  # 0.875 and 1
 
@@ -121,7 +121,7 @@ def test_a_guess_of_one_class_gets_the_threshold_that_known_labels_support():
     score = truth + torch.linspace(0.1, 0.4, 40)  # class 1 everywhere above 0; the classes part at 0.75
     guess = Guess({"train": torch.stack([-score, score], dim=1), "test": torch.stack([-score, score], dim=1)[:6]})
     view = make_view([[0]], n_rows=40, aux=(list(range(10)), truth[:10].tolist()))
-    found = thresholded(view, guess)
+    found = apply_threshold(view, guess)
     assert torch.equal(found.scores["train"].argmax(dim=1), truth)
     assert torch.equal(found.scores["test"].argmax(dim=1), truth[:6])
     assert torch.equal(margins(found).argsort(), margins(guess).argsort()), "the order stays"
@@ -132,7 +132,7 @@ def test_the_base_rate_of_known_labels_counts():
     score = torch.cat([torch.linspace(1, 2, 18), torch.tensor([1.9, 3.0])])
     guess = Guess({"train": torch.stack([-score, score], dim=1)})
     view = make_view([[0]], n_rows=20, aux=(list(range(20)), [0] * 18 + [1] * 2))
-    assert thresholded(view, guess).scores["train"].argmax(dim=1).tolist() == [0] * 19 + [1]
+    assert apply_threshold(view, guess).scores["train"].argmax(dim=1).tolist() == [0] * 19 + [1]
 
 
 @pytest.mark.parametrize("known", [4, 40])
@@ -143,14 +143,14 @@ def test_an_argmax_that_known_labels_support_stays(known):
     score[:2] = torch.tensor([0.05, 0.06]) if known == 40 else score[:2]
     guess = Guess({"train": torch.stack([-score, score], dim=1)})
     view = make_view([[0]], n_rows=40, aux=(list(range(known - 1)), truth[: known - 1].tolist()))
-    assert thresholded(view, guess) is guess
+    assert apply_threshold(view, guess) is guess
 
 
 def test_without_known_labels_of_both_classes_or_of_this_split_a_guess_stays():
     guess = Guess({"test": torch.tensor([[0.0, 1.0], [0.0, 2.0]])})
-    assert thresholded(make_view([[0]], n_rows=4, aux=([0, 3], [0, 1])), guess) is guess
+    assert apply_threshold(make_view([[0]], n_rows=4, aux=([0, 3], [0, 1])), guess) is guess
     trained = Guess({"train": torch.tensor([[0.0, 1.0]] * 4)})
-    assert thresholded(make_view([[0]], n_rows=4, aux=([0, 3], [1, 1])), trained) is trained
+    assert apply_threshold(make_view([[0]], n_rows=4, aux=([0, 3], [1, 1])), trained) is trained
 
 
 def test_references_are_a_draw_of_the_known_rows_of_each_class():

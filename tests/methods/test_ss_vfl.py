@@ -23,9 +23,9 @@ from vflsec.methods.ss_vfl import (
     LocalMoCo,
     SSVFLCoupled,
     SSVFLIndependent,
+    make_views,
     queue_size,
     training_rows,
-    views_of,
 )
 from vflsec.nn.encoders import Encoder
 from vflsec.protocols.plain import PlainBoundary
@@ -204,10 +204,10 @@ def test_the_queue_of_a_party_is_as_long_as_its_rows_allow():
 
 def test_a_table_keeps_one_view_as_it_is_and_an_image_none():
     x = torch.randn(16, 24, generator=generator(0, "x"))
-    first, second = views_of(Layout.numeric(24), x)(x, generator(0, "noise"))
+    first, second = make_views(Layout.numeric(24), x)(x, generator(0, "noise"))
     assert torch.equal(first, x)
     assert not torch.equal(second, x)
-    first, second = views_of(Layout.numeric(24)._replace(image=(1, 6, 4)), x)(x, generator(0, "noise"))
+    first, second = make_views(Layout.numeric(24)._replace(image=(1, 6, 4)), x)(x, generator(0, "noise"))
     assert first.shape == second.shape == x.shape
     for view, other in ((first, x), (second, x), (first, second)):
         assert (view != other).any(dim=1).all()

@@ -17,7 +17,7 @@ from vflsec.cipher.arithmetic.histograms import PairPacking, bin_products, expec
 from vflsec.cipher.arithmetic.keys import Keys
 from vflsec.core import registry
 from vflsec.core.message import Channel, Kind
-from vflsec.core.options import options_of
+from vflsec.core.options import list_options
 from vflsec.core.party import Party
 from vflsec.core.protocol import FRACTION_BITS, Histograms
 from vflsec.protocols.histograms_paillier import PaillierHistograms, _KeySide, _Randomizers, _SumSide
@@ -379,4 +379,4 @@ def test_a_key_of_full_size_gives_the_same_sums_in_about_the_estimated_time(mode
 
 
 def test_options_are_on_the_card():
-    assert options_of(PaillierHistograms) == {"bits", "mode", "range_bits"}
+    assert list_options(PaillierHistograms) == {"bits", "mode", "range_bits"}

@@ -16,7 +16,7 @@ import click
 from vflsec.base.errors import DataError, VflsecError
 from vflsec.cli.options import KindOfPlugin, name_of_kind
 from vflsec.core import registry
-from vflsec.core.options import choices_of, converted, options_of
+from vflsec.core.options import convert_options, list_choices, list_options
 
 if TYPE_CHECKING:
     from vflsec.core.message import Kind
@@ -54,7 +54,7 @@ def command(kind: str, name: str, form: str) -> None:
         return
     name, given = _reference(kind, name)
     plugin = registry.load(plural, name)
-    converted(name, plugin, registry.with_classes(name, plugin, given))  # refuses unknown options
+    convert_options(name, plugin, registry.with_classes(name, plugin, given))  # refuses unknown options
     facts = _registered(name, plugin) if kind == "dataset" else _facts(kind, plugin)
     if form == "json":
         differs = {"differs": plugin.differs} if getattr(plugin, "differs", ()) else {}
@@ -216,9 +216,9 @@ def _only_with(method: type[Method], phases: Sequence[str], kinds: Set[Kind]) ->
     Options that are a choice, or on or off, are tried one at a time.
     """
     hints = get_type_hints(method.__init__)
-    for option in options_of(method) if kinds else ():
+    for option in list_options(method) if kinds else ():
         hint = hints.get(option)
-        choices = (True, False) if bool in (hint, *get_args(hint)) else choices_of(hint)
+        choices = (True, False) if bool in (hint, *get_args(hint)) else list_choices(hint)
         sent = [value for value in choices if any(kinds <= method.messages_in(p, {option: value}) for p in phases)]
         if sent and len(sent) < len(choices):
             return f" ({option} {' or '.join(json.dumps(value).strip(chr(34)) for value in sent)})"

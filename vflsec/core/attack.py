@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from vflsec.base.errors import BadGuess, InsufficientView, UsageError, plain
 from vflsec.base.seeds import generator
-from vflsec.core.auxiliary import thresholded
+from vflsec.core.auxiliary import apply_threshold
 from vflsec.core.message import Step
 from vflsec.core.options import CONTRIB
-from vflsec.core.scaling import tamed
+from vflsec.core.scaling import tame
 from vflsec.core.view import Guess, Need, View
 
 Target = Literal["labels", "features", "attribute", "membership", "parameters", "exposure", "integrity"]
@@ -131,9 +131,9 @@ class Attack(ABC):
 
     @final
     def __call__(self, view: View, *, seed: int) -> Guess:
-        """Check the view, seed, run on a private copy without wild values (``scaling.tamed``), check the guess.
+        """Check the view, seed, run on a private copy without wild values (``scaling.tame``), check the guess.
 
-        Scores of two classes get a threshold that the auxiliary labels support (``auxiliary.thresholded``), if the
+        Scores of two classes get a threshold that the auxiliary labels support (``auxiliary.apply_threshold``), if the
         attack reads these labels.
 
         Raises:
@@ -150,7 +150,7 @@ class Attack(ABC):
             self.check_task(view.n_classes)
         devices = {x.device for view in views for x in view.features.values() if x.is_cuda}
         with torch.random.fork_rng(sorted(devices, key=str)), torch.enable_grad():
-            guesses = self.run_each([tamed(view).private_copy() for view in views], seed=seed)
+            guesses = self.run_each([tame(view).private_copy() for view in views], seed=seed)
         return [self.checked(guess, view) for guess, view in zip(guesses, views, strict=True)]
 
     @final
@@ -164,7 +164,7 @@ class Attack(ABC):
             raise BadGuess(f"expected attack {self.name!r} to return a Guess, got {type(guess).__name__}")
         guess = guess.checked(view)
         binary = view.n_classes == 2 and self.target in ("labels", "attribute")
-        return thresholded(view, guess) if binary and Need.AUX_LABELS in self.needs | self.wants else guess
+        return apply_threshold(view, guess) if binary and Need.AUX_LABELS in self.needs | self.wants else guess
 
     @final
     def check(self, side: str, shown: Iterable[Need]) -> None:

@@ -16,10 +16,10 @@ SURE = 2.0
 """A new threshold must gain more auxiliary labels than it loses by this many standard deviations."""
 
 THRESHOLD = "Two classes: if argmax separates the auxiliary labels badly, a threshold that they support replaces it."
-"""How ``thresholded`` makes an attack differ from its source."""
+"""How ``apply_threshold`` makes an attack differ from its source."""
 
 
-def oriented(view: View, score: Tensor, *, train: Tensor | None = None) -> Tensor:
+def orient(view: View, score: Tensor, *, train: Tensor | None = None) -> Tensor:
     """Return scores (n, 2) from ``score`` (n,), with the sign that fits the auxiliary labels better.
 
     Args:
@@ -27,14 +27,14 @@ def oriented(view: View, score: Tensor, *, train: Tensor | None = None) -> Tenso
         score: larger for class 1, which is guessed above 0.
         train: (n_train,) the same score of the training rows, which contain the auxiliary samples; None for ``score``.
     """
-    known, labels = _known(view, score if train is None else train)
+    known, labels = _select_known(view, score if train is None else train)
     if known is not None and metrics.auc(torch.stack([-known, known], dim=1).numpy(), labels.numpy()) < 0.5:
         score = -score
     return torch.stack([-score, score], dim=1)
 
 
-def divided(view: View, score: Tensor, *, train: Tensor | None = None) -> Tensor:
-    """Return scores (n, 2) like ``oriented``, for a score whose zero means nothing.
+def separate(view: View, score: Tensor, *, train: Tensor | None = None) -> Tensor:
+    """Return scores (n, 2) like ``orient``, for a score whose zero means nothing.
 
     The threshold has the largest balanced accuracy on the auxiliary labels, since they may have been drawn evenly from
     uneven classes; without labels it is the median of the training rows. Without a threshold all guesses would be of
@@ -46,8 +46,8 @@ def divided(view: View, score: Tensor, *, train: Tensor | None = None) -> Tensor
         train: (n_train,) the same score of the training rows; None for ``score``.
     """
     train = score if train is None else train
-    signed, known_scores = (oriented(view, values, train=train)[:, 1] for values in (score, train))
-    known, labels = _known(view, known_scores)
+    signed, known_scores = (orient(view, values, train=train)[:, 1] for values in (score, train))
+    known, labels = _select_known(view, known_scores)
     zero = known_scores.median() if known is None else _threshold(known, labels)
     return torch.stack([zero - signed, signed - zero], dim=1)
 
@@ -61,7 +61,7 @@ def sureness(view: View, guess: Guess) -> float | None:
     if view.aux_split not in guess.scores:
         return None
     scores = guess.scores[view.aux_split]
-    known, labels = _known(view, scores[:, 1] - scores[:, 0])
+    known, labels = _select_known(view, scores[:, 1] - scores[:, 0])
     if known is None:
         return None
     ones, n = int((labels == 1).sum()), len(labels)
@@ -70,7 +70,7 @@ def sureness(view: View, guess: Guess) -> float | None:
     return NormalDist().cdf(above / spread)
 
 
-def thresholded(view: View, guess: Guess) -> Guess:
+def apply_threshold(view: View, guess: Guess) -> Guess:
     """Return a guess of two classes with the threshold that the auxiliary labels support; the order of scores is kept.
 
     The candidate is the threshold with the highest accuracy on the auxiliary labels. It replaces zero if it gains more
@@ -86,7 +86,7 @@ def thresholded(view: View, guess: Guess) -> Guess:
     if view.aux_split not in guess.scores or view.aux_split in guess.rows:
         return guess
     margins = {split: s[:, 1].double() - s[:, 0].double() for split, s in guess.scores.items()}
-    known, labels = _known(view, margins[view.aux_split])
+    known, labels = _select_known(view, margins[view.aux_split])
     if known is None:
         return guess
     ones = labels == 1
@@ -106,7 +106,7 @@ def _best_split(known: Tensor, ones: Tensor) -> Tensor:
     return (known[order[best]] + known[order[best + 1]]) / 2
 
 
-def _known(view: View, train: Tensor) -> tuple[Tensor | None, Tensor]:
+def _select_known(view: View, train: Tensor) -> tuple[Tensor | None, Tensor]:
     """Return the scores and labels of the auxiliary samples; no scores if they are of one class."""
     labels = view.aux_labels.cpu()
     return (train.cpu()[view.aux_rows.cpu()] if len(set(labels.tolist())) == 2 else None), labels

@@ -376,7 +376,7 @@ class DefenseStack(tuple[Defense, ...]):
             h = defense.on_received(h, sender)
         return h
 
-    def penalized(self, loss: Tensor, received: Mapping[str, Tensor], labels: Tensor) -> Tensor:
+    def penalize(self, loss: Tensor, received: Mapping[str, Tensor], labels: Tensor) -> Tensor:
         """Return the active party's loss plus the penalties on the embeddings ``received`` from each sender."""
         for defense in self.using(hooks.PENALTY):
             for sender, h in received.items():

@@ -49,7 +49,7 @@ def make(name: str, factory: Any, *args: Any, **options: Any) -> Any:
     Raises:
         UsageError: an unknown option, or one of the wrong type; the message starts with ``name``.
     """
-    options = converted(name, factory, options)
+    options = convert_options(name, factory, options)
     try:
         return factory(*args, **options)
     except VflsecError:
@@ -58,18 +58,18 @@ def make(name: str, factory: Any, *args: Any, **options: Any) -> Any:
         raise UsageError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
 
 
-def options_of(factory: Any) -> set[str]:
+def list_options(factory: Any) -> set[str]:
     """Return the names of the keyword-only arguments of ``factory``."""
     return {p.name for p in inspect.signature(factory).parameters.values() if p.kind is p.KEYWORD_ONLY}
 
 
-def converted(name: str, factory: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+def convert_options(name: str, factory: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``options``, each checked against the annotation of a keyword-only argument of ``factory``.
 
     Raises:
         UsageError: an unknown option, or one of the wrong type; the message starts with ``name``.
     """
-    known = options_of(factory)
+    known = list_options(factory)
     try:
         hints = _hints(factory)
     except NameError as error:
@@ -78,7 +78,7 @@ def converted(name: str, factory: Any, options: Mapping[str, Any]) -> dict[str, 
     for option, value in options.items():
         if option not in known:
             raise UsageError(f"{name}: {unknown('option', option, known)}")
-        choices = choices_of(hints.get(option, Any))
+        choices = list_choices(hints.get(option, Any))
         if isinstance(value, str) and choices and value not in choices:
             texts = [choice for choice in choices if isinstance(choice, str)]
             raise UsageError(f"{name}: {unknown(option, value, texts)}")
@@ -100,7 +100,7 @@ def class_options(factory: Any) -> dict[str, type]:
     """Return the options of ``factory`` that take a class, with the class that it must be derived from."""
     try:
         hints = _hints(factory)
-    except NameError:  # ``converted`` reports it
+    except NameError:  # ``convert_options`` reports it
         return {}
     return {option: get_args(hint)[0] for option, hint in hints.items() if get_origin(hint) is type}
 
@@ -109,7 +109,7 @@ def _hints(factory: Any) -> dict[str, Any]:
     return get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
 
 
-def choices_of(hint: Any) -> tuple[Any, ...]:
+def list_choices(hint: Any) -> tuple[Any, ...]:
     """Return the values of a ``Literal``, alone or with None; none for any other annotation."""
     parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     literals = [part for part in parts if part is not type(None)]

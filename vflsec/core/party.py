@@ -155,7 +155,9 @@ class Party:
         payload = {
             key: value
             if defended
-            else self._defended(Release(self.name, to, kind, step, phase, key, rows, labels, self._rng, buffers), value)
+            else self._defend_value(
+                Release(self.name, to, kind, step, phase, key, rows, labels, self._rng, buffers), value
+            )
             for key, value in payload.items()
         }
         return self._channel.deliver(Message(kind, self.name, to, step, phase, payload, rows, split))
@@ -164,7 +166,7 @@ class Party:
         """Return ``value`` (B, d) after the defenses, for a protocol that encrypts it."""
         labels = step.labels if self.active else None
         release = Release(self.name, to, kind, step.number, step.phase, "value", step.rows, labels, self._rng)
-        defended: Tensor = self._defended(release, value)
+        defended: Tensor = self._defend_value(release, value)
         return defended
 
     def defended(
@@ -172,7 +174,7 @@ class Party:
     ) -> dict[str, Tensor]:
         """Return ``payload`` after the defenses, for a protocol that masks it; arguments as in ``send``."""
         release = Release(self.name, to, kind, step, phase, "", None, None, self._rng, buffers)
-        return {key: self._defended(replace(release, key=key), value) for key, value in payload.items()}
+        return {key: self._defend_value(replace(release, key=key), value) for key, value in payload.items()}
 
     def note(
         self,
@@ -197,7 +199,7 @@ class Party:
         opened: Tensor = self._channel.open(message).payload["value"]
         return opened
 
-    def _defended(self, release: Release, value: Any) -> Any:
+    def _defend_value(self, release: Release, value: Any) -> Any:
         assert release.labels is None or self.active, f"{self.name} owns no labels"
         return self.defenses.released(value, release)
 

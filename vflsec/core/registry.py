@@ -83,8 +83,8 @@ def entries(kind: str) -> dict[str, Entry]:
 
 
 def with_plugins(kind: str, catalogue: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Return ``catalogue`` and the entry points of the group ``vflsec.<kind>`` by name, see ``_plugged``."""
-    return {**catalogue, **_plugged(kind, catalogue)}
+    """Return ``catalogue`` and the entry points of the group ``vflsec.<kind>`` by name, see ``_list_plugins``."""
+    return {**catalogue, **_list_plugins(kind, catalogue)}
 
 
 def _is_importable(module: str) -> bool:
@@ -108,7 +108,7 @@ def load(kind: str, name: str) -> Any:
             raise UsageError(unknown(kind.removesuffix("s"), name, entries(kind)))
         loaded = resolve(entry)
     if isinstance(loaded, Preset):
-        loaded = _specialized(name.rpartition(":")[2], loaded)
+        loaded = _specialize(name.rpartition(":")[2], loaded)
     base = _resolve(_BASES[kind]) if kind in _BASES else None
     if base and not (inspect.isclass(loaded) and issubclass(loaded, base)):
         raise UsageError(f"expected {name!r} to be a subclass of {base.__module__}.{base.__name__}, got {loaded!r}")
@@ -217,11 +217,11 @@ def _catalogue(kind: str) -> Mapping[str, str | Preset]:
 
 def _entry(kind: str, name: str) -> Entry | None:
     catalogue = _catalogue(kind)
-    plugged = _plugged(kind, catalogue)
+    plugged = _list_plugins(kind, catalogue)
     return Entry(name, catalogue[name], "built in") if name in catalogue else plugged.get(name)
 
 
-def _plugged(kind: str, catalogue: Container[str]) -> dict[str, Entry]:
+def _list_plugins(kind: str, catalogue: Container[str]) -> dict[str, Entry]:
     """Return the entries of installed packages.
 
     Those of vflsec itself count as built in, and are left out where their folder was deleted.
@@ -248,7 +248,7 @@ def _resolve(target: str | Preset) -> Any:
 
 
 @cache  # so that an entry is the same class each time it is loaded
-def _specialized(name: str, preset: Preset) -> Any:
+def _specialize(name: str, preset: Preset) -> Any:
     """Return the subclass that ``preset`` describes."""
     try:
         base = _resolve(preset.target)

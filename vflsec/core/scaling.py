@@ -111,7 +111,7 @@ def standardized(x: Tensor, reference: Tensor | None = None) -> Tensor:
     return result
 
 
-def shortened(x: Tensor, long: float = LONG) -> Tensor:
+def shorten(x: Tensor, long: float = LONG) -> Tensor:
     """Return rows ``x`` (n, d), of which one that is much longer than those around it is shorter, with its direction.
 
     Rows of equal direction stay in the order of their lengths.
@@ -135,7 +135,7 @@ def _usual(length: Tensor) -> Tensor:
     return torch.maximum(length.sort().values[int(0.9 * (len(length) - 1))], above.median())
 
 
-def tamed(view: View) -> View:
+def tame(view: View) -> View:
     """Return ``view`` without wild values, if it has any: in columns, predictions, embeddings, gradients and answers.
 
     A value of a column, a prediction or an embedding is brought within twice ``WILD`` scales of its column, and a
@@ -143,12 +143,12 @@ def tamed(view: View) -> View:
     prediction or embedding, or with an answer beyond 2 ``FAR`` scales, are left out, unless they are more than a few.
     """
     if "tamed" not in view.memo:
-        view.memo["tamed"] = _tamed(view)
+        view.memo["tamed"] = _tame_view(view)
     changes, is_wild = view.memo["tamed"]
     changed = view.with_shared_memo(replace(view, **changes))
     left_out = is_wild[view.aux_rows]
     if view.aux_labels.is_floating_point():
-        left_out = left_out | _moved(near(view.aux_labels, far=2 * FAR), view.aux_labels)
+        left_out = left_out | _find_moved(near(view.aux_labels, far=2 * FAR), view.aux_labels)
     if 0 < int(left_out.sum()) <= max(1, TAIL * len(left_out)) and not left_out.all():
         known = changed.knowing(torch.nonzero(~left_out)[:, 0])
         if view.aux_labels.is_floating_point() or _classes(known) == _classes(view):
@@ -156,22 +156,22 @@ def tamed(view: View) -> View:
     return changed
 
 
-def _tamed(view: View) -> tuple[dict[str, Any], Tensor]:
+def _tame_view(view: View) -> tuple[dict[str, Any], Tensor]:
     """Return the attributes of ``view`` without wild values, and of which rows (n,) of the auxiliary split any was."""
     split, train = view.aux_split, view.features.get(view.aux_split)
     changes: dict[str, Any] = {
         "features": {name: near(x, train, WILD) for name, x in view.features.items()},
         "unlabeled": None if view.unlabeled is None else near(view.unlabeled, train, WILD),
         "predictions": {name: near(z, far=WILD) for name, z in view.predictions.items()},
-        "messages": _tamed_messages(view.messages),
+        "messages": _tame_messages(view.messages),
     }
     is_wild = torch.zeros(0 if train is None else len(train), dtype=torch.bool, device=view.aux_rows.device)
     for name in ("features", "predictions"):
         if split in getattr(view, name):
-            is_wild |= _moved(changes[name][split], getattr(view, name)[split])
+            is_wild |= _find_moved(changes[name][split], getattr(view, name)[split])
     for after, before in zip(changes["messages"], view.messages, strict=True):
         if after is not before and after.kind is Kind.EMBEDDING and after.split == split and after.rows is not None:
-            is_wild[after.rows[_moved(after.payload["value"], before.payload["value"])]] = True
+            is_wild[after.rows[_find_moved(after.payload["value"], before.payload["value"])]] = True
     return changes, is_wild
 
 
@@ -179,14 +179,14 @@ def _classes(view: View) -> set[int]:
     return set(view.aux_labels.tolist())
 
 
-def _moved(after: Tensor, before: Tensor) -> Tensor:
+def _find_moved(after: Tensor, before: Tensor) -> Tensor:
     """Return which rows (n,) differ."""
     return (
         torch.zeros(len(after), dtype=torch.bool, device=after.device) if after is before else (after != before).any(1)
     )
 
 
-def _tamed_messages(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+def _tame_messages(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """Return messages, of which those with a wild value are others."""
     routes: dict[tuple[Kind, *tuple[Hashable, ...]], list[int]] = {}
     for number, m in enumerate(messages):
@@ -196,10 +196,10 @@ def _tamed_messages(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     result = list(messages)
     for (kind, *_), numbers in routes.items():
         values = torch.cat([messages[k].payload["value"] for k in numbers])
-        tame = shortened(values) if kind is Kind.GRADIENT else near(values, far=WILD)
-        if tame is values:
+        changed = shorten(values) if kind is Kind.GRADIENT else near(values, far=WILD)
+        if changed is values:
             continue
-        parts = torch.split(tame, [len(messages[k].payload["value"]) for k in numbers])
+        parts = torch.split(changed, [len(messages[k].payload["value"]) for k in numbers])
         for k, part in zip(numbers, parts, strict=True):
             result[k] = replace(messages[k], payload={**messages[k].payload, "value": part})
     return tuple(result)

@@ -216,7 +216,7 @@ class _CrossViewTraining(SplitTraining):
         active, (passive,) = self.federation.active, self.federation.passive
         bottom = self.bottoms[passive.name]
         columns, given, steps = self._draw(step)
-        x = torch.cat([self._fed(passive, where) for where in steps])
+        x = torch.cat([self._feed(passive, where) for where in steps])
         sent = bottom(x)  # (n, 2d), in one pass, so that BatchNorm sees one batch
         arrived = []
         for h, where in zip(sent.split([len(where.rows) for where in steps]), steps, strict=True):
@@ -227,7 +227,7 @@ class _CrossViewTraining(SplitTraining):
             for optimizer in optimizers:
                 optimizer.zero_grad()
             loss = self._objective(self.bottoms[active.name](columns), arrived, given)
-            loss = self._penalized(loss, {passive.name: arrived[0]}, step)
+            loss = self._penalize(loss, {passive.name: arrived[0]}, step)
             loss.backward()  # type: ignore[no-untyped-call]
             if local_step == 0:
                 got = zip(arrived, steps, strict=True)

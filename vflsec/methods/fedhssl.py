@@ -18,7 +18,7 @@ from vflsec.base.seeds import drawing, generator
 from vflsec.core.federation import Federation
 from vflsec.core.message import SERVER, Kind, Message
 from vflsec.core.method import Progress
-from vflsec.core.options import converted
+from vflsec.core.options import convert_options
 from vflsec.core.party import Party
 from vflsec.core.protocol import Averaging, Boundary
 from vflsec.core.settings import ModelSpec, TrainSpec
@@ -227,7 +227,7 @@ class FedHSSL(PretrainedMethod):
         self.pool = pool
         self.average = average
         wanted = {"projector": projector, "predictor": predictor, **(ssl_options or {})}
-        self.tower_options = converted(f"{self.name}: ssl_options", SIAMESE[self.ssl], wanted)
+        self.tower_options = convert_options(f"{self.name}: ssl_options", SIAMESE[self.ssl], wanted)
         batch = train.pretrain.batch or 512
         self.plan_pretraining(epochs=40, batch=batch, lr=0.05 * batch / 256 * 0.5 / (0.5 + self.gamma))
         self._towers: dict[str, dict[str, Siamese]] = {"cross": {}, "local": {}}
@@ -330,9 +330,9 @@ class FedHSSL(PretrainedMethod):
             passes += [step.steps(federation.seed, phase, name, iteration) for name, step in local.items()]
             losses = [float(loss) for loss in (_in_turn(passes) if self.interleave else chain(*passes))]
             if average:
-                for name, shared in self._shared().items():
+                for name, shared in self._collect_shared().items():
                     federation.parties[name].modules["shared"].get_buffer("values").copy_(learned(shared))
-                average.run(self._shared(), step=iteration, phase=phase)
+                average.run(self._collect_shared(), step=iteration, phase=phase)
             epochs.end(sum(losses) / len(losses))
         return epochs.losses
 
@@ -360,7 +360,7 @@ class FedHSSL(PretrainedMethod):
         groups = [{"params": scheduled}, *([{"params": fixed}] if fixed else [])]
         return SGD(groups, self.lr, MOMENTUM, weight_decay=WEIGHT_DECAY, fused=True)
 
-    def _shared(self) -> dict[str, dict[str, nn.Module]]:
+    def _collect_shared(self) -> dict[str, dict[str, nn.Module]]:
         """What step 3 averages: local top encoder, projector and predictor of each party."""
         return {name: tower.shared() for name, tower in self._towers["local"].items()}
 
@@ -368,7 +368,7 @@ class FedHSSL(PretrainedMethod):
         noise = partial(generator, federation.seed, "noise", SERVER, device=federation.device)
         server = Party(SERVER, {}, federation.channel, noise=noise)
         average = self.average(list(federation.parties.values()), server)
-        average.check(self._shared())
+        average.check(self._collect_shared())
         return average
 
 

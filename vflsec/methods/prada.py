@@ -124,7 +124,7 @@ class AdversarialTraining(SplitTraining):
         passive.zero_grad()
         for party in self.federation.passive:
             bottom = self._bottom(party)
-            bottom.extracted = bottom.extract(self._fed(party, step))
+            bottom.extracted = bottom.extract(self._feed(party, step))
             self._domain_loss(party, step).backward()  # type: ignore[no-untyped-call]
         passive.step()
         return super()._update(step, [first, *malicious])

@@ -26,7 +26,7 @@ from vflsec.core.protocol import FRACTION_BITS, LEAST_KEY_BITS, MOST_KEY_BITS, H
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.methods.epochs import Epochs
-from vflsec.methods.tree_growing import TreeGrowing, drawn_columns
+from vflsec.methods.tree_growing import TreeGrowing, count_drawn_columns
 from vflsec.protocols.histograms_masked import MaskedHistograms
 from vflsec.protocols.histograms_paillier import PaillierHistograms
 from vflsec.protocols.histograms_plain import PlainHistograms
@@ -210,7 +210,7 @@ class SecureBoost(Method):
             levels = max((self._levels(names.index(name), round_, outputs, len(names)) for round_ in rounds), default=0)
             passes = 1 + 0.5 * (levels - 1)  # of two children, the smaller one is added up
             columns = len(self._bins[name].start)
-            drawn = drawn_columns(columns, self.columns)
+            drawn = count_drawn_columns(columns, self.columns)
             n_bins = round(len(self._bins[name]) * drawn / max(1, columns))
             total += exchange.seconds(len(rounds), outputs, rows, drawn, n_bins, passes)
         return total
@@ -255,7 +255,7 @@ class SecureBoost(Method):
         )
         for round_ in epochs:
             first = round_ * shape.outputs
-            rows = self._drawn(federation, round_)
+            rows = self._draw_rows(federation, round_)
             derivatives = boosting.release(rows, first, self._receivers(federation, round_), self._exchanges)
             grown = [growing.grow(first + k, k, rows, derivatives, boosting.labels) for k in range(shape.outputs)]
             boosting.add(first, torch.stack(grown, dim=1), rows)
@@ -293,7 +293,7 @@ class SecureBoost(Method):
         asked = {number for level in range(self.depth) for number in self.candidates(tree, level, outputs, count)}
         return [names[number] for number in sorted(asked - {0})]
 
-    def _drawn(self, federation: Federation, round_: int) -> Tensor:
+    def _draw_rows(self, federation: Federation, round_: int) -> Tensor:
         """Return the training rows of one round, sorted."""
         n = federation.n_rows("train")
         if self.rows == 1:
@@ -310,9 +310,9 @@ class SecureBoost(Method):
         """Return logits (n, C); of two classes the first has zeros."""
         shape = self.shape(federation)
         leaves = self.leaves(federation, split, 0, int(shape.grown), "predict")
-        return self.decoded(federation.active, shape.start + shape.logits(leaves), grafted=self.graft).float()
+        return self.decode_scores(federation.active, shape.start + shape.logits(leaves), grafted=self.graft).float()
 
-    def decoded(self, active: Party, scores: Tensor, *, grafted: bool) -> Tensor:
+    def decode_scores(self, active: Party, scores: Tensor, *, grafted: bool) -> Tensor:
         """Return logits (n, C) of scores (n, C'): grafted leaves, of the true labels, are in no code."""
         logits = torch.cat([torch.zeros_like(scores), scores], dim=1) if scores.shape[1] == 1 else scores
         return logits if grafted else active.defenses.decode_logits(logits.float())
@@ -331,11 +331,11 @@ class SecureBoost(Method):
                 asked = torch.where(owners == number, nodes, 0)
                 if not asked.any():
                     continue
-                children = self._asked(party, active, asked, rows, split, first, phase)
+                children = self._ask_owner(party, active, asked, rows, split, first, phase)
                 nodes = torch.where(children > 0, children, nodes)
         return nodes
 
-    def _asked(
+    def _ask_owner(
         self, party: Party, active: Party, nodes: Tensor, rows: Tensor, split: str, first: int, phase: str
     ) -> Tensor:
         """Return the child (n, T) of each node that ``party`` splits, or 0."""
@@ -373,9 +373,9 @@ class _Boosting:
         self.labels, targets = active.defenses.training_targets(
             true, active.features["train"], n_classes=classes, rng=rng
         )
-        self.targets = {"grown": self._of_classes(targets)}
+        self.targets = {"grown": self._encode_classes(targets)}
         if method.graft:
-            self.targets["grafted"] = self._of_classes(true)
+            self.targets["grafted"] = self._encode_classes(true)
         start = self._start(self.targets["grafted" if method.graft else "grown"])
         self.shape.start.copy_(start)
         self.scores = {name: self._start(target).expand(len(true), -1).clone() for name, target in self.targets.items()}
@@ -391,7 +391,7 @@ class _Boosting:
         patience = self.method.patience
         return patience is not None and self.round >= self.best + patience
 
-    def _of_classes(self, targets: Tensor) -> Tensor:
+    def _encode_classes(self, targets: Tensor) -> Tensor:
         """Return targets (n, C') in double precision, one output for two classes."""
         classes = self.federation.n_classes
         soft = targets if targets.is_floating_point() else F.one_hot(targets, classes)
@@ -471,7 +471,7 @@ class _Boosting:
         Values are those of ``grown``: passive parties see when training stops.
         """
         self.val_scores += self.shape.logits(leaves, first, self.fitted["grown"])
-        logits = self.method.decoded(self.federation.active, self.val_scores, grafted=False)
+        logits = self.method.decode_scores(self.federation.active, self.val_scores, grafted=False)
         loss = float(F.cross_entropy(logits, self.val))
         if loss < self.best_loss:
             self.best, self.best_loss = self.round, loss

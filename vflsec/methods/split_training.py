@@ -104,7 +104,7 @@ class SplitTraining:
                     step = Step(number, phase, rows, labels[rows], rate=rate)
                     total = total + self._update(step, optimizers) * len(rows)  # of several runs, it is one for each
             epochs.end(total / len(labels))
-            if spec.target and not federation.reached and self._measured() >= spec.target:
+            if spec.target and not federation.reached and self._measure_test() >= spec.target:
                 federation.reached = traffic_so_far(federation, epoch + 1)
             best.count(self._score(selection) if selection else None)
         if spec.select != "last":
@@ -134,7 +134,7 @@ class SplitTraining:
         """
         fed, embedded, arrived = {}, {}, {}
         for party in self.federation.passive:
-            fed[party.name] = self._fed(party, step)
+            fed[party.name] = self._feed(party, step)
             embedded[party.name] = self.bottoms[party.name](fed[party.name])  # (B, d)
             received = self._up(party.name, embedded[party.name], step)
             arrived[party.name] = received.detach().requires_grad_()  # a leaf, and not the message that taps keep
@@ -171,14 +171,14 @@ class SplitTraining:
 
     def _loss(self, h: Tensor, arrived: Mapping[str, Tensor], step: Step) -> Tensor:
         defenses = self.federation.active.defenses
-        embeddings, targets = defenses.batch([h, *self._received(arrived)], self.targets[step.rows])
-        loss = self._penalized(F.cross_entropy(self.top(embeddings), targets, reduction="none").mean(), arrived, step)
+        embeddings, targets = defenses.batch([h, *self._receive(arrived)], self.targets[step.rows])
+        loss = self._penalize(F.cross_entropy(self.top(embeddings), targets, reduction="none").mean(), arrived, step)
         return loss if self.constraint is None else loss + self.constraint()
 
-    def _penalized(self, loss: Tensor, arrived: Mapping[str, Tensor], step: Step) -> Tensor:
+    def _penalize(self, loss: Tensor, arrived: Mapping[str, Tensor], step: Step) -> Tensor:
         """Return the loss with the penalties of the active party's defenses."""
         assert step.labels is not None
-        return self.federation.active.defenses.penalized(loss, arrived, step.labels)
+        return self.federation.active.defenses.penalize(loss, arrived, step.labels)
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         """Return one optimizer for all honest parties, then that of each malicious one.
@@ -202,7 +202,7 @@ class SplitTraining:
             raise Diverged(f"the model predicts values that are not finite on {split} rows: lower train.lr")
         return METRICS[self.federation.metric](logits.cpu().numpy(), self.federation.active.labels[split].cpu().numpy())
 
-    def _measured(self) -> float:
+    def _measure_test(self) -> float:
         """Return the headline metric on test rows, for ``train.target``; nothing is sent or chosen."""
         with self.federation.without_recording():
             return self._score("test")
@@ -217,31 +217,31 @@ class SplitTraining:
             step = Step(number, phase, rows, split=split)
             h = self.bottoms[active.name](active.features[split][rows])
             arrived = {
-                party.name: self._up(party.name, self.bottoms[party.name](self._fed(party, step)), step)
+                party.name: self._up(party.name, self.bottoms[party.name](self._feed(party, step)), step)
                 for party in self.federation.passive
             }
-            logits.append(self.top([h, *self._received(arrived)]))
+            logits.append(self.top([h, *self._receive(arrived)]))
         return active.defenses.decode_logits(torch.cat(logits))
 
-    def _changed(self, hook: str, name: str, value: Tensor, step: Step) -> Tensor:
+    def _change(self, hook: str, name: str, value: Tensor, step: Step) -> Tensor:
         """Return ``value``, or what a malicious party has in its place."""
         attack = self.malicious.get(name)
         return getattr(attack, hook)(value.detach(), step._replace(labels=None)) if attack else value
 
-    def _fed(self, party: Party, step: Step) -> Tensor:
+    def _feed(self, party: Party, step: Step) -> Tensor:
         """Return what ``party`` feeds its own bottom model."""
-        return self._changed("on_features", party.name, party.features[step.split][step.rows], step)
+        return self._change("on_features", party.name, party.features[step.split][step.rows], step)
 
     def _up(self, name: str, h: Tensor, step: Step) -> Tensor:
         """Return what arrives of the embedding ``h``."""
-        return self.boundaries[name].forward(self._changed("on_embedding", name, h, step), step)
+        return self.boundaries[name].forward(self._change("on_embedding", name, h, step), step)
 
     def _down(self, name: str, h: Tensor, step: Step) -> Tensor:
         """Return what the party feeds its bottom model of the gradient with respect to ``h``, as it arrived."""
         assert h.grad is not None
-        return self._changed("on_gradient", name, self.boundaries[name].backward(h.grad, step), step)
+        return self._change("on_gradient", name, self.boundaries[name].backward(h.grad, step), step)
 
-    def _received(self, arrived: Mapping[str, Tensor]) -> list[Tensor]:
+    def _receive(self, arrived: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the inputs of the top model: each received embedding after the active party's own defenses."""
         return [self.federation.active.defenses.received(h, name) for name, h in arrived.items()]
 
@@ -290,7 +290,7 @@ class HeadTraining(SplitTraining):
             return super().predict(split, phase)
         self._switch(training=False)
         h, arrived = self._sent[split]
-        return self.federation.active.defenses.decode_logits(self.top([h, *self._received(arrived)]))
+        return self.federation.active.defenses.decode_logits(self.top([h, *self._receive(arrived)]))
 
     def _update(self, step: Step, optimizers: list[torch.optim.Optimizer]) -> Tensor:
         """Take as many steps of the head on one batch as there are local steps."""
@@ -323,7 +323,7 @@ class HeadTraining(SplitTraining):
         """Every party embeds the rows of ``step``, those that train the head altered if need be; they go up."""
         embedded = {}
         for party in self.federation.parties.values():
-            x = self._fed(party, step)
+            x = self._feed(party, step)
             if party.name in self.alter and step.split == "train":
                 x = self.alter[party.name](x, self._noise[party.name])
             embedded[party.name] = self.bottoms[party.name](x)  # (B, d)

@@ -61,7 +61,7 @@ class LocalCL(nn.Module):
         super().__init__()
         self.model = model
         self.rows = rows
-        self.views = views_of(layout, rows)
+        self.views = make_views(layout, rows)
         self.batch = batch
         self.optimizer = torch.optim.SGD(model.parameters(), lr, MOMENTUM, weight_decay=WEIGHT_DECAY, fused=True)
 
@@ -120,7 +120,7 @@ def queue_size(rows: int, batch: int) -> int:
     return most - most % min(batch, most)
 
 
-def views_of(layout: Layout, rows: Tensor) -> TwoViews:
+def make_views(layout: Layout, rows: Tensor) -> TwoViews:
     """Return what makes two views: of images MoCo v1's alterations, of a table those of all other methods."""
     if layout.image is None:
         return two_views(layout, rows)

@@ -65,9 +65,9 @@ class DefensesOfRuns:
         """Return the input of the top model."""
         return self._each("received", h, sender) if self.using(hooks.RECEIVED) else h
 
-    def penalized(self, loss: Tensor, received: Mapping[str, Tensor], labels: Tensor) -> Any:
+    def penalize(self, loss: Tensor, received: Mapping[str, Tensor], labels: Tensor) -> Any:
         """Return the losses with penalties."""
-        return self._each("penalized", loss, dict(received), labels) if self.using(hooks.PENALTY) else loss
+        return self._each("penalize", loss, dict(received), labels) if self.using(hooks.PENALTY) else loss
 
     def training_hooks(self, modules: nn.Module, penalties: Sequence[str]) -> AbstractContextManager[None]:
         """Do nothing: ``join`` refuses defenses with training hooks."""

@@ -78,11 +78,11 @@ class TreeGrowing:
         ]
         for level in range(self.depth):
             all_here = np.where(nodes >= 2**level, nodes, 0)  # the others are in leaves
-            counts = np.bincount(_taken(all_here, drawn), minlength=2 ** (level + 1))
+            counts = np.bincount(_take(all_here, drawn), minlength=2 ** (level + 1))
             numbers = 2**level + np.flatnonzero(counts[2**level :] >= 2 * self.rule.least_rows)
             if not len(numbers):
                 break
-            here = all_here * _marked(numbers, len(counts)).take(all_here)
+            here = all_here * _mark(numbers, len(counts)).take(all_here)
             asked = self.candidates(tree, level, self.shape.outputs, len(self.parties))
             best = [
                 source.best(here, numbers, all_here) if source.number in asked else source.none(numbers)
@@ -132,7 +132,7 @@ class _Source:
         if growing.columns == 1 or count == 0:
             return np.arange(count)
         rng = generator(growing.federation.seed, "columns", self.party.name, self.tree)
-        return np.sort(torch.randperm(count, generator=rng)[: drawn_columns(count, growing.columns)].numpy())
+        return np.sort(torch.randperm(count, generator=rng)[: count_drawn_columns(count, growing.columns)].numpy())
 
     def none(self, numbers: NDArray[np.int64]) -> Best:
         """Return no split of any node."""
@@ -150,12 +150,12 @@ class _Source:
         before = self.sums
         choice = self.none(numbers)
         disclosed = here if self.exchange is None else self._tell(here, all_here)
-        at = _taken(disclosed, self.drawn)
+        at = _take(disclosed, self.drawn)
         counts = np.bincount(at, minlength=2 * int(numbers.max()) + 2)
         known = numbers[counts[numbers] > 0]
         if not len(known) or not self.codes.shape[1]:
             return choice
-        is_known = _marked(known, len(counts))
+        is_known = _mark(known, len(counts))
         asked = [n for n in known if not self._follows(int(n), is_known, before, counts)]
         position = np.full(len(counts), -1, dtype=np.int64)
         position[asked] = np.arange(len(asked))
@@ -232,7 +232,7 @@ class _Source:
         splits.add(
             self.tree, nodes, torch.from_numpy(self.bins.place[bins]), torch.from_numpy(self.bins.threshold[bins])
         )
-        rows = np.flatnonzero(_marked(nodes.numpy(), 2 ** (growing.depth + 1)).take(here))
+        rows = np.flatnonzero(_mark(nodes.numpy(), 2 ** (growing.depth + 1)).take(here))
         child = self._children(here.take(rows), nodes.numpy(), bins, rows)
         if self.exchange is not None:
             inside = torch.from_numpy(rows).to(growing.all_rows.device)
@@ -258,18 +258,18 @@ class _Source:
         return 2 * at + right
 
 
-def drawn_columns(count: int, share: float) -> int:
+def count_drawn_columns(count: int, share: float) -> int:
     """Return how many of a party's ``count`` columns are drawn for a tree."""
     return max(1, round(share * count)) if count else 0
 
 
-def _marked(numbers: NDArray[np.int64], length: int) -> NDArray[np.bool_]:
+def _mark(numbers: NDArray[np.int64], length: int) -> NDArray[np.bool_]:
     """Return (length,) whether each number is among ``numbers``."""
     marks = np.zeros(length, dtype=bool)
     marks[numbers] = True
     return marks
 
 
-def _taken(values: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def _take(values: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the values of some rows, sorted and each once: of all rows as they are."""
     return values if len(rows) == len(values) else values.take(rows)

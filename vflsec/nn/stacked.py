@@ -157,18 +157,18 @@ def _same(name: str, values: Sequence[Any]) -> Any:
 
 def _entrywise(func: Any, args: Any, kwargs: Any) -> Any:
     """Apply an operation on entries to the memory of all runs; NotImplemented if shapes have to be aligned first."""
-    return func(*args, **kwargs).as_subclass(Stacked) if _aligned(args, kwargs) else NotImplemented
+    return func(*args, **kwargs).as_subclass(Stacked) if _is_aligned(args, kwargs) else NotImplemented
 
 
 def _in_place(func: Any, args: Any, kwargs: Any) -> Any:
     """Change a tensor by an operation on entries."""
-    if type(args[0]) is not Stacked or not _aligned(args, kwargs):
+    if type(args[0]) is not Stacked or not _is_aligned(args, kwargs):
         return NotImplemented
     func(*args, **kwargs)
     return args[0]
 
 
-def _aligned(args: Any, kwargs: Any) -> bool:
+def _is_aligned(args: Any, kwargs: Any) -> bool:
     given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
     return all(type(x) is Stacked and x.dim() == given[0].dim() for x in given)
 
@@ -275,7 +275,7 @@ def _cross_entropy(func: Any, args: Any, kwargs: Any) -> Any:
     return each.mean(dim=1).as_subclass(Stacked) if reduction == "mean" else NotImplemented
 
 
-def _reduced(func: Any, args: Any, kwargs: Any) -> Any:
+def _reduce(func: Any, args: Any, kwargs: Any) -> Any:
     """Reduce vectors to numbers."""
     simple = len(args) == 1 and not kwargs and args[0].dim() == 2
     return func(args[0], dim=1).as_subclass(Stacked) if simple else NotImplemented
@@ -344,7 +344,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     torch.cat: _cat,
     torch.split: _split,
     Tensor.split: _split,
-    Tensor.mean: _reduced,
+    Tensor.mean: _reduce,
     Tensor.__getitem__: _getitem,
     Tensor.backward: _backward,
     torch.autograd.backward: _backward_of_several,

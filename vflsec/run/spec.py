@@ -14,7 +14,7 @@ from vflsec.base import files
 from vflsec.base.checks import positive, suggestion, unknown
 from vflsec.base.errors import UsageError
 from vflsec.core import registry
-from vflsec.core.options import options_of
+from vflsec.core.options import list_options
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data import memory
 from vflsec.data.dataset import VerticalDataset
@@ -301,7 +301,7 @@ def parse_defense(text: str) -> DefenseSpec:
     A defense with differential privacy also takes ``epsilon``. Several strengths, ``lambda=1,5``, are for a sweep.
     """
     name, options, at = parse_reference(text, "defense")
-    known = {*options_of(class_of("defenses", name)), *_strength_names(name), "by", "at"}
+    known = {*list_options(class_of("defenses", name)), *_strength_names(name), "by", "at"}
     for option in options:
         if option not in known and suggestion(option, _strength_names(name)):
             raise UsageError(f"{name}: {unknown('option', option, known - {'at', 'by'})}")

@@ -64,11 +64,11 @@ class Bins:
     def _code(self, x: Tensor, number: int, column: EncodedColumn) -> NDArray[np.integer]:
         if column.kind == "numeric":
             return np.searchsorted(self._edges[number], _numbers(x, column.start), side="left")
-        part = columns_of(x, np.arange(column.start, column.start + column.width))
+        part = select_columns(x, np.arange(column.start, column.start + column.width))
         return part.argmax(dim=1).cpu().numpy()
 
 
-def columns_of(x: Tensor, columns: NDArray[np.integer]) -> Tensor:
+def select_columns(x: Tensor, columns: NDArray[np.integer]) -> Tensor:
     """Return encoded columns of ``x`` (n, d) as a dense tensor (n, len(columns))."""
     if isinstance(x, SparseRows):
         return torch.from_numpy(x.csr()[:, columns].toarray()).to(x.device)
@@ -76,7 +76,7 @@ def columns_of(x: Tensor, columns: NDArray[np.integer]) -> Tensor:
 
 
 def _numbers(x: Tensor, column: int) -> NDArray[np.floating]:
-    return columns_of(x, np.array([column]))[:, 0].cpu().numpy()
+    return select_columns(x, np.array([column]))[:, 0].cpu().numpy()
 
 
 def _edges(values: NDArray[np.floating], most: int) -> NDArray[np.floating]:

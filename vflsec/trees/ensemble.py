@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vflsec.trees.bins import columns_of
+from vflsec.trees.bins import select_columns
 
 
 class Splits(nn.Module):
@@ -29,7 +29,7 @@ class Splits(nn.Module):
         self.features = features
         self.register_buffer("column", torch.full((trees, 2**depth), -1, dtype=torch.int32))
         self.register_buffer("threshold", torch.zeros(trees, 2**depth))
-        self.register_load_state_dict_post_hook(_checked)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(_check_loaded)  # type: ignore[no-untyped-call]
 
     def check(self) -> None:
         """Raise ValueError unless splits are at columns of the party and at finite thresholds."""
@@ -69,7 +69,7 @@ class Splits(nn.Module):
         if not splits.any():
             return torch.zeros(len(x), 1, device=x.device)
         used, place = np.unique(self.column[splits].cpu().numpy(), return_inverse=True)
-        values = columns_of(x, used)[:, torch.from_numpy(place).to(x.device)]
+        values = select_columns(x, used)[:, torch.from_numpy(place).to(x.device)]
         return 2 * (values > self.threshold[splits]).float() - 1
 
     def reset_parameters(self) -> None:
@@ -80,11 +80,11 @@ class Splits(nn.Module):
 
     def _beyond(self, x: Tensor, rows: Tensor, columns: Tensor, thresholds: Tensor) -> Tensor:
         used, place = np.unique(columns.cpu().numpy(), return_inverse=True)
-        values = columns_of(x, used)[rows, torch.from_numpy(place).to(rows.device)]
+        values = select_columns(x, used)[rows, torch.from_numpy(place).to(rows.device)]
         return (values > thresholds).long()
 
 
-def _checked(module: Splits | Shape, _: object) -> None:
+def _check_loaded(module: Splits | Shape, _: object) -> None:
     module.check()
 
 
@@ -116,7 +116,7 @@ class Shape(nn.Module):
         self.register_buffer("value", torch.zeros(trees, 2 ** (depth + 1), dtype=torch.float64))
         self.register_buffer("start", torch.zeros(outputs, dtype=torch.float64))
         self.register_buffer("grown", torch.zeros((), dtype=torch.long))
-        self.register_load_state_dict_post_hook(_checked)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(_check_loaded)  # type: ignore[no-untyped-call]
 
     def check(self) -> None:
         """Raise ValueError unless owners are parties, the number of trees fits, and leaves have finite values."""
