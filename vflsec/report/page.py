@@ -65,13 +65,7 @@ ANNEX = (
 
 
 def page(summary: Summary, manifest: Manifest, traffic: Sequence[tuple[str, str, str, int]]) -> str:
-    """Return a whole HTML document.
-
-    Args:
-        summary: of the report.
-        manifest: of the report.
-        traffic: sender, receiver, kind and bytes of all seeds.
-    """
+    """Return a whole HTML document; ``traffic`` is sender, receiver, kind and bytes of all seeds."""
     title = f"{summary.audited or summary.dataset}: what {summary.adversary} infers"
     shown = table.show(summary)
     tables = [*shown.tables, *shown.details]

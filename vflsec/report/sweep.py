@@ -18,7 +18,7 @@ from vflsec.report.columns import is_private, select_columns
 from vflsec.report.curve import COLORS, GRAY, MARKERS, Curve, fixed_style
 from vflsec.report.formats import Cells, Column, Document, as_html, number, signed_number, spread
 from vflsec.report.report import Report, Shown
-from vflsec.results.analysis.results import Cap, Point
+from vflsec.results.analysis.results import Cap, Measure, Point
 from vflsec.results.analysis.trainings import Rise, add_up, notes_on_spending, notes_on_trainings, rises
 from vflsec.results.records.folder import POINTS, read_sweep
 from vflsec.results.records.manifest import Sweep, to_text
@@ -50,12 +50,11 @@ class SweepPlace(NamedTuple):
         strength = f" {self.point.strength:.4g}" if isinstance(self.point, Point) and self.point.strength else ""
         return f"{self.point.method}, {self.defense}{strength}"
 
-    def measured(self, measure: str) -> tuple[float | None, tuple[float | None, float | None]]:
+    def measure(self, name: str) -> Measure:
         """Return utility, leak or CAP with the ends of its interval."""
         if isinstance(self.point, Cap):
-            return self.point.value, self.point.ci95
-        shown = self.point.utility if measure == "utility" else self.point.leak
-        return shown.mean, shown.ci95
+            return Measure(metric="CAP", mean=self.point.value, ci95=self.point.ci95, n=self.point.n)
+        return self.point.utility if name == "utility" else self.point.leak
 
 
 class SweepReport(Shown):
@@ -71,36 +70,18 @@ class SweepReport(Shown):
         self.reports = list(reports)
 
     @classmethod
-    def read(
-        cls,
-        folder: Path | str,
-        *,
-        max_leak: Mapping[str, float] | None = None,
-        min_utility: float | None = None,
-        max_undetected: float | None = None,
-    ) -> SweepReport:
-        """Return the report of a results folder.
+    def read(cls, folder: Path | str, **limits: Any) -> SweepReport:
+        """Return the report of the folder of a sweep.
 
         Args:
             folder: of a sweep.
-            max_leak: limits on the leak at every point, by attack.
-            min_utility: a limit on the utility at every point.
-            max_undetected: a limit on the advantage that could have been overlooked at any point.
+            limits: for every point, as of ``Report.read``.
 
         Raises:
             StoreError: the folder holds no sweep, or a damaged one.
         """
         sweep = read_sweep(Path(folder))
-        reports = [
-            Report.read(
-                Path(folder) / POINTS / point.name,
-                max_leak=max_leak,
-                min_utility=min_utility,
-                max_undetected=max_undetected,
-            )
-            for point in sweep.points
-        ]
-        return cls(sweep, reports)
+        return cls(sweep, [Report.read(Path(folder) / POINTS / point.name, **limits) for point in sweep.points])
 
     def to_frame(self) -> pd.DataFrame:
         """Return the rows of ``Report.to_frame`` of every point, with a column for each setting that differs."""
@@ -378,9 +359,9 @@ def _draw_curve(
 ) -> None:
     rows = []
     for place in places:
-        mean, (low, high) = place.measured(measure)
-        if mean is not None:
-            rows.append((x[place.values[0]], mean, mean if low is None else low, mean if high is None else high))
+        shown = place.measure(measure)
+        if shown.mean is not None:
+            rows.append((x[place.values[0]], shown.mean, shown.lower, shown.upper))
     if not rows:
         return
     color, marker = COLORS[k % len(COLORS)], MARKERS[(k + k // len(COLORS)) % len(MARKERS)]

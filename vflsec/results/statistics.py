@@ -145,14 +145,7 @@ def draw_groups(n: int) -> NDArray[np.integer]:
 
 
 def leave_out_groups(metric: str, scores: Scores, labels: Any, groups: NDArray[np.integer]) -> tuple[float, ...] | None:
-    """Return a metric without each of the groups of rows; None if some rows are all of one class.
-
-    Args:
-        metric: its name.
-        scores: (n, C), or values.
-        labels: (n,), or true values.
-        groups: (n,) of each row.
-    """
+    """Return a metric of (n, C) scores, or values, without each group (n,) of rows; None if some are of one class."""
     kept = [groups != k for k in range(GROUPS)]
     if labels.ndim == 1 and any(np.ptp(labels[rows]) == 0 for rows in kept):
         return None
@@ -324,14 +317,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def detectable_difference(deviation: float, n: int, *, level: float = ALPHA, power: float = POWER) -> float:
-    """Return the smallest true difference that a one-sided paired t test finds with a probability of ``power``.
-
-    Args:
-        deviation: of single differences.
-        n: number of seeds.
-        level: of the test.
-        power: the probability.
-    """
+    """Return the smallest true difference that a one-sided paired t test of n seeds finds with this power."""
     return deviation * noncentrality(n - 1, level, power) / n**0.5 if n >= FEWEST else float("inf")
 
 

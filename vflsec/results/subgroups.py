@@ -34,10 +34,7 @@ class Scored(NamedTuple):
 def leaks(scored: Scored, group: NDArray[np.integer], n_groups: int) -> NDArray[np.float64]:
     """Return the leak of each group (G,), the AUC within it if C = 2, else its accuracy; NaN if that is not defined.
 
-    Args:
-        scored: of one seed.
-        group: (P,) the group of each person, 0 to G - 1, or -1 for none.
-        n_groups: G.
+    ``group`` (P,) is that of each person, 0 to G - 1, or -1 for none.
     """
     return _leak_of_groups(_prepared(scored), group, n_groups)
 

@@ -144,11 +144,8 @@ def detectable_advantage(pairs: Sequence[tuple[Block, Block]], seeds: int) -> fl
     the difference the variance v = e^2 + (1 - z(alone) / z(alone + d)) T, where T is the sum of both variances, and
     ``SHARED`` of it with several seeds. Then d solves d^2 = k^2 v, with k of ``noncentrality``. It is all that is left
     to be gained if there is no smaller solution. It is not known, and None, where no value varies over seeds or rows,
-    and where *alone* is 1, so that nothing was left to be seen.
-
-    Args:
-        pairs: by seed the blocks of the attack and of the adversary alone.
-        seeds: how many were asked for.
+    and where *alone* is 1, so that nothing was left to be seen. ``pairs`` are by seed the blocks of the attack and of
+    the adversary alone; ``seeds`` is how many were asked for.
     """
     if not pairs or (len(pairs) == 1 and seeds > 1):
         return None

@@ -87,12 +87,7 @@ def _add(spending: Spending, defense: str, training: str, spent: tuple[float, in
 
 
 def notes_on_spending(spending: Spending, points: Sequence[Point]) -> list[str]:
-    """Return a note for each defense with several trainings: what they would spend on one row in all.
-
-    Args:
-        spending: of these trainings.
-        points: of all trainings.
-    """
+    """Return a note for each defense with several trainings: what they would spend on one row in all."""
     trained = [{spent["defense"].partition(":")[0] for spent in p.spent} for p in points if p.status != "missing"]
     notes = []
     for defense, by_training in spending.items():
