@@ -67,4 +67,6 @@ class Compression(Defense):
         threshold = magnitude.flatten().kthvalue(n - kept + 1).values
         return torch.where(magnitude > threshold, value, 0.0)
 
-    on_embedding = on_gradient
+    def on_embedding(self, h: Tensor, release: Release) -> Tensor:
+        """Return the embeddings (B, d) with zeros in place of the smaller entries."""
+        return self.on_gradient(h, release)

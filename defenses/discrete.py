@@ -77,4 +77,6 @@ class Discretization(Defense):
         spacing = bound * self.strength
         return torch.where(spacing > 0, (value / spacing).round() * spacing, value)
 
-    on_embedding = on_gradient
+    def on_embedding(self, h: Tensor, release: Release) -> Tensor:
+        """Return the embeddings (B, d) on the grid."""
+        return self.on_gradient(h, release)

@@ -47,7 +47,9 @@ class IsotropicNoise(Defense):
         noise = torch.randn(rows.shape, generator=release.rng, device=rows.device, dtype=rows.dtype)
         return noise.mul_(scale).add_(rows)
 
-    on_embedding = on_gradient
+    def on_embedding(self, h: Tensor, release: Release) -> Tensor:
+        """Return noised embeddings (B, m)."""
+        return self.on_gradient(h, release)
 
     def on_parameters(self, p: Tensor, release: Release) -> Tensor:
         """Return a noised copy of one parameter tensor, any shape; running statistics stay as they are."""

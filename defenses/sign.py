@@ -68,4 +68,6 @@ class SignOnly(Defense):
         drawn = torch.rand(value.shape, generator=release.rng, device=value.device)  # below 1: strength 1 replaces all
         return torch.where(drawn < self.strength, value.sign() * magnitude, value)
 
-    on_embedding = on_gradient
+    def on_embedding(self, h: Tensor, release: Release) -> Tensor:
+        """Return the embeddings (B, d) with signs in place of entries."""
+        return self.on_gradient(h, release)

@@ -127,6 +127,7 @@ def test_few_labels_train_although_no_adversary_could_have_them():
     assert vflsec.train(**{**SMALL, "data": {"n_labeled": 40}}).federation.n_rows("train") == 40
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -32,6 +32,7 @@ def test_one_cell_of_the_digits_job():
     assert job.run_alone(x, y, 0)["test"] > 0.6
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_one_pair_of_the_overhead(monkeypatch):
     overhead = load("overhead")
@@ -298,6 +299,7 @@ def test_what_does_not_agree_is_named(prada):
     assert verdicts_of(prada, prada=75.0)["interactions help"] == "does not hold here"
 
 
+@pytest.mark.long
 def test_each_row_of_table_one_is_there_and_each_training_is_another(prada):
     assert sum(bool(arm.paper) for arm in prada.ARMS.values()) == 11
     assert all(len(arm.paper) in (0, 6) for arm in prada.ARMS.values())
@@ -430,6 +432,7 @@ def test_the_table_of_noise_is_on_its_page():
     assert sum(line.startswith("| ") for line in block.splitlines()) == rows + 2  # header and rule
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_one_run_of_the_noise_on_gradients():
     noise = load("label_noise")
@@ -486,6 +489,7 @@ def simulated():
     return load("empirical_epsilon")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("epsilon", [0.0, 1.0, 2.0, 4.0, 8.0])
 def test_no_bound_exceeds_epsilon_more_often_than_its_confidence_allows(simulated, epsilon):
     for bound in simulated.BOUNDS:
@@ -495,6 +499,7 @@ def test_no_bound_exceeds_epsilon_more_often_than_its_confidence_allows(simulate
         )  # where it is not offered, it is wrong
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("epsilon", [2.0, 4.0, 8.0])
 def test_gaussian_noise_is_shown_to_have_most_of_its_epsilon(simulated, epsilon):
     assert simulated.BOUNDS[0].play(epsilon, 40).mean() > 0.7 * epsilon
@@ -508,6 +513,7 @@ def coverage():
     return load("interval_coverage")
 
 
+@pytest.mark.long
 def test_intervals_over_seeds_and_rows_hold_the_truth_and_those_over_seeds_alone_do_not(coverage):
     found = coverage.measured(rows=500, worlds=80, seeds=5)
     for name in found[0]:

@@ -113,6 +113,7 @@ def test_trees_on_few_rows_leak_more_than_the_table_of_the_docs_shows(name, stre
     assert replayed > max(of_all_rows["measured"] + 0.03, shared + 0.01)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("aux", [1, 2, 3, 7])
 def test_a_few_known_labels_are_enough_to_run(aux):
     asked = question(aux=aux, rounds=2)

@@ -43,6 +43,7 @@ def error(folder, **settings):
     return max(errors), labels(c, p).metrics["accuracy"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("order", ["current", "paper"])
 @pytest.mark.parametrize("rate", [0.1, 5e-4])
 @pytest.mark.parametrize(("rounding", "limit"), [(0.0, 5e-12), (2.0**-24, 2e-5)])
@@ -113,6 +114,7 @@ class Epochs(LinearRun):
             yield rows, x[rows], labels[rows]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("noise", "steps", "least"), [(0.1, 40, 0.99), (1.0, 160, 0.85)])
 def test_noise_on_every_coordinate_averages_out_over_batches(tmp_path, noise, steps, least):
     """Noise of 1 is larger than any loss gradient, and no sample is seen twice."""
@@ -149,6 +151,7 @@ def test_of_two_outputs_the_ranking_is_given_too(tmp_path):
     assert leak.headline > 0.99
 
 
+@pytest.mark.long
 def test_noise_of_ten_times_the_gradients_hides_them_for_forty_batches(tmp_path):
     c, p = LinearRun(steps=40, noise=10.0).record(tmp_path)
     leak = labels(c, p)

@@ -25,12 +25,14 @@ def test_c_reads_all_labels_and_the_weights(tmp_path, delta, order):
     assert attacked(DeltaChainWeights(), c, p, n=8)["leak"]["parameters"].headline > 1 - 1e-8
 
 
+@pytest.mark.long
 def test_of_three_outputs_too(tmp_path):
     c, p = EncryptedRun(run=LinearRun(steps=12, width=5, outputs=3, batch=24, rate=0.5)).record(tmp_path)
     assert attacked(DeltaChain(), c, p, n=12)["leak"]["train"].headline == 1.0
     assert attacked(DeltaChainWeights(), c, p, n=12)["leak"]["parameters"].headline > 0.99
 
 
+@pytest.mark.long
 def test_noise_under_encryption_hides_them(tmp_path):
     run = LinearRun(steps=12, width=4, batch=24, noise=20.0)
     c, p = EncryptedRun(run=run, delta="outer").record(tmp_path)

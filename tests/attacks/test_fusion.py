@@ -56,6 +56,7 @@ def test_test_rows_are_guessed_from_what_is_known_of_them():
     assert auc(view, y, "train") == pytest.approx(phi(1.0, 2.0), abs=0.02)
 
 
+@pytest.mark.long
 def test_alone_it_reads_own_columns_and_nothing_else():
     view, y = federation(1.0, 2.0)
     alone = view.without_federation(nn.Identity())

@@ -301,6 +301,7 @@ def test_rows_of_a_split_without_messages_are_not_guessed(attack):
 # The generator.
 
 
+@pytest.mark.long
 def test_the_generator_explains_the_predictions_it_saw():
     """Own columns are the sign of the victim's only one: to explain predictions it must give it that sign.
 

@@ -204,6 +204,7 @@ def test_wide_masks_are_not_said_to_leak(tmp_path):
     assert leaks(tmp_path, 200, 2.0**40) <= 1
 
 
+@pytest.mark.long
 def test_small_masks_are_said_to_leak(tmp_path):
     assert leaks(tmp_path, 20, 1.0) == 20
 

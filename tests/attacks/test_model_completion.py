@@ -335,6 +335,7 @@ def naive_mixmatch(view, *, freeze_bottom, layers, epochs, steps, seed):
     return {split: model(x).detach() for split, x in view.features.items()}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("freeze_bottom", [True, False])
 def test_mixmatch_equals_its_description(freeze_bottom, layers, double, monkeypatch):

@@ -42,6 +42,7 @@ def recovered(average, adversary, *, victim=None, **options):
     return METRICS[names[0]](guess.numpy(), truth.labels["parameters"].numpy())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("parties", [2, 3])
 @pytest.mark.parametrize("victim", ["active", "passive_1"])
 def test_the_server_of_a_plain_average_reads_each_model(parties, victim):
@@ -57,6 +58,7 @@ def test_masks_leave_the_server_with_the_mean(parties):
     assert -0.05 < recovered("secure-average", "server", parties=parties) <= 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("average", ["model-average", "secure-average"])
 @pytest.mark.parametrize(("adversary", "victim"), [("passive_1", "active"), ("active", "passive_1")])
 def test_of_two_parties_each_computes_the_other_ones_model(average, adversary, victim):

@@ -25,6 +25,7 @@ def recordings(folder, mu, scores, answers=1):
     return Recording(folder / "passive"), Recording(folder / "active")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.9])
 def test_one_score_tells_the_share_of_variance_along_the_weights(tmp_path, share):
     """A common part has ``share`` of the variance of each feature, and the score is along it."""

@@ -114,6 +114,7 @@ def test_gaussian_confidences_give_the_closed_form(d, options):
     assert tpr(attack, view, member) == pytest.approx(expected, abs=4 * error)
 
 
+@pytest.mark.long
 def test_candidates_that_vary_differently_have_variances_of_their_own():
     view, member = gaussian(1.5, shadows=SHADOWS, n=N, spread=1.0)
     expected = stats.norm.cdf(1.5 / np.sqrt(2))
@@ -204,6 +205,7 @@ def test_the_attacked_federation_is_drawn_like_its_shadows(learned):
     assert abs(own - np.mean(found)) < 3 * np.std(found, ddof=1)
 
 
+@pytest.mark.long
 def test_a_model_that_learned_nothing_tells_nothing():
     error = np.sqrt(601 / (12 * 300 * 300))
     for seed in range(3):

@@ -309,6 +309,7 @@ def test_fusion_of_columns_reads_bounds():
     assert with_trees > alone + 0.2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("split", "less"), [("train", 0.01), ("test", 0.02)])
 def test_fusion_of_columns_is_not_behind_what_splits_say(split, less):
     x, _, trees = world(rounds=20)
@@ -319,6 +320,7 @@ def test_fusion_of_columns_is_not_behind_what_splits_say(split, less):
     assert fused > of_splits - less
 
 
+@pytest.mark.long
 def test_columns_of_other_rows_are_learned_from_what_histograms_say_of_training_rows():
     """The victim's column is the sign of a product of two own columns, which 30 auxiliary rows do not teach."""
     rng, n = torch.Generator().manual_seed(0), 1000

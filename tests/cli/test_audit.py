@@ -63,6 +63,7 @@ def test_options_are_those_of_all_audits(recorded, draws, tmp_path):
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["record"]["audited"] == "passive.recording"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("limits", "code", "said"),
     [
@@ -101,6 +102,7 @@ def test_what_is_not_measured_is_said_and_holds_no_limit(recorded):
     assert (point["status"], point["leak"]["mean"]) == ("unmeasured", None)
 
 
+@pytest.mark.long
 def test_wire_holds_under_subgroup_keys_and_names_what_it_could_not_test(tmp_path):
     run_ = LinearRun(steps=20, width=3, batch=64)
     c, p = EncryptedRun(run=run_, mode="subgroup", delta="outer").record(tmp_path)

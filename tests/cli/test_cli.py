@@ -689,7 +689,6 @@ def test_a_dataset_file_that_is_a_folder_or_lacks_its_table(tmp_path):
     assert (result.exit_code, "expected a file" in result.stderr) == (2, True), result.stderr
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -137,6 +137,7 @@ def test_two_processes_compute_what_one_does_bit_for_bit(keys, tmp_path, name):
     assert found["passive"].utility == {}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["logistic regression", "mlp", "softmax"])
 def test_two_processes_compute_what_plain_sgd_does(keys, tmp_path, name):
     job = JOBS[name]

@@ -46,6 +46,7 @@ def test_the_leak_of_a_group_is_its_accuracy_for_more_classes():
     assert np.isnan(leaks(scored, group, 3)[2]), "a group without rows"
 
 
+@pytest.mark.long
 def test_p_is_uniform_where_the_groups_leak_the_same(monkeypatch):
     """Also where their shares of classes differ, and where people are scored by several seeds alike."""
     monkeypatch.setattr(subgroups, "DRAWS", 49)
@@ -64,6 +65,7 @@ def test_a_group_without_a_leak_does_not_count(monkeypatch):
     assert again[0] == again[1] < 1
 
 
+@pytest.mark.long
 def test_a_group_that_leaks_less_is_found():
     rng = np.random.default_rng(2)
     assert np.mean([differ(*world(seed, lost=1.3), 3, rng) < 0.05 for seed in range(10)]) > 0.7

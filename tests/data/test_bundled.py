@@ -55,6 +55,7 @@ def test_a_changed_or_missing_file_is_refused(tmp_path, monkeypatch):
         bundle.arrays("credit-default")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", MODULES)
 def test_every_party_has_its_own_row_order_and_the_same_rows(name: str):
     tables = MODULES[name].load().parties
@@ -147,6 +148,7 @@ def test_census_income_rows_groups_and_official_test_set():
     assert first[list(expected)].to_dict() == expected
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("parties", "widths"), [(2, [5, 28]), (3, [5, 6, 22]), (4, [5, 6, 6, 16]), (5, [5, 6, 6, 4, 12])]
 )
@@ -166,6 +168,7 @@ def test_census_income_of_adults():
 VIEWS = {"fourier": 76, "profile_correlations": 216, "karhunen_loeve": 64, "pixel_averages": 240}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("parties", range(2, 7))
 def test_multiple_features_deals_out_its_views(parties):
     dataset = multiple_features.load(parties=parties)

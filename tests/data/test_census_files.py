@@ -19,6 +19,7 @@ def few(tmp_path_factory):
     return write_census(tmp_path_factory.mktemp("few"), FEW)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_official_files_equal_the_bundled_copy(tmp_path):
     write_census(tmp_path)
@@ -45,6 +46,7 @@ def test_some_rows_equal_those_of_the_bundled_copy(tmp_path, compressed):
         np.testing.assert_array_equal(found[name], expected)
 
 
+@pytest.mark.long
 def test_they_are_split_and_trained_like_the_bundled_copy(few):
     options = {"data_dir": str(few), "parties": 4, "adults_only": True}
     data = vflsec.load_dataset("census-income", **options)
@@ -117,6 +119,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("file", census_income.FILES)
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damage_is_named(kind, file, few, tmp_path):

@@ -51,6 +51,7 @@ def test_data_without_fault_are_described_and_not_warned_of(tmp_path: Path):
     assert found.utility["all"] > found.utility["bureau"] > found.utility["bank"] > 0.5
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

@@ -26,6 +26,7 @@ def pairs():
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("parties", [None, 2, 3, 13])
 def test_every_column_has_one_owner_and_keeps_its_role(pairs, how, parties):
@@ -127,6 +128,7 @@ def test_settings_that_contradict_each_other(settings):
         DataSpec(**settings)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["fashion-mnist", "census-domains"])
 def test_columns_that_belong_together_are_not_dealt_again(name):
     try:

@@ -79,6 +79,7 @@ def test_separators_encodings_keys_and_paths_are_found(tmp_path: Path):
     assert load_toml(tmp_path / "data.toml").parties[0].frame["größe"].iloc[-1] == 2.0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ['quo"te', "back\\slash", "dot.ted", "line\nbreak", "#hash", "ümlaut", " "])
 def test_odd_names_of_columns_stay_valid_toml(tmp_path: Path, name: str):
     n = 40

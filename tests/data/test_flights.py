@@ -70,6 +70,7 @@ def test_the_tables_hold_the_flights_whose_keys_they_know(every_flight):
     assert every_flight.names == {"active": "airline", "passive_1": "weather", "passive_2": "registry"}
 
 
+@pytest.mark.long
 def test_fewer_rows_are_a_subset_of_more_with_the_same_overlap(every_flight, some_flights):
     for few, all_ in zip(some_flights.parties, every_flight.parties, strict=True):
         common = few.frame.index

@@ -89,6 +89,7 @@ def test_the_number_of_rows_is_what_the_spec_asks_for(spec: DataSpec, seed: int)
     assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
 
 
+@pytest.mark.long
 @quick
 @given(
     seed=st.integers(0, 2**31),

@@ -115,6 +115,7 @@ def test_less_than_half_of_the_rows_used_is_said(files):
     assert load_toml(files(ids=np.arange(ROWS) + 200)).warnings == ()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("code", ["-999", "-99", "-9", "-1", "99", "999", "9999", "99999", "1000000", "-12345"])
 def test_codes_are_named_and_the_way_out_works(files, code):
     rows = np.arange(3, ROWS, 10)
@@ -183,6 +184,7 @@ CLEAN = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", CLEAN)
 def test_at_most_one_clean_column_in_a_hundred_is_named(kind, files):
     rng = np.random.default_rng(7)
@@ -194,6 +196,7 @@ def test_at_most_one_clean_column_in_a_hundred_is_named(kind, files):
         assert load_toml(files(**columns)).warnings == ()
 
 
+@pytest.mark.long
 def test_bundled_datasets_have_only_their_top_codes():
     named = set()
     for name in ("credit-default", "census-income", "flights", "multiple-features", "digits"):

@@ -64,6 +64,7 @@ def test_half_a_row_is_refused():
         GroupAverage(0.5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("attack", ["norm", "direction", "averaging"])
 def test_larger_groups_leak_less(leak, attack):
     found = [leak(attack, "average", strength) for strength in (0, 3, 15, 63)]

@@ -38,6 +38,7 @@ def entropy(codes):
     return float(-(codes * codes.log()).sum(dim=1).mean())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("classes", "strengths"), [(2, (0.01, 0.1, 1.0, 10.0)), (5, (0.01, 1.0))])
 def test_codes_come_near_the_bound_of_entropy_and_are_read_without_error(classes, strengths):
     y = torch.arange(classes)
@@ -59,6 +60,7 @@ def test_decoding_gives_log_probabilities_that_are_sure():
     assert float(z.exp().diagonal().min()) > 0.9
 
 
+@pytest.mark.long
 def test_codes_are_named_by_their_largest_entries():
     """No other way to name them puts more weight on the classes themselves, and two classes are never turned round."""
     codes = coded(prepared(classes=5), torch.arange(5), 5)
@@ -150,6 +152,7 @@ def test_a_federation_learns_codes_and_predicts_classes(tmp_path):
     assert torch.equal(later.predict(again, "test"), predicted)
 
 
+@pytest.mark.long
 def test_the_sign_of_gradients_tells_less_of_a_code(leak):
     """And the head that an adversary fits to its own embeddings reads on as before."""
     direction = [leak("direction", "coae", strength) for strength in (0.0, 10.0)]
@@ -157,6 +160,7 @@ def test_the_sign_of_gradients_tells_less_of_a_code(leak):
     assert leak("mc", "coae", 10.0) > 0.95
 
 
+@pytest.mark.long
 def test_what_the_loss_asks_of_an_early_gradient_is_the_code():
     """Before anything is learned, a gradient is even probabilities less the code: the shorter, the nearer to even."""
     y = torch.arange(2)

@@ -67,6 +67,7 @@ def test_a_share_above_one_is_refused():
         Compression(1.5)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("attack", ["norm", "direction", "averaging", "spectral"])
 def test_more_compression_never_leaks_more(leak, attack):
     found = [leak(attack, "compress", strength) for strength in (0.0, 0.5, 0.9)]

@@ -94,6 +94,7 @@ def test_a_batch_of_one_class_adds_nothing(rows):
     assert DistanceCorrelation(1.0).penalty(torch.randn(rows, 2), torch.ones(rows), "passive_1") is None
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("share", [0.1, 0.22, 0.5])
 def test_what_norm_gains_is_what_any_push_together_gives_a_rare_class(share):
     """A known exception to "more strength never leaks more": of ``norm``, where one class is rare.
@@ -113,6 +114,7 @@ def test_what_norm_gains_is_what_any_push_together_gives_a_rare_class(share):
     assert (0.4 < found < 0.6) if share == 0.5 else (found > 0.75)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("attack", "signal"), [("mc", "planted"), ("spectral-embedding", "planted"), ("mc", "hidden")])
 def test_embeddings_leak_less(leak, attack, signal):
     assert leak(attack, "dcor", 1.0, signal=signal) < leak(attack, "dcor", 0.0, signal=signal) - 0.15

@@ -69,6 +69,7 @@ def test_impossible_options_are_refused(options, match):
         Discretization(0.5, **options)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("strength", [1.0, 1.5, 1.7])
 def test_what_norm_gains_by_rounding_it_could_have_had_without(leak, strength):
     """A known exception to "a coarser grid never leaks more": of ``norm`` alone, and of no information.
@@ -82,6 +83,7 @@ def test_what_norm_gains_by_rounding_it_could_have_had_without(leak, strength):
     assert leak("direction", "discrete", strength) <= leak("direction", "discrete", 0.0) + 0.005
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("attack", ["norm", "direction", "averaging"])
 def test_a_coarser_grid_never_leaks_more(leak, attack):
     found = [leak(attack, "discrete", strength) for strength in (0.0, 1 / 3, 1.0, 1.9)]

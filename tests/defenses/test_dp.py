@@ -28,6 +28,7 @@ def released(defense, value, point="gradient", rng=None):
     return getattr(defense, f"on_{point}")(value, release)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("made", NOISES)
 @pytest.mark.parametrize(("point", "strength"), [("gradient", 0.5), ("gradient", 20.0), ("embedding", 3.0)])
 def test_noise_is_strength_times_the_sensitivity(made, point, strength):

@@ -202,6 +202,7 @@ def evaluated(folder, **settings):
     })  # fmt: skip
 
 
+@pytest.mark.long
 def test_epsilon_is_asked_for_met_and_told_as_that_of_the_models(tmp_path):
     report = evaluated(tmp_path, epsilons=[8])
     found = {point.strength: point.spent for point in report.points}

@@ -80,6 +80,7 @@ def test_small_batches(rows):
     assert prepared().on_received(torch.ones(rows, 4), "passive_1").shape == (rows, 4)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("attack", ["direction", "averaging", "spectral"])
 def test_passports_that_vary_more_leak_no_more(leak, attack):
     found = [leak(attack, "fedpass", strength) for strength in (0.0, 1.0, 30.0)]

@@ -27,6 +27,7 @@ def batch(rows=4000, width=8):
     return torch.randn(rows, width, generator=rng) * torch.rand(rows, 1, generator=rng) ** 3
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("point", ["gradient", "embedding"])
 @pytest.mark.parametrize("strength", [0.1, 1.0, 25.0])
 def test_deviation_is_lambda_times_the_largest_norm_over_root_m(point, strength):

@@ -79,6 +79,7 @@ def general_optimum(u, v, g, d, p, power, starts=6):
 # The solver
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("problem", list(random_problems()), ids=range(50))
 def test_the_objective_is_that_of_a_general_constrained_solver(problem):
     u, v, g, d, p, power = problem
@@ -140,6 +141,7 @@ def test_moments():
     assert (found.g, found.p) == pytest.approx((float(delta @ delta), 0.25))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("u", "v"), [(0.2, 0.6), (0.6, 0.2)])
 @pytest.mark.parametrize("strength", [0.5, 4.0])
 def test_scale_of_the_noise(u, v, strength):

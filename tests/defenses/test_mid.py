@@ -107,6 +107,7 @@ def centered(g):
     return g - g.mean(dim=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("attack", "signal"), [("mc", "hidden"), ("direction", "hidden"), ("spectral", "planted")])
 def test_a_narrow_bottleneck_leaks_less(leak, attack, signal):
     found = [leak(attack, "mid", strength, signal=signal) for strength in (0.0, 0.01, 10.0)]

@@ -28,6 +28,7 @@ def blends(alpha, rows, seed=0):
     return weight, torch.where(rest.sum(dim=1) > 0, rest.argmax(dim=1), torch.arange(rows)), targets
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("alpha", [0.3, 1.0, 10.0])
 def test_weights_are_the_larger_part_of_a_beta(alpha):
     weight, partner, _ = blends(alpha, 3000)
@@ -108,6 +109,7 @@ def test_training_without_weight_is_training_without_it():
     assert torch.equal(mixed, again)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("attack", ["norm", "direction", "averaging"])
 def test_more_mixing_never_leaks_more(leak, attack):
     found = [leak(attack, "mixup", strength) for strength in (0.0, 0.3, 10.0)]

@@ -109,11 +109,13 @@ def test_impossible_options_are_refused(options, match):
         SparseVector(1.0, **options)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("attack", ["norm", "direction", "averaging", "spectral"])
 def test_it_hides_all_at_the_papers_epsilon(leak, attack):
     assert leak(attack, "ppdl", 1 / 1.8) == pytest.approx(0.5, abs=0.08)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("attack", ["direction", "averaging", "spectral"])
 def test_a_smaller_epsilon_leaks_less(leak, attack):
     found = [leak(attack, "ppdl", strength) for strength in (0.0, 1e-6, 1e-5, 1e-3)]

@@ -48,6 +48,7 @@ def test_a_share_above_one_is_refused():
         SignOnly(1.5)
 
 
+@pytest.mark.long
 def test_the_length_gives_nothing_away_and_the_direction_all(leak):
     assert leak("norm", "sign", 1.0) == pytest.approx(0.5, abs=0.06)
     assert leak("norm", "sign", 1.0) < leak("norm", "sign", 0.5) < leak("norm", "sign", 0.0) - 0.02

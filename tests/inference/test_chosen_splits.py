@@ -25,6 +25,7 @@ def choices(view, most=100):
     return Choices(view, {}, most)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize(
     ("name", "options"),
@@ -54,6 +55,7 @@ def test_each_split_is_the_likeliest_choice_under_the_true_labels(classes, name,
     assert sum(other) > sum(true) + 1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("most", [100, 5])
 @pytest.mark.parametrize("classes", [2, 3])
 def test_the_surprise_is_that_of_a_loop_over_nodes_and_bins(classes, most):
@@ -130,6 +132,7 @@ def test_who_knows_no_labels_of_other_rows_still_sees_all_splits_that_are_told()
     assert set(choices(view).rounds) <= set(told.rounds.tolist())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("classes", [2, 3])
 def test_splits_of_few_rows_tell_labels_of_rows_that_nobody_knows(classes):
     view, _, targets, _ = trained(classes, rounds=20)

@@ -22,6 +22,7 @@ def randn(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+@pytest.mark.long
 def test_learning_is_the_best_kernel_ridge_regression_of_naive_refits():
     x, y, new = randn(30, 3), randn(30, 4, seed=1), randn(5, 3, seed=2)
     y[:, 0] += 3 * x[:, 0]
@@ -127,6 +128,7 @@ def test_what_training_rows_tell_helps_with_rows_that_have_one_release(monkeypat
     assert r2(guessed, columns[ROWS:]) > r2(direct, columns[ROWS:]) + 0.05
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(3))
 def test_nothing_is_learned_from_guesses_of_columns_that_nobody_tells(seed):
     """The known rows that weigh what is learned are in none of it: with them it would fit their noise."""

@@ -50,6 +50,7 @@ def curved(n, seed=0):
     return y, grown(federation_of(x, y), exchange="masked", rounds=20, depth=4)
 
 
+@pytest.mark.long
 def test_with_many_rows_for_each_split_they_beat_labels_that_follow_from_columns(monkeypatch):
     y, trees = curved(3000)
     view = passive(trees, known=80)

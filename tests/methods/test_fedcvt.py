@@ -90,6 +90,7 @@ class TestConformance(MethodConformance):
         return method(train={"batch": 32})
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("classes", [2, 4])
 @pytest.mark.parametrize(
     "model", [{}, {"head": "mlp"}, {"aggregation": "mean"}, {"encoder": "tabular", "bottom": (8,)}]
@@ -237,6 +238,7 @@ def naive_loss(made, federation, a, b, labels, local_labels):
     return total + rules.estimate * (distance(guess(0, al[1]), al[0]) + distance(guess(1, al[0]), al[1])), chosen
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("labeled_local", [False, True])
 @pytest.mark.parametrize("sizes", [(4, 5, 6, 7), (4, 0, 6, 7), (4, 5, 0, 7), (4, 5, 6, 0), (4, 0, 0, 0)])
 @pytest.mark.parametrize("model", [{}, {"aggregation": "sum", "head": "mlp"}])
@@ -499,6 +501,7 @@ def without(federation, *emptied):
     return federation
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("data", [EVERY_SORT, LABELED_LOCAL])
 @pytest.mark.parametrize(
     "emptied", [("unlabeled",), ("active",), ("passive_1",), ("unlabeled", "active", "passive_1")], ids="+".join
@@ -527,6 +530,7 @@ def test_without_other_rows_and_penalties_it_is_three_supervised_classifiers():
     assert one_update(made, federation) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("split", "reads"), [("train", True), ("local", True), ("val", False), ("test", False)])
 def test_labels_that_the_active_party_has_are_read_and_no_others(split, reads):
     data = DataSpec(aligned=0.5, overlap=0.7, validation=0.2)

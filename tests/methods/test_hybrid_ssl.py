@@ -52,6 +52,7 @@ def equal(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ssl", SSL)
 def test_guidance_of_weight_zero_is_fed_local_ssl_bit_for_bit(ssl):
     alone = pretrained(make(f"fedlocal-{ssl}"), federation())
@@ -68,12 +69,14 @@ def test_guidance_of_weight_zero_is_fed_local_ssl_with_averaged_models(ssl):
     assert not equal(states(alone), states(guided))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ssl", SSL)
 def test_guidance_changes_the_local_encoders(ssl):
     plain, guided = (pretrained(make(f"fedgssl-{ssl}", gamma=g), federation()) for g in (0.0, 0.5))
     assert not equal(states(plain), states(guided))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ssl", SSL)
 def test_step_one_is_the_same_with_and_without_the_other_steps(ssl):
     cross, hybrid = (pretrained(make(f"{name}-{ssl}"), federation()) for name in ("fedcssl", "fedhssl"))

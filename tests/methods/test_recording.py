@@ -68,6 +68,7 @@ def test_the_notes_of_both_roles_are_one_regression(tmp_path):
     assert len(list(c.steps())) == len(numbers)
 
 
+@pytest.mark.long
 def test_recording_changes_nothing_of_the_audits_of_a_real_run(tmp_path):
     record(tmp_path, PrADA, source=96, train={"epochs": 4})
     for folder in (tmp_path / "passive_1", tmp_path / "source" / "passive_1"):
@@ -84,6 +85,7 @@ def test_delta_tells_c_the_labels_of_split_learning_under_encryption(tmp_path):
     assert leak.headline == leak.metrics["accuracy"] == 1.0
 
 
+@pytest.mark.long
 def test_scores_tell_p_the_geometry_of_columns_that_stay(tmp_path):
     record(tmp_path, VerticalLogisticRegression, train={"batch": 160, "epochs": 12, "lr": 0.5})
     c, p = both(tmp_path / "passive_1")

@@ -91,6 +91,7 @@ def derivatives(scores, targets):
 # Trees
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("options", [{}, {"l2": 5.0, "leaf_hessian": 2.0, "least_gain": 0.5}])
 def test_any_deal_of_the_columns_gives_the_trees_of_one_party(classes, options):
@@ -375,6 +376,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("alone", [0, 1])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("exchange", ["plain", "masked"])
@@ -736,6 +738,7 @@ class Killed(BaseException):
     pass
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("options", "defenses"),
     [
@@ -860,6 +863,7 @@ def test_trees_without_a_split_say_which_option_forbids_it(options, said):
     assert bool(remedy) == bool(said) == (float(found.predict("test").std(dim=0).max()) == 0)
 
 
+@pytest.mark.long
 def test_a_run_of_trees_on_few_rows_says_what_to_lower(tmp_path):
     report = vflsec.evaluate(
         methods=["secureboost"], attack="logistic", dataset="toy", data={"n_labeled": 30, "options": {"rows": 200}},

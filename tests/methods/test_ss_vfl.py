@@ -372,6 +372,7 @@ def head_by_hand(federation, method, *, lr, local_steps=1):
                 optimizer.step()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("server_lr", "lr"), [(None, 0.1), (20.0, 20.0)])
 @pytest.mark.parametrize("local_steps", [1, 3])
 def test_the_head_is_a_regression_on_frozen_representations(server_lr, lr, local_steps):

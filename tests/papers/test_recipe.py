@@ -136,6 +136,7 @@ def test_printed_values_are_those_of_the_papers():
         assert found.printed[column] == value
 
 
+@pytest.mark.long
 def test_the_utility_is_that_of_a_training(own, tmp_path):
     done = run(own(), "--seeds", "2", "--jobs", "1", "--out", str(tmp_path / "run"), "--format", "json")
     assert done.exit_code == 0, done.output
@@ -435,6 +436,7 @@ def test_a_column_may_be_of_training_rows_or_of_what_is_inferred_alone(attacked,
     assert "what is inferred alone" in found.heading
 
 
+@pytest.mark.long
 def test_a_leak_has_the_metric_that_its_column_names(attacked, tmp_path):
     found = reproduced(attacked(column='metric = "accuracy"'), tmp_path / "run", seeds=1)
     records = Store(tmp_path / "run").records().values()
@@ -442,6 +444,7 @@ def test_a_leak_has_the_metric_that_its_column_names(attacked, tmp_path):
     assert found.entries[1].by_seed == {0: plain.leak["test"].metrics["accuracy"]}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("more", "column", "message"),
     [

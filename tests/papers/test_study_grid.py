@@ -116,6 +116,7 @@ def test_every_study_can_be_read_and_has_a_registration():
         assert len({claim.text for claim in one.claims}) == len(one.claims)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["cut-layer", "ss-vfl"])
 def test_a_study_can_be_run(name, tmp_path):
     one = msgspec.structs.replace(read_study(name), seeds=1)
@@ -303,6 +304,7 @@ def test_studies_are_listed():
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
+@pytest.mark.long
 def test_the_documented_study_can_be_run(write, tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "claims.md").read_text(encoding="utf-8")
     text = page.partition("```toml\n")[2].partition("```")[0]

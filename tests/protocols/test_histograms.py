@@ -85,6 +85,7 @@ def test_sums_are_those_of_a_double_loop_for_every_output(name):
     assert case.sums(exchange).dtype == np.int64
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mode", ["standard", "subgroup"])
 @pytest.mark.parametrize("seed", range(2))
 def test_all_exchanges_find_the_same_sums(seed, mode):

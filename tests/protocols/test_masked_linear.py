@@ -41,6 +41,7 @@ def train(defenses=(), *, spec=SGD, model=MODEL, taps=(), method=FedSplitNN, **f
     return trained, trained.predict("test")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("defense", [SEALED, PAILLIER], ids=["sealed", "paillier"])
 @pytest.mark.parametrize(
     "federation", [{}, {"parties": 3}, {"classes": 3}], ids=["two", "three parties", "three classes"]
@@ -59,6 +60,7 @@ def test_training_equals_training_in_clear(defense, federation):
             torch.testing.assert_close(theirs, mine, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("cut", "classes", "told"), [(2, 2, True), (3, 2, False), (3, 3, True), (4, 3, False)])
 def test_scores_that_give_an_embedding_away_are_noted(cut, classes, told):
     """As many scores as the embedding is wide are the embedding, up to one linear map."""
@@ -130,6 +132,7 @@ def test_neither_party_knows_the_first_weights(backend, options):
         assert abs(np.corrcoef(noise.ravel(), weight.numpy().ravel())[0, 1]) < 0.5
 
 
+@pytest.mark.long
 def test_the_printed_order_runs_at_the_boundary():
     """Gradients of the features then come from the weights after the step."""
     weight = torch.ones(3, 2)

@@ -338,6 +338,7 @@ def test_the_same_report_gives_the_same_bytes(report):
     assert report.to_html() == report.to_html()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_browser_shows_it_without_a_message(report, tmp_path, width):

@@ -375,6 +375,7 @@ def test_latex_has_a_table_for_each_with_its_signs_escaped(summary):
     ]
 
 
+@pytest.mark.long
 def test_several_reports_stand_side_by_side_with_one_legend(summary):
     other = msgspec.structs.replace(summary, dataset="digits")
     several = msgspec.structs.replace(

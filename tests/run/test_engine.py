@@ -266,6 +266,7 @@ def test_divergence_is_a_status_and_never_a_number(tmp_path):
 VANISHING = {"epochs": 20, "optimizer": "sgd", "momentum": 0.0, "lr": 1e-3, "weight_decay": 999.0}
 
 
+@pytest.mark.long
 def test_a_model_that_says_the_same_of_everybody_has_collapsed(tmp_path):
     store = finish(tmp_path, train=VANISHING, seeds=1, strengths=[1])
     results = [r for r in store.records().values() if isinstance(r, Result)]
@@ -358,6 +359,7 @@ def test_an_attack_of_the_active_party_runs(tmp_path):
     assert all(r.budget["seen"] > 0 for r in results(store))
 
 
+@pytest.mark.long
 def test_a_broken_baseline_is_a_status_too(tmp_path):
     body = "return Guess({s: x[:, :2] for s, x in view.features.items()})"
     broken = "    def alone(self):\n        return Broken()\n"
@@ -440,6 +442,7 @@ def test_a_cell_does_not_depend_on_what_ran_before_it(tmp_path):
     assert alone.utility == whole.utility
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("changed", "chosen", "left_out"),
     [
@@ -465,6 +468,7 @@ def test_all_is_what_can_be_mounted_and_the_others_have_a_reason(changed, chosen
     engine.check(found)
 
 
+@pytest.mark.long
 def test_a_record_says_which_attacks_its_adversary_could_mount(tmp_path):
     """They are those of ``all``: what a report without them names as not run."""
     settings = {**SETTINGS, "attacks": [{"name": "norm"}], "strengths": [1], "seeds": 1}
@@ -546,6 +550,7 @@ def test_an_attack_that_gives_up_does_not_cost_the_others(tmp_path, body):
     assert set(by_name.values()) == {"error"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("field", ["halves", "ci95_rows"])
 def test_a_damaged_record_is_one_line_with_the_way_out(tmp_path, field):
     from vflsec.base.errors import StoreError
@@ -564,6 +569,7 @@ def test_a_damaged_record_is_one_line_with_the_way_out(tmp_path, field):
         Report.read(tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("damage", [lambda path: path.write_bytes(b"x" * 50), lambda path: path.unlink()])
 def test_models_that_are_damaged_or_lost_are_trained_again(tmp_path, damage):
     """The results are lost with them: the same training gives the same numbers."""

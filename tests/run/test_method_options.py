@@ -149,6 +149,7 @@ def test_a_result_under_a_name_does_not_stand_for_one_under_another(tmp_path):
     assert len(list(tmp_path.glob("cells/*/cell.json"))) == 2, "one stage and one cell"
 
 
+@pytest.mark.long
 def test_train_takes_options_in_the_name():
     settings = {key: QUICK[key] for key in ("dataset", "data", "train")}
     named = train(method=f"{NAME}:pma=false", **settings)

@@ -21,6 +21,7 @@ def test_rows_cover_the_grid_with_the_undefended_row():
     assert grid == [(0, 0.0), (0, 1.0), (0, 5.0), (1, 0.0), (1, 1.0), (1, 5.0)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "change",
     [
@@ -87,6 +88,7 @@ def test_an_attack_that_acts_in_training_gets_its_own(tmp_path):
     assert len(set(cells.values())) == 2
 
 
+@pytest.mark.long
 @given(st.integers(0, 10**6), st.floats(1e-5, 1.0))
 def test_keys_survive_a_round_trip_through_toml(n, lr):
     import tomllib
@@ -120,6 +122,7 @@ def test_what_cannot_run_is_refused_before_any_training(change, error, message):
         engine.check(specs.read({**SWEEP, **change}))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("method", ["fedhssl-simsiam", "ss-vfl-i", "vflhlp-p"])
 def test_what_an_adversary_infers_after_pre_training_alone_depends_on_who_is_guessed(method):
     """The pre-training is shared by label budgets, the guess is not."""

@@ -104,6 +104,7 @@ def quick(folder, **settings):
     )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("defense", ["gaussian-dp", "laplace-dp", "label-dp"])
 def test_epsilon_is_asked_for_met_and_told(tmp_path, defense):
     report = quick(tmp_path, defense=defense, epsilons=[2, 8])
@@ -126,11 +127,13 @@ def test_epsilon_is_asked_for_met_and_told(tmp_path, defense):
     assert all(len(line.split(",")) == len(last[0].split(",")) for line in last)
 
 
+@pytest.mark.long
 def test_there_is_no_column_where_nothing_is_private(tmp_path):
     report = quick(tmp_path, defense="iso", strengths=[1])
     assert "ε" not in table.points(report.summary)[0].header
 
 
+@pytest.mark.long
 def test_a_fixed_defense_of_labels_has_its_epsilon_at_every_strength(tmp_path):
     report = quick(tmp_path, defense="iso", strengths=[1], fixed=["label-dp:epsilon=2@labels"])
     assert [point.spent[0]["epsilon"] for point in report.points] == [2.0, 2.0]

@@ -48,6 +48,7 @@ def test_auxiliary_rows_are_left_out_of_training_rows_only():
     assert (found["test"].metrics["accuracy"], found["test"].n) == (0.75, 200)
 
 
+@pytest.mark.long
 def test_against_a_shuffled_secret_a_perfect_guess_is_at_chance():
     truth = GroundTruth({"test": LABELS})
     hits = [

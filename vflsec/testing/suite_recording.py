@@ -125,8 +125,8 @@ def _of(view: View, recording: Recording | None, side: str | None = None) -> Vie
 def _equal(a: Guess, b: Guess) -> bool:
     """Whether two guesses are equal bit for bit, with their rows, facts and notes."""
     tensors = all(
-        one.keys() == other.keys() and all(same(value, other[split]) for split, value in one.items())
-        for one, other in ((a.scores, b.scores), (a.rows, b.rows))
+        first.keys() == second.keys() and all(same(value, second[split]) for split, value in first.items())
+        for first, second in ((a.scores, b.scores), (a.rows, b.rows))
     )
     return tensors and (a.facts, a.notes, a.untested) == (b.facts, b.notes, b.untested)
 

@@ -10,6 +10,7 @@ from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.arithmetic.powers import FixedBase
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("outputs", [1, 3])
 @pytest.mark.parametrize("form", ["rank1", "outer"])
 @pytest.mark.parametrize("width", [1, 6])

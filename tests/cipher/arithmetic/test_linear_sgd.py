@@ -12,6 +12,7 @@ from vflsec.cipher.arithmetic.linear_sgd import PRECISION, LinearSgd
 UNIT = 2.0**PRECISION
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("momentum", "decay"), [(0, 0), (0.9, 0), (0, 0.1), (0.99, 1e-3)])
 def test_it_is_torchs(momentum, decay):
     rng = np.random.default_rng(0)

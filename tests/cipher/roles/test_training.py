@@ -37,6 +37,7 @@ QUICK = [(1, 1, 7, 100), (1, 1, 9, 30), (10, 1, 9, 100), (10, 1, 7, 30), (15, 1,
 QUICK += [(1, 3, 9, 20), (10, 3, 7, 20), (15, 10, 9, 3)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("width", "outputs", "rows", "steps"), QUICK + LONG)
 def test_training_is_that_of_float64(make_pair, problem, width, outputs, rows, steps):
     task = problem(width, outputs)
@@ -62,6 +63,7 @@ def test_in_subgroup_mode(make_pair, problem):
     assert max(compare(pair, task, steps=15, rows=8)[:2]) < 1e-6
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "settings",
     [
@@ -80,6 +82,7 @@ def test_every_setting_gives_the_same_training(make_pair, problem, settings, out
     assert max(compare(pair, task, steps=10, rows=8)[:2]) < 1e-6
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "optimizer", [LinearSgd(0.9), LinearSgd(0.0, 0.01), LinearSgd(0.99, 0.001)], ids=["0.9", "decay", "0.99"]
 )
@@ -119,6 +122,7 @@ def test_p_may_update_before_or_after_it_answers(make_pair, problem, order):
     assert np.allclose(*downs, rtol=0, atol=1e-6)  # what blurs and rounding noise leave of equality
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("outputs", [1, 3, 10])
 def test_rank_one_and_outer_tell_the_same(make_pair, problem, outputs):
     task = problem(10, outputs)

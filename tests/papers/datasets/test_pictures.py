@@ -51,6 +51,7 @@ def images(party):
 # BHI
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pairs", ["drawn", "ordered"])
 def test_bhi_pairs_patches_of_a_patient_with_one_label(originals, pairs):
     data = vflsec.load_dataset("bhi", data_dir=str(originals["bhi"]), pairs=pairs, size=50)

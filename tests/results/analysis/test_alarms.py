@@ -57,6 +57,7 @@ def expect_alarm(summary, text):
     assert any("UNDECIDED: see the NOTEs" in line for line in remarks(summary))
 
 
+@pytest.mark.long
 def test_a_limit_that_alone_exceeds_is_one_that_no_defense_keeps():
     def gate(limit):
         records = summary_records(SPEC, changes=lambda _: {"leak": {"train": block(0.75)}}, alone=0.7)
@@ -95,6 +96,7 @@ def test_an_ordinary_report_has_no_alarm():
     assert [gate.holds for gate in summary.gates] == [True, False, True, True]
 
 
+@pytest.mark.long
 def test_attacks_far_below_alone():
     below = summary_of(lambda row: block(0.5 if row.strength == 0 else 0.75), alone=0.84)
     expect_alarm(below, "all attacks on labels are far below what passive_1 infers without joining")
@@ -171,6 +173,7 @@ def judged(utilities, active=0.6, width=0.0):
     return summary_of(lambda row: block(0.75 if row.strength == 0 else 0.7), changes=changes)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("utility", "active", "text"),
     [(0.226, 0.896, "worse than the active party alone: auc 0.226, and 0.896"), (0.226, None, "no better than chance"),
@@ -189,6 +192,7 @@ def test_a_joint_model_that_is_not_shown_to_be_worse_is_a_note():
     assert any("the joint model is worse than" in note for note in summary.notes)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("utility", "why"), [(0.55, "worse than"), (0.45, "worse than"), (0.79, "")])
 def test_a_defense_that_leaves_a_joint_model_of_no_use_is_not_recommended(utility, why):
     summary = judged({0: 0.8, 1: utility})
@@ -228,6 +232,7 @@ def test_more_than_a_tenth_of_a_class_known():
     assert not summary_of(lambda _: block(0.75, known_of_class=0.1)).alarms
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("share", "fewer"), [(0.71, 10), (0.4, 20), (0.19, 42)])
 def test_a_number_of_labels_that_is_at_most_a_tenth_of_a_class(share, fewer):
     """Of 80 labels, 40 are of the class."""

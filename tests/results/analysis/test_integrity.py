@@ -186,6 +186,7 @@ def test_a_stored_cell_gives_the_same_damage_again(tmp_path):
     assert all(before.values())
 
 
+@pytest.mark.long
 def test_parties_that_collude_have_an_attack_each(tmp_path):
     data, lost = {"options": {"rows": 300, "parties": 3, "signal": "hidden"}}, {}
     for name in ("passive_1", "passive_1+passive_2"):

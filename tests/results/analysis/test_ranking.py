@@ -144,6 +144,7 @@ def test_of_many_defenses_a_pair_needs_a_smaller_p_value():
     assert not find_differences(ranked(a, b, *others))
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_equal_defenses_are_told_apart_in_at_most_one_of_twenty_reports():
     rng = np.random.default_rng(0)

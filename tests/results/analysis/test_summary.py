@@ -187,6 +187,7 @@ def test_alone_is_chosen_on_one_half_and_scored_on_the_other():
     assert leak.alone < 0.56, "the largest of the two has been lucky"
 
 
+@pytest.mark.long
 def test_alone_is_one_value_for_all_methods_defenses_and_attacks():
     spec = msgspec.structs.replace(
         SPEC, methods=("fedsplitnn", "vertical-lr"), attacks=(AttackSpec(name="mc"), AttackSpec(name="logistic"))
@@ -485,6 +486,7 @@ def test_the_cap_of_worst_folds_the_headline_of_each_strength():
     assert worst.calibrated == pytest.approx(sum(calibrated) / 3)
 
 
+@pytest.mark.long
 def test_a_guess_of_one_class_takes_the_accuracy_out_of_cap_and_nothing_else():
     records = make_records()
     (key,) = keys_of(5.0, 1)
@@ -581,6 +583,7 @@ def test_a_gate_on_worst_is_one_on_the_headline():
     assert gate.worst == pytest.approx(ends_of([0.71, 0.73, 0.75])[1])
 
 
+@pytest.mark.long
 def test_a_gate_on_worst_fails_where_one_on_an_attack_fails():
     """The headline is scored on halves of the rows, so that an attack may look stronger on all of them."""
     report = summary_of()
@@ -611,6 +614,7 @@ def test_records_are_not_changed():
     assert records == before
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("broken", "said"),
     [
@@ -713,6 +717,7 @@ def test_what_reads_nothing_of_the_federation_detects_nothing():
     assert {p.leak.detectable for p in summary_of(make_records(spec), spec, contrived=True).points} == {None}
 
 
+@pytest.mark.long
 def test_a_gate_on_what_could_have_been_overlooked():
     records = make_records()
     worst = max(p.leak.detectable for p in summary_of(records).worst if p.strength > 0)
