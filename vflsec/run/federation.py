@@ -134,6 +134,13 @@ def build_method(cell: Cell) -> Method:
     return method
 
 
+def build_models(cell: Cell, device: str) -> tuple[Federation, Method]:
+    """Return the cell's federation with untrained models, and its method."""
+    federation, method = build_federation(cell, device), build_method(cell)
+    method.build(federation)
+    return federation, method
+
+
 def malicious_attacks(federation: Federation, name: str, wanted: Technique, aux: AuxSpec | None) -> dict[str, Attack]:
     """Return the attack of each malicious party; an attack on integrity gets the view of its party.
 

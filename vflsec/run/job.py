@@ -44,7 +44,7 @@ from vflsec.run import engine as engines
 from vflsec.run import spec as specs
 from vflsec.run.cell import Technique
 from vflsec.run.engine import Plan
-from vflsec.run.federation import build_federation, build_method, partition_of
+from vflsec.run.federation import build_models, partition_of
 from vflsec.run.mounting import is_baseline
 from vflsec.run.plan import (
     Baseline,
@@ -451,8 +451,7 @@ def shapes(spec: EvalSpec) -> Iterator[str]:
     """
     for label in spec.methods:
         cell = training_cell(spec, label, seed=0)
-        federation, method = build_federation(cell, "cpu"), build_method(cell)
-        method.build(federation)
+        federation, method = build_models(cell, "cpu")
         rows = len(federation.active.labels["train"])
         if not method.visible_to:
             yield f"{label}: {rows:,} labeled rows, without messages"

@@ -30,7 +30,7 @@ from vflsec.inference.sources import EVERYTHING
 from vflsec.results.records.schema import AttackRun, BaselineResult, Guessed, Record, Result, Status
 from vflsec.run.adversary import alone, tuned
 from vflsec.run.cell import Cell, Technique, several
-from vflsec.run.federation import build_federation, build_method, malicious_attacks
+from vflsec.run.federation import build_models, malicious_attacks
 from vflsec.run.guesses import is_kept, keep
 from vflsec.run.mounting import mountable
 from vflsec.run.plan import Baseline, Trial, without_federation
@@ -111,36 +111,38 @@ def run(task: Task, folder: Path, device: str) -> Iterable[Record | StageDone]:
         return task.cell.results(task)
     store = Store(folder)
     with _TRAINING_LOCK, limit_threads():
-        if task.stage:
-            return [_stage(task, store, device)]
-        if task.group:
-            return [_together(task, store, device)]
-        if task.shadows:
-            return [_shadows(task, store, device)]
+        if task.stage or task.group or task.shadows:
+            return [_prepare(task, store, device)]
         if task.baselines:
             return [_baseline(baseline, store, device) for baseline in task.baselines]
         return _results(task, store, device)
 
 
-def _stage(task: Task, store: Store, device: str) -> StageDone:
-    """Run the stages up to the wanted one; the cells that need it report its failures."""
-    assert task.stage is not None
+def _prepare(task: Task, store: Store, device: str) -> StageDone:
+    """Run a stage, cells or shadows that results start from; these report its failures."""
     status: Status = "ok"
     try:
-        federation, method = build_federation(task.cell, device), build_method(task.cell)
-        method.build(federation)
-        for phase in method.phases[: method.phases.index(task.stage) + 1]:
-            advance(task.cell, phase, method, federation, store=store)
+        if task.shadows:
+            name = f"shadows {task.shadows.start + 1} to {task.shadows.stop}"
+            train_shadows(task.cell, task.shadows, device, store)
+        elif task.group:
+            name = f"{len(task.group)} runs"
+            _train_group(task, store, device)
+        else:
+            name = task.stage or ""
+            federation, method = build_models(task.cell, device)
+            for phase in method.phases[: method.phases.index(name) + 1]:
+                advance(task.cell, phase, method, federation, store=store)
     except Diverged:
         status = "diverged"
-    except VflsecError:
-        raise
-    except Exception:  # noqa: BLE001
+    except Exception as error:
+        if task.stage and isinstance(error, VflsecError):
+            raise
         status = "error"
-    return StageDone(method=task.cell.method.name, seed=task.cell.seed, stage=task.stage, status=status)
+    return StageDone(method=task.cell.method.name, seed=task.cell.seed, stage=name, status=status)
 
 
-def _together(task: Task, store: Store, device: str) -> StageDone:
+def _train_group(task: Task, store: Store, device: str) -> None:
     """Train cells as one and store each; cells that cannot be are left to train by themselves."""
     most = at_once(task.cell, device)
     for cells in (task.group[start : start + most] for start in range(0, len(task.group), most)):
@@ -150,19 +152,6 @@ def _together(task: Task, store: Store, device: str) -> StageDone:
         except Exception as error:  # noqa: BLE001  (a run that fails reports it when it trains by itself)
             reason = error if isinstance(error, NotStackable) else _line(error)
             _LOG.info("%s: runs train one after the other: %s", task.cell.method.name, reason)
-    return StageDone(method=task.cell.method.name, seed=task.cell.seed, stage=f"{len(task.group)} runs", status="ok")
-
-
-def _shadows(task: Task, store: Store, device: str) -> StageDone:
-    """Train shadow federations and store what they say of the candidates; a failure is reported by the results."""
-    assert task.shadows
-    status: Status = "ok"
-    try:
-        train_shadows(task.cell, task.shadows, device, store)
-    except Exception:  # noqa: BLE001
-        status = "error"
-    name = f"shadows {task.shadows.start + 1} to {task.shadows.stop}"
-    return StageDone(method=task.cell.method.name, seed=task.cell.seed, stage=name, status=status)
 
 
 def _results(task: Task, store: Store, device: str) -> list[Result]:
@@ -218,16 +207,14 @@ def _keep(cell: Cell, trained: Trained | None, facts: CellFacts, store: Store) -
 
 def load_cell(cell: Cell, folder: Path, history: Mapping[str, Sequence[float | None]], device: str) -> Trained:
     """Return the federation of ``cell`` with the models in ``folder``."""
-    federation, method = build_federation(cell, device), build_method(cell)
-    method.build(federation)
+    federation, method = build_models(cell, device)
     load_states(federation, folder)
     return Trained(method, federation, history)
 
 
 def _after(run: Run, cell: Cell, phase: str, store: Store, device: str) -> tuple[Run, StageFacts]:
     """Return a training as it was after a stage, and the facts of that stage."""
-    federation, method = build_federation(cell, device), build_method(cell)
-    method.build(federation)
+    federation, method = build_models(cell, device)
     for stage in cell.stages[: cell.stages.index(phase) + 1]:
         facts = advance(cell, stage, method, federation, store=store)
     federation.seed, until = cell.seed, method.phases[: method.phases.index(phase) + 1]
@@ -468,8 +455,7 @@ def _baseline(baseline: Baseline, store: Store, device: str) -> BaselineResult:
 
 
 def _attacked_alone(bare: Attack, baseline: Baseline, store: Store, device: str) -> dict[str, Any]:
-    federation, method = build_federation(baseline.cell, device), build_method(baseline.cell)
-    method.build(federation)
+    federation, method = build_models(baseline.cell, device)
     try:
         for phase in baseline.cell.stages if baseline.pretrained else ():
             advance(baseline.cell, phase, method, federation, store=store)

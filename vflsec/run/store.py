@@ -102,6 +102,13 @@ def writing(folder: Path) -> Iterator[None]:
         raise StoreError(f"cannot write to {folder}: {cause}; choose another --out") from None
 
 
+def _acquire(lock: FileLock, folder: Path) -> None:
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise StoreError(f"another vflsec is writing to {folder}: wait for it, or choose another --out") from None
+
+
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
     """Hold a lock beside a folder that is still to be made.
@@ -113,10 +120,7 @@ def only_writer(folder: Path) -> Iterator[None]:
     with writing(folder):
         folder.exists()  # not with a name that is too long
         folder.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            raise StoreError(f"another vflsec is writing to {folder}: wait for it, or choose another folder") from None
+        _acquire(lock, folder)
     try:
         yield
     finally:
@@ -147,12 +151,7 @@ class Store:
                 raise StoreError(f"expected no link in a results folder, found {path}: remove it")
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            try:
-                lock.acquire(blocking=False)
-            except Timeout:
-                raise StoreError(
-                    f"another vflsec is writing to {self.folder}: wait for it, or choose another --out"
-                ) from None
+            _acquire(lock, self.folder)
             self._sweep()
         return lock
 
