@@ -55,9 +55,9 @@ def test_who_knows_the_labels_guesses_all_of_them_and_who_knows_nothing_none(cla
     labels = rng.integers(classes, size=3000)
     tossed, canaries = toss(labels, 1000, classes, rng)
     knowing = np.eye(classes)[tossed]
-    assert canaries.guessed(knowing, tossed) == (750, 750, 750)
+    assert canaries.count_guesses(knowing, tossed) == (750, 750, 750)
     assert bound_epsilon(750, 750, 750) == pytest.approx(math.log(750 / 3), abs=0.01)  # what the documentation says
-    found = bound_epsilon(*canaries.guessed(np.eye(classes)[labels] + 0.1 * rng.random((3000, classes)), tossed))
+    found = bound_epsilon(*canaries.count_guesses(np.eye(classes)[labels] + 0.1 * rng.random((3000, classes)), tossed))
     assert found < 0.3  # the labels before they were tossed
 
 

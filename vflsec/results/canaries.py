@@ -123,7 +123,7 @@ class Canaries(NamedTuple):
     rows: Integers
     pairs: Integers
 
-    def guessed(self, scores: NDArray[np.floating], labels: Integers) -> tuple[int, int, int]:
+    def count_guesses(self, scores: NDArray[np.floating], labels: Integers) -> tuple[int, int, int]:
         """Return how many guesses of coins are right, how many are made, and of how many coins.
 
         Args:

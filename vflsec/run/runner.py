@@ -405,7 +405,7 @@ def _of_canaries(guess: Guess, truth: GroundTruth) -> Guessed | None:
     """Return how many labels of canaries are guessed; None if there are none, or no guess of training rows."""
     if truth.canaries is None or "train" not in guess.scores:
         return None
-    return Guessed(*truth.canaries.guessed(guess.scores["train"].double().numpy(), truth.labels["train"].numpy()))
+    return Guessed(*truth.canaries.count_guesses(guess.scores["train"].double().numpy(), truth.labels["train"].numpy()))
 
 
 def _on_scored_rows(guess: Guess, question: Question) -> dict[str, Tensor]:
