@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 import vflsec
 from vflsec.audit import foreign, job
-from vflsec.audit.fit import Finding, check_fit, declared_kinds
+from vflsec.audit.fit import Finding, check_fit, find_kinds
 from vflsec.audit.subject import Subject, last_by_row
 from vflsec.audit.transcript_lines import Sent
 from vflsec.cli import cli
@@ -161,8 +161,8 @@ def checked(made: Trained, door: str, *, share: float = 0.0, seed: int = 0) -> l
         model = nn.Sequential(Reordered(order), bottom).eval()
         given = {"model": model} if door == "weights" else {"function": called(model)}
         subject = Subject(**facts, **given)
-    audit = job._of_material(subject, with_split(made, subject), ("x", None), AuxSpec(), 1)
-    defenses = declared_kinds([] if made.defense == "none" else [made.defense])
+    audit = job._audit_material(subject, with_split(made, subject), ("x", None), AuxSpec(), 1)
+    defenses = find_kinds([] if made.defense == "none" else [made.defense])
     table = next(each for each in made.dataset.parties if each.name == party)
     result = list(check_fit(audit, defenses, table.frame.index.astype(str).tolist()))
     return result[1:] if door == "predictions" else result
@@ -207,7 +207,7 @@ def checkpoints(folder: Path, seeds: int) -> Iterator[tuple[str, list[Finding] |
                 words += [] if defense == "none" else ["--defense", defense]
                 CliRunner().invoke(cli, [*words, "--out", f"{place}-c", "--record", f"{place}-m"])
                 for messages, party in ((None, "passive_1"), (f"{place}-m", "passive_1"), (f"{place}-m", "active")):
-                    _, result = job._of_checkpoint(
+                    _, result = job._audit_checkpoint(
                         Path(f"{place}-c"), None, {}, party, Path(messages) if messages else None, AuxSpec(), 1
                     )
                     yield f"checkpoint{', with messages' if messages else ''}", result

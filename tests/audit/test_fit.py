@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from vflsec.audit import job
 from vflsec.audit.fit import MOSTLY
-from vflsec.audit.matching import Columns, robust
+from vflsec.audit.matching import ColumnRegression, robust
 from vflsec.audit.recorder import Recorder
 from vflsec.audit.transcript import TranscriptFolder, TranscriptWriter
 from vflsec.base.errors import DataError, MisfitError, UsageError
@@ -476,7 +476,7 @@ def test_p_values_are_uniform_where_nothing_belongs():
     """One of a hundred random pairs passes; 200 pass at most 8 times with probability .999."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(60, 4))
-    columns = Columns(x, rng)
+    columns = ColumnRegression(x, rng)
     found = np.array([columns.fit(rng.normal(size=(60, 2))).p for _ in range(200)])
     assert (found <= 0.01).sum() <= 8
     assert 60 <= (found <= 0.5).sum() <= 140
@@ -487,7 +487,7 @@ def test_the_share_of_other_rows_is_estimated():
     x = rng.normal(size=(1000, 5))
     h = np.tanh(x @ rng.normal(size=(5, 3)))
     for share in (0.0, 0.1, 0.2, 0.5):
-        others = Columns(x, rng).mixture(h[partly(np.arange(1000), share)]).others
+        others = ColumnRegression(x, rng).mixture(h[partly(np.arange(1000), share)]).others
         assert share - 0.06 <= others <= share + 0.08
         assert (others > 0.024) == (share > 0)
 
@@ -499,8 +499,8 @@ def test_rare_rows_are_not_taken_for_those_of_others():
     h = np.tanh(
         x @ rng.normal(size=(120, 3)) + x[:, :60] @ rng.normal(size=(60, 3)) * (x[:, 60:] @ rng.normal(size=(60, 1)))
     )
-    assert Columns(x, rng).mixture(h).others <= 0.02
-    assert Columns(x, rng).mixture(h[partly(np.arange(1000), 0.1)]).others > 0.03
+    assert ColumnRegression(x, rng).mixture(h).others <= 0.02
+    assert ColumnRegression(x, rng).mixture(h[partly(np.arange(1000), 0.1)]).others > 0.03
 
 
 @pytest.mark.parametrize("turn", [1, 2])
@@ -510,7 +510,7 @@ def test_vectors_of_the_same_people_in_another_year_are_no_all_clear(turn):
     stay = np.repeat(rng.normal(size=(150, 1, 2)), 4, axis=1)
     x = np.concatenate([stay, rng.normal(size=(150, 4, 3))], axis=2)
     h = np.tanh(x @ rng.normal(size=(5, 3)))
-    columns = Columns(x.reshape(-1, 5), rng)
+    columns = ColumnRegression(x.reshape(-1, 5), rng)
     right, wrong = (columns.fit(np.roll(h, -by, axis=1).reshape(-1, 3)) for by in (0, turn))
     assert right.p <= 0.01
     assert right.r2 > 0.9
@@ -525,4 +525,4 @@ def test_a_few_wild_values_change_nothing():
     wild[:2, 0] = 1e30
     assert np.abs(robust(wild)[2:] - robust(x)[2:]).max() < 0.2
     h = x @ rng.normal(size=(3, 2))
-    assert Columns(wild, rng).fit(h).r2 > 0.9
+    assert ColumnRegression(wild, rng).fit(h).r2 > 0.9

@@ -19,7 +19,7 @@ from torch import nn
 
 from vflsec.audit.evaluation import SystemAudit
 from vflsec.audit.foreign import SPLITS
-from vflsec.audit.matching import Columns, Floats, Ints, accuracy, label_correlation, spread
+from vflsec.audit.matching import ColumnRegression, Floats, Ints, accuracy, label_correlation, spread
 from vflsec.audit.subject import Subject
 from vflsec.base.checks import count
 from vflsec.base.errors import DataError, plain
@@ -82,14 +82,14 @@ class Rows:
     def columns(self, drawn: Ints, *parties: str) -> Floats:
         """Return the encoded columns (n, p) of some rows at parties."""
         held = (self.data.parties[name].features for name in parties)
-        return np.concatenate([_columns(x, SPLITS, drawn) for x in held], axis=1)
+        return np.concatenate([_read_columns(x, SPLITS, drawn) for x in held], axis=1)
 
     def alignments(self) -> dict[str, Ints]:
         """Return, by name, of each row (N,) the row that the material may call by its id; -1 for none."""
         if not len(self.file):
             return {}
         ids = self.ids
-        file, material = (_places(ids, order) for order in (self.file, self.material))
+        file, material = (_find_places(ids, order) for order in (self.file, self.material))
         numbers = pd.to_numeric(pd.Series(ids), errors="coerce").to_numpy()
         by_text = np.argsort(ids.to_numpy(), kind="stable")
         numeric = bool(np.isfinite(numbers).all()) and len(np.unique(numbers)) == len(ids)
@@ -114,7 +114,7 @@ class Rows:
         return result
 
 
-def _columns(features: Mapping[str, Matrix], splits: Sequence[str], drawn: Ints) -> Floats:
+def _read_columns(features: Mapping[str, Matrix], splits: Sequence[str], drawn: Ints) -> Floats:
     """Return the columns (n, p) of some rows of splits, one after another; of very many, those that are filled most."""
     starts = np.cumsum([0, *(features[split].shape[0] for split in splits)])
     parts = [
@@ -129,12 +129,12 @@ def _columns(features: Mapping[str, Matrix], splits: Sequence[str], drawn: Ints)
     return np.concatenate([dense(part) for part in parts])
 
 
-def _places(ids: pd.Index, order: Sequence[str]) -> Ints:
+def _find_places(ids: pd.Index, order: Sequence[str]) -> Ints:
     places = ids.get_indexer(pd.Index(order))
     return np.asarray(places[places >= 0])
 
 
-class Releases(NamedTuple):
+class ReleaseMeans(NamedTuple):
     """What was sent about each row (N, d), NaN for rows about which nothing was.
 
     Attributes:
@@ -148,7 +148,7 @@ class Releases(NamedTuple):
     halves: tuple[Floats, Floats]
 
 
-def averaged(messages: Sequence[Message], sizes: Mapping[str, int], *, directions: bool = False) -> Releases:
+def average(messages: Sequence[Message], sizes: Mapping[str, int], *, directions: bool = False) -> ReleaseMeans:
     """Return the means of messages of one width about the rows of splits of these ``sizes``, one after another.
 
     With ``directions``, each vector divided by its norm is appended to it.
@@ -169,7 +169,7 @@ def averaged(messages: Sequence[Message], sizes: Mapping[str, int], *, direction
         last[rows] = values
     with np.errstate(invalid="ignore", divide="ignore"):
         first, second = sums / counts[:, :, None]
-        return Releases(sums.sum(axis=0) / counts.sum(axis=0)[:, None], last, (first, second))
+        return ReleaseMeans(sums.sum(axis=0) / counts.sum(axis=0)[:, None], last, (first, second))
 
 
 def check_fit(audit: SystemAudit, defenses: Sequence[frozenset[Kind]], file: Sequence[str] = ()) -> Iterator[Finding]:
@@ -183,32 +183,34 @@ def check_fit(audit: SystemAudit, defenses: Sequence[frozenset[Kind]], file: Seq
     rows = Rows(data, file, () if table is None or subject.messages else [str(each) for each in table.index])
     noisy = any(Kind.EMBEDDING in kinds for kinds in defenses)
     embedded = [
-        _embedded(_last_phase(route), sender, rows, noisy=noisy)
-        for sender, route in _routes(audit, Kind.EMBEDDING).items()
+        _judge_messages(_keep_last_phase(route), sender, rows, noisy=noisy)
+        for sender, route in _group_by_sender(audit, Kind.EMBEDDING).items()
     ]
     if table is not None and not embedded:
-        values = _by_row(table, rows)
-        single = Releases(values, values, (np.full_like(values, np.nan), np.full_like(values, np.nan)))
+        values = _read_rows(table, rows)
+        single = ReleaseMeans(values, values, (np.full_like(values, np.nan), np.full_like(values, np.nan)))
         held = data.parties[subject.adversary].features
-        embedded.append(_judged(single, held, SPLITS, rows, subject.adversary, noisy=noisy))
+        embedded.append(_judge_embeddings(single, held, SPLITS, rows, subject.adversary, noisy=noisy))
     yield from embedded
-    gradients = [each for route in _routes(audit, Kind.GRADIENT).values() for each in route if each.split == "train"]
+    gradients = [
+        each for route in _group_by_sender(audit, Kind.GRADIENT).values() for each in route if each.split == "train"
+    ]
     if gradients:
-        yield _of_gradients(_last_phase(gradients), data, declared=bool(defenses), known=embedded)
-    nodes = [each for route in _routes(audit, Kind.NODES).values() for each in route if each.split in SPLITS]
+        yield _judge_gradients(_keep_last_phase(gradients), data, declared=bool(defenses), known=embedded)
+    nodes = [each for route in _group_by_sender(audit, Kind.NODES).values() for each in route if each.split in SPLITS]
     if nodes and not embedded:
-        yield _of_nodes(nodes, rows, declared=bool(defenses))
-    beside = np.zeros((len(rows.ids), 0)) if subject.embeddings is None else _by_row(subject.embeddings, rows)
+        yield _judge_nodes(nodes, rows, declared=bool(defenses))
+    beside = np.zeros((len(rows.ids), 0)) if subject.embeddings is None else _read_rows(subject.embeddings, rows)
     if subject.predictions is not None:
-        yield _of_predictions(subject.predictions, rows, beside, declared=bool(defenses))
+        yield _judge_predictions(subject.predictions, rows, beside, declared=bool(defenses))
     if subject.embeddings is not None:
-        drawn = _drawn(beside, np.random.default_rng(0))
-        yield _of_labels(rows, drawn, beside[drawn])
+        drawn = _draw(beside, np.random.default_rng(0))
+        yield _judge_labels(rows, drawn, beside[drawn])
     if subject.model is not None or subject.function is not None:
-        yield from _of_model(audit)
+        yield from _judge_model(audit)
 
 
-def _routes(audit: SystemAudit, kind: Kind) -> dict[str, list[Message]]:
+def _group_by_sender(audit: SystemAudit, kind: Kind) -> dict[str, list[Message]]:
     """Return the messages of a kind by sender, as far as the auditor has what they are about."""
     result: dict[str, list[Message]] = {}
     for each in audit.messages:
@@ -218,7 +220,7 @@ def _routes(audit: SystemAudit, kind: Kind) -> dict[str, list[Message]]:
     return result
 
 
-def _last_phase(messages: Sequence[Message]) -> list[Message]:
+def _keep_last_phase(messages: Sequence[Message]) -> list[Message]:
     """Return the messages of the last phase of training and after it, as wide as its last one."""
     training = [each for each in messages if each.phase not in ("predict", "validate")] or list(messages)
     last = training[-1]
@@ -227,27 +229,27 @@ def _last_phase(messages: Sequence[Message]) -> list[Message]:
     return [each for each in kept if each.payload["value"].shape[1] == width]
 
 
-def _embedded(messages: Sequence[Message], sender: str, rows: Rows, *, noisy: bool) -> Finding:
+def _judge_messages(messages: Sequence[Message], sender: str, rows: Rows, *, noisy: bool) -> Finding:
     """Judge embeddings by the columns of their sender."""
     features = rows.data.parties[sender].features
     splits: tuple[str, ...] = SPLITS
     if not any(each.split in SPLITS for each in messages):  # pre-training on other rows
         splits, rows = (messages[-1].split,), Rows(rows.data)
     sizes = {split: features[split].shape[0] for split in splits}
-    sent = averaged([each for each in messages if each.split in sizes], sizes)
-    return _judged(sent, features, splits, rows, sender, noisy=noisy)
+    sent = average([each for each in messages if each.split in sizes], sizes)
+    return _judge_embeddings(sent, features, splits, rows, sender, noisy=noisy)
 
 
-def _judged(
-    sent: Releases, features: Mapping[str, Matrix], splits: Sequence[str], rows: Rows, party: str, *, noisy: bool
+def _judge_embeddings(
+    sent: ReleaseMeans, features: Mapping[str, Matrix], splits: Sequence[str], rows: Rows, party: str, *, noisy: bool
 ) -> Finding:
     """Return whether embeddings belong to the columns of ``party``."""
-    what, of = f"embeddings of {_called(party, rows.data)}", f"columns of {_called(party, rows.data)}"
-    if (constant := _constant(sent.mean)) is not None:
+    what, of = f"embeddings of {_get_name(party, rows.data)}", f"columns of {_get_name(party, rows.data)}"
+    if (constant := _describe_constant(sent.mean)) is not None:
         return Finding("misfit", f"the {what} {constant}: hand in the trained model's")
     rng = np.random.default_rng(0)
-    drawn = _drawn(sent.mean, rng)
-    regressions = Columns(_columns(features, splits, drawn), rng)
+    drawn = _draw(sent.mean, rng)
+    regressions = ColumnRegression(_read_columns(features, splits, drawn), rng)
     others = {
         name: np.where((named[drawn] >= 0)[:, None], sent.mean[named[drawn]], np.nan)
         for name, named in rows.alignments().items()
@@ -263,17 +265,17 @@ def _judged(
             "misfit", f"the {what} fit the {of} better with ids {name}: correlation {fit.better[name]:.2f}, and "
             f"{fit.correlation:.2f} as stated; use the ids of the training",
         )  # fmt: skip
-    quiet = not noisy and not ((fit.p > LEVEL or fit.r2 < WEAK) and _shared(sent, rng) < NOISY)
-    repeated = 0.0 if noisy else _repeated(sent.last[drawn], regressions.x)
+    quiet = not noisy and not ((fit.p > LEVEL or fit.r2 < WEAK) and _correlate_releases(sent, rng) < NOISY)
+    repeated = 0.0 if noisy else _measure_repeats(sent.last[drawn], regressions.x)
     if repeated >= REPEATED and fit.p <= LEVEL:
         return Finding(
             "unverified", f"the {what} are the same in {repeated:.0%} of the rows whose columns differ: check that "
             f"none of them stands for a missing one",
         )  # fmt: skip
     if fit.p <= LEVEL:
-        many = _drawn(sent.mean, rng, MOST_COUNTED)
-        read = Columns(_columns(features, splits, many), rng)
-        if wrong := _of_others(read, [sent.mean[many], sent.last[many]], what, least=0.02, sure=0.1):
+        many = _draw(sent.mean, rng, MOST_COUNTED)
+        read = ColumnRegression(_read_columns(features, splits, many), rng)
+        if wrong := _find_others(read, [sent.mean[many], sent.last[many]], what, least=0.02, sure=0.1):
             return wrong
         if fit.r2 < MOSTLY and quiet and len(drawn) >= FEW:
             return Finding(
@@ -291,7 +293,9 @@ def _judged(
     )
 
 
-def _of_others(read: Columns, releases: Sequence[Floats], what: str, least: float, sure: float) -> Finding | None:
+def _find_others(
+    read: ColumnRegression, releases: Sequence[Floats], what: str, least: float, sure: float
+) -> Finding | None:
     """Return a finding if over ``least`` of rows have vectors of other rows in each of ``releases`` (n, d).
 
     It is a misfit from a share of ``sure``.
@@ -306,12 +310,12 @@ def _of_others(read: Columns, releases: Sequence[Floats], what: str, least: floa
     return Finding("misfit" if share >= sure else "unverified", text)
 
 
-def _drawn(values: Floats, rng: np.random.Generator, most: int = MOST_ROWS) -> Ints:
+def _draw(values: Floats, rng: np.random.Generator, most: int = MOST_ROWS) -> Ints:
     """Return the rows that have vectors, or some of them."""
     return np.sort(rng.permutation(np.flatnonzero(np.isfinite(values).all(axis=1)))[:most])
 
 
-def _constant(values: Floats) -> str | None:
+def _describe_constant(values: Floats) -> str | None:
     """Return what is wrong if nearly all rows have the same vector."""
     kept = values[np.isfinite(values).all(axis=1)]
     _, counts = np.unique(np.round(kept, 12), axis=0, return_counts=True)
@@ -319,26 +323,26 @@ def _constant(values: Floats) -> str | None:
     return f"are the same in {share:.0%} of {len(kept)} rows" if share >= EQUAL else None
 
 
-def _repeated(values: Floats, columns: Floats) -> float:
+def _measure_repeats(values: Floats, columns: Floats) -> float:
     """Return the share of rows with the most frequent vector, without those that have the same columns as well."""
     _, which, counts = np.unique(np.round(values, 12), axis=0, return_inverse=True, return_counts=True)
     same = columns[which.ravel() == counts.argmax()]
     return float(len(same) - np.unique(same, axis=0, return_counts=True)[1].max()) / len(values)
 
 
-def _shared(sent: Releases, rng: np.random.Generator) -> float:
+def _correlate_releases(sent: ReleaseMeans, rng: np.random.Generator) -> float:
     """Return the largest correlation of a component of two releases of a row; 1 if there are too few."""
     first, second = sent.halves
-    both = _drawn(np.concatenate([first, second], axis=1), rng)
-    return Columns(first[both], rng).fit(second[both]).largest if len(both) >= FEW else 1.0
+    both = _draw(np.concatenate([first, second], axis=1), rng)
+    return ColumnRegression(first[both], rng).fit(second[both]).largest if len(both) >= FEW else 1.0
 
 
-def declared_kinds(defenses: Sequence[str]) -> list[frozenset[Kind]]:
+def find_kinds(defenses: Sequence[str]) -> list[frozenset[Kind]]:
     """Return the kinds of messages that each defense changes, by its text on the command line."""
     return [frozenset(resolve(parse_defense(text)).defense().at) for text in defenses]
 
 
-def share_used(
+def check_share(
     tables: Mapping[str, pd.Index], subject: Subject, train: pd.Index | None, test: pd.Index | None
 ) -> Iterator[Finding]:
     """Yield a misfit if less than half of the ids of the material are in the ``tables`` of all parties, or vice versa.
@@ -359,19 +363,21 @@ def share_used(
         )  # fmt: skip
 
 
-def _of_gradients(messages: Sequence[Message], data: Partition, *, declared: bool, known: Sequence[Finding]) -> Finding:
+def _judge_gradients(
+    messages: Sequence[Message], data: Partition, *, declared: bool, known: Sequence[Finding]
+) -> Finding:
     """Judge gradients by the labels, of which each gradient tells that of its row unless a defense hides it."""
-    sent = averaged(messages, {"train": len(data.ids["train"])}, directions=True)
+    sent = average(messages, {"train": len(data.ids["train"])}, directions=True)
     rng = np.random.default_rng(0)
-    drawn = _drawn(sent.mean, rng)
+    drawn = _draw(sent.mean, rng)
     labels = np.eye(len(data.classes))[data.labels["train"][drawn]]
-    if (constant := _constant(sent.mean)) is not None:
+    if (constant := _describe_constant(sent.mean)) is not None:
         return Finding(
             "unverified" if declared else "misfit", f"the gradients {constant}: record those of the training"
         )
-    fit = Columns(sent.mean[drawn], rng).fit(labels)
+    fit = ColumnRegression(sent.mean[drawn], rng).fit(labels)
     numbers = f"correlation {fit.correlation:.2f}, p = {fit.p:.3f} against permuted rows, {count(len(drawn), 'row')}"
-    shared = 0.0 if declared else _shared(sent, rng)
+    shared = 0.0 if declared else _correlate_releases(sent, rng)
     if fit.p <= LEVEL and not declared and fit.correlation < CLEAR:
         return Finding(
             "unverified", f"the gradients fit the labels only in part ({numbers}): check their ids and task, or name "
@@ -392,7 +398,7 @@ def _of_gradients(messages: Sequence[Message], data: Partition, *, declared: boo
     return Finding("unverified", f"{text} though they have little noise: check the ids of the labels")
 
 
-def _of_nodes(messages: Sequence[Message], rows: Rows, *, declared: bool) -> Finding:
+def _judge_nodes(messages: Sequence[Message], rows: Rows, *, declared: bool) -> Finding:
     """Judge nodes of trees by the columns of all parties: the first two turns of each tree are to be predicted."""
     ids = {split: len(rows.data.ids[split]) for split in SPLITS}
     starts = {"train": 0, "test": ids["train"]}
@@ -410,52 +416,52 @@ def _of_nodes(messages: Sequence[Message], rows: Rows, *, declared: bool) -> Fin
     turns[~turns.any(axis=1)] = np.nan
     if not np.isfinite(turns).any():
         return Finding("unverified", "whether the nodes of trees belong to the rows cannot be verified: none has split")
-    return _explained(turns, rows, "nodes of trees", turns[:, :0], declared=declared)
+    return _judge_output(turns, rows, "nodes of trees", turns[:, :0], declared=declared)
 
 
-def _by_row(table: pd.DataFrame, rows: Rows) -> Floats:
+def _read_rows(table: pd.DataFrame, rows: Rows) -> Floats:
     """Return the vectors (N, d) of rows, NaN where there is none."""
     return table.reindex(rows.ids.astype(object)).to_numpy(np.float64)
 
 
-def _of_labels(rows: Rows, drawn: Ints, embeddings: Floats) -> Finding:
+def _judge_labels(rows: Rows, drawn: Ints, embeddings: Floats) -> Finding:
     """Return how well labels follow from what a joint model reads; whether that is too little, the user knows."""
     data = rows.data
     labels = np.concatenate([data.labels[split] for split in SPLITS])[drawn]
     share = accuracy(np.concatenate([rows.columns(drawn, "active"), embeddings], axis=1), labels, len(data.classes))
     most = np.bincount(labels).max() / len(labels)
     return Finding(
-        "fits", f"the labels follow from the embeddings and the columns of {_called('active', data)} in {share:.0%} of "
-        f"held-out rows, where the most frequent label is right in {most:.0%}: check their ids if the joint model is "
-        f"right more often",
+        "fits", f"the labels follow from the embeddings and the columns of {_get_name('active', data)} in {share:.0%} "
+        f"of held-out rows, where the most frequent label is right in {most:.0%}: check their ids if the joint model "
+        f"is right more often",
     )  # fmt: skip
 
 
-def _of_predictions(table: pd.DataFrame, rows: Rows, embeddings: Floats, *, declared: bool) -> Finding:
-    values = _by_row(table, rows)
+def _judge_predictions(table: pd.DataFrame, rows: Rows, embeddings: Floats, *, declared: bool) -> Finding:
+    values = _read_rows(table, rows)
     if not np.isfinite(values).any():
         return Finding("misfit", "expected predictions of rows of the data, found none: use the same ids")
     if np.nanmin(values) >= 0 and np.nanmax(values) <= 1:
         kept = np.clip(values, 1e-6, 1 - 1e-6)
         values = np.log(kept / (1 - kept))
-    return _explained(values, rows, "predictions", embeddings, declared=declared)
+    return _judge_output(values, rows, "predictions", embeddings, declared=declared)
 
 
-def _explained(values: Floats, rows: Rows, what: str, embeddings: Floats, *, declared: bool) -> Finding:
+def _judge_output(values: Floats, rows: Rows, what: str, embeddings: Floats, *, declared: bool) -> Finding:
     """Judge what a joint model says of rows by the columns of all parties and by embeddings."""
-    if (constant := _constant(values)) is not None:
+    if (constant := _describe_constant(values)) is not None:
         return Finding("misfit", f"the {what} {constant}: hand in those of the trained model")
     rng = np.random.default_rng(0)
     sources: list[Callable[[Ints], Floats]] = [lambda drawn: rows.columns(drawn, *rows.data.parties)]
     if embeddings.shape[1]:
         sources.append(lambda drawn: np.concatenate([rows.columns(drawn, "active"), embeddings[drawn]], axis=1))
     both = np.concatenate([values, embeddings], axis=1)
-    drawn, many = _drawn(both, rng), _drawn(both, rng, MOST_COUNTED)
-    fits = [Columns(read(drawn), rng).fit(values[drawn]) for read in sources]
+    drawn, many = _draw(both, rng), _draw(both, rng, MOST_COUNTED)
+    fits = [ColumnRegression(read(drawn), rng).fit(values[drawn]) for read in sources]
     fit, read = max(zip(fits, sources, strict=True), key=lambda each: (each[0].p <= LEVEL, each[0].r2))
     numbers = f"held-out R2 {fit.r2:.2f}, p = {fit.p:.3f} against permuted rows, {count(len(drawn), 'row')}"
     if fit.p <= LEVEL and what == "predictions" and not declared:
-        if wrong := _of_others(Columns(read(many), rng), [values[many]], what, least=0.04, sure=0.35):
+        if wrong := _find_others(ColumnRegression(read(many), rng), [values[many]], what, least=0.04, sure=0.35):
             return wrong
         if fit.r2 < WEAK:
             return Finding("unverified", f"the {what} fit the columns only in part ({numbers}): check their ids")
@@ -465,11 +471,11 @@ def _explained(values: Floats, rows: Rows, what: str, embeddings: Floats, *, dec
     return Finding(outcome, f"the {what} do not fit the columns of any party ({numbers}): use the ids of the training")
 
 
-def _called(party: str, data: Partition) -> str:
+def _get_name(party: str, data: Partition) -> str:
     return plain(data.names.get(party, party))
 
 
-def _of_model(audit: SystemAudit) -> Iterator[Finding]:
+def _judge_model(audit: SystemAudit) -> Iterator[Finding]:
     """Judge a model by repeating it and by the order of its columns.
 
     Raises:
@@ -478,22 +484,22 @@ def _of_model(audit: SystemAudit) -> Iterator[Finding]:
     subject, data = audit.subject, audit.data
     n = min(len(data.ids["train"]), ROWS_OF_ORDERS)
     drawn = np.sort(np.random.default_rng(0).permutation(len(data.ids["train"]))[:n])
-    (given, names), run = _inputs(audit, drawn), _runner(audit)
+    (given, names), run = _read_inputs(audit, drawn), _make_runner(audit)
     stated = run(given)
     if not np.allclose(stated, run(given[::-1])[::-1], rtol=1e-3, atol=1e-4 * max(float(np.abs(stated).max()), 1e-6)):
         raise DataError(
             f"expected {subject.name} to give the same for the same row, found other embeddings in a second run with "
             f"the rows reversed: export it in evaluation mode, without dropout or random nodes (model.eval())"
         )
-    if (constant := _constant(stated)) is not None:
+    if (constant := _describe_constant(stated)) is not None:
         yield Finding("misfit", f"the embeddings of {subject.name} {constant}: hand in the trained model")
         return
-    yield _of_labels(Rows(data), drawn, stated)
-    yield from _lost(audit, run, given, names)
-    yield _ordered(run, given, stated, names, np.eye(len(data.classes))[data.labels["train"][drawn]], subject.name)
+    yield _judge_labels(Rows(data), drawn, stated)
+    yield from _judge_lost_columns(audit, run, given, names)
+    yield _judge_order(run, given, stated, names, np.eye(len(data.classes))[data.labels["train"][drawn]], subject.name)
 
 
-def _lost(
+def _judge_lost_columns(
     audit: SystemAudit, run: Callable[[Floats], Floats], given: Floats, names: Sequence[str]
 ) -> Iterator[Finding]:
     """Yield that a column is constant which the model reads as much as others, as it would not after a training on it.
@@ -501,7 +507,7 @@ def _lost(
     A layer keeps its first, small weights on columns that were always constant.
     """
     steps = np.array_split(np.arange(len(audit.data.ids["train"])), 1 + len(audit.data.ids["train"]) // 5000)
-    ends = np.array([(x.min(axis=0), x.max(axis=0)) for x, _ in (_inputs(audit, step) for step in steps)])
+    ends = np.array([(x.min(axis=0), x.max(axis=0)) for x, _ in (_read_inputs(audit, step) for step in steps)])
     width, scale = ends[:, 1].max(axis=0) - ends[:, 0].min(axis=0), given.std(axis=0)
     if not (varies := scale > 0).any():
         return
@@ -524,7 +530,7 @@ def _lost(
             return
 
 
-def _inputs(audit: SystemAudit, drawn: Ints) -> tuple[Floats, list[str]]:
+def _read_inputs(audit: SystemAudit, drawn: Ints) -> tuple[Floats, list[str]]:
     """Return what a model reads of some training rows (n, p), and the names of these p columns."""
     subject, data = audit.subject, audit.data
     if subject.inputs is not None:
@@ -534,7 +540,7 @@ def _inputs(audit: SystemAudit, drawn: Ints) -> tuple[Floats, list[str]]:
     return dense(held.features["train"][drawn]), [c.name for c in held.layout.columns for _ in range(c.width)]
 
 
-def _runner(audit: SystemAudit) -> Callable[[Floats], Floats]:
+def _make_runner(audit: SystemAudit) -> Callable[[Floats], Floats]:
     if audit.subject.function is not None:
         function = audit.subject.function
         return lambda x: np.asarray(function(np.ascontiguousarray(x, dtype=np.float32)))
@@ -548,7 +554,7 @@ def _runner(audit: SystemAudit) -> Callable[[Floats], Floats]:
     return run
 
 
-def _ordered(
+def _judge_order(
     run: Callable[[Floats], Floats], given: Floats, stated: Floats, names: Sequence[str], labels: Floats, name: str
 ) -> Finding:
     """Compare the stated order of a model's columns with random ones and those of sorted names.
@@ -583,7 +589,7 @@ def _ordered(
     return Finding("unverified", f"whether {name} reads its columns in their order cannot be verified ({numbers})")
 
 
-def same_utility(trained: Trained, facts: CellFacts) -> Finding:
+def check_utility(trained: Trained, facts: CellFacts) -> Finding:
     """Compare the utility of a checkpoint on these data with that of its training."""
     if facts.utility is None:
         return Finding("unverified", "whether the data are those of the training cannot be verified: it has no utility")
@@ -596,7 +602,7 @@ def same_utility(trained: Trained, facts: CellFacts) -> Finding:
     return Finding("fits", f"fit check: the models fit the test rows ({numbers})")
 
 
-def same_training(trained: Trained, facts: CellFacts, messages: Sequence[Message], *, noisy: bool) -> Finding:
+def check_training(trained: Trained, facts: CellFacts, messages: Sequence[Message], *, noisy: bool) -> Finding:
     """Compare a recording with the training of a checkpoint: how much was sent, and what its models send at prediction.
 
     Where it is ``noisy``, a defense changes embeddings, so that models do not send the same again.

@@ -13,7 +13,7 @@ import pandas as pd
 
 from vflsec.audit import checkpoint, foreign
 from vflsec.audit.evaluation import SystemAudit, with_attacks
-from vflsec.audit.fit import Finding, check_fit, declared_kinds, same_training, same_utility, share_used
+from vflsec.audit.fit import Finding, check_fit, check_share, check_training, check_utility, find_kinds
 from vflsec.audit.opening import open_subject, read_ids, with_predictions
 from vflsec.audit.recordings import open_recording
 from vflsec.audit.subject import Subject
@@ -78,7 +78,7 @@ def prepare_audit(
                 f"expected no --model, --encoded, --train-ids, --test-ids, --defense or --predictions with {what}: it "
                 f"states them"
             )
-        audit, findings = _of_checkpoint(what, data, options or {}, party or "passive_1", messages, aux, draws)
+        audit, findings = _audit_checkpoint(what, data, options or {}, party or "passive_1", messages, aux, draws)
     elif messages:
         raise UsageError(f"expected --messages with a checkpoint of vflsec train, got {what}")
     elif data is None:
@@ -96,21 +96,21 @@ def prepare_audit(
             subject = replace(subject, inputs=foreign.inputs_of(loaded, subject.adversary))
         train, test = (read_ids(path) if path else None for path in (train_ids, test_ids))
         tables = {table.name: table.frame.index.astype(str) for table in loaded.parties}
-        findings = [*share_used(tables, subject, train, test)]
+        findings = [*check_share(tables, subject, train, test)]
         loaded, notes = foreign.with_roles(loaded, subject, train, test)
         identity = source.key(DataSpec(options=dict(options or {})))
-        audit = _of_material(replace(subject, notes=(*subject.notes, *notes)), loaded, (data, identity), aux, draws)
+        audit = _audit_material(replace(subject, notes=(*subject.notes, *notes)), loaded, (data, identity), aux, draws)
         audit = replace(audit, spent=spent_on(defenses, subject, audit.data.parties), declared=bool(defenses))
         silent = [text for text in defenses if not spent_on([text], subject, audit.data.parties)]
         findings += [Finding("fits", f"{text} is declared, for which no epsilon is computed") for text in silent]
-        findings += check_fit(audit, declared_kinds(defenses), tables.get(subject.adversary, pd.Index([])).tolist())
-    audit = _with_findings(audit, findings, allow_misfit=allow_misfit, confirm_fit=confirm_fit)
+        findings += check_fit(audit, find_kinds(defenses), tables.get(subject.adversary, pd.Index([])).tolist())
+    audit = _add_findings(audit, findings, allow_misfit=allow_misfit, confirm_fit=confirm_fit)
     if known is not None:
         audit = replace(audit, aux=foreign.known_labels(aux, known, audit.data), aux_ids=known)
     return with_attacks(replace(audit, command=command), attacks)
 
 
-def _with_findings(
+def _add_findings(
     audit: SystemAudit, findings: Sequence[Finding], *, allow_misfit: bool, confirm_fit: bool
 ) -> SystemAudit:
     """Return ``audit`` with notes on what the fit check has shown.
@@ -129,7 +129,7 @@ def _with_findings(
     return replace(audit, subject=subject, misfit=[*misfits, *unclear], confirmed=confirm_fit)
 
 
-def _of_material(
+def _audit_material(
     subject: Subject, dataset: VerticalDataset, named: tuple[str, Any], aux: AuxSpec, draws: int
 ) -> SystemAudit:
     """Return the audit of messages, models or embeddings of a system that vflsec has not trained."""
@@ -149,7 +149,7 @@ def _of_material(
     )
 
 
-def _of_checkpoint(
+def _audit_checkpoint(
     folder: Path,
     data: str | None,
     options: Mapping[str, Any],
@@ -186,10 +186,10 @@ def _of_checkpoint(
         declared=bool(cell.defenses),
     )
     kinds = [frozenset(carried.defense().at) for carried in cell.defenses]
-    findings = [same_utility(restored.trained(0), restored.facts), *check_fit(audit, kinds)]
+    findings = [check_utility(restored.trained(0), restored.facts), *check_fit(audit, kinds)]
     if messages:
         noisy = any(Kind.EMBEDDING in changed for changed in kinds)
-        findings.append(same_training(restored.trained(0), restored.facts, audit.messages, noisy=noisy))
+        findings.append(check_training(restored.trained(0), restored.facts, audit.messages, noisy=noisy))
     return audit, findings
 
 

@@ -21,7 +21,7 @@ MOST_READ = 600  # rows that these regressions read; others are only predicted
 SUREST = (0.15, 0.25, 0.5)
 
 
-class Fit(NamedTuple):
+class HeldOutFit(NamedTuple):
     """How well columns predict vectors of the same rows.
 
     Attributes:
@@ -39,7 +39,7 @@ class Fit(NamedTuple):
     largest: float = 0.0
 
 
-class Mixture(NamedTuple):
+class RowMixture(NamedTuple):
     """A regression on the rows that fit each other.
 
     Attributes:
@@ -78,7 +78,7 @@ def components(values: Floats) -> Floats:
     return x
 
 
-class Columns:
+class ColumnRegression:
     """Regressions on the columns of n rows.
 
     A kernel ridge regression is linear in what it predicts. The leave-one-out predictions of any vectors, and of any
@@ -115,7 +115,7 @@ class Columns:
                 made.append((hat - np.diag(np.diag(hat))) / (1.0 - leverage)[:, None])
         return made
 
-    def fit(self, vectors: Floats, others: Mapping[str, Floats] | None = None) -> Fit:
+    def fit(self, vectors: Floats, others: Mapping[str, Floats] | None = None) -> HeldOutFit:
         """Return how well the columns predict ``vectors`` (n, d) of the same rows, against permuted controls.
 
         Args:
@@ -124,7 +124,7 @@ class Columns:
         """
         target = components(vectors)
         if not target.shape[1] or not self.x.shape[1]:
-            return Fit(0.0, 1.0, 0.0, {})
+            return HeldOutFit(0.0, 1.0, 0.0, {})
         single = np.array([_correlations(each @ target, target) for each in self.smoothers])
         stated = single.mean(axis=1)
         shuffled = np.stack([target[self._rng.permutation(self.n)] for _ in range(CONTROLS)], axis=1)
@@ -147,9 +147,9 @@ class Columns:
                     better[name] = float(result.max())
         p = (1 + int((largest >= z.max()).sum())) / (1 + CONTROLS)
         r2 = max(_r2(each @ target, target) for each in self.smoothers)
-        return Fit(r2, p, float(stated[z.argmax()]), better, float(single[z.argmax()].max()))
+        return HeldOutFit(r2, p, float(stated[z.argmax()]), better, float(single[z.argmax()].max()))
 
-    def mixture(self, vectors: Floats) -> Mixture:
+    def mixture(self, vectors: Floats) -> RowMixture:
         """Return a regression that begins with some of the rows and ends with those among them that it predicts well.
 
         Where it predicts these well, the vector of a row that belongs to another one is as far from its prediction as
@@ -157,7 +157,7 @@ class Columns:
         predicted badly without being wrong, but not among those that are most like others.
         """
         target, kernel = components(vectors), self.kernels[0] + self.kernels[1]
-        read, best = np.sort(self._rng.permutation(self.n)[:MOST_READ]), Mixture(0.0, 0.0)
+        read, best = np.sort(self._rng.permutation(self.n)[:MOST_READ]), RowMixture(0.0, 0.0)
         for ridge in (0.02, 0.5):
             kept = read
             for round_ in range(ROUNDS):
@@ -171,7 +171,7 @@ class Columns:
                 apart = (guess**2).sum(axis=1)[:, None] + (target**2).sum(axis=1)[None, :] - 2 * guess @ target.T
                 lost = (apart < (distance**2)[:, None]).mean(axis=1) > 0.5
                 shares = [2 * float(lost[variance <= np.quantile(variance, part)].mean()) for part in SUREST]
-                best = Mixture(r2, min(shares))
+                best = RowMixture(r2, min(shares))
         return best
 
 
@@ -203,7 +203,7 @@ def accuracy(values: Floats, labels: Ints, n_classes: int) -> float:
     """Return the share of ``labels`` (n,) that the best regression on ``values`` (n, p) gives to held-out rows."""
     target = np.eye(n_classes)[labels]
     mean = target.mean(axis=0)
-    smoothers = Columns(values, np.random.default_rng(0)).smoothers
+    smoothers = ColumnRegression(values, np.random.default_rng(0)).smoothers
     return max(float(((each @ (target - mean) + mean).argmax(axis=1) == labels).mean()) for each in smoothers)
 
 

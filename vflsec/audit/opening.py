@@ -95,8 +95,8 @@ def open_subject(
         return from_transcript(path, party, given)
     party = {name: standard for standard, name in (given or {}).items()}.get(party or "", party) or "passive_1"
     readers = {
-        ".safetensors": partial(_from_weights, factory=model),
-        ".onnx": _from_onnx,
+        ".safetensors": partial(_open_weights, factory=model),
+        ".onnx": _open_onnx,
         ".csv": from_table,
         ".parquet": from_table,
     }
@@ -154,7 +154,7 @@ def read_file(path: Path, largest: int = LARGEST) -> bytes:
     return content
 
 
-def _of_file(path: Path, party: str, content: bytes, notes: Sequence[str], **material: Any) -> Subject:
+def _make_subject(path: Path, party: str, content: bytes, notes: Sequence[str], **material: Any) -> Subject:
     side, fingerprint = "active" if party == "active" else "passive", hashlib.sha256(content).hexdigest()
     return Subject(name=path.name, adversary=party, side=side, fingerprint=fingerprint, notes=notes, **material)
 
@@ -175,7 +175,7 @@ def from_table(path: Path, party: str) -> Subject:
     notes = [f"{path.name} holds {count(len(values), 'embedding')} of {values.shape[1]} numbers"]
     if others:
         notes.append(f"{path.name} also holds {listed(others)}, which a file of embeddings should not hold; not read")
-    return _of_file(path, party, content, notes, embeddings=values)
+    return _make_subject(path, party, content, notes, embeddings=values)
 
 
 def with_predictions(subject: Subject, path: Path) -> Subject:
@@ -199,7 +199,7 @@ def _read_vectors(path: Path, content: bytes, letter: str) -> tuple[pd.DataFrame
     pattern = re.compile(rf"{letter}_?(0|[1-9][0-9]{{0,6}})")
     table = _read_csv(path, content, pattern) if path.suffix == ".csv" else _read_parquet(path, content)
     table.columns = [str(name) for name in table.columns]
-    table = table.rename(columns={_id_column(list(table.columns), pattern): "id"})
+    table = table.rename(columns={_find_id_column(list(table.columns), pattern): "id"})
     numbers = {name: int(match[1]) for name in table.columns if (match := pattern.fullmatch(name))}
     columns = sorted(numbers, key=lambda name: numbers[name])
     if "id" not in table.columns or [numbers[name] for name in columns] != list(range(len(columns))) or not columns:
@@ -221,7 +221,7 @@ def _read_vectors(path: Path, content: bytes, letter: str) -> tuple[pd.DataFrame
     return values, [plain(name) for name in table.columns if name not in (*columns, "id")]
 
 
-def _id_column(names: Sequence[str], pattern: re.Pattern[str]) -> str:
+def _find_id_column(names: Sequence[str], pattern: re.Pattern[str]) -> str:
     """Return the column with the ids: ``id``, or the only one whose name does not fit ``pattern``."""
     others = [name for name in names if not pattern.fullmatch(name)]
     return others[0] if "id" not in others and len(others) == 1 else "id"
@@ -230,7 +230,7 @@ def _id_column(names: Sequence[str], pattern: re.Pattern[str]) -> str:
 def _read_csv(path: Path, content: bytes, pattern: re.Pattern[str]) -> pd.DataFrame:
     try:
         names = [str(name) for name in pd.read_csv(io.BytesIO(content), nrows=0).columns]
-        return pd.read_csv(io.BytesIO(content), dtype={_id_column(names, pattern): str}, low_memory=False)
+        return pd.read_csv(io.BytesIO(content), dtype={_find_id_column(names, pattern): str}, low_memory=False)
     except (ValueError, UnicodeDecodeError, OverflowError, MemoryError) as error:
         raise DataError(f"{path}: cannot be read as CSV: {plain(' '.join(str(error).split())[:200])}") from None
 
@@ -248,7 +248,7 @@ def _read_parquet(path: Path, content: bytes) -> pd.DataFrame:
         raise DataError(f"{path}: cannot be read as Parquet: {plain(' '.join(str(error).split())[:200])}") from None
 
 
-def _from_weights(path: Path, party: str, factory: str | None) -> Subject:
+def _open_weights(path: Path, party: str, factory: str | None) -> Subject:
     """Return the system with the bottom model of ``party``, which the user's ``factory`` builds and a file fills."""
     content = read_file(path)
     if factory is None:
@@ -263,9 +263,9 @@ def _from_weights(path: Path, party: str, factory: str | None) -> Subject:
     model.load_state_dict({name: tensors[name].to(initial.dtype) for name, initial in expected.items()})
     weights = sum(tensors[name].numel() for name in expected)
     notes = [f"{path.name} holds {count(len(expected), 'tensor')} of the bottom model, {weights:,} numbers"]
-    notes += _surplus(path.name, {name: tensor for name, tensor in tensors.items() if name not in expected})
+    notes += _note_surplus(path.name, {name: tensor for name, tensor in tensors.items() if name not in expected})
     code = Path(factory.rpartition(":")[0]).read_bytes()
-    return _of_file(path, party, content + code, notes, model=model.eval())
+    return _make_subject(path, party, content + code, notes, model=model.eval())
 
 
 @contextmanager
@@ -319,7 +319,7 @@ def _check_weights(path: Path, expected: Mapping[str, Tensor], tensors: Mapping[
         raise DataError(f"{path}: expected trained weights, found zeros only: save the trained model")
 
 
-def _surplus(name: str, tensors: Mapping[str, Tensor]) -> list[str]:
+def _note_surplus(name: str, tensors: Mapping[str, Tensor]) -> list[str]:
     """Return notes on tensors that a file of the bottom model should not hold."""
     states = [key for key in tensors if any(part in key.lower() for part in OPTIMIZER)]
     others = [f"{key} {tuple(tensor.shape)}" for key, tensor in tensors.items() if key not in states]
@@ -337,13 +337,13 @@ def _surplus(name: str, tensors: Mapping[str, Tensor]) -> list[str]:
     return notes
 
 
-def _from_onnx(path: Path, party: str) -> Subject:
+def _open_onnx(path: Path, party: str) -> Subject:
     """Return the system whose bottom model of ``party`` is an ONNX file."""
     if find_spec("onnxruntime") is None:
         raise UsageError("expected onnxruntime to run an ONNX model, found none: pip install 'vflsec[audit]'")
     content = read_file(path, LARGEST_ONNX)
     notes = [f"{path.name} holds a model of {len(content) / 1e6:.2f} MB, run by onnxruntime"]
-    return _of_file(path, party, content, notes, function=partial(run_onnx, path, content))
+    return _make_subject(path, party, content, notes, function=partial(run_onnx, path, content))
 
 
 def run_onnx(path: Path, content: bytes, inputs: np.ndarray) -> np.ndarray:

@@ -162,7 +162,7 @@ def open_recording(what: Path, truth: Path | None = None, *, aux: AuxSpec, draws
         dataset=(what.name, {}),
         confirmed=True,
         recording=recording,
-        answers=_answers(recording, other) if other else None,
+        answers=_read_answers(recording, other) if other else None,
     )
 
 
@@ -171,7 +171,7 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _answers(recording: Recording, other: Recording) -> Answers:
+def _read_answers(recording: Recording, other: Recording) -> Answers:
     """Read what both roles have noted; the later of two notes about a sample counts."""
     ids, layout = samples(recording), recording.header.layout
     labels = np.full(len(ids), -1, dtype=np.int64)

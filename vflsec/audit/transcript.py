@@ -36,7 +36,7 @@ Head = tuple[str, str, str, str, str, int]
 """Kind, sender, receiver, phase, split and step of a message."""
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PartFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A line of ``parts.jsonl``: a finished file, its number of vectors and its SHA-256."""
 
     file: str
@@ -143,7 +143,7 @@ class TranscriptWriter:
         parquet.write_table(table, sink, compression="lz4", use_dictionary=[*TEXT, "step"], write_statistics=False)
         content = memoryview(sink.getvalue())
         files.replace(self.folder / name, content)
-        part = Part(name, table.num_rows, hashlib.sha256(content).hexdigest())
+        part = PartFile(name, table.num_rows, hashlib.sha256(content).hexdigest())
         files.append(self.folder / INDEX, msgspec.json.encode(part) + b"\n")
         self.parts += 1
 
@@ -216,16 +216,16 @@ class TranscriptFolder:
             raise DataError(f"{path}: {plain(str(error))[:500]}; write the header again") from None
         return header
 
-    def _read_index(self) -> list[Part]:
+    def _read_index(self) -> list[PartFile]:
         path = self.folder / INDEX
         content = _small(path, LARGEST_INDEX, f"expected a list of finished files in {self.folder}, found no {INDEX}")
         *lines, torn = content.split(b"\n")
         if torn:
             self.notes.append(f"a torn line at the end of {INDEX} dropped")
-        parts: list[Part] = []
+        parts: list[PartFile] = []
         for number, line in enumerate(lines, start=1):
             try:
-                part = msgspec.json.decode(line, type=Part)
+                part = msgspec.json.decode(line, type=PartFile)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise DataError(
                     f"{path}, line {number}: {plain(str(error))}; remove the line and what follows"
@@ -238,7 +238,7 @@ class TranscriptFolder:
             raise DataError(f"{path}: expected each file once, found {max(names, key=names.count)} twice")
         return parts
 
-    def _read_part(self, part: Part, lines: Lines) -> Iterator[Sent]:
+    def _read_part(self, part: PartFile, lines: Lines) -> Iterator[Sent]:
         _, parquet = arrow()
         path = self.folder / part.file
         with _opened(path) as file:
