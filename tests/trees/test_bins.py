@@ -37,8 +37,8 @@ def mixed(rows=200, seed=0):
 
 
 @given(
-    values=arrays(np.float32, st.integers(1, 60), elements=st.expect_known(ANY, FEW)),
-    others=arrays(np.float32, st.integers(1, 20), elements=st.expect_known(ANY, FEW)),
+    values=arrays(np.float32, st.integers(1, 60), elements=st.one_of(ANY, FEW)),
+    others=arrays(np.float32, st.integers(1, 20), elements=st.one_of(ANY, FEW)),
     most=st.integers(2, 12),
 )
 def test_a_row_is_in_a_bin_up_to_b_exactly_if_it_does_not_exceed_the_threshold_of_b(values, others, most):
@@ -53,7 +53,7 @@ def test_a_row_is_in_a_bin_up_to_b_exactly_if_it_does_not_exceed_the_threshold_o
     assert set(bins.of(x)[:, 0]) == set(range(len(bins))), "no bin is empty"
 
 
-@given(values=arrays(np.float32, st.integers(1, 30), elements=st.expect_known(ANY, FEW)))
+@given(values=arrays(np.float32, st.integers(1, 30), elements=st.one_of(ANY, FEW)))
 def test_fewer_values_than_bins_have_a_bin_each(values):
     bins, x = bins_of(values)
     assert len(bins) == len(np.unique(values))
