@@ -79,7 +79,6 @@ def test_the_name_in_tables_is_options_and_no_need(name):
     assert all("needs=" not in repr(attack) for attack in (registry.build("attacks", name), alone))
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", sorted(registry.entries("attacks")))
 def test_a_search_tries_other_settings_of_the_same_attack(name):
     attack = registry.build("attacks", name)

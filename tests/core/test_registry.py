@@ -49,7 +49,6 @@ def plugged(monkeypatch):
     registry._installed.cache_clear()
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("kind", registry.PACKAGES)
 def test_every_entry_resolves_and_has_a_summary(kind):
     for name, entry in registry.entries(kind).items():

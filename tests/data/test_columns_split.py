@@ -26,7 +26,6 @@ def pairs():
     )
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("parties", [None, 2, 3, 13])
 def test_every_column_has_one_owner_and_keeps_its_role(pairs, how, parties):

@@ -139,7 +139,6 @@ def test_quoted_fields_and_outer_blanks(two: Path):
     assert load_toml(two).parties[0].frame.loc["c3"].tolist() == [40, "baker, master", -50]
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("file", "old", "new", "expected"),
     [

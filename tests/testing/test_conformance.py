@@ -64,7 +64,10 @@ STRENGTHS = {  # a weak and a strong setting, where 1 and 10 are not
     "ppdl": {"weak": 1e-5, "strong": 10.0},
     "sign": {"weak": 0.5, "strong": 1.0},
 }
-COSTLY = ("attribute-fusion", "boosting-replay", "forest-training", "fusion", "self-training")
+COSTLY = (
+    *("attribute-fusion", "boosting-replay", "forest-training", "fusion", "self-training"),
+    *("lira", "rmia", "shadow-classifier"),
+)
 OF_MANY_DRAWS = (
     "test_beats_chance_on_a_planted_leak",
     "test_is_at_chance_against_shuffled_labels",
