@@ -173,7 +173,7 @@ def sweep(
     return _saved(SweepReport.read(job.store.folder), job.store.folder)
 
 
-def compute(job: Job, *, progress: bool, jobs: int = 1, device: str = "cpu") -> None:
+def compute(job: Job[Any], *, progress: bool, jobs: int = 1, device: str = "cpu") -> None:
     """Compute the results of ``job`` that its folder lacks."""
     job.check()
     with job.opened():

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -121,13 +121,13 @@ class SystemAudit:
     def trials(self) -> Iterator[Trial]:
         """Yield each attack with each draw of auxiliary labels."""
         for draw, attack in product(map(self.draw, range(self.draws)), self.attacks):
-            yield Trial(method=AUDITED, seed=draw.number, attack=attack, label=attack.label, cell=draw,
+            yield Trial(method=AUDITED, seed=draw.number, attack=attack, label=attack.label, cell=cast(Any, draw),
                         adversary=self.subject.adversary, aux=self.aux, key=self.key(attack, draw.number))  # fmt: skip
 
     def baselines(self) -> Iterator[Baseline]:
         """Yield each attack of which the version without the federation is part of *alone*, with each draw."""
         for draw, attack in product(map(self.draw, range(self.draws)), self.attacks_alone):
-            yield Baseline(method=AUDITED, seed=draw.number, attack=attack, label=attack.label, cell=draw,
+            yield Baseline(method=AUDITED, seed=draw.number, attack=attack, label=attack.label, cell=cast(Any, draw),
                            adversary=self.subject.adversary, aux=self.aux,
                            key=self.key(attack, draw.number, "alone"))  # fmt: skip
 

@@ -66,8 +66,8 @@ def prepare_audit(
         given |= {"defense": defenses, "encoded": encoded, "allow-misfit": allow_misfit, "confirm-fit": confirm_fit}
         if refused := [f"--{name}" for name, value in given.items() if value]:
             raise UsageError(f"expected no {', '.join(refused)} with {what}: a recording states what it is about")
-        audit = open_recording(what, truth, aux=aux or AuxSpec(), draws=draws)
-        return with_attacks(replace(audit, command=command), attacks)
+        recorded = open_recording(what, truth, aux=aux or AuxSpec(), draws=draws)
+        return with_attacks(replace(recorded, command=command), attacks)
     if truth:
         raise UsageError(f"expected a recording of an encrypted layer with --truth, got {what}")
     known = read_ids(aux_ids) if aux_ids else None

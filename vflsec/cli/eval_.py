@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from vflsec.run.engine import Plan
-    from vflsec.run.job import Job
+    from vflsec.run.job import Evaluation, Job
 
 CANARIES = 1000
 """Rows whose labels are tossed for an empirical epsilon, where nobody says how many."""
@@ -369,7 +369,7 @@ def write_rows(path: Path, table: pd.DataFrame) -> None:
     click.echo(f"rows: {path} (sensitive: how surely the label of each person is inferred)", err=True)
 
 
-def show_plan(job: Job, todo: Plan, jobs: int) -> None:
+def show_plan(job: Job[Evaluation], todo: Plan, jobs: int) -> None:
     """Print the plan, its time and the resolved settings; of a sweep its points."""
     from vflsec.run import engine
     from vflsec.run.job import forecast, past_results, shapes
@@ -389,7 +389,7 @@ def show_plan(job: Job, todo: Plan, jobs: int) -> None:
     click.echo(job.parts[0].to_toml(), nl=False)
 
 
-def announce(job: Job, todo: Plan) -> None:
+def announce(job: Job[Evaluation], todo: Plan) -> None:
     """Print the plan: what is attacked by whom, and how much of it is computed already."""
     from vflsec.run.plan import resolve as technique
 

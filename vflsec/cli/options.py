@@ -268,7 +268,7 @@ def kept_on_interrupt(store: Store) -> Iterator[None]:
         sys.exit(130)
 
 
-def check_job(job: Job, limits: RunLimits, *, fresh: bool) -> None:
+def check_job(job: Job[Any], limits: RunLimits, *, fresh: bool) -> None:
     """Print what is left out and what the data note; raise unless the job may be run in its folder."""
     for line in job.left_out:
         click.echo(f"left out: {line}", err=True)
@@ -278,7 +278,7 @@ def check_job(job: Job, limits: RunLimits, *, fresh: bool) -> None:
 
 
 @contextmanager
-def show_progress(job: Job, todo: Plan) -> Iterator[Callable[[Any], None]]:
+def show_progress(job: Job[Any], todo: Plan) -> Iterator[Callable[[Any], None]]:
     """Return a function that shows each record; on Ctrl-C, print what is kept and exit."""
     from vflsec.report.progress import display
 
@@ -286,7 +286,7 @@ def show_progress(job: Job, todo: Plan) -> Iterator[Callable[[Any], None]]:
         yield show
 
 
-def read_report(folder: Path, **limits: Any) -> Report | SweepReport:
+def read_report(folder: Path, **limits: Any) -> Any:
     """Return the report of an evaluation, an audit or a sweep."""
     from vflsec.report.report import Report
     from vflsec.report.sweep import SweepReport
@@ -348,6 +348,6 @@ def exit_code(report: Report | SweepReport) -> int:
     verdicts = [gate.holds for gate in report.summary.gates if not gate.replaced]
     if False in verdicts:
         return 1
-    results = (*report.points, *report.integrity)
-    lost = any({"error", "diverged", "collapsed", "missing"} & {*result.statuses} for result in results)
+    statuses = [*(point.statuses for point in report.points), *(damage.statuses for damage in report.integrity)]
+    lost = any({"error", "diverged", "collapsed", "missing"} & {*by_seed} for by_seed in statuses)
     return 3 if lost or report.summary.lost or None in verdicts else 0

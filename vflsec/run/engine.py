@@ -95,7 +95,7 @@ def plan_trials(wanted: Iterable[Trial], alone: Iterable[Baseline], store: Store
     (``keep``), a result with numbers counts as done only if its guesses were kept.
     """
     done = store.records() if store else {}
-    rows, baselines = ({item.key: item for item in items} for items in (wanted, alone))
+    rows, baselines = {row.key: row for row in wanted}, {baseline.key: baseline for baseline in alone}
     lost = lacking(rows.values(), done, store.folder) if keep and store else []
     open_rows = [row for key, row in rows.items() if key not in done or row in lost]
     open_baselines = [baseline for key, baseline in baselines.items() if key not in done]
@@ -454,7 +454,7 @@ def _on_worker(data: Datasets, task: Task, folder: Path, device: str) -> Sequenc
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         folder = Path(get_worker().local_directory) / "vflsec" / folder.name
-    return runner.run(task, folder, device)
+    return list(runner.run(task, folder, device))
 
 
 def _in_parallel(tasks: list[Task], folder: Path, jobs: int, device: str) -> Iterator[Sequence[Record | StageDone]]:
@@ -473,7 +473,7 @@ def _in_worker(parent: int, data: Datasets, task: Task, folder: Path, device: st
     """Run ``task`` in a process that ends with its parent, so that a killed run does not go on writing."""
     _watch(parent)
     _keep_all(data)
-    return runner.run(task, folder, device)
+    return list(runner.run(task, folder, device))
 
 
 @lru_cache(maxsize=1)

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import chain, product
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -65,7 +65,7 @@ from vflsec.run.store import StageDone, Store, environment, writing
 MOST_POINTS = 1000
 
 
-class Part(Protocol):
+class JobPart(Protocol):
     """What a job computes: one evaluation or audit, resolved and checked."""
 
     @property
@@ -126,6 +126,9 @@ class Evaluation(NamedTuple):
         return self._replace(spec=spec, manifest=msgspec.structs.replace(manifest, until=until))
 
 
+PartType = TypeVar("PartType", bound=JobPart)
+
+
 def prepare(spec: EvalSpec, command: Sequence[str] = (), values: Mapping[str, Any] | None = None) -> Evaluation:
     """Return a checked evaluation; nothing is trained or written.
 
@@ -145,7 +148,7 @@ def prepare(spec: EvalSpec, command: Sequence[str] = (), values: Mapping[str, An
     return Evaluation(spec, names, left_out, manifest_of(spec, command, names), values or {})
 
 
-class Job:
+class Job(Generic[PartType]):
     """What is computed in one results folder: an evaluation, an audit, or every point of a sweep.
 
     ``vflsec eval``, ``vflsec audit``, ``vflsec.evaluate`` and ``vflsec.sweep`` are jobs.
@@ -163,7 +166,7 @@ class Job:
     def __init__(
         self,
         folder: Path,
-        parts: Sequence[Part],
+        parts: Sequence[PartType],
         axes: Mapping[str, Sequence[Any]] | None = None,
         *,
         paired: bool = False,
@@ -297,7 +300,7 @@ def title(first: Evaluation, axes: Iterable[str]) -> str:
     return f"{first.spec.name}-by-{'-'.join(path.rpartition('.')[2] for path in axes)}"
 
 
-def _name(part: Part) -> str:
+def _name(part: JobPart) -> str:
     """Return ``n_labeled=200,gamma=0.5``, which is the name of a folder."""
     text = ",".join(f"{path.rpartition('.')[2]}={to_text(value)}" for path, value in part.values.items())
     return re.sub(r"[^\w.,=+-]", "_", text).encode()[:100].decode(errors="ignore")
