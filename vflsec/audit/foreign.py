@@ -204,7 +204,7 @@ def messages_of(data: Partition, sent: Sequence[Sent]) -> Iterator[Message]:
     places = {split: _texts(data.ids[split]) for split in SPLITS}
     for m in sent:
         for split, ids in places.items():
-            positions = ids.get_indexer(m.rows)
+            positions = ids.get_indexer(pd.Index(m.rows))
             kept = positions >= 0
             if kept.any() and m.kind in (Kind.EMBEDDING, Kind.GRADIENT, Kind.NODES):
                 kind, value = Kind(m.kind), torch.from_numpy(np.ascontiguousarray(m.values[kept]))
@@ -216,7 +216,9 @@ def messages_of(data: Partition, sent: Sequence[Sent]) -> Iterator[Message]:
 def predictions_of(data: Partition, table: pd.DataFrame | None) -> dict[str, Tensor]:
     """Return predictions (n, d) of each split of which some are in ``table``; other rows get the median of these."""
     predictions: dict[str, Tensor] = {}
-    for split in SPLITS if table is not None else ():
+    if table is None:
+        return predictions
+    for split in SPLITS:
         positions = table.index.get_indexer(_texts(data.ids[split]))
         if (positions >= 0).any():
             values = table.to_numpy(np.float32)[positions]
@@ -226,7 +228,8 @@ def predictions_of(data: Partition, table: pd.DataFrame | None) -> dict[str, Ten
 
 
 def _texts(ids: np.ndarray) -> pd.Index:
-    return pd.Index(ids.astype(str).astype(object))
+    texts: pd.Index = pd.Index(ids.astype(str).astype(object))
+    return texts
 
 
 def _ids(data: Partition) -> pd.Index:

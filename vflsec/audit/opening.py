@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from functools import partial
@@ -94,7 +94,7 @@ def open_subject(
     if path.joinpath(HEADER).is_file():
         return from_transcript(path, party, given)
     party = {name: standard for standard, name in (given or {}).items()}.get(party or "", party) or "passive_1"
-    readers = {
+    readers: dict[str, Callable[[Path, str], Subject]] = {
         ".safetensors": partial(_open_weights, factory=model),
         ".onnx": _open_onnx,
         ".csv": from_table,
