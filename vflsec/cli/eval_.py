@@ -248,7 +248,7 @@ def command(
         guesses.groups_of(load_dataset(spec.dataset, **spec.data.options), by)
     with job.opened(limit, fresh=fresh, retry_errors=retry_errors):
         for seeds in seeding.list_stops(most) if until is not None else [None]:
-            if seeds is not None:
+            if seeds is not None and until is not None:
                 job.parts = [evaluation.with_seeds(seeds, until)]
             todo = job.plan(keep=keep)
             announce(job, todo)
