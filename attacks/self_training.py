@@ -111,9 +111,11 @@ class SelfTraining(Attack):
             guessed = torch.softmax(posterior, dim=1).round(decimals=DECIMALS)
         return Guess({**log_p, split: posterior}, budget={"iterations": self.iterations})
 
-    def models(self, x: Table, shape: torch.Size, rng: torch.Generator, split: str) -> list[_Regressions | _Trees]:
+    def models(
+        self, x: Table, shape: torch.Size, rng: torch.Generator, split: str
+    ) -> list[_Regressions | _OutOfBagForest]:
         """Return the models of p(y | x) for guesses of ``shape`` (n, C)."""
-        return [_Regressions(_with_waves(x, rng), shape, rng, split), _Trees(x, rng)]
+        return [_Regressions(_with_waves(x, rng), shape, rng, split), _OutOfBagForest(x, rng)]
 
     def joined(self, fitted: Sequence[Table], split: str, view: View) -> dict[str, Tensor]:
         """Return log p(y | x) by split from the log probabilities of each model."""
@@ -148,9 +150,11 @@ class ForestTraining(SelfTraining):
     def __init__(self, *, iterations: int = 5) -> None:
         super().__init__(iterations=iterations)
 
-    def models(self, x: Table, shape: torch.Size, rng: torch.Generator, split: str) -> list[_Regressions | _Trees]:
+    def models(
+        self, x: Table, shape: torch.Size, rng: torch.Generator, split: str
+    ) -> list[_Regressions | _OutOfBagForest]:
         """Return trees."""
-        return [_Trees(x, rng)]
+        return [_OutOfBagForest(x, rng)]
 
     def joined(self, fitted: Sequence[Table], split: str, view: View) -> dict[str, Tensor]:
         """Return log p(y | x) by split, calibrated on the auxiliary rows."""
@@ -265,7 +269,7 @@ class _Regressions:
         return coefficients.detach()
 
 
-class _Trees:
+class _OutOfBagForest:
     """Randomized trees, with out-of-bag probabilities of the rows to which they are fitted."""
 
     def __init__(self, x: Table, rng: torch.Generator) -> None:

@@ -77,7 +77,7 @@ class MaskedLinearBoundary(LinearBoundary):
     def __init__(self, passive: Party, active: Party, **cipher: Any) -> None:
         super().__init__(passive, active)
         self.spec = CipherSpec(**cipher)
-        self.shares = {passive.name: _Share(), active.name: _Share()}
+        self.shares = {passive.name: _WeightShare(), active.name: _WeightShare()}
         self.recorders: dict[str, RecordingWriter] = {}
         """By party, while a recording is made."""
         self._roles: RolePair | None = None
@@ -253,7 +253,7 @@ class _Port:
             self._recorder.note(name, values)
 
 
-class _Share(nn.Module):
+class _WeightShare(nn.Module):
     """One party's share of the weights, as buffers."""
 
     def __init__(self) -> None:
@@ -270,7 +270,7 @@ class _Share(nn.Module):
 
 
 def _mark(module: nn.Module, _: Any) -> None:
-    assert isinstance(module, _Share)
+    assert isinstance(module, _WeightShare)
     module.loaded = True
 
 

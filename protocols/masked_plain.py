@@ -27,10 +27,10 @@ class PlainMaskedBoundary(MaskedLinearBoundary):
         """Return roles whose masks come from a fixed seed, so that a run can be repeated bit for bit."""
         LinearSgd.of(train.optimizer, momentum=train.momentum, weight_decay=train.weight_decay, clip=train.clip)
         key, rng = object(), np.random.default_rng(0)
-        passive_share = _Share(share.copy(), train.momentum, train.weight_decay)
+        passive_share = _ExactShare(share.copy(), train.momentum, train.weight_decay)
         return RolePair(
             _SealedPassiveRole(key, passive_share, rng),
-            _SealedActiveRole(_Share(weight.copy(), train.momentum, train.weight_decay), rng),
+            _SealedActiveRole(_ExactShare(weight.copy(), train.momentum, train.weight_decay), rng),
         )
 
 
@@ -88,7 +88,7 @@ class Noised:
         return self.gradient.nbytes + self.share.nbytes
 
 
-class _Share:
+class _ExactShare:
     """One party's share of W (g, C), moved by SGD with momentum and weight decay, all of it linear."""
 
     def __init__(self, weight: np.ndarray, momentum: float, weight_decay: float) -> None:
@@ -109,7 +109,7 @@ class _Share:
 class _SealedPassiveRole:
     """Party C: the key, the features, the share e."""
 
-    def __init__(self, key: object, share: _Share, rng: np.random.Generator) -> None:
+    def __init__(self, key: object, share: _ExactShare, rng: np.random.Generator) -> None:
         self.key, self.share, self.rng = key, share, rng
         self.state, self.load = share.state, share.load
 
@@ -134,7 +134,7 @@ class _SealedPassiveRole:
 class _SealedActiveRole:
     """Party p: the labels, the share W - e."""
 
-    def __init__(self, share: _Share, rng: np.random.Generator) -> None:
+    def __init__(self, share: _ExactShare, rng: np.random.Generator) -> None:
         self.share, self.rng = share, rng
         self.state, self.load = share.state, share.load
 

@@ -121,7 +121,7 @@ class PooledLogisticRegression(PooledMethod):
 
     def build_model(self, columns: int, n_classes: int) -> nn.Module:
         """Return the linear map; in double precision, as it is fitted."""
-        return _Linear(columns, n_classes)
+        return _LogisticModel(columns, n_classes)
 
     def fit_model(self, model: nn.Module, federation: Federation) -> None:
         """Choose C on folds, then fit on all training rows."""
@@ -129,7 +129,7 @@ class PooledLogisticRegression(PooledMethod):
         folds = min(self.folds, int(np.bincount(y).min()))
         penalty = self._penalty(x, y, folds, derive(federation.seed, "folds") % 2**32) if folds > 1 else 1.0
         regression = LogisticRegression(C=penalty, max_iter=ITERATIONS).fit(x, y)
-        assert isinstance(model, _Linear)
+        assert isinstance(model, _LogisticModel)
         model.take(regression.coef_, regression.intercept_)
 
     def _penalty(self, x: np.ndarray, y: np.ndarray, folds: int, seed: int) -> float:
@@ -143,7 +143,7 @@ class PooledLogisticRegression(PooledMethod):
             return float(search.fit(x, y).best_params_["C"])
 
 
-class _Linear(nn.Module):
+class _LogisticModel(nn.Module):
     """Weights (C, d) and intercepts (C,); with two classes the first has zeros."""
 
     weight: Tensor
@@ -218,7 +218,7 @@ class PooledLightGBM(PooledMethod):
 
     def build_model(self, columns: int, n_classes: int) -> nn.Module:
         """Return the module that holds the trees, none as yet."""
-        return _Trees(n_classes)
+        return _LightGBMText(n_classes)
 
     def check(self, federation: Federation) -> None:
         """Raise UsageError if LightGBM is not installed."""
@@ -248,11 +248,11 @@ class PooledLightGBM(PooledMethod):
         held_out = [sets["val"]] if "val" in sets else []
         stop = [lightgbm.early_stopping(self.patience, verbose=False)] if held_out else []
         booster = lightgbm.train(parameters, sets["train"], self.rounds, valid_sets=held_out, callbacks=stop)
-        assert isinstance(model, _Trees)
+        assert isinstance(model, _LightGBMText)
         model.take(booster.model_to_string())  # up to the best round, where one was chosen
 
 
-class _Trees(nn.Module):
+class _LightGBMText(nn.Module):
     """LightGBM's own text of a model, as bytes, so that it is stored as every other model is."""
 
     text: Tensor

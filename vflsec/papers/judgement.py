@@ -14,7 +14,7 @@ from rich.text import Text
 from vflsec.base.checks import count
 from vflsec.papers.measurements import DIGITS, Measurements
 from vflsec.papers.study import TOPICS
-from vflsec.papers.verdicts import DECISIONS, Comparison, MeasuredStudy, Verdict, judge
+from vflsec.papers.verdicts import DECISIONS, ClaimComparison, MeasuredStudy, Verdict, judge
 from vflsec.report import formats
 from vflsec.report.formats import Cells
 from vflsec.results.statistics import FEWEST, LEVEL, POWER
@@ -218,7 +218,7 @@ def _verdict(verdict: Verdict, *, short: bool) -> str:
     return bold if verdict.decision == verdict.single else f"{bold} (by itself: {verdict.single})"
 
 
-def _numbers(link: Comparison) -> list[str]:
+def _numbers(link: ClaimComparison) -> list[str]:
     n, lost = len(link.differences), f" ({len(link.lost)} lost)" if link.lost else ""
     if n == 0:
         return ["–", _limit(link), "–", f"{n}{lost}"]
@@ -227,7 +227,7 @@ def _numbers(link: Comparison) -> list[str]:
     return [f"{_signed(link.mean)}{ends}", _limit(link), seen, f"{n}{lost}"]
 
 
-def _limit(link: Comparison) -> str:
+def _limit(link: ClaimComparison) -> str:
     return f"{link.margin:g}" if link.margin >= 0 else f"> −{-link.margin:g}"
 
 

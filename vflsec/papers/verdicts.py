@@ -33,7 +33,7 @@ class MeasuredStudy(NamedTuple):
     measurements: Measurements
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class ClaimComparison(msgspec.Struct, frozen=True, kw_only=True):
     """One comparison of a claim.
 
     Attributes:
@@ -81,7 +81,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     p_holds: float
     p_fails: float
     seeds: int
-    links: list[Comparison]
+    links: list[ClaimComparison]
 
 
 class _TestedClaim(NamedTuple):
@@ -89,7 +89,7 @@ class _TestedClaim(NamedTuple):
     number: int
     claim: Claim
     data: str
-    links: list[Comparison]
+    links: list[ClaimComparison]
 
     @property
     def p_holds(self) -> float:
@@ -183,7 +183,7 @@ def _check(measured: MeasuredStudy) -> None:
 
 def _compare_arms(
     claim: Claim, data: str, values: Mapping[tuple[str, str, str], Values], level: float, seeds: int
-) -> Iterator[Comparison]:
+) -> Iterator[ClaimComparison]:
     floor, margin = (-claim.margin, -claim.margin) if claim.no_worse else (0.0, claim.margin)
     for arms in claim.links:
         yield _compare(claim.measured, data, arms, values, level, seeds, more=claim.more, floor=floor, margin=margin)
@@ -203,7 +203,7 @@ def _compare(
     more: bool,
     floor: float,
     margin: float,
-) -> Comparison:
+) -> ClaimComparison:
     better = values[data, arms[0], measure.name]
     other = better if arms[1] == ALONE else values[data, arms[1], measure.name]
     first = _take_values(measure, better)
@@ -219,7 +219,7 @@ def _compare(
         named = {} if arm == ALONE else measured.lost
         lost |= {f"{arm}: {status}, seed {seed}" for seed, status in named.items()}
         lost |= {f"{arm}: missing, seed {seed}" for seed in range(registered) if seed not in {*given, *measured.lost}}
-    return Comparison(
+    return ClaimComparison(
         text=f"{arms[0]} {'>' if more else '<'} {arms[1]}",
         measure=measure.name,
         floor=floor,

@@ -223,7 +223,10 @@ class EncryptedRun:
         active = self.active(keys.public, layout, weights, optimizer=optimizer, batches=1)
         with _recorders(folder, layout, run.momentum, run.weight_decay, keys.public.n) as recorders:
             line: list[Any] = []
-            seats = (Seat(role, _Port(writer, line)) for role, writer in zip((passive, active), recorders, strict=True))
+            seats = (
+                Seat(role, _RecordedLine(writer, line))
+                for role, writer in zip((passive, active), recorders, strict=True)
+            )
             exchange = Exchange(**dict(zip(ROLES, seats, strict=True)))
 
             def scores(number: int, rows: NDArray[np.int64], rate: float | None) -> Floats:
@@ -245,7 +248,7 @@ class EncryptedRun:
         return Recording(recorders[0].path), Recording(recorders[1].path)
 
 
-class _Port:
+class _RecordedLine:
     """Passes messages to the other role, and records them."""
 
     def __init__(self, recorder: RecordingWriter, line: list[Any]) -> None:
