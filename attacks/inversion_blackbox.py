@@ -38,7 +38,7 @@ class BlackBoxInversion(Attack):
         model: ``ridge``; ``mlp``; ``better``, for each column the better of both; None for ``ridge`` below 300
             auxiliary rows, else ``better``.
         hidden: width of the network's hidden layer.
-        own: whether own columns are inputs too.
+        with_columns: whether the columns of the active party are inputs too.
         releases: number of last releases of a training row that are averaged; None for the best of 1, 3 and 10, and of
             functions of all.
     """
@@ -52,7 +52,7 @@ class BlackBoxInversion(Attack):
     differs = (
         "The inverse is ridge regression below 300 auxiliary rows, else the better of it and a network; the source "
         "has a network.",
-        "Own columns are inputs beside the embedding (own).",
+        "Own columns are inputs beside the embedding (with_columns).",
         "A function of several or all releases of a training row is the input (releases); the source sends each input "
         "once.",
     )
@@ -69,7 +69,7 @@ class BlackBoxInversion(Attack):
         victim: str | None = None,
         model: Model | None = None,
         hidden: int = 32,
-        own: bool = True,
+        with_columns: bool = True,
         releases: int | None = None,
     ) -> None:
         positive(hidden=hidden)
@@ -77,7 +77,7 @@ class BlackBoxInversion(Attack):
         self.victim = victim
         self.model = model
         self.hidden = hidden
-        self.own = own
+        self.with_columns = with_columns
         self.releases = releases
 
     @property
@@ -101,12 +101,12 @@ class BlackBoxInversion(Attack):
         """Return the inputs from one release of each row and, where it is better, from means of several."""
 
         def inputs(h: Tensor, split: str) -> Tensor:
-            return torch.cat([h, view.features[split]], dim=1) if self.own else h
+            return torch.cat([h, view.features[split]], dim=1) if self.with_columns else h
 
         known = view.aux_split
         means = [inputs(h, known) for h in averages(view, Kind.EMBEDDING, sender=view.victim, releases=self.releases)]
         of_all = [] if self.releases else functions_of_all(view, sender=view.victim, with_completed=True)
-        choices = [*means, *of_all, *(inputs(x, known) for x in of_all if self.own)]
+        choices = [*means, *of_all, *(inputs(x, known) for x in of_all if self.with_columns)]
         best = means[0] if len(choices) == 1 else min(choices, key=lambda x: missed(x, view))
         single = {s: inputs(h, s) for s, h in latest(view, Kind.EMBEDDING, sender=view.victim).items()}
         return [single] if torch.equal(best, single[known]) else [single, {known: best}]

@@ -32,7 +32,7 @@ class TestRidge(AttackConformance):
     side = "active"
 
     def make(self):
-        return BlackBoxInversion(model="ridge", own=False)
+        return BlackBoxInversion(model="ridge", with_columns=False)
 
 
 @pytest.mark.long
@@ -141,13 +141,13 @@ def test_a_linear_bottom_that_hardly_shows_a_column_is_inverted_all_the_same():
     with torch.no_grad():
         bottom.weight.copy_(turn * torch.tensor([1.0, 1.0, 0.3, 0.1, 0.01]) @ turn.T)
     view, truth = make_view(bottom)
-    assert r2(BlackBoxInversion(own=False)(view, seed=0), truth) > 0.999
+    assert r2(BlackBoxInversion(with_columns=False)(view, seed=0), truth) > 0.999
 
 
 def test_half_of_five_independent_columns_is_what_two_numbers_tell():
     """A projection on k of d directions of white columns leaves k / d of their variance."""
     view, truth = make_view(linear(5, 2), aux=200)
-    for attack in (BlackBoxInversion(own=False), WhiteBoxInversion()):
+    for attack in (BlackBoxInversion(with_columns=False), WhiteBoxInversion()):
         assert r2(attack(view, seed=0), truth) == pytest.approx(2 / 5, abs=0.06)
 
 
@@ -157,7 +157,7 @@ def test_noise_on_embeddings_is_measured_and_not_fitted():
     with torch.no_grad():
         bottom.weight.copy_(torch.eye(5))
     view, truth = make_view(bottom, noise=1.0, aux=200)
-    for attack in (WhiteBoxInversion(), BlackBoxInversion(own=False)):
+    for attack in (WhiteBoxInversion(), BlackBoxInversion(with_columns=False)):
         assert r2(attack(view, seed=0), truth) == pytest.approx(1 / 2, abs=0.06)
 
 
@@ -208,7 +208,7 @@ def repeated(times, *, noise, drift=0.0, aux=100, seed=0):
     return replace(view, messages=(*earlier, *view.messages)), truth
 
 
-AVERAGING = [lambda **options: BlackBoxInversion(own=False, **options), WhiteBoxInversion]
+AVERAGING = [lambda **options: BlackBoxInversion(with_columns=False, **options), WhiteBoxInversion]
 
 
 @pytest.mark.parametrize("make", AVERAGING)
@@ -259,7 +259,7 @@ def test_what_is_missed_is_the_error_of_rows_left_out_one_by_one():
 def test_the_better_regression_is_chosen_on_few_rows_too():
     """A search must not impose a network on noisy test rows because it is the better one on averaged training rows."""
     view, truth = repeated(12, noise=2.0)
-    ridge, mlp, better = (BlackBoxInversion(own=False, model=model)(view, seed=0) for model in
+    ridge, mlp, better = (BlackBoxInversion(with_columns=False, model=model)(view, seed=0) for model in
                           ("ridge", "mlp", "better"))  # fmt: skip
     assert r2(better, truth) >= r2(mlp, truth)
     assert r2(better, truth) > r2(ridge, truth) - 0.1
