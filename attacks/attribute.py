@@ -19,8 +19,8 @@ from vflsec.core.message import Kind
 from vflsec.core.scaling import standardized
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.fused import fused_classes
-from vflsec.inference.regression import Searched, log_probabilities, searched, unfinished
-from vflsec.inference.releases import averages, latest
+from vflsec.inference.regression import SearchedModel, has_unfinished_fit, log_probabilities, search_penalty
+from vflsec.inference.releases import averages, read_last_values
 from vflsec.inference.trajectories import functions_of_all, has_several_releases
 
 FEWEST = 3
@@ -123,7 +123,9 @@ class AttributeInference(Attack):
         folds, seed = min(self.folds, int(counts[learned].min())), int(torch.randint(2**31, (), generator=rng))
 
         def best(choices: Sequence[Inputs]) -> AttributeFit:
-            fits = [AttributeFit(searched(x[view.aux_split].cpu().numpy()[rows], y, folds, seed), x) for x in choices]
+            fits = [
+                AttributeFit(search_penalty(x[view.aux_split].cpu().numpy()[rows], y, folds, seed), x) for x in choices
+            ]
             return max(fits, key=lambda fit: fit.result.value)
 
         with warnings.catch_warnings(record=True) as caught:
@@ -138,7 +140,7 @@ class AttributeInference(Attack):
         if self._reads_all and has_several_releases(view, sender=view.victim):
             of_kernels = fused_classes(view.knowing(torch.nonzero(torch.from_numpy(known))[:, 0]), rng)
             scores[view.aux_split] = of_kernels.scores[view.aux_split]
-        return Guess(scores, converged=not unfinished(caught))
+        return Guess(scores, converged=not has_unfinished_fit(caught))
 
     def _inputs(self, view: View) -> list[list[Inputs]]:
         """Return the choices of inputs: of one release for every split, then of several for the auxiliary split.
@@ -154,7 +156,7 @@ class AttributeInference(Attack):
             chosen = {"received": [received], "both": [both], None: [received, both]}[self.reads]
             return [_standardized(x, known) for x in chosen]
 
-        single = latest(view, Kind.EMBEDDING, sender=view.victim)
+        single = read_last_values(view, Kind.EMBEDDING, sender=view.victim)
         means = averages(view, Kind.EMBEDDING, sender=view.victim, releases=self.releases)
         reads_all = self.releases is None and self.reads is not None
         of_all = functions_of_all(view, sender=view.victim) if reads_all else []
@@ -169,7 +171,7 @@ def _standardized(inputs: Mapping[str, Tensor], split: str) -> Inputs:
 class AttributeFit(NamedTuple):
     """A classifier and its inputs."""
 
-    result: Searched
+    result: SearchedModel
     inputs: Inputs
 
 

@@ -8,7 +8,7 @@ from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD, references
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.releases import received
+from vflsec.inference.releases import read_releases
 
 
 class AveragedGradients(Attack):
@@ -37,7 +37,7 @@ class AveragedGradients(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return discriminant scores (n, C) of the training rows; a class without a sample is the least likely."""
-        releases = received(view, Kind.GRADIENT).steady()
+        releases = read_releases(view, Kind.GRADIENT).steady()
         means = releases.mean(releases.values).double()
         means = means - means.mean(dim=0)
         inverse = torch.linalg.pinv(means.T @ means / len(means), hermitian=True)

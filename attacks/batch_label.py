@@ -15,9 +15,16 @@ from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.directions import span
-from vflsec.inference.releases import Releases, received
-from vflsec.inference.surrogate_head import SETTLED, Known, alternated, changed, onehot, scored, started
+from vflsec.inference.releases import Releases, read_releases, span
+from vflsec.inference.surrogate_head import (
+    SETTLED,
+    KnownLabels,
+    alternate,
+    encode_labels,
+    score_gradients,
+    share_changed,
+    start_fit,
+)
 from vflsec.nn.wide import WideLinear
 from vflsec.nn.wrappers import SideBySide
 
@@ -78,16 +85,16 @@ class BatchLabel(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, C) of the training rows."""
-        sums = summed(received(view, Kind.GRADIENT).first(self.releases), last_layers(view))
-        known = Known(view.aux_rows, onehot(view, sums.values[0].dtype))
+        sums = summed(read_releases(view, Kind.GRADIENT).first(self.releases), last_layers(view))
+        known = KnownLabels(view.aux_rows, encode_labels(view, sums.values[0].dtype))
         gradients = sums.nearest(sums.values[0].new_zeros(len(view.features["train"]), sum(sums.widths)))
-        fit = before = started(gradients, known)
+        fit = before = start_fit(gradients, known)
         for _ in range(self.rounds):
-            before, fit = fit, alternated(fit, gradients, known)
+            before, fit = fit, alternate(fit, gradients, known)
             gradients = sums.nearest(fit.modelled())
         return Guess(
-            {"train": scored(fit.head, gradients)},
-            converged=changed(before, fit) <= SETTLED,
+            {"train": score_gradients(fit.head, gradients)},
+            converged=share_changed(before, fit) <= SETTLED,
             budget={"rounds": self.rounds, "batches": len(sums.rows)},
         )
 

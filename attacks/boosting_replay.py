@@ -8,10 +8,9 @@ from vflsec.base.checks import non_negative, positive, positive_or_none
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.boosting_guesses import Settings, guesses
-from vflsec.inference.instance_spaces import regressed
-from vflsec.inference.opinion_pool import pooled
+from vflsec.inference.opinion_pool import pool_opinions
 from vflsec.inference.sources import EVERYTHING
+from vflsec.inference.trees.guesses import ReplaySettings, guesses, regress_on_nodes
 
 
 class BoostingReplay(Attack):
@@ -24,8 +23,8 @@ class BoostingReplay(Attack):
     are the labels of the next replay. Many replays drift away from the labels.
 
     The party also knows that none of its own bins has a larger gain than a split that was chosen. More replays take
-    labels that explain all known splits in this way (``vflsec.inference.chosen_splits``): those that follow from own
-    columns and nodes; those near what randomized trees learn from the guesses (``vflsec.inference.learned_labels``);
+    labels that explain all known splits in this way (``vflsec.inference.trees.labels``): those that follow from own
+    columns and nodes; those near what randomized trees learn from the guesses (``vflsec.inference.trees.labels``);
     and, with few rows for each split and 5,000 at most, a label for each row by itself.
 
     The guess is a weighted mean of the start and the last replays (``vflsec.inference.opinion_pool``). Weights depend
@@ -73,7 +72,7 @@ class BoostingReplay(Attack):
 
         Where all nodes are withheld, or with a single auxiliary row, it is the guess of ``instance-space``.
         """
-        first = regressed(view, rng)
-        by_split = guesses(view, first, rng, Settings(self.replays, self.learning_rate, self.l2))
-        scores = {split: pooled(opinions, view.aux_labels) for split, opinions in by_split.items()}
+        first = regress_on_nodes(view, rng)
+        by_split = guesses(view, first, rng, ReplaySettings(self.replays, self.learning_rate, self.l2))
+        scores = {split: pool_opinions(opinions, view.aux_labels) for split, opinions in by_split.items()}
         return Guess(scores or first.scores, budget={"candidates": first.tried, "replays": self.replays})

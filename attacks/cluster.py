@@ -19,7 +19,7 @@ from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.message import Kind
 from vflsec.core.scaling import standardized
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.releases import received
+from vflsec.inference.releases import read_releases
 
 
 class Cluster(Attack):
@@ -79,7 +79,7 @@ class Cluster(Attack):
 
     def _points(self, view: View) -> dict[str, Tensor]:
         if self.source == "gradient":
-            releases = received(view, Kind.GRADIENT)
+            releases = read_releases(view, Kind.GRADIENT)
             return {"train": releases.mean(F.normalize(releases.values, dim=1))}
         assert view.model is not None
         with torch.no_grad():

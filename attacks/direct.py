@@ -9,7 +9,7 @@ from vflsec.base.errors import InsufficientView
 from vflsec.core.attack import Attack
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.releases import received
+from vflsec.inference.releases import read_releases
 
 
 class Direct(Attack):
@@ -51,7 +51,7 @@ class Direct(Attack):
         Raises:
             InsufficientView: gradients are not C wide.
         """
-        releases = received(view, Kind.GRADIENT).first(self.releases)
+        releases = read_releases(view, Kind.GRADIENT).first(self.releases)
         if releases.values.shape[1] != view.n_classes:
             widths = f"{view.n_classes} logits, got {releases.values.shape[1]} entries"
             raise InsufficientView(f"attack 'direct' expects gradients of {widths}: set model.head=none")

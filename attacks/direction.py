@@ -11,7 +11,7 @@ from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD, references
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.releases import Releases, received
+from vflsec.inference.releases import Releases, read_releases
 
 
 class Direction(Attack):
@@ -51,7 +51,7 @@ class Direction(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, C) of the training rows."""
-        releases = received(view, Kind.GRADIENT).first(self.releases)
+        releases = read_releases(view, Kind.GRADIENT).first(self.releases)
         known = references(view, self.references, rng)
         scores = releases.values.new_zeros(len(releases.rows), view.n_classes)
         for indices in releases.by_epoch():

@@ -104,7 +104,7 @@ class ColumnFusion(FromAllSources):
 
     A test row has one embedding, at prediction, where a training row has those of many models. A further Gaussian
     process and randomized trees therefore learn from the guesses of up to 1200 training rows
-    (``vflsec.inference.distilled``), and are blended in by their errors on auxiliary rows that these guesses left out.
+    (``vflsec.inference.fused``), and are blended in by their errors on auxiliary rows that these guesses left out.
 
     Source: this project. Gaussian processes and their model selection: Rasmussen and Williams 2006, chapters 2 and 5.
 

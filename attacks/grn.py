@@ -16,8 +16,8 @@ from vflsec.base.layout import Layout
 from vflsec.core.attack import Attack
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.convergence import still_falling
-from vflsec.inference.releases import latest
+from vflsec.inference.regression import is_still_falling
+from vflsec.inference.releases import read_last_values
 
 
 class GenerativeRegressionNetwork(Attack):
@@ -135,7 +135,7 @@ class GenerativeRegressionNetwork(Attack):
             guesses = {
                 s: torch.stack([generated(x) for _ in range(self.draws)]).mean(dim=0) for s, x in columns.items()
             }
-        return Guess(guesses, converged=not still_falling(losses), budget={"updates": self.steps})
+        return Guess(guesses, converged=not is_still_falling(losses), budget={"updates": self.steps})
 
 
 class _KnownFederation:
@@ -153,7 +153,7 @@ class _KnownFederation:
         senders = dict.fromkeys(
             m.sender for m in view.messages if m.kind is Kind.EMBEDDING and m.receiver == view.party
         )
-        received = {sender: latest(view, Kind.EMBEDDING, sender=sender) for sender in senders}
+        received = {sender: read_last_values(view, Kind.EMBEDDING, sender=sender) for sender in senders}
         self.splits = [split for split in view.features if all(split in by_split for by_split in received.values())]
         for module in (self._top, self._f, view.model):
             assert module is not None

@@ -13,7 +13,7 @@ from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD, references
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.releases import Releases, received
+from vflsec.inference.releases import Releases, read_releases
 
 
 class Hint(Attack):
@@ -56,7 +56,7 @@ class Hint(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, C) of the training rows."""
-        releases = received(view, Kind.GRADIENT).first(self.releases)
+        releases = read_releases(view, Kind.GRADIENT).first(self.releases)
         known = references(view, self.hints, rng)
         scores = releases.values.new_zeros(len(releases.rows), view.n_classes)
         for indices in releases.by_epoch():

@@ -17,8 +17,7 @@ from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.scaling import standardized
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.trees.components import components
-from vflsec.inference.trees.nodes import partners
+from vflsec.inference.trees.nodes import node_components, partners
 
 STARTS = 5
 """Of each clustering; the tightest result is used."""
@@ -70,7 +69,7 @@ class ID2Graph(Attack):
         parts = [_scaled(x, self.columns)]
         wanted = min(self.communities or 2 * n_classes, len(x))
         for other in partners(view):
-            for points, values in components(view, other).values():
+            for points, values in node_components(view, other).values():
                 leading = (points * values**2)[:, : max(1, n_classes)]  # an eigenvector times its eigenvalue
                 communities = _clustered(leading, wanted, seed).labels_
                 parts.append(_scaled(np.eye(wanted)[communities], 1 - self.columns))

@@ -7,7 +7,7 @@ import torch
 from vflsec.base.checks import positive
 from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.column_regression import Model, regressed_columns
+from vflsec.inference.regression import Model, regress_columns
 
 
 class Imputation(Attack):
@@ -52,4 +52,4 @@ class Imputation(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return the columns (n, d) of every split."""
-        return regressed_columns([dict(view.features)], view, rng=rng, model=self.model, hidden=self.hidden)
+        return regress_columns([dict(view.features)], view, rng=rng, model=self.model, hidden=self.hidden)

@@ -7,7 +7,7 @@ import torch
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.instance_spaces import regressed
+from vflsec.inference.trees.guesses import regress_on_nodes
 
 
 class InstanceSpaces(Attack):
@@ -15,7 +15,7 @@ class InstanceSpaces(Attack):
 
     A passive party must know the rows of a node to add up their derivatives or to split it. Nodes are grown so that
     their rows agree in the label, and the first trees follow it most closely. Rows are compared by the nodes that they
-    share: small ones and those of the first trees count most (``vflsec.inference.trees.components``). Classes of the
+    share: small ones and those of the first trees count most (``vflsec.inference.trees.nodes``). Classes of the
     auxiliary rows are regressed on principal components of these similarities (a Gaussian process for each of several
     ways to weigh components, averaged by how well they explain the auxiliary rows). Test rows are compared by the nodes
     that the party splits itself, which are all that it is told at prediction.
@@ -37,5 +37,5 @@ class InstanceSpaces(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, C) of the training rows, and of test rows if the party is told any node of them."""
-        result = regressed(view, rng)
+        result = regress_on_nodes(view, rng)
         return Guess(result.scores, budget={"candidates": result.tried})

@@ -13,8 +13,8 @@ from vflsec.base.checks import positive, positive_or_none
 from vflsec.core.attack import Attack
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.column_regression import Inputs, Model, missed, regressed_columns
-from vflsec.inference.releases import averages, latest
+from vflsec.inference.regression import Inputs, Model, left_out_error, regress_columns
+from vflsec.inference.releases import averages, read_last_values
 from vflsec.inference.trajectories import functions_of_all
 
 
@@ -26,7 +26,7 @@ class BlackBoxInversion(Attack):
 
     For training rows the input is a function of all releases, since earlier bottom models send other projections of the
     columns: all of them side by side, their first principal components (``vflsec.inference.trajectories``) or what
-    completes these (``vflsec.inference.completion``), with or without own columns. Or it is the mean of the last 1, 3
+    completes these (``vflsec.inference.trajectories``), with or without own columns. Or it is the mean of the last 1, 3
     or 10 releases, because noise averages out. The one with the smallest leave-one-out error of ridge regression on
     auxiliary rows is taken. A test row has one release, at prediction. Test rows therefore have an inverse of their
     own, fitted to one release of each auxiliary row, which is as noisy as they are.
@@ -95,7 +95,7 @@ class BlackBoxInversion(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return the columns (n, d) of every split with received embeddings."""
-        return regressed_columns(self._tables(view), view, rng=rng, model=self.model, hidden=self.hidden)
+        return regress_columns(self._tables(view), view, rng=rng, model=self.model, hidden=self.hidden)
 
     def _tables(self, view: View) -> list[Inputs]:
         """Return the inputs from one release of each row and, where it is better, from means of several."""
@@ -107,6 +107,6 @@ class BlackBoxInversion(Attack):
         means = [inputs(h, known) for h in averages(view, Kind.EMBEDDING, sender=view.victim, releases=self.releases)]
         of_all = [] if self.releases else functions_of_all(view, sender=view.victim, with_completed=True)
         choices = [*means, *of_all, *(inputs(x, known) for x in of_all if self.with_columns)]
-        best = means[0] if len(choices) == 1 else min(choices, key=lambda x: missed(x, view))
-        single = {s: inputs(h, s) for s, h in latest(view, Kind.EMBEDDING, sender=view.victim).items()}
+        best = means[0] if len(choices) == 1 else min(choices, key=lambda x: left_out_error(x, view))
+        single = {s: inputs(h, s) for s, h in read_last_values(view, Kind.EMBEDDING, sender=view.victim).items()}
         return [single] if torch.equal(best, single[known]) else [single, {known: best}]

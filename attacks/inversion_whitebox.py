@@ -16,8 +16,8 @@ from vflsec.base.errors import InsufficientView
 from vflsec.core.attack import Attack
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.column_regression import on_simplex, regressed_columns
-from vflsec.inference.releases import averages, latest
+from vflsec.inference.regression import project_categories, regress_columns
+from vflsec.inference.releases import averages, read_last_values
 
 EXACT = 1e-10
 """Smallest noise variance, as a share of the variance of an embedding."""
@@ -103,7 +103,9 @@ class WhiteBoxInversion(Attack):
         """Return the columns (n, d) of every split with received embeddings."""
         assert view.victim_model is not None
         model = view.victim_model.double().eval().requires_grad_(False)
-        received = {split: h.double() for split, h in latest(view, Kind.EMBEDDING, sender=view.victim).items()}
+        received = {
+            split: h.double() for split, h in read_last_values(view, Kind.EMBEDDING, sender=view.victim).items()
+        }
         single = received.get(view.aux_split)
         f = _as_received(model, view, single, width=next(iter(received.values())).shape[1])
         noise = {split: _noise(f, view, h, single) for split, h in received.items()}
@@ -115,7 +117,7 @@ class WhiteBoxInversion(Attack):
         for split, h in received.items():
             parts = zip(torch.split(h, self.rows), torch.split(mean[split], self.rows), strict=True)
             solved = [_minimized(Objective(f, part, m, root, noise[split]), self.steps) for part, m in parts]
-            guesses[split] = on_simplex(torch.cat([x for x, _ in solved]), view.layout)
+            guesses[split] = project_categories(torch.cat([x for x, _ in solved]), view.layout)
             unsettled += sum(count for _, count in solved)
         converged = unsettled <= SETTLED * sum(len(h) for h in received.values())
         return Guess(guesses, converged=converged, budget={"steps": self.steps})
@@ -183,11 +185,11 @@ def _prior(view: View, received: dict[str, Tensor], rng: torch.Generator) -> tup
         return means, torch.eye(d, dtype=first.dtype, device=where)
     columns = [dict(view.features)]
     folds = torch.randperm(n_aux, generator=rng) % min(5, n_aux)
-    guessed = regressed_columns(columns, view, rng=rng).scores
+    guessed = regress_columns(columns, view, rng=rng).scores
     errors = torch.empty(n_aux, d, dtype=torch.float64)
     for k in range(int(folds.max()) + 1):
         fitted = view.knowing(torch.nonzero(folds != k)[:, 0])
-        scores = regressed_columns(columns, fitted, rng=rng).scores[view.aux_split]
+        scores = regress_columns(columns, fitted, rng=rng).scores[view.aux_split]
         errors[folds == k] = (view.aux_labels.cpu() - scores[view.aux_rows.cpu()])[folds == k]
     covariance = LedoitWolf(assume_centered=True).fit(errors.numpy()).covariance_
     root = torch.from_numpy(np.linalg.cholesky(covariance + 1e-9 * np.eye(d))).to(where)

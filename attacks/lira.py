@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.shadows import confidence, even, expect_shadows
+from vflsec.inference.shadows import check_shadow_count, confidence, expect_shadows
 
 FEW = 64
 """With fewer shadows, variances are of all candidates together."""
@@ -70,7 +70,7 @@ class LikelihoodRatio(Attack):
         mode: Literal["online", "offline"] = "online",
         variance: Literal["candidate", "global"] | None = None,
     ) -> None:
-        even(shadows=shadows)
+        check_shadow_count(shadows=shadows)
         self.shadows = shadows
         self.mode = mode
         self.variance = variance

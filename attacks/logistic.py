@@ -7,7 +7,7 @@ import torch
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.regression import regressed
+from vflsec.inference.regression import regress_classes
 
 
 class LogisticRegression(Attack):
@@ -40,4 +40,4 @@ class LogisticRegression(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return log-probabilities (n, C) for every split."""
-        return regressed(view, folds=self.folds, rng=rng)
+        return regress_classes(view, folds=self.folds, rng=rng)

@@ -14,7 +14,7 @@ from vflsec.base.errors import InsufficientView
 from vflsec.core.attack import Attack
 from vflsec.core.scaling import standardized
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.regression import searched
+from vflsec.inference.regression import search_penalty
 
 NEIGHBORS = 3
 
@@ -90,7 +90,7 @@ class MembershipInference(Attack):
         if fewest == 0:  # a single class
             return torch.zeros(len(x), dtype=torch.float64)
         seed = int(torch.randint(2**31, (), generator=rng))
-        model = searched(x[view.aux_rows.cpu().numpy()], y, min(self.folds, fewest), seed).model
+        model = search_penalty(x[view.aux_rows.cpu().numpy()], y, min(self.folds, fewest), seed).model
         return torch.from_numpy(model.decision_function(x))
 
 

@@ -21,7 +21,7 @@ from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.scaling import Standardize
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.convergence import still_falling
+from vflsec.inference.regression import is_still_falling
 from vflsec.nn.stacked import batches, runs, stack, stack_modules, unstack_modules
 
 WARM_AVERAGE = 3000
@@ -181,7 +181,9 @@ class ModelCompletion(Attack):
         by_view = torch.stack(losses, dim=1).tolist()
         budget = {"updates": self._updates(x.shape[1])}
         return [
-            Guess({split: h @ head for split, h in by_split.items()}, converged=not still_falling(fell), budget=budget)
+            Guess(
+                {split: h @ head for split, h in by_split.items()}, converged=not is_still_falling(fell), budget=budget
+            )
             for by_split, head, fell in zip(embedded, weights, by_view, strict=True)
         ]
 
@@ -230,7 +232,7 @@ class ModelCompletion(Attack):
         with torch.no_grad():
             scores = {split: completed(x) for split, x in view.features.items()}
         updates = self._updates(len(view.aux_rows))
-        return Guess(scores, converged=not still_falling(losses), budget={"updates": updates})
+        return Guess(scores, converged=not is_still_falling(losses), budget={"updates": updates})
 
     @torch.no_grad()
     def _mixmatch(self, bottom: nn.Module, view: View, rng: torch.Generator) -> tuple[nn.Module, list[float]]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from vflsec.core.attack import Attack
 from vflsec.core.message import SERVER
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.releases import flattened, parameters
+from vflsec.inference.releases import flatten_parameters, parameters
 
 
 class ModelRecovery(Attack):
@@ -59,4 +59,4 @@ class ModelRecovery(Attack):
 
 
 def _sent(view: View, sender: str) -> Tensor:
-    return flattened(parameters(view.messages, sender=sender))
+    return flatten_parameters(parameters(view.messages, sender=sender))

@@ -9,7 +9,7 @@ from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import separate
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.releases import percentiles, received
+from vflsec.inference.releases import percentiles, read_releases
 
 
 class Norm(Attack):
@@ -50,7 +50,7 @@ class Norm(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, 2) of the training rows."""
-        releases = received(view, Kind.GRADIENT).first(self.releases)
+        releases = read_releases(view, Kind.GRADIENT).first(self.releases)
         lengths = torch.linalg.vector_norm(releases.values, dim=1)
         score = releases.mean(percentiles(releases, lengths)[:, None])[:, 0]
         return Guess({"train": separate(view, score)}, budget={"releases": len(lengths)})

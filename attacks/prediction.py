@@ -10,7 +10,7 @@ from vflsec.base.errors import InsufficientView
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD, apply_threshold
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.regression import regressed
+from vflsec.inference.regression import regress_classes
 
 
 class ReceivedPredictions(Attack):
@@ -61,7 +61,7 @@ def _order(view: View, received: dict[str, Tensor], rng: torch.Generator) -> Ten
         scores, labels = received[split][view.aux_rows], view.aux_labels
     else:
         split, scores = next(iter(received.items()))
-        labels = regressed(view, folds=5, rng=rng).scores[split].argmax(dim=1)
+        labels = regress_classes(view, folds=5, rng=rng).scores[split].argmax(dim=1)
     hits = torch.zeros(view.n_classes, view.n_classes)
     hits.index_put_((labels, scores.argmax(dim=1)), torch.ones(len(labels)), accumulate=True)
     return torch.as_tensor(linear_sum_assignment(hits.numpy(), maximize=True)[1])

@@ -8,8 +8,7 @@ from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import orient
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.directions import multiples
-from vflsec.inference.releases import received
+from vflsec.inference.releases import project_batches, read_releases
 
 
 class RankOne(Attack):
@@ -43,8 +42,8 @@ class RankOne(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, 2) of the training rows."""
-        releases = received(view, Kind.GRADIENT)
-        scores = multiples(releases.values, releases.by_message())
+        releases = read_releases(view, Kind.GRADIENT)
+        scores = project_batches(releases.values, releases.by_message())
         score = releases.mean(scores[:, None])[:, 0]
         rarer = score if (score > 0).double().mean() < 0.5 else -score
         return Guess({"train": orient(view, rarer)}, budget={"releases": len(scores)})

@@ -10,8 +10,7 @@ from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import orient
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.directions import multiples, span
-from vflsec.inference.releases import Releases, received
+from vflsec.inference.releases import Releases, project_batches, read_releases, span
 
 
 class Residual(Attack):
@@ -56,10 +55,10 @@ class Residual(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, 2) of the training rows."""
-        releases = received(view, Kind.GRADIENT).first(self.releases)
+        releases = read_releases(view, Kind.GRADIENT).first(self.releases)
         solved = releases._replace(values=unsummed(releases, view.features["train"]))
         wide = solved.values.shape[1] > 1
-        scores = -multiples(solved.values, releases.by_epoch())
+        scores = -project_batches(solved.values, releases.by_epoch())
         score = releases.mean(scores[:, None])[:, 0]
         if wide and (score > 0).double().mean() > 0.5:  # class 1 is rarer
             score = -score

@@ -9,7 +9,7 @@ from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.releases import received
+from vflsec.inference.releases import read_releases
 
 
 class ResidualSign(Attack):
@@ -46,7 +46,7 @@ class ResidualSign(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, C) of the training rows."""
-        releases = received(view, Kind.GRADIENT).first(self.releases)
+        releases = read_releases(view, Kind.GRADIENT).first(self.releases)
         outputs = 1 if view.n_classes == 2 else view.n_classes
         releases = releases._replace(values=-releases.values[:, :outputs]).steady()
         score = releases.mean(releases.values)

@@ -13,7 +13,7 @@ from vflsec.base.checks import share
 from vflsec.base.errors import UsageError
 from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.shadows import even, expect_shadows, log_probability
+from vflsec.inference.shadows import check_shadow_count, expect_shadows, log_probability
 
 
 class RobustMembershipInference(Attack):
@@ -66,7 +66,7 @@ class RobustMembershipInference(Attack):
         gamma: float = 1.0,
         a: float = 0.3,
     ) -> None:
-        even(shadows=shadows)
+        check_shadow_count(shadows=shadows)
         share(a=a)
         if not 1 <= gamma < math.inf:
             raise UsageError(f"expected gamma >= 1, got {gamma}")

@@ -17,7 +17,7 @@ from vflsec.core.attack import Attack
 from vflsec.core.scaling import standardized
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.fused import fused_classes
-from vflsec.inference.opinion_pool import Opinion, pooled
+from vflsec.inference.opinion_pool import Opinion, pool_opinions
 from vflsec.inference.sources import EVERYTHING, SourceTable, Table, sources
 
 WEIGHT = 3.0
@@ -159,7 +159,7 @@ class ForestTraining(SelfTraining):
     def joined(self, fitted: Sequence[Table], split: str, view: View) -> dict[str, Tensor]:
         """Return log p(y | x) by split, calibrated on the auxiliary rows."""
         (trees,) = fitted
-        log_p = pooled([Opinion(torch.cat(list(trees.values())), trees[split][view.aux_rows])], view.aux_labels)
+        log_p = pool_opinions([Opinion(torch.cat(list(trees.values())), trees[split][view.aux_rows])], view.aux_labels)
         log_p = log_p.clamp_min(torch.finfo(log_p.dtype).tiny).log()
         return dict(zip(trees, torch.split(log_p, [len(rows) for rows in trees.values()]), strict=True))
 

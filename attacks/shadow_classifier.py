@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.shadows import BOUND, even, expect_shadows, log_odds, log_probability, log_rival
+from vflsec.inference.shadows import BOUND, check_shadow_count, expect_shadows, log_odds, log_probability, log_rival
 
 ROWS = 200_000
 """At most as many pairs of a shadow and a candidate are learned from."""
@@ -54,7 +54,7 @@ class ShadowClassifier(Attack):
     fails = "if the model generalizes, or if shadows or candidates are too few to learn from"
 
     def __init__(self, *, shadows: int = 64) -> None:
-        even(shadows=shadows)
+        check_shadow_count(shadows=shadows)
         self.shadows = shadows
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:

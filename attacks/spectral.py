@@ -9,8 +9,7 @@ from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import separate
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.directions import principal
-from vflsec.inference.releases import percentiles, received
+from vflsec.inference.releases import percentiles, principal_component, read_releases
 
 
 class Spectral(Attack):
@@ -48,11 +47,11 @@ class Spectral(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, 2) of the training rows."""
-        releases = received(view, Kind.GRADIENT).first(self.releases)
+        releases = read_releases(view, Kind.GRADIENT).first(self.releases)
         scores = torch.zeros_like(releases.values[:, 0])
         agreed = scores.new_zeros(releases.n_rows)
         for indices in releases.by_epoch():
-            projected, rows = principal(releases.values[indices]), releases.rows[indices]
+            projected, rows = principal_component(releases.values[indices]), releases.rows[indices]
             sign = torch.sign(projected @ agreed[rows])
             scores[indices] = projected * (sign if sign else 1.0)
             agreed[rows] += scores[indices] / scores[indices].std().clamp_min(torch.finfo(scores.dtype).tiny)

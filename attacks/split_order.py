@@ -8,7 +8,7 @@ from vflsec.attacks.imputation import Imputation
 from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.trees.bounds import bounds
-from vflsec.inference.trees.values import recovered
+from vflsec.inference.trees.values import recover_columns
 
 
 class SplitOrder(Attack):
@@ -18,8 +18,8 @@ class SplitOrder(Attack):
     smaller values than the others, so that each split at another bin halves what is unknown. Over all trees each row
     has bounds on the quantile of each column. Of training rows histograms tell more, since the active party knows the
     derivatives that were added up: which rows are in a bin of few rows follows exactly
-    (``vflsec.inference.peeling``), and the bins of others obey linear equations (``vflsec.inference.trees.sums``). A
-    category's bin tells which rows are of it.
+    (``vflsec.inference.trees.histograms``), and the bins of others obey linear equations
+    (``vflsec.inference.trees.values``). A category's bin tells which rows are of it.
 
     Quantiles become values by isotonic regression on the auxiliary rows, if there are at least 5, else by the quantiles
     of a normal distribution. A column that no tree splits has its mean.
@@ -61,4 +61,4 @@ class SplitOrder(Attack):
         """Return values (n, d) for every split."""
         victim = view.victim or self.victim or next(name for name in view.parties if name not in view.party.split("+"))
         known = bounds(view, victim)
-        return Guess(recovered(view, victim), budget={} if known is None else {"units": len(known.units)})
+        return Guess(recover_columns(view, victim), budget={} if known is None else {"units": len(known.units)})

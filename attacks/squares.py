@@ -10,7 +10,7 @@ from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.scaling import standardized
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.regression import regressed
+from vflsec.inference.regression import regress_classes
 
 
 class Squares(Attack):
@@ -44,4 +44,4 @@ class Squares(Attack):
         """Return log-probabilities (n, C) for every split."""
         scaled = {split: standardized(x, view.features["train"]) for split, x in view.features.items()}
         wide = {split: torch.cat([x, x.square()], dim=1) for split, x in scaled.items()}
-        return regressed(replace(view, features=wide), folds=self.folds, rng=rng)
+        return regress_classes(replace(view, features=wide), folds=self.folds, rng=rng)

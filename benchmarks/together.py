@@ -28,8 +28,8 @@ from rich.table import Table
 import vflsec
 from vflsec.attacks.model_completion import ModelCompletion
 from vflsec.core.attack import Attack
-from vflsec.inference import many_regressions
-from vflsec.inference.many_regressions import coefficients
+from vflsec.inference import regression
+from vflsec.inference.regression import fit_many
 from vflsec.run import engine, plan, training
 from vflsec.run import spec as specs
 from vflsec.run.cell import Cell
@@ -51,8 +51,8 @@ def states(trained: training.Trained | None) -> list[torch.Tensor]:
 
 
 def regressions_apart(x: Any, y: Any, sampled: Any, penalties: Any) -> tuple[Any, bool]:
-    """Return what ``many_regressions.coefficients`` does, from one regression after the other."""
-    each = [coefficients(x, y, rows[None], c[None]) for rows, c in zip(sampled, penalties, strict=True)]
+    """Return what ``regression.fit_many`` does, from one regression after the other."""
+    each = [fit_many(x, y, rows[None], c[None]) for rows, c in zip(sampled, penalties, strict=True)]
     return np.concatenate([b for b, _ in each]), all(converged for _, converged in each)
 
 
@@ -63,7 +63,7 @@ def evaluated(dataset: str, seeds: int, *, one_by_one: bool) -> tuple[float, lis
         if one_by_one:
             patch.setattr(engine, "MOST_TOGETHER", 1)
             patch.setattr(ModelCompletion, "run_each", Attack.run_each)
-            patch.setattr(many_regressions, "coefficients", regressions_apart)
+            patch.setattr(regression, "fit_many", regressions_apart)
         report = vflsec.evaluate(
             attack="mc", defense="iso", strengths=[1, 5, 25], dataset=dataset, seeds=seeds, jobs=1, out=folder
         )

@@ -34,7 +34,7 @@ from vflsec.core.message import Channel, Kind, Transcript
 from vflsec.core.party import Party
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.inference.trees.bounds import bounds
-from vflsec.inference.trees.sums import solved
+from vflsec.inference.trees.values import solve_bins
 from vflsec.methods.secureboost import SecureBoost
 from vflsec.run import spec as specs
 from vflsec.run.adversary import view_of
@@ -149,7 +149,7 @@ def orders(dataset: str, seeds: int) -> Iterable[list[str]]:
         view = view_of(trained, [federation.active], torch.zeros(0, dtype=torch.long), messages)
         victim, known = federation.parties["passive_1"], bounds(view, "passive_1")
         assert known is not None
-        numbers = {"train": solved(view, "passive_1", known), "test": known.expected["test"]}
+        numbers = {"train": solve_bins(view, "passive_1"), "test": known.expected["test"]}
         for unit in (u for u, unit in enumerate(known.units) if unit.ordered):
             column = victim.layout.columns[known.units[unit].column]
             pairs = [(numbers[s][:, unit], victim.features[s][:, column.start].numpy()) for s in numbers]

@@ -12,7 +12,7 @@ from vflsec.attacks.attribute import AttributeInference
 from vflsec.base.errors import UsageError
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import Need, View
-from vflsec.inference.regression import PENALTIES, searched
+from vflsec.inference.regression import PENALTIES, search_penalty
 from vflsec.results import metrics
 from vflsec.testing.conformance import AttackConformance
 
@@ -138,7 +138,7 @@ def test_the_penalty_is_that_of_the_common_search():
     h, _, y = planted(1.0)
     x, labels = h[:80].double().numpy(), y[:80].numpy()
     folds = StratifiedKFold(5, shuffle=True, random_state=7)
-    found = searched(x, labels, 5, 7)
+    found = search_penalty(x, labels, 5, 7)
     values = []
     for penalty in PENALTIES:
         value = 0.0

@@ -13,7 +13,7 @@ from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.core.message import Kind, Message, Transcript
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import View
-from vflsec.inference.releases import received
+from vflsec.inference.releases import read_releases
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.nn.encoders import MLPBottom
 from vflsec.nn.wrappers import SideBySide
@@ -110,7 +110,7 @@ def test_nothing_but_the_sums_is_read(batch):
 @pytest.mark.parametrize("batch", [5, 100])
 def test_the_nearest_gradients_have_the_sums_that_were_seen(batch):
     view, _ = exchanged(2, 3, batch=batch)
-    sums = summed(received(view, Kind.GRADIENT), last_layers(view))
+    sums = summed(read_releases(view, Kind.GRADIENT), last_layers(view))
     found = sums.nearest(torch.randn(ROWS, 3, generator=torch.Generator().manual_seed(0)))
     assert torch.allclose(sums.basis[0].mT @ found[sums.rows], sums.values[0], atol=1e-4)
     assert torch.allclose(sums.nearest(found), found, atol=1e-4)

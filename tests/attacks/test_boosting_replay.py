@@ -17,9 +17,9 @@ from vflsec.core import registry
 from vflsec.core.message import Kind, Transcript
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
-from vflsec.inference import boosting_guesses
-from vflsec.inference.boosting_guesses import L2, LEARNING_RATE
+from vflsec.inference.trees import guesses as module
 from vflsec.inference.trees.choices import BINS, LEAF_ROWS
+from vflsec.inference.trees.guesses import L2, LEARNING_RATE
 from vflsec.run.federation import build_federation, build_method
 from vflsec.run.plan import make_cell
 from vflsec.run.questions import ask
@@ -167,8 +167,8 @@ def test_where_nothing_is_known_the_defaults_of_the_method_are_assumed():
 
 @pytest.mark.long
 def test_fusion_and_the_replay_share_their_guesses(tmp_path, monkeypatch):
-    begun, guesses = [], boosting_guesses._guesses
-    monkeypatch.setattr(boosting_guesses, "_guesses", lambda *args: begun.append(args) or guesses(*args))
+    begun, guesses = [], module._guesses
+    monkeypatch.setattr(module, "_guesses", lambda *args: begun.append(args) or guesses(*args))
     chosen = {"dataset": "digits", "data": {"n_labeled": 200}, "methods": "secureboost:rounds=1", "aux": {"folds": 0}}
     found = evaluate(**chosen, attack=["fusion", "boosting-replay"], seeds=1, jobs=1, out=tmp_path)
     assert {point.status for point in found.points} == {"ok"}

@@ -16,7 +16,7 @@ from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.base.layout import EncodedColumn, Layout
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
-from vflsec.inference.column_regression import ENOUGH, PENALTIES, missed, on_simplex
+from vflsec.inference.regression import ENOUGH, RIDGE_PENALTIES, left_out_error, project_categories
 from vflsec.nn.top import Top
 from vflsec.results import metrics
 from vflsec.testing.conformance import AttackConformance
@@ -176,7 +176,7 @@ def test_imputation_is_the_regression_that_it_says():
     own, known = view.features["train"].double().numpy(), view.aux_rows
     scale = own.mean(axis=0), own.std(axis=0)
     x = (own - scale[0]) / scale[1]
-    expected = RidgeCV(PENALTIES, alpha_per_target=True).fit(x[known], view.aux_labels.double().numpy())
+    expected = RidgeCV(RIDGE_PENALTIES, alpha_per_target=True).fit(x[known], view.aux_labels.double().numpy())
     np.testing.assert_allclose(Imputation()(view, seed=0).scores["train"], expected.predict(x), rtol=1e-6, atol=1e-8)
 
 
@@ -247,13 +247,13 @@ def test_what_is_missed_is_the_error_of_rows_left_out_one_by_one():
     x = view.features["train"]
     z, y = x[view.aux_rows].double().numpy(), view.aux_labels.double().numpy()
     z = (z - x.double().mean(dim=0).numpy()) / x.double().std(dim=0, correction=0).numpy()
-    errors = np.empty((len(PENALTIES), *y.shape))
-    for i, penalty in enumerate(PENALTIES):
+    errors = np.empty((len(RIDGE_PENALTIES), *y.shape))
+    for i, penalty in enumerate(RIDGE_PENALTIES):
         for k in range(len(y)):
             kept = np.arange(len(y)) != k
             errors[i, k] = Ridge(alpha=penalty).fit(z[kept], y[kept]).predict(z[[k]])[0] - y[k]
-    assert missed(x, view) == pytest.approx((errors**2).mean(axis=1).min(axis=0).mean(), rel=1e-6)
-    assert missed(x, view.knowing(torch.arange(2))) == 0
+    assert left_out_error(x, view) == pytest.approx((errors**2).mean(axis=1).min(axis=0).mean(), rel=1e-6)
+    assert left_out_error(x, view.knowing(torch.arange(2))) == 0
 
 
 def test_the_better_regression_is_chosen_on_few_rows_too():
@@ -336,7 +336,7 @@ def test_generated_categories_are_probabilities():
 def test_the_nearest_point_of_the_simplex_is_the_nearest():
     """No point of a fine grid over the simplex is nearer."""
     values = torch.randn(20, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = on_simplex(values, MIXED)
+    found = project_categories(values, MIXED)
     assert torch.equal(found[:, [0, 4]], values[:, [0, 4]])
     steps = torch.linspace(0, 1, 101, dtype=torch.float64)
     grid = torch.stack([a.flatten() for a in torch.meshgrid(steps, steps, indexing="ij")], dim=1)
@@ -346,7 +346,7 @@ def test_the_nearest_point_of_the_simplex_is_the_nearest():
     distance = (values - found)[:, 1:4].norm(dim=1)
     assert (distance <= nearest + 1e-9).all()
     assert (distance >= nearest - 0.02).all()
-    assert torch.equal(on_simplex(values, None), values)
+    assert torch.equal(project_categories(values, None), values)
 
 
 def test_alone_is_imputation():

@@ -21,7 +21,7 @@ from vflsec.attacks.model_completion import (
 from vflsec.base.errors import UsageError
 from vflsec.base.seeds import generator
 from vflsec.core.view import View
-from vflsec.inference.convergence import still_falling
+from vflsec.inference.regression import is_still_falling
 
 MODES = {
     "supervised": {"epochs": 60, "lr": 0.02},
@@ -79,7 +79,7 @@ def test_sharpen_closed_form(p, temperature, expected):
     ],
 )
 def test_a_loss_is_still_falling_if_its_last_tenth_fell(losses, falling):
-    assert still_falling(losses) is falling
+    assert is_still_falling(losses) is falling
 
 
 @pytest.mark.parametrize(("epochs", "converged"), [(2, False), (400, True)])

@@ -10,8 +10,7 @@ from vflsec.attacks.residual import Residual, unsummed
 from vflsec.base.errors import InsufficientView
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
-from vflsec.inference.directions import span
-from vflsec.inference.releases import received
+from vflsec.inference.releases import read_releases, span
 from vflsec.results import metrics
 
 ROWS, COLUMNS = 2048, 16
@@ -46,7 +45,7 @@ def auc(view, y, **options):
 @pytest.mark.parametrize("batch", [1, 4, COLUMNS])
 def test_residuals_are_exact_while_a_batch_has_no_more_rows_than_columns(batch):
     view, y, residual = regression(batch=batch)
-    releases = received(view, Kind.GRADIENT)
+    releases = read_releases(view, Kind.GRADIENT)
     assert torch.allclose(unsummed(releases, view.features["train"]), releases.values, atol=1e-3 / batch)
     guess = Residual()(view, seed=0).scores["train"].argmax(dim=1)
     clear = residual.abs() > 0.01
@@ -57,7 +56,7 @@ def test_residuals_are_exact_while_a_batch_has_no_more_rows_than_columns(batch):
 def test_the_solution_is_the_pseudo_inverse_of_the_sum(batch):
     """It depends on the sum alone: numpy gets nothing else."""
     view, _, _ = regression(batch=batch)
-    releases = received(view, Kind.GRADIENT)
+    releases = read_releases(view, Kind.GRADIENT)
     found = unsummed(releases, view.features["train"])
     for lines in releases.by_message()[:5]:
         x = view.features["train"][releases.rows[lines]].double().numpy()
@@ -68,7 +67,7 @@ def test_the_solution_is_the_pseudo_inverse_of_the_sum(batch):
 def test_a_share_of_the_residuals_is_left_in_larger_batches():
     """The projection keeps COLUMNS of every batch's dimensions."""
     view, _, _ = regression(batch=128)
-    releases = received(view, Kind.GRADIENT)
+    releases = read_releases(view, Kind.GRADIENT)
     kept = unsummed(releases, view.features["train"]).pow(2).sum() / releases.values.pow(2).sum()
     assert kept.item() == pytest.approx(COLUMNS / 128, rel=0.15)
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from vflsec.audit import checkpoint, job
 from vflsec.base.errors import DataError, InsufficientView, StoreError, UsageError
 from vflsec.cli import cli
-from vflsec.inference import boosting_guesses
+from vflsec.inference.trees import guesses as module
 from vflsec.results.records.folder import read_manifest, read_records
 from vflsec.results.records.schema import seal, unseal
 from vflsec.run.job import Job
@@ -226,8 +226,8 @@ def test_a_recording_in_which_nothing_crosses_is_named(tmp_path):
 def test_attacks_on_one_target_share_what_they_compute(tmp_path, monkeypatch):
     words = ["--dataset", "toy", "--set", "data.options.rows=300", "--method", "secureboost:rounds=1,leaf_rows=5"]
     run("train", *words, "--out", tmp_path / "ck", "--record", tmp_path / "tr")
-    begun, guesses = [], boosting_guesses._guesses
-    monkeypatch.setattr(boosting_guesses, "_guesses", lambda *args: begun.append(args) or guesses(*args))
+    begun, guesses = [], module._guesses
+    monkeypatch.setattr(module, "_guesses", lambda *args: begun.append(args) or guesses(*args))
     run("audit", tmp_path / "ck", "--messages", tmp_path / "tr", "--attack", "fusion,boosting-replay", "--draws", 1,
         "--set", "aux.n=20", "--set", "aux.folds=0", "--out", tmp_path / "o")  # fmt: skip
     assert len(begun) == 1

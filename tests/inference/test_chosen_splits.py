@@ -11,10 +11,9 @@ from tests.inference.test_replay import trained
 from vflsec.base.layout import Layout
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
-from vflsec.inference.chosen_splits import explained_by_row
-from vflsec.inference.replay import Ensemble, observed, replayed
-from vflsec.inference.trees.choices import Choices
-from vflsec.inference.trees.drawn_columns import drawn_columns
+from vflsec.inference.trees.choices import Choices, drawn_columns
+from vflsec.inference.trees.labels import fit_labels_by_row
+from vflsec.inference.trees.replay import Ensemble, Rates, observe_trees, replay_boosting
 from vflsec.trees.bins import Bins
 
 TEMPERATURE = 2.0
@@ -45,13 +44,13 @@ def test_each_split_is_the_likeliest_choice_under_the_true_labels(classes, name,
     def noted(round_, derivatives):
         return found.surprise(round_, derivatives.float(), temperature=TEMPERATURE, l2=1.0)
 
-    true = replayed(whole, targets, "train", learning_rate=0.3, l2=1.0, noted=noted).notes
+    true = replay_boosting(whole, targets, "train", Rates(0.3, 1.0), noted=noted).notes
     assert {r for r, one in enumerate(true) if one > 0} == set(found.rounds)
     for r, one in found.rounds.items():
         most = (1 + one.possible.sum(dim=1)).log().sum()
         assert true[r] <= most + 1e-3, "the best of V + 1 choices has a share of at least 1 / (V + 1)"
     mixed = targets[torch.randperm(len(targets), generator=torch.Generator().manual_seed(0))]
-    other = replayed(whole, mixed, "train", learning_rate=0.3, l2=1.0, noted=noted).notes
+    other = replay_boosting(whole, mixed, "train", Rates(0.3, 1.0), noted=noted).notes
     assert sum(other) > sum(true) + 1
 
 
@@ -128,7 +127,7 @@ def test_a_round_without_known_splits_says_nothing():
 
 def test_who_knows_no_labels_of_other_rows_still_sees_all_splits_that_are_told():
     view, *_ = trained(2)
-    told = observed(view)
+    told = observe_trees(view)
     assert set(choices(view).rounds) <= set(told.rounds.tolist())
 
 
@@ -140,7 +139,7 @@ def test_splits_of_few_rows_tell_labels_of_rows_that_nobody_knows(classes):
     known = torch.arange(0, len(truth), 8)
     view = replace(view, aux_rows=known, aux_labels=truth[known], agreed={"leaf_rows": 4, "bins": 8})
     start = torch.full_like(targets, 1 / classes)
-    found = explained_by_row([view], observed(view), [start], learning_rate=0.3, l2=1.0)[0]
+    found = fit_labels_by_row([view], observe_trees(view), [start], Rates(0.3, 1.0))[0]
     guessed = found.argmax(dim=1) if classes == 3 else (found[:, 0] > 0.5).long()
     others = torch.ones(len(truth), dtype=torch.bool).index_fill(0, known, False)
     assert float((guessed == truth)[others].double().mean()) > 0.75
@@ -151,13 +150,13 @@ def test_splits_of_few_rows_tell_labels_of_rows_that_nobody_knows(classes):
 def test_too_many_rows_give_no_labels(monkeypatch, name, value):
     view, _, targets, _ = trained(2)
     view = replace(view, aux_rows=torch.arange(4), aux_labels=targets[:4, 0].long())
-    monkeypatch.setattr(f"{explained_by_row.__module__}.{name}", value)
-    assert explained_by_row([view], observed(view), [targets], learning_rate=0.3, l2=1.0) is None
+    monkeypatch.setattr(f"{fit_labels_by_row.__module__}.{name}", value)
+    assert fit_labels_by_row([view], observe_trees(view), [targets], Rates(0.3, 1.0)) is None
 
 
 def test_bins_that_drawn_rows_cannot_fill_are_no_candidates():
     view, *_ = trained(2, rows=0.5)
-    drawn = observed(view).drawn
+    drawn = observe_trees(view).drawn
     object.__setattr__(view, "agreed", {"leaf_rows": 4, "bins": 8})
     some, all_ = Choices(view, drawn, 100).rounds, Choices(view, {}, 100).rounds
     for r, one in all_.items():

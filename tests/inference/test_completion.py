@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from vflsec.core.scaling import standardized
-from vflsec.inference import completion
-from vflsec.inference.completion import completed, smooth_models
+from vflsec.inference import trajectories
 from vflsec.inference.releases import Releases
+from vflsec.inference.trajectories import complete_coordinates, smooth_models
 
 N, D = 300, 6
 
@@ -95,12 +95,12 @@ def naive(releases, u, usual, order):
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("cut", [1, 3])
 def test_a_sweep_equals_a_loop_over_messages_and_rows(cut, order, monkeypatch):
-    monkeypatch.setattr(completion, "SWEEPS", 1)
+    monkeypatch.setattr(trajectories, "SWEEPS", 1)
     releases, x = sent(cut=cut, epochs=3)
     seen = releases.rows >= 5  # some rows have no release
     releases, begin = releases.where(seen), near_truth(x, 0.5)[:, :4]
     usual = torch.arange(N) % 10 > 0
-    result = completed([releases], begin, usual, order=order)
+    result = complete_coordinates([releases], begin, usual, order=order)
     torch.testing.assert_close(result, naive(releases, begin, usual, order), rtol=1e-5, atol=1e-5)
 
 
@@ -110,7 +110,7 @@ def test_batches_smaller_than_the_number_of_columns_suffice_where_models_change_
     releases, x = sent(batch=6, cut=3, change={1: walk, 2: line}[order])
     begin, usual = near_truth(x, 1.0), torch.ones(N, dtype=torch.bool)
     assert explained(x, begin) < 0.6
-    assert explained(x, completed([releases], begin, usual, order=order)) > 0.8
+    assert explained(x, complete_coordinates([releases], begin, usual, order=order)) > 0.8
 
 
 def test_coordinates_that_explain_each_message_tell_the_columns():
@@ -118,7 +118,7 @@ def test_coordinates_that_explain_each_message_tell_the_columns():
     releases, x = sent()
     begin, usual = near_truth(x, 1.0), torch.ones(N, dtype=torch.bool)
     assert explained(x, begin) < 0.6
-    assert explained(x, completed([releases], begin, usual)) > 0.95
+    assert explained(x, complete_coordinates([releases], begin, usual)) > 0.95
 
 
 def test_two_routes_together_tell_what_neither_does():
@@ -128,8 +128,8 @@ def test_two_routes_together_tell_what_neither_does():
     models = torch.randn(int(second.message.max()) + 1, D, 2, generator=rng, dtype=torch.float64)
     second = second._replace(values=torch.einsum("rd,rdc->rc", x[second.rows], models[second.message]))
     begin, usual = near_truth(x, 1.0), torch.ones(N, dtype=torch.bool)
-    alone = [explained(x, completed([own], begin, usual)) for own in (first, second)]
-    assert explained(x, completed([first, second], begin, usual)) > max(alone) + 0.05
+    alone = [explained(x, complete_coordinates([own], begin, usual)) for own in (first, second)]
+    assert explained(x, complete_coordinates([first, second], begin, usual)) > max(alone) + 0.05
 
 
 def test_unusual_rows_move_no_other_row():
@@ -138,11 +138,13 @@ def test_unusual_rows_move_no_other_row():
     begin = near_truth(x, 0.3)
     other = begin.clone()
     other[:3] *= 50
-    found, moved = (completed([releases], z, usual)[3:] for z in (begin, other))
+    found, moved = (complete_coordinates([releases], z, usual)[3:] for z in (begin, other))
     torch.testing.assert_close(found, moved)
 
 
 def test_constant_releases_leave_finite_coordinates():
     releases, x = sent(epochs=2)
-    found = completed([releases._replace(values=torch.ones_like(releases.values))], x, torch.ones(N, dtype=torch.bool))
+    found = complete_coordinates(
+        [releases._replace(values=torch.ones_like(releases.values))], x, torch.ones(N, dtype=torch.bool)
+    )
     assert found.isfinite().all()

@@ -11,9 +11,17 @@ from vflsec.base.layout import Layout
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
 from vflsec.inference import fused
-from vflsec.inference.distilled import LENGTHS, NOISE, Learned, _by_process, _by_trees, drawn, learn
+from vflsec.inference.fused import (
+    LENGTHS,
+    NOISE,
+    Distilled,
+    _learn_by_process,
+    _learn_by_trees,
+    draw_rows,
+    learn_guesses,
+)
 from vflsec.inference.kernel_mixture import Kernel, Mixture
-from vflsec.inference.several_trainings import pooled_guess, side_by_side, with_sources
+from vflsec.inference.several_trainings import join_guesses, pool_guesses, side_by_side
 
 ROWS, TEST, D = 600, 200, 8
 
@@ -42,7 +50,7 @@ def test_learning_is_the_best_kernel_ridge_regression_of_naive_refits():
     tried = {(length, noise): left_out(length, noise) for length in LENGTHS for noise in NOISE.tolist()}
     best = min(tried, key=lambda pair: float((tried[pair] - y)[:, :2].square().mean()))
     units = (x - mean) / scale / 3**0.5, (new - mean) / scale / 3**0.5
-    learned = _by_process(y, [units], n_scored=2)
+    learned = _learn_by_process(y, [units], n_scored=2)
     torch.testing.assert_close(learned.left_out, tried[best])
     torch.testing.assert_close(learned.guesses, predicted(fit(*best, list(range(len(x)))), new))
 
@@ -51,25 +59,25 @@ def test_a_few_numbers_of_another_party_count_beside_many_local_columns():
     """One length for all would hide two numbers among thirty."""
     sent, local = randn(400, 2), randn(400, 30, seed=1)
     y = torch.sin(2 * sent) + 0.1 * local[:, :2]
-    learned = learn(y[:300], [(sent[:300], sent[300:]), (local[:300], local[300:])], 2, torch.Generator())
+    learned = learn_guesses(y[:300], [(sent[:300], sent[300:]), (local[:300], local[300:])], 2, torch.Generator())
     together = torch.cat([sent, local], dim=1)
-    alike = learn(y[:300], [(together[:300], together[300:])], 2, torch.Generator())
+    alike = learn_guesses(y[:300], [(together[:300], together[300:])], 2, torch.Generator())
     assert r2(learned.guesses, y[300:]) > 0.8 > 0.6 > r2(alike.guesses, y[300:])
 
 
 def test_left_out_rows_weigh_process_and_trees(monkeypatch):
     x, y, rng = randn(60, 3), randn(60, 2), torch.Generator()
-    right = Learned(y[:5], y)
-    wrong = Learned(-y[:5], -y)
+    right = Distilled(y[:5], y)
+    wrong = Distilled(-y[:5], -y)
     for process, trees in ((right, wrong), (wrong, right)):
-        monkeypatch.setattr("vflsec.inference.distilled._by_process", lambda *_, process=process: process)
-        monkeypatch.setattr("vflsec.inference.distilled._by_trees", lambda *_, trees=trees: trees)
-        torch.testing.assert_close(learn(y, [(x, x[:5])], 2, rng).guesses, y[:5])
+        monkeypatch.setattr("vflsec.inference.fused._learn_by_process", lambda *_, process=process: process)
+        monkeypatch.setattr("vflsec.inference.fused._learn_by_trees", lambda *_, trees=trees: trees)
+        torch.testing.assert_close(learn_guesses(y, [(x, x[:5])], 2, rng).guesses, y[:5])
 
 
 def test_trees_leave_each_row_out_of_its_guess():
     x, noise = randn(300, 4), randn(300, 3, seed=1)
-    assert r2(_by_trees(noise, [(x, x)], torch.Generator()).left_out, noise) < 0.05
+    assert r2(_learn_by_trees(noise, [(x, x)], torch.Generator()).left_out, noise) < 0.05
 
 
 def test_a_mixture_without_some_known_rows_is_one_of_the_others():
@@ -90,7 +98,7 @@ def test_a_mixture_without_some_known_rows_is_one_of_the_others():
 
 def test_drawn_rows_are_the_known_ones_and_others_once():
     known = torch.tensor([7, 2])
-    rows = drawn(50, known, torch.Generator().manual_seed(0))
+    rows = draw_rows(50, known, torch.Generator().manual_seed(0))
     assert rows[:2].tolist() == [7, 2]
     assert sorted(rows.tolist()) == list(range(50))
 
@@ -123,7 +131,7 @@ def test_what_training_rows_tell_helps_with_rows_that_have_one_release(monkeypat
     columns = torch.sin(2 * z @ randn(2, D, seed=1))
     view = federation(columns, z)
     guessed = ColumnFusion()(view, seed=0).scores["test"]
-    monkeypatch.setattr(fused, "_of_guesses", lambda *_: {})
+    monkeypatch.setattr(fused, "_opinions_of_guesses", lambda *_: {})
     direct = ColumnFusion()(view, seed=0).scores["test"]
     assert r2(guessed, columns[ROWS:]) > r2(direct, columns[ROWS:]) + 0.05
 
@@ -150,7 +158,7 @@ def test_releases_of_several_trainings_tell_columns_of_test_rows_that_no_trainin
         views.append(replace(federation(columns, columns), messages=tuple(messages)))
     each = [ColumnFusion()(view, seed=0) for view in views]
     together = ColumnFusion()(side_by_side(views), seed=0)
-    joined = with_sources(pooled_guess(each, values=True), together, views[-1])
+    joined = join_guesses(pool_guesses(each, values=True), together, views[-1])
     assert max(r2(guess.scores["test"], columns[ROWS:]) for guess in each) < 0.4
-    assert r2(pooled_guess(each, values=True).scores["test"], columns[ROWS:]) < 0.8
+    assert r2(pool_guesses(each, values=True).scores["test"], columns[ROWS:]) < 0.8
     assert r2(joined.scores["test"], columns[ROWS:]) > 0.95

@@ -7,15 +7,20 @@ import torch
 from sklearn.datasets import make_classification
 
 from tests.attacks.test_tree_attacks import auc, passive, right, world
-from vflsec.inference import chosen_splits
-from vflsec.inference import learned_labels as module
-from vflsec.inference.chosen_splits import explained, explained_by_row
-from vflsec.inference.instance_spaces import regressed
-from vflsec.inference.learned_labels import ROUNDS, draws, learned_labels, learned_scores
-from vflsec.inference.replay import observed, replayed
+from vflsec.inference.trees import labels as module
+from vflsec.inference.trees.guesses import regress_on_nodes
+from vflsec.inference.trees.labels import (
+    ROUNDS,
+    draw_forests,
+    fit_labels_by_columns,
+    fit_labels_by_forest,
+    fit_labels_by_row,
+    score_by_forest,
+)
+from vflsec.inference.trees.replay import Rates, observe_trees, replay_boosting
 from vflsec.testing.federations import federation_of, grown
 
-RATES = {"learning_rate": 0.3, "l2": 1.0}
+RATES = Rates(0.3, 1.0)
 KNOWN = 60
 
 
@@ -25,13 +30,13 @@ def generator():
 
 def start(view):
     """The guess of instance-space, as probabilities of the last of two classes only."""
-    scores = regressed(view, generator()).scores["train"].softmax(dim=1)
+    scores = regress_on_nodes(view, generator()).scores["train"].softmax(dim=1)
     return scores[:, 1:] if view.n_classes == 2 else scores
 
 
 def labels(view):
-    drawn = draws(view, ROUNDS, generator())
-    return learned_labels([view], observed(view), [start(view)], [drawn], **RATES)[0]
+    drawn = draw_forests(view, ROUNDS, generator())
+    return fit_labels_by_forest([view], observe_trees(view), [start(view)], [drawn], RATES)[0]
 
 
 def both(q):
@@ -54,9 +59,9 @@ def curved(n, seed=0):
 def test_with_many_rows_for_each_split_they_beat_labels_that_follow_from_columns(monkeypatch):
     y, trees = curved(3000)
     view = passive(trees, known=80)
-    monkeypatch.setattr(chosen_splits, "ROWS_PER_SPLIT", 0)
+    monkeypatch.setattr(module, "ROWS_PER_SPLIT", 0)
     found = auc(both(labels(view)), y["train"])
-    others = [start(view), explained([view], observed(view), [start(view)], **RATES)[0]]
+    others = [start(view), fit_labels_by_columns([view], observe_trees(view), [start(view)], RATES)[0]]
     assert found > max(auc(both(q), y["train"]) for q in others) + 0.02
 
 
@@ -73,7 +78,7 @@ def test_with_few_rows_and_known_labels_they_beat_labels_of_rows_by_themselves()
     )
     y, view = torch.from_numpy(classes[:1000]), passive(grown(federation, exchange="masked", rounds=20, depth=4), 10)
     found = auc(both(labels(view)), y, 10)
-    by_row = auc(both(explained_by_row([view], observed(view), [start(view)], **RATES)[0]), y, 10)
+    by_row = auc(both(fit_labels_by_row([view], observe_trees(view), [start(view)], RATES)[0]), y, 10)
     assert found > by_row
     assert found > auc(both(start(view)), y, 10) + 0.1
 
@@ -91,8 +96,8 @@ def test_auxiliary_rows_keep_their_labels(n_classes):
 def test_a_forest_taught_by_training_rows_scores_others_better_than_nodes():
     _, y, trees = world(n=1500, rounds=5)
     view, q = passive(trees), y["train"][:, None].float()
-    seen = replayed(observed(view, everywhere=True), q, "train", **RATES)
-    found = learned_scores(view, seen, q, next(draws(view, 1, generator())))
+    seen = replay_boosting(observe_trees(view, everywhere=True), q, "train", RATES)
+    found = score_by_forest(view, seen, q, next(draw_forests(view, 1, generator())))
     assert set(found) == {"train", "test"}
     assert auc(both(found["test"].sigmoid()), y["test"], 0) > auc(both(seen.scores["test"].sigmoid()), y["test"], 0)
 
@@ -100,7 +105,7 @@ def test_a_forest_taught_by_training_rows_scores_others_better_than_nodes():
 def test_few_rows_are_drawn_and_the_rest_predicted(monkeypatch):
     _, y, trees = world(n=400, rounds=5)
     view = passive(trees)
-    monkeypatch.setattr(module, "MOST", 100)
+    monkeypatch.setattr(module, "MOST_LEARNED", 100)
     found = both(labels(view))
     assert auc(found, y["train"]) > 0.7
 
@@ -115,13 +120,15 @@ def test_the_same_generator_gives_the_same_labels():
 def test_several_views_at_once_are_as_one_after_the_other(n_classes):
     view = passive(world(n=200, rounds=5, n_classes=n_classes)[2])
     views = [view, view.knowing(torch.arange(0, KNOWN, 2)), view.knowing(torch.arange(KNOWN - 7))]
-    trees, starts = observed(view), [start(one) for one in views]
+    trees, starts = observe_trees(view), [start(one) for one in views]
 
-    def learned(chosen, trees, starts, **rates):
-        return learned_labels(chosen, trees, starts, [draws(one, ROUNDS, generator()) for one in chosen], **rates)
+    def learned(chosen, trees, starts, rates):
+        return fit_labels_by_forest(
+            chosen, trees, starts, [draw_forests(one, ROUNDS, generator()) for one in chosen], rates
+        )
 
-    for found in (explained, explained_by_row, learned):
-        together = found(views, trees, starts, **RATES)
+    for found in (fit_labels_by_columns, fit_labels_by_row, learned):
+        together = found(views, trees, starts, RATES)
         for place, one in enumerate(views):
-            alone = found([one], trees, [starts[place]], **RATES)[0]
+            alone = found([one], trees, [starts[place]], RATES)[0]
             torch.testing.assert_close(together[place], alone, atol=0.02, rtol=0)

@@ -7,7 +7,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
 from vflsec.inference import regression
-from vflsec.inference.many_regressions import coefficients, log_probabilities
+from vflsec.inference.regression import fit_many, predict_many
 
 PENALTIES = np.logspace(-4, 2, 7)
 
@@ -27,9 +27,9 @@ def samples(n, folds=5):
 def test_each_is_the_optimum_that_scikit_learn_finds(load):
     x, y = world(load)
     sampled, penalties = samples(len(y))
-    found, converged = coefficients(x, y, sampled, penalties)
+    found, converged = fit_many(x, y, sampled, penalties)
     assert converged
-    told = log_probabilities(x, found)
+    told = predict_many(x, found)
     for rows, penalty, log_p in zip(sampled, penalties, told, strict=True):
         one = LogisticRegression(C=penalty, tol=1e-10, max_iter=10_000).fit(x[rows], y[rows])
         assert np.allclose(one.predict_proba(x), np.exp(log_p), atol=2e-5)
@@ -38,8 +38,8 @@ def test_each_is_the_optimum_that_scikit_learn_finds(load):
 def test_gradients_vanish():
     x, y = world(load_wine)
     sampled, penalties = samples(len(y))
-    found, _ = coefficients(x, y, sampled, penalties)
-    p = np.exp(log_probabilities(x, found))
+    found, _ = fit_many(x, y, sampled, penalties)
+    p = np.exp(predict_many(x, found))
     wrong = sampled[:, :, None] * penalties[:, None, None] * (p - np.eye(3)[y])
     assert np.allclose(x.T @ wrong, -found[:, :-1], atol=1e-5)
     assert np.allclose(wrong.sum(axis=1), 0, atol=1e-5)
@@ -50,13 +50,13 @@ def test_rows_outside_a_sample_are_not_read():
     sampled, penalties = samples(len(y))
     changed = x.copy()
     changed[~sampled[0]] += 100
-    before, after = (coefficients(own, y, sampled[:1], penalties[:1])[0] for own in (x, changed))
+    before, after = (fit_many(own, y, sampled[:1], penalties[:1])[0] for own in (x, changed))
     assert np.allclose(before, after, atol=1e-9)
 
 
 def test_separable_classes_converge():
     x = np.linspace(-1, 1, 20)[:, None]
-    found, converged = coefficients(x, (x[:, 0] > 0).astype(int), np.ones((1, 20), dtype=bool), np.array([1e4]))
+    found, converged = fit_many(x, (x[:, 0] > 0).astype(int), np.ones((1, 20), dtype=bool), np.array([1e4]))
     assert converged
     assert np.isfinite(found).all()
 
@@ -64,7 +64,7 @@ def test_separable_classes_converge():
 @pytest.mark.parametrize("load", [load_breast_cancer, load_wine])
 def test_a_search_chooses_what_one_by_one_it_chooses(load):
     x, y = world(load)
-    found = regression.searched(x, y, 5, seed=3)
+    found = regression.search_penalty(x, y, 5, seed=3)
     values = []
     for penalty in PENALTIES:
         model = LogisticRegression(C=penalty, tol=1e-10, max_iter=10_000)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from vflsec.inference.opinion_pool import Forest, Opinion, blended, pooled
+from vflsec.inference.opinion_pool import Forest, Opinion, blend_opinions, pool_opinions
 
 N, KNOWN = 2000, 60
 
@@ -14,7 +14,7 @@ def test_an_opinion_that_is_right_wins_over_one_that_says_nothing():
     y = torch.randint(3, (N,), generator=rng)
     right = torch.nn.functional.one_hot(y, 3).double() + 0.3 * torch.randn(N, 3, generator=rng, dtype=torch.float64)
     noise = torch.randn(N, 3, generator=rng, dtype=torch.float64)
-    found = pooled([Opinion(noise, noise[:KNOWN]), Opinion(right, right[:KNOWN])], y[:KNOWN])
+    found = pool_opinions([Opinion(noise, noise[:KNOWN]), Opinion(right, right[:KNOWN])], y[:KNOWN])
     assert (found.argmax(dim=1) == y).double().mean() >= (right.argmax(dim=1) == y).double().mean() - 0.01
     torch.testing.assert_close(found.sum(dim=1), torch.ones(N, dtype=torch.float64))
 
@@ -25,14 +25,14 @@ def test_opinions_about_different_rows_are_joined():
     sure = 4.0 * torch.nn.functional.one_hot(y, 2).double()
     half = torch.randperm(N, generator=torch.Generator().manual_seed(0)) % 2 == 0
     opinions = [Opinion(own, own[:KNOWN]) for own in (sure * half[:, None], sure * ~half[:, None])]
-    assert (pooled(opinions, y[:KNOWN]).argmax(dim=1) == y).all()
+    assert (pool_opinions(opinions, y[:KNOWN]).argmax(dim=1) == y).all()
 
 
 def test_equal_opinions_change_nothing():
     scores = torch.randn(N, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     y = (scores[:, 1] > scores[:, 0]).long()
     opinion = Opinion(scores, scores[:KNOWN])
-    torch.testing.assert_close(pooled([opinion] * 3, y[:KNOWN]), pooled([opinion], y[:KNOWN]))
+    torch.testing.assert_close(pool_opinions([opinion] * 3, y[:KNOWN]), pool_opinions([opinion], y[:KNOWN]))
 
 
 def test_calibration_finds_the_factor_of_log_odds():
@@ -66,7 +66,7 @@ def test_numbers_are_blended_by_column():
     truth, errors = (torch.randn(2, N, 3, generator=rng, dtype=torch.float64) for _ in range(2))
     scale = torch.tensor([[0.01, 3.0, 1.0], [3.0, 0.01, 1.0]])[:, None]
     predictions = [truth[0] + one for one in errors * scale]
-    found = blended([Opinion(one, one[:KNOWN]) for one in predictions], truth[0, :KNOWN])
+    found = blend_opinions([Opinion(one, one[:KNOWN]) for one in predictions], truth[0, :KNOWN])
     missed = (found - truth[0]).square().mean(dim=0)
     assert (missed[:2] < 0.001).all()
     assert 0.45 < missed[2] < 0.65, "the mean of both has half of the variance"
@@ -81,7 +81,7 @@ def test_the_weights_of_a_blend_are_the_posterior_mean():
     opinions = [
         Opinion(torch.full((1, 1), k, dtype=torch.float64), torch.from_numpy(held_out[1 - int(k)])) for k in (1.0, 0.0)
     ]
-    assert float(blended(opinions, torch.from_numpy(known))) == pytest.approx(weight)
+    assert float(blend_opinions(opinions, torch.from_numpy(known))) == pytest.approx(weight)
 
 
 def test_equal_weights_for_all_columns_are_decided_by_all():
@@ -91,7 +91,7 @@ def test_equal_weights_for_all_columns_are_decided_by_all():
     predictions = [(truth + scale * part).double() for scale, part in zip((0.5, 1.0), errors, strict=True)]
     opinions = [Opinion(guess, guess[:10]) for guess in predictions]
     missed = [
-        float((blended(opinions, truth[:10].double(), by_column=by_column) - truth).square().mean())
+        float((blend_opinions(opinions, truth[:10].double(), by_column=by_column) - truth).square().mean())
         for by_column in (False, True)
     ]
     assert missed[0] < 0.21 < missed[1], "the best weights are .8 and .2, and leave .2"

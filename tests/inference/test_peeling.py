@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vflsec.inference.peeling import Equation, Possible, keys_of, peeled
+from vflsec.inference.trees.histograms import Equation, PossibleBins, keys_of, peel_bins
 
 BINS = 6
 
@@ -23,7 +23,7 @@ def equation(rows, bins, pairs):
     return Equation(rows, keys_of(pairs[rows]), keys_of(sums), counts)
 
 
-class Allowed(Possible):
+class Allowed(PossibleBins):
     """Rows can be in the bins of ``allowed`` (n, V)."""
 
     def __init__(self, allowed):
@@ -51,7 +51,7 @@ def test_keys_add_up_as_pairs_do():
 
 def test_bins_with_one_or_two_rows_are_found():
     bins, pairs = world(8)
-    found = peeled([equation(range(8), bins, pairs)], column(), 8, everywhere)
+    found = peel_bins([equation(range(8), bins, pairs)], column(), 8, everywhere)
     counts = np.bincount(bins.ravel(), minlength=3 * BINS)
     few = counts[bins] <= 2
     assert (found[few] == bins[few]).all()
@@ -62,11 +62,11 @@ def test_rows_that_are_found_are_taken_out_of_other_nodes():
     bins, pairs = world(60)
     nodes = [range(start, start + 5) for start in range(0, 60, 5)]
     apart = [equation(rows, bins, pairs) for rows in nodes]
-    assert (peeled(apart, column(), 60, everywhere) == bins).all(), "five rows of six bins"
+    assert (peel_bins(apart, column(), 60, everywhere) == bins).all(), "five rows of six bins"
     whole = [equation(range(60), bins, pairs)]
-    assert (peeled(whole, column(), 60, everywhere) == -1).mean() > 0.9, "ten rows in each bin"
+    assert (peel_bins(whole, column(), 60, everywhere) == -1).mean() > 0.9, "ten rows in each bin"
     but_one = [one for rows, one in zip(nodes, apart, strict=True) if 7 not in rows]
-    assert (peeled([*whole, *but_one], column(), 60, everywhere) == bins).all(), "the rest follows from the whole"
+    assert (peel_bins([*whole, *but_one], column(), 60, everywhere) == bins).all(), "the rest follows from the whole"
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -74,25 +74,25 @@ def test_nothing_false_is_found(seed):
     bins, pairs = world(200, seed=seed)
     rng = np.random.default_rng(seed)
     equations = [equation(rng.choice(200, 30, replace=False), bins, pairs) for _ in range(20)]
-    found = peeled(equations, column(), 200, everywhere)
+    found = peel_bins(equations, column(), 200, everywhere)
     assert (found[found >= 0] == bins[found >= 0]).all()
 
 
 def test_rows_with_equal_derivatives_are_not_told_apart():
     bins, pairs = world(20, equal=True)
-    found = peeled([equation(range(20), bins, pairs)], column(), 20, everywhere)
+    found = peel_bins([equation(range(20), bins, pairs)], column(), 20, everywhere)
     assert (found == -1).all()
 
 
 def test_sums_of_other_numbers_find_nothing():
     bins, pairs = world(10)
     one = equation(range(10), bins, pairs)
-    found = peeled([one._replace(sums=one.sums + 1)], column(), 10, everywhere)
+    found = peel_bins([one._replace(sums=one.sums + 1)], column(), 10, everywhere)
     assert (found == -1).all()
 
 
 def test_rows_that_cannot_be_in_a_bin_are_left_out():
     bins, pairs = world(12, equal=True)
     within = (bins[:, :, None] == np.arange(3 * BINS)).any(axis=1)
-    found = peeled([equation(range(12), bins, pairs)], column(), 12, Allowed(within))
+    found = peel_bins([equation(range(12), bins, pairs)], column(), 12, Allowed(within))
     assert (found == bins).all(), "every row has one bin left"

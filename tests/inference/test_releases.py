@@ -13,7 +13,7 @@ from vflsec.base.errors import InsufficientView
 from vflsec.core.auxiliary import apply_threshold, orient, references, separate, sureness
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.releases import averages, latest, parameters, percentiles, received
+from vflsec.inference.releases import averages, parameters, percentiles, read_last_values, read_releases
 
 
 def make_view(batches, *, n_rows=8, classes=2, aux=((), ()), receiver="passive_1", split="train", values=None):
@@ -30,7 +30,7 @@ def make_view(batches, *, n_rows=8, classes=2, aux=((), ()), receiver="passive_1
 
 @given(st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=6, unique=True), min_size=1, max_size=8))
 def test_epochs_and_means_are_those_of_a_naive_count(batches):
-    found = received(make_view(batches), Kind.GRADIENT)
+    found = read_releases(make_view(batches), Kind.GRADIENT)
     seen, expected = {}, {}
     for step, rows in enumerate(batches):
         for row in rows:
@@ -49,7 +49,7 @@ def test_epochs_and_means_are_those_of_a_naive_count(batches):
 
 
 def test_ranks_are_within_a_turn():
-    found = received(make_view([[0, 1], [2, 3], [0, 1, 2, 3]]), Kind.GRADIENT)
+    found = read_releases(make_view([[0, 1], [2, 3], [0, 1, 2, 3]]), Kind.GRADIENT)
     scores = torch.tensor([4.0, 1.0, 3.0, 2.0, 100.0, 300.0, 200.0, 400.0])
     expected = torch.tensor([7, 1, 5, 3, 1, 5, 3, 7]) / 8
     assert torch.equal(percentiles(found, scores), expected)
@@ -59,7 +59,7 @@ def test_ranks_are_within_a_turn():
 def test_messages_of_others_and_of_other_rows_are_not_read(changed):
     settings = {"batches": [[0, 1]], **changed}
     with pytest.raises(InsufficientView, match="expected a gradient about train rows, got none"):
-        received(make_view(**settings), Kind.GRADIENT)
+        read_releases(make_view(**settings), Kind.GRADIENT)
 
 
 def test_a_score_is_turned_to_what_the_known_labels_say():
@@ -164,14 +164,14 @@ def test_references_are_a_draw_of_the_known_rows_of_each_class():
 
 def test_steady_lines_have_the_same_mean_square_length_in_each_message():
     view = make_view([[0, 1, 2], [2, 1]], values=[torch.randn(3, 3), 50 * torch.randn(2, 3)])
-    steady = received(view, Kind.GRADIENT).steady()
+    steady = read_releases(view, Kind.GRADIENT).steady()
     for lines in steady.by_message():
         assert steady.values[lines].square().sum(dim=1).mean() == pytest.approx(1)
 
 
 def test_who_is_not_adaptive_reads_the_first_release_of_each_row():
     view = make_view([[0, 1], [1, 2], [0, 2]])
-    found = received(replace(view, adaptive=False), Kind.GRADIENT)
+    found = read_releases(replace(view, adaptive=False), Kind.GRADIENT)
     assert found.rows.tolist() == [0, 1, 2]
     assert found.message.tolist() == [0, 0, 1]
 
@@ -181,7 +181,7 @@ def test_who_is_not_adaptive_reads_the_first_release_of_each_row():
     st.integers(1, 3),
 )
 def test_the_latest_are_those_of_a_naive_look_back(batches, turns):
-    found = latest(make_view(batches), Kind.GRADIENT, sender="active", releases=turns)
+    found = read_last_values(make_view(batches), Kind.GRADIENT, sender="active", releases=turns)
     last = {row: [float(step) for step, rows in enumerate(batches) if row in rows][-turns:] for row in range(8)}
     everything = [value for values in last.values() for value in values]
     for row in range(8):
@@ -206,7 +206,7 @@ def test_colluding_parties_hear_side_by_side_in_the_order_of_their_names():
                 (("passive_1", 1.0), ("passive_2", 2.0)))  # fmt: skip
     for names, expected in (("passive_1+passive_2", [1, 2]), ("passive_2+passive_1", [2, 1])):
         view = replace(one, party=names, messages=(*one.messages, *two.messages))
-        assert received(view, Kind.GRADIENT).values[0, [0, 3]].tolist() == expected
+        assert read_releases(view, Kind.GRADIENT).values[0, [0, 3]].tolist() == expected
 
 
 def test_the_latest_are_of_the_last_phase_and_by_split():
@@ -223,12 +223,12 @@ def test_the_latest_are_of_the_last_phase_and_by_split():
     none = torch.zeros(0, dtype=torch.long)
     features = {"train": torch.zeros(8, 1), "test": torch.zeros(8, 1)}
     view = View("active", "active", 2, features, None, none, none, messages)
-    found = latest(view, Kind.EMBEDDING, sender="passive_1")
+    found = read_last_values(view, Kind.EMBEDDING, sender="passive_1")
     assert set(found) == {"train", "test"}
     assert torch.equal(found["train"], torch.full((8, 3), 2.0))
     assert torch.equal(found["test"], torch.full((8, 3), 5.0))
     with pytest.raises(InsufficientView, match="expected embeddings from passive_3, got none in 6"):
-        latest(view, Kind.EMBEDDING, sender="passive_3")
+        read_last_values(view, Kind.EMBEDDING, sender="passive_3")
 
 
 def pretrained_view(*, placed=True):
@@ -251,12 +251,12 @@ def pretrained_view(*, placed=True):
 
 def test_messages_about_aligned_rows_are_read_as_of_the_training_rows_among_them():
     view = pretrained_view()
-    found = received(view, Kind.EMBEDDING)
+    found = read_releases(view, Kind.EMBEDDING)
     assert found.rows.tolist() == [2, 0, 1, 0]
     assert found.values[:, 0].tolist() == [4, 1, 23, 21]
     assert found.epoch.tolist() == [0, 0, 0, 1]
     assert found.n_rows == 3
-    assert latest(view, Kind.EMBEDDING, sender="active")["train"][:, 0].tolist() == [21, 23, 4]
+    assert read_last_values(view, Kind.EMBEDDING, sender="active")["train"][:, 0].tolist() == [21, 23, 4]
     assert averages(view, Kind.EMBEDDING, sender="active")[1][:, 0].tolist() == [11, 23, 4]
     assert {Need.EMBEDDINGS, Need.GRADIENTS} <= view.has()
 
@@ -265,7 +265,7 @@ def test_without_places_messages_about_aligned_rows_are_of_nobody_here():
     view = pretrained_view(placed=False)
     assert Need.EMBEDDINGS not in view.has()
     with pytest.raises(InsufficientView, match="about train rows, got none"):
-        received(view, Kind.EMBEDDING)
+        read_releases(view, Kind.EMBEDDING)
 
 
 def test_one_phase_is_read_alone():
@@ -273,12 +273,12 @@ def test_one_phase_is_read_alone():
     about = torch.arange(3)
     later = Message(Kind.EMBEDDING, "active", "passive_1", 9, "finetune", {"value": torch.zeros(3, 2)}, about)
     view = replace(view, messages=(*view.messages, later))
-    assert received(view, Kind.EMBEDDING).values.shape == (3, 2)
-    assert received(view, Kind.EMBEDDING, phase="pretrain").values.shape == (4, 5)
-    assert latest(view, Kind.EMBEDDING, sender=None, phase="pretrain")["train"].shape == (3, 5)
+    assert read_releases(view, Kind.EMBEDDING).values.shape == (3, 2)
+    assert read_releases(view, Kind.EMBEDDING, phase="pretrain").values.shape == (4, 5)
+    assert read_last_values(view, Kind.EMBEDDING, sender=None, phase="pretrain")["train"].shape == (3, 5)
     assert averages(view, Kind.EMBEDDING, sender=None, phase="pretrain")[0].shape == (3, 5)
     with pytest.raises(InsufficientView):
-        latest(view, Kind.GRADIENT, sender=None, phase="pretrain")
+        read_last_values(view, Kind.GRADIENT, sender=None, phase="pretrain")
 
 
 def test_parameters_are_those_of_the_last_step():
@@ -302,6 +302,6 @@ def test_parameters_are_those_of_the_last_step():
 def test_steps_that_are_counted_anew_in_each_epoch_are_different_messages():
     view = make_view([[0, 1], [0, 1], [2]])
     again = tuple(replace(m, step=0) for m in view.messages)
-    found = received(replace(view, messages=again), Kind.GRADIENT)
+    found = read_releases(replace(view, messages=again), Kind.GRADIENT)
     assert found.values[:, 0].tolist() == [0.0, 0.0, 1.0, 1.0, 2.0]
     assert found.message.tolist() == [0, 0, 1, 1, 2]

@@ -9,7 +9,7 @@ import torch
 from vflsec.core import registry
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import View
-from vflsec.inference.replay import Ensemble, observed, replayed
+from vflsec.inference.trees.replay import Ensemble, Rates, observe_trees, replay_boosting
 from vflsec.testing.federations import tiny_federation
 
 SMALL = {"rounds": 4, "depth": 3, "leaf_rows": 4, "bins": 8}
@@ -25,7 +25,7 @@ def test_one_tree_by_hand():
     """The start is logit(1/4), so that p = 1/4; nodes have G = 2/4 - 1 and 2/4, and H = 2 * 3/16."""
     trees = Ensemble({"train": np.array([[2], [2], [3], [3]])}, np.array([0]), np.array([0]), {})
     targets = torch.tensor([[1.0], [0], [0], [0]], dtype=torch.double)
-    found = replayed(trees, targets, "train", learning_rate=0.5, l2=1.0)
+    found = replay_boosting(trees, targets, "train", Rates(0.5, 1.0))
     start, h = math.log(1 / 3), 3 / 16
     values = [0.5 * 0.5 / (2 * h + 1)] * 2 + [-0.5 * 0.5 / (2 * h + 1)] * 2
     np.testing.assert_allclose(found.scores["train"][:, 0], start + np.array(values))
@@ -64,7 +64,7 @@ def test_own_targets_are_left_out_as_in_a_loop_over_rows(outputs, l2):
     nodes = rng.integers(0, 5, (n, rounds * outputs))  # 0 is unknown, and some nodes have one row
     trees = np.arange(rounds * outputs)
     known = Ensemble({"train": nodes}, trees // outputs, trees % outputs, {1: rng.random(n) < 0.5})
-    found = replayed(known, torch.from_numpy(q), "train", learning_rate=0.7, l2=l2)
+    found = replay_boosting(known, torch.from_numpy(q), "train", Rates(0.7, l2))
     scores, left_out = naive(known, q, 0.7, l2)
     np.testing.assert_allclose(found.scores["train"], scores, atol=1e-12)
     np.testing.assert_allclose(found.left_out, left_out, atol=1e-12)
@@ -75,7 +75,7 @@ def test_what_is_left_out_depends_on_the_own_target_no_more():
     nodes, q = np.array([[2], [2], [2], [3], [3], [3]]), torch.tensor([[1.0], [0], [1], [0], [1], [0]])
     swapped = q[[1, 0, 2, 3, 4, 5]]  # rows 0 and 1 share the node
     one, other = (
-        replayed(Ensemble({"train": nodes}, np.zeros(1, int), np.zeros(1, int), {}), x, "train", learning_rate=1, l2=1)
+        replay_boosting(Ensemble({"train": nodes}, np.zeros(1, int), np.zeros(1, int), {}), x, "train", Rates(1, 1))
         for x in (q, swapped)
     )
     np.testing.assert_allclose(one.left_out[[0, 1]], other.left_out[[1, 0]])
@@ -85,7 +85,7 @@ def test_what_is_left_out_depends_on_the_own_target_no_more():
 
 def test_without_a_penalty_a_row_alone_in_its_node_has_no_value():
     trees = Ensemble({"train": np.array([[2], [3], [3]])}, np.zeros(1, int), np.zeros(1, int), {})
-    found = replayed(trees, torch.tensor([[1.0], [0], [1]]), "train", learning_rate=1.0, l2=0.0)
+    found = replay_boosting(trees, torch.tensor([[1.0], [0], [1]]), "train", Rates(1.0, 0.0))
     assert found.left_out[0, 0] == pytest.approx(math.log(2))
 
 
@@ -118,10 +118,10 @@ def test_true_labels_give_the_scores_of_a_recorded_training_in_which_only_passiv
     classes, parties, options
 ):
     view, leaves, targets, scores = trained(classes, parties=parties, silent=True, **options)
-    trees = observed(view)
+    trees = observe_trees(view)
     np.testing.assert_array_equal(trees.nodes["train"], leaves)
     settings = {"learning_rate": 0.3, "l2": 1.0, **options}
-    found = replayed(trees, targets, "train", learning_rate=settings["learning_rate"], l2=settings["l2"])
+    found = replay_boosting(trees, targets, "train", Rates(settings["learning_rate"], settings["l2"]))
     assert scores.std(axis=0).min() > 0.1
     np.testing.assert_allclose(found.scores["train"], scores, atol=1e-10)
 
@@ -133,27 +133,27 @@ def test_the_same_trees_are_replayed_whoever_splits_them_if_leaves_are_known(cla
     outputs = targets.shape[1]
     numbers = np.arange(leaves.shape[1])
     known = Ensemble({"train": leaves}, numbers // outputs, numbers % outputs, {})
-    found = replayed(known, targets, "train", learning_rate=0.3, l2=1.0)
+    found = replay_boosting(known, targets, "train", Rates(0.3, 1.0))
     np.testing.assert_allclose(found.scores["train"], scores, atol=1e-10)
-    seen = observed(view)
+    seen = observe_trees(view)
     places = seen.rounds * outputs + seen.outputs
     shown = seen.nodes["train"].any(axis=0)
     assert set(seen.rounds[shown].tolist()) == SHOWN[name]
     for t in np.flatnonzero(shown):  # what is told is the leaf, or a node on the way to it
-        told, leaf = seen.nodes["train"][:, t], leaves[:, places[t]]
-        assert all(a in {b >> k for k in range(4)} for a, b in zip(told.tolist(), leaf.tolist(), strict=True))
+        node, leaf = seen.nodes["train"][:, t], leaves[:, places[t]]
+        assert all(a in {b >> k for k in range(4)} for a, b in zip(node.tolist(), leaf.tolist(), strict=True))
 
 
 @pytest.mark.parametrize(("share", "drawn"), [(1.0, 240), (0.25, 60)])
 def test_a_party_knows_the_rows_of_which_it_gets_derivatives(share, drawn):
     view, *_ = trained(3, rows=share)
-    found = observed(view).drawn
+    found = observe_trees(view).drawn
     assert {r: int(of_round.sum()) for r, of_round in found.items()} == dict.fromkeys(range(4), drawn)
 
 
 def test_rows_of_every_split_have_nodes_of_own_splits_or_none():
     view, leaves, *_ = trained(2)
-    seen = observed(view, everywhere=True)
+    seen = observe_trees(view, everywhere=True)
     assert set(seen.nodes) == {"train", "test"}
     told = seen.nodes["train"] - 1
     assert 0 < (told == 0).mean() < 1
@@ -163,4 +163,4 @@ def test_rows_of_every_split_have_nodes_of_own_splits_or_none():
 
 def test_nothing_is_observed_without_nodes():
     view, *_ = trained(2)
-    assert observed(View(view.party, "passive", 2, view.features, None, view.aux_rows, view.aux_labels)) is None
+    assert observe_trees(View(view.party, "passive", 2, view.features, None, view.aux_rows, view.aux_labels)) is None

@@ -15,15 +15,15 @@ from vflsec.base.layout import Layout
 from vflsec.core.message import Kind, Message
 from vflsec.core.scaling import standardized
 from vflsec.core.view import View
-from vflsec.inference.column_regression import PENALTIES
-from vflsec.inference.releases import Releases, received
+from vflsec.inference.regression import RIDGE_PENALTIES
+from vflsec.inference.releases import Releases, read_releases
 from vflsec.inference.sources import sources
 from vflsec.inference.trajectories import (
     NEIGHBORS,
-    align,
+    epochs_side_by_side,
+    interpolate_epochs,
     landmarks,
     principal_components,
-    side_by_side,
     split_by_epoch,
     trajectories,
 )
@@ -76,7 +76,7 @@ def test_ridge_on_coordinates_is_that_on_all_releases_side_by_side(cut):
     """The second has 640 columns, 336 landmarks at most, and columns that the landmarks do not span."""
     view, _ = federation(cut=cut, noise=1.0)
     x, y = naive(view), view.aux_labels.double()
-    u, values = principal_components(side_by_side(received(view, Kind.EMBEDDING)), landmarks(view))
+    u, values = principal_components(epochs_side_by_side(read_releases(view, Kind.EMBEDDING)), landmarks(view))
     assert len(values) == min(x.shape[1], len(landmarks(view)))
 
     def ridge(z):
@@ -85,7 +85,7 @@ def test_ridge_on_coordinates_is_that_on_all_releases_side_by_side(cut):
         return z @ (known.T @ solved)
 
     torch.testing.assert_close(ridge(u * values), ridge(x), atol=1e-6, rtol=1e-6)
-    table = trajectories(view, Kind.EMBEDDING, sender="passive_1")[0].every
+    table = trajectories(view, [("passive_1", None)])[0].every
     found, expected = (z[view.aux_rows] @ z.T for z in (table, x))
     torch.testing.assert_close(found / found.abs().max(), expected / expected.abs().max(), atol=1e-6, rtol=0)
 
@@ -93,7 +93,7 @@ def test_ridge_on_coordinates_is_that_on_all_releases_side_by_side(cut):
 def test_components_are_those_of_a_singular_value_decomposition():
     view, _ = federation(noise=0.1)
     x = naive(view)
-    u, values = principal_components(side_by_side(received(view, Kind.EMBEDDING)), landmarks(view))
+    u, values = principal_components(epochs_side_by_side(read_releases(view, Kind.EMBEDDING)), landmarks(view))
     left, expected, _ = torch.linalg.svd(x, full_matrices=False)
     torch.testing.assert_close(values, expected, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close((u.T @ left).abs(), torch.eye(len(values), dtype=torch.float64), atol=1e-6, rtol=0)
@@ -108,7 +108,7 @@ def test_a_row_without_a_release_in_an_epoch_keeps_its_last():
     ]
     known = torch.zeros(0, dtype=torch.long)
     view = View("active", "active", 1, {"train": torch.zeros(3, 1)}, None, known, known, tuple(messages))
-    before, after = side_by_side(received(view, Kind.EMBEDDING))
+    before, after = epochs_side_by_side(read_releases(view, Kind.EMBEDDING))
     assert torch.equal(before, standardized(first))
     assert torch.equal(after[[0, 2]], standardized(second))
     assert after[1] == before[1]
@@ -130,7 +130,7 @@ def test_aligned_releases_are_those_of_the_model_in_the_middle_of_an_epoch(epoch
     about = torch.tensor(np.concatenate(rows))
     releases = Releases(values, about, step // batches, step, n)
     times = torch.stack([step[releases.epoch == e][about[releases.epoch == e].argsort()] for e in range(epochs)])
-    for block in align(split_by_epoch(releases), releases):
+    for block in interpolate_epochs(split_by_epoch(releases), releases):
         middle = block.time.median()
         inner = ((times.amin(dim=0) <= middle) & (times.amax(dim=0) >= middle)).nonzero()[:, 0]
         assert len(inner) > n / 3
@@ -178,22 +178,22 @@ SETTINGS = [
 def test_no_choice_of_releases_beats_the_attack_that_reads_all(setting):
     view, truth = federation(**setting)
     built_in = r2(run(ColumnFusion(), view), truth)
-    blocks, rng = torch.stack(list(side_by_side(received(view, Kind.EMBEDDING)))), np.random.default_rng(0)
+    blocks, rng = torch.stack(list(epochs_side_by_side(read_releases(view, Kind.EMBEDDING)))), np.random.default_rng(0)
     epochs, known = len(blocks), view.aux_rows.numpy()
     subsets = [rng.permutation(epochs)[: rng.integers(1, epochs + 1)] for _ in range(6)]
     inputs = [blocks[k] for k in range(epochs)] + [blocks[-k:].mean(dim=0) for k in (2, 3, 5, 10, epochs)]
     inputs += [torch.cat(list(blocks[subset]), dim=1) for subset in (*subsets, list(range(epochs)))]
     for x in (chosen.numpy() for chosen in inputs):
-        model = RidgeCV(PENALTIES, alpha_per_target=True).fit(x[known], truth[known])
+        model = RidgeCV(RIDGE_PENALTIES, alpha_per_target=True).fit(x[known], truth[known])
         assert r2(model.predict(x), truth) <= built_in + 0.02
 
 
 def test_views_that_share_what_they_remember_share_trajectories():
     view, _ = federation()
-    first = trajectories(view, Kind.EMBEDDING, sender="passive_1")
-    assert trajectories(view.private_copy(), Kind.EMBEDDING, sender="passive_1") is first
+    first = trajectories(view, [("passive_1", None)])
+    assert trajectories(view.private_copy(), [("passive_1", None)]) is first
     assert any("components of all" in name for name in sources(view))
-    assert trajectories(replace(view, adaptive=False), Kind.EMBEDDING, sender="passive_1") == []
+    assert trajectories(replace(view, adaptive=False), [("passive_1", None)]) == []
 
 
 def test_an_attribute_that_is_no_linear_function_of_releases_is_inferred():

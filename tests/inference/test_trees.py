@@ -10,10 +10,10 @@ from scipy.stats import spearmanr
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
 from vflsec.inference.sources import sources
-from vflsec.inference.trees.bounds import Between, Unit, bounds
-from vflsec.inference.trees.components import components, shared, weighed
-from vflsec.inference.trees.nodes import own_splits, told
-from vflsec.inference.trees.sums import _nearest, solved
+from vflsec.inference.trees.bounds import bounds
+from vflsec.inference.trees.histograms import PossibleBins, Unit
+from vflsec.inference.trees.nodes import known_nodes, local_splits, node_components, shared_components, weigh_components
+from vflsec.inference.trees.values import _nearest, solve_bins
 from vflsec.run.adversary import adversary
 from vflsec.run.adversary import view_of as view_after
 from vflsec.testing.federations import federation_of
@@ -55,7 +55,7 @@ def path(node):
 
 def test_a_row_has_the_nodes_on_the_way_to_its_leaf():
     trees = grown(rounds=6)
-    found, reached = told(view_of(trees), "active"), leaves(trees)
+    found, reached = known_nodes(view_of(trees), "active"), leaves(trees)
     for row in range(0, N, 37):
         for tree in range(6):
             own = set(found.nodes["train"][row, tree].tolist()) - {0}
@@ -74,24 +74,24 @@ def untold(message):
 def test_nodes_that_are_not_told_are_unknown():
     view = view_of(grown())
     hidden = tuple(untold(m) for m in view.messages if m.sender == "active" and m.split == "train")
-    assert told(replace(view, messages=hidden), "active") is None
+    assert known_nodes(replace(view, messages=hidden), "active") is None
 
 
 def test_an_adversary_that_is_not_adaptive_reads_one_tree():
     trees = grown(rounds=4)
-    found = told(view_of(trees, adaptive=False), "active")
+    found = known_nodes(view_of(trees, adaptive=False), "active")
     assert found.trees.tolist() == [0]
 
 
 def test_trees_of_one_round_are_of_one_round():
     for exchange in ("plain", "masked"):
         view = view_of(grown(rounds=3, n_classes=3, exchange=exchange))
-        assert told(view, "active").rounds.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+        assert known_nodes(view, "active").rounds.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 def naive(view, kept=None):
     """Standardized columns, one for each node, of training rows."""
-    nodes, columns = told(view, "active"), []
+    nodes, columns = known_nodes(view, "active"), []
     for t, tree in enumerate(nodes.trees.tolist()):
         own = nodes.nodes["train"][:, t]
         for node in sorted(set(own[own > 1].tolist())):
@@ -105,7 +105,7 @@ def naive(view, kept=None):
 def test_components_are_those_of_standardized_columns_of_nodes(rounds):
     trees = grown(rounds=rounds)
     view = view_of(trees)
-    points, values = components(view, "active")["train"]
+    points, values = node_components(view, "active")["train"]
     exact = np.linalg.svd(naive(view), compute_uv=False)
     np.testing.assert_allclose(values[:5], exact[:5], rtol=1e-3)
     np.testing.assert_allclose(np.linalg.norm(points, axis=0), values, rtol=1e-6)
@@ -115,7 +115,7 @@ def test_all_components_have_the_kernel_of_shared_nodes():
     trees = grown(rounds=2)
     view = view_of(trees)
     columns = naive(view)
-    table = weighed(*components(view, "active")["train"], 1).numpy()
+    table = weigh_components(*node_components(view, "active")["train"], 1).numpy()
     expected = columns @ columns.T
     np.testing.assert_allclose(table @ table.T * expected[0, 0] / (table[0] @ table[0]), expected, atol=1e-6 * N)
 
@@ -124,7 +124,7 @@ def test_all_components_have_the_kernel_of_shared_nodes():
 def test_the_columns_of_a_table_have_one_variance(power):
     """So that a model which standardizes them keeps the kernel."""
     trees = grown()
-    table = weighed(*components(view_of(trees), "active")["train"], power)
+    table = weigh_components(*node_components(view_of(trees), "active")["train"], power)
     deviations = table.std(dim=0)
     torch.testing.assert_close(deviations, deviations[:1].expand_as(deviations))
 
@@ -132,27 +132,27 @@ def test_the_columns_of_a_table_have_one_variance(power):
 def test_at_prediction_a_row_has_the_components_of_a_training_row_like_it():
     """Test rows that are copies of training rows are told only nodes that the party splits, and agree on these."""
     view = view_of(grown(rounds=8, twice=True))
-    both = components(view, "active", everywhere=True)
+    both = node_components(view, "active", everywhere=True)
     np.testing.assert_allclose(both["test"][0], both["train"][0], atol=1e-9)
-    assert set(components(view, "active")) == {"train"}
-    kept = {t: {v for i in nodes for v in (i, 2 * i, 2 * i + 1)} for t, nodes in own_splits(view, "active").items()}
+    assert set(node_components(view, "active")) == {"train"}
+    kept = {t: {v for i in nodes for v in (i, 2 * i, 2 * i + 1)} for t, nodes in local_splits(view, "active").items()}
     exact = np.linalg.svd(naive(view, kept), compute_uv=False)
     np.testing.assert_allclose(both["train"][1][:5], exact[:5], rtol=1e-3)
 
 
 def test_a_tree_that_a_row_is_not_told_of_says_nothing_of_it():
     trees = grown(rounds=5)
-    known = told(view_of(trees), "active")
+    known = known_nodes(view_of(trees), "active")
     known.nodes["train"][7] = 0
-    points, _ = shared(known, "train")["train"]
+    points, _ = shared_components(known, "train")["train"]
     np.testing.assert_allclose(points[7], 0, atol=1e-12)
 
 
 def test_parties_that_collude_know_what_either_is_told():
     trees = grown(parties=3, rounds=4)
-    together = told(view_of(trees, "passive_1+passive_2"), "active")
+    together = known_nodes(view_of(trees, "passive_1+passive_2"), "active")
     for party in ("passive_1", "passive_2"):
-        alone = told(view_of(trees, party), "active")
+        alone = known_nodes(view_of(trees, party), "active")
         assert ((alone.nodes["train"] == 0) | (alone.nodes["train"] == together.nodes["train"])).all()
 
 
@@ -193,9 +193,9 @@ def test_as_many_sums_as_rows_give_every_bin():
     trees = grown(n=60, rounds=60, depth=3, exchange="masked", leaf_rows=1)
     view = view_of(trees, "active")
     known = bounds(view, "passive_1")
-    np.testing.assert_allclose(solved(view, "passive_1", known), truth(trees, known, "train"), atol=1e-3)
+    np.testing.assert_allclose(solve_bins(view, "passive_1"), truth(trees, known, "train"), atol=1e-3)
     without = replace(view, messages=tuple(m for m in view.messages if m.kind is not Kind.HISTOGRAM))
-    guessed = solved(without, "passive_1", bounds(without, "passive_1"))
+    guessed = solve_bins(without, "passive_1")
     assert np.abs(guessed - truth(trees, known, "train")).max() > 0.1
 
 
@@ -204,7 +204,7 @@ def test_sums_add_to_bounds():
     view = view_of(trees, "active")
     known = bounds(view, "passive_1")
     exact = truth(trees, known, "train")
-    errors = [((one - exact) ** 2).mean() for one in (solved(view, "passive_1", known), known.expected["train"])]
+    errors = [((one - exact) ** 2).mean() for one in (solve_bins(view, "passive_1"), known.expected["train"])]
     assert errors[0] < 0.9 * errors[1]
 
 
@@ -228,7 +228,7 @@ def test_histograms_of_nodes_that_are_not_told_are_left_out():
     view = view_of(trees, "active")
     known = bounds(view, "passive_1")
     hidden = tuple(untold(m) if m.sender == "active" else m for m in view.messages)
-    found = solved(replace(view, messages=hidden), "passive_1", known)
+    found = solve_bins(replace(view, messages=hidden), "passive_1")
     np.testing.assert_allclose(found, known.expected["train"])
 
 
@@ -244,7 +244,7 @@ def test_rows_that_can_be_in_each_bin_are_counted_as_one_by_one():
     units = (Unit(0, 0, 5, ordered=True), *(Unit(1, b, b, ordered=False) for b in range(6, 9)))
     low, high = (rng.integers(0, 6, (50, 4)) for _ in range(2))
     low[:, 1:], high[:, 1:] = 0, rng.integers(0, 2, (50, 3))
-    possible, rows = Between(units, low, high), rng.choice(50, 30, replace=False)
+    possible, rows = PossibleBins(units, low, high), rng.choice(50, 30, replace=False)
     assert (high[:, 0] < low[:, 0]).any(), "in no bin at all"
     for start, stop in ((0, 6), (6, 9)):
         one_by_one = [possible.rows_in(rows, b).sum() for b in range(start, stop)]

@@ -13,7 +13,7 @@ from vflsec.core.message import Kind
 from vflsec.core.method import Trained
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.data.partition import DataSpec
-from vflsec.inference.releases import latest
+from vflsec.inference.releases import read_last_values
 from vflsec.run.adversary import adversary, view_of
 from vflsec.testing.federations import toy_federation
 
@@ -302,7 +302,7 @@ def test_nobody_assembles_a_model_of_several_others_or_without_an_average(method
 def test_a_passive_party_reads_the_active_partys_projections_of_its_training_rows():
     method, where = make("fedcssl-simsiam"), federation()
     view = viewed(method, pretrained(method, where), "passive_1")
-    found = latest(view, Kind.EMBEDDING, sender="active")["train"]
+    found = read_last_values(view, Kind.EMBEDDING, sender="active")["train"]
     assert found.shape == (where.n_rows("train"), HEADS["projector"])
     heard = [m for m in where.heard if m.receiver == "passive_1"]
     place = int(where.places["aligned"][7])

@@ -13,7 +13,7 @@ from vflsec.core.message import Kind, Transcript
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Guess, Need, View
 from vflsec.data.partition import DataSpec
-from vflsec.inference.releases import received
+from vflsec.inference.releases import read_releases
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.results.metrics import METRICS
 from vflsec.run import engine
@@ -248,9 +248,9 @@ def test_colluding_parties_have_what_each_of_them_has_side_by_side():
 
 def test_what_colluding_parties_received_stands_side_by_side():
     view, federation = colluding("passive_1+passive_3")
-    both = received(view, Kind.GRADIENT)
+    both = read_releases(view, Kind.GRADIENT)
     for k, name in enumerate(("passive_1", "passive_3")):
-        own = received(replace(view, party=name), Kind.GRADIENT)
+        own = read_releases(replace(view, party=name), Kind.GRADIENT)
         assert torch.equal(both.values[:, 3 * k : 3 * k + 3], own.values)
         assert torch.equal(both.rows, own.rows)
         assert torch.equal(both.epoch, own.epoch)

@@ -17,7 +17,7 @@ from vflsec.core.method import Trained
 from vflsec.core.view import Guess, View
 from vflsec.defenses.gaussian_dp import GaussianDP
 from vflsec.defenses.label_dp import LabelDP
-from vflsec.inference.several_trainings import pooled_guess, side_by_side, summed, weights
+from vflsec.inference.several_trainings import pool_guesses, side_by_side, sum_margins, weigh_trainings
 from vflsec.report.sweep import SweepReport
 from vflsec.results.analysis.trainings import add_up, notes_on_spending, spending_of
 from vflsec.results.records.folder import read_manifest, read_records
@@ -196,8 +196,8 @@ def test_evidence_adds_up_as_log_odds_do_whatever_the_units(classes):
             ]
         )
 
-    assert auc(summed(other_units)) == pytest.approx(auc(sum(scores)), abs=0.005)
-    assert auc(summed(other_units)) > max(map(auc, scores)) + 0.1
+    assert auc(sum_margins(other_units)) == pytest.approx(auc(sum(scores)), abs=0.005)
+    assert auc(sum_margins(other_units)) > max(map(auc, scores)) + 0.1
 
 
 def test_a_training_that_tells_nothing_or_the_opposite_does_not_spoil_the_others():
@@ -209,24 +209,24 @@ def test_a_training_that_tells_nothing_or_the_opposite_does_not_spoil_the_others
     def auc(x):
         return roc_auc_score(labels, x[:, 1] - x[:, 0])
 
-    whole = auc(summed(good))
-    assert auc(summed([*good, noise])) > whole - 0.01 > auc(sum(good) + 3 * noise)
-    assert auc(summed([*good, wrong])) > whole - 0.01
+    whole = auc(sum_margins(good))
+    assert auc(sum_margins([*good, noise])) > whole - 0.01 > auc(sum(good) + 3 * noise)
+    assert auc(sum_margins([*good, wrong])) > whole - 0.01
     wild = good[0].clone()
     wild[:40] = 1e12 * torch.randn(40, 2, generator=rng, dtype=torch.float64)
-    assert auc(summed([wild, *good[1:]])) > whole - 0.02
+    assert auc(sum_margins([wild, *good[1:]])) > whole - 0.02
 
 
 def test_without_agreement_all_trainings_weigh_the_same():
     z = torch.randn(5, 500, 2, generator=generator(2, "trainings"), dtype=torch.float64)
-    assert torch.equal(weights(z), torch.ones(5, dtype=torch.float64))
-    assert torch.equal(weights(z[:2]), torch.ones(2, dtype=torch.float64))
+    assert torch.equal(weigh_trainings(z), torch.ones(5, dtype=torch.float64))
+    assert torch.equal(weigh_trainings(z[:2]), torch.ones(2, dtype=torch.float64))
 
 
 def test_columns_are_averaged_and_only_common_splits_are_guessed():
     first = Guess({"train": torch.ones(4, 3), "test": torch.ones(2, 3)}, converged=True, budget={"fits": 2})
     second = Guess({"train": 3 * torch.ones(4, 3)}, converged=False, budget={"fits": 3})
-    found = pooled_guess([first, second], values=True)
+    found = pool_guesses([first, second], values=True)
     assert found.scores.keys() == {"train"}
     assert torch.equal(found.scores["train"], torch.full((4, 3), 2.0, dtype=torch.float64))
     assert (found.converged, found.budget) == (False, {"fits": 5})

@@ -6,7 +6,9 @@ import copy
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from functools import wraps
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from vflsec.results.canaries import Canaries
 
 Result = TypeVar("Result")
+P = ParamSpec("P")
 
 
 class Need(StrEnum):
@@ -223,6 +226,26 @@ class View:
         """Return the view of the same party alone: with an untrained model of the same shape, and no messages."""
         learned: dict[str, Any] = dict.fromkeys(("victim_model", "top", "shadows", "recording"))
         return replace(self, model=fresh_model, messages=(), predictions={}, models={}, **learned)
+
+
+def computed_once(function: Callable[Concatenate[View, P], Result]) -> Callable[Concatenate[View, P], Result]:
+    """Let ``function`` be computed once for a view and its copies: for each choice of its other arguments.
+
+    Copies can differ in auxiliary rows, so it must not depend on these. The result must not be changed.
+    """
+    parameters = signature(function)
+
+    @wraps(function)
+    def compute(view: View, *args: P.args, **kwargs: P.kwargs) -> Result:
+        bound = parameters.bind(view, *args, **kwargs)
+        bound.apply_defaults()
+        key = (function.__module__, function.__qualname__, *list(bound.arguments.values())[1:])
+        if key not in view.memo:
+            view.memo[key] = function(view, *args, **kwargs)
+        result: Result = view.memo[key]
+        return result
+
+    return compute
 
 
 def _holds(value: Any) -> bool:

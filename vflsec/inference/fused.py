@@ -2,13 +2,14 @@
 
 Gaussian processes on subsets of the tables are fitted to the auxiliary rows, and averaged by how well they explain
 these rows. For classes, randomized trees on own columns and on all tables are pooled with them. Where a passive party
-is told the nodes of federated trees, guesses from these nodes take their place: federated trees were grown by the
+knows the nodes of federated trees, guesses from these nodes take their place: federated trees were grown by the
 labels of all rows, and not of a few.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -16,18 +17,32 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vflsec.core.view import Guess, View
-from vflsec.inference.boosting_guesses import FOLDS, guesses
-from vflsec.inference.distilled import drawn, learn
-from vflsec.inference.instance_spaces import regressed
-from vflsec.inference.kernel_mixture import Kernel, Likelihood, Mixture, of_classes, unit_rows
-from vflsec.inference.opinion_pool import Forest, Opinion, blended, pooled
+from vflsec.inference.kernel_mixture import Kernel, Likelihood, Mixture, class_likelihood, unit_rows
+from vflsec.inference.opinion_pool import Forest, Opinion, blend_opinions, fit_out_of_bag, pool_opinions
 from vflsec.inference.sources import COLUMNS, LOCAL, SourceTable, sources
 from vflsec.inference.trees.bounds import bounds
-from vflsec.inference.trees.learned import learned
+from vflsec.inference.trees.guesses import FOLDS, guesses, regress_on_nodes
 from vflsec.inference.trees.nodes import partners
-from vflsec.inference.trees.values import between_bounds, by_histograms, recovered
+from vflsec.inference.trees.values import (
+    columns_between_bounds,
+    columns_by_histograms,
+    learn_columns,
+    recover_columns,
+)
 
 _DISTANCES = ", distances"
+
+MOST_OTHERS = 1200
+"""Rows whose guesses are learned, beside the auxiliary rows."""
+
+LENGTHS = (0.5, 1.0, 2.0, 4.0, 16.0)
+"""Candidate length scales of each part; standardized rows have a squared norm of about 1."""
+
+SEARCHED = 400
+"""Rows, evenly spaced, on which length scales are chosen at most."""
+
+NOISE = torch.logspace(-3, 1, 5, dtype=torch.float64)
+"""Candidate variances of the noise; a kernel has variance one."""
 
 
 def fused_classes(view: View, rng: torch.Generator) -> Guess:
@@ -45,8 +60,8 @@ def fused_classes(view: View, rng: torch.Generator) -> Guess:
 
 def _fused_classes(view: View, rng: torch.Generator) -> Guess:
     labels, known = view.aux_labels, view.aux_split
-    of_nodes = _of_nodes(view, rng)  # first, so that other attacks with this stream share it
-    models = _fitted(view, F.one_hot(labels, view.n_classes).double(), of_classes(labels), rng)
+    of_nodes = _opinions_of_nodes(view, rng)  # first, so that other attacks with this stream share it
+    models = _fit_models(view, F.one_hot(labels, view.n_classes).double(), class_likelihood(labels), rng)
     forests: dict[tuple[str, ...], Forest] = {}
     scores = {}
     for split, model in models.items():
@@ -55,22 +70,22 @@ def _fused_classes(view: View, rng: torch.Generator) -> Guess:
             if names not in forests:
                 forests[names] = Forest(model.joined(names, known)[view.aux_rows], labels, view.n_classes, rng)
             opinions.append(forests[names].opinion(model.joined(names, split)))
-        scores[split] = pooled(opinions, labels) if model.tables else opinions[0].scores
+        scores[split] = pool_opinions(opinions, labels) if model.tables else opinions[0].scores
     return Guess(scores, budget=_budget(models.values()))
 
 
-def _of_nodes(view: View, rng: torch.Generator) -> dict[str, list[Opinion]]:
+def _opinions_of_nodes(view: View, rng: torch.Generator) -> dict[str, list[Opinion]]:
     """Return opinions on labels by split, from the nodes of federated trees; none without any."""
     if view.victim is not None or view.side != "passive" or not partners(view):
         return {}
-    return guesses(view, regressed(view, rng), rng)
+    return guesses(view, regress_on_nodes(view, rng), rng)
 
 
 def fused_values(view: View, rng: torch.Generator) -> Guess:
     """Return values (n, d) for every split.
 
     What an active party recovers from the splits of trees (``vflsec.inference.trees.values``), and for other rows what
-    it learns from these values (``vflsec.inference.trees.learned``), is blended with them. So is, where rows have
+    it learns from these values (``vflsec.inference.trees.values``), is blended with them. So is, where rows have
     releases of several epochs, what it learns from their guesses for rows with one release.
 
     Args:
@@ -78,19 +93,23 @@ def fused_values(view: View, rng: torch.Generator) -> Guess:
         rng: draws the rows on which tables are chosen, the parts of the auxiliary rows, and the trees.
     """
     targets = view.aux_labels.double()
-    models = _fitted(view, targets, _of_values(targets), rng)
-    of_splits = _of_splits(view, rng)
-    opinions = {} if of_splits else _of_guesses(view, models, rng)
+    models = _fit_models(view, targets, _value_likelihood(targets), rng)
+    of_splits = _opinions_of_splits(view, rng)
+    opinions = {} if of_splits else _opinions_of_guesses(view, models, rng)
     scores = {}
     for split, model in models.items():
         direct = model.predict(split, view.aux_split)
         if split in of_splits:
             opinions[split] = [Opinion(direct, model.mixture.left_out()), *of_splits[split]]
-        scores[split] = blended(opinions[split], targets, by_column=split in of_splits) if split in opinions else direct
+        scores[split] = (
+            blend_opinions(opinions[split], targets, by_column=split in of_splits) if split in opinions else direct
+        )
     return Guess(scores, budget=_budget(models.values()))
 
 
-def _of_guesses(view: View, models: Mapping[str, FusedModel], rng: torch.Generator) -> dict[str, list[Opinion]]:
+def _opinions_of_guesses(
+    view: View, models: Mapping[str, FusedModel], rng: torch.Generator
+) -> dict[str, list[Opinion]]:
     """Return opinions on rows of other splits: direct ones, and learned from guesses of rows with several releases.
 
     The known rows that judge opinions are left out of both, a fold at a time, also of the guesses.
@@ -99,26 +118,26 @@ def _of_guesses(view: View, models: Mapping[str, FusedModel], rng: torch.Generat
     teacher, m = models[known], len(rows)
     if m < 2 or not any(source.rescaled for source in teacher.tables.values()):
         return {}
-    pool, folds = drawn(len(view.features[known]), rows, rng), min(FOLDS, m)
+    pool, folds = draw_rows(len(view.features[known]), rows, rng), min(FOLDS, m)
     part = (torch.randperm(m, generator=rng) % folds).to(rows.device)
     out = [torch.zeros_like(part, dtype=torch.bool), *(part == fold for fold in range(folds))]
     guessed = teacher.mixture.predict_without(out, {n: x[pool] for n, x in teacher.units(known, known).items()})
     for left, guess in zip(out, guessed, strict=True):
         guess[:m] = torch.where(left[:, None], guess[:m], targets)
-    d, found = targets.shape[1], {}
+    d, opinions = targets.shape[1], {}
     for split, model in models.items():
         if model is teacher or not model.read_by_trees:
             continue
         parts = [[n for n in model.read_by_trees[-1] if (n in LOCAL) == is_local] for is_local in (False, True)]
         pairs = [(model.joined(names, known)[pool], model.joined(names, split)) for names in parts if names]
-        learned = learn(torch.cat(guessed, dim=1), pairs, d, rng)
+        learned = learn_guesses(torch.cat(guessed, dim=1), pairs, d, rng)
         units = {name: x[rows] for name, x in model.units(known, known).items()}
         indirect = torch.split(learned.left_out[:m], d, dim=1)[1:]
-        found[split] = [
+        opinions[split] = [
             Opinion(model.predict(split, known), _in_folds(model.mixture.predict_without(out[1:], units), out[1:])),
             Opinion(learned.guesses[:, :d], _in_folds(indirect, out[1:])),
         ]
-    return found
+    return opinions
 
 
 def _in_folds(predictions: Iterable[Tensor], out: Iterable[Tensor]) -> Tensor:
@@ -126,7 +145,7 @@ def _in_folds(predictions: Iterable[Tensor], out: Iterable[Tensor]) -> Tensor:
     return torch.stack([x * left[:, None] for x, left in zip(predictions, out, strict=True)]).sum(dim=0)
 
 
-def _of_splits(view: View, rng: torch.Generator) -> dict[str, list[Opinion]]:
+def _opinions_of_splits(view: View, rng: torch.Generator) -> dict[str, list[Opinion]]:
     """Return opinions on values that follow from the splits of trees by split; none without any."""
     victim = view.victim
     if view.side != "active" or victim is None or len(view.aux_rows) < 2 or bounds(view, victim) is None:
@@ -136,14 +155,14 @@ def _of_splits(view: View, rng: torch.Generator) -> dict[str, list[Opinion]]:
     held_out = {s: torch.zeros(len(rows), view.n_classes, dtype=torch.float64, device=device) for s in view.features}
     for fold in range(min(FOLDS, len(rows))):
         rest, out = view.knowing(torch.nonzero(part != fold)[:, 0]), part == fold
-        loose = between_bounds(rest, victim)[view.aux_split]
-        for s, own in held_out.items():  # rows of other splits are in no histogram
-            known = by_histograms(rest, victim) if s == view.aux_split else loose
-            own[out] = known.to(device)[rows[out]]
-    found = {s: [Opinion(x.to(device), held_out[s])] for s, x in recovered(view, victim).items()}
-    for s, others in learned(view, victim, rng).items():
-        found[s] += others
-    return found
+        loose = columns_between_bounds(rest, victim)[view.aux_split]
+        for s, values in held_out.items():  # rows of other splits are in no histogram
+            known = columns_by_histograms(rest, victim) if s == view.aux_split else loose
+            values[out] = known.to(device)[rows[out]]
+    opinions = {s: [Opinion(x.to(device), held_out[s])] for s, x in recover_columns(view, victim).items()}
+    for s, others in learn_columns(view, victim, rng).items():
+        opinions[s] += others
+    return opinions
 
 
 class FusedModel(NamedTuple):
@@ -168,8 +187,8 @@ class FusedModel(NamedTuple):
 
     def predict(self, split: str, known: str) -> Tensor:
         """Return predictions (n, d) of the rows of ``split``; ``known`` is the split of the auxiliary rows."""
-        found = self.mixture.predict(self.units(split, known))
-        return found.expand(self.n_rows[split], -1)  # without tables there is one prediction for all rows
+        prediction = self.mixture.predict(self.units(split, known))
+        return prediction.expand(self.n_rows[split], -1)  # without tables there is one prediction for all rows
 
     def units(self, split: str, known: str) -> dict[str, Tensor]:
         """Return the tables of ``split`` that the mixture reads, by the name of the kernel."""
@@ -181,19 +200,19 @@ class FusedModel(NamedTuple):
         return torch.cat([self.tables[name].table[split].float() for name in names], dim=1)
 
 
-def _fitted(view: View, targets: Tensor, likelihood: Likelihood, rng: torch.Generator) -> dict[str, FusedModel]:
+def _fit_models(view: View, targets: Tensor, likelihood: Likelihood, rng: torch.Generator) -> dict[str, FusedModel]:
     """Return a model for each split, fitted to the ``targets`` (m, d) of the auxiliary rows."""
     held = sources(view)
     by_tables: dict[frozenset[str], FusedModel] = {}
-    found = {}
+    models = {}
     for split in view.features:
         covering = frozenset(name for name, source in held.items() if split in source.table)
         if covering not in by_tables:
-            own = {name: held[name] for name in held if name in covering}
-            mixture = Mixture(_kernels(own, view.aux_split), view.aux_rows, targets, likelihood, rng)
-            by_tables[covering] = FusedModel(mixture, own, {name: len(x) for name, x in view.features.items()})
-        found[split] = by_tables[covering]
-    return found
+            tables = {name: held[name] for name in held if name in covering}
+            mixture = Mixture(_kernels(tables, view.aux_split), view.aux_rows, targets, likelihood, rng)
+            by_tables[covering] = FusedModel(mixture, tables, {name: len(x) for name, x in view.features.items()})
+        models[split] = by_tables[covering]
+    return models
 
 
 def _budget(models: Iterable[FusedModel]) -> dict[str, float]:
@@ -202,17 +221,17 @@ def _budget(models: Iterable[FusedModel]) -> dict[str, float]:
 
 def _kernels(held: Mapping[str, SourceTable], split: str) -> dict[str, Kernel]:
     """Return a linear kernel for each source, and one of distances where the source asks for it."""
-    found = {}
+    kernels = {}
     for name, source in held.items():
         x = unit_rows(source.table[split], source.table[split])
         if source.linear:
-            found[name] = Kernel(x)
+            kernels[name] = Kernel(x)
         if source.distances:
-            found[name + _DISTANCES] = Kernel(x, nonlinear=True)
-    return found
+            kernels[name + _DISTANCES] = Kernel(x, nonlinear=True)
+    return kernels
 
 
-def _of_values(targets: Tensor) -> Likelihood:
+def _value_likelihood(targets: Tensor) -> Likelihood:
     """Return the log likelihood of values with Gaussian errors, divided by the number of columns."""
 
     def likelihood(predicted: Tensor, rows: Tensor) -> Tensor:
@@ -220,3 +239,91 @@ def _of_values(targets: Tensor) -> Likelihood:
         return -len(rows) / 2 * errors.log()
 
     return likelihood
+
+
+class Distilled(NamedTuple):
+    """Guesses (m, k) of other rows, and those (P, k) of the rows that are learned from, each without its own target."""
+
+    guesses: Tensor
+    left_out: Tensor
+
+
+def draw_rows(n_rows: int, known: Tensor, rng: torch.Generator) -> Tensor:
+    """Return the positions of the rows to learn from: the ``known`` ones, then up to ``MOST_OTHERS`` at random."""
+    others = torch.randperm(n_rows, generator=rng).to(known.device)
+    return torch.cat([known, others[~torch.isin(others, known)][:MOST_OTHERS]])
+
+
+def learn_guesses(
+    targets: Tensor, parts: Sequence[tuple[Tensor, Tensor]], n_scored: int, rng: torch.Generator
+) -> Distilled:
+    """Learn guesses of rows with a Gaussian process and with randomized trees, and predict other rows.
+
+    The process has a kernel of distances. The leave-one-out error of the first ``n_scored`` targets chooses its noise
+    and a length scale of each part: a few numbers that another party sent can say more than many local columns. Trees
+    follow steps and interactions. Errors of left-out rows weigh the two for each target.
+
+    Source: Hinton, Vinyals, Dean 2015, "Distilling the knowledge in a neural network"; Rasmussen and Williams 2006,
+    sections 2.2, 5.1 and 5.4.2; Geurts, Ernst, Wehenkel 2006, "Extremely randomized trees".
+
+    Args:
+        targets: (P, k) guesses of the rows to learn from, repetitions of ``n_scored`` columns.
+        parts: what is known of these rows (P, q), and the same of the other rows (m, q).
+        n_scored: targets that choose.
+        rng: draws the trees.
+    """
+    units = [(unit_rows(x.double(), x.double()), unit_rows(new.double(), x.double())) for x, new in parts]
+    process, trees = _learn_by_process(targets, units, n_scored), _learn_by_trees(targets, units, rng)
+    difference = (trees.left_out - process.left_out)[:, :n_scored]
+    missing = (targets - process.left_out)[:, :n_scored]
+    smallest = torch.finfo(targets.dtype).tiny
+    share = ((difference * missing).sum(dim=0) / difference.square().sum(dim=0).clamp_min(smallest)).clamp(0, 1)
+    share = share.repeat(targets.shape[1] // n_scored)
+    return Distilled(*(a + share * (b - a) for a, b in zip(process, trees, strict=True)))
+
+
+def _learn_by_trees(targets: Tensor, units: Sequence[tuple[Tensor, Tensor]], rng: torch.Generator) -> Distilled:
+    x, new = (torch.cat(side, dim=1).cpu().numpy() for side in zip(*units, strict=True))
+    seed = int(torch.randint(2**31, (), generator=rng))
+    trees, left_out = fit_out_of_bag(x, targets.cpu().numpy(), seed, share=0.6)
+    predicted = trees.predict(new).reshape(len(new), -1)
+    return Distilled(*(torch.from_numpy(part).to(targets) for part in (predicted, left_out)))
+
+
+def _learn_by_process(targets: Tensor, units: Sequence[tuple[Tensor, Tensor]], n_scored: int) -> Distilled:
+    given, new = zip(*units, strict=True)
+    searched = slice(None, None, -(-len(targets) // SEARCHED))
+    tried = (
+        _fit_process([x[searched] for x in given], lengths, targets[searched], n_scored)
+        for lengths in product(LENGTHS, repeat=len(units))
+    )
+    process = _fit_process(given, min(tried, key=lambda each: each.error).lengths, targets, n_scored)
+    kernel = process.kernel
+    predicted = kernel.times(_scale(new, process.lengths), kernel.x, process.coefficients) + targets.mean(dim=0)
+    return Distilled(predicted, process.left_out)
+
+
+class _Process(NamedTuple):
+    error: float
+    lengths: tuple[float, ...]
+    kernel: Kernel
+    coefficients: Tensor
+    left_out: Tensor
+
+
+def _scale(units: Sequence[Tensor], lengths: Sequence[float]) -> Tensor:
+    return torch.cat([x / length for x, length in zip(units, lengths, strict=True)], dim=1)
+
+
+def _fit_process(units: Sequence[Tensor], lengths: tuple[float, ...], targets: Tensor, n_scored: int) -> _Process:
+    """Return the process with the noise of the least leave-one-out error."""
+    kernel, mean = Kernel(_scale(units, lengths), nonlinear=True), targets.mean(dim=0)
+    values, vectors = torch.linalg.eigh(kernel.between(kernel.x, kernel.x))
+    rotated, squares, tried = vectors.T @ (targets - mean), vectors.square(), []
+    for noise in NOISE.tolist():
+        inverse = 1 / (values.clamp_min(0) + noise)
+        solved = vectors @ (rotated * inverse[:, None])
+        errors = solved / (squares @ inverse)[:, None]
+        error = float(errors[:, :n_scored].square().mean())
+        tried.append(_Process(error, lengths, kernel, solved, targets - errors))
+    return min(tried, key=lambda process: process.error)

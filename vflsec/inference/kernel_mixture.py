@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -77,20 +78,15 @@ class Mixture:
     """
 
     def __init__(
-        self,
-        kernels: Mapping[str, Kernel],
-        rows: Tensor,
-        targets: Tensor,
-        likelihood: Likelihood,
-        rng: torch.Generator,
+        self, kernels: Mapping[str, Kernel], rows: Tensor, targets: Tensor, likelihood: Likelihood, rng: torch.Generator
     ) -> None:
-        self.kernels = kernels
+        self.kernels, self.likelihood = kernels, likelihood
         self.known = {name: kernel.x[rows] for name, kernel in kernels.items()}
         self.mean = targets.mean(dim=0)
         self.centered = targets - self.mean
         searched = torch.randperm(len(rows), generator=rng)[:SEARCHED].sort().values.to(rows.device)
         grams = {name: self._gram([name], searched) for name in kernels}
-        tried = self._search(grams, searched, likelihood)
+        tried = self._search(grams, searched)
         weights = torch.softmax(torch.tensor([c.score for c in tried], dtype=torch.float64), dim=0)
         heaviest = sorted(zip(tried, weights.tolist(), strict=True), key=lambda pair: -pair[1])[:HEAVIEST]
         kept = [(c, w) for c, w in heaviest if w >= NEGLIGIBLE * heaviest[0][1]]
@@ -102,7 +98,7 @@ class Mixture:
 
     def predict(self, tables: Mapping[str, Tensor]) -> Tensor:
         """Return the mean prediction (m, d) for rows with the standardized ``tables`` (m, k), given by name."""
-        return self.mean + self._weighted(tables, self.coefficients)
+        return self.mean + self._weigh(tables, self.coefficients)
 
     def predict_without(self, parts: Sequence[Tensor], tables: Mapping[str, Tensor]) -> list[Tensor]:
         """Return for each of ``parts`` (n,) the prediction as in ``predict`` without the known rows where it is true.
@@ -110,24 +106,26 @@ class Mixture:
         Candidates keep their weights.
         """
         fitted = [self._coefficients(~part) for part in parts]
-        together = {name: torch.cat([own[name] for own in fitted], dim=1) for name in self.coefficients}
-        predicted = torch.split(self._weighted(tables, together), len(self.mean), dim=1)
+        together = {
+            name: torch.cat([coefficients[name] for coefficients in fitted], dim=1) for name in self.coefficients
+        }
+        predicted = torch.split(self._weigh(tables, together), len(self.mean), dim=1)
         return [x + self.mean for x in predicted]
 
-    def _weighted(self, tables: Mapping[str, Tensor], coefficients: Mapping[str, Tensor]) -> Tensor:
+    def _weigh(self, tables: Mapping[str, Tensor], coefficients: Mapping[str, Tensor]) -> Tensor:
         """Return the sum (m, d) over known rows of similarities times coefficients."""
-        found = sum(c.sum(dim=0) for c in coefficients.values())
-        for name, own in coefficients.items():
-            found = found + self.kernels[name].times(tables[name], self.known[name], own)
-        return torch.as_tensor(found)
+        total = sum(c.sum(dim=0) for c in coefficients.values())
+        for name, part in coefficients.items():
+            total = total + self.kernels[name].times(tables[name], self.known[name], part)
+        return torch.as_tensor(total)
 
     def left_out(self) -> Tensor:
         """Return the leave-one-out prediction (n, d) of the known rows; candidates keep their weights."""
-        found = torch.zeros_like(self.centered)
+        prediction = torch.zeros_like(self.centered)
         for (names, noise, _), weight in self.candidates:
             inverse = torch.linalg.inv(self._regular(names, noise))
-            found += weight * (self.centered - inverse @ self.centered / inverse.diagonal()[:, None])
-        return found + self.mean
+            prediction += weight * (self.centered - inverse @ self.centered / inverse.diagonal()[:, None])
+        return prediction + self.mean
 
     def _regular(self, names: frozenset[str], noise: float) -> Tensor:
         """Return the mean kernel (n, n) of all known rows plus the noise variance on the diagonal."""
@@ -141,27 +139,21 @@ class Mixture:
         parts = [self.kernels[n].between(self.known[n][rows], self.known[n][rows]) for n in names]
         return torch.stack(parts).mean(dim=0) + 1
 
-    def _search(self, grams: Mapping[str, Tensor], rows: Tensor, likelihood: Likelihood) -> list[Candidate]:
+    def _search(self, grams: Mapping[str, Tensor], rows: Tensor) -> list[Candidate]:
         """Return every candidate of the beam search."""
-        level, found, best = [frozenset({name}) for name in grams], [], -float("inf")
+        level, candidates, best = [frozenset({name}) for name in grams], [], -float("inf")
         while level:
-            tried = [self._scored(names, grams, rows, likelihood) for names in level]
-            found += [candidate for candidates in tried for candidate in candidates]
-            reached = {c[0].names: max(one.score for one in c) for c in tried}
+            tried = [self._score(names, grams, rows) for names in level]
+            candidates += chain.from_iterable(tried)
+            reached = {group[0].names: max(candidate.score for candidate in group) for group in tried}
             before, best = best, max(best, *reached.values())
             if len(level[0]) > 2 and best == before:  # pairs are always tried
                 break
             beam = sorted(reached, key=lambda names: -reached[names])[: BEAM if len(level[0]) > 1 else None]
             level = list(dict.fromkeys(names | {name} for names in beam for name in grams if name not in names))
-        return found
+        return candidates
 
-    def _scored(
-        self,
-        names: frozenset[str],
-        grams: Mapping[str, Tensor],
-        rows: Tensor,
-        likelihood: Likelihood,
-    ) -> list[Candidate]:
+    def _score(self, names: frozenset[str], grams: Mapping[str, Tensor], rows: Tensor) -> list[Candidate]:
         """Return a candidate with these kernels for each noise variance."""
         values, vectors = torch.linalg.eigh(torch.stack([grams[name] for name in sorted(names)]).mean(dim=0))
         noise = NOISE.to(values.device)
@@ -173,7 +165,7 @@ class Mixture:
         solved = vectors @ (rotated * inverse[:, :, None])  # (noises, n, d)
         diagonal = vectors.square() @ inverse.T  # (n, noises), of each inverse
         left_out = targets - solved / diagonal.T[:, :, None]
-        scores = (evidence + likelihood(left_out + self.mean, rows)) / 2 - (len(names) - 1)
+        scores = (evidence + self.likelihood(left_out + self.mean, rows)) / 2 - (len(names) - 1)
         return [Candidate(names, *pair) for pair in zip(noise.tolist(), scores.tolist(), strict=True)]
 
     def _coefficients(self, used: Tensor | None = None) -> dict[str, Tensor]:
@@ -181,18 +173,18 @@ class Mixture:
 
         Those of rows where ``used`` (n,) is false are zero.
         """
-        found: dict[str, Tensor] = {}
+        coefficients: dict[str, Tensor] = {}
         rows = torch.nonzero(torch.ones(len(self.centered)) if used is None else used)[:, 0].to(self.centered.device)
         for (names, noise, _), weight in self.candidates:
             regular = self._regular(names, noise)[rows[:, None], rows]
             solved = torch.zeros_like(self.centered)
             solved[rows] = weight / len(names) * torch.linalg.solve(regular, self.centered[rows])
             for name in names:
-                found[name] = found.get(name, 0) + solved
-        return found
+                coefficients[name] = coefficients.get(name, 0) + solved
+        return coefficients
 
 
-def of_classes(labels: Tensor) -> Likelihood:
+def class_likelihood(labels: Tensor) -> Likelihood:
     """Return the log likelihood of classes, whose logits are predictions times the best of ``TEMPERATURES``."""
 
     def likelihood(predicted: Tensor, rows: Tensor) -> Tensor:
@@ -209,5 +201,4 @@ def unit_rows(x: Tensor, reference: Tensor) -> Tensor:
     Columns that are constant in ``reference`` are dropped.
     """
     varying = (reference != reference[:1]).any(dim=0)
-    found: Tensor = standardized(x[:, varying], reference[:, varying]) / int(varying.sum()) ** 0.5
-    return found
+    return standardized(x[:, varying], reference[:, varying]) / int(varying.sum()) ** 0.5

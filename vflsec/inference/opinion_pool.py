@@ -1,4 +1,4 @@
-"""A weighted mean of class probabilities of several models, with weights from held-out known rows."""
+"""Weighted means of the predictions of several models, with weights from held-out known rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from sklearn.ensemble import ExtraTreesClassifier
+from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -22,8 +22,12 @@ LEAST = 1e-3
 STEPS = 10
 """Weights are multiples of 1 / STEPS."""
 
-TREES = 200
-LEAF = 2
+TREES, LEAF = 200, 2
+"""Of a forest that votes for classes."""
+
+BAGGED_TREES, BAGGED_LEAF = 100, 3
+"""Of a forest whose out-of-bag predictions count."""
+
 CHUNK = 1 << 16
 
 
@@ -38,21 +42,21 @@ class Opinion(NamedTuple):
     scores: Tensor
     held_out: Tensor
 
-    def tells(self, labels: Tensor) -> bool:
+    def is_informative(self, labels: Tensor) -> bool:
         """Whether the known labels (n,) are likeliest with more than the smallest factor."""
-        return self._best(labels) > float(TEMPERATURES[0])
+        return self._best_factor(labels) > float(TEMPERATURES[0])
 
-    def _best(self, labels: Tensor) -> float:
-        tried = [(self.held_out * t).log_softmax(dim=1) for t in TEMPERATURES.tolist()]
-        return float(TEMPERATURES[int(torch.stack([_likelihood(one, labels) for one in tried]).argmax())])
+    def _best_factor(self, labels: Tensor) -> float:
+        log_p = [(self.held_out * t).log_softmax(dim=1).gather(1, labels[:, None]).sum() for t in TEMPERATURES.tolist()]
+        return float(TEMPERATURES[int(torch.stack(log_p).argmax())])
 
-    def calibrated(self, labels: Tensor) -> Opinion:
+    def calibrate(self, labels: Tensor) -> Opinion:
         """Return the softmax of the scores times the factor with the highest likelihood of the known labels (n,)."""
-        best = self._best(labels)
+        best = self._best_factor(labels)
         return Opinion((self.scores * best).softmax(dim=1), (self.held_out * best).softmax(dim=1))
 
 
-def pooled(opinions: Sequence[Opinion], labels: Tensor) -> Tensor:
+def pool_opinions(opinions: Sequence[Opinion], labels: Tensor) -> Tensor:
     """Return the weighted mean (m, C) of calibrated opinions.
 
     The weights are the posterior mean under a uniform prior; the likelihood of a choice of weights is that of the known
@@ -61,26 +65,28 @@ def pooled(opinions: Sequence[Opinion], labels: Tensor) -> Tensor:
 
     Source: Stone 1961, "The opinion pool"; Yao, Vehtari, Simpson, Gelman 2018, Bayesian Analysis 13.
     """
-    found = [opinion.calibrated(labels) for opinion in opinions]
-    weights = _simplex(len(found)).to(labels.device)  # (k, opinions)
-    of_labels = torch.stack([one.held_out.gather(1, labels[:, None])[:, 0] for one in found])  # (opinions, n)
+    calibrated = [opinion.calibrate(labels) for opinion in opinions]
+    weights = _grid_of_weights(len(opinions)).to(labels.device)  # (k, opinions)
+    of_labels = torch.stack(
+        [opinion.held_out.gather(1, labels[:, None])[:, 0] for opinion in calibrated]
+    )  # (opinions, n)
     posterior = (weights @ of_labels).clamp_min(torch.finfo(of_labels.dtype).tiny).log().sum(dim=1).softmax(dim=0)
-    return torch.einsum("o,omc->mc", posterior @ weights, torch.stack([one.scores for one in found]))
+    return torch.einsum("o,omc->mc", posterior @ weights, torch.stack([opinion.scores for opinion in calibrated]))
 
 
-def blended(opinions: Sequence[Opinion], targets: Tensor, *, by_column: bool = True) -> Tensor:
+def blend_opinions(opinions: Sequence[Opinion], targets: Tensor, *, by_column: bool = True) -> Tensor:
     """Return the weighted mean (m, d) of predictions of numbers, with weights for each column or the same for all.
 
     The weights are the posterior mean under a uniform prior, if the errors at the known rows, whose ``targets`` are
     (n, d), are Gaussian with a variance of their own for each choice of weights.
     """
-    weights = _simplex(len(opinions)).to(targets.device)  # (k, opinions)
-    held_out = torch.stack([one.held_out for one in opinions])
+    weights = _grid_of_weights(len(opinions)).to(targets.device)  # (k, opinions)
+    held_out = torch.stack([opinion.held_out for opinion in opinions])
     errors = (torch.einsum("ko,ond->knd", weights, held_out) - targets).square().mean(dim=1)  # (k, d)
     log_p = -len(targets) / 2 * errors.clamp_min(torch.finfo(errors.dtype).tiny).log()
     log_p = log_p if by_column else log_p.sum(dim=1, keepdim=True).expand_as(log_p)
     posterior = torch.einsum("kd,ko->od", log_p.softmax(dim=0), weights)
-    return torch.einsum("od,omd->md", posterior, torch.stack([one.scores for one in opinions]))
+    return torch.einsum("od,omd->md", posterior, torch.stack([opinion.scores for opinion in opinions]))
 
 
 class Forest:
@@ -105,24 +111,46 @@ class Forest:
         with warnings.catch_warnings():  # a single row is in every sample
             warnings.simplefilter("ignore")
             shares = bagged.fit(rows, y).oob_decision_function_
-        self.held_out = self._log(np.nan_to_num(shares, nan=1 / shares.shape[1]))
+        self.held_out = self._log_shares(np.nan_to_num(shares, nan=1 / shares.shape[1]))
 
     def opinion(self, x: Tensor) -> Opinion:
         """Return the log share of trees (m, C) that vote for each class, of rows ``x`` (m, k)."""
         shares = [np.asarray(self.trees.predict_proba(part.cpu().numpy())) for part in torch.split(x, CHUNK)]
-        return Opinion(self._log(np.concatenate(shares)).to(x.device), self.held_out.to(x.device))
+        return Opinion(self._log_shares(np.concatenate(shares)).to(x.device), self.held_out.to(x.device))
 
-    def _log(self, shares: np.ndarray) -> Tensor:
-        found = torch.zeros(len(shares), self.n_classes, dtype=torch.float64)
-        found[:, torch.as_tensor(self.trees.classes_)] = torch.as_tensor(shares)
-        return found.clamp_min(LEAST).log()
-
-
-def _likelihood(log_p: Tensor, labels: Tensor) -> Tensor:
-    return log_p.gather(1, labels[:, None]).sum()
+    def _log_shares(self, shares: np.ndarray) -> Tensor:
+        by_class = torch.zeros(len(shares), self.n_classes, dtype=torch.float64)
+        by_class[:, torch.as_tensor(self.trees.classes_)] = torch.as_tensor(shares)
+        return by_class.clamp_min(LEAST).log()
 
 
-def _simplex(n: int) -> Tensor:
+def fit_out_of_bag(
+    x: np.ndarray, y: np.ndarray, seed: int, *, share: float, weights: np.ndarray | None = None
+) -> tuple[ExtraTreesRegressor, np.ndarray]:
+    """Return randomized trees that regress ``y`` (n, k) on ``x``, and their out-of-bag predictions (n, k).
+
+    Args:
+        x: (n, p) rows.
+        y: (n, k) targets.
+        seed: of the trees.
+        share: of the columns among which each split is chosen.
+        weights: (n,) of the rows; None for equal ones.
+    """
+    forest = ExtraTreesRegressor(
+        BAGGED_TREES,
+        min_samples_leaf=BAGGED_LEAF,
+        max_features=share,
+        bootstrap=True,
+        oob_score=True,
+        random_state=seed,
+    )
+    with warnings.catch_warnings():  # few rows can all be in every sample
+        warnings.simplefilter("ignore")
+        forest.fit(x, y, sample_weight=weights)
+    return forest, forest.oob_prediction_.reshape(y.shape)
+
+
+def _grid_of_weights(n: int) -> Tensor:
     """Return every vector of n weights, (k, n), that are multiples of 1 / STEPS and sum to one."""
     places = list(combinations(range(STEPS + n - 1), n - 1))
     bars = torch.tensor(places, dtype=torch.long).view(-1, n - 1) if n > 1 else torch.zeros(1, 0, dtype=torch.long)

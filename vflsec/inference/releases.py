@@ -21,7 +21,7 @@ OF_TRAINING = " of training "
 """What stands between the phase of a message and the number of its training, if that is not the last training."""
 
 
-def of_training(view: View, phase: str) -> View:
+def restrict_to_training(view: View, phase: str) -> View:
     """Return the view with the messages of the training of ``phase`` only."""
 
     def number(name: str) -> str:
@@ -90,7 +90,7 @@ class Releases(NamedTuple):
         return torch.where(count > 0, total / count.clamp_min(1), scores.mean(dim=0))
 
 
-def received(
+def read_releases(
     view: View, kind: Kind, *, split: str = "train", sender: str | None = None, phase: str | None = None
 ) -> Releases:
     """Return every observation that the adversary received about the rows of one split in one phase.
@@ -114,7 +114,7 @@ def received(
     names = view.party.split("+")
     by_step: dict[tuple[str, int, int], list[Message]] = {}
     earlier: Counter[tuple[str, int, str, str]] = Counter()  # a foreign transcript may count steps anew in each epoch
-    for m in _of_one_phase(_messages(view, kind, split, sender), phase):
+    for m in _in_phase(_messages(view, kind, split, sender), phase):
         route = (m.phase, m.step, m.sender, m.receiver)
         by_step.setdefault((m.phase, m.step, earlier[route]), []).append(m)
         earlier[route] += 1
@@ -128,11 +128,11 @@ def received(
     message = torch.repeat_interleave(
         torch.arange(len(by_step), device=rows.device), torch.tensor([len(r) for r in rows_of], device=rows.device)
     )
-    found = Releases(values, rows, _earlier(rows), message, len(view.features[split]))
-    return found.first(None if view.adaptive else 1)
+    releases = Releases(values, rows, _count_earlier(rows), message, len(view.features[split]))
+    return releases.first(None if view.adaptive else 1)
 
 
-def latest(
+def read_last_values(
     view: View, kind: Kind, *, sender: str | None, releases: int = 1, phase: str | None = None
 ) -> dict[str, Tensor]:
     """Return the last value (n, d) that ``sender`` sent for each row, by split; splits without a message are left out.
@@ -150,25 +150,25 @@ def latest(
     Raises:
         InsufficientView: there is no such message about any split.
     """
-    found = {}
-    for split, own in view.features.items():
-        messages = _of_one_phase(_messages(view, kind, split, sender), phase)
+    values = {}
+    for split, x in view.features.items():
+        messages = _in_phase(_messages(view, kind, split, sender), phase)
         if messages:
-            found[split] = _last(messages, len(own), releases if view.adaptive else 1)
-    if not found:
+            values[split] = _mean_of_last(messages, len(x), releases if view.adaptive else 1)
+    if not values:
         raise InsufficientView(
             f"expected {kind}s from {sender or 'anybody'}, got none in {len(view.messages)} messages"
         )
-    return found
+    return values
 
 
-def last_sent(view: View) -> Tensor | None:
+def last_sent_embedding(view: View) -> Tensor | None:
     """Return the last embedding (n, d) that the adversary itself sent of each row in the split of the auxiliary rows.
 
     A row of which it sent none gets the mean over all of them. None if it sent none at all.
     """
-    own = [m for m in _about(view, view.aux_split) if m.kind is Kind.EMBEDDING and m.sender in view.party.split("+")]
-    return _last(_of_one_phase(own, None), len(view.features[view.aux_split]), 1) if own else None
+    sent = [m for m in _about(view, view.aux_split) if m.kind is Kind.EMBEDDING and m.sender in view.party.split("+")]
+    return _mean_of_last(_in_phase(sent, None), len(view.features[view.aux_split]), 1) if sent else None
 
 
 def times_asked(view: View) -> Tensor | None:
@@ -176,14 +176,14 @@ def times_asked(view: View) -> Tensor | None:
 
     Sampling that depends on the label, such as weights against imbalance, shows in it.
     """
-    found: dict[tuple[Kind, str, str], Tensor] = {}
+    counts: dict[tuple[Kind, str, str], Tensor] = {}
     n = len(view.features[view.aux_split])
     for m in _about(view, view.aux_split):
         if m.rows is not None and m.phase not in AFTERWARDS:
             route = (m.kind, m.sender, m.receiver)
             times = torch.bincount(m.rows, minlength=n)
-            found[route] = found[route] + times if route in found else times
-    return next(iter(found.values()))[:, None].float() if found else None
+            counts[route] = counts[route] + times if route in counts else times
+    return next(iter(counts.values()))[:, None].float() if counts else None
 
 
 def averages(
@@ -195,25 +195,20 @@ def averages(
     chooses between the means on auxiliary rows. Other splits have one release, at prediction, so a model that is fitted
     to these means does not fit them.
 
-    Args:
-        view: of the adversary.
-        kind: of message.
-        sender: None for any sender.
-        releases: number of last releases in the only mean; None for one mean for each number in ``AVERAGED``, the
-            smallest first, without repetitions. An adversary that is not adaptive gets one mean.
-        phase: as in ``latest``.
+    Their number is ``releases``, or each of ``AVERAGED`` for None, the smallest first, without repetitions. An
+    adversary that is not adaptive gets one mean. ``kind``, ``sender`` and ``phase`` are as in ``read_last_values``.
 
     Raises:
         InsufficientView: there is no such message about these rows.
     """
-    found: list[Tensor] = []
+    distinct: list[Tensor] = []
     for number in AVERAGED if releases is None else (releases,):
-        means = latest(view, kind, sender=sender, releases=number, phase=phase)
+        means = read_last_values(view, kind, sender=sender, releases=number, phase=phase)
         if view.aux_split not in means:
             raise InsufficientView(f"expected {kind}s about {view.aux_split} rows, got only {', '.join(means)}")
-        if not found or not torch.equal(means[view.aux_split], found[-1]):
-            found.append(means[view.aux_split])
-    return found
+        if not distinct or not torch.equal(means[view.aux_split], distinct[-1]):
+            distinct.append(means[view.aux_split])
+    return distinct
 
 
 def parameters(messages: Iterable[Message], *, sender: str, receiver: str | None = None) -> dict[str, Tensor]:
@@ -229,10 +224,10 @@ def parameters(messages: Iterable[Message], *, sender: str, receiver: str | None
     return {name: value for m in last for name, value in m.payload.items()}
 
 
-def flattened(values: Mapping[str, Tensor]) -> Tensor:
+def flatten_parameters(values: Mapping[str, Tensor]) -> Tensor:
     """Return the learned parameters (P,) among ``values`` in order, without the running statistics of BatchNorm."""
-    found = [value.flatten() for name, value in values.items() if not name.rpartition(".")[2].startswith("running_")]
-    return torch.cat(found) if found else torch.zeros(0)
+    parts = [value.flatten() for name, value in values.items() if not name.rpartition(".")[2].startswith("running_")]
+    return torch.cat(parts) if parts else torch.zeros(0)
 
 
 def percentiles(releases: Releases, scores: Tensor) -> Tensor:
@@ -252,7 +247,7 @@ def _about(view: View, split: str) -> list[Message]:
     return [m for m in view.messages if m.split == split and m.rows is not None and "value" in m.payload]
 
 
-def _of_one_phase(messages: list[Message], phase: str | None) -> list[Message]:
+def _in_phase(messages: list[Message], phase: str | None) -> list[Message]:
     """Return the messages of ``phase``; for None, of the last phase of all."""
     wanted = messages[-1].phase if phase is None and messages else phase
     return [m for m in messages if m.phase == wanted]
@@ -260,18 +255,18 @@ def _of_one_phase(messages: list[Message], phase: str | None) -> list[Message]:
 
 def _messages(view: View, kind: Kind, split: str, sender: str | None) -> list[Message]:
     """Return the messages of this kind about rows of this split that the adversary received."""
-    found = []
+    messages = []
     for m in view.messages:
         if m.kind is not kind or m.receiver not in view.party.split("+") or sender not in (None, m.sender):
             continue
         if m.rows is None or "value" not in m.payload:
             continue
         if m.split == split:
-            found.append(m)
+            messages.append(m)
         elif split == "train" and m.split in view.places:
             placed = _placed(m, view.places[m.split])
-            found += [placed] if placed.rows is not None and len(placed.rows) else []
-    return found
+            messages += [placed] if placed.rows is not None and len(placed.rows) else []
+    return messages
 
 
 def _placed(message: Message, places: Tensor) -> Message:
@@ -291,7 +286,7 @@ def _placed(message: Message, places: Tensor) -> Message:
     return replace(message, rows=rows[known], payload={"value": value[known]}, split="train")
 
 
-def _last(messages: list[Message], n_rows: int, releases: int) -> Tensor:
+def _mean_of_last(messages: list[Message], n_rows: int, releases: int) -> Tensor:
     """Return the mean (n, d) of the last releases of each row; a row without any gets the mean over all of them."""
     first = messages[0].payload["value"]
     total = first.new_zeros(n_rows, first.shape[1])
@@ -307,7 +302,7 @@ def _last(messages: list[Message], n_rows: int, releases: int) -> Tensor:
     return torch.where(count[:, None] > 0, total / count.clamp_min(1)[:, None], mean)
 
 
-def _earlier(rows: Tensor) -> Tensor:
+def _count_earlier(rows: Tensor) -> Tensor:
     """Return how often each entry has occurred before."""
     order = torch.argsort(rows, stable=True)
     counts = torch.bincount(rows)
@@ -315,3 +310,39 @@ def _earlier(rows: Tensor) -> Tensor:
     earlier = torch.empty_like(rows)
     earlier[order] = torch.arange(len(rows), device=rows.device) - starts
     return earlier
+
+
+def principal_component(values: Tensor) -> Tensor:
+    """Return the first principal component (n,) of ``values`` (n, d), with the sign of positive skewness."""
+    centered = values - values.mean(dim=0)
+    axis = torch.linalg.eigh(centered.T @ centered).eigenvectors[:, -1]
+    scores: Tensor = centered @ axis
+    return scores if scores.pow(3).sum() >= 0 else -scores
+
+
+def project_batches(values: Tensor, batches: Iterable[Tensor]) -> Tensor:
+    """Return the projection (R,) of each observation on the principal axis of its batch, over the batch's mean length.
+
+    Args:
+        values: (R, d) received values.
+        batches: indices of the observations of each batch, in order. The sign of an axis is chosen so that it agrees
+            with the axis of the batch before.
+    """
+    scores = torch.zeros_like(values[:, 0])
+    before = torch.zeros_like(values[0])
+    for indices in batches:
+        batch = values[indices]
+        axis = torch.linalg.eigh(batch.T @ batch).eigenvectors[:, -1]
+        before = axis if axis @ before >= 0 else -axis
+        projected = batch @ before
+        scores[indices] = projected / projected.abs().mean().clamp_min(torch.finfo(values.dtype).tiny)
+    return scores
+
+
+def span(inputs: Tensor) -> Tensor:
+    """Return an orthonormal basis (B, r) of the column space of ``inputs`` (B, k), whose rank is r."""
+    x = inputs.double()
+    squares, directions = torch.linalg.eigh(x.T @ x)  # k is small, so this is much faster than an SVD of X
+    kept = squares > 1e-9 * squares[-1].clamp_min(torch.finfo(torch.double).tiny)
+    basis: Tensor = x @ directions[:, kept] / squares[kept].sqrt()
+    return basis.to(inputs.dtype)

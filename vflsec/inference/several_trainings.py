@@ -37,12 +37,12 @@ def side_by_side(views: Sequence[View]) -> View:
     return replace(last, messages=(*earlier, *last.messages), models={**last.models, **models})
 
 
-def pooled_guess(guesses: Sequence[Guess], *, values: bool) -> Guess:
+def pool_guesses(guesses: Sequence[Guess], *, values: bool) -> Guess:
     """Return the mean of recovered ``values``, or else the sum of the evidence for each class, of every split.
 
     Trainings are repetitions of each other, so that a unit of the scores of each is worth the same evidence.
     """
-    pool = _mean if values else summed
+    pool = _mean if values else sum_margins
     splits = set.intersection(*(set(guess.scores) for guess in guesses))
     converged = [guess.converged for guess in guesses]
     return Guess(
@@ -52,7 +52,7 @@ def pooled_guess(guesses: Sequence[Guess], *, values: bool) -> Guess:
     )
 
 
-def with_sources(pooled: Guess, whole: Guess, view: View) -> Guess:
+def join_guesses(pooled: Guess, whole: Guess, view: View) -> Guess:
     """Return the guess from all sources side by side, or of labels the sum of both guesses of training rows.
 
     Gradients of each training tell labels by themselves. Columns and attributes are in embeddings, of which each
@@ -61,10 +61,10 @@ def with_sources(pooled: Guess, whole: Guess, view: View) -> Guess:
     if view.victim:
         return replace(pooled, scores={**pooled.scores, **whole.scores})
     split = view.aux_split
-    return replace(pooled, scores={**pooled.scores, split: summed([pooled.scores[split], whole.scores[split]])})
+    return replace(pooled, scores={**pooled.scores, split: sum_margins([pooled.scores[split], whole.scores[split]])})
 
 
-def summed(scores: Sequence[Tensor]) -> Tensor:
+def sum_margins(scores: Sequence[Tensor]) -> Tensor:
     """Return the weighted sum (n, C) of the margins of each class, in units of their scale in each training.
 
     If the scores were log-odds with independent errors, it would be the log-odds by all trainings. Known labels are too
@@ -74,12 +74,12 @@ def summed(scores: Sequence[Tensor]) -> Tensor:
     Args:
         scores: (n, C) of each training, of which only the margin of a class over the best other one is used.
     """
-    own = [torch.as_tensor(margins(one.double().numpy())) for one in scores]
-    z = torch.stack([bounded(m / Bounds.of(m.reshape(-1, 1)).scale) for m in own])  # (K, n, C)
-    return torch.einsum("k,knc->nc", weights(z), z)
+    margin = [torch.as_tensor(margins(score.double().numpy())) for score in scores]
+    z = torch.stack([bounded(m / Bounds.of(m.reshape(-1, 1)).scale) for m in margin])  # (K, n, C)
+    return torch.einsum("k,knc->nc", weigh_trainings(z), z)
 
 
-def weights(z: Tensor) -> Tensor:
+def weigh_trainings(z: Tensor) -> Tensor:
     """Return a weight (K,), at most 1, of each of the standardized scores (K, n, C)."""
     trainings, rows = z.shape[:2]
     if trainings < 3:
@@ -94,4 +94,4 @@ def weights(z: Tensor) -> Tensor:
 
 
 def _mean(values: Sequence[Tensor]) -> Tensor:
-    return torch.stack([one.double() for one in values]).mean(dim=0)
+    return torch.stack([value.double() for value in values]).mean(dim=0)

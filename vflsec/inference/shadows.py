@@ -18,7 +18,7 @@ EXPLODED = 10
 """Times the usual size of logits, at which a shadow has diverged, even if it is finite."""
 
 
-def even(*, shadows: int) -> None:
+def check_shadow_count(*, shadows: int) -> None:
     """Raise UsageError unless there are enough shadows, half of which were trained on each candidate."""
     if shadows < 2 * FEWEST or shadows % 2:
         raise UsageError(f"expected an even number of shadows, at least {2 * FEWEST}, got {shadows}")
@@ -30,18 +30,18 @@ def expect_shadows(view: View) -> Shadows:
     Raises:
         InsufficientView: fewer than two were trained on some candidate, or fewer than two were not.
     """
-    found = view.shadows
-    assert found is not None, "the attack needs shadows"
-    size = found.logits.double().std(dim=-1).median(dim=-1).values  # (S,)
-    found = Shadows(*(x[size <= EXPLODED * size.median()] for x in found))
-    inside = found.members.sum(dim=0)
-    fewest = int(min(inside.min(), (len(found.members) - inside).min()))
+    shadows = view.shadows
+    assert shadows is not None, "the attack needs shadows"
+    size = shadows.logits.double().std(dim=-1).median(dim=-1).values  # (S,)
+    shadows = Shadows(*(x[size <= EXPLODED * size.median()] for x in shadows))
+    inside = shadows.members.sum(dim=0)
+    fewest = int(min(inside.min(), (len(shadows.members) - inside).min()))
     if fewest < FEWEST:
         raise InsufficientView(
             f"expected at least {FEWEST} shadow federations with each candidate and {FEWEST} without it, got {fewest}, "
             f"since others diverged: raise shadows"
         )
-    return found
+    return shadows
 
 
 def log_probability(logits: Tensor, labels: Tensor) -> Tensor:

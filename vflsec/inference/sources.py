@@ -10,23 +10,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vflsec.core.message import Kind
-from vflsec.core.view import Need, View
-from vflsec.inference.instance_spaces import POWERS
+from vflsec.core.view import Need, View, computed_once
 from vflsec.inference.releases import (
     AVERAGED,
     Releases,
-    last_sent,
-    latest,
-    of_training,
+    last_sent_embedding,
     percentiles,
-    received,
+    read_last_values,
+    read_releases,
+    restrict_to_training,
     times_asked,
 )
-from vflsec.inference.trajectories import CURVED, LINEAR, trajectories_of
+from vflsec.inference.trajectories import CURVED, LINEAR, trajectories
 from vflsec.inference.trees.bounds import bounds
-from vflsec.inference.trees.components import components, weighed
-from vflsec.inference.trees.nodes import partners
-from vflsec.inference.trees.sums import solved
+from vflsec.inference.trees.nodes import POWERS, node_components, partners, weigh_components
+from vflsec.inference.trees.values import solve_bins
 
 Table = Mapping[str, Tensor]
 """Numbers (n, k) about each row, by split of the view."""
@@ -34,9 +32,9 @@ Table = Mapping[str, Tensor]
 COLUMNS = "columns"
 """Name of the table of own columns."""
 
-OWN_EMBEDDING, OWN_LABELS = "own embedding", "own labels"
+LOCAL_EMBEDDING, LOCAL_LABELS = "own embedding", "own labels"
 
-LOCAL = frozenset({COLUMNS, OWN_EMBEDDING, OWN_LABELS})
+LOCAL = frozenset({COLUMNS, LOCAL_EMBEDDING, LOCAL_LABELS})
 """Names of the tables that the adversary has without any release of another party."""
 
 EVERYTHING = frozenset({Need.MODEL, Need.PREDICTIONS, *(need for need in Need if need.kinds)})
@@ -64,6 +62,7 @@ class SourceTable(NamedTuple):
     linear: bool = True
 
 
+@computed_once
 def sources(view: View) -> dict[str, SourceTable]:
     """Return every table of ``view`` by a readable name, without duplicates.
 
@@ -82,62 +81,56 @@ def sources(view: View) -> dict[str, SourceTable]:
                     one with the inner products of all side by side, the first principal components, and coordinates
                     that explain each message as it was sent. The same of all senders, phases and trainings together
     nodes           by sender: principal components of the nodes of trees that rows share, and of those nodes that are
-                    also told at prediction; about labels, with several weights of the first components
+                    also known at prediction; about labels, with several weights of the first components
     bounds          by sender, if it says to which side of bins rows go: the quantile of each column between its bounds,
                     and the same in accordance with histograms
     =============== =================================================================================================
 
     Every table covers the split of the auxiliary rows, so that a model can be fitted to it. It covers each other split
-    for which the adversary has the same information. The tables are computed once for a view and its copies, and must
-    not be changed.
+    for which the adversary has the same information. The tables must not be changed.
     """
-    if "sources" not in view.memo:
-        view.memo["sources"] = _sources(view)
-    found: dict[str, SourceTable] = view.memo["sources"]
-    return found
-
-
-def _sources(view: View) -> dict[str, SourceTable]:
-    found = {COLUMNS: SourceTable(view.features, distances=True)}
-    models = {} if view.model is None else {OWN_EMBEDDING: view.model}
+    tables = {COLUMNS: SourceTable(view.features, distances=True)}
+    models = {} if view.model is None else {LOCAL_EMBEDDING: view.model}
     with torch.no_grad():
         for name, model in {**models, **view.models}.items():
-            embedded = {split: model(own) for split, own in view.features.items()}
-            found[name] = SourceTable(embedded, distances=True)
-    if view.model is None and (sent := last_sent(view)) is not None:
-        found[OWN_EMBEDDING] = SourceTable({view.aux_split: sent}, distances=True)
+            embedded = {split: model(x) for split, x in view.features.items()}
+            tables[name] = SourceTable(embedded, distances=True)
+    if view.model is None and (sent := last_sent_embedding(view)) is not None:
+        tables[LOCAL_EMBEDDING] = SourceTable({view.aux_split: sent}, distances=True)
     if (times := times_asked(view)) is not None:
-        found["times asked"] = SourceTable({view.aux_split: times})
+        tables["times asked"] = SourceTable({view.aux_split: times})
     if view.labels:
         n_classes = 1 + max(int(y.max()) for y in view.labels.values())
-        found[OWN_LABELS] = SourceTable({split: F.one_hot(y, n_classes) for split, y in view.labels.items()})
+        tables[LOCAL_LABELS] = SourceTable({split: F.one_hot(y, n_classes) for split, y in view.labels.items()})
     if view.aux_split in view.predictions:
-        found["predictions"] = SourceTable(view.predictions)
+        tables["predictions"] = SourceTable(view.predictions)
     routes = _routes(view)
     for kind, sender, phase in routes:
         name = f"{kind} from {sender} in {phase}"
         if kind is Kind.GRADIENT:
-            releases = received(view, kind, split=view.aux_split, sender=sender, phase=phase)
+            releases = read_releases(view, kind, split=view.aux_split, sender=sender, phase=phase)
             statistics = dict(_statistics(releases))
             finest = "mean" if torch.equal(statistics["mean"], statistics["thirds"]) else "thirds"
-            found |= {
+            tables |= {
                 f"{name}: {how}": SourceTable({view.aux_split: x}, distances=how == "direction", derived=how != finest)
                 for how, x in statistics.items()
             }
         else:
-            last = phase == [p for k, s, p in _routes(of_training(view, phase)) if (k, s) == (kind, sender)][-1]
-            tables = _means(view, sender, phase, with_other_splits=last)
-            found |= {f"{name}: last {n}": SourceTable(x) for n, x in tables}
-            found |= dict(_of_all_releases(view, [(sender, phase)], name))
+            last = (
+                phase == [p for k, s, p in _routes(restrict_to_training(view, phase)) if (k, s) == (kind, sender)][-1]
+            )
+            means = _means(view, sender, phase, with_other_splits=last)
+            tables |= {f"{name}: last {n}": SourceTable(x) for n, x in means}
+            tables |= dict(_release_tables(view, [(sender, phase)], name))
     embeddings = [(sender, phase) for kind, sender, phase in routes if kind is Kind.EMBEDDING]
     if len(embeddings) > 1:
-        found |= dict(_of_all_releases(view, embeddings, "all embeddings"))
+        tables |= dict(_release_tables(view, embeddings, "all embeddings"))
     for other in partners(view):
-        found |= dict(_of_trees(view, other))
-    return _distinct(found, view.aux_split)
+        tables |= dict(_tree_tables(view, other))
+    return _distinct(tables, view.aux_split)
 
 
-def _of_trees(view: View, other: str) -> Iterator[tuple[str, SourceTable]]:
+def _tree_tables(view: View, other: str) -> Iterator[tuple[str, SourceTable]]:
     """Yield tables of what the messages of ``other`` say about trees, with their names.
 
     About labels, components of shared nodes have a table for each of ``POWERS``: the first component follows the logit
@@ -146,24 +139,23 @@ def _of_trees(view: View, other: str) -> Iterator[tuple[str, SourceTable]]:
     """
     device = view.features[view.aux_split].device
 
-    def placed(table: Table) -> Table:
+    def to_device(table: Table) -> Table:
         return {split: x.to(device) for split, x in table.items()}
 
     powers = POWERS if view.victim is None else (1,)
     for everywhere, phase in ((False, "train"), (True, "predict")):
-        own = components(view, other, everywhere=everywhere) if everywhere or view.side != "active" else {}
-        if own:
-            for power in powers:
-                told = {split: weighed(*one, power) for split, one in own.items()}
-                name = f"nodes from {other} in {phase}" + (f": power {power}" if len(powers) > 1 else "")
-                yield name, SourceTable(placed(told), rescaled=power != 1)
+        if not everywhere and view.side == "active":
+            continue
+        components = node_components(view, other, everywhere=everywhere)
+        for power in powers if components else ():
+            weighed = {split: weigh_components(*parts, power) for split, parts in components.items()}
+            name = f"nodes from {other} in {phase}" + (f": power {power}" if len(powers) > 1 else "")
+            yield name, SourceTable(to_device(weighed), rescaled=power != 1)
     if view.side == "active" and (known := bounds(view, other)) is not None:
         expected = {split: torch.from_numpy(x) for split, x in known.expected.items()}
-        yield f"bounds from {other}", SourceTable(placed(expected))
-        yield (
-            f"bounds from {other}: solved",
-            SourceTable(placed({view.aux_split: torch.from_numpy(solved(view, other, known))})),
-        )
+        yield f"bounds from {other}", SourceTable(to_device(expected))
+        solution = {view.aux_split: torch.from_numpy(solve_bins(view, other))}
+        yield f"bounds from {other}: solved", SourceTable(to_device(solution))
 
 
 def _routes(view: View) -> list[tuple[Kind, str, str]]:
@@ -173,7 +165,7 @@ def _routes(view: View) -> list[tuple[Kind, str, str]]:
     """
     splits = {view.aux_split, *view.places} if view.aux_split == "train" else {view.aux_split}
     names = view.party.split("+")
-    found = {
+    routes = {
         (m.kind, m.sender, m.phase): None
         for m in view.messages
         if m.kind in (Kind.GRADIENT, Kind.EMBEDDING)
@@ -181,7 +173,7 @@ def _routes(view: View) -> list[tuple[Kind, str, str]]:
         and m.sender not in names
         and m.split in splits
     }
-    return list(found)
+    return list(routes)
 
 
 def _statistics(releases: Releases) -> Iterator[tuple[str, Tensor]]:
@@ -190,7 +182,7 @@ def _statistics(releases: Releases) -> Iterator[tuple[str, Tensor]]:
     length = torch.linalg.vector_norm(releases.values, dim=1)
     mean = steady.mean(steady.values)
     yield "mean", mean
-    yield "whitened mean", _whitened(mean)
+    yield "whitened mean", _whiten(mean)
     yield "direction", releases.mean(F.normalize(releases.values, dim=1))
     thirds = 3 * releases.epoch // (int(releases.epoch.max()) + 1)
     parts = [steady.where(thirds == k) for k in range(3) if (thirds == k).any()]
@@ -199,13 +191,12 @@ def _statistics(releases: Releases) -> Iterator[tuple[str, Tensor]]:
     yield "length", torch.cat([typical, releases.mean(percentiles(releases, length)[:, None])], dim=1)
 
 
-def _whitened(x: Tensor) -> Tensor:
+def _whiten(x: Tensor) -> Tensor:
     """Return the principal components of ``x`` (n, k) with variance, each scaled to variance one."""
     centered = x.double() - x.double().mean(dim=0)
     variances, axes = torch.linalg.eigh(centered.T @ centered / len(x))
     kept = variances > 1e-9 * variances[-1].clamp_min(torch.finfo(x.dtype).tiny)
-    found: Tensor = centered @ axes[:, kept] / variances[kept].sqrt()
-    return found
+    return torch.as_tensor(centered @ axes[:, kept] / variances[kept].sqrt())
 
 
 def _means(view: View, sender: str, phase: str, *, with_other_splits: bool) -> Iterator[tuple[int, Table]]:
@@ -214,17 +205,17 @@ def _means(view: View, sender: str, phase: str, *, with_other_splits: bool) -> I
     Other splits have one release, at prediction. They are part of the table of the last release only.
     """
     for releases in AVERAGED if view.adaptive else (1,):
-        table = latest(view, Kind.EMBEDDING, sender=sender, releases=releases, phase=phase)
+        table = read_last_values(view, Kind.EMBEDDING, sender=sender, releases=releases, phase=phase)
         if releases == 1 and with_other_splits:
-            at_prediction = latest(of_training(view, phase), Kind.EMBEDDING, sender=sender)
+            at_prediction = read_last_values(restrict_to_training(view, phase), Kind.EMBEDDING, sender=sender)
             table = {**at_prediction, view.aux_split: table[view.aux_split]}
         yield releases, table
 
 
-def _of_all_releases(
+def _release_tables(
     view: View, routes: Sequence[tuple[str | None, str | None]], name: str
 ) -> Iterator[tuple[str, SourceTable]]:
-    results = trajectories_of(view, Kind.EMBEDDING, routes)
+    results = trajectories(view, routes)
     for how, functions in zip(("all", "all, aligned"), results, strict=False):
         yield f"{name}: {how}", SourceTable({view.aux_split: functions.every}, rescaled=True)
         for linear, numbers in ((True, LINEAR), (False, CURVED)):
@@ -240,11 +231,11 @@ def _of_all_releases(
 
 def _distinct(sources: Mapping[str, SourceTable], split: str) -> dict[str, SourceTable]:
     """Return the sources that cover ``split``, without duplicates and without those that are constant over rows."""
-    found: dict[str, SourceTable] = {}
+    distinct: dict[str, SourceTable] = {}
     for name, source in sources.items():
         x = source.table.get(split)
         if x is None or not x.shape[1] or bool((x == x[0]).all()):
             continue
-        if not any(torch.equal(x, other.table[split]) for other in found.values()):
-            found[name] = source
-    return found
+        if not any(torch.equal(x, other.table[split]) for other in distinct.values()):
+            distinct[name] = source
+    return distinct

@@ -30,21 +30,21 @@ class Head(NamedTuple):
     variance: float
 
 
-class Explained(NamedTuple):
+class Explanation(NamedTuple):
     """The explanation of gradients (n, d) by each class in turn: errors (C, n, C), and the cost (n, C)."""
 
     errors: Tensor
     cost: Tensor
 
 
-class Known(NamedTuple):
+class KnownLabels(NamedTuple):
     """Rows (m,) with a known label, and their one-hot labels (m, C)."""
 
     rows: Tensor
     labels: Tensor
 
 
-class Fit(NamedTuple):
+class HeadFit(NamedTuple):
     """The state of the alternation: the head, the errors of each row, and labels as probabilities (n, C)."""
 
     head: Head
@@ -57,30 +57,32 @@ class Fit(NamedTuple):
         return torch.einsum("nc,cnj,cjd->nd", self.labels, self.errors, edges(self.head.weights))
 
 
-def started(gradients: Tensor, known: Known) -> Fit:
+def start_fit(gradients: Tensor, known: KnownLabels) -> HeadFit:
     """Return the head that explains the known rows of ``gradients`` (n, d) best if all errors are 1/C."""
     classes = known.labels.shape[1]
     weights = torch.linalg.pinv(1 / classes - known.labels) @ gradients[known.rows]
-    return Fit(Head(weights, 1 / gradients.shape[1]), None, gradients.new_full((len(gradients), classes), 1 / classes))
+    return HeadFit(
+        Head(weights, 1 / gradients.shape[1]), None, gradients.new_full((len(gradients), classes), 1 / classes)
+    )
 
 
-def alternated(fit: Fit, gradients: Tensor, known: Known) -> Fit:
+def alternate(fit: HeadFit, gradients: Tensor, known: KnownLabels) -> HeadFit:
     """Return the fit after one round, which updates errors, then labels, then the head."""
     classes = fit.labels.shape[1]
-    own = torch.arange(classes, device=gradients.device)
-    errors, cost = explained(fit.head, gradients, steps=INNER, start=fit.errors)
+    each = torch.arange(classes, device=gradients.device)
+    errors, cost = explain_gradients(fit.head, gradients, steps=INNER, start=fit.errors)
     labels = (-cost / (2 * fit.head.variance)).softmax(dim=1)
     labels[known.rows] = known.labels
     variance = max(float((labels * cost).sum(dim=1).mean()) / gradients.shape[1], 1e-5)
-    residuals = errors.clone()  # (C, n, C): the gradient of the loss by the logits, p − onehot(y)
-    residuals[own, :, own] -= errors.sum(dim=2)
+    residuals = errors.clone()  # (C, n, C): the gradient of the loss by the logits, p − encode_labels(y)
+    residuals[each, :, each] -= errors.sum(dim=2)
     weighted = residuals * labels.T[:, :, None]
     moments = torch.einsum("cni,cnj->ij", weighted, residuals)
     products = torch.einsum("cni,nd->id", weighted, gradients)
-    return Fit(Head(torch.linalg.pinv(moments, rtol=1e-5, hermitian=True) @ products, variance), errors, labels)
+    return HeadFit(Head(torch.linalg.pinv(moments, rtol=1e-5, hermitian=True) @ products, variance), errors, labels)
 
 
-def changed(before: Fit, after: Fit) -> float:
+def share_changed(before: HeadFit, after: HeadFit) -> float:
     """Return the share of rows whose likeliest class changed."""
     return float((before.labels.argmax(dim=1) != after.labels.argmax(dim=1)).double().mean())
 
@@ -90,7 +92,7 @@ def edges(weights: Tensor) -> Tensor:
     return weights[None] - weights[:, None]
 
 
-def explained(head: Head, gradients: Tensor, *, steps: int, start: Tensor | None = None) -> Explained:
+def explain_gradients(head: Head, gradients: Tensor, *, steps: int, start: Tensor | None = None) -> Explanation:
     """Return the errors a >= 0 that minimize ||g − Σ_j a_j (W_j − W_c)||² + ridge · ||a − 1/C||², for each class c.
 
     Args:
@@ -109,20 +111,20 @@ def explained(head: Head, gradients: Tensor, *, steps: int, start: Tensor | None
     errors = torch.full_like(target, 1 / classes) if start is None else start
     ahead, momentum = errors, 1.0
     for _ in range(steps):
-        found = (ahead - (ahead @ gram - target) / largest).clamp_min(0)
+        before, errors = errors, (ahead - (ahead @ gram - target) / largest).clamp_min(0)
         faster = (1 + (1 + 4 * momentum**2) ** 0.5) / 2
-        ahead = found + (momentum - 1) / faster * (found - errors)
-        errors, momentum = found, faster
+        ahead = errors + (momentum - 1) / faster * (errors - before)
+        momentum = faster
     constant = gradients.pow(2).sum(dim=1) + ridge / classes
     cost = constant + (errors @ gram * errors).sum(dim=2) - 2 * (errors * target).sum(dim=2)  # (c, n)
-    return Explained(errors, cost.clamp_min(0).T)
+    return Explanation(errors, cost.clamp_min(0).T)
 
 
-def scored(head: Head, gradients: Tensor) -> Tensor:
+def score_gradients(head: Head, gradients: Tensor) -> Tensor:
     """Return the negative cost (n, C) of explaining each gradient by each class."""
-    return torch.cat([-explained(head, chunk, steps=4 * INNER).cost for chunk in torch.split(gradients, CHUNK)])
+    return torch.cat([-explain_gradients(head, chunk, steps=4 * INNER).cost for chunk in torch.split(gradients, CHUNK)])
 
 
-def onehot(view: View, dtype: torch.dtype) -> Tensor:
+def encode_labels(view: View, dtype: torch.dtype) -> Tensor:
     """Return the known labels (m, C)."""
     return F.one_hot(view.aux_labels, view.n_classes).to(dtype)

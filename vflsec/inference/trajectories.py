@@ -7,16 +7,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from scipy.linalg import solveh_banded
+from scipy.sparse import diags_array
 from torch import Tensor
+from torch.nn import functional as F
 
 from vflsec.base.layout import Layout
 from vflsec.core.message import Kind
 from vflsec.core.scaling import standardized
-from vflsec.core.view import View
-from vflsec.inference.completion import completed
-from vflsec.inference.releases import Releases, received
-from vflsec.inference.trees.components import weighed
+from vflsec.core.view import View, computed_once
+from vflsec.inference.releases import Releases, read_releases
+from vflsec.inference.trees.nodes import weigh_components
 
 LANDMARKS = 256
 """Rows whose span holds the components, beside up to ``MOST_KNOWN`` auxiliary rows."""
@@ -62,85 +65,82 @@ class Trajectories(NamedTuple):
         return {min(number, most): self.components[:, :number] for number in numbers}
 
 
-def trajectories(view: View, kind: Kind, *, sender: str | None, phase: str | None = None) -> list[Trajectories]:
-    """Return functions of all releases of each row in the split of the auxiliary rows, as sent and aligned in time.
+def trajectories(view: View, routes: Sequence[tuple[str | None, str | None]]) -> list[Trajectories]:
+    """Return functions of all embeddings of each row in the split of the auxiliary rows, as sent and aligned in time.
 
     The bottom model changes during training, so the releases of a row are many projections of its columns. The first
     principal components are what most releases share; the last ones are noise and drift within an epoch, of which
     aligned releases have less.
 
     The list is empty if no row has a second release that the adversary reads. The result is computed once for a view
-    and its copies, and must not be changed.
+    and its copies with the same auxiliary rows, and must not be changed.
 
     Args:
         view: of the adversary.
-        kind: of message.
-        sender: None for any sender.
-        phase: None for the last phase with such a message.
+        routes: pairs of a sender and a phase, side by side; None for any sender, and for the last phase of any.
 
     Raises:
         InsufficientView: there is no such message about these rows.
     """
-    return trajectories_of(view, kind, [(sender, phase)])
+    return _trajectories(view, tuple(routes), tuple(view.aux_rows.tolist()))
 
 
-def trajectories_of(view: View, kind: Kind, routes: Sequence[tuple[str | None, str | None]]) -> list[Trajectories]:
-    """Return functions of all releases by several pairs of a sender and a phase together, as ``trajectories`` does."""
-    key = ("trajectories", kind, *routes, *view.aux_rows.tolist())
-    if key not in view.memo:
-        releases = [received(view, kind, split=view.aux_split, sender=sender, phase=phase) for sender, phase in routes]
-        view.memo[key] = _trajectories(view, [own for own in releases if int(own.epoch.max())])
-    result: list[Trajectories] = view.memo[key]
-    return result
+@computed_once
+def _trajectories(
+    view: View, routes: tuple[tuple[str | None, str | None], ...], known: tuple[int, ...]
+) -> list[Trajectories]:
+    del known  # which are landmarks
+    received = [read_releases(view, Kind.EMBEDDING, split=view.aux_split, sender=s, phase=p) for s, p in routes]
+    releases = [part for part in received if int(part.epoch.max())]
+    results = []
+    for aligned in (False, True) if releases else ():
+        blocks = chain.from_iterable(epochs_side_by_side(part, aligned=aligned) for part in releases)
+        u, values = principal_components(blocks, landmarks(view))
+        if len(values):
+            every = weigh_components((u * values).cpu().numpy(), values.cpu().numpy(), 1, len(values)).to(u.device)
+            components = u[:, : max(CURVED)] * len(u) ** 0.5
+            completed = _complete_choices(releases, components, view.layout) if aligned else {}
+            results.append(Trajectories(every, components, completed))
+    return results
 
 
 def has_several_releases(view: View, *, sender: str | None) -> bool:
     """Return whether a row of the auxiliary split has embeddings of several epochs."""
-    return bool(received(view, Kind.EMBEDDING, split=view.aux_split, sender=sender).epoch.max())
+    return bool(read_releases(view, Kind.EMBEDDING, split=view.aux_split, sender=sender).epoch.max())
 
 
 def functions_of_all(view: View, *, sender: str | None, with_completed: bool = False) -> list[Tensor]:
     """Return the functions (n, k) of all embeddings of each row that a linear model may read; none without any."""
-    results = trajectories(view, Kind.EMBEDDING, sender=sender)
+    results = trajectories(view, [(sender, None)])
     functions = [x for each in results for x in (each.every, *each.first((*LINEAR, *CURVED)).values())]
     return [*functions, *(x for each in results for x in each.completed.values() if with_completed)]
 
 
-def _trajectories(view: View, releases: Sequence[Releases]) -> list[Trajectories]:
-    results = []
-    for aligned in (False, True) if releases else ():
-        blocks = chain.from_iterable(side_by_side(own, aligned=aligned) for own in releases)
-        u, values = principal_components(blocks, landmarks(view))
-        if len(values):
-            every = weighed((u * values).cpu().numpy(), values.cpu().numpy(), 1, len(values)).to(u.device)
-            found = Trajectories(every, u[:, : max(CURVED)] * len(u) ** 0.5, {})
-            results.append(found._replace(completed=_completed(releases, found, view.layout) if aligned else {}))
-    return results
-
-
-def _completed(
-    releases: Sequence[Releases], found: Trajectories, layout: Layout | None
+def _complete_choices(
+    releases: Sequence[Releases], components: Tensor, layout: Layout | None
 ) -> dict[tuple[int, int], Tensor]:
     """Return what completes each number of coordinates that a row's releases more than determine, and none alone."""
-    lengths = found.components.square().sum(dim=1)
+    lengths = components.square().sum(dim=1)
     usual = lengths <= LONGEST**2 * lengths.median()
     if any(part.values.shape[1] > max(LINEAR) for part in releases):
         return {}
     width = layout.width if layout else max(LINEAR)
-    most = min(found.components.shape[1] - 1, MOST_COMPLETED)
+    most = min(components.shape[1] - 1, MOST_COMPLETED)
     numbers = sorted({k for k in (*LINEAR, width, width * 3 // 2) if k <= most})
     choices = [(k, 1) for k in numbers] + [(width, 2)] * (width <= most)  # a linear model changes more smoothly
-    return {(k, order): completed(releases, found.components[:, :k], usual, order=order) for k, order in choices if k}
+    return {
+        (k, order): complete_coordinates(releases, components[:, :k], usual, order=order) for k, order in choices if k
+    }
 
 
-class Block(NamedTuple):
+class EpochBlock(NamedTuple):
     """The releases (n, d) of one epoch, and the number (n,) of the message with each; NaN for a row without any."""
 
     values: Tensor
     time: Tensor
 
 
-def side_by_side(releases: Releases, *, aligned: bool = False) -> Iterator[Tensor]:
+def epochs_side_by_side(releases: Releases, *, aligned: bool = False) -> Iterator[Tensor]:
     """Yield the standardized releases (n, d) of the rows in each epoch.
 
     Epochs are equal numbers of messages. A row that has several releases in an epoch gets their mean, and a row without
@@ -153,7 +153,7 @@ def side_by_side(releases: Releases, *, aligned: bool = False) -> Iterator[Tenso
     """
     blocks = split_by_epoch(releases)
     current = releases.values.new_zeros(releases.n_rows, releases.values.shape[1], dtype=torch.float64)
-    for values, time in align(blocks, releases) if aligned else blocks:
+    for values, time in interpolate_epochs(blocks, releases) if aligned else blocks:
         present = ~time.isnan()
         if present.any():
             current = current.clone()
@@ -161,7 +161,7 @@ def side_by_side(releases: Releases, *, aligned: bool = False) -> Iterator[Tenso
         yield current
 
 
-def split_by_epoch(releases: Releases) -> Iterator[Block]:
+def split_by_epoch(releases: Releases) -> Iterator[EpochBlock]:
     """Yield the mean release of each row in each epoch."""
     n_epochs = int(releases.epoch.max()) + 1
     epoch = releases.message * n_epochs // (int(releases.message.max()) + 1)
@@ -169,13 +169,13 @@ def split_by_epoch(releases: Releases) -> Iterator[Block]:
         present = releases.where(epoch == number)
         has_any = torch.bincount(present.rows, minlength=releases.n_rows) > 0
         time = present.mean(present.message.double()[:, None])[:, 0].masked_fill(~has_any, torch.nan)
-        yield Block(present.mean(present.values.double()), time)
+        yield EpochBlock(present.mean(present.values.double()), time)
 
 
-def align(blocks: Iterator[Block], releases: Releases) -> Iterator[Block]:
+def interpolate_epochs(blocks: Iterator[EpochBlock], releases: Releases) -> Iterator[EpochBlock]:
     """Yield each epoch as it would be in the middle, by the polynomial through up to ``NEIGHBORS`` epochs around it."""
     n_epochs = int(releases.epoch.max()) + 1
-    window: deque[Block] = deque(maxlen=min(NEIGHBORS, n_epochs))
+    window: deque[EpochBlock] = deque(maxlen=min(NEIGHBORS, n_epochs))
     done = 0
     for number, block in enumerate(blocks):
         window.append(block)
@@ -183,11 +183,11 @@ def align(blocks: Iterator[Block], releases: Releases) -> Iterator[Block]:
             continue
         last = n_epochs if number == n_epochs - 1 else max(number - 1, 1)
         for epoch in range(done, last):
-            yield _interpolated(window, epoch - (number + 1 - len(window)))
+            yield _interpolate(window, epoch - (number + 1 - len(window)))
         done = last
 
 
-def _interpolated(window: Sequence[Block], place: int) -> Block:
+def _interpolate(window: Sequence[EpochBlock], place: int) -> EpochBlock:
     """Return the block at ``place`` in the middle of its epoch; rows that miss an epoch of the window stay."""
     times = torch.stack([block.time for block in window])  # (k, n)
     values, time = window[place]
@@ -198,7 +198,7 @@ def _interpolated(window: Sequence[Block], place: int) -> Block:
         others = torch.cat([times[:k], times[k + 1 :]])
         weight = ((target - others) / (times[k] - others)).prod(dim=0)
         moved += weight[:, None] * block.values
-    return Block(torch.where(moved.isfinite().all(dim=1)[:, None], moved, values), time)
+    return EpochBlock(torch.where(moved.isfinite().all(dim=1)[:, None], moved, values), time)
 
 
 def landmarks(view: View) -> Tensor:
@@ -236,3 +236,166 @@ def principal_components(blocks: Iterator[Tensor], landmarks: Tensor) -> tuple[T
     kept = squares > NEGLIGIBLE * squares[-1:]
     values = squares[kept].flip(0).sqrt()
     return projected @ rotation[:, kept].flip(1) / values, values
+
+
+SWEEPS = 20
+
+SETTLED = 0.98
+"""Share of the noise of the sweep before, from which on another sweep would tell nothing more."""
+
+FITTED = 16_384
+"""Rows, evenly spaced, that fit the functions at most; others are placed by them."""
+
+NEGLIGIBLE = 1e-10
+
+LEAST_NOISE = 1e-9
+"""Least variance of the noise, as a share of that of a unit: releases are rounded to single precision."""
+
+
+class _Route:
+    """Releases of one route as linear functions of the coordinates of rows, one for each message."""
+
+    def __init__(self, releases: Releases, fitted: Tensor, order: int) -> None:
+        self.all, self.order = releases._replace(values=standardized(releases.values).double()), order
+        self.fitted = self.all.where(fitted[releases.rows])
+        self.by_message, self.of_fitted = groups_of_equal_size(self.fitted.message), _ByRow(self.fitted)
+        self.n_messages = int(releases.message.max()) + 1
+        self.total, self.n_values = self.fitted.values.square().sum(), self.fitted.values.numel()
+        self.noise, self.change = 1.0, self.n_messages / len(releases.values)  # begins with models that hardly change
+
+    def fit(self, x: Tensor) -> Tensor:
+        """Return the functions (S, k + 1, d) of the coordinates ``x`` (n, k + 1) that explain rows that fit them."""
+        k = x.shape[1]
+        squares, products = (
+            x.new_zeros(self.n_messages, k, k),
+            x.new_zeros(self.n_messages, k, self.all.values.shape[1]),
+        )
+        for messages, releases in self.by_message:
+            of_rows = x[self.fitted.rows[releases]]
+            squares[messages] = of_rows.mT @ of_rows
+            products[messages] = of_rows.mT @ self.fitted.values[releases]
+        models = smooth_models(squares, products, self.order, self.noise / self.change)
+        self._learn_variances(models, squares, products)
+        return models
+
+    def _learn_variances(self, models: Tensor, squares: Tensor, products: Tensor) -> None:
+        """Set the variance of the noise and that of the changes of models from the residuals of both."""
+        residual = self.total + (models * (squares @ models - 2 * products)).sum()
+        self.noise = max(float(residual) / max(self.n_values, 1), LEAST_NOISE)
+        if self.n_messages > self.order:
+            self.change = max(float(models.diff(n=self.order, dim=0).square().mean()), 1e-16)
+
+
+class _ByRow:
+    """The releases of each row, to be summed over."""
+
+    def __init__(self, releases: Releases) -> None:
+        order = releases.rows.argsort(stable=True)
+        self.message, self.values = releases.message[order], releases.values[order]
+        sizes = torch.bincount(releases.rows, minlength=releases.n_rows)
+        self.starts = sizes.cumsum(0) - sizes
+
+    def add(self, numbers: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the sums (n, p) of ``numbers`` (S, p) over the messages of each row, times ``weights`` of releases."""
+        return F.embedding_bag(self.message, numbers, self.starts, mode="sum", per_sample_weights=weights)
+
+
+def place_rows(routes: Sequence[_Route], models: Sequence[Tensor], *, fitted: bool) -> Tensor:
+    """Return the coordinates (n, k) that explain the releases of rows, with a prior of variance one.
+
+    Args:
+        routes: of the same rows.
+        models: (S, k + 1, d) of each route.
+        fitted: whether only rows that fit the models are placed; others are then at zero.
+    """
+    n, k = routes[0].all.n_rows, models[0].shape[1] - 1
+    upper = torch.triu_indices(k, k, device=models[0].device)
+    squares, products = models[0].new_zeros(n, upper.shape[1]), models[0].new_zeros(n, k)
+    for route, model in zip(routes, models, strict=True):
+        releases, slopes, constant = route.of_fitted if fitted else _ByRow(route.all), model[:, :k], model[:, k]
+        squares += releases.add((slopes @ slopes.mT)[:, upper[0], upper[1]]) / route.noise
+        explained = -releases.add((slopes @ constant[:, :, None])[..., 0])
+        for unit in range(model.shape[2]):
+            explained += releases.add(slopes[..., unit].contiguous(), releases.values[:, unit].contiguous())
+        products += explained / route.noise
+    full = squares.new_zeros(n, k, k)
+    full[:, upper[0], upper[1]] = full[:, upper[1], upper[0]] = squares
+    return torch.as_tensor(torch.linalg.solve(full + torch.eye(k, dtype=full.dtype, device=full.device), products))
+
+
+def groups_of_equal_size(keys: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return the keys (m,) with the same number c of items, and their items (m, c), for each number that occurs."""
+    distinct, sizes = torch.unique(keys, return_counts=True)
+    items = np.split(keys.argsort(stable=True).cpu().numpy(), np.cumsum(sizes.cpu().numpy())[:-1])
+    groups = []
+    for size in torch.unique(sizes).tolist():
+        of_size = torch.nonzero(sizes == size)[:, 0]
+        groups.append(
+            (
+                distinct[of_size],
+                torch.from_numpy(np.stack([items[number] for number in of_size.tolist()])).to(keys.device),
+            )
+        )
+    return groups
+
+
+def smooth_models(squares: Tensor, products: Tensor, order: int, rate: float) -> Tensor:
+    """Return models V (S, k, d) that minimize their squared errors plus ``rate`` times their squared changes.
+
+    Args:
+        squares: (S, k, k) X^T X of each message.
+        products: (S, k, d) X^T Y of each message.
+        order: 1: changes from message to message. 2: changes of changes.
+        rate: weight of the changes.
+    """
+    n, k, d = products.shape
+    band = np.zeros((order * k + 1, n, k))
+    for below in range(k):
+        band[below, :, : k - below] = squares.diagonal(-below, dim1=1, dim2=2).cpu().numpy()
+    if n > order:
+        signs = {1: (-1.0, 1.0), 2: (1.0, -2.0, 1.0)}[order]
+        changes = diags_array(signs, offsets=range(order + 1), shape=(n - order, n))
+        for later in range(order + 1):
+            band[later * k, : n - later] += rate * (changes.T @ changes).diagonal(later)[:, None]
+    band[0] += 1e-10 * (band[0].mean() + rate)
+    flat = products.reshape(n * k, d).cpu().numpy()
+    models = solveh_banded(band.reshape(len(band), -1), flat, lower=True, check_finite=False)
+    return torch.from_numpy(models).view(n, k, d).to(products)
+
+
+def complete_coordinates(releases: Sequence[Releases], coordinates: Tensor, usual: Tensor, *, order: int = 2) -> Tensor:
+    """Return coordinates (n, k) of rows, of which the values in each message are most nearly a linear function.
+
+    Components of aligned releases mix errors of interpolation into what they say least about. Alternating least squares
+    fits each message as it was sent: its function given the coordinates, then the coordinates given all functions.
+    Functions change little from message to message, as much as the releases say. The memory is that of n k^2 numbers
+    and of the releases.
+
+    Source: Koren, Bell, Volinsky 2009, "Matrix factorization techniques for recommender systems".
+
+    Args:
+        releases: of routes that share their rows.
+        coordinates: (n, k) to begin with.
+        usual: (n,) rows that may fit the functions; others are placed by them only.
+        order: of the changes from message to message that are small: 1, or 2 for changes of changes.
+    """
+    fitted = torch.zeros_like(usual)
+    candidates = torch.nonzero(usual)[:, 0]
+    fitted[candidates[:: -(-len(candidates) // FITTED)]] = True
+    routes = [_Route(part, fitted, order) for part in releases]
+    z = _whiten(coordinates, fitted)
+    for _ in range(SWEEPS):
+        before = [route.noise for route in routes]
+        models = [route.fit(F.pad(z, (0, 1), value=1.0)) for route in routes]
+        if all(route.noise >= SETTLED * noise for route, noise in zip(routes, before, strict=True)):
+            break
+        z = _whiten(place_rows(routes, models, fitted=True), fitted)
+    return _whiten(place_rows(routes, models, fitted=False), fitted)
+
+
+def _whiten(x: Tensor, usual: Tensor) -> Tensor:
+    """Return ``x`` (n, k) with covariance one among ``usual`` rows, turned as little as that allows."""
+    centered = x - x[usual].mean(dim=0)
+    variances, axes = torch.linalg.eigh(centered[usual].T @ centered[usual] / usual.sum())
+    scales = variances.clamp_min((NEGLIGIBLE * variances[-1]).clamp_min(torch.finfo(x.dtype).tiny)).sqrt()
+    return torch.as_tensor(centered @ (axes / scales) @ axes.T)

@@ -23,7 +23,7 @@ from vflsec.core.party import Party
 from vflsec.core.protocol import Averaging, Boundary
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Need
-from vflsec.inference.releases import flattened, parameters
+from vflsec.inference.releases import flatten_parameters, parameters
 from vflsec.methods.epochs import Epochs
 from vflsec.methods.local import training_rows
 from vflsec.methods.split_method import SHOWS, SPLIT, PretrainedMethod
@@ -383,7 +383,7 @@ class Snapshot(nn.Module):
 def learned(modules: Mapping[str, nn.Module]) -> Tensor:
     """Return all learned parameters of the modules (P,), in order."""
     named = {f"{role}.{key}": p.detach() for role, module in modules.items() for key, p in module.named_parameters()}
-    return flattened(named)
+    return flatten_parameters(named)
 
 
 def _in_turn(passes: list[Iterator[Tensor]]) -> Iterator[Tensor]:

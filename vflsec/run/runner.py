@@ -25,7 +25,7 @@ from vflsec.core.federation import Federation, load_states
 from vflsec.core.message import BESIDE_TREES, OF_TREES, Kind, Message, Transcript
 from vflsec.core.method import Trained
 from vflsec.core.view import GroundTruth, Guess, Need, View
-from vflsec.inference.several_trainings import pooled_guess, side_by_side, with_sources
+from vflsec.inference.several_trainings import join_guesses, pool_guesses, side_by_side
 from vflsec.inference.sources import EVERYTHING
 from vflsec.results.records.schema import AttackRun, BaselineResult, Guessed, Record, Result, Status
 from vflsec.run.adversary import alone, tuned
@@ -359,10 +359,10 @@ def _scored(
     guess = _guess(chosen, view, seed)
     if question.further:
         each = [guess, *(_guess(chosen, other, seed) for other in question.further)]
-        guess = chosen.checked(pooled_guess(each, values=attack.target == "features"), view)
+        guess = chosen.checked(pool_guesses(each, values=attack.target == "features"), view)
         if chosen.needs | chosen.wants >= EVERYTHING and not view.has() & {Need.NODES, Need.HISTOGRAMS}:
             whole = chosen(side_by_side([view, *question.further]), seed=seed)
-            guess = chosen.checked(with_sources(guess, whole, view), view)
+            guess = chosen.checked(join_guesses(guess, whole, view), view)
     if kept:
         kept(_on_scored_rows(guess, question))
     leak = {}

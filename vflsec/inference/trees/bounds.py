@@ -9,32 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vflsec.core.message import Kind
-from vflsec.core.view import View
-from vflsec.inference.peeling import Possible, peeled
-from vflsec.inference.trees.histograms import exact_equations
-from vflsec.inference.trees.nodes import between
+from vflsec.core.view import View, computed_once
+from vflsec.inference.trees.histograms import PossibleBins, Unit, exact_equations, peel_bins, units_of
+from vflsec.inference.trees.nodes import messages_between
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-class Unit(NamedTuple):
-    """What is bounded: a number's quantile, or whether a category is the one of a bin.
-
-    Attributes:
-        column: number of the raw column.
-        first: its first bin.
-        last: its last bin; the same for a category.
-        ordered: whether it is a number.
-    """
-
-    column: int
-    first: int
-    last: int
-    ordered: bool
-
-
-class Bounds(NamedTuple):
+class ColumnBounds(NamedTuple):
     """What splits say about the columns of a party.
 
     Attributes:
@@ -56,68 +39,25 @@ class Bounds(NamedTuple):
     mass: Floats
 
 
-class Between(Possible):
-    """Rows can be in the bins between their bounds.
-
-    Few sets of bins are possible for many rows, so that sets are counted instead of rows.
-
-    Args:
-        units: U of them.
-        low: (n, U) the lowest bin of a number, 1 for the category that a row is of.
-        high: (n, U) the highest bin of a number, 0 for a category that a row is not of.
-    """
-
-    def __init__(self, units: Sequence[Unit], low: Ints, high: Ints) -> None:
-        self._columns: dict[int, tuple[int, Ints, NDArray[np.bool_]]] = {}
-        for j in dict.fromkeys(unit.column for unit in units):
-            own = [u for u, unit in enumerate(units) if unit.column == j]
-            bins = np.arange(units[own[0]].first, units[own[-1]].last + 1)
-            between = (low[:, own] <= bins) & (bins <= high[:, own]) if units[own[0]].ordered else high[:, own] > 0
-            packed, set_of = np.unique(np.packbits(between, axis=1), axis=0, return_inverse=True)
-            sets = np.unpackbits(packed, axis=1, count=len(bins)).astype(bool)
-            self._columns |= dict.fromkeys(bins.tolist(), (int(bins[0]), set_of.reshape(-1), sets))
-
-    def rows_in(self, rows: Ints, b: int) -> NDArray[np.bool_]:
-        """Return whether each of some rows (m,) can be in bin ``b``."""
-        start, set_of, sets = self._columns[b]
-        found: NDArray[np.bool_] = sets[set_of[rows], b - start]
-        return found
-
-    def numbers(self, rows: Ints, start: int, stop: int) -> Ints:
-        """Return how many of some rows (m,) can be in each bin from ``start`` to ``stop`` of one column."""
-        first, set_of, sets = self._columns[start]
-        return np.bincount(set_of[rows], minlength=len(sets)) @ sets[:, start - first : stop - first]
-
-
-def bounds(view: View, victim: str) -> Bounds | None:
-    """Return the bounds that the directions of rows at splits of ``victim`` imply; None if nothing was said of bins.
-
-    They are computed once for a view and its copies.
-    """
-    key = ("bounds", victim)
-    if key not in view.memo:
-        view.memo[key] = _bounds(view, victim)
-    found: Bounds | None = view.memo[key]
-    return found
-
-
-def _bounds(view: View, victim: str) -> Bounds | None:
-    declared = [m.payload for m in between(view, victim, Kind.CONTROL) if "column" in m.payload]
+@computed_once
+def bounds(view: View, victim: str) -> ColumnBounds | None:
+    """Return the bounds that the directions of rows at splits of ``victim`` imply; None if nothing was said of bins."""
+    declared = [m.payload for m in messages_between(view, victim, Kind.CONTROL) if "column" in m.payload]
     if not declared:
         return None
     column, ordered = (declared[0][key].cpu().numpy() for key in ("column", "ordered"))
-    units = tuple(_units(column, ordered))
+    units = tuple(_make_units(column, ordered))
     mass = _masses(view, victim, column)
-    places = places_of(units)
+    places = _places_of(units)
     least = np.array([unit.first if unit.ordered else 0 for unit in units])
     most = np.array([unit.last if unit.ordered else 1 for unit in units])
     low, high = (
-        {s: np.asfortranarray(np.broadcast_to(own, (len(x), len(own)))) for s, x in view.features.items()}
-        for own in (least, most)
+        {s: np.asfortranarray(np.broadcast_to(bins, (len(x), len(bins)))) for s, x in view.features.items()}
+        for bins in (least, most)
     )
     splits = {
         (m.step, node): int(b)
-        for m in between(view, victim, Kind.CONTROL)
+        for m in messages_between(view, victim, Kind.CONTROL)
         if "nodes" in m.payload
         for node, b in zip(m.payload["nodes"].tolist(), m.payload["bins"].tolist(), strict=True)
     }
@@ -132,30 +72,33 @@ def _bounds(view: View, victim: str) -> Bounds | None:
         else:
             high[split][rows, u] = 0
     for j in {unit.column for unit in units if not unit.ordered}:
-        own = [u for u, unit in enumerate(units) if unit.column == j]
+        here = units_of(units, j)
         for split in view.features:  # a row that is of one category is of no other
-            found = np.flatnonzero(low[split][:, own].any(axis=1))
-            high[split][found[:, None], own] = low[split][found[:, None], own]
+            rows = np.flatnonzero(low[split][:, here].any(axis=1))
+            high[split][rows[:, None], here] = low[split][rows[:, None], here]
     weights = np.zeros((len(column), len(units)))
     lowest: dict[str, Floats] = {}
     highest: dict[str, Floats] = {}
     expected: dict[str, Floats] = {}
     for u, unit in enumerate(units):
-        weights[unit.first : unit.last + 1, u] = _middles(mass[unit.first : unit.last + 1]) if unit.ordered else 1
+        share = mass[unit.first : unit.last + 1]
+        weights[unit.first : unit.last + 1, u] = (
+            share.cumsum() - share / 2 if unit.ordered else 1
+        )  # quantile of its middle
     for split in view.features:
         *_, expected[split] = _numbers(units, mass, weights, low[split], high[split])
     _set_exactly(view, victim, column, units, low[view.aux_split], high[view.aux_split])
     for split in view.features:
         lowest[split], highest[split], _ = _numbers(units, mass, weights, low[split], high[split])
-    return Bounds(units, lowest, highest, expected, weights, mass)
+    return ColumnBounds(units, lowest, highest, expected, weights, mass)
 
 
-def places_of(units: Sequence[Unit]) -> dict[int, int]:
+def _places_of(units: Sequence[Unit]) -> dict[int, int]:
     """Return the unit of each bin."""
     return {b: u for u, unit in enumerate(units) for b in range(unit.first, unit.last + 1)}
 
 
-def _units(column: Ints, ordered: NDArray[np.bool_]) -> Iterator[Unit]:
+def _make_units(column: Ints, ordered: NDArray[np.bool_]) -> Iterator[Unit]:
     for j in np.unique(column).tolist():
         bins = np.flatnonzero(column == j)
         if ordered[bins[0]]:
@@ -167,25 +110,19 @@ def _units(column: Ints, ordered: NDArray[np.bool_]) -> Iterator[Unit]:
 def _masses(view: View, victim: str, column: Ints) -> Floats:
     """Return the share of rows in each bin (V,): from histograms of roots, else the same for all bins of a column."""
     total = np.zeros(len(column))
-    for m in between(view, victim, Kind.HISTOGRAM):
+    for m in messages_between(view, victim, Kind.HISTOGRAM):
         total += m.payload["value"][m.payload["nodes"] == 1][:, :, 2].sum(dim=0).cpu().numpy()
     total = total.clip(0)
     for j in np.unique(column):
-        own = column == j
-        total[own] = total[own] / total[own].sum() if total[own].sum() > 0 else 1 / own.sum()
+        here = column == j
+        total[here] = total[here] / total[here].sum() if total[here].sum() > 0 else 1 / here.sum()
     return total
-
-
-def _middles(mass: Floats) -> Floats:
-    """Return the quantile of the middle of each bin (k,) of a number."""
-    found: Floats = mass.cumsum() - mass / 2
-    return found
 
 
 def _directions(view: View, victim: str, splits: Mapping[tuple[int, int], int]) -> Iterator[tuple[str, Ints, int, int]]:
     """Yield split, rows and the child to which they go, with the bin at which their node is split."""
-    first = min((m.step for m in between(view, victim, Kind.NODES)), default=0)
-    for m in between(view, victim, Kind.NODES):
+    first = min((m.step for m in messages_between(view, victim, Kind.NODES)), default=0)
+    for m in messages_between(view, victim, Kind.NODES):
         if m.sender != victim or m.rows is None or m.split not in view.features:
             continue
         value, rows = m.payload["value"].cpu().numpy(), m.rows.cpu().numpy()
@@ -211,24 +148,22 @@ def _numbers(
         else:
             lowest[:, u], highest[:, u] = low[:, u], high[:, u]
     for j in {unit.column for unit in units if not unit.ordered}:
-        own = [u for u, unit in enumerate(units) if unit.column == j]
-        possible = mass[[units[u].first for u in own]] * highest[:, own]
-        expected[:, own] = possible / possible.sum(axis=1, keepdims=True).clip(np.finfo(float).tiny)
+        here = units_of(units, j)
+        possible = mass[[units[u].first for u in here]] * highest[:, here]
+        expected[:, here] = possible / possible.sum(axis=1, keepdims=True).clip(np.finfo(float).tiny)
     return lowest, highest, expected
 
 
 def _set_exactly(view: View, victim: str, column: Ints, units: Sequence[Unit], low: Ints, high: Ints) -> None:
     """Set the bounds (n, U) of training rows whose bins follow from histograms exactly."""
-    places = places_of(units)
-    found = np.zeros((len(low), 0), dtype=np.int64)
-    if equations := exact_equations(view, victim):
-        found = peeled(equations, column, len(low), Between(units, low, high))
-    for j in range(found.shape[1]):
-        rows = np.flatnonzero(found[:, j] >= 0)
-        own = np.array([places[b] for b in found[rows, j]], dtype=np.int64)
-        if len(rows) and units[own[0]].ordered:
-            low[rows, own], high[rows, own] = found[rows, j], found[rows, j]
+    if not (equations := exact_equations(view, victim)):
+        return
+    places = _places_of(units)
+    for bins in peel_bins(equations, column, len(low), PossibleBins(units, low, high)).T:
+        rows = np.flatnonzero(bins >= 0)
+        here = np.array([places[b] for b in bins[rows]], dtype=np.int64)
+        if len(rows) and units[here[0]].ordered:
+            low[rows, here], high[rows, here] = bins[rows], bins[rows]
         elif len(rows):
-            others = [u for u, unit in enumerate(units) if unit.column == units[own[0]].column]
-            high[rows[:, None], others] = 0
-            low[rows, own], high[rows, own] = 1, 1
+            high[rows[:, None], units_of(units, units[here[0]].column)] = 0
+            low[rows, here], high[rows, here] = 1, 1

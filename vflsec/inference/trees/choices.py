@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vflsec.base.layout import Layout
+from vflsec.core.message import AFTERWARDS, Kind
 from vflsec.core.view import View
-from vflsec.inference.trees.drawn_columns import drawn_columns
-from vflsec.inference.trees.nodes import partners, sums_of, told
+from vflsec.inference.trees.nodes import known_nodes, partners, sum_by_place
 from vflsec.trees.bins import Bins
 
 Ints = NDArray[np.int64]
@@ -63,13 +63,13 @@ class Choices:
 
     def __init__(self, view: View, drawn: Mapping[int, NDArray[np.bool_]], most: int) -> None:
         device = view.features[view.aux_split].device
-        place, bins, column, self.shape = _own_bins(view, most)
+        place, bins, column, self.shape = _local_bins(view, most)
         self.place, self.bins = torch.from_numpy(place).to(device), torch.from_numpy(bins).to(device)
         least = view.agreed.get("leaf_rows", LEAF_ROWS)
         self.rounds: dict[int, Round] = {}
         candidates = drawn_columns(view)
         for number, trees in _known_splits(view).items():
-            outputs, group, nodes, right = (torch.from_numpy(one).to(device) for one in _joined(trees))
+            outputs, group, nodes, right = (torch.from_numpy(x).to(device) for x in _join_trees(trees))
             counted = nodes.new_ones(group.shape)
             if number in drawn:
                 counted *= torch.from_numpy(drawn[number]).to(counted)[:, None]
@@ -83,7 +83,7 @@ class Choices:
     @property
     def n_splits(self) -> int:
         """Number of known splits."""
-        return sum(int(one.nodes.any(dim=1).sum()) for one in self.rounds.values())
+        return sum(int(known.nodes.any(dim=1).sum()) for known in self.rounds.values())
 
     def surprise(self, round_: int, derivatives: Tensor, *, temperature: float, l2: float) -> Tensor:
         """Return minus the log likelihood of the splits of a round; 0 if none is known.
@@ -100,9 +100,9 @@ class Choices:
         if round_ not in self.rounds:
             return derivatives.new_zeros(())
         known = self.rounds[round_]
-        own = derivatives[..., known.outputs]
-        beyond, whole = self._sums(known.group, known.nodes, own)
-        chosen = _of_groups(known.group, known.right.shape[1], own) @ known.right
+        of_trees = derivatives[..., known.outputs]
+        beyond, whole = self._sums(known.group, known.nodes, of_trees)
+        chosen = _sum_by_group(known.group, known.right.shape[1], of_trees) @ known.right
         of_bins = _gain(beyond, whole, l2).masked_fill(~known.possible, -torch.inf)
         gains = torch.cat([_gain(chosen, whole, l2), of_bins], dim=-2) / temperature
         return -gains.log_softmax(dim=-2)[..., 0, :].sum()
@@ -110,22 +110,22 @@ class Choices:
     def _sums(self, group: Tensor, nodes: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return sums of values (..., n, T) over rows beyond each own bin, (..., T, V, K), and all, (..., T, 1, K)."""
         (trees, count, _), (columns, width) = nodes.shape, self.shape
-        whole = _of_groups(group, count, values)
-        place = _numbered(group, count)[:, :, None] * (columns * width) + self.place[:, None]
+        whole = _sum_by_group(group, count, values)
+        place = _number_groups(group, count)[:, :, None] * (columns * width) + self.place[:, None]
         spread = values[..., None].expand(*values.shape, columns)
-        sums = sums_of(spread.flatten(-3), place.flatten(), trees * count * columns * width)
+        sums = sum_by_place(spread.flatten(-3), place.flatten(), trees * count * columns * width)
         up_to = sums.view(*sums.shape[:-1], trees, count, columns, width).cumsum(dim=-1).flatten(-2)[..., self.bins]
         return (whole - up_to.transpose(-1, -2)) @ nodes, whole @ nodes
 
 
-def _of_groups(group: Tensor, count: int, values: Tensor) -> Tensor:
+def _sum_by_group(group: Tensor, count: int, values: Tensor) -> Tensor:
     """Return the sums (..., T, 1, M) of values (..., n, T) over groups."""
     trees = group.shape[1]
-    sums = sums_of(values.flatten(-2), _numbered(group, count).flatten(), trees * count)
+    sums = sum_by_place(values.flatten(-2), _number_groups(group, count).flatten(), trees * count)
     return sums.view(*sums.shape[:-1], trees, 1, count)
 
 
-def _numbered(group: Tensor, count: int) -> Tensor:
+def _number_groups(group: Tensor, count: int) -> Tensor:
     """Return groups (n, T) numbered over all trees, of which each has at most ``count``."""
     return group + count * torch.arange(group.shape[1], device=group.device)
 
@@ -139,7 +139,7 @@ def _gain(right: Tensor, whole: Tensor, l2: float) -> Tensor:
     return of_right + of_left - of_node
 
 
-def _own_bins(view: View, most: int) -> tuple[Ints, Ints, Ints, tuple[int, int]]:
+def _local_bins(view: View, most: int) -> tuple[Ints, Ints, Ints, tuple[int, int]]:
     """Return intervals of rows (n, c) and of bins (V,), the column of each bin (V,), and the shape (c, W) of intervals.
 
     The V bins divide each of the c columns that have any into intervals; a bin ends the interval that it is in. W is
@@ -154,10 +154,10 @@ def _own_bins(view: View, most: int) -> tuple[Ints, Ints, Ints, tuple[int, int]]
     width = 1 + max(map(len, kept), default=0)
     codes = bins.of(x)
     place = np.zeros((len(x), len(kept)), dtype=np.int64)
-    for c, own in enumerate(kept):
-        place[:, c] = c * width + np.searchsorted(own, codes[:, bins.column[own[0]]], side="left")
-    ends = [c * width + np.arange(len(own)) for c, own in enumerate(kept)]
-    return place, np.concatenate([np.zeros(0, dtype=np.int64), *ends]), bins.column[inner], (len(kept), width)
+    for c, ends in enumerate(kept):
+        place[:, c] = c * width + np.searchsorted(ends, codes[:, bins.column[ends[0]]], side="left")
+    intervals = [c * width + np.arange(len(ends)) for c, ends in enumerate(kept)]
+    return place, np.concatenate([np.zeros(0, dtype=np.int64), *intervals]), bins.column[inner], (len(kept), width)
 
 
 class _Tree(NamedTuple):
@@ -179,24 +179,24 @@ class _Level(NamedTuple):
 def _known_splits(view: View) -> dict[int, list[_Tree]]:
     """Return the trees with known splits by round."""
     outputs = view.n_classes if view.n_classes > 2 else 1
-    found: dict[int, list[_Tree]] = {}
+    by_round: dict[int, list[_Tree]] = {}
     for other in partners(view):
-        known = told(view, other)
+        known = known_nodes(view, other)
         if known is None or view.aux_split not in known.nodes:
             continue
         nodes = known.nodes[view.aux_split]
         for t, tree in enumerate(known.trees.tolist()):
-            levels = [_split_of(nodes[:, t, k], nodes[:, t, k + 1]) for k in range(nodes.shape[2] - 1)]
+            levels = [_split_level(nodes[:, t, k], nodes[:, t, k + 1]) for k in range(nodes.shape[2] - 1)]
             levels = [level for level in levels if level.size]
             if levels:
-                found.setdefault(int(known.rounds[t]), []).append(_Tree(tree, tree % outputs, levels))
-    return found
+                by_round.setdefault(int(known.rounds[t]), []).append(_Tree(tree, tree % outputs, levels))
+    return by_round
 
 
-def _joined(trees: Sequence[_Tree]) -> tuple[Ints, Ints, Floats, Floats]:
+def _join_trees(trees: Sequence[_Tree]) -> tuple[Ints, Ints, Floats, Floats]:
     """Return outputs (T,), groups (n, T), and the nodes and right sides (T, M, K) in which groups are."""
     outputs = np.array([tree.output for tree in trees], dtype=np.int64)
-    grouped = [_grouped(tree.levels) for tree in trees]
+    grouped = [_group_rows(tree.levels) for tree in trees]
     shape = [len(trees), *np.max([nodes.shape for _, nodes, _ in grouped], axis=0)]
     nodes, right = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
     for t, (_, inside, beyond) in enumerate(grouped):
@@ -205,16 +205,16 @@ def _joined(trees: Sequence[_Tree]) -> tuple[Ints, Ints, Floats, Floats]:
     return outputs, np.stack([group for group, *_ in grouped], axis=1), nodes, right
 
 
-def _grouped(levels: Sequence[_Level]) -> tuple[Ints, NDArray[np.bool_], NDArray[np.bool_]]:
+def _group_rows(levels: Sequence[_Level]) -> tuple[Ints, NDArray[np.bool_], NDArray[np.bool_]]:
     """Return groups (n,) of rows in a tree, and the nodes (M, K) and right sides (M, K) in which they are."""
     sides = np.stack([2 * level.node + level.right for level in levels], axis=1)
     distinct, group = np.unique(sides, axis=0, return_inverse=True)
     nodes = [distinct[:, k, None] // 2 == np.arange(level.size) for k, level in enumerate(levels)]
-    right = [one & (distinct[:, k, None] % 2 == 1) for k, one in enumerate(nodes)]
+    right = [inside & (distinct[:, k, None] % 2 == 1) for k, inside in enumerate(nodes)]
     return group.reshape(-1), np.concatenate(nodes, axis=1), np.concatenate(right, axis=1)
 
 
-def _split_of(parents: Ints, children: Ints) -> _Level:
+def _split_level(parents: Ints, children: Ints) -> _Level:
     """Return the split nodes of a level, those with a known child.
 
     Of two children, one may be too small to be told. Rows of the node that are not in the other child are in it.
@@ -227,3 +227,32 @@ def _split_of(parents: Ints, children: Ints) -> _Level:
     unknown_is_right = np.isin(2 * parents, numbers)
     right = np.where(children > 0, children % 2 == 1, unknown_is_right) & inside
     return _Level(np.where(inside, place, len(split)), right, len(split))
+
+
+def drawn_columns(view: View) -> dict[int, NDArray[np.bool_]]:
+    """Return whether each own column (d,) could split a tree, by tree; a tree of which nothing is known is left out.
+
+    A party knows the columns that it draws for a tree. In its histograms, other columns have no rows.
+    """
+    names = view.party.split("+")
+    by_tree: dict[int, list[NDArray[np.bool_]]] = {}
+    for name in names:
+        messages = [m for m in view.messages if m.sender == name and m.phase not in AFTERWARDS]
+        bins = next((m.payload for m in messages if m.kind is Kind.CONTROL and "column" in m.payload), None)
+        if bins is None:
+            return {}
+        column, ordered = (bins[key].cpu().numpy() for key in ("column", "ordered"))
+        counts: dict[int, NDArray[np.float64]] = {}
+        for m in messages:
+            in_clear = m.kind is Kind.HISTOGRAM
+            if in_clear or (m.kind is Kind.CIPHERTEXT and "rows" in m.payload):
+                rows = m.payload["value"][..., 2] if in_clear else m.payload["rows"]
+                counts[m.step] = rows.double().sum(dim=0).cpu().numpy() + counts.get(m.step, 0)
+        first = np.flatnonzero(np.diff(column, prepend=-1))
+        widths = np.where(ordered[first], 1, np.diff(first, append=len(column)))  # a category is encoded by its values
+        for tree, n_rows in counts.items():
+            drawn = np.add.reduceat(n_rows, first) > 0 if len(first) else np.zeros(0, dtype=bool)
+            by_tree.setdefault(tree, []).append(np.repeat(drawn, widths))
+    d = view.features[view.aux_split].shape[1]
+    joined = {tree: np.concatenate(parts) for tree, parts in by_tree.items() if len(parts) == len(names)}
+    return {tree: drawn for tree, drawn in joined.items() if len(drawn) == d}

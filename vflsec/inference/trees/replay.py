@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vflsec.core.message import AFTERWARDS, Kind
-from vflsec.core.view import View
-from vflsec.inference.trees.nodes import partners, sums_of, told, told_everywhere
+from vflsec.core.view import View, computed_once
+from vflsec.inference.trees.nodes import known_nodes, nodes_at_prediction, partners, sum_by_place
 
 Ints = NDArray[np.int64]
 
@@ -23,7 +23,7 @@ TINY = 1e-12
 
 
 class Ensemble(NamedTuple):
-    """T trees of boosting, as far as a party is told.
+    """T trees of boosting, as far as a party knows them.
 
     Attributes:
         nodes: (n, T) by split, the deepest node of each row in each tree that is known; 0 for none.
@@ -38,7 +38,14 @@ class Ensemble(NamedTuple):
     drawn: Mapping[int, NDArray[np.bool_]]
 
 
-class Replayed(NamedTuple):
+class Rates(NamedTuple):
+    """The learning rate and the L2 penalty of boosting."""
+
+    learning_rate: float
+    l2: float
+
+
+class Replay(NamedTuple):
     """Logits, one for two classes.
 
     Attributes:
@@ -52,8 +59,9 @@ class Replayed(NamedTuple):
     notes: list[Tensor]
 
 
-def observed(view: View, *, everywhere: bool = False) -> Ensemble | None:
-    """Return the trees whose nodes a passive party is told, once for a view and its copies; None without any.
+@computed_once
+def observe_trees(view: View, *, everywhere: bool = False) -> Ensemble | None:
+    """Return the trees whose nodes a passive party knows; None without any.
 
     Two classes have one tree in each round, C classes one for each class, in order. Who is sent derivatives, encrypted
     or not, knows the rows that a round has drawn.
@@ -63,22 +71,35 @@ def observed(view: View, *, everywhere: bool = False) -> Ensemble | None:
         everywhere: whether only nodes count that are told of rows of every split. Node i then has the number i + 1, and
             rows that are in none of these nodes are together in 1: here that says something of a row.
     """
-    key = ("observed trees", everywhere)
-    if key not in view.memo:
-        view.memo[key] = _observed(view, everywhere=everywhere)
-    found: Ensemble | None = view.memo[key]
-    return found
+    columns: dict[str, dict[int, Ints]] = {}
+    for other in partners(view):
+        known = known_nodes(view, other)
+        if known is None or view.aux_split not in known.nodes:
+            continue
+        kept = nodes_at_prediction(view, other)
+        for split, nodes in known.nodes.items() if everywhere else [(view.aux_split, known.nodes[view.aux_split])]:
+            by_tree = columns.setdefault(split, {})
+            for t, tree in enumerate(known.trees.tolist()):
+                path = nodes[:, t]
+                if everywhere:
+                    path = np.where(np.isin(path, list(kept.get(tree, ()))), path + 1, 1)
+                deepest = path.max(axis=1)  # of nodes on one path, the deepest has the largest number
+                by_tree[tree] = np.maximum(by_tree[tree], deepest) if tree in by_tree else deepest
+    if not columns:
+        return None
+    outputs = view.n_classes if view.n_classes > 2 else 1
+    trees = np.array(sorted(columns[view.aux_split]), dtype=np.int64)
+    nodes_of = {s: np.stack([x[t] for t in trees.tolist()], axis=1) for s, x in columns.items() if len(x) == len(trees)}
+    return Ensemble(nodes_of, trees // outputs, trees % outputs, _drawn_rows(view, outputs))
 
 
-def replayed(
+def replay_boosting(
     trees: Ensemble,
     targets: Tensor,
     split: str,
-    *,
-    learning_rate: float,
-    l2: float,
+    rates: Rates,
     noted: Callable[[int, Tensor], Tensor] | None = None,
-) -> Replayed:
+) -> Replay:
     """Return what boosting on ``targets`` would make rows score, in trees of which the nodes are given.
 
     As in the training, all scores start from the logits of the shares of classes. In each round p are the
@@ -93,8 +114,7 @@ def replayed(
         targets: (..., n, C') shares of classes, of the last of two classes only. Further dimensions are replays of
             their own.
         split: of the training rows.
-        learning_rate: of the training.
-        l2: of the training.
+        rates: of the training.
         noted: called with each round and its first and second derivatives (2, ..., n, C'), 0 for rows that were not
             drawn.
     """
@@ -112,59 +132,34 @@ def replayed(
         if noted is not None:
             notes.append(noted(round_, derivatives))
         here = np.flatnonzero(trees.rounds == round_)
-        nodes = {s: torch.from_numpy(one[:, here]).to(p.device) for s, one in trees.nodes.items()}
+        nodes = {s: torch.from_numpy(x[:, here]).to(p.device) for s, x in trees.nodes.items()}
         outputs = torch.from_numpy(trees.outputs[here]).to(p.device)
-        length = 1 + max(int(one.max()) for one in nodes.values() if one.numel())
+        length = 1 + max(int(x.max()) for x in nodes.values() if x.numel())
         places = length * torch.arange(len(here), device=p.device)
-        own = nodes[split] + places
+        place = (nodes[split] + places).flatten()
         of_rows = derivatives[..., outputs].flatten(-2)  # (2, ..., n T)
-        sums = sums_of(of_rows, own.flatten(), length * len(here))
-        values = _values(sums, learning_rate, l2)
-        others = _values(sums[..., own.flatten()] - of_rows, learning_rate, l2).view(*left_out.shape[:-1], -1)
-        for s, one in nodes.items():
-            scores[s] = scores[s].index_add(-1, outputs, values[..., one + places] * (one > 0))
+        sums = sum_by_place(of_rows, place, length * len(here))
+        values = _leaf_values(sums, rates)
+        others = _leaf_values(sums[..., place] - of_rows, rates).view(*left_out.shape[:-1], -1)
+        for s, x in nodes.items():
+            scores[s] = scores[s].index_add(-1, outputs, values[..., x + places] * (x > 0))
         left_out = left_out.index_add(-1, outputs, others * (nodes[split] > 0))
-    return Replayed(scores, left_out, notes)
+    return Replay(scores, left_out, notes)
 
 
-def _values(sums: Tensor, learning_rate: float, l2: float) -> Tensor:
+def _leaf_values(sums: Tensor, rates: Rates) -> Tensor:
     """Return the values of nodes with sums (2, ...) of first and second derivatives."""
-    return -learning_rate * sums[0] / (sums[1] + l2).clamp_min(TINY)
+    return -rates.learning_rate * sums[0] / (sums[1] + rates.l2).clamp_min(TINY)
 
 
-def _observed(view: View, *, everywhere: bool) -> Ensemble | None:
-    columns: dict[str, dict[int, Ints]] = {}
-    for other in partners(view):
-        known = told(view, other)
-        if known is None or view.aux_split not in known.nodes:
-            continue
-        kept = told_everywhere(view, other)
-        for split, nodes in known.nodes.items() if everywhere else [(view.aux_split, known.nodes[view.aux_split])]:
-            of_split = columns.setdefault(split, {})
-            for t, tree in enumerate(known.trees.tolist()):
-                own = nodes[:, t]
-                if everywhere:
-                    own = np.where(np.isin(own, list(kept.get(tree, ()))), own + 1, 1)
-                deepest = own.max(axis=1)  # of nodes on one path, the deepest has the largest number
-                of_split[tree] = np.maximum(of_split[tree], deepest) if tree in of_split else deepest
-    if not columns:
-        return None
-    outputs = view.n_classes if view.n_classes > 2 else 1
-    trees = np.array(sorted(columns[view.aux_split]), dtype=np.int64)
-    told_nodes = {
-        s: np.stack([own[t] for t in trees.tolist()], axis=1) for s, own in columns.items() if len(own) == len(trees)
-    }
-    return Ensemble(told_nodes, trees // outputs, trees % outputs, _drawn(view, outputs))
-
-
-def _drawn(view: View, outputs: int) -> dict[int, NDArray[np.bool_]]:
+def _drawn_rows(view: View, outputs: int) -> dict[int, NDArray[np.bool_]]:
     """Return by round whether each training row (n,) was drawn, of rounds with messages of derivatives."""
     names = view.party.split("+")
-    found: dict[int, NDArray[np.bool_]] = {}
+    by_round: dict[int, NDArray[np.bool_]] = {}
     for m in view.messages:
         if m.kind not in (Kind.GRADIENT, Kind.CIPHERTEXT) or m.rows is None or m.receiver not in names:
             continue
         if m.split == view.aux_split and m.phase not in AFTERWARDS:
-            drawn = found.setdefault(m.step // outputs, np.zeros(len(view.features[view.aux_split]), dtype=bool))
+            drawn = by_round.setdefault(m.step // outputs, np.zeros(len(view.features[view.aux_split]), dtype=bool))
             drawn[m.rows.cpu().numpy()] = True
-    return found
+    return by_round
