@@ -36,6 +36,7 @@ class Imputation(Attack):
     target = "features"
     needs = frozenset({Need.FEATURES, Need.AUX_LABELS})
     reference = "none: the baseline 'alone' of attacks on columns"
+    differs = ()
     verified = "scikit-learn's own estimators"
     costs = "a ridge regression for each column; from 300 auxiliary rows on, a small network"
     fails = "if the parties' columns are independent, or with too few auxiliary rows to see a dependence"

@@ -34,6 +34,7 @@ class ModelRecovery(Attack):
     target = "parameters"
     needs = frozenset({Need.PARAMETERS})
     reference = "none: the arithmetic of an average"
+    differs = ()
     verified = "equality with the victim's parameters"
     costs = "one pass over the messages"
     fails = (

@@ -1,11 +1,14 @@
 """The package as a whole: guests can be deleted, and the budget of lines and files holds."""
 
+import ast
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -62,6 +65,31 @@ def test_the_budget_of_lines_and_files_holds():
     assert count_lines(guests) <= GUEST_LINES
     assert count_lines(house) <= HOUSE_LINES
     assert len(house) <= HOUSE_FILES
+
+
+VAGUE = {"found", "one", "own", "told"}
+"""Words that name a value by what happened to it, where a noun of the field says what it is."""
+
+
+def identifiers(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
+                yield name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+
+
+def test_identifiers_are_no_vague_words():
+    for path in modules("vflsec", *PLUGINS):
+        names = set(identifiers(ast.parse(path.read_text("utf-8")))) - {"one_hot"}  # PyTorch's name
+        assert not [name for name in names if VAGUE & set(name.lower().split("_"))], path
+
+
+def test_no_two_classes_have_the_same_name():
+    trees = [ast.parse(path.read_text("utf-8")) for path in modules("vflsec", *PLUGINS)]
+    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    assert [name for name, times in names.items() if times > 1] == []
 
 
 def test_the_house_imports_nothing_that_the_extra_of_a_guest_brings():

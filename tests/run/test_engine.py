@@ -174,7 +174,7 @@ def test_a_worker_that_cannot_write_the_folder_keeps_its_models_in_its_own(tmp_p
     monkeypatch.setattr(distributed, "get_worker", lambda: SimpleNamespace(local_directory=str(own)))
     store = Store(tmp_path / "run")
     (task, *_) = (one for one in engine.plan(specs.read(SETTINGS), store).tasks if one.rows)
-    (record, *_) = engine._on_worker(None, task, tmp_path / "file" / "run", "cpu")
+    (record, *_) = engine._on_worker({}, task, tmp_path / "file" / "run", "cpu")
     assert record.status in ("ok", "unconverged")
     assert list((own / "vflsec" / "run" / "cells").iterdir())
 
