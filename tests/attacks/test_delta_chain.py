@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vflsec.attacks.delta_chain import DeltaChain, DeltaChainWeights, recovered
-from vflsec.base.errors import InsufficientView
+from vflsec.base.errors import DataError, InsufficientView
 from vflsec.cipher.recording import Recording, RecordingWriter
 from vflsec.testing.recordings import LinearRun, attacked, generator
 
@@ -185,9 +185,8 @@ def test_shapes_that_do_not_fit_are_one_line(tmp_path):
         recorder.begin(0, rate=0.1)
         recorder.note("embedding_gradient", np.ones((2, 10)))
         recorder.note("rows", np.arange(3))
-    torn = attacked(DeltaChain(), Recording(tmp_path / "torn"))
-    assert torn["status"] == "error"
-    assert "expected rows of shape (2,) as in the other notes of step 0" in torn["error"]
+    with pytest.raises(DataError, match=r"rows of shape \(2,\) .* step 0 .* got \(3,\)"):
+        attacked(DeltaChain(), Recording(tmp_path / "torn"))
 
 
 def test_one_batch_is_enough_for_labels(tmp_path):
