@@ -84,6 +84,7 @@ def test_a_mixture_without_some_known_rows_is_one_of_the_others():
     x, y, rng = randn(40, 3), randn(20, 2, seed=1), torch.Generator().manual_seed(0)
     kernels = {"a": Kernel(x[:, :1]), "b": Kernel(x, nonlinear=True)}
     mixture = Mixture(kernels, torch.arange(20), y, lambda predicted, rows: predicted.new_zeros(len(predicted)), rng)
+    assert list(mixture.coefficients) == list(dict.fromkeys(n for c, _ in mixture.candidates for n in sorted(c.names)))
     tables, out = {name: kernel.x for name, kernel in kernels.items()}, torch.arange(20) % 4 == 1
     whole, fewer = mixture.predict_without([torch.zeros(20, dtype=torch.bool), out], tables)
     torch.testing.assert_close(whole, mixture.predict(tables))

@@ -90,7 +90,9 @@ for _name in sorted(registry.entries("attacks")):
     if Need.RECORDING in registry.load("attacks", _name).needs:
         _body = {"make": lambda self, name=_name: registry.build("attacks", name)}
         _body |= {"record": RECORDINGS[_name]} if _name in RECORDINGS else {}
-        globals()[f"TestRecordingConformance_{_name}"] = type(f"TestRecordingConformance_{_name}", (RecordingConformance,), _body)
+        globals()[f"TestRecordingConformance_{_name}"] = type(
+            f"TestRecordingConformance_{_name}", (RecordingConformance,), _body
+        )
 
 
 class Sound(RecordingAttack):

@@ -236,7 +236,7 @@ def computed_once(function: Callable[Concatenate[View, P], Result]) -> Callable[
     parameters = signature(function)
 
     @wraps(function)
-    def compute(view: View, *args: P.args, **kwargs: P.kwargs) -> Result:
+    def compute(view: View, /, *args: P.args, **kwargs: P.kwargs) -> Result:
         bound = parameters.bind(view, *args, **kwargs)
         bound.apply_defaults()
         key = (function.__module__, function.__qualname__, *list(bound.arguments.values())[1:])

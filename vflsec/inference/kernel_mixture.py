@@ -141,7 +141,8 @@ class Mixture:
 
     def _search(self, grams: Mapping[str, Tensor], rows: Tensor) -> list[Candidate]:
         """Return every candidate of the beam search."""
-        level, candidates, best = [frozenset({name}) for name in grams], [], -float("inf")
+        candidates: list[Candidate] = []
+        level, best = [frozenset({name}) for name in grams], -float("inf")
         while level:
             tried = [self._score(names, grams, rows) for names in level]
             candidates += chain.from_iterable(tried)
@@ -179,7 +180,7 @@ class Mixture:
             regular = self._regular(names, noise)[rows[:, None], rows]
             solved = torch.zeros_like(self.centered)
             solved[rows] = weight / len(names) * torch.linalg.solve(regular, self.centered[rows])
-            for name in names:
+            for name in sorted(names):  # in any process the same order, and so the same rounding
                 coefficients[name] = coefficients.get(name, 0) + solved
         return coefficients
 
@@ -201,4 +202,5 @@ def unit_rows(x: Tensor, reference: Tensor) -> Tensor:
     Columns that are constant in ``reference`` are dropped.
     """
     varying = (reference != reference[:1]).any(dim=0)
-    return standardized(x[:, varying], reference[:, varying]) / int(varying.sum()) ** 0.5
+    units: Tensor = standardized(x[:, varying], reference[:, varying]) / int(varying.sum()) ** 0.5
+    return units

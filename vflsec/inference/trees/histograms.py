@@ -107,8 +107,6 @@ def _local_knowledge(view: View, victim: str) -> tuple[dict[int, tuple[Ints, Flo
     return derivatives, nodes
 
 
-Ints = NDArray[np.int64]
-
 PASSES = 10
 FEW = 2
 """Rows whose keys are searched for; more in a bin are not told apart."""
