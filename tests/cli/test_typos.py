@@ -41,6 +41,7 @@ eval --attack mc --by "" | expected the name of a raw column for --by, got an em
 eval --attack mc --audit-epsilon 100 --set data.canaries=0 | expected --audit-epsilon or --set data.canaries, got both
 eval --defense isso | unknown defense 'isso'. Did you mean iso?
 eval --defense gaussian_dp | unknown defense 'gaussian_dp'. Did you mean gaussian-dp?
+eval --defense iso,none | got none: a run without one is always part, so leave it out
 eval --defense gauss | unknown defense 'gauss'. Did you mean gaussian-dp?
 eval --defense iso:lamda=1 | iso: unknown option 'lamda'. Did you mean lambda?
 eval --defense iso@gradients | unknown at 'gradients'. Did you mean gradient?

@@ -308,7 +308,10 @@ def settings_of(
     canaries: int | None,
     **shared: Any,
 ) -> dict[str, Any]:
-    """Return the settings: those of the file, then options, then ``--set``."""
+    """Return the settings: those of the file, then options, then ``--set``.
+
+    An option that is no setting must be an argument here: what is in ``shared`` is read as settings.
+    """
     from vflsec.run import spec as specs
 
     file: dict[str, Any] = specs.read_toml(config) if config else {}
@@ -317,7 +320,11 @@ def settings_of(
     if attacks:
         file["attacks"] = several(attacks)
     if defenses:
-        file["defenses"] = located(several(defenses), at)
+        if "none" in (names := several(defenses)):
+            raise UsageError(
+                "expected names of defenses, got none: no defense is always evaluated too, so leave it out"
+            )
+        file["defenses"] = located(names, at)
         if all(specs.parse_swept(text).strengths for text in file["defenses"]):
             file.pop("strengths", None)
     if strengths:

@@ -29,7 +29,9 @@ class Need(StrEnum):
     """What can be known, and what an attack may require of a view: the only list of it.
 
     Each has its text, how a user can give it to the adversary, and what holds it: kinds of received messages, or
-    attributes of ``View``. A view, ``run/mounting.py``, fusion and the conformance suites read that here.
+    attributes of ``View``. A view, ``run/mounting.py``, fusion and the conformance suites read that here. A method says
+    in ``visible_to`` which side sees which of them. What holds something that only the federation gives must be taken
+    away in ``View.without_federation``, or *alone* counts it.
 
     Attributes:
         way_out: how a user can give it to the adversary.

@@ -37,7 +37,9 @@ LOCAL_EMBEDDING, LOCAL_LABELS = "own embedding", "own labels"
 LOCAL = frozenset({COLUMNS, LOCAL_EMBEDDING, LOCAL_LABELS})
 """Names of the tables that the adversary has without any release of another party."""
 
-EVERYTHING = frozenset({Need.MODEL, Need.PREDICTIONS, *(need for need in Need if need.kinds)})
+EVERYTHING = frozenset(
+    {Need.MODEL, Need.GRADIENTS, Need.EMBEDDINGS, Need.PARAMETERS, Need.NODES, Need.HISTOGRAMS, Need.PREDICTIONS}
+)
 """Parts of a view that become tables where they are present."""
 
 

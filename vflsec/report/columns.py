@@ -1,4 +1,7 @@
-"""The columns of a report, each described once: tables, CSV, LaTeX, Markdown, HTML and glossary read ``RESULTS``."""
+"""The columns of a report, each described once: tables, CSV, LaTeX, Markdown, HTML and glossary read ``RESULTS``.
+
+A column that is shown by default changes the layout that tests/report pins: widths of a terminal, LaTeX, Markdown.
+"""
 
 from __future__ import annotations
 

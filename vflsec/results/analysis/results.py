@@ -16,6 +16,7 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     """A mean with its 95 % interval.
 
     Attributes:
+        n: how many seeds or draws the mean is over; not rows.
         interval: what it is over: ``seeds and rows``, ``rows`` with one seed, ``draws and rows`` of an audit, ``seeds``
             where rows were not measured, or ``none``.
     """
