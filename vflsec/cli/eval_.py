@@ -321,9 +321,7 @@ def settings_of(
         file["attacks"] = several(attacks)
     if defenses:
         if "none" in (names := several(defenses)):
-            raise UsageError(
-                "expected names of defenses, got none: no defense is always evaluated too, so leave it out"
-            )
+            raise UsageError("expected names of defenses, got none: a run without one is always part, so leave it out")
         file["defenses"] = located(names, at)
         if all(specs.parse_swept(text).strengths for text in file["defenses"]):
             file.pop("strengths", None)
