@@ -23,7 +23,7 @@ from vflsec.inference.regression import SearchedModel, has_unfinished_fit, log_p
 from vflsec.inference.releases import averages, read_last_values
 from vflsec.inference.trajectories import functions_of_all, has_several_releases
 
-FEWEST = 3
+MIN_CATEGORY_ROWS = 3
 """Auxiliary rows that a category needs for the classifier to learn it."""
 
 Inputs = dict[str, Tensor]
@@ -112,12 +112,12 @@ class AttributeInference(Attack):
         """Return log-probabilities (n, A) for every split with inputs."""
         single, *means = self._inputs(view)
         if view.n_classes < 2:  # a constant column
-            return _same_for_all(single[0], torch.zeros(view.n_classes))
+            return _repeat_scores(single[0], torch.zeros(view.n_classes))
         y = view.aux_labels.cpu().numpy()
         counts = np.bincount(y[y >= 0], minlength=view.n_classes)
-        learned = counts >= min(FEWEST, max(1, np.sort(counts)[-2]))  # at least two categories, however rare
+        learned = counts >= min(MIN_CATEGORY_ROWS, max(1, np.sort(counts)[-2]))  # at least two categories, however rare
         if learned.sum() < 2:  # a single category
-            return _same_for_all(single[0], torch.from_numpy(counts).double())
+            return _repeat_scores(single[0], torch.from_numpy(counts).double())
         known = (y >= 0) & learned[y]
         rows, y = view.aux_rows.cpu().numpy()[known], y[known]
         folds, seed = min(self.folds, int(counts[learned].min())), int(torch.randint(2**31, (), generator=rng))
@@ -149,12 +149,12 @@ class AttributeInference(Attack):
         """
         known = view.aux_split
         if self.reads == "own":
-            return [[_standardized(view.features, known)]]
+            return [[_standardize(view.features, known)]]
 
         def choices(received: Inputs) -> list[Inputs]:
             both = {split: torch.cat([h, view.features[split]], dim=1) for split, h in received.items()}
             chosen = {"received": [received], "both": [both], None: [received, both]}[self.reads]
-            return [_standardized(x, known) for x in chosen]
+            return [_standardize(x, known) for x in chosen]
 
         single = read_last_values(view, Kind.EMBEDDING, sender=view.victim)
         means = averages(view, Kind.EMBEDDING, sender=view.victim, releases=self.releases)
@@ -164,7 +164,7 @@ class AttributeInference(Attack):
         return [choices(single), *(choices({known: h}) for h in further)]
 
 
-def _standardized(inputs: Mapping[str, Tensor], split: str) -> Inputs:
+def _standardize(inputs: Mapping[str, Tensor], split: str) -> Inputs:
     return {name: standardized(x, inputs[split]) for name, x in inputs.items()}
 
 
@@ -175,6 +175,6 @@ class AttributeFit(NamedTuple):
     inputs: Inputs
 
 
-def _same_for_all(inputs: Inputs, scores: Tensor) -> Guess:
+def _repeat_scores(inputs: Inputs, scores: Tensor) -> Guess:
     """Return the same scores (A,) for all rows."""
     return Guess({split: scores.expand(len(x), -1) for split, x in inputs.items()})

@@ -96,7 +96,7 @@ class Backdoor(IntegrityAttack):
 
     def on_features(self, x: Tensor, step: Step) -> Tensor:
         """Put the trigger on poisoned rows, and replace each known row by one of these."""
-        if not _in_training(step):
+        if not _is_in_training(step):
             return x
         drawn = torch.randint(len(self._bait), (len(x),), generator=self.agreed(step, x.device), device=x.device)
         x = torch.where(self._poisoned[step.rows, None], self.trigger(x), x)
@@ -104,7 +104,7 @@ class Backdoor(IntegrityAttack):
 
     def on_embedding(self, h: Tensor, step: Step) -> Tensor:
         """Send the embedding of another row for each poisoned row."""
-        if not _in_training(step) or self._poisoned[step.rows].all():
+        if not _is_in_training(step) or self._poisoned[step.rows].all():
             return h
         poisoned = self._poisoned[step.rows]
         others = h[~poisoned]
@@ -113,7 +113,7 @@ class Backdoor(IntegrityAttack):
 
     def on_gradient(self, g: Tensor, step: Step) -> Tensor:
         """Replace the gradients of poisoned rows, by zero before the first gradient of a known row."""
-        if not _in_training(step):
+        if not _is_in_training(step):
             return g
         known = self._known[step.rows]
         if known.any():
@@ -122,7 +122,7 @@ class Backdoor(IntegrityAttack):
         return torch.where(self._poisoned[step.rows, None], self.gamma * replacement, g)
 
 
-def _in_training(step: Step) -> bool:
+def _is_in_training(step: Step) -> bool:
     """Whether poisoned or known rows can be among those of ``step``."""
     return step.learns and step.split == "train"
 

@@ -17,7 +17,7 @@ from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.releases import Releases, read_releases, span
 from vflsec.inference.surrogate_head import (
-    SETTLED,
+    MAX_CHANGED_SHARE,
     KnownLabels,
     alternate,
     encode_labels,
@@ -94,7 +94,7 @@ class BatchLabel(Attack):
             gradients = sums.nearest(fit.modelled())
         return Guess(
             {"train": score_gradients(fit.head, gradients)},
-            converged=share_changed(before, fit) <= SETTLED,
+            converged=share_changed(before, fit) <= MAX_CHANGED_SHARE,
             budget={"rounds": self.rounds, "batches": len(sums.rows)},
         )
 
@@ -158,13 +158,13 @@ def summed(releases: Releases, layers: Sequence[Layer]) -> Sums:
             values[party].append(observed[party] * rank**0.5 / norm)
     return Sums(
         rows=pad_sequence(batches, batch_first=True),
-        basis=[_padded(of_batches) for of_batches in bases],
+        basis=[_pad_bases(of_batches) for of_batches in bases],
         values=[pad_sequence(of_batches, batch_first=True) for of_batches in values],
         shared=torch.bincount(releases.rows, minlength=releases.n_rows).clamp_min(1)[:, None],
     )
 
 
-def _padded(bases: list[Tensor]) -> Tensor:
+def _pad_bases(bases: list[Tensor]) -> Tensor:
     """Return bases (B, r) of different sizes as one tensor (M, B, r), padded with zeros."""
     rows, rank = (max(basis.shape[dim] for basis in bases) for dim in (0, 1))
     return torch.stack([nn.functional.pad(b, (0, rank - b.shape[1], 0, rows - len(b))) for b in bases])

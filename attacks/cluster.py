@@ -73,7 +73,7 @@ class Cluster(Attack):
             warnings.simplefilter("ignore", ConvergenceWarning)  # the guess reports it
             mixture.fit(points["train"].cpu().double().numpy())
         posterior = {split: mixture.predict_proba(x.cpu().double().numpy()) for split, x in points.items()}
-        order = _matched(posterior["train"][view.aux_rows.cpu().numpy()], view.aux_labels.cpu().numpy())
+        order = _match_clusters(posterior["train"][view.aux_rows.cpu().numpy()], view.aux_labels.cpu().numpy())
         scores = {split: torch.from_numpy(np.log(p[:, order] + 1e-12)) for split, p in posterior.items()}
         return Guess(scores, converged=bool(mixture.converged_), budget={"starts": self.starts})
 
@@ -87,7 +87,7 @@ class Cluster(Attack):
         return {split: standardized(h, embedded["train"]) for split, h in embedded.items()}
 
 
-def _matched(posterior: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def _match_clusters(posterior: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Return the cluster of each class, given posteriors (n, C) of rows with known labels."""
     mass = np.stack([posterior[labels == c].sum(axis=0) for c in range(posterior.shape[1])])  # (class, cluster)
     mass /= np.maximum(mass.sum(axis=1, keepdims=True), 1e-12)

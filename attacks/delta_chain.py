@@ -17,7 +17,7 @@ from torch import Tensor
 from vflsec.base.errors import InsufficientView
 from vflsec.cipher.recording import Header, RecordedStep, Recording
 from vflsec.core.view import Fact, Guess, Need, View
-from vflsec.inference.recordings.pooled import LARGEST, GradientBatch, pool, rotation, upright
+from vflsec.inference.recordings.pooled import MAX_ENTRIES, GradientBatch, pool, rotation, upright
 from vflsec.inference.recordings.samples import (
     Floats,
     RecordingAttack,
@@ -170,8 +170,8 @@ def recovered(recording: Recording) -> Chain:
     rank = max(1, outputs - 1)
     if width < rank:
         raise InsufficientView(f"expected at least {rank} features for {outputs} outputs, got {width}")
-    chained = _chained(recording, outputs, rank) if width >= 2 * rank else None
-    return chained or _pooled(recording, outputs)
+    chained = _chain_updates(recording, outputs, rank) if width >= 2 * rank else None
+    return chained or _pool_batches(recording, outputs)
 
 
 def names(view: View, ids: NDArray[np.int64], scores: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ def names(view: View, ids: NDArray[np.int64], scores: Tensor) -> Tensor:
     return torch.from_numpy(linear_sum_assignment(-counts - 0.1 * np.eye(classes))[1])
 
 
-def _chained(recording: Recording, outputs: int, rank: int) -> Chain | None:
+def _chain_updates(recording: Recording, outputs: int, rank: int) -> Chain | None:
     """Return what the updates of consecutive batches give; None where there are none, or noise spoils them."""
     rng = np.random.default_rng(0)
     steps: dict[int, ReadStep] = {}
@@ -211,11 +211,11 @@ def _chained(recording: Recording, outputs: int, rank: int) -> Chain | None:
     return Chain(steps, note, (Fact("weights", "consistency", 1 - residual, len(steps), 1 - chance),))
 
 
-def _pooled(recording: Recording, outputs: int) -> Chain:
+def _pool_batches(recording: Recording, outputs: int) -> Chain:
     """Return what the gradients of all batches give together."""
     width = recording.header.layout.width
     each = (batch for step in recording.steps() if (batch := _batch(step)))
-    batches = deque(each, maxlen=max(1, LARGEST // width**2))
+    batches = deque(each, maxlen=max(1, MAX_ENTRIES // width**2))
     if not batches:
         raise InsufficientView("expected delta^C of a step that learns, and not all zero, got none")
     labels = pool(batches, outputs, np.random.default_rng(0))

@@ -66,20 +66,20 @@ class ID2Graph(Attack):
         split, n_classes = view.aux_split, view.n_classes
         seed = int(torch.randint(2**31, (), generator=rng))
         x = np.asarray(matrix_of(view.features[split]), dtype=np.float64)
-        parts = [_scaled(x, self.columns)]
+        parts = [_scale_columns(x, self.columns)]
         wanted = min(self.communities or 2 * n_classes, len(x))
         for other in partners(view):
             for points, values in node_components(view, other).values():
                 leading = (points * values**2)[:, : max(1, n_classes)]  # an eigenvector times its eigenvalue
-                communities = _clustered(leading, wanted, seed).labels_
-                parts.append(_scaled(np.eye(wanted)[communities], 1 - self.columns))
+                communities = _cluster(leading, wanted, seed).labels_
+                parts.append(_scale_columns(np.eye(wanted)[communities], 1 - self.columns))
         joined = np.concatenate(parts, axis=1)
-        clusters = _clustered(joined, n_classes, seed)
+        clusters = _cluster(joined, n_classes, seed)
         distances = clusters.transform(joined) ** 2
-        order = self._named(view, clusters.labels_)
+        order = self._name_clusters(view, clusters.labels_)
         return Guess({split: torch.from_numpy(-distances[:, order])}, budget={"communities": wanted})
 
-    def _named(self, view: View, cluster: NDArray[np.int32]) -> NDArray[np.int64]:
+    def _name_clusters(self, view: View, cluster: NDArray[np.int32]) -> NDArray[np.int64]:
         """Return the cluster of each class, (C,)."""
         n_classes = view.n_classes
         if not len(view.aux_rows):
@@ -90,14 +90,14 @@ class ID2Graph(Attack):
         return np.asarray(linear_sum_assignment(-table)[1])
 
 
-def _clustered(x: NDArray[np.float64], clusters: int, seed: int) -> KMeans:
+def _cluster(x: NDArray[np.float64], clusters: int, seed: int) -> KMeans:
     """Return a clustering of rows (n, k); some clusters are alike if there are fewer different rows."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         return KMeans(clusters, n_init=STARTS, random_state=seed).fit(x)
 
 
-def _scaled(x: NDArray[np.float64], variance: float) -> NDArray[np.float64]:
+def _scale_columns(x: NDArray[np.float64], variance: float) -> NDArray[np.float64]:
     """Return columns ``x`` (n, k), each standardized, with the given total variance."""
     z = standardized(torch.from_numpy(x))
     scaled: NDArray[np.float64] = (z * (variance / z.any(dim=0).sum().clamp_min(1)).sqrt()).numpy()

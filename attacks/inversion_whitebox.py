@@ -25,13 +25,13 @@ EXACT = 1e-10
 CLOSER = 0.5
 """An affine map is added to f if it leaves less than this share of f's squared error."""
 
-SETTLED = 0.01
+MIN_GAIN = 0.01
 """A row is done after a step that lowers its objective by a smaller share; so many rows may be left over."""
 
 SHORTEST = 1 / 32
 """A row is done once its step has been halved to this length."""
 
-FEWEST = 3
+MIN_AUX_ROWS = 3
 """Auxiliary rows that the noise, the prior and an affine map take."""
 
 
@@ -110,22 +110,22 @@ class WhiteBoxInversion(Attack):
         f = _as_received(model, view, single, width=next(iter(received.values())).shape[1])
         noise = {split: _noise(f, view, h, single) for split, h in received.items()}
         if single is not None:
-            h = received[view.aux_split] = self._averaged(f, view)
+            h = received[view.aux_split] = self._average_releases(f, view)
             noise[view.aux_split] = _noise(f, view, h, h)
         mean, root = _prior(view, received, rng)
         guesses, unsettled = {}, 0
         for split, h in received.items():
             parts = zip(torch.split(h, self.rows), torch.split(mean[split], self.rows), strict=True)
-            solved = [_minimized(Objective(f, part, m, root, noise[split]), self.steps) for part, m in parts]
+            solved = [_minimize(Objective(f, part, m, root, noise[split]), self.steps) for part, m in parts]
             guesses[split] = project_categories(torch.cat([x for x, _ in solved]), view.layout)
             unsettled += sum(count for _, count in solved)
-        converged = unsettled <= SETTLED * sum(len(h) for h in received.values())
+        converged = unsettled <= MIN_GAIN * sum(len(h) for h in received.values())
         return Guess(guesses, converged=converged, budget={"steps": self.steps})
 
-    def _averaged(self, f: nn.Module, view: View) -> Tensor:
+    def _average_releases(self, f: nn.Module, view: View) -> Tensor:
         """Return the mean (n, k) of last releases that is closest to f on the auxiliary rows."""
         means = [h.double() for h in averages(view, Kind.EMBEDDING, sender=view.victim, releases=self.releases)]
-        if len(means) == 1 or len(view.aux_rows) < FEWEST:
+        if len(means) == 1 or len(view.aux_rows) < MIN_AUX_ROWS:
             return means[0]
         expected = f(view.aux_labels.double())
         return min(means, key=lambda h: (expected - h[view.aux_rows]).square().mean().item())
@@ -143,7 +143,7 @@ def _as_received(model: nn.Module, view: View, h: Tensor | None, width: int) -> 
     known = view.aux_labels.double()
     expected = model(known) if len(known) else model(torch.zeros(1, view.n_classes, dtype=torch.float64))
     same_width = expected.shape[1] == width
-    if len(known) < FEWEST or h is None:
+    if len(known) < MIN_AUX_ROWS or h is None:
         if not same_width:
             raise InsufficientView(
                 f"expected embeddings of width {expected.shape[1]}, got {width}: a protocol maps them, and auxiliary "
@@ -167,7 +167,7 @@ def _noise(f: nn.Module, view: View, h: Tensor, known: Tensor | None) -> Tensor:
     """
     variance = h.var(dim=0, correction=0)
     least = EXACT * variance.mean().clamp_min(1e-12)
-    if len(view.aux_rows) < FEWEST or known is None:
+    if len(view.aux_rows) < MIN_AUX_ROWS or known is None:
         return least.expand_as(variance).sqrt()
     error: Tensor = f(view.aux_labels.double()) - known[view.aux_rows]
     return error.square().mean(dim=0).clamp_min(least).sqrt()
@@ -180,7 +180,7 @@ def _prior(view: View, received: dict[str, Tensor], rng: torch.Generator) -> tup
     """
     first, d, n_aux = next(iter(received.values())), view.n_classes, len(view.aux_rows)
     where = first.device
-    if n_aux < FEWEST or view.aux_split not in received:
+    if n_aux < MIN_AUX_ROWS or view.aux_split not in received:
         means = {split: torch.zeros(len(h), d, dtype=h.dtype, device=where) for split, h in received.items()}
         return means, torch.eye(d, dtype=first.dtype, device=where)
     columns = [dict(view.features)]
@@ -245,7 +245,7 @@ class Objective(NamedTuple):
         return minimum[:, :, 0]
 
 
-def _minimized(objective: Objective, steps: int) -> tuple[Tensor, int]:
+def _minimize(objective: Objective, steps: int) -> tuple[Tensor, int]:
     """Return the columns x (n, d) of least value, and the number of rows that had not converged after ``steps``."""
     u = torch.zeros_like(objective.mean)
     value, length = objective.value(u), u.new_ones(len(u))
@@ -256,7 +256,7 @@ def _minimized(objective: Objective, steps: int) -> tuple[Tensor, int]:
         new = here.value(tried)
         gain = value[rows] - new
         better = gain > 0
-        converged = better & (gain < SETTLED * value[rows])
+        converged = better & (gain < MIN_GAIN * value[rows])
         u[rows], value[rows] = torch.where(better[:, None], tried, at), torch.minimum(new, value[rows])
         length[rows] = torch.where(better, (2 * length[rows]).clamp_max(1), length[rows] / 2)
         rows = rows[~converged & (length[rows] > SHORTEST)]

@@ -11,7 +11,7 @@ from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.shadows import check_shadow_count, confidence, expect_shadows
 
-FEW = 64
+MIN_SHADOWS_FOR_VARIANCES = 64
 """With fewer shadows, variances are of all candidates together."""
 
 SMALLEST = 1e-6
@@ -80,7 +80,7 @@ class LikelihoodRatio(Attack):
         split, known = view.aux_split, expect_shadows(view)
         phi = confidence(view.predictions[split], view.labels[split])  # (n,)
         of_shadows = confidence(known.logits, view.labels[split])  # (S, n)
-        pooled = len(of_shadows) < FEW if self.variance is None else self.variance == "global"
+        pooled = len(of_shadows) < MIN_SHADOWS_FOR_VARIANCES if self.variance is None else self.variance == "global"
         mean, variance = _moments(of_shadows, ~known.members, pooled=pooled)
         if self.mode == "offline":
             score = (phi - mean) / variance.sqrt()

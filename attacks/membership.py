@@ -78,11 +78,13 @@ class MembershipInference(Attack):
             members = known[view.aux_labels == 1]
             score = (members if len(members) else known).mean() - loss
         else:
-            features = _of_predictions(view, split) if queried else _of_embeddings(view, split)
-            score = self._classified(features, view, rng)
+            features = (
+                _compute_prediction_features(view, split) if queried else _compute_embedding_features(view, split)
+            )
+            score = self._classify(features, view, rng)
         return Guess({split: torch.stack([torch.zeros_like(score), score], dim=1)})
 
-    def _classified(self, features: Tensor, view: View, rng: torch.Generator) -> Tensor:
+    def _classify(self, features: Tensor, view: View, rng: torch.Generator) -> Tensor:
         """Return the log odds (n,) of membership."""
         x = standardized(features).cpu().numpy()
         y = view.aux_labels.cpu().numpy()
@@ -94,7 +96,7 @@ class MembershipInference(Attack):
         return torch.from_numpy(model.decision_function(x))
 
 
-def _of_predictions(view: View, split: str) -> Tensor:
+def _compute_prediction_features(view: View, split: str) -> Tensor:
     """Return loss, log odds of the true class, largest probability and entropy, (n, 4)."""
     log_p = F.log_softmax(view.predictions[split].double(), dim=1)
     p, y = log_p.exp(), view.labels[split][:, None]
@@ -103,7 +105,7 @@ def _of_predictions(view: View, split: str) -> Tensor:
     return torch.stack([loss, -loss - others, p.amax(dim=1), -(p * log_p).sum(dim=1)], dim=1)
 
 
-def _of_embeddings(view: View, split: str) -> Tensor:
+def _compute_embedding_features(view: View, split: str) -> Tensor:
     """Return own embeddings, their length, and how much closer the nearest auxiliary members are, (n, d + 2)."""
     assert view.model is not None
     with torch.no_grad():

@@ -35,13 +35,13 @@ class MissingFeature(IntegrityAttack):
 
     def on_embedding(self, h: Tensor, step: Step) -> Tensor:
         """Return ``h`` (B, d) with zeros in the rows that are missing."""
-        return self._masked(h, step)
+        return self._mask(h, step)
 
     def on_gradient(self, g: Tensor, step: Step) -> Tensor:
         """Return ``g`` (B, d) with zeros in the same rows."""
-        return self._masked(g, step)
+        return self._mask(g, step)
 
-    def _masked(self, value: Tensor, step: Step) -> Tensor:
+    def _mask(self, value: Tensor, step: Step) -> Tensor:
         if not step.within(self.when):
             return value
         return value.masked_fill(self.some(self.rate, step)[:, None], 0.0)

@@ -163,7 +163,7 @@ class ModelCompletion(Attack):
 
         The gradient is derived by hand; differentiating small batches takes longer than computing them.
         """
-        embedded = [_standardized(view) for view in views]
+        embedded = [_standardize_embeddings(view) for view in views]
         x = torch.stack([h["train"][view.aux_rows] for h, view in zip(embedded, views, strict=True)])  # (K, n, d+1)
         targets = torch.stack([F.one_hot(view.aux_labels, view.n_classes) for view in views]).to(x.dtype)  # (K, n, C)
         first = nn.Linear(x.shape[2] - 1, views[0].n_classes)
@@ -203,16 +203,16 @@ class ModelCompletion(Attack):
         x = [view.features["train"][view.aux_rows] for view in views]
         y = [view.aux_labels for view in views]
         if len(views) == 1:
-            losses = [self._supervised(networks[0], x[0], y[0], rng).tolist()]
+            losses = [self._fit_network(networks[0], x[0], y[0], rng).tolist()]
         else:
             together = deepcopy(networks[0])
             stack_modules(networks, together)
-            fell = self._supervised(together, stack(x), stack(y), rng)
+            fell = self._fit_network(together, stack(x), stack(y), rng)
             unstack_modules(together, networks)
             losses = [curve.tolist() for curve in runs(fell)]
         return list(map(self._guess, networks, views, losses))
 
-    def _supervised(self, completed: nn.Module, x: Tensor, y: Tensor, rng: torch.Generator) -> Tensor:
+    def _fit_network(self, completed: nn.Module, x: Tensor, y: Tensor, rng: torch.Generator) -> Tensor:
         """Fit a network to rows (n, p) of classes (n,); return the mean loss of each epoch."""
         optimizer = torch.optim.Adam(completed.parameters(), self.lr, weight_decay=DECAY, fused=True)
         losses = []
@@ -366,7 +366,7 @@ def _is_alike_by_row(view: View) -> bool:
     return not drawn and not isinstance(view.features["train"], SparseRows)
 
 
-def _standardized(view: View) -> dict[str, Tensor]:
+def _standardize_embeddings(view: View) -> dict[str, Tensor]:
     """Return the embeddings of each split (n, d + 1) by a frozen bottom model, standardized, with a column of ones."""
     assert view.model is not None
     h = {split: view.model.eval()(x) for split, x in view.features.items()}

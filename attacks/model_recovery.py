@@ -48,16 +48,16 @@ class ModelRecovery(Attack):
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return the deviation (P, 1) of the victim's parameters from the mean."""
         assert view.victim is not None
-        mean, received = _sent(view, SERVER), _sent(view, view.victim)
+        mean, received = _send(view, SERVER), _send(view, view.victim)
         if len(received):
             guess = received
         elif view.side == SERVER:
             guess = mean
         else:
-            known = [_sent(view, name) for name in view.party.split("+")]
+            known = [_send(view, name) for name in view.party.split("+")]
             guess = (len(view.parties) * mean - torch.stack(known).sum(dim=0)) / (len(view.parties) - len(known))
         return Guess({view.aux_split: (guess - mean)[:, None]})
 
 
-def _sent(view: View, sender: str) -> Tensor:
+def _send(view: View, sender: str) -> Tensor:
     return flatten_parameters(parameters(view.messages, sender=sender))

@@ -25,7 +25,7 @@ RIDGE = 0.1
 
 FOLDS = 5
 
-WIDEST = 300
+MAX_COLUMNS = 300
 """More columns than this are replaced by their principal components: covariances cost the square of their number."""
 
 Rule = Callable[[Tensor], Tensor]
@@ -80,7 +80,7 @@ class PseudoLabels(Attack):
             same = torch.nn.functional.one_hot(labels[:1], view.n_classes).float()
             return Guess({name: same.expand(len(rows), -1) for name, rows in view.features.items()})
         x = {name: standardized(rows, view.features[split]).cpu() for name, rows in view.features.items()}
-        if x[split].shape[1] > WIDEST:
+        if x[split].shape[1] > MAX_COLUMNS:
             x = _principal(x, split, seed=int(torch.randint(2**31, (), generator=rng)))
         classes, labels = torch.unique(labels, return_inverse=True)
         rules = [_rule(_moments(x[split][known], labels, len(classes))) or _linear(x[split][known], labels)]
@@ -89,7 +89,7 @@ class PseudoLabels(Attack):
             pseudo = guessed.argmax(dim=1)
             pseudo[known] = labels
             fold = torch.randperm(len(pseudo), generator=rng) % FOLDS
-            rules = _without_each_fold(x[split], pseudo, fold, known)
+            rules = _fit_without_each_fold(x[split], pseudo, fold, known)
             for k, rule in enumerate(rules):
                 guessed[fold == k] = rule(x[split][fold == k])
         others = {
@@ -102,11 +102,13 @@ class PseudoLabels(Attack):
 
 def _principal(x: Mapping[str, Tensor], split: str, seed: int) -> dict[str, Tensor]:
     """Return the first principal components of rows (n, p) by split, those of the rows of ``split``."""
-    components = PCA(min(WIDEST, len(x[split])), svd_solver="randomized", random_state=seed).fit(np.asarray(x[split]))
+    components = PCA(min(MAX_COLUMNS, len(x[split])), svd_solver="randomized", random_state=seed).fit(
+        np.asarray(x[split])
+    )
     return {name: torch.from_numpy(components.transform(np.asarray(rows))) for name, rows in x.items()}
 
 
-def _without_each_fold(x: Tensor, y: Tensor, fold: Tensor, known: Tensor) -> list[Rule]:
+def _fit_without_each_fold(x: Tensor, y: Tensor, fold: Tensor, known: Tensor) -> list[Rule]:
     """Return for each fold the rule that is fitted to the other rows (n, p), and to the ``known`` ones of the fold."""
     in_fold = [fold == k for k in range(int(fold.max()) + 1)]
     is_known = torch.zeros(len(y), dtype=torch.bool).index_fill(0, known, True)
@@ -141,10 +143,10 @@ def _rule(moments: Tensor) -> Rule | None:
     offset = (counts / counts.sum()).log() - factor.diagonal(dim1=1, dim2=2).log().sum(1)
     corner = offset[:, None, None] - mean[:, None, :] @ pulled / 2
     form = torch.cat([torch.cat([-inverse / 2, pulled / 2], 2), torch.cat([pulled.mT / 2, corner], 2)], 1)
-    return partial(_by_form, form)
+    return partial(_evaluate_forms, form)
 
 
-def _by_form(form: Tensor, x: Tensor) -> Tensor:
+def _evaluate_forms(form: Tensor, x: Tensor) -> Tensor:
     """Return log-probabilities (n, C) of rows (n, p), each a quadratic form (C, p + 1, p + 1) of the row and a one."""
     z = _with_ones(x)
     return ((z @ form) * z).sum(dim=2).T.log_softmax(dim=1)

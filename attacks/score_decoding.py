@@ -42,7 +42,7 @@ class ScoreDecoding(RecordingAttack):
         Raises:
             InsufficientView: there are no scores, too few known samples, or too many values.
         """
-        scores = _under_the_same_weights(recording_of(view))
+        scores = _select_scores(recording_of(view))
         ids, z = np.array(list(scores)), np.array(list(scores.values()))
         at, mu = known_among(view, ids)
         values = [np.unique(column) for column in mu.T]
@@ -56,7 +56,7 @@ class ScoreDecoding(RecordingAttack):
         return guess_of_samples(view, ids, features, f"features of {len(ids)} samples, by trying their values")
 
 
-def _under_the_same_weights(recording: Recording) -> dict[int, Floats]:
+def _select_scores(recording: Recording) -> dict[int, Floats]:
     """Return the scores (C,) of each sample in the steps that share their weights and have most rows."""
     groups: list[dict[int, Floats]] = [{}]
     for step in recording.steps():

@@ -214,7 +214,7 @@ def same_batch(recording: Recording) -> list[RecordedStep]:
             continue
         if not step.has("rows", "scores", "delta"):
             run = []
-        elif run and follows and (reordered := _reordered(step, run[0].notes["rows"])):
+        elif run and follows and (reordered := _reorder(step, run[0].notes["rows"])):
             run.append(reordered)
         else:
             run = [step]
@@ -223,7 +223,7 @@ def same_batch(recording: Recording) -> list[RecordedStep]:
     return longest
 
 
-def _reordered(step: RecordedStep, rows: NDArray[np.int64]) -> RecordedStep | None:
+def _reorder(step: RecordedStep, rows: NDArray[np.int64]) -> RecordedStep | None:
     """Return what the active party has of a step in the order of ``rows``, or None if it is of other rows."""
     numbers = step.notes["rows"]
     if not np.array_equal(np.sort(numbers), np.sort(rows)):

@@ -23,24 +23,32 @@ from vflsec.inference.sources import EVERYTHING, SourceTable, Table, sources
 WEIGHT = 3.0
 """Weight of an auxiliary row; a row with a guessed label has weight one."""
 
-WAVES = 100
-"""Number of random features, which make the regression nonlinear."""
+N_COSINES = 100
+"""Cosines of random projections, which make the regression nonlinear."""
 
-FITTED = 20_000
-"""Largest number of rows to which the regression is fitted."""
+MAX_REGRESSION_ROWS = 20_000
+"""Rows to which the regression is fitted, at most."""
 
-GROWN = 5_000
-"""Largest number of rows to which trees are fitted."""
+MAX_FOREST_ROWS = 5_000
+"""Rows to which trees are fitted, at most."""
 
-TREES = 100
-LEAF = 3
-FOLDS = 4
-STEPS = 30
-DECIMALS = 4
-"""Of guesses, so that results do not depend on how libraries round."""
+N_TREES = 100
+MIN_LEAF_ROWS = 3
+
+N_FOLDS = 4
+"""Parts of the training rows; each is predicted by a regression on the others."""
+
+LBFGS_STEPS = 30
+"""Steps of the search for the regressions' coefficients in each iteration."""
+
+GUESS_DECIMALS = 4
+"""Decimals to which guesses are rounded, so that results do not depend on how libraries round."""
 
 PENALTY = 1e-3
-LEAST = 1e-3
+"""Weight of the squared slopes of a regression."""
+
+MIN_SHARE = 1e-3
+"""Lower bound of probabilities and of counts of a class, so that logarithms and means are finite."""
 
 
 class SelfTraining(Attack):
@@ -96,26 +104,26 @@ class SelfTraining(Attack):
         shared = {name: source for name, source in held.items() if view.features.keys() <= source.table.keys()}
         received = {name: source for name, source in held.items() if name not in shared}
         split, known = view.aux_split, F.one_hot(view.aux_labels, view.n_classes).double()
-        guessed = fused_classes(view, rng).scores[split].clamp_min(LEAST)
-        guessed = (guessed / guessed.sum(dim=1, keepdim=True)).round(decimals=DECIMALS)
-        x = _standardized(view, shared)
+        guessed = fused_classes(view, rng).scores[split].clamp_min(MIN_SHARE)
+        guessed = (guessed / guessed.sum(dim=1, keepdim=True)).round(decimals=GUESS_DECIMALS)
+        x = _standardize_tables(view, shared)
         models = self.models(x, guessed.shape, rng, split)
         tables = [source.table[split] for source in received.values() if self.every_table or not source.derived]
-        z = _whitened(tables, len(guessed))
+        z = _whiten_tables(tables, len(guessed))
         weight = torch.ones(len(guessed), dtype=torch.float64, device=guessed.device)
         weight[view.aux_rows] = WEIGHT
         for _ in range(self.iterations):
             guessed[view.aux_rows] = known
             log_p = self.joined([model.fit(guessed, weight, split, view.aux_rows) for model in models], split, view)
             posterior = log_p[split] + self.trust * _log_density(z, guessed)
-            guessed = torch.softmax(posterior, dim=1).round(decimals=DECIMALS)
+            guessed = torch.softmax(posterior, dim=1).round(decimals=GUESS_DECIMALS)
         return Guess({**log_p, split: posterior}, budget={"iterations": self.iterations})
 
     def models(
         self, x: Table, shape: torch.Size, rng: torch.Generator, split: str
     ) -> list[_Regressions | _OutOfBagForest]:
         """Return the models of p(y | x) for guesses of ``shape`` (n, C)."""
-        return [_Regressions(_with_waves(x, rng), shape, rng, split), _OutOfBagForest(x, rng)]
+        return [_Regressions(_add_cosines(x, rng), shape, rng, split), _OutOfBagForest(x, rng)]
 
     def joined(self, fitted: Sequence[Table], split: str, view: View) -> dict[str, Tensor]:
         """Return log p(y | x) by split from the log probabilities of each model."""
@@ -164,24 +172,24 @@ class ForestTraining(SelfTraining):
         return dict(zip(trees, torch.split(log_p, [len(rows) for rows in trees.values()]), strict=True))
 
 
-def _standardized(view: View, shared: Mapping[str, SourceTable]) -> Table:
+def _standardize_tables(view: View, shared: Mapping[str, SourceTable]) -> Table:
     """Return the standardized tables (n, k) side by side, by split."""
     tables = [source.table for source in shared.values()]
     return {s: torch.cat([standardized(t[s], t[view.aux_split]) for t in tables], dim=1) for s in view.features}
 
 
-def _with_waves(x: Table, rng: torch.Generator) -> Table:
+def _add_cosines(x: Table, rng: torch.Generator) -> Table:
     """Return ``x`` with cosines of random projections as further columns."""
     width = next(iter(x.values())).shape[1]
-    waves = torch.randn(width, WAVES, generator=rng, dtype=torch.float64) / width**0.5
-    phase = 2 * torch.pi * torch.rand(WAVES, generator=rng, dtype=torch.float64)
+    directions = torch.randn(width, N_COSINES, generator=rng, dtype=torch.float64) / width**0.5
+    phase = 2 * torch.pi * torch.rand(N_COSINES, generator=rng, dtype=torch.float64)
     return {
-        name: torch.cat([rows, torch.cos(rows @ waves.to(rows.device) + phase.to(rows.device))], dim=1)
+        name: torch.cat([rows, torch.cos(rows @ directions.to(rows.device) + phase.to(rows.device))], dim=1)
         for name, rows in x.items()
     }
 
 
-def _whitened(tables: list[Tensor], n: int) -> Tensor | None:
+def _whiten_tables(tables: list[Tensor], n: int) -> Tensor | None:
     """Return the principal components (n, r) of the tables side by side, each with variance one; None without any."""
     if not tables:
         return None
@@ -200,10 +208,10 @@ def _log_density(z: Tensor | None, guessed: Tensor) -> Tensor:
     if z is None:
         return torch.zeros_like(guessed)
     counts, sums = guessed.sum(dim=0), guessed.T @ z  # (C,), (C, r)
-    within = (z.T @ z - (sums / counts.clamp_min(LEAST)[:, None]).T @ sums) / len(z)
+    within = (z.T @ z - (sums / counts.clamp_min(MIN_SHARE)[:, None]).T @ sums) / len(z)
     inverse = torch.linalg.inv(within + 1e-6 * torch.eye(z.shape[1], dtype=z.dtype, device=z.device))
     scaled = z @ inverse
-    others = (counts - guessed).clamp_min(LEAST)
+    others = (counts - guessed).clamp_min(MIN_SHARE)
     square = (scaled * z).sum(dim=1, keepdim=True)  # (n, 1)
     cross = scaled @ sums.T  # (n, C)
     squared = ((sums @ inverse) * sums).sum(dim=1) - 2 * guessed * cross + guessed.square() * square
@@ -221,8 +229,8 @@ class _Regressions:
     def __init__(self, x: Table, shape: torch.Size, rng: torch.Generator, split: str) -> None:
         n, n_classes = shape
         device = x[split].device
-        self.fold = torch.randint(FOLDS, (n,), generator=rng).to(device)
-        self.order = torch.randperm(n, generator=rng)[:FITTED].to(device)
+        self.fold = torch.randint(N_FOLDS, (n,), generator=rng).to(device)
+        self.order = torch.randperm(n, generator=rng)[:MAX_REGRESSION_ROWS].to(device)
         with_bias = {name: F.pad(rows, (0, 1), value=1.0) for name, rows in x.items()}
         fitted = with_bias[split][self.order]
         self.penalty = torch.full((fitted.shape[1],), PENALTY, dtype=fitted.dtype, device=device)
@@ -230,32 +238,33 @@ class _Regressions:
         curvature = fitted.T @ fitted / len(fitted) / 4 + torch.diag(2 * self.penalty)
         self.axes = torch.linalg.inv(torch.linalg.cholesky(curvature + 1e-9 * torch.eye(len(curvature)).to(curvature)))
         self.x = {name: rows @ self.axes.T for name, rows in with_bias.items()}
-        self.coefficients = torch.zeros(FOLDS * n_classes, len(curvature), dtype=fitted.dtype, device=device)
+        self.coefficients = torch.zeros(N_FOLDS * n_classes, len(curvature), dtype=fitted.dtype, device=device)
 
     def fit(self, guessed: Tensor, weight: Tensor, split: str, known: Tensor) -> dict[str, Tensor]:
         """Fit to guesses (n, C) of ``split``; return log probabilities by split."""
         n_classes = guessed.shape[1]
         rows = torch.unique(torch.cat([self.order, known]))
-        inside = weight[rows, None] * (self.fold[rows, None] != torch.arange(FOLDS, device=rows.device))  # (n, FOLDS)
+        # (n, N_FOLDS)
+        inside = weight[rows, None] * (self.fold[rows, None] != torch.arange(N_FOLDS, device=rows.device))
         share = (inside / inside.sum(dim=0))[:, :, None] * guessed[rows, None, :]
-        self.coefficients = self._searched(self.x[split][rows], share)
+        self.coefficients = self._minimize_loss(self.x[split][rows], share)
         predicted = {}
         for name, x in self.x.items():
-            logits = (x @ self.coefficients.T).view(len(x), FOLDS, n_classes)
+            logits = (x @ self.coefficients.T).view(len(x), N_FOLDS, n_classes)
             log_p = torch.log_softmax(logits, dim=2)
             held_out = (torch.arange(len(self.fold), device=log_p.device), self.fold)
             predicted[name] = log_p[held_out] if name == split else log_p.mean(dim=1)
         return predicted
 
-    def _searched(self, x: Tensor, share: Tensor) -> Tensor:
-        """Return the coefficients (FOLDS C, k), fitted to ``share`` (n, FOLDS, C), from those of the iteration before.
+    def _minimize_loss(self, x: Tensor, share: Tensor) -> Tensor:
+        """Return coefficients (N_FOLDS C, k) fitted to ``share`` (n, N_FOLDS, C), from those of the iteration before.
 
         For each fold, ``share`` sums to one, and the loss is the cross-entropy with a penalty on the slopes.
         """
         coefficients = self.coefficients.clone().requires_grad_()
         of_row = share.sum(dim=2, keepdim=True)
         penalty = (self.axes * self.penalty) @ self.axes.T
-        optimizer = torch.optim.LBFGS([coefficients], max_iter=STEPS, line_search_fn="strong_wolfe")
+        optimizer = torch.optim.LBFGS([coefficients], max_iter=LBFGS_STEPS, line_search_fn="strong_wolfe")
 
         @torch.no_grad()
         def loss() -> Tensor:
@@ -278,10 +287,10 @@ class _OutOfBagForest:
 
     def fit(self, guessed: Tensor, weight: Tensor, split: str, known: Tensor) -> dict[str, Tensor]:
         """Fit to guesses (n, C) of ``split``; return log probabilities by split."""
-        order = torch.randperm(len(guessed), generator=self.rng)[:GROWN]
+        order = torch.randperm(len(guessed), generator=self.rng)[:MAX_FOREST_ROWS]
         rows = torch.unique(torch.cat([order, known.cpu()])).numpy()
         trees = ExtraTreesRegressor(
-            TREES, min_samples_leaf=LEAF, max_features="sqrt", bootstrap=True, oob_score=True,
+            N_TREES, min_samples_leaf=MIN_LEAF_ROWS, max_features="sqrt", bootstrap=True, oob_score=True,
             random_state=int(torch.randint(2**31, (), generator=self.rng)),
         )  # fmt: skip
         with warnings.catch_warnings():  # a row of large weight may be in every sample: its probabilities are 0
@@ -297,6 +306,6 @@ class _OutOfBagForest:
 
 
 def _log_shares(p: Tensor) -> Tensor:
-    """Return the log of ``p`` (n, C), at least LEAST and normalized; a row of zeros becomes uniform."""
-    p = p.clamp_min(LEAST)
+    """Return the log of ``p`` (n, C), at least ``MIN_SHARE`` and normalized; a row of zeros becomes uniform."""
+    p = p.clamp_min(MIN_SHARE)
     return (p / p.sum(dim=1, keepdim=True)).log()

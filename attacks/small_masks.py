@@ -62,7 +62,7 @@ class SmallMasks(RecordingAttack):
         """
         recording = recording_of(view)
         width = recording.header.layout.width
-        longest = max(_same_weights(recording), key=lambda run: len(run.mu), default=None)
+        longest = max(_split_at_updates(recording), key=lambda run: len(run.mu), default=None)
         if longest is None or len(longest.mu) < 8 * width:
             raise InsufficientView(f"expected masked scores of {8 * width} samples under one W, got fewer")
         mu, scores = longest.mu, longest.scores
@@ -101,7 +101,7 @@ class MaskedRun(NamedTuple):
     added: Integers
 
 
-def _same_weights(recording: Recording) -> Iterator[MaskedRun]:
+def _split_at_updates(recording: Recording) -> Iterator[MaskedRun]:
     """Yield each run of steps with masked scores that no update separates."""
     header = recording.header
     half = 1 << header.layout.ring - 1

@@ -26,7 +26,7 @@ CIPHERTEXTS = ("columns", "packs", "ciphers", "share")
 
 SURPLUS = 40  # bits that must agree before products count as bare: by accident they do once in 2^40 times
 COMPUTED = 4  # answers of each kind that are computed anew: what is not re-randomized is so in every step
-WIDEST = 34  # bits of the largest exponent that is searched, in 2^(bits / 2) multiplications
+MAX_EXPONENT_BITS = 34  # bits of the largest exponent that is searched, in 2^(bits / 2) multiplications
 ANSWERS = ("MaskedScores", "MaskedGradient", "EncryptedDelta")
 """Kinds of messages whose re-randomization is tested."""
 
@@ -138,11 +138,11 @@ class WireExponents(RecordingAttack):
                         kinds.setdefault(message.kind, {}).setdefault(row, []).append(mean)
         if not kinds:
             raise InsufficientView("expected messages with an exponent for each row, got none")
-        guesses = [_ranked(view, kind, exponents) for kind, exponents in sorted(kinds.items())]
+        guesses = [_rank(view, kind, exponents) for kind, exponents in sorted(kinds.items())]
         return max(guesses, key=lambda guess: sureness(view, guess) or 0.0)
 
 
-def _ranked(view: View, kind: str, exponents: Mapping[int, list[float]]) -> Guess:
+def _rank(view: View, kind: str, exponents: Mapping[int, list[float]]) -> Guess:
     means = torch.tensor([np.mean(numbers) for numbers in exponents.values()], dtype=torch.float64)
     rows = places(recording_of(view), np.array(list(exponents)))
     scores = torch.full((len(view.features["train"]),), float(means.mean()), dtype=torch.float64)
@@ -299,7 +299,12 @@ class _Powers:
         asked, answered = _ciphers(by_kind, "NoisedGradient", "share"), _ciphers(by_kind, "EncryptedDelta", "ciphers")
         bits = layout.delta_precision + layout.delta_bits + 1
         rank = by_kind["EncryptedDelta"].rank if answered else 0
-        if asked and layout.outputs == 1 and bits <= WIDEST and 0 < rank <= len(answered) * layout.deltas.rows:
+        if (
+            asked
+            and layout.outputs == 1
+            and bits <= MAX_EXPONENT_BITS
+            and 0 < rank <= len(answered) * layout.deltas.rows
+        ):
             packed = min(layout.deltas.rows, rank)
             last = -(-rank // packed) - 1  # of the first block of features
             if rank - last * packed == 1 and last < len(answered):  # this one holds a single row

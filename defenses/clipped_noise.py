@@ -104,13 +104,13 @@ class ClippedNoise(Defense):
 
     def on_gradient(self, g: Tensor, release: Release) -> Tensor:
         """Return clipped and noised gradients (B, d)."""
-        return self._released(g, self.clip / max(len(g), 1), release.rng)
+        return self._add_noise(g, self.clip / max(len(g), 1), release.rng)
 
     def on_embedding(self, h: Tensor, release: Release) -> Tensor:
         """Return clipped and noised embeddings (B, d)."""
-        return self._released(h, self.clip, release.rng)
+        return self._add_noise(h, self.clip, release.rng)
 
-    def _released(self, rows: Tensor, bound: float, rng: torch.Generator) -> Tensor:
+    def _add_noise(self, rows: Tensor, bound: float, rng: torch.Generator) -> Tensor:
         if not self.strength or rows.numel() == 0:
             return rows
         norms = torch.linalg.vector_norm(rows, ord=self.order, dim=1, keepdim=True)

@@ -14,7 +14,7 @@ from vflsec.core.defense import Defense
 
 STEPS = 500
 RATE = 1e-3
-WIDEST = 4096
+MAX_HIDDEN = 4096  # units of the hidden layer
 SURE = 0.6
 
 
@@ -109,7 +109,7 @@ class _Codebook(nn.Module):
 
     def __init__(self, n_classes: int) -> None:
         super().__init__()
-        hidden = min((6 * n_classes) ** 2, WIDEST)
+        hidden = min((6 * n_classes) ** 2, MAX_HIDDEN)
         self.encoder = nn.Sequential(nn.Linear(n_classes, hidden), nn.ReLU(), nn.Linear(hidden, n_classes))
         self.read = nn.Linear(n_classes, hidden)
         self.decide = nn.Linear(hidden, n_classes)

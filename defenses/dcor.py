@@ -58,12 +58,12 @@ class DistanceCorrelation(Defense):
 
 def log_distance_correlation(h: Tensor, labels: Tensor) -> Tensor:
     """Return log dCor of embeddings (B, d) and one-hot labels, given as class numbers (B,)."""
-    a = _centered(torch.cdist(h, h, compute_mode="donot_use_mm_for_euclid_dist"))
-    b = _centered((labels[:, None] != labels).to(h.dtype) * 2**0.5)  # the distance of two one-hot rows
+    a = _center(torch.cdist(h, h, compute_mode="donot_use_mm_for_euclid_dist"))
+    b = _center((labels[:, None] != labels).to(h.dtype) * 2**0.5)  # the distance of two one-hot rows
     logs = [torch.log((x * y).mean().clamp(min=0) + STABILIZER) for x, y in ((a, b), (a, a), (b, b))]
     return logs[0] / 2 - (logs[1] + logs[2]) / 4
 
 
-def _centered(distances: Tensor) -> Tensor:
+def _center(distances: Tensor) -> Tensor:
     rows, columns = distances.mean(dim=1, keepdim=True), distances.mean(dim=0, keepdim=True)
     return distances - rows - columns + distances.mean()

@@ -117,7 +117,7 @@ class DPSGD(GaussianDP):
                 f"expected a loss that is a mean over rows for {self.name}, got the penalty of {penalties[0]} on "
                 f"batches: drop one, or let {self.name} be carried by=passive"
             )
-        hooked = _hooked(modules)
+        hooked = _hook_modules(modules)
         try:
             with warnings.catch_warnings():  # torch warns that columns need no gradients
                 warnings.filterwarnings("ignore", message="Full backward hook is firing")
@@ -131,7 +131,7 @@ class DPSGD(GaussianDP):
     def on_update(self, modules: nn.Module, rows: int, rng: torch.Generator) -> None:
         """Put the noised mean of the clipped gradients in place of the gradients of ``modules``."""
         learned = [p for p in modules.parameters() if p.grad is not None]
-        by_row = [_by_row(p).flatten(1) for p in learned]  # (B, entries) each
+        by_row = [_get_row_gradients(p).flatten(1) for p in learned]  # (B, entries) each
         norms = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g, dim=1) for g in by_row]), dim=0)
         weights = self.clip / norms.clamp(min=self.clip)  # (B,)
         for p, g in zip(learned, by_row, strict=True):
@@ -140,7 +140,7 @@ class DPSGD(GaussianDP):
             p.grad_sample = None  # type: ignore[attr-defined]
 
 
-def _hooked(modules: nn.Module) -> Any:
+def _hook_modules(modules: nn.Module) -> Any:
     """Opacus's hooks on ``modules``; ``to_standard_module`` removes them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of opacus's own imports
@@ -151,7 +151,7 @@ def _hooked(modules: nn.Module) -> Any:
         raise UsageError(f"expected layers without running statistics for dp-sgd, got {error}") from None
 
 
-def _by_row(parameter: nn.Parameter) -> Tensor:
+def _get_row_gradients(parameter: nn.Parameter) -> Tensor:
     """The gradient of each row's own loss (B, ...), from opacus's hooks."""
     gradients = getattr(parameter, "grad_sample", None)
     if not isinstance(gradients, Tensor):

@@ -17,7 +17,7 @@ from vflsec.defenses.clipped_noise import ClippedNoise
 
 Accountant = Literal["rdp", "prv"]
 
-LARGEST = 1e6
+MAX_NOISE = 1e6
 """Largest noise that is tried, over the sensitivity and the square root of the number of releases."""
 
 PRV_UP_TO = 100.0
@@ -107,9 +107,9 @@ def noise_multiplier(target: float, releases: int, delta: float, accountant: Acc
         UsageError: an epsilon too small for any noise.
     """
     unit = math.sqrt(releases)
-    if epsilon(LARGEST * unit, releases, delta, accountant) > target:
+    if epsilon(MAX_NOISE * unit, releases, delta, accountant) > target:
         raise UsageError(f"expected a larger epsilon for gaussian-dp, got {target:g}: no noise is enough")
-    low, high = 1e-6, LARGEST
+    low, high = 1e-6, MAX_NOISE
     while high / low > 1 + 1e-6:
         middle = math.sqrt(low * high)
         enough = epsilon(middle * unit, releases, delta, accountant) <= target

@@ -14,8 +14,8 @@ from vflsec.base.errors import UsageError
 from vflsec.core.defense import Defense, Release
 from vflsec.core.message import Kind
 
-_STEPS = 40  # of the search; each leaves 0.618 of the interval, all 4e-9, of which the objective feels the square
-_ROUNDING = 1e-24  # of squared means, in float64: two means that differ by less are equal
+_SEARCH_STEPS = 40  # 0.618**40 = 4e-9 of the interval is left
+_ROUNDING = 1e-24  # relative to squared means, in float64: means that differ by less are equal
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _LOG = logging.getLogger(__name__)
 
@@ -130,7 +130,8 @@ class Marvell(Defense):
         """Return noised gradients (B, d)."""
         if g.numel() == 0:
             return g
-        positives, where = self._positives(release), (release.phase, release.receiver)
+        positives = self._positives(release)
+        where = (release.phase, release.receiver)
         classes = None if positives is None else moments(g.double(), positives)
         if positives is None or classes is None:
             return self._white(g, self._powers.get(where), release)
@@ -157,7 +158,8 @@ class Marvell(Defense):
 
     def _search(self, classes: Moments, d: int) -> tuple[Noise, float]:
         """Return the noise and its power P."""
-        u, v, power = classes.u, classes.v, self.strength * classes.g
+        u, v = classes.u, classes.v
+        power = self.strength * classes.g
         if self.variances != "uv":
             u = v = (u + v) / 2 if self.variances == "same" else 0.0
         noise = solve(u, v, classes.g, d, classes.p, power)
@@ -216,7 +218,7 @@ def solve(u: float, v: float, g: float, d: int, p: float, P: float) -> Noise:
         return Noise(other.l11, other.l10, other.l21, other.l20, other.sum_kl)
     q = 1 - p
 
-    def along(l20: float) -> tuple[float, float]:
+    def find_best_noise(l20: float) -> tuple[float, float]:
         """Return the best l10 and l11."""
         rest = P - q * (d - 1) * l20
         total = rest + p * v + q * u
@@ -225,21 +227,21 @@ def solve(u: float, v: float, g: float, d: int, p: float, P: float) -> Noise:
         return l10, max((rest - q * l10) / p, 0.0)
 
     def divergence(l20: float) -> float:
-        l10, l11 = along(l20)
+        l10, l11 = find_best_noise(l20)
         a, b, c = l10 + u, l11 + v, l20 + u
         # x/y + y/x - 2 = (x-y)^2 / xy, without cancellation
         across = 0.0 if c == v else math.inf if c == 0 else (d - 1) * ((c - v) / c) * ((c - v) / v)
         return (across + ((a - b) / a) * ((a - b) / b) + g / a + g / b) / 2
 
     low, high = 0.0, min(v - u, P / (q * d)) if d > 1 else 0.0  # beyond v - u the classes differ more again
-    for _ in range(_STEPS if high > 0 else 0):
+    for _ in range(_SEARCH_STEPS if high > 0 else 0):
         left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
         if divergence(left) <= divergence(right):
             high = right
         else:
             low = left
     l20 = min(low, high, key=divergence)
-    return Noise(*along(l20), l20, 0.0, divergence(l20))
+    return Noise(*find_best_noise(l20), l20, 0.0, divergence(l20))
 
 
 def _deviations(negative: float, positive: float, positives: Tensor, like: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ class InformationBottleneck(Defense):
 
     def on_received(self, h: Tensor, sender: str) -> Tensor:
         """Return the input (B, w) of the top model in place of the embedding (B, w)."""
-        t, deviation = self._encoded(h, sender)
+        t, deviation = self._encode(h, sender)
         if self._encoders.training:
             t = t + deviation * torch.randn(t.shape, generator=self._rng, device=t.device, dtype=t.dtype)
         fed: Tensor = self._decoders[sender](t)
@@ -68,10 +68,10 @@ class InformationBottleneck(Defense):
 
     def penalty(self, h: Tensor, labels: Tensor, sender: str) -> Tensor:
         """Return lambda times the divergence of the bottleneck from N(0, I), a scalar."""
-        mean, deviation = self._encoded(h, sender)
+        mean, deviation = self._encode(h, sender)
         return self.strength * divergence(mean, deviation).mean()
 
-    def _encoded(self, h: Tensor, sender: str) -> tuple[Tensor, Tensor]:
+    def _encode(self, h: Tensor, sender: str) -> tuple[Tensor, Tensor]:
         mean, raw = self._encoders[sender](h).chunk(2, dim=1)
         return mean, F.softplus(raw - 0.5) + 1e-6  # the divergence needs its logarithm
 

@@ -109,7 +109,7 @@ class PaillierHistograms(EncryptedHistograms):
         Raises:
             UsageError: a derivative out of range; nothing of them was sent.
         """
-        packing = self._packing(len(derivatives))
+        packing = self._choose_packing(len(derivatives))
         if (largest := int(np.abs(derivatives).max(initial=0))) > 1 << FRACTION_BITS + self.range_bits:
             raise UsageError(
                 f"expected |derivatives| <= {2**self.range_bits}, got {largest / 2**FRACTION_BITS:.9g}; nothing of "
@@ -169,7 +169,7 @@ class PaillierHistograms(EncryptedHistograms):
         """
         if not (rounds and outputs and rows and columns and passes):
             return 0.0
-        unit, packing = units(self.bits, self.mode, CALIBRATION), self._packing(rows)
+        unit, packing = units(self.bits, self.mode, CALIBRATION), self._choose_packing(rows)
         order = ORDER_BITS if self.mode == "subgroup" else self.bits // 2
         window = fixed_base_window(self.bits, order, ROUNDS * rows * outputs)
         encryption = OVERHEAD * 2 * _pairs(-(-order // window)) * unit.half + unit.full
@@ -194,7 +194,7 @@ class PaillierHistograms(EncryptedHistograms):
         places = -(-exponent // window) + (0 if self.mode == "subgroup" else -(-COSETS // window))
         return float(_pairs(places) * unit.digits)
 
-    def _packing(self, rows: int) -> PairPacking:
+    def _choose_packing(self, rows: int) -> PairPacking:
         return PairPacking.of(self.bits, rows, FRACTION_BITS + self.range_bits)
 
 

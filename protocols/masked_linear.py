@@ -189,13 +189,13 @@ class MaskedLinearBoundary(LinearBoundary):
 
     def _begin(self, step: Step) -> None:
         """Begin a step of the recordings: each forward pass is one, whatever the training calls it."""
-        rows = step.rows.cpu().numpy() + self._first_row(step.split)
+        rows = step.rows.cpu().numpy() + self._count_rows_before(step.split)
         for recorder in self.recorders.values():
             recorder.begin(self._steps, rate=step.rate if step.learns else None)
             recorder.note("rows", rows)
         self._steps += 1
 
-    def _first_row(self, split: str) -> int:
+    def _count_rows_before(self, split: str) -> int:
         """The number of rows in the splits before ``split``, so that no two samples have one number."""
         names = list(self.passive.features)
         return sum(len(self.passive.features[name]) for name in names[: names.index(split)])

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vflsec.attacks.membership import MembershipInference, _of_embeddings, _of_predictions
+from vflsec.attacks.membership import MembershipInference, _compute_embedding_features, _compute_prediction_features
 from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Need, View
@@ -93,7 +93,7 @@ def test_features_of_predictions_are_their_formulas():
     y = torch.tensor([0, 0, 0])
     view = View("active", "active", 2, {"candidates": torch.zeros(3, 1)}, None, y[:0], y[:0],
                 labels={"candidates": y}, predictions={"candidates": z})  # fmt: skip
-    found = _of_predictions(view, "candidates")
+    found = _compute_prediction_features(view, "candidates")
     p = z.softmax(dim=1)
     assert torch.isfinite(found).all()
     assert torch.allclose(found[:, 0], -p[:, 0].log())
@@ -107,7 +107,7 @@ def test_nobody_is_his_own_neighbor():
     x = torch.tensor([[0.0], [1.0], [10.0], [11.0], [2.0]])
     rows, member = torch.arange(4), torch.tensor([1, 1, 0, 0])
     view = View("passive_1", "passive", 2, {"candidates": x}, nn.Identity(), rows, member)
-    found = _of_embeddings(view, "candidates")
+    found = _compute_embedding_features(view, "candidates")
     assert found[:, 0].tolist() == x[:, 0].tolist() == found[:, 1].tolist()
     assert found[:, 2].tolist() == [10 - 1, 9 - 1, 1 - 9, 1 - 10, 8 - 1]
 

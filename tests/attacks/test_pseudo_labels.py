@@ -9,7 +9,7 @@ from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 
 from vflsec.attacks import pseudo_labels
 from vflsec.attacks.logistic import LogisticRegression
-from vflsec.attacks.pseudo_labels import RIDGE, PseudoLabels, _moments, _rule, _without_each_fold
+from vflsec.attacks.pseudo_labels import RIDGE, PseudoLabels, _fit_without_each_fold, _moments, _rule
 from vflsec.attacks.squares import Squares
 from vflsec.attacks.trees import Trees
 from vflsec.core.view import View
@@ -100,7 +100,7 @@ def test_the_rule_without_each_fold_is_that_of_the_library_on_the_rows_left():
     x = rng.normal(size=(400, 6)) @ rng.normal(size=(6, 6)) + 3
     y = (x[:, 0] + rng.normal(size=400) > 3).astype(int)
     fold, known = np.arange(400) % 3, np.arange(50)
-    rules = _without_each_fold(*map(torch.tensor, (x, y, fold, known)))
+    rules = _fit_without_each_fold(*map(torch.tensor, (x, y, fold, known)))
     for k, rule in enumerate(rules):
         kept = (fold != k) | (np.arange(400) < 50)
         expected = QuadraticDiscriminantAnalysis(reg_param=RIDGE).fit(x[kept], y[kept]).predict_log_proba(x)
@@ -111,6 +111,6 @@ def test_of_many_columns_it_reads_the_principal_components(monkeypatch):
     """A hundred noisy copies of six columns have six components that tell something."""
     x, y, best = mixture()
     copies = x.repeat(1, 100) + 0.01 * torch.randn(N, 100 * WIDTH, generator=torch.Generator().manual_seed(0))
-    monkeypatch.setattr(pseudo_labels, "WIDEST", WIDTH)
+    monkeypatch.setattr(pseudo_labels, "MAX_COLUMNS", WIDTH)
     reached = accuracy(PseudoLabels()(view_of(copies, y, 45), seed=0), y, "test", 45)
     assert reached > float((best == y).double().mean()) - 0.05

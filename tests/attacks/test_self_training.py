@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from torch.nn import functional as F
 
 from vflsec.attacks.fusion import Fusion
-from vflsec.attacks.self_training import FOLDS, PENALTY, ForestTraining, SelfTraining, _log_density, _Regressions
+from vflsec.attacks.self_training import N_FOLDS, PENALTY, ForestTraining, SelfTraining, _log_density, _Regressions
 from vflsec.attacks.trees import Trees
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
@@ -135,8 +135,8 @@ def test_regressions_are_those_of_the_library():
     weight = 1 + 2 * (torch.arange(400) < 20).double()
     regressions = _Regressions({"train": x, "test": 2 * x}, guessed.shape, rng, "train")
     found = regressions.fit(guessed, weight, "train", torch.arange(20))
-    expected, elsewhere = torch.zeros(400, 2), torch.zeros(FOLDS, 400, 2)
-    for k in range(FOLDS):
+    expected, elsewhere = torch.zeros(400, 2), torch.zeros(N_FOLDS, 400, 2)
+    for k in range(N_FOLDS):
         inside = (regressions.fold != k).numpy()
         share = weight[inside, None] * guessed[inside]
         library = LogisticRegression(C=1 / PENALTY, tol=1e-8, max_iter=1000)

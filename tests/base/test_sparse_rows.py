@@ -141,10 +141,10 @@ def test_the_gradient_of_a_layer_is_that_of_dense_rows(rows):
 
 
 def test_no_dense_copy_is_larger_than_the_limit(rows, monkeypatch):
-    monkeypatch.setattr(sparse_rows, "LARGEST", 6 * 9 * 4 - 1)
+    monkeypatch.setattr(sparse_rows, "MAX_DENSE_BYTES", 6 * 9 * 4 - 1)
     with pytest.raises(DataError, match="6 rows of 9 encoded columns"):
         rows + 1
-    monkeypatch.setattr(sparse_rows, "LARGEST", 6 * 9 * 4)
+    monkeypatch.setattr(sparse_rows, "MAX_DENSE_BYTES", 6 * 9 * 4)
     assert (rows + 1).shape == (6, 9)
 
 

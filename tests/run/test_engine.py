@@ -330,7 +330,7 @@ def test_an_attack_sees_only_what_it_needs_whatever_runs_beside_it(tmp_path):
 def test_attacks_that_share_a_guess_are_as_by_themselves(tmp_path, monkeypatch):
     """Self-training starts from the guess of fusion, which is made once for both."""
     made = []
-    monkeypatch.setattr(fused, "_fused_classes", lambda *a, of=fused._fused_classes: made.append(of(*a)) or made[-1])
+    monkeypatch.setattr(fused, "_fuse_classes", lambda *a, of=fused._fuse_classes: made.append(of(*a)) or made[-1])
     leaks = []
     for names in (["fusion", "self-training"], ["self-training"], ["fusion"]):
         attacks = [{"name": name} for name in names]

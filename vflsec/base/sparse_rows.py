@@ -17,7 +17,7 @@ from vflsec.base.errors import DataError
 WIDE = 1000
 """Tables of more encoded columns are sparse; up to so many, a dense product takes less time."""
 
-LARGEST = 16 * 2**30
+MAX_DENSE_BYTES = 16 * 2**30
 """Bytes of the largest dense copy that is made."""
 
 aten = torch.ops.aten
@@ -60,13 +60,14 @@ class SparseRows(Tensor):
         """Return the matrix (n, d).
 
         Raises:
-            DataError: it is larger than ``LARGEST``.
+            DataError: it is larger than ``MAX_DENSE_BYTES``.
         """
         rows, width = self.shape
-        if (size := rows * width * self.entries.element_size()) > LARGEST:
+        if (size := rows * width * self.entries.element_size()) > MAX_DENSE_BYTES:
             raise DataError(
-                f"expected at most {LARGEST / 2**30:.0f} GiB for a dense copy of {rows:,} rows of {width:,} encoded "
-                f"columns, got {size / 2**30:,.0f} GiB: take fewer rows, or tell fewer categories apart (categories=)"
+                f"expected at most {MAX_DENSE_BYTES / 2**30:.0f} GiB for a dense copy of {rows:,} rows of "
+                f"{width:,} encoded columns, got {size / 2**30:,.0f} GiB: take fewer rows, or tell fewer categories "
+                "apart (categories=)"
             )
         empty = torch.zeros(rows, width, dtype=self.dtype, device=self.device)
         return empty.scatter_(1, self.places, self.entries)
@@ -112,9 +113,9 @@ class SparseRows(Tensor):
         result = way(*args, **(kwargs or {})) if way else NotImplemented
         if result is not NotImplemented:
             return result
-        if any(isinstance(argument, SparseRows) for argument in _changed(func, args, kwargs or {})):
+        if any(isinstance(argument, SparseRows) for argument in _list_written(func, args, kwargs or {})):
             raise TypeError(f"expected no change of SparseRows, got {func}: change x.dense()")
-        return func(*tree_map(_dense, args), **tree_map(_dense, dict(kwargs or {})))
+        return func(*tree_map(_make_dense, args), **tree_map(_make_dense, dict(kwargs or {})))
 
 
 def tensor_of(matrix: np.ndarray | csr_array, device: torch.device | str = "cpu") -> Tensor:
@@ -131,7 +132,7 @@ def matrix_of(rows: Tensor) -> np.ndarray | csr_array:
     return rows.csr() if isinstance(rows, SparseRows) else rows.cpu().numpy()
 
 
-def _changed(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+def _list_written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
     """Return the arguments that an operation writes to."""
     expected = func._schema.arguments
     given = {**dict(zip((x.name for x in expected), args, strict=False)), **kwargs}
@@ -139,11 +140,11 @@ def _changed(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any
     return tree_leaves([given.get(name) for name in written])
 
 
-def _dense(value: object) -> object:
+def _make_dense(value: object) -> object:
     return value.dense() if isinstance(value, SparseRows) else value
 
 
-def _same(x: SparseRows) -> SparseRows:
+def _alias(x: SparseRows) -> SparseRows:
     return SparseRows(x.entries, x.places, x.shape[1])
 
 
@@ -151,20 +152,20 @@ def _clone(x: SparseRows, **_: object) -> SparseRows:
     return SparseRows(x.entries.clone(), x.places.clone(), x.shape[1])
 
 
-def _moved(x: SparseRows, **to: Any) -> Any:
+def _move(x: SparseRows, **to: Any) -> Any:
     if to.get("dtype", x.dtype) != x.dtype or not isinstance(x, SparseRows):
         return NotImplemented
     device = to.get("device", x.device)
     return SparseRows(x.entries.to(device), x.places.to(device), x.shape[1])
 
 
-def _selected(x: SparseRows, by: Sequence[Tensor | None]) -> Any:
+def _select(x: SparseRows, by: Sequence[Tensor | None]) -> Any:
     if len(by) != 1 or not isinstance(x, SparseRows) or by[0] is None or by[0].dim() != 1:
         return NotImplemented
     return SparseRows(x.entries[by[0]], x.places[by[0]], x.shape[1])
 
 
-def _sliced(x: SparseRows, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
+def _slice(x: SparseRows, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
     if dim != 0:
         return NotImplemented
     rows = slice(start, end, step)
@@ -178,11 +179,11 @@ def _split(x: SparseRows, size: int, dim: int = 0) -> Any:
     return [SparseRows(entries, places, x.shape[1]) for entries, places in parts]
 
 
-def _joined(parts: Sequence[Tensor], dim: int = 0) -> Any:
+def _concatenate(parts: Sequence[Tensor], dim: int = 0) -> Any:
     if any(part.dim() != 2 or part.dtype != parts[0].dtype for part in parts):
         return NotImplemented
     if len(parts) == 1 and isinstance(parts[0], SparseRows):
-        return _same(parts[0])
+        return _alias(parts[0])
     if dim in (1, -1):
         return _side_by_side(parts) if len({len(part) for part in parts}) == 1 else NotImplemented
     rows = [part for part in parts if isinstance(part, SparseRows)]
@@ -222,13 +223,13 @@ def _affine(bias: Tensor, x: Tensor, weight: Tensor, **scale: float) -> Any:
 
 
 _ON_ENTRIES: dict[Any, Callable[..., Any]] = {
-    aten.detach.default: _same,
+    aten.detach.default: _alias,
     aten.clone.default: _clone,
-    aten._to_copy.default: _moved,
-    aten.index.Tensor: _selected,
-    aten.slice.Tensor: _sliced,
+    aten._to_copy.default: _move,
+    aten.index.Tensor: _select,
+    aten.slice.Tensor: _slice,
     aten.split.Tensor: _split,
-    aten.cat.default: _joined,
+    aten.cat.default: _concatenate,
     aten.mm.default: _product,
     aten.addmm.default: _affine,
 }

@@ -207,10 +207,10 @@ def _utility(dataset: VerticalDataset, split: Partition) -> dict[str, float]:
     """Return the utility of the better of two quick models on the columns of all parties, and of each."""
     names = list(split.parties)
     several = {"all": names, **{dataset.given(name): [name] for name in names}}
-    return {who: _fitted(split, parties) for who, parties in several.items()}
+    return {who: _compute_utility(split, parties) for who, parties in several.items()}
 
 
-def _fitted(split: Partition, parties: list[str]) -> float:
+def _compute_utility(split: Partition, parties: list[str]) -> float:
     train, test = (side_by_side([split.parties[name].features[part] for name in parties]) for part in ("train", "test"))
     labels, answers = split.labels["train"], split.labels["test"]
     return quick_utility(train, labels, test, answers, n_classes=len(split.classes), metric=split.metric)

@@ -57,7 +57,7 @@ def deal_again(
         raise UsageError(f"expected a dataset of plain tables for data.columns={how}, got {dataset.name}")
     if len({table.impute for table in tables}) > 1:
         raise UsageError(f"expected one way to fill gaps for data.columns={how}, got several: set impute at the top")
-    joined = _joined(dataset)
+    joined = _join_tables(dataset)
     names = list(joined.frame.columns)
     if not 2 <= k <= len(names):
         raise UsageError(f"expected data.parties from 2 to the {len(names)} columns of {dataset.name}, got {k}")
@@ -69,7 +69,7 @@ def deal_again(
     return replace(dataset, parties=tuple(dealt), labels=dataset.labels.loc[joined.frame.index], names={})
 
 
-def _joined(dataset: VerticalDataset) -> PartyTable:
+def _join_tables(dataset: VerticalDataset) -> PartyTable:
     """Return one table of all columns on common rows; a name that two parties use is preceded by the party."""
     common = align(dataset.parties)
     used = [column for table in dataset.parties for column in table.frame.columns]
@@ -130,7 +130,7 @@ def _deal(table: PartyTable, how: ColumnSplit, k: int, concentration: float, rng
         owner = rng.choice(k, size=n, p=rng.dirichlet(np.full(k, concentration)))
         owner[rng.permutation(n)[:k]] = np.arange(k)  # nobody is left without a column
         return np.asarray(owner)
-    order = _by_similarity(table)
+    order = _sort_by_similarity(table)
     if how == "together":
         return _blocks(order, k)
     owner = np.empty(n, dtype=int)
@@ -138,7 +138,7 @@ def _deal(table: PartyTable, how: ColumnSplit, k: int, concentration: float, rng
     return owner
 
 
-def _by_similarity(table: PartyTable) -> np.ndarray:
+def _sort_by_similarity(table: PartyTable) -> np.ndarray:
     """Return the columns in an order in which correlated ones are close: the leaves of a hierarchical clustering."""
     distance = 1 - np.abs(correlations(table))
     np.fill_diagonal(distance, 0)

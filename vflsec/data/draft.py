@@ -108,7 +108,7 @@ def _key(tables: dict[Path, RawTable]) -> list[str]:
             if not any(frame.duplicated(list(columns)).any() for frame in frames)
         ]
         if fitting:
-            return max(fitting, key=lambda columns: _in_common(frames, columns))
+            return max(fitting, key=lambda columns: _count_common(frames, columns))
     in_all = ", ".join(shared) or "no column"
     raise DataError(
         f"expected columns that all files have and that differ in all rows, found {in_all} in all: name the id "
@@ -116,7 +116,7 @@ def _key(tables: dict[Path, RawTable]) -> list[str]:
     )
 
 
-def _in_common(frames: list[pd.DataFrame], columns: list[str]) -> int:
+def _count_common(frames: list[pd.DataFrame], columns: list[str]) -> int:
     known = [set(map(tuple, frame[columns].astype(str).to_numpy())) for frame in frames]
     return len(set.intersection(*known))
 

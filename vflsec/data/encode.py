@@ -93,7 +93,7 @@ class ColumnEncoder:
                 gaps = np.isnan(numbers)
                 bounds = NO_BOUNDS if table.image else _bounds(numbers[~gaps])
                 if table.impute:
-                    self._fill[name] = _typical(_within(numbers[~gaps], *bounds), table.impute)
+                    self._fill[name] = _typical(_select_between(numbers[~gaps], *bounds), table.impute)
                 self._scales[name] = _scale(np.where(gaps, self._fill.get(name, np.nan), numbers), bounds)
                 column = EncodedColumn(name, "numeric", start, 1)
                 if gaps.any():
@@ -113,7 +113,7 @@ class ColumnEncoder:
             if kind == "categorical":
                 places[:, k] = start + self._slots(rows[name], name)
             else:
-                places[:, k], entries[:, k] = start, self._scaled(rows, name)
+                places[:, k], entries[:, k] = start, self._scale_column(rows, name)
         if self.layout.width > WIDE:
             ends = np.arange(0, entries.size + 1, max(1, entries.shape[1]))
             return csr_array((entries.ravel(), places.ravel(), ends), shape=(len(rows), self.layout.width))
@@ -121,9 +121,9 @@ class ColumnEncoder:
         np.put_along_axis(encoded, places, entries, axis=1)
         return encoded
 
-    def _scaled(self, rows: pd.DataFrame, name: str) -> np.ndarray:
+    def _scale_column(self, rows: pd.DataFrame, name: str) -> np.ndarray:
         low, high, mean, inverse = self._scales[name]
-        numbers = self._filled(rows, name)
+        numbers = self._fill_gaps(rows, name)
         far = np.flatnonzero(np.abs((numbers - mean) * inverse) > FARTHEST)
         if len(far):
             scale = f"{1 / inverse:.3g} around {mean:.3g}"
@@ -143,7 +143,7 @@ class ColumnEncoder:
         numbers |= {name: {**numbers[name], "signed_log": True} for name in self._signed_log if name in numbers}
         return {**numbers, **{name: {"categories": known.astype(str).tolist()} for name, known in self._known.items()}}
 
-    def _filled(self, rows: pd.DataFrame, name: str) -> np.ndarray:
+    def _fill_gaps(self, rows: pd.DataFrame, name: str) -> np.ndarray:
         """Return a column without gaps, or where the gaps of another are."""
         raw = name.removesuffix(GAPS)
         if raw != name and name not in rows:
@@ -207,13 +207,13 @@ def _bounds(values: np.ndarray) -> tuple[float, float]:
     return (center - FAR * spread, center + FAR * spread) if spread else NO_BOUNDS
 
 
-def _within(values: np.ndarray, low: float, high: float) -> np.ndarray:
+def _select_between(values: np.ndarray, low: float, high: float) -> np.ndarray:
     return values[(values >= low) & (values <= high)]
 
 
 def _scale(values: np.ndarray, bounds: tuple[float, float]) -> Scale:
     """Return how training values are encoded: 1 / std is 0 for a constant, whose float std may be a tiny non-zero."""
-    values = _within(values, *bounds)
+    values = _select_between(values, *bounds)
     spread = float(np.abs(values - values.mean()).max()) if len(values) else 0.0
     if len(values) == 0 or values.min() == values.max() or spread < SMALLEST:
         return Scale(*bounds, 0.0, 0.0)

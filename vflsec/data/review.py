@@ -22,7 +22,7 @@ from vflsec.data.tables import RawTable, more_rows
 MOST_ALIKE = 0.01
 """If more than this share of the ids that could be used is lost to spelling, no number is of the right rows."""
 
-FEWEST = 50
+MIN_ID_ROWS = 50
 """Ids are told from other columns in tables of so many rows."""
 
 WILD, GAP = 50.0, 4.0
@@ -51,7 +51,7 @@ def review(dataset: VerticalDataset, raw: Mapping[str, RawTable], config: DataFi
         DataError: ids of more than a few rows differ only in spelling.
     """
     indices = {dataset.given(table.name): table.frame.index for table in dataset.parties}
-    warnings = [*lost_ids(indices), *_unused(indices)]
+    warnings = [*lost_ids(indices), *_warn_unused(indices)]
     for table in dataset.parties:
         name = dataset.given(table.name)
         if config.parties[name].image is None:  # pixels are what they are
@@ -67,7 +67,7 @@ def _columns(name: str, raw: RawTable, table: PartyTable, roles: PartyFile) -> I
         for column in table.frame.columns if column not in table.categorical
     }  # fmt: skip
     codes = [
-        _written(number.value, is_date=column in roles.dates)
+        _format_value(number.value, is_date=column in roles.dates)
         for column, several in odd.items()
         for number in several
         if number.is_code
@@ -123,7 +123,7 @@ def _canonical_id(text: str) -> str:
     return " | ".join(map(canonical, text.split(" | ")))
 
 
-def _unused(indices: Mapping[str, pd.Index]) -> Iterator[str]:
+def _warn_unused(indices: Mapping[str, pd.Index]) -> Iterator[str]:
     first, *others = indices.values()
     common = int(np.logical_and.reduce([first.isin(index) for index in others]).sum())
     shares = [f"{common / len(index):.0%} of the rows of {name}" for name, index in indices.items()
@@ -145,14 +145,14 @@ def _odd_numbers(
     name: str, raw: RawTable, column: str, several: list[Odd], merged: str, *, is_date: bool
 ) -> Iterator[str]:
     for odd in several:
-        value, low, high = (_written(number, is_date=is_date) for number in (odd.value, *odd.others))
+        value, low, high = (_format_value(number, is_date=is_date) for number in (odd.value, *odd.others))
         place = f"{name}: {raw.place(column, odd.rows[0])}{more_rows(odd.rows)}"
         what = "looks like a code beside" if odd.is_code else "is far from"
         way_out = f"; if it stands for a missing value, {_as_missing([value], raw)}" if odd.is_code else "; correct it"
         yield f"{place}: {value} {what} the other values, {low} to {high}{'' if odd.is_code and merged else way_out}"
 
 
-def _written(value: float, *, is_date: bool) -> str:
+def _format_value(value: float, *, is_date: bool) -> str:
     return str(pd.Timestamp(value, unit="D").date()) if is_date else f"{value:.10g}"
 
 
@@ -167,8 +167,8 @@ def _as_missing(codes: list[str], raw: RawTable) -> str:
 def _is_id(values: pd.Series, *, is_category: bool) -> bool:
     """Whether a column numbers or names the rows: nearly all values differ, and whole numbers are dense or in order."""
     rows, different = len(values), values.nunique()
-    if rows < FEWEST or different < 0.99 * rows or is_category:
-        return rows >= FEWEST and different >= 0.99 * rows
+    if rows < MIN_ID_ROWS or different < 0.99 * rows or is_category:
+        return rows >= MIN_ID_ROWS and different >= 0.99 * rows
     numbers = values.to_numpy(dtype=np.float64)
     if not (numbers % 1 == 0).all():
         return False

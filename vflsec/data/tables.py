@@ -23,7 +23,7 @@ from vflsec.data.description import Format, PartyFile
 MISSING = "(missing)"
 MISSING_TEXTS = frozenset(["", "na", "n/a", "#n/a", "nan", "null", "none", "nat", "<na>"])
 """Texts, in small letters, that stand for a missing number, date, label or id."""
-LARGEST = 1e30
+MAX_NUMBER = 1e30
 """Numbers must be below this: standardizing larger ones overflows."""
 _GAP = ("nothing", "fill it or drop the row")
 EARLIEST, LATEST = 1700, 2200
@@ -82,13 +82,13 @@ class RawTable(NamedTuple):
         if pd.api.types.is_complex_dtype(raw.dtype) or not (pd.api.types.is_numeric_dtype(raw.dtype) or _is_text(raw)):
             way_out = f"convert it, or list it in {self.setting('categorical')}"
             raise DataError(f"{self.file}, column {column!r}: expected numbers, got {raw.dtype}; {way_out}")
-        values = self._parsed(column)
+        values = self._parse_numbers(column)
         if self.style.missing:  # which may be numbers, such as -999
             values[self.missing(column)] = np.nan
         missing = np.isnan(values)
         if missing.any():  # of which some may be texts that are no numbers
             missing &= self.missing(column)
-        bad = np.flatnonzero(~(np.abs(values) < LARGEST) & ~(missing & gaps))  # also NaN
+        bad = np.flatnonzero(~(np.abs(values) < MAX_NUMBER) & ~(missing & gaps))  # also NaN
         if len(bad):
             raise DataError(
                 f"{self.place(column, bad[0])}: {self._no_number(column, bad[0], values[bad[0]])}{more_rows(bad)}"
@@ -110,7 +110,7 @@ class RawTable(NamedTuple):
         if pd.api.types.is_datetime64_any_dtype(raw.dtype):
             text, form = raw.dt.tz_localize(None), None
         else:
-            text = self._stripped(column).str.replace(_OFFSET, r"\1", regex=True)
+            text = self._strip(column).str.replace(_OFFSET, r"\1", regex=True)
             form = form if _is_written(raw) else None
         try:
             values = pd.to_datetime(text.where(~missing), format=form or "ISO8601", errors="coerce", utc=True)
@@ -120,7 +120,7 @@ class RawTable(NamedTuple):
             ) from None
         bad = np.flatnonzero(values.isna() & ~(missing & gaps))
         if len(bad):
-            got = self._stripped(column).iloc[bad[0]]
+            got = self._strip(column).iloc[bad[0]]
             written = form or "2026-01-31"
             mend = f"correct it, or say how dates are written with {self.setting('date_format')}"
             raise DataError(
@@ -131,7 +131,7 @@ class RawTable(NamedTuple):
         years = values.dt.year
         far = np.flatnonzero((years < EARLIEST) | (years > LATEST))
         if len(far):
-            got = self._stripped(column).iloc[far[0]]
+            got = self._strip(column).iloc[far[0]]
             mend = f"if it stands for no date, name it in {self.setting('missing')}"
             raise DataError(
                 f"{self.place(column, far[0])}: expected a year from {EARLIEST} to {LATEST}, got {got!r}; {mend}"
@@ -142,7 +142,7 @@ class RawTable(NamedTuple):
 
     def categories(self, column: str) -> pd.Series:
         """Return a column as text, with ``(missing)`` in its gaps."""
-        text = self._stripped(column)
+        text = self._strip(column)
         return text.where(text != "", MISSING)
 
     def keys(self, column: str, role: str) -> pd.Series:
@@ -151,7 +151,7 @@ class RawTable(NamedTuple):
         Raises:
             DataError: an empty row, or control characters.
         """
-        text = self._stripped(column)
+        text = self._strip(column)
         gaps = np.flatnonzero(self.missing(column) & (text.str.lower() != "none"))  # a class may be called none
         if len(gaps):
             got, way_out = _GAP
@@ -173,9 +173,9 @@ class RawTable(NamedTuple):
             numeric = pd.api.types.is_numeric_dtype(raw.dtype) and len(named)
             return gaps | raw.isin(named).to_numpy() if numeric else gaps
         named_texts = frozenset(text.strip().lower() for text in self.style.missing or ())
-        return self._stripped(column).str.lower().isin(MISSING_TEXTS | named_texts).to_numpy()
+        return self._strip(column).str.lower().isin(MISSING_TEXTS | named_texts).to_numpy()
 
-    def _parsed(self, column: str) -> np.ndarray:
+    def _parse_numbers(self, column: str) -> np.ndarray:
         """Return a column as float64 with NaN where a value is missing or no number."""
         raw = self.frame[column]
         if not _is_text(raw):
@@ -185,7 +185,7 @@ class RawTable(NamedTuple):
         decimal, thousands = self.style.decimal or ".", self.style.thousands
         text = raw
         if thousands or decimal != ".":
-            text = self._stripped(column)
+            text = self._strip(column)
             if thousands:  # only between groups of three digits: 1,5 is not 15
                 separated = rf"[+-]?\d{{1,3}}(?:{re.escape(thousands)}\d{{3}})+(?:{re.escape(decimal)}\d*)?"
                 whole = text.str.fullmatch(separated)
@@ -195,14 +195,14 @@ class RawTable(NamedTuple):
                 text = text.str.replace(decimal, ".", regex=False)
         values = pd.to_numeric(text, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan, copy=True)
         if np.isnan(values).all():
-            truth = self._stripped(column).str.lower().map({"true": 1.0, "false": 0.0}).to_numpy(dtype=np.float64)
+            truth = self._strip(column).str.lower().map({"true": 1.0, "false": 0.0}).to_numpy(dtype=np.float64)
             values = truth if (~np.isnan(truth) | self.missing(column)).all() else values
         return values
 
     def _no_number(self, column: str, position: int, value: float) -> str:
         """Return what is wrong with the value at ``position``, and the way out."""
-        text = self._stripped(column).iloc[position]
-        number = f"a number below {LARGEST:g}" if np.isfinite(value) else "a finite number"
+        text = self._strip(column).iloc[position]
+        number = f"a number below {MAX_NUMBER:g}" if np.isfinite(value) else "a finite number"
         if self.missing(column)[position]:
             return f"expected {number}, got {f'{text!r}' if text else 'nothing'}; {self._fill()}"
         mend = f"correct it, or list the column in {self.setting('categorical')}"
@@ -216,7 +216,7 @@ class RawTable(NamedTuple):
         way_out = _GAP[1]
         return way_out if self.settings == "options" else f'{way_out}, or set {self.setting("impute")} = "mean"'
 
-    def _stripped(self, column: str) -> pd.Series:
+    def _strip(self, column: str) -> pd.Series:
         """Return stripped text, empty in gaps; a column of whole floats is one of integers with gaps."""
         raw = self.frame[column]
         whole = pd.api.types.is_float_dtype(raw.dtype) and (raw.dropna() % 1 == 0).all()
@@ -342,12 +342,14 @@ def _check_lines(path: Path, encoding: str, separator: str, *, toml: bool) -> np
         got = "other bytes"
         if isinstance(error, UnicodeDecodeError):
             got, encoding = f"byte {error.object[error.start]:#x}", error.encoding
-        raise DataError(f"{path.name}: expected {encoding} text, got {got}; {_encoded(path, toml=toml)}") from None
+        raise DataError(
+            f"{path.name}: expected {encoding} text, got {got}; {_advise_encoding(path, toml=toml)}"
+        ) from None
     except csv.Error as error:
         raise DataError(f"{path.name}, line {lines.line_num}: {error}; is the file cut off?") from None
 
 
-def _encoded(path: Path, *, toml: bool) -> str:
+def _advise_encoding(path: Path, *, toml: bool) -> str:
     """Return the way out for a file that is not in its encoding."""
     with path.open("rb") as stream:
         start = stream.read(4)
@@ -431,16 +433,16 @@ def _read(table: RawTable, party: str, roles: PartyFile, column: str, limit: int
         return PartyColumns({column: table.numbers(column, gaps=gaps)}, [])
     texts = table.categories(column)
     if column in roles.hash:
-        texts = _hashed(texts, _at_least_two(table, party, "hash", roles.hash[column]))
+        texts = _hash_texts(texts, _check_at_least_two(table, party, "hash", roles.hash[column]))
     elif column in roles.group_rare:
-        _at_least_two(table, party, "group_rare", roles.group_rare[column])
+        _check_at_least_two(table, party, "group_rare", roles.group_rare[column])
     elif limit is not None and (different := texts.nunique()) > limit:
         raise DataError(f"{table.file}, column {column!r}: expected at most {limit} categories, got {different}; "
                         f"{_way_out(table, column, different)}")  # fmt: skip
     return PartyColumns({column: pd.Categorical(texts)}, [column])
 
 
-def _at_least_two(table: RawTable, party: str, role: str, number: int) -> int:
+def _check_at_least_two(table: RawTable, party: str, role: str, number: int) -> int:
     if number < 2:
         raise DataError(f"{table.setting(role, party)}: expected 2 or more, got {number}")
     return number
@@ -465,7 +467,7 @@ def _way_out(table: RawTable, column: str, different: int) -> str:
     )
 
 
-def _hashed(texts: pd.Series, buckets: int) -> pd.Series:
+def _hash_texts(texts: pd.Series, buckets: int) -> pd.Series:
     """Return the bucket of each text; the same on every machine."""
     digits = len(str(buckets - 1))
     buckets_of = {text: f"{zlib.crc32(text.encode()) % buckets:0{digits}}" for text in texts.unique()}

@@ -55,10 +55,10 @@ def fused_classes(view: View, rng: torch.Generator) -> Guess:
         view: whose ``aux_labels`` (m,) are classes.
         rng: draws the trees, the parts of the auxiliary rows, and the rows on which tables are chosen.
     """
-    return view.once("fused", rng, lambda: _fused_classes(view, rng))
+    return view.once("fused", rng, lambda: _fuse_classes(view, rng))
 
 
-def _fused_classes(view: View, rng: torch.Generator) -> Guess:
+def _fuse_classes(view: View, rng: torch.Generator) -> Guess:
     labels, known = view.aux_labels, view.aux_split
     of_nodes = _opinions_of_nodes(view, rng)  # first, so that other attacks with this stream share it
     models = _fit_models(view, F.one_hot(labels, view.n_classes).double(), class_likelihood(labels), rng)
@@ -134,13 +134,15 @@ def _opinions_of_guesses(
         units = {name: x[rows] for name, x in model.units(known, known).items()}
         indirect = torch.split(learned.left_out[:m], d, dim=1)[1:]
         opinions[split] = [
-            Opinion(model.predict(split, known), _in_folds(model.mixture.predict_without(out[1:], units), out[1:])),
-            Opinion(learned.guesses[:, :d], _in_folds(indirect, out[1:])),
+            Opinion(
+                model.predict(split, known), _assemble_folds(model.mixture.predict_without(out[1:], units), out[1:])
+            ),
+            Opinion(learned.guesses[:, :d], _assemble_folds(indirect, out[1:])),
         ]
     return opinions
 
 
-def _in_folds(predictions: Iterable[Tensor], out: Iterable[Tensor]) -> Tensor:
+def _assemble_folds(predictions: Iterable[Tensor], out: Iterable[Tensor]) -> Tensor:
     """Return from the predictions (m, d) of each fold the rows where ``out`` (m,) of this fold is true."""
     return torch.stack([x * left[:, None] for x, left in zip(predictions, out, strict=True)]).sum(dim=0)
 

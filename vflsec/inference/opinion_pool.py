@@ -16,7 +16,7 @@ from torch.nn import functional as F
 TEMPERATURES = torch.logspace(-1, 2, 16, dtype=torch.float64)
 """Candidate factors that turn scores of classes into logits."""
 
-LEAST = 1e-3
+MIN_TREE_SHARE = 1e-3
 """Lower bound of the share of trees, so that its logarithm is finite."""
 
 STEPS = 10
@@ -121,7 +121,7 @@ class Forest:
     def _log_shares(self, shares: np.ndarray) -> Tensor:
         by_class = torch.zeros(len(shares), self.n_classes, dtype=torch.float64)
         by_class[:, torch.as_tensor(self.trees.classes_)] = torch.as_tensor(shares)
-        return by_class.clamp_min(LEAST).log()
+        return by_class.clamp_min(MIN_TREE_SHARE).log()
 
 
 def fit_out_of_bag(

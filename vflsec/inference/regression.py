@@ -191,7 +191,7 @@ RIDGE_PENALTIES = np.logspace(-6, 5, 23)
 ENOUGH = 300
 """Auxiliary rows from which a network is compared with ridge regression; with fewer it does not pay."""
 
-FEWEST = 9
+MIN_ROWS_TO_COMPARE = 9
 """Auxiliary rows from which a third can be held out to compare both."""
 
 Inputs = dict[str, Tensor]
@@ -235,7 +235,7 @@ def _predict_better(
 ) -> dict[str, np.ndarray]:
     """Return predictions (n, d) by split, of one model or of the better one for each column."""
     models: list[Literal["ridge", "mlp"]] = ["mlp" if model == "mlp" else "ridge"]
-    if (model == "better" and len(y) >= FEWEST) or (model is None and len(y) >= ENOUGH):
+    if (model == "better" and len(y) >= MIN_ROWS_TO_COMPARE) or (model is None and len(y) >= ENOUGH):
         models = ["ridge", "mlp"]
     fitted = [_predict(name, x, x["train"][known], y, hidden, seed) for name in models]
     if len(models) == 1:

@@ -264,12 +264,12 @@ def _messages(view: View, kind: Kind, split: str, sender: str | None) -> list[Me
         if m.split == split:
             messages.append(m)
         elif split == "train" and m.split in view.places:
-            placed = _placed(m, view.places[m.split])
+            placed = _select_training_rows(m, view.places[m.split])
             messages += [placed] if placed.rows is not None and len(placed.rows) else []
     return messages
 
 
-def _placed(message: Message, places: Tensor) -> Message:
+def _select_training_rows(message: Message, places: Tensor) -> Message:
     """Return the part of ``message`` about training rows.
 
     Args:

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.core.view import Shadows, View
 
-FEWEST = 2
+MIN_SHADOWS = 2
 """Shadows with each candidate, and without it, from which a variance can be told."""
 
 BOUND = 15.0
@@ -20,8 +20,8 @@ EXPLODED = 10
 
 def check_shadow_count(*, shadows: int) -> None:
     """Raise UsageError unless there are enough shadows, half of which were trained on each candidate."""
-    if shadows < 2 * FEWEST or shadows % 2:
-        raise UsageError(f"expected an even number of shadows, at least {2 * FEWEST}, got {shadows}")
+    if shadows < 2 * MIN_SHADOWS or shadows % 2:
+        raise UsageError(f"expected an even number of shadows, at least {2 * MIN_SHADOWS}, got {shadows}")
 
 
 def expect_shadows(view: View) -> Shadows:
@@ -36,17 +36,17 @@ def expect_shadows(view: View) -> Shadows:
     shadows = Shadows(*(x[size <= EXPLODED * size.median()] for x in shadows))
     inside = shadows.members.sum(dim=0)
     fewest = int(min(inside.min(), (len(shadows.members) - inside).min()))
-    if fewest < FEWEST:
+    if fewest < MIN_SHADOWS:
         raise InsufficientView(
-            f"expected at least {FEWEST} shadow federations with each candidate and {FEWEST} without it, got {fewest}, "
-            f"since others diverged: raise shadows"
+            f"expected at least {MIN_SHADOWS} shadow federations with each candidate and {MIN_SHADOWS} without it, "
+            f"got {fewest}, since others diverged: raise shadows"
         )
     return shadows
 
 
 def log_probability(logits: Tensor, labels: Tensor) -> Tensor:
     """Return log p_y (..., n) of the true classes (n,), given logits (..., n, C), in double precision."""
-    return _of_class(F.log_softmax(logits.double(), dim=-1), labels)
+    return _select_class(F.log_softmax(logits.double(), dim=-1), labels)
 
 
 def log_odds(logits: Tensor, labels: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def log_odds(logits: Tensor, labels: Tensor) -> Tensor:
     It is z_y - log sum of exp(z_c) over the other classes c, which is finite where 1 - p_y is rounded to 0.
     """
     z = logits.double()
-    return _of_class(z, labels) - _others(z, labels).logsumexp(dim=-1)
+    return _select_class(z, labels) - _others(z, labels).logsumexp(dim=-1)
 
 
 def confidence(logits: Tensor, labels: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ def _others(values: Tensor, labels: Tensor) -> Tensor:
     return values.scatter(-1, _index(values, labels), -inf)
 
 
-def _of_class(values: Tensor, labels: Tensor) -> Tensor:
+def _select_class(values: Tensor, labels: Tensor) -> Tensor:
     return values.gather(-1, _index(values, labels))[..., 0]
 
 

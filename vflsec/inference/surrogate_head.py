@@ -19,7 +19,7 @@ INNER = 15
 CHUNK = 8192
 """Rows labeled at once, which bounds the memory to CHUNK · C² numbers."""
 
-SETTLED = 0.002
+MAX_CHANGED_SHARE = 0.002
 """Largest share of labels that the last round of a converged fit may change."""
 
 

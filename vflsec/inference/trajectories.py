@@ -38,7 +38,7 @@ CURVED = (32, 64, 128)
 NEIGHBORS = 4
 """Releases of a row through which a polynomial runs: the bottom model changes smoothly from step to step."""
 
-LONGEST = 3.0
+MAX_RELATIVE_LENGTH = 3.0
 """Times the median length beyond which a row does not count among those that give the components."""
 
 NEGLIGIBLE = 1e-10
@@ -121,7 +121,7 @@ def _complete_choices(
 ) -> dict[tuple[int, int], Tensor]:
     """Return what completes each number of coordinates that a row's releases more than determine, and none alone."""
     lengths = components.square().sum(dim=1)
-    usual = lengths <= LONGEST**2 * lengths.median()
+    usual = lengths <= MAX_RELATIVE_LENGTH**2 * lengths.median()
     if any(part.values.shape[1] > max(LINEAR) for part in releases):
         return {}
     width = layout.width if layout else max(LINEAR)
@@ -226,7 +226,7 @@ def principal_components(blocks: Iterator[Tensor], landmarks: Tensor) -> tuple[T
         products = products if len(products) else block.new_zeros(len(block), len(landmarks))
         lengths = block.square().sum(dim=1) + (lengths if len(lengths) else 0)
         products.addmm_(block, block[landmarks].T)
-    usual = lengths <= LONGEST**2 * lengths.median()
+    usual = lengths <= MAX_RELATIVE_LENGTH**2 * lengths.median()
     among = usual[landmarks]
     products = products[:, among]
     variances, axes = torch.linalg.eigh((products[landmarks[among]] + products[landmarks[among]].T) / 2)
@@ -240,24 +240,29 @@ def principal_components(blocks: Iterator[Tensor], landmarks: Tensor) -> tuple[T
 
 SWEEPS = 20
 
-SETTLED = 0.98
+MAX_NOISE_RATIO = 0.98
 """Share of the noise of the sweep before, from which on another sweep would tell nothing more."""
 
-FITTED = 16_384
+MAX_FITTED_ROWS = 16_384
 """Rows, evenly spaced, that fit the functions at most; others are placed by them."""
 
-NEGLIGIBLE = 1e-10
+MIN_CHANGE = 1e-16
+"""Least variance of the changes from message to message, by which the noise is divided."""
 
-LEAST_NOISE = 1e-9
+RIDGE = 1e-10
+"""Added to the diagonal of normal equations, as a share of its mean, so that they have one solution."""
+
+MIN_NOISE = 1e-9
 """Least variance of the noise, as a share of that of a unit: releases are rounded to single precision."""
 
 
-class _Route:
-    """Releases of one route as linear functions of the coordinates of rows, one for each message."""
+class _ReleaseModel:
+    """Releases of one sender and phase as linear functions of the coordinates of rows, one for each message."""
 
     def __init__(self, releases: Releases, fitted: Tensor, order: int) -> None:
-        self.all, self.order = releases._replace(values=standardized(releases.values).double()), order
-        self.fitted = self.all.where(fitted[releases.rows])
+        self.releases = releases._replace(values=standardized(releases.values).double())
+        self.order = order
+        self.fitted = self.releases.where(fitted[releases.rows])
         self.by_message, self.of_fitted = groups_of_equal_size(self.fitted.message), _ByRow(self.fitted)
         self.n_messages = int(releases.message.max()) + 1
         self.total, self.n_values = self.fitted.values.square().sum(), self.fitted.values.numel()
@@ -268,7 +273,7 @@ class _Route:
         k = x.shape[1]
         squares, products = (
             x.new_zeros(self.n_messages, k, k),
-            x.new_zeros(self.n_messages, k, self.all.values.shape[1]),
+            x.new_zeros(self.n_messages, k, self.releases.values.shape[1]),
         )
         for messages, releases in self.by_message:
             of_rows = x[self.fitted.rows[releases]]
@@ -281,9 +286,9 @@ class _Route:
     def _learn_variances(self, models: Tensor, squares: Tensor, products: Tensor) -> None:
         """Set the variance of the noise and that of the changes of models from the residuals of both."""
         residual = self.total + (models * (squares @ models - 2 * products)).sum()
-        self.noise = max(float(residual) / max(self.n_values, 1), LEAST_NOISE)
+        self.noise = max(float(residual) / max(self.n_values, 1), MIN_NOISE)
         if self.n_messages > self.order:
-            self.change = max(float(models.diff(n=self.order, dim=0).square().mean()), 1e-16)
+            self.change = max(float(models.diff(n=self.order, dim=0).square().mean()), MIN_CHANGE)
 
 
 class _ByRow:
@@ -300,24 +305,25 @@ class _ByRow:
         return F.embedding_bag(self.message, numbers, self.starts, mode="sum", per_sample_weights=weights)
 
 
-def place_rows(routes: Sequence[_Route], models: Sequence[Tensor], *, fitted: bool) -> Tensor:
+def place_rows(models: Sequence[_ReleaseModel], weights: Sequence[Tensor], *, fitted: bool) -> Tensor:
     """Return the coordinates (n, k) that explain the releases of rows, with a prior of variance one.
 
     Args:
-        routes: of the same rows.
-        models: (S, k + 1, d) of each route.
+        models: of the same rows.
+        weights: (S, k + 1, d) of each model.
         fitted: whether only rows that fit the models are placed; others are then at zero.
     """
-    n, k = routes[0].all.n_rows, models[0].shape[1] - 1
-    upper = torch.triu_indices(k, k, device=models[0].device)
-    squares, products = models[0].new_zeros(n, upper.shape[1]), models[0].new_zeros(n, k)
-    for route, model in zip(routes, models, strict=True):
-        releases, slopes, constant = route.of_fitted if fitted else _ByRow(route.all), model[:, :k], model[:, k]
-        squares += releases.add((slopes @ slopes.mT)[:, upper[0], upper[1]]) / route.noise
+    n, k = models[0].releases.n_rows, weights[0].shape[1] - 1
+    upper = torch.triu_indices(k, k, device=weights[0].device)
+    squares, products = weights[0].new_zeros(n, upper.shape[1]), weights[0].new_zeros(n, k)
+    for model, function in zip(models, weights, strict=True):
+        releases = model.of_fitted if fitted else _ByRow(model.releases)
+        slopes, constant = function[:, :k], function[:, k]
+        squares += releases.add((slopes @ slopes.mT)[:, upper[0], upper[1]]) / model.noise
         explained = -releases.add((slopes @ constant[:, :, None])[..., 0])
-        for unit in range(model.shape[2]):
+        for unit in range(function.shape[2]):
             explained += releases.add(slopes[..., unit].contiguous(), releases.values[:, unit].contiguous())
-        products += explained / route.noise
+        products += explained / model.noise
     full = squares.new_zeros(n, k, k)
     full[:, upper[0], upper[1]] = full[:, upper[1], upper[0]] = squares
     return torch.as_tensor(torch.linalg.solve(full + torch.eye(k, dtype=full.dtype, device=full.device), products))
@@ -357,7 +363,7 @@ def smooth_models(squares: Tensor, products: Tensor, order: int, rate: float) ->
         changes = diags_array(signs, offsets=range(order + 1), shape=(n - order, n))
         for later in range(order + 1):
             band[later * k, : n - later] += rate * (changes.T @ changes).diagonal(later)[:, None]
-    band[0] += 1e-10 * (band[0].mean() + rate)
+    band[0] += RIDGE * (band[0].mean() + rate)
     flat = products.reshape(n * k, d).cpu().numpy()
     models = solveh_banded(band.reshape(len(band), -1), flat, lower=True, check_finite=False)
     return torch.from_numpy(models).view(n, k, d).to(products)
@@ -374,23 +380,23 @@ def complete_coordinates(releases: Sequence[Releases], coordinates: Tensor, usua
     Source: Koren, Bell, Volinsky 2009, "Matrix factorization techniques for recommender systems".
 
     Args:
-        releases: of routes that share their rows.
+        releases: of each sender and phase, about the same rows.
         coordinates: (n, k) to begin with.
         usual: (n,) rows that may fit the functions; others are placed by them only.
         order: of the changes from message to message that are small: 1, or 2 for changes of changes.
     """
     fitted = torch.zeros_like(usual)
     candidates = torch.nonzero(usual)[:, 0]
-    fitted[candidates[:: -(-len(candidates) // FITTED)]] = True
-    routes = [_Route(part, fitted, order) for part in releases]
+    fitted[candidates[:: -(-len(candidates) // MAX_FITTED_ROWS)]] = True
+    models = [_ReleaseModel(part, fitted, order) for part in releases]
     z = _whiten(coordinates, fitted)
     for _ in range(SWEEPS):
-        before = [route.noise for route in routes]
-        models = [route.fit(F.pad(z, (0, 1), value=1.0)) for route in routes]
-        if all(route.noise >= SETTLED * noise for route, noise in zip(routes, before, strict=True)):
+        before = [model.noise for model in models]
+        weights = [model.fit(F.pad(z, (0, 1), value=1.0)) for model in models]
+        if all(model.noise >= MAX_NOISE_RATIO * noise for model, noise in zip(models, before, strict=True)):
             break
-        z = _whiten(place_rows(routes, models, fitted=True), fitted)
-    return _whiten(place_rows(routes, models, fitted=False), fitted)
+        z = _whiten(place_rows(models, weights, fitted=True), fitted)
+    return _whiten(place_rows(models, weights, fitted=False), fitted)
 
 
 def _whiten(x: Tensor, usual: Tensor) -> Tensor:

@@ -164,7 +164,7 @@ class Epochs:
         """Yield the number of each epoch, from 0; keep the state and report progress after it."""
         while len(self.losses) < self.total and not self._done():
             yield len(self.losses)
-            if self._checkpoint.path is not None and not _equal(self._defenses, _attributes(self.federation)):
+            if self._checkpoint.path is not None and not _are_equal(self._defenses, _attributes(self.federation)):
                 self._checkpoint = Checkpoint()
             self._checkpoint.save(self._kept, self._optimizers, self.losses, self.federation.channel)
             self._progress(self.phase, len(self.losses), self.total)
@@ -249,7 +249,7 @@ def _plain(defense: Defense) -> dict[str, Any]:
     }
 
 
-def _equal(before: object, now: object) -> bool:
+def _are_equal(before: object, now: object) -> bool:
     try:
         return bool(before == now)
     except (RuntimeError, ValueError):  # of tensors and arrays, whose entries are compared one by one

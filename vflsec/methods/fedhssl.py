@@ -328,7 +328,7 @@ class FedHSSL(PretrainedMethod):
                 optimizer.param_groups[0]["lr"] = self.lr * 0.5 * (1 + math.cos(math.pi * iteration / self.iterations))
             passes = [step.steps(phase, iteration) for step in cross]
             passes += [step.steps(federation.seed, phase, name, iteration) for name, step in local.items()]
-            losses = [float(loss) for loss in (_in_turn(passes) if self.interleave else chain(*passes))]
+            losses = [float(loss) for loss in (_alternate(passes) if self.interleave else chain(*passes))]
             if average:
                 for name, shared in self._collect_shared().items():
                     federation.parties[name].modules["shared"].get_buffer("values").copy_(learned(shared))
@@ -386,7 +386,7 @@ def learned(modules: Mapping[str, nn.Module]) -> Tensor:
     return flatten_parameters(named)
 
 
-def _in_turn(passes: list[Iterator[Tensor]]) -> Iterator[Tensor]:
+def _alternate(passes: list[Iterator[Tensor]]) -> Iterator[Tensor]:
     """Yield one loss of each pass in turn, until all are done."""
     for losses in zip_longest(*passes):
         yield from (loss for loss in losses if loss is not None)

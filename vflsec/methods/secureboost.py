@@ -202,8 +202,8 @@ class SecureBoost(Method):
 
     def cryptography(self, federation: Federation) -> float:
         """Return an estimate of the CPU seconds of cryptography, if no node is withheld or too small to be split."""
-        outputs, rows = self.shape(federation).outputs, self._n_drawn(federation)
-        heard, names = self._heard(federation), list(federation.parties)
+        outputs, rows = self.shape(federation).outputs, self._count_drawn(federation)
+        heard, names = self._list_receivers(federation), list(federation.parties)
         total = 0.0
         for name, exchange in self._exchanges.items():
             rounds = [round_ for round_, receivers in enumerate(heard) if name in receivers]
@@ -224,7 +224,7 @@ class SecureBoost(Method):
         """Return which option lets trees have splits, if they have none."""
         if (self.shape(federation).owner >= 0).any():
             return ""
-        drawn, needed = self._n_drawn(federation), 2 * self.rule.least_rows
+        drawn, needed = self._count_drawn(federation), 2 * self.rule.least_rows
         if drawn < needed:
             return (
                 f"no tree has a split, which needs {needed} rows in a round with leaf_rows={self.rule.least_rows}, and "
@@ -234,7 +234,7 @@ class SecureBoost(Method):
 
     def planned(self, phase: str, federation: Federation) -> int | None:
         """Return the rounds in which a passive party hears a row's derivatives, once in each; the most of all."""
-        heard = Counter(name for receivers in self._heard(federation) for name in receivers)
+        heard = Counter(name for receivers in self._list_receivers(federation) for name in receivers)
         return max(heard.values(), default=0)
 
     def shape(self, federation: Federation) -> Shape:
@@ -278,7 +278,7 @@ class SecureBoost(Method):
             return list(range(1, parties)) if level < self.passive_levels else [0]
         return list(range(parties))
 
-    def _heard(self, federation: Federation) -> list[list[str]]:
+    def _list_receivers(self, federation: Federation) -> list[list[str]]:
         """Return the receivers of each round."""
         return [self._receivers(federation, round_) for round_ in range(self.rounds)]
 
@@ -299,9 +299,9 @@ class SecureBoost(Method):
         if self.rows == 1:
             return torch.arange(n, device=federation.device)
         order = torch.randperm(n, generator=generator(federation.seed, "rows", round_))
-        return order[: self._n_drawn(federation)].sort().values.to(federation.device)
+        return order[: self._count_drawn(federation)].sort().values.to(federation.device)
 
-    def _n_drawn(self, federation: Federation) -> int:
+    def _count_drawn(self, federation: Federation) -> int:
         """Return the number of training rows of one round."""
         return max(1, round(self.rows * federation.n_rows("train")))
 

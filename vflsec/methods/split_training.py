@@ -275,12 +275,12 @@ class HeadTraining(SplitTraining):
         """Have rows sent once, and train the head on them; return the mean loss of each epoch."""
         self._switch(training=False)
         if not self.alter:
-            self._sent["train"] = self._all("train", phase)
+            self._sent["train"] = self._send_all("train", phase)
         for name in self.alter:
             self._noise[name] = generator(self.federation.seed, "views", phase, name, device=self.federation.device)
         selection = selection_split(self.spec, self.federation)
         if selection:
-            self._sent[selection] = self._all(selection, "validate")
+            self._sent[selection] = self._send_all(selection, "validate")
         return super().fit(phase, progress)
 
     @torch.no_grad()
@@ -311,7 +311,7 @@ class HeadTraining(SplitTraining):
             losses.append(loss.detach())
         return losses[0]
 
-    def _all(self, split: str, phase: str) -> Embedded:
+    def _send_all(self, split: str, phase: str) -> Embedded:
         """Have every row of ``split`` sent, in batches and in order."""
         everybody = torch.arange(self.federation.n_rows(split), device=self.federation.device)
         steps = [Step(k, phase, rows, split=split) for k, rows in enumerate(torch.split(everybody, self.spec.batch))]

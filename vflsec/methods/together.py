@@ -38,7 +38,7 @@ class DefensesOfRuns:
         """Return the defenses of any run that use ``hook``."""
         return [defense for defenses in self.stacks for defense in defenses.using(hook)]
 
-    def _each(self, method: str, *args: Any, **options: Any) -> Any:
+    def _call_each(self, method: str, *args: Any, **options: Any) -> Any:
         """Return what a method of each run's defenses returns for its part of the arguments, joined."""
         calls = zip(self.stacks, divide((args, options), len(self.stacks)), strict=True)
         return stack_tree([getattr(defenses, method)(*part, **rest) for defenses, (part, rest) in calls])
@@ -54,20 +54,20 @@ class DefensesOfRuns:
 
     def training_targets(self, y: Tensor, features: Tensor, *, n_classes: int, rng: Generators) -> Any:
         """Return class numbers and targets of each run."""
-        return self._each("training_targets", y, features, n_classes=n_classes, rng=rng)
+        return self._call_each("training_targets", y, features, n_classes=n_classes, rng=rng)
 
     def batch(self, embeddings: Sequence[Tensor], targets: Tensor) -> Any:
         """Return the embeddings and targets of an update."""
         given = list(embeddings), targets
-        return self._each("batch", *given) if self.using(hooks.BATCH) else given
+        return self._call_each("batch", *given) if self.using(hooks.BATCH) else given
 
     def received(self, h: Tensor, sender: str) -> Any:
         """Return the input of the top model."""
-        return self._each("received", h, sender) if self.using(hooks.RECEIVED) else h
+        return self._call_each("received", h, sender) if self.using(hooks.RECEIVED) else h
 
     def penalize(self, loss: Tensor, received: Mapping[str, Tensor], labels: Tensor) -> Any:
         """Return the losses with penalties."""
-        return self._each("penalize", loss, dict(received), labels) if self.using(hooks.PENALTY) else loss
+        return self._call_each("penalize", loss, dict(received), labels) if self.using(hooks.PENALTY) else loss
 
     def training_hooks(self, modules: nn.Module, penalties: Sequence[str]) -> AbstractContextManager[None]:
         """Do nothing: ``join`` refuses defenses with training hooks."""

@@ -66,12 +66,12 @@ class ImageAugmentation:
         images = self._crop(images, *draws[:4])
         images = self._color(images, draws[4] < self.jitter_p, draws[5] < self.grey_p, 2 * draws[6:10] - 1)
         images = self._blur(images, draws[10] < self.blur_p, draws[11])
-        flipped = _each(draws[12] < self.flip_p)
+        flipped = _spread(draws[12] < self.flip_p)
         return torch.where(flipped, images.flip(3), images).flatten(1)
 
     def _crop(self, images: Tensor, area: Tensor, ratio: Tensor, left: Tensor, top: Tensor) -> Tensor:
         """Enlarge a part of each image to full size; all but the images are U(0, 1) of shape (B,)."""
-        area = _between(*self.scale, area)
+        area = _interpolate(*self.scale, area)
         least = area.clamp(min=self.ratio[0]).log()  # beyond these a side of the crop would exceed the image's
         most = area.reciprocal().clamp(max=self.ratio[1]).log()
         ratio = torch.lerp(least, most, ratio).exp()
@@ -94,13 +94,13 @@ class ImageAugmentation:
             light = images
         mean = light.flatten(1).mean(dim=1)
         deviation = (light.flatten(1) - mean.unsqueeze(1)).square().mean(dim=1).sqrt()
-        return (images - _each(mean)) * _each(1 + contrast) + _each(mean + brightness * deviation)
+        return (images - _spread(mean)) * _spread(1 + contrast) + _spread(mean + brightness * deviation)
 
     def _blur(self, images: Tensor, blurred: Tensor, sigma: Tensor) -> Tensor:
         """Blur where ``blurred`` (B,), by deviations that ``sigma``, U(0, 1) of shape (B,), chooses."""
         reach = max(1, min(self.image[1:]) // 20)
         offsets = torch.arange(-reach, reach + 1, device=images.device, dtype=images.dtype)
-        deviation = _between(*self.sigma, sigma).unsqueeze(1)
+        deviation = _interpolate(*self.sigma, sigma).unsqueeze(1)
         kernel = torch.softmax(-0.5 * (offsets / deviation).square(), dim=1)  # (B, k)
         kernel = torch.where(blurred.unsqueeze(1), kernel, (offsets == 0).to(kernel))
         kernels = kernel.repeat_interleave(images.shape[1], dim=0)[:, None, None]  # (B·c, 1, 1, k)
@@ -109,7 +109,7 @@ class ImageAugmentation:
         return planes.view_as(images)
 
 
-def _between(low: float, high: float, share: Tensor) -> Tensor:
+def _interpolate(low: float, high: float, share: Tensor) -> Tensor:
     return low + (high - low) * share
 
 
@@ -119,7 +119,7 @@ def _span(share: Tensor, place: Tensor, count: int) -> Tensor:
     return torch.outer(share, centers) + ((2 * place - 1) * (1 - share)).unsqueeze(1)
 
 
-def _each(values: Tensor) -> Tensor:
+def _spread(values: Tensor) -> Tensor:
     """One value for each image: (B,) -> (B, 1, 1, 1)."""
     return values.view(-1, 1, 1, 1)
 

@@ -93,7 +93,7 @@ def stack_tree(trees: Sequence[Any], name: str = "a value") -> Any:
     """
     flat = [tree_flatten(tree) for tree in trees]
     return tree_unflatten(
-        [_same(name, values) for values in zip(*(leaves for leaves, _ in flat), strict=True)], flat[0][1]
+        [_stack_or_share(name, values) for values in zip(*(leaves for leaves, _ in flat), strict=True)], flat[0][1]
     )
 
 
@@ -146,7 +146,7 @@ _WRITERS = {
 }
 
 
-def _same(name: str, values: Sequence[Any]) -> Any:
+def _stack_or_share(name: str, values: Sequence[Any]) -> Any:
     """Return the tensors of all runs as one, or what is the same for all."""
     if isinstance(values[0], Tensor):
         return stack(values)
@@ -160,7 +160,7 @@ def _entrywise(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs).as_subclass(Stacked) if _is_aligned(args, kwargs) else NotImplemented
 
 
-def _in_place(func: Any, args: Any, kwargs: Any) -> Any:
+def _change_in_place(func: Any, args: Any, kwargs: Any) -> Any:
     """Change a tensor by an operation on entries."""
     if type(args[0]) is not Stacked or not _is_aligned(args, kwargs):
         return NotImplemented
@@ -178,7 +178,7 @@ def _update(func: Any, args: Any, kwargs: Any) -> Any:
     parameters = args[0]
     odd = [type(p) is Stacked and (p.numel() // len(p)) % VECTOR > 0 for p in parameters]
 
-    def apart(values: Any) -> Any:
+    def split_runs(values: Any) -> Any:
         if not isinstance(values, list) or len(values) != len(parameters):
             return values
         parts: list[Tensor] = []
@@ -189,7 +189,7 @@ def _update(func: Any, args: Any, kwargs: Any) -> Any:
                 parts.append(value)
         return parts
 
-    return func(*map(apart, args), **{name: apart(value) for name, value in kwargs.items()})
+    return func(*map(split_runs, args), **{name: split_runs(value) for name, value in kwargs.items()})
 
 
 def _linear(func: Any, args: Any, kwargs: Any) -> Any:
@@ -239,7 +239,7 @@ def _product(batched: Callable[..., Tensor], single: Callable[..., Tensor], *fac
     key = (single, *((factor.shape, factor.stride(), factor.dtype) for factor in factors))
     if key not in _SAME_BITS:
         _SAME_BITS[key] = all(_has_same_bits(batched, single, factors, seed) for seed in range(TRIALS))
-    return batched(*factors) if _SAME_BITS[key] else _each_product(single, *factors)
+    return batched(*factors) if _SAME_BITS[key] else _multiply_each(single, *factors)
 
 
 def _has_same_bits(
@@ -247,10 +247,10 @@ def _has_same_bits(
 ) -> bool:
     rng = torch.Generator().manual_seed(seed)
     drawn = [torch.empty_strided(f.shape, f.stride(), dtype=f.dtype).normal_(generator=rng) for f in factors]
-    return torch.equal(batched(*drawn), _each_product(single, *drawn))
+    return torch.equal(batched(*drawn), _multiply_each(single, *drawn))
 
 
-def _each_product(single: Callable[..., Tensor], *factors: Tensor) -> Tensor:
+def _multiply_each(single: Callable[..., Tensor], *factors: Tensor) -> Tensor:
     """Return the product of each run; copies lie at addresses such as those of a single run."""
     each = zip(*([part.clone() for part in factor.unbind(0)] for factor in factors), strict=True)
     return torch.stack([single(*run) for run in each])
@@ -367,7 +367,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     ),
     **dict.fromkeys(
         (Tensor.requires_grad_, Tensor.add_, Tensor.__iadd__, Tensor.mul_, Tensor.__imul__, Tensor.copy_, Tensor.zero_),
-        _in_place,
+        _change_in_place,
     ),
     **dict.fromkeys((torch._fused_adam_, torch._fused_sgd_, torch._fused_adagrad_), _update),
 }  # fmt: skip

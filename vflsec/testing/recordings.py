@@ -96,7 +96,7 @@ class LinearRun:
         rng = generator(self.seed, "batches")
         true = rng.normal(size=(self.columns, self.outputs))
         if self.rows:
-            yield from self._shuffled(rng, true)
+            yield from self._shuffle(rng, true)
             return
         for t in range(self.steps):
             if t == 0 or not self.same_batch:
@@ -105,7 +105,7 @@ class LinearRun:
             rows = np.arange(self.batch) + (0 if self.same_batch else t * self.batch)
             yield rows, x, labels
 
-    def _shuffled(
+    def _shuffle(
         self, rng: np.random.Generator, true: Floats
     ) -> Iterator[tuple[NDArray[np.int64], Floats, NDArray[np.int64]]]:
         """Yield shuffled batches of the same rows, and after each epoch the validation rows."""

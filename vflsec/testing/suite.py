@@ -78,10 +78,10 @@ def generators() -> dict[str, Any]:
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Return what is not as it was, by what it is called."""
-    return [name for name, value in before.items() if not _equal(value, after[name])]
+    return [name for name, value in before.items() if not _are_equal(value, after[name])]
 
 
-def _equal(a: Any, b: Any) -> bool:
+def _are_equal(a: Any, b: Any) -> bool:
     return same(a, b) if isinstance(a, Tensor) else bool(a == b)
 
 

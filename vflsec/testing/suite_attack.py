@@ -99,7 +99,7 @@ class AttackConformance(Suite):
 
     def test_guesses_for_the_rows_it_was_given(self) -> None:
         """Finite scores (n, C), detached, for splits of the view."""
-        view, (_, guess) = self._scene("planted", 0).view, self._first_guess("planted", 0)
+        view, (_, guess) = self._scene("planted", 0).view, self._compute_guess("planted", 0)
         for split, scores in guess.scores.items():
             assert tuple(scores.shape) == (len(view.features[split]), view.n_classes)
             assert torch.isfinite(scores).all()
@@ -107,7 +107,7 @@ class AttackConformance(Suite):
 
     def test_equal_seeds_give_equal_guesses(self) -> None:
         """Bit for bit, from one instance used twice: no state stays in it, no randomness comes from elsewhere."""
-        view, (attack, first) = self._scene("planted", 0).view, self._first_guess("planted", 0)
+        view, (attack, first) = self._scene("planted", 0).view, self._compute_guess("planted", 0)
         assert equal(first, attack(view, seed=0)), f"{attack!r} is not reproducible"
 
     def test_leaves_no_trace(self) -> None:
@@ -120,7 +120,7 @@ class AttackConformance(Suite):
 
     def test_guess_does_not_depend_on_the_truth(self) -> None:
         """Answers changed after the view was built change nothing: nothing in the view reaches them."""
-        scene, (_, honest) = self._scene("planted", 0), self._first_guess("planted", 0)
+        scene, (_, honest) = self._scene("planted", 0), self._compute_guess("planted", 0)
         kept = [y.clone() for y in scene.answers]
         try:
             for y in scene.answers:
@@ -182,7 +182,7 @@ class AttackConformance(Suite):
         moved: dict[str, list[tuple[float, float]]] = {}
         for seed in range(self.wild_scenes):
             view, truth, (metric, *_), *_ = self._scene("planted", seed).question
-            rows, (attack, clean) = wild(view), self._first_guess("planted", seed)
+            rows, (attack, clean) = wild(view), self._compute_guess("planted", seed)
             rest = torch.nonzero(~torch.isin(view.aux_rows, rows[view.aux_split]))[:, 0]
             try:
                 after = attack(with_wild(view, rows), seed=seed)
@@ -205,7 +205,7 @@ class AttackConformance(Suite):
             self._scenes[signal, seed] = self._new_scene(signal, seed)
         return self._scenes[signal, seed]
 
-    def _first_guess(self, signal: str, seed: int) -> tuple[Attack, Guess]:
+    def _compute_guess(self, signal: str, seed: int) -> tuple[Attack, Guess]:
         """Return an attack and its first guess in a scene."""
         if (signal, seed) not in self._first_guesses:
             attack = self.make()
@@ -219,7 +219,7 @@ class AttackConformance(Suite):
         if attack.needs & OF_TREES:
             trained = _trees(*settings)
         else:
-            trained = _trained(*settings, attack) if attack.acts_in_training else _federation(*settings)
+            trained = _train(*settings, attack) if attack.acts_in_training else _federation(*settings)
         aux = AuxSpec(n=self.aux, victim_model=Need.VICTIM_MODEL in attack.needs)
         federation = trained.trained.federation
         question = ask(attack, trained.trained, ADVERSARY[side], aux, trained.messages)
@@ -242,7 +242,7 @@ class AttackConformance(Suite):
         values, errors, chances = [], [], []
         for seed in SEEDS:
             view, truth, names, *_ = self._scene(signal, seed).question
-            _, guess = self._first_guess(signal, seed)
+            _, guess = self._compute_guess(signal, seed)
             split = next((split for split in splits if split in guess.scores), None)
             if split is None:
                 raise SkipTest(f"guesses nothing of {splits[0]} rows")
@@ -329,10 +329,10 @@ def _error(metric: str, truth: Tensor) -> float:
 
 @lru_cache(maxsize=16)
 def _federation(side: str, task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...]) -> Heard:
-    return _trained(side, task, seed, model, None)
+    return _train(side, task, seed, model, None)
 
 
-def _trained(side: str, task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...], attack: Attack | None) -> Heard:
+def _train(side: str, task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...], attack: Attack | None) -> Heard:
     cell, name = _cell(task, seed, model), ADVERSARY[side]
     federation = build_federation(cell, "cpu")
     if attack:

@@ -112,16 +112,16 @@ class DefenseConformance(Suite):
         y = torch.arange(60) % CLASSES
         kept, x = y.clone(), torch.randn(60, WIDTH, generator=generator(0, "columns")) + y[:, None]
         for strength in (0.0, self.weak):
-            first, second = (_labeled(self._prepared(strength), y, x) for _ in range(2))
+            first, second = (_label(self._prepare(strength), y, x) for _ in range(2))
             assert same(first, second), f"{self.make(strength)!r} is not reproducible at labels"
             if not strength:
                 assert same(first, y), f"{self.make(strength)!r} is not the identity at labels"
         assert same(y, kept), "changed the active party's own labels"
-        defense = self._prepared(self.weak)
+        defense = self._prepare(self.weak)
         if defense.softens:
             _check_probabilities(first, 60, defense)
-            _check_probabilities(_labeled(defense, F.one_hot(y, CLASSES).float(), x), 60, defense)
-            _check_probabilities(_labeled(defense, y[:0], x[:0]), 0, defense)
+            _check_probabilities(_label(defense, F.one_hot(y, CLASSES).float(), x), 60, defense)
+            _check_probabilities(_label(defense, y[:0], x[:0]), 0, defense)
         else:
             assert (first.shape, first.dtype) == (y.shape, y.dtype)
             assert set(first.tolist()) <= set(range(CLASSES)), f"{defense!r} gives labels of no class"
@@ -134,7 +134,7 @@ class DefenseConformance(Suite):
         embeddings = [torch.randn(ROWS, width, generator=rng) for width in (WIDTH, 2 * WIDTH)]
         kept = [h.clone() for h in embeddings]
         for targets in (y, y, F.one_hot(y, CLASSES).float()):
-            mixed, softened = self._prepared(self.weak).on_batch(embeddings, targets)
+            mixed, softened = self._prepare(self.weak).on_batch(embeddings, targets)
             assert [h.shape for h in mixed] == [h.shape for h in embeddings]
             if softened.dim() > 1:
                 _check_probabilities(softened, ROWS, self.make(self.weak))
@@ -175,7 +175,7 @@ class DefenseConformance(Suite):
         assert 0 <= once["delta"] < 1
         assert off.spent(1) is None, f"{off!r} claims a guarantee"
 
-    def _prepared(self, strength: float) -> Defense:
+    def _prepare(self, strength: float) -> Defense:
         """Return the defense at its point of labels, with what it learns drawn, as a method does before training."""
         defense = self.make(strength, at=["labels"])
         if strength:
@@ -230,7 +230,7 @@ def _updates(defense: Defense | None, number: int) -> list[Tensor]:
     return updates
 
 
-def _labeled(defense: Defense, y: Tensor, x: Tensor) -> Tensor:
+def _label(defense: Defense, y: Tensor, x: Tensor) -> Tensor:
     return defense.on_labels(y, features=x, n_classes=CLASSES, rng=generator(0, "labels"))
 
 

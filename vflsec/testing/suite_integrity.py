@@ -45,7 +45,7 @@ class IntegrityConformance(Suite):
 
     def test_keeps_shape_and_dtype(self) -> None:
         """Whatever it feeds, sends and learns from is of the kind that it stands for, and finite."""
-        attack, party = self._joined()
+        attack, party = self._join()
         for step in _steps():
             for hook, value in _hooks(attack, party, step):
                 result = hook(value.clone(), step)
@@ -55,7 +55,7 @@ class IntegrityConformance(Suite):
 
     def test_leaves_its_input_untouched(self) -> None:
         """What a hook is given stays as it was: it may be the party's own columns."""
-        attack, party = self._joined()
+        attack, party = self._join()
         for step in _steps():
             for hook, value in _hooks(attack, party, step):
                 given = value.clone()
@@ -64,14 +64,14 @@ class IntegrityConformance(Suite):
 
     def test_equal_seeds_give_equal_models(self) -> None:
         """Bit for bit, and the same predictions when asked twice."""
-        first, again = (self._trained(self.make()) for _ in range(2))
+        first, again = (self._train(self.make()) for _ in range(2))
         assert all(same(a, b) for a, b in zip(_weights(first), _weights(again), strict=True)), "not reproducible"
         assert same(first.predict("test"), again.predict("test"))
         assert same(first.predict("test"), first.predict("test")), "a prediction depends on those before it"
 
     def test_leaves_no_trace(self) -> None:
         """The party's columns stay as they were, and so do all global generators."""
-        attack, party = self._joined()
+        attack, party = self._join()
         before = _footprint(party)
         for step in _steps():
             for hook, value in _hooks(attack, party, step):
@@ -81,23 +81,23 @@ class IntegrityConformance(Suite):
 
     def test_makes_a_difference(self) -> None:
         """With its defaults, predictions on test rows are others than those of an honest federation."""
-        honest, attacked = self._trained(None), self._trained(self.make())
+        honest, attacked = self._train(None), self._train(self.make())
         assert not same(honest.predict("test"), attacked.predict("test")), "the attack changes nothing"
 
     def test_a_trigger_has_an_aim(self) -> None:
         """An attack with an aim has a trigger that can be seen on every row, and one without has none."""
-        attack, party = self._joined()
+        attack, party = self._join()
         x = party.features["test"]
         changed = (attack.trigger(x.clone()) != x).any(dim=1)
         assert bool(changed.float().mean() > 0.5) is (attack.aim is not None)
 
-    def _joined(self) -> tuple[IntegrityAttack, Party]:
+    def _join(self) -> tuple[IntegrityAttack, Party]:
         federation, attack = toy_federation(seed=0), self.make()
         party = federation.parties[NAME]
         attack.join(view_before(federation, party, AuxSpec(n=self.aux)), seed=7)
         return attack, party
 
-    def _trained(self, attack: IntegrityAttack | None) -> Trained:
+    def _train(self, attack: IntegrityAttack | None) -> Trained:
         federation = toy_federation(seed=0)
         if attack:
             attack.join(view_before(federation, federation.parties[NAME], AuxSpec(n=self.aux)), seed=7)

@@ -87,7 +87,7 @@ class MethodConformance(Suite):
 
     def test_equal_seeds_give_equal_parameters(self) -> None:
         """Bit for bit, whatever torch's global generator holds; and another seed gives others."""
-        first, trained = self._first_models(), []
+        first, trained = self._train_models(), []
         for global_seed, seed in ((2, 0), (1, 1)):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(global_seed)
@@ -108,7 +108,7 @@ class MethodConformance(Suite):
 
     def test_phases_can_be_cached_apart(self) -> None:
         """A phase that starts from stored models equals one that follows in the same process."""
-        whole = self._first_models()
+        whole = self._train_models()
         with TemporaryDirectory() as name:
             folder = Path(name)
             for phase in self.make().phases:
@@ -192,7 +192,7 @@ class MethodConformance(Suite):
             runs.append((federation, method))
         return runs
 
-    def _first_models(self) -> dict[str, Tensor]:
+    def _train_models(self) -> dict[str, Tensor]:
         """Return the parameters of one training, while torch's global generator holds seed 1."""
         if not self._models:
             with torch.random.fork_rng(devices=[]):

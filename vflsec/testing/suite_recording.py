@@ -52,18 +52,18 @@ class RecordingConformance(Suite):
         attack = self.make()
         with self._scene() as (question, _):
             with refused(InsufficientView, naming=Need.RECORDING.value):
-                attack(_of(question.view, None), seed=0)
+                attack(_copy_view(question.view, None), seed=0)
             if attack.side != "either":
                 other = "active" if attack.side == "passive" else "passive"
                 with refused(InsufficientView, naming=other):
-                    attack(_of(question.view, question.view.recording, side=other), seed=0)
+                    attack(_copy_view(question.view, question.view.recording, side=other), seed=0)
 
     def test_equal_seeds_give_equal_guesses(self) -> None:
         """Bit for bit, also where the same recording is opened anew, so that nothing is remembered of the first."""
         attack = self.make()
         with self._scene() as (question, path):
-            first, again = (attack(_of(question.view, Recording(path)), seed=0) for _ in range(2))
-        assert _equal(first, again), f"{attack!r} is not reproducible"
+            first, again = (attack(_copy_view(question.view, Recording(path)), seed=0) for _ in range(2))
+        assert _are_equal(first, again), f"{attack!r} is not reproducible"
 
     def test_leaves_no_trace(self) -> None:
         """The view, the recording and all global generators stay as they were."""
@@ -78,7 +78,7 @@ class RecordingConformance(Suite):
         """The guess is the same where the other role's recording is not there and the answers are others."""
         attack = self.make()
         with self._scene() as (question, path):
-            beside = attack(_of(question.view, Recording(path)), seed=0)
+            beside = attack(_copy_view(question.view, Recording(path)), seed=0)
             for answers in question.truth.labels.values():
                 answers.neg_().add_(1)
             with tempfile.TemporaryDirectory() as folder:
@@ -86,8 +86,8 @@ class RecordingConformance(Suite):
                 alone.write_bytes(path.read_bytes())
                 for other in path.parent.iterdir():
                     other.unlink()
-                apart = attack(_of(question.view, Recording(alone)), seed=0)
-        assert _equal(beside, apart), "the guess follows what the adversary cannot see"
+                apart = attack(_copy_view(question.view, Recording(alone)), seed=0)
+        assert _are_equal(beside, apart), "the guess follows what the adversary cannot see"
 
     def test_refuses_damaged_rows(self) -> None:
         """Rows that a note lacks, numbers that are not finite and changed bytes end in an error, not in a guess."""
@@ -97,7 +97,7 @@ class RecordingConformance(Suite):
                 damaged = path.with_name("damaged.recording")
                 _damage(path, damaged, damage)
                 with refused(DataError, naming=named):
-                    attack(_of(question.view, Recording(damaged)), seed=0)
+                    attack(_copy_view(question.view, Recording(damaged)), seed=0)
                 damaged.unlink()
 
     @contextmanager
@@ -117,12 +117,12 @@ class RecordingConformance(Suite):
             yield audit.asked(attack, audit.joint(0)), path
 
 
-def _of(view: View, recording: Recording | None, side: str | None = None) -> View:
+def _copy_view(view: View, recording: Recording | None, side: str | None = None) -> View:
     """Return ``view`` of another recording, without what is remembered of this one."""
     return replace(view, recording=recording, side=side or view.side)
 
 
-def _equal(a: Guess, b: Guess) -> bool:
+def _are_equal(a: Guess, b: Guess) -> bool:
     """Whether two guesses are equal bit for bit, with their rows, facts and notes."""
     tensors = all(
         first.keys() == second.keys() and all(same(value, second[split]) for split, value in first.items())

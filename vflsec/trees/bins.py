@@ -85,10 +85,10 @@ def _edges(values: NDArray[np.floating], most: int) -> NDArray[np.floating]:
     lower, upper = distinct[:-1], distinct[1:]
     between: NDArray[np.floating] = ((lower.astype(np.float64) + upper) / 2).astype(values.dtype)
     between[between >= upper] = lower[between >= upper]  # between neighbors there is no other number
-    return between if len(distinct) <= most else between[_last_of_bins(counts, most)]
+    return between if len(distinct) <= most else between[_find_last_of_bins(counts, most)]
 
 
-def _last_of_bins(counts: NDArray[np.integer], most: int) -> list[int]:
+def _find_last_of_bins(counts: NDArray[np.integer], most: int) -> list[int]:
     """Return the number of the last value of each of at most ``most`` bins but the last, of values in order.
 
     Values with as many rows as a bin should have get one of their own, and the others share the bins that are left. A

@@ -33,8 +33,8 @@ class Splits(nn.Module):
 
     def check(self) -> None:
         """Raise ValueError unless splits are at columns of the party and at finite thresholds."""
-        _within("column", self.column, -1, self.features - 1)
-        _within("threshold", self.threshold, -torch.inf, torch.inf)
+        _check_range("column", self.column, -1, self.features - 1)
+        _check_range("threshold", self.threshold, -torch.inf, torch.inf)
 
     @property
     def width(self) -> int:
@@ -60,7 +60,7 @@ class Splits(nn.Module):
             rows = torch.nonzero(column[nodes[:, tree]] >= 0)[:, 0]
             rows = rows[nodes[rows, tree] > 0]
             at = nodes[rows, tree]
-            children[rows, tree] = 2 * at + self._beyond(x, rows, column[at], self.threshold[first + tree][at])
+            children[rows, tree] = 2 * at + self._compare(x, rows, column[at], self.threshold[first + tree][at])
         return children
 
     def forward(self, x: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class Splits(nn.Module):
         self.column[splits] = torch.randint(self.features, (int(splits.sum()),), dtype=torch.int32)
         self.threshold[splits] = torch.randn(int(splits.sum()))
 
-    def _beyond(self, x: Tensor, rows: Tensor, columns: Tensor, thresholds: Tensor) -> Tensor:
+    def _compare(self, x: Tensor, rows: Tensor, columns: Tensor, thresholds: Tensor) -> Tensor:
         used, place = np.unique(columns.cpu().numpy(), return_inverse=True)
         values = select_columns(x, used)[rows, torch.from_numpy(place).to(rows.device)]
         return (values > thresholds).long()
@@ -88,7 +88,7 @@ def _check_loaded(module: Splits | Shape, _: object) -> None:
     module.check()
 
 
-def _within(name: str, values: Tensor, least: float, most: float) -> None:
+def _check_range(name: str, values: Tensor, least: float, most: float) -> None:
     wrong = ~((values >= least) & (values <= most) & values.isfinite())
     if wrong.any():
         raise ValueError(f"expected {name} from {least} to {most}, found {values[wrong][0]}")
@@ -120,10 +120,10 @@ class Shape(nn.Module):
 
     def check(self) -> None:
         """Raise ValueError unless owners are parties, the number of trees fits, and leaves have finite values."""
-        _within("owner", self.owner, -1, self.parties - 1)
-        _within("grown", self.grown, 0, len(self.owner))
-        _within("value", self.value, -torch.inf, torch.inf)
-        _within("start", self.start, -torch.inf, torch.inf)
+        _check_range("owner", self.owner, -1, self.parties - 1)
+        _check_range("grown", self.grown, 0, len(self.owner))
+        _check_range("value", self.value, -torch.inf, torch.inf)
+        _check_range("start", self.start, -torch.inf, torch.inf)
 
     def logits(self, leaves: Tensor, first: int = 0, value: Tensor | None = None) -> Tensor:
         """Return the sums (n, C) of the values of ``leaves`` (n, T'), in trees from number ``first`` on.

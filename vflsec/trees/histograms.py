@@ -57,11 +57,11 @@ def histogram(
 
 def _ones(size: int) -> NDArray[np.float64]:
     """Return ones that nobody may change: new memory would take longer to get than to add up."""
-    return _many_ones(1 << size.bit_length())[:size]
+    return _create_ones(1 << size.bit_length())[:size]
 
 
 @lru_cache(maxsize=1)
-def _many_ones(size: int) -> NDArray[np.float64]:
+def _create_ones(size: int) -> NDArray[np.float64]:
     ones = np.ones(size)
     ones.flags.writeable = False
     return ones

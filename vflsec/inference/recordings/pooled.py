@@ -14,13 +14,13 @@ from scipy.special import expit
 from vflsec.inference.recordings.samples import Floats
 
 # most numbers in the second moments (T, g, g) of all batches; where there are more, the last batches are taken
-LARGEST = 1 << 26
+MAX_ENTRIES = 1 << 26
 DECAYS = (0.5, 0.8, 0.9, 0.95, 0.99, 0.999, 1.0)  # how much less each neighboring batch counts; the data choose
 ROUNDS = 4  # of estimating W from the labels of other visits, then the labels from W
 # noise below this, relative to the signal and squared, is rounding: each batch then gives its own axis exactly
 EXACT = 1e-8
 RESTARTS, TURNS = 40, 100  # of the search for the rotation of several outputs
-FITTED = 2000  # samples on which the model of the loss gradients is fitted
+MAX_FITTED_SAMPLES = 2000  # samples on which the model of the loss gradients is fitted
 SPREAD = 0.1  # least deviation of an averaged loss gradient, so that the nodes below are close enough together
 
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(21)
@@ -82,7 +82,7 @@ def pool(batches: Sequence[GradientBatch], outputs: int, rng: np.random.Generato
         total, sureness = _sums(visits, sure, members, len(ids))
         rest = np.where(several, sureness[members] - sure, 1.0)
         others = np.where(several[:, None], total[members] - sure[:, None] * visits, 0.0) / rest[:, None]
-        others = others @ _whitening(others)
+        others = others @ _compute_whitening(others)
         parts = np.split(others, np.cumsum(counts)[:-1])
         axes = _regression(gradients, parts, noise)
     visits, sure = _visits(gradients, axes, noise)
@@ -119,11 +119,11 @@ def _axes(gradients: Sequence[Floats], rank: int) -> tuple[Floats, Floats, bool]
         moments /= noise[:, None, None]
 
         def predicted(decay: float) -> float:
-            around = np.linalg.eigh(_around(moments, decay) - moments)[1][:, :, -rank:]
+            around = np.linalg.eigh(_sum_around(moments, decay) - moments)[1][:, :, -rank:]
             return float(np.einsum("tgr,tgh,thr->", around, moments, around))
 
         decay = max(DECAYS, key=predicted)
-        sizes, vectors = np.linalg.eigh(_around(moments, decay) / _around(counts, decay)[:, None, None])
+        sizes, vectors = np.linalg.eigh(_sum_around(moments, decay) / _sum_around(counts, decay)[:, None, None])
         sizes *= noise[:, None]
     lengths = np.sqrt(np.maximum(sizes[:, -rank:] - noise[:, None], EXACT * sizes[:, -1:]))
     axes = vectors[:, :, -rank:] * lengths[:, None]
@@ -132,7 +132,7 @@ def _axes(gradients: Sequence[Floats], rank: int) -> tuple[Floats, Floats, bool]
     return axes, noise, exact
 
 
-def _around(values: Floats, decay: float) -> Floats:
+def _sum_around(values: Floats, decay: float) -> Floats:
     """Return for each entry of the first axis the sum of all, those k away times ``decay``^k."""
     before = lfilter([1.0], [1.0, -decay], values, axis=0)
     after = lfilter([1.0], [1.0, -decay], values[::-1], axis=0)[::-1]
@@ -153,7 +153,7 @@ def _sums(visits: Floats, sure: Floats, members: NDArray[np.int64], count: int) 
     return total, np.asarray(np.bincount(members, sure, count), dtype=np.float64)
 
 
-def _whitening(rows: Floats) -> Floats:
+def _compute_whitening(rows: Floats) -> Floats:
     """Return the symmetric matrix after which the second moment of ``rows`` is the identity."""
     sizes, vectors = np.linalg.eigh(rows.T @ rows / len(rows))
     return np.asarray(vectors / np.sqrt(np.maximum(sizes, 1e-300)) @ vectors.T)
@@ -165,11 +165,11 @@ def _regression(gradients: Sequence[Floats], others: Sequence[Floats], noise: Fl
     counts = np.array([len(gradient) for gradient in gradients]) / noise
 
     def predicted(decay: float) -> float:
-        around = _around(products, decay) - products
+        around = _sum_around(products, decay) - products
         return float((around * products).sum() / max(np.sqrt((around**2).sum()), 1e-300))
 
     decay = max(DECAYS, key=predicted)
-    return _around(products, decay) / _around(counts, decay)[:, None, None]
+    return _sum_around(products, decay) / _sum_around(counts, decay)[:, None, None]
 
 
 def _odds(mean: Floats, variance: Floats, visits: NDArray[np.int64], scores: Floats) -> tuple[Floats, float]:
@@ -180,7 +180,7 @@ def _odds(mean: Floats, variance: Floats, visits: NDArray[np.int64], scores: Flo
     """
     scores = scores / max(float(np.sqrt(np.mean(scores**2))), 1e-300)
     rng = np.random.default_rng(0)
-    few = rng.permutation(len(mean))[:FITTED]
+    few = rng.permutation(len(mean))[:MAX_FITTED_SAMPLES]
 
     usual = np.array([2, 2, 2, 1])  # a prior's deviations, which keep it from wandering
 

@@ -84,13 +84,13 @@ class ScoreModel:
         seen = np.broadcast_to((self.rows < n)[..., None], self.scores.shape)
         left = self.rng.random(self.scores.shape) < held_out
         self.fitted, self.left = seen & ~left, seen & left
-        self.kept = self._kept()
+        self.kept = self._compute_kept_share()
         self._gather = sparse.csr_matrix(
             (np.ones(self.rows.size), (self.rows.ravel(), np.arange(self.rows.size))), shape=(n + 1, self.rows.size)
         )[:n]
         self.places = self._places()
 
-    def _kept(self) -> Floats:
+    def _compute_kept_share(self) -> Floats:
         """Return (S,) which share of W_0 weight decay has left."""
         kept, velocity, shares = 1.0, 0.0, np.ones(len(self.rates))
         for s, (rate, learns) in enumerate(zip(self.rates, self.learns, strict=True)):
@@ -289,7 +289,7 @@ def _descend(model: ScoreModel, features: Floats, first: Floats, sweeps: int) ->
             damping, growth = damping * growth, growth * 2
             if growth > 1e6:
                 return features, first
-        features, first, weights, off = _polished(model, nearer, start, there, rest)
+        features, first, weights, off = _refine_features(model, nearer, start, there, rest)
         damping, growth = max(damping * max(0.2, 1 - (2 * ratio - 1) ** 3), 1e-13), 2.0
         squares = float((off**2).sum())
         before, prior = prior.noise, system.prior(features, squares)
@@ -300,7 +300,9 @@ def _descend(model: ScoreModel, features: Floats, first: Floats, sweeps: int) ->
     return features, first
 
 
-def _polished(model: ScoreModel, features: Floats, first: Floats, weights: Floats, off: Floats) -> tuple[Floats, ...]:
+def _refine_features(
+    model: ScoreModel, features: Floats, first: Floats, weights: Floats, off: Floats
+) -> tuple[Floats, ...]:
     """Return the same with the best linear map of all features, if that fits better.
 
     The weights depend on the square of the map, a linear unknown, so that this step needs no damping. Without it

@@ -68,7 +68,7 @@ class Choices:
         least = view.agreed.get("leaf_rows", LEAF_ROWS)
         self.rounds: dict[int, Round] = {}
         candidates = drawn_columns(view)
-        for number, trees in _known_splits(view).items():
+        for number, trees in _collect_known_splits(view).items():
             outputs, group, nodes, right = (torch.from_numpy(x).to(device) for x in _join_trees(trees))
             counted = nodes.new_ones(group.shape)
             if number in drawn:
@@ -176,7 +176,7 @@ class _Level(NamedTuple):
     size: int
 
 
-def _known_splits(view: View) -> dict[int, list[_Tree]]:
+def _collect_known_splits(view: View) -> dict[int, list[_Tree]]:
     """Return the trees with known splits by round."""
     outputs = view.n_classes if view.n_classes > 2 else 1
     by_round: dict[int, list[_Tree]] = {}

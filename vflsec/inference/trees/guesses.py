@@ -22,7 +22,7 @@ from vflsec.inference.trees.labels import (
     score_by_forest,
 )
 from vflsec.inference.trees.nodes import POWERS, node_components, partners, weigh_components
-from vflsec.inference.trees.replay import LEAST, Ensemble, Rates, observe_trees, replay_boosting
+from vflsec.inference.trees.replay import MIN_CLASS_SHARE, Ensemble, Rates, observe_trees, replay_boosting
 
 FOLDS = 5
 """Parts of the auxiliary rows, of which each is guessed without its labels."""
@@ -245,7 +245,7 @@ def _targets(guess: Opinion, view: View) -> Tensor:
 
 def _log_odds(q: Tensor) -> Tensor:
     """Return the scores (n, C') of probabilities (n, C')."""
-    q = q.clamp(LEAST, 1 - LEAST)
+    q = q.clamp(MIN_CLASS_SHARE, 1 - MIN_CLASS_SHARE)
     return q.logit() if q.shape[1] == 1 else q.log()
 
 

@@ -108,7 +108,7 @@ def _local_knowledge(view: View, victim: str) -> tuple[dict[int, tuple[Ints, Flo
 
 
 PASSES = 10
-FEW = 2
+MAX_SEARCHED_ROWS = 2
 """Rows whose keys are searched for; more in a bin are not told apart."""
 
 MOST_SEARCHED = 4000
@@ -227,7 +227,7 @@ def _peel_column(equation: Equation, bins: Ints, start: int, stop: int, possible
     np.subtract.at(counts, before[known] - start, 1)
     rows, keys = equation.rows[~known], equation.keys[~known]
     others = possible.numbers(rows, start, stop) - counts
-    for b in np.flatnonzero((counts > 0) & ((counts <= FEW) | (others <= FEW))):
+    for b in np.flatnonzero((counts > 0) & ((counts <= MAX_SEARCHED_ROWS) | (others <= MAX_SEARCHED_ROWS))):
         open_rows = np.flatnonzero((bins[rows] < 0) & possible.rows_in(rows, start + int(b)))
         chosen = _choose(keys[open_rows], int(sums[b]), int(counts[b]))
         bins[rows[open_rows[chosen]]] = start + b
@@ -243,9 +243,9 @@ def _choose(keys: Ints, total: int, count: int) -> Ints:
             return none
         if others == 0:
             return np.arange(len(keys)) if keys.sum() == target else none
-        if count <= FEW:
+        if count <= MAX_SEARCHED_ROWS:
             return _choose_few(keys, target, count)
-        if others <= FEW:
+        if others <= MAX_SEARCHED_ROWS:
             left = _choose_few(keys, keys.sum() - target, others)
             return np.setdiff1d(np.arange(len(keys)), left) if len(left) else none
     return none

@@ -16,7 +16,7 @@ from vflsec.inference.trees.nodes import known_nodes, nodes_at_prediction, partn
 
 Ints = NDArray[np.int64]
 
-LEAST = 1e-6
+MIN_CLASS_SHARE = 1e-6
 """Smallest share of a class at the start, as in the training."""
 
 TINY = 1e-12
@@ -118,7 +118,7 @@ def replay_boosting(
         noted: called with each round and its first and second derivatives (2, ..., n, C'), 0 for rows that were not
             drawn.
     """
-    share = targets.mean(dim=-2, keepdim=True).clamp(LEAST, 1 - LEAST)
+    share = targets.mean(dim=-2, keepdim=True).clamp(MIN_CLASS_SHARE, 1 - MIN_CLASS_SHARE)
     binary = targets.shape[-1] == 1
     start = share.logit() if binary else share.log()
     scores = {s: start.expand(*start.shape[:-2], len(nodes), -1) for s, nodes in trees.nodes.items()}

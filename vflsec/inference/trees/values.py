@@ -29,7 +29,7 @@ RIDGE = 1e-9
 FORBIDDEN = -1e9
 """Takes the place of the share of a bin in which a row cannot be; all others are far above it."""
 
-FEWEST = 5
+MIN_QUANTILE_ROWS = 5
 """Auxiliary rows from which the values of quantiles are fitted."""
 
 TREES, LEAF = 100, 2
@@ -65,7 +65,7 @@ def solve_bins(view: View, victim: str) -> Floats:
             gram = rows @ rows.T
             step = rows.T @ np.linalg.pinv(gram + RIDGE * np.eye(len(gram)), rcond=1e-7, hermitian=True)  # (n, E)
         sums = all_sums[here]
-        allowed = _allowed(known, view.aux_split, units, bins)
+        allowed = _find_allowed_bins(known, view.aux_split, units, bins)
         x = allowed * known.mass[bins].clip(np.finfo(float).tiny)
         x /= x.sum(axis=1, keepdims=True)
         for _ in range(PROJECTIONS):
@@ -82,7 +82,7 @@ def _columns(known: ColumnBounds) -> list[int]:
     return list(dict.fromkeys(unit.column for unit in known.units))
 
 
-def _allowed(known: ColumnBounds, split: str, units: list[int], bins: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _find_allowed_bins(known: ColumnBounds, split: str, units: list[int], bins: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return whether each row can be in each bin (n, k) of one column; in all of them where bounds disagree."""
     lowest, highest = known.lowest[split][:, units], known.highest[split][:, units]
     if known.units[units[0]].ordered:
@@ -146,7 +146,7 @@ def _values(view: View, known: ColumnBounds | None, numbers: Mapping[str, Floats
 def _map_quantiles(quantiles: Floats, of_training: Floats, column: EncodedColumn, view: View) -> Floats:
     """Return the values of quantiles (n,), by those of the training rows (m,) that are as well known."""
     rows = view.aux_rows.cpu().numpy()
-    if len(rows) < FEWEST:
+    if len(rows) < MIN_QUANTILE_ROWS:
         return np.asarray(np.vectorize(NormalDist().inv_cdf)(quantiles.clip(1e-6, 1 - 1e-6)))
     values = view.aux_labels[:, column.start].cpu().double().numpy()
     isotonic = IsotonicRegression(out_of_bounds="clip").fit(of_training[rows], values)
