@@ -40,7 +40,7 @@ def test_calibration_finds_the_factor_of_log_odds():
     log_odds = 3.0 * torch.randn(N, generator=rng, dtype=torch.float64)
     y = (torch.rand(N, generator=rng, dtype=torch.float64) < log_odds.sigmoid()).long()
     shrunk = torch.stack([torch.zeros(N, dtype=torch.float64), log_odds / 5], dim=1)
-    found = Opinion(shrunk, shrunk).calibrated(y).scores[:, 1]
+    found = Opinion(shrunk, shrunk).calibrate(y).scores[:, 1]
     assert (found - log_odds.sigmoid()).abs().mean() < 0.05
 
 
