@@ -8,6 +8,8 @@ import os
 import random
 import shutil
 import socket
+import struct
+import zlib
 from collections import Counter
 
 import msgspec
@@ -320,8 +322,9 @@ def test_recordings(interrupted, tmp_path):
             frames[at] = mutated(msgspec.Raw(frames[at]), draw)
             data, before = recording.MAGIC, 0
             for body in frames:
-                head, before = recording._head(body, before)
-                data += head + body
+                before = zlib.crc32(body, before)
+                start = struct.pack(">II", len(body), before)
+                data += start + struct.pack(">I", zlib.crc32(start)) + body
         else:
             data = damaged(data, draw)
         path.write_bytes(data)
