@@ -18,7 +18,7 @@ from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.message import Kind
 from vflsec.core.scaling import standardized
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.fused import fused_classes
+from vflsec.inference.fused import fuse_classes
 from vflsec.inference.regression import SearchedModel, has_unfinished_fit, log_probabilities, search_penalty
 from vflsec.inference.releases import averages, read_last_values
 from vflsec.inference.trajectories import functions_of_all, has_several_releases
@@ -138,7 +138,7 @@ class AttributeInference(Attack):
             split: log_probabilities(fit.result.model, fit.inputs[split], view.n_classes) for split, fit in fits.items()
         }
         if self._reads_all and has_several_releases(view, sender=view.victim):
-            of_kernels = fused_classes(view.knowing(torch.nonzero(torch.from_numpy(known))[:, 0]), rng)
+            of_kernels = fuse_classes(view.knowing(torch.nonzero(torch.from_numpy(known))[:, 0]), rng)
             scores[view.aux_split] = of_kernels.scores[view.aux_split]
         return Guess(scores, converged=not has_unfinished_fit(caught))
 

@@ -85,13 +85,13 @@ class BatchLabel(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, C) of the training rows."""
-        sums = summed(read_releases(view, Kind.GRADIENT).first(self.releases), last_layers(view))
+        sums = sum_gradients(read_releases(view, Kind.GRADIENT).take_first(self.releases), find_last_layers(view))
         known = KnownLabels(view.aux_rows, encode_labels(view, sums.values[0].dtype))
         gradients = sums.nearest(sums.values[0].new_zeros(len(view.features["train"]), sum(sums.widths)))
         fit = before = start_fit(gradients, known)
         for _ in range(self.rounds):
             before, fit = fit, alternate(fit, gradients, known)
-            gradients = sums.nearest(fit.modelled())
+            gradients = sums.nearest(fit.model_gradients())
         return Guess(
             {"train": score_gradients(fit.head, gradients)},
             converged=share_changed(before, fit) <= MAX_CHANGED_SHARE,
@@ -127,7 +127,7 @@ class Sums(NamedTuple):
         return gradients + total / self.shared
 
 
-def summed(releases: Releases, layers: Sequence[Layer]) -> Sums:
+def sum_gradients(releases: Releases, layers: Sequence[Layer]) -> Sums:
     """Return the sums of each batch. The attack uses nothing else of the gradients.
 
     Args:
@@ -177,16 +177,16 @@ class Layer(NamedTuple):
     width: int
 
 
-def last_layers(view: View) -> list[Layer]:
+def find_last_layers(view: View) -> list[Layer]:
     """Return the last layer of the party's own model, or of the model of each colluding party."""
     model, x = view.model, view.features["train"]
     assert model is not None
     if isinstance(model, SideBySide):
-        return list(map(last_layer, model.models, torch.split(x, model.columns, dim=1)))
-    return [last_layer(model, x)]
+        return list(map(find_last_layer, model.models, torch.split(x, model.columns, dim=1)))
+    return [find_last_layer(model, x)]
 
 
-def last_layer(model: nn.Module, x: Tensor) -> Layer:
+def find_last_layer(model: nn.Module, x: Tensor) -> Layer:
     """Return the last linear layer of ``model``; if the model ends in another layer, its embeddings are the inputs."""
     model, last = model.eval(), dict[str, Tensor]()
 

@@ -12,7 +12,7 @@ from vflsec.base.checks import count
 from vflsec.base.errors import InsufficientView
 from vflsec.cipher.recording import RecordedStep, Recording
 from vflsec.core.view import Fact, Guess, View
-from vflsec.inference.recordings.samples import RecordingAttack, guess_of_samples, recording_of
+from vflsec.inference.recordings.samples import RecordingAttack, get_recording, guess_of_samples
 
 
 class ChosenWeights(RecordingAttack):
@@ -43,7 +43,7 @@ class ChosenWeights(RecordingAttack):
         Raises:
             InsufficientView: the active party has not deviated.
         """
-        recording = recording_of(view)
+        recording = get_recording(view)
         width = recording.header.layout.width
         probed: dict[int, np.ndarray] = {}
         dimensions: list[int] = []

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from vflsec.base.errors import InsufficientView
 from vflsec.cipher.recording import RecordedStep
 from vflsec.core.view import Fact, Guess, View
-from vflsec.inference.recordings.samples import RecordingAttack, guess_of_weights, recording_of
+from vflsec.inference.recordings.samples import RecordingAttack, get_recording, guess_of_weights
 
 ROWS = 8  # fewest exact rows whose common divisor is looked for: of unrelated numbers it is above 1 once in 256 times
 # the divisor of one row is that of as few numbers as there are features: below this it may be an accident
@@ -44,7 +44,7 @@ class CommonDivisor(RecordingAttack):
         Raises:
             InsufficientView: several outputs, or no row of delta^C in exact fixed point.
         """
-        recording = recording_of(view)
+        recording = get_recording(view)
         layout = recording.header.layout
         if layout.outputs > 1:
             raise InsufficientView(f"expected one output, got {layout.outputs}: sums of products have no divisor")

@@ -17,15 +17,15 @@ from torch import Tensor
 from vflsec.base.errors import InsufficientView
 from vflsec.cipher.recording import Header, RecordedStep, Recording
 from vflsec.core.view import Fact, Guess, Need, View
-from vflsec.inference.recordings.pooled import MAX_ENTRIES, GradientBatch, pool, rotation, upright
+from vflsec.inference.recordings.pooled import MAX_ENTRIES, GradientBatch, find_orientation, pool, rotation
 from vflsec.inference.recordings.samples import (
     Floats,
     RecordingAttack,
     entries,
+    get_ids,
+    get_recording,
     guess_of_samples,
-    ids_of,
     places,
-    recording_of,
 )
 
 # steps solved together: the farther W moves, the better is its size known; the cost grows with the third power
@@ -87,9 +87,9 @@ class DeltaChain(RecordingAttack):
         Raises:
             InsufficientView: there are fewer features than outputs, or no delta^C.
         """
-        chain = recovered(recording_of(view))
-        ids, delta = chain.last_visits()
-        scores = scores_of(delta)
+        chain = recover_chain(get_recording(view))
+        ids, delta = chain.collect_last_visits()
+        scores = compute_scores(delta)
         guess = guess_of_samples(view, ids, scores[:, names(view, ids, scores)], chain.note)
         return replace(guess, facts=chain.facts)
 
@@ -118,11 +118,11 @@ class DeltaChainWeights(RecordingAttack):
         Raises:
             InsufficientView: as ``delta-chain``, or the recording has no share of W.
         """
-        recording = recording_of(view)
-        chain = recovered(recording)
+        recording = get_recording(view)
+        chain = recover_chain(recording)
         after = recording.header.layout.order == "paper"  # delta^C of a step then tells W of the next
-        ids, delta = chain.last_visits()
-        order = names(view, ids, scores_of(delta)).numpy()
+        ids, delta = chain.collect_last_visits()
+        order = names(view, ids, compute_scores(delta)).numpy()
         parts = [(entries(recording, number + after), read.weights) for number, read in chain.steps.items()]
         parts = [(rows, weights) for rows, weights in parts if len(rows)]
         if not parts:
@@ -134,7 +134,7 @@ class DeltaChainWeights(RecordingAttack):
         return Guess({"parameters": guess}, rows={"parameters": rows}, facts=chain.facts, notes=(chain.note,))
 
 
-def scores_of(delta: Floats) -> Tensor:
+def compute_scores(delta: Floats) -> Tensor:
     """Return the score (B, 2 or C) of each class, by the loss gradients (B, C); that of one output is of class 1."""
     scores = torch.from_numpy(-delta)
     return torch.cat([-scores, scores], dim=1) / 2 if delta.shape[1] == 1 else scores
@@ -155,7 +155,7 @@ class Chain(NamedTuple):
     note: str
     facts: tuple[Fact, ...] = ()
 
-    def last_visits(self) -> tuple[NDArray[np.int64], Floats]:
+    def collect_last_visits(self) -> tuple[NDArray[np.int64], Floats]:
         """Return the samples (n,) and the loss gradient (n, C) of the last visit of each."""
         ids = np.concatenate([read.ids for read in self.steps.values()])
         delta = np.concatenate([read.delta for read in self.steps.values()])
@@ -164,7 +164,7 @@ class Chain(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def recovered(recording: Recording) -> Chain:
+def recover_chain(recording: Recording) -> Chain:
     """Return what the passive party recovers without knowing any label."""
     outputs, width = recording.header.layout.outputs, recording.header.layout.width
     rank = max(1, outputs - 1)
@@ -177,7 +177,7 @@ def recovered(recording: Recording) -> Chain:
 def names(view: View, ids: NDArray[np.int64], scores: Tensor) -> Tensor:
     """Return the order (C,) of the columns of ``scores`` in which most auxiliary labels are the largest."""
     classes = scores.shape[1]
-    place = {row: at for at, row in enumerate(places(recording_of(view), ids).tolist())}
+    place = {row: at for at, row in enumerate(places(get_recording(view), ids).tolist())}
     counts = np.zeros((classes, classes))
     for row, label in zip(view.aux_rows.tolist(), view.aux_labels.tolist(), strict=True):
         if row in place and label < classes:
@@ -197,7 +197,7 @@ def _chain_updates(recording: Recording, outputs: int, rank: int) -> Chain | Non
         if solved and shared in solved[-1].weights:
             turn = rotation(now.weights[shared], solved[-1].weights[shared]) @ turn
         else:
-            turn = upright(np.concatenate(list(now.delta.values())), outputs, rng)
+            turn = find_orientation(np.concatenate(list(now.delta.values())), outputs, rng)
         for release in window:
             delta, weights = now.delta[release.number], now.weights[release.number]
             steps[release.number] = ReadStep(release.ids, delta @ turn, weights @ turn)
@@ -232,7 +232,7 @@ def _batch(step: RecordedStep) -> GradientBatch | None:
     """Return what the passive party has of a step; where no rows are noted, each is taken to be a sample of its own."""
     if step.rate is None or not step.has("embedding_gradient") or not step.notes["embedding_gradient"].any():
         return None
-    return GradientBatch(step.number, ids_of(step), step.notes.get("mu"), step.notes["embedding_gradient"])
+    return GradientBatch(step.number, get_ids(step), step.notes.get("mu"), step.notes["embedding_gradient"])
 
 
 def _windows(recording: Recording, rank: int, rng: np.random.Generator) -> Iterator[list[GradientFactors]]:
@@ -269,7 +269,7 @@ def _release(step: RecordedStep, rank: int, before: Floats | None, rng: np.rando
     turn = np.eye(rank) if before is None else rotation(axis, before)
     rows = (left[:, :rank] * sizes[:rank]) @ turn
     blind = rng.permutation(mu).T @ rows / len(mu)
-    return GradientFactors(step.number, step.rate, ids_of(step), rows, axis @ turn, mu.T @ rows / len(mu), blind)
+    return GradientFactors(step.number, step.rate, get_ids(step), rows, axis @ turn, mu.T @ rows / len(mu), blind)
 
 
 def _solve(window: Sequence[GradientFactors], header: Header) -> Solved:

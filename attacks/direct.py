@@ -51,7 +51,7 @@ class Direct(Attack):
         Raises:
             InsufficientView: gradients are not C wide.
         """
-        releases = read_releases(view, Kind.GRADIENT).first(self.releases)
+        releases = read_releases(view, Kind.GRADIENT).take_first(self.releases)
         if releases.values.shape[1] != view.n_classes:
             widths = f"{view.n_classes} logits, got {releases.values.shape[1]} entries"
             raise InsufficientView(f"attack 'direct' expects gradients of {widths}: set model.head=none")

@@ -10,7 +10,7 @@ import torch
 from vflsec.base.checks import count
 from vflsec.base.errors import InsufficientView
 from vflsec.core.view import Fact, Guess, View
-from vflsec.inference.recordings.samples import RecordingAttack, recording_of
+from vflsec.inference.recordings.samples import RecordingAttack, get_recording
 
 
 class ForwardPasses(RecordingAttack):
@@ -42,7 +42,7 @@ class ForwardPasses(RecordingAttack):
         Raises:
             InsufficientView: steps are missing, or which samples a batch has.
         """
-        recording = recording_of(view)
+        recording = get_recording(view)
         passes: Counter[int] = Counter()
         beyond = np.zeros((0, 2), dtype=np.int64)
         last = -1

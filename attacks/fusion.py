@@ -8,7 +8,7 @@ import torch
 
 from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.fused import fused_classes, fused_values
+from vflsec.inference.fused import fuse_classes, fuse_values
 from vflsec.inference.sources import EVERYTHING
 
 
@@ -60,7 +60,7 @@ class OfClasses(FromAllSources):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return the probability of each class, (n, C), for every split."""
-        return fused_classes(view, rng)
+        return fuse_classes(view, rng)
 
 
 class Fusion(OfClasses):
@@ -122,4 +122,4 @@ class ColumnFusion(FromAllSources):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return values (n, d) for every split."""
-        return fused_values(view, rng)
+        return fuse_values(view, rng)

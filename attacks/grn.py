@@ -114,9 +114,9 @@ class GenerativeRegressionNetwork(Attack):
         ).to(where)
         optimizer = torch.optim.Adam(generator.parameters(), self.lr, fused=True)
 
-        def generated(x: Tensor) -> Tensor:
+        def generate(x: Tensor) -> Tensor:
             r = torch.randn(len(x), d, generator=rng).to(where)
-            return within(generator(torch.cat([x, r], dim=1)), view.layout)
+            return constrain_values(generator(torch.cat([x, r], dim=1)), view.layout)
 
         rows = [(split, i) for split, x in columns.items() for i in torch.split(torch.arange(len(x)), 100_000)]
         sizes = torch.tensor([float(len(i)) for _, i in rows])
@@ -124,17 +124,15 @@ class GenerativeRegressionNetwork(Attack):
         for _ in range(self.steps):
             split, among = rows[int(torch.multinomial(sizes, 1, generator=rng))]
             chosen = among[torch.randint(len(among), (self.batch,), generator=rng)].to(where)
-            guessed = generated(columns[split][chosen])
-            misfit = F.mse_loss(federation.predicted(split, chosen, guessed), federation.observed[split][chosen])
+            guessed = generate(columns[split][chosen])
+            misfit = F.mse_loss(federation.predict(split, chosen, guessed), federation.observed[split][chosen])
             loss = misfit + self.penalty * (guessed.var(dim=0) - 1).clamp_min(0).mean()
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             losses.append(float(loss.detach()))
         with torch.no_grad():
-            guesses = {
-                s: torch.stack([generated(x) for _ in range(self.draws)]).mean(dim=0) for s, x in columns.items()
-            }
+            guesses = {s: torch.stack([generate(x) for _ in range(self.draws)]).mean(dim=0) for s, x in columns.items()}
         return Guess(guesses, converged=not is_still_falling(losses), budget={"updates": self.steps})
 
 
@@ -165,7 +163,7 @@ class _KnownFederation:
             }
             self.observed = {s: F.softmax(self._top(list(known.values())), dim=1) for s, known in self._known.items()}
 
-    def predicted(self, split: str, rows: Tensor, columns: Tensor) -> Tensor:
+    def predict(self, split: str, rows: Tensor, columns: Tensor) -> Tensor:
         """Return the probabilities (B, C) that follow from these columns (B, d) of the victim."""
         assert self._f is not None
         known = {name: h[rows] for name, h in self._known[split].items()} | {self._victim: self._f(columns)}
@@ -183,7 +181,7 @@ def _start(view: View) -> Tensor:
     return mean
 
 
-def within(values: Tensor, layout: Layout | None) -> Tensor:
+def constrain_values(values: Tensor, layout: Layout | None) -> Tensor:
     """Return values (B, d) with a softmax over each one-hot block; numbers stay as they are."""
     if layout is None:
         return values

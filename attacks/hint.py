@@ -56,7 +56,7 @@ class Hint(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, C) of the training rows."""
-        releases = read_releases(view, Kind.GRADIENT).first(self.releases)
+        releases = read_releases(view, Kind.GRADIENT).take_first(self.releases)
         known = references(view, self.hints, rng)
         scores = releases.values.new_zeros(len(releases.rows), view.n_classes)
         for indices in releases.by_epoch():

@@ -12,7 +12,7 @@ from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 
 from vflsec.base.checks import positive_or_none, share
-from vflsec.base.sparse_rows import matrix_of
+from vflsec.base.sparse_rows import to_matrix
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.scaling import standardized
@@ -65,7 +65,7 @@ class ID2Graph(Attack):
         """Return scores (n, C) of the training rows: the negative squared distance to the center of each cluster."""
         split, n_classes = view.aux_split, view.n_classes
         seed = int(torch.randint(2**31, (), generator=rng))
-        x = np.asarray(matrix_of(view.features[split]), dtype=np.float64)
+        x = np.asarray(to_matrix(view.features[split]), dtype=np.float64)
         parts = [_scale_columns(x, self.columns)]
         wanted = min(self.communities or 2 * n_classes, len(x))
         for other in partners(view):

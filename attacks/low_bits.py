@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 from vflsec.base.checks import count
 from vflsec.base.errors import InsufficientView
 from vflsec.core.view import Fact, Guess, View
-from vflsec.inference.recordings.samples import Masked, RecordingAttack, guess_of_weights, masked_scores, recording_of
+from vflsec.inference.recordings.samples import (
+    Masked,
+    RecordingAttack,
+    get_masked_scores,
+    get_recording,
+    guess_of_weights,
+)
 
 STEPS = 16  # how many batches are tried: masks are of one kind in all
 SURPLUS = 40  # bits that must agree beyond those that the unknowns take up: by accident they do once in 2^40 times
@@ -46,13 +52,13 @@ class LowBits(RecordingAttack):
         Raises:
             InsufficientView: no batch has more samples than features.
         """
-        recording = recording_of(view)
+        recording = get_recording(view)
         header = recording.header
         size, tried = (header.layout.width, header.layout.outputs), 0
         bare, rows = [], 0
         best: tuple[int, int, NDArray[np.float64]] = (-1, 0, np.zeros(size))
         for step in recording.steps():
-            masked = masked_scores(step, header)
+            masked = get_masked_scores(step, header)
             if masked is None or len(masked.mu) <= header.layout.width:
                 continue
             rows, tried = max(rows, len(masked.mu)), tried + 1

@@ -50,7 +50,7 @@ class Norm(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, 2) of the training rows."""
-        releases = read_releases(view, Kind.GRADIENT).first(self.releases)
+        releases = read_releases(view, Kind.GRADIENT).take_first(self.releases)
         lengths = torch.linalg.vector_norm(releases.values, dim=1)
         score = releases.mean(percentiles(releases, lengths)[:, None])[:, 0]
         return Guess({"train": separate(view, score)}, budget={"releases": len(lengths)})

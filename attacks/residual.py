@@ -55,8 +55,8 @@ class Residual(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, 2) of the training rows."""
-        releases = read_releases(view, Kind.GRADIENT).first(self.releases)
-        solved = releases._replace(values=unsummed(releases, view.features["train"]))
+        releases = read_releases(view, Kind.GRADIENT).take_first(self.releases)
+        solved = releases._replace(values=solve_gradients(releases, view.features["train"]))
         wide = solved.values.shape[1] > 1
         scores = -project_batches(solved.values, releases.by_epoch())
         score = releases.mean(scores[:, None])[:, 0]
@@ -65,7 +65,7 @@ class Residual(Attack):
         return Guess({"train": orient(view, score)}, budget={"batches": len(releases.by_message())})
 
 
-def unsummed(releases: Releases, inputs: Tensor) -> Tensor:
+def solve_gradients(releases: Releases, inputs: Tensor) -> Tensor:
     """Return the least-squares solution (R, d) for the gradients of a batch, from X'g and the batch's inputs X (B, k).
 
     The shortest g with a given X'g is the projection of g on the span of X's columns.

@@ -46,7 +46,7 @@ class ResidualSign(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, C) of the training rows."""
-        releases = read_releases(view, Kind.GRADIENT).first(self.releases)
+        releases = read_releases(view, Kind.GRADIENT).take_first(self.releases)
         outputs = 1 if view.n_classes == 2 else view.n_classes
         releases = releases._replace(values=-releases.values[:, :outputs]).steady()
         score = releases.mean(releases.values)

@@ -11,7 +11,7 @@ from scipy.spatial import cKDTree
 from vflsec.base.errors import InsufficientView
 from vflsec.cipher.recording import Recording
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.recordings.samples import Floats, RecordingAttack, guess_of_samples, known_among, recording_of
+from vflsec.inference.recordings.samples import Floats, RecordingAttack, find_known, get_recording, guess_of_samples
 
 TRIED = 1 << 20  # combinations of values, at most
 
@@ -42,9 +42,9 @@ class ScoreDecoding(RecordingAttack):
         Raises:
             InsufficientView: there are no scores, too few known samples, or too many values.
         """
-        scores = _select_scores(recording_of(view))
+        scores = _select_scores(get_recording(view))
         ids, z = np.array(list(scores)), np.array(list(scores.values()))
-        at, mu = known_among(view, ids)
+        at, mu = find_known(view, ids)
         values = [np.unique(column) for column in mu.T]
         if any(3 * len(tried) > len(mu) for tried in values) or len(mu) <= mu.shape[1]:
             raise InsufficientView(
@@ -52,7 +52,7 @@ class ScoreDecoding(RecordingAttack):
             )
         if np.prod([float(len(tried)) for tried in values]) > TRIED:
             raise InsufficientView(f"expected at most {TRIED:,} combinations of values, got more")
-        features = torch.from_numpy(decoded(values, mu, z[at], z))
+        features = torch.from_numpy(decode_features(values, mu, z[at], z))
         return guess_of_samples(view, ids, features, f"features of {len(ids)} samples, by trying their values")
 
 
@@ -70,7 +70,7 @@ def _select_scores(recording: Recording) -> dict[int, Floats]:
     return most
 
 
-def decoded(values: list[Floats], mu: Floats, z: Floats, asked: Floats) -> Floats:
+def decode_features(values: list[Floats], mu: Floats, z: Floats, asked: Floats) -> Floats:
     """Return for scores ``asked`` (m, C) the features (m, g), each of its ``values``, from known ``mu`` and ``z``."""
     tried = np.array(list(itertools.product(*values)))
     weights = np.linalg.lstsq(np.column_stack([mu, np.ones(len(mu))]), z, rcond=None)[0]

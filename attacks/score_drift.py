@@ -9,7 +9,7 @@ import torch
 
 from vflsec.base.errors import InsufficientView
 from vflsec.core.view import Fact, Guess, View
-from vflsec.inference.recordings.samples import RecordingAttack, recording_of
+from vflsec.inference.recordings.samples import RecordingAttack, get_recording
 
 BEFORE = 8  # batches that say what is usual
 JUMP = 4  # how many times as large as the largest usual score one must be
@@ -42,7 +42,7 @@ class ScoreDrift(RecordingAttack):
         """
         usual: deque[float] = deque(maxlen=BEFORE)
         jumped, judged, where = 0, 0, []
-        for step in recording_of(view).steps():
+        for step in get_recording(view).steps():
             if step.rate is None or not step.has("scores"):
                 continue
             sizes = np.abs(step.notes["scores"]).max(axis=1)

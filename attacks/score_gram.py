@@ -14,7 +14,13 @@ from vflsec.base.checks import count
 from vflsec.base.errors import InsufficientView
 from vflsec.cipher.recording import Header, RecordedStep, Recording
 from vflsec.core.view import Fact, Guess, Need, View
-from vflsec.inference.recordings.samples import Floats, RecordingAttack, by_known_rows, guess_of_samples, recording_of
+from vflsec.inference.recordings.samples import (
+    Floats,
+    RecordingAttack,
+    get_recording,
+    guess_of_samples,
+    regress_on_known_rows,
+)
 from vflsec.inference.recordings.score_fit import SWEEPS, ScoreFit, ScoreModel, Visit, fit
 
 ABOVE_NOISE = 3  # how far a direction must stand above what rounding makes of none
@@ -55,10 +61,10 @@ class ScoreGram(RecordingAttack):
         Raises:
             InsufficientView: no sample was scored often enough.
         """
-        geometry = recovered(recording_of(view))
+        geometry = recover_geometry(get_recording(view))
         if not len(view.aux_rows):
             return Guess(facts=(geometry.fact,), notes=(geometry.note,))
-        features = by_known_rows(view, geometry.rows, geometry.features)
+        features = regress_on_known_rows(view, geometry.rows, geometry.features)
         return replace(guess_of_samples(view, geometry.rows, features, geometry.note), facts=(geometry.fact,))
 
 
@@ -79,15 +85,15 @@ class Geometry(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def recovered(recording: Recording) -> Geometry:
+def recover_geometry(recording: Recording) -> Geometry:
     """Return what the active party recovers without knowing any features."""
-    steps = same_batch(recording)
+    steps = find_repeated_batch(recording)
     return _solve_batch(steps, recording.header) if len(steps) >= 3 else _fit_all(recording)
 
 
 def _solve_batch(steps: list[RecordedStep], header: Header) -> Geometry:
     """Solve in closed form what one batch shows at many steps."""
-    sums, changes = moved(steps, header)
+    sums, changes = accumulate_changes(steps, header)
     mu, asymmetry = factor(sums, changes, header)
     _, chance = factor(np.random.default_rng(0).permutation(sums), changes, header)
     note = f"inner products of the features of {len(mu)} samples, from {len(steps)} steps"
@@ -99,7 +105,7 @@ def _solve_batch(steps: list[RecordedStep], header: Header) -> Geometry:
 
 def _fit_all(recording: Recording) -> Geometry:
     """Fit all scores of the run."""
-    table = _Table.of(recording)
+    table = _Table.collect(recording)
     frozen = table.fit()
     best = frozen
     if frozen.residual > EXACT:
@@ -126,7 +132,7 @@ class _Table:
     visits: list[Visit]
 
     @classmethod
-    def of(cls, recording: Recording) -> _Table:
+    def collect(cls, recording: Recording) -> _Table:
         """Return the scores of the longest part of the recording in which no step is missing.
 
         Raises:
@@ -202,7 +208,7 @@ def _unbroken(recording: Recording) -> list[RecordedStep]:
     return max(runs, key=len)
 
 
-def same_batch(recording: Recording) -> list[RecordedStep]:
+def find_repeated_batch(recording: Recording) -> list[RecordedStep]:
     """Return the longest run of learning steps on one batch, all in the order of rows of the first."""
     longest: list[RecordedStep] = []
     run: list[RecordedStep] = []
@@ -233,7 +239,7 @@ def _reorder(step: RecordedStep, rows: NDArray[np.int64]) -> RecordedStep | None
     return RecordedStep(step.number, step.rate, notes=notes)
 
 
-def moved(steps: list[RecordedStep], header: Header) -> tuple[Floats, Floats]:
+def accumulate_changes(steps: list[RecordedStep], header: Header) -> tuple[Floats, Floats]:
     """Return (H, K H) as columns, (B, (T - 1) C) each.
 
     With the same batch at every step W_t = kept_t W_0 - mu^T h_t, where h_t sums the active party's past loss gradients

@@ -7,7 +7,7 @@ import torch
 
 from vflsec.base.errors import InsufficientView
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.recordings.samples import RecordingAttack, by_known_rows, guess_of_samples, recording_of
+from vflsec.inference.recordings.samples import RecordingAttack, get_recording, guess_of_samples, regress_on_known_rows
 
 
 class ScoreRegression(RecordingAttack):
@@ -38,7 +38,7 @@ class ScoreRegression(RecordingAttack):
         sums: dict[int, np.ndarray] = {}
         counts: dict[int, int] = {}
         last: dict[int, np.ndarray] = {}
-        for step in recording_of(view).steps():
+        for step in get_recording(view).steps():
             if step.has("rows", "scores"):
                 for row, scores in zip(step.notes["rows"].tolist(), step.notes["scores"], strict=True):
                     sums[row] = sums.get(row, 0.0) + scores
@@ -49,5 +49,5 @@ class ScoreRegression(RecordingAttack):
         z, mean = np.array(list(last.values())), np.array([sums[row] / counts[row] for row in last])
         z, mean = (values / max(float(values.std()), 1e-12) for values in (z, mean))
         ids = np.array(list(last))
-        features = by_known_rows(view, ids, np.hstack([z, mean, z**2]))
+        features = regress_on_known_rows(view, ids, np.hstack([z, mean, z**2]))
         return guess_of_samples(view, ids, features, f"features of {len(ids)} samples, predicted from the scores")

@@ -16,7 +16,7 @@ from vflsec.base.checks import positive
 from vflsec.core.attack import Attack
 from vflsec.core.scaling import standardized
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.fused import fused_classes
+from vflsec.inference.fused import fuse_classes
 from vflsec.inference.opinion_pool import Opinion, pool_opinions
 from vflsec.inference.sources import EVERYTHING, SourceTable, Table, sources
 
@@ -104,7 +104,7 @@ class SelfTraining(Attack):
         shared = {name: source for name, source in held.items() if view.features.keys() <= source.table.keys()}
         received = {name: source for name, source in held.items() if name not in shared}
         split, known = view.aux_split, F.one_hot(view.aux_labels, view.n_classes).double()
-        guessed = fused_classes(view, rng).scores[split].clamp_min(MIN_SHARE)
+        guessed = fuse_classes(view, rng).scores[split].clamp_min(MIN_SHARE)
         guessed = (guessed / guessed.sum(dim=1, keepdim=True)).round(decimals=GUESS_DECIMALS)
         x = _standardize_tables(view, shared)
         models = self.models(x, guessed.shape, rng, split)
@@ -114,7 +114,9 @@ class SelfTraining(Attack):
         weight[view.aux_rows] = WEIGHT
         for _ in range(self.iterations):
             guessed[view.aux_rows] = known
-            log_p = self.joined([model.fit(guessed, weight, split, view.aux_rows) for model in models], split, view)
+            log_p = self.join_models(
+                [model.fit(guessed, weight, split, view.aux_rows) for model in models], split, view
+            )
             posterior = log_p[split] + self.trust * _log_density(z, guessed)
             guessed = torch.softmax(posterior, dim=1).round(decimals=GUESS_DECIMALS)
         return Guess({**log_p, split: posterior}, budget={"iterations": self.iterations})
@@ -125,7 +127,7 @@ class SelfTraining(Attack):
         """Return the models of p(y | x) for guesses of ``shape`` (n, C)."""
         return [_Regressions(_add_cosines(x, rng), shape, rng, split), _OutOfBagForest(x, rng)]
 
-    def joined(self, fitted: Sequence[Table], split: str, view: View) -> dict[str, Tensor]:
+    def join_models(self, fitted: Sequence[Table], split: str, view: View) -> dict[str, Tensor]:
         """Return log p(y | x) by split from the log probabilities of each model."""
         return {name: torch.stack([log_p[name].exp() for log_p in fitted]).mean(dim=0).log() for name in fitted[0]}
 
@@ -164,7 +166,7 @@ class ForestTraining(SelfTraining):
         """Return trees."""
         return [_OutOfBagForest(x, rng)]
 
-    def joined(self, fitted: Sequence[Table], split: str, view: View) -> dict[str, Tensor]:
+    def join_models(self, fitted: Sequence[Table], split: str, view: View) -> dict[str, Tensor]:
         """Return log p(y | x) by split, calibrated on the auxiliary rows."""
         (trees,) = fitted
         log_p = pool_opinions([Opinion(torch.cat(list(trees.values())), trees[split][view.aux_rows])], view.aux_labels)

@@ -10,7 +10,7 @@ import torch
 from vflsec.base.checks import count
 from vflsec.base.errors import InsufficientView
 from vflsec.core.view import Fact, Guess, View
-from vflsec.inference.recordings.samples import RecordingAttack, guess_of_samples, ids_of, recording_of
+from vflsec.inference.recordings.samples import RecordingAttack, get_ids, get_recording, guess_of_samples
 
 ZERO = 1e-3  # a gradient shorter than this, relative to the longest of its batch, has vanished
 
@@ -37,7 +37,7 @@ class ShiftedScores(RecordingAttack):
         Raises:
             InsufficientView: several outputs, no delta^C, or no such step.
         """
-        recording = recording_of(view)
+        recording = get_recording(view)
         if recording.header.layout.outputs > 1:
             raise InsufficientView(f"expected one output, got {recording.header.layout.outputs}")
         labels: dict[int, bool] = {}
@@ -50,7 +50,7 @@ class ShiftedScores(RecordingAttack):
             shares = lengths / lengths.max(initial=1e-300)
             none, full = shares < ZERO, shares > 1 - ZERO
             if none.any() and (none | full).all():
-                labels |= dict(zip(ids_of(step).tolist(), none.tolist(), strict=True))
+                labels |= dict(zip(get_ids(step).tolist(), none.tolist(), strict=True))
                 batches += 1
         if not rows:
             raise InsufficientView("expected delta^C of a training step, got none")

@@ -17,9 +17,9 @@ from vflsec.inference.recordings.samples import (
     Floats,
     Integers,
     RecordingAttack,
+    get_masked_scores,
+    get_recording,
     guess_of_weights,
-    masked_scores,
-    recording_of,
 )
 
 ROWS = 1 << 17  # most samples that are used
@@ -60,7 +60,7 @@ class SmallMasks(RecordingAttack):
         Raises:
             InsufficientView: there are too few samples under one W.
         """
-        recording = recording_of(view)
+        recording = get_recording(view)
         width = recording.header.layout.width
         longest = max(_split_at_updates(recording), key=lambda run: len(run.mu), default=None)
         if longest is None or len(longest.mu) < 8 * width:
@@ -110,7 +110,7 @@ def _split_at_updates(recording: Recording) -> Iterator[MaskedRun]:
     values: list[Floats] = []
     added = np.zeros((header.layout.width, header.layout.outputs), dtype=object)
     for step in recording.steps():
-        masked = masked_scores(step, header)
+        masked = get_masked_scores(step, header)
         if masked is not None and size < ROWS:
             first, added = (first, added) if mus else (step.number, masked.added)
             scores = masked.scores

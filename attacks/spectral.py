@@ -47,7 +47,7 @@ class Spectral(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, 2) of the training rows."""
-        releases = read_releases(view, Kind.GRADIENT).first(self.releases)
+        releases = read_releases(view, Kind.GRADIENT).take_first(self.releases)
         scores = torch.zeros_like(releases.values[:, 0])
         agreed = scores.new_zeros(releases.n_rows)
         for indices in releases.by_epoch():

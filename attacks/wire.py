@@ -19,7 +19,7 @@ from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.recording import RecordedMessage, Recording
 from vflsec.core.auxiliary import separate, sureness
 from vflsec.core.view import Fact, Guess, Need, View
-from vflsec.inference.recordings.samples import RecordingAttack, ids_of, places, recording_of
+from vflsec.inference.recordings.samples import RecordingAttack, get_ids, get_recording, places
 
 CIPHERTEXTS = ("columns", "packs", "ciphers", "share")
 """Fields of messages that hold ciphertexts."""
@@ -68,7 +68,7 @@ class Wire(RecordingAttack):
         Raises:
             InsufficientView: nothing is encrypted, or no message was recorded.
         """
-        recording = recording_of(view)
+        recording = get_recording(view)
         n = _modulus(recording)
         seen: dict[int, int] = {}
         faults: Counter[str] = Counter()
@@ -124,11 +124,11 @@ class WireExponents(RecordingAttack):
         Raises:
             InsufficientView: no message carries an exponent for each row.
         """
-        recording = recording_of(view)
+        recording = get_recording(view)
         n, sides = _modulus(recording), {"active": "sent", "passive": "received"}
         kinds: dict[str, dict[int, list[float]]] = {}
         for step in recording.steps():
-            ids = ids_of(step).tolist()
+            ids = get_ids(step).tolist()
             for message in step.messages:
                 exponents = _content(message, n).exponents
                 from_active = message.direction == sides[recording.header.role]
@@ -144,7 +144,7 @@ class WireExponents(RecordingAttack):
 
 def _rank(view: View, kind: str, exponents: Mapping[int, list[float]]) -> Guess:
     means = torch.tensor([np.mean(numbers) for numbers in exponents.values()], dtype=torch.float64)
-    rows = places(recording_of(view), np.array(list(exponents)))
+    rows = places(get_recording(view), np.array(list(exponents)))
     scores = torch.full((len(view.features["train"]),), float(means.mean()), dtype=torch.float64)
     return Guess({"train": separate(view, scores.index_copy(0, rows, means))}, notes=(f"exponents in clear in {kind}",))
 

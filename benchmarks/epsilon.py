@@ -93,7 +93,7 @@ def by_hand(defense: Any, releases: int, delta: float) -> tuple[float, float | N
     if isinstance(defense, LaplaceDP):
         return releases / defense.scale, releases / defense.scale
     if isinstance(defense, LabelDP):
-        kept = defense.kept(2)
+        kept = defense.compute_keep_probability(2)
         return math.log(kept / (1 - kept)), math.log(kept / (1 - kept))
     # of ppdl epsilon_1, and half of epsilon_2: values have noise of 2 c / epsilon_2, and sensitivity 1 at most
     return releases * (8 / 9 + 2 / 9 / 2) / defense.strength, None

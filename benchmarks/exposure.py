@@ -17,10 +17,10 @@ from typing import Any
 import click
 import numpy as np
 
-from vflsec.attacks.score_gram import ScoreGram, recovered
+from vflsec.attacks.score_gram import ScoreGram, recover_geometry
 from vflsec.cipher.recording import Recording
 from vflsec.cipher.roles.exposure import Exposure
-from vflsec.testing.recordings import LinearRun, attacked
+from vflsec.testing.recordings import LinearRun, attack_recording
 
 PAGE = Path(__file__).parents[1] / "docs" / "audit_a_recording.md"
 BEGIN, END = "<!-- exposure: written by benchmarks/exposure.py -->", "<!-- /exposure -->"
@@ -58,7 +58,7 @@ def measured(seed: int, passes: int = EPOCHS, **settings: Any) -> list[float]:
         c, p = run.record(Path(folder))
         scores = [step.notes["scores"] for step in p.steps() if step.rate is None][-1]
         labels = [labels for rows, _, labels in run.batches() if rows[0] >= ROWS][-1]
-        leak = attacked(ScoreGram(), p, c, n=3 * WIDTH)["leak"]
+        leak = attack_recording(ScoreGram(), p, c, n=3 * WIDTH)["leak"]
         correlation = correlation_of(c, p) if leak else np.nan
     return [
         correlation,
@@ -69,7 +69,7 @@ def measured(seed: int, passes: int = EPOCHS, **settings: Any) -> list[float]:
 
 def correlation_of(c: Recording, p: Recording) -> float:
     """Return the correlation of inner products of different samples, which needs no known row."""
-    geometry, last = recovered(p), {}
+    geometry, last = recover_geometry(p), {}
     for step in c.steps():
         last |= dict(zip(step.notes["rows"].tolist(), step.notes["mu"], strict=True))
     true = np.array([last[row] for row in geometry.rows.tolist()])

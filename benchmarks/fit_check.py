@@ -33,7 +33,7 @@ from vflsec.audit.subject import Subject, last_by_row
 from vflsec.audit.transcript_lines import Sent
 from vflsec.cli import cli
 from vflsec.data.dataset import VerticalDataset
-from vflsec.data.encode import dense
+from vflsec.data.encode import densify
 from vflsec.data.partition import DataSpec, Partition, partition
 from vflsec.run.plan import load_dataset
 from vflsec.run.spec import AuxSpec
@@ -87,7 +87,7 @@ def train(name: str, rows: int, defense: str, seed: int) -> Trained:
     split = partition(foreign.with_roles(dataset, subject, None, None)[0], DataSpec(), 0)
     names = np.concatenate([split.ids["train"], split.ids["test"]]).astype(str)
     x = {
-        party: torch.from_numpy(np.concatenate([dense(held.features[part]) for part in foreign.SPLITS])).float()
+        party: torch.from_numpy(np.concatenate([densify(held.features[part]) for part in foreign.SPLITS])).float()
         for party, held in split.parties.items()
     }
     y = torch.tensor(split.labels["train"])

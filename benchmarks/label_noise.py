@@ -30,7 +30,7 @@ from vflsec.run.federation import build_federation, build_method
 from vflsec.run.plan import training_cell
 from vflsec.run.score import measure
 from vflsec.run.training import limit_threads
-from vflsec.testing.recordings import attacked
+from vflsec.testing.recordings import attack_recording
 
 PAGE = Path(__file__).parents[1] / "docs" / "audit_a_recording.md"
 NOISE = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -94,7 +94,7 @@ def run(method: str, noise: float, rate: float, seed: int, **settings: Any) -> F
         scores = Trained(learner, federation, {}).predict("test")
         utility = measure(scores, federation.active.labels["test"], federation.metric, seed).metrics["auc"]
         c, p = map(Recording, files)
-        leak = attacked(DeltaChain(), c, p, n=80).get("leak", {})
+        leak = attack_recording(DeltaChain(), c, p, n=80).get("leak", {})
     return Found(utility, leak["train"].metrics["auc"] if leak else None)
 
 

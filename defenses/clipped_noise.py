@@ -82,7 +82,7 @@ class ClippedNoise(Defense):
 
     def spent(self, releases: int) -> dict[str, float] | None:
         """Return epsilon and delta of one row after ``releases`` releases, or None at strength 0."""
-        return self.composed(self.scale, releases) if self.strength else None
+        return self.compose(self.scale, releases) if self.strength else None
 
     @property
     def scale(self) -> float:
@@ -91,7 +91,7 @@ class ClippedNoise(Defense):
         return self._multiplier
 
     @abstractmethod
-    def composed(self, multiplier: float, releases: int) -> dict[str, float]:
+    def compose(self, multiplier: float, releases: int) -> dict[str, float]:
         """Return epsilon and delta of ``releases`` releases with noise of scale ``multiplier`` over the sensitivity."""
 
     @abstractmethod

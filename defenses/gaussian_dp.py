@@ -66,7 +66,7 @@ class GaussianDP(ClippedNoise):
         self.delta = delta
         self.accountant: Accountant = accountant
 
-    def composed(self, multiplier: float, releases: int) -> dict[str, float]:
+    def compose(self, multiplier: float, releases: int) -> dict[str, float]:
         """Return epsilon at delta."""
         return {"epsilon": epsilon(multiplier, releases, self.delta, self.accountant), "delta": self.delta}
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vflsec.base.errors import UsageError
-from vflsec.base.seeds import drawing
+from vflsec.base.seeds import seed_weights
 from vflsec.core.defense import Defense
 from vflsec.nn.stacked import batches
 
@@ -104,7 +104,7 @@ class DistilledGroups(Defense):
     def _teacher_logits(self, x: Tensor, targets: Tensor, rng: torch.Generator) -> Tensor:
         """Return the logits (N, C) of a teacher trained on columns (N, d) and labels (N, C)."""
         seed = int(torch.randint(2**62, (), generator=rng, device=rng.device))
-        with drawing(seed, "teacher"):
+        with seed_weights(seed, "teacher"):
             teacher = nn.Sequential(nn.Linear(x.shape[1], HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, targets.shape[1]))
         teacher.to(x.device)
         optimizer, order = torch.optim.Adam(teacher.parameters(), RATE), torch.Generator().manual_seed(seed)

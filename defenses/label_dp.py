@@ -55,11 +55,13 @@ class LabelDP(Defense):
             return y
         if self.fixed:  # two strengths with the same draw would differ in rows that the stronger one has changed
             rng = generator(rng.initial_seed(), "fixed", self.strength, device=y.device)
-        flip = torch.rand(y.shape, generator=rng, device=y.device, dtype=torch.float64) >= self.kept(n_classes)
+        flip = torch.rand(
+            y.shape, generator=rng, device=y.device, dtype=torch.float64
+        ) >= self.compute_keep_probability(n_classes)
         shift = torch.randint(1, n_classes, y.shape, generator=rng, device=y.device)
         return torch.where(flip, (y + shift) % n_classes, y)
 
-    def kept(self, n_classes: int) -> float:
+    def compute_keep_probability(self, n_classes: int) -> float:
         """Return the probability that a label stays as it is."""
         return 1 / (1 + (n_classes - 1) * math.exp(-1 / self.strength))
 

@@ -27,7 +27,7 @@ class LaplaceDP(ClippedNoise):
     order = 1
     tradeoff = "laplace"
 
-    def composed(self, multiplier: float, releases: int) -> dict[str, float]:
+    def compose(self, multiplier: float, releases: int) -> dict[str, float]:
         """Return epsilon, which adds up."""
         return {"epsilon": releases / multiplier, "delta": 0.0}
 

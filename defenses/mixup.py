@@ -66,7 +66,7 @@ class Mixup(Defense):
         beta = torch.from_numpy(betaincinv(self.strength, self.strength, drawn.cpu().numpy()))
         weight = torch.maximum(beta, 1 - beta).to(like)[:, None]
 
-        def mixed(x: Tensor) -> Tensor:
+        def mix(x: Tensor) -> Tensor:
             return weight * x + (1 - weight) * x[partner]
 
-        return [mixed(h) for h in embeddings], mixed(soft.to(like))
+        return [mix(h) for h in embeddings], mix(soft.to(like))

@@ -42,7 +42,7 @@ class EncryptedHistograms(HistogramExchange):
         """Send the derivatives (B, 2 C), encrypted."""
         message = self.active.send(
             Kind.CIPHERTEXT,
-            self.encrypted(derivatives),
+            self.encrypt_derivatives(derivatives),
             to=self.passive.name,
             step=step,
             phase=phase,
@@ -54,7 +54,7 @@ class EncryptedHistograms(HistogramExchange):
         self, bins: NDArray[np.int32], nodes: NDArray[np.int64], n_bins: int, place: Histograms
     ) -> NDArray[np.int64]:
         """Return the sums (N, n_bins, 3) that the active party decrypts."""
-        answer, counts = self.added(bins, nodes, (len(place.numbers), n_bins), place.output)
+        answer, counts = self.add_derivatives(bins, nodes, (len(place.numbers), n_bins), place.output)
         message = self.passive.send(
             Kind.CIPHERTEXT,
             {
@@ -67,12 +67,12 @@ class EncryptedHistograms(HistogramExchange):
             phase=place.phase,
         )
         heard = message.payload["rows"].numpy().astype(np.int64)
-        sums = np.concatenate([self.decrypted(message.payload["value"], heard), heard[..., None]], axis=2)
+        sums = np.concatenate([self.decrypt_sums(message.payload["value"], heard), heard[..., None]], axis=2)
         self.note(sums, place)
         return sums
 
     @abstractmethod
-    def encrypted(self, derivatives: NDArray[np.int64]) -> Mapping[str, Any]:
+    def encrypt_derivatives(self, derivatives: NDArray[np.int64]) -> Mapping[str, Any]:
         """Return what the active party sends instead of derivatives (B, 2 C)."""
 
     @abstractmethod
@@ -80,7 +80,7 @@ class EncryptedHistograms(HistogramExchange):
         """Keep at the passive party what it received."""
 
     @abstractmethod
-    def added(
+    def add_derivatives(
         self, bins: NDArray[np.int32], nodes: NDArray[np.int64], shape: tuple[int, int], output: int
     ) -> tuple[Any, NDArray[np.int64]]:
         """Return what the passive party sends instead of sums (N, n_bins, 2), and the numbers of rows (N, n_bins).
@@ -93,7 +93,7 @@ class EncryptedHistograms(HistogramExchange):
         """
 
     @abstractmethod
-    def decrypted(self, answer: Any, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def decrypt_sums(self, answer: Any, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the sums (N, n_bins, 2) that the active party reads in the answer."""
 
 
@@ -108,7 +108,7 @@ class MaskedHistograms(EncryptedHistograms):
 
     name = "histograms-masked"
 
-    def encrypted(self, derivatives: NDArray[np.int64]) -> Mapping[str, Any]:
+    def encrypt_derivatives(self, derivatives: NDArray[np.int64]) -> Mapping[str, Any]:
         """Return sealed derivatives, each time with a new key."""
         self._key = object()
         return {"value": SealedDerivatives(derivatives.copy(), self._key)}
@@ -117,13 +117,13 @@ class MaskedHistograms(EncryptedHistograms):
         """Keep the sealed derivatives."""
         self._kept: SealedDerivatives = payload["value"]
 
-    def added(
+    def add_derivatives(
         self, bins: NDArray[np.int32], nodes: NDArray[np.int64], shape: tuple[int, int], output: int
     ) -> tuple[Sealed, NDArray[np.int64]]:
         """Return sealed sums, and numbers of rows."""
-        return self._kept.added(bins, nodes, shape, output)
+        return self._kept.add_derivatives(bins, nodes, shape, output)
 
-    def decrypted(self, answer: Sealed, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def decrypt_sums(self, answer: Sealed, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the sums."""
         return answer.open(self._key)
 
@@ -132,7 +132,7 @@ class MaskedHistograms(EncryptedHistograms):
 class SealedDerivatives(Sealed):
     """Derivatives (B, 2 C) that can be added up by bin, and read by whoever has the key."""
 
-    def added(
+    def add_derivatives(
         self, bins: NDArray[np.int32], nodes: NDArray[np.int64], shape: tuple[int, int], output: int
     ) -> tuple[Sealed, NDArray[np.int64]]:
         """Return sums of one output's (N, n_bins, 2), sealed under the same key, and numbers of rows."""

@@ -103,7 +103,7 @@ class PaillierHistograms(EncryptedHistograms):
         noisy = any(Kind.GRADIENT in defense.at for defense in self.active.defenses)
         return NOISE_BITS if noisy else RANGE_BITS
 
-    def encrypted(self, derivatives: NDArray[np.int64]) -> Mapping[str, Any]:
+    def encrypt_derivatives(self, derivatives: NDArray[np.int64]) -> Mapping[str, Any]:
         """Return the ciphertexts of the derivatives, and the first time the public key.
 
         Raises:
@@ -138,15 +138,15 @@ class PaillierHistograms(EncryptedHistograms):
         assert self._sum_side, "the first message has the key"
         self._sum_side.keep(payload["value"])
 
-    def added(
+    def add_derivatives(
         self, bins: NDArray[np.int32], nodes: NDArray[np.int64], shape: tuple[int, int], output: int
     ) -> tuple[Encrypted, NDArray[np.int64]]:
         """Return the sums of bins that have rows, in as few ciphertexts as hold them, and numbers of rows."""
         assert self._sum_side, "share comes before sums"
         counts = histogram(bins, nodes, np.zeros((len(bins), 0), np.int64), *shape)[..., 0]
-        return self._sum_side.added(bins, nodes, counts, output), counts
+        return self._sum_side.add_derivatives(bins, nodes, counts, output), counts
 
-    def decrypted(self, answer: Encrypted, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def decrypt_sums(self, answer: Encrypted, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the sums.
 
         Raises:
@@ -262,7 +262,7 @@ class _SumSide:
         self._kept = [read[start : start + rows] for start in range(0, len(read), rows)]
         self._packing = message.packing
 
-    def added(
+    def add_derivatives(
         self, bins: NDArray[np.int32], nodes: NDArray[np.int64], counts: NDArray[np.int64], output: int
     ) -> Encrypted:
         """Return the sums of one output in all bins that have rows, in the order of nodes and bins."""

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vflsec.attacks.batch_label import BatchLabel, last_layers, summed
+from vflsec.attacks.batch_label import BatchLabel, find_last_layers, sum_gradients
 from vflsec.attacks.exploit import ExPLoit
 from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.core.message import Kind, Message, Transcript
@@ -90,7 +90,7 @@ def test_shuffled_labels_leave_chance():
 def test_nothing_but_the_sums_is_read(batch):
     """Gradients that have the same sums over every batch, and are others, give the same guess."""
     view, _ = exchanged(2, 3, batch=batch)
-    inputs, messages = last_layers(view)[0].inputs.double(), []
+    inputs, messages = find_last_layers(view)[0].inputs.double(), []
     for m in view.messages:
         a, g = inputs[m.rows], m.payload["value"].double()
         other = torch.randn(g.shape, generator=torch.Generator().manual_seed(m.step)).double()
@@ -110,7 +110,7 @@ def test_nothing_but_the_sums_is_read(batch):
 @pytest.mark.parametrize("batch", [5, 100])
 def test_the_nearest_gradients_have_the_sums_that_were_seen(batch):
     view, _ = exchanged(2, 3, batch=batch)
-    sums = summed(read_releases(view, Kind.GRADIENT), last_layers(view))
+    sums = sum_gradients(read_releases(view, Kind.GRADIENT), find_last_layers(view))
     found = sums.nearest(torch.randn(ROWS, 3, generator=torch.Generator().manual_seed(0)))
     assert torch.allclose(sums.basis[0].mT @ found[sums.rows], sums.values[0], atol=1e-4)
     assert torch.allclose(sums.nearest(found), found, atol=1e-4)
@@ -130,7 +130,7 @@ def test_the_last_layer_reads_what_it_reads():
     for name, (model, expected) in models.items():
         view = View("passive_1", "passive", 2, {"train": x}, model, torch.arange(0), torch.arange(0))
         # The model runs once more here, and another order of a sum moves its last bit.
-        torch.testing.assert_close(last_layers(view)[0].inputs, expected, msg=name)
+        torch.testing.assert_close(find_last_layers(view)[0].inputs, expected, msg=name)
         assert not any(layer._forward_hooks for layer in model.modules()), name
 
 
@@ -138,7 +138,7 @@ def test_of_colluding_parties_each_has_a_layer_of_its_own():
     x = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
     both = SideBySide([nn.Linear(3, 2), MLPBottom(5, (4,), 3)], [3, 5])
     view = View("passive_1+passive_2", "passive", 2, {"train": x}, both, torch.arange(0), torch.arange(0))
-    found = last_layers(view)
+    found = find_last_layers(view)
     assert [layer.width for layer in found] == [2, 3]
     assert torch.equal(found[0].inputs[:, :3], x[:, :3])
     assert torch.equal(found[1].inputs[:, :4], both.models[1][0](x[:, 3:]).relu())

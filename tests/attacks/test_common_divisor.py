@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from vflsec.attacks.common_divisor import CommonDivisor
 from vflsec.cipher.recording import Recording, RecordingWriter
-from vflsec.testing.recordings import LinearRun, attacked
+from vflsec.testing.recordings import LinearRun, attack_recording
 
 
 def rewritten(folder, c, change):
@@ -38,7 +38,7 @@ def truth(folder, header):
 def audited(folder, change):
     c, _ = LinearRun().record(folder)
     c = rewritten(folder, c, change)
-    return attacked(CommonDivisor(), c, truth(folder, c.header))
+    return attack_recording(CommonDivisor(), c, truth(folder, c.header))
 
 
 def leak_of(found):
@@ -79,7 +79,7 @@ def test_a_single_exact_row_tells_its_loss_gradient(tmp_path):
         return ratio[:, None] * (delta[0] * w).astype(float)[None]
 
     c, _ = LinearRun().record(tmp_path)
-    finding = attacked(CommonDivisor(), rewritten(tmp_path, c, first_exact))
+    finding = attack_recording(CommonDivisor(), rewritten(tmp_path, c, first_exact))
     assert finding["leak"]["weights and loss gradients"].metrics == {"share": 1.0}
     assert finding["notes"] == ["2 of 2 columns and rows of delta^C have a common divisor: |W_j|, |delta_i|"]
 
@@ -97,22 +97,22 @@ def test_the_divisor_of_multiples_is_a_multiple_of_the_weight(w, deltas):
 
 def test_several_outputs_are_not_measured(tmp_path):
     c, _ = LinearRun(outputs=3).record(tmp_path)
-    finding = attacked(CommonDivisor(), c)
+    finding = attack_recording(CommonDivisor(), c)
     assert "expected one output, got 3" in finding["notes"][0]
     assert finding["status"] == "unmeasured"
 
 
 def test_floats_of_a_simulation_are_no_fixed_point(tmp_path):
     c, _ = LinearRun().record(tmp_path)
-    assert attacked(CommonDivisor(), c)["status"] == "unmeasured"
+    assert attack_recording(CommonDivisor(), c)["status"] == "unmeasured"
 
 
 def test_numbers_rounded_to_a_larger_unit_have_no_divisor(tmp_path):
     c, p = LinearRun(rounding=2.0**-24).record(tmp_path)
-    finding = attacked(CommonDivisor(), c)
+    finding = attack_recording(CommonDivisor(), c)
     assert finding["leak"]["weights and loss gradients"].headline == 0.0
     assert re.fullmatch(
         r"no column or row of delta\^C \(of \d+\) has a common divisor, which would be \|W_j\| or \|delta_i\|",
         finding["notes"][0],
     )
-    assert leak_of(attacked(CommonDivisor(), c, p)) == 0.0
+    assert leak_of(attack_recording(CommonDivisor(), c, p)) == 0.0

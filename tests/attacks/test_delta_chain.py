@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from vflsec.attacks.delta_chain import DeltaChain, DeltaChainWeights, recovered
+from vflsec.attacks.delta_chain import DeltaChain, DeltaChainWeights, recover_chain
 from vflsec.base.errors import DataError, InsufficientView
 from vflsec.cipher.recording import Recording, RecordingWriter
-from vflsec.testing.recordings import LinearRun, attacked, generator
+from vflsec.testing.recordings import LinearRun, attack_recording, generator
 
 KNOWN = 20
 """Labels that name the classes; their rows are not scored."""
@@ -17,12 +17,12 @@ KNOWN = 20
 
 def labels(c, p):
     """Return the leak of the labels."""
-    return attacked(DeltaChain(), c, p, n=KNOWN)["leak"]["train"]
+    return attack_recording(DeltaChain(), c, p, n=KNOWN)["leak"]["train"]
 
 
 def r2(c, p):
     """Return the leak of W."""
-    return attacked(DeltaChainWeights(), c, p, n=KNOWN)["leak"]["parameters"].headline
+    return attack_recording(DeltaChainWeights(), c, p, n=KNOWN)["leak"]["parameters"].headline
 
 
 def weights_of(c, p):
@@ -36,7 +36,7 @@ def error(folder, **settings):
     c, p = LinearRun(**settings).record(folder)
     true, after = weights_of(c, p), settings.get("order") == "paper"
     errors = []
-    for number, read in recovered(c).steps.items():
+    for number, read in recover_chain(c).steps.items():
         if number + after in true:
             w = true[number + after]
             errors.append(min(np.abs(read.weights - s * w).max() for s in (1, -1)) / np.abs(w).max())
@@ -82,8 +82,8 @@ def test_of_several_outputs_all_labels_but_for_the_names_of_classes(tmp_path, ou
     assert leak.over_rows[0] > leak.chance
     assert r2(c, p) > 0.99
     true = weights_of(c, p)
-    guess = np.stack([read.weights for read in recovered(c).steps.values()])
-    whole = np.stack([true[number] for number in recovered(c).steps])
+    guess = np.stack([read.weights for read in recover_chain(c).steps.values()])
+    whole = np.stack([true[number] for number in recover_chain(c).steps])
     whole -= whole.mean(axis=2, keepdims=True)  # what all outputs share is not determined
     best = [[((guess[:, :, a] - whole[:, :, b]) ** 2).sum() for a in range(outputs)] for b in range(outputs)]
     assert np.min(best, axis=1).sum() < 0.01 * (whole**2).sum()
@@ -96,7 +96,7 @@ def test_noise_that_keeps_the_rank_keeps_the_direction_of_the_weights(tmp_path):
     (tmp_path / "noisy").mkdir()
     c, p = LinearRun(steps=20, row_noise=1.0).record(tmp_path / "noisy")
     true = weights_of(c, p)
-    for number, read in recovered(c).steps.items():
+    for number, read in recover_chain(c).steps.items():
         found, w = read.weights[:, 0], true[number][:, 0]
         assert abs(found @ w) / np.linalg.norm(found) / np.linalg.norm(w) == pytest.approx(1.0)
 
@@ -128,7 +128,7 @@ def test_noise_on_every_coordinate_averages_out_over_batches(tmp_path, noise, st
 
 def test_noise_averages_out_over_visits_of_a_sample(tmp_path):
     c, p = Epochs(steps=160, noise=1.0).record(tmp_path)
-    found = attacked(DeltaChain(), c, p, n=KNOWN)
+    found = attack_recording(DeltaChain(), c, p, n=KNOWN)
     leak, (note,) = found["leak"]["train"], found["notes"]
     assert leak.headline > 0.99
     assert leak.metrics["accuracy"] > 0.95
@@ -162,7 +162,7 @@ def test_noise_of_ten_times_the_gradients_hides_them_for_forty_batches(tmp_path)
 
 def test_pooling_needs_as_many_features_as_the_rank_alone(tmp_path):
     c, p = Epochs(outputs=10, width=10, steps=64, rate=0.5).record(tmp_path)
-    found = attacked(DeltaChain(), c, p, n=KNOWN)
+    found = attack_recording(DeltaChain(), c, p, n=KNOWN)
     assert "pooled" in found["notes"][0]
     assert found["leak"]["train"].headline > 0.99
 
@@ -174,7 +174,7 @@ def test_noise_that_keeps_the_rank_averages_out_over_visits(tmp_path, noise, lea
     assert labels(c, p).headline > least
     assert r2(c, p) > 0.8
     true = weights_of(c, p)
-    read = {number: step.weights for number, step in recovered(c).steps.items()}
+    read = {number: step.weights for number, step in recover_chain(c).steps.items()}
     lost = min(sum(((sign * read[n] - true[n]) ** 2).sum() for n in read) for sign in (1, -1))
     assert 1 - lost / sum((true[n] ** 2).sum() for n in read) > 0.9
 
@@ -186,7 +186,7 @@ def test_shapes_that_do_not_fit_are_one_line(tmp_path):
         recorder.note("embedding_gradient", np.ones((2, 10)))
         recorder.note("rows", np.arange(3))
     with pytest.raises(DataError, match=r"rows of shape \(2,\) .* step 0 .* got \(3,\)"):
-        attacked(DeltaChain(), Recording(tmp_path / "torn"))
+        attack_recording(DeltaChain(), Recording(tmp_path / "torn"))
 
 
 def test_one_batch_is_enough_for_labels(tmp_path):
@@ -196,7 +196,7 @@ def test_one_batch_is_enough_for_labels(tmp_path):
 
 def test_without_the_truth_it_says_how_well_all_fits(tmp_path):
     c, _ = LinearRun(steps=20, rounding=2.0**-24).record(tmp_path)
-    found = attacked(DeltaChain(), c)
+    found = attack_recording(DeltaChain(), c)
     (own,) = found["leak"].values()
     assert (own.metric, found["status"]) == ("consistency", "unmeasured")
     assert own.headline > 1 - 1e-6
@@ -212,13 +212,13 @@ def test_a_gap_in_the_recording_is_not_bridged(tmp_path):
                 for name, array in step.notes.items():
                     recorder.note(name, array)
     gap = Recording(tmp_path / "gap")
-    assert sorted(recovered(gap).steps) == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert sorted(recover_chain(gap).steps) == [0, 1, 2, 3, 5, 6, 7, 8]
     assert labels(gap, p).metrics["accuracy"] == 1.0
 
 
 def test_too_little_is_no_acquittal(tmp_path):
     wide, p = LinearRun(outputs=10, width=8).record(tmp_path)
-    finding = attacked(DeltaChain(), wide)
+    finding = attack_recording(DeltaChain(), wide)
     assert (finding["status"], finding.get("leak")) == ("unmeasured", None)
     assert "at least 9 features for 10 outputs, got 8" in finding["notes"][0]
     (tmp_path / "one").mkdir()
@@ -226,10 +226,10 @@ def test_too_little_is_no_acquittal(tmp_path):
         tmp_path / "one" / "passive", LinearRun(width=8).record(tmp_path / "one")[0].header
     ) as recorder:
         recorder.begin(0, rate=None)  # nothing is learned
-    (note,) = attacked(DeltaChain(), Recording(tmp_path / "one" / "passive"))["notes"]
+    (note,) = attack_recording(DeltaChain(), Recording(tmp_path / "one" / "passive"))["notes"]
     assert "expected delta^C of a step that learns" in note
     with pytest.raises(InsufficientView, match="for the passive side, got an adversary on the active side"):
-        attacked(DeltaChain(), p)
+        attack_recording(DeltaChain(), p)
 
 
 def test_zero_gradients_are_passed_over(tmp_path):
@@ -239,4 +239,4 @@ def test_zero_gradients_are_passed_over(tmp_path):
             recorder.begin(step.number, rate=step.rate)
             recorder.note("mu", step.notes["mu"])
             recorder.note("embedding_gradient", step.notes["embedding_gradient"] * (step.number > 0))
-    assert sorted(recovered(Recording(tmp_path / "zero")).steps) == [1, 2, 3]
+    assert sorted(recover_chain(Recording(tmp_path / "zero")).steps) == [1, 2, 3]

@@ -8,7 +8,7 @@ import torch
 from sklearn.linear_model import Ridge, RidgeCV
 from torch import nn
 
-from vflsec.attacks.grn import GenerativeRegressionNetwork, within
+from vflsec.attacks.grn import GenerativeRegressionNetwork, constrain_values
 from vflsec.attacks.imputation import Imputation
 from vflsec.attacks.inversion_blackbox import BlackBoxInversion
 from vflsec.attacks.inversion_whitebox import WhiteBoxInversion
@@ -325,9 +325,9 @@ def test_the_generator_needs_a_top_model():
 
 
 def test_generated_categories_are_probabilities():
-    found = within(torch.randn(7, 5), MIXED)
+    found = constrain_values(torch.randn(7, 5), MIXED)
     assert torch.allclose(found[:, 1:4].sum(dim=1), torch.ones(7))
-    assert within(found, None) is found
+    assert constrain_values(found, None) is found
 
 
 # Parts.

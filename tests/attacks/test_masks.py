@@ -14,7 +14,7 @@ from vflsec.attacks.low_bits import LowBits, solve
 from vflsec.attacks.small_masks import SmallMasks, narrowest
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.recording import Header, Recording, RecordingWriter
-from vflsec.testing.recordings import attacked
+from vflsec.testing.recordings import attack_recording
 
 
 def recorded(folder, mu, masked, share, precision, rate=None):
@@ -38,7 +38,7 @@ def recorded(folder, mu, masked, share, precision, rate=None):
 
 def leak_of(c, truth):
     """Return the leak of W by its low-order bits."""
-    (block,) = attacked(LowBits(), c, truth)["leak"].values()
+    (block,) = attack_recording(LowBits(), c, truth)["leak"].values()
     return block
 
 
@@ -79,7 +79,7 @@ def test_integer_masks_at_the_unit_of_the_message_bare_no_bit(tmp_path, bits):
     masks = np.array([m % (1 << bits) + int(rng.integers(0, 1 << min(bits, 52))) for m in masks], dtype=object)[:, None]
     c, truth = recorded(tmp_path, mu, exact + masks, share, 48)
     assert leak_of(c, truth).headline == 0.0
-    (note,) = attacked(LowBits(), c)["notes"]
+    (note,) = attack_recording(LowBits(), c)["notes"]
     assert "bare in 0 of 1" in note
     assert note.endswith("; one bare bit would have been noticed")  # 118 rows more than features
 
@@ -88,7 +88,7 @@ def test_few_rows_notice_only_several_bare_bits(tmp_path):
     rng = np.random.default_rng(2)
     mu, masks = rng.normal(size=(20, 10)), rng.integers(0, 1 << 52, size=(20, 1)).astype(object)
     c, _ = recorded(tmp_path, np.round(mu * 2**20) / 2**20, masks, np.zeros((10, 1)), 48)
-    assert attacked(LowBits(), c)["notes"][0].endswith(
+    assert attack_recording(LowBits(), c)["notes"][0].endswith(
         "; 4 bare bits would have been noticed"
     )  # 10 rows more than features
 
@@ -111,7 +111,7 @@ def test_one_bare_output_of_several_counts(tmp_path):
     masks = np.array([[int(rng.integers(0, 1 << 60)) << 34, int(rng.integers(0, 1 << 60))] for _ in range(30)], object)
     c, truth = recorded(tmp_path, mu, exact + masks, share, 48)
     assert leak_of(c, truth).headline == 0.5
-    assert attacked(LowBits(), c)["leak"]["weights"].metrics == {"share": 0.5}
+    assert attack_recording(LowBits(), c)["leak"]["weights"].metrics == {"share": 0.5}
 
 
 @settings(max_examples=60, deadline=None)
@@ -171,10 +171,10 @@ def test_small_masks_give_the_weights_and_wide_ones_do_not(tmp_path, width, reco
         mu @ w + rng.uniform(-width, width, size=(4000, 1))
     )
     c, truth = recorded(tmp_path, mu, masked, w, 30)
-    leak = attacked(SmallMasks(), c, truth)["leak"]["parameters"]
+    leak = attack_recording(SmallMasks(), c, truth)["leak"]["parameters"]
     assert (leak.headline > 0.99) == (recovered[0] > 0)
     assert leak.headline <= recovered[1]
-    alone = attacked(SmallMasks(), c)
+    alone = attack_recording(SmallMasks(), c)
     assert alone["leak"]["scores"].metric == "consistency"
     assert (alone["leak"]["scores"].headline > 0.99) == (recovered[0] > 0)
     (note,) = alone["notes"]
@@ -194,7 +194,7 @@ def leaks(folder, seeds, width, *, rows=180, features=4):
         masked = np.vectorize(lambda v: int(v * 2**30), otypes=[object])(exact)
         (folder / str(seed)).mkdir()
         c, _ = recorded(folder / str(seed), mu, masked, w, 30)
-        shows += "; W shows, p" in attacked(SmallMasks(), c)["notes"][0]
+        shows += "; W shows, p" in attack_recording(SmallMasks(), c)["notes"][0]
     return shows
 
 
@@ -248,7 +248,7 @@ def test_an_update_between_batches_separates_them(tmp_path):
             recorder.note("mu", mu)
             recorder.note("masked_scores", np.zeros((16, 1), dtype=object))
             recorder.note("share", np.zeros((2, 1), dtype=object))
-    assert "from 16 samples" in attacked(SmallMasks(), Recording(tmp_path / "passive"))["notes"][0]
+    assert "from 16 samples" in attack_recording(SmallMasks(), Recording(tmp_path / "passive"))["notes"][0]
 
 
 def test_without_masked_scores_nothing_is_measured(tmp_path):
@@ -258,5 +258,5 @@ def test_without_masked_scores_nothing_is_measured(tmp_path):
         recorder.begin(0, rate=0.1)
         recorder.note("mu", np.ones((16, 2)))
     c = Recording(tmp_path / "passive")
-    assert attacked(LowBits(), c)["status"] == "unmeasured"
-    assert attacked(SmallMasks(), c)["status"] == "unmeasured"
+    assert attack_recording(LowBits(), c)["status"] == "unmeasured"
+    assert attack_recording(SmallMasks(), c)["status"] == "unmeasured"

@@ -12,12 +12,12 @@ from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.recording import Header, Recording, RecordingWriter
 from vflsec.cipher.roles.active import ActiveRole
 from vflsec.cipher.roles.passive import PassiveRole
-from vflsec.testing.recordings import EncryptedRun, LinearRun, attacked
+from vflsec.testing.recordings import EncryptedRun, LinearRun, attack_recording
 
 
 def determined(c):
     """Return the share of directions that honest answers determine."""
-    return attacked(ForwardPasses(), c)["leak"]["directions of features"].headline
+    return attack_recording(ForwardPasses(), c)["leak"]["directions of features"].headline
 
 
 class Prober(ActiveRole):
@@ -37,14 +37,14 @@ class Prober(ActiveRole):
 def test_weights_of_its_choice_give_p_the_features(tmp_path, passes, least, most):
     run = EncryptedRun(run=LinearRun(steps=2, width=4, batch=8), inference=passes, active=Prober)
     c, p = run.record(tmp_path)
-    leak = attacked(ChosenWeights(), p, c)["leak"]["train"]
+    leak = attack_recording(ChosenWeights(), p, c)["leak"]["train"]
     assert least < leak.headline <= most
     assert (leak.metric, leak.n) == ("r2", 8)
 
 
 def test_an_honest_p_reads_nothing(tmp_path):
     c, p = EncryptedRun(run=LinearRun(steps=3, width=4, batch=8, same_batch=True), inference=3).record(tmp_path)
-    finding = attacked(ChosenWeights(), p, c)
+    finding = attack_recording(ChosenWeights(), p, c)
     assert finding["status"] == "unmeasured"
     assert finding["notes"] == [
         "p asked for the same samples again only under the same share; these notes show no deviation"
@@ -53,7 +53,7 @@ def test_an_honest_p_reads_nothing(tmp_path):
 
 def test_a_p_that_asks_once_shows_no_deviation(tmp_path):
     _, p = EncryptedRun(run=LinearRun(steps=2, width=4, batch=8)).record(tmp_path)
-    finding = attacked(ChosenWeights(), p)
+    finding = attack_recording(ChosenWeights(), p)
     assert finding["status"] == "unmeasured"
     assert finding["notes"] == [
         "p never asked for the same samples twice between two updates; these notes show no deviation"
@@ -69,7 +69,7 @@ def test_the_bound_gives_no_credit_for_weights_that_all_samples_share(tmp_path, 
 @pytest.mark.parametrize("settings", [{"outputs": 5, "steps": 4}, {"outputs": 1, "steps": 14}])
 def test_the_bound_is_of_the_worst_sample_and_counts_outputs(tmp_path, settings):
     c, _ = LinearRun(rows=40, batch=20, validation=10, width=8, columns=8, **settings).record(tmp_path)
-    (note,) = attacked(ForwardPasses(), c)["notes"]
+    (note,) = attack_recording(ForwardPasses(), c)["notes"]
     passes = settings["steps"] // 2
     expected = min(1.0, settings["outputs"] * passes / 8)
     assert determined(c) == pytest.approx(expected)
@@ -111,14 +111,14 @@ def shifted(tmp_path_factory):
 
 def test_shifted_scores_give_c_the_labels_of_that_batch(shifted):
     c, p = shifted
-    finding = attacked(ShiftedScores(), c, p)
+    finding = attack_recording(ShiftedScores(), c, p)
     leak = finding["leak"]["train"]
     assert (leak.headline, leak.metrics["accuracy"], leak.n) == (1.0, 1.0, 32)
     assert "labels of 1 batch " in finding["notes"][0]
 
 
 def test_p_notices_them(shifted):
-    finding = attacked(ScoreDrift(), shifted[1])
+    finding = attack_recording(ScoreDrift(), shifted[1])
     assert finding["leak"]["scores"].headline == 32 / 128  # one of the four batches that are judged
     assert "first in step 11" in finding["notes"][0]
 
@@ -127,8 +127,8 @@ def test_honest_scores_do_not_jump(tmp_path):
     for seed in range(3):
         (tmp_path / str(seed)).mkdir()
         c, p = LinearRun(steps=60, rate=0.5, seed=seed).record(tmp_path / str(seed))
-        assert attacked(ScoreDrift(), p)["leak"]["scores"].headline == 0.0
-        finding = attacked(ShiftedScores(), c)
+        assert attack_recording(ScoreDrift(), p)["leak"]["scores"].headline == 0.0
+        finding = attack_recording(ShiftedScores(), c)
         assert finding["status"] == "unmeasured"
         assert finding["notes"] == ["no sign that the passive party shifted scores; noise on delta^C could hide it"]
 
@@ -138,9 +138,9 @@ def test_what_is_not_recorded_is_not_acquitted(tmp_path):
         recorder.begin(3, rate=0.1)
         recorder.note("rows", np.arange(4))
     passive = Recording(tmp_path / "passive")
-    assert "expected all steps from 0 on, got 3 after -1" in attacked(ForwardPasses(), passive)["notes"][0]
-    assert attacked(ShiftedScores(), passive)["notes"] == ["expected delta^C of a training step, got none"]
+    assert "expected all steps from 0 on, got 3 after -1" in attack_recording(ForwardPasses(), passive)["notes"][0]
+    assert attack_recording(ShiftedScores(), passive)["notes"] == ["expected delta^C of a training step, got none"]
     with RecordingWriter(tmp_path / "active", Header(role="active", layout=CipherLayout(width=2))) as recorder:
         recorder.begin(0, rate=0.1)
     for audit in (ScoreDrift(), ChosenWeights()):
-        assert attacked(audit, Recording(tmp_path / "active"))["status"] == "unmeasured"
+        assert attack_recording(audit, Recording(tmp_path / "active"))["status"] == "unmeasured"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vflsec.attacks.residual import Residual, unsummed
+from vflsec.attacks.residual import Residual, solve_gradients
 from vflsec.base.errors import InsufficientView
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
@@ -46,7 +46,7 @@ def auc(view, y, **options):
 def test_residuals_are_exact_while_a_batch_has_no_more_rows_than_columns(batch):
     view, y, residual = regression(batch=batch)
     releases = read_releases(view, Kind.GRADIENT)
-    assert torch.allclose(unsummed(releases, view.features["train"]), releases.values, atol=1e-3 / batch)
+    assert torch.allclose(solve_gradients(releases, view.features["train"]), releases.values, atol=1e-3 / batch)
     guess = Residual()(view, seed=0).scores["train"].argmax(dim=1)
     clear = residual.abs() > 0.01
     assert torch.equal(guess[clear], y[clear])
@@ -57,7 +57,7 @@ def test_the_solution_is_the_pseudo_inverse_of_the_sum(batch):
     """It depends on the sum alone: numpy gets nothing else."""
     view, _, _ = regression(batch=batch)
     releases = read_releases(view, Kind.GRADIENT)
-    found = unsummed(releases, view.features["train"])
+    found = solve_gradients(releases, view.features["train"])
     for lines in releases.by_message()[:5]:
         x = view.features["train"][releases.rows[lines]].double().numpy()
         total = x.T @ releases.values[lines].double().numpy()
@@ -68,7 +68,7 @@ def test_a_share_of_the_residuals_is_left_in_larger_batches():
     """The projection keeps COLUMNS of every batch's dimensions."""
     view, _, _ = regression(batch=128)
     releases = read_releases(view, Kind.GRADIENT)
-    kept = unsummed(releases, view.features["train"]).pow(2).sum() / releases.values.pow(2).sum()
+    kept = solve_gradients(releases, view.features["train"]).pow(2).sum() / releases.values.pow(2).sum()
     assert kept.item() == pytest.approx(COLUMNS / 128, rel=0.15)
 
 

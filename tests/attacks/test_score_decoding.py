@@ -8,7 +8,7 @@ import pytest
 from vflsec.attacks.score_decoding import ScoreDecoding
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.recording import Header, Recording, RecordingWriter
-from vflsec.testing.recordings import attacked
+from vflsec.testing.recordings import attack_recording
 
 WIDTH = 10
 
@@ -27,7 +27,7 @@ def recordings(folder, mu, passes, rates):
 
 def found(folder, mu, passes, rates=(None,)):
     c, p = recordings(folder, mu, passes, rates)
-    return attacked(ScoreDecoding(), p, c, n=3 * WIDTH)
+    return attack_recording(ScoreDecoding(), p, c, n=3 * WIDTH)
 
 
 def leak(*arguments, **options):
@@ -76,7 +76,7 @@ def test_only_steps_under_the_same_weights_are_put_together(tmp_path, bits):
     mu, weights = bits
     passes = [mu @ w for w in (weights, weights, -2 * weights)]
     c, p = recordings(tmp_path, mu, passes, (None, 0.1, None))
-    block = attacked(ScoreDecoding(), p, c, n=9 * WIDTH)["leak"]["train"]
+    block = attack_recording(ScoreDecoding(), p, c, n=9 * WIDTH)["leak"]["train"]
     assert block.headline == 1.0
     assert 800 - 9 * WIDTH < block.n < 800  # of the first two steps, without the known rows among them
 
@@ -91,10 +91,10 @@ def test_it_is_not_measured(tmp_path, bits, kind):
     else:
         mu = np.random.default_rng(4).integers(0, 5, mu.shape).astype(float)
     c, p = recordings(tmp_path, mu, [mu @ weights], (None,))
-    assert attacked(ScoreDecoding(), p, c, n=n)["status"] == "unmeasured"
+    assert attack_recording(ScoreDecoding(), p, c, n=n)["status"] == "unmeasured"
 
 
 def test_without_the_truth_no_sample_is_known(tmp_path, bits):
     mu, weights = bits
     _, p = recordings(tmp_path, mu, [mu @ weights], (None,))
-    assert "needs auxiliary labels" in attacked(ScoreDecoding(), p)["notes"][0]
+    assert "needs auxiliary labels" in attack_recording(ScoreDecoding(), p)["notes"][0]

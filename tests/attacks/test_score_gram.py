@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from vflsec.attacks.score_gram import ScoreGram, recovered
+from vflsec.attacks.score_gram import ScoreGram, recover_geometry
 from vflsec.cipher.recording import Recording, RecordingWriter
-from vflsec.testing.recordings import LinearRun, attacked
+from vflsec.testing.recordings import LinearRun, attack_recording
 
 
 def products(c, p):
     """Return the inner products of all pairs of samples, as recovered and true, at the first step of each sample."""
-    geometry, first = recovered(p), {}
+    geometry, first = recover_geometry(p), {}
     for step in c.steps():
         for row, mu in zip(step.notes["rows"].tolist(), step.notes["mu"], strict=True):
             first.setdefault(row, mu)
@@ -78,14 +78,14 @@ def test_momentum_and_weight_decay_hide_nothing(tmp_path_factory, momentum, deca
 def test_several_outputs_need_fewer_steps(tmp_path):
     c, p = LinearRun(same_batch=True, outputs=3, steps=12, rate=0.5).record(tmp_path)
     assert correlation_of(c, p) > 0.999
-    leak = attacked(ScoreGram(), p, c, n=30)["leak"]["train"]
+    leak = attack_recording(ScoreGram(), p, c, n=30)["leak"]["train"]
     assert leak.headline > 0.999
     assert leak.over_rows[0] > leak.chance
 
 
 def test_new_rows_in_every_batch_are_not_measured(tmp_path):
     c, p = LinearRun(steps=10).record(tmp_path)
-    finding = attacked(ScoreGram(), p, c, n=30)
+    finding = attack_recording(ScoreGram(), p, c, n=30)
     assert finding["status"] == "unmeasured"
     assert finding["notes"] == ["needs two scores of most samples; 1280 samples have only one"]
 
@@ -99,7 +99,7 @@ def shuffled(folder, **settings):
 
 def r2(c, p):
     """Return the leak of the features with 18 known samples."""
-    return attacked(ScoreGram(), p, c, n=18)["leak"]["train"].headline
+    return attack_recording(ScoreGram(), p, c, n=18)["leak"]["train"].headline
 
 
 @pytest.mark.sampled
@@ -120,7 +120,7 @@ def test_shuffled_batches_give_all_features(tmp_path, settings):
 
 def test_without_the_truth_it_says_how_well_it_predicts_scores_that_it_did_not_see(tmp_path):
     _, p = shuffled(tmp_path, outputs=5, epochs=2)
-    (block,) = attacked(ScoreGram(), p)["leak"].values()
+    (block,) = attack_recording(ScoreGram(), p)["leak"].values()
     assert block.metric == "consistency"
     assert block.headline > 1 - 1e-6
     assert block.headline > block.chance
@@ -146,7 +146,7 @@ def test_momentum_from_before_the_recording_is_not_guessed(tmp_path):
                 recorder.begin(step.number, rate=step.rate)
                 for name, array in step.notes.items():
                     recorder.note(name, array)
-    assert "from the first step on" in attacked(ScoreGram(), Recording(tmp_path / "late"))["notes"][0]
+    assert "from the first step on" in attack_recording(ScoreGram(), Recording(tmp_path / "late"))["notes"][0]
 
 
 def test_rows_in_another_order_are_the_same_batch_and_inference_between_moves_nothing(tmp_path):
@@ -161,5 +161,5 @@ def test_rows_in_another_order_are_the_same_batch_and_inference_between_moves_no
             for name in ("rows", "scores", "delta"):
                 recorder.note(name, step.notes[name][order])
             recorder.begin(2 * step.number + 1, rate=None)
-    found, expected = recovered(Recording(shuffled)).features, recovered(p).features
+    found, expected = recover_geometry(Recording(shuffled)).features, recover_geometry(p).features
     np.testing.assert_allclose(found @ found.T, (expected @ expected.T)[np.ix_(orders[0], orders[0])], atol=1e-6)

@@ -16,7 +16,7 @@ from vflsec.attacks.self_training import N_FOLDS, PENALTY, ForestTraining, SelfT
 from vflsec.attacks.trees import Trees
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
-from vflsec.inference.fused import fused_classes
+from vflsec.inference.fused import fuse_classes
 from vflsec.inference.sources import sources
 from vflsec.results import metrics
 
@@ -156,10 +156,10 @@ def test_results_do_not_depend_on_how_libraries_round(monkeypatch, attack):
     before = attack(view, seed=0).scores["train"]
 
     def rounded_elsewhere(view, rng):
-        guess = fused_classes(view, rng)
+        guess = fuse_classes(view, rng)
         return replace(guess, scores={split: p * (1 + 1e-12) for split, p in guess.scores.items()})
 
-    monkeypatch.setattr("vflsec.attacks.self_training.fused_classes", rounded_elsewhere)
+    monkeypatch.setattr("vflsec.attacks.self_training.fuse_classes", rounded_elsewhere)
     torch.testing.assert_close(attack(view, seed=0).scores["train"], before, atol=1e-9, rtol=0)
 
 

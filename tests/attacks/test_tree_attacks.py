@@ -27,7 +27,7 @@ from vflsec.run import adversary
 from vflsec.run.questions import ask
 from vflsec.run.runner import kinds_read
 from vflsec.run.spec import AuxSpec
-from vflsec.testing.federations import federation_of, grown
+from vflsec.testing.federations import build_from_numbers, grow_trees
 
 N, KNOWN = 1500, 60
 
@@ -45,18 +45,18 @@ def world(*, seed=0, n=N, n_classes=2, noise=0.5, parties=("active", "passive_1"
     cuts = torch.quantile(total["train"], torch.arange(1, n_classes) / n_classes)
     y = {s: torch.bucketize(t, cuts) for s, t in total.items()}
     grown_by = {s: own[torch.randperm(n, generator=rng)] for s, own in y.items()} if shuffled else y
-    federation = federation_of(x, grown_by, n_classes=n_classes, seed=seed)
-    return x, y, grown(federation, **{"exchange": "masked", **options})
+    federation = build_from_numbers(x, grown_by, n_classes=n_classes, seed=seed)
+    return x, y, grow_trees(federation, **{"exchange": "masked", **options})
 
 
 def passive(trees, known=KNOWN):
     parties = adversary.adversary(trees.trained.federation, "passive_1")
-    return adversary.view_of(trees.trained, parties, torch.arange(known), trees.heard("passive_1"))
+    return adversary.view_of(trees.trained, parties, torch.arange(known), trees.get_messages("passive_1"))
 
 
 def active(trees, known=KNOWN):
     aux = AuxSpec(n=known, balanced=False)
-    return ask(SplitOrder(), trees.trained, "active", aux, trees.heard("active")).view
+    return ask(SplitOrder(), trees.trained, "active", aux, trees.get_messages("active")).view
 
 
 def auc(scores, y, known=KNOWN):
@@ -328,7 +328,9 @@ def test_columns_of_other_rows_are_learned_from_what_histograms_say_of_training_
     theirs = {s: (x[:, 0] * x[:, 1]).sign()[:, None] for s, x in own.items()}
     theirs = {s: x + 0.1 * torch.randn(n, 1, generator=rng) for s, x in theirs.items()}
     y = {s: (torch.rand(n, generator=rng) < 0.5).long() for s in own}
-    trees = grown(federation_of({"active": own, "passive_1": theirs}, y), exchange="masked", rounds=20, bins=32)
+    trees = grow_trees(
+        build_from_numbers({"active": own, "passive_1": theirs}, y), exchange="masked", rounds=20, bins=32
+    )
     view = active(trees, known=30)
     found, of_splits = (attack(view, seed=0).scores["test"] for attack in (ColumnFusion(), SplitOrder()))
     alone = ColumnFusion()(adversary.alone(view, 0), seed=0).scores["test"]
@@ -346,8 +348,8 @@ def test_columns_of_other_rows_are_not_guessed_worse_than_by_imputation():
     order = torch.from_numpy(np.random.default_rng(0).permutation(x.shape[1]))
     dealt = {"active": x[:, order[:15]], "passive_1": x[:, order[15:]]}
     parties = {name: {s: own[part] for s, part in halves.items()} for name, own in dealt.items()}
-    federation = federation_of(parties, {s: y[part] for s, part in halves.items()})
-    view = active(grown(federation, exchange="masked", rounds=20, bins=32), known=80)
+    federation = build_from_numbers(parties, {s: y[part] for s, part in halves.items()})
+    view = active(grow_trees(federation, exchange="masked", rounds=20, bins=32), known=80)
     alone = SplitOrder().alone()(adversary.alone(view, 0), seed=0).scores["test"]
     found = ColumnFusion()(view, seed=0).scores["test"]
     truth = parties["passive_1"]["test"].numpy()

@@ -14,7 +14,7 @@ from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.recording import Header, Recording, RecordingWriter
 from vflsec.cipher.roles.active import ActiveRole
 from vflsec.cipher.roles.passive import PassiveRole
-from vflsec.testing.recordings import EncryptedRun, LinearRun, attacked, loss_gradient
+from vflsec.testing.recordings import EncryptedRun, LinearRun, attack_recording, loss_gradient
 
 
 class Features(msgspec.Struct, tag=True):
@@ -50,7 +50,7 @@ def wire(numbers, *, secure):
 
 def read(recording):
     """Return the share of faulty messages, what was read, and what could not be tested."""
-    found = attacked(Wire(), recording)
+    found = attack_recording(Wire(), recording)
     note, *untested = found["notes"]
     return found["leak"]["messages"].headline, note, [line.removeprefix("not measured: ") for line in untested]
 
@@ -110,7 +110,7 @@ def test_obfuscation_leaves_the_exponents(tmp_path, keys):
     _, note, _ = read(c)
     assert "not re-randomized" not in note
     assert "exponents in clear in EncryptedDelta: 2 messages" in note
-    assert attacked(WireExponents(), c, p, n=20)["leak"]["train"].metric == "auc"
+    assert attack_recording(WireExponents(), c, p, n=20)["leak"]["train"].metric == "auc"
 
 
 @pytest.mark.parametrize(("positives", "least", "most"), [(0.24, 0.71, 0.77), (0.05, 0.9, 0.96), (0.02, 0.94, 0.99)])
@@ -138,7 +138,9 @@ def test_ours_has_no_fault(tmp_path, delta, mode):
         value, note, _ = read(recording)
         assert value == 0
         assert note.startswith("no fault")
-        assert attacked(WireExponents(), recording, other, n=20)["status"] == "unmeasured"  # no exponents to rank by
+        assert (
+            attack_recording(WireExponents(), recording, other, n=20)["status"] == "unmeasured"
+        )  # no exponents to rank by
 
 
 class Bare(ActiveRole):
@@ -263,4 +265,4 @@ def test_exponents_in_clear_are_found(tmp_path, mode):
 
 def test_without_messages_nothing_is_measured(tmp_path):
     c, _ = LinearRun(steps=1).record(tmp_path)
-    assert attacked(Wire(), c)["status"] == "unmeasured"
+    assert attack_recording(Wire(), c)["status"] == "unmeasured"

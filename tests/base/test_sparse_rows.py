@@ -10,7 +10,7 @@ from torch import nn
 
 from vflsec.base import sparse_rows
 from vflsec.base.errors import DataError
-from vflsec.base.sparse_rows import SparseRows, matrix_of, tensor_of
+from vflsec.base.sparse_rows import SparseRows, to_matrix, to_tensor
 from vflsec.nn.wide import WideLinear
 
 
@@ -151,11 +151,11 @@ def test_no_dense_copy_is_larger_than_the_limit(rows, monkeypatch):
 def test_matrices_of_scipy_become_tensors_and_back():
     dense = np.array([[0, 2, 0, 0], [0, 0, 0, 3], [5, 0, 0, 0]], dtype=np.float32)
     stored = csr_array((np.array([2, 0, 0, 3, 5, 0], dtype=np.float32), [1, 0, 0, 3, 0, 2], [0, 2, 4, 6]), (3, 4))
-    rows = tensor_of(stored)
+    rows = to_tensor(stored)
     assert rows.places.shape == (3, 2)  # zeros that are stored are entries
     np.testing.assert_array_equal(rows.numpy(), dense)
-    np.testing.assert_array_equal(matrix_of(rows).toarray(), dense)
-    np.testing.assert_array_equal(matrix_of(tensor_of(dense)), dense)
-    empty = tensor_of(csr_array((0, 4), dtype=np.float32))
+    np.testing.assert_array_equal(to_matrix(rows).toarray(), dense)
+    np.testing.assert_array_equal(to_matrix(to_tensor(dense)), dense)
+    empty = to_tensor(csr_array((0, 4), dtype=np.float32))
     assert empty.dense().shape == (0, 4)
-    assert matrix_of(empty).shape == (0, 4)
+    assert to_matrix(empty).shape == (0, 4)

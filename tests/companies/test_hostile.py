@@ -25,7 +25,7 @@ from vflsec.companies.session import BatchPort
 from vflsec.companies.side import Schedule
 from vflsec.companies.snapshots import Journal
 from vflsec.companies.wire import Connection
-from vflsec.testing.recordings import attacked
+from vflsec.testing.recordings import attack_recording
 
 pytestmark = pytest.mark.chaos
 
@@ -452,7 +452,7 @@ def test_answers_before_a_return_to_an_older_state_are_counted(keys, tmp_path):
     assert answers[2] == 2
     layout = Recording(path).header.layout
     most = max(passes_read(answers).values())
-    (block,) = attacked(ForwardPasses(), Recording(path))["leak"].values()
+    (block,) = attack_recording(ForwardPasses(), Recording(path))["leak"].values()
     assert block.headline == min(1, most * layout.outputs / layout.width)
     _, _, errors = run_both(keys, JOB, OWN, tmp_path, each={"passive": {"record": path}})
     assert not errors

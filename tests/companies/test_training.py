@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from vflsec.base.errors import UsageError
-from vflsec.base.seeds import drawing
+from vflsec.base.seeds import seed_weights
 from vflsec.cipher.arithmetic.keys import Keys
 from vflsec.cipher.arithmetic.layout import CipherSpec
 from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
@@ -34,10 +34,10 @@ def first_models(job, own):
     width = job.model.width or own["passive"].layout.width
     bottom = nn.Identity()
     if job.model.encoder != "identity":
-        with drawing(SEEDS["passive"], "model", "passive_1"):
+        with seed_weights(SEEDS["passive"], "model", "passive_1"):
             bottom = build_encoder(own["passive"].layout, job.model.spec, job.model.outputs)
     columns, outputs, drawn = own["active"].layout.width, job.model.outputs, {role: Masks(role) for role in own}
-    with drawing(SEEDS["active"], "model", "top"):
+    with seed_weights(SEEDS["active"], "model", "top"):
         joint = nn.Linear(columns + width, outputs).double()
     with torch.no_grad():
         joint.weight[:, columns:] = torch.from_numpy(first_share(drawn["active"], width, outputs, columns + width).T)

@@ -149,13 +149,13 @@ def test_pixels_have_no_bounds():
     frame = pd.DataFrame({"x": [0.0] * 997 + [1.0, 1.0, 255.0]})
     table = PartyTable("active", frame, image=(1, 1, 1))
     assert ColumnEncoder(table, frame)(frame)[-1, 0] == pytest.approx(31.6, abs=0.1)
-    assert encoder_of(frame).fitted()["x"]["high"] == 10.0  # as a number
+    assert encoder_of(frame).describe()["x"]["high"] == 10.0  # as a number
 
 
 def test_a_bundled_dataset_has_no_value_beyond_its_bounds():
     dataset = load()
     common = align(dataset.parties)
     for table in dataset.parties:
-        for name, scale in ColumnEncoder(table, table.frame.loc[common]).fitted().items():
+        for name, scale in ColumnEncoder(table, table.frame.loc[common]).describe().items():
             if "low" in scale and name not in table.signed_log:
                 assert scale["low"] <= table.frame[name].min() <= table.frame[name].max() <= scale["high"], name

@@ -129,7 +129,7 @@ def test_rare_categories_are_grouped_as_scikit_learn_does():
     theirs = OneHotEncoder(max_categories=6, handle_unknown="infrequent_if_exist", sparse_output=False)
     expected = theirs.fit(values[:600, None]).transform(values[:, None])
     found = encode(frame)
-    assert encode.fitted()["a"]["categories"] == sorted(frequent)
+    assert encode.describe()["a"]["categories"] == sorted(frequent)
     np.testing.assert_array_equal(found, np.roll(expected, 1, axis=1))  # their last column is our first
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from vflsec.base.errors import Diverged
-from vflsec.base.seeds import drawing, generator
+from vflsec.base.seeds import generator, seed_weights
 from vflsec.core.defense import DefenseStack
 from vflsec.core.federation import load_states
 from vflsec.core.party import Party
@@ -25,7 +25,7 @@ from vflsec.testing.federations import toy_federation
 def prepared(strength=1.0, *, classes=2, seed=0):
     """A defense with its layers drawn; fitted at most once in this file."""
     made = ConfusionalAutoencoder(strength)
-    with drawing(seed, "weights"):
+    with seed_weights(seed, "weights"):
         made.prepare({"passive_1": 2}, n_classes=classes, rng=generator(seed, "coae"))
     return made
 

@@ -139,7 +139,7 @@ def test_randomized_response_flips_with_its_probability(classes, eps):
     told = made.on_labels(y, features=y[:, None], n_classes=classes, rng=generator(0, "labels"))
     kept = int((told == y).sum())
     p = math.exp(eps) / (math.exp(eps) + classes - 1)
-    assert made.kept(classes) == pytest.approx(p)
+    assert made.compute_keep_probability(classes) == pytest.approx(p)
     assert stats.binomtest(kept, len(y), p).pvalue > 0.01
     for wrong in (0.9 * eps, 1.1 * eps):  # an epsilon 10 % off is rejected
         off = math.exp(wrong) / (math.exp(wrong) + classes - 1)
@@ -151,7 +151,7 @@ def test_randomized_response_flips_with_its_probability(classes, eps):
 def test_randomized_response_has_an_exact_epsilon():
     for eps in (0.5, 1.0, 2.0, 3.0, 8.0):
         made = LabelDP(1 / eps)
-        kept, flipped = made.kept(5), (1 - made.kept(5)) / 4
+        kept, flipped = made.compute_keep_probability(5), (1 - made.compute_keep_probability(5)) / 4
         assert math.log(kept / flipped) == pytest.approx(eps, rel=1e-12)
         assert made.spent(1) == {"epsilon": pytest.approx(eps, rel=1e-12), "delta": 0.0}
     y = torch.arange(10)

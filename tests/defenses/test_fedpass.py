@@ -5,13 +5,13 @@ import torch
 from scipy import stats
 from torch.nn import functional as F
 
-from vflsec.base.seeds import drawing, generator
+from vflsec.base.seeds import generator, seed_weights
 from vflsec.defenses.fedpass import Passports
 
 
 def prepared(strength=2.0, *, senders=("passive_1",), width=4, seed=0):
     made = Passports(strength)
-    with drawing(seed, "weights"):
+    with seed_weights(seed, "weights"):
         made.prepare(dict.fromkeys(senders, width), n_classes=2, rng=generator(seed, "fedpass"))
     return made
 

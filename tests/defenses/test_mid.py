@@ -5,13 +5,13 @@ import torch
 from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
 
-from vflsec.base.seeds import drawing, generator
+from vflsec.base.seeds import generator, seed_weights
 from vflsec.defenses.mid import InformationBottleneck, divergence
 
 
 def prepared(strength=1.0, *, senders=("passive_1",), width=3, seed=0):
     made = InformationBottleneck(strength)
-    with drawing(seed, "weights"):
+    with seed_weights(seed, "weights"):
         made.prepare(dict.fromkeys(senders, width), n_classes=2, rng=generator(seed, "mid"))
     return made
 

@@ -11,7 +11,7 @@ from tests.inference.test_replay import trained
 from vflsec.base.layout import Layout
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
-from vflsec.inference.trees.choices import Choices, drawn_columns
+from vflsec.inference.trees.choices import Choices, infer_drawn_columns
 from vflsec.inference.trees.labels import fit_labels_by_row
 from vflsec.inference.trees.replay import Ensemble, Rates, observe_trees, replay_boosting
 from vflsec.trees.bins import Bins
@@ -92,11 +92,11 @@ def test_a_party_knows_the_columns_that_it_draws(exchange, parties):
     if parties == 3:  # colluding parties have their columns side by side
         view = replace(view, features={"train": view.features["train"].repeat(1, 2)})
         d *= 2
-    found = drawn_columns(view)
+    found = infer_drawn_columns(view)
     assert sorted(found) == [0, 1, 2, 3]
     assert {(len(own), own.sum()) for own in found.values()} == {(d, d // 2)}
     assert len({own.tobytes() for own in found.values()}) > 1
-    assert drawn_columns(replace(view, messages=())) == {}
+    assert infer_drawn_columns(replace(view, messages=())) == {}
 
 
 def test_a_category_is_drawn_with_all_its_values():
@@ -110,12 +110,12 @@ def test_a_category_is_drawn_with_all_its_values():
     )
     none = torch.zeros(0, dtype=torch.long)
     view = View("passive_1", "passive", 2, {"train": torch.zeros(3, 4)}, None, none, none, messages)
-    assert {tree: own.tolist() for tree, own in drawn_columns(view).items()} == {
+    assert {tree: own.tolist() for tree, own in infer_drawn_columns(view).items()} == {
         0: [True, False, False, False],
         1: [False, True, True, True],
         2: [True, True, True, True],
     }
-    assert drawn_columns(replace(view, features={"train": torch.zeros(3, 5)})) == {}
+    assert infer_drawn_columns(replace(view, features={"train": torch.zeros(3, 5)})) == {}
 
 
 def test_a_round_without_known_splits_says_nothing():

@@ -90,7 +90,7 @@ def test_a_mixture_without_some_known_rows_is_one_of_the_others():
     torch.testing.assert_close(whole, mixture.predict(tables))
     expected = torch.zeros(40, 2, dtype=torch.float64)
     for (names, noise, _), weight in mixture.candidates:
-        everything = sum(kernels[name].between(kernels[name].x, kernels[name].x) for name in names)
+        everything = sum(kernels[name].compute_similarity(kernels[name].x, kernels[name].x) for name in names)
         gram = everything[:, :20][:, ~out] / len(names) + 1
         regular = gram[:20][~out] + noise * torch.eye(15)
         expected += weight * (gram @ torch.linalg.solve(regular, (y - y.mean(dim=0))[~out]))

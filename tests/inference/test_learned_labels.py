@@ -18,7 +18,7 @@ from vflsec.inference.trees.labels import (
     score_by_forest,
 )
 from vflsec.inference.trees.replay import Rates, observe_trees, replay_boosting
-from vflsec.testing.federations import federation_of, grown
+from vflsec.testing.federations import build_from_numbers, grow_trees
 
 RATES = Rates(0.3, 1.0)
 KNOWN = 60
@@ -52,7 +52,7 @@ def curved(n, seed=0):
         a, p = x["active"][s], x["passive_1"][s]
         total = a[:, 0] * a[:, 1] + a[:, 2] + p[:, 0] * p[:, 1] + p[:, 2].square() - 1
         y[s] = (total + torch.randn(n, generator=rng) > 0).long()
-    return y, grown(federation_of(x, y), exchange="masked", rounds=20, depth=4)
+    return y, grow_trees(build_from_numbers(x, y), exchange="masked", rounds=20, depth=4)
 
 
 @pytest.mark.long
@@ -72,11 +72,14 @@ def test_with_few_rows_and_known_labels_they_beat_labels_of_rows_by_themselves()
     )
     x, halves = torch.from_numpy(columns).float(), {"train": slice(1000), "test": slice(1000, None)}
     dealt = {"active": x[:, ::2], "passive_1": x[:, 1::2]}
-    federation = federation_of(
+    federation = build_from_numbers(
         {name: {s: own[rows] for s, rows in halves.items()} for name, own in dealt.items()},
         {s: torch.from_numpy(classes[rows]) for s, rows in halves.items()},
     )
-    y, view = torch.from_numpy(classes[:1000]), passive(grown(federation, exchange="masked", rounds=20, depth=4), 10)
+    y, view = (
+        torch.from_numpy(classes[:1000]),
+        passive(grow_trees(federation, exchange="masked", rounds=20, depth=4), 10),
+    )
     found = auc(both(labels(view)), y, 10)
     by_row = auc(both(fit_labels_by_row([view], observe_trees(view), [start(view)], RATES)[0]), y, 10)
     assert found > by_row

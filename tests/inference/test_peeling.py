@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vflsec.inference.trees.histograms import Equation, PossibleBins, keys_of, peel_bins
+from vflsec.inference.trees.histograms import Equation, PossibleBins, encode_pairs, peel_bins
 
 BINS = 6
 
@@ -20,7 +20,7 @@ def equation(rows, bins, pairs):
     inside = bins[rows][:, :, None] == np.arange(BINS * bins.shape[1])  # (m, columns, V)
     counts = inside.sum(axis=(0, 1))
     sums = np.einsum("mcv,mk->vk", inside.astype(np.int64), pairs[rows])
-    return Equation(rows, keys_of(pairs[rows]), keys_of(sums), counts)
+    return Equation(rows, encode_pairs(pairs[rows]), encode_pairs(sums), counts)
 
 
 class Allowed(PossibleBins):
@@ -46,7 +46,7 @@ def column(columns=3):
 def test_keys_add_up_as_pairs_do():
     pairs = np.random.default_rng(0).integers(-(2**40), 2**40, (50, 2))
     with np.errstate(over="ignore"):
-        assert keys_of(pairs).sum() == keys_of(pairs.sum(axis=0))
+        assert encode_pairs(pairs).sum() == encode_pairs(pairs.sum(axis=0))
 
 
 def test_bins_with_one_or_two_rows_are_found():

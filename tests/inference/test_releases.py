@@ -42,7 +42,7 @@ def test_epochs_and_means_are_those_of_a_naive_count(batches):
     for row in range(8):
         own = expected.get(row, everything)
         assert means[row].item() == pytest.approx(sum(own) / len(own), abs=1e-5)
-    first = found.first(1)
+    first = found.take_first(1)
     assert sorted(first.rows.tolist()) == sorted(expected)
     assert len(found.by_epoch()) == max(seen["epochs"]) + 1
     assert all((found.epoch[lines] == k).all() for k, lines in enumerate(found.by_epoch()))

@@ -16,13 +16,13 @@ from vflsec.inference.trees.nodes import known_nodes, local_splits, node_compone
 from vflsec.inference.trees.values import _nearest, solve_bins
 from vflsec.run.adversary import adversary
 from vflsec.run.adversary import view_of as view_after
-from vflsec.testing.federations import federation_of
-from vflsec.testing.federations import grown as trees_on
+from vflsec.testing.federations import build_from_numbers
+from vflsec.testing.federations import grow_trees as trees_on
 
 N = 400
 
 
-def grown(*, seed=0, n=N, n_classes=2, parties=2, width=3, twice=False, **options):
+def grow_trees(*, seed=0, n=N, n_classes=2, parties=2, width=3, twice=False, **options):
     """Trees on columns of each party, and on a label that depends on the first of each.
 
     ``twice``: test rows are copies of training rows.
@@ -35,12 +35,12 @@ def grown(*, seed=0, n=N, n_classes=2, parties=2, width=3, twice=False, **option
     total = {s: sum(x[name][s][:, 0] for name in names) + torch.randn(n, generator=rng) for s in ("train", "test")}
     cuts = torch.quantile(total["train"], torch.arange(1, n_classes) / n_classes)
     y = {s: torch.bucketize(t, cuts) for s, t in total.items()}
-    return trees_on(federation_of(x, y, n_classes=n_classes, seed=seed), **options)
+    return trees_on(build_from_numbers(x, y, n_classes=n_classes, seed=seed), **options)
 
 
 def view_of(trees, party="passive_1", known=40, **fields):
     parties = adversary(trees.trained.federation, party)
-    return replace(view_after(trees.trained, parties, torch.arange(known), trees.heard(party)), **fields)
+    return replace(view_after(trees.trained, parties, torch.arange(known), trees.get_messages(party)), **fields)
 
 
 def leaves(trees):
@@ -54,7 +54,7 @@ def path(node):
 
 
 def test_a_row_has_the_nodes_on_the_way_to_its_leaf():
-    trees = grown(rounds=6)
+    trees = grow_trees(rounds=6)
     found, reached = known_nodes(view_of(trees), "active"), leaves(trees)
     for row in range(0, N, 37):
         for tree in range(6):
@@ -72,20 +72,20 @@ def untold(message):
 
 
 def test_nodes_that_are_not_told_are_unknown():
-    view = view_of(grown())
+    view = view_of(grow_trees())
     hidden = tuple(untold(m) for m in view.messages if m.sender == "active" and m.split == "train")
     assert known_nodes(replace(view, messages=hidden), "active") is None
 
 
 def test_an_adversary_that_is_not_adaptive_reads_one_tree():
-    trees = grown(rounds=4)
+    trees = grow_trees(rounds=4)
     found = known_nodes(view_of(trees, adaptive=False), "active")
     assert found.trees.tolist() == [0]
 
 
 def test_trees_of_one_round_are_of_one_round():
     for exchange in ("plain", "masked"):
-        view = view_of(grown(rounds=3, n_classes=3, exchange=exchange))
+        view = view_of(grow_trees(rounds=3, n_classes=3, exchange=exchange))
         assert known_nodes(view, "active").rounds.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
@@ -103,7 +103,7 @@ def naive(view, kept=None):
 
 @pytest.mark.parametrize("rounds", [2, 10])
 def test_components_are_those_of_standardized_columns_of_nodes(rounds):
-    trees = grown(rounds=rounds)
+    trees = grow_trees(rounds=rounds)
     view = view_of(trees)
     points, values = node_components(view, "active")["train"]
     exact = np.linalg.svd(naive(view), compute_uv=False)
@@ -112,7 +112,7 @@ def test_components_are_those_of_standardized_columns_of_nodes(rounds):
 
 
 def test_all_components_have_the_kernel_of_shared_nodes():
-    trees = grown(rounds=2)
+    trees = grow_trees(rounds=2)
     view = view_of(trees)
     columns = naive(view)
     table = weigh_components(*node_components(view, "active")["train"], 1).numpy()
@@ -123,7 +123,7 @@ def test_all_components_have_the_kernel_of_shared_nodes():
 @pytest.mark.parametrize("power", [1, 3])
 def test_the_columns_of_a_table_have_one_variance(power):
     """So that a model which standardizes them keeps the kernel."""
-    trees = grown()
+    trees = grow_trees()
     table = weigh_components(*node_components(view_of(trees), "active")["train"], power)
     deviations = table.std(dim=0)
     torch.testing.assert_close(deviations, deviations[:1].expand_as(deviations))
@@ -131,7 +131,7 @@ def test_the_columns_of_a_table_have_one_variance(power):
 
 def test_at_prediction_a_row_has_the_components_of_a_training_row_like_it():
     """Test rows that are copies of training rows are told only nodes that the party splits, and agree on these."""
-    view = view_of(grown(rounds=8, twice=True))
+    view = view_of(grow_trees(rounds=8, twice=True))
     both = node_components(view, "active", everywhere=True)
     np.testing.assert_allclose(both["test"][0], both["train"][0], atol=1e-9)
     assert set(node_components(view, "active")) == {"train"}
@@ -141,7 +141,7 @@ def test_at_prediction_a_row_has_the_components_of_a_training_row_like_it():
 
 
 def test_a_tree_that_a_row_is_not_told_of_says_nothing_of_it():
-    trees = grown(rounds=5)
+    trees = grow_trees(rounds=5)
     known = known_nodes(view_of(trees), "active")
     known.nodes["train"][7] = 0
     points, _ = shared_components(known, "train")["train"]
@@ -149,7 +149,7 @@ def test_a_tree_that_a_row_is_not_told_of_says_nothing_of_it():
 
 
 def test_parties_that_collude_know_what_either_is_told():
-    trees = grown(parties=3, rounds=4)
+    trees = grow_trees(parties=3, rounds=4)
     together = known_nodes(view_of(trees, "passive_1+passive_2"), "active")
     for party in ("passive_1", "passive_2"):
         alone = known_nodes(view_of(trees, party), "active")
@@ -157,7 +157,7 @@ def test_parties_that_collude_know_what_either_is_told():
 
 
 def test_sources_have_tables_of_trees():
-    trees = grown()
+    trees = grow_trees()
     passive, active = sources(view_of(trees)), sources(view_of(trees, "active", victim="passive_1"))
     for power in (1, 3, 9):
         assert passive[f"nodes from active in train: power {power}"].table["train"].shape == (N, 32)
@@ -169,19 +169,19 @@ def test_sources_have_tables_of_trees():
 
 @pytest.mark.parametrize("exchange", ["plain", "masked"])
 def test_what_a_party_notes_of_its_own_is_no_source(exchange):
-    assert not any("gradient" in name for name in sources(view_of(grown(exchange=exchange), "active")))
+    assert not any("gradient" in name for name in sources(view_of(grow_trees(exchange=exchange), "active")))
 
 
 def truth(trees, known, split):
     """The number of each unit of each row: the middle quantile of its bin."""
     party = trees.trained.federation.parties["passive_1"]
-    bin_of = trees.trained.method._bins["passive_1"].of(party.features[split])
+    bin_of = trees.trained.method._bins["passive_1"].assign(party.features[split])
     return np.stack([known.weights[bin_of[:, unit.column], u] for u, unit in enumerate(known.units)], axis=1)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_bounds_hold_the_truth(split):
-    trees = grown(rounds=20)
+    trees = grow_trees(rounds=20)
     known = bounds(view_of(trees, "active"), "passive_1")
     exact = truth(trees, known, split)
     assert (known.lowest[split] <= exact + 1e-9).all()
@@ -190,7 +190,7 @@ def test_bounds_hold_the_truth(split):
 
 
 def test_as_many_sums_as_rows_give_every_bin():
-    trees = grown(n=60, rounds=60, depth=3, exchange="masked", leaf_rows=1)
+    trees = grow_trees(n=60, rounds=60, depth=3, exchange="masked", leaf_rows=1)
     view = view_of(trees, "active")
     known = bounds(view, "passive_1")
     np.testing.assert_allclose(solve_bins(view, "passive_1"), truth(trees, known, "train"), atol=1e-3)
@@ -200,7 +200,7 @@ def test_as_many_sums_as_rows_give_every_bin():
 
 
 def test_sums_add_to_bounds():
-    trees = grown(rounds=10)
+    trees = grow_trees(rounds=10)
     view = view_of(trees, "active")
     known = bounds(view, "passive_1")
     exact = truth(trees, known, "train")
@@ -224,7 +224,7 @@ def test_shares_are_the_nearest_ones_that_are_allowed():
 
 
 def test_histograms_of_nodes_that_are_not_told_are_left_out():
-    trees = grown(rounds=5)
+    trees = grow_trees(rounds=5)
     view = view_of(trees, "active")
     known = bounds(view, "passive_1")
     hidden = tuple(untold(m) if m.sender == "active" else m for m in view.messages)
@@ -233,7 +233,7 @@ def test_histograms_of_nodes_that_are_not_told_are_left_out():
 
 
 def test_expected_numbers_mean_the_same_of_rows_that_histograms_give_away_and_of_others():
-    known = bounds(view_of(grown(n=200, rounds=10, twice=True), "active"), "passive_1")
+    known = bounds(view_of(grow_trees(n=200, rounds=10, twice=True), "active"), "passive_1")
     exact = known.lowest["train"] == known.highest["train"]
     assert exact.mean() > (known.lowest["test"] == known.highest["test"]).mean() + 0.1
     np.testing.assert_allclose(known.expected["train"], known.expected["test"])
@@ -275,7 +275,7 @@ def test_a_category_is_the_one_to_whose_bin_a_row_goes_right():
 def test_the_more_trees_the_better_the_order():
     found = []
     for rounds in (2, 40):
-        trees = grown(rounds=rounds, seed=1)
+        trees = grow_trees(rounds=rounds, seed=1)
         known = bounds(view_of(trees, "active"), "passive_1")
         theirs = trees.trained.federation.parties["passive_1"].features["test"][:, 0]
         found.append(spearmanr(known.expected["test"][:, 0], theirs).statistic)

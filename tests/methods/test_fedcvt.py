@@ -18,14 +18,14 @@ from vflsec.defenses.mixup import Mixup
 from vflsec.methods.fedcvt import (
     UNKNOWN,
     FedCVT,
-    agreed,
+    agree_labels,
     attend,
-    completed,
+    complete_targets,
     cross_entropy,
     estimate,
     likeness,
 )
-from vflsec.nn.encoders import build_encoder, untrained
+from vflsec.nn.encoders import build_encoder, reinitialize
 from vflsec.nn.wrappers import PooledEncoder
 from vflsec.testing.conformance import MethodConformance
 from vflsec.testing.federations import toy_federation
@@ -173,15 +173,15 @@ def logits(*rows):
     ],
 )
 def test_a_pseudo_label_needs_three_sure_classifiers_that_agree(joint, one, other, label):
-    assert agreed([logits(joint), logits(one), logits(other)], 0.7).tolist() == [label]
+    assert agree_labels([logits(joint), logits(one), logits(other)], 0.7).tolist() == [label]
 
 
 def test_each_row_has_a_pseudo_label_of_its_own_and_the_threshold_must_be_exceeded():
     z = torch.tensor([[0.0, 0.0], [0.0, 9.0], [9.0, 0.0]])
-    assert agreed([z, z, z], 0.5).tolist() == [UNKNOWN, 1, 0]
-    assert agreed([z, z, z], 0.4).tolist() == [0, 1, 0]
+    assert agree_labels([z, z, z], 0.5).tolist() == [UNKNOWN, 1, 0]
+    assert agree_labels([z, z, z], 0.4).tolist() == [0, 1, 0]
     certain = z * 1000
-    assert agreed([certain, certain, certain], 1.0).tolist() == [UNKNOWN] * 3
+    assert agree_labels([certain, certain, certain], 1.0).tolist() == [UNKNOWN] * 3
 
 
 # The loss
@@ -475,8 +475,8 @@ def test_the_mean_over_soft_labels_leaves_out_rows_without_one():
     soft = torch.tensor([[0, 0, 1.0], [0, 0, 0], [1, 0, 0], [0, 0, 0]])
     assert torch.allclose(cross_entropy(z, soft), cross_entropy(z, hard))
     pseudo = torch.tensor([1, 1, UNKNOWN, UNKNOWN])
-    assert completed(hard, pseudo).tolist() == [2, 1, 0, UNKNOWN]
-    assert torch.equal(completed(soft, pseudo), torch.tensor([[0, 0, 1.0], [0, 1, 0], [1, 0, 0], [0, 0, 0]]))
+    assert complete_targets(hard, pseudo).tolist() == [2, 1, 0, UNKNOWN]
+    assert torch.equal(complete_targets(soft, pseudo), torch.tensor([[0, 0, 1.0], [0, 1, 0], [1, 0, 0], [0, 0, 0]]))
 
 
 def test_rows_are_not_mixed_where_some_have_no_label():
@@ -668,7 +668,7 @@ def test_an_untrained_copy_of_the_representation_has_other_weights_and_the_same_
     federation, made = make_federation(), method()
     made.build(federation)
     bottom = made.representation(federation.passive[0])
-    fresh = untrained(bottom, seed=5)
+    fresh = reinitialize(bottom, seed=5)
     x = federation.passive[0].features["test"]
     assert fresh(x).shape == bottom(x).shape == (len(x), 6)
     assert not torch.allclose(fresh(x), bottom(x))

@@ -11,7 +11,7 @@ from vflsec.base.seeds import generator
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.methods.epochs import EarlyStopping
-from vflsec.methods.local import Local, LocalTraining, labeled_rows
+from vflsec.methods.local import Local, LocalTraining, select_labeled_rows
 from vflsec.methods.split_training import SplitTraining
 from vflsec.testing.federations import toy_federation
 
@@ -35,7 +35,7 @@ def test_it_learns_from_every_labeled_row_aligned_or_not():
     """The same aligned rows, and the unaligned ones of a smaller overlap on top."""
     federation = make_federation(DataSpec(overlap=0.4))
     own = federation.active
-    rows, labels = labeled_rows(federation)
+    rows, labels = select_labeled_rows(federation)
     assert len(own.labels["local"]) == len(own.features["local"]) > 0
     assert torch.equal(rows, torch.cat([own.features["train"], own.features["local"]]))
     assert torch.equal(labels, torch.cat([own.labels["train"], own.labels["local"]]))
@@ -57,7 +57,7 @@ def test_where_labels_are_scarce_it_learns_from_the_aligned_ones_alone():
     for split in ("local", "unlabeled", "val"):
         federations[1].active.features[split].fill_(float("nan"))
     for federation in federations:
-        assert len(labeled_rows(federation)[0]) == 40
+        assert len(select_labeled_rows(federation)[0]) == 40
         method().fit(federation)
     assert torch.equal(*map(weights, federations))
 
@@ -195,7 +195,7 @@ def test_training_goes_on_from_a_state_that_was_kept():
     def training(federation):
         made = Local(spec, ModelSpec(bottom=(6,)))
         made.build(federation)
-        return LocalTraining(federation, federation.active.modules["local"], *labeled_rows(federation), spec)
+        return LocalTraining(federation, federation.active.modules["local"], *select_labeled_rows(federation), spec)
 
     whole, first, second = (training(make_federation(VALIDATION)) for _ in range(3))
     losses = [whole.epoch() for _ in range(4)]

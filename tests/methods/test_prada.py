@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from vflsec.base.errors import Diverged, UsageError
 from vflsec.base.layout import Group, Grouping
-from vflsec.base.seeds import drawing, generator
+from vflsec.base.seeds import generator, seed_weights
 from vflsec.core import registry
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.defense import Defense
@@ -126,7 +126,7 @@ def one_piece(federation, made, *, alternating):
     for epoch in range(spec.epochs):
         y, seed = source.labels["source"], federation.seed
         parts = batches(len(y), spec.batch, generator(seed, "batches", "pretrain", epoch), federation.device)
-        with drawing(seed, "dropout", "pretrain", epoch):
+        with seed_weights(seed, "dropout", "pretrain", epoch):
             total = 0.0
             for number, rows in enumerate(parts, epoch * len(parts)):
                 q, ramp = (number / (length * len(parts)) for length in (made.decay_epochs, made.ramp_epochs or 1))

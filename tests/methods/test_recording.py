@@ -19,7 +19,7 @@ from vflsec.methods.feature_group_method import VerticalLogisticRegression
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.prada import PrADA
 from vflsec.testing.federations import toy_federation
-from vflsec.testing.recordings import attacked
+from vflsec.testing.recordings import attack_recording
 
 SGD = {"optimizer": "sgd", "momentum": 0.5, "lr": 0.1, "batch": 32, "epochs": 2}
 
@@ -73,7 +73,7 @@ def test_recording_changes_nothing_of_the_audits_of_a_real_run(tmp_path):
     record(tmp_path, PrADA, source=96, train={"epochs": 4})
     for folder in (tmp_path / "passive_1", tmp_path / "source" / "passive_1"):
         c, p = both(folder)
-        assert all(attacked(Wire(), one)["leak"]["messages"].headline == 0 for one in (c, p))
+        assert all(attack_recording(Wire(), one)["leak"]["messages"].headline == 0 for one in (c, p))
         assert all(step.has("mu", "share", "rows") for step in c.steps())
         assert all(step.has("embedding_gradient") for step in c.steps() if step.rate is not None)
 
@@ -81,7 +81,7 @@ def test_recording_changes_nothing_of_the_audits_of_a_real_run(tmp_path):
 def test_delta_tells_c_the_labels_of_split_learning_under_encryption(tmp_path):
     record(tmp_path, FedSplitNN, model={"bottom": (6,), "cut": 3})
     c, p = both(tmp_path / "passive_1")
-    leak = attacked(DeltaChain(), c, p, n=20)["leak"]["train"]
+    leak = attack_recording(DeltaChain(), c, p, n=20)["leak"]["train"]
     assert leak.headline == leak.metrics["accuracy"] == 1.0
 
 
@@ -89,7 +89,7 @@ def test_delta_tells_c_the_labels_of_split_learning_under_encryption(tmp_path):
 def test_scores_tell_p_the_geometry_of_columns_that_stay(tmp_path):
     record(tmp_path, VerticalLogisticRegression, train={"batch": 160, "epochs": 12, "lr": 0.5})
     c, p = both(tmp_path / "passive_1")
-    assert attacked(ScoreGram(), p, c, n=20)["leak"]["train"].headline > 0.99
+    assert attack_recording(ScoreGram(), p, c, n=20)["leak"]["train"].headline > 0.99
 
 
 def test_each_passive_party_has_its_own(tmp_path):

@@ -25,7 +25,7 @@ from vflsec.defenses.iso import IsotropicNoise
 from vflsec.defenses.label_dp import LabelDP
 from vflsec.methods.secureboost import SecureBoost
 from vflsec.run import score
-from vflsec.testing.federations import federation_of, toy_federation
+from vflsec.testing.federations import build_from_numbers, toy_federation
 
 SMALL = {"rounds": 3, "depth": 3, "leaf_rows": 4, "bins": 8}
 VALIDATION = DataSpec(validation=0.3)
@@ -80,7 +80,7 @@ def dealt(columns, *, rows=240, classes=2, seed=0, split=0.75, signal=1.0):
         name: {s: torch.tensor(x[at][:, list(own)]) for s, at in split_at.items()}
         for name, own in zip(names, columns, strict=True)
     }
-    return federation_of(x_of, {s: y[at] for s, at in split_at.items()}, n_classes=classes, seed=seed)
+    return build_from_numbers(x_of, {s: y[at] for s, at in split_at.items()}, n_classes=classes, seed=seed)
 
 
 def derivatives(scores, targets):
@@ -343,7 +343,7 @@ def test_histograms_are_the_sums_of_the_derivatives_and_only_of_smaller_children
             continue
         passive, asked = message.sender, message.payload["nodes"].tolist()
         nodes, bins = told[passive], made._bins[passive]
-        codes = bins.of(federation.parties[passive].features["train"])
+        codes = bins.assign(federation.parties[passive].features["train"])
         values = derivatives[message.step].numpy()
         for k, node in enumerate(asked):
             inside = nodes == node

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from vflsec.base.errors import Diverged, UsageError
 from vflsec.base.layout import Layout
-from vflsec.base.seeds import drawing, generator
+from vflsec.base.seeds import generator, seed_weights
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.message import Kind, Route
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
@@ -99,13 +99,13 @@ class TestAltered(Conformance):
 
 
 def linear_model(width=3, columns=4):
-    with drawing(0, "test"):
+    with seed_weights(0, "test"):
         return Encoder(nn.Linear(columns, 6), nn.Linear(6, width), width)
 
 
 def learner(kind, rows=8, batch=8, lr=0.1):
     x = torch.randn(rows, 4, generator=generator(1, "rows"))
-    with drawing(0, "queue"):
+    with seed_weights(0, "queue"):
         return kind(linear_model(), x, Layout.numeric(4), batch=batch, lr=lr)
 
 
@@ -333,7 +333,7 @@ def test_the_projection_starts_again_unless_it_is_kept(encoder):
         drawn = {f"{name}.{last}.{part}" for name in federation.parties for part in ("weight", "bias")}
         assert changed == (set() if keep else drawn)
     for name, party in federation.parties.items():
-        with drawing(federation.seed, "projection", name):
+        with seed_weights(federation.seed, "projection", name):
             fresh = nn.Linear(6, 5)
         projection = party.modules["bottom"].get_submodule(last)
         assert torch.equal(projection.weight, fresh.weight)

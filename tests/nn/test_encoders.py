@@ -14,7 +14,7 @@ from vflsec.base.errors import UsageError
 from vflsec.base.layout import EncodedColumn, Layout
 from vflsec.base.seeds import generator
 from vflsec.core.settings import ModelSpec
-from vflsec.nn.encoders import MLPBottom, build_encoder, untrained
+from vflsec.nn.encoders import MLPBottom, build_encoder, reinitialize
 
 # A category, a number, a category, a number: nothing lies beside its own kind.
 MIXED = Layout(
@@ -244,7 +244,7 @@ class TestAll:
         with torch.no_grad():
             for value in (*model.parameters(), *model.buffers()):
                 value.fill_(7)
-        fresh, again, other = untrained(model, 1), untrained(model, 1), untrained(model, 2)
+        fresh, again, other = reinitialize(model, 1), reinitialize(model, 1), reinitialize(model, 2)
         for key, value in fresh.state_dict().items():
             assert not (value == 7).any(), key
             assert torch.equal(value, again.state_dict()[key]), key
@@ -254,7 +254,7 @@ class TestAll:
 
     def test_what_is_drawn_anew_has_the_distribution_of_what_was_drawn(self, encoder, layout):
         model = build(layout, encoder, cut=5)
-        fresh = untrained(model, 1)
+        fresh = reinitialize(model, 1)
         for name, value in model.named_parameters():
             if value.numel() > 200:
                 drawn, before = fresh.get_parameter(name).detach().std(), value.detach().std()

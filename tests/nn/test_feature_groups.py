@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from vflsec.base.layout import EncodedColumn, Group, Layout
-from vflsec.nn.encoders import untrained
-from vflsec.nn.feature_groups import DomainDiscriminators, FeatureGroups, ParallelLinear, UnitLength, ungrouped
+from vflsec.nn.encoders import reinitialize
+from vflsec.nn.feature_groups import DomainDiscriminators, FeatureGroups, ParallelLinear, UnitLength, group_all
 from vflsec.nn.wrappers import Frozen
 
 LAYOUT = Layout(
@@ -106,13 +106,13 @@ def test_embeddings_are_drawn_narrow_and_anew():
     table = wide.embedding.tables["town"]
     assert table.shape == (4000, 5)
     assert table.std().item() == pytest.approx(0.01, rel=0.03)
-    fresh = untrained(wide, 3).embedding.tables["town"]
+    fresh = reinitialize(wide, 3).embedding.tables["town"]
     assert not torch.equal(fresh, table)
     assert fresh.std().item() == pytest.approx(0.01, rel=0.03)
 
 
 def test_a_party_that_says_nothing_has_one_group():
-    grouping = ungrouped(LAYOUT)
+    grouping = group_all(LAYOUT)
     bottom = FeatureGroups(LAYOUT, grouping.single, grouping.embeddings)
     assert grouping.single == (grouping.whole,)
     # a category of n slots has (n + 1) // 2 numbers: 2 + 1 + 3 + 1

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from vflsec.nn.encoders import MLPBottom, untrained
+from vflsec.nn.encoders import MLPBottom, reinitialize
 from vflsec.nn.top import Top, aggregate
 
 A, B = torch.tensor([[1.0, 4.0]]), torch.tensor([[3.0, 2.0]])
@@ -55,7 +55,7 @@ def test_a_bottom_ends_without_activation():
 def test_untrained_is_drawn_anew_and_touches_nothing():
     bottom = MLPBottom(3, [5], 2)
     weight, state = bottom[0].weight.clone(), torch.get_rng_state()
-    fresh, again, other = untrained(bottom, 1), untrained(bottom, 1), untrained(bottom, 2)
+    fresh, again, other = reinitialize(bottom, 1), reinitialize(bottom, 1), reinitialize(bottom, 2)
     assert torch.equal(bottom[0].weight, weight)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(fresh[2].weight, again[2].weight)

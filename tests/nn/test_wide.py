@@ -11,7 +11,7 @@ from vflsec.base.sparse_rows import SparseRows
 from vflsec.core.settings import ModelSpec
 from vflsec.nn import wide
 from vflsec.nn.encoders import MLPBottom, build_encoder
-from vflsec.nn.wide import CategoryEmbedding, WideLinear, sparse_gradients
+from vflsec.nn.wide import CategoryEmbedding, WideLinear, allow_sparse_gradients
 
 LAYOUT = Layout(
     (
@@ -53,7 +53,7 @@ def test_sparse_rows_give_outputs_and_gradients_of_dense_ones(rows, name, sparse
     expected = other(rows.dense())
     expected.square().sum().backward()
     if sparse:
-        with sparse_gradients(layer):
+        with allow_sparse_gradients(layer):
             found = layer(rows)
             found.square().sum().backward()
             assert any(p.grad.is_sparse for p in layer.parameters())
@@ -67,7 +67,7 @@ def test_sparse_rows_give_outputs_and_gradients_of_dense_ones(rows, name, sparse
 
 def test_small_tables_keep_dense_gradients(rows):
     layer = WideLinear(1102, 5)
-    with sparse_gradients(layer):
+    with allow_sparse_gradients(layer):
         layer(rows).sum().backward()
     assert not layer.weight.grad.is_sparse
 
@@ -75,7 +75,7 @@ def test_small_tables_keep_dense_gradients(rows):
 def test_gradients_are_dense_again_outside(rows, monkeypatch):
     monkeypatch.setattr(wide, "MANY", 1)
     layer = CategoryEmbedding(LAYOUT, 3, 0.1)
-    with pytest.raises(ZeroDivisionError), sparse_gradients(layer):
+    with pytest.raises(ZeroDivisionError), allow_sparse_gradients(layer):
         raise ZeroDivisionError
     layer(rows).sum().backward()
     assert not layer.weight.grad.is_sparse

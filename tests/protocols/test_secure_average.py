@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from vflsec.base.errors import Diverged, UsageError
-from vflsec.base.seeds import drawing, generator
+from vflsec.base.seeds import generator, seed_weights
 from vflsec.core import registry
 from vflsec.core.message import Channel, Kind
 from vflsec.core.party import Party
@@ -27,7 +27,7 @@ def averaged(name, parties=3, scale=1.0, seed=0):
     members = [make(f"party_{k}") for k in range(parties)]
     shared = {}
     for party in members:
-        with drawing(seed, party.name):
+        with seed_weights(seed, party.name):
             shared[party.name] = {"top": nn.Sequential(nn.Linear(20, 30), nn.BatchNorm1d(30)).double()}
         shared[party.name]["top"][1].running_var.uniform_(0, 5, generator=generator(seed, party.name))
         for parameter in shared[party.name]["top"].parameters():

@@ -14,7 +14,7 @@ from vflsec.base.errors import InsufficientView
 from vflsec.base.seeds import derive
 from vflsec.core.settings import TrainSpec
 from vflsec.data import encode
-from vflsec.data.partition import DataSpec, exchanged, partition
+from vflsec.data.partition import DataSpec, exchange_rows, partition
 from vflsec.results.records.schema import Result
 from vflsec.run import engine, plan, runner, training
 from vflsec.run import spec as specs
@@ -81,7 +81,7 @@ def test_exchanged_rows_are_the_rows_of_their_ids(data, source, wide, monkeypatc
     monkeypatch.setattr(encode, "WIDE", 3 if wide else encode.WIDE)
     before = partition(toy(rows=200, source=source), DataSpec(**data), seed=0)
     n = len(before.ids["train"]) + len(before.ids["test"])
-    after = exchanged(before, np.random.default_rng(0).permutation(n))
+    after = exchange_rows(before, np.random.default_rng(0).permutation(n))
     assert issparse(before.parties["active"].features["train"]) == wide
     assert not np.array_equal(before.ids["train"], after.ids["train"])
     pool = [set(one.ids["train"]) | set(one.ids["test"]) for one in (before, after)]
@@ -92,10 +92,10 @@ def test_exchanged_rows_are_the_rows_of_their_ids(data, source, wide, monkeypatc
         known = {}
         for split, ids in before.ids.items():
             if split in own.features:
-                known |= dict(zip(ids, encode.dense(own.features[split]).tolist(), strict=True))
+                known |= dict(zip(ids, encode.densify(own.features[split]).tolist(), strict=True))
         for split, ids in after.ids.items():
             if split in own.features:
-                found = encode.dense(after.parties[name].features[split])
+                found = encode.densify(after.parties[name].features[split])
                 assert found.tolist() == [known[one] for one in ids], (name, split)
     labels = pd.concat([pd.Series(y, before.ids[s]) for s, y in before.labels.items() if s in before.ids])
     for split in after.labels.keys() & after.ids.keys():

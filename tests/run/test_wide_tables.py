@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import vflsec
-from vflsec.base.sparse_rows import SparseRows, tensor_of
+from vflsec.base.sparse_rows import SparseRows, to_tensor
 from vflsec.data import encode, memory
 from vflsec.data.dataset import PartyTable, VerticalDataset
 from vflsec.nn import wide
@@ -62,7 +62,7 @@ METHODS = [
 def in_double_precision(monkeypatch):
     """Trains in float64: rounding, which a chaotic pre-training amplifies, stays far below any tolerance."""
     monkeypatch.setattr(
-        "vflsec.run.federation.tensor_of", lambda rows, *device: tensor_of(rows.astype(np.float64), *device)
+        "vflsec.run.federation.to_tensor", lambda rows, *device: to_tensor(rows.astype(np.float64), *device)
     )
     torch.set_default_dtype(torch.float64)
     yield
@@ -113,7 +113,7 @@ def test_attacks_leak_the_same_from_sparse_rows(name, monkeypatch, tmp_path):
         return {point.attack: point.leak.mean for point in report.points}
 
     kinds = []
-    monkeypatch.setattr("vflsec.run.federation.tensor_of", lambda *given: _noted(kinds, tensor_of(*given)))
+    monkeypatch.setattr("vflsec.run.federation.to_tensor", lambda *given: _noted(kinds, to_tensor(*given)))
     sparse = leaks("sparse")
     assert SparseRows in kinds
     kinds.clear()

@@ -11,7 +11,7 @@ from vflsec.cipher.recording import Header, Recording, RecordingWriter
 from vflsec.cipher.roles.exchange import ROLES
 from vflsec.core import registry
 from vflsec.core.view import Fact, Guess, Need
-from vflsec.inference.recordings.samples import RecordingAttack, guess_of_samples, recording_of
+from vflsec.inference.recordings.samples import RecordingAttack, get_recording, guess_of_samples
 from vflsec.testing.conformance import RecordingConformance
 from vflsec.testing.recordings import EncryptedRun, LinearRun
 
@@ -103,7 +103,7 @@ class Sound(RecordingAttack):
 
     def run(self, view, *, rng):
         lengths = {}
-        for step in recording_of(view).steps():
+        for step in get_recording(view).steps():
             each = np.linalg.norm(step.notes["embedding_gradient"], axis=1).tolist()
             lengths |= dict(zip(step.notes["rows"].tolist(), each, strict=True))
         scores = torch.tensor(list(lengths.values()))
@@ -118,7 +118,7 @@ class GloballyRandom(Sound):
 
 class Prying(Sound):
     def run(self, view, *, rng):
-        other = Recording(recording_of(view).path.with_name("active.recording"))
+        other = Recording(get_recording(view).path.with_name("active.recording"))
         labels = {}
         for step in other.steps():
             labels |= dict(zip(step.notes["rows"].tolist(), step.notes["labels"].tolist(), strict=True))

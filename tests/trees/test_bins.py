@@ -47,17 +47,17 @@ def test_a_row_is_in_a_bin_up_to_b_exactly_if_it_does_not_exceed_the_threshold_o
     assert np.isinf(bins.threshold[-1])
     assert (np.diff(bins.threshold) > 0).all()
     for rows in (x, torch.tensor(others)[:, None]):
-        codes = bins.of(rows)[:, 0]
+        codes = bins.assign(rows)[:, 0]
         for b in range(len(bins)):
             assert ((codes <= b) == (rows[:, 0].numpy() <= bins.threshold[b])).all()
-    assert set(bins.of(x)[:, 0]) == set(range(len(bins))), "no bin is empty"
+    assert set(bins.assign(x)[:, 0]) == set(range(len(bins))), "no bin is empty"
 
 
 @given(values=arrays(np.float32, st.integers(1, 30), elements=st.one_of(ANY, FEW)))
 def test_fewer_values_than_bins_have_a_bin_each(values):
     bins, x = bins_of(values)
     assert len(bins) == len(np.unique(values))
-    assert (np.unique(values, return_inverse=True)[1] == bins.of(x)[:, 0]).all()
+    assert (np.unique(values, return_inverse=True)[1] == bins.assign(x)[:, 0]).all()
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_fewer_values_than_bins_have_a_bin_each(values):
 )
 def test_neighboring_and_extreme_numbers_are_told_apart(pair):
     bins, x = bins_of(pair)
-    assert bins.of(x)[:, 0].tolist() == [0, 1]
+    assert bins.assign(x)[:, 0].tolist() == [0, 1]
     assert pair[0] <= bins.threshold[0] < pair[1]
 
 
@@ -84,13 +84,13 @@ def test_a_threshold_is_halfway_between_two_values():
 
 def test_a_constant_column_has_one_bin():
     bins, x = bins_of([2.5] * 9)
-    assert (len(bins), set(bins.of(x)[:, 0])) == (1, {0})
+    assert (len(bins), set(bins.assign(x)[:, 0])) == (1, {0})
 
 
 @pytest.mark.parametrize("most", [2, 5, 32])
 def test_many_values_have_bins_of_about_as_many_rows(most):
     bins, x = bins_of(np.random.default_rng(0).lognormal(size=1000), most)
-    counts = np.bincount(bins.of(x)[:, 0])
+    counts = np.bincount(bins.assign(x)[:, 0])
     assert len(counts) == most
     assert counts.max() - counts.min() <= 1
 
@@ -98,7 +98,7 @@ def test_many_values_have_bins_of_about_as_many_rows(most):
 def test_a_value_of_many_rows_has_a_bin_of_its_own():
     values = np.concatenate([np.zeros(700), np.random.default_rng(0).uniform(1, 2, 300)])
     bins, x = bins_of(values, 10)
-    counts = np.bincount(bins.of(x)[:, 0])
+    counts = np.bincount(bins.assign(x)[:, 0])
     assert len(counts) == 10
     assert counts[0] == 700
     assert counts[1:].max() - counts[1:].min() <= 1, "the others share those that are left"
@@ -112,12 +112,12 @@ def test_values_of_many_rows_leave_no_bin_of_few_between_them():
 
 def test_rows_beyond_those_of_training_are_in_the_outer_bins():
     bins, _ = bins_of([0, 1, 2])
-    assert bins.of(torch.tensor([[-9.0], [9.0], [np.inf]]))[:, 0].tolist() == [0, 2, 2]
+    assert bins.assign(torch.tensor([[-9.0], [9.0], [np.inf]]))[:, 0].tolist() == [0, 2, 2]
 
 
 def test_bins_of_all_columns_stand_one_after_the_other():
     layout, x, category = mixed()
-    bins, codes = Bins(layout, x, 8), Bins(layout, x, 8).of(x)
+    bins, codes = Bins(layout, x, 8), Bins(layout, x, 8).assign(x)
     assert bins.column.tolist() == [0] * 8 + [1] * 4 + [2] * 3
     assert bins.ordered.tolist() == [True] * 8 + [False] * 4 + [True] * 3
     assert bins.start.tolist() == [0, 8, 12]
@@ -137,10 +137,10 @@ def test_sparse_rows_are_as_dense_ones():
     assert torch.equal(sparse.dense(), x)
     one, other = Bins(layout, x, 8), Bins(layout, sparse, 8)
     assert (one.threshold == other.threshold).all()
-    assert (one.of(x) == other.of(sparse)).all()
+    assert (one.assign(x) == other.assign(sparse)).all()
 
 
 def test_a_party_without_columns_has_no_bins():
     bins = Bins(Layout(()), torch.zeros(5, 0), 8)
     assert len(bins) == 0
-    assert bins.of(torch.zeros(5, 0)).shape == (5, 0)
+    assert bins.assign(torch.zeros(5, 0)).shape == (5, 0)

@@ -23,7 +23,7 @@ from vflsec.core.message import Kind, Message
 from vflsec.core.method import Trained
 from vflsec.core.view import Need
 from vflsec.data.partition import Partition
-from vflsec.nn.encoders import untrained
+from vflsec.nn.encoders import reinitialize
 from vflsec.results.records.manifest import AUDITED, Manifest
 from vflsec.results.records.schema import BaselineResult, Result
 from vflsec.run.cell import Technique, digest
@@ -319,7 +319,7 @@ def reset(model: nn.Module, seed: int) -> nn.Module:
 
     A baseline that kept trained weights would look as strong as the attack.
     """
-    fresh = untrained(model, seed)
+    fresh = reinitialize(model, seed)
     rng = torch.Generator().manual_seed(seed)
     for weights, trained in zip(fresh.parameters(), model.parameters(), strict=True):
         if weights.dim() > 1 and torch.equal(weights, trained):

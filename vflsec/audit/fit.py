@@ -25,7 +25,7 @@ from vflsec.base.checks import count
 from vflsec.base.errors import DataError, plain
 from vflsec.core.message import Kind, Message, Transcript
 from vflsec.core.method import Trained
-from vflsec.data.encode import Matrix, dense
+from vflsec.data.encode import Matrix, densify
 from vflsec.data.partition import Partition
 from vflsec.run.plan import resolve
 from vflsec.run.score import measure
@@ -128,7 +128,7 @@ def _read_columns(features: Mapping[str, Matrix], splits: Sequence[str], drawn: 
         filled = sum(np.asarray((part != 0).sum(axis=0)).ravel() for part in parts)
         kept = np.sort(np.argsort(filled, kind="stable")[-MOST_COLUMNS:])
         parts = [part[:, kept] for part in parts]
-    return np.concatenate([dense(part) for part in parts])
+    return np.concatenate([densify(part) for part in parts])
 
 
 def _find_places(ids: pd.Index, order: Sequence[str]) -> Ints:
@@ -539,7 +539,7 @@ def _read_inputs(audit: SystemAudit, drawn: Ints) -> tuple[Floats, list[str]]:
         table = subject.inputs.reindex(pd.Index(data.ids["train"][drawn].astype(str).astype(object)))
         return table.to_numpy(np.float32), [str(name) for name in table.columns]
     held = data.parties[subject.adversary]
-    return dense(held.features["train"][drawn]), [c.name for c in held.layout.columns for _ in range(c.width)]
+    return densify(held.features["train"][drawn]), [c.name for c in held.layout.columns for _ in range(c.width)]
 
 
 def _make_runner(audit: SystemAudit) -> Callable[[Floats], Floats]:

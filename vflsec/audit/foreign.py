@@ -20,7 +20,7 @@ from vflsec.base.checks import count, unknown
 from vflsec.base.errors import InsufficientView, UsageError, plain
 from vflsec.base.layout import EncodedColumn, Layout
 from vflsec.base.seeds import generator
-from vflsec.base.sparse_rows import tensor_of
+from vflsec.base.sparse_rows import to_tensor
 from vflsec.core.federation import Federation
 from vflsec.core.message import Channel, Kind, Message
 from vflsec.core.method import Method, Progress, Trained
@@ -28,7 +28,7 @@ from vflsec.core.party import Party
 from vflsec.core.scaling import Bounds
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.dataset import Roles, VerticalDataset, align
-from vflsec.data.encode import dense
+from vflsec.data.encode import densify
 from vflsec.data.partition import Partition
 from vflsec.results.records.manifest import AUDITED
 from vflsec.run.spec import AuxSpec
@@ -181,7 +181,7 @@ def federation_of(data: Partition, subject: Subject, seed: int, *, alone: bool =
     labels = {split: torch.tensor(y) for split, y in data.labels.items()}
     parties = {}
     for name, part in data.parties.items():
-        features, layout, bottom = {s: tensor_of(x) for s, x in part.features.items()}, part.layout, None
+        features, layout, bottom = {s: to_tensor(x) for s, x in part.features.items()}, part.layout, None
         if name == subject.adversary:
             bottom = subject.model
             table = subject.inputs if subject.model is not None else None if alone else subject.embeddings
@@ -246,7 +246,7 @@ def with_embeddings(subject: Subject, data: Partition) -> Subject:
     part, ids = data.parties[subject.adversary], _ids(data)
     if subject.function is not None:
         if subject.inputs is None:
-            inputs = np.concatenate([dense(part.features[split]) for split in SPLITS])
+            inputs = np.concatenate([densify(part.features[split]) for split in SPLITS])
         else:
             inputs = subject.inputs.reindex(ids).to_numpy(np.float32)
         return replace(subject, embeddings=pd.DataFrame(subject.function(inputs), index=ids))

@@ -23,7 +23,7 @@ from vflsec.core.attack import Attack
 from vflsec.core.method import Trained
 from vflsec.core.view import GroundTruth, Need, View
 from vflsec.data.partition import Partition
-from vflsec.inference.recordings.samples import ids_of, samples, steps_with_weights
+from vflsec.inference.recordings.samples import get_ids, samples, steps_with_weights
 from vflsec.results.metrics import VALUES, applicable_metrics
 from vflsec.run.adversary import draw_auxiliary
 from vflsec.run.questions import Question
@@ -177,9 +177,9 @@ def _read_answers(recording: Recording, other: Recording) -> Answers:
     labels = np.full(len(ids), -1, dtype=np.int64)
     features = np.full((len(ids), layout.width), np.nan)
     weights: dict[int, list[NDArray[Any]]] = {number: [] for number in steps_with_weights(recording)}
-    by_step = {step.number: ids_of(step) for step in recording.steps()}
+    by_step = {step.number: get_ids(step) for step in recording.steps()}
     for step in (*recording.steps(), *other.steps()):
-        of_step = ids_of(step) if step.has("rows") else by_step.get(step.number, ids_of(step))
+        of_step = get_ids(step) if step.has("rows") else by_step.get(step.number, get_ids(step))
         shared = np.isin(of_step, ids)
         for name, answers in (("labels", labels), ("mu", features)):
             if step.has(name) and len(of_step):

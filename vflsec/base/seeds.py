@@ -62,7 +62,7 @@ def generator(seed: int, *names: object, device: torch.device | str = "cpu") -> 
 
 
 @contextmanager
-def drawing(seed: int, *names: object) -> Iterator[None]:
+def seed_weights(seed: int, *names: object) -> Iterator[None]:
     """Draw the initial weights of layers that are made in this context from the stream called ``names``."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, *names))

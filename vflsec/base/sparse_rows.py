@@ -118,7 +118,7 @@ class SparseRows(Tensor):
         return func(*tree_map(_make_dense, args), **tree_map(_make_dense, dict(kwargs or {})))
 
 
-def tensor_of(matrix: np.ndarray | csr_array, device: torch.device | str = "cpu") -> Tensor:
+def to_tensor(matrix: np.ndarray | csr_array, device: torch.device | str = "cpu") -> Tensor:
     """Return a copy of a matrix (n, d) as a tensor; a sparse one has as many entries in each row."""
     if isinstance(matrix, np.ndarray):
         return torch.tensor(matrix, device=device)
@@ -127,7 +127,7 @@ def tensor_of(matrix: np.ndarray | csr_array, device: torch.device | str = "cpu"
     return SparseRows(entries.to(device), places.to(device), matrix.shape[1])
 
 
-def matrix_of(rows: Tensor) -> np.ndarray | csr_array:
+def to_matrix(rows: Tensor) -> np.ndarray | csr_array:
     """Return rows (n, d) for scikit-learn: sparse if they are ``SparseRows``."""
     return rows.csr() if isinstance(rows, SparseRows) else rows.cpu().numpy()
 

@@ -13,7 +13,7 @@ from scipy.special import expit, log_softmax
 from torch import Tensor, nn
 
 from vflsec.base.errors import Diverged, PeerRefused, UsageError
-from vflsec.base.seeds import drawing
+from vflsec.base.seeds import seed_weights
 from vflsec.cipher.arithmetic.keys import PublicKey
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.roles.active import ActiveRole, ScoresTooLarge
@@ -72,7 +72,7 @@ class ActiveSide(Side):
         """Draw the linear layer over own columns and embedding, and give the part of the embedding to the role."""
         self.close()
         columns = self.data.layout.width
-        with drawing(self._seed, "model", "top"):
+        with seed_weights(self._seed, "model", "top"):
             joint = nn.Linear(columns + layout.width, layout.outputs).double()  # drawn as if all columns were its own
         self.top = nn.Linear(columns, layout.outputs, dtype=torch.float64)
         with torch.no_grad():

@@ -11,7 +11,7 @@ from phe import PaillierPrivateKey, PaillierPublicKey
 from torch import Tensor, nn
 
 from vflsec.base.errors import ProtocolError, UsageError
-from vflsec.base.seeds import drawing
+from vflsec.base.seeds import seed_weights
 from vflsec.cipher.arithmetic.codec import encode
 from vflsec.cipher.arithmetic.keys import Keys
 from vflsec.cipher.arithmetic.layout import CipherLayout, Mode
@@ -22,7 +22,7 @@ from vflsec.companies.messages import Committed, Hello
 from vflsec.companies.party_rows import PARTY, PartyRows
 from vflsec.companies.side import Batch, Commit, Side, draw_normal, first_share, step
 from vflsec.core.checkpoint import State, below, load_model_state, model_state, under
-from vflsec.data.encode import dense
+from vflsec.data.encode import densify
 from vflsec.nn.encoders import build_encoder
 
 CHUNK = 8192
@@ -50,12 +50,12 @@ class PassiveSide(Side):
         super().__init__(data, job, **options)
         self.bottom: nn.Module = nn.Identity()
         if self.gradients:
-            with drawing(self._seed, "model", PARTY["passive"]):
+            with seed_weights(self._seed, "model", PARTY["passive"]):
                 self.bottom = build_encoder(data.layout, job.model.spec, job.model.outputs)
         else:
             for x in data.features.values():  # these are encrypted as they are: all are checked before any is sent
                 bits = job.paillier.feature_precision, job.paillier.feature_bits
-                encode(dense(x), *bits, "features", data.layout.names)
+                encode(densify(x), *bits, "features", data.layout.names)
         width = job.model.width or data.layout.width
         self.keys = keys
         self.public = keys.public

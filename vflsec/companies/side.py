@@ -16,7 +16,7 @@ from scipy.special import ndtri
 from torch import Tensor, nn
 
 from vflsec.base.seeds import generator
-from vflsec.base.sparse_rows import tensor_of
+from vflsec.base.sparse_rows import to_tensor
 from vflsec.cipher.arithmetic.codec import Randbits
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
@@ -106,7 +106,7 @@ class Side(ABC):
         self.data = data
         self.job = job
         self.schedule = Schedule(job, len(data.ids["train"]))
-        self.x = {split: tensor_of(x) for split, x in data.features.items()}
+        self.x = {split: to_tensor(x) for split, x in data.features.items()}
         self._seed = secrets.randbits(62) if seed is None else seed
         self._batches = len(self.schedule) if batches is None else batches
         self._workers, self._randbits = workers, randbits

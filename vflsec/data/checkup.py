@@ -19,7 +19,7 @@ from sklearn.tree import DecisionTreeClassifier
 from vflsec.base.checks import count
 from vflsec.base.errors import VflsecError
 from vflsec.data.dataset import GAPS, PartyTable, VerticalDataset, align
-from vflsec.data.encode import Matrix, dense, side_by_side
+from vflsec.data.encode import Matrix, densify, side_by_side
 from vflsec.data.files import Reading, read_all
 from vflsec.data.partition import DataSpec, Partition, partition
 from vflsec.data.tables import MISSING
@@ -288,7 +288,7 @@ def quick_utility(
     train, labels = train[:rows], labels[:rows]
     if not isinstance(train, np.ndarray):  # no model can use a category that does not occur in these rows
         seen = np.unique(train.indices)
-        train, test = dense(train[:, seen]), test[:, seen]
+        train, test = densify(train[:, seen]), test[:, seen]
     held_out = np.arange(len(labels)) % 5 == 4
     if any(len(np.unique(some)) < n_classes for some in (labels[held_out], labels[~held_out])):
         return float("nan")
@@ -301,5 +301,5 @@ def quick_utility(
         fitted = [model.fit(train[~held_out], labels[~held_out]) for model in models]
         chosen = max(fitted, key=lambda model: METRICS[metric](model.predict_proba(train[held_out]), labels[held_out]))
         chosen.fit(train, labels)
-    parts = [dense(test[at : at + PART]) for at in range(0, test.shape[0], PART)]
+    parts = [densify(test[at : at + PART]) for at in range(0, test.shape[0], PART)]
     return METRICS[metric](np.concatenate([chosen.predict_proba(part) for part in parts]), answers)

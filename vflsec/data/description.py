@@ -60,7 +60,7 @@ class Format(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     missing: list[str] | None = None
     impute: Imputation | None = None
 
-    def under(self, general: Format) -> Format:
+    def fill_from(self, general: Format) -> Format:
         """Return these settings, with those of ``general`` where there are none."""
         named = Format.__struct_fields__
         return Format(**{k: getattr(general if getattr(self, k) is None else self, k) for k in named})

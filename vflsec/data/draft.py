@@ -174,9 +174,11 @@ def _section(name: str, path: Path, folder: Path, table: RawTable, reserved: lis
         shown = ", ".join(f"{_key_text(column)} = {MAX_CATEGORIES}" for column in rare)
         lines += [f"# {column}: {why}" for column, why in rare.items()]
         lines.append(f"group_rare = {{ {shown} }}")
-    gaps = [c for c, (g, _) in guesses.items() if g in ("number", "signed_log", "dates") and table.missing(c).any()]
+    gaps = [
+        c for c, (g, _) in guesses.items() if g in ("number", "signed_log", "dates") and table.find_missing(c).any()
+    ]
     if gaps:
-        shares = ", ".join(f"{column} {table.missing(column).mean():.1%}" for column in gaps[:5])
+        shares = ", ".join(f"{column} {table.find_missing(column).mean():.1%}" for column in gaps[:5])
         lines.append(_line("impute", "mean", f"missing: {shares}{', ...' * (len(gaps) > 5)}"))
     return "\n".join(lines) + "\n"
 
@@ -201,7 +203,7 @@ def _style(table: RawTable, columns: list[str]) -> Format:
 def _guess(table: RawTable, column: str) -> tuple[str, str]:
     """Return the role that a column seems to have, and why."""
     raw = table.frame[column]
-    missing = table.missing(column)
+    missing = table.find_missing(column)
     known = raw[~missing].astype(str).str.strip()
     different = known.nunique()
     if different + bool(missing.any()) < 2:

@@ -134,7 +134,7 @@ class ColumnEncoder:
         scaled: np.ndarray = (np.clip(numbers, low, high) - mean) * inverse
         return scaled
 
-    def fitted(self) -> dict[str, dict[str, Any]]:
+    def describe(self) -> dict[str, dict[str, Any]]:
         """Return what was learned of each column: bounds, mean, 1 / std and what fills its gaps; or categories."""
         numbers: dict[str, dict[str, Any]] = {
             name: scale._asdict() | ({"fill": self._fill[name]} if name in self._fill else {})
@@ -228,6 +228,6 @@ def side_by_side(tables: Sequence[Matrix]) -> Matrix:
     return hstack(tables, format="csr")
 
 
-def dense(rows: Matrix) -> np.ndarray:
+def densify(rows: Matrix) -> np.ndarray:
     """Return a matrix as an array."""
     return rows if isinstance(rows, np.ndarray) else rows.toarray()

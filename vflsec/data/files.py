@@ -23,7 +23,7 @@ class Faults(list[str]):
     """What is wrong, each in one line; reading goes on after a fault to find the others."""
 
     @contextmanager
-    def caught(self) -> Iterator[None]:
+    def collect(self) -> Iterator[None]:
         """Keep the DataError of the block as one more fault."""
         try:
             yield
@@ -79,8 +79,8 @@ def read_all(path: Path) -> Reading:
     reading = Reading(config)
     shared: dict[str, RawTable] = {}
     for name, party in config.parties.items():
-        with reading.faults.caught():
-            file, style = party.file or config.file or "", party.under(config)
+        with reading.faults.collect():
+            file, style = party.file or config.file or "", party.fill_from(config)
             reading.raw[name] = table = shared[file] if file in shared else read_table(path.parent / file, style)
             shared |= {file: table} if config.file else {}
     incomplete = bool(reading.faults)
@@ -104,21 +104,21 @@ def assemble(reading: Reading, name: str) -> None:
         if given not in reading.raw:
             continue
         raw, ids = reading.raw[given], None
-        with faults.caught():
+        with faults.collect():
             indices[given] = ids = _ids(raw, config.key(given), given)
-        with faults.caught():
+        with faults.collect():
             reading.columns[given] = columns = _columns(config, given, active, raw, faults)
             index = pd.RangeIndex(len(raw.frame)) if ids is None else ids
             tables.append(_party_table(standard, given, config.parties[given], config, raw, columns, index, faults))
         if given == active and ids is not None and config.label in raw.frame.columns:
-            with faults.caught():
+            with faults.collect():
                 labels, classes = _labels(raw, config.label, ids)
     if faults or labels is None:
-        with faults.caught():  # what is wrong with the ids does not depend on the other faults
+        with faults.collect():  # what is wrong with the ids does not depend on the other faults
             list(lost_ids(indices) if indices.keys() == set(reading.order) else ())
         return
     names = {standard: given for standard, given in _standard(reading.order).items() if standard != given}
-    with faults.caught():
+    with faults.collect():
         dataset = VerticalDataset(name, tuple(tables), labels, classes, names=names)
         warnings = tuple(review(dataset, reading.raw, config))
         _reject_label_copies(dataset, reading)
@@ -269,7 +269,7 @@ def _party_table(
 ) -> PartyTable:
     """Return a party's table; a column that is wrong is left out and becomes a fault."""
     image = None if party.image is None else _image(name, party.image, len(columns))
-    read = read_columns(table, name, party, columns, config.max_categories if config else None, faults.caught)
+    read = read_columns(table, name, party, columns, config.max_categories if config else None, faults.collect)
     if faults:
         return PartyTable(standard, pd.DataFrame(index=ids))
     frame = pd.DataFrame(read.values, index=ids)

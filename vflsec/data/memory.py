@@ -28,7 +28,7 @@ def has(name: str) -> bool:
     return name in _KEPT
 
 
-def kept(name: str) -> VerticalDataset:
+def get_kept(name: str) -> VerticalDataset:
     """Return the dataset that ``keep`` has named so.
 
     Raises:

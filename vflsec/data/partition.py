@@ -301,7 +301,7 @@ def _party_data(
     features = {split: encoder(frame.loc[rows]) for split, rows in {**ids, **foreign, "local": local}.items()}
     if len(ids["train"]) == len(ids["aligned"]):  # the same rows need no second copy
         features["aligned"] = features["train"]
-    return PartyData(table.name, features, encoder.layout, local.to_numpy(), encoder.fitted())
+    return PartyData(table.name, features, encoder.layout, local.to_numpy(), encoder.describe())
 
 
 def _source_data(table: PartyTable, ids: pd.Index) -> PartyData:
@@ -317,7 +317,7 @@ def _expect_every_class(classes: tuple[str, ...], labels: np.ndarray, split: str
         raise DataError(f"expected every class among the {len(labels)} {split} rows, got no {missing!r}: {way_out}")
 
 
-def exchanged(data: Partition, rows: NDArray[np.integer]) -> Partition:
+def exchange_rows(data: Partition, rows: NDArray[np.integer]) -> Partition:
     """Return ``data`` with other training and test rows, encoded as before.
 
     All splits that hold training rows, such as ``aligned``, hold the new ones in their place. The result has no

@@ -84,10 +84,10 @@ class RawTable(NamedTuple):
             raise DataError(f"{self.file}, column {column!r}: expected numbers, got {raw.dtype}; {way_out}")
         values = self._parse_numbers(column)
         if self.style.missing:  # which may be numbers, such as -999
-            values[self.missing(column)] = np.nan
+            values[self.find_missing(column)] = np.nan
         missing = np.isnan(values)
         if missing.any():  # of which some may be texts that are no numbers
-            missing &= self.missing(column)
+            missing &= self.find_missing(column)
         bad = np.flatnonzero(~(np.abs(values) < MAX_NUMBER) & ~(missing & gaps))  # also NaN
         if len(bad):
             raise DataError(
@@ -106,7 +106,7 @@ class RawTable(NamedTuple):
             DataError: a missing value, one that is no date, or a year before 1700 or after 2200.
         """
         raw, form = self.frame[column], self.style.date_format
-        missing = self.missing(column)
+        missing = self.find_missing(column)
         if pd.api.types.is_datetime64_any_dtype(raw.dtype):
             text, form = raw.dt.tz_localize(None), None
         else:
@@ -152,7 +152,7 @@ class RawTable(NamedTuple):
             DataError: an empty row, or control characters.
         """
         text = self._strip(column)
-        gaps = np.flatnonzero(self.missing(column) & (text.str.lower() != "none"))  # a class may be called none
+        gaps = np.flatnonzero(self.find_missing(column) & (text.str.lower() != "none"))  # a class may be called none
         if len(gaps):
             got, way_out = _GAP
             if mark := text.iloc[gaps[0]]:
@@ -164,7 +164,7 @@ class RawTable(NamedTuple):
             raise DataError(f"{self.place(column, hidden[0])}: expected {role}, got {got}; is the file damaged?")
         return text
 
-    def missing(self, column: str) -> np.ndarray:
+    def find_missing(self, column: str) -> np.ndarray:
         """Return (n,) whether a value is missing: nothing, or a text that stands for it."""
         raw = self.frame[column]
         if not _is_text(raw):
@@ -196,14 +196,14 @@ class RawTable(NamedTuple):
         values = pd.to_numeric(text, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan, copy=True)
         if np.isnan(values).all():
             truth = self._strip(column).str.lower().map({"true": 1.0, "false": 0.0}).to_numpy(dtype=np.float64)
-            values = truth if (~np.isnan(truth) | self.missing(column)).all() else values
+            values = truth if (~np.isnan(truth) | self.find_missing(column)).all() else values
         return values
 
     def _no_number(self, column: str, position: int, value: float) -> str:
         """Return what is wrong with the value at ``position``, and the way out."""
         text = self._strip(column).iloc[position]
         number = f"a number below {MAX_NUMBER:g}" if np.isfinite(value) else "a finite number"
-        if self.missing(column)[position]:
+        if self.find_missing(column)[position]:
             return f"expected {number}, got {f'{text!r}' if text else 'nothing'}; {self._fill()}"
         mend = f"correct it, or list the column in {self.setting('categorical')}"
         if not np.isfinite(pd.to_numeric(text, errors="coerce")) and _looks_like_a_date(text):

@@ -45,7 +45,7 @@ NOISE = torch.logspace(-3, 1, 5, dtype=torch.float64)
 """Candidate variances of the noise; a kernel has variance one."""
 
 
-def fused_classes(view: View, rng: torch.Generator) -> Guess:
+def fuse_classes(view: View, rng: torch.Generator) -> Guess:
     """Return the probability of each class (n, C) for every split.
 
     It is computed once for a view and its copies with the same auxiliary rows and the same ``rng``, and must not be
@@ -65,11 +65,11 @@ def _fuse_classes(view: View, rng: torch.Generator) -> Guess:
     forests: dict[tuple[str, ...], Forest] = {}
     scores = {}
     for split, model in models.items():
-        opinions = [Opinion(model.predict(split, known), model.mixture.left_out()), *of_nodes.get(split, [])]
+        opinions = [Opinion(model.predict(split, known), model.mixture.predict_left_out()), *of_nodes.get(split, [])]
         for names in model.read_by_trees if split not in of_nodes else []:
             if names not in forests:
-                forests[names] = Forest(model.joined(names, known)[view.aux_rows], labels, view.n_classes, rng)
-            opinions.append(forests[names].opinion(model.joined(names, split)))
+                forests[names] = Forest(model.join_tables(names, known)[view.aux_rows], labels, view.n_classes, rng)
+            opinions.append(forests[names].opinion(model.join_tables(names, split)))
         scores[split] = pool_opinions(opinions, labels) if model.tables else opinions[0].scores
     return Guess(scores, budget=_budget(models.values()))
 
@@ -81,7 +81,7 @@ def _opinions_of_nodes(view: View, rng: torch.Generator) -> dict[str, list[Opini
     return guesses(view, regress_on_nodes(view, rng), rng)
 
 
-def fused_values(view: View, rng: torch.Generator) -> Guess:
+def fuse_values(view: View, rng: torch.Generator) -> Guess:
     """Return values (n, d) for every split.
 
     What an active party recovers from the splits of trees (``vflsec.inference.trees.values``), and for other rows what
@@ -100,7 +100,7 @@ def fused_values(view: View, rng: torch.Generator) -> Guess:
     for split, model in models.items():
         direct = model.predict(split, view.aux_split)
         if split in of_splits:
-            opinions[split] = [Opinion(direct, model.mixture.left_out()), *of_splits[split]]
+            opinions[split] = [Opinion(direct, model.mixture.predict_left_out()), *of_splits[split]]
         scores[split] = (
             blend_opinions(opinions[split], targets, by_column=split in of_splits) if split in opinions else direct
         )
@@ -129,7 +129,7 @@ def _opinions_of_guesses(
         if model is teacher or not model.read_by_trees:
             continue
         parts = [[n for n in model.read_by_trees[-1] if (n in LOCAL) == is_local] for is_local in (False, True)]
-        pairs = [(model.joined(names, known)[pool], model.joined(names, split)) for names in parts if names]
+        pairs = [(model.join_tables(names, known)[pool], model.join_tables(names, split)) for names in parts if names]
         learned = learn_guesses(torch.cat(guessed, dim=1), pairs, d, rng)
         units = {name: x[rows] for name, x in model.units(known, known).items()}
         indirect = torch.split(learned.left_out[:m], d, dim=1)[1:]
@@ -197,7 +197,7 @@ class FusedModel(NamedTuple):
         tables = {name: self.tables[name.removesuffix(_DISTANCES)].table for name in self.mixture.coefficients}
         return {name: unit_rows(table[split], table[known]) for name, table in tables.items()}
 
-    def joined(self, names: Iterable[str], split: str) -> Tensor:
+    def join_tables(self, names: Iterable[str], split: str) -> Tensor:
         """Return tables of ``split`` side by side, (n, k)."""
         return torch.cat([self.tables[name].table[split].float() for name in names], dim=1)
 
@@ -320,7 +320,7 @@ def _scale(units: Sequence[Tensor], lengths: Sequence[float]) -> Tensor:
 def _fit_process(units: Sequence[Tensor], lengths: tuple[float, ...], targets: Tensor, n_scored: int) -> _Process:
     """Return the process with the noise of the least leave-one-out error."""
     kernel, mean = Kernel(_scale(units, lengths), nonlinear=True), targets.mean(dim=0)
-    values, vectors = torch.linalg.eigh(kernel.between(kernel.x, kernel.x))
+    values, vectors = torch.linalg.eigh(kernel.compute_similarity(kernel.x, kernel.x))
     rotated, squares, tried = vectors.T @ (targets - mean), vectors.square(), []
     for noise in NOISE.tolist():
         inverse = 1 / (values.clamp_min(0) + noise)

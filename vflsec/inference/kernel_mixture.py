@@ -39,7 +39,7 @@ class Kernel(NamedTuple):
     x: Tensor
     nonlinear: bool = False
 
-    def between(self, x: Tensor, known: Tensor) -> Tensor:
+    def compute_similarity(self, x: Tensor, known: Tensor) -> Tensor:
         """Return the similarity (a, b) of rows ``x`` (a, k) and ``known`` (b, k)."""
         if not self.nonlinear:
             return x @ known.T
@@ -49,7 +49,7 @@ class Kernel(NamedTuple):
         """Return ``between(x, known) @ coefficients`` (a, d), in chunks that bound the memory."""
         if not self.nonlinear:
             return x @ (known.T @ coefficients)
-        return torch.cat([self.between(part, known) @ coefficients for part in torch.split(x, CHUNK)])
+        return torch.cat([self.compute_similarity(part, known) @ coefficients for part in torch.split(x, CHUNK)])
 
 
 class Candidate(NamedTuple):
@@ -119,7 +119,7 @@ class Mixture:
             total = total + self.kernels[name].times(tables[name], self.known[name], part)
         return torch.as_tensor(total)
 
-    def left_out(self) -> Tensor:
+    def predict_left_out(self) -> Tensor:
         """Return the leave-one-out prediction (n, d) of the known rows; candidates keep their weights."""
         prediction = torch.zeros_like(self.centered)
         for (names, noise, _), weight in self.candidates:
@@ -136,7 +136,7 @@ class Mixture:
 
     def _gram(self, names: Sequence[str], rows: Tensor) -> Tensor:
         """Return the mean kernel (n, n) of some known rows, plus one for an unknown constant."""
-        parts = [self.kernels[n].between(self.known[n][rows], self.known[n][rows]) for n in names]
+        parts = [self.kernels[n].compute_similarity(self.known[n][rows], self.known[n][rows]) for n in names]
         return torch.stack(parts).mean(dim=0) + 1
 
     def _search(self, grams: Mapping[str, Tensor], rows: Tensor) -> list[Candidate]:

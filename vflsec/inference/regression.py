@@ -21,7 +21,7 @@ from sklearn.neural_network import MLPRegressor
 from torch import Tensor
 
 from vflsec.base.layout import Layout
-from vflsec.base.sparse_rows import matrix_of
+from vflsec.base.sparse_rows import to_matrix
 from vflsec.core.scaling import near, standardized
 from vflsec.core.view import Guess, View
 
@@ -41,7 +41,7 @@ def regress_classes(view: View, *, folds: int, rng: torch.Generator) -> Guess:
         rng: draws the folds.
     """
     features = {split: near(x, view.features["train"]) for split, x in view.features.items()}
-    x, y = matrix_of(features["train"][view.aux_rows]), view.aux_labels.cpu().numpy()
+    x, y = to_matrix(features["train"][view.aux_rows]), view.aux_labels.cpu().numpy()
     if len(np.unique(y)) == 1:  # a single class
         same = torch.nn.functional.one_hot(view.aux_labels[:1].cpu(), view.n_classes).float()
         return Guess({split: same.expand(len(x), -1) for split, x in view.features.items()})
@@ -63,7 +63,7 @@ def log_probabilities(model: ClassifierMixin, x: Tensor, n_classes: int) -> Tens
 
     A class without an auxiliary sample is the least likely one of every row.
     """
-    known = torch.from_numpy(_log_softmax(model, matrix_of(x)))
+    known = torch.from_numpy(_log_softmax(model, to_matrix(x)))
     scores = torch.full((len(x), n_classes), float(known.min()) - 1.0, dtype=known.dtype)
     scores[:, torch.as_tensor(model.classes_)] = known
     return scores

@@ -48,7 +48,7 @@ class Releases(NamedTuple):
     message: Tensor
     n_rows: int
 
-    def first(self, releases: int | None) -> Releases:
+    def take_first(self, releases: int | None) -> Releases:
         """Return the first ``releases`` releases of each row; all of them for None."""
         return self if releases is None else self.where(self.epoch < releases)
 
@@ -129,7 +129,7 @@ def read_releases(
         torch.arange(len(by_step), device=rows.device), torch.tensor([len(r) for r in rows_of], device=rows.device)
     )
     releases = Releases(values, rows, _count_earlier(rows), message, len(view.features[split]))
-    return releases.first(None if view.adaptive else 1)
+    return releases.take_first(None if view.adaptive else 1)
 
 
 def read_last_values(
@@ -171,7 +171,7 @@ def last_sent_embedding(view: View) -> Tensor | None:
     return _mean_of_last(_in_phase(sent, None), len(view.features[view.aux_split]), 1) if sent else None
 
 
-def times_asked(view: View) -> Tensor | None:
+def count_messages(view: View) -> Tensor | None:
     """Return how many messages of training are about each row, (n, 1), in the split of the auxiliary rows, or None.
 
     Sampling that depends on the label, such as weights against imbalance, shows in it.

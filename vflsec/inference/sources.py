@@ -14,12 +14,12 @@ from vflsec.core.view import Need, View, computed_once
 from vflsec.inference.releases import (
     AVERAGED,
     Releases,
+    count_messages,
     last_sent_embedding,
     percentiles,
     read_last_values,
     read_releases,
     restrict_to_training,
-    times_asked,
 )
 from vflsec.inference.trajectories import CURVED, LINEAR, trajectories
 from vflsec.inference.trees.bounds import bounds
@@ -99,7 +99,7 @@ def sources(view: View) -> dict[str, SourceTable]:
             tables[name] = SourceTable(embedded, distances=True)
     if view.model is None and (sent := last_sent_embedding(view)) is not None:
         tables[LOCAL_EMBEDDING] = SourceTable({view.aux_split: sent}, distances=True)
-    if (times := times_asked(view)) is not None:
+    if (times := count_messages(view)) is not None:
         tables["times asked"] = SourceTable({view.aux_split: times})
     if view.labels:
         n_classes = 1 + max(int(y.max()) for y in view.labels.values())
@@ -221,7 +221,7 @@ def _release_tables(
     for how, functions in zip(("all", "all, aligned"), results, strict=False):
         yield f"{name}: {how}", SourceTable({view.aux_split: functions.every}, rescaled=True)
         for linear, numbers in ((True, LINEAR), (False, CURVED)):
-            for number, x in functions.first(numbers).items():
+            for number, x in functions.take_first(numbers).items():
                 table = SourceTable({view.aux_split: x}, rescaled=True, linear=linear, distances=not linear)
                 yield f"{name}: {number} components of {how}", table
         for (number, order), x in functions.completed.items():

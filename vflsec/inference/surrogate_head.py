@@ -51,7 +51,7 @@ class HeadFit(NamedTuple):
     errors: Tensor | None
     labels: Tensor
 
-    def modelled(self) -> Tensor:
+    def model_gradients(self) -> Tensor:
         """Return the gradients (n, d) that follow from this head and these labels."""
         assert self.errors is not None
         return torch.einsum("nc,cnj,cjd->nd", self.labels, self.errors, edges(self.head.weights))

@@ -59,7 +59,7 @@ class Trajectories(NamedTuple):
     components: Tensor
     completed: Mapping[tuple[int, int], Tensor]
 
-    def first(self, numbers: Iterable[int]) -> dict[int, Tensor]:
+    def take_first(self, numbers: Iterable[int]) -> dict[int, Tensor]:
         """Return the first components by their number, without repetitions."""
         most = self.components.shape[1]
         return {min(number, most): self.components[:, :number] for number in numbers}
@@ -112,7 +112,7 @@ def has_several_releases(view: View, *, sender: str | None) -> bool:
 def functions_of_all(view: View, *, sender: str | None, with_completed: bool = False) -> list[Tensor]:
     """Return the functions (n, k) of all embeddings of each row that a linear model may read; none without any."""
     results = trajectories(view, [(sender, None)])
-    functions = [x for each in results for x in (each.every, *each.first((*LINEAR, *CURVED)).values())]
+    functions = [x for each in results for x in (each.every, *each.take_first((*LINEAR, *CURVED)).values())]
     return [*functions, *(x for each in results for x in each.completed.values() if with_completed)]
 
 

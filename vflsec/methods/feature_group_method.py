@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from vflsec.base.errors import UsageError
 from vflsec.base.layout import Group
-from vflsec.base.seeds import drawing
+from vflsec.base.seeds import seed_weights
 from vflsec.core.federation import Federation
 from vflsec.core.message import Kind
 from vflsec.core.method import Progress
@@ -14,7 +14,7 @@ from vflsec.core.party import Party
 from vflsec.core.view import Need
 from vflsec.methods.split_method import SHOWS, SplitMethod
 from vflsec.methods.split_training import HeadTraining, SharedHeadTraining, SplitTraining
-from vflsec.nn.feature_groups import FeatureGroups, ungrouped
+from vflsec.nn.feature_groups import FeatureGroups, group_all
 from vflsec.nn.wrappers import Columns, Frozen
 
 UNGROUPED_WIDTH = 4
@@ -67,7 +67,7 @@ class FeatureGroupMethod(SplitMethod):
 
     def extractors(self, party: Party) -> FeatureGroups:
         """Draw the bottom model of a passive party."""
-        grouping = party.layout.grouping or ungrouped(party.layout)
+        grouping = party.layout.grouping or group_all(party.layout)
         groups: tuple[Group, ...] = (grouping.whole,)
         if self.grouped:
             groups = (*grouping.single, *(grouping.pairs if self.interacting else ()))
@@ -86,10 +86,10 @@ class FeatureGroupMethod(SplitMethod):
 
     def train(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """Run split learning, with a stream of its own for Dropout."""
-        with drawing(federation.seed, "dropout", phase):
+        with seed_weights(federation.seed, "dropout", phase):
             return super().train(phase, federation, progress)
 
-    def head_alone(self, federation: Federation) -> SplitTraining:
+    def build_head_training(self, federation: Federation) -> SplitTraining:
         """Return the training of the head on bottom models that stay: no gradient comes back.
 
         Rows are sent once; in every epoch, where a boundary itself learns.
@@ -133,4 +133,4 @@ class VerticalLogisticRegression(FeatureGroupMethod):
 
     def split(self, federation: Federation) -> SplitTraining:
         """Return the training of the regression alone."""
-        return self.head_alone(federation)
+        return self.build_head_training(federation)

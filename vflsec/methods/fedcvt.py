@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from vflsec.base.checks import fraction, non_negative, positive
 from vflsec.base.errors import NotStackable, UsageError
-from vflsec.base.seeds import drawing, generator
+from vflsec.base.seeds import generator, seed_weights
 from vflsec.core import hooks
 from vflsec.core.federation import Federation
 from vflsec.core.message import Step
@@ -128,7 +128,7 @@ class FedCVT(SplitMethod):
         """Draw what split learning has, and the active party's two classifiers of a single view."""
         super().build(federation)
         for party in federation.parties.values():
-            with drawing(federation.seed, "model", "top", party.name):
+            with seed_weights(federation.seed, "model", "top", party.name):
                 classifier = build_top([self.width(party)], federation.n_classes, self.model_spec)
             federation.active.modules[f"top_{party.name}"] = classifier.to(federation.device)
 
@@ -275,8 +275,8 @@ class _CrossViewTraining(SplitTraining):
             for name, view in ((federation.active.name, view_a), (passive, view_b))
         )
         logits = self.top([view_a, view_b])
-        pseudo = agreed([logits, logits_a, logits_b], rules.threshold)
-        loss = cross_entropy(logits, completed(given, pseudo)) + cross_entropy(logits_a, given)
+        pseudo = agree_labels([logits, logits_a, logits_b], rules.threshold)
+        loss = cross_entropy(logits, complete_targets(given, pseudo)) + cross_entropy(logits_a, given)
         loss = loss + cross_entropy(logits_b[:labeled], given[:labeled])  # an estimate of b would teach f_B of a
 
         loss = loss + rules.shared * F.mse_loss(_common(a[:aligned]), _common(b[:aligned]))
@@ -334,14 +334,14 @@ def estimate(seen: Tensor, keys: Tensor, values: Tensor, others: Tensor, tempera
     return torch.cat([unique, common], dim=1)
 
 
-def agreed(logits: Sequence[Tensor], threshold: float) -> Tensor:
+def agree_labels(logits: Sequence[Tensor], threshold: float) -> Tensor:
     """Return pseudo-labels (n,), UNKNOWN unless all classifiers (n, C) agree and are surer than ``threshold``."""
     sureness, guesses = torch.softmax(torch.stack(list(logits)).detach(), dim=2).max(dim=2)  # (classifiers, n)
     chosen = (sureness > threshold).all(dim=0) & (guesses == guesses[0]).all(dim=0)
     return guesses[0].where(chosen, UNKNOWN)
 
 
-def completed(given: Tensor, pseudo: Tensor) -> Tensor:
+def complete_targets(given: Tensor, pseudo: Tensor) -> Tensor:
     """Return targets in which rows without a label have their pseudo-label (n,), if there is one, of either form."""
     if given.dim() == 1:
         return torch.where(given == UNKNOWN, pseudo, given)

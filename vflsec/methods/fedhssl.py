@@ -14,7 +14,7 @@ from torch.optim import SGD, Optimizer
 
 from vflsec.base.checks import non_negative, positive
 from vflsec.base.errors import UsageError
-from vflsec.base.seeds import drawing, generator
+from vflsec.base.seeds import generator, seed_weights
 from vflsec.core.federation import Federation
 from vflsec.core.message import SERVER, Kind, Message
 from vflsec.core.method import Progress
@@ -243,7 +243,7 @@ class FedHSSL(PretrainedMethod):
         for role in ("local", "cross"):
             if not getattr(self, role):
                 continue
-            with drawing(federation.seed, "model", party.name, role):
+            with seed_weights(federation.seed, "model", party.name, role):
                 encoder = build_encoder(party.layout, self.model_spec, federation.n_classes)
                 tower = SIAMESE[self.ssl](encoder, encoder.width, **self.tower_options)
             encoders[role] = tower.encoder
@@ -331,7 +331,7 @@ class FedHSSL(PretrainedMethod):
             losses = [float(loss) for loss in (_alternate(passes) if self.interleave else chain(*passes))]
             if average:
                 for name, shared in self._collect_shared().items():
-                    federation.parties[name].modules["shared"].get_buffer("values").copy_(learned(shared))
+                    federation.parties[name].modules["shared"].get_buffer("values").copy_(collect_parameters(shared))
                 average.run(self._collect_shared(), step=iteration, phase=phase)
             epochs.end(sum(losses) / len(losses))
         return epochs.losses
@@ -377,10 +377,10 @@ class Snapshot(nn.Module):
 
     def __init__(self, shared: Mapping[str, nn.Module]) -> None:
         super().__init__()
-        self.register_buffer("values", learned(shared))
+        self.register_buffer("values", collect_parameters(shared))
 
 
-def learned(modules: Mapping[str, nn.Module]) -> Tensor:
+def collect_parameters(modules: Mapping[str, nn.Module]) -> Tensor:
     """Return all learned parameters of the modules (P,), in order."""
     named = {f"{role}.{key}": p.detach() for role, module in modules.items() for key, p in module.named_parameters()}
     return flatten_parameters(named)

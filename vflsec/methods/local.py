@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vflsec.base.errors import Diverged
-from vflsec.base.seeds import drawing, generator
+from vflsec.base.seeds import generator, seed_weights
 from vflsec.core.defense import DefenseStack
 from vflsec.core.federation import Federation
 from vflsec.core.method import Method, Progress
@@ -148,7 +148,7 @@ def local_model(federation: Federation, spec: ModelSpec) -> nn.Sequential:
 
     Its stream is not that of the federation's models, so that two models of the active party are independent draws.
     """
-    with drawing(federation.seed, "model", federation.active.name, "alone"):
+    with seed_weights(federation.seed, "model", federation.active.name, "alone"):
         encoder = build_encoder(federation.active.layout, spec, federation.n_classes)
         top = build_top([encoder.width], federation.n_classes, spec)
     return nn.Sequential(OrderedDict(encoder=encoder, head=top.head)).to(federation.device)
@@ -159,7 +159,7 @@ def training_rows(party: Party) -> Tensor:
     return torch.cat([party.features["aligned"], party.features["local"]])
 
 
-def labeled_rows(federation: Federation) -> tuple[Tensor, Tensor]:
+def select_labeled_rows(federation: Federation) -> tuple[Tensor, Tensor]:
     """Return the active party's columns (n, d) and labels (n,) of all rows that it may learn from, aligned or not.
 
     Of its unaligned rows, where it knows their labels; of no row that is kept for validation.
@@ -206,7 +206,7 @@ class Local(Method):
 
     def train(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """Fit the model and return its mean loss by epoch."""
-        rows, labels = labeled_rows(federation)
+        rows, labels = select_labeled_rows(federation)
         model = federation.active.modules["local"]
         training = LocalTraining(federation, model, rows, labels, self.train_spec)
         return learn(federation, phase, progress, {"local": training})

@@ -71,14 +71,14 @@ class PooledMethod(Method):
     @torch.no_grad()
     def predict(self, federation: Federation, split: str) -> Tensor:
         """Return log-probabilities (n, C)."""
-        logits: Tensor = federation.active.modules["pooled"](self.pooled(federation, split))
+        logits: Tensor = federation.active.modules["pooled"](self.join_columns(federation, split))
         return logits.log_softmax(dim=1)
 
     def representation(self, party: Party) -> nn.Module:
         """Return the identity: a party has its columns and no model."""
         return nn.Identity()
 
-    def pooled(self, federation: Federation, split: str) -> Tensor:
+    def join_columns(self, federation: Federation, split: str) -> Tensor:
         """Return the columns that are read, side by side (n, sum of d), the active party's first."""
         return torch.cat([party.features[split] for party in self._read(federation)], dim=1)
 
@@ -125,7 +125,10 @@ class PooledLogisticRegression(PooledMethod):
 
     def fit_model(self, model: nn.Module, federation: Federation) -> None:
         """Choose C on folds, then fit on all training rows."""
-        x, y = self.pooled(federation, "train").cpu().double().numpy(), federation.active.labels["train"].cpu().numpy()
+        x, y = (
+            self.join_columns(federation, "train").cpu().double().numpy(),
+            federation.active.labels["train"].cpu().numpy(),
+        )
         folds = min(self.folds, int(np.bincount(y).min()))
         penalty = self._penalty(x, y, folds, derive(federation.seed, "folds") % 2**32) if folds > 1 else 1.0
         regression = LogisticRegression(C=penalty, max_iter=ITERATIONS).fit(x, y)
@@ -241,7 +244,7 @@ class PooledLightGBM(PooledMethod):
             "verbosity": -1,
         }
         sets = {
-            split: lightgbm.Dataset(self.pooled(federation, split).cpu().numpy(), labels[split].cpu().numpy())
+            split: lightgbm.Dataset(self.join_columns(federation, split).cpu().numpy(), labels[split].cpu().numpy())
             for split in ("train", "val")
             if federation.n_rows(split)
         }

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vflsec.base.checks import non_negative, positive, positive_or_none
 from vflsec.base.errors import UsageError
-from vflsec.base.seeds import drawing, generator
+from vflsec.base.seeds import generator, seed_weights
 from vflsec.core.federation import Federation
 from vflsec.core.message import SOURCE, Kind, Step
 from vflsec.core.method import Progress
@@ -102,7 +102,7 @@ class AdversarialTraining(SplitTraining):
             order = generator(federation.seed, "batches", phase, epoch)
             total = torch.zeros((), device=federation.device)
             parts = batches(len(labels), spec.batch, order, federation.device)
-            with drawing(federation.seed, "dropout", phase, epoch):
+            with seed_weights(federation.seed, "dropout", phase, epoch):
                 for number, rows in enumerate(parts, epoch * len(parts)):
                     rate = self._schedule(number / len(parts), optimizers)
                     step = Step(number, phase, rows, labels[rows], split="source", rate=rate)
@@ -289,7 +289,7 @@ class PrADA(FeatureGroupMethod):
         source.active.modules["bottom"] = Columns(source.active.n_features)
         self._source_boundaries = self.connect(source, self.pretrain_spec, _rows(source), "top", "source")
         for party in federation.passive:
-            with drawing(federation.seed, "model", party.name, "discriminators"):
+            with seed_weights(federation.seed, "model", party.name, "discriminators"):
                 party.modules["discriminators"] = self.discriminators(party)
         for party in federation.all_parties:
             party.modules.to(federation.device)
@@ -369,7 +369,7 @@ class PrADA(FeatureGroupMethod):
 
     def split(self, federation: Federation) -> SplitTraining:
         """Return the fine-tuning."""
-        return super().split(federation) if self.finetune_extractors else self.head_alone(federation)
+        return super().split(federation) if self.finetune_extractors else self.build_head_training(federation)
 
 
 def _rows(source: Federation) -> int:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from vflsec.base.checks import expect_known, fraction, non_negative, positive, positive_or_none
 from vflsec.base.errors import Diverged, UsageError
-from vflsec.base.seeds import drawing, generator
+from vflsec.base.seeds import generator, seed_weights
 from vflsec.core import hooks
 from vflsec.core.checkpoint import Stateful
 from vflsec.core.federation import Federation
@@ -186,7 +186,7 @@ class SecureBoost(Method):
             party.modules["splits"] = Splits(trees, self.depth, party.n_features)
         federation.active.modules["shape"] = Shape(trees, self.depth, outputs, len(federation.parties))
         for number, defense in enumerate(federation.active.defenses):
-            with drawing(federation.seed, "model", "defense", number):
+            with seed_weights(federation.seed, "model", "defense", number):
                 rng = generator(federation.seed, "defense", number, device=federation.device)
                 defense.prepare({}, n_classes=federation.n_classes, rng=rng)
         options = {"bits": self.key_bits} if self.exchange == "paillier" else {}

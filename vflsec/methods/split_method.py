@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.base.errors import NotStackable, UsageError
-from vflsec.base.seeds import drawing, generator
+from vflsec.base.seeds import generator, seed_weights
 from vflsec.cipher.roles.exposure import Exposure
 from vflsec.core import hooks
 from vflsec.core.federation import Federation
@@ -67,7 +67,7 @@ class SplitMethod(Method):
     def build(self, federation: Federation) -> None:
         """Draw each party's models, and the active party's top model, from streams of their own."""
         for party in federation.parties.values():
-            with drawing(federation.seed, "model", party.name):
+            with seed_weights(federation.seed, "model", party.name):
                 self.build_party(party, federation)
         self._boundaries = self.connect(federation, self.train_spec, federation.n_rows("train"), "top")
         for party in federation.parties.values():
@@ -79,7 +79,7 @@ class SplitMethod(Method):
         What a boundary itself learns follows ``train``, over so many ``rows``.
         """
         boundaries: dict[str, Boundary] = {}
-        with drawing(federation.seed, "model", *stream):
+        with seed_weights(federation.seed, "model", *stream):
             widths = [self.width(party) for party in federation.parties.values()]
             top = build_top(widths, federation.n_classes, self.model_spec, logistic=self.logistic)
             federation.active.modules["top"] = top
@@ -133,7 +133,7 @@ class SplitMethod(Method):
         for party, part in zip(federation.passive, parts, strict=True):
             boundary = boundaries[party.name]
             assert isinstance(boundary, LinearBoundary), "all boundaries of a run are of one kind"
-            with drawing(federation.seed, "model", party.name, "head", *stream):
+            with seed_weights(federation.seed, "model", party.name, "head", *stream):
                 boundary.join(part.T.clone(), train, batches=train.n_batches(rows), epochs=train.n_epochs(rows))
         federation.active.modules["top"] = SharedTop(top, active_part.shape[1])
 
@@ -144,7 +144,7 @@ class SplitMethod(Method):
         widths = {party.name: outputs if shared else self.width(party) for party in federation.passive}
         for number, defense in enumerate(federation.active.defenses):
             stream = () if federation.active.name == "active" else (federation.active.name,)
-            with drawing(federation.seed, "model", "defense", number, *stream):
+            with seed_weights(federation.seed, "model", "defense", number, *stream):
                 rng = generator(federation.seed, "defense", number, *stream, device=federation.device)
                 defense.prepare(widths, n_classes=federation.n_classes, rng=rng)
 

@@ -31,7 +31,7 @@ from vflsec.methods.epochs import (
     traffic_so_far,
 )
 from vflsec.nn.stacked import batches
-from vflsec.nn.wide import sparse_gradients
+from vflsec.nn.wide import allow_sparse_gradients
 from vflsec.nn.wrappers import Columns, Frozen
 from vflsec.results.metrics import METRICS
 
@@ -99,7 +99,7 @@ class SplitTraining:
             set_rate(optimizers[:1], rate)  # a malicious party keeps its own rate
             total = torch.zeros((), device=federation.device)
             parts = batches(len(labels), spec.batch, order, federation.device)
-            with sparse_gradients(models) if self._allows_sparse_gradients() else nullcontext():
+            with allow_sparse_gradients(models) if self._allows_sparse_gradients() else nullcontext():
                 for number, rows in enumerate(parts, epoch * len(parts)):
                     step = Step(number, phase, rows, labels[rows], rate=rate)
                     total = total + self._update(step, optimizers) * len(rows)  # of several runs, it is one for each

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vflsec.base.checks import expect_known, positive
 from vflsec.base.errors import UsageError
 from vflsec.base.layout import Layout
-from vflsec.base.seeds import drawing
+from vflsec.base.seeds import seed_weights
 from vflsec.core.federation import Federation
 from vflsec.core.message import Kind
 from vflsec.core.method import Progress
@@ -239,7 +239,7 @@ class SSVFL(PretrainedMethod):
         return epochs.losses
 
     def _learner(self, party: Party, seed: int) -> LocalCL:
-        with drawing(seed, "queue", party.name):
+        with seed_weights(seed, "queue", party.name):
             return LEARNERS[self.localcl](
                 party.module("bottom", Encoder), training_rows(party), party.layout, batch=self.batch, lr=self.lr
             )
@@ -248,7 +248,7 @@ class SSVFL(PretrainedMethod):
         """Draw the last layer anew, on the CPU, so that every device gets the same."""
         *_, projection = party.module("bottom", Encoder).top.modules()
         assert isinstance(projection, nn.Linear), "with a cut, a plain Linear ends the encoder"
-        with drawing(seed, "projection", party.name):
+        with seed_weights(seed, "projection", party.name):
             fresh = nn.Linear(projection.in_features, projection.out_features)
         projection.load_state_dict(fresh.state_dict())
 

@@ -51,7 +51,7 @@ class TreeGrowing:
     def __post_init__(self) -> None:
         """Code the training rows of all parties."""
         self.parties = list(self.federation.parties.values())
-        self.codes = [self.bins[party.name].of(party.features["train"]) for party in self.parties]
+        self.codes = [self.bins[party.name].assign(party.features["train"]) for party in self.parties]
         self.all_rows = torch.arange(self.federation.n_rows("train"), device=self.federation.device)
 
     def announce(self) -> None:

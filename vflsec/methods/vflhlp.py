@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vflsec.base.checks import fraction, non_negative, positive
 from vflsec.base.errors import Diverged, UsageError
-from vflsec.base.seeds import drawing, generator
+from vflsec.base.seeds import generator, seed_weights
 from vflsec.core import hooks
 from vflsec.core.federation import Federation
 from vflsec.core.hooks import Hook
@@ -21,7 +21,7 @@ from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.methods.epochs import EarlyStopping
-from vflsec.methods.local import Learner, LocalTraining, labeled_rows, learn, local_model, training_rows
+from vflsec.methods.local import Learner, LocalTraining, learn, local_model, select_labeled_rows, training_rows
 from vflsec.methods.split_method import SPLIT, SplitMethod
 from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.augmentation import ScarfCorruption
@@ -223,7 +223,7 @@ class VFLHLP(SplitMethod):
             federation.active.modules["pretrained"] = local_model(federation, self.model_spec)
         for party in federation.passive if self.initializes else ():
             width = self.width(party)
-            with drawing(federation.seed, "model", party.name, "projection"):
+            with seed_weights(federation.seed, "model", party.name, "projection"):
                 head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
             self._projections[party.name] = head.to(federation.device)
 
@@ -279,7 +279,7 @@ class VFLHLP(SplitMethod):
             numbers = {key: value for key, value in msgspec.structs.asdict(given).items() if value is not None}
             spec = msgspec.structs.replace(self.train_spec, **numbers)
             labels = torch.cat([self._labels(federation, "train"), self._labels(federation, "local")])
-            active, rows = federation.active, labeled_rows(federation)[0]
+            active, rows = federation.active, select_labeled_rows(federation)[0]
             model = active.modules["pretrained"]
             yield active.name, LocalTraining(federation, model, rows, labels, spec, defenses=active.defenses)
         settings = msgspec.structs.asdict(self.pretraining)

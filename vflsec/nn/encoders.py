@@ -68,7 +68,7 @@ def linear(features: int, width: int) -> nn.Module:
     return WideLinear(features, width) if features > WIDE else nn.Linear(features, width)
 
 
-def dense(features: int, hidden: Sequence[int], cut: int | None = None) -> list[nn.Module]:
+def build_dense(features: int, hidden: Sequence[int], cut: int | None = None) -> list[nn.Module]:
     """Return Linear-BatchNorm-ReLU for each hidden width, then a plain Linear of width ``cut`` if there is one."""
     layers: list[nn.Module] = []
     for before, after in pairwise([features, *hidden]):
@@ -76,7 +76,7 @@ def dense(features: int, hidden: Sequence[int], cut: int | None = None) -> list[
     return layers if cut is None else [*layers, nn.Linear([features, *hidden][-1], cut)]
 
 
-def untrained(model: M, seed: int) -> M:
+def reinitialize(model: M, seed: int) -> M:
     """Return a copy of ``model`` with all layers reinitialized from ``seed``."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     fresh = copy.deepcopy(model).cpu()  # drawn there, so that all devices get the same
@@ -119,8 +119,8 @@ class TabularEncoder(Encoder):
         if any(column.kind == "categorical" for column in layout.columns):
             embedding = CategoryEmbedding(layout, EMBEDDING, DEVIATION)
             bottom, features = bottom.append(embedding), embedding.width
-        bottom.extend(dense(features, hidden[:-1]))
-        top = nn.Sequential(*dense([features, *hidden][-2], hidden[-1:], cut))
+        bottom.extend(build_dense(features, hidden[:-1]))
+        top = nn.Sequential(*build_dense([features, *hidden][-2], hidden[-1:], cut))
         super().__init__(bottom, top, cut or hidden[-1])
 
 
@@ -140,7 +140,7 @@ class SmallCNN(Encoder):
         bottom = nn.Sequential(nn.Unflatten(1, image), *_convolution(image[0], 32, 1), *_convolution(32, 64, 2))
         pooled = 128 * 2 * 2
         top = nn.Sequential(
-            *_convolution(64, 128, 2), nn.AdaptiveAvgPool2d(2), nn.Flatten(), *dense(pooled, hidden, cut)
+            *_convolution(64, 128, 2), nn.AdaptiveAvgPool2d(2), nn.Flatten(), *build_dense(pooled, hidden, cut)
         )
         super().__init__(bottom, top, cut or [pooled, *hidden][-1])
 
@@ -176,7 +176,7 @@ class ResNet18(Encoder):
             *_stage(256, 512, 2),
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
-            *dense(512, hidden, cut),
+            *build_dense(512, hidden, cut),
         )
         super().__init__(bottom, top, cut or [512, *hidden][-1])
 

@@ -146,7 +146,7 @@ class FeatureGroups(nn.Module):
         return {**self.__dict__, "extracted": torch.empty(0)}
 
 
-def ungrouped(layout: Layout) -> Grouping:
+def group_all(layout: Layout) -> Grouping:
     """Return the default grouping: one group, ``all``, and no pairs."""
     whole = Group("all", tuple(column.name for column in layout.columns))
     return Grouping((whole,), (), whole, {})

@@ -22,7 +22,7 @@ class WeightTable(nn.Module):
     """A matrix of weights (rows, width), of which a batch reads few rows.
 
     Attributes:
-        sparse: whether its gradient holds the rows of the batch only; see ``sparse_gradients``.
+        sparse: whether its gradient holds the rows of the batch only; see ``allow_sparse_gradients``.
     """
 
     def __init__(self, rows: int, width: int) -> None:
@@ -124,7 +124,7 @@ class CategoryEmbedding(WeightTable):
 
 
 @contextmanager
-def sparse_gradients(model: nn.Module) -> Iterator[None]:
+def allow_sparse_gradients(model: nn.Module) -> Iterator[None]:
     """Let the large tables of ``model`` have sparse gradients in this context."""
     tables = [module for module in model.modules() if isinstance(module, WeightTable) and len(module.weight) >= MANY]
     for table in tables:

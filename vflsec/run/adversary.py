@@ -20,7 +20,7 @@ from vflsec.core.message import SERVER, SOURCE, Message
 from vflsec.core.method import Method, Trained
 from vflsec.core.party import Party
 from vflsec.core.view import View
-from vflsec.nn.encoders import untrained
+from vflsec.nn.encoders import reinitialize
 from vflsec.nn.wrappers import SideBySide
 from vflsec.results.canaries import Canaries
 from vflsec.results.metrics import METRICS
@@ -153,7 +153,7 @@ def _columns(parties: Sequence[Party], split: str) -> Tensor:
 def alone(view: View, seed: int) -> View:
     """Return the view that the same party has without the federation."""
     assert view.model is not None
-    return view.without_federation(untrained(view.model, derive(seed, "alone", view.party)))
+    return view.without_federation(reinitialize(view.model, derive(seed, "alone", view.party)))
 
 
 def draw_auxiliary(

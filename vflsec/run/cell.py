@@ -139,7 +139,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
             DataError: a file is wrong.
         """
         if self.in_memory:
-            return memory.kept(self.name)
+            return memory.get_kept(self.name)
         if self.loader is None:
             if options:
                 raise UsageError(f"expected no data.options with the user's own {self.name}, got {', '.join(options)}")

@@ -13,14 +13,14 @@ from torch import Tensor
 from vflsec.base.checks import unknown
 from vflsec.base.errors import UsageError
 from vflsec.base.seeds import derive, generator
-from vflsec.base.sparse_rows import tensor_of
+from vflsec.base.sparse_rows import to_tensor
 from vflsec.core.attack import Attack, IntegrityAttack
 from vflsec.core.federation import Federation
 from vflsec.core.message import Channel
 from vflsec.core.method import Method, Trained
 from vflsec.core.party import Party
 from vflsec.core.view import Need
-from vflsec.data.partition import Partition, PartyData, exchanged, partition
+from vflsec.data.partition import Partition, PartyData, exchange_rows, partition
 from vflsec.run.adversary import adversary, view_before
 from vflsec.run.cell import Cell, Technique
 from vflsec.run.spec import AuxSpec
@@ -90,7 +90,7 @@ def partition_of(cell: Cell) -> Partition:
     if cell.shadow is None:
         return data
     n_train, n_test = (len(data.ids[split]) for split in MEMBER)
-    return exchanged(data, Candidates.draw(cell.seed, n_train, n_test).dealt(cell.shadow).rows.numpy())
+    return exchange_rows(data, Candidates.draw(cell.seed, n_train, n_test).dealt(cell.shadow).rows.numpy())
 
 
 def build_federation(cell: Cell, device: str) -> Federation:
@@ -106,7 +106,7 @@ def build_federation(cell: Cell, device: str) -> Federation:
     def party(columns: PartyData, labels: Mapping[str, Tensor] | None = None) -> Party:
         return Party(
             columns.name,
-            {split: tensor_of(x, where) for split, x in columns.features.items()},
+            {split: to_tensor(x, where) for split, x in columns.features.items()},
             channel,
             noise=partial(generator, cell.run_seed, "noise", columns.name, device=where),
             layout=columns.layout,

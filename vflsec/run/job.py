@@ -24,7 +24,7 @@ from vflsec.base.errors import UsageError, VflsecError
 from vflsec.core.defense import Defense
 from vflsec.core.federation import Federation
 from vflsec.core.method import Method
-from vflsec.data.encode import dense
+from vflsec.data.encode import densify
 from vflsec.data.partition import Partition, PartyData
 from vflsec.results.analysis.gates import check_limits
 from vflsec.results.records.folder import home, is_sweep, read_manifest, read_records, with_given_names, write_sweep
@@ -366,7 +366,7 @@ def _median(party: PartyData, name: str) -> float | None:
     place = next((column.start for column in party.layout.columns if column.name == name), None)
     if place is None or not learned.get("inverse"):
         return None
-    values = np.sort(dense(party.features["train"][:, place : place + 1]).ravel().astype(float))
+    values = np.sort(densify(party.features["train"][:, place : place + 1]).ravel().astype(float))
     median = learned["mean"] + values[(len(values) - 1) // 2] / learned["inverse"]
     if learned.get("signed_log"):
         return float(f"{np.sign(median) * np.expm1(abs(median)):.6g}")

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from vflsec.base.errors import Diverged, NotStackable, VflsecError
 from vflsec.base.seeds import derive
-from vflsec.base.sparse_rows import matrix_of
+from vflsec.base.sparse_rows import to_matrix
 from vflsec.core.attack import integrity_attacks
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.federation import Federation, load_states, save_states
@@ -271,7 +271,7 @@ def quick(federation: Federation, parties: Sequence[Party]) -> float | None:
     """Return the utility of a quick model of the columns of ``parties``, or None if they are too few rows."""
     active = federation.active
     train, test = (
-        side_by_side([matrix_of(party.features[split].flatten(1)) for party in parties]) for split in ("train", "test")
+        side_by_side([to_matrix(party.features[split].flatten(1)) for party in parties]) for split in ("train", "test")
     )
     labels, answers = (active.labels[split].cpu().numpy() for split in ("train", "test"))
     classes = federation.n_classes

@@ -128,7 +128,7 @@ def toy_cell(
     )
 
 
-def federation_of(
+def build_from_numbers(
     columns: Mapping[str, Mapping[str, Tensor]], labels: Mapping[str, Tensor], *, n_classes: int = 2, seed: int = 0
 ) -> Federation:
     """Return the federation of parties that hold given numbers, without models.
@@ -161,7 +161,7 @@ def tiny_federation(
         for name in ["active", *passive_names(parties - 1)]
     }
     labels = dict.fromkeys(SPLITS, torch.arange(rows) % classes)
-    return federation_of(features, labels, n_classes=classes, seed=seed)
+    return build_from_numbers(features, labels, n_classes=classes, seed=seed)
 
 
 SMALL = {"exchange": "plain", "rounds": 10, "depth": 3, "bins": 16, "leaf_rows": 5}
@@ -179,13 +179,13 @@ class Grown(NamedTuple):
     trained: Trained
     messages: tuple[Message, ...]
 
-    def heard(self, name: str) -> tuple[Message, ...]:
+    def get_messages(self, name: str) -> tuple[Message, ...]:
         """Return the messages that a party, or those of ``passive_1+passive_2``, sent or received."""
         names = set(name.split("+"))
         return tuple(m for m in self.messages if m.known_to & names)
 
 
-def grown(federation: Federation, **options: Any) -> Grown:
+def grow_trees(federation: Federation, **options: Any) -> Grown:
     """Train ``secureboost`` on a federation without models, with ``options`` beside ``SMALL``; predict test rows."""
     tap = Transcript(frozenset(federation.parties), frozenset(Kind))
     federation.channel.taps.append(tap)

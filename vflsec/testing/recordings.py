@@ -162,7 +162,9 @@ class LinearRun:
         return (scores[:, 0] > np.quantile(scores[:, 0], 1 - self.positives)).astype(np.int64)
 
 
-def attacked(attack: Attack, recording: Recording, other: Recording | None = None, *, n: int = 0) -> dict[str, Any]:
+def attack_recording(
+    attack: Attack, recording: Recording, other: Recording | None = None, *, n: int = 0
+) -> dict[str, Any]:
     """Return status, leak and notes of an attack on a recording, by whoever knows the answers of ``n`` samples."""
     audit = open_recording(recording.path, other.path if other else None, aux=AuxSpec(n=n))
     draw = audit.joint(0)

@@ -44,7 +44,7 @@ def _skip(reason: str) -> Callable[[Suite], None]:
 
 
 @contextmanager
-def refused(error: type[VflsecError], *, naming: str) -> Iterator[None]:
+def expect_refusal(error: type[VflsecError], *, naming: str) -> Iterator[None]:
     """Fail unless the block raises ``error`` with ``naming`` in its text."""
     expected = f"expected {error.__name__} that names {naming!r}"
     try:
@@ -56,13 +56,13 @@ def refused(error: type[VflsecError], *, naming: str) -> Iterator[None]:
     raise AssertionError(f"{expected}, nothing was raised")
 
 
-def stated(plugin: Any, names: Iterable[str]) -> None:
+def check_stated(plugin: Any, names: Iterable[str]) -> None:
     """Fail unless each named class attribute is there and says something."""
     for name in names:
         assert getattr(plugin, name, None), f"expected {plugin} to state {name!r}"
 
 
-def same(a: Tensor, b: Tensor) -> bool:
+def are_same(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are equal bit for bit, NaN included."""
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.nan_to_num(7.25), b.nan_to_num(7.25))
 
@@ -76,13 +76,13 @@ def generators() -> dict[str, Any]:
     }
 
 
-def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+def list_changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Return what is not as it was, by what it is called."""
     return [name for name, value in before.items() if not _are_equal(value, after[name])]
 
 
 def _are_equal(a: Any, b: Any) -> bool:
-    return same(a, b) if isinstance(a, Tensor) else bool(a == b)
+    return are_same(a, b) if isinstance(a, Tensor) else bool(a == b)
 
 
 def auc_error(labels: Tensor, runs: int) -> float:

@@ -31,8 +31,17 @@ from vflsec.run.questions import ASK, Question, ask, victim_of
 from vflsec.run.score import score
 from vflsec.run.spec import AuxSpec
 from vflsec.run.training import shadows_of
-from vflsec.testing.federations import grown, toy_cell
-from vflsec.testing.suite import SIGMAS, Suite, auc_error, changed, generators, refused, same, stated
+from vflsec.testing.federations import grow_trees, toy_cell
+from vflsec.testing.suite import (
+    SIGMAS,
+    Suite,
+    are_same,
+    auc_error,
+    check_stated,
+    expect_refusal,
+    generators,
+    list_changed,
+)
 
 SEEDS = (0, 1, 2)
 ADVERSARY = {"passive": "passive_1", "active": "active"}
@@ -51,7 +60,7 @@ OF_TREES = frozenset({Need.NODES, Need.HISTOGRAMS})
 class AttackConformance(Suite):
     """Checks of one attack, against a small split network in toy federations of two parties and two classes.
 
-    An attack on federated trees meets ``secureboost`` instead (``vflsec.testing.federations.grown``).
+    An attack on federated trees meets ``secureboost`` instead (``vflsec.testing.federations.grow_trees``).
 
     Class attributes:
         method_options: of FedSplitNN's ``ModelSpec``, for an attack that works at some boundaries only.
@@ -79,7 +88,7 @@ class AttackConformance(Suite):
     def test_states_what_it_is(self) -> None:
         """The card is complete, and an earlier version cannot be zero."""
         attack = self.make()
-        stated(attack, ("name", "side", "target", "needs", "reference", "verified", "version"))
+        check_stated(attack, ("name", "side", "target", "needs", "reference", "verified", "version"))
         assert attack.side in {*ADVERSARY, "either", "any"}
         assert attack.target in ASK
         assert attack.needs <= frozenset(Need), f"unknown needs {attack.needs - frozenset(Need)}"
@@ -89,12 +98,12 @@ class AttackConformance(Suite):
         """Each missing need is named, and so is the wrong side."""
         attack, scene = self.make(), self._scene("planted", 0)
         for need in attack.needs:
-            with refused(InsufficientView, naming=need.value):
+            with expect_refusal(InsufficientView, naming=need.value):
                 attack(scene.view.without(need), seed=0)
         if attack.side in ("either", "any"):
             return
         other = "active" if attack.side == "passive" else "passive"
-        with refused(InsufficientView, naming=other):
+        with expect_refusal(InsufficientView, naming=other):
             attack(replace(scene.view, side=other), seed=0)
 
     def test_guesses_for_the_rows_it_was_given(self) -> None:
@@ -108,14 +117,14 @@ class AttackConformance(Suite):
     def test_equal_seeds_give_equal_guesses(self) -> None:
         """Bit for bit, from one instance used twice: no state stays in it, no randomness comes from elsewhere."""
         view, (attack, first) = self._scene("planted", 0).view, self._compute_guess("planted", 0)
-        assert equal(first, attack(view, seed=0)), f"{attack!r} is not reproducible"
+        assert are_equal(first, attack(view, seed=0)), f"{attack!r} is not reproducible"
 
     def test_leaves_no_trace(self) -> None:
         """The view, its model and its messages stay as they were, and so do all global generators."""
         view = self._scene("planted", 0).view.private_copy()  # an attack that fails here must not taint the scene
         before = footprint(view)
         self.make()(view, seed=0)
-        traces = changed(before, footprint(view))
+        traces = list_changed(before, footprint(view))
         assert not traces, f"the attack changed {', '.join(traces)}"
 
     def test_guess_does_not_depend_on_the_truth(self) -> None:
@@ -125,7 +134,7 @@ class AttackConformance(Suite):
         try:
             for y in scene.answers:
                 y.neg_().add_(1)
-            assert equal(honest, self.make()(scene.view, seed=0)), (
+            assert are_equal(honest, self.make()(scene.view, seed=0)), (
                 "the guess follows labels that the adversary cannot see"
             )
         finally:
@@ -351,8 +360,8 @@ def _train(side: str, task: ToyTask, seed: int, model: tuple[tuple[str, Any], ..
 
 @lru_cache(maxsize=16)
 def _trees(side: str, task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...]) -> Heard:
-    trees = grown(build_federation(_cell(task, seed, model), "cpu"))
-    return Heard(trees.trained, trees.heard(ADVERSARY[side]))
+    trees = grow_trees(build_federation(_cell(task, seed, model), "cpu"))
+    return Heard(trees.trained, trees.get_messages(ADVERSARY[side]))
 
 
 def _cell(task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...]) -> Cell:
@@ -400,9 +409,9 @@ def with_wild(view: View, rows: Mapping[str, Tensor], values: Sequence[float] = 
     )
 
 
-def equal(a: Guess, b: Guess) -> bool:
+def are_equal(a: Guess, b: Guess) -> bool:
     """Whether two guesses are equal bit for bit."""
-    return a.scores.keys() == b.scores.keys() and all(same(a.scores[split], b.scores[split]) for split in a.scores)
+    return a.scores.keys() == b.scores.keys() and all(are_same(a.scores[split], b.scores[split]) for split in a.scores)
 
 
 def footprint(view: View) -> dict[str, Any]:

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vflsec.base.errors import UsageError
-from vflsec.base.seeds import drawing, generator
+from vflsec.base.seeds import generator, seed_weights
 from vflsec.core import hooks
 from vflsec.core.defense import Defense, touches
 from vflsec.core.message import Kind
 from vflsec.core.party import Party
 from vflsec.testing.federations import tiny_federation
-from vflsec.testing.suite import Suite, refused, same, stated
+from vflsec.testing.suite import Suite, are_same, check_stated, expect_refusal
 
 ROWS, WIDTH, CLASSES, RELEASES = 32, 4, 3, 20
 
@@ -39,15 +39,15 @@ class DefenseConformance(Suite):
     def test_states_what_it_is(self) -> None:
         """Name, reference and guarantee are stated, and the repr shows the strength."""
         defense = self.make(self.weak)
-        stated(type(defense), ("name", "reference", "guarantee", "strength_name"))
+        check_stated(type(defense), ("name", "reference", "guarantee", "strength_name"))
         assert f"{defense.strength_name}={self.weak:g}" in repr(defense)
 
     def test_refuses_impossible_settings(self) -> None:
         """A strength below zero, infinite or not a number, and an unknown point are refused in words."""
         for strength in (-1.0, float("inf"), float("nan")):
-            with refused(UsageError, naming="strength"):
+            with expect_refusal(UsageError, naming="strength"):
                 self.make(strength)
-        with refused(UsageError, naming="nowhere"):
+        with expect_refusal(UsageError, naming="nowhere"):
             self.make(self.weak, at=["nowhere"])
 
     def test_strength_zero_is_the_identity(self) -> None:
@@ -57,7 +57,7 @@ class DefenseConformance(Suite):
             assert defense.strength == 0, f"strength 0 became {defense.strength}"
             sent = _releases(kind, ROWS)
             for key, received in _send(defense, kind, sent).items():
-                assert same(received, sent[key]), f"{defense!r} is not the identity at {kind}"
+                assert are_same(received, sent[key]), f"{defense!r} is not the identity at {kind}"
 
     def test_is_visible_at_non_zero_strength(self) -> None:
         """The receiver gets something else; a defense without points uses some other hook."""
@@ -67,7 +67,7 @@ class DefenseConformance(Suite):
         for kind in self._points():
             sent = _releases(kind, ROWS)
             received = _send(self.make(self.strong, at=[kind.value]), kind, sent)
-            assert any(not same(received[key], sent[key]) for key in sent), f"{defense!r} changes nothing at {kind}"
+            assert any(not are_same(received[key], sent[key]) for key in sent), f"{defense!r} changes nothing at {kind}"
 
     def test_keeps_shape_and_dtype(self) -> None:
         """For batches of 0, 1, 2 and many rows, in both precisions; and nothing becomes infinite or NaN."""
@@ -87,14 +87,14 @@ class DefenseConformance(Suite):
                 with torch.random.fork_rng(devices=[]):
                     torch.manual_seed(other)
                     got.append(_send(self.make(self.weak, at=[kind.value]), kind, sent))
-            assert all(same(got[0][key], got[1][key]) for key in sent), f"not reproducible at {kind}"
+            assert all(are_same(got[0][key], got[1][key]) for key in sent), f"not reproducible at {kind}"
 
     def test_noise_is_fresh_at_each_release(self) -> None:
         """The same value sent twice is not noised twice in the same way."""
         for kind in self._points():
             defense, party, sent = self.make(self.weak, at=[kind.value]), _sender(kind), _releases(kind, ROWS)
             first, second = (_send(defense, kind, sent, party) for _ in range(2))
-            assert any(not same(first[key], second[key]) for key in sent), f"noise repeats at {kind}"
+            assert any(not are_same(first[key], second[key]) for key in sent), f"noise repeats at {kind}"
 
     def test_larger_strength_distorts_more(self) -> None:
         """On average over releases: the knob turns in one direction."""
@@ -113,10 +113,10 @@ class DefenseConformance(Suite):
         kept, x = y.clone(), torch.randn(60, WIDTH, generator=generator(0, "columns")) + y[:, None]
         for strength in (0.0, self.weak):
             first, second = (_label(self._prepare(strength), y, x) for _ in range(2))
-            assert same(first, second), f"{self.make(strength)!r} is not reproducible at labels"
+            assert are_same(first, second), f"{self.make(strength)!r} is not reproducible at labels"
             if not strength:
-                assert same(first, y), f"{self.make(strength)!r} is not the identity at labels"
-        assert same(y, kept), "changed the active party's own labels"
+                assert are_same(first, y), f"{self.make(strength)!r} is not the identity at labels"
+        assert are_same(y, kept), "changed the active party's own labels"
         defense = self._prepare(self.weak)
         if defense.softens:
             _check_probabilities(first, 60, defense)
@@ -139,9 +139,11 @@ class DefenseConformance(Suite):
             if softened.dim() > 1:
                 _check_probabilities(softened, ROWS, self.make(self.weak))
             results.append([*mixed, softened])
-        assert all(same(a, b) for a, b in zip(*results[:2], strict=True)), "not reproducible"
-        assert all(same(a, b) for a, b in zip(results[0], results[2], strict=True)), "one-hot rows are not their class"
-        assert all(same(a, b) for a, b in zip(embeddings, kept, strict=True)), "changed embeddings in place"
+        assert all(are_same(a, b) for a, b in zip(*results[:2], strict=True)), "not reproducible"
+        assert all(are_same(a, b) for a, b in zip(results[0], results[2], strict=True)), (
+            "one-hot rows are not their class"
+        )
+        assert all(are_same(a, b) for a, b in zip(embeddings, kept, strict=True)), "changed embeddings in place"
 
     def test_updates_are_changed_reproducibly(self) -> None:
         """A defense of updates draws from the party's stream alone, afresh in each, and leaves nothing on the models.
@@ -152,9 +154,9 @@ class DefenseConformance(Suite):
             return
         plain, other, off = _updates(None, 1)[0], _updates(self.make(self.weak), 1)[0], self.make(0.0)
         again, next_ = _updates(self.make(self.weak), 2)
-        assert same(other, again), f"{self.make(self.weak)!r} is not reproducible"
-        assert not same(again, next_), "noise repeats"
-        assert not same(other, plain), "changes no update"
+        assert are_same(other, again), f"{self.make(self.weak)!r} is not reproducible"
+        assert not are_same(again, next_), "noise repeats"
+        assert not are_same(other, plain), "changes no update"
         assert off.strength == 0, f"strength 0 became {off.strength}"
         weak, strong = (
             float((torch.stack(_updates(self.make(strength), RELEASES)) - plain).square().sum())
@@ -179,7 +181,7 @@ class DefenseConformance(Suite):
         """Return the defense at its point of labels, with what it learns drawn, as a method does before training."""
         defense = self.make(strength, at=["labels"])
         if strength:
-            with drawing(0, "prepared"):
+            with seed_weights(0, "prepared"):
                 defense.prepare({"passive_1": WIDTH}, n_classes=CLASSES, rng=generator(0, "prepared"))
         return defense
 

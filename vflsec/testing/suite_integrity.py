@@ -17,7 +17,7 @@ from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.run.adversary import view_before
 from vflsec.run.spec import AuxSpec
 from vflsec.testing.federations import toy_federation
-from vflsec.testing.suite import Suite, changed, generators, same, stated
+from vflsec.testing.suite import Suite, are_same, check_stated, generators, list_changed
 
 NAME = "passive_1"
 
@@ -38,7 +38,7 @@ class IntegrityConformance(Suite):
     def test_states_what_it_is(self) -> None:
         """The card is complete, and an earlier version cannot be zero."""
         attack = self.make()
-        stated(attack, ("name", "side", "target", "needs", "reference", "verified", "version"))
+        check_stated(attack, ("name", "side", "target", "needs", "reference", "verified", "version"))
         assert (attack.side, attack.target) == ("passive", "integrity")
         assert attack.needs <= frozenset(Need), f"unknown needs {attack.needs - frozenset(Need)}"
         assert attack.name in repr(attack)
@@ -60,14 +60,14 @@ class IntegrityConformance(Suite):
             for hook, value in _hooks(attack, party, step):
                 given = value.clone()
                 hook(given, step)
-                assert same(given, value), f"{hook.__name__} changed what it was given"
+                assert are_same(given, value), f"{hook.__name__} changed what it was given"
 
     def test_equal_seeds_give_equal_models(self) -> None:
         """Bit for bit, and the same predictions when asked twice."""
         first, again = (self._train(self.make()) for _ in range(2))
-        assert all(same(a, b) for a, b in zip(_weights(first), _weights(again), strict=True)), "not reproducible"
-        assert same(first.predict("test"), again.predict("test"))
-        assert same(first.predict("test"), first.predict("test")), "a prediction depends on those before it"
+        assert all(are_same(a, b) for a, b in zip(_weights(first), _weights(again), strict=True)), "not reproducible"
+        assert are_same(first.predict("test"), again.predict("test"))
+        assert are_same(first.predict("test"), first.predict("test")), "a prediction depends on those before it"
 
     def test_leaves_no_trace(self) -> None:
         """The party's columns stay as they were, and so do all global generators."""
@@ -76,13 +76,13 @@ class IntegrityConformance(Suite):
         for step in _steps():
             for hook, value in _hooks(attack, party, step):
                 hook(value.clone(), step)
-        traces = changed(before, _footprint(party))
+        traces = list_changed(before, _footprint(party))
         assert not traces, f"the attack changed {', '.join(traces)}"
 
     def test_makes_a_difference(self) -> None:
         """With its defaults, predictions on test rows are others than those of an honest federation."""
         honest, attacked = self._train(None), self._train(self.make())
-        assert not same(honest.predict("test"), attacked.predict("test")), "the attack changes nothing"
+        assert not are_same(honest.predict("test"), attacked.predict("test")), "the attack changes nothing"
 
     def test_a_trigger_has_an_aim(self) -> None:
         """An attack with an aim has a trigger that can be seen on every row, and one without has none."""

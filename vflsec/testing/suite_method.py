@@ -22,7 +22,7 @@ from vflsec.core.view import Need
 from vflsec.data.partition import DataSpec
 from vflsec.methods.together import join, part
 from vflsec.testing.federations import tiny_federation, toy_federation
-from vflsec.testing.suite import Suite, refused, same, stated
+from vflsec.testing.suite import Suite, are_same, check_stated, expect_refusal
 
 DATA = DataSpec(n_labeled=60, aligned=0.8, overlap=0.8, validation=0.2)
 """Rows in every role: labeled, aligned without label, local, validation, test."""
@@ -50,7 +50,7 @@ class MethodConformance(Suite):
     def test_states_what_it_is(self) -> None:
         """Name, reference, phases and version, what is sent in each phase, and what each side sees, if anybody does."""
         method = self.make()
-        stated(method, ("name", "reference", "phases", "version", "messages"))
+        check_stated(method, ("name", "reference", "phases", "version", "messages"))
         assert set(method.messages) == set(method.phases)
         assert set(method.visible_to) - {SERVER, "source"} in ({"passive", "active"}, set())
         assert set(method.learns) <= set(method.phases)
@@ -93,8 +93,8 @@ class MethodConformance(Suite):
                 torch.manual_seed(global_seed)
                 trained.append(_parameters(self.make().fit(self.federation(seed)).federation))
         again, other = trained
-        assert all(same(first[key], again[key]) for key in first), "not reproducible"
-        assert any(not same(first[key], other[key]) for key in first), "the seed changes nothing"
+        assert all(are_same(first[key], again[key]) for key in first), "not reproducible"
+        assert any(not are_same(first[key], other[key]) for key in first), "the seed changes nothing"
 
     def test_stored_models_predict_the_same(self) -> None:
         """Models saved, and loaded into a fresh federation that was only built, give equal logits."""
@@ -104,7 +104,7 @@ class MethodConformance(Suite):
             federation, method = self.federation(), self.make()
             method.build(federation)
             load_states(federation, Path(folder))
-            assert same(trained.predict("test"), method.predict(federation, "test"))
+            assert are_same(trained.predict("test"), method.predict(federation, "test"))
 
     def test_phases_can_be_cached_apart(self) -> None:
         """A phase that starts from stored models equals one that follows in the same process."""
@@ -119,7 +119,9 @@ class MethodConformance(Suite):
                 method.run(phase, federation)
                 save_states(federation, folder)
         parts = _parameters(federation)
-        assert all(same(whole[key], parts[key]) for key in whole), "a phase depends on more than models, seed and name"
+        assert all(are_same(whole[key], parts[key]) for key in whole), (
+            "a phase depends on more than models, seed and name"
+        )
 
     def test_a_phase_without_labels_reads_none(self) -> None:
         """One that runs no hook of labels ends in the same models whatever the labels are."""
@@ -134,7 +136,7 @@ class MethodConformance(Suite):
                 if hooks.LABELS not in method.runs(phase, {}):
                     method.run(phase, federation)
             ends.append(_parameters(federation))
-        assert all(same(ends[0][key], ends[1][key]) for key in ends[0]), "a label was read"
+        assert all(are_same(ends[0][key], ends[1][key]) for key in ends[0]), "a label was read"
 
     def test_runs_only_the_hooks_that_it_declares(self) -> None:
         """In each phase, a defense at every party is asked for no more than the method says."""
@@ -176,7 +178,7 @@ class MethodConformance(Suite):
         federation = self.federation()
         for features in federation.passive[0].features.values():
             features[0, 0] = float("nan")
-        with refused(Diverged, naming="nan"):
+        with expect_refusal(Diverged, naming="nan"):
             self.make().fit(federation)
 
     def _runs(self) -> list[tuple[Federation, Method]]:
@@ -269,7 +271,7 @@ class ProtocolConformance(Suite):
     def test_states_what_it_is(self) -> None:
         """Name and reference, and for each role what it learns."""
         protocol = self.make()
-        stated(protocol, ("name", "reference", "roles"))
+        check_stated(protocol, ("name", "reference", "roles"))
         assert set(protocol.reveals) == set(protocol.roles)
         assert all(learned and all(learned) for learned in protocol.reveals.values())
 

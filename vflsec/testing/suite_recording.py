@@ -20,7 +20,7 @@ from vflsec.core.view import Guess, Need, View
 from vflsec.run.questions import Question
 from vflsec.run.spec import AuxSpec
 from vflsec.testing.recordings import LinearRun
-from vflsec.testing.suite import Suite, changed, refused, same
+from vflsec.testing.suite import Suite, are_same, expect_refusal, list_changed
 from vflsec.testing.suite_attack import footprint
 
 
@@ -51,11 +51,11 @@ class RecordingConformance(Suite):
         """The recording that is missing is named, and so is the wrong role."""
         attack = self.make()
         with self._scene() as (question, _):
-            with refused(InsufficientView, naming=Need.RECORDING.value):
+            with expect_refusal(InsufficientView, naming=Need.RECORDING.value):
                 attack(_copy_view(question.view, None), seed=0)
             if attack.side != "either":
                 other = "active" if attack.side == "passive" else "passive"
-                with refused(InsufficientView, naming=other):
+                with expect_refusal(InsufficientView, naming=other):
                     attack(_copy_view(question.view, question.view.recording, side=other), seed=0)
 
     def test_equal_seeds_give_equal_guesses(self) -> None:
@@ -70,7 +70,7 @@ class RecordingConformance(Suite):
         with self._scene() as (question, path):
             before, content = footprint(question.view), path.read_bytes()
             self.make()(question.view, seed=0)
-            traces = changed(before, footprint(question.view))
+            traces = list_changed(before, footprint(question.view))
             assert not traces, f"the attack changed {', '.join(traces)}"
             assert path.read_bytes() == content, "the attack changed the recording"
 
@@ -96,7 +96,7 @@ class RecordingConformance(Suite):
             for damage, named in (("missing", "other notes"), ("not finite", "finite"), ("bytes", "checksum")):
                 damaged = path.with_name("damaged.recording")
                 _damage(path, damaged, damage)
-                with refused(DataError, naming=named):
+                with expect_refusal(DataError, naming=named):
                     attack(_copy_view(question.view, Recording(damaged)), seed=0)
                 damaged.unlink()
 
@@ -125,7 +125,7 @@ def _copy_view(view: View, recording: Recording | None, side: str | None = None)
 def _are_equal(a: Guess, b: Guess) -> bool:
     """Whether two guesses are equal bit for bit, with their rows, facts and notes."""
     tensors = all(
-        first.keys() == second.keys() and all(same(value, second[split]) for split, value in first.items())
+        first.keys() == second.keys() and all(are_same(value, second[split]) for split, value in first.items())
         for first, second in ((a.scores, b.scores), (a.rows, b.rows))
     )
     return tensors and (a.facts, a.notes, a.untested) == (b.facts, b.notes, b.untested)

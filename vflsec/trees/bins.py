@@ -55,7 +55,7 @@ class Bins:
         """Return V."""
         return len(self.column)
 
-    def of(self, x: Tensor) -> NDArray[np.int32]:
+    def assign(self, x: Tensor) -> NDArray[np.int32]:
         """Return the bin (n, columns) of each row in each raw column."""
         codes = [self._code(x, number, column) for number, column in enumerate(self.layout.columns)]
         bins = np.stack(codes, axis=1) if codes else np.zeros((len(x), 0))

@@ -5,7 +5,7 @@ import pytest
 from vflsec.attacks.score_gram import ScoreGram
 from vflsec.base.errors import UsageError
 from vflsec.cipher.roles.exposure import Exposure
-from vflsec.testing.recordings import LinearRun, attacked
+from vflsec.testing.recordings import LinearRun, attack_recording
 
 ROWS, BATCH = 300, 30
 
@@ -46,6 +46,6 @@ def test_the_attack_reads_all_where_the_share_is_one_and_little_more_than_the_sh
         rows=ROWS, batch=BATCH, steps=epochs * ROWS // BATCH, rate=0.5, outputs=outputs, width=width, columns=width
     )
     c, p = run.record(tmp_path)
-    recovered = attacked(ScoreGram(), p, c, n=3 * width)["leak"]["train"].headline
+    recovered = attack_recording(ScoreGram(), p, c, n=3 * width)["leak"]["train"].headline
     share = Exposure(passes=epochs, outputs=outputs, width=width, rows=ROWS).share
     assert recovered > 0.99 if share == 1 else recovered < share + 0.1

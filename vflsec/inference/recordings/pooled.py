@@ -91,7 +91,7 @@ def pool(batches: Sequence[GradientBatch], outputs: int, rng: np.random.Generato
     signal = max(float(np.average((visits**2).mean(axis=1) - 1 / sure, weights=sure**2)), 1e-12)
     unit = 1.0
     if rank > 1:
-        turn = upright(mean, outputs, rng)
+        turn = find_orientation(mean, outputs, rng)
         delta = mean @ turn
     else:
         turn = np.ones((1, 1)) if outputs == 1 else simplex(2).T
@@ -220,7 +220,7 @@ def simplex(classes: int) -> Floats:
     return basis
 
 
-def upright(rows: Floats, classes: int, rng: np.random.Generator) -> Floats:
+def find_orientation(rows: Floats, classes: int, rng: np.random.Generator) -> Floats:
     """Return a map (r, C) under which ``rows`` (n, r) become loss gradients, up to the names of the classes.
 
     A row of softmax(z) - y has one negative entry, its label's. Alternately each row is given to the class whose entry

@@ -33,13 +33,13 @@ class RecordingAttack(Attack):
     differs = ("No published source has this attack on the protocol.",)
 
 
-def recording_of(view: View) -> Recording:
+def get_recording(view: View) -> Recording:
     """Return the recording of ``view``; an attack that reads it declares ``Need.RECORDING``."""
     assert view.recording is not None
     return view.recording
 
 
-def ids_of(step: RecordedStep) -> NDArray[np.int64]:
+def get_ids(step: RecordedStep) -> NDArray[np.int64]:
     """Return the number (B,) of each row of a step; where none are noted, each row is a sample by itself."""
     if "rows" in step.notes:
         return np.asarray(step.notes["rows"], dtype=np.int64)
@@ -50,7 +50,7 @@ def ids_of(step: RecordedStep) -> NDArray[np.int64]:
 @lru_cache(maxsize=2)
 def samples(recording: Recording) -> NDArray[np.int64]:
     """Return the numbers (n,) of all samples, in ascending order: a sample's place here is its row in guesses."""
-    return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *map(ids_of, recording.steps())]))
+    return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *map(get_ids, recording.steps())]))
 
 
 @lru_cache(maxsize=2)
@@ -66,8 +66,8 @@ def places(recording: Recording, ids: NDArray[np.int64]) -> Tensor:
 
 def guess_of_samples(view: View, ids: NDArray[np.int64], scores: Tensor, note: str) -> Guess:
     """Return the guess ``scores`` (k, C) of the samples ``ids``, which are all different."""
-    rows = places(recording_of(view), ids)
-    if len(rows) < len(samples(recording_of(view))):
+    rows = places(get_recording(view), ids)
+    if len(rows) < len(samples(get_recording(view))):
         return Guess({"train": scores}, rows={"train": rows}, notes=(note,))
     return Guess({"train": scores[torch.argsort(rows)]}, notes=(note,))
 
@@ -83,19 +83,19 @@ def entries(recording: Recording, number: int) -> Tensor:
 
 def guess_of_weights(view: View, number: int, weights: NDArray[np.float64], note: str) -> Guess:
     """Return the guess ``weights`` (g, C) of W at the start of a step; where no share is noted, the note alone."""
-    rows = entries(recording_of(view), number)
+    rows = entries(get_recording(view), number)
     if not len(rows):
         return Guess(notes=(note,))
     return Guess({"parameters": torch.from_numpy(weights.reshape(-1, 1))}, rows={"parameters": rows}, notes=(note,))
 
 
-def known_among(view: View, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def find_known(view: View, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return where the auxiliary samples are among ``ids``, and their answers (m, g).
 
     Raises:
         InsufficientView: fewer than two of them are.
     """
-    order = {row: at for at, row in enumerate(places(recording_of(view), ids).tolist())}
+    order = {row: at for at, row in enumerate(places(get_recording(view), ids).tolist())}
     pairs = [(order[row], k) for k, row in enumerate(view.aux_rows.tolist()) if row in order]
     if len(pairs) < 2:
         raise InsufficientView(f"expected two known samples or more among those with scores, got {len(pairs)}")
@@ -103,9 +103,9 @@ def known_among(view: View, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], 
     return at, view.aux_labels.double().numpy()[known]
 
 
-def by_known_rows(view: View, ids: NDArray[np.int64], inputs: NDArray[np.float64]) -> Tensor:
+def regress_on_known_rows(view: View, ids: NDArray[np.int64], inputs: NDArray[np.float64]) -> Tensor:
     """Return the answers (n, g) of the samples ``ids`` by ridge regression on ``inputs`` (n, p)."""
-    at, answers = known_among(view, ids)
+    at, answers = find_known(view, ids)
     fitted = RidgeCV(alphas=np.logspace(-12, 3, 31)).fit(inputs[at], answers)
     return torch.from_numpy(np.asarray(fitted.predict(inputs)).reshape(len(inputs), -1))
 
@@ -129,7 +129,7 @@ class Masked(NamedTuple):
     added: Integers
 
 
-def masked_scores(step: RecordedStep, header: Header) -> Masked | None:
+def get_masked_scores(step: RecordedStep, header: Header) -> Masked | None:
     """Return what the passive party decrypted in a step: its note, else what it sent back, with its share added."""
     layout = header.layout
     if not step.has("mu"):

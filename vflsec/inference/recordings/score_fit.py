@@ -109,7 +109,7 @@ class ScoreModel:
         places[flat[order], np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)] = order
         return places
 
-    def at(self, features: Floats) -> Floats:
+    def compute_features(self, features: Floats) -> Floats:
         """Return (S, B, g) the features of each visit."""
         padded = np.concatenate([features, np.zeros((1, *features.shape[1:]))])
         at: Floats = padded[:, 0][self.rows]
@@ -117,7 +117,7 @@ class ScoreModel:
             at = at + self.basis[:, 1, None, None] * padded[:, 1][self.rows]
         return at
 
-    def moved(self, at: Floats) -> Floats:
+    def accumulate_gradients(self, at: Floats) -> Floats:
         """Return (S, C, g) P_t."""
         gradients = self.delta.transpose(0, 2, 1) @ at
         moved, velocity = np.zeros_like(gradients), np.zeros_like(gradients[0])
@@ -132,7 +132,7 @@ class ScoreModel:
                 now = now + self.rates[s] * velocity
         return moved
 
-    def moved_adjoint(self, outer: Floats) -> Floats:
+    def accumulate_adjoint(self, outer: Floats) -> Floats:
         """Return (S, C, g) the derivative by each step's gradient of what has the derivative ``outer`` by P_t."""
         derivative = np.zeros_like(outer)
         if not self.momentum and not self.weight_decay:
@@ -150,18 +150,18 @@ class ScoreModel:
 
     def weights(self, features: Floats, first: Floats) -> Floats:
         """Return (S, C, g) the weights at each step."""
-        return self.kept[:, None, None] * first - self.moved(self.at(features))
+        return self.kept[:, None, None] * first - self.accumulate_gradients(self.compute_features(features))
 
-    def predicted(self, features: Floats, weights: Floats) -> Floats:
+    def predict_scores(self, features: Floats, weights: Floats) -> Floats:
         """Return (S, B, C) the scores."""
-        return self.at(features) @ weights.transpose(0, 2, 1)
+        return self.compute_features(features) @ weights.transpose(0, 2, 1)
 
     def spread(self, visits: Floats) -> Floats:
         """Return (n, k, g) the adjoint of ``at``."""
         weighted = [(visits * column[:, None, None]).reshape(-1, self.width) for column in self.basis.T]
         return np.stack([self._gather @ part for part in weighted], axis=1)
 
-    def sampled(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def sample_visits(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the steps and places of some visits."""
         s, b = np.nonzero(self.rows < self.n)
         most = max(SAMPLE // self.scores.shape[2], 4 * self.width)
@@ -202,7 +202,7 @@ def fit(model: ScoreModel, start: ScoreFit | None = None, sweeps: int = SWEEPS) 
     missing = model.basis.shape[1] - features.shape[1]
     features = np.pad(features, ((0, 0), (0, missing), (0, 0)))
     features, weights = _descend(model, features, weights, sweeps)
-    off = model.scores - model.predicted(features, model.weights(features, weights))
+    off = model.scores - model.predict_scores(features, model.weights(features, weights))
     return ScoreFit(features, weights, _relative(model, off, model.fitted), _relative(model, off, model.left))
 
 
@@ -234,8 +234,8 @@ def _start(model: ScoreModel) -> tuple[Floats, Floats]:
     features = np.zeros((model.n, 1, g))
     features[known, 0, : left.shape[1]] = left
     features[known, 0, left.shape[1] :] = model.rng.normal(size=(len(left), g - left.shape[1]))
-    at = model.at(features)
-    design, target = _update_rule(model, at, model.moved(at), np.append(known, False))
+    at = model.compute_features(features)
+    design, target = _update_rule(model, at, model.accumulate_gradients(at), np.append(known, False))
     above, right = np.triu_indices(g)
     free = g * outputs
     scaled = np.c_[design[:, :free], design[:, free:] @ (above == right)]
@@ -250,7 +250,7 @@ def _start(model: ScoreModel) -> tuple[Floats, Floats]:
 def _update_rule(model: ScoreModel, at: Floats, moved: Floats, known: NDArray[np.bool_]) -> tuple[Floats, Floats]:
     """Return the linear system in W_0 (C g) and the upper half of K, for a sample of the scores of known rows."""
     g, outputs = model.width, model.scores.shape[2]
-    s, b = model.sampled()
+    s, b = model.sample_visits()
     here, past = at[s, b], moved[s]  # (N, g), (N, C, g)
     above, right = np.triu_indices(g)
     design = np.zeros((len(s), outputs, outputs * g + len(above)))
@@ -271,13 +271,13 @@ def _descend(model: ScoreModel, features: Floats, first: Floats, sweeps: int) ->
     damping, growth = 0.1, 2.0
     weights = model.weights(features, first)
     total = float((model.scores[model.fitted] ** 2).sum())
-    prior = _Prior.first(features, total / model.fitted.sum())
+    prior = _Prior.create_first(features, total / model.fitted.sum())
     loss, off = _loss(model, features, weights, prior)
     calm = 0
     for _ in range(sweeps):
         system = _System(model, features, weights, prior)
         towards = system.adjoint(off)
-        towards = (towards[0] - prior.pulled(features), towards[1])
+        towards = (towards[0] - prior.compute_pull(features), towards[1])
         while True:
             move, expected = system.solve(towards, damping)
             nearer, start = features + move[0], first + move[1]
@@ -308,8 +308,8 @@ def _refine_features(
     The weights depend on the square of the map, a linear unknown, so that this step needs no damping. Without it
     the descent follows a long curved valley.
     """
-    at = model.at(features)
-    design, target = _update_rule(model, at, model.moved(at), np.ones(model.n + 1, dtype=bool))
+    at = model.compute_features(features)
+    design, target = _update_rule(model, at, model.accumulate_gradients(at), np.ones(model.n + 1, dtype=bool))
     above, right = np.triu_indices(model.width)
     now = np.r_[first.ravel(), above == right]
     solution = now + _ridge(design, target - design @ now, POLISH)
@@ -318,7 +318,7 @@ def _refine_features(
         root = (axes * np.sqrt(values)) @ axes.T
         mapped, start = features @ root, np.linalg.solve(root, solution[: first.size].reshape(first.shape).T).T
         there = model.weights(mapped, start)
-        rest = np.where(model.fitted, model.scores - model.predicted(mapped, there), 0)
+        rest = np.where(model.fitted, model.scores - model.predict_scores(mapped, there), 0)
         if (rest**2).sum() < (off**2).sum():
             return mapped, start, there, rest
     return features, first, weights, off
@@ -326,8 +326,8 @@ def _refine_features(
 
 def _loss(model: ScoreModel, features: Floats, weights: Floats, prior: _Prior) -> tuple[float, Floats]:
     """Return the squared residuals and what the prior adds to them, and the residuals."""
-    off = np.where(model.fitted, model.scores - model.predicted(features, weights), 0)
-    return float((off**2).sum() + (prior.pulled(features) * features).sum()), off
+    off = np.where(model.fitted, model.scores - model.predict_scores(features, weights), 0)
+    return float((off**2).sum() + (prior.compute_pull(features) * features).sum()), off
 
 
 @dataclass(frozen=True)
@@ -338,13 +338,13 @@ class _Prior:
     noise: float
 
     @classmethod
-    def first(cls, features: Floats, variance: float) -> _Prior:
+    def create_first(cls, features: Floats, variance: float) -> _Prior:
         """Return one that the fit then adapts: noise of a tenth of the scores' deviation, a slow drift."""
         _, k, g = features.shape
         sizes = np.repeat([float((features[:, 0] ** 2).mean()) * share for share in (1, 0.01)[:k]], g)
         return cls(np.diag(1 / sizes), 0.01 * variance)
 
-    def pulled(self, features: Floats) -> Floats:
+    def compute_pull(self, features: Floats) -> Floats:
         """Return half the derivative of what it adds to the squared residuals."""
         n, k, g = features.shape
         return np.asarray((self.noise * features.reshape(n, k * g) @ self.precision).reshape(n, k, g))
@@ -360,7 +360,7 @@ class _System:
         self.model, self.weights = model, weights
         n, k, g = features.shape
         outputs = weights.shape[1]
-        self.at = model.at(features)
+        self.at = model.compute_features(features)
         # each row's own curvature
         places = model.places
         step = np.where(places >= 0, places // model.rows.shape[1], 0)
@@ -376,7 +376,7 @@ class _System:
         self.damped_rows = self.rows + FLOOR * size * np.eye(k * g)
         self.damped_first = self.first + FLOOR * np.trace(self.first) / g * np.eye(g)
         # the linear map and W_0, on a sample
-        s, b = model.sampled()
+        s, b = model.sample_visits()
         here, now = self.at[s, b], weights[s]
         past = model.kept[s][:, None, None] * weights[0] - now  # P_t, since nothing has moved at the first step
         mapped = here[:, None, :, None] * now[:, :, None, :]
@@ -402,8 +402,8 @@ class _System:
     def apply(self, d_features: Floats, d_first: Floats) -> Floats:
         """Return (S, B, C) the change of the scores."""
         model = self.model
-        at = model.at(d_features)
-        weights = model.kept[:, None, None] * d_first - model.moved(at)
+        at = model.compute_features(d_features)
+        weights = model.kept[:, None, None] * d_first - model.accumulate_gradients(at)
         change = at @ self.weights.transpose(0, 2, 1) + self.at @ weights.transpose(0, 2, 1)
         return np.where(model.fitted, change, 0)
 
@@ -411,7 +411,7 @@ class _System:
         """Return the derivative by the features and by W_0."""
         model = self.model
         outer = off.transpose(0, 2, 1) @ self.at  # (S, C, g)
-        visits = off @ self.weights - model.delta @ model.moved_adjoint(outer)
+        visits = off @ self.weights - model.delta @ model.accumulate_adjoint(outer)
         return model.spread(visits), np.tensordot(model.kept, outer, axes=1)
 
     def prior(self, features: Floats, loss: float) -> _Prior:

@@ -67,7 +67,7 @@ class Choices:
         self.place, self.bins = torch.from_numpy(place).to(device), torch.from_numpy(bins).to(device)
         least = view.agreed.get("leaf_rows", LEAF_ROWS)
         self.rounds: dict[int, Round] = {}
-        candidates = drawn_columns(view)
+        candidates = infer_drawn_columns(view)
         for number, trees in _collect_known_splits(view).items():
             outputs, group, nodes, right = (torch.from_numpy(x).to(device) for x in _join_trees(trees))
             counted = nodes.new_ones(group.shape)
@@ -152,7 +152,7 @@ def _local_bins(view: View, most: int) -> tuple[Ints, Ints, Ints, tuple[int, int
     inner = inner[np.unique(np.linspace(0, len(inner) - 1, min(most, len(inner))).round().astype(np.int64))]
     kept = [inner[bins.column[inner] == column] for column in np.unique(bins.column[inner])]
     width = 1 + max(map(len, kept), default=0)
-    codes = bins.of(x)
+    codes = bins.assign(x)
     place = np.zeros((len(x), len(kept)), dtype=np.int64)
     for c, ends in enumerate(kept):
         place[:, c] = c * width + np.searchsorted(ends, codes[:, bins.column[ends[0]]], side="left")
@@ -229,7 +229,7 @@ def _split_level(parents: Ints, children: Ints) -> _Level:
     return _Level(np.where(inside, place, len(split)), right, len(split))
 
 
-def drawn_columns(view: View) -> dict[int, NDArray[np.bool_]]:
+def infer_drawn_columns(view: View) -> dict[int, NDArray[np.bool_]]:
     """Return whether each own column (d,) could split a tree, by tree; a tree of which nothing is known is left out.
 
     A party knows the columns that it draws for a tree. In its histograms, other columns have no rows.

@@ -77,7 +77,7 @@ def _regress(view: View, rng: torch.Generator) -> NodeRegression:
         mixture = Mixture(kernels, view.aux_rows, targets, class_likelihood(view.aux_labels), rng)
         tried += mixture.n_tried
         if view.aux_split not in scores:
-            left_out = mixture.left_out()
+            left_out = mixture.predict_left_out()
         for s in splits:
             scores.setdefault(s, mixture.predict({name: units[s] for name, units in x.items()}))
     if view.aux_split not in scores:  # all nodes were withheld

@@ -48,7 +48,7 @@ def exact_equations(view: View, victim: str) -> list[Equation]:
         counts = np.rint(value[:, 2]).astype(np.int64)
         pair = derived[place[rows]][:, [tree - first, derived.shape[1] // 2 + tree - first]]
         units = [np.rint(x * 2.0**FRACTION_BITS).astype(np.int64) for x in (pair, value[:, :2])]
-        equations.append(Equation(rows, keys_of(units[0]), keys_of(units[1]), counts))
+        equations.append(Equation(rows, encode_pairs(units[0]), encode_pairs(units[1]), counts))
     return sorted(equations, key=lambda equation: len(equation.rows))[:SMALLEST]
 
 
@@ -187,7 +187,7 @@ class Equation(NamedTuple):
     counts: Ints
 
 
-def keys_of(integers: Ints) -> Ints:
+def encode_pairs(integers: Ints) -> Ints:
     """Return one key (...,) for pairs (..., 2) of integers, such that keys add up as pairs do."""
     with np.errstate(over="ignore"):
         return np.asarray((integers * FACTORS).sum(axis=-1))
