@@ -16,7 +16,7 @@ from vflsec.base.checks import positive, positive_or_none
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.message import Kind
-from vflsec.core.scaling import standardized
+from vflsec.core.scaling import standardize
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.fused import fuse_classes
 from vflsec.inference.regression import SearchedModel, has_unfinished_fit, log_probabilities, search_penalty
@@ -165,7 +165,7 @@ class AttributeInference(Attack):
 
 
 def _standardize(inputs: Mapping[str, Tensor], split: str) -> Inputs:
-    return {name: standardized(x, inputs[split]) for name, x in inputs.items()}
+    return {name: standardize(x, inputs[split]) for name, x in inputs.items()}
 
 
 class AttributeFit(NamedTuple):

@@ -17,7 +17,7 @@ from vflsec.base.checks import positive
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.message import Kind
-from vflsec.core.scaling import standardized
+from vflsec.core.scaling import standardize
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.releases import read_releases
 
@@ -84,7 +84,7 @@ class Cluster(Attack):
         assert view.model is not None
         with torch.no_grad():
             embedded = {split: view.model(x) for split, x in view.features.items()}
-        return {split: standardized(h, embedded["train"]) for split, h in embedded.items()}
+        return {split: standardize(h, embedded["train"]) for split, h in embedded.items()}
 
 
 def _match_clusters(posterior: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from vflsec.base.checks import positive_or_none, share
 from vflsec.base.sparse_rows import to_matrix
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
-from vflsec.core.scaling import standardized
+from vflsec.core.scaling import standardize
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.trees.nodes import node_components, partners
 
@@ -99,6 +99,6 @@ def _cluster(x: NDArray[np.float64], clusters: int, seed: int) -> KMeans:
 
 def _scale_columns(x: NDArray[np.float64], variance: float) -> NDArray[np.float64]:
     """Return columns ``x`` (n, k), each standardized, with the given total variance."""
-    z = standardized(torch.from_numpy(x))
+    z = standardize(torch.from_numpy(x))
     scaled: NDArray[np.float64] = (z * (variance / z.any(dim=0).sum().clamp_min(1)).sqrt()).numpy()
     return scaled

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from vflsec.base.checks import positive
 from vflsec.base.errors import InsufficientView
 from vflsec.core.attack import Attack
-from vflsec.core.scaling import standardized
+from vflsec.core.scaling import standardize
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.regression import search_penalty
 
@@ -86,7 +86,7 @@ class MembershipInference(Attack):
 
     def _classify(self, features: Tensor, view: View, rng: torch.Generator) -> Tensor:
         """Return the log odds (n,) of membership."""
-        x = standardized(features).cpu().numpy()
+        x = standardize(features).cpu().numpy()
         y = view.aux_labels.cpu().numpy()
         fewest = int(np.bincount(y, minlength=2).min())
         if fewest == 0:  # a single class

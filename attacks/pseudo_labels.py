@@ -16,7 +16,7 @@ from torch import Tensor
 from vflsec.base.checks import positive
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
-from vflsec.core.scaling import standardized
+from vflsec.core.scaling import standardize
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.regression import log_probabilities
 
@@ -79,7 +79,7 @@ class PseudoLabels(Attack):
         if len(torch.unique(labels)) == 1:  # a single class
             same = torch.nn.functional.one_hot(labels[:1], view.n_classes).float()
             return Guess({name: same.expand(len(rows), -1) for name, rows in view.features.items()})
-        x = {name: standardized(rows, view.features[split]).cpu() for name, rows in view.features.items()}
+        x = {name: standardize(rows, view.features[split]).cpu() for name, rows in view.features.items()}
         if x[split].shape[1] > MAX_COLUMNS:
             x = _principal(x, split, seed=int(torch.randint(2**31, (), generator=rng)))
         classes, labels = torch.unique(labels, return_inverse=True)

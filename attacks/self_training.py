@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from vflsec.base.checks import positive
 from vflsec.core.attack import Attack
-from vflsec.core.scaling import standardized
+from vflsec.core.scaling import standardize
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.fused import fuse_classes
 from vflsec.inference.opinion_pool import Opinion, pool_opinions
@@ -177,7 +177,7 @@ class ForestTraining(SelfTraining):
 def _standardize_tables(view: View, shared: Mapping[str, SourceTable]) -> Table:
     """Return the standardized tables (n, k) side by side, by split."""
     tables = [source.table for source in shared.values()]
-    return {s: torch.cat([standardized(t[s], t[view.aux_split]) for t in tables], dim=1) for s in view.features}
+    return {s: torch.cat([standardize(t[s], t[view.aux_split]) for t in tables], dim=1) for s in view.features}
 
 
 def _add_cosines(x: Table, rng: torch.Generator) -> Table:
@@ -195,7 +195,7 @@ def _whiten_tables(tables: list[Tensor], n: int) -> Tensor | None:
     """Return the principal components (n, r) of the tables side by side, each with variance one; None without any."""
     if not tables:
         return None
-    z = torch.cat([standardized(table) for table in tables], dim=1)
+    z = torch.cat([standardize(table) for table in tables], dim=1)
     variances, axes = torch.linalg.eigh(z.T @ z / n)
     kept = variances > 1e-6 * variances[-1].clamp_min(1e-12)
     whitened: Tensor = z @ axes[:, kept] / variances[kept].sqrt()

@@ -8,7 +8,7 @@ import torch
 
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
-from vflsec.core.scaling import standardized
+from vflsec.core.scaling import standardize
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.regression import regress_classes
 
@@ -42,6 +42,6 @@ class Squares(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return log-probabilities (n, C) for every split."""
-        scaled = {split: standardized(x, view.features["train"]) for split, x in view.features.items()}
+        scaled = {split: standardize(x, view.features["train"]) for split, x in view.features.items()}
         wide = {split: torch.cat([x, x.square()], dim=1) for split, x in scaled.items()}
         return regress_classes(replace(view, features=wide), folds=self.folds, rng=rng)

@@ -29,7 +29,7 @@ from torch.nn import functional as F
 import vflsec
 from vflsec.audit import foreign, job
 from vflsec.audit.fit import Finding, check_fit, find_kinds
-from vflsec.audit.subject import Subject, last_by_row
+from vflsec.audit.subject import Subject, collect_last
 from vflsec.audit.transcript_lines import Sent
 from vflsec.cli import cli
 from vflsec.data.dataset import VerticalDataset
@@ -84,7 +84,7 @@ def train(name: str, rows: int, defense: str, seed: int) -> Trained:
     first = [order[labels[order] == label][k] for label in np.unique(labels) for k in (0, 1)]  # both splits have all
     train_rows = np.unique(np.concatenate([first[::2], np.setdiff1d(order[: int(0.75 * len(ids))], first[1::2])]))
     subject = Subject("x", "passive_1", "passive", "0", train=pd.Index(ids[train_rows], dtype=object))
-    split = partition(foreign.with_roles(dataset, subject, None, None)[0], DataSpec(), 0)
+    split = partition(foreign.assign_roles(dataset, subject, None, None)[0], DataSpec(), 0)
     names = np.concatenate([split.ids["train"], split.ids["test"]]).astype(str)
     x = {
         party: torch.from_numpy(np.concatenate([densify(held.features[part]) for part in foreign.SPLITS])).float()
@@ -147,7 +147,7 @@ def checked(made: Trained, door: str, *, share: float = 0.0, seed: int = 0) -> l
             for step, (kind, who, to, phase, rows, values) in enumerate(made.sent)
             if party in (who, to)
         ]
-        held = last_by_row(each for each in messages if each.kind == "embedding" and each.sender == party)
+        held = collect_last(each for each in messages if each.kind == "embedding" and each.sender == party)
         subject = Subject(**facts, messages=messages, embeddings=held)
     elif door in ("table", "predictions"):
         last = next(v for kind, who, _, phase, _, v in made.sent[::-1] if (kind, who) == ("embedding", "passive_1"))
@@ -193,7 +193,7 @@ def called(model: nn.Module) -> Callable[[np.ndarray], np.ndarray]:
 
 def with_split(made: Trained, subject: Subject) -> VerticalDataset:
     """Return the data with the rows that ``subject`` names as those of training."""
-    return foreign.with_roles(made.dataset, subject, None, None)[0]
+    return foreign.assign_roles(made.dataset, subject, None, None)[0]
 
 
 def checkpoints(folder: Path, seeds: int) -> Iterator[tuple[str, list[Finding] | None]]:

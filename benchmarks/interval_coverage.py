@@ -20,7 +20,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import train_test_split
 
 from vflsec.results.analysis.intervals import DIFFERENCE, SeedValue, detectable_advantage, headline, interval, measure
-from vflsec.results.analysis.trainings import MOST, list_stops
+from vflsec.results.analysis.trainings import MAX_SEEDS, list_stops
 from vflsec.results.metrics import METRICS
 from vflsec.results.records.schema import Block
 from vflsec.results.statistics import GROUPS, SHARE, draw_groups, leave_out_groups, over_seeds, over_seeds_and_rows
@@ -154,8 +154,8 @@ def stopped(until: float, worlds: int) -> tuple[float, float]:
     """
     rng, held, numbers = np.random.default_rng(0), 0, []
     for _ in range(worlds):
-        values = rng.normal(size=MOST)
-        for n in list_stops(MOST):
+        values = rng.normal(size=MAX_SEEDS)
+        for n in list_stops(MAX_SEEDS):
             margin = over_seeds_and_rows(values[:n].tolist(), np.zeros((n, GROUPS)).tolist()).margin
             if margin <= until:
                 break

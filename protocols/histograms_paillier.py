@@ -14,7 +14,7 @@ from vflsec.base.checks import expect_known
 from vflsec.base.errors import ProtocolError, UsageError
 from vflsec.cipher.arithmetic.codec import Ciphertexts
 from vflsec.cipher.arithmetic.cost import units
-from vflsec.cipher.arithmetic.histograms import PairPacking, bin_products, expected_products
+from vflsec.cipher.arithmetic.histograms import PairPacking, bin_products, count_products
 from vflsec.cipher.arithmetic.keys import ORDER_BITS, Keys, PublicKey
 from vflsec.cipher.arithmetic.layout import MODES, Mode
 from vflsec.cipher.arithmetic.powers import fixed_base_window
@@ -178,7 +178,7 @@ class PaillierHistograms(EncryptedHistograms):
         for level in range(round(levels)):
             asked, inside = max(1.0, 2.0 ** (level - 1)), rows / (2 if level else 1)
             each = inside / asked
-            products += asked * expected_products(each, [n_bins / columns] * columns)
+            products += asked * count_products(each, [n_bins / columns] * columns)
             bins += min(asked * n_bins, inside * columns)
         answers = bins / packing.pairs + round(levels) / 2
         per_tree = products * unit.full + bins * 2 * packing.slot * unit.full

@@ -39,7 +39,7 @@ _RENAMED = {"lambda": "strengths", "with": "fixed"}
 """Options of the command line whose argument has another name."""
 
 
-def _named_as_arguments(function: Callable[P, R]) -> Callable[P, R]:
+def _name_as_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Return ``function`` with errors that say what the options they name are called in Python."""
     known = inspect.signature(function).parameters
 
@@ -63,7 +63,7 @@ def _named_as_arguments(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-@_named_as_arguments
+@_name_as_arguments
 def evaluate(
     *,
     attack: str | Iterable[str] = "mc",
@@ -116,15 +116,15 @@ def evaluate(
     """
     given = {name: value for name, value in locals().items() if name != "settings"}
     engine.check_device(device)
-    evaluation = prepare(specs.read(_chosen(given, settings)))
+    evaluation = prepare(specs.read(_collect_fields(given, settings)))
     job = Job(Path(out or Path("runs") / evaluation.spec.name), [evaluation])
     if job.left_out:
         warnings.warn(f"left out of all attacks: {'; '.join(job.left_out)}", stacklevel=3)
     compute(job, progress=progress, jobs=jobs or cores(), device=device)
-    return _saved(Report.read(job.store.folder), job.store.folder)
+    return _save(Report.read(job.store.folder), job.store.folder)
 
 
-@_named_as_arguments
+@_name_as_arguments
 def sweep(
     axes: Mapping[str, Iterable[Any]],
     *,
@@ -167,10 +167,10 @@ def sweep(
     values = {path: [x.item() if hasattr(x, "item") else x for x in several] for path, several in axes.items()}
     if not values:
         raise UsageError("expected a setting with several values in axes, got none: name one, such as data.n_labeled")
-    parts = prepare_sweep(_chosen(defaults | known, others), values, paired=paired)
+    parts = prepare_sweep(_collect_fields(defaults | known, others), values, paired=paired)
     job = Job(Path(out or Path("runs") / title(parts[0], values)), parts, values, paired=paired)
     compute(job, progress=progress, jobs=jobs or cores(), device=device)
-    return _saved(SweepReport.read(job.store.folder), job.store.folder)
+    return _save(SweepReport.read(job.store.folder), job.store.folder)
 
 
 def compute(job: Job[Any], *, progress: bool, jobs: int = 1, device: str = "cpu") -> None:
@@ -183,14 +183,14 @@ def compute(job: Job[Any], *, progress: bool, jobs: int = 1, device: str = "cpu"
             pass
 
 
-def _saved(report: Printed, folder: Path) -> Printed:
+def _save(report: Printed, folder: Path) -> Printed:
     """Return a report after it has drawn itself in its folder."""
     with writing(folder):
         report.save(folder)
     return report
 
 
-@_named_as_arguments
+@_name_as_arguments
 def train(
     *,
     dataset: str | VerticalDataset = "credit-default",
@@ -233,7 +233,7 @@ def train(
     tables = {"data": data, "train": train, "model": model}
     settings |= {name: table for name, table in tables.items() if table is not None}
     by_method = {specs.parse_method(method).name: dict(options)} if options else {}
-    fixed = [*_several(settings.pop("fixed", ())), *_several(defense)]
+    fixed = [*_split_names(settings.pop("fixed", ())), *_split_names(defense)]
     spec = specs.read_training(
         {"dataset": dataset, "methods": [method], "method": by_method, "fixed": fixed, **settings}
     )
@@ -271,7 +271,7 @@ def fit(
     return trained, facts, tap.lost if tap else None
 
 
-@_named_as_arguments
+@_name_as_arguments
 def attack(
     trained: Trained,
     name: str = "mc",
@@ -318,7 +318,7 @@ def attack(
     return leak
 
 
-@_named_as_arguments
+@_name_as_arguments
 def audit_system(
     what: Path | str,
     data: str | VerticalDataset | None = None,
@@ -378,7 +378,7 @@ def audit_system(
     """
     from vflsec.audit.job import default_folder, prepare_audit
 
-    attacks = [] if _several(attack) == ["all"] else [specs.parse_attack(text) for text in _several(attack)]
+    attacks = [] if _split_names(attack) == ["all"] else [specs.parse_attack(text) for text in _split_names(attack)]
     what = Path(what)
     audit = prepare_audit(
         what,
@@ -394,13 +394,13 @@ def audit_system(
         model=model,
         encoded=encoded,
         draws=draws,
-        defenses=_several(defense),
+        defenses=_split_names(defense),
         allow_misfit=allow_misfit,
         confirm_fit=confirm_fit,
     )
     job = Job(Path(out) if out else default_folder(what), [audit])
     compute(job, progress=progress)
-    return _saved(Report.read(job.store.folder), job.store.folder)
+    return _save(Report.read(job.store.folder), job.store.folder)
 
 
 def cores() -> int:
@@ -408,25 +408,25 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _chosen(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def _collect_fields(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of ``evaluate`` as fields of ``EvalSpec``."""
     _expect_known(settings, evaluate)
     if isinstance(settings.get("method"), str):
         raise UsageError(f"expected a table of options for method, got {settings['method']!r}: name methods= instead")
     strengths, epsilons = list(given["strengths"]), list(given["epsilons"])
-    defenses = _several(given["defense"])
+    defenses = _split_names(given["defense"])
     if (strengths or epsilons) and not defenses:
         raise UsageError("expected defense= with strengths=, got no defense: name one, for example defense='iso'")
     return {
         "dataset": given["dataset"],
-        "methods": _several(given["methods"]),
-        "attacks": _several(given["attack"]),
+        "methods": _split_names(given["methods"]),
+        "attacks": _split_names(given["attack"]),
         "defenses": defenses,
         "strengths": strengths,
         "epsilons": epsilons,
         "adversary": given["adversary"],
         "seeds": given["seeds"],
-        "fixed": _several(given["fixed"]),
+        "fixed": _split_names(given["fixed"]),
         **{name: given[name] for name in specs.TABLES if given[name] is not None},
         **settings,
     }
@@ -448,5 +448,5 @@ def _path(name: Path | str | None) -> Path | None:
     return Path(name) if name else None
 
 
-def _several(names: str | Iterable[str]) -> list[str]:
+def _split_names(names: str | Iterable[str]) -> list[str]:
     return split_list(names) if isinstance(names, str) else list(names)

@@ -154,7 +154,7 @@ def test_a_transcript_of_other_classes_is_refused(folder, tmp_path):
     header = other / "transcript.toml"
     header.write_text(header.read_text().replace("classes = 10", "classes = 9"))
     with pytest.raises(UsageError, match="expected data with the 9 classes that tr states, found 10"):
-        list(checkpoint.messages_of(checkpoint.restore(folder / "ck"), other, "passive_1"))
+        list(checkpoint.list_messages(checkpoint.restore(folder / "ck"), other, "passive_1"))
     with pytest.raises(UsageError, match="expected data with the 9 classes that tr states, found 10"):
         job.prepare_audit(other, "digits", party="passive_1", attacks=[AttackSpec(name="fusion")])
 

@@ -23,7 +23,7 @@ from torch import nn
 
 from vflsec.audit import job
 from vflsec.audit.evaluation import reset
-from vflsec.audit.foreign import LastColumns, federation_of, messages_of
+from vflsec.audit.foreign import LastColumns, build_federation, convert_messages
 from vflsec.audit.recorder import Recorder
 from vflsec.base.errors import DataError, InsufficientView, StoreError, UsageError
 from vflsec.cli import cli as command
@@ -146,7 +146,7 @@ def test_onnx_with_a_fixed_batch_size_gives_every_row(trained):
 def test_messages_are_those_of_the_training(trained):
     """Each embedding of the last phase is the model's own; each gradient is about the rows that it names."""
     audit = prepare(trained, "transcript", "norm")
-    found = list(messages_of(audit.data, audit.subject.messages))
+    found = list(convert_messages(audit.data, audit.subject.messages))
     last = [one for one in found if one.phase == "predict"]
     by_id = pd.DataFrame(trained.embeddings.numpy(), index=trained.ids)
     for one in last:
@@ -307,7 +307,7 @@ def test_given_auxiliary_rows_are_the_known_ones(trained, tmp_path):
     assert audit.aux.n == 30
     from vflsec.run.plan import resolve
 
-    view = audit.asked(resolve(AttackSpec(name="mc")).make(), federation_of(audit.data, audit.subject, 0)).view
+    view = audit.asked(resolve(AttackSpec(name="mc")).make(), build_federation(audit.data, audit.subject, 0)).view
     assert set(audit.data.ids["train"][view.aux_rows.numpy()]) == set(train[:30])
     (tmp_path / "one.txt").write_text(next(i for i, y in zip(trained.ids, trained.y, strict=True) if i in train and y))
     with pytest.raises(UsageError, match="every class"):

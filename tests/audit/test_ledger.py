@@ -7,7 +7,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from vflsec.audit.job import count_releases, spent_on
+from vflsec.audit.job import count_releases, measure_spending
 from vflsec.audit.recorder import Recorder
 from vflsec.audit.subject import from_transcript
 from vflsec.base.errors import UsageError
@@ -38,29 +38,29 @@ def test_releases_are_counted_by_row_and_receiver(subject):
 
 def test_declared_noise_gives_the_epsilon_of_as_many_gaussians(subject):
     defense = resolve(parse_defense("gaussian-dp:strength=20")).defense()
-    (found,) = spent_on(["gaussian-dp:strength=20"], subject, PARTIES)
+    (found,) = measure_spending(["gaussian-dp:strength=20"], subject, PARTIES)
     assert found["releases"] == 3
     assert found["epsilon"] == defense.spent(3)["epsilon"]
     assert found["epsilon_transcript"] == defense.spent(6)["epsilon"] > found["epsilon"]
-    (planned,) = spent_on(["gaussian-dp:epsilon=2"], subject, PARTIES)
+    (planned,) = measure_spending(["gaussian-dp:epsilon=2"], subject, PARTIES)
     assert planned["epsilon"] == pytest.approx(2, abs=1e-4)
 
 
 def test_epsilons_of_updates_are_refused(subject):
     with pytest.raises(UsageError, match="its epsilon counts updates"):
-        spent_on(["dp-sgd:strength=1"], subject, PARTIES)
+        measure_spending(["dp-sgd:strength=1"], subject, PARTIES)
 
 
 def test_a_defense_of_what_was_not_sent_is_refused(tmp_path):
     with Recorder(tmp_path / "t", parties={"bank": "active", "bureau": "passive"}, observer="bureau") as recorder:
         recorder.embedding(torch.ones(2, 2), rows=["a", "b"])
     with pytest.raises(UsageError, match="shows no gradient"):
-        spent_on(["iso:lambda=5"], from_transcript(tmp_path / "t"), PARTIES)
+        measure_spending(["iso:lambda=5"], from_transcript(tmp_path / "t"), PARTIES)
 
 
 @pytest.mark.parametrize("text", ["iso:lambda=5", "gaussian-dp:epsilon=2@embedding"])
 def test_a_defense_without_epsilon_may_be_declared(subject, text):
-    assert spent_on([text], subject, PARTIES) == []
+    assert measure_spending([text], subject, PARTIES) == []
 
 
 def test_a_checkpoint_and_its_transcript_spend_what_eval_reports(tmp_path, monkeypatch):

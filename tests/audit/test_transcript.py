@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 from pyarrow import parquet
 
 from vflsec.audit import transcript_lines
-from vflsec.audit.subject import last_by_row
+from vflsec.audit.subject import collect_last
 from vflsec.audit.transcript import TranscriptFolder, TranscriptWriter
 from vflsec.audit.transcript_lines import NodePaths, Sent, TranscriptHeader
 from vflsec.base.errors import DataError, UsageError
@@ -100,7 +100,7 @@ def test_phases_may_send_vectors_of_other_layers(tmp_path):
     messages = [embedding(phase="pretrain", values=np.ones((2, 3))), embedding(1), embedding(phase="predict")]
     opened = TranscriptFolder(written(tmp_path / "t", *messages))
     assert [each.values.shape[1] for each in opened.messages()] == [3, 2, 2]
-    assert last_by_row(messages[:2]).shape == (2, 2)
+    assert collect_last(messages[:2]).shape == (2, 2)
     for phase in ("train", "predict"):
         other = embedding(2, values=np.ones((2, 4)), phase=phase)
         opened = TranscriptFolder(written(tmp_path / phase, embedding(), other))
@@ -121,7 +121,7 @@ def test_the_borders_of_batches_and_files_divide_no_message(tmp_path):
 
 
 def test_a_very_long_message_comes_in_pieces_in_order(tmp_path, monkeypatch):
-    monkeypatch.setattr("vflsec.audit.transcript.LONGEST", 1 << 14)
+    monkeypatch.setattr("vflsec.audit.transcript.MAX_LINES", 1 << 14)
     values = np.arange(80_000).reshape(40_000, 2)
     written(tmp_path / "t", embedding(rows=np.arange(40_000), values=values))
     found = list(TranscriptFolder(tmp_path / "t").messages())

@@ -17,7 +17,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from vflsec.cli import cli
-from vflsec.cli.data_ import fewer_labels, with_labels
+from vflsec.cli.data_ import add_label_warning, fewer_labels
 from vflsec.data.checkup import Checkup
 from vflsec.data.files import load_toml
 from vflsec.data.partition import DataSpec, partition
@@ -116,7 +116,7 @@ def test_all_faults_come_at_once_and_on_stdout(folder: Path):
 def test_the_next_command_has_as_many_labels_as_the_alarm_allows(train: list[int], expected: int | None):
     found = Checkup(name="x", train={str(c): rows for c, rows in enumerate(train)})
     assert fewer_labels(found) == (expected, 80)
-    assert [text for text in with_labels(found).warnings if f"set aux.n={expected}" in text] or expected is None
+    assert [text for text in add_label_warning(found).warnings if f"set aux.n={expected}" in text] or expected is None
     labels = torch.cat([torch.full((rows,), c) for c, rows in enumerate(train)])
 
     def share(n: int) -> float:

@@ -20,7 +20,7 @@ from vflsec.companies.link import Dialer, Listener
 from vflsec.companies.party_rows import PartyRows, split
 from vflsec.companies.session import Session, make_side
 from vflsec.companies.snapshots import Snapshots
-from vflsec.core.checkpoint import under
+from vflsec.core.checkpoint import select_entries
 
 HERE = "127.0.0.1"
 CIPHER = CipherSpec(bits=1024)
@@ -135,7 +135,7 @@ def shares(state):
 
 def weights(models):
     """The weights over C's embedding (g, C), from what both parties take home."""
-    total = sum(shares(under("share", models[role])) for role in ("passive", "active"))
+    total = sum(shares(select_entries("share", models[role])) for role in ("passive", "active"))
     return (total / 2**64).astype(float)
 
 

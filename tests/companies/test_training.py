@@ -23,7 +23,7 @@ from vflsec.companies.active_side import residual
 from vflsec.companies.messages import Hello
 from vflsec.companies.passive_side import PassiveSide
 from vflsec.companies.session import make_side
-from vflsec.companies.side import Schedule, first_share
+from vflsec.companies.side import Schedule, draw_first_share
 from vflsec.companies.snapshots import Snapshots
 from vflsec.nn.encoders import build_encoder
 from vflsec.results.metrics import METRICS
@@ -40,8 +40,10 @@ def first_models(job, own):
     with seed_weights(SEEDS["active"], "model", "top"):
         joint = nn.Linear(columns + width, outputs).double()
     with torch.no_grad():
-        joint.weight[:, columns:] = torch.from_numpy(first_share(drawn["active"], width, outputs, columns + width).T)
-    share = first_share(drawn["passive"], width, outputs) if job.model.share else np.zeros((width, 1))
+        joint.weight[:, columns:] = torch.from_numpy(
+            draw_first_share(drawn["active"], width, outputs, columns + width).T
+        )
+    share = draw_first_share(drawn["passive"], width, outputs) if job.model.share else np.zeros((width, 1))
     return bottom, joint, share
 
 

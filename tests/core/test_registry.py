@@ -43,10 +43,10 @@ def plugged(monkeypatch):
             SimpleNamespace(name=n, value=v, dist=d and SimpleNamespace(name=d, version="1.2")) for n, v, d in points
         ]
         monkeypatch.setattr(registry, "entry_points", lambda group: made if group == "vflsec.attacks" else [])
-        registry._installed.cache_clear()
+        registry._list_installed.cache_clear()
 
     yield plug
-    registry._installed.cache_clear()
+    registry._list_installed.cache_clear()
 
 
 @pytest.mark.parametrize("kind", registry.PACKAGES)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vflsec.core.message import Kind, Message
-from vflsec.core.scaling import FAR, Bounds, bounded, near, shorten, standardized, tame
+from vflsec.core.scaling import FAR, Bounds, near, shorten, soft_clip, standardize, tame
 from vflsec.core.view import View
 from vflsec.results.metrics import mse, r2
 
@@ -37,13 +37,13 @@ def test_five_percent_of_the_rows_do_not_double_a_scale(n, value):
 
 def test_far_values_come_near_in_their_order_and_others_keep_every_bit():
     z = torch.tensor([-1e30, -7.0, -FAR, -0.1, 0.0, 3.3, FAR, 6.0, 1e3, 1e6])
-    found = bounded(z)
+    found = soft_clip(z)
     assert torch.equal(found[2:7], z[2:7])
     assert (found.diff() > 0).all()
     assert found.abs().max() <= 2 * FAR
     x = normal(200, 4)
     assert near(x, far=10.0) is x
-    assert torch.isfinite(bounded(torch.tensor([torch.inf, -torch.inf]))).all()
+    assert torch.isfinite(soft_clip(torch.tensor([torch.inf, -torch.inf]))).all()
 
 
 @pytest.mark.parametrize("share", [0.02, 0.5])
@@ -51,7 +51,7 @@ def test_a_column_of_a_rare_category_keeps_its_information(share):
     """Beside a wild value, and although most rows are 0."""
     x = (torch.arange(500) < 500 * share).double()[:, None]
     x[-1] = 1e12
-    found = standardized(x)[:, 0]
+    found = standardize(x)[:, 0]
     assert found[0] > found[400] + 1  # in deviations
     assert found[-1] > found[0]
 
@@ -64,11 +64,11 @@ def test_values_of_a_relu_keep_their_order():
 
 def test_standardized_columns_have_mean_0_and_deviation_1_and_constants_are_0():
     x = torch.cat([5 + 3 * normal(400, 2), torch.full((400, 1), 0.1)], dim=1)
-    found = standardized(x)
+    found = standardize(x)
     expected = (x[:, :2].double() - x[:, :2].double().mean(0)) / x[:, :2].double().std(0, correction=0)
     assert torch.allclose(found[:, :2], expected, atol=1e-9)
     assert not found[:, 2].any()
-    assert not standardized(torch.full((3, 3), 1e30), x)[:, 2].any()
+    assert not standardize(torch.full((3, 3), 1e30), x)[:, 2].any()
 
 
 def test_a_long_row_is_shortened_with_its_direction_and_lengths_keep_their_order():

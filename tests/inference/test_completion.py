@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from vflsec.core.scaling import standardized
+from vflsec.core.scaling import standardize
 from vflsec.inference import trajectories
 from vflsec.inference.releases import Releases
 from vflsec.inference.trajectories import complete_coordinates, smooth_models
@@ -66,7 +66,7 @@ def test_models_of_fewer_messages_than_the_order_are_separate():
 
 def naive(releases, u, usual, order):
     """One sweep over messages and rows."""
-    z, (n, k) = standardized(releases.values), u.shape
+    z, (n, k) = standardize(releases.values), u.shape
 
     def white(x):
         values, axes = np.linalg.eigh(np.cov(x[usual].T.numpy(), bias=True))

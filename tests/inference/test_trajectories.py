@@ -13,7 +13,7 @@ from vflsec.attacks.fusion import ColumnFusion
 from vflsec.attacks.inversion_blackbox import BlackBoxInversion
 from vflsec.base.layout import Layout
 from vflsec.core.message import Kind, Message
-from vflsec.core.scaling import standardized
+from vflsec.core.scaling import standardize
 from vflsec.core.view import View
 from vflsec.inference.regression import RIDGE_PENALTIES
 from vflsec.inference.releases import Releases, read_releases
@@ -67,7 +67,7 @@ def naive(view):
         block = torch.zeros(ROWS, messages[0].payload["value"].shape[1], dtype=torch.float64)
         for m in messages[start : start + ROWS // BATCH]:
             block[m.rows] = m.payload["value"].double()
-        blocks.append(standardized(block))
+        blocks.append(standardize(block))
     return torch.cat(blocks, dim=1)
 
 
@@ -109,8 +109,8 @@ def test_a_row_without_a_release_in_an_epoch_keeps_its_last():
     known = torch.zeros(0, dtype=torch.long)
     view = View("active", "active", 1, {"train": torch.zeros(3, 1)}, None, known, known, tuple(messages))
     before, after = epochs_side_by_side(read_releases(view, Kind.EMBEDDING))
-    assert torch.equal(before, standardized(first))
-    assert torch.equal(after[[0, 2]], standardized(second))
+    assert torch.equal(before, standardize(first))
+    assert torch.equal(after[[0, 2]], standardize(second))
     assert after[1] == before[1]
 
 

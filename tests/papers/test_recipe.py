@@ -79,7 +79,7 @@ def run(*words):
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", recipes.names())
 def test_every_recipe_can_be_run(name, tmp_path):
-    recipe = recipes.with_seeds(read_recipe(name), 1, quick=True)
+    recipe = recipes.apply_seeds(read_recipe(name), 1, quick=True)
     job = RecipeGrid(recipe, Store(tmp_path / "run"))
     assert job.missing() > 0
     assert not (tmp_path / "run").exists()
@@ -270,16 +270,16 @@ def test_rows_of_every_defense_need_a_list_of_columns(tmp_path, columns):
 
 def test_the_papers_own_data_take_the_place_of_stand_ins(tmp_path):
     write_avazu(tmp_path / "data" / "avazu", 900)
-    recipe = recipes.with_data(read_recipe("vflhlp-table2"), tmp_path / "data")
+    recipe = recipes.apply_data(read_recipe("vflhlp-table2"), tmp_path / "data")
     (group,) = recipe.groups
     assert group.original == ""
     assert group.settings["data"]["options"] == {"data_dir": str(tmp_path / "data" / "avazu"), "split": "vflhlp"}
-    kept = recipes.with_data(read_recipe("fedhssl-table4"), tmp_path / "data").groups
+    kept = recipes.apply_data(read_recipe("fedhssl-table4"), tmp_path / "data").groups
     assert [one.original for one in kept] == ["NUS-WIDE", "", "BHI", "ModelNet"]
     with pytest.raises(UsageError, match="expected a folder criteo, got"):
-        recipes.with_data(read_recipe("vflhlp-table3"), tmp_path)
+        recipes.apply_data(read_recipe("vflhlp-table3"), tmp_path)
     with pytest.raises(UsageError, match="expected no --data-dir with this recipe"):
-        recipes.with_data(read_recipe("prada-table1"), tmp_path)
+        recipes.apply_data(read_recipe("prada-table1"), tmp_path)
 
 
 ORIGINALS = {name: {group.original for group in read_recipe(name).groups} for name in recipes.names()}
@@ -290,7 +290,7 @@ WITH_IMAGES = [name for name, originals in ORIGINALS.items() if {"BHI", "ModelNe
 def test_images_of_the_paper_take_the_place_of_stand_ins(name, tmp_path):
     for folder in ("bhi", "modelnet"):
         (tmp_path / folder).mkdir()
-    *_, bhi, modelnet = recipes.with_data(read_recipe(name), tmp_path).groups
+    *_, bhi, modelnet = recipes.apply_data(read_recipe(name), tmp_path).groups
     assert bhi.original == modelnet.original == ""
     assert (bhi.settings["dataset"], modelnet.settings["dataset"]) == ("bhi", "modelnet")
     expected = {"data_dir": str(tmp_path / "bhi"), "rows": 200000, "pairs": "ordered"}
@@ -333,7 +333,7 @@ def test_the_recipes_are_listed():
 
 
 def test_what_is_in_the_store_is_what_is_shown(own, tmp_path):
-    recipe = recipes.with_seeds(read_recipe(own()), None, quick=True)
+    recipe = recipes.apply_seeds(read_recipe(own()), None, quick=True)
     job = RecipeGrid(recipe, Store(tmp_path / "run"))
     assert [one.by_seed for one in job.measure()] == [{}]
     assert len(list(job.compute(jobs=1, device="cpu"))) == 1
@@ -392,7 +392,7 @@ def attacked(tmp_path):
 
 
 def reproduced(path, folder, seeds=2):
-    recipe = recipes.with_seeds(read_recipe(path), seeds, quick=False)
+    recipe = recipes.apply_seeds(read_recipe(path), seeds, quick=False)
     job = RecipeGrid(recipe, Store(folder))
     list(job.compute(jobs=1, device="cpu"))
     return Reproduction("one", recipe, job.measure(), job)
@@ -563,7 +563,7 @@ def test_a_dry_run_tells_the_time_by_past_results(own, tmp_path):
 def test_all_stands_for_every_attack_on_labels(attacked, tmp_path):
     path = Path(attacked(column='attack = "worst"'))
     path.write_text(path.read_text().replace('["mc:epochs=5"]', '["all"]'))
-    job = RecipeGrid(recipes.with_seeds(read_recipe(str(path)), 1, quick=False), Store(tmp_path / "run"))
+    job = RecipeGrid(recipes.apply_seeds(read_recipe(str(path)), 1, quick=False), Store(tmp_path / "run"))
     found = {attack.name for attack in job.parts[0, 1][0].spec.attacks}
     assert {"mc", "fusion", "norm", "self-training"} <= found
     assert not found & {"column-fusion", "membership", "attribute"}
@@ -727,4 +727,4 @@ def test_the_recipe_of_the_page_takes_other_data(tmp_path):
         settings = own.settings_of(row, column)
         assert settings["dataset"] == "mine.toml"
         assert settings["attacks"] == base.settings_of(row, column)["attacks"]
-        assert settings["defenses"] == recipes.list_swept()
+        assert settings["defenses"] == recipes.list_sweeps()

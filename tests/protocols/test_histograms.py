@@ -13,7 +13,7 @@ from vflsec.base.errors import ProtocolError, UsageError
 from vflsec.base.seeds import generator
 from vflsec.cipher.arithmetic import histograms
 from vflsec.cipher.arithmetic.cost import Work
-from vflsec.cipher.arithmetic.histograms import PairPacking, bin_products, expected_products
+from vflsec.cipher.arithmetic.histograms import PairPacking, bin_products, count_products
 from vflsec.cipher.arithmetic.keys import Keys
 from vflsec.core import registry
 from vflsec.core.message import Channel, Kind
@@ -317,23 +317,23 @@ def test_columns_added_up_together_give_each_columns_products(widths):
             expected[place] = expected.get(place, 1) * values[row] % modulus
     assert bin_products(values, places, modulus) == expected
     assert bin_products([], places[:0], modulus) == {}
-    assert expected_products(rows, widths) <= rows * len(widths) + 1e-6
+    assert count_products(rows, widths) <= rows * len(widths) + 1e-6
 
 
 def test_small_columns_together_take_few_products(monkeypatch):
     taken = []
-    original = histograms._grouped
+    original = histograms._multiply_groups
 
     def counting(values, groups, count, modulus):
         taken.append(len(values) - count)
         return original(values, groups, count, modulus)
 
-    monkeypatch.setattr(histograms, "_grouped", counting)
+    monkeypatch.setattr(histograms, "_multiply_groups", counting)
     rng = np.random.default_rng(0)
     places = rng.integers(0, 4, (5000, 6)) + 4 * np.arange(6)
     bin_products([gmpy2.mpz(3)] * 5000, places, gmpy2.mpz(101))
     assert sum(taken) < 5000 * 6 / 2
-    assert sum(taken) == pytest.approx(expected_products(5000, [4] * 6), rel=0.05)
+    assert sum(taken) == pytest.approx(count_products(5000, [4] * 6), rel=0.05)
 
 
 def test_pairs_come_back_from_packed_sums(keys):

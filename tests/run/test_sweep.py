@@ -14,7 +14,7 @@ from scipy import stats
 import vflsec
 from vflsec.base.errors import StoreError, UsageError
 from vflsec.cli import cli
-from vflsec.cli.eval_ import axes_of, is_several
+from vflsec.cli.eval_ import is_several, parse_axes
 from vflsec.report.report import Report
 from vflsec.report.sweep import SweepReport
 from vflsec.results.analysis.trainings import rises
@@ -166,7 +166,7 @@ def test_options_of_the_only_method_need_not_name_it(tmp_path):
     ],
 )
 def test_values_of_an_axis(text, values):
-    assert [*axes_of([text]).values()] == [values]
+    assert [*parse_axes([text]).values()] == [values]
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ class TranscriptTap(Transcript):
             self.lost = StoreError(f"the recording {folder} is not complete: {cause}; remove it and train again")
 
 
-def messages_of(restored: Restored, folder: Path, adversary: str) -> Iterator[Message]:
+def list_messages(restored: Restored, folder: Path, adversary: str) -> Iterator[Message]:
     """Yield the messages that the adversary sent or received in the training of a checkpoint.
 
     Raises:

@@ -179,7 +179,7 @@ class SystemAudit:
         return question._replace(view=view)
 
 
-def with_attacks(audit: SystemAudit, wanted: Sequence[AttackSpec]) -> SystemAudit:
+def add_attacks(audit: SystemAudit, wanted: Sequence[AttackSpec]) -> SystemAudit:
     """Return ``audit`` with the attacks that its adversary can mount, and the reason why each other one is left out.
 
     Args:
@@ -262,7 +262,7 @@ class AuditedDraw:
         with limit_threads():
             if task.baselines:
                 alone = self.audit.apart(self.number)
-                yield from (_alone(baseline, alone, self.audit) for baseline in task.baselines)
+                yield from (_score_alone(baseline, alone, self.audit) for baseline in task.baselines)
             if task.rows:
                 yield from _results(self.audit, task.rows, self.audit.joint(self.number))
 
@@ -292,7 +292,7 @@ def _results(audit: SystemAudit, rows: Sequence[Trial], trained: Trained) -> Ite
         )
 
 
-def _alone(baseline: Baseline, alone: Trained, audit: SystemAudit) -> BaselineResult:
+def _score_alone(baseline: Baseline, alone: Trained, audit: SystemAudit) -> BaselineResult:
     attack, began = baseline.attack.make(), time.perf_counter()
     bare = attack if attack.baseline else without_federation(attack)
     changes: dict[str, Any] = {}

@@ -36,8 +36,8 @@ LEVEL = 0.01  # the rate at which material of other rows passes for that of the 
 MOST_ROWS = 600  # rows that are compared; of more, some are drawn
 MOST_COUNTED = 2000  # rows among which those with vectors of other rows are counted
 PREDICTED = 0.8  # the R2 above which the rows that are predicted badly are counted
-MOST_COLUMNS = 2000  # columns of a party that are read; of more, those that are filled most
-FEW = 50  # fewer rows than this never show a misfit
+MAX_COLUMNS = 2000  # columns of a party that are read; of more, those that are filled most
+MIN_ROWS = 50  # fewer rows than this never show a misfit
 WEAK = 0.3  # a smaller R2 of noisy embeddings or of predictions may be that of other rows in part
 # a smaller R2 of embeddings without noise may be that of the same people at another time, who change in part
 MOSTLY = 0.7
@@ -124,9 +124,9 @@ def _read_columns(features: Mapping[str, Matrix], splits: Sequence[str], drawn: 
         for split, start, end in zip(splits, starts[:-1], starts[1:], strict=True)
     ]
     width = parts[0].shape[1]
-    if width > MOST_COLUMNS:
+    if width > MAX_COLUMNS:
         filled = sum(np.asarray((part != 0).sum(axis=0)).ravel() for part in parts)
-        kept = np.sort(np.argsort(filled, kind="stable")[-MOST_COLUMNS:])
+        kept = np.sort(np.argsort(filled, kind="stable")[-MAX_COLUMNS:])
         parts = [part[:, kept] for part in parts]
     return np.concatenate([densify(part) for part in parts])
 
@@ -279,14 +279,14 @@ def _judge_embeddings(
         read = ColumnRegression(_read_columns(features, splits, many), rng)
         if wrong := _find_others(read, [sent.mean[many], sent.last[many]], what, least=0.02, sure=0.1):
             return wrong
-        if fit.r2 < MOSTLY and quiet and len(drawn) >= FEW:
+        if fit.r2 < MOSTLY and quiet and len(drawn) >= MIN_ROWS:
             return Finding(
                 "unverified", f"the {what} fit the {of} only in part ({numbers}): check that ids and files are of the "
                 f"same rows and time",
             )  # fmt: skip
         return Finding("fits", f"fit check: the {what} fit the {of} ({numbers})")
-    if len(drawn) < FEW or not quiet:
-        why = "too few rows" if len(drawn) < FEW else "too much noise"
+    if len(drawn) < MIN_ROWS or not quiet:
+        why = "too few rows" if len(drawn) < MIN_ROWS else "too much noise"
         return Finding("unverified", f"whether the {what} belong to the {of} cannot be verified, {why} ({numbers})")
     return Finding(
         "misfit",
@@ -336,7 +336,7 @@ def _correlate_releases(sent: ReleaseMeans, rng: np.random.Generator) -> float:
     """Return the largest correlation of a component of two releases of a row; 1 if there are too few."""
     first, second = sent.halves
     both = _draw(np.concatenate([first, second], axis=1), rng)
-    return ColumnRegression(first[both], rng).fit(second[both]).largest if len(both) >= FEW else 1.0
+    return ColumnRegression(first[both], rng).fit(second[both]).largest if len(both) >= MIN_ROWS else 1.0
 
 
 def find_kinds(defenses: Sequence[str]) -> list[frozenset[Kind]]:
@@ -391,7 +391,7 @@ def _judge_gradients(
     if declared:
         belong = any(each.outcome == "fits" for each in known)
         return Finding("fits" if belong else "unverified", f"fit check: {text}, as with a strong defense")
-    if len(drawn) < FEW or shared < NOISY:
+    if len(drawn) < MIN_ROWS or shared < NOISY:
         return Finding("unverified", f"{text}, as with a strong defense: name it with --defense")
     if not known:
         return Finding("misfit", f"{text}: use the ids of the training, or name its defense with --defense")
@@ -469,7 +469,7 @@ def _judge_output(values: Floats, rows: Rows, what: str, embeddings: Floats, *, 
             return Finding("unverified", f"the {what} fit the columns only in part ({numbers}): check their ids")
     if fit.p <= LEVEL:
         return Finding("fits", f"fit check: the {what} fit the columns of all parties ({numbers})")
-    outcome: Literal["misfit", "unverified"] = "unverified" if len(drawn) < FEW or declared else "misfit"
+    outcome: Literal["misfit", "unverified"] = "unverified" if len(drawn) < MIN_ROWS or declared else "misfit"
     return Finding(outcome, f"the {what} do not fit the columns of any party ({numbers}): use the ids of the training")
 
 

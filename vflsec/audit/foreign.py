@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.audit.opening import without_exit
-from vflsec.audit.subject import Subject, listed
+from vflsec.audit.subject import Subject, join_names
 from vflsec.audit.transcript_lines import Sent
 from vflsec.base.checks import count, unknown
 from vflsec.base.errors import InsufficientView, UsageError, plain
@@ -78,7 +78,7 @@ class LastColumns(nn.Module):
         return x[:, -len(self.mean) :] * self.scale + self.mean
 
 
-def with_roles(
+def assign_roles(
     dataset: VerticalDataset, subject: Subject, train: pd.Index | None, test: pd.Index | None
 ) -> tuple[VerticalDataset, list[str]]:
     """Return ``dataset`` with the rows that the model was and was not trained on, and notes on rows left out.
@@ -142,7 +142,7 @@ def _check_form(lacking: pd.Index, known: pd.Index, subject: Subject) -> None:
             )
 
 
-def known_labels(aux: AuxSpec, ids: pd.Index, data: Partition) -> AuxSpec:
+def select_known_labels(aux: AuxSpec, ids: pd.Index, data: Partition) -> AuxSpec:
     """Return ``aux`` for the rows whose labels the adversary knows.
 
     Raises:
@@ -171,7 +171,7 @@ def check_classes(classes: int | None, data: Partition, name: str) -> None:
         )
 
 
-def federation_of(data: Partition, subject: Subject, seed: int, *, alone: bool = False) -> Trained:
+def build_federation(data: Partition, subject: Subject, seed: int, *, alone: bool = False) -> Trained:
     """Return the parties with their columns, and the adversary with what was handed in; a seed draws known samples.
 
     The inputs of the adversary's model, or its embeddings, are appended to its columns; the latter not if it is
@@ -185,9 +185,9 @@ def federation_of(data: Partition, subject: Subject, seed: int, *, alone: bool =
         if name == subject.adversary:
             bottom = subject.model
             table = subject.inputs if subject.model is not None else None if alone else subject.embeddings
-            if table is not None and (rows := _rows_of(table, data)):
-                last, features = _appended(features, rows)
-                layout = _with_columns(layout, len(last.mean))
+            if table is not None and (rows := _split_rows(table, data)):
+                last, features = _append_columns(features, rows)
+                layout = _add_columns(layout, len(last.mean))
                 bottom = nn.Sequential(last, *([bottom] if bottom is not None else []))
         noise, known = partial(generator, seed, "noise", name), labels if name == "active" else None
         party = Party(name, features, channel, noise=noise, layout=layout, labels=known)
@@ -199,7 +199,7 @@ def federation_of(data: Partition, subject: Subject, seed: int, *, alone: bool =
     return Trained(Foreign(TrainSpec(), ModelSpec()), federation, {})
 
 
-def messages_of(data: Partition, sent: Sequence[Sent]) -> Iterator[Message]:
+def convert_messages(data: Partition, sent: Sequence[Sent]) -> Iterator[Message]:
     """Yield messages with positions in place of ids; rows that are not in the data are left out."""
     places = {split: _texts(data.ids[split]) for split in SPLITS}
     for m in sent:
@@ -213,7 +213,7 @@ def messages_of(data: Partition, sent: Sequence[Sent]) -> Iterator[Message]:
                 yield Message(kind, m.sender, m.receiver, m.step, m.phase, payload, rows, split)
 
 
-def predictions_of(data: Partition, table: pd.DataFrame | None) -> dict[str, Tensor]:
+def convert_predictions(data: Partition, table: pd.DataFrame | None) -> dict[str, Tensor]:
     """Return predictions (n, d) of each split of which some are in ``table``; other rows get the median of these."""
     predictions: dict[str, Tensor] = {}
     if table is None:
@@ -237,7 +237,7 @@ def _ids(data: Partition) -> pd.Index:
     return _texts(np.concatenate([data.ids[split].astype(str) for split in SPLITS]))
 
 
-def with_embeddings(subject: Subject, data: Partition) -> Subject:
+def add_embeddings(subject: Subject, data: Partition) -> Subject:
     """Return ``subject`` with the embeddings of all rows, if it has a function; check its model on one batch.
 
     Raises:
@@ -251,14 +251,14 @@ def with_embeddings(subject: Subject, data: Partition) -> Subject:
             inputs = subject.inputs.reindex(ids).to_numpy(np.float32)
         return replace(subject, embeddings=pd.DataFrame(subject.function(inputs), index=ids))
     if subject.model is None:
-        return _with_all_embeddings(subject, ids)
-    party = federation_of(data, subject, 0).federation.parties[subject.adversary]
+        return _drop_partial_embeddings(subject, ids)
+    party = build_federation(data, subject, 0).federation.parties[subject.adversary]
     bottom, x = party.modules["bottom"], party.features["train"][:8]
     assert isinstance(bottom, nn.Module)
     width = part.layout.width if subject.inputs is None else subject.inputs.shape[1]
     parts = [f"{column.name} ({column.width})" if column.width > 1 else column.name for column in part.layout.columns]
     way_out = (
-        f" as vflsec encodes them ({listed(parts, 20)}); add --encoded if it reads them as they are, or write them "
+        f" as vflsec encodes them ({join_names(parts, 20)}); add --encoded if it reads them as they are, or write them "
         f"as it reads them into another file"
     )
     try:
@@ -278,7 +278,7 @@ def with_embeddings(subject: Subject, data: Partition) -> Subject:
     return subject
 
 
-def _with_all_embeddings(subject: Subject, ids: pd.Index) -> Subject:
+def _drop_partial_embeddings(subject: Subject, ids: pd.Index) -> Subject:
     """Return ``subject``, without embeddings if a transcript has them of some rows only.
 
     Raises:
@@ -292,7 +292,7 @@ def _with_all_embeddings(subject: Subject, ids: pd.Index) -> Subject:
     if not subject.messages:
         raise UsageError(
             f"expected an embedding of every row of training and test in {subject.name}, found none of "
-            f"{listed(map(repr, lacking), 2)}: add them, or leave these rows out of --train-ids and --test-ids"
+            f"{join_names(map(repr, lacking), 2)}: add them, or leave these rows out of --train-ids and --test-ids"
         )
     note = (
         f"{subject.name} has no embedding of {count(len(lacking), 'row')}, so that attacks that need the bottom model "
@@ -301,7 +301,7 @@ def _with_all_embeddings(subject: Subject, ids: pd.Index) -> Subject:
     return replace(subject, embeddings=None, notes=(*subject.notes, note))
 
 
-def inputs_of(dataset: VerticalDataset, party: str) -> pd.DataFrame:
+def list_inputs(dataset: VerticalDataset, party: str) -> pd.DataFrame:
     """Return the columns of ``party`` as they are, indexed by id as text.
 
     Raises:
@@ -313,11 +313,13 @@ def inputs_of(dataset: VerticalDataset, party: str) -> pd.DataFrame:
     frame = tables[party].frame
     texts = [str(name) for name in frame.columns if not pd.api.types.is_numeric_dtype(frame[name].dtype)]
     if texts:
-        raise UsageError(f"expected numbers in all columns of {party} with --encoded, found text in {listed(texts)}")
+        raise UsageError(
+            f"expected numbers in all columns of {party} with --encoded, found text in {join_names(texts)}"
+        )
     return frame.set_axis(pd.Index(frame.index.astype(str).astype(object))).astype(np.float32)
 
 
-def _rows_of(table: pd.DataFrame, data: Partition) -> dict[str, Tensor] | None:
+def _split_rows(table: pd.DataFrame, data: Partition) -> dict[str, Tensor] | None:
     """Return the vectors (n, d) of each split; None if some row of training or test has none."""
     positions = {split: table.index.get_indexer(_texts(ids)) for split, ids in data.ids.items()}
     if any((positions[split] < 0).any() for split in SPLITS):
@@ -325,7 +327,7 @@ def _rows_of(table: pd.DataFrame, data: Partition) -> dict[str, Tensor] | None:
     return {split: torch.from_numpy(table.to_numpy(np.float32)[at]) for split, at in positions.items()}
 
 
-def _appended(features: dict[str, Tensor], rows: dict[str, Tensor]) -> tuple[LastColumns, dict[str, Tensor]]:
+def _append_columns(features: dict[str, Tensor], rows: dict[str, Tensor]) -> tuple[LastColumns, dict[str, Tensor]]:
     """Return features with standardized ``rows`` appended, and the module that undoes the standardizing."""
     middle, scale = Bounds.of(rows["train"])
     middle, scale = middle.float(), torch.where(torch.isinf(scale), 1.0, scale).float()
@@ -336,6 +338,6 @@ def _appended(features: dict[str, Tensor], rows: dict[str, Tensor]) -> tuple[Las
     return LastColumns(middle, scale), joined
 
 
-def _with_columns(layout: Layout, width: int) -> Layout:
+def _add_columns(layout: Layout, width: int) -> Layout:
     extra = (EncodedColumn(f"embedding_{k}", "numeric", layout.width + k, 1) for k in range(width))
     return Layout((*layout.columns, *extra))

@@ -12,9 +12,9 @@ from typing import Any
 import pandas as pd
 
 from vflsec.audit import checkpoint, foreign
-from vflsec.audit.evaluation import SystemAudit, with_attacks
+from vflsec.audit.evaluation import SystemAudit, add_attacks
 from vflsec.audit.fit import Finding, check_fit, check_share, check_training, check_utility, find_kinds
-from vflsec.audit.opening import open_subject, read_ids, with_predictions
+from vflsec.audit.opening import add_predictions, open_subject, read_ids
 from vflsec.audit.recordings import open_recording
 from vflsec.audit.subject import Subject
 from vflsec.audit.transcript_lines import Sent
@@ -67,7 +67,7 @@ def prepare_audit(
         if refused := [f"--{name}" for name, value in given.items() if value]:
             raise UsageError(f"expected no {', '.join(refused)} with {what}: a recording states what it is about")
         recorded = open_recording(what, truth, aux=aux or AuxSpec(), draws=draws)
-        return with_attacks(replace(recorded, command=command), attacks)
+        return add_attacks(replace(recorded, command=command), attacks)
     if truth:
         raise UsageError(f"expected a recording of an encrypted layer with --truth, got {what}")
     known = read_ids(aux_ids) if aux_ids else None
@@ -91,23 +91,23 @@ def prepare_audit(
         loaded = source.load(**(options or {}))
         subject = open_subject(what, party, model, loaded.names)
         if predictions:
-            subject = with_predictions(subject, predictions)
+            subject = add_predictions(subject, predictions)
         if encoded:
-            subject = replace(subject, inputs=foreign.inputs_of(loaded, subject.adversary))
+            subject = replace(subject, inputs=foreign.list_inputs(loaded, subject.adversary))
         train, test = (read_ids(path) if path else None for path in (train_ids, test_ids))
         tables = {table.name: table.frame.index.astype(str) for table in loaded.parties}
         findings = [*check_share(tables, subject, train, test)]
-        loaded, notes = foreign.with_roles(loaded, subject, train, test)
+        loaded, notes = foreign.assign_roles(loaded, subject, train, test)
         identity = source.key(DataSpec(options=dict(options or {})))
         audit = _audit_material(replace(subject, notes=(*subject.notes, *notes)), loaded, (data, identity), aux, draws)
-        audit = replace(audit, spent=spent_on(defenses, subject, audit.data.parties), declared=bool(defenses))
-        silent = [text for text in defenses if not spent_on([text], subject, audit.data.parties)]
+        audit = replace(audit, spent=measure_spending(defenses, subject, audit.data.parties), declared=bool(defenses))
+        silent = [text for text in defenses if not measure_spending([text], subject, audit.data.parties)]
         findings += [Finding("fits", f"{text} is declared, for which no epsilon is computed") for text in silent]
         findings += check_fit(audit, find_kinds(defenses), tables.get(subject.adversary, pd.Index([])).tolist())
     audit = _add_findings(audit, findings, allow_misfit=allow_misfit, confirm_fit=confirm_fit)
     if known is not None:
-        audit = replace(audit, aux=foreign.known_labels(aux, known, audit.data), aux_ids=known)
-    return with_attacks(replace(audit, command=command), attacks)
+        audit = replace(audit, aux=foreign.select_known_labels(aux, known, audit.data), aux_ids=known)
+    return add_attacks(replace(audit, command=command), attacks)
 
 
 def _add_findings(
@@ -135,14 +135,14 @@ def _audit_material(
     """Return the audit of messages, models or embeddings of a system that vflsec has not trained."""
     split = partition(dataset, DataSpec(), 0)
     foreign.check_classes(subject.classes, split, subject.name)
-    subject = foreign.with_embeddings(subject, split)
+    subject = foreign.add_embeddings(subject, split)
     return SystemAudit(
         subject,
         split,
-        joint=partial(foreign.federation_of, split, subject),
-        apart=partial(foreign.federation_of, split, subject, alone=True),
-        messages=tuple(foreign.messages_of(split, subject.messages)),
-        predictions=foreign.predictions_of(split, subject.predictions),
+        joint=partial(foreign.build_federation, split, subject),
+        apart=partial(foreign.build_federation, split, subject, alone=True),
+        messages=tuple(foreign.convert_messages(split, subject.messages)),
+        predictions=foreign.convert_predictions(split, subject.predictions),
         aux=aux,
         draws=draws,
         dataset=named,
@@ -177,7 +177,7 @@ def _audit_checkpoint(
         partition_of(cell),
         joint=restored.trained,
         apart=restored.untrained,
-        messages=tuple(checkpoint.messages_of(restored, messages, party)) if messages else (),
+        messages=tuple(checkpoint.list_messages(restored, messages, party)) if messages else (),
         aux=aux,
         draws=draws,
         dataset=(cell.dataset.name, cell.dataset.key(cell.data)),
@@ -198,7 +198,7 @@ def default_folder(what: Path) -> Path:
     return Path("runs") / f"audit-{what.name or what.resolve().name}"
 
 
-def spent_on(defenses: Sequence[str], subject: Subject, parties: Iterable[str]) -> list[dict[str, Any]]:
+def measure_spending(defenses: Sequence[str], subject: Subject, parties: Iterable[str]) -> list[dict[str, Any]]:
     """Return the privacy that each defense has spent against the adversary, if it spends any: the most of all senders.
 
     The releases are those in the transcript: a transcript of a part of the training gives too small an epsilon.

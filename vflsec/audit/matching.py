@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.floating]
 Ints = NDArray[np.integer]
 
-WIDEST = 8  # principal components of vectors that are predicted
+MAX_COMPONENTS = 8  # principal components of vectors that are predicted
 CONTROLS = 199  # permutations, so that the smallest p-value is .005
 RIDGES = (0.01, 1.0)  # of kernel ridge regressions, as multiples of the mean of the kernel's diagonal
 ROUNDS = 6  # of regressions on the rows that the last one predicts well
@@ -72,9 +72,9 @@ def components(values: Floats) -> Floats:
     """Return the robust columns that vary, or their first principal components where they are many."""
     x = robust(values)
     x = x[:, x.any(axis=0)]
-    if x.shape[1] > WIDEST:
+    if x.shape[1] > MAX_COMPONENTS:
         u, s, _ = np.linalg.svd(x, full_matrices=False)
-        x = u[:, :WIDEST] * s[:WIDEST]
+        x = u[:, :MAX_COMPONENTS] * s[:MAX_COMPONENTS]
     return x
 
 
@@ -161,7 +161,7 @@ class ColumnRegression:
         for ridge in (0.02, 0.5):
             kept = read
             for round_ in range(ROUNDS):
-                guess, variance = _left_out(kernel, target, kept, ridge)
+                guess, variance = _predict_left_out(kernel, target, kept, ridge)
                 distance = np.linalg.norm(target - guess, axis=1)
                 least = float(np.median(distance[read]))
                 far = least if round_ < 2 else max(3 * float(np.median(distance[kept])), least)
@@ -175,7 +175,7 @@ class ColumnRegression:
         return best
 
 
-def _left_out(kernel: Floats, target: Floats, kept: Ints, ridge: float) -> tuple[Floats, Floats]:
+def _predict_left_out(kernel: Floats, target: Floats, kept: Ints, ridge: float) -> tuple[Floats, Floats]:
     """Return predictions (n, d) by the rows ``kept``, each of these left out of its own, and their variances (n,)."""
     inverse = np.linalg.inv(kernel[np.ix_(kept, kept)] + ridge * np.eye(len(kept)))
     weights = inverse @ target[kept]

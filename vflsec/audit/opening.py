@@ -28,14 +28,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from vflsec.audit.subject import Subject, from_transcript, listed
+from vflsec.audit.subject import Subject, from_transcript, join_names
 from vflsec.audit.transcript import HEADER
-from vflsec.audit.transcript_lines import WIDEST, arrow
+from vflsec.audit.transcript_lines import MAX_VALUES, arrow
 from vflsec.base.checks import count
 from vflsec.base.errors import DataError, UsageError, VflsecError, plain
 from vflsec.run.spec import class_of
 
-LARGEST = 1 << 33  # bytes of a file
+MAX_BYTES = 1 << 33  # bytes of a file
 LARGEST_ONNX = 1 << 31  # bytes that ONNX allows in one file
 MEMORY = 6 << 30  # bytes of address space of the process that runs an ONNX model
 SECONDS = 300  # the longest that an ONNX model may run
@@ -130,7 +130,7 @@ def read_ids(path: Path) -> pd.Index:
     return ids
 
 
-def read_file(path: Path, largest: int = LARGEST) -> bytes:
+def read_file(path: Path, largest: int = MAX_BYTES) -> bytes:
     """Return the content of a file.
 
     Raises:
@@ -174,11 +174,13 @@ def from_table(path: Path, party: str) -> Subject:
         raise DataError(f"{path}: expected embeddings that differ, found the same in all {len(values)} rows")
     notes = [f"{path.name} holds {count(len(values), 'embedding')} of {values.shape[1]} numbers"]
     if others:
-        notes.append(f"{path.name} also holds {listed(others)}, which a file of embeddings should not hold; not read")
+        notes.append(
+            f"{path.name} also holds {join_names(others)}, which a file of embeddings should not hold; not read"
+        )
     return _make_subject(path, party, content, notes, embeddings=values)
 
 
-def with_predictions(subject: Subject, path: Path) -> Subject:
+def add_predictions(subject: Subject, path: Path) -> Subject:
     """Return ``subject`` with the predictions that the adversary received: a table ``id``, ``p_0``, ``p_1``, ...
 
     Raises:
@@ -204,7 +206,7 @@ def _read_vectors(path: Path, content: bytes, letter: str) -> tuple[pd.DataFrame
     columns = sorted(numbers, key=lambda name: numbers[name])
     if "id" not in table.columns or [numbers[name] for name in columns] != list(range(len(columns))) or not columns:
         raise DataError(
-            f"{path}: expected columns id, {letter}_0, {letter}_1, ..., found {listed(map(plain, table.columns))}: "
+            f"{path}: expected columns id, {letter}_0, {letter}_1, ..., found {join_names(map(plain, table.columns))}: "
             f"rename them"
         )
     if table["id"].isna().any():
@@ -241,8 +243,8 @@ def _read_parquet(path: Path, content: bytes) -> pd.DataFrame:
     try:
         opened = parquet.ParquetFile(pa.BufferReader(content), **limits)
         names = opened.schema_arrow.names
-        if len(names) > WIDEST or opened.metadata.num_rows * max(1, len(names)) * 4 > LARGEST:
-            raise DataError(f"{path}: expected at most {LARGEST >> 20} MiB of numbers, found more")
+        if len(names) > MAX_VALUES or opened.metadata.num_rows * max(1, len(names)) * 4 > MAX_BYTES:
+            raise DataError(f"{path}: expected at most {MAX_BYTES >> 20} MiB of numbers, found more")
         return pd.DataFrame(opened.read(use_threads=False).to_pydict())
     except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
         raise DataError(f"{path}: cannot be read as Parquet: {plain(' '.join(str(error).split())[:200])}") from None
@@ -302,8 +304,8 @@ def _check_weights(path: Path, expected: Mapping[str, Tensor], tensors: Mapping[
     """Raise DataError unless ``tensors`` are finite, trained weights of the ``expected`` names and shapes."""
     if lacking := [name for name in expected if name not in tensors]:
         raise DataError(
-            f"{path}: expected the tensors of {factory}, found no {listed(lacking)}; it holds "
-            f"{listed(map(plain, tensors))}"
+            f"{path}: expected the tensors of {factory}, found no {join_names(lacking)}; it holds "
+            f"{join_names(map(plain, tensors))}"
         )
     for name, initial in expected.items():
         shape = tuple(tensors[name].shape)
@@ -326,13 +328,13 @@ def _note_surplus(name: str, tensors: Mapping[str, Tensor]) -> list[str]:
     notes = []
     if states:
         notes.append(
-            f"{name} also holds the state of an optimizer, {listed(map(plain, states))}: it reveals the last "
+            f"{name} also holds the state of an optimizer, {join_names(map(plain, states))}: it reveals the last "
             f"gradients; not read"
         )
     if others:
         notes.append(
-            f"{name} also holds tensors that are not of the bottom model, {listed(map(plain, others))}: a head, or a "
-            f"model of another party, should not be in it; not read"
+            f"{name} also holds tensors that are not of the bottom model, {join_names(map(plain, others))}: a head, or "
+            f"a model of another party, should not be in it; not read"
         )
     return notes
 

@@ -252,7 +252,7 @@ class Recorder:
             raise UsageError(f"expected a tensor (B, d) of at least one number, got {shape}")
         if value.layout is not torch.strided or value.is_complex():
             raise UsageError(f"expected a dense tensor of real numbers, got {value.layout} of {value.dtype}")
-        copied, n = _copied(rows), value.shape[0]
+        copied, n = _copy_ids(rows), value.shape[0]
         if len(copied) != n:
             raise UsageError(f"expected one id for each of {n} rows, got {len(copied)}")
         width = value.numel() // n
@@ -316,7 +316,7 @@ class Recorder:
         warnings.warn(f"recording has stopped, training goes on: {error}", stacklevel=2)
 
 
-def _copied(rows: Rows) -> np.ndarray | Tensor:
+def _copy_ids(rows: Rows) -> np.ndarray | Tensor:
     """Return ids (B,) that do not change with the caller's; those on a GPU stay there."""
     ids = rows.detach().clone() if isinstance(rows, Tensor) else np.array(rows)
     if ids.ndim != 1 or isinstance(rows, str):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vflsec.audit.evaluation import SystemAudit
-from vflsec.audit.foreign import federation_of
+from vflsec.audit.foreign import build_federation
 from vflsec.audit.subject import Subject
 from vflsec.base.checks import count
 from vflsec.base.errors import DataError, InsufficientView, UsageError
@@ -150,7 +150,7 @@ def open_recording(what: Path, truth: Path | None = None, *, aux: AuxSpec, draws
     )
     ids = {"train": samples(recording).astype(str), "test": np.zeros(0, dtype=str)}
     data = Partition("", {}, {}, ids, (), "")
-    without_parties = partial(federation_of, data, subject)
+    without_parties = partial(build_federation, data, subject)
     return RecordingAudit(
         subject=subject,
         data=data,

@@ -87,8 +87,8 @@ def from_transcript(folder: Path, party: str | None = None, given: Mapping[str, 
         side=opened.header.parties[name],
         fingerprint=opened.fingerprint,
         messages=messages,
-        embeddings=last_by_row(m for m in messages if m.kind == "embedding" and m.sender == aliases[name]),
-        predictions=last_by_row(m for m in messages if m.kind == "prediction" and m.receiver == aliases[name]),
+        embeddings=collect_last(m for m in messages if m.kind == "embedding" and m.sender == aliases[name]),
+        predictions=collect_last(m for m in messages if m.kind == "prediction" and m.receiver == aliases[name]),
         train=train,
         test=_ids(m for m in messages if m.split in HELD_OUT).difference(train),
         notes=[
@@ -107,7 +107,7 @@ def _join_phases(messages: Sequence[Sent]) -> tuple[list[Sent], list[str]]:
     for m in messages:
         phases.setdefault(_stem(m.phase), {})[m.phase] = None
     joined = {stem: names for stem, names in phases.items() if len(names) > 1}
-    notes = [f"phases {listed(names, 2)} are read as one, {stem}" for stem, names in joined.items()]
+    notes = [f"phases {join_names(names, 2)} are read as one, {stem}" for stem, names in joined.items()]
     return [m._replace(phase=_stem(m.phase)) if _stem(m.phase) in joined else m for m in messages], notes
 
 
@@ -167,7 +167,7 @@ def _adversary(opened: TranscriptFolder, party: str | None) -> str:
     return passive[0]
 
 
-def listed(names: Iterable[str], most: int = 5) -> str:
+def join_names(names: Iterable[str], most: int = 5) -> str:
     """Return ``a, b, c`` and how many more there are."""
     texts = list(names)
     more = f" and {len(texts) - most} more" if len(texts) > most else ""
@@ -187,7 +187,7 @@ def _standard_names(parties: Mapping[str, str], given: Mapping[str, str]) -> dic
     return {name: names.get(name, side) for name, side in parties.items()}
 
 
-def last_by_row(messages: Iterable[Sent]) -> pd.DataFrame | None:
+def collect_last(messages: Iterable[Sent]) -> pd.DataFrame | None:
     """Return the last vector about each row, indexed by id, or None without messages; all are as wide as the last."""
     every = list(messages)
     if not every:

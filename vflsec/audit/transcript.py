@@ -30,7 +30,7 @@ INDEX = "parts.jsonl"
 LARGEST_HEADER = 1 << 16
 LARGEST_INDEX = 1 << 26
 BATCH = 1 << 14  # lines that are read at once
-LONGEST = 1 << 20  # lines of the longest message
+MAX_LINES = 1 << 20  # lines of the longest message
 
 Head = tuple[str, str, str, str, str, int]
 """Kind, sender, receiver, phase, split and step of a message."""
@@ -179,7 +179,7 @@ class TranscriptFolder:
     def messages(self) -> Iterator[Sent]:
         """Yield the messages in order; consecutive lines that differ in row and value alone are one message.
 
-        A message of more than ``LONGEST`` lines comes in several pieces.
+        A message of more than ``MAX_LINES`` lines comes in several pieces.
 
         Raises:
             DataError: a file is missing or damaged, or a line contradicts the header or an earlier line; names file
@@ -188,12 +188,12 @@ class TranscriptFolder:
         lines = Lines(self.header)
         pieces: list[Sent] = []
         for piece in (piece for part in self.parts for piece in self._read_part(part, lines)):
-            if pieces and (piece[:6] != pieces[0][:6] or sum(len(each.rows) for each in pieces) >= LONGEST):
-                yield _joined(pieces)
+            if pieces and (piece[:6] != pieces[0][:6] or sum(len(each.rows) for each in pieces) >= MAX_LINES):
+                yield _join_pieces(pieces)
                 pieces = []
             pieces.append(piece)
         if pieces:
-            yield _joined(pieces)
+            yield _join_pieces(pieces)
 
     @property
     def next_part(self) -> int:
@@ -241,7 +241,7 @@ class TranscriptFolder:
     def _read_part(self, part: PartFile, lines: Lines) -> Iterator[Sent]:
         _, parquet = arrow()
         path = self.folder / part.file
-        with _opened(path) as file:
+        with _open(path) as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != part.sha256:
                 raise DataError(
                     f"{path}: expected the hash in {INDEX}, found another: the file is damaged or was changed"
@@ -272,7 +272,7 @@ class TranscriptFolder:
                 ) from None
 
 
-def _joined(pieces: list[Sent]) -> Sent:
+def _join_pieces(pieces: list[Sent]) -> Sent:
     """Return the pieces of one message, which the borders of batches and files have divided, as one."""
     if len(pieces) == 1:
         return pieces[0]
@@ -288,7 +288,7 @@ def row_ids(rows: Iterable[np.ndarray]) -> np.ndarray:
     return np.concatenate([each.astype(np.int64 if whole else str, copy=False) for each in ids])
 
 
-def _opened(path: Path) -> Any:
+def _open(path: Path) -> Any:
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -302,7 +302,7 @@ def _opened(path: Path) -> Any:
 def _small(path: Path, largest: int, missing: str) -> bytes:
     if not path.is_file():
         raise DataError(missing)
-    with _opened(path) as file:
+    with _open(path) as file:
         content: bytes = file.read(largest + 1)
     if len(content) > largest:
         raise DataError(f"{path}: expected at most {largest} bytes, found more")

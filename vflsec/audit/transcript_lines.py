@@ -23,7 +23,7 @@ KINDS = ("embedding", "gradient", "nodes", "prediction")
 TEXT = ("kind", "sender", "receiver", "phase", "split")
 COLUMNS = (*TEXT, "step", "row", "value")
 HELD_OUT = ("val", "test")  # splits whose rows are not trained on; all others are
-WIDEST = 1 << 20  # the most numbers in a vector
+MAX_VALUES = 1 << 20  # the most numbers in a vector
 NODES = 1 << 15  # above the number of every node of a tree: 14 levels of splits
 MOST_TREES = 1 << 14  # the most trees in a vector of nodes
 MOST_PATHS = 1 << 27  # rows times trees of a transcript, which are kept in memory
@@ -163,7 +163,7 @@ class Lines:
 
         for name in COLUMNS:
             expect(~np.asarray(batch.column(name).is_null()), f"a {name}", lambda _: "nothing")
-        codes, texts = zip(*(_coded(batch.column(name)) for name in TEXT), strict=True)
+        codes, texts = zip(*(_encode_texts(batch.column(name)) for name in TEXT), strict=True)
         self._check_texts(codes, texts, expect)
         steps = batch.column("step").to_numpy(zero_copy_only=False)
         expect(steps >= 0, "a step of at least 0", lambda _: "a negative one")
@@ -173,16 +173,16 @@ class Lines:
         expect(short, f"a row of at most {LONGEST_ID} characters", lambda line: len(ids[line]))
         expect(np.array(["\0" not in row for row in ids], dtype=bool), "no NUL in the id of a row")
         flat, lengths = _vectors(batch.column("value"))
-        expect((lengths >= 1) & (lengths <= WIDEST), f"1 to {WIDEST} numbers as value")
+        expect((lengths >= 1) & (lengths <= MAX_VALUES), f"1 to {MAX_VALUES} numbers as value")
         if not len(lengths):
             return
         ends = np.cumsum(lengths)
-        expect(_all_of(np.isfinite(flat), ends), "finite numbers as value")
+        expect(_check_lines(np.isfinite(flat), ends), "finite numbers as value")
         of_trees = np.array([text == "nodes" for text in texts[0]])[codes[0]]
         expect(~of_trees | (lengths <= MOST_TREES), f"nodes of at most {MOST_TREES} trees", lengths.__getitem__)
         whole = (flat >= 0) & (flat < NODES) & (flat % 1 == 0) | ~np.repeat(of_trees, lengths)
         numbers = f"numbers of nodes, whole ones from 0 to {NODES - 1}"
-        expect(_all_of(whole, ends), numbers, lambda _: f"{flat[~whole][0]:g}")
+        expect(_check_lines(whole, ends), numbers, lambda _: f"{flat[~whole][0]:g}")
         heads, rows = np.stack([*codes, steps], axis=1), np.array(ids, dtype=str)
         starts = np.flatnonzero(np.r_[True, (heads[1:] != heads[:-1]).any(axis=1)])
         for start, stop in zip(starts.tolist(), [*starts.tolist()[1:], len(steps)], strict=True):
@@ -227,7 +227,7 @@ class Lines:
         return self._widths.setdefault(route, width)
 
 
-def _coded(column: Arrow) -> tuple[np.ndarray, list[str]]:
+def _encode_texts(column: Arrow) -> tuple[np.ndarray, list[str]]:
     """Return a column of texts as codes (n,) and the text of each code."""
     encoded = column if arrow()[0].types.is_dictionary(column.type) else column.dictionary_encode()
     return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary.to_pylist()
@@ -240,7 +240,7 @@ def _vectors(column: Arrow) -> tuple[np.ndarray, np.ndarray]:
         return column.flatten().to_numpy(zero_copy_only=False).astype(np.float32, copy=False), lengths
 
 
-def _all_of(fits: np.ndarray, ends: np.ndarray) -> np.ndarray:
+def _check_lines(fits: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """Return for each line whether all its numbers fit; ``ends`` are those of the lines."""
     return np.logical_and.reduceat(fits, np.r_[0, ends[:-1]])
 
@@ -271,7 +271,7 @@ class NodePaths:
         before = said.nodes[at]
         np.maximum.at(said.nodes, at, nodes)
         deepest = said.nodes[at]
-        odd = ~(_on_the_path(nodes, deepest) & _on_the_path(before, deepest))
+        odd = ~(_find_path(nodes, deepest) & _find_path(before, deepest))
         if not odd.any():
             return
         first, tree = (int(number) for number in np.argwhere(odd & (nodes > 0))[0])
@@ -279,7 +279,7 @@ class NodePaths:
         for line in np.flatnonzero((at[0][:, 0] == at[0][first, 0]) & (nodes[:, tree] > 0)).tolist():
             node = int(nodes[line, tree])
             for other in earlier:
-                if not _on_the_path(np.array(min(node, other)), np.array(max(node, other))):
+                if not _find_path(np.array(min(node, other)), np.array(max(node, other))):
                     raise _Contradiction(
                         line,
                         f"expected a node of tree {message.step + tree} on one path from the root with {other}, which "
@@ -315,7 +315,7 @@ class _Deepest:
         return i[:, None], j[None, :]
 
 
-def _on_the_path(nodes: Ints, deepest: Ints) -> NDArray[np.bool_]:
+def _find_path(nodes: Ints, deepest: Ints) -> NDArray[np.bool_]:
     """Return which nodes are 0 or on the path from the root to the deepest ones."""
 
     def level(numbers: Ints) -> Ints:

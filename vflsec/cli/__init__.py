@@ -31,7 +31,7 @@ def commands() -> dict[str, Entry]:
     """Return all commands by name, in the order of use; those of the group ``vflsec.commands`` come last."""
     built_in = {name: _entry(name) for name in BUILT_IN}
     try:
-        return registry.with_plugins("commands", built_in)
+        return registry.add_plugins("commands", built_in)
     except UsageError as error:
         raise Failure(error) from None
 
@@ -142,7 +142,7 @@ class Lazy(Suggesting):
             os.environ |= {} if before is None else {TRACEBACK: before}
 
 
-LONGEST = 2000
+MAX_MESSAGE = 2000
 """Characters of an error; some quote whole inputs."""
 
 
@@ -151,7 +151,7 @@ class Failure(click.ClickException):
 
     def __init__(self, error: VflsecError) -> None:
         text = plain(" ".join(str(error).split()))
-        super().__init__(text if len(text) <= LONGEST else f"{text[:LONGEST]}...")
+        super().__init__(text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}...")
         self.exit_code: int = error.exit_code  # type: ignore[misc]  # click sets a class attribute, ours varies
 
 

@@ -12,14 +12,14 @@ from vflsec.base.errors import UsageError
 from vflsec.cli.eval_ import leak_limits
 from vflsec.cli.options import (
     check_job,
-    completing,
+    complete_names,
     data_dir,
     finish,
     max_undetected,
     output_format,
     read_report,
-    several,
     show_progress,
+    split_references,
 )
 
 if TYPE_CHECKING:
@@ -54,14 +54,14 @@ if TYPE_CHECKING:
     "--attack",
     "attacks",
     multiple=True,
-    shell_complete=completing("attacks", "all"),
+    shell_complete=complete_names("attacks", "all"),
     help="NAME[:option=value,...]; repeat or list.  [default: all]",
 )
 @click.option(
     "--defense",
     "defenses",
     multiple=True,
-    shell_complete=completing("defenses"),
+    shell_complete=complete_names("defenses"),
     metavar="NAME:option=value[@point]",
     help="A defense that was active in the training; its epsilon is computed if it has any; repeat.",
 )
@@ -116,7 +116,13 @@ def command(
     limit = RunLimits(max_leak=leak_limits(max_leak), max_undetected=max_undetected)
     options, words = ({"data_dir": data_dir} if data_dir else {}), ["vflsec", *sys.argv[1:]]
     audit = prepare_audit(
-        what, dataset, options=options, attacks=named(attacks), aux=aux_of(assignments), command=words, **given
+        what,
+        dataset,
+        options=options,
+        attacks=parse_attacks(attacks),
+        aux=parse_aux(assignments),
+        command=words,
+        **given,
     )
     for line in audit.subject.notes:
         click.echo(line, err=True)
@@ -130,15 +136,15 @@ def command(
     finish(read_report(folder), folder, form)
 
 
-def named(attacks: tuple[str, ...]) -> list[AttackSpec]:
+def parse_attacks(attacks: tuple[str, ...]) -> list[AttackSpec]:
     """Return the attacks named on the command line; none for all."""
     from vflsec.run import spec as specs
 
-    texts = several(attacks)
+    texts = split_references(attacks)
     return [] if texts in ([], ["all"]) else [specs.parse_attack(text) for text in texts]
 
 
-def aux_of(assignments: tuple[str, ...]) -> AuxSpec:
+def parse_aux(assignments: tuple[str, ...]) -> AuxSpec:
     """Return the auxiliary labels that ``--set aux.KEY=VALUE`` describes."""
     from vflsec.run import spec as specs
 

@@ -70,12 +70,12 @@ def check(path: Path, form: str) -> None:
 
     from vflsec.data import checkup
 
-    report = with_labels(checkup.check(path))
+    report = add_label_warning(checkup.check(path))
     click.echo(msgspec.json.encode(report).decode() if form == "json" else table(report, path), nl=form == "json")
     sys.exit(2 if report.faults else 0)
 
 
-def with_labels(report: Checkup) -> Checkup:
+def add_label_warning(report: Checkup) -> Checkup:
     """Return ``report`` with a warning if an adversary that knows the default number of labels knows too many."""
     import msgspec
 

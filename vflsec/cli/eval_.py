@@ -14,7 +14,7 @@ from vflsec.base.checks import count
 from vflsec.base.errors import UsageError
 from vflsec.cli.options import (
     check_job,
-    completing,
+    complete_names,
     config,
     data_dir,
     dataset,
@@ -30,8 +30,8 @@ from vflsec.cli.options import (
     read_report,
     resolve,
     settings,
-    several,
     show_progress,
+    split_references,
 )
 
 if TYPE_CHECKING:
@@ -50,21 +50,21 @@ CANARIES = 1000
     "--method",
     "methods",
     multiple=True,
-    shell_complete=completing("methods"),
+    shell_complete=complete_names("methods"),
     help="NAME[:option=value,...]; repeat or list for several curves.  [default: fedsplitnn]",
 )
 @click.option(
     "--attack",
     "attacks",
     multiple=True,
-    shell_complete=completing("attacks", "all"),
+    shell_complete=complete_names("attacks", "all"),
     help="NAME[:option=value,...]; repeat or list.  [default: mc]",
 )
 @click.option(
     "--defense",
     "defenses",
     multiple=True,
-    shell_complete=completing("defenses"),
+    shell_complete=complete_names("defenses"),
     help="NAME[:option=value,...][@point]; repeat or list. Swept over its own strengths (iso:lambda=1,5,25), else "
     "those of --lambda, else its usual ones.",
 )
@@ -87,7 +87,7 @@ CANARIES = 1000
     "--with",
     "fixed",
     multiple=True,
-    shell_complete=completing("defenses"),
+    shell_complete=complete_names("defenses"),
     help="A further defense at one fixed strength: NAME:option=value[@point]; repeat for several.",
 )
 @click.option(
@@ -208,7 +208,7 @@ def command(
 
     limit = RunLimits(max_leak=leak_limits(max_leak), min_utility=min_utility, max_undetected=max_undetected)
     assignments = (*([f"trainings={trainings}"] if trainings is not None else []), *assignments)
-    axes = axes_of((*swept, *filter(is_several, assignments)))
+    axes = parse_axes((*swept, *filter(is_several, assignments)))
     chosen["assignments"] = [text for text in assignments if not is_several(text)]
     for text in chosen["assignments"]:
         if (path := text.partition("=")[0].strip()) in axes:
@@ -216,21 +216,21 @@ def command(
     engines.check_device(device, here=engine == "local")
     engines.check_engine(engine)
     how: dict[str, Any] = {"jobs": jobs or api.cores(), "device": device, "engine": engine}
-    most, words, keep = chosen["seeds"] or seeding.MOST, ["vflsec", *sys.argv[1:]], bool(rows or by)
+    most, words, keep = chosen["seeds"] or seeding.MAX_SEEDS, ["vflsec", *sys.argv[1:]], bool(rows or by)
     if until is not None:
         chosen["seeds"] = min(seeding.BLOCK, most)
     if axes:
         for options, given in (("--rows or --by", keep), ("--until", until), ("--max-exposure", max_exposure)):
             if given not in (None, False):
                 raise UsageError(f"expected no {options} with --sweep: evaluate a single point with it")
-        parts = prepare_sweep(settings_of(**chosen), axes, paired=paired, command=words)
+        parts = prepare_sweep(collect_settings(**chosen), axes, paired=paired, command=words)
         job = Job(out or Path("runs") / title(parts[0], axes), parts, axes, paired=paired)
     else:
         if by is not None and not by.strip():
             raise UsageError("expected the name of a raw column for --by, got an empty one")
         if paired:
             raise UsageError("expected --sweep with --paired, got none: name the settings and their values")
-        spec = specs.read(settings_of(**chosen))
+        spec = specs.read(collect_settings(**chosen))
         folder = out or Path("runs") / spec.name
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"expected a folder for --out, found the file {folder}: name another")
@@ -265,7 +265,7 @@ def command(
     finish(read_report(folder), folder, form)
 
 
-def axes_of(texts: Sequence[str]) -> dict[str, list[Any]]:
+def parse_axes(texts: Sequence[str]) -> dict[str, list[Any]]:
     """Return the values of each setting of which ``path.to.key=1,2,3`` names several.
 
     Values that hold commas are written as a TOML list.
@@ -295,7 +295,7 @@ def is_several(assignment: str) -> bool:
     return "," in value and isinstance(parse_value(value), str) and value[:1] not in ("'", '"')
 
 
-def settings_of(
+def collect_settings(
     config: Path | None,
     assignments: Sequence[str],
     attacks: Sequence[str],
@@ -318,11 +318,11 @@ def settings_of(
     if at and not defenses:
         raise UsageError(f"expected --defense with --at {','.join(at)}, got none: name it, for example --defense iso")
     if attacks:
-        file["attacks"] = several(attacks)
+        file["attacks"] = split_references(attacks)
     if defenses:
-        if "none" in (names := several(defenses)):
+        if "none" in (names := split_references(defenses)):
             raise UsageError("expected names of defenses, got none: a run without one is always part, so leave it out")
-        file["defenses"] = located(names, at)
+        file["defenses"] = locate_defenses(names, at)
         if all(specs.parse_swept(text).strengths for text in file["defenses"]):
             file.pop("strengths", None)
     if strengths:
@@ -342,7 +342,7 @@ def settings_of(
     return resolve(file, assignments, **shared)
 
 
-def located(defenses: Sequence[str], at: Sequence[str]) -> list[str]:
+def locate_defenses(defenses: Sequence[str], at: Sequence[str]) -> list[str]:
     """Return the defenses, those without a point acting at the points of ``--at``."""
     points = "+".join(point for text in at for point in text.split(","))
     if points and all("@" in text for text in defenses):

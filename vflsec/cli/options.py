@@ -54,7 +54,7 @@ class KindOfPlugin(click.ParamType):  # type: ignore[type-arg]  # generic from c
         return [CompletionItem(kind) for kind in registry.PACKAGES if kind.startswith(incomplete)]
 
 
-def completing(kind: str, *more: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+def complete_names(kind: str, *more: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
     """Return the shell completion of a comma list of names of ``kind``, and of ``more`` words."""
 
     def complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -74,12 +74,12 @@ def expect_folder(path: Path, option: str) -> None:
 def name_of_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the names of the kind that stands before, in ``vflsec show``."""
     kind = ctx.params.get("kind")
-    return completing(kind)(ctx, param, incomplete) if kind else []
+    return complete_names(kind)(ctx, param, incomplete) if kind else []
 
 
 dataset = click.option(
     "--dataset",
-    shell_complete=completing("datasets"),
+    shell_complete=complete_names("datasets"),
     help="Registered name, or a TOML file.  [default: credit-default]",
 )
 settings = click.option(
@@ -123,19 +123,19 @@ def resolve(
 
     settings = {**file, **{key: value for key, value in plain.items() if value is not None}}
     if methods:
-        settings["methods"] = several(methods)
+        settings["methods"] = split_references(methods)
         if isinstance(settings.get("method"), dict):  # the file's options of a method that is not chosen
             chosen = {specs.parse_method(text).name for text in settings["methods"]}
             settings["method"] = {name: options for name, options in settings["method"].items() if name in chosen}
     if fixed:
         before = settings.get("fixed", [])
-        settings["fixed"] = [*(before if isinstance(before, list) else [before]), *several(fixed)]
+        settings["fixed"] = [*(before if isinstance(before, list) else [before]), *split_references(fixed)]
     if data_dir is not None:  # quoted, so that a folder called 2024 is no number
         assignments = [f"data.options.data_dir={json.dumps(data_dir, ensure_ascii=False)}", *assignments]
     return specs.merge(settings, assignments)
 
 
-def several(texts: Sequence[str]) -> list[str]:
+def split_references(texts: Sequence[str]) -> list[str]:
     """Return the references in comma lists."""
     from vflsec.run import grammar
 
@@ -233,7 +233,7 @@ def numbers(texts: Sequence[str], option: str = "--lambda") -> list[float]:
     return values
 
 
-WIDEST = 2000
+MAX_WIDTH = 2000
 """So many columns a table has at most in files and pipes."""
 
 
@@ -334,7 +334,7 @@ def on_terminal(make: Callable[[int], RenderableType]) -> None:
 
     console = Console()
     width = max(console.width, 80 if console.is_terminal else 140)
-    while not console.is_terminal and width < WIDEST and "NOT SHOWN" in as_text(make(width), width):
+    while not console.is_terminal and width < MAX_WIDTH and "NOT SHOWN" in as_text(make(width), width):
         width += 20
     Console(width=width).print(make(width))
 

@@ -54,8 +54,8 @@ def command(kind: str, name: str, form: str) -> None:
         return
     name, given = _reference(kind, name)
     plugin = registry.load(plural, name)
-    convert_options(name, plugin, registry.with_classes(name, plugin, given))  # refuses unknown options
-    facts = _registered(name, plugin) if kind == "dataset" else _facts(kind, plugin)
+    convert_options(name, plugin, registry.resolve_classes(name, plugin, given))  # refuses unknown options
+    facts = _describe_dataset(name, plugin) if kind == "dataset" else _facts(kind, plugin)
     if form == "json":
         differs = {"differs": plugin.differs} if getattr(plugin, "differs", ()) else {}
         click.echo(json.dumps({**facts, **differs, "options": _options(plugin)}, default=str, ensure_ascii=False))
@@ -87,7 +87,7 @@ def _card(kind: str, plugin: Any) -> None:
         for paragraph in text.split("\n\n"):
             click.echo()
             _paragraph(paragraph, "")
-    explained, made, options = _explained(plugin), _made(kind, plugin), _options(plugin)
+    explained, made, options = _explain_arguments(plugin), _make_default(kind, plugin), _options(plugin)
     if options or kind == "method":
         click.echo("\noptions:")
     if kind == "defense":
@@ -129,11 +129,11 @@ def _differences(plugin: Any) -> tuple[str, ...]:
 
 def _descriptions(plugin: Any) -> list[str]:
     """Return the docstrings of a function, or of a class and its bases but the common one, without their arguments."""
-    texts = [inspect.getdoc(source) or "" for source in _documented(plugin, 3)]
+    texts = [inspect.getdoc(source) or "" for source in _list_documented(plugin, 3)]
     return [re.split(r"\n(?:Args|Class attributes|Attributes|Raises)\b", text)[0].strip() for text in texts if text]
 
 
-def _documented(plugin: Any, common: int) -> list[Any]:
+def _list_documented(plugin: Any, common: int) -> list[Any]:
     """Return a function, or a class and its bases without the last ``common`` ones, where it has its own docstring."""
     return (
         [source for source in plugin.__mro__[:-common] if "__doc__" in vars(source)]
@@ -142,18 +142,18 @@ def _documented(plugin: Any, common: int) -> list[Any]:
     )
 
 
-def _explained(plugin: Any) -> dict[str, str]:
+def _explain_arguments(plugin: Any) -> dict[str, str]:
     """Return the description of each argument: from the class itself, else its bases, else the shared options."""
     explained: dict[str, str] = {}
     shared = [plugin.shared_options] if hasattr(plugin, "shared_options") else []
-    for source in [*shared, *reversed(_documented(plugin, 2))]:
+    for source in [*shared, *reversed(_list_documented(plugin, 2))]:
         for section in re.findall(r"^Args\b.*:\n((?:(?:    .*)?\n?)*)", inspect.getdoc(source) or "", re.MULTILINE):
             names, parts = ENTRY.findall(section), ENTRY.split(section)[2::2]
             explained.update({name: " ".join(part.split()) for name, part in zip(names, parts, strict=True)})
     return explained
 
 
-def _made(kind: str, plugin: Any) -> Any:
+def _make_default(kind: str, plugin: Any) -> Any:
     """Return an instance with default options, whose attributes are the values that None stands for, or None."""
     from vflsec.core.settings import ModelSpec, TrainSpec
 
@@ -193,11 +193,11 @@ def _facts(kind: str, plugin: Any) -> dict[str, Any]:
     facts = {"name": plugin.name, "reference": plugin.reference}
     if kind == "method":
         sends = {
-            phase: ", ".join(kind + _only_with(plugin, [phase], {kind}) for kind in sorted(kinds)) or "nothing"
+            phase: ", ".join(kind + _describe_condition(plugin, [phase], {kind}) for kind in sorted(kinds)) or "nothing"
             for phase, kinds in plugin.messages.items()
         }
         shows = {
-            side: ", ".join(need + _only_with(plugin, plugin.phases, need.kinds) for need in sorted(needs))
+            side: ", ".join(need + _describe_condition(plugin, plugin.phases, need.kinds) for need in sorted(needs))
             for side, needs in plugin.visible_to.items()
         }
         return {
@@ -210,7 +210,7 @@ def _facts(kind: str, plugin: Any) -> dict[str, Any]:
     return {**facts, **{f"{role} learns": "; ".join(what) for role, what in plugin.reveals.items()}}
 
 
-def _only_with(method: type[Method], phases: Sequence[str], kinds: Set[Kind]) -> str:
+def _describe_condition(method: type[Method], phases: Sequence[str], kinds: Set[Kind]) -> str:
     """Return the values of an option with which alone ``kinds`` are sent in ``phases``, in parentheses.
 
     Options that are a choice, or on or off, are tried one at a time.
@@ -232,7 +232,7 @@ def _print(facts: Mapping[str, Any]) -> None:
         click.echo(f"{key + ':':{width + 1}} " + f"\n{' ' * (width + 2)}".join(lines))
 
 
-def _registered(name: str, load: Callable[[], VerticalDataset]) -> dict[str, Any]:
+def _describe_dataset(name: str, load: Callable[[], VerticalDataset]) -> dict[str, Any]:
     """Return the facts of a dataset; where its files are not bundled and not here, its card and the way to them."""
     from vflsec.data import bundle
 
@@ -277,12 +277,12 @@ def list_plugins(kind: str | None, form: str) -> None:
     for k, names in summaries.items():
         click.echo(f"{k}:")
         for name, text in names.items():
-            click.echo(_wrapped(f"  {name:{width}}  ", text))
+            click.echo(_wrap(f"  {name:{width}}  ", text))
     if any(text.endswith("(contrib)") for names in summaries.values() for text in names.values()):
-        click.echo("\n" + _wrapped("contrib: ", CONTRIB))
+        click.echo("\n" + _wrap("contrib: ", CONTRIB))
 
 
-def _wrapped(start: str, text: str) -> str:
+def _wrap(start: str, text: str) -> str:
     """Return ``text`` after ``start``, wrapped on a terminal; in one line elsewhere, for tools such as grep."""
     if not sys.stdout.isatty():
         return start + text

@@ -10,7 +10,17 @@ from typing import Any
 import click
 
 from vflsec.base.errors import UsageError
-from vflsec.cli.options import completing, config, data_dir, dataset, device, expose, max_exposure, resolve, settings
+from vflsec.cli.options import (
+    complete_names,
+    config,
+    data_dir,
+    dataset,
+    device,
+    expose,
+    max_exposure,
+    resolve,
+    settings,
+)
 
 
 @click.command("train")
@@ -19,14 +29,14 @@ from vflsec.cli.options import completing, config, data_dir, dataset, device, ex
     "--method",
     "methods",
     multiple=True,
-    shell_complete=completing("methods"),
+    shell_complete=complete_names("methods"),
     help="NAME[:option=value,...].  [default: fedsplitnn]",
 )
 @click.option(
     "--defense",
     "fixed",
     multiple=True,
-    shell_complete=completing("defenses"),
+    shell_complete=complete_names("defenses"),
     help="NAME:option=value[@point]; repeat for several, in order.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
@@ -67,13 +77,13 @@ def command(
     from vflsec.run.score import spent_at_most
     from vflsec.run.store import CellFolder, only_writer
 
-    spec = specs.read_training(resolve(of_training(config) if config else {}, assignments, **chosen))
+    spec = specs.read_training(resolve(read_settings(config) if config else {}, assignments, **chosen))
     engine.check_device(device)
     spec = plan.with_standard_names(spec, plan.names_of(spec))
     engine.check_training(spec)
     expose(engine.exposures(spec), max_exposure)
     folders = [folder for folder in (out, record) if folder]
-    if out and record and _nested(out.resolve(), record.resolve()):
+    if out and record and _is_nested(out.resolve(), record.resolve()):
         raise UsageError(f"expected --out and --record apart from each other, got {out} and {record}")
     if out:
         CellFolder(out).check()
@@ -108,7 +118,7 @@ def command(
             click.echo(f"recording: {path}", err=True)
 
 
-def _nested(first: Path, second: Path) -> bool:
+def _is_nested(first: Path, second: Path) -> bool:
     return first.is_relative_to(second) or second.is_relative_to(first)
 
 
@@ -126,7 +136,7 @@ def budget(account: Mapping[str, Any]) -> str:
     return f"{account['epsilon']:.4g} at delta {account['delta']:g} by {name}: {of}"
 
 
-def of_training(config: Path) -> dict[str, Any]:
+def read_settings(config: Path) -> dict[str, Any]:
     """Return the settings of training in a file, all of whose settings are checked."""
     from vflsec.run import spec as specs
 

@@ -21,8 +21,8 @@ from vflsec.cipher.roles.exchange import Exchange, Port, Seat
 from vflsec.companies.job import JobFile
 from vflsec.companies.messages import Committed, Hello
 from vflsec.companies.party_rows import PartyRows
-from vflsec.companies.side import Batch, Commit, Side, draw_normal, first_share, step
-from vflsec.core.checkpoint import State, below, load_model_state, model_state, under
+from vflsec.companies.side import Batch, Commit, Side, draw_first_share, draw_normal, step
+from vflsec.core.checkpoint import State, load_model_state, model_state, prefix_entries, select_entries
 from vflsec.results.metrics import METRICS, applicable_metrics
 
 
@@ -81,7 +81,7 @@ class ActiveSide(Side):
         self.holder = ActiveRole(
             public,
             layout,
-            first_share(self._randbits, layout.width, layout.outputs, joint.in_features),
+            draw_first_share(self._randbits, layout.width, layout.outputs, joint.in_features),
             optimizer=self._linear_sgd(),
             batches=self._batches,
             workers=self._workers,
@@ -156,17 +156,20 @@ class ActiveSide(Side):
 
     def state(self) -> State:
         """Return the top model over the own columns, its optimizer, and the share of the weights over the embedding."""
-        return {**below("top", model_state(self.top, self.optimizer)), **below("holder", self.holder.state())}
+        return {
+            **prefix_entries("top", model_state(self.top, self.optimizer)),
+            **prefix_entries("holder", self.holder.state()),
+        }
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore ``state``."""
-        load_model_state(under("top", state), self.top, self.optimizer)
-        self.holder.load(under("holder", state))
+        load_model_state(select_entries("top", state), self.top, self.optimizer)
+        self.holder.load(select_entries("holder", state))
 
     def models(self) -> State:
         """Return the top model over the own columns, and the share of the rest, which is noise by itself."""
         top = {f"top.{key}": value.numpy() for key, value in self.top.state_dict().items()}
-        return {**top, **below("share", self.holder.state())}
+        return {**top, **prefix_entries("share", self.holder.state())}
 
     def close(self) -> None:
         """End the processes that prepare randomizers."""

@@ -132,7 +132,7 @@ def make_pair(folder: Path, days: int = 365) -> None:
     """
     taken = next((folder / role for role in ROLES if (folder / role).exists()), None)
     if taken:
-        raise UsageError(_taken(taken))
+        raise UsageError(_describe_taken(taken))
     for role in ROLES:
         make(folder / role, role, days)
     for role, other in (ROLES, ROLES[::-1]):
@@ -151,7 +151,7 @@ def _der(path: Path) -> bytes:
         raise UsageError(f"expected a certificate in {path}, got something else: copy it again") from None
 
 
-def _taken(path: object) -> str:
+def _describe_taken(path: object) -> str:
     return f"expected a folder without keys, found {path}: keys are never overwritten"
 
 

@@ -43,9 +43,9 @@ from vflsec.base.errors import UsageError
 from vflsec.cipher.arithmetic.layout import CipherSpec
 from vflsec.core.settings import ModelSpec, TrainSpec
 
-LARGEST = 1_000_000
+MAX_COUNT = 1_000_000
 """Of rows in a batch, and epochs."""
-WIDEST = 65_536
+MAX_UNITS = 65_536
 """Of any layer."""
 MOST_WEIGHTS = 1 << 28
 """Between the layers of the passive party's encoder: 1 GiB as float32."""
@@ -150,11 +150,11 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         _ = self.train.spec
         model, width = self.model, self.model.width or 1
         for name, value, most in (
-            ("train.batch", self.train.batch, LARGEST),
-            ("train.epochs", self.train.epochs, LARGEST),
-            ("model.hidden", max(model.hidden, default=1), WIDEST),
-            ("model.width", width, WIDEST),
-            ("model.outputs", model.outputs, WIDEST),
+            ("train.batch", self.train.batch, MAX_COUNT),
+            ("train.epochs", self.train.epochs, MAX_COUNT),
+            ("model.hidden", max(model.hidden, default=1), MAX_UNITS),
+            ("model.width", width, MAX_UNITS),
+            ("model.outputs", model.outputs, MAX_UNITS),
         ):
             if value > most:
                 raise UsageError(f"expected {name} <= {most}, got {value}")

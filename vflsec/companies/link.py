@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 
 from vflsec.base.errors import PeerLost, PeerRefused, UsageError
 from vflsec.companies.identity import Identity
-from vflsec.companies.wire import lost
+from vflsec.companies.wire import classify_failure
 
 HANDSHAKES = 64
 """Connections that may be in the middle of a TLS handshake at once; for one more, the oldest silent one gives way."""
@@ -83,7 +83,7 @@ class Dialer(Link):
             connection = socket.create_connection(self.address, timeout=min(within, self.timeout))
         except OSError as error:
             raise PeerLost(f"cannot reach {host}:{port}: {error.strerror or error}") from error
-        return _secured(connection, self._context, self.identity, self.timeout)
+        return _secure(connection, self._context, self.identity, self.timeout)
 
 
 class Listener(Link):
@@ -185,7 +185,7 @@ class Listener(Link):
                     raise PeerLost("it was silent while others came")
                 handle = connection.dup()  # TLS takes the connection over
                 self._newcomers[handle] = True
-            secured = _secured(connection, self._context, self.identity, self.timeout)
+            secured = _secure(connection, self._context, self.identity, self.timeout)
             with self._guard:
                 if self._newcomers.pop(handle, None) is None:
                     secured.close()
@@ -193,7 +193,7 @@ class Listener(Link):
             self._arrived.put(secured)
         except (PeerLost, PeerRefused, OSError) as error:
             connection.close()
-            line = f"turned away {address[0]}: {lost(error) if isinstance(error, OSError) else error}"
+            line = f"turned away {address[0]}: {classify_failure(error) if isinstance(error, OSError) else error}"
             if line not in self._reported and len(self._reported) < LINES:
                 self._reported.add(line)
                 self._tell(line)
@@ -223,7 +223,7 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _secured(connection: socket.socket, context: ssl.SSLContext, identity: Identity, timeout: float) -> ssl.SSLSocket:
+def _secure(connection: socket.socket, context: ssl.SSLContext, identity: Identity, timeout: float) -> ssl.SSLSocket:
     """Return ``connection`` after a TLS handshake in which the peer has shown the pinned certificate and its key."""
     connection.settimeout(timeout)
     server = context.protocol is ssl.PROTOCOL_TLS_SERVER
@@ -232,7 +232,7 @@ def _secured(connection: socket.socket, context: ssl.SSLContext, identity: Ident
         secured = context.wrap_socket(connection, server_side=server)
     except OSError as error:
         connection.close()
-        raise lost(error) from error
+        raise classify_failure(error) from error
     if secured.getpeercert(binary_form=True) != identity.peer:
         secured.close()
         raise PeerRefused("the other party shows another certificate than the one in peer.pem")

@@ -116,7 +116,7 @@ def keys(folder: Path, role: str | None, days: int) -> None:
 
 def run(**given: Any) -> None:
     """Take part in a run, with the options of the command line."""
-    role, job_file, keys_folder, out = (_given(given, name) for name in ("role", "job", "keys", "out"))
+    role, job_file, keys_folder, out = (_require_argument(given, name) for name in ("role", "job", "keys", "out"))
     if (given["listen"] is None) == (given["connect"] is None):
         raise UsageError("expected either --listen or --connect, and the other one at the other party")
     import torch
@@ -191,7 +191,7 @@ def _expose(agreed: Any, data: Any, role: str, limit: float | None) -> None:
     expose([(str(exposure), exposure.share)], limit)
 
 
-def _given(given: dict[str, Any], name: str) -> Any:
+def _require_argument(given: dict[str, Any], name: str) -> Any:
     if given[name] is None:
         raise UsageError(f"expected --{name}, got none: vflsec party --help shows how to start")
     return given[name]
@@ -214,7 +214,7 @@ def _read_rows(agreed: Any, role: Any, given: dict[str, Any]) -> Any:
         categorical=_names(given["categorical"]),
         signed_log=_names(given["signed_log"]),
     )
-    return party_rows.read_file(_given(given, "data"), agreed, role, files, key=given["key"], label=label)
+    return party_rows.read_file(_require_argument(given, "data"), agreed, role, files, key=given["key"], label=label)
 
 
 def _names(text: str) -> list[str]:

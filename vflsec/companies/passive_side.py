@@ -20,8 +20,8 @@ from vflsec.cipher.roles.passive import PassiveRole
 from vflsec.companies.job import JobFile
 from vflsec.companies.messages import Committed, Hello
 from vflsec.companies.party_rows import PARTY, PartyRows
-from vflsec.companies.side import Batch, Commit, Side, draw_normal, first_share, step
-from vflsec.core.checkpoint import State, below, load_model_state, model_state, under
+from vflsec.companies.side import Batch, Commit, Side, draw_first_share, draw_normal, step
+from vflsec.core.checkpoint import State, load_model_state, model_state, prefix_entries, select_entries
 from vflsec.data.encode import densify
 from vflsec.nn.encoders import build_encoder
 
@@ -64,7 +64,7 @@ class PassiveSide(Side):
             keys,
             self.agreed,
             optimizer=self._linear_sgd(),
-            share0=first_share(self._randbits, width, job.model.outputs) if job.model.share else None,
+            share0=draw_first_share(self._randbits, width, job.model.outputs) if job.model.share else None,
             batches=self._batches,
             workers=self._workers,
             randbits=self._randbits,
@@ -134,18 +134,18 @@ class PassiveSide(Side):
     def state(self) -> State:
         """Return the bottom model, its optimizer and the share of the weights."""
         bottom = model_state(self.bottom, self.optimizer) if self.optimizer else {}
-        return {**below("bottom", bottom), **below("holder", self.holder.state())}
+        return {**prefix_entries("bottom", bottom), **prefix_entries("holder", self.holder.state())}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore ``state``, which belongs to the same key."""
         if self.optimizer:
-            load_model_state(under("bottom", state), self.bottom, self.optimizer)
-        self.holder.load(under("holder", state))
+            load_model_state(select_entries("bottom", state), self.bottom, self.optimizer)
+        self.holder.load(select_entries("holder", state))
 
     def models(self) -> State:
         """Return the bottom model, and the share of the top model's weights, without which nobody can predict."""
         bottom = {f"bottom.{key}": value.numpy() for key, value in self.bottom.state_dict().items()}
-        return {**bottom, **below("share", self.holder.state())}
+        return {**bottom, **prefix_entries("share", self.holder.state())}
 
     def close(self) -> None:
         """End the processes that prepare randomizers."""
@@ -160,7 +160,7 @@ def key_numbers(keys: Keys) -> dict[str, bytes]:
     return {name: value.to_bytes(-(-value.bit_length() // 8), "little") for name, value in numbers.items()}
 
 
-def key_from(numbers: Mapping[str, bytes], mode: Mode) -> Keys:
+def restore_keys(numbers: Mapping[str, bytes], mode: Mode) -> Keys:
     """Return the keys of ``key_numbers``."""
     values = {name: int.from_bytes(content, "little") for name, content in numbers.items()}
     p, q = values["p"], values["q"]

@@ -23,7 +23,7 @@ from vflsec.companies.job import JobFile
 from vflsec.companies.link import Link
 from vflsec.companies.messages import FIRST, KINDS, Done, Hello, agree, limits
 from vflsec.companies.party_rows import PartyRows
-from vflsec.companies.passive_side import PassiveSide, key_from, key_numbers
+from vflsec.companies.passive_side import PassiveSide, key_numbers, restore_keys
 from vflsec.companies.snapshots import AnswerLimits, Facts, Journal, PartyResult, Snapshots, read_result, write_result
 from vflsec.companies.wire import Connection, plain
 
@@ -57,7 +57,9 @@ def make_side(
     if role == "active":
         return ActiveSide(data, job, **options)
     cipher = job.paillier
-    keys = key_from(snapshots.load_key(), cipher.mode) if snapshots.kept() else Keys.generate(cipher.bits, cipher.mode)
+    keys = (
+        restore_keys(snapshots.load_key(), cipher.mode) if snapshots.kept() else Keys.generate(cipher.bits, cipher.mode)
+    )
     return PassiveSide(data, job, keys, **options)
 
 

@@ -178,7 +178,7 @@ def step(optimizer: torch.optim.Optimizer, output: Tensor, gradient: Tensor, rat
     optimizer.step()
 
 
-def first_share(randbits: Randbits, width: int, outputs: int, inputs: int | None = None) -> np.ndarray:
+def draw_first_share(randbits: Randbits, width: int, outputs: int, inputs: int | None = None) -> np.ndarray:
     """Return a first share of the weights (g, C), in the range of a linear layer of ``inputs`` columns.
 
     It comes from the source of the masks, so that no seed reveals it.

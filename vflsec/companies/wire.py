@@ -87,7 +87,7 @@ class Connection:
             try:
                 done += self._connection.send(view[done:])
             except OSError as error:
-                raise lost(error) from error
+                raise classify_failure(error) from error
         self.sent += len(frame)
 
     def receive(self, expected: type[M], step: int = 0) -> M:
@@ -115,8 +115,8 @@ class Connection:
         payload = self._read(length, deadline)
         self.received += HEADER.size + length
         if sent is Refusal:
-            raise PeerRefused(f"the other party refuses: {plain(_decoded(payload, Refusal).reason)}")
-        message = _decoded(payload, expected)
+            raise PeerRefused(f"the other party refuses: {plain(_decode(payload, Refusal).reason)}")
+        message = _decode(payload, expected)
         if digest != self._heard(payload):  # a refusal can come out of turn
             raise ProtocolError(f"expected {expected.__name__} as it was sent, got other bytes: start both again")
         return message
@@ -153,14 +153,14 @@ class Connection:
             except TimeoutError:
                 continue
             except OSError as error:
-                raise lost(error) from error
+                raise classify_failure(error) from error
             if not read:
                 raise PeerLost("the other party has hung up")
             done += read
         return buffer
 
 
-def lost(error: OSError) -> PeerLost | PeerRefused:
+def classify_failure(error: OSError) -> PeerLost | PeerRefused:
     """Return what a failed connection means: a peer that does not accept our certificate, or one to try again."""
     reason = (getattr(error, "reason", "") or "") if isinstance(error, ssl.SSLError) else ""
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -180,7 +180,7 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)[:1000]
 
 
-def _decoded(payload: bytearray, expected: type[M]) -> M:
+def _decode(payload: bytearray, expected: type[M]) -> M:
     try:
         return msgspec.msgpack.decode(payload, type=expected)
     except (ValueError, RecursionError) as error:  # a DecodeError, or text that is not in UTF-8

@@ -70,17 +70,17 @@ def load_model_state(
     state: Mapping[str, np.ndarray], model: nn.Module, optimizer: torch.optim.Optimizer | None = None
 ) -> None:
     """Put back what ``model_state`` returned."""
-    model.load_state_dict(_tensors(under("model", state)))
+    model.load_state_dict(_tensors(select_entries("model", state)))
     if optimizer:
-        _load_optimizer(optimizer, under("optimizer", state))
+        _load_optimizer(optimizer, select_entries("optimizer", state))
 
 
-def under(stem: str, state: Mapping[str, np.ndarray]) -> State:
+def select_entries(stem: str, state: Mapping[str, np.ndarray]) -> State:
     """Return the entries whose names start with ``stem/``, without that."""
     return {key.removeprefix(f"{stem}/"): value for key, value in state.items() if key.startswith(f"{stem}/")}
 
 
-def below(stem: str, state: Mapping[str, np.ndarray]) -> State:
+def prefix_entries(stem: str, state: Mapping[str, np.ndarray]) -> State:
     """Return the entries with ``stem/`` before their names."""
     return {f"{stem}/{key}": value for key, value in state.items()}
 
@@ -164,9 +164,9 @@ class Checkpoint:
         if self.most is not None and len(facts["history"]) > self.most:
             return []
         for name, stateful in kept.items():
-            stateful.load_state_dict(_tensors(under(name, state)))
+            stateful.load_state_dict(_tensors(select_entries(name, state)))
         for k, optimizer in enumerate(optimizers):
-            _load_optimizer(optimizer, under(f"optimizer/{k}", state))
+            _load_optimizer(optimizer, select_entries(f"optimizer/{k}", state))
         for phase, sender, receiver, kind, nbytes in facts["traffic"]:
             channel.traffic[Route(phase, sender, receiver, Kind(kind))] = nbytes
         device = next(

@@ -50,27 +50,27 @@ class Hook:
     kind: Kind | None = None
 
 
-def _of_messages(kind: Kind) -> Hook:
+def _hook_messages(kind: Kind) -> Hook:
     when = ("every phase that sends such messages", "prediction")
     return Hook(f"on_{kind.value}", kind.value, Runs.SENDER, when, Changes.MESSAGES, kind)
 
 
-def _of_active(name: str, acts_at: str, *when: str, changes: Changes = Changes.TRAINING) -> Hook:
+def _hook_active(name: str, acts_at: str, *when: str, changes: Changes = Changes.TRAINING) -> Hook:
     return Hook(name, acts_at, Runs.ACTIVE, when, changes)
 
 
 _LEARNING, _CROSSING = "learning from labels", "training across the cut layer"
 
-EMBEDDING = _of_messages(Kind.EMBEDDING)
-GRADIENT = _of_messages(Kind.GRADIENT)
-PARAMETERS = _of_messages(Kind.PARAMETERS)
-NODES = _of_messages(Kind.NODES)
-LABELS = _of_active("on_labels", "labels", _LEARNING)
-PREDICTIONS = _of_active("on_predictions", "", _LEARNING, "prediction", changes=Changes.READING)
-BATCH = _of_active("on_batch", "labels", _CROSSING)
-RECEIVED = _of_active("on_received", "the received embeddings", _CROSSING, "prediction")
-PENALTY = _of_active("penalty", "the loss", _CROSSING)
-PROTOCOL = _of_active(
+EMBEDDING = _hook_messages(Kind.EMBEDDING)
+GRADIENT = _hook_messages(Kind.GRADIENT)
+PARAMETERS = _hook_messages(Kind.PARAMETERS)
+NODES = _hook_messages(Kind.NODES)
+LABELS = _hook_active("on_labels", "labels", _LEARNING)
+PREDICTIONS = _hook_active("on_predictions", "", _LEARNING, "prediction", changes=Changes.READING)
+BATCH = _hook_active("on_batch", "labels", _CROSSING)
+RECEIVED = _hook_active("on_received", "the received embeddings", _CROSSING, "prediction")
+PENALTY = _hook_active("penalty", "the loss", _CROSSING)
+PROTOCOL = _hook_active(
     "protocol",
     "the cut layer, in place of the plain protocol",
     _CROSSING,

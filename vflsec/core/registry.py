@@ -79,10 +79,10 @@ def entries(kind: str) -> dict[str, Entry]:
     """
     expect_known(PACKAGES, kind=kind)
     built_in = {name: Entry(name, target, "built in") for name, target in _catalogue(kind).items()}
-    return with_plugins(kind, built_in)
+    return add_plugins(kind, built_in)
 
 
-def with_plugins(kind: str, catalogue: Mapping[str, Entry]) -> dict[str, Entry]:
+def add_plugins(kind: str, catalogue: Mapping[str, Entry]) -> dict[str, Entry]:
     """Return ``catalogue`` and the entry points of the group ``vflsec.<kind>`` by name, see ``_list_plugins``."""
     return {**catalogue, **_list_plugins(kind, catalogue)}
 
@@ -101,7 +101,7 @@ def load(kind: str, name: str) -> Any:
         UsageError: an unknown name, with the nearest known one and the list; or a class of the wrong kind.
     """
     if is_file(name):
-        loaded = _from_file(name)
+        loaded = _load_file(name)
     else:
         entry = _entry(kind, name)
         if entry is None:
@@ -137,10 +137,10 @@ def build(kind: str, name: str, *args: Any, **options: Any) -> Any:
         UsageError: an unknown name or option, or an option of the wrong type.
     """
     loaded = load(kind, name)
-    return make(name, loaded, *args, **with_classes(name, loaded, options))
+    return make(name, loaded, *args, **resolve_classes(name, loaded, options))
 
 
-def with_classes(name: str, factory: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_classes(name: str, factory: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of ``factory`` with the protocol in place of its name, where an option takes a class of protocols.
 
     Raises:
@@ -205,7 +205,7 @@ def is_file(name: str) -> bool:
 
 
 @cache
-def _installed(kind: str) -> list[EntryPoint]:
+def _list_installed(kind: str) -> list[EntryPoint]:
     """Plug-ins of installed packages; looked up once, because a look-up reads every package on the path."""
     return sorted(entry_points(group=f"vflsec.{kind}"), key=lambda point: point.name)
 
@@ -230,7 +230,7 @@ def _list_plugins(kind: str, catalogue: Container[str]) -> dict[str, Entry]:
         UsageError: a plug-in takes a name of the catalogue.
     """
     plugged: dict[str, Entry] = {}
-    for point in _installed(kind):
+    for point in _list_installed(kind):
         origin = f"{point.dist.name} {point.dist.version}" if point.dist else "unknown package"
         if point.name in catalogue or point.name in plugged:
             raise UsageError(f"plug-in {origin} claims the name {point.name!r} in {kind}, which is taken: uninstall it")
@@ -267,7 +267,7 @@ def _specialize(name: str, preset: Preset) -> Any:
     )
 
 
-def _from_file(name: str) -> Any:
+def _load_file(name: str) -> Any:
     path_text, attribute = name.rsplit(":", 1)
     path = Path(path_text).resolve()
     if not path.is_file():

@@ -54,11 +54,11 @@ class Bounds(NamedTuple):
             return x
         values = x[rows].double()
         z = (values - self.middle) / self.scale
-        moved = torch.where(z.abs() > far, self.middle + self.scale * bounded(z, far), values)
+        moved = torch.where(z.abs() > far, self.middle + self.scale * soft_clip(z, far), values)
         return x.clone().masked_scatter_(rows[:, None], moved.to(x.dtype))
 
 
-def bounded(z: Tensor, far: float = FAR) -> Tensor:
+def soft_clip(z: Tensor, far: float = FAR) -> Tensor:
     """Return a smooth increasing function of ``z``: z up to ``far`` from zero, and within twice ``far`` beyond."""
     inside = z.clamp(-far, far)
     beyond = (z - inside).clamp(-HUGE, HUGE)
@@ -92,7 +92,7 @@ class Standardize(nn.Module):
     def __init__(self, reference: Tensor) -> None:
         super().__init__()
         middle, scale = Bounds.of(reference)
-        z = bounded((reference.double() - middle) / scale)
+        z = soft_clip((reference.double() - middle) / scale)
         deviation = z.std(dim=0, correction=0)
         # rounding errors of a constant are no information
         deviation[(deviation == 0) | (scale <= 1e-12 * middle.abs())] = torch.inf
@@ -102,10 +102,10 @@ class Standardize(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the standardized rows (B, d)."""
-        return (bounded((x - self.middle) / self.scale) - self.mean) / self.deviation
+        return (soft_clip((x - self.middle) / self.scale) - self.mean) / self.deviation
 
 
-def standardized(x: Tensor, reference: Tensor | None = None) -> Tensor:
+def standardize(x: Tensor, reference: Tensor | None = None) -> Tensor:
     """Return ``x`` (n, d) in double precision, standardized by the rows of ``reference``; None for its own."""
     result: Tensor = Standardize((x if reference is None else reference).double())(x.double())
     return result
@@ -118,16 +118,19 @@ def shorten(x: Tensor, long: float = LONG) -> Tensor:
     """
     length = torch.linalg.vector_norm(x, dim=1, dtype=torch.double)
     usual = torch.cat(
-        [_usual(block).expand(len(block)) for block in torch.tensor_split(length, max(1, len(x) // BLOCK))]
+        [
+            _compute_usual_length(block).expand(len(block))
+            for block in torch.tensor_split(length, max(1, len(x) // BLOCK))
+        ]
     )
     times = length / usual
     if not (times > long).any():
         return x
-    factor = torch.where(times > long, bounded(times, long) / times, 1.0)
+    factor = torch.where(times > long, soft_clip(times, long) / times, 1.0)
     return (x.double() * factor[:, None]).to(x.dtype)
 
 
-def _usual(length: Tensor) -> Tensor:
+def _compute_usual_length(length: Tensor) -> Tensor:
     """Return the 90 % quantile of lengths (n,), at least the median of those above zero; infinite without any."""
     above = length[length > 0]
     if not len(above):

@@ -142,7 +142,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self.lr / math.sqrt(epoch + 1) if self.schedule == "inverse-sqrt" else self.lr
 
 
-WIDEST = 65_536
+MAX_UNITS = 65_536
 """The most units of a layer."""
 
 
@@ -174,8 +174,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             positive(**{"model.bottom": width})
         positive_or_none(**{"model.cut": self.cut, "model.head_hidden": self.head_hidden})
         widest = max(*(self.bottom or (0,)), self.cut or 0, self.head_hidden)
-        if widest > WIDEST:
-            raise UsageError(f"expected layers of at most {WIDEST} units, got {widest} in model")
+        if widest > MAX_UNITS:
+            raise UsageError(f"expected layers of at most {MAX_UNITS} units, got {widest} in model")
         if self.head == "none" and self.aggregation == "concat":
             raise UsageError(
                 "expected model.aggregation sum, mean or max with model.head=none, got concat: "

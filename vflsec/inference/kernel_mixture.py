@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vflsec.core.scaling import standardized
+from vflsec.core.scaling import standardize
 from vflsec.inference.opinion_pool import TEMPERATURES
 
 NOISE = torch.logspace(-4, 2, 13, dtype=torch.float64)
@@ -202,5 +202,5 @@ def unit_rows(x: Tensor, reference: Tensor) -> Tensor:
     Columns that are constant in ``reference`` are dropped.
     """
     varying = (reference != reference[:1]).any(dim=0)
-    units: Tensor = standardized(x[:, varying], reference[:, varying]) / int(varying.sum()) ** 0.5
+    units: Tensor = standardize(x[:, varying], reference[:, varying]) / int(varying.sum()) ** 0.5
     return units

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from vflsec.base.layout import Layout
 from vflsec.base.sparse_rows import to_matrix
-from vflsec.core.scaling import near, standardized
+from vflsec.core.scaling import near, standardize
 from vflsec.core.view import Guess, View
 
 PENALTIES = np.logspace(-4, 2, 7)
@@ -224,7 +224,7 @@ def regress_columns(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
         for inputs in tables:
-            x = {split: standardized(rows, inputs[view.aux_split]).cpu().numpy() for split, rows in inputs.items()}
+            x = {split: standardize(rows, inputs[view.aux_split]).cpu().numpy() for split, rows in inputs.items()}
             values |= _predict_better(x, known, y, model, hidden, seed)
     scores = {split: project_categories(torch.from_numpy(x), view.layout) for split, x in values.items()}
     return Guess(scores, converged=not has_unfinished_fit(caught))
@@ -276,7 +276,7 @@ def left_out_error(x: Tensor, view: View) -> float:
     """
     if len(view.aux_rows) < 3:
         return 0.0
-    known = standardized(x)[view.aux_rows].cpu().numpy()
+    known = standardize(x)[view.aux_rows].cpu().numpy()
     y = view.aux_labels.cpu().double().numpy()
     several = y.shape[1] > 1
     score = RidgeCV(RIDGE_PENALTIES, alpha_per_target=several).fit(known, y if several else y[:, 0]).best_score_

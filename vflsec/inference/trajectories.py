@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from vflsec.base.layout import Layout
 from vflsec.core.message import Kind
-from vflsec.core.scaling import standardized
+from vflsec.core.scaling import standardize
 from vflsec.core.view import View, computed_once
 from vflsec.inference.releases import Releases, read_releases
 from vflsec.inference.trees.nodes import weigh_components
@@ -157,7 +157,7 @@ def epochs_side_by_side(releases: Releases, *, aligned: bool = False) -> Iterato
         present = ~time.isnan()
         if present.any():
             current = current.clone()
-            current[present] = standardized(values[present])
+            current[present] = standardize(values[present])
         yield current
 
 
@@ -260,7 +260,7 @@ class _ReleaseModel:
     """Releases of one sender and phase as linear functions of the coordinates of rows, one for each message."""
 
     def __init__(self, releases: Releases, fitted: Tensor, order: int) -> None:
-        self.releases = releases._replace(values=standardized(releases.values).double())
+        self.releases = releases._replace(values=standardize(releases.values).double())
         self.order = order
         self.fitted = self.releases.where(fitted[releases.rows])
         self.by_message, self.of_fitted = groups_of_equal_size(self.fitted.message), _ByRow(self.fitted)

@@ -49,7 +49,7 @@ def draw_curves(recipe: Recipe, entries: Sequence[TableEntry]) -> Curve:
     handles = [_handle(k, name) for k, name in enumerate(names)]
     if any(entry.printed is not None for entry in entries):
         handles.append(Line2D([], [], color="#666666", marker="o", markerfacecolor="white", ls="none", label="printed"))
-    return _with_legend(figure, handles, _whole(recipe))
+    return _add_legend(figure, handles, _whole(recipe))
 
 
 @fixed_style()
@@ -98,7 +98,7 @@ def draw_tradeoff(recipe: Recipe, entries: Sequence[TableEntry]) -> Curve:
     if any(entry.printed is not None for entry in entries):
         signs.append(Line2D([], [], color="#666666", marker="o", markerfacecolor="white", ls="none", label="printed"))
     figure.legend(handles=signs, loc="outside lower right", ncols=3, frameon=False, fontsize=9)
-    return _with_legend(figure, handles, _whole(recipe), loc="outside lower left", ncols=3 if len(names) > 3 else 2)
+    return _add_legend(figure, handles, _whole(recipe), loc="outside lower left", ncols=3 if len(names) > 3 else 2)
 
 
 @fixed_style()
@@ -267,22 +267,22 @@ def _finish(axes: Axes, title: str) -> None:
 def _title(recipe: Recipe, group: str, panel: str) -> str:
     """Return the title of one diagram: the group, unless it is the only one, and what else tells diagrams apart."""
     several = len({row.group for row in recipe.rows}) > 1
-    return ", ".join(filter(None, (_named(recipe, group) if several else "", panel)))
+    return ", ".join(filter(None, (_name_group(recipe, group) if several else "", panel)))
 
 
 def _whole(recipe: Recipe) -> str:
     """Return the title of a picture, with the data if all of it is of one group."""
     groups = {row.group for row in recipe.rows}
-    return f"{recipe.title} ({_named(recipe, *groups)})" if len(groups) == 1 and any(groups) else recipe.title
+    return f"{recipe.title} ({_name_group(recipe, *groups)})" if len(groups) == 1 and any(groups) else recipe.title
 
 
-def _named(recipe: Recipe, group: str) -> str:
+def _name_group(recipe: Recipe, group: str) -> str:
     """Return the name of a group, after that of the data that stand in for it."""
     part = next((part for part in recipe.groups if part.name == group), None)
     return f"{part.settings.get('dataset')} for {group}" if part and part.original else group
 
 
-def _with_legend(
+def _add_legend(
     figure: Curve,
     handles: Sequence[Line2D],
     title: str,

@@ -92,13 +92,13 @@ class Grid:
         return attacked + sum(facts.seconds for facts in trained if facts)
 
 
-def merged(*tables: Mapping[str, Any]) -> Table:
+def merge_tables(*tables: Mapping[str, Any]) -> Table:
     """Return tables of settings in one, of which the later win."""
     result: Table = {}
     for table in tables:
         for key, value in table.items():
             both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-            result[key] = merged(result[key], value) if both else copy.deepcopy(value)
+            result[key] = merge_tables(result[key], value) if both else copy.deepcopy(value)
     return result
 
 

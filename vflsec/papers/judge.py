@@ -140,10 +140,10 @@ def _run(
         measurements = job.measure()
         if rounding:
             first = StudyGrid(stem, msgspec.structs.replace(study, seeds=1), store).measure()
-            other = _rounded_otherwise(name, stem, out / "rounding", jobs, device)
+            other = _measure_other_rounding(name, stem, out / "rounding", jobs, device)
             measurements = msgspec.structs.replace(measurements, rounding=largest_changes(first, other))
         else:
-            measurements = msgspec.structs.replace(measurements, rounding=_known_rounding(path, measurements))
+            measurements = msgspec.structs.replace(measurements, rounding=_read_rounding(path, measurements))
         with writing(path.parent):
             write_measurements(path, measurements)
     click.echo(f"measurements: {path}", err=True)
@@ -154,7 +154,7 @@ OTHERWISE = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}
 """Without wide instructions sums are taken in another order, as on another processor."""
 
 
-def _rounded_otherwise(name: str, stem: str, out: Path, jobs: int | None, device: str) -> Measurements:
+def _measure_other_rounding(name: str, stem: str, out: Path, jobs: int | None, device: str) -> Measurements:
     """Return the measurements of the first seed from a process that rounds otherwise."""
     import os
     import subprocess
@@ -171,7 +171,7 @@ def _rounded_otherwise(name: str, stem: str, out: Path, jobs: int | None, device
     return read_measurements(path if path.exists() else out / "whole" / f"{stem}.json")
 
 
-def _known_rounding(path: Path, measurements: Measurements) -> dict[str, float]:
+def _read_rounding(path: Path, measurements: Measurements) -> dict[str, float]:
     """Return what an earlier run found of the same experiment."""
     from vflsec.base.errors import StoreError
     from vflsec.papers.measurements import read_measurements

@@ -17,7 +17,7 @@ from vflsec.papers.study import TOPICS
 from vflsec.papers.verdicts import DECISIONS, ClaimComparison, MeasuredStudy, Verdict, judge
 from vflsec.report import formats
 from vflsec.report.formats import Cells
-from vflsec.results.statistics import FEWEST, LEVEL, POWER
+from vflsec.results.statistics import LEVEL, MIN_SEEDS, POWER
 
 HEAD = """\
 # Published claims, judged
@@ -157,7 +157,7 @@ class Judgement:
     def page(self, unmeasured: Sequence[str] = ()) -> str:
         """Return the page of all studies; ``unmeasured`` are the names of those without measurements."""
         head = HEAD.format(
-            fewest=FEWEST,
+            fewest=MIN_SEEDS,
             power=_percent(POWER),
             verdicts=len(self.verdicts),
             alpha=_percent(1 - LEVEL),
@@ -222,16 +222,16 @@ def _numbers(link: ClaimComparison) -> list[str]:
     n, lost = len(link.differences), f" ({len(link.lost)} lost)" if link.lost else ""
     if n == 0:
         return ["–", _limit(link), "–", f"{n}{lost}"]
-    ends = "" if math.isnan(link.low) else f" [{_signed(link.low)}, {_signed(link.high)}]"
+    ends = "" if math.isnan(link.low) else f" [{_format_signed(link.low)}, {_format_signed(link.high)}]"
     seen = f"{link.detectable:.3f}" if math.isfinite(link.detectable) else "–"
-    return [f"{_signed(link.mean)}{ends}", _limit(link), seen, f"{n}{lost}"]
+    return [f"{_format_signed(link.mean)}{ends}", _limit(link), seen, f"{n}{lost}"]
 
 
 def _limit(link: ClaimComparison) -> str:
     return f"{link.margin:g}" if link.margin >= 0 else f"> −{-link.margin:g}"
 
 
-def _signed(value: float) -> str:
+def _format_signed(value: float) -> str:
     return f"{value:+.3f}".replace("-", "−")
 
 

@@ -23,7 +23,7 @@ DIGITS = 7
 OF_NO_MODEL = ("predict", "validate")
 """Phases whose messages do not count as training."""
 
-LARGEST, MOST_BYTES, MOST_SECONDS = 1e6, 1e18, 1e9
+MAX_METRIC, MAX_BYTES, MAX_SECONDS = 1e6, 1e18, 1e9
 """The largest value that a metric, a number of bytes and the time of a study may have."""
 
 Outcome = tuple[float, str] | str
@@ -109,13 +109,13 @@ def _check(measurements: Measurements, study: str) -> None:
         raise ValueError(
             f"expected measurements of {study}, as the file is called, found those of {measurements.study}"
         )
-    _expect("seconds", measurements.seconds, 0.0, MOST_SECONDS)
+    _expect("seconds", measurements.seconds, 0.0, MAX_SECONDS)
     for name, change in measurements.rounding.items():
-        _expect(f"a change of {name}", change, 0.0, 2 * LARGEST)
+        _expect(f"a change of {name}", change, 0.0, 2 * MAX_METRIC)
     for values in measurements.values:
         which = f"{values.measure} of {values.arm} on {values.data}"
         _expect(f"unconverged in {which}", values.unconverged, 0, measurements.seeds)
-        ends = (0.0, MOST_BYTES) if values.measure.startswith("bytes") else (-LARGEST, LARGEST)
+        ends = (0.0, MAX_BYTES) if values.measure.startswith("bytes") else (-MAX_METRIC, MAX_METRIC)
         for value in (*values.by_seed.values(), *values.alone.values()):
             _expect(f"values in {which}", value, *ends)
 

@@ -22,7 +22,7 @@ from vflsec.core.attack import Target
 from vflsec.core.defense import Defense, touches
 from vflsec.core.hooks import Runs
 from vflsec.core.message import Kind
-from vflsec.papers.grid import Table, convert, list_names, merged, read_bundled, read_table
+from vflsec.papers.grid import Table, convert, list_names, merge_tables, read_bundled, read_table
 from vflsec.results.metrics import METRICS
 from vflsec.run import spec as specs
 
@@ -30,7 +30,7 @@ FOLDER = Path(__file__).with_name("recipes")
 
 MOST_SEEDS = 1000
 UNDEFENDED = "no defense"
-LARGEST = 1e6
+MAX_PRINTED = 1e6
 """Printed values are below this."""
 
 Measure = Literal["utility", "leak", "alone", "cap", "hours", "megabytes"]
@@ -172,8 +172,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def _check_row(self, row: TablePart) -> None:
         if len(row.printed) != len(self.columns):
             raise ValueError(f"row {row.name}: expected {len(self.columns)} printed values, got {len(row.printed)}")
-        if any(math.isinf(value) or abs(value) > LARGEST for value in row.printed):
-            raise ValueError(f"row {row.name}: expected printed values below {LARGEST:g}, got {row.printed}")
+        if any(math.isinf(value) or abs(value) > MAX_PRINTED for value in row.printed):
+            raise ValueError(f"row {row.name}: expected printed values below {MAX_PRINTED:g}, got {row.printed}")
         if row.group and self.group_of(row) is None:
             raise ValueError(f"row {row.name}: unknown group {row.group!r}")
         if row.trials and self.attacked:
@@ -221,7 +221,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             columns=[self.columns[k] for k in kept],
             rows=rows,
             seeds=quick.seeds,
-            settings=merged(self.settings, quick.settings),
+            settings=merge_tables(self.settings, quick.settings),
         )
 
     def group_of(self, row: TablePart) -> TablePart | None:
@@ -231,12 +231,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def settings_of(self, row: TablePart, column: TablePart) -> Table:
         """Return all settings of one cell of the table."""
         group = self.group_of(row)
-        settings = merged(self.settings, group.settings if group else {}, row.settings, column.settings)
+        settings = merge_tables(self.settings, group.settings if group else {}, row.settings, column.settings)
         methods = {specs.parse_method(text).name for text in settings.get("methods", ())}
         others = set(specs.method_names()) - methods  # a column may have options of the methods of several rows
         if "method" in settings:
             settings["method"] = {name: given for name, given in settings["method"].items() if name not in others}
-        return merged({"model": {"encoder": self._encoder}}, settings) if self._encoder else settings
+        return merge_tables({"model": {"encoder": self._encoder}}, settings) if self._encoder else settings
 
     @property
     def _encoder(self) -> str:
@@ -287,11 +287,11 @@ def read_recipe(name: str) -> Recipe:
     if table.get("every") and not table.get("rows"):
         columns = table.get("columns")
         rows = list_rows(len(columns) if isinstance(columns, list) else 0)
-        table = merged({"rows": rows, "settings": {"defenses": list_swept()}}, table)
+        table = merge_tables({"rows": rows, "settings": {"defenses": list_sweeps()}}, table)
     return convert(name, table, Recipe)
 
 
-def with_data(recipe: Recipe, folder: Path) -> Recipe:
+def apply_data(recipe: Recipe, folder: Path) -> Recipe:
     """Return the recipe on the paper's data, as far as ``folder`` has a folder of theirs, such as ``avazu``.
 
     Raises:
@@ -308,12 +308,12 @@ def with_data(recipe: Recipe, folder: Path) -> Recipe:
         if name not in there:
             return group
         place = {"data": {"options": {"data_dir": str(folder / str(name))}}}
-        return msgspec.structs.replace(group, settings=merged(group.paper, place), original="")
+        return msgspec.structs.replace(group, settings=merge_tables(group.paper, place), original="")
 
     return msgspec.structs.replace(recipe, groups=[on_papers_data(group) for group in recipe.groups])
 
 
-def with_seeds(recipe: Recipe, seeds: int | None, *, quick: bool) -> Recipe:
+def apply_seeds(recipe: Recipe, seeds: int | None, *, quick: bool) -> Recipe:
     """Return the recipe as it is to be run."""
     chosen = recipe.shortened() if quick else recipe
     return msgspec.structs.replace(chosen, seeds=seeds) if seeds else chosen
@@ -343,7 +343,7 @@ def _ends(kind: type[Defense]) -> tuple[float, ...]:
     return tuple(dict.fromkeys((kind.strengths[0], kind.strengths[-1])))
 
 
-def list_swept() -> list[str]:
+def list_sweeps() -> list[str]:
     """Return each defense of labels with its strengths, as settings name them."""
     return [f"{name}:lambda={','.join(map(repr, _ends(kind)))}" for name, kind in list_defenses().items()]
 

@@ -16,7 +16,7 @@ from vflsec.papers.grid import (
     Table,
     Trainings,
     expect_measure,
-    merged,
+    merge_tables,
     prepare_evaluation,
     prepare_trainings,
 )
@@ -107,7 +107,7 @@ class RecipeGrid(Grid):
             for j, column in enumerate(recipe.columns):
                 settings, asked = recipe.settings_of(row, column), recipe.asked(row, column)
                 for trial in row.trials or [{}]:
-                    part = self._prepare(merged(settings, trial), made)
+                    part = self._prepare(merge_tables(settings, trial), made)
                     if isinstance(part, Evaluation):
                         _check_asked(asked, part)
                     self.parts.setdefault((i, j), []).append(part)
@@ -217,7 +217,7 @@ class RecipeGrid(Grid):
             record = records.get(row.key)
             acts = row.attack is not None and row.attack.make().acts_in_training
             wanted = row.label == asked.attack or (asked.measure == "utility" and not acts)
-            if not _is_at(asked, row.strength, row.defense) or not wanted or not isinstance(record, Result):
+            if not _matches(asked, row.strength, row.defense) or not wanted or not isinstance(record, Result):
                 continue
             block = record.utility if asked.measure == "utility" else record.leak.get("test")
             if block is not None and not record.control and record.status in USABLE:
@@ -241,15 +241,15 @@ def _find_leak(asked: Asked, summary: Summary) -> Leak | Guessing | None:
     """Return the leak by the attack that is asked for, at its strength; on integrity, the success of its trigger."""
     if asked.target == "integrity":
         for d in summary.integrity:
-            if d.attack == asked.attack and _is_at(asked, d.strength, d.defense):
+            if d.attack == asked.attack and _matches(asked, d.strength, d.defense):
                 return Guessing(d.success.metric, d.success_by_seed, d.chance_by_seed, d.chance)
         return None
     points = (p for p in (*summary.points, *summary.worst) if p.target == asked.target and p.attack == asked.attack)
-    point = next((p for p in points if _is_at(asked, p.strength, p.defense)), None)
+    point = next((p for p in points if _matches(asked, p.strength, p.defense)), None)
     return None if point is None else point.leak_train if asked.guessed == "train" else point.leak
 
 
-def _is_at(asked: Asked, strength: float, defense: str) -> bool:
+def _matches(asked: Asked, strength: float, defense: str) -> bool:
     return strength == asked.strength and (not strength or asked.defense in ("", defense))
 
 

@@ -68,7 +68,7 @@ def command(
         return
     check_device(device)
     read = recipe.read_recipe(name)
-    chosen = recipe.with_seeds(recipe.with_data(read, data_dir) if data_dir else read, seeds, quick=quick)
+    chosen = recipe.apply_seeds(recipe.apply_data(read, data_dir) if data_dir else read, seeds, quick=quick)
     stem = Path(name).stem
     store = Store(out or Path("runs") / f"reproduce-{stem}{'-quick' * quick}")
     job = RecipeGrid(chosen, store)
@@ -79,7 +79,7 @@ def command(
         before = [job]
         if not quick:
             folder = Path("runs") / f"reproduce-{stem}-quick"
-            before.append(RecipeGrid(recipe.with_seeds(read, None, quick=True), Store(folder)))
+            before.append(RecipeGrid(recipe.apply_seeds(read, None, quick=True), Store(folder)))
         click.echo(_time(missing, before, jobs or api.cores()), err=True)
         return
     with store.lock():

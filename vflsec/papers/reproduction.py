@@ -87,7 +87,7 @@ class Reproduction:
         rows: dict[tuple[str, str], list[str]] = {}
         for entry in self.entries:
             names = [entry.group, entry.row] if several else [entry.row]
-            rows.setdefault((entry.group, entry.row), names).append(_shown(entry, bare=bare))
+            rows.setdefault((entry.group, entry.row), names).append(_format_entry(entry, bare=bare))
         header = [*(["data"] if several else []), "", *(column.name for column in self.recipe.columns)]
         difference = ", difference" if any(entry.difference is not None for entry in self.entries) else ""
         title = f"{self.recipe.title}: measured ± 95 % (printed{difference})"
@@ -111,7 +111,7 @@ class Reproduction:
                 f"ORDER{where}: of {total} pairs that differ in print, {order.same} differ so here, {order.other} the "
                 f"other way round, {order.open} are not told apart (95 %, paired over seeds)"
             )
-        lines += _alone(self.entries)
+        lines += _format_alone(self.entries)
         lines += self._worse()
         has_phase = [entry for entry in self.entries if entry.seeds or entry.measure != "hours"]
         lost = [entry for entry in has_phase if entry.seeds < self.recipe.seeds]
@@ -243,7 +243,7 @@ def _entry(recipe: Recipe, cell: CellValues, base: Mapping[int, float] | None = 
         values = {seed: value - base[seed] for seed, value in cell.by_seed.items() if seed in base}
         against = recipe.against
     interval = over_seeds(list(values.values())) if values else None
-    printed = _printed(row, cell.column)
+    printed = _get_printed(row, cell.column)
     measure = recipe.asked(row, column).measure
     least, most = 0.0, math.inf if measure in ("hours", "megabytes") else 1.0
     if recipe.against:
@@ -269,7 +269,7 @@ def _entry(recipe: Recipe, cell: CellValues, base: Mapping[int, float] | None = 
     )
 
 
-def _alone(entries: Sequence[TableEntry]) -> list[str]:
+def _format_alone(entries: Sequence[TableEntry]) -> list[str]:
     """Return for each group and column of leaks what the adversary reaches alone, by the best of all rows."""
     best: dict[tuple[str, str], Interval] = {}
     for entry in entries:
@@ -283,7 +283,7 @@ def _alone(entries: Sequence[TableEntry]) -> list[str]:
     ]
 
 
-def _printed(row: TablePart, column: int) -> float | None:
+def _get_printed(row: TablePart, column: int) -> float | None:
     return None if math.isnan(row.printed[column]) else row.printed[column]
 
 
@@ -298,7 +298,7 @@ def _agreement(a: TableEntry, b: TableEntry) -> int:
     return 0 if (difference.mean > 0) == ((a.printed or 0.0) > (b.printed or 0.0)) else 1
 
 
-def _shown(entry: TableEntry, *, bare: bool = False) -> str:
+def _format_entry(entry: TableEntry, *, bare: bool = False) -> str:
     if entry.against:
         mark = {True: f" {WORSE}", False: f" {BETTER}", None: ""}[entry.worse]
         spread = "" if bare else formats.spread(entry.measured, (entry.low, entry.high))

@@ -18,7 +18,7 @@ from vflsec.papers.grid import (
     convert,
     expect_measure,
     list_names,
-    merged,
+    merge_tables,
     prepare_evaluation,
     prepare_trainings,
     read_table,
@@ -70,7 +70,7 @@ class StudyGrid(Grid):
                 if not wanted:
                     continue
                 self.measures[i, j] = wanted
-                settings = merged(study.settings, data.settings, arm.settings)
+                settings = merge_tables(study.settings, data.settings, arm.settings)
                 try:
                     self.parts[i, j] = [self._prepare(settings, wanted)]
                 except UsageError as error:
@@ -121,9 +121,9 @@ class StudyGrid(Grid):
             if row.seed or row.control or not (over_strengths or row.strength == measure.strength):
                 continue
             if measure.kind not in ATTACKED or row.attack is None:
-                keys.add(_without_defaults(row.cell).key)
+                keys.add(_drop_defaults(row.cell).key)
             elif measure.attack in ("worst", row.label, row.attack.name):
-                keys.add(result_key(_without_defaults(row.cell), row.attack, row.adversary, row.aux))
+                keys.add(result_key(_drop_defaults(row.cell), row.attack, row.adversary, row.aux))
         return frozenset(keys)
 
     def measure(self) -> Measurements:
@@ -151,7 +151,7 @@ class StudyGrid(Grid):
         )
 
 
-def _without_defaults(cell: Cell) -> Cell:
+def _drop_defaults(cell: Cell) -> Cell:
     """Return ``cell`` without options of its method that are written out but have their default values."""
     method, known = cell.method, inspect.signature(cell.method.kind).parameters
     for option, value in method.options.items():

@@ -16,7 +16,7 @@ import msgspec
 from vflsec.base.errors import UsageError
 from vflsec.papers.measurements import Measurements, Values
 from vflsec.papers.study import ALONE, MOST_SEEDS, ArmMeasure, Claim, Study
-from vflsec.results.statistics import ALPHA, FEWEST, Paired, compare_pairs, detectable_difference, holm
+from vflsec.results.statistics import ALPHA, MIN_SEEDS, Paired, compare_pairs, detectable_difference, holm
 
 Decision = Literal["holds", "does not hold here", "undecided"]
 HOLDS: Decision = "holds"
@@ -101,7 +101,7 @@ class _TestedClaim(NamedTuple):
 
     @property
     def incomplete(self) -> bool:
-        return any(link.lost or len(link.differences) < FEWEST for link in self.links)
+        return any(link.lost or len(link.differences) < MIN_SEEDS for link in self.links)
 
     def decision(self, p_holds: float, p_fails: float) -> Decision:
         """Return what two p values say."""

@@ -14,7 +14,7 @@ from vflsec.report.table import TARGET
 from vflsec.results.analysis.results import Ends, Measure, Point, Summary, name_defense
 from vflsec.results.records.manifest import UNDEFENDED, Manifest
 
-LONGEST = 34
+MAX_LETTERS = 34
 """The most characters of a setting that are shown."""
 
 
@@ -174,7 +174,7 @@ def show(comparison: Comparison) -> Document:
 
 def _cut(value: str | None) -> str:
     text = "–" if value is None else plain(value)
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+    return text if len(text) <= MAX_LETTERS else f"{text[: MAX_LETTERS - 3]}..."
 
 
 def _attack_cell(move: Move) -> str:

@@ -17,7 +17,7 @@ from rich.text import Text
 from vflsec.results.analysis.intervals import longer_side
 from vflsec.results.analysis.results import Damage, Ends, Measure, Point, Summary
 
-LONGEST = 20
+MAX_NAME = 20
 """Up to this length names of attacks are not broken."""
 
 NARROW = 110
@@ -26,7 +26,7 @@ NARROW = 110
 LAST_DETAIL = 4
 """The turn at which the last columns are left out where there is little room."""
 
-LEAST = 0.0005
+MIN_SHOWN = 0.0005
 """What three decimals do not show."""
 
 BOTH = ("test+train", "train+test")
@@ -183,7 +183,10 @@ def spread(mean: float | None, ends: Ends) -> str:
     margin = longer_side(mean, ends)
     if mean is None or margin is None or ends[0] is None or ends[1] is None:
         return ""
-    if any(mean - margin < bound - LEAST < ends[0] or ends[1] < bound + LEAST < mean + margin for bound in (0.0, 1.0)):
+    if any(
+        mean - margin < bound - MIN_SHOWN < ends[0] or ends[1] < bound + MIN_SHOWN < mean + margin
+        for bound in (0.0, 1.0)
+    ):
         return f" ({number(ends[0])} to {number(ends[1])})"
     return f" ±{number(margin)}"
 
@@ -232,7 +235,7 @@ def as_rich(cells: Cells, width: int | None = None) -> RichTable:
             no_wrap=not (narrow or is_prose),  # numbers may not wrap
             overflow="fold",
             justify="left" if i == 0 or is_prose else "right",
-            min_width=longest if not narrow and column.name == "attack" and longest <= LONGEST else least,
+            min_width=longest if not narrow and column.name == "attack" and longest <= MAX_NAME else least,
             width=widths[i],
         )
     for row in cells.rows:
@@ -242,15 +245,15 @@ def as_rich(cells: Cells, width: int | None = None) -> RichTable:
 
 def _break_names(cells: Cells) -> Cells:
     """Return ``cells`` whose long words break after a colon, as in ``attribute-fusion:column=a0``."""
-    long = re.compile(rf"\S{{{LONGEST + 1},}}")
+    long = re.compile(rf"\S{{{MAX_NAME + 1},}}")
     rows = [[long.sub(lambda word: word[0].replace(":", ":\n"), cell) for cell in row] for row in cells.rows]
     return cells._replace(rows=rows)
 
 
 def _least(cells: Cells) -> list[int]:
-    """Return the width of each column in which its words are whole, those of up to ``LONGEST`` letters."""
+    """Return the width of each column in which its words are whole, those of up to ``MAX_NAME`` letters."""
     columns = zip(cells.header, *_break_names(cells).rows, strict=True)
-    return [min(LONGEST, max(cell_len(word) for text in column for word in ("", *text.split()))) for column in columns]
+    return [min(MAX_NAME, max(cell_len(word) for text in column for word in ("", *text.split()))) for column in columns]
 
 
 def _widths(cells: Cells, width: int) -> list[int]:

@@ -8,7 +8,7 @@ import msgspec
 
 from vflsec.base.checks import count
 from vflsec.report.columns import MEASURES, has_lower_bound, in_table, select_columns
-from vflsec.report.formats import LAST_DETAIL, LEAST, Cells, Column, Document, number, with_ends, with_margin
+from vflsec.report.formats import LAST_DETAIL, MIN_SHOWN, Cells, Column, Document, number, with_ends, with_margin
 from vflsec.results.analysis.results import Cap, Damage, Gate, Point, Rank, Summary
 from vflsec.results.analysis.verdict import way_to_run
 from vflsec.results.records.manifest import UNDEFENDED
@@ -130,7 +130,7 @@ def is_larger_on_train(point: Point) -> bool:
     The headline is reported on the rows on which it leaks most, and may be another attack on training rows.
     """
     test, train = point.leak.advantage, point.leak_train.advantage
-    return point.attack != "worst" and test is not None and train is not None and train - test >= LEAST
+    return point.attack != "worst" and test is not None and train is not None and train - test >= MIN_SHOWN
 
 
 def columns(summary: Summary) -> Cells | None:

@@ -248,7 +248,7 @@ def _weighted_auc(score: Scores, labels: Labels, weights: Iterable[np.ndarray]) 
 
 ALPHA = 1 - LEVEL
 POWER = 0.8
-FEWEST = 3
+MIN_SEEDS = 3
 """Seeds below which no test is made: two differences that are alike by chance would decide."""
 
 NORMAL = 1e6
@@ -289,7 +289,7 @@ def compare_pairs(differences: Sequence[float], *, floor: float = 0.0, margin: f
         return Paired(float("nan"), float("nan"), float("nan"), 0, float("nan"), 1.0, 1.0)
     mean, low, high, n = over_seeds(differences)
     deviation = float(np.std(differences, ddof=1)) if n > 1 else float("nan")
-    if n < FEWEST:
+    if n < MIN_SEEDS:
         return Paired(mean, low, high, n, deviation, 1.0, 1.0)
     if deviation <= EQUAL * max(1.0, abs(mean)):
         above, below = float(not mean > floor + EQUAL), float(not mean < margin - EQUAL)
@@ -318,7 +318,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 def detectable_difference(deviation: float, n: int, *, level: float = ALPHA, power: float = POWER) -> float:
     """Return the smallest true difference that a one-sided paired t test of n seeds finds with this power."""
-    return deviation * noncentrality(n - 1, level, power) / n**0.5 if n >= FEWEST else float("inf")
+    return deviation * noncentrality(n - 1, level, power) / n**0.5 if n >= MIN_SEEDS else float("inf")
 
 
 @lru_cache

@@ -11,7 +11,7 @@ from scipy.stats import rankdata
 
 from vflsec.results.metrics import Labels, Scores, positive_score
 
-FEWEST = 10
+MIN_CLASS_ROWS = 10
 """Rows of each class below which the leak of a group is not measured."""
 
 DRAWS = 999

@@ -27,7 +27,7 @@ from vflsec.results.metrics import Labels, Scores, applicable_metrics, calibrate
 from vflsec.results.records.folder import read_records
 from vflsec.results.records.manifest import Subgroup, Subgroups
 from vflsec.results.records.schema import Record
-from vflsec.results.subgroups import FEWEST, Scored, differ, leaks
+from vflsec.results.subgroups import MIN_CLASS_ROWS, Scored, differ, leaks
 from vflsec.run.federation import partition_of
 from vflsec.run.plan import Trial, load_dataset, trials
 from vflsec.run.questions import about_source
@@ -191,7 +191,7 @@ def _subgroups(column: str, split: str, seeds: list[_Guessed], groups: pd.Series
             for guessed in scored
         ]
     ).reshape(len(seeds), len(names), n_classes)
-    large = counts.min(axis=(0, 2) if n_classes == 2 else 0).reshape(len(names), -1).sum(axis=1) >= FEWEST
+    large = counts.min(axis=(0, 2) if n_classes == 2 else 0).reshape(len(names), -1).sum(axis=1) >= MIN_CLASS_ROWS
     tested = np.where(large[code], code, -1)
     by_seed = np.array([leaks(guessed, tested, len(names)) for guessed in scored])
     metric = applicable_metrics(n_classes)[0]

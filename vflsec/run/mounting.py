@@ -107,7 +107,7 @@ def every_victim(attack: Technique, party: str, federation: Federation) -> list[
 EVERY = "all"
 """In place of a column: each one of the victim that is not the same for all training rows."""
 
-QUICK, MOST = ("attribute",), 30
+QUICK, MAX_COLUMNS = ("attribute",), 30
 """The attacks that ``all`` mounts on every column, if these are no more than so many."""
 
 
@@ -138,7 +138,7 @@ def with_columns(
         made = attack.make()
         victim = victim_of(made, federation, adversary(federation, party))
         columns = varying_columns(victim) if every or (original in of_all and attack.name in QUICK) else []
-        columns = columns if every or len(columns) <= MOST else []
+        columns = columns if every or len(columns) <= MAX_COLUMNS else []
         names = [column.name for column in columns or [column_of(made, victim)]]
         chosen += [attack.with_options(column=name) for name in names]
     return [attack for k, attack in enumerate(chosen) if attack not in chosen[:k]]

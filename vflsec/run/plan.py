@@ -39,7 +39,7 @@ def resolve(spec: MethodSpec | DefenseSpec | AttackSpec) -> Technique:
     return Technique(
         spec=spec,
         kind=kind,
-        options=registry.with_classes(spec.name, kind, spec.options),
+        options=registry.resolve_classes(spec.name, kind, spec.options),
         identity=[registry.identity(group, spec.name), kind.version],
         keyed={key: _keyed(value) for key, value in spec.options.items()},
         built_in=registry.origin(group, spec.name) == "built in",

@@ -28,7 +28,7 @@ from vflsec.results.metrics import calibrate, knowledge
 from vflsec.results.records.schema import Block, Impact, Triggered
 from vflsec.results.statistics import over_rows
 
-FEW = 5
+MIN_KNOWN = 5
 """Known rows of a class, of which fewer may be so large a share of it by chance."""
 
 ROUNDING = 1e-6
@@ -167,13 +167,13 @@ def _knowledge(scores: Tensor, truth: Tensor, seed: int) -> dict[str, float]:
 def share_of_class(truth: Tensor, known: Tensor) -> float:
     """Return the largest share of a class of ``truth`` (n,) that is at the positions ``known``; 0 for values.
 
-    A class of which fewer than ``FEW`` rows are known counts only with all others, since chance may have drawn these.
+    A class of which fewer than ``MIN_KNOWN`` rows are known counts only with all others: chance may have drawn these.
     """
     if truth.dim() > 1 or truth.is_floating_point() or not len(known):
         return 0.0
     classes = int(truth.max()) + 1
     every, disclosed = (np.bincount(rows[rows >= 0].numpy(), minlength=classes) for rows in (truth, truth[known]))
-    many = disclosed >= FEW
+    many = disclosed >= MIN_KNOWN
     return float(max([disclosed.sum() / max(1, every.sum()), *(disclosed[many] / every[many])]))
 
 

@@ -79,7 +79,7 @@ def test_signed_slots_hold_what_was_packed_modulo_n(slot, data):
 def test_the_ring_is_centered_and_adds_up(bits, data):
     a, b = (data.draw(st.integers(-(2 ** (bits - 2)), 2 ** (bits - 2) - 1)) for _ in range(2))
     total = codec.ring([a], bits) + codec.ring([b], bits)
-    assert codec.centered(total, bits).tolist() == [a + b]
+    assert codec.center(total, bits).tolist() == [a + b]
 
 
 @given(st.lists(st.integers(-(2**127), 2**127 - 1)))

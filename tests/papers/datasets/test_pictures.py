@@ -196,7 +196,7 @@ def test_the_same_rows_are_drawn_each_time(name, originals):
     module = {"bhi": bhi, "modelnet": modelnet, "imagenet-100": imagenet_100}[name]
     first = load(name, originals[name], rows=25)
     assert load(name, originals[name], rows=25) is first
-    module._loaded.cache_clear()
+    module._load.cache_clear()
     again = load(name, originals[name], rows=25)
     assert again is not first
     for one, other in zip(first.parties, again.parties, strict=True):

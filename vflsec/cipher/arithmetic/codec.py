@@ -103,7 +103,7 @@ def ring(values: Iterable[int], bits: int) -> NDArray[np.uint64]:
     return np.array([value & full for value in values], dtype=np.uint64)
 
 
-def centered(values: NDArray[np.uint64], bits: int) -> NDArray[np.int64]:
+def center(values: NDArray[np.uint64], bits: int) -> NDArray[np.int64]:
     """Return the representatives in [-2^(bits-1), 2^(bits-1)) of numbers modulo 2^bits."""
     shift = np.uint64(64 - bits)
     return (values << shift).view(np.int64) >> np.int64(64 - bits)

@@ -96,8 +96,8 @@ def bin_products(values: Sequence[mpz], places: NDArray[np.int64], modulus: mpz)
         modulus: m.
     """
     products: dict[int, mpz] = {}
-    for cells in _together(places):
-        _spread(cells, _grouped(values, cells.of_row, cells.number, modulus), places, modulus, products)
+    for cells in _merge_columns(places):
+        _spread(cells, _multiply_groups(values, cells.of_row, cells.number, modulus), places, modulus, products)
     return products
 
 
@@ -114,7 +114,7 @@ class _Cells(NamedTuple):
         return len(self.rows)
 
 
-def _together(places: NDArray[np.int64]) -> list[_Cells]:
+def _merge_columns(places: NDArray[np.int64]) -> list[_Cells]:
     """Return sets of columns to add up together, merging the two with the fewest combinations while there are fewer."""
     heap = []
     for column in range(places.shape[1]):
@@ -141,10 +141,10 @@ def _spread(cells: _Cells, products: list[mpz], places: NDArray[np.int64], modul
     if not cells.parts:
         bins.update(zip(places[cells.rows, cells.columns[0]].tolist(), products, strict=True))
     for part in cells.parts:
-        _spread(part, _grouped(products, part.of_row[cells.rows], part.number, modulus), places, modulus, bins)
+        _spread(part, _multiply_groups(products, part.of_row[cells.rows], part.number, modulus), places, modulus, bins)
 
 
-def _grouped(values: Sequence[mpz], groups: NDArray[np.int64], count: int, modulus: mpz) -> list[mpz]:
+def _multiply_groups(values: Sequence[mpz], groups: NDArray[np.int64], count: int, modulus: mpz) -> list[mpz]:
     """Return the product of each of ``count`` groups, none of which is empty."""
     products: list[mpz | None] = [None] * count
     for value, group in zip(values, groups.tolist(), strict=True):
@@ -153,18 +153,18 @@ def _grouped(values: Sequence[mpz], groups: NDArray[np.int64], count: int, modul
     return products
 
 
-def expected_products(rows: float, widths: Sequence[float]) -> float:
+def count_products(rows: float, widths: Sequence[float]) -> float:
     """Return about how many multiplications ``bin_products`` takes if columns of ``widths`` places are independent."""
 
-    def occupied(places: float) -> float:
+    def count_occupied(places: float) -> float:
         return float(places * -np.expm1(-rows / places))
 
-    heap = [(occupied(width), width) for width in widths]
+    heap = [(count_occupied(width), width) for width in widths]
     total = 0.0
     heapq.heapify(heap)
     while len(heap) > 1:
         (_, a), (_, b) = heapq.heappop(heap), heapq.heappop(heap)
-        if (count := occupied(a * b)) > _WORTH * rows:
+        if (count := count_occupied(a * b)) > _WORTH * rows:
             return total + rows * (len(heap) + 2)
         total += count
         heapq.heappush(heap, (count, a * b))

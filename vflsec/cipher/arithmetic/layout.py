@@ -155,7 +155,7 @@ class CipherSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             )
 
 
-LARGEST = 1 << 16  # the most features, outputs, and samples in a batch: a layout of more would take minutes to compute
+MAX_SIZE = 1 << 16  # the most features, outputs, and samples in a batch: a layout of more would take minutes to compute
 
 
 class CipherLayout(CipherSpec, frozen=True, kw_only=True):
@@ -186,9 +186,9 @@ class CipherLayout(CipherSpec, frozen=True, kw_only=True):
         """Check every number, and that each kind of message fits the key."""
         super().__post_init__()
         positive(width=self.width, outputs=self.outputs, batch=self.batch)
-        if max(self.width, self.outputs, self.batch) > LARGEST:
+        if max(self.width, self.outputs, self.batch) > MAX_SIZE:
             got = f"{self.width}, {self.outputs} and {self.batch}"
-            raise UsageError(f"expected at most {LARGEST} features, outputs and samples in a batch, got {got}")
+            raise UsageError(f"expected at most {MAX_SIZE} features, outputs and samples in a batch, got {got}")
         for what, slot in (
             ("score", self.score_slot),
             ("weight gradient", self._gradient_slot),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import linalg
 
 from vflsec.base.errors import ProtocolError, UsageError
-from vflsec.cipher.arithmetic.codec import Randbits, centered, cut, encode, pack, ring, uniform
+from vflsec.cipher.arithmetic.codec import Randbits, center, cut, encode, pack, ring, uniform
 from vflsec.cipher.arithmetic.keys import PublicKey
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.arithmetic.linear_sgd import LinearSgd, Moved
@@ -129,7 +129,7 @@ class ActiveRole(Role):
         layout = self.layout
         values = cut(message.values, 8, self._rows * layout.outputs, "scores")
         masked = np.array(values, np.uint64).reshape(self._score_masks.shape)
-        scores = centered(masked - self._score_masks, layout.ring)
+        scores = center(masked - self._score_masks, layout.ring)
         precision = layout.feature_precision + layout.weight_precision
         z = np.ldexp(scores.astype(np.float64), -precision)
         if (most := np.abs(z).max()) >= 2.0**layout.score_bits:

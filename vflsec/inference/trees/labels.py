@@ -295,7 +295,7 @@ def _choices(view: View, bins: int) -> Choices:
 
 def _standardize_columns(view: View) -> dict[str, Tensor]:
     """Return own columns (n, d) by split, with mean 0 and deviation 1 on training rows."""
-    return {s: scaling.standardized(x, view.features[view.aux_split]).float() for s, x in view.features.items()}
+    return {s: scaling.standardize(x, view.features[view.aux_split]).float() for s, x in view.features.items()}
 
 
 def _component_tables(view: View) -> list[Tensor]:

@@ -53,7 +53,7 @@ def load(*, data_dir: str | None = None, rows: int = 20_000, pairs: str = "drawn
     expect_known(("drawn", "ordered"), pairs=pairs)
     positive(rows=rows, size=size)
     root = _root(data_dir)
-    return _loaded(root, rows, pairs, size, pictures.fingerprint(root))
+    return _load(root, rows, pairs, size, pictures.fingerprint(root))
 
 
 def fingerprint(data_dir: str | None = None) -> str:
@@ -66,7 +66,7 @@ def fingerprint(data_dir: str | None = None) -> str:
 
 
 @lru_cache(maxsize=1)
-def _loaded(root: Path, rows: int, pairs: str, size: int, _: str) -> VerticalDataset:
+def _load(root: Path, rows: int, pairs: str, size: int, _: str) -> VerticalDataset:
     """Return the dataset; cached, since every seed of an evaluation splits the same rows."""
     patients = _patients(root)
     every_pair = _pairs(root, patients, pairs)

@@ -131,7 +131,7 @@ def load(*, ratio: float = 0.04, source: str = "apart", clean_split: bool = Fals
         raise UsageError(f"expected ratio between {1 / LABELED} and 0.5, got {ratio}: the paper has 0.01, 0.02, 0.04")
     table = _table()
     labels, target = table["label"].astype("int64"), table["is_target"].to_numpy()
-    grouping = _grouping()
+    grouping = _build_grouping()
     held = {"active": table[target] if source == "apart" else table, "source": table[~target]}
     active, other = (bundle.party_table(NAME, name, rows[ACTIVE]) for name, rows in held.items())
     columns = list(grouping.whole.columns)
@@ -157,13 +157,13 @@ def _roles(
 ) -> Roles:
     """Draw the role of each row; more positives are a superset of fewer."""
 
-    def shuffled(rows: pd.Series, *name: object) -> tuple[pd.Index, pd.Index]:
+    def shuffle_ids(rows: pd.Series, *name: object) -> tuple[pd.Index, pd.Index]:
         """Return the negative and the positive ids among ``rows``, each in a random order."""
         rng = np.random.default_rng(derive(seed, NAME, *name))
         first, second = (labels.index[rows & (labels == label)] for label in (0, 1))
         return first[rng.permutation(len(first))], second[rng.permutation(len(second))]
 
-    negative, positive = shuffled(is_target & ~is_test, "target")
+    negative, positive = shuffle_ids(is_target & ~is_test, "target")
     train = positive[:positives].append(negative[: LABELED - positives])
     # Negatives beyond the labeled ones of every ratio, so that no row is both evaluated and, elsewhere, trained on.
     spare = negative[LABELED:]
@@ -175,11 +175,11 @@ def _roles(
 
     adaptation = labels.index[is_target & ~is_test]
     unlabeled = adaptation[~adaptation.isin(train.append(evaluated))]
-    fewer, more = shuffled(~is_target & ~is_test, "source")
+    fewer, more = shuffle_ids(~is_target & ~is_test, "source")
     return Roles(train, unlabeled, val, test, adaptation, more.append(fewer[: NEGATIVES * len(more)]))
 
 
-def _grouping() -> Grouping:
+def _build_grouping() -> Grouping:
     single = tuple(Group(name, tuple(columns), WIDTHS[name]) for name, columns in GROUPS.items())
     pairs = []
     for number, first in enumerate(single):
@@ -212,13 +212,13 @@ def _table() -> pd.DataFrame:
         "is_test": arrays["is_test"],
     }
     for group in GROUPS.values():
-        columns |= {name: _merged(arrays, name) for name in group if name not in columns}
+        columns |= {name: _merge_categories(arrays, name) for name in group if name not in columns}
     table = pd.DataFrame(columns, index=pd.RangeIndex(len(education), name="id"))
     rows: pd.DataFrame = table[kept]
     return rows
 
 
-def _merged(arrays: dict[str, np.ndarray], name: str) -> np.ndarray | pd.Categorical:
+def _merge_categories(arrays: dict[str, np.ndarray], name: str) -> np.ndarray | pd.Categorical:
     """Return a column with the categories of ``MERGED`` merged."""
     categories = arrays.get(f"{name}.categories")
     if categories is None:

@@ -56,7 +56,7 @@ def load(*, parties: int = 2, rows: int | None = None, data_dir: str | None = No
         bundle.verify(NAME, b"".join(contents), f"Reinstall {PACKAGE}", FOLDER)
     train_images, train_labels = _images_and_labels(paths[:2], contents[:2])
     test_images, test_labels = _images_and_labels(paths[2:], contents[2:])
-    kept = _kept(rows, len(train_images), paths[0])
+    kept = _select_rows(rows, len(train_images), paths[0])
     ids = pd.Index(np.append(kept, len(train_images) + np.arange(len(test_images))), name="id")
     tables = bundle.image_tables(NAME, np.concatenate([train_images[kept], test_images]), ids, parties)
     classes = np.concatenate([train_labels[kept], test_labels])
@@ -133,7 +133,7 @@ def _images_and_labels(paths: list[Path], contents: list[bytes]) -> tuple[np.nda
     return images, labels
 
 
-def _kept(rows: int | None, available: int, path: Path) -> np.ndarray:
+def _select_rows(rows: int | None, available: int, path: Path) -> np.ndarray:
     """Return the positions of the training images that are kept."""
     if rows is None:
         return np.arange(available)

@@ -23,7 +23,7 @@ from vflsec.papers.datasets import FOLDER, pictures
 NAME = "imagenet-100"
 PAGE = "https://image-net.org/download-images"
 CLASSES = 100
-MOST = 10_000
+MAX_SIDE = 10_000
 """The largest width and height of a photograph."""
 WORD = re.compile(r"n\d{8}")
 FILE = re.compile(r"[\w.-]+\.JPEG")
@@ -53,7 +53,7 @@ def load(*, data_dir: str | None = None, rows: int = 20_000, size: int = 64, cla
     if not 2 <= classes <= CLASSES:
         raise UsageError(f"expected 2 <= classes <= {CLASSES}, got {classes}")
     root = pictures.folder(NAME, data_dir, PAGE)
-    return _loaded(root, rows, size, classes, pictures.fingerprint(root))
+    return _load(root, rows, size, classes, pictures.fingerprint(root))
 
 
 def fingerprint(data_dir: str | None = None) -> str:
@@ -66,7 +66,7 @@ def fingerprint(data_dir: str | None = None) -> str:
 
 
 @lru_cache(maxsize=1)
-def _loaded(root: Path, rows: int, size: int, classes: int, _: str) -> VerticalDataset:
+def _load(root: Path, rows: int, size: int, classes: int, _: str) -> VerticalDataset:
     """Return the dataset; cached, since every seed of an evaluation splits the same rows."""
     words = _words(root)[:classes]
     train, test = ([path for word in words for path in _photographs(root / part / word)] for part in ("train", "val"))
@@ -85,7 +85,7 @@ def _loaded(root: Path, rows: int, size: int, classes: int, _: str) -> VerticalD
 
 def _square(path: Path, size: int) -> np.ndarray:
     """Return the middle square (3, size, size) of a photograph; one of ImageNet's is a PNG, and some are CMYK."""
-    image = pictures.read(path, ("JPEG", "PNG"), ("RGB", "L", "CMYK", "RGBA"), MOST)
+    image = pictures.read(path, ("JPEG", "PNG"), ("RGB", "L", "CMYK", "RGBA"), MAX_SIDE)
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2
     return pictures.resize(image.crop((left, top, left + side, top + side)), size, "RGB")

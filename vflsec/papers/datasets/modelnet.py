@@ -24,7 +24,7 @@ NAME = "modelnet"
 PAGE = "https://github.com/jongchyisu/mvcnn_pytorch"
 VIEWS = 12
 PARTS = ("train", "test")
-MOST = 2048
+MAX_SIDE = 2048
 """The largest width and height of an image; the originals have 224."""
 
 Row = tuple[str, tuple[Path, ...]]
@@ -56,7 +56,7 @@ def load(
     if classes < 2:
         raise UsageError(f"expected classes >= 2, got {classes}")
     root = pictures.folder(NAME, data_dir, PAGE)
-    return _loaded(root, parties, classes, rows, size, pictures.fingerprint(root))
+    return _load(root, parties, classes, rows, size, pictures.fingerprint(root))
 
 
 def fingerprint(data_dir: str | None = None) -> str:
@@ -69,7 +69,7 @@ def fingerprint(data_dir: str | None = None) -> str:
 
 
 @lru_cache(maxsize=1)
-def _loaded(root: Path, parties: int, classes: int, rows: int, size: int, _: str) -> VerticalDataset:
+def _load(root: Path, parties: int, classes: int, rows: int, size: int, _: str) -> VerticalDataset:
     """Return the dataset; cached, since every seed of an evaluation splits the same rows."""
     kinds = pictures.folders(root)
     if len(kinds) < classes:
@@ -84,8 +84,10 @@ def _loaded(root: Path, parties: int, classes: int, rows: int, size: int, _: str
         both = sorted(known.keys() & tested.keys())
         if both:
             raise DataError(f"{kind}: expected each object in train or test, got {both[0]} in both; remove one")
-        train += [(kind.name, row) for name, views in known.items() for row in _shuffled(name, views, parties)]
-        test += [(kind.name, row) for views in tested.values() for row in zip(*_held(views, parties), strict=True)]
+        train += [(kind.name, row) for name, views in known.items() for row in _shuffle_views(name, views, parties)]
+        test += [
+            (kind.name, row) for views in tested.values() for row in zip(*_assign_views(views, parties), strict=True)
+        ]
     drawn = np.sort(np.random.default_rng(derive(0, NAME, "rows")).permutation(len(train))[:rows])
     kept = [*(train[place] for place in drawn), *test]
 
@@ -103,19 +105,21 @@ def _loaded(root: Path, parties: int, classes: int, rows: int, size: int, _: str
 
 def _view(path: Path, size: int) -> np.ndarray:
     """Return an image (1, size, size) in gray."""
-    return pictures.resize(pictures.read(path, ("PNG",), ("L", "RGB", "RGBA"), MOST), size, "L")
+    return pictures.resize(pictures.read(path, ("PNG",), ("L", "RGB", "RGBA"), MAX_SIDE), size, "L")
 
 
-def _held(views: list[Path], parties: int) -> list[list[Path]]:
+def _assign_views(views: list[Path], parties: int) -> list[list[Path]]:
     """Return the neighboring views that each party holds."""
     each = VIEWS // parties
     return [views[k * each : (k + 1) * each] for k in range(parties)]
 
 
-def _shuffled(name: str, views: list[Path], parties: int) -> list[tuple[Path, ...]]:
+def _shuffle_views(name: str, views: list[Path], parties: int) -> list[tuple[Path, ...]]:
     """Return the rows of an object for training; every party has its views in an order of its own."""
     rng = np.random.default_rng(derive(0, NAME, "views", name))
-    return list(zip(*([held[k] for k in rng.permutation(len(held))] for held in _held(views, parties)), strict=True))
+    return list(
+        zip(*([held[k] for k in rng.permutation(len(held))] for held in _assign_views(views, parties)), strict=True)
+    )
 
 
 def _objects(kind: Path, part: str) -> dict[str, list[Path]]:

@@ -39,7 +39,7 @@ def load(*, data_dir: str | None = None) -> VerticalDataset:
         DataError: a file is missing or has unexpected content.
     """
     stamps = tuple((path.stat().st_size, path.stat().st_mtime_ns) for path in source_files(data_dir))
-    return _loaded(str(data_dir), stamps)
+    return _load(str(data_dir), stamps)
 
 
 def source_files(data_dir: str | None = None) -> list[Path]:
@@ -49,7 +49,7 @@ def source_files(data_dir: str | None = None) -> list[Path]:
 
 
 @lru_cache(maxsize=1)
-def _loaded(data_dir: str, _: tuple[tuple[int, int], ...]) -> VerticalDataset:
+def _load(data_dir: str, _: tuple[tuple[int, int], ...]) -> VerticalDataset:
     """Return the dataset; cached, since every seed of an evaluation splits the same rows."""
     folder = Path(data_dir).expanduser()
     images, tags, labels, sizes = [], [], [], []

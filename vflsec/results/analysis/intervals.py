@@ -36,7 +36,7 @@ SHARED = 0.5
 share, since they know the same labels. Measured by benchmarks/interval_coverage.py --planted, and not derived."""
 
 
-LEAST = 1e-9
+MIN_ADVANTAGE = 1e-9
 """The smallest advantage that is looked for."""
 
 
@@ -165,9 +165,9 @@ def detectable_advantage(pairs: Sequence[tuple[Block, Block]], seeds: int) -> fl
     def exceeds(d: float) -> float:
         return d**2 - k2 * (error.size**2 + (1 - z(alone) / z(alone + d)) * growing)
 
-    if most < LEAST or total < LEAST**2:
+    if most < MIN_ADVANTAGE or total < MIN_ADVANTAGE**2:
         return None
-    return float(brentq(exceeds, LEAST, most)) if exceeds(LEAST) < 0 < exceeds(most) else most
+    return float(brentq(exceeds, MIN_ADVANTAGE, most)) if exceeds(MIN_ADVANTAGE) < 0 < exceeds(most) else most
 
 
 def longer_side(mean: float | None, ends: Ends) -> float | None:

@@ -17,7 +17,7 @@ from vflsec.results.statistics import compare_pairs
 BLOCK = 5
 """Seeds that are added at once."""
 
-MOST = 50
+MAX_SEEDS = 50
 """Seeds at which to stop in any case, unless another number is asked for."""
 
 VISIBLE = 0.0005

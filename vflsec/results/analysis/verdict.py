@@ -28,7 +28,7 @@ KNOWING = {
 }
 """What the adversary knows of the rows that it does not infer."""
 
-FEW = 5
+MIN_DRAWS = 5
 """Fewer draws of the auxiliary labels than this may tell nothing apart."""
 
 LARGE_COST = 0.02
@@ -118,9 +118,9 @@ def _describe_start(point: Point, adversary: str, known: int) -> str:
 
 def _end_open_gain(leak: Leak) -> str:
     """Return the end of the sentence on a gain that these runs do not show."""
-    is_few = leak.interval == "draws and rows" and leak.n < FEW
+    is_few = leak.interval == "draws and rows" and leak.n < MIN_DRAWS
     runs = f"these {leak.n} draws" if is_few else "these runs"
-    more = f": add --draws {FEW}" if is_few else ""
+    more = f": add --draws {MIN_DRAWS}" if is_few else ""
     shown = f"{runs} do not show whether this is more than without joining ({_two(leak.alone)}){more}"
     if _is_surer(leak):
         return f". By {_metric(leak)}, {shown}, but {_count_sure(leak)}"

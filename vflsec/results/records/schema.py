@@ -221,7 +221,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="r
 
 Record = Result | BaselineResult
 
-LONGEST = 4096
+MAX_TEXT = 4096
 """The largest number of characters of a text in a record or a manifest."""
 
 
@@ -278,8 +278,8 @@ def unseal(line: bytes, kind: Any) -> Any:
         if sealed.check != _digest(bytes(sealed.record)):
             raise ValueError("its checksum does not match")
         for text in _texts(msgspec.json.decode(sealed.record)):
-            if len(text) > LONGEST or CONTROL.search(text):
-                raise ValueError(f"it has a text with control characters, or longer than {LONGEST}")
+            if len(text) > MAX_TEXT or CONTROL.search(text):
+                raise ValueError(f"it has a text with control characters, or longer than {MAX_TEXT}")
         return msgspec.json.decode(sealed.record, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"it cannot be read ({error})") from None
