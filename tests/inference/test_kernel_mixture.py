@@ -51,7 +51,7 @@ def test_the_mixture_s_held_out_predictions_are_those_of_its_candidates():
         seen.append(predicted[NOISE == 1.0][0])
         return torch.where(NOISE == 1.0, 0.0, -1e9)
 
-    found = mixture({"x": Kernel(x["x"])}, targets, only_unit_noise).left_out()
+    found = mixture({"x": Kernel(x["x"])}, targets, only_unit_noise).predict_left_out()
     torch.testing.assert_close(found, seen[0])
 
 
