@@ -427,7 +427,9 @@ def _on_dask(tasks: list[Task], folder: Path, address: str, device: str) -> Iter
     except (OSError, ValueError) as error:
         raise UsageError(f"expected a dask scheduler at {address}, found none: {error}") from None
     with client:
-        data = client.scatter(_in_memory(tasks), broadcast=True)  # type: ignore[no-untyped-call]
+        data = _in_memory(tasks)
+        if data:  # dask scatters no empty mapping
+            data = client.scatter(data, broadcast=True)  # type: ignore[no-untyped-call]
         futures = [client.submit(_on_worker, data, task, folder.resolve(), device, pure=False) for task in tasks]
         for future in futures:
             yield future.result()
