@@ -68,11 +68,18 @@ def score(scores, labels):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(
-    ("method", "gained"),
-    [("secureboost", 0.03), ("secureboost-rl", 0.05), ("secureboost-turns", 0.01), ("secureboost-layers", 0.0)],
+    ("method", "options", "gained"),
+    [
+        ("secureboost", {}, 0.03),
+        ("secureboost", {"rows": 0.5}, 0.05),
+        ("secureboost", {"exchange": "plain", "learning_rate": 0.1}, 0.02),
+        ("secureboost-rl", {}, 0.05),
+        ("secureboost-turns", {}, 0.01),
+        ("secureboost-layers", {}, 0.0),
+    ],
 )
-def test_a_replay_beats_shared_nodes(method, gained):
-    asked = question(method)
+def test_a_replay_beats_shared_nodes(method, options, gained):
+    asked = question(method, **options)
     train, test = leak(asked, InstanceSpaces())
     found, of_test = leak(asked, BoostingReplay())
     assert found > train + gained
