@@ -25,10 +25,11 @@ from vflsec.report.sweep import SweepReport
 from vflsec.run import engine, plan, runner, training
 from vflsec.run import spec as specs
 from vflsec.run.grammar import split_list
-from vflsec.run.job import Job, prepare, prepare_sweep, title
+from vflsec.run.job import Job, prepare
 from vflsec.run.plan import resolve, training_cell
 from vflsec.run.spec import EvalSpec
 from vflsec.run.store import CellFacts, writing
+from vflsec.run.sweep import name_sweep, prepare_sweep
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -168,7 +169,7 @@ def sweep(
     if not values:
         raise UsageError("expected a setting with several values in axes, got none: name one, such as data.n_labeled")
     parts = prepare_sweep(_collect_fields(defaults | known, others), values, paired=paired)
-    job = Job(Path(out or Path("runs") / title(parts[0], values)), parts, values, paired=paired)
+    job = Job(Path(out or Path("runs") / name_sweep(parts[0], values)), parts, values, paired=paired)
     compute(job, progress=progress, jobs=jobs or cores(), device=device)
     return _save(SweepReport.read(job.store.folder), job.store.folder)
 

@@ -19,7 +19,7 @@ from vflsec.data.files import _labels, load_toml
 from vflsec.data.review import alike, canonical, odd_values
 from vflsec.results.analysis.summary import summarize
 from vflsec.run import spec as specs
-from vflsec.run.job import manifest_of
+from vflsec.run.describe import build_manifest
 from vflsec.run.plan import load_dataset
 
 ROWS = 400
@@ -247,7 +247,7 @@ def test_warnings_reach_a_run_an_audit_and_their_reports(files, tmp_path):
     (tmp_path / "ids.txt").write_text("\n".join(map(str, range(300))))
     ids = tmp_path / "ids.txt"
     audit = job.prepare_audit(tmp_path / "embeddings.csv", str(path), party="bureau", train_ids=ids, draws=1)
-    for manifest in (manifest_of(spec), audit.manifest):
+    for manifest in (build_manifest(spec), audit.manifest):
         assert manifest.data_notes == [warning]
         many = msgspec.structs.replace(manifest, data_notes=[f"note {k}" for k in range(10)])
         notes = summarize(many, {}, out="").notes

@@ -11,7 +11,7 @@ from vflsec.report.columns import RESULTS, Column
 from vflsec.report.report import Report
 from vflsec.results.analysis.results import Damage, Leak, Measure, Point, Summary
 from vflsec.run import spec as specs
-from vflsec.run.job import manifest_of
+from vflsec.run.describe import build_manifest
 
 SHARE = Measure(metric="auc", mean=0.75, ci95=(0.7, 0.8), n=2)
 LEAK = Leak(
@@ -34,7 +34,7 @@ def report():
         dataset="toy", adversary="passive_1", metric="auc", seeds=2, points=[POINT],
         worst=[replace(POINT, attack="worst")], cap=[], c_dcs=[], gates=[], notes=[], out="run", integrity=[DAMAGE],
     )  # fmt: skip
-    return Report(summary, manifest_of(specs.EvalSpec()))
+    return Report(summary, build_manifest(specs.EvalSpec()))
 
 
 def forms(report):

@@ -12,7 +12,7 @@ from vflsec.report.comparison import compare
 from vflsec.report.report import Report
 from vflsec.run import engine
 from vflsec.run import spec as specs
-from vflsec.run.job import manifest_of
+from vflsec.run.describe import build_manifest
 from vflsec.run.store import Store
 
 
@@ -23,7 +23,7 @@ def evaluated(folder, **changes):
     })  # fmt: skip
     store = Store(folder)
     with store.lock():
-        store.write_settings(specs.to_toml(spec), manifest_of(spec, ["vflsec", "eval"]))
+        store.write_settings(specs.to_toml(spec), build_manifest(spec, ["vflsec", "eval"]))
         list(engine.evaluate(engine.plan(spec, store), store))
     return Report.read(folder)
 

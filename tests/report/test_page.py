@@ -15,7 +15,7 @@ from vflsec.results.analysis.results import Leak, Measure, Point, Summary
 from vflsec.results.analysis.verdict import verdict, way_to_run
 from vflsec.run import engine
 from vflsec.run import spec as specs
-from vflsec.run.job import manifest_of
+from vflsec.run.describe import build_manifest
 from vflsec.run.store import Store
 
 VOID = {"meta", "link", "br", "path", "use", "rect", "img"}
@@ -248,7 +248,7 @@ def report(tmp_path_factory):
     })  # fmt: skip
     store = Store(folder)
     with store.lock():
-        store.write_settings(specs.to_toml(spec), manifest_of(spec, ["vflsec", "eval"]))
+        store.write_settings(specs.to_toml(spec), build_manifest(spec, ["vflsec", "eval"]))
         list(engine.evaluate(engine.plan(spec, store), store))
     return Report.read(folder)
 

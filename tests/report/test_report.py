@@ -16,7 +16,7 @@ from vflsec.report import columns, curve, formats, table
 from vflsec.report.report import Report, plot
 from vflsec.results.analysis.results import Cap, Damage, Gate, Leak, Measure, Place, Point, Rank, Summary
 from vflsec.run import spec as specs
-from vflsec.run.job import manifest_of
+from vflsec.run.describe import build_manifest
 
 NAMES = [column.name for column in columns.in_files()]
 
@@ -198,7 +198,7 @@ fedsplitnn, iso
 
 
 def test_table_is_readable_at_110_columns(summary):
-    lines = [line.rstrip() for line in Report(summary, manifest_of(specs.EvalSpec())).table(width=110).splitlines()]
+    lines = [line.rstrip() for line in Report(summary, build_manifest(specs.EvalSpec())).table(width=110).splitlines()]
     assert max(map(len, lines)) <= 110
     assert not any("…" in line for line in lines)
     expected = [line.rstrip("─") for line in TABLE.splitlines()]
@@ -328,7 +328,7 @@ def test_a_frame_has_the_lines_of_the_csv_to_the_last_digit(summary):
     leak = msgspec.structs.replace(summary.points[0].leak, mean=0.1 + 0.2, accuracy=None)
     first = msgspec.structs.replace(summary.points[0], leak=leak, defense="none")
     changed = msgspec.structs.replace(summary, points=[first, *summary.points[1:]])
-    frame = Report(changed, manifest_of(specs.EvalSpec())).to_frame()
+    frame = Report(changed, build_manifest(specs.EvalSpec())).to_frame()
     assert list(frame.columns) == ["dataset", *NAMES]
     assert set(frame["dataset"]) == {"credit-default"}
     assert len(frame) == 6
@@ -342,7 +342,7 @@ def test_a_frame_has_the_lines_of_the_csv_to_the_last_digit(summary):
 
 
 def test_frames_of_two_reports_are_joined(summary, broken):
-    reports = [Report(one, manifest_of(specs.EvalSpec())) for one in (summary, broken)]
+    reports = [Report(one, build_manifest(specs.EvalSpec())) for one in (summary, broken)]
     joined = pd.concat([report.to_frame() for report in reports], ignore_index=True)
     assert list(joined["lost"].dropna()) == [0.003, -0.002]
     assert joined.groupby("attack")["leak"].max()["mc"] == 0.746
@@ -350,7 +350,8 @@ def test_frames_of_two_reports_are_joined(summary, broken):
 
 def test_latex_has_a_table_for_each_with_its_signs_escaped(summary):
     one = with_points(summary, [msgspec.structs.replace(summary.points[0], attack="a_b: 5%", defense="mc@{x}\\")])
-    text = Report(msgspec.structs.replace(one, cap=[], notes=["two\nlines"]), manifest_of(specs.EvalSpec())).to_latex()
+    summed = msgspec.structs.replace(one, cap=[], notes=["two\nlines"])
+    text = Report(summed, build_manifest(specs.EvalSpec())).to_latex()
     assert text.splitlines() == [
         "% credit-default · adversary passive_1 · utility: AUC on test rows · 5 seeds, ± 95 % over seeds and rows",
         "% NOTE two lines",
@@ -381,14 +382,14 @@ def test_several_reports_stand_side_by_side_with_one_legend(summary):
     several = msgspec.structs.replace(
         summary, worst=[*summary.worst, *(msgspec.structs.replace(p, defense="max-norm") for p in summary.worst)]
     )
-    one, two, three = (Report(s, manifest_of(specs.EvalSpec())) for s in (summary, other, several))
+    one, two, three = (Report(s, build_manifest(specs.EvalSpec())) for s in (summary, other, several))
     first, second = plot([one, two]).axes
     assert [axes.get_title(loc="left").partition(":")[0] for axes in (first, second)] == ["credit-default", "digits"]
     assert first.get_legend() is None
     assert second.get_legend() is not None
     assert all(axes.get_legend() is not None for axes in plot([one, three]).axes), "they say different things"
     renamed = with_points(summary, [msgspec.structs.replace(p, defense="max-norm") for p in summary.points])
-    other = Report(renamed, manifest_of(specs.EvalSpec()))
+    other = Report(renamed, build_manifest(specs.EvalSpec()))
     assert all(axes.get_legend() is not None for axes in plot([one, other]).axes), "a color has two meanings"
     assert plot(one)._repr_png_() == one.plot()._repr_png_()
 
@@ -405,7 +406,7 @@ def test_markdown_rows_are_complete(summary):
 
 
 def test_json_keeps_its_contract(summary):
-    found = json.loads(Report(summary, manifest_of(specs.EvalSpec())).to_json())
+    found = json.loads(Report(summary, build_manifest(specs.EvalSpec())).to_json())
     assert {"schema", "dataset", "adversary", "points", "cap", "gates", "out"} <= set(found)
     one = found["points"][0]
     assert {"method", "defense", "strength", "attack", "status", "utility", "leak", "nbytes", "seconds"} <= set(one)
@@ -526,7 +527,7 @@ def test_the_same_summary_gives_the_same_bytes(summary, tmp_path):
 
 
 def test_a_figure_does_not_obey_the_users_matplotlibrc(summary):
-    report = Report(summary, manifest_of(specs.EvalSpec()))
+    report = Report(summary, build_manifest(specs.EvalSpec()))
     plain = report.plot()._repr_png_()
     with rc_context({"axes.facecolor": "black", "font.size": 30.0, "savefig.facecolor": "red", "text.usetex": True}):
         figure = report.plot()
@@ -558,14 +559,14 @@ def test_a_folder_without_results(tmp_path):
 
 
 def test_report_shows_itself(summary):
-    report = Report(summary, manifest_of(specs.EvalSpec()))
+    report = Report(summary, build_manifest(specs.EvalSpec()))
     assert "fedsplitnn, iso" in repr(report)
     assert (report.points, report.worst, report.cap) == (summary.points, summary.worst, summary.cap)
 
 
 def test_a_notebook_shows_verdict_and_tables(summary):
     said = msgspec.structs.replace(summary, verdict=["It leaks <all>."], notes=["few rows"], not_run=["norm"])
-    shown = Report(said, manifest_of(specs.EvalSpec()))._repr_html_()
+    shown = Report(said, build_manifest(specs.EvalSpec()))._repr_html_()
     assert "<p><b>It leaks &lt;all&gt;.</b></p>" in shown
     assert (
         shown.index("It leaks")
@@ -637,14 +638,14 @@ def test_an_axis_does_not_blow_up_noise(summary):
 @pytest.mark.parametrize("width", [80, 100])
 def test_a_narrow_terminal_has_whole_words_and_is_told_what_is_left_out(summary, width):
     unconverged = [msgspec.structs.replace(p, statuses={"unconverged": 1, "ok": 1}) for p in summary.points]
-    report = Report(msgspec.structs.replace(summary, points=unconverged), manifest_of(specs.EvalSpec()))
+    report = Report(msgspec.structs.replace(summary, points=unconverged), build_manifest(specs.EvalSpec()))
     both = [msgspec.structs.replace(p, leak=msgspec.structs.replace(p.leak, rows="test+train")) for p in unconverged]
-    narrow = Report(msgspec.structs.replace(summary, points=both), manifest_of(specs.EvalSpec())).table(width)
+    narrow = Report(msgspec.structs.replace(summary, points=both), build_manifest(specs.EvalSpec())).table(width)
     for word in ("unconverged", "advantage", "test+", "train"):
         assert word in narrow
     spent = [{"defense": "gaussian-dp", "epsilon": 1234567.0, "delta": 1e-5}]
     private = [msgspec.structs.replace(p, spent=spent) for p in both]
-    shown = Report(msgspec.structs.replace(summary, points=private), manifest_of(specs.EvalSpec())).table(width)
+    shown = Report(msgspec.structs.replace(summary, points=private), build_manifest(specs.EvalSpec())).table(width)
     for word in ("unconverged", "advantage"):  # an epsilon takes the room of the rows
         assert word in shown
     assert max(map(len, shown.splitlines())) <= width
@@ -676,7 +677,7 @@ def test_an_attack_that_gains_most_on_training_rows_is_not_told_by_test_rows_alo
     first, *others = summary.points
     one = msgspec.structs.replace(summary, points=[on_both_rows(first, advantage), *others])
     for width in (80, 100):
-        shown = Report(one, manifest_of(specs.EvalSpec())).table(width)
+        shown = Report(one, build_manifest(specs.EvalSpec())).table(width)
         assert max(map(len, shown.splitlines())) <= width
         assert (".950" in shown, "1.000" in shown) == (True, rows == "train")
         hidden = shown[shown.index("NOT SHOWN") :]
@@ -716,7 +717,7 @@ def test_how_much_of_how_many_rows_stands_beside_alone(summary):
     cells = table.per_row(one)
     assert cells.rows[-1][-5:] == [".042 ±.012", ".050 (–)", ".200 (.100)", ".031 (–)", "– (–)"]
     assert cells.title in table.show(one).markdown()
-    assert cells.title not in Report(one, manifest_of(specs.EvalSpec())).table(140), "a terminal has no room"
+    assert cells.title not in Report(one, build_manifest(specs.EvalSpec())).table(140), "a terminal has no room"
     assert table.per_row(summary) is None, "records of an earlier version"
     line = next(csv.DictReader(io.StringIO(columns.as_csv(one))))
     assert [line[name] for name in ("bits", "bits_low", "tpr@0.001", "right@0.99")] == ["0.042", "0.03", "0.05", ""]
@@ -748,7 +749,7 @@ def test_rows_stay_in_a_narrow_terminal_and_pipes_hide_nothing(summary, capsys):
     unconverged = [msgspec.structs.replace(p, statuses={"unconverged": 5}) for p in summary.points]
     both = [msgspec.structs.replace(p, leak=msgspec.structs.replace(p.leak, rows="test+train")) for p in unconverged]
     both = [msgspec.structs.replace(p, attack="attribute-fusion:column=a0", budget={"r" * 60: 9}) for p in both]
-    report = Report(msgspec.structs.replace(summary, points=both), manifest_of(specs.EvalSpec()))
+    report = Report(msgspec.structs.replace(summary, points=both), build_manifest(specs.EvalSpec()))
     narrow = report.table(80)
     assert "NOT SHOWN" in narrow
     assert "rows" in narrow[: narrow.index("NOT SHOWN")]

@@ -21,7 +21,7 @@ from vflsec.results.analysis.summary import summarize
 from vflsec.results.records.schema import BaselineResult, Result
 from vflsec.run import engine, runner
 from vflsec.run import spec as specs
-from vflsec.run.job import manifest_of
+from vflsec.run.describe import build_manifest
 from vflsec.run.plan import trials
 from vflsec.run.store import StageDone, Store
 
@@ -476,7 +476,7 @@ def test_a_record_says_which_attacks_its_adversary_could_mount(tmp_path):
     found, _ = engine.every_attack(specs.read({**settings, "attacks": ["all"]}))
     expected = sorted(attack.name for attack in found.attacks)
     assert [record.mountable for record in records.values() if isinstance(record, Result)] == [expected] * 2
-    summary = summarize(manifest_of(specs.read(settings)), records, out="")
+    summary = summarize(build_manifest(specs.read(settings)), records, out="")
     assert summary.not_run == [name for name in expected if name != "norm"]
 
 
@@ -486,7 +486,7 @@ def test_a_sign_by_few_labels_says_how_sure_it_is(tmp_path):
     attacks = [{"name": "norm"}, {"name": "mc", "options": {"epochs": 5}}]
     settings = {**SETTINGS, "attacks": attacks, "strengths": [1]}
     records = finish(tmp_path, **settings).records()
-    summary = summarize(manifest_of(specs.read(settings)), records, out="")
+    summary = summarize(build_manifest(specs.read(settings)), records, out="")
     assert [p.sureness for p in summary.points if p.attack == "mc"] == [None, None]
     sure = [p.sureness for p in summary.points if p.attack == "norm"]
     assert all(0.5 <= one <= 1 for one in sure), "the sign is the one that the labels prefer"
@@ -521,7 +521,7 @@ def test_all_attacks_every_party_that_it_could_be_on():
 def test_a_party_that_was_not_attacked_is_named_as_not_run(tmp_path):
     settings = {**THREE, "train": {"epochs": 1}, "aux": {"folds": 0}, "attacks": ["column-fusion"]}
     store = finish(tmp_path, **settings)
-    summary = summarize(manifest_of(specs.read(settings)), store.records(), out="")
+    summary = summarize(build_manifest(specs.read(settings)), store.records(), out="")
     assert "column-fusion:victim=passive_2" in summary.not_run
     assert "column-fusion" not in summary.not_run
 
@@ -558,7 +558,7 @@ def test_a_damaged_record_is_one_line_with_the_way_out(tmp_path, field):
 
     store = finish(tmp_path, seeds=1, strengths=[1])
     spec = specs.read({**SETTINGS, "seeds": 1, "strengths": [1]})
-    store.write_settings(specs.to_toml(spec), manifest_of(spec))
+    store.write_settings(specs.to_toml(spec), build_manifest(spec))
     path = tmp_path / "records.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines:

@@ -13,8 +13,8 @@ from vflsec.base.errors import UsageError
 from vflsec.report.report import Report
 from vflsec.run import spec as specs
 from vflsec.run import training
+from vflsec.run.describe import build_manifest
 from vflsec.run.federation import build_method
-from vflsec.run.job import manifest_of
 from vflsec.run.plan import baselines, training_cell, trials
 from vflsec.run.spec import EvalSpec, MethodSpec, parse_method
 from vflsec.run.store import Store
@@ -129,7 +129,7 @@ def test_one_method_under_two_options_is_compared_with_itself(tmp_path):
     assert set(labels[:2]) <= {text.get_text().split(", ")[0] for text in _texts(report.plot())}
     spec = specs.read(specs.read_toml(tmp_path / "spec.toml"))
     assert list(spec.methods) == labels
-    assert {row.method for row in manifest_of(spec).rows} == set(labels)
+    assert {row.method for row in build_manifest(spec).rows} == set(labels)
     assert Report.read(tmp_path).table() == table
     assert not api.engine.plan(spec, Store(tmp_path)).tasks, "running it again computes nothing"
 

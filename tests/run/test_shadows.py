@@ -19,7 +19,7 @@ from vflsec.results.records.schema import Result
 from vflsec.run import engine, plan, runner, training
 from vflsec.run import spec as specs
 from vflsec.run.federation import MEMBER, Candidates, asked, build_federation, build_method, partition_of
-from vflsec.run.job import forecast
+from vflsec.run.forecast import forecast_time
 from vflsec.run.questions import ask
 from vflsec.run.spec import AuxSpec
 from vflsec.run.store import StageDone, Store
@@ -228,8 +228,8 @@ def test_a_plan_counts_and_forecasts_missing_shadows(tmp_path):
     evaluated(tmp_path, LIRA)
     records = Store(tmp_path).records().values()
     (each,) = (one.seconds["shadows"] / 20 for one in records if isinstance(one, Result))
-    without = forecast(before._replace(groups=[]), records).seconds
-    assert forecast(before, records).seconds - without == pytest.approx(20 * each)
+    without = forecast_time(before._replace(groups=[]), records).seconds
+    assert forecast_time(before, records).seconds - without == pytest.approx(20 * each)
     assert engine.plan(spec, Store(tmp_path)).groups == []
 
 

@@ -9,7 +9,7 @@ from vflsec.report.report import Report
 from vflsec.results.records.schema import BaselineResult, Result
 from vflsec.run import engine
 from vflsec.run import spec as specs
-from vflsec.run.job import manifest_of
+from vflsec.run.describe import build_manifest
 from vflsec.run.plan import NO_ADVERSARY, training_cell, trials
 from vflsec.run.store import StageDone, Store
 from vflsec.run.training import limit_threads, train
@@ -205,7 +205,7 @@ def test_a_method_without_an_adversary_has_a_utility_and_no_leak(tmp_path):
     (alone,) = [r for r in records if isinstance(r, Result) and r.method == "local"]
     assert alone.leak == {}
     assert alone.nbytes == 0
-    Store(tmp_path).write_settings(specs.to_toml(spec), manifest_of(spec))
+    Store(tmp_path).write_settings(specs.to_toml(spec), build_manifest(spec))
     report = Report.read(tmp_path)
     (point,) = [p for p in report.points if p.method == "local"]
     assert (point.attack, point.defense, point.status) == (NO_ADVERSARY, "none", "ok")

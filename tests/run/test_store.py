@@ -11,11 +11,11 @@ from safetensors.torch import save_file
 from tests.results.analysis.made import made_result
 from vflsec.base.errors import StoreError
 from vflsec.results.records.schema import Block
-from vflsec.run.job import manifest_of
+from vflsec.run.describe import build_manifest
 from vflsec.run.spec import EvalSpec
 from vflsec.run.store import CellFacts, CellFolder, Store
 
-MANIFEST = manifest_of(EvalSpec())
+MANIFEST = build_manifest(EvalSpec())
 BLOCK = Block(metrics={"auc": 0.75, "accuracy": 0.5}, ci95_rows=(0.7, 0.8), chance=0.5, n=90, halves=(0.7, 0.8))
 
 

@@ -27,8 +27,8 @@ from vflsec.nn.encoders import reinitialize
 from vflsec.results.records.manifest import AUDITED, Manifest
 from vflsec.results.records.schema import BaselineResult, Result
 from vflsec.run.cell import Technique, digest
+from vflsec.run.describe import describe_attack, describe_provenance, list_baselines, list_rows
 from vflsec.run.engine import reasons
-from vflsec.run.job import attack_entry, entries, provenance
 from vflsec.run.mounting import every_victim, is_baseline, with_columns
 from vflsec.run.plan import Baseline, Trial, registered_attacks, resolve, without_federation
 from vflsec.run.questions import Question, ask
@@ -99,10 +99,11 @@ class SystemAudit:
             seeds=self.draws,
             target=None,
             selected_on_test=False,
-            attacks=[attack_entry(attack, attack.label, self.subject.adversary, self.data) for attack in self.attacks],
-            **entries(self.trials(), self.baselines()),
+            attacks=[describe_attack(a, a.label, self.subject.adversary, self.data) for a in self.attacks],
+            rows=list_rows(self.trials()),
+            baselines=list_baselines(self.baselines()),
             settings={"audit": self.subject.name, **self.settings},
-            provenance=provenance({"attacks": self.attacks}, {name: identity}, self.command),
+            provenance=describe_provenance({"attacks": self.attacks}, {name: identity}, self.command),
             audited=self.subject.name,
             left_out=dict(self.left_out),
             title=self.data.dataset,

@@ -203,8 +203,9 @@ def command(
     from vflsec.run import engine as engines
     from vflsec.run import guesses
     from vflsec.run import spec as specs
-    from vflsec.run.job import Job, prepare, prepare_sweep, title
+    from vflsec.run.job import Job, prepare
     from vflsec.run.plan import load_dataset
+    from vflsec.run.sweep import name_sweep, prepare_sweep
 
     limit = RunLimits(max_leak=leak_limits(max_leak), min_utility=min_utility, max_undetected=max_undetected)
     assignments = (*([f"trainings={trainings}"] if trainings is not None else []), *assignments)
@@ -224,7 +225,7 @@ def command(
             if given not in (None, False):
                 raise UsageError(f"expected no {options} with --sweep: evaluate a single point with it")
         parts = prepare_sweep(collect_settings(**chosen), axes, paired=paired, command=words)
-        job = Job(out or Path("runs") / title(parts[0], axes), parts, axes, paired=paired)
+        job = Job(out or Path("runs") / name_sweep(parts[0], axes), parts, axes, paired=paired)
     else:
         if by is not None and not by.strip():
             raise UsageError("expected the name of a raw column for --by, got an empty one")
@@ -377,7 +378,7 @@ def write_rows(path: Path, table: pd.DataFrame) -> None:
 def show_plan(job: Job[Evaluation], todo: Plan, jobs: int) -> None:
     """Print the plan, its time and the resolved settings; of a sweep its points."""
     from vflsec.run import engine
-    from vflsec.run.job import forecast, past_results, shapes
+    from vflsec.run.forecast import describe_networks, forecast_time, read_past_results
 
     announce(job, todo)
     if job.sweep:
@@ -385,10 +386,10 @@ def show_plan(job: Job[Evaluation], todo: Plan, jobs: int) -> None:
             click.echo(point.name.partition("-")[2], err=True)
         return
     spec = job.parts[0].spec
-    for line in shapes(spec):
+    for line in describe_networks(spec):
         click.echo(line, err=True)
     if todo.missing:
-        click.echo(forecast(todo, past_results(job.store.folder, spec.dataset)).text(jobs), err=True)
+        click.echo(forecast_time(todo, read_past_results(job.store.folder, spec.dataset)).text(jobs), err=True)
     for method, seconds in engine.cryptography(spec).items():
         click.echo(f"encryption takes about {seconds:.0f} CPU s of each training of {method} here", err=True)
     click.echo(job.parts[0].to_toml(), nl=False)

@@ -23,12 +23,7 @@ from vflsec.inference.sources import COLUMNS, LOCAL, SourceTable, sources
 from vflsec.inference.trees.bounds import bounds
 from vflsec.inference.trees.guesses import FOLDS, guesses, regress_on_nodes
 from vflsec.inference.trees.nodes import partners
-from vflsec.inference.trees.values import (
-    columns_between_bounds,
-    columns_by_histograms,
-    learn_columns,
-    recover_columns,
-)
+from vflsec.inference.trees.values import columns_between_bounds, columns_by_histograms, learn_columns, recover_columns
 
 _DISTANCES = ", distances"
 

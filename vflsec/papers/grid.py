@@ -16,8 +16,9 @@ from vflsec.base.errors import UsageError
 from vflsec.results.records.schema import Record
 from vflsec.run import engine
 from vflsec.run import spec as specs
+from vflsec.run.describe import build_manifest
 from vflsec.run.engine import Plan
-from vflsec.run.job import Evaluation, manifest_of
+from vflsec.run.job import Evaluation
 from vflsec.run.plan import Baseline, Names, Trial, resolve, training_cell, training_trial
 from vflsec.run.spec import EvalSpec
 from vflsec.run.store import StageDone, Store
@@ -122,7 +123,7 @@ def prepare_evaluation(settings: Mapping[str, Any], seeds: int, target: str = ""
             attacks = tuple(attack for attack in spec.attacks if resolve(attack).kind.target == target)
             spec = msgspec.structs.replace(spec, attacks=attacks)
     engine.check(spec)
-    return Evaluation(spec, Names(""), {}, manifest_of(spec))
+    return Evaluation(spec, Names(""), {}, build_manifest(spec))
 
 
 def expect_measure(spec: EvalSpec, measure: str, attack: str, strength: float | None) -> None:

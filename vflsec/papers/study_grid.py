@@ -28,7 +28,8 @@ from vflsec.papers.study import ALONE, ATTACKED, ArmMeasure, Study
 from vflsec.results.analysis.summary import summarize
 from vflsec.run import spec as specs
 from vflsec.run.cell import Cell, result_key
-from vflsec.run.job import Evaluation, commit
+from vflsec.run.describe import read_commit
+from vflsec.run.job import Evaluation
 from vflsec.run.store import Store, environment
 
 FOLDER = Path(__file__).with_name("claims")
@@ -144,7 +145,7 @@ class StudyGrid(Grid):
             registration=self.study.registration,
             seeds=self.study.seeds,
             time=datetime.now(UTC).isoformat(timespec="seconds"),
-            commit=commit(),
+            commit=read_commit(),
             versions=environment(),
             seconds=round(self.seconds(), 1),
             values=values,

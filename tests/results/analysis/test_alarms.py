@@ -15,7 +15,7 @@ from vflsec.results.records.manifest import RunLimits
 from vflsec.results.records.schema import Block
 from vflsec.results.statistics import GROUPS
 from vflsec.run import spec as specs
-from vflsec.run.job import manifest_of
+from vflsec.run.describe import build_manifest
 from vflsec.run.plan import baselines, trials
 from vflsec.run.score import is_constant, score, share_of_class
 
@@ -43,7 +43,7 @@ def summary_of(leak=None, *, spec=SPEC, changes=None, alone=0.7, **manifest):
         found = {} if one.label == "norm" else {"train": block(alone)}
         records[one.key] = made_baseline(seed=one.seed, leak=found)
     limits = RunLimits(max_leak={"worst": 0.9, "mc": 0.1}, min_utility=0.5, max_undetected=0.9)
-    return summarize(replace(manifest_of(spec), **manifest), records, out="", limits=limits)
+    return summarize(replace(build_manifest(spec), **manifest), records, out="", limits=limits)
 
 
 def expect_alarm(summary, text):
@@ -61,7 +61,7 @@ def expect_alarm(summary, text):
 def test_a_limit_that_alone_exceeds_is_one_that_no_defense_keeps():
     def gate(limit):
         records = summary_records(SPEC, changes=lambda _: {"leak": {"train": block(0.75)}}, alone=0.7)
-        return summarize(manifest_of(SPEC), records, out="", limits=RunLimits(max_leak={"worst": limit})).gates[0]
+        return summarize(build_manifest(SPEC), records, out="", limits=RunLimits(max_leak={"worst": limit})).gates[0]
 
     assert [gate(limit).holds for limit in (0.6, 0.74)] == [False, False]
     assert "no defense can change it" in gate(0.6).at
@@ -69,18 +69,18 @@ def test_a_limit_that_alone_exceeds_is_one_that_no_defense_keeps():
 
 
 def test_a_gate_names_the_defenses_that_every_training_has():
-    settings = manifest_of(SPEC).settings | {"fixed": [{"name": "label-dp", "strength": 1.0}]}
+    settings = build_manifest(SPEC).settings | {"fixed": [{"name": "label-dp", "strength": 1.0}]}
     own = replace(SPEC, defenses=[], strengths=[])
     records = summary_records(own, changes=lambda _: {"leak": {"train": block(0.75)}}, alone=0.7)
-    manifest = replace(manifest_of(own), settings=settings)
+    manifest = replace(build_manifest(own), settings=settings)
     (gate,) = summarize(manifest, records, out="", limits=RunLimits(max_leak={"mc": 0.6})).gates
     assert gate.at == "fedsplitnn, label-dp 1, by mc on training rows"
 
 
 def test_verdict_and_tables_name_the_defenses_that_every_training_has():
-    settings = manifest_of(SPEC).settings | {"fixed": [{"name": "label-dp", "strength": 1.0}]}
+    settings = build_manifest(SPEC).settings | {"fixed": [{"name": "label-dp", "strength": 1.0}]}
     for spec in (SPEC, replace(SPEC, defenses=[], strengths=[])):
-        manifest = replace(manifest_of(spec), settings=settings)
+        manifest = replace(build_manifest(spec), settings=settings)
         records = summary_records(spec, changes=lambda _: {"leak": {"train": block(0.75)}}, alone=0.7)
         summary = summarize(manifest, records, out="")
         assert summary.verdict[0] == "Every training has the defense label-dp 1."
@@ -105,7 +105,7 @@ def test_attacks_far_below_alone():
     assert not summary_of(lambda row: block(0.5), alone=0.6).alarms, "too little to be told from"
     single = replace(SPEC, attacks=SPEC.attacks[1:])
     alone = {"changes": lambda _: {"leak": {"train": block(0.5)}}, "alone": 0.84}
-    leaks = summarize(manifest_of(single), summary_records(single, **alone), out="")
+    leaks = summarize(build_manifest(single), summary_records(single, **alone), out="")
     assert not leaks.alarms, "norm reads messages alone, and cannot be expected to reach what columns tell"
 
 
@@ -143,7 +143,7 @@ def test_constant_scores_that_a_defense_may_cause_are_no_alarm():
             },
             alone=0.55,
         )
-        found = summarize(manifest_of(only), records, out="")
+        found = summarize(build_manifest(only), records, out="")
         assert len(found.alarms) == alarms
 
 
@@ -211,7 +211,7 @@ def test_the_rows_of_a_gate_are_named():
     """The upper end .77 is of training rows; the table prints the interval on test rows."""
     changes = {"changes": lambda _: {"leak": {"train": block(0.75), "test": block(0.6)}}, "alone": 0.55}
     limits = RunLimits(max_leak={"mc": 0.7})
-    (gate,) = summarize(manifest_of(SPEC), summary_records(SPEC, **changes), out="", limits=limits).gates
+    (gate,) = summarize(build_manifest(SPEC), summary_records(SPEC, **changes), out="", limits=limits).gates
     assert gate.worst > 0.7
     assert gate.at.endswith("by mc on training rows")
 
@@ -266,9 +266,9 @@ def test_a_lost_attack_leaves_a_gate_on_worst_undecided(lost):
     if lost == "missing":
         del records[next(row.key for row in trials(SPEC) if (row.label, row.strength, row.seed) == ("norm", 1, 0))]
     limits = {"worst": 0.9, "mc": 0.9}
-    found = summarize(manifest_of(SPEC), records, out="", limits=RunLimits(max_leak=limits))
+    found = summarize(build_manifest(SPEC), records, out="", limits=RunLimits(max_leak=limits))
     assert {gate.gate: gate.holds for gate in found.gates} == {"max-leak worst": None, "max-leak mc": True}
-    failed = summarize(manifest_of(SPEC), records, out="", limits=RunLimits(max_leak={"worst": 0.6}))
+    failed = summarize(build_manifest(SPEC), records, out="", limits=RunLimits(max_leak={"worst": 0.6}))
     assert failed.gates[0].holds is False
 
 
@@ -305,7 +305,7 @@ def test_the_scorer_says_so():
 def with_mountable(*names):
     changes = {"mountable": list(names)}
     records = summary_records(SPEC, changes=lambda row: {"leak": {"train": block(0.75)}, **changes}, alone=0.7)
-    return summarize(manifest_of(SPEC), records, out="", limits=RunLimits(max_leak={"worst": 0.9, "mc": 0.9}))
+    return summarize(build_manifest(SPEC), records, out="", limits=RunLimits(max_leak={"worst": 0.9, "mc": 0.9}))
 
 
 def test_a_gate_on_worst_tells_which_attacks_it_is_not_about():

@@ -13,8 +13,8 @@ from vflsec.results.records.schema import Block, Impact, Triggered
 from vflsec.results.statistics import GROUPS, SHARE, bound_interval, over_seeds
 from vflsec.run import engine
 from vflsec.run import spec as specs
+from vflsec.run.describe import build_manifest
 from vflsec.run.federation import build_federation
-from vflsec.run.job import manifest_of
 from vflsec.run.plan import baselines, trials
 from vflsec.run.store import Store
 
@@ -40,7 +40,7 @@ def finish(folder, **changed):
 
 
 def summary_of(spec, records, **limits):
-    return summarize(manifest_of(spec), records, out="run", limits=RunLimits(**limits))
+    return summarize(build_manifest(spec), records, out="run", limits=RunLimits(**limits))
 
 
 def test_every_cell_under_attack_has_its_honest_one_beside_it():

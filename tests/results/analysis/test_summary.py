@@ -18,7 +18,7 @@ from vflsec.results.records.manifest import RunLimits
 from vflsec.results.records.schema import Block
 from vflsec.results.statistics import GROUPS, SHARE, bound_interval, noncentrality, over_seeds
 from vflsec.run import spec as specs
-from vflsec.run.job import manifest_of
+from vflsec.run.describe import build_manifest
 from vflsec.run.plan import baselines, trials
 from vflsec.run.spec import AttackSpec
 
@@ -67,7 +67,7 @@ def make_records(spec=SPEC, *, attack_fold=0.7, logistic_fold=0.6, mc_alone_fold
 def summary_of(records=None, spec=SPEC, *, contrived=False, **limits):
     """The summary, checked as any report is, unless its halves differ by more than its intervals allow."""
     found = summarize(
-        manifest_of(spec),
+        build_manifest(spec),
         make_records() if records is None else records,
         out="run",
         limits=RunLimits(**limits),

@@ -7,7 +7,7 @@ from vflsec.base.errors import UsageError
 from vflsec.data.partition import DataSpec, partition
 from vflsec.run import engine
 from vflsec.run import spec as specs
-from vflsec.run.job import about, manifest_of
+from vflsec.run.describe import build_manifest, describe_attack
 from vflsec.run.plan import load_dataset, resolve
 from vflsec.run.spec import AttackSpec
 
@@ -22,14 +22,14 @@ def resolved(*attacks, **settings):
 def test_the_default_column_is_stored_by_its_name():
     spec = resolved("attribute", "column-fusion")
     assert list(spec.labels) == ["attribute:column=SEX", "column-fusion"]
-    attribute, features = manifest_of(spec).attacks
+    attribute, features = build_manifest(spec).attacks
     assert (attribute.target, attribute.victim, attribute.column) == ("attribute SEX", "passive_1", "SEX")
     assert (features.target, features.victim, features.column) == ("features", "passive_1", "")
     assert resolved("attribute:column=SEX").attacks[0] == spec.attacks[0], "so both have the same results"
 
 
 def test_all_columns_are_those_that_vary_and_each_number_has_its_median():
-    entries = manifest_of(resolved("attribute:column=all,folds=3")).attacks
+    entries = build_manifest(resolved("attribute:column=all,folds=3")).attacks
     columns = [entry.column for entry in entries]
     assert columns == ["LIMIT_BAL", "SEX", "EDUCATION", "MARRIAGE", "AGE", "PAY_0", "PAY_2", "PAY_3", "PAY_4", "PAY_5"]
     assert all("folds=3" in entry.label for entry in entries)
@@ -50,7 +50,8 @@ def test_every_attack_tries_each_column_with_the_quick_one():
 
 def test_labels_have_neither_victim_nor_column():
     spec = specs.read({"seeds": 1})
-    assert about(resolve(AttackSpec(name="mc")), "passive_1", None) == {}
+    entry = describe_attack(resolve(AttackSpec(name="mc")), "mc", "passive_1", None)
+    assert (entry.victim, entry.column, entry.above) == ("", "", None)
     assert engine.every_attack(spec)[0] is spec
 
 

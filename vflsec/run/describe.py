@@ -1,0 +1,158 @@
+"""The manifest of an evaluation or audit: what a report must know of it beside its records."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import subprocess
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from vflsec.core.defense import Defense
+from vflsec.data.encode import densify
+from vflsec.data.partition import Partition, PartyData
+from vflsec.results.records.manifest import AttackEntry, BaselineEntry, Manifest, Provenance, RowEntry
+from vflsec.run import plan
+from vflsec.run.cell import Technique
+from vflsec.run.federation import partition_of
+from vflsec.run.mounting import is_baseline
+from vflsec.run.plan import Baseline, Names, Trial
+from vflsec.run.spec import EvalSpec
+from vflsec.run.store import environment
+
+
+def build_manifest(spec: EvalSpec, command: Sequence[str] = (), names: Names | None = None) -> Manifest:
+    """Return the manifest of ``spec``, which has passed its checks.
+
+    Args:
+        spec: the evaluation.
+        command: the words of the command line.
+        names: what the data call themselves and each party; None for the names that vflsec uses.
+    """
+    data = partition_of(plan.training_cell(spec, spec.methods[0], 0))
+    methods = [plan.resolve(spec.method_of(label)) for label in spec.methods]
+    defenses = [plan.resolve(defense) for defense in (*spec.defenses, *spec.fixed)]
+    attacks = [plan.resolve(attack) for attack in spec.attacks]
+    return Manifest(
+        dataset=spec.dataset,
+        adversary=spec.adversary,
+        seeds=spec.seeds,
+        target=spec.train.target,
+        selected_on_test=spec.train.select == "paper_best_on_test",
+        attacks=[describe_attack(a, b, spec.adversary, data) for a, b in zip(attacks, spec.labels, strict=True)],
+        rows=list_rows(plan.trials(spec)),
+        baselines=list_baselines(plan.baselines(spec)),
+        settings=msgspec.to_builtins(spec),
+        provenance=describe_provenance(
+            {"methods": methods, "defenses": defenses, "attacks": attacks},
+            {spec.dataset: plan.find_dataset(spec.dataset).key(spec.data)},
+            command,
+        ),
+        title=names.dataset if names else "",
+        names=dict(names.parties) if names else {},
+        techniques=_declared(methods) | _declared(defenses),
+        used=data.used,
+        data_notes=list(data.warnings),
+    )
+
+
+def describe_attack(attack: Technique, label: str, adversary: str, data: Partition) -> AttackEntry:
+    """Return what a report must know of an attack of ``adversary``, with what it recovers as far as that is known."""
+    entry = AttackEntry(label=label, name=attack.name, target=plan.asked_of(attack), baseline=is_baseline(attack))
+    if not attack.takes("victim"):
+        return entry
+    others = [name for name in data.parties if name not in adversary.split("+")]
+    victim = attack.spec.options.get("victim") or next(iter(others), "")
+    column = attack.spec.options.get("column") or ""
+    above = _median(data.parties[victim], column) if column and victim in data.parties else None
+    return msgspec.structs.replace(entry, victim=victim, column=column, above=above)
+
+
+def _median(party: PartyData, name: str) -> float | None:
+    """Return the median that splits a number, in its own units; None for a category."""
+    learned = party.encoder.get(name, {})
+    place = next((column.start for column in party.layout.columns if column.name == name), None)
+    if place is None or not learned.get("inverse"):
+        return None
+    values = np.sort(densify(party.features["train"][:, place : place + 1]).ravel().astype(float))
+    median = learned["mean"] + values[(len(values) - 1) // 2] / learned["inverse"]
+    if learned.get("signed_log"):
+        return float(f"{np.sign(median) * np.expm1(abs(median)):.6g}")
+    return float(round(median, 6 + math.floor(math.log10(learned["inverse"])))) + 0.0  # features have seven digits
+
+
+def _declared(techniques: Iterable[Technique]) -> dict[str, str]:
+    """Return the declared name of each class from a file, unless another one has it."""
+    names = {technique.name: technique.kind.name for technique in techniques}
+    times = Counter(names.values())
+    return {name: declared for name, declared in names.items() if ".py:" in name and times[declared] == 1}
+
+
+def list_rows(trials: Iterable[Trial]) -> list[RowEntry]:
+    """Return what a report must know of the results with the federation."""
+    return [
+        RowEntry(method=row.method, defense=row.defense, strength=row.strength, seed=row.seed, attack=row.label,
+                 key=row.key, control=row.control)
+        for row in trials
+    ]  # fmt: skip
+
+
+def list_baselines(baselines: Iterable[Baseline]) -> list[BaselineEntry]:
+    """Return what a report must know of the results without the federation."""
+    return [
+        BaselineEntry(method=baseline.method, label=baseline.label, target=plan.asked_of(baseline.attack),
+                      seed=baseline.seed, key=baseline.key)
+        for baseline in baselines
+    ]  # fmt: skip
+
+
+def describe_provenance(
+    techniques: Mapping[str, Iterable[Technique]], dataset: Mapping[str, Any], command: Sequence[str] = ()
+) -> Provenance:
+    """Return where the records of an evaluation come from.
+
+    Args:
+        techniques: methods, defenses and attacks, by group.
+        dataset: the identity of the dataset by its name.
+        command: the words of the command line.
+    """
+    named = {group: {technique.name: technique for technique in some} for group, some in techniques.items()}
+    sources = {group: {name: technique.identity for name, technique in some.items()} for group, some in named.items()}
+    return Provenance(
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=list(command),
+        versions=environment(),
+        commit=read_commit(),
+        sources={"dataset": dict(dataset), **sources},
+        cards={group: {name: _sentence(known.kind) for name, known in some.items()} for group, some in named.items()},
+    )
+
+
+def _sentence(kind: Any) -> str:
+    """Return the first sentence of a card, and for a defense what it guarantees."""
+    first = (inspect.getdoc(kind) or "").split("\n")[0]
+    return f"{first} Guarantee: {kind.guarantee}." if issubclass(kind, Defense) else first
+
+
+def read_commit() -> str | None:
+    """Return the commit of the source tree of this package; None if it is installed from elsewhere."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        shown = subprocess.run(  # noqa: S603  (nothing of it comes from a file)
+            ["git", "-C", str(root), "rev-parse", "HEAD"],  # noqa: S607  (git is looked up on the path)
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return shown.stdout.strip()
