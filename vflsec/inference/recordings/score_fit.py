@@ -85,7 +85,7 @@ class ScoreModel:
         left = self.rng.random(self.scores.shape) < held_out
         self.fitted, self.left = seen & ~left, seen & left
         self.kept = self._compute_kept_share()
-        self._gather = sparse.csr_matrix(
+        self._gather = sparse.csr_array(
             (np.ones(self.rows.size), (self.rows.ravel(), np.arange(self.rows.size))), shape=(n + 1, self.rows.size)
         )[:n]
         self.places = self._places()

@@ -174,9 +174,9 @@ def shared_components(
             codes[s].append(np.where(part >= 0, part + n_codes, -1))
         blocks.append(block / np.sqrt(1 + known.rounds[t]))
         n_codes += len(combinations)
-    columns = sparse.block_diag(blocks, format="csr") if blocks else sparse.csr_matrix((0, 0))
-    if not columns.shape[1]:
+    if not sum(block.shape[1] for block in blocks):
         return {}
+    columns = sparse.csr_array(sparse.block_diag([sparse.csr_array(block) for block in blocks]))
     incidence = {s: _incidence(np.stack(parts, axis=1), n_codes) for s, parts in codes.items()}
     axes, values = _principal_axes(incidence[split], columns)
     onto = columns @ axes
@@ -233,14 +233,14 @@ def _standardize(combinations: Ints, counts: Ints) -> Floats:
     return np.asarray((inside - share[nodes]) / np.sqrt(share[nodes] * (1 - share[nodes])))
 
 
-def _incidence(codes: Ints, n_codes: int) -> sparse.csr_matrix:
+def _incidence(codes: Ints, n_codes: int) -> sparse.csr_array:
     """Return the matrix (n, n_codes) with a 1 for each code (n, T) of a row."""
     rows, trees = np.nonzero(codes >= 0)
     ones = np.ones(len(rows))
-    return sparse.csr_matrix((ones, (rows, codes[rows, trees])), shape=(len(codes), n_codes))
+    return sparse.csr_array((ones, (rows, codes[rows, trees])), shape=(len(codes), n_codes))
 
 
-def _principal_axes(which: sparse.csr_matrix, columns: sparse.csr_matrix) -> tuple[Floats, Floats]:
+def _principal_axes(which: sparse.csr_array, columns: sparse.csr_array) -> tuple[Floats, Floats]:
     """Return the principal axes (m, r) of ``which @ columns`` and its singular values (r,), the largest first.
 
     By subspace iteration (Halko, Martinsson, Tropp 2011, SIAM Review 53), or exactly if there are few columns.
