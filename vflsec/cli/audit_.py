@@ -12,7 +12,6 @@ from vflsec.base.errors import UsageError
 from vflsec.cli.eval_ import leak_limits
 from vflsec.cli.options import (
     check_job,
-    complete_names,
     data_dir,
     finish,
     max_undetected,
@@ -20,6 +19,7 @@ from vflsec.cli.options import (
     read_report,
     show_progress,
     split_references,
+    technique_option,
 )
 
 if TYPE_CHECKING:
@@ -50,20 +50,12 @@ if TYPE_CHECKING:
 @click.option(
     "--test-ids", type=click.Path(path_type=Path), help="Ids that it was not trained on.  [default: the rest]"
 )
-@click.option(
-    "--attack",
-    "attacks",
-    multiple=True,
-    shell_complete=complete_names("attacks", "all"),
-    help="NAME[:option=value,...]; repeat or list.  [default: all]",
-)
-@click.option(
+@technique_option("--attack", "attacks", "attacks", help="NAME[:option=value,...]; repeat or list.  [default: all]")
+@technique_option(
     "--defense",
     "defenses",
-    multiple=True,
-    shell_complete=complete_names("defenses"),
-    metavar="NAME:option=value[@point]",
-    help="A defense that was active in the training; its epsilon is computed if it has any; repeat.",
+    "defenses",
+    help="NAME:option=value[@point] that was active in the training; its epsilon is computed if it has any; repeat.",
 )
 @click.option(
     "--allow-misfit", is_flag=True, help="Audit also what does not belong to the data; no gate holds on that."

@@ -14,7 +14,6 @@ from vflsec.base.checks import count
 from vflsec.base.errors import UsageError
 from vflsec.cli.options import (
     check_job,
-    complete_names,
     config,
     data_dir,
     dataset,
@@ -32,6 +31,7 @@ from vflsec.cli.options import (
     settings,
     show_progress,
     split_references,
+    technique_option,
 )
 
 if TYPE_CHECKING:
@@ -46,25 +46,17 @@ CANARIES = 1000
 
 @click.command("eval")
 @dataset
-@click.option(
+@technique_option(
     "--method",
     "methods",
-    multiple=True,
-    shell_complete=complete_names("methods"),
+    "methods",
     help="NAME[:option=value,...]; repeat or list for several curves.  [default: fedsplitnn]",
 )
-@click.option(
-    "--attack",
-    "attacks",
-    multiple=True,
-    shell_complete=complete_names("attacks", "all"),
-    help="NAME[:option=value,...]; repeat or list.  [default: mc]",
-)
-@click.option(
+@technique_option("--attack", "attacks", "attacks", help="NAME[:option=value,...]; repeat or list.  [default: mc]")
+@technique_option(
     "--defense",
     "defenses",
-    multiple=True,
-    shell_complete=complete_names("defenses"),
+    "defenses",
     help="NAME[:option=value,...][@point]; repeat or list. Swept over its own strengths (iso:lambda=1,5,25), else "
     "those of --lambda, else its usual ones.",
 )
@@ -83,11 +75,10 @@ CANARIES = 1000
     "for example 1,2,8.",
 )
 @click.option("--at", "at", multiple=True, help="What the defense acts on: gradient, embedding, parameters, nodes.")
-@click.option(
+@technique_option(
     "--with",
     "fixed",
-    multiple=True,
-    shell_complete=complete_names("defenses"),
+    "defenses",
     help="A further defense at one fixed strength: NAME:option=value[@point]; repeat for several.",
 )
 @click.option(

@@ -77,6 +77,12 @@ def name_of_kind(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     return complete_names(kind)(ctx, param, incomplete) if kind else []
 
 
+def technique_option(flag: str, name: str, kind: str, help: str) -> Callable[[Command], Command]:
+    """Return a repeatable option for names of ``kind``, which the shell completes; ``all`` is every attack."""
+    words = ["all"] if kind == "attacks" else []
+    return click.option(flag, name, multiple=True, shell_complete=complete_names(kind, *words), help=help)
+
+
 dataset = click.option(
     "--dataset",
     shell_complete=complete_names("datasets"),

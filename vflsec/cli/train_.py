@@ -11,7 +11,6 @@ import click
 
 from vflsec.base.errors import UsageError
 from vflsec.cli.options import (
-    complete_names,
     config,
     data_dir,
     dataset,
@@ -20,25 +19,14 @@ from vflsec.cli.options import (
     max_exposure,
     resolve,
     settings,
+    technique_option,
 )
 
 
 @click.command("train")
 @dataset
-@click.option(
-    "--method",
-    "methods",
-    multiple=True,
-    shell_complete=complete_names("methods"),
-    help="NAME[:option=value,...].  [default: fedsplitnn]",
-)
-@click.option(
-    "--defense",
-    "fixed",
-    multiple=True,
-    shell_complete=complete_names("defenses"),
-    help="NAME:option=value[@point]; repeat for several, in order.",
-)
+@technique_option("--method", "methods", "methods", help="NAME[:option=value,...].  [default: fedsplitnn]")
+@technique_option("--defense", "fixed", "defenses", help="NAME:option=value[@point]; repeat for several, in order.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @settings
 @config
