@@ -4,6 +4,7 @@ import shutil
 import threading
 import time
 from hashlib import sha256
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -266,6 +267,23 @@ def test_both_go_on_from_the_last_state_that_is_not_damaged(keys, tmp_path, calm
     assert not errors
     assert same({role: side.side.models() for role, side in made.items()}, calm[0])
     assert "the state after batch 5 is damaged; going on from one that is not, if both parties can" in told
+
+
+def test_a_kill_before_older_states_are_removed_ends_no_run(keys, tmp_path, calm, monkeypatch):
+    remove = Path.unlink
+
+    def crash(path, **options):
+        if path == tmp_path / "active" / "state-00000003.bin":
+            raise Crash
+        remove(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", crash)
+        begun(keys, tmp_path, batches=6, masks=True)
+    assert len(list((tmp_path / "active").glob("state-*"))) == 5
+    made, _, errors = run_both(keys, JOB, OWN, tmp_path, masks=True)
+    assert not errors
+    assert same({role: side.side.models() for role, side in made.items()}, calm[0])
 
 
 def test_a_damaged_result_is_refused(keys, tmp_path):

@@ -149,7 +149,7 @@ class Session:
         self.batches = len(side.schedule)
         self.record = record
         self._sent = self._received = 0
-        kept = snapshots.kept()
+        kept = snapshots.kept(side.schedule.per_epoch)
         for facts in kept.values():
             self._expect_same_job(facts)
         tested = len(side.test_batches())  # all of which are asked for again after a break among them

@@ -6,7 +6,7 @@ Each file is sealed with a SHA-256, written as a whole or not at all, and readab
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -64,6 +64,12 @@ class Journal(msgspec.Struct, forbid_unknown_fields=True):
     failed: int = -1
 
 
+def select_steps(steps: Sequence[int], epoch: int) -> list[int]:
+    """Return which of ascending ``steps`` are kept, where an epoch has ``epoch`` batches."""
+    ends = [step for step in steps[:-KEPT] if step % epoch == 0]
+    return sorted({*steps[-KEPT:], *ends[-EPOCHS_KEPT:]})
+
+
 class Snapshots:
     """The files of a run in ``folder``; unfinished files of a killed process are removed first.
 
@@ -111,8 +117,7 @@ class Snapshots:
         with self._writing():
             checkpoint.write(self._path(facts.step), facts, state)
         steps = self._steps()
-        ends = [step for step in steps[:-KEPT] if step % epoch == 0]
-        kept = sorted({*steps[-KEPT:], *ends[-EPOCHS_KEPT:]})
+        kept = select_steps(steps, epoch)
         for step in {*steps} - {*kept}:
             self._path(step).unlink()
         return kept
@@ -125,8 +130,10 @@ class Snapshots:
         """
         return self._read(step)[1]
 
-    def kept(self) -> dict[int, Facts]:
+    def kept(self, epoch: int = 1) -> dict[int, Facts]:
         """Return the facts of each intact checkpoint by its number of batches.
+
+        A process that was killed in ``save`` leaves one more than that keeps, which is not among them.
 
         Raises:
             StoreError: there are some, and none is intact.
@@ -139,7 +146,7 @@ class Snapshots:
                 self.damaged.append(step)
                 if len(self.damaged) == len(steps):
                     raise
-        return intact
+        return {step: intact[step] for step in select_steps(list(intact), epoch)}
 
     def forget_after(self, step: int) -> None:
         """Remove the checkpoints after ``step``: their batches are to be done again."""
