@@ -36,10 +36,13 @@ test:
 test-extended:
 	$(BIN)/pytest --dist worksteal -m "chaos or cluster or long or statistical"
 
-# Flower and NVFlare, each in an environment of its own, for the tests that record them; without, those are skipped.
+# Flower and NVFlare, each in an environment of its own, for the tests that record them; without, those are skipped. Such
+# an environment reads from .venv what it does not need in another version, such as torch.
+SITE := -c "import site; print(*site.getsitepackages())"
 engines:
 	for engine in flower nvflare; do \
-	  python3 -m venv .engines/$$engine && .engines/$$engine/bin/pip install -q --no-deps -r torch-cpu.txt || exit 1; \
+	  python3 -m venv .engines/$$engine || exit 1; \
+	  $(BIN)/python $(SITE) > "$$(.engines/$$engine/bin/python $(SITE))/shared.pth" || exit 1; \
 	  .engines/$$engine/bin/pip install -q -c constraints.txt -e ".[$$engine]" || exit 1; \
 	done
 
