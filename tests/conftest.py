@@ -1,11 +1,13 @@
 """Fixtures that several packages' tests share."""
 
+import os
 import runpy
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from threadpoolctl import threadpool_limits
 
 from tests.results.analysis.invariants import check_report
 from vflsec.core.federation import Federation
@@ -55,4 +57,7 @@ def checked_reports():
 @pytest.fixture(scope="session", autouse=True)
 def limit_threads():
     """Leave the cores to pytest's workers: on small tensors more threads only wait for each other."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start
     torch.set_num_threads(1)
+    with threadpool_limits(1):
+        yield
