@@ -96,7 +96,7 @@ class Wire(RecordingAttack):
             if ways := _ways(kind, parity, powers):
                 text += f"; re-randomization of {kind} tested by {ways}"
             else:
-                untested.append(f"re-randomization of {kind}: {_why_not(kind, parity)}")
+                untested.append(f"re-randomization of {kind}: {_explain_gap(kind, parity)}")
         fact = Fact("messages", "share", bad / messages, messages)  # a full count
         return Guess(facts=(fact,), notes=(text,), untested=tuple(untested))
 
@@ -351,7 +351,7 @@ def _ways(kind: str, parity: _Parity, powers: _Powers) -> str:
     return " and ".join(ways)
 
 
-def _why_not(kind: str, parity: _Parity) -> str:
+def _explain_gap(kind: str, parity: _Parity) -> str:
     if kind == "MaskedGradient":
         return "it takes the loss gradients, which the active party's recording has"
     if not parity.varies:

@@ -98,8 +98,8 @@ class Pair:
 
     def step(self, mu: np.ndarray, y: np.ndarray) -> None:
         """Learn from one batch."""
-        delta = logistic(self.p.scores(self.c.scores(self.p.masked_scores(self.c.features(mu)))), y)
-        noised = self.c.gradient(self.p.masked_gradient(delta), RATE)
+        delta = logistic(self.p.scores(self.c.scores(self.p.mask_scores(self.c.features(mu)))), y)
+        noised = self.c.gradient(self.p.mask_gradient(delta), RATE)
         self.c.embedding_gradient(self.p.embedding_gradient(delta, noised))
         self.p.update(noised, RATE)
 

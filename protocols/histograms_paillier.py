@@ -17,7 +17,7 @@ from vflsec.cipher.arithmetic.cost import units
 from vflsec.cipher.arithmetic.histograms import PairPacking, bin_products, count_products
 from vflsec.cipher.arithmetic.keys import ORDER_BITS, Keys, PublicKey
 from vflsec.cipher.arithmetic.layout import MODES, Mode
-from vflsec.cipher.arithmetic.powers import fixed_base_window
+from vflsec.cipher.arithmetic.powers import find_fixed_base_window
 from vflsec.cipher.arithmetic.randomizers import (
     COSETS,
     SLACK,
@@ -171,7 +171,7 @@ class PaillierHistograms(EncryptedHistograms):
             return 0.0
         unit, packing = units(self.bits, self.mode, CALIBRATION), self._choose_packing(rows)
         order = ORDER_BITS if self.mode == "subgroup" else self.bits // 2
-        window = fixed_base_window(self.bits, order, ROUNDS * rows * outputs)
+        window = find_fixed_base_window(self.bits, order, ROUNDS * rows * outputs)
         encryption = OVERHEAD * 2 * _pairs(-(-order // window)) * unit.half + unit.full
         levels = max(1.0, 2 * passes - 1)
         products = bins = 0.0
@@ -190,12 +190,12 @@ class PaillierHistograms(EncryptedHistograms):
         if self.mode == "standard" and uses <= WITHOUT_TABLE:
             return float(unit.residues)
         exponent = 2 * ORDER_BITS + SLACK if self.mode == "subgroup" else self.bits + SLACK
-        window = fixed_base_window(2 * self.bits, exponent, ANSWERS)
+        window = find_fixed_base_window(2 * self.bits, exponent, ANSWERS)
         places = -(-exponent // window) + (0 if self.mode == "subgroup" else -(-COSETS // window))
         return float(_pairs(places) * unit.digits)
 
     def _choose_packing(self, rows: int) -> PairPacking:
-        return PairPacking.of(self.bits, rows, FRACTION_BITS + self.range_bits)
+        return PairPacking.from_sizes(self.bits, rows, FRACTION_BITS + self.range_bits)
 
 
 class Encrypted(NamedTuple):
@@ -240,7 +240,7 @@ class _KeySide:
         filled = counts > 0
         pairs = int(filled.sum())
         ciphertexts = self._wire.read(answer.data, answer.packing.ciphertexts(pairs), "encrypted sums")
-        opened = answer.packing.opened(self.keys.decrypt(ciphertexts), pairs, int(self.keys.n))
+        opened = answer.packing.unpack_sums(self.keys.decrypt(ciphertexts), pairs, int(self.keys.n))
         if (np.abs(opened) > bound * counts[filled][:, None]).any():
             raise ProtocolError("expected sums of derivatives within their range, got larger ones: they are of others")
         sums = np.zeros((*counts.shape, 2), np.int64)
@@ -269,7 +269,7 @@ class _SumSide:
         square, inside = self._wire.square, np.flatnonzero(nodes >= 0)
         values, places = self._kept[output], nodes[inside, None] * counts.shape[1] + bins[inside]
         products = bin_products([values[row] for row in inside.tolist()], places, square)
-        joined = self._packing.joined([products[place] for place in np.flatnonzero(counts).tolist()], square)
+        joined = self._packing.pack_ciphertexts([products[place] for place in np.flatnonzero(counts).tolist()], square)
         fresh = self._randomizers.draw(len(joined))
         data = self._wire.write(a * b % square for a, b in zip(joined, fresh, strict=True))
         return Encrypted(data, (len(joined),), self._packing)

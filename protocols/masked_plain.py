@@ -25,7 +25,7 @@ class PlainMaskedBoundary(MaskedLinearBoundary):
 
     def start(self, weight: np.ndarray, share: np.ndarray, train: TrainSpec) -> RolePair:
         """Return roles whose masks come from a fixed seed, so that a run can be repeated bit for bit."""
-        LinearSgd.of(train.optimizer, momentum=train.momentum, weight_decay=train.weight_decay, clip=train.clip)
+        LinearSgd.build(train.optimizer, momentum=train.momentum, weight_decay=train.weight_decay, clip=train.clip)
         key, rng = object(), np.random.default_rng(0)
         passive_share = _ExactShare(share.copy(), train.momentum, train.weight_decay)
         return RolePair(
@@ -138,7 +138,7 @@ class _SealedActiveRole:
         self.share, self.rng = share, rng
         self.state, self.load = share.state, share.load
 
-    def masked_scores(self, message: Sealed) -> Sealed:
+    def mask_scores(self, message: Sealed) -> Sealed:
         self.features, self.used = message, self.share.weight
         self.mask = self.rng.standard_normal((message.rows, self.share.weight.shape[1]))
         return message.dot(self.share.weight).plus(self.mask)
@@ -146,7 +146,7 @@ class _SealedActiveRole:
     def scores(self, message: np.ndarray) -> np.ndarray:
         return message - self.mask
 
-    def masked_gradient(self, delta: np.ndarray) -> Sealed:
+    def mask_gradient(self, delta: np.ndarray) -> Sealed:
         self.mask = self.rng.standard_normal(self.share.weight.shape)
         return self.features.T.dot(delta).plus(self.mask)
 

@@ -97,4 +97,4 @@ class PaillierBoundary(MaskedLinearBoundary):
 
 
 def _optimizer(train: TrainSpec) -> LinearSgd:
-    return LinearSgd.of(train.optimizer, momentum=train.momentum, weight_decay=train.weight_decay, clip=train.clip)
+    return LinearSgd.build(train.optimizer, momentum=train.momentum, weight_decay=train.weight_decay, clip=train.clip)

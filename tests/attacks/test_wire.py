@@ -165,10 +165,10 @@ def test_answers_that_are_not_fresh_are_found_without_a_key(tmp_path):
 class BareGradient(ActiveRole):
     """Forgets to re-randomize the masked gradient alone."""
 
-    def masked_gradient(self, delta):
+    def mask_gradient(self, delta):
         self._release = partial(Bare._release, self)
         try:
-            return super().masked_gradient(delta)
+            return super().mask_gradient(delta)
         finally:
             del self._release
 

@@ -34,13 +34,13 @@ class Pair:
         return message
 
     def scores(self, mu, *, learns=True):
-        masked = self.hear(self.p.masked_scores(self.hear(self.c.features(mu, learns=learns))))
+        masked = self.hear(self.p.mask_scores(self.hear(self.c.features(mu, learns=learns))))
         return self.p.scores(self.hear(self.c.scores(masked)))
 
     def learn(self, delta, rate, released=None):
         """Return delta^C of one step."""
         released = delta if released is None else released
-        noised = self.hear(self.c.gradient(self.hear(self.p.masked_gradient(delta)), rate))
+        noised = self.hear(self.c.gradient(self.hear(self.p.mask_gradient(delta)), rate))
         if self.updates_first:
             self.p.update(noised, rate)
         encrypted = self.hear(self.p.embedding_gradient(released, noised))

@@ -57,7 +57,7 @@ def test_an_existing_file_is_never_written_over(tmp_path):
 
 @given(st.lists(st.integers(-(1 << 200), 1 << 200), min_size=0, max_size=12))
 def test_integers_of_any_size_are_read_as_written(values):
-    note = recording.Note.of("share", np.array(values, dtype=object).reshape(-1, 1))
+    note = recording.Note.from_array("share", np.array(values, dtype=object).reshape(-1, 1))
     assert note.array().ravel().tolist() == values
 
 

@@ -118,7 +118,7 @@ class Lying(Connection):
 
     def send(self, message, step=0):
         kind = self._kinds.index(type(message))
-        head = HEADER.pack(MAGIC, VERSION, kind, step, len(self.payload), self._heard(self.payload))
+        head = HEADER.pack(MAGIC, VERSION, kind, step, len(self.payload), self._update_transcript(self.payload))
         self._connection.send(head + self.payload)
 
 
@@ -162,8 +162,8 @@ class Pair:
             masks.begin(0)
             role.load(self.before[role is self.p])
         c, p = self.c, self.p
-        z = p.scores(deliver(c.scores(deliver(p.masked_scores(deliver(c.features(self.mu)))))))
-        noised = deliver(c.gradient(deliver(p.masked_gradient(self.delta)), 0.1))
+        z = p.scores(deliver(c.scores(deliver(p.mask_scores(deliver(c.features(self.mu)))))))
+        noised = deliver(c.gradient(deliver(p.mask_gradient(self.delta)), 0.1))
         last = p.embedding_gradient(self.delta, noised)
         p.update(noised, 0.1)
         down = c.embedding_gradient(deliver(last))

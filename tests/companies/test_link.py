@@ -152,15 +152,15 @@ def test_a_handshake_has_its_own_short_time(keys, monkeypatch):
 
 def test_the_last_connection_of_the_peer_counts(listener, keys):
     first = dialer(listener, keys / "active").open(2)
-    _wait_for(listener.superseded)
+    _wait_for(listener.is_superseded)
     second = dialer(listener, keys / "active").open(2)
     _wait_for(lambda: listener._arrived.qsize() == 2)
     here = listener.open(2)
-    assert not listener.superseded()
+    assert not listener.is_superseded()
     second.sendall(b"2")
     assert here.recv(1) == b"2"
     third = dialer(listener, keys / "active").open(2)
-    _wait_for(listener.superseded)
+    _wait_for(listener.is_superseded)
     for connection in (first, second, third, here):
         connection.close()
 

@@ -24,8 +24,8 @@ def turn(layout, delta, noise):
     weights = np.round(rng.normal(size=(WIDTH, OUTPUTS)) * 2**20) / 2**20
     c = PassiveRole(keys, layout, optimizer=LinearSgd(), batches=1)
     p = ActiveRole(keys.public, layout, weights, optimizer=LinearSgd(), batches=1)
-    p.scores(c.scores(p.masked_scores(c.features(rng.normal(size=(ROWS, WIDTH))))))
-    noised = c.gradient(p.masked_gradient(delta), 0.0)
+    p.scores(c.scores(p.mask_scores(c.features(rng.normal(size=(ROWS, WIDTH))))))
+    noised = c.gradient(p.mask_gradient(delta), 0.0)
     return c.embedding_gradient(p.embedding_gradient(delta, noised, noise)), weights
 
 
@@ -64,7 +64,7 @@ def scored(layout, noise):
     weights, mu = (np.round(rng.normal(size=size) * 2**20) / 2**20 for size in ((WIDTH, OUTPUTS), (ROWS, WIDTH)))
     c = PassiveRole(keys, layout, optimizer=LinearSgd(), batches=1)
     p = ActiveRole(keys.public, layout, weights, optimizer=LinearSgd(), batches=1)
-    return p.scores(c.scores(p.masked_scores(c.features(mu)), noise)), mu @ weights
+    return p.scores(c.scores(p.mask_scores(c.features(mu)), noise)), mu @ weights
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-6, 1.0, 100.0])

@@ -98,9 +98,9 @@ def in_process(job, own):
             optimizer.param_groups[0]["lr"] = rate
             optimizer.zero_grad()
         mu, z_own = bottom(x["passive"][rows]), top(x["active"][rows].double())
-        z_shared = p.scores(c.scores(p.masked_scores(c.features(mu.detach().double().numpy()))))
+        z_shared = p.scores(c.scores(p.mask_scores(c.features(mu.detach().double().numpy()))))
         delta, _ = residual(z_shared + z_own.detach().numpy(), own["active"].labels["train"][rows.numpy()])
-        noised = c.gradient(p.masked_gradient(delta), rate)
+        noised = c.gradient(p.mask_gradient(delta), rate)
         p.update(noised, rate) if job.paillier.order == "paper" else None
         if list(bottom.parameters()):
             down = c.embedding_gradient(p.embedding_gradient(delta, noised))

@@ -160,7 +160,7 @@ def test_a_peer_that_does_not_read_is_lost_in_time(raw):
 def test_a_peer_that_connects_anew_ends_the_wait():
     one, other = socket.socketpair()
     with one, other, pytest.raises(PeerLost, match="connected anew"):
-        Connection(other, KINDS, LIMITS, 60, superseded=lambda: True).receive(Ping)
+        Connection(other, KINDS, LIMITS, 60, is_superseded=lambda: True).receive(Ping)
 
 
 def test_a_refusal_is_bounded(raw):

@@ -153,7 +153,7 @@ def test_bytes_are_counted_in_both_directions(name):
     assert traffic["active"] == sent.nbytes
     if name == "histograms-paillier":
         filled = int((case.expected()[..., 2] > 0).sum())
-        packed = PairPacking.of(1024, 40, FRACTION_BITS + 2).ciphertexts(filled)
+        packed = PairPacking.from_sizes(1024, 40, FRACTION_BITS + 2).ciphertexts(filled)
         assert packed < filled
         assert traffic["active"] == 40 * 256 + 128
         assert traffic["passive_1"] == packed * 256 + 3 * 10 * 4 + 3 * 8
@@ -220,7 +220,7 @@ def test_answers_are_randomized_anew():
     products = bin_products(
         [side._kept[0][row] for row in inside], case.nodes[inside, None] * case.n_bins + case.bins[inside], n * n
     )
-    bare = packing.joined([products[place] for place in sorted(products)], n * n)
+    bare = packing.pack_ciphertexts([products[place] for place in sorted(products)], n * n)
     sent = [int.from_bytes(one[i : i + 256], "little") for i in range(0, len(one), 256)]
     assert all(a % n != b % n for a, b in zip(bare, sent, strict=True)), "a randomizer changes the residue modulo n"
 
@@ -237,14 +237,14 @@ def test_new_randomizers_encrypt_zero_and_never_repeat(mode, monkeypatch):
 
 def test_what_is_no_ciphertext_is_refused(keys):
     side = _SumSide(keys.public)
-    message = _KeySide(keys, 1).encrypt(np.array([[1, 2]]), PairPacking.of(1024, 1, 26))
+    message = _KeySide(keys, 1).encrypt(np.array([[1, 2]]), PairPacking.from_sizes(1024, 1, 26))
     for data in (bytes(256), b"\xff" * 256, message.data[:-1]):
         with pytest.raises(ProtocolError):
             side.keep(message._replace(data=data))
 
 
 def test_sums_out_of_range_are_refused(keys):
-    side, packing = _KeySide(keys, 1), PairPacking.of(1024, 1, 26)
+    side, packing = _KeySide(keys, 1), PairPacking.from_sizes(1024, 1, 26)
     message = side.encrypt(np.array([[5 * UNIT, 0]]), packing)
     with pytest.raises(ProtocolError, match="within their range"):
         side.decrypt(message, np.array([[1]]), 4 * UNIT)
@@ -337,19 +337,19 @@ def test_small_columns_together_take_few_products(monkeypatch):
 
 
 def test_pairs_come_back_from_packed_sums(keys):
-    packing, side = PairPacking.of(1024, 3, 26), _KeySide(keys, 1)
+    packing, side = PairPacking.from_sizes(1024, 3, 26), _KeySide(keys, 1)
     assert packing.slot == 29
     assert packing.pairs == (1024 - 1 - 12) // 58
     pairs = np.array([[(-1) ** k * k, -(k % 13) * UNIT] for k in range(2 * packing.pairs + 1)])
     message = side.encrypt(pairs, packing)
     ciphertexts = side._wire.read(message.data, len(pairs), "")
-    joined = packing.joined(ciphertexts, keys.n**2)
+    joined = packing.pack_ciphertexts(ciphertexts, keys.n**2)
     assert len(joined) == 3
-    assert np.array_equal(packing.opened(keys.decrypt(joined), len(pairs), int(keys.n)), pairs)
+    assert np.array_equal(packing.unpack_sums(keys.decrypt(joined), len(pairs), int(keys.n)), pairs)
     with pytest.raises(ProtocolError, match="expected 3 ciphertexts"):
-        packing.opened([0], len(pairs), int(keys.n))
+        packing.unpack_sums([0], len(pairs), int(keys.n))
     with pytest.raises(UsageError, match="raise bits"):
-        PairPacking.of(64, 3, 26)
+        PairPacking.from_sizes(64, 3, 26)
 
 
 def test_seconds_grow_with_rows_and_rounds_and_are_zero_without_cryptography(monkeypatch):

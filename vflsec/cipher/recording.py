@@ -118,7 +118,7 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     data: bytes
 
     @classmethod
-    def of(cls, name: str, array: Any) -> Note:
+    def from_array(cls, name: str, array: Any) -> Note:
         """Encode ``array``; one of dtype object holds Python integers.
 
         Raises:
@@ -235,7 +235,7 @@ class RecordingWriter:
 
     def note(self, name: str, array: Any) -> None:
         """Add an array that the role has computed; ``NOTES`` has names and shapes."""
-        self._write(Note.of(name, array))
+        self._write(Note.from_array(name, array))
 
     def close(self) -> None:
         """Put all on the disk."""

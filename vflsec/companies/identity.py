@@ -56,7 +56,7 @@ class Identity:
         if server:
             context.num_tickets = 0  # a resumed session would show no certificate
         try:
-            context.load_cert_chain(self.folder / CERTIFICATE, self.folder / KEY, self._without_pass_phrase)
+            context.load_cert_chain(self.folder / CERTIFICATE, self.folder / KEY, self._refuse_pass_phrase)
             context.load_verify_locations(self.folder / PEER)
         except (ssl.SSLError, OSError) as error:
             raise UsageError(
@@ -64,7 +64,7 @@ class Identity:
             ) from None
         return context
 
-    def _without_pass_phrase(self) -> str:
+    def _refuse_pass_phrase(self) -> str:
         """Refuse an encrypted key; OpenSSL would ask for its pass phrase on the terminal, which a service has not."""
         raise UsageError(
             f"expected {self.folder / KEY} without a pass phrase, got one with: openssl pkey -in {KEY} -out {KEY}.new "

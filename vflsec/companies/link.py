@@ -43,7 +43,7 @@ class Link(ABC):
             PeerRefused: somebody else is there, or does not accept us.
         """
 
-    def superseded(self) -> bool:
+    def is_superseded(self) -> bool:
         """Whether the peer has opened another connection since the last ``open``."""
         return False
 
@@ -139,12 +139,12 @@ class Listener(Link):
             connection = self._arrived.get(timeout=within)
         except queue.Empty:
             raise PeerLost(f"nobody connected within {round(within, 1):g} s") from None
-        while self.superseded():
+        while self.is_superseded():
             connection.close()
             connection = self._arrived.get()
         return connection
 
-    def superseded(self) -> bool:
+    def is_superseded(self) -> bool:
         """Whether the peer has connected again."""
         return not self._arrived.empty()
 
@@ -153,7 +153,7 @@ class Listener(Link):
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._socket.close()
-        while self.superseded():
+        while self.is_superseded():
             self._arrived.get().close()
 
     def _serve(self) -> None:

@@ -56,10 +56,8 @@ def make_side(
     """
     if role == "active":
         return ActiveSide(data, job, **options)
-    cipher = job.paillier
-    keys = (
-        restore_keys(snapshots.load_key(), cipher.mode) if snapshots.kept() else Keys.generate(cipher.bits, cipher.mode)
-    )
+    bits, mode = job.paillier.bits, job.paillier.mode
+    keys = restore_keys(snapshots.load_key(), mode) if snapshots.list_checkpoints() else Keys.generate(bits, mode)
     return PassiveSide(data, job, keys, **options)
 
 
@@ -149,7 +147,7 @@ class Session:
         self.batches = len(side.schedule)
         self.record = record
         self._sent = self._received = 0
-        kept = snapshots.kept(side.schedule.per_epoch)
+        kept = snapshots.list_checkpoints(side.schedule.per_epoch)
         for facts in kept.values():
             self._expect_same_job(facts)
         tested = len(side.test_batches())  # all of which are asked for again after a break among them
@@ -183,27 +181,27 @@ class Session:
         """
         if self.record:
             expect_writable(self.record)
-        if (bits := self.side.job.paillier.bits) < SECURE_BITS and not self._parted():
+        if (bits := self.side.job.paillier.bits) < SECURE_BITS and not self._is_over():
             self.tell(f"a key of {bits} bits protects nothing that matters: take bits = {SECURE_BITS} or more")
         for step in self.snapshots.damaged:
             self.tell(f"the state after batch {step} is damaged; going on from one that is not, if both parties can")
         self._alive()
-        while not (self._parted() or self._left):
+        while not (self._is_over() or self._left):
             try:
                 with closing(self._connect()) as wire:
                     self._talk(wire)
             except PeerLost as error:
-                self._lost(error)
-        if self._parted() or self._finished_before:  # else the passive party may have been killed, and may come back
+                self._back_off(error)
+        if self._is_over() or self._finished_before:  # else the passive party may have been killed, and may come back
             self.snapshots.clear()
         assert self.result, "who has parted has a result"
         return self.result
 
-    def _parted(self) -> bool:
+    def _is_over(self) -> bool:
         """Whether the peer is done as well: the passive party writes its result last, and confirms it."""
         return self.result is not None and (self.side.role == "passive" or self._peer_done)
 
-    def _lost(self, error: PeerLost) -> None:
+    def _back_off(self, error: PeerLost) -> None:
         """Wait a little before the next attempt, or give up."""
         if time.monotonic() < self._deadline:
             self.tell(f"{error}; trying again{self.answers.text(self._at)}")
@@ -257,7 +255,7 @@ class Session:
 
     def _connect(self) -> Connection:
         left = max(self._deadline - time.monotonic(), 0.1)
-        return Connection(self.link.open(left), KINDS, FIRST, self.timeout, self.link.superseded)
+        return Connection(self.link.open(left), KINDS, FIRST, self.timeout, self.link.is_superseded)
 
     def _talk(self, wire: Connection) -> None:
         """Exchange greetings, train what is left, predict and part; on an error of this party, tell the peer."""

@@ -77,7 +77,7 @@ class Snapshots:
         folder: created if needed. It is locked while this process has it.
 
     Attributes:
-        damaged: numbers of the checkpoints that ``kept`` could not read.
+        damaged: numbers of the checkpoints that ``list_checkpoints`` could not read.
 
     Raises:
         StoreError: another process has the folder, it cannot be written, or a file's name belongs to a folder.
@@ -130,7 +130,7 @@ class Snapshots:
         """
         return self._read(step)[1]
 
-    def kept(self, epoch: int = 1) -> dict[int, Facts]:
+    def list_checkpoints(self, epoch: int = 1) -> dict[int, Facts]:
         """Return the facts of each intact checkpoint by its number of batches.
 
         A process that was killed in ``save`` leaves one more than that keeps, which is not among them.
@@ -176,7 +176,7 @@ class Snapshots:
         Raises:
             StoreError: it is missing or damaged.
         """
-        return self._sealed(KEY, dict[str, bytes])
+        return self._read_sealed(KEY, dict[str, bytes])
 
     def save_journal(self, journal: Journal) -> None:
         """Keep the journal.
@@ -192,7 +192,7 @@ class Snapshots:
         Raises:
             StoreError: it is missing or damaged, so that repeated answers can no longer be counted.
         """
-        return self._sealed(JOURNAL, Journal)
+        return self._read_sealed(JOURNAL, Journal)
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file beside the checkpoints, for its owner alone.
@@ -237,7 +237,7 @@ class Snapshots:
         with _reading(self._path(step)) as path:
             return checkpoint.read(path, Facts)
 
-    def _sealed(self, name: str, kind: type[T]) -> T:
+    def _read_sealed(self, name: str, kind: type[T]) -> T:
         with _reading(self.folder / name) as path:
             return msgspec.msgpack.decode(unseal(path.read_bytes()), type=kind)
 
@@ -338,7 +338,7 @@ class PartyResult(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, str] = {}
     digest: str = ""
 
-    def sealed(self) -> PartyResult:
+    def with_digest(self) -> PartyResult:
         """Return it with its digest."""
         content = msgspec.json.encode(msgspec.structs.replace(self, digest=""))
         return msgspec.structs.replace(self, digest=sha256(content).hexdigest())
@@ -351,7 +351,7 @@ def write_result(snapshots: Snapshots, result: PartyResult, files: dict[str, byt
         StoreError: the disk is full, or the folder gone.
     """
     digests = {name: sha256(content).hexdigest() for name, content in files.items()}
-    sealed = msgspec.structs.replace(result, files=digests).sealed()
+    sealed = msgspec.structs.replace(result, files=digests).with_digest()
     for name, content in files.items():
         snapshots.write(name, content)
     snapshots.write(RESULT, msgspec.json.format(msgspec.json.encode(sealed)))
@@ -371,7 +371,7 @@ def read_result(snapshots: Snapshots) -> PartyResult | None:
         result = msgspec.json.decode(content, type=PartyResult)
     except ValueError as error:  # a DecodeError, or text that is not in UTF-8
         raise StoreError(f"expected a result in {path}, got {error}: restore a copy, or choose another --out") from None
-    if result.sealed() != result:
+    if result.with_digest() != result:
         raise StoreError(
             f"expected {path} as it was written, got other numbers: restore a copy, or choose another --out"
         )

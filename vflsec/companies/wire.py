@@ -46,7 +46,7 @@ class Connection:
         kinds: the types of all messages, in the order of their numbers on the wire.
         limits: largest payload of each type, in bytes.
         timeout: seconds until a message must be here, or gone, as a whole.
-        superseded: whether the peer has meanwhile opened another connection.
+        is_superseded: whether the peer has meanwhile opened another connection.
 
     Attributes:
         sent: bytes sent, headers and all.
@@ -59,7 +59,7 @@ class Connection:
         kinds: Sequence[type[msgspec.Struct]],
         limits: Mapping[type[msgspec.Struct], int],
         timeout: float,
-        superseded: Callable[[], bool] = lambda: False,
+        is_superseded: Callable[[], bool] = lambda: False,
     ) -> None:
         self.limits: dict[type[msgspec.Struct], int] = {Refusal: 5000}
         self.limits.update(limits)
@@ -67,7 +67,7 @@ class Connection:
         self.sent = self.received = 0
         self._connection = connection
         self._kinds = (Refusal, *kinds)
-        self._superseded = superseded
+        self._superseded = is_superseded
         self._transcript = sha256()
 
     def send(self, message: msgspec.Struct, step: int = 0) -> None:
@@ -78,7 +78,7 @@ class Connection:
         """
         payload = msgspec.msgpack.encode(message)
         assert len(payload) <= self.limits[type(message)], "we keep the limits that we demand"
-        digest = self._heard(payload)
+        digest = self._update_transcript(payload)
         frame = HEADER.pack(MAGIC, VERSION, self._kinds.index(type(message)), step, len(payload), digest) + payload
         deadline = time.monotonic() + self.timeout
         view, done = memoryview(frame), 0
@@ -117,7 +117,7 @@ class Connection:
         if sent is Refusal:
             raise PeerRefused(f"the other party refuses: {plain(_decode(payload, Refusal).reason)}")
         message = _decode(payload, expected)
-        if digest != self._heard(payload):  # a refusal can come out of turn
+        if digest != self._update_transcript(payload):  # a refusal can come out of turn
             raise ProtocolError(f"expected {expected.__name__} as it was sent, got other bytes: start both again")
         return message
 
@@ -132,7 +132,7 @@ class Connection:
         """Hang up."""
         self._connection.close()
 
-    def _heard(self, payload: bytes | bytearray) -> bytes:
+    def _update_transcript(self, payload: bytes | bytearray) -> bytes:
         """Add ``payload`` to what both sides have heard, and return the digest over all of it."""
         self._transcript.update(payload)
         return self._transcript.digest()[:16]

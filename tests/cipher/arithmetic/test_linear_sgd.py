@@ -58,7 +58,7 @@ def test_shares_add_up_whatever_the_noise(momentum, decay, noises):
 )
 def test_what_shares_cannot_follow_is_refused(settings, why):
     with pytest.raises(UsageError, match=why):
-        LinearSgd.of(**settings)
+        LinearSgd.build(**settings)
 
 
 @pytest.mark.parametrize("rate", [-0.1, float("nan"), float("inf")])

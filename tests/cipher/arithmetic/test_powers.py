@@ -18,7 +18,7 @@ from vflsec.cipher.arithmetic.powers import (
     Pippenger,
     Straus,
     _digits,
-    fixed_base_window,
+    find_fixed_base_window,
     inverses,
     straus_schedule,
 )
@@ -135,6 +135,6 @@ def test_digits_are_those_of_each_exponent(window, data):
 
 
 def test_many_uses_take_a_wider_window_up_to_the_memory():
-    narrow, wide, widest = (fixed_base_window(2048, 1024, uses) for uses in (10, 10_000, 10**9))
+    narrow, wide, widest = (find_fixed_base_window(2048, 1024, uses) for uses in (10, 10_000, 10**9))
     assert narrow < wide <= widest
     assert -(-1024 // widest) * 256 << widest <= MEMORY < -(-1024 // (widest + 1)) * 304 << widest + 1

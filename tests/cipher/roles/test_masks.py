@@ -76,7 +76,7 @@ def test_what_p_reads_of_the_gradient_is_noise_at_the_width_agreed(make_pair, pr
     for _ in range(TURNS):
         pair = make_pair(task.weights, batch=7)
         pair.scores(mu)
-        noised = pair.c.gradient(pair.p.masked_gradient(delta), RATE)
+        noised = pair.c.gradient(pair.p.mask_gradient(delta), RATE)
         layout = pair.p.layout
         values = cut(noised.values, layout.gradient_bytes, 6, "gradients")
         found += [a - b for a, b in zip(values, pair.p._gradient_masks, strict=True)]
@@ -117,7 +117,7 @@ def test_nothing_that_p_sends_is_a_function_of_cs_randomness(keys, make_pair, pr
         features = pair.c.features(mu)
         for _ in range(2):  # p answers the same ciphertexts twice
             pair.p.turn = 0
-            masked = pair.p.masked_scores(features)
+            masked = pair.p.mask_scores(features)
             [ciphertext] = cut(masked.ciphers, 256, 1, "ciphertexts")
             [plaintext] = plaintexts(keys, masked)
             residues.append(ciphertext * pow(1 + keys.private.public_key.n * plaintext, -1, n2) % n2)

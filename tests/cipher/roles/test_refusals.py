@@ -67,8 +67,8 @@ def test_gradients_without_an_integer(turn, value, why):
     bad = good.copy()
     bad[2] = value
     with pytest.raises(UsageError, match=why):
-        pair.p.masked_gradient(bad)
-    noised = pair.c.gradient(pair.p.masked_gradient(good), RATE)
+        pair.p.mask_gradient(bad)
+    noised = pair.c.gradient(pair.p.mask_gradient(good), RATE)
     with pytest.raises(UsageError, match=why):
         pair.p.embedding_gradient(bad, noised)
     pair.c.embedding_gradient(pair.p.embedding_gradient(good, noised))
@@ -125,16 +125,16 @@ def test_numbers_that_are_no_ciphertexts(keys, turn):
     features = pair.c.features(mu)
     for data, why in broken_ciphers(keys, features.columns):
         with pytest.raises(ProtocolError, match=why):
-            pair.p.masked_scores(changed(features, columns=data))
+            pair.p.mask_scores(changed(features, columns=data))
     for data, why in list(broken_ciphers(keys, features.packs))[:-1]:  # none at all is inference
         with pytest.raises(ProtocolError, match=why):
-            pair.p.masked_scores(changed(features, packs=data))
-    masked = pair.p.masked_scores(features)
+            pair.p.mask_scores(changed(features, packs=data))
+    masked = pair.p.mask_scores(features)
     for data, why in broken_ciphers(keys, masked.ciphers):
         with pytest.raises(ProtocolError, match=why):
             pair.c.scores(changed(masked, ciphers=data))
     delta = task.delta(pair.p.scores(pair.c.scores(masked)), y)
-    gradient = pair.p.masked_gradient(delta)
+    gradient = pair.p.mask_gradient(delta)
     for data, why in broken_ciphers(keys, gradient.ciphers):
         with pytest.raises(ProtocolError, match=why):
             pair.c.gradient(changed(gradient, ciphers=data), RATE)
@@ -156,9 +156,9 @@ def test_a_foreign_key_by_its_name_and_by_its_ciphertexts(turn, make_pair):
     foreign = make_pair(task.weights, keys=Keys.generate(1024), batch=7)
     features, theirs = pair.c.features(mu), foreign.c.features(mu)
     with pytest.raises(ProtocolError, match="another key or layout"):
-        pair.p.masked_scores(theirs)
-    masked = pair.p.masked_scores(features)
-    wrong = foreign.p.masked_scores(theirs)
+        pair.p.mask_scores(theirs)
+    masked = pair.p.mask_scores(features)
+    wrong = foreign.p.mask_scores(theirs)
     with pytest.raises(ProtocolError, match="another key or layout"):
         pair.c.scores(wrong)
     # under the right name: what decrypts is noise, and fills the bits above the slots
@@ -172,7 +172,7 @@ def test_another_layout(make_pair, problem, turn):
     pair, task, mu, _ = turn
     other = make_pair(task.weights, batch=7, sigma=41)
     with pytest.raises(ProtocolError, match="another key or layout"):
-        other.p.masked_scores(pair.c.features(mu))
+        other.p.mask_scores(pair.c.features(mu))
 
 
 def encrypt(pair, plaintext):
@@ -183,13 +183,13 @@ def encrypt(pair, plaintext):
 def test_plaintexts_beyond_their_slots(turn):
     pair, task, mu, y = turn
     features = pair.c.features(mu)
-    masked = pair.p.masked_scores(features)
+    masked = pair.p.mask_scores(features)
     slot = pair.c.layout.scores.slot
     for plaintext in (1 << 7 * slot, -1):
         with pytest.raises(ProtocolError, match="overflows its slots"):
             pair.c.scores(changed(masked, ciphers=encrypt(pair, plaintext)))
     delta = task.delta(pair.p.scores(pair.c.scores(masked)), y)
-    gradient = pair.p.masked_gradient(delta)
+    gradient = pair.p.mask_gradient(delta)
     full = with_cipher(gradient.ciphers, int.from_bytes(encrypt(pair, -1), "little"))
     with pytest.raises(ProtocolError, match="overflows its slots"):
         pair.c.gradient(changed(gradient, ciphers=full), RATE)
@@ -223,7 +223,7 @@ def test_scores_beyond_the_ring(make_pair):
 @pytest.mark.parametrize("values", [b"", bytes(55), bytes(57)])
 def test_scores_of_another_length(turn, values):
     pair, _, mu, _ = turn
-    good = pair.c.scores(pair.p.masked_scores(pair.c.features(mu)))
+    good = pair.c.scores(pair.p.mask_scores(pair.c.features(mu)))
     with pytest.raises(ProtocolError, match="expected 7 scores of 8 bytes"):
         pair.p.scores(changed(good, values=values))
     pair.p.scores(good)
@@ -232,24 +232,24 @@ def test_scores_of_another_length(turn, values):
 def test_messages_out_of_turn(turn):
     pair, task, mu, y = turn
     features = pair.c.features(mu)
-    masked = pair.p.masked_scores(features)
+    masked = pair.p.mask_scores(features)
     with pytest.raises(ProtocolError, match="features of a turn after 1, got turn 1"):
-        pair.p.masked_scores(features)
+        pair.p.mask_scores(features)
     with pytest.raises(ProtocolError, match="expected a message MaskedScores, got Features"):
         pair.c.scores(features)
     with pytest.raises(ProtocolError, match="of turn 1, got one of turn 2"):
         pair.c.scores(changed(masked, turn=2))
-    with pytest.raises(UsageError, match="expected masked_gradient after the scores"):
-        pair.p.masked_gradient(np.zeros((7, 1)))
+    with pytest.raises(UsageError, match="expected mask_gradient after the scores"):
+        pair.p.mask_gradient(np.zeros((7, 1)))
     scores = pair.c.scores(masked)
     with pytest.raises(ProtocolError, match="expected a message MaskedGradient, got MaskedScores"):
         pair.c.scores(masked)  # a second time it would tell the same sample under other masks
     delta = task.delta(pair.p.scores(scores), y)
     with pytest.raises(ProtocolError, match="expected the next turn to begin, got Scores"):
         pair.p.scores(scores)
-    gradient = pair.p.masked_gradient(delta)
-    with pytest.raises(UsageError, match="expected masked_gradient after the scores"):
-        pair.p.masked_gradient(delta)
+    gradient = pair.p.mask_gradient(delta)
+    with pytest.raises(UsageError, match="expected mask_gradient after the scores"):
+        pair.p.mask_gradient(delta)
     noised = pair.c.gradient(gradient, RATE)
     with pytest.raises(ProtocolError, match="expected a message EncryptedDelta, got MaskedGradient"):
         pair.c.gradient(gradient, RATE)
@@ -267,11 +267,11 @@ def test_messages_out_of_turn(turn):
 def test_a_gradient_in_inference(turn):
     pair, task, mu, y = turn
     good = pair.c.features(mu)
-    masked = pair.p.masked_scores(good)
+    masked = pair.p.mask_scores(good)
     scores = pair.c.scores(masked)
-    gradient = pair.p.masked_gradient(task.delta(pair.p.scores(scores), y))
+    gradient = pair.p.mask_gradient(task.delta(pair.p.scores(scores), y))
     pair.c.features(mu, learns=False)
-    masked = pair.p.masked_scores(pair.c.features(mu, learns=False))
+    masked = pair.p.mask_scores(pair.c.features(mu, learns=False))
     pair.c.scores(masked)
     with pytest.raises(ProtocolError, match="expected the next turn to begin, got MaskedGradient"):
         pair.c.gradient(changed(gradient, turn=pair.c.turn), RATE)
@@ -279,7 +279,7 @@ def test_a_gradient_in_inference(turn):
 
 def test_learning_rates_that_differ_or_are_none(turn):
     pair, task, mu, y = turn
-    gradient = pair.p.masked_gradient(task.delta(pair.scores(mu), y))
+    gradient = pair.p.mask_gradient(task.delta(pair.scores(mu), y))
     with pytest.raises(UsageError, match="expected a finite learning rate"):
         pair.c.gradient(gradient, float("nan"))
     noised = pair.c.gradient(gradient, RATE)
@@ -294,7 +294,7 @@ def test_shares_that_have_parted(turn):
     """C has moved and p has not: their sum is no model's weights."""
     pair, task, mu, y = turn
     states = pair.c.state(), pair.p.state()
-    gradient = pair.p.masked_gradient(task.delta(pair.scores(mu), y))
+    gradient = pair.p.mask_gradient(task.delta(pair.scores(mu), y))
     pair.c.gradient(gradient, RATE)
     with pytest.raises(ProtocolError, match="share to have moved 0 times, as this one, got 1: the weights are lost"):
         pair.scores(mu)
@@ -315,7 +315,7 @@ def test_shares_that_have_parted(turn):
 def test_coefficients_that_are_none(turn, fields, why):
     pair, task, mu, y = turn
     delta = task.delta(pair.scores(mu), y)
-    noised = pair.c.gradient(pair.p.masked_gradient(delta), RATE)
+    noised = pair.c.gradient(pair.p.mask_gradient(delta), RATE)
     encrypted = pair.p.embedding_gradient(delta, noised)
     with pytest.raises(ProtocolError, match=why):
         pair.c.embedding_gradient(changed(encrypted, **fields))
@@ -326,7 +326,7 @@ def test_coefficients_that_are_none(turn, fields, why):
 def test_features_of_too_many_samples(turn, rows):
     pair, _, mu, _ = turn
     with pytest.raises(ProtocolError, match=f"expected features of 1 to 7 samples, got {rows}"):
-        pair.p.masked_scores(changed(pair.c.features(mu), rows=rows))
+        pair.p.mask_scores(changed(pair.c.features(mu), rows=rows))
 
 
 def test_messages_know_their_size_and_survive_the_wire(turn):
@@ -347,20 +347,20 @@ def test_another_optimizer(make_pair, problem, turn):
     pair, task, mu, _ = turn
     for other in (LinearSgd(0.9), LinearSgd(0.0, 1e-3)):
         with pytest.raises(ProtocolError, match="another optimizer"):
-            make_pair(task.weights, batch=7, optimizer=other).p.masked_scores(pair.c.features(mu))
+            make_pair(task.weights, batch=7, optimizer=other).p.mask_scores(pair.c.features(mu))
 
 
 def test_a_turn_that_could_not_be_saved(turn):
     pair, _, mu, _ = turn
     with pytest.raises(ProtocolError, match="features of a turn after 0"):
-        pair.p.masked_scores(changed(pair.c.features(mu), turn=1 << 63))
+        pair.p.mask_scores(changed(pair.c.features(mu), turn=1 << 63))
     pair.p.state()
 
 
 def test_coefficients_that_blow_a_gradient_up(turn):
     pair, task, mu, y = turn
     delta = task.delta(pair.scores(mu), y)
-    noised = pair.c.gradient(pair.p.masked_gradient(delta), RATE)
+    noised = pair.c.gradient(pair.p.mask_gradient(delta), RATE)
     encrypted = pair.p.embedding_gradient(delta, noised)
     with pytest.raises(ProtocolError, match="coefficients beyond what was agreed"):
         pair.c.embedding_gradient(changed(encrypted, coefficients=np.full(7, 1e30, "<f4").tobytes()))
@@ -371,7 +371,7 @@ def test_masks_that_grow_beyond_what_a_state_holds(make_pair):
     """They grow with the learning rate, whatever the gradient."""
     pair = make_pair(np.ones((6, 1)), batch=7)
     pair.scores(np.ones((7, 6)))
-    gradient = pair.p.masked_gradient(np.zeros((7, 1)))
+    gradient = pair.p.mask_gradient(np.zeros((7, 1)))
     with pytest.raises(UsageError, match="masks grow without end"):
         pair.c.gradient(gradient, 2.0**160)
     pair.c.state()
@@ -383,5 +383,5 @@ def test_a_turn_before_a_saved_state_is_forgotten(turn):
     saved = pair.p.state()
     delta = task.delta(pair.scores(mu), y)
     pair.p.load(saved)
-    with pytest.raises(UsageError, match="expected masked_gradient after the scores"):
-        pair.p.masked_gradient(delta)
+    with pytest.raises(UsageError, match="expected mask_gradient after the scores"):
+        pair.p.mask_gradient(delta)

@@ -162,7 +162,7 @@ def test_inference_sends_no_rows_and_learns_nothing(make_pair, problem):
     assert np.allclose(pair.scores(mu, learns=False), mu @ task.weights, atol=1e-5)
     assert pair.said[0].packs == b""
     with pytest.raises(UsageError, match="after the scores of a batch that the model learns from"):
-        pair.p.masked_gradient(task.delta(mu @ task.weights, y))
+        pair.p.mask_gradient(task.delta(mu @ task.weights, y))
     assert np.allclose(pair.scores(mu[:1]), mu[:1] @ task.weights, atol=1e-5)
 
 
@@ -204,7 +204,7 @@ def test_a_gradient_that_could_not_be_answered_can_be_sent_again(make_pair, prob
     mu, y = task.batch(8)
     for one, fails in ((pair, True), (other, False)):
         delta = task.delta(one.scores(mu), y)
-        message = one.p.masked_gradient(delta)
+        message = one.p.mask_gradient(delta)
         if fails:
             take, one.c.pool.take = one.c.pool.take, None
             with pytest.raises(TypeError):

@@ -32,20 +32,20 @@ def encode(
     """
     x = np.asarray(x, dtype=np.float64)
 
-    def where(worst: int) -> str:
+    def locate(worst: int) -> str:
         column = worst % x.shape[-1] if x.ndim == 2 else 0
         return f" in column {columns[column] if columns else column}" if x.ndim == 2 else ""
 
     if not (finite := np.isfinite(x)).all():
         worst = int(finite.argmin())
-        raise UsageError(f"expected finite {name}, got {x.flat[worst]}{where(worst)}; nothing of it was sent")
+        raise UsageError(f"expected finite {name}, got {x.flat[worst]}{locate(worst)}; nothing of it was sent")
     units = np.rint(np.ldexp(x, precision))
     if x.size and (most := np.abs(units).max()) > 2.0 ** (precision + bits):
         worst = int(np.abs(x).argmax())
         needed = (int(most) - 1).bit_length() - precision
         way_out = f"set {name.removesuffix('s')}_bits = {needed}" if needed <= MOST_BITS else "make it smaller"
         raise UsageError(
-            f"expected |{name}| <= {2**bits}, got {np.abs(x).flat[worst]:.9g}{where(worst)}; nothing of it was sent: "
+            f"expected |{name}| <= {2**bits}, got {np.abs(x).flat[worst]:.9g}{locate(worst)}; nothing of it was sent: "
             + way_out
         )
     return np.asarray(units, dtype=np.int64)

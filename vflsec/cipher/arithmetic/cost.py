@@ -12,7 +12,7 @@ from gmpy2 import mpz
 
 from vflsec.cipher.arithmetic.keys import ORDER_BITS
 from vflsec.cipher.arithmetic.layout import CipherLayout, Mode
-from vflsec.cipher.arithmetic.powers import fixed_base_window, fixed_window, pippenger_window, straus_window
+from vflsec.cipher.arithmetic.powers import find_fixed_base_window, find_fixed_window, pippenger_window, straus_window
 from vflsec.cipher.arithmetic.randomizers import COSETS, SLACK, WITHOUT_TABLE
 
 
@@ -38,13 +38,13 @@ def work(layout: CipherLayout, batches: int = 100) -> Work:
     """Return the work of a full batch that the model learns from, among ``batches`` of them: expected counts."""
     to_labels, to_key = layout.traffic
     mode, exponent = layout.mode, _order_bits(layout.bits, layout.mode)
-    window = fixed_base_window(layout.bits, exponent, batches * (to_labels + to_key))
+    window = find_fixed_base_window(layout.bits, exponent, batches * (to_labels + to_key))
     half = 2 * (to_labels + to_key) * _pairs(-(-exponent // window))  # the decrypting party draws as well
     full = to_labels + 3 * to_key + _forward(layout) + _gradient(layout) + _delta(layout)
     if mode != "subgroup" and batches * to_key <= WITHOUT_TABLE:
         return Work(half, 2 * to_key, full, 0, to_key)
     exponent = 2 * ORDER_BITS + SLACK if mode == "subgroup" else layout.bits + SLACK
-    window = fixed_base_window(2 * layout.bits, exponent, batches * to_key)
+    window = find_fixed_base_window(2 * layout.bits, exponent, batches * to_key)
     places = -(-exponent // window) + (0 if mode == "subgroup" else -(-COSETS // window))
     return Work(half, 2 * to_key, full, to_key * _pairs(places), 0)
 
@@ -102,7 +102,7 @@ def _delta(layout: CipherLayout) -> float:
     packing, bits = layout.deltas, layout.delta_precision + layout.delta_bits
     packed = min(packing.rows, rows)
     bases, products = packed * layout.outputs, -(-rows // packed)
-    window = fixed_window(bits, products)
+    window = find_fixed_window(bits, products)
     shifts = (packed - 1) * layout.outputs * packing.slot * packing.columns
     tables = bases * ((1 << window) - 1) + layout.outputs
     product = -(-(bits + 2) // window) * (window + bases)

@@ -21,7 +21,7 @@ _WORTH = 0.9  # columns are added up together if they have fewer cells than this
 class PairPacking(NamedTuple):
     """How pairs of signed numbers lie in plaintexts.
 
-    A number takes a slot in two's complement: a negative one borrows from the slot above, which ``opened`` gives back.
+    A number takes a slot in two's complement: a negative one borrows from the slot above, which ``unpack_sums`` reads.
 
     Attributes:
         slot: bits of the sum of one number over all rows, with its sign.
@@ -32,7 +32,7 @@ class PairPacking(NamedTuple):
     pairs: int
 
     @classmethod
-    def of(cls, bits: int, rows: int, number_bits: int) -> PairPacking:
+    def from_sizes(cls, bits: int, rows: int, number_bits: int) -> PairPacking:
         """Return the packing of sums of ``rows`` numbers, |x| <= 2^number_bits, under a key of ``bits`` bits.
 
         Raises:
@@ -53,7 +53,7 @@ class PairPacking(NamedTuple):
         slot = self.slot
         return [a + (b << slot) for a, b in zip(first, second, strict=True)]
 
-    def joined(self, ciphertexts: Sequence[mpz], square: mpz) -> list[mpz]:
+    def pack_ciphertexts(self, ciphertexts: Sequence[mpz], square: mpz) -> list[mpz]:
         """Return as few ciphertexts, of ``pairs`` pairs each, by shifts: powers of 2^(2 slot) modulo ``square``.
 
         They are not randomized anew.
@@ -67,7 +67,7 @@ class PairPacking(NamedTuple):
             packs.append(total)
         return packs
 
-    def opened(self, plaintexts: Sequence[int], pairs: int, n: int) -> NDArray[np.int64]:
+    def unpack_sums(self, plaintexts: Sequence[int], pairs: int, n: int) -> NDArray[np.int64]:
         """Return the sums (pairs, 2) of decrypted ciphertexts.
 
         Raises:

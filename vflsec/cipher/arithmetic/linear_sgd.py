@@ -48,7 +48,7 @@ class LinearSgd:
         return f"LinearSgd({self.momentum}, {self.weight_decay})"
 
     @classmethod
-    def of(
+    def build(
         cls,
         optimizer: str,
         *,

@@ -94,7 +94,7 @@ class FixedWindow:
 
     def __init__(self, bases: Sequence[mpz], modulus: mpz, *, bits: int, products: int = 1) -> None:
         self.modulus, self._shift = modulus, 1 << bits
-        self.window = fixed_window(bits, products)
+        self.window = find_fixed_window(bits, products)
         self.digits = -(-(bits + 2) // self.window)
         factor = _random_unit(modulus)
         self._tables = [self._powers(base, factor) for base in bases]
@@ -121,7 +121,7 @@ class FixedWindow:
         return self._raw(exponents) * self._origin % self.modulus
 
 
-def fixed_window(bits: int, products: int) -> int:
+def find_fixed_window(bits: int, products: int) -> int:
     """Return the width of the window that takes the fewest multiplications for each base; one product is the origin."""
     return min(range(1, 9), key=lambda w: (products + 1) * -(-(bits + 2) // w) + (1 << w))
 
@@ -202,18 +202,18 @@ class FixedBase:
 
     def __init__(self, base: int, root: mpz, bits: int, *, uses: int, subset: Sequence[mpz] = ()) -> None:
         self.root, self.modulus = root, root * root
-        self.window = fixed_base_window(self.modulus.bit_length(), bits, uses)
+        self.window = find_fixed_base_window(self.modulus.bit_length(), bits, uses)
         self.top = -(-bits // self.window) * self.window
         self._size = 8 * -(-int(root).bit_length() // 64)  # bytes of a slope, in whole pairs of digits
         self._residues: list[list[mpz]] = []
         self._slopes: list[np.ndarray] = []  # in digits of 32 bits
-        power = _Unit.of(mpz(base), root)
+        power = _Unit.from_value(mpz(base), root)
         for _ in range(0, bits, self.window):
             power = self._append_powers(power)
         for start in range(0, len(subset), self.window):
             row = [_IDENTITY]
             for element in subset[start : start + self.window]:
-                factor = _Unit.of(element, root)
+                factor = _Unit.from_value(element, root)
                 row += [unit.times(factor, root) for unit in row]
             self._append([unit.residue for unit in row], [unit.slope for unit in row])
         if len(self._residues) % 2:  # they are taken in pairs
@@ -261,7 +261,7 @@ class _Unit(NamedTuple):
     slope: mpz
 
     @classmethod
-    def of(cls, value: mpz, root: mpz) -> _Unit:
+    def from_value(cls, value: mpz, root: mpz) -> _Unit:
         quotient, residue = divmod(value, root)
         inverse = gmpy2.invert(residue, root)
         return cls(residue, inverse, quotient * inverse % root)
@@ -275,7 +275,7 @@ class _Unit(NamedTuple):
 _IDENTITY = _Unit(mpz(1), mpz(1), mpz(0))
 
 
-def fixed_base_window(size: int, bits: int, uses: int) -> int:
+def find_fixed_base_window(size: int, bits: int, uses: int) -> int:
     """Return the width with the fewest multiplications, table and ``uses`` powers together, within ``MEMORY``.
 
     m^2 has ``size`` bits, and the exponents have ``bits``.

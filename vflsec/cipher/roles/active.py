@@ -79,7 +79,7 @@ class ActiveRole(Role):
         self._packs: list[mpz] = []
         self._updated = self._released = False
 
-    def masked_scores(self, message: Features) -> MaskedScores:
+    def mask_scores(self, message: Features) -> MaskedScores:
         """Return [[mu W~ + r1]], r1 (B, C) independent masks.
 
         Raises:
@@ -141,7 +141,7 @@ class ActiveRole(Role):
         self._score_masks = self._score_masks[:0]  # a mask answers once
         return z
 
-    def masked_gradient(self, delta: np.ndarray) -> MaskedGradient:
+    def mask_gradient(self, delta: np.ndarray) -> MaskedGradient:
         """Return [[mu^T delta + r2]] for delta (B, C), each sample's loss gradient by its scores, not divided by B.
 
         Raises:
@@ -149,7 +149,7 @@ class ActiveRole(Role):
         """
         layout = self.layout
         if self._awaits is not None or not self._packs:
-            raise UsageError("expected masked_gradient after the scores of a batch that the model learns from")
+            raise UsageError("expected mask_gradient after the scores of a batch that the model learns from")
         weights = self._delta(delta)
         packing, outputs = layout.gradients, layout.outputs
         used, chunks = min(self._rows, packing.rows), packing.count(self._rows) // packing.blocks
@@ -243,7 +243,7 @@ class ActiveRole(Role):
         if self._updated:
             return Moved(self._share, self._velocity)
         values = cut(message.values, self.layout.gradient_bytes, len(self._share), "noised gradients")
-        return self._moved([a - b for a, b in zip(values, self._gradient_masks, strict=True)], self._rows, message.rate)
+        return self._move([a - b for a, b in zip(values, self._gradient_masks, strict=True)], self._rows, message.rate)
 
     def _delta(self, delta: np.ndarray) -> NDArray[np.int64]:
         delta = np.asarray(delta)

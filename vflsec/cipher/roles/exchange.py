@@ -147,7 +147,7 @@ class Exchange:
             passive.port.note("share", passive.role.share)
         if active:
             active.port.note("share", active.role.share)
-        masked = self._deliver(active, passive, MaskedScores, lambda: active.role.masked_scores(features))
+        masked = self._deliver(active, passive, MaskedScores, lambda: active.role.mask_scores(features))
         scores = self._deliver(passive, active, Scores, lambda: passive.role.scores(masked, noise))
         if not active:
             return None
@@ -163,7 +163,7 @@ class Exchange:
         passive, active = self._passive, self._active
         if active:
             active.port.note("delta", delta)
-        masked = self._deliver(active, passive, MaskedGradient, lambda: active.role.masked_gradient(delta))
+        masked = self._deliver(active, passive, MaskedGradient, lambda: active.role.mask_gradient(delta))
         noised = self._deliver(passive, active, NoisedGradient, lambda: passive.role.gradient(masked, rate))
         if active:
             active.role.update(noised, rate)

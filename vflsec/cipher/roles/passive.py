@@ -160,7 +160,7 @@ class PassiveRole(Role):
             sums[columns, output] += slots[k * packing.columns : (k + 1) * packing.columns]
         noise = [uniform(layout.gradient_bound << layout.sigma, self.randbits) for _ in self._share]
         noised = [a + b for a, b in zip(sums[: layout.width].ravel().tolist(), noise, strict=True)]
-        moved = self._moved([-n for n in noise], rows, rate)
+        moved = self._move([-n for n in noise], rows, rate)
         weights = self._weights(moved.share if layout.order == "paper" else None)
         answer = NoisedGradient(
             agreement=self.agreement,

@@ -112,7 +112,7 @@ class Role:
         unit = PRECISION - self.layout.weight_precision
         return [(value + (1 << unit - 1)) >> unit for value in (self._share if share is None else share)]
 
-    def _moved(self, gradient: Sequence[int], rows: int, rate: float) -> Moved:
+    def _move(self, gradient: Sequence[int], rows: int, rate: float) -> Moved:
         """Return the share as moved by its part of the sum (g·C) of the gradients of ``rows`` samples."""
         unit = PRECISION - self.layout.feature_precision - self.layout.delta_precision
         mean = [(value << unit) // rows for value in gradient]
