@@ -98,7 +98,7 @@ class Backdoor(IntegrityAttack):
         """Put the trigger on poisoned rows, and replace each known row by one of these."""
         if not _is_in_training(step):
             return x
-        drawn = torch.randint(len(self._bait), (len(x),), generator=self.agreed(step, x.device), device=x.device)
+        drawn = torch.randint(len(self._bait), (len(x),), generator=self.joint_noise(step, x.device), device=x.device)
         x = torch.where(self._poisoned[step.rows, None], self.trigger(x), x)
         return torch.where(self._known[step.rows, None], self._bait[drawn], x)
 
@@ -108,7 +108,7 @@ class Backdoor(IntegrityAttack):
             return h
         poisoned = self._poisoned[step.rows]
         others = h[~poisoned]
-        drawn = torch.randint(len(others), (len(h),), generator=self.agreed(step, h.device), device=h.device)
+        drawn = torch.randint(len(others), (len(h),), generator=self.joint_noise(step, h.device), device=h.device)
         return torch.where(poisoned[:, None], others[drawn], h)
 
     def on_gradient(self, g: Tensor, step: Step) -> Tensor:

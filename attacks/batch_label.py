@@ -146,7 +146,7 @@ def sum_gradients(releases: Releases, layers: Sequence[Layer]) -> Sums:
     batches: list[Tensor] = []
     bases: list[list[Tensor]] = [[] for _ in layers]
     values: list[list[Tensor]] = [[] for _ in layers]
-    for indices in releases.by_message():
+    for indices in releases.group_by_message():
         rows, g = releases.rows[indices], releases.values[indices]
         spans = [span(layer.inputs[rows].to(g.dtype)) for layer in layers]
         observed = [basis.T @ block for basis, block in zip(spans, torch.split(g, widths, dim=1), strict=True)]

@@ -54,7 +54,7 @@ class Direction(Attack):
         releases = read_releases(view, Kind.GRADIENT).take_first(self.releases)
         known = references(view, self.references, rng)
         scores = releases.values.new_zeros(len(releases.rows), view.n_classes)
-        for indices in releases.by_epoch():
+        for indices in releases.group_by_epoch():
             scores[indices] = self._cosines(releases, indices, known)
         return Guess({"train": releases.mean(scores)}, budget={"releases": len(scores)})
 

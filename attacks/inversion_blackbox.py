@@ -13,7 +13,7 @@ from vflsec.base.checks import positive, positive_or_none
 from vflsec.core.attack import Attack
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.regression import Inputs, Model, left_out_error, regress_columns
+from vflsec.inference.regression import Inputs, Model, compute_loo_error, regress_columns
 from vflsec.inference.releases import averages, read_last_values
 from vflsec.inference.trajectories import functions_of_all
 
@@ -107,6 +107,6 @@ class BlackBoxInversion(Attack):
         means = [inputs(h, known) for h in averages(view, Kind.EMBEDDING, sender=view.victim, releases=self.releases)]
         of_all = [] if self.releases else functions_of_all(view, sender=view.victim, with_completed=True)
         choices = [*means, *of_all, *(inputs(x, known) for x in of_all if self.with_columns)]
-        best = means[0] if len(choices) == 1 else min(choices, key=lambda x: left_out_error(x, view))
+        best = means[0] if len(choices) == 1 else min(choices, key=lambda x: compute_loo_error(x, view))
         single = {s: inputs(h, s) for s, h in read_last_values(view, Kind.EMBEDDING, sender=view.victim).items()}
         return [single] if torch.equal(best, single[known]) else [single, {known: best}]

@@ -42,6 +42,6 @@ class MissingFeature(IntegrityAttack):
         return self._mask(g, step)
 
     def _mask(self, value: Tensor, step: Step) -> Tensor:
-        if not step.within(self.when):
+        if not step.is_part_of(self.when):
             return value
-        return value.masked_fill(self.some(self.rate, step)[:, None], 0.0)
+        return value.masked_fill(self.draw_rows(self.rate, step)[:, None], 0.0)

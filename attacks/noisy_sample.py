@@ -45,7 +45,7 @@ class NoisySample(IntegrityAttack):
 
     def on_features(self, x: Tensor, step: Step) -> Tensor:
         """Return the columns ``x`` (B, p), those of some rows with noise."""
-        if not step.within(self.when):
+        if not step.is_part_of(self.when):
             return x
         noise = torch.randn(x.shape, generator=self.noise(step, x.device), device=x.device, dtype=x.dtype)
-        return torch.where(self.some(self.rate, step)[:, None], x + self.scale * noise, x)
+        return torch.where(self.draw_rows(self.rate, step)[:, None], x + self.scale * noise, x)

@@ -43,7 +43,7 @@ class RankOne(Attack):
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, 2) of the training rows."""
         releases = read_releases(view, Kind.GRADIENT)
-        scores = project_batches(releases.values, releases.by_message())
+        scores = project_batches(releases.values, releases.group_by_message())
         score = releases.mean(scores[:, None])[:, 0]
         rarer = score if (score > 0).double().mean() < 0.5 else -score
         return Guess({"train": orient(view, rarer)}, budget={"releases": len(scores)})

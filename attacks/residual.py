@@ -58,11 +58,11 @@ class Residual(Attack):
         releases = read_releases(view, Kind.GRADIENT).take_first(self.releases)
         solved = releases._replace(values=solve_gradients(releases, view.features["train"]))
         wide = solved.values.shape[1] > 1
-        scores = -project_batches(solved.values, releases.by_epoch())
+        scores = -project_batches(solved.values, releases.group_by_epoch())
         score = releases.mean(scores[:, None])[:, 0]
         if wide and (score > 0).double().mean() > 0.5:  # class 1 is rarer
             score = -score
-        return Guess({"train": orient(view, score)}, budget={"batches": len(releases.by_message())})
+        return Guess({"train": orient(view, score)}, budget={"batches": len(releases.group_by_message())})
 
 
 def solve_gradients(releases: Releases, inputs: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ def solve_gradients(releases: Releases, inputs: Tensor) -> Tensor:
         inputs: (n, k) of the training rows.
     """
     solved = torch.empty_like(releases.values)
-    for indices in releases.by_message():
+    for indices in releases.group_by_message():
         basis = span(inputs[releases.rows[indices]].to(solved.dtype))
         solved[indices] = basis @ (basis.T @ releases.values[indices])
     return solved

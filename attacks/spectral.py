@@ -50,7 +50,7 @@ class Spectral(Attack):
         releases = read_releases(view, Kind.GRADIENT).take_first(self.releases)
         scores = torch.zeros_like(releases.values[:, 0])
         agreed = scores.new_zeros(releases.n_rows)
-        for indices in releases.by_epoch():
+        for indices in releases.group_by_epoch():
             projected, rows = principal_component(releases.values[indices]), releases.rows[indices]
             sign = torch.sign(projected @ agreed[rows])
             scores[indices] = projected * (sign if sign else 1.0)

@@ -19,8 +19,8 @@ from scipy.stats import rankdata
 from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
 from vflsec.results.metrics import METRICS, positive_score
-from vflsec.results.statistics import over_seeds
-from vflsec.run.adversary import TRIALS, fold_scores, tuned
+from vflsec.results.statistics import interval_over_seeds
+from vflsec.run.adversary import TRIALS, fold_scores, tune
 from vflsec.run.spec import AuxSpec
 
 COLUMNS, KNOWN, ROWS = 12, 80, 1000
@@ -108,7 +108,7 @@ def differences(world: World, seed: int) -> tuple[float, float]:
         return METRICS["auc"](chosen(view, seed=seed).scores["train"][KNOWN:].numpy(), y[KNOWN:])
 
     own = leak(attack)
-    return leak(tuned(attack, view, "auc", LARGE, seed)[0]) - own, leak(largest(attack, view, seed)) - own
+    return leak(tune(attack, view, "auc", LARGE, seed)[0]) - own, leak(largest(attack, view, seed)) - own
 
 
 def main() -> None:
@@ -120,7 +120,7 @@ def main() -> None:
     print("| world | tuned minus paper | 5 % of draws below | worst | largest minus paper |\n|---|---|---|---|---|")
     for name, world in WORLDS.items():
         by_tuning, by_score = np.array([differences(world, seed) for seed in range(draws)]).T
-        one, other = over_seeds(by_tuning), over_seeds(by_score)
+        one, other = interval_over_seeds(by_tuning), interval_over_seeds(by_score)
         low = np.quantile(by_tuning, 0.05)
         print(
             f"| {name} | {one.mean:+.4f} ({one.low:+.4f} to {one.high:+.4f}) | {low:+.3f} | {by_tuning.min():+.3f} "

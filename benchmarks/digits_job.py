@@ -35,7 +35,7 @@ from vflsec.core.party import Party
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import GroundTruth, View
 from vflsec.results.metrics import accuracy
-from vflsec.results.statistics import Interval, over_seeds
+from vflsec.results.statistics import Interval, interval_over_seeds
 from vflsec.run.adversary import draw_auxiliary, view_of
 from vflsec.run.score import score
 from vflsec.run.spec import AuxSpec
@@ -153,7 +153,7 @@ def main(full: bool, seeds: int) -> None:
 
 
 def _mean(found: list[dict[str, float]], name: str) -> str:
-    interval: Interval = over_seeds([one[name] for one in found])
+    interval: Interval = interval_over_seeds([one[name] for one in found])
     return f"{interval.mean:.3f} ±{interval.high - interval.mean:.3f}"
 
 

@@ -28,7 +28,7 @@ from vflsec.results.canaries import Tradeoff
 from vflsec.run.cell import Cell
 from vflsec.run.federation import build_federation, build_method
 from vflsec.run.plan import make_cell
-from vflsec.run.score import spent
+from vflsec.run.score import compute_spending
 from vflsec.run.spec import parse_defense
 
 Scores = NDArray[np.floating]
@@ -43,7 +43,7 @@ class Game(NamedTuple):
     Attributes:
         absent: (n,) of trials with one neighbor.
         present: (m,) of trials with the other, which the attack should score higher.
-        spent: from ``vflsec.run.score.spent``, or a defense; empty without a defense.
+        spent: from ``vflsec.run.score.compute_spending``, or a defense; empty without a defense.
         tradeoff: of the mechanism, if it is one for which a tighter bound is known.
         releases: of the same row.
     """
@@ -101,7 +101,7 @@ def opposite_rows(defense: Defense, *, releases: int = 1, trials: int = 40_000, 
     received = torch.stack([defense.on_embedding(x, release)[:, 0] for _ in range(releases)])
     if getattr(defense, "order", 2) == 1:
         received = received.clamp(-defense.clip, defense.clip)  # type: ignore[attr-defined]
-    return _game(received.sum(dim=0), present, [defense.spent(releases)], [defense], releases)
+    return _game(received.sum(dim=0), present, [defense.privacy_spent(releases)], [defense], releases)
 
 
 def opposite_gradients(defense: Defense, size: float, *, releases: int = 1, trials: int = 4000) -> Game:
@@ -113,7 +113,7 @@ def opposite_gradients(defense: Defense, size: float, *, releases: int = 1, tria
     for i in range(trials):
         g = torch.full((1, 1), size * (2.0 * float(present[i]) - 1))
         received[i] = sum(float(defense.on_gradient(g, release).sign()) for _ in range(releases))
-    return _game(received, present, [defense.spent(releases)])
+    return _game(received, present, [defense.privacy_spent(releases)])
 
 
 def either_label(defense: Defense, *, n_classes: int = 2, trials: int = 40_000, seed: int = 3) -> Game:
@@ -121,7 +121,7 @@ def either_label(defense: Defense, *, n_classes: int = 2, trials: int = 40_000, 
     present = torch.arange(trials) % 2
     rng = generator(seed, "trials")
     randomized = defense.on_labels(present, features=present[:, None], n_classes=n_classes, rng=rng)
-    return _game((randomized == 1).float(), present, [defense.spent(1)])
+    return _game((randomized == 1).float(), present, [defense.privacy_spent(1)])
 
 
 def opposite_updates(defense: Defense, *, updates: int = 1, trials: int = 10_000, seed: int = 3) -> Game:
@@ -145,7 +145,9 @@ def opposite_updates(defense: Defense, *, updates: int = 1, trials: int = 10_000
                     weight.grad_sample = kept  # type: ignore[union-attr]
                     defense.on_update(modules, 2, rng)
                     received[own, trial] += float(weight.grad)  # type: ignore[arg-type]
-    return Game(received[0], received[1], [one for one in [defense.spent(updates)] if one], defense.tradeoff, updates)
+    return Game(
+        received[0], received[1], [one for one in [defense.privacy_spent(updates)] if one], defense.tradeoff, updates
+    )
 
 
 def labels_by_their_gradients(*defenses: str, epochs: int = 4, rows: int = 8000) -> Game:
@@ -208,7 +210,7 @@ def _cell(defenses: Sequence[str], *, train: TrainSpec, model: ModelSpec | None 
 
 
 def _spent(trained: Trained, adversary: str) -> list[dict[str, float]]:
-    return spent(trained, trained.federation.channel.releases(), adversary)
+    return compute_spending(trained, trained.federation.channel.releases(), adversary)
 
 
 def _game(

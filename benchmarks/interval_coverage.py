@@ -23,7 +23,14 @@ from vflsec.results.analysis.intervals import DIFFERENCE, SeedValue, detectable_
 from vflsec.results.analysis.trainings import MAX_SEEDS, list_stops
 from vflsec.results.metrics import METRICS
 from vflsec.results.records.schema import Block
-from vflsec.results.statistics import GROUPS, SHARE, draw_groups, leave_out_groups, over_seeds, over_seeds_and_rows
+from vflsec.results.statistics import (
+    GROUPS,
+    SHARE,
+    draw_groups,
+    error_over_seeds_and_rows,
+    interval_over_seeds,
+    leave_out_groups,
+)
 
 COLUMNS = 6
 """Of each party."""
@@ -105,7 +112,7 @@ def covered(found: Sequence[dict[str, list[SeedValue]]], name: str) -> tuple[flo
     ends = np.array(
         [interval(one[name], len(one[name]), DIFFERENCE if name == "advantage" else SHARE)["ci95"] for one in found]
     )
-    simple = np.array([over_seeds([seed.value for seed in one[name]])[1:3] for one in found])
+    simple = np.array([interval_over_seeds([seed.value for seed in one[name]])[1:3] for one in found])
     new, old = (float(np.mean((each[:, 0] <= truth) & (truth <= each[:, 1]))) for each in (ends, simple))
     return new, old, float(np.mean(ends[:, 1] - ends[:, 0]) / 2)
 
@@ -156,7 +163,7 @@ def stopped(until: float, worlds: int) -> tuple[float, float]:
     for _ in range(worlds):
         values = rng.normal(size=MAX_SEEDS)
         for n in list_stops(MAX_SEEDS):
-            margin = over_seeds_and_rows(values[:n].tolist(), np.zeros((n, GROUPS)).tolist()).margin
+            margin = error_over_seeds_and_rows(values[:n].tolist(), np.zeros((n, GROUPS)).tolist()).margin
             if margin <= until:
                 break
         held += abs(values[:n].mean()) <= margin

@@ -24,7 +24,7 @@ from vflsec.base.errors import Diverged
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.recording import Header, Recording, RecordingWriter
 from vflsec.core.method import Trained
-from vflsec.results.statistics import over_seeds
+from vflsec.results.statistics import interval_over_seeds
 from vflsec.run import spec as specs
 from vflsec.run.federation import build_federation, build_method
 from vflsec.run.plan import training_cell
@@ -126,7 +126,7 @@ class Line(NamedTuple):
 
 
 def _mean(values: Sequence[float]) -> str:
-    interval = over_seeds(values)
+    interval = interval_over_seeds(values)
     return f"{interval.mean:.3f} ±{interval.high - interval.mean:.3f}"
 
 

@@ -40,7 +40,7 @@ from rich.progress import track
 from scipy import stats
 
 from vflsec.results.metrics import METRICS
-from vflsec.results.statistics import Interval, over_seeds
+from vflsec.results.statistics import Interval, interval_over_seeds
 from vflsec.run import spec as specs
 from vflsec.run import training
 from vflsec.run.cell import Cell
@@ -319,9 +319,9 @@ def judge(difference: Interval) -> str:
 
 def leave_one_out(differences: Sequence[float]) -> int:
     """Return without how many single seeds the rest reads as all of them do."""
-    whole = read(over_seeds(differences))
+    whole = read(interval_over_seeds(differences))
     rests = [[*differences[:i], *differences[i + 1 :]] for i in range(len(differences))]
-    return sum(bool(rest) and read(over_seeds(rest)) == whole for rest in rests)
+    return sum(bool(rest) and read(interval_over_seeds(rest)) == whole for rest in rests)
 
 
 def widened(difference: Interval, tests: int) -> Interval:
@@ -353,7 +353,9 @@ def compare(rows: Mapping[str, Mapping[str, list[Measured]]], more: str, less: s
         values = [(rows[more][a][seed]["test"], rows[less][b][seed]["test"]) for a, b in pairs]
         if all(a is not None and b is not None for a, b in values):
             differences.append(statistics.fmean(a - b for a, b in values))
-    difference = over_seeds(differences) if differences else Interval(float("nan"), float("nan"), float("nan"), 0)
+    difference = (
+        interval_over_seeds(differences) if differences else Interval(float("nan"), float("nan"), float("nan"), 0)
+    )
     text = f"{more} > {less}" if more != less else f"{more}, {pairs[0][0]} > {pairs[0][1]}"
     seeds = len(next(iter(rows[more].values())))
     stable = leave_one_out(differences)
@@ -477,7 +479,7 @@ def _plain(records: Sequence[Measured]) -> str:
     values = [record["test"] for record in records if record["test"] is not None]
     if not values:
         return "–"
-    interval = over_seeds(values)
+    interval = interval_over_seeds(values)
     lost = "" if len(values) == len(records) else f" ({len(values)}/{len(records)})"
     return f"{interval.mean:.3f} ±{interval.high - interval.mean:.3f}{lost}"
 

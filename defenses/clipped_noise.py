@@ -80,7 +80,7 @@ class ClippedNoise(Defense):
                 )
             self._multiplier = self.multiplier(1 / self.strength, releases) if releases else self.strength
 
-    def spent(self, releases: int) -> dict[str, float] | None:
+    def privacy_spent(self, releases: int) -> dict[str, float] | None:
         """Return epsilon and delta of one row after ``releases`` releases, or None at strength 0."""
         return self.compose(self.scale, releases) if self.strength else None
 

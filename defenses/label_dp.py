@@ -65,6 +65,6 @@ class LabelDP(Defense):
         """Return the probability that a label stays as it is."""
         return 1 / (1 + (n_classes - 1) * math.exp(-1 / self.strength))
 
-    def spent(self, releases: int) -> dict[str, float] | None:
+    def privacy_spent(self, releases: int) -> dict[str, float] | None:
         """Return epsilon, which adds up over trainings that draw anew, whatever they release."""
         return {"epsilon": (1 if self.fixed else releases) / self.strength, "delta": 0.0} if self.strength else None

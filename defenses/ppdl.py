@@ -99,7 +99,7 @@ class SparseVector(Defense):
         released[order[chosen]] = values.clamp(-self.gamma, self.gamma)
         return released.reshape(g.shape)
 
-    def spent(self, releases: int) -> dict[str, float] | None:
+    def privacy_spent(self, releases: int) -> dict[str, float] | None:
         """Return epsilon, which adds up over the batches that a row is in, or None at strength 0."""
         return {"epsilon": releases / self.strength, "delta": 0.0} if self.strength else None
 

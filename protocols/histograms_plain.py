@@ -53,7 +53,7 @@ class PlainHistograms(HistogramExchange):
         sums = histogram(bins, nodes, select_output(self._kept, place.output), len(place.numbers), n_bins)
         message = self.passive.send(
             Kind.HISTOGRAM,
-            self.learned(sums, place),
+            self.build_payload(sums, place),
             to=self.active.name,
             step=place.tree,
             phase=place.phase,

@@ -63,7 +63,7 @@ class SecureAverage(ModelAverage):
         public = self._exchange_keys(private, step=step, phase=phase)
         total: Words | None = None
         for party in self.parties:
-            defended = party.defended(
+            defended = party.defend_payload(
                 Kind.PARAMETERS, tensors[party.name], to=self.server.name, step=step, phase=phase, buffers=buffers
             )
             party.note(Kind.PARAMETERS, defended, sender=party.name, step=step, phase=phase)

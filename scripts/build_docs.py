@@ -60,7 +60,7 @@ def recipes() -> str:
     lines = ["| recipe | of | measures | data | hours |", "|---|---|---|---|---|"]
     for name in recipe.names():
         read = recipe.read_recipe(name)
-        asked = [read.asked(row, column) for row in read.rows for column in read.columns]
+        asked = [read.question_at(row, column) for row in read.rows for column in read.columns]
         measures = ", ".join(dict.fromkeys(one.measure for one in asked)) + (
             f"; {read.picture}" if read.picture else ""
         )

@@ -119,8 +119,8 @@ def evaluate(
     engine.check_device(device)
     evaluation = prepare(specs.read(_collect_fields(given, settings)))
     job = Job(Path(out or Path("runs") / evaluation.spec.name), [evaluation])
-    if job.left_out:
-        warnings.warn(f"left out of all attacks: {'; '.join(job.left_out)}", stacklevel=3)
+    if job.exclusions:
+        warnings.warn(f"left out of all attacks: {'; '.join(job.exclusions)}", stacklevel=3)
     compute(job, progress=progress, jobs=jobs or cores(), device=device)
     return _save(Report.read(job.store.folder), job.store.folder)
 
@@ -177,7 +177,7 @@ def sweep(
 def compute(job: Job[Any], *, progress: bool, jobs: int = 1, device: str = "cpu") -> None:
     """Compute the results of ``job`` that its folder lacks."""
     job.check()
-    with job.opened():
+    with job.open():
         todo = job.plan()
         records = job.run(todo, jobs=jobs, device=device)
         for _ in show_progress(records, todo.missing) if progress else records:
@@ -312,7 +312,7 @@ def attack(
     with training.limit_threads():
         aux = specs.AuxSpec(n=n_aux, folds=0, victim_model=victim_model)
         party = plan.Names("", trained.federation.names).standard(adversary)
-        result = runner.attacked_once(mounted, trained, party, aux)
+        result = runner.attack_once(mounted, trained, party, aux)
     if result["status"] != "ok":
         warnings.warn(f"attack {name!r} is {result['status']}: the leak is a lower bound", stacklevel=2)
     leak: dict[str, dict[str, Any]] = msgspec.to_builtins(result["leak"])

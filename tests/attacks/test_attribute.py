@@ -131,7 +131,7 @@ def test_alone_reads_own_columns_and_no_message():
     h, own, y = planted(2.0)
     view = make_view(own, h, y)
     with_messages = alone(view, seed=0)
-    assert torch.equal(alone(view.without_federation(None), seed=0).scores["train"], with_messages.scores["train"])
+    assert torch.equal(alone(view.drop_federation(None), seed=0).scores["train"], with_messages.scores["train"])
 
 
 def test_the_penalty_is_that_of_the_common_search():

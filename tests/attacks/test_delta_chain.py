@@ -79,7 +79,7 @@ def test_of_several_outputs_all_labels_but_for_the_names_of_classes(tmp_path, ou
     c, p = LinearRun(outputs=outputs, width=width, steps=40, rate=0.5, rounding=2.0**-24).record(tmp_path)
     leak = labels(c, p)
     assert leak.headline > 0.999
-    assert leak.over_rows[0] > leak.chance
+    assert leak.row_interval[0] > leak.chance
     assert r2(c, p) > 0.99
     true = weights_of(c, p)
     guess = np.stack([read.weights for read in recover_chain(c).steps.values()])

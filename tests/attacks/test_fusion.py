@@ -59,7 +59,7 @@ def test_test_rows_are_guessed_from_what_is_known_of_them():
 @pytest.mark.long
 def test_alone_it_reads_own_columns_and_nothing_else():
     view, y = federation(1.0, 2.0)
-    alone = view.without_federation(nn.Identity())
+    alone = view.drop_federation(nn.Identity())
     assert set(sources(alone)) == {"columns"}
     assert auc(alone, y, attack=Fusion().alone()) == pytest.approx(phi(1.0), abs=0.02)
 

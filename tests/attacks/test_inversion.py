@@ -16,7 +16,7 @@ from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.base.layout import EncodedColumn, Layout
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
-from vflsec.inference.regression import ENOUGH, RIDGE_PENALTIES, left_out_error, project_categories
+from vflsec.inference.regression import ENOUGH, RIDGE_PENALTIES, compute_loo_error, project_categories
 from vflsec.nn.top import Top
 from vflsec.results import metrics
 from vflsec.testing.conformance import AttackConformance
@@ -252,8 +252,8 @@ def test_what_is_missed_is_the_error_of_rows_left_out_one_by_one():
         for k in range(len(y)):
             kept = np.arange(len(y)) != k
             errors[i, k] = Ridge(alpha=penalty).fit(z[kept], y[kept]).predict(z[[k]])[0] - y[k]
-    assert left_out_error(x, view) == pytest.approx((errors**2).mean(axis=1).min(axis=0).mean(), rel=1e-6)
-    assert left_out_error(x, view.knowing(torch.arange(2))) == 0
+    assert compute_loo_error(x, view) == pytest.approx((errors**2).mean(axis=1).min(axis=0).mean(), rel=1e-6)
+    assert compute_loo_error(x, view.knowing(torch.arange(2))) == 0
 
 
 def test_the_better_regression_is_chosen_on_few_rows_too():

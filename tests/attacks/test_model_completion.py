@@ -181,7 +181,7 @@ def test_a_trained_bottom_beats_the_prior():
     fresh = nn.Linear(40, 2)
     with torch.no_grad():
         fresh.weight.copy_(torch.randn(2, 40, generator=rng) / 40**0.5)
-    prior = attack.alone()(view.without_federation(fresh), seed=0)
+    prior = attack.alone()(view.drop_federation(fresh), seed=0)
     assert accuracy(attack(view, seed=0), truth) > 0.9
     assert accuracy(prior, truth) < 0.75
 

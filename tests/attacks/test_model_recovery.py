@@ -101,7 +101,7 @@ def test_the_server_has_messages_and_nothing_else():
 
 def test_the_truth_is_stored_with_the_models_of_the_stage():
     trained, _ = pretrained("model-average")
-    shared = trained.method.shared(trained.federation)
+    shared = trained.method.local_parameters(trained.federation)
     assert not torch.equal(shared["active"], shared["passive_1"])
     assert not any(p.requires_grad for p in trained.federation.active.modules["shared"].parameters())
     assert "shared" in trained.method.stored_modules

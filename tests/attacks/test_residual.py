@@ -58,7 +58,7 @@ def test_the_solution_is_the_pseudo_inverse_of_the_sum(batch):
     view, _, _ = regression(batch=batch)
     releases = read_releases(view, Kind.GRADIENT)
     found = solve_gradients(releases, view.features["train"])
-    for lines in releases.by_message()[:5]:
+    for lines in releases.group_by_message()[:5]:
         x = view.features["train"][releases.rows[lines]].double().numpy()
         total = x.T @ releases.values[lines].double().numpy()
         assert np.allclose(found[lines], np.linalg.pinv(x.T) @ total, atol=1e-5)

@@ -80,7 +80,7 @@ def test_several_outputs_need_fewer_steps(tmp_path):
     assert correlation_of(c, p) > 0.999
     leak = attack_recording(ScoreGram(), p, c, n=30)["leak"]["train"]
     assert leak.headline > 0.999
-    assert leak.over_rows[0] > leak.chance
+    assert leak.row_interval[0] > leak.chance
 
 
 def test_new_rows_in_every_batch_are_not_measured(tmp_path):

@@ -43,7 +43,7 @@ def test_noise_does_not_leak(tmp_path):
         folder = tmp_path / str(run)
         folder.mkdir()
         c, p = recordings(folder, rng.normal(size=(200, 3)), rng.normal(size=(200, 1)))
-        assert attack_recording(ScoreRegression(), p, c, n=60)["leak"]["train"].over_rows[0] <= 0
+        assert attack_recording(ScoreRegression(), p, c, n=60)["leak"]["train"].row_interval[0] <= 0
 
 
 def test_it_predicts_as_least_squares_on_the_score_does(tmp_path):

@@ -32,7 +32,7 @@ def halves(shadows, n, seed=0):
     """Which of the first n of 2n candidates each shadow was trained on (S, 2n), as the engine draws them."""
     target = Candidates.draw(seed, n, n)
     inside = {"train": torch.ones(n, dtype=torch.bool), "test": torch.zeros(n, dtype=torch.bool)}
-    return torch.stack([target.dealt(k).of(inside) for k in range(shadows)])
+    return torch.stack([target.deal(k).gather(inside) for k in range(shadows)])
 
 
 def gaussian(d, *, shadows, n, seed=0, spread=0.0, modes=False):

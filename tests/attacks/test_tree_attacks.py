@@ -22,7 +22,7 @@ from vflsec.base.layout import EncodedColumn, Layout
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
 from vflsec.results import metrics
-from vflsec.results.statistics import over_seeds
+from vflsec.results.statistics import interval_over_seeds
 from vflsec.run import adversary
 from vflsec.run.questions import ask
 from vflsec.run.runner import kinds_read
@@ -213,7 +213,7 @@ def shuffled_labels(attack, parties, seed):
 @pytest.mark.statistical
 @pytest.mark.parametrize("attack", [InstanceSpaces, BoostingReplay, Fusion, ID2Graph])
 def test_trees_by_shuffled_labels_leak_nothing_if_no_column_tells_of_labels(attack):
-    found = over_seeds([shuffled_labels(attack(), (), seed)[0] for seed in range(10)])
+    found = interval_over_seeds([shuffled_labels(attack(), (), seed)[0] for seed in range(10)])
     assert found.low <= 0.5 <= found.high
     assert found.high - found.low < 0.05
 
@@ -226,10 +226,10 @@ def test_trees_by_shuffled_labels_tell_no_more_than_the_columns_that_they_split(
     """
     own = [shuffled_labels(InstanceSpaces(), ("passive_1",), seed) for seed in range(8)]
     foreign = [shuffled_labels(InstanceSpaces(), ("active",), seed) for seed in range(8)]
-    of_own, of_foreign = (over_seeds([nodes - alone for nodes, alone in one]) for one in (own, foreign))
+    of_own, of_foreign = (interval_over_seeds([nodes - alone for nodes, alone in one]) for one in (own, foreign))
     assert of_own.high < 0
     assert of_foreign.low > 0
-    alone = over_seeds([alone for _, alone in foreign])
+    alone = interval_over_seeds([alone for _, alone in foreign])
     assert alone.low <= 0.5 <= alone.high
 
 

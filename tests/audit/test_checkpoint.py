@@ -83,7 +83,7 @@ def test_it_equals_the_evaluation_of_its_seed(folder, evaluated, tmp_path):
 
 def test_without_its_messages_the_attacks_on_them_are_left_out(folder):
     audit = audited(folder, messages=False)
-    assert "record a transcript" in audit.left_out["averaging"]
+    assert "record a transcript" in audit.exclusions["averaging"]
     assert "mc" in audit.mountable
 
 
@@ -104,8 +104,8 @@ def test_an_audit_trains_no_shadows(folder):
         InsufficientView, match="needs shadow federations.* not show: evaluate the job with vflsec eval"
     ):
         audited(folder, "lira", messages=False, party="active")
-    left_out = audited(folder, messages=False, party="active").left_out
-    assert left_out["lira"] == left_out["rmia"]
+    exclusions = audited(folder, messages=False, party="active").exclusions
+    assert exclusions["lira"] == exclusions["rmia"]
 
 
 def test_a_checkpoint_may_be_moved_and_has_no_raw_ids(folder, tmp_path):
@@ -146,7 +146,7 @@ def test_models_that_were_sealed_after_they_were_damaged_are_refused(folder, tmp
     path.write_bytes(damage(path.read_bytes()))
     restored = checkpoint.restore(folder / "ck")._replace(folder=moved)
     with pytest.raises(StoreError, match=r"active.safetensors is damaged \(.*\): train it again"):
-        restored.trained(0)
+        restored.load_trained(0)
 
 
 def test_a_transcript_of_other_classes_is_refused(folder, tmp_path):

@@ -252,7 +252,7 @@ def test_it_states_what_was_not_run_and_why(trained, tmp_path):
     assert "does not show: record a transcript" in summary.left_out["direction"]
     assert "mc" in summary.not_run
     audit = prepare(trained, "transcript", draws=1)
-    assert not set(audit.mountable) & set(audit.left_out)
+    assert not set(audit.mountable) & set(audit.exclusions)
     assert {"direction", "mc", "fusion", "cluster"} <= set(audit.mountable)
     assert [spec.name for spec in audit.attacks] == list(audit.mountable)
 
@@ -263,7 +263,7 @@ def test_an_attack_by_name_must_be_possible(trained):
 
 
 def test_direct_is_left_out_where_gradients_are_not_of_logits(trained):
-    assert "these have 4 entries" in prepare(trained, "transcript").left_out["direct"]
+    assert "these have 4 entries" in prepare(trained, "transcript").exclusions["direct"]
 
 
 def test_embeddings_without_information_have_no_advantage(trained, tmp_path):
@@ -307,7 +307,9 @@ def test_given_auxiliary_rows_are_the_known_ones(trained, tmp_path):
     assert audit.aux.n == 30
     from vflsec.run.plan import resolve
 
-    view = audit.asked(resolve(AttackSpec(name="mc")).make(), build_federation(audit.data, audit.subject, 0)).view
+    view = audit.build_question(
+        resolve(AttackSpec(name="mc")).make(), build_federation(audit.data, audit.subject, 0)
+    ).view
     assert set(audit.data.ids["train"][view.aux_rows.numpy()]) == set(train[:30])
     (tmp_path / "one.txt").write_text(next(i for i, y in zip(trained.ids, trained.y, strict=True) if i in train and y))
     with pytest.raises(UsageError, match="every class"):
@@ -515,7 +517,7 @@ def test_received_predictions_leak_what_the_joint_model_knows(trained, tmp_path)
     assert point.leak.rows == "test"
     assert point.leak.mean == pytest.approx(roc_auc_score(trained.y[450:], score[450:]))
     without = prepare(trained, "transcript")
-    assert "prediction" in without.left_out
+    assert "prediction" in without.exclusions
 
 
 def test_a_table_of_predictions_is_attacked_beside_any_material(trained, tmp_path):

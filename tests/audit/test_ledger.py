@@ -40,8 +40,8 @@ def test_declared_noise_gives_the_epsilon_of_as_many_gaussians(subject):
     defense = resolve(parse_defense("gaussian-dp:strength=20")).defense()
     (found,) = measure_spending(["gaussian-dp:strength=20"], subject, PARTIES)
     assert found["releases"] == 3
-    assert found["epsilon"] == defense.spent(3)["epsilon"]
-    assert found["epsilon_transcript"] == defense.spent(6)["epsilon"] > found["epsilon"]
+    assert found["epsilon"] == defense.privacy_spent(3)["epsilon"]
+    assert found["epsilon_transcript"] == defense.privacy_spent(6)["epsilon"] > found["epsilon"]
     (planned,) = measure_spending(["gaussian-dp:epsilon=2"], subject, PARTIES)
     assert planned["epsilon"] == pytest.approx(2, abs=1e-4)
 

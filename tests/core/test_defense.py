@@ -71,7 +71,7 @@ def test_every_hook_is_the_identity():
     assert tuple(defense.modules()) == ()
     assert defense.prepare({"passive_1": 3}, n_classes=2, rng=None) is None
     assert defense.plan_releases(None) is None
-    assert defense.spent(1) is None
+    assert defense.privacy_spent(1) is None
     defense.check_task(10)
 
 
@@ -163,7 +163,7 @@ def test_a_defense_touches_the_hooks_that_it_overrides_and_can_run():
 def test_every_hook_of_a_defense_is_declared_or_changes_nothing():
     """A new hook that is not declared would be missed by stage keys."""
     own = {name for name, value in vars(Defense).items() if callable(value) and not name.startswith("_")}
-    asked = {"acts", "runs", "check_task", "modules", "prepare", "plan_releases", "spent"}
+    asked = {"acts", "runs", "check_task", "modules", "prepare", "plan_releases", "privacy_spent"}
     assert own - asked == {hook.name for hook in hooks.HOOKS}
 
 

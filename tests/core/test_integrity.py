@@ -35,25 +35,29 @@ def test_randomness_is_of_seed_party_and_step_and_can_be_asked_for_again():
     first = drawn(attack.noise(step(), CPU))
     assert first == drawn(joined().noise(step(), CPU))
     others = [attack.noise(s, CPU) for s in (step(1), step(phase="predict"), step(split="local"))]
-    others += [joined("passive_2").noise(step(), CPU), joined(seed=4).noise(step(), CPU), attack.agreed(step(), CPU)]
+    others += [
+        joined("passive_2").noise(step(), CPU),
+        joined(seed=4).noise(step(), CPU),
+        attack.joint_noise(step(), CPU),
+    ]
     assert len({*map(tuple, map(drawn, others)), tuple(first)}) == 7
 
 
 def test_parties_that_collude_choose_the_same_rows():
     one, other = joined(), joined("passive_2")
-    assert torch.equal(one.some(0.3, step()), other.some(0.3, step()))
-    assert not torch.equal(one.some(0.3, step()), one.some(0.3, step(1)))
-    assert one.some(0.3, step()).float().mean() == pytest.approx(0.3, abs=0.06)
-    assert one.some(1.0, step()).all()
-    assert not one.some(0.0, step()).any()
+    assert torch.equal(one.draw_rows(0.3, step()), other.draw_rows(0.3, step()))
+    assert not torch.equal(one.draw_rows(0.3, step()), one.draw_rows(0.3, step(1)))
+    assert one.draw_rows(0.3, step()).float().mean() == pytest.approx(0.3, abs=0.06)
+    assert one.draw_rows(1.0, step()).all()
+    assert not one.draw_rows(0.0, step()).any()
 
 
 def test_parts_of_a_run():
     assert [s.learns for s in (step(), step(phase="finetune"), step(phase="predict"), step(phase="validate"))] == [
         True, True, False, False,
     ]  # fmt: skip
-    assert [step().within(w) for w in ("train", "predict", "both")] == [True, False, True]
-    assert [step(phase="predict").within(w) for w in ("train", "predict", "both")] == [False, True, True]
+    assert [step().is_part_of(w) for w in ("train", "predict", "both")] == [True, False, True]
+    assert [step(phase="predict").is_part_of(w) for w in ("train", "predict", "both")] == [False, True, True]
 
 
 def test_it_guesses_nothing_and_its_card_says_what_it_breaks():

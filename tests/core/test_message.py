@@ -80,7 +80,7 @@ def test_the_wire_counts_how_often_each_row_has_crossed():
     for rows in ([0, 1], [1, 7], [1]):
         value = torch.ones(len(rows), 2)
         channel.deliver(Message(Kind.EMBEDDING, "a", "b", 0, "train", {"h": value}, torch.tensor(rows)))
-    with channel.muted():
+    with channel.mute():
         channel.deliver(Message(Kind.EMBEDDING, "a", "b", 0, "train", {"h": torch.ones(1, 2)}, torch.tensor([1])))
     channel.deliver(Message(Kind.EMBEDDING, "a", "b", 0, "predict", {"h": torch.ones(1, 2)}, torch.tensor([1]), "test"))
     channel.deliver(Message(Kind.PARAMETERS, "a", "b", 0, "train", {"w": torch.ones(2)}))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vflsec.core.message import Kind, Message
-from vflsec.core.scaling import FAR, Bounds, near, shorten, soft_clip, standardize, tame
+from vflsec.core.scaling import FAR, Bounds, clip_outliers, shorten, soft_clip, standardize, tame
 from vflsec.core.view import View
 from vflsec.results.metrics import mse, r2
 
@@ -19,7 +19,7 @@ def normal(*shape, seed=0):
 
 
 def test_the_scale_of_a_normal_sample_is_its_deviation():
-    middle, scale = Bounds.of(3 + 2 * normal(10_000, 2))
+    middle, scale = Bounds.from_columns(3 + 2 * normal(10_000, 2))
     assert middle.tolist() == pytest.approx([3, 3], abs=0.1)
     assert scale.tolist() == pytest.approx([2, 2], abs=0.1)
 
@@ -30,7 +30,7 @@ def test_five_percent_of_the_rows_do_not_double_a_scale(n, value):
     x = normal(n, 3)
     spoiled = x.clone()
     spoiled[: n // 20] = value
-    before, after = Bounds.of(x), Bounds.of(spoiled)
+    before, after = Bounds.from_columns(x), Bounds.from_columns(spoiled)
     assert (after.middle - before.middle).abs().max() < 0.3
     assert (after.scale / before.scale).log2().abs().max() < 1
 
@@ -42,7 +42,7 @@ def test_far_values_come_near_in_their_order_and_others_keep_every_bit():
     assert (found.diff() > 0).all()
     assert found.abs().max() <= 2 * FAR
     x = normal(200, 4)
-    assert near(x, far=10.0) is x
+    assert clip_outliers(x, far=10.0) is x
     assert torch.isfinite(soft_clip(torch.tensor([torch.inf, -torch.inf]))).all()
 
 
@@ -58,7 +58,7 @@ def test_a_column_of_a_rare_category_keeps_its_information(share):
 
 def test_values_of_a_relu_keep_their_order():
     x = (normal(1000, 1) - 1.9).clamp_min(0)  # 97 % zeros
-    found = near(x)[:, 0]
+    found = clip_outliers(x)[:, 0]
     assert torch.equal(found.argsort(stable=True), x[:, 0].argsort(stable=True))
 
 

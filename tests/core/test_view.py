@@ -54,7 +54,7 @@ def test_knowing_fewer_labels(view):
 
 def test_without_the_federation_there_is_neither_training_nor_talk(view):
     fresh = nn.Linear(2, 1)
-    alone = replace(view, messages=(said(Kind.GRADIENT, "active", "passive_1"),)).without_federation(fresh)
+    alone = replace(view, messages=(said(Kind.GRADIENT, "active", "passive_1"),)).drop_federation(fresh)
     assert alone.model is fresh
     assert alone.messages == ()
 
@@ -65,7 +65,7 @@ def test_a_secret_does_not_print_itself():
 
 def test_a_shuffled_secret_keeps_the_classes():
     labels = {"train": torch.arange(50), "test": torch.arange(9)}
-    shuffled = GroundTruth(labels).shuffled(generator(0, "x"))
+    shuffled = GroundTruth(labels).shuffle_labels(generator(0, "x"))
     for split, y in labels.items():
         assert torch.equal(shuffled.labels[split].sort().values, y)
         assert not torch.equal(shuffled.labels[split], y)
@@ -83,10 +83,10 @@ def test_a_shuffled_secret_keeps_the_classes():
 )
 def test_a_guess_that_does_not_fit_is_refused(view, scores, match):
     with pytest.raises(BadGuess, match=match):
-        Guess(scores).checked(view)
+        Guess(scores).check(view)
 
 
 def test_a_checked_guess_is_detached_and_keeps_its_facts(view):
-    guess = Guess({"train": torch.zeros(3, 2, requires_grad=True)}, converged=False, budget={"steps": 3}).checked(view)
+    guess = Guess({"train": torch.zeros(3, 2, requires_grad=True)}, converged=False, budget={"steps": 3}).check(view)
     assert not guess.scores["train"].requires_grad
     assert (guess.converged, guess.budget) == (False, {"steps": 3})

@@ -145,7 +145,7 @@ def test_flights_are_rebuilt_byte_by_byte_from_the_source_package(script, nyc_so
 def test_labels_of_flights_are_the_delays_of_the_source(nyc_source):
     source = pd.read_csv(io.BytesIO(nyc_source["flights.csv.zip"]), compression="zip")
     source = source.sort_values(["month", "day", "origin", "sched_dep_time", "carrier", "flight"])
-    ids = bundle.shuffled_ids("flights", len(source))
+    ids = bundle.shuffle_ids("flights", len(source))
     delays = pd.Series(source["arr_delay"].to_numpy(), index=ids).dropna().sort_index()
     labels = flights.load(rows=len(source)).labels.sort_index()
     assert labels.index.equals(delays.index)

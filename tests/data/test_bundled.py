@@ -183,7 +183,7 @@ def test_digits_put_together_again_are_the_images(parties):
     dataset = digits.load(parties=parties)
     together = pd.concat([party.frame.sort_index() for party in dataset.parties], axis=1)
     pixels, labels = load_digits(return_X_y=True)
-    order = bundle.shuffled_ids("digits", len(labels))
+    order = bundle.shuffle_ids("digits", len(labels))
     names = [f"pixel_{row}_{column}" for row in range(8) for column in range(8)]
     np.testing.assert_array_equal(together.loc[order, names], pixels)
     np.testing.assert_array_equal(dataset.labels.loc[order], labels)
@@ -199,7 +199,7 @@ def test_digits_put_together_again_are_the_images(parties):
 )
 def test_digits_of_each_party_are_an_image_row_by_row(parties, seen):
     images = load_digits().images
-    ids = bundle.shuffled_ids("digits", len(images))
+    ids = bundle.shuffle_ids("digits", len(images))
     for table, part in zip(digits.load(parties=parties).parties, seen, strict=True):
         expected = images[part]
         assert table.image == (1, *expected.shape[1:])

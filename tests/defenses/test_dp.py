@@ -67,7 +67,7 @@ def test_no_protection_is_the_identity(made, point, text):
     state = rng.get_state()
     assert released(defense, x, point, rng) is x
     assert torch.equal(rng.get_state(), state)
-    assert defense.spent(5) is None
+    assert defense.privacy_spent(5) is None
 
 
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 4.0, 30.0])
@@ -92,7 +92,7 @@ def test_a_composed_run_costs_what_opacus_says_by_hand(sigma, releases):
             numerical.history = [(sigma, 1.0, releases)]
             assert epsilon(sigma, releases, DELTA, "prv") == pytest.approx(numerical.get_epsilon(DELTA), rel=1e-9)
         assert exact <= epsilon(sigma, releases, DELTA, "prv") <= exact + 0.02
-    assert GaussianDP(sigma).spent(releases) == {"epsilon": epsilon(sigma, releases, DELTA), "delta": DELTA}
+    assert GaussianDP(sigma).privacy_spent(releases) == {"epsilon": epsilon(sigma, releases, DELTA), "delta": DELTA}
 
 
 def test_a_tiny_noise_has_a_finite_epsilon_with_either_accountant():
@@ -108,16 +108,16 @@ def test_the_noise_is_the_least_that_keeps_to_the_epsilon(accountant, target, re
     made = GaussianDP(1 / target, unit="1/epsilon", accountant=accountant)
     made.plan_releases(releases)
     assert made.scale == sigma
-    assert made.spent(releases)["epsilon"] == pytest.approx(target, rel=1e-3)
-    assert made.spent(2 * releases)["epsilon"] > target  # what was said counts, not what was planned
+    assert made.privacy_spent(releases)["epsilon"] == pytest.approx(target, rel=1e-3)
+    assert made.privacy_spent(2 * releases)["epsilon"] > target  # what was said counts, not what was planned
 
 
 def test_laplace_adds_up():
-    assert LaplaceDP(4.0).spent(20) == {"epsilon": 5.0, "delta": 0.0}
+    assert LaplaceDP(4.0).privacy_spent(20) == {"epsilon": 5.0, "delta": 0.0}
     made = LaplaceDP(0.5, unit="1/epsilon")
     made.plan_releases(20)
     assert made.scale == 10.0
-    assert made.spent(20) == {"epsilon": 2.0, "delta": 0.0}
+    assert made.privacy_spent(20) == {"epsilon": 2.0, "delta": 0.0}
 
 
 def test_an_epsilon_needs_a_known_number_of_releases():
@@ -153,7 +153,7 @@ def test_randomized_response_has_an_exact_epsilon():
         made = LabelDP(1 / eps)
         kept, flipped = made.compute_keep_probability(5), (1 - made.compute_keep_probability(5)) / 4
         assert math.log(kept / flipped) == pytest.approx(eps, rel=1e-12)
-        assert made.spent(1) == {"epsilon": pytest.approx(eps, rel=1e-12), "delta": 0.0}
+        assert made.privacy_spent(1) == {"epsilon": pytest.approx(eps, rel=1e-12), "delta": 0.0}
     y = torch.arange(10)
     assert LabelDP(0.0).on_labels(y, features=y[:, None], n_classes=10, rng=generator(0, "labels")) is y
     assert torch.equal(LabelDP(1e-3).on_labels(y, features=y[:, None], n_classes=10, rng=generator(0, "labels")), y)
@@ -182,7 +182,7 @@ def test_the_last_bits_of_floats_tell_more_than_epsilon_as_the_card_says():
     present = torch.arange(40_000) % 2
     heard = released(made, 50.0 * (2.0 * present[:, None] - 1), "embedding", generator(3, "trials"))[:, 0]
     ratio = ((heard + made.clip).abs() - (heard - made.clip).abs()).numpy()
-    assert at_least(Game(ratio[present == 0], ratio[present == 1], []), 0.0) > 3 > made.spent(1)["epsilon"]
+    assert at_least(Game(ratio[present == 0], ratio[present == 1], []), 0.0) > 3 > made.privacy_spent(1)["epsilon"]
 
 
 @pytest.mark.statistical

@@ -20,7 +20,7 @@ from vflsec.defenses.dp_sgd import DPSGD
 from vflsec.defenses.gaussian_dp import ORDERS
 from vflsec.run.federation import build_federation, build_method
 from vflsec.run.plan import make_cell
-from vflsec.run.score import spent
+from vflsec.run.score import compute_spending
 from vflsec.run.spec import AttackSpec, parse_defense
 
 DELTA = 1e-5
@@ -82,7 +82,7 @@ def test_noise_is_strength_times_the_sensitivity(strength, clip, rows):
 
 @pytest.mark.parametrize(("sigma", "updates"), [(1.0, 1), (4.0, 1), (4.0, 20), (20.0, 300)])
 def test_epsilon_is_that_of_a_hand_calculation(sigma, updates):
-    assert DPSGD(sigma).spent(updates) == {
+    assert DPSGD(sigma).privacy_spent(updates) == {
         "epsilon": pytest.approx(gaussian_by_renyi(sigma, updates, DELTA, ORDERS), rel=1e-6),
         "delta": DELTA,
     }
@@ -99,7 +99,8 @@ def test_two_neighbors_cannot_be_told_apart_better_than_epsilon_says():
     found = at_least(game, spent["delta"])
     print(f"one update: lower bound {found:.3f}, stated {spent['epsilon']:.3f}")  # noqa: T201
     assert 0.4 * spent["epsilon"] < found < spent["epsilon"]
-    assert found > DPSGD(3 * strength, delta=0.01).spent(1)["epsilon"]  # it convicts whoever claims three times less
+    weaker = DPSGD(3 * strength, delta=0.01).privacy_spent(1)
+    assert found > weaker["epsilon"]  # it convicts whoever claims three times less
 
 
 def cell(*texts, method="fedsplitnn", parties=2, rows=300, malicious=None, **train):
@@ -131,7 +132,7 @@ def test_strength_zero_is_training_without_it_bit_for_bit():
     federation, method = build_federation(off, "cpu"), build_method(off)
     for party in federation.parties.values():
         party.defenses = (DPSGD(0.0),)
-    assert DPSGD(0.0).spent(5) is None
+    assert DPSGD(0.0).privacy_spent(5) is None
     for one, other in zip(parameters(plain), parameters(method.fit(federation)), strict=True):
         assert torch.equal(one, other)
 
@@ -183,7 +184,7 @@ def test_a_malicious_party_does_not_carry_it():
 
 def test_what_the_models_carry_is_told_apart_from_what_is_said():
     federation = trained(cell("dp-sgd:strength=3", "gaussian-dp:strength=2", parties=3, local_steps=2))
-    told = spent(federation, federation.federation.channel.releases(), "passive_1")
+    told = compute_spending(federation, federation.federation.channel.releases(), "passive_1")
     models_, releases = (next(one for one in told if ("of" in one) is of) for of in (True, False))
     of_models, of_releases = gaussian_by_renyi(3.0, 4, DELTA, ORDERS), gaussian_by_renyi(2.0, 2, DELTA, ORDERS)
     assert models_ == {
@@ -191,8 +192,8 @@ def test_what_the_models_carry_is_told_apart_from_what_is_said():
     }  # fmt: skip
     assert (releases["releases"], releases["epsilon"]) == (2, pytest.approx(of_releases))
     own = trained(cell("dp-sgd:strength=3,by=passive_1"))
-    assert spent(own, own.federation.channel.releases(), "passive_1") == []
-    assert len(spent(own, own.federation.channel.releases(), "active")) == 1
+    assert compute_spending(own, own.federation.channel.releases(), "passive_1") == []
+    assert len(compute_spending(own, own.federation.channel.releases(), "active")) == 1
 
 
 def evaluated(folder, **settings):

@@ -86,8 +86,8 @@ def test_two_opposite_gradients_are_as_alike_as_epsilon_says(release, size):
 
 
 def test_releases_add_up():
-    assert SparseVector(0.5).spent(20) == {"epsilon": 40.0, "delta": 0.0}
-    assert SparseVector(0.0).spent(20) is None
+    assert SparseVector(0.5).privacy_spent(20) == {"epsilon": 40.0, "delta": 0.0}
+    assert SparseVector(0.0).privacy_spent(20) is None
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0)])

@@ -98,7 +98,7 @@ def test_a_sweep_equals_a_loop_over_messages_and_rows(cut, order, monkeypatch):
     monkeypatch.setattr(trajectories, "SWEEPS", 1)
     releases, x = sent(cut=cut, epochs=3)
     seen = releases.rows >= 5  # some rows have no release
-    releases, begin = releases.where(seen), near_truth(x, 0.5)[:, :4]
+    releases, begin = releases.select(seen), near_truth(x, 0.5)[:, :4]
     usual = torch.arange(N) % 10 > 0
     result = complete_coordinates([releases], begin, usual, order=order)
     torch.testing.assert_close(result, naive(releases, begin, usual, order), rtol=1e-5, atol=1e-5)

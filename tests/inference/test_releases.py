@@ -44,8 +44,8 @@ def test_epochs_and_means_are_those_of_a_naive_count(batches):
         assert means[row].item() == pytest.approx(sum(own) / len(own), abs=1e-5)
     first = found.take_first(1)
     assert sorted(first.rows.tolist()) == sorted(expected)
-    assert len(found.by_epoch()) == max(seen["epochs"]) + 1
-    assert all((found.epoch[lines] == k).all() for k, lines in enumerate(found.by_epoch()))
+    assert len(found.group_by_epoch()) == max(seen["epochs"]) + 1
+    assert all((found.epoch[lines] == k).all() for k, lines in enumerate(found.group_by_epoch()))
 
 
 def test_ranks_are_within_a_turn():
@@ -165,7 +165,7 @@ def test_references_are_a_draw_of_the_known_rows_of_each_class():
 def test_steady_lines_have_the_same_mean_square_length_in_each_message():
     view = make_view([[0, 1, 2], [2, 1]], values=[torch.randn(3, 3), 50 * torch.randn(2, 3)])
     steady = read_releases(view, Kind.GRADIENT).steady()
-    for lines in steady.by_message():
+    for lines in steady.group_by_message():
         assert steady.values[lines].square().sum(dim=1).mean() == pytest.approx(1)
 
 

@@ -101,7 +101,7 @@ def trained(classes, *, parties=2, name="secureboost", silent=False, **options):
     method.predict(federation, "test")
     names = list(federation.parties)[1:]
     features = {s: federation.parties[names[0]].features[s] for s in ("train", "test")}
-    messages = tuple(m for m in heard if m.known_to & set(names))
+    messages = tuple(m for m in heard if m.readers & set(names))
     none = torch.zeros(0, dtype=torch.long)
     view = View("+".join(names), "passive", classes, features, None, none, none, messages, parties=tuple(features))
     shape = method.shape(federation)

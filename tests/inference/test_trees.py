@@ -12,7 +12,13 @@ from vflsec.core.view import View
 from vflsec.inference.sources import sources
 from vflsec.inference.trees.bounds import bounds
 from vflsec.inference.trees.histograms import PossibleBins, Unit
-from vflsec.inference.trees.nodes import known_nodes, local_splits, node_components, shared_components, weigh_components
+from vflsec.inference.trees.nodes import (
+    collect_nodes,
+    compute_components,
+    local_splits,
+    node_components,
+    weigh_components,
+)
 from vflsec.inference.trees.values import _nearest, solve_bins
 from vflsec.run.adversary import adversary
 from vflsec.run.adversary import view_of as view_after
@@ -45,7 +51,7 @@ def view_of(trees, party="passive_1", known=40, **fields):
 
 def leaves(trees):
     federation, method = trees.trained.federation, trees.trained.method
-    with federation.without_recording():
+    with federation.pause_recording():
         return method.leaves(federation, "train", 0, method.rounds, "predict")
 
 
@@ -55,7 +61,7 @@ def path(node):
 
 def test_a_row_has_the_nodes_on_the_way_to_its_leaf():
     trees = grow_trees(rounds=6)
-    found, reached = known_nodes(view_of(trees), "active"), leaves(trees)
+    found, reached = collect_nodes(view_of(trees), "active"), leaves(trees)
     for row in range(0, N, 37):
         for tree in range(6):
             own = set(found.nodes["train"][row, tree].tolist()) - {0}
@@ -74,24 +80,24 @@ def untold(message):
 def test_nodes_that_are_not_told_are_unknown():
     view = view_of(grow_trees())
     hidden = tuple(untold(m) for m in view.messages if m.sender == "active" and m.split == "train")
-    assert known_nodes(replace(view, messages=hidden), "active") is None
+    assert collect_nodes(replace(view, messages=hidden), "active") is None
 
 
 def test_an_adversary_that_is_not_adaptive_reads_one_tree():
     trees = grow_trees(rounds=4)
-    found = known_nodes(view_of(trees, adaptive=False), "active")
+    found = collect_nodes(view_of(trees, adaptive=False), "active")
     assert found.trees.tolist() == [0]
 
 
 def test_trees_of_one_round_are_of_one_round():
     for exchange in ("plain", "masked"):
         view = view_of(grow_trees(rounds=3, n_classes=3, exchange=exchange))
-        assert known_nodes(view, "active").rounds.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+        assert collect_nodes(view, "active").rounds.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 def naive(view, kept=None):
     """Standardized columns, one for each node, of training rows."""
-    nodes, columns = known_nodes(view, "active"), []
+    nodes, columns = collect_nodes(view, "active"), []
     for t, tree in enumerate(nodes.trees.tolist()):
         own = nodes.nodes["train"][:, t]
         for node in sorted(set(own[own > 1].tolist())):
@@ -142,17 +148,17 @@ def test_at_prediction_a_row_has_the_components_of_a_training_row_like_it():
 
 def test_a_tree_that_a_row_is_not_told_of_says_nothing_of_it():
     trees = grow_trees(rounds=5)
-    known = known_nodes(view_of(trees), "active")
+    known = collect_nodes(view_of(trees), "active")
     known.nodes["train"][7] = 0
-    points, _ = shared_components(known, "train")["train"]
+    points, _ = compute_components(known, "train")["train"]
     np.testing.assert_allclose(points[7], 0, atol=1e-12)
 
 
 def test_parties_that_collude_know_what_either_is_told():
     trees = grow_trees(parties=3, rounds=4)
-    together = known_nodes(view_of(trees, "passive_1+passive_2"), "active")
+    together = collect_nodes(view_of(trees, "passive_1+passive_2"), "active")
     for party in ("passive_1", "passive_2"):
-        alone = known_nodes(view_of(trees, party), "active")
+        alone = collect_nodes(view_of(trees, party), "active")
         assert ((alone.nodes["train"] == 0) | (alone.nodes["train"] == together.nodes["train"])).all()
 
 

@@ -221,7 +221,7 @@ def test_early_stopping(scores, patience, epochs, best):
     model = torch.nn.Linear(1, 1)
     state = EarlyStopping(model, epochs=6, patience=patience)
     done = 0
-    while not state.done and done < len(scores):
+    while not state.is_done and done < len(scores):
         torch.nn.init.constant_(model.weight, done)
         state.count(scores[done])
         done += 1

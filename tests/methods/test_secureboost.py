@@ -681,11 +681,11 @@ def test_with_noise_models_are_the_same_in_clear_and_sealed():
 def test_a_row_is_released_as_often_as_planned(options, expected):
     found, _ = trained(rounds=6, defenses=[GaussianDP(0.5)], **options)
     federation = found.federation
-    assert found.method.planned("train", federation) == expected
+    assert found.method.max_releases("train", federation) == expected
     heard = [r for r in federation.channel.releases() if r.kind is Kind.GRADIENT and r.receiver == "passive_1"]
     assert [r.most for r in heard] == ([expected] if expected else [])
     for adversary in ("passive_1", "passive_2"):
-        accounts = score.spent(found, federation.channel.releases(), adversary)
+        accounts = score.compute_spending(found, federation.channel.releases(), adversary)
         assert [one["releases"] for one in accounts] == ([expected] if expected else [])
 
 

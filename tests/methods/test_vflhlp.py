@@ -212,13 +212,13 @@ def scarf(party=None, *, model=None, epochs=30, lr=1e-2, **options):
 def test_scarf_learns_to_tell_rows_apart():
     """Its loss is 0 where all rows look alike, and falls on the rows that it does not learn from."""
     learner = scarf()
-    before, first = learner.held_out_loss(), learner.epoch()
-    while not learner.state.done:
+    before, first = learner.compute_validation_loss(), learner.epoch()
+    while not learner.state.is_done:
         last = learner.epoch()
     learner.finish()
     assert last < first - 0.05
-    assert learner.held_out_loss() < before - 0.05
-    assert learner.held_out_loss() == pytest.approx(-float(learner.state.best_score), rel=1e-6)
+    assert learner.compute_validation_loss() < before - 0.05
+    assert learner.compute_validation_loss() == pytest.approx(-float(learner.state.best_score), rel=1e-6)
 
 
 def test_scarf_learns_from_nine_tenths_of_the_partys_own_rows():
@@ -255,16 +255,16 @@ def test_rows_held_out_leave_no_trace_and_are_judged_alike():
     learner = scarf(model=nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8)))
     learner.epoch()
     before = state(learner.model)
-    first = learner.held_out_loss()
+    first = learner.compute_validation_loss()
     assert equal(before, state(learner.model))
-    assert learner.held_out_loss() == first
+    assert learner.compute_validation_loss() == first
 
 
 @pytest.mark.parametrize(("losses", "epochs", "best"), [([3, 2, 1, 1, 1, 1], 6, 2), ([1, 2, 3, 4, 0], 4, 0)])
 def test_scarf_stops_after_three_epochs_without_a_better_loss(monkeypatch, losses, epochs, best):
     learner, seen, values = scarf(), [], iter(losses)
-    monkeypatch.setattr(learner, "held_out_loss", lambda: float(next(values)))
-    while not learner.state.done:
+    monkeypatch.setattr(learner, "compute_validation_loss", lambda: float(next(values)))
+    while not learner.state.is_done:
         learner.epoch()
         seen.append(state(learner.model))
     assert len(seen) == epochs

@@ -53,7 +53,7 @@ def step(model, seed=0, guide=None, gamma=0.0):
     optimizer.zero_grad()
     model.two_views(*views(seed), guide=guide, gamma=gamma).backward()
     optimizer.step()
-    model.after_step()
+    model.update_state()
 
 
 def gradients(model):
@@ -208,7 +208,7 @@ def test_after_step_changes_nothing_of_simsiam():
     model = make(SimSiam)
     model.two_views(*views()).backward()
     before = state(model)
-    model.after_step()
+    model.update_state()
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
 
@@ -236,14 +236,14 @@ def test_the_target_follows_in_closed_form(kind):
             p.add_(1)
     goal = [p.clone() for p in (*model.encoder.parameters(), *model.projector.parameters())]
     for _ in range(3):
-        model.after_step()
+        model.update_state()
     for before, online, average in zip(start, goal, model.target.parameters(), strict=True):
         torch.testing.assert_close(average, 0.9**3 * before + (1 - 0.9**3) * online)
 
 
 @each_averaged
 def test_the_targets_batch_statistics_are_its_own(kind):
-    """In training mode it normalizes by the batch, and ``after_step`` leaves its running statistics alone."""
+    """In training mode it normalizes by the batch, and ``update_state`` leaves its running statistics alone."""
     model = make(kind)
     norm = model.target[0].bottom[1]
     with torch.no_grad():
@@ -255,7 +255,7 @@ def test_the_targets_batch_statistics_are_its_own(kind):
     torch.testing.assert_close(norm.running_mean, expected)
     assert norm.num_batches_tracked == 2
     before = {name: value.clone() for name, value in model.target.named_buffers()}
-    model.after_step()
+    model.update_state()
     for name, value in model.target.named_buffers():
         assert torch.equal(value, before[name])
 
@@ -266,7 +266,7 @@ def test_the_target_is_read_before_it_moves():
     model.two_views(*views()).backward()
     optimizer_of(model).step()
     assert all(torch.equal(a, b) for a, b in zip(before, model.target.parameters(), strict=True))
-    model.after_step()
+    model.update_state()
     assert not all(torch.equal(a, b) for a, b in zip(before, model.target.parameters(), strict=True))
 
 
@@ -278,12 +278,12 @@ def test_moco_remembers_each_views_keys_after_the_step():
     target = copy.deepcopy(model.target)
     model.two_views(v1, v2).backward()
     assert all(torch.equal(bank.keys, before) for bank, before in zip(banks, start, strict=True))
-    model.after_step()
+    model.update_state()
     for bank, before, view in zip(banks, start, (v1, v2), strict=True):
         keys = F.normalize(target(view), dim=1)  # of the network before it moved
         torch.testing.assert_close(bank.keys, torch.cat([keys, before[ROWS:]]))
         assert bank.pointer == ROWS
-    model.after_step()
+    model.update_state()
     assert model.bank1.pointer == ROWS, "one step's keys were remembered twice"
 
 
@@ -291,7 +291,7 @@ def test_moco_never_remembers_the_guide():
     plain, guided = make(MoCo), make(MoCo)
     for model, guide, gamma in [(plain, None, 0.0), (guided, guides(guided), 0.5)]:
         model.two_views(*views(), guide, gamma).backward()
-        model.after_step()
+        model.update_state()
     for a, b in [(plain.bank1, guided.bank1), (plain.bank2, guided.bank2)]:
         assert torch.equal(a.keys, b.keys)
         assert torch.equal(a.pointer, b.pointer)
@@ -303,7 +303,7 @@ def test_moco_remembers_nothing_of_an_evaluation():
     model.eval()
     model.two_views(*views(seed=2))
     before = model.bank1.keys.clone()
-    model.after_step()
+    model.update_state()
     assert torch.equal(model.bank1.keys, before)
 
 
@@ -338,7 +338,7 @@ def test_the_optimizer_trains_all_but_the_target_each_parameter_once(kind):
 @each_kind
 def test_shared_is_top_projector_and_predictor(kind):
     model = make(kind)
-    shared = model.shared()
+    shared = model.modules_to_average()
     assert list(shared) == ["top", "projector"] + ["predictor"] * (kind is not MoCo)
     assert shared["top"] is model.encoder.top
     assert shared["projector"] is model.projector
@@ -377,7 +377,7 @@ def test_training_brings_two_views_of_a_row_together(kind):
         loss = model.two_views(rows + 0.2 * torch.randn_like(rows), rows + 0.2 * torch.randn_like(rows))
         loss.backward()
         optimizer.step()
-        model.after_step()
+        model.update_state()
         losses.append(loss.item())
     assert sum(losses[-5:]) / 5 < losses[0] - 0.2
     h = F.normalize(model.eval().encoder(rows), dim=1)

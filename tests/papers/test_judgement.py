@@ -101,7 +101,7 @@ def test_lines_of_the_page_are_not_overly_wide():
 
 def test_measurements_of_fewer_seeds_than_registered_decide_nothing(judged, tmp_path):
     """A run that was stopped while its claim held is no test of it."""
-    one = next(one for one in judged.measured if any(v.decision == "holds" for v in judged.of_study(one)))
+    one = next(one for one in judged.measured if any(v.decision == "holds" for v in judged.select_study(one)))
     few = one.study.seeds - 3
 
     def cut(by_seed):

@@ -71,7 +71,7 @@ def test_a_detail_is_left_out_in_a_narrow_terminal(report, monkeypatch):
 
 
 def test_names_in_files_and_places_in_tables_are_unique():
-    names = [column.name for column in columns.in_files()]
+    names = [column.name for column in columns.select_file_columns()]
     assert len(set(names)) == len(names)
     for kind in (Point, Damage):
         places = [c.place for c in RESULTS if c.title and kind in c.rows and c.where == "main"]

@@ -11,14 +11,14 @@ import pytest
 from matplotlib import rc_context
 
 from vflsec.base.errors import StoreError, UsageError
-from vflsec.cli.options import on_terminal
+from vflsec.cli.options import print_to_terminal
 from vflsec.report import columns, curve, formats, table
 from vflsec.report.report import Report, plot
 from vflsec.results.analysis.results import Cap, Damage, Gate, Leak, Measure, Place, Point, Rank, Summary
 from vflsec.run import spec as specs
 from vflsec.run.describe import build_manifest
 
-NAMES = [column.name for column in columns.in_files()]
+NAMES = [column.name for column in columns.select_file_columns()]
 
 
 def point(strength, utility, leak, *, attack="mc", method="fedsplitnn", statuses=None, interval="seeds"):
@@ -313,7 +313,7 @@ def test_numbers(value, text):
 
 @pytest.mark.parametrize(("value", "text"), [(-0.0004, ".000"), (0.0, "+.000"), (-0.0006, "-.001"), (0.02, "+.020")])
 def test_no_difference_has_a_minus(value, text):
-    assert formats.signed_number(value) == text
+    assert formats.format_signed(value) == text
 
 
 def test_csv_has_full_precision_and_one_line_per_point(summary):
@@ -336,7 +336,7 @@ def test_a_frame_has_the_lines_of_the_csv_to_the_last_digit(summary):
     assert frame["defense"][0] == "none"
     assert math.isnan(frame["leak"][2])
     assert math.isnan(frame["recovery_accuracy"][0])
-    texts = [column.name for column in columns.in_files() if column.kind != "number"]
+    texts = [column.name for column in columns.select_file_columns() if column.kind != "number"]
     numbers = frame.drop(columns=["dataset", *texts]).dtypes
     assert {str(kind) for kind in numbers} == {"float64", "int64"}, "a column of missing numbers is one of numbers"
 
@@ -682,7 +682,7 @@ def test_an_attack_that_gains_most_on_training_rows_is_not_told_by_test_rows_alo
         assert (".950" in shown, "1.000" in shown) == (True, rows == "train")
         hidden = shown[shown.index("NOT SHOWN") :]
         assert ("on train" in hidden) == (rows == "test")
-    line = next(line for line in table.per_row(one).rows if line[3] == first.attack)
+    line = next(line for line in table.row_shares(one).rows if line[3] == first.attack)
     assert line[4] == rows
     assert line[7].startswith(rate)
     assert columns.lines(one)[0][NAMES.index("leak")] == 0.95, "the row is of test rows"
@@ -714,11 +714,11 @@ def test_how_much_of_how_many_rows_stands_beside_alone(summary):
         first.leak, bits=0.042, bits_ci95=(0.03, 0.054), others=known, alone_others={"tpr@0.01": 0.1}
     )
     one = with_points(summary, [msgspec.structs.replace(first, leak=leak), *others])
-    cells = table.per_row(one)
+    cells = table.row_shares(one)
     assert cells.rows[-1][-5:] == [".042 ±.012", ".050 (–)", ".200 (.100)", ".031 (–)", "– (–)"]
     assert cells.title in table.show(one).markdown()
     assert cells.title not in Report(one, build_manifest(specs.EvalSpec())).table(140), "a terminal has no room"
-    assert table.per_row(summary) is None, "records of an earlier version"
+    assert table.row_shares(summary) is None, "records of an earlier version"
     line = next(csv.DictReader(io.StringIO(columns.as_csv(one))))
     assert [line[name] for name in ("bits", "bits_low", "tpr@0.001", "right@0.99")] == ["0.042", "0.03", "0.05", ""]
 
@@ -754,7 +754,7 @@ def test_rows_stay_in_a_narrow_terminal_and_pipes_hide_nothing(summary, capsys):
     assert "NOT SHOWN" in narrow
     assert "rows" in narrow[: narrow.index("NOT SHOWN")]
     assert "NOT SHOWN" in report.table(140), "so wide is this table"
-    on_terminal(report.rich)
+    print_to_terminal(report.rich)
     assert "NOT SHOWN" not in capsys.readouterr().out
 
 

@@ -24,7 +24,7 @@ from vflsec.run.adversary import (
     fold_scores,
     gain_of_tuning,
     standard_error_of_folds,
-    tuned,
+    tune,
     view_of,
 )
 from vflsec.run.spec import AuxSpec
@@ -123,13 +123,13 @@ class Threshold(Attack):
 
 def test_a_large_budget_finds_the_best_variant_and_says_what_it_tried():
     apart = (torch.arange(40) % 2)[:, None] * 10.0
-    chosen, score, trials = tuned(Threshold(), make_view(apart), "accuracy", AuxSpec(budget="large"), seed=0)
+    chosen, score, trials = tune(Threshold(), make_view(apart), "accuracy", AuxSpec(budget="large"), seed=0)
     assert (chosen.at, score, trials) == (5.0, 1.0, 5)
 
 
 def test_the_papers_budget_is_the_attack_as_it_is():
     attack = Threshold()
-    chosen, score, trials = tuned(attack, make_view(torch.zeros(40, 1)), "accuracy", AuxSpec(), seed=0)
+    chosen, score, trials = tune(attack, make_view(torch.zeros(40, 1)), "accuracy", AuxSpec(), seed=0)
     assert chosen is attack
     assert (score, trials) == (0.5, 1)
 
@@ -213,7 +213,7 @@ def test_a_small_search_is_reproducible_and_never_repeats():
 def test_where_no_variant_is_better_the_source_stays():
     attack = Threshold(at=5.0)
     apart = (torch.arange(40) % 2)[:, None] * 10.0
-    assert tuned(attack, make_view(apart), "accuracy", AuxSpec(budget="large"), seed=0)[0] is attack
+    assert tune(attack, make_view(apart), "accuracy", AuxSpec(budget="large"), seed=0)[0] is attack
 
 
 def test_without_folds_nothing_is_searched():

@@ -15,7 +15,7 @@ CREDIT = {"adversary": "active", "seeds": 1, "data": {"n_labeled": 500}}
 
 
 def resolved(*attacks, **settings):
-    spec, _ = engine.every_attack(specs.read({**CREDIT, **settings, "attacks": list(attacks)}))
+    spec, _ = engine.expand_attacks(specs.read({**CREDIT, **settings, "attacks": list(attacks)}))
     return spec
 
 
@@ -52,7 +52,7 @@ def test_labels_have_neither_victim_nor_column():
     spec = specs.read({"seeds": 1})
     entry = describe_attack(resolve(AttackSpec(name="mc")), "mc", "passive_1", None)
     assert (entry.victim, entry.column, entry.above) == ("", "", None)
-    assert engine.every_attack(spec)[0] is spec
+    assert engine.expand_attacks(spec)[0] is spec
 
 
 def test_an_unknown_column_is_one_line():

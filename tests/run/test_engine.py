@@ -174,7 +174,7 @@ def test_a_worker_that_cannot_write_the_folder_keeps_its_models_in_its_own(tmp_p
     monkeypatch.setattr(distributed, "get_worker", lambda: SimpleNamespace(local_directory=str(own)))
     store = Store(tmp_path / "run")
     (task, *_) = (one for one in engine.plan(specs.read(SETTINGS), store).tasks if one.rows)
-    (record, *_) = engine._on_worker({}, task, tmp_path / "file" / "run", "cpu")
+    (record, *_) = engine._run_on_worker({}, task, tmp_path / "file" / "run", "cpu")
     assert record.status in ("ok", "unconverged")
     assert list((own / "vflsec" / "run" / "cells").iterdir())
 
@@ -457,7 +457,7 @@ def test_a_cell_does_not_depend_on_what_ran_before_it(tmp_path):
 )
 def test_all_is_what_can_be_mounted_and_the_others_have_a_reason(changed, chosen, left_out):
     spec = specs.read({"dataset": "toy", "attacks": ["all"], **changed})
-    found, reasons = engine.every_attack(spec)
+    found, reasons = engine.expand_attacks(spec)
     names = [attack.name for attack in found.attacks]
     assert set(names) >= chosen
     assert set(names) | set(reasons) == set(registry.entries("attacks"))
@@ -473,7 +473,7 @@ def test_a_record_says_which_attacks_its_adversary_could_mount(tmp_path):
     """They are those of ``all``: what a report without them names as not run."""
     settings = {**SETTINGS, "attacks": [{"name": "norm"}], "strengths": [1], "seeds": 1}
     records = finish(tmp_path, **settings).records()
-    found, _ = engine.every_attack(specs.read({**settings, "attacks": ["all"]}))
+    found, _ = engine.expand_attacks(specs.read({**settings, "attacks": ["all"]}))
     expected = sorted(attack.name for attack in found.attacks)
     assert [record.mountable for record in records.values() if isinstance(record, Result)] == [expected] * 2
     summary = summarize(build_manifest(specs.read(settings)), records, out="")
@@ -495,7 +495,7 @@ def test_a_sign_by_few_labels_says_how_sure_it_is(tmp_path):
 def test_a_variant_beside_all_does_not_take_the_place_of_the_attack():
     """A weakened variant must not keep ``all`` from running the attack itself."""
     spec = specs.read({"dataset": "toy", "attacks": ["direction:releases=1", "mc", "all"]})
-    found, reasons = engine.every_attack(spec)
+    found, reasons = engine.expand_attacks(spec)
     assert found.attacks[:2] == (specs.parse_attack("direction:releases=1"), specs.parse_attack("mc"))
     names = [attack.label for attack in found.attacks]
     assert [names.count(name) for name in ("direction:releases=1", "direction", "mc")] == [1, 1, 1]
@@ -506,7 +506,7 @@ THREE = {"dataset": "multiple-features", "data": {"options": {"parties": 3}}, "a
 
 
 def test_all_attacks_every_party_that_it_could_be_on():
-    found, reasons = engine.every_attack(specs.read({**THREE, "attacks": ["all"]}))
+    found, reasons = engine.expand_attacks(specs.read({**THREE, "attacks": ["all"]}))
     names = [attack.label for attack in found.attacks]
     for name in ("inversion-blackbox", "column-fusion"):
         assert names.count(name) == names.count(f"{name}:victim=passive_2") == 1
@@ -528,13 +528,13 @@ def test_a_party_that_was_not_attacked_is_named_as_not_run(tmp_path):
 
 def test_all_strikes_at_the_end_beside_what_is_named_after_a_phase():
     spec = specs.read({"dataset": "toy", "methods": ["ss-vfl-c"], "attacks": ["mc@pretrain", "all"]})
-    found, _ = engine.every_attack(spec)
+    found, _ = engine.expand_attacks(spec)
     assert [attack.after for attack in found.attacks if attack.name == "mc"] == ["pretrain", None]
 
 
 def test_without_all_nothing_is_added():
     spec = specs.read(SETTINGS)
-    assert engine.every_attack(spec) == (spec, {})
+    assert engine.expand_attacks(spec) == (spec, {})
 
 
 EXITS = "raise SystemExit(5)"

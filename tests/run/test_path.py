@@ -61,12 +61,12 @@ def test_an_option_that_names_a_protocol_becomes_its_class_and_keeps_its_name_in
     )
     assert issubclass(masked.options["boundary"], registry.load("protocols", "paillier"))
     assert (plain.keyed, masked.keyed) == ({"boundary": "plain"}, {"boundary": "paillier"})
-    assert masked.without_option("boundary") == plan.resolve(specs.parse_method("fedsplitnn"))
+    assert masked.drop_option("boundary") == plan.resolve(specs.parse_method("fedsplitnn"))
 
 
 def test_a_defense_at_another_strength_is_the_same_class():
     defense = plan.resolve(specs.parse_defense("iso:lambda=5"))
-    weaker = defense.of_strength(1.0)
+    weaker = defense.with_strength(1.0)
     assert weaker.defense().strength == 1.0
     assert weaker == msgspec.structs.replace(defense, spec=specs.parse_defense("iso:lambda=1"))
 

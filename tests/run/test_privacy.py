@@ -15,7 +15,7 @@ from vflsec.report import table
 from vflsec.run import training
 from vflsec.run.federation import build_federation, build_method
 from vflsec.run.plan import make_cell
-from vflsec.run.score import most_per_row, spent
+from vflsec.run.score import compute_spending, most_per_row
 from vflsec.run.spec import parse_defense
 from vflsec.run.store import Store
 
@@ -56,7 +56,7 @@ def cell(*texts, method="fedsplitnn", parties=3, **options):
 def account(made, adversary, heard):
     federation, method = build_federation(made, "cpu"), build_method(made)
     method.build(federation)
-    return spent(Trained(method, federation, {}), heard, adversary)
+    return compute_spending(Trained(method, federation, {}), heard, adversary)
 
 
 GRADIENTS = [releases(), releases(receiver="passive_2")]

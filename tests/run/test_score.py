@@ -8,7 +8,7 @@ import torch
 
 from vflsec.base.seeds import derive
 from vflsec.core.view import GroundTruth, Guess
-from vflsec.run.score import in_first_half, measure, score
+from vflsec.run.score import draw_first_half, measure, score
 
 LABELS = torch.arange(200) % 4
 Z2 = NormalDist().inv_cdf(0.975) ** 2
@@ -54,7 +54,7 @@ def test_against_a_shuffled_secret_a_perfect_guess_is_at_chance():
     hits = [
         score(
             Guess({"test": perfect(LABELS)}),
-            truth.shuffled(torch.Generator().manual_seed(seed)),
+            truth.shuffle_labels(torch.Generator().manual_seed(seed)),
             headline="accuracy",
             exclude=torch.tensor([]),
             seed=0,
@@ -76,16 +76,16 @@ def scored(scores, labels, seed=0, exclude=(), headline="accuracy"):
 
 @pytest.mark.parametrize("labels", [LABELS, LABELS[:187], torch.tensor([0] * 150 + [1] * 50)])
 def test_halves_are_disjoint_and_split_each_class_evenly(labels):
-    first = torch.from_numpy(in_first_half(labels, 3))
+    first = torch.from_numpy(draw_first_half(labels, 3))
     counts = [torch.bincount(labels[half], minlength=4) for half in (first, ~first)]
     assert (counts[0] - counts[1]).abs().max() <= 1
     assert torch.equal(counts[0] + counts[1], torch.bincount(labels, minlength=4))
-    assert not torch.equal(first, torch.from_numpy(in_first_half(labels, 4)))
+    assert not torch.equal(first, torch.from_numpy(draw_first_half(labels, 4)))
 
 
 def test_each_half_is_scored_by_itself():
     """Wrong on the rows of the first half alone: which these are is the same for every guess."""
-    first = torch.from_numpy(in_first_half(LABELS[50:], derive(0, "halves", "train")))
+    first = torch.from_numpy(draw_first_half(LABELS[50:], derive(0, "halves", "train")))
     scores = perfect(LABELS)
     scores[50:][first] = scores[50:][first].roll(1, dims=1)
     found = scored(scores, LABELS, exclude=list(range(50)))
@@ -104,7 +104,7 @@ def test_the_headline_comes_first():
 
 def test_values_are_split_as_well():
     truth = torch.randn(101, 3, generator=torch.Generator().manual_seed(0))
-    assert sum(in_first_half(truth, 0)) == 51
+    assert sum(draw_first_half(truth, 0)) == 51
     found = score(
         Guess({"train": truth}), GroundTruth({"train": truth}), headline="r2", seed=0, names=("r2",),
         exclude=torch.tensor([], dtype=torch.long),

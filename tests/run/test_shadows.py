@@ -18,7 +18,7 @@ from vflsec.data.partition import DataSpec, exchange_rows, partition
 from vflsec.results.records.schema import Result
 from vflsec.run import engine, plan, runner, training
 from vflsec.run import spec as specs
-from vflsec.run.federation import MEMBER, Candidates, asked, build_federation, build_method, partition_of
+from vflsec.run.federation import MEMBER, Candidates, build_federation, build_method, partition_of, query_model
 from vflsec.run.forecast import forecast_time
 from vflsec.run.questions import ask
 from vflsec.run.spec import AuxSpec
@@ -53,19 +53,19 @@ def test_a_shadow_trains_on_half_of_the_candidates_and_the_other_training_rows(n
     assert (target.places < n_train).sum() == n
     others = set(range(n_train)) - set(target.places.tolist())
     for k in range(6):
-        rows = target.dealt(k).rows
+        rows = target.deal(k).rows
         assert torch.equal(rows.sort().values, torch.arange(n_train + n_test))
         own = set(rows[:n_train].tolist())
         assert others <= own
         assert len(own & set(target.places.tolist())) == n
-        assert torch.equal(rows[target.dealt(k).places], target.places), "each candidate is where it is said to be"
+        assert torch.equal(rows[target.deal(k).places], target.places), "each candidate is where it is said to be"
 
 
 def test_every_candidate_is_in_half_of_the_shadows_and_these_know_nothing_of_the_members():
     n, count = 400, 64
     target = Candidates.draw(0, n, n)
     split = {name: torch.full((n,), float(member)) for name, member in MEMBER.items()}
-    inside, member = torch.stack([target.dealt(k).of(split) for k in range(count)]), target.of(split)
+    inside, member = torch.stack([target.deal(k).gather(split) for k in range(count)]), target.gather(split)
     assert (inside.sum(dim=0) == count / 2).all()
     assert torch.equal(inside[::2], 1 - inside[1::2])
     shared = inside[::2] @ member - n / 2  # hypergeometric: half of the members, with variance n / 8
@@ -111,9 +111,9 @@ def test_a_shadow_has_the_same_candidates_and_seeds_of_its_own():
     assert (own.seed, other.seed) == (0, derive(0, "shadow", 3))
     target = Candidates.draw(0, own.n_rows("train"), own.n_rows("test"))
     for name, party in own.parties.items():
-        assert torch.equal(target.of(party.features), target.dealt(3).of(other.parties[name].features))
+        assert torch.equal(target.gather(party.features), target.deal(3).gather(other.parties[name].features))
         assert not torch.equal(party.features["train"], other.parties[name].features["train"])
-    assert torch.equal(target.of(own.active.labels), target.dealt(3).of(other.active.labels))
+    assert torch.equal(target.gather(own.active.labels), target.deal(3).gather(other.active.labels))
     assert cell.key != shadow.key
     assert partition_of(cell).ids["train"].tolist() != partition_of(shadow).ids["train"].tolist()
 
@@ -124,7 +124,7 @@ def test_what_a_shadow_says_is_what_it_says_when_trained_by_itself():
     trained = build_method(cell).fit(build_federation(msgspec.structs.replace(cell, shadow=2), "cpu"))
     own = trained.federation
     target = Candidates.draw(0, own.n_rows("train"), own.n_rows("test"))
-    torch.testing.assert_close(found.logits[2], target.dealt(2).of(asked(trained)), rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.logits[2], target.deal(2).gather(query_model(trained)), rtol=0, atol=1e-5)
     view = ask(plan.resolve(specs.parse_attack("lira")).make(), trained, "active", AuxSpec(n=20)).view
     assert found.logits.shape == (4, *view.predictions["candidates"].shape)
     assert found.members.dtype == torch.bool
@@ -170,13 +170,13 @@ def test_shadows_train_one_after_the_other_where_they_must(changed, tmp_path):
 
 @pytest.mark.parametrize(("diverged", "status"), [({1}, "ok"), (set(range(6)), "error")])
 def test_shadows_that_diverge_are_left_out(diverged, status, tmp_path, monkeypatch):
-    in_turn = training.trained_in_turn
+    in_turn = training.train_in_turn
 
     def some(cells, device):
         for number, trained in enumerate(in_turn(cells, device)):
             yield None if number in diverged else trained
 
-    monkeypatch.setattr(training, "trained_in_turn", some)
+    monkeypatch.setattr(training, "train_in_turn", some)
     (found,), _ = evaluated(tmp_path, "lira:shadows=6")
     assert found.status == status
     if status == "ok":
@@ -189,7 +189,7 @@ def test_a_failure_of_shadows_is_that_of_the_attack_alone(tmp_path, monkeypatch)
     def failing(*_):
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(training, "trained_in_turn", failing)
+    monkeypatch.setattr(training, "train_in_turn", failing)
     found, _ = evaluated(tmp_path, "lira:shadows=4", "membership")
     assert [one.status for one in found] == ["error", "ok"]
     assert "out of luck" in found[0].error
@@ -197,11 +197,11 @@ def test_a_failure_of_shadows_is_that_of_the_attack_alone(tmp_path, monkeypatch)
 
 def test_they_are_trained_by_name_alone():
     spec = specs.read({**SETTINGS, "attacks": ["all"]})
-    found, left_out = engine.every_attack(spec)
+    found, left_out = engine.expand_attacks(spec)
     assert not {"lira", "rmia"} & {attack.name for attack in found.attacks}
     assert left_out["lira"] == left_out["rmia"]
     assert "trains 64 shadow federations for each training: name it in --attack" in left_out["lira"]
-    named, left_out = engine.every_attack(specs.read({**SETTINGS, "attacks": ["lira", "all"]}))
+    named, left_out = engine.expand_attacks(specs.read({**SETTINGS, "attacks": ["lira", "all"]}))
     assert "lira" in {attack.name for attack in named.attacks}
     assert "lira" not in left_out
 
@@ -238,7 +238,7 @@ def test_memory_bounds_how_many_train_at_once(monkeypatch):
     sizes, as_one = [], training._train_stacked
     monkeypatch.setattr(training, "_train_stacked", lambda some, *rest: sizes.append(len(some)) or as_one(some, *rest))
     monkeypatch.setattr(training, "MEMORY", 3 * 2 * 600 * 12 * 4)
-    assert len(list(training.trained_in_turn(cells, "cpu"))) == 4
+    assert len(list(training.train_in_turn(cells, "cpu"))) == 4
     assert sizes[0] < 4
     assert sum(sizes) == 4
 

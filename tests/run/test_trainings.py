@@ -23,10 +23,10 @@ from vflsec.results.analysis.trainings import add_up, notes_on_spending, spendin
 from vflsec.results.records.folder import read_manifest, read_records
 from vflsec.run import engine
 from vflsec.run import spec as specs
-from vflsec.run.cell import result_key, several
+from vflsec.run.cell import repeat_training, result_key
 from vflsec.run.federation import build_federation, build_method
 from vflsec.run.plan import resolve, training_cell
-from vflsec.run.score import spent
+from vflsec.run.score import compute_spending
 from vflsec.run.store import Store
 
 ROWS = 600
@@ -45,7 +45,7 @@ def run(*words):
 
 def cells(trainings, *defenses, method="fedsplitnn", **settings):
     spec = specs.read({**TOY, "methods": [method], "fixed": list(defenses), **settings})
-    return several(training_cell(spec, method, seed=0), trainings)
+    return repeat_training(training_cell(spec, method, seed=0), trainings)
 
 
 def leaks(points):
@@ -161,7 +161,7 @@ def test_fixed_answers_depend_on_data_and_strength_but_not_on_the_training():
         ("label-dp:epsilon=2", 10.0),
         ("label-dp:epsilon=2,fixed=true", 2.0),
         ("laplace-dp:strength=1", 15.0),
-        ("gaussian-dp:strength=20", GaussianDP(20.0).spent(15)["epsilon"]),
+        ("gaussian-dp:strength=20", GaussianDP(20.0).privacy_spent(15)["epsilon"]),
     ],
 )
 def test_the_accountant_composes_over_trainings(text, expected):
@@ -169,9 +169,9 @@ def test_the_accountant_composes_over_trainings(text, expected):
     federation, method = build_federation(cell, "cpu"), build_method(cell)
     method.build(federation)
     heard = [ReleaseCount("train", "active", "passive_1", Kind.GRADIENT, "train", 3, 300)]
-    (found,) = spent(Trained(method, federation, {}), heard, "passive_1", 5)
+    (found,) = compute_spending(Trained(method, federation, {}), heard, "passive_1", 5)
     assert found["epsilon"] == pytest.approx(expected, rel=1e-6)
-    assert GaussianDP(20.0).spent(15)["epsilon"] >= gaussian(20.0, 15, 1e-5)
+    assert GaussianDP(20.0).privacy_spent(15)["epsilon"] >= gaussian(20.0, 15, 1e-5)
     assert found.get("releases", 15) == 15
 
 
@@ -330,6 +330,6 @@ def test_an_audit_is_of_one_training(tmp_path):
 
 
 def test_randomized_response_spends_once_for_each_draw():
-    assert LabelDP(1.0).spent(3) == {"epsilon": 3.0, "delta": 0.0}
-    assert LabelDP(1.0, fixed=True).spent(3) == {"epsilon": 1.0, "delta": 0.0}
-    assert LabelDP(0.0, fixed=True).spent(3) is None
+    assert LabelDP(1.0).privacy_spent(3) == {"epsilon": 3.0, "delta": 0.0}
+    assert LabelDP(1.0, fixed=True).privacy_spent(3) == {"epsilon": 1.0, "delta": 0.0}
+    assert LabelDP(0.0, fixed=True).privacy_spent(3) is None

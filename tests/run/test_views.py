@@ -57,7 +57,7 @@ def settings(name, adversary="passive_1", attacks=("mc",), parties=3, **more):
 
 def mountable(spec):
     """Each registered attack that can be mounted, with the phase after which it strikes: the last, or a former one."""
-    ((_, method, federation),) = engine._built(spec)
+    ((_, method, federation),) = engine._build(spec)
     for name in registry.entries("attacks"):
         for after in (None, *method.phases[:-1]):
             attack = plan.resolve(specs.parse_attack(name)).make()
@@ -81,7 +81,7 @@ def cases():
 def test_whatever_a_role_receives_some_attack_reads(method, options):
     parties = 2 if method == "fedcvt" else 3
     spec = settings(method, parties=parties, method={method: options})
-    ((_, made, federation),) = engine._built(spec)
+    ((_, made, federation),) = engine._build(spec)
     taps = {name: Transcript(frozenset({name}), frozenset(Kind)) for name in (*federation.parties, *made.observers())}
     federation.channel.taps += taps.values()
     trained = made.fit(federation)
@@ -150,7 +150,7 @@ def test_labels_of_two_active_parties_are_not_compared():
 
 def test_views_of_the_source_hold_its_rows_and_what_was_said_of_them():
     spec = settings("prada")
-    ((_, method, federation),) = engine._built(spec)
+    ((_, method, federation),) = engine._build(spec)
     tap = Transcript(frozenset({"passive_1"}), frozenset({Kind.GRADIENT}))
     federation.channel.taps.append(tap)
     method.run("pretrain", federation)
@@ -168,7 +168,7 @@ def test_views_of_the_source_hold_its_rows_and_what_was_said_of_them():
 @pytest.mark.long
 def test_the_server_mounts_what_it_can_and_all_strikes_after_a_phase(tmp_path):
     spec = settings("fedhssl-simsiam", "server", attacks=["all", "all@pretrain"], seeds=1)
-    found, left_out = engine.every_attack(spec)
+    found, left_out = engine.expand_attacks(spec)
     victims = ["", ":victim=passive_1", ":victim=passive_2"]  # without a name, the active party
     expected = [f"model-recovery{victim}{phase}" for phase in ("", "@pretrain") for victim in victims]
     assert [attack.label for attack in found.attacks] == expected
@@ -198,7 +198,7 @@ def test_where_nobody_averages_there_is_no_server(method, way):
 def test_without_pre_training_nothing_strikes_after_it(attack):
     text = f"fedsplitnn has no pre-training, so {attack}@pretrain cannot run: choose a method that pre-trains"
     with pytest.raises(UsageError, match=text):
-        engine.check(engine.every_attack(settings("fedsplitnn", attacks=[f"{attack}@pretrain"]))[0])
+        engine.check(engine.expand_attacks(settings("fedsplitnn", attacks=[f"{attack}@pretrain"]))[0])
 
 
 def test_a_passive_party_attacks_the_active_partys_columns_of_training_rows(tmp_path):

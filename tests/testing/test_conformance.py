@@ -292,7 +292,7 @@ class Tampering(Guesser):
         self.check(view.side, view.has())
         with torch.no_grad():
             next(view.model.parameters()).zero_()
-        return self.run(view, rng=None).checked(view)
+        return self.run(view, rng=None).check(view)
 
 
 class GlobalRandom(Guesser):

@@ -62,13 +62,13 @@ class Restored(NamedTuple):
     fingerprint: str
     folder: Path
 
-    def trained(self, draw: int) -> Trained:
+    def load_trained(self, draw: int) -> Trained:
         """Return the federation as it was trained, for one draw of auxiliary samples; the first is that of its seed."""
-        trained = self.untrained(draw)
+        trained = self.build_untrained(draw)
         load_states(trained.federation, self.folder, complete=True)
         return trained
 
-    def untrained(self, draw: int) -> Trained:
+    def build_untrained(self, draw: int) -> Trained:
         """Return the federation before training."""
         federation, method = build_federation(self.cell, "cpu"), build_method(self.cell)
         method.build(federation)
@@ -211,7 +211,7 @@ def list_messages(restored: Restored, folder: Path, adversary: str) -> Iterator[
     """
     opened, data = TranscriptFolder(folder), partition_of(restored.cell)
     check_classes(opened.header.classes, data, folder.name)
-    models = restored.untrained(0).federation.active.modules
+    models = restored.build_untrained(0).federation.active.modules
     trees = len(models["shape"].owner) if "shape" in models else 0  # type: ignore[arg-type]
     places = {split: pd.Index(ids.astype(str).astype(object)) for split, ids in data.ids.items()}
     names = adversary.split("+")

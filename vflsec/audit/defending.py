@@ -95,7 +95,7 @@ class CutLayerDefense:
         """Return what leaves the passive party in place of ``h`` (B, d); gradients pass unchanged."""
         self._step += 1
         release = self._release(Kind.EMBEDDING, h, phase, None)
-        left: Tensor = _Changed.apply(h, lambda value: self._stack.released(value, release), None)  # type: ignore[no-untyped-call]
+        left: Tensor = _Changed.apply(h, lambda value: self._stack.apply_to_release(value, release), None)  # type: ignore[no-untyped-call]
         return left
 
     def active(self, h: Tensor, *, labels: Tensor | None = None, phase: str = "train") -> Tensor:
@@ -105,7 +105,7 @@ class CutLayerDefense:
             ProtocolError, UsageError: in the backward pass, if a defense needs ``labels``.
         """
         release = self._release(Kind.GRADIENT, h, phase, labels)
-        same: Tensor = _Changed.apply(h, None, lambda value: self._stack.released(value, release))  # type: ignore[no-untyped-call]
+        same: Tensor = _Changed.apply(h, None, lambda value: self._stack.apply_to_release(value, release))  # type: ignore[no-untyped-call]
         return same
 
     def _release(self, kind: Kind, h: Tensor, phase: str, labels: Tensor | None) -> Release:

@@ -29,10 +29,10 @@ from vflsec.results.records.schema import BaselineResult, Result
 from vflsec.run.cell import Technique, digest
 from vflsec.run.describe import describe_attack, describe_provenance, list_baselines, list_rows
 from vflsec.run.engine import reasons
-from vflsec.run.mounting import every_victim, is_baseline, with_columns
-from vflsec.run.plan import Baseline, Trial, registered_attacks, resolve, without_federation
+from vflsec.run.mounting import expand_victims, is_baseline, with_columns
+from vflsec.run.plan import Baseline, Trial, list_attacks, make_alone_attack, resolve
 from vflsec.run.questions import Question, ask
-from vflsec.run.runner import Task, attack_run, guarded
+from vflsec.run.runner import Task, attack_run, try_attack
 from vflsec.run.spec import AttackSpec, AuxSpec
 from vflsec.run.training import limit_threads
 
@@ -54,7 +54,7 @@ class SystemAudit:
         head: what is above the cut layer (``model.head``); None if it is not known.
         attacks: that are run.
         mountable: the names of all attacks that can be run.
-        left_out: why each other attack cannot be run.
+        exclusions: why each other attack cannot be run.
         aux: the auxiliary labels.
         draws: how often these are drawn.
         dataset: the name of the data, and a hash of it.
@@ -82,7 +82,7 @@ class SystemAudit:
     spent: Sequence[dict[str, Any]] = ()
     attacks: Sequence[Technique] = ()
     mountable: Sequence[str] = ()
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    exclusions: Mapping[str, str] = field(default_factory=dict)
     misfit: Sequence[str] = ()
     confirmed: bool = False
     declared: bool = False
@@ -105,7 +105,7 @@ class SystemAudit:
             settings={"audit": self.subject.name, **self.settings},
             provenance=describe_provenance({"attacks": self.attacks}, {name: identity}, self.command),
             audited=self.subject.name,
-            left_out=dict(self.left_out),
+            left_out=dict(self.exclusions),
             title=self.data.dataset,
             names=dict(self.data.names),
             used=self.data.used,
@@ -154,7 +154,7 @@ class SystemAudit:
         """The attacks of which the version without the federation is part of *alone*."""
         named = [attack for attack in self.attacks if not is_baseline(attack)]
         on_labels = any(attack.kind.target == "labels" for attack in self.attacks) and self.subject.side == "passive"
-        always = [attack for attack in registered_attacks() if is_baseline(attack)] if on_labels else []
+        always = [attack for attack in list_attacks() if is_baseline(attack)] if on_labels else []
         return [*named, *always]
 
     def key(self, attack: Technique, draw: int, *kind: str) -> str:
@@ -164,7 +164,7 @@ class SystemAudit:
         spent = [list(self.spent)] if self.spent else []
         return digest(["audit", VERSION, *kind, who, attack.identity, attack.spec.options, aux, draw, *spent])
 
-    def asked(self, attack: Attack, trained: Trained, *, joined: bool = True) -> Question:
+    def build_question(self, attack: Attack, trained: Trained, *, joined: bool = True) -> Question:
         """Return the question to the adversary, without a model if none was handed in; alone, without what it got."""
         messages = self.messages if joined else ()
         question = ask(attack, trained, self.subject.adversary, self.aux, messages)
@@ -191,37 +191,37 @@ def add_attacks(audit: SystemAudit, wanted: Sequence[AttackSpec]) -> SystemAudit
         InsufficientView: an attack that was asked for by name cannot be mounted, or none can.
     """
     subject, trained = audit.subject, audit.joint(0)
-    others = sorted(registered_attacks(), key=lambda attack: (attack.kind.target != "labels", attack.name))
+    others = sorted(list_attacks(), key=lambda attack: (attack.kind.target != "labels", attack.name))
     every = [
         on_victim
         for attack in others
         if not is_baseline(attack)
-        for on_victim in every_victim(attack, subject.adversary, trained.federation)
+        for on_victim in expand_victims(attack, subject.adversary, trained.federation)
     ]
     chosen = with_columns([resolve(spec) for spec in wanted], subject.adversary, trained.federation)
     specs = [*chosen, *(attack for attack in every if attack not in chosen)]
-    reasons_by_spec = [(spec, _why_not(spec.make(), audit, trained)) for spec in specs]
+    reasons_by_spec = [(spec, _find_obstacle(spec.make(), audit, trained)) for spec in specs]
     for spec, reason in reasons_by_spec[: len(chosen)]:
         if reason is not None:
             cause = next((f"; {note}" for note in subject.notes if Need.MODEL in reason and "bottom" in note), "")
             raise InsufficientView(f"attack {spec.name!r} cannot be run on {subject.name}: {reason}{cause}")
     possible = [spec for spec, reason in reasons_by_spec if reason is None]
-    left_out = {spec.label: reason for spec, reason in reasons_by_spec if reason is not None}
+    exclusions = {spec.label: reason for spec, reason in reasons_by_spec if reason is not None}
     if not possible:
         raise InsufficientView(
-            f"expected material for an attack in {subject.name}, found none: {'; '.join(reasons(left_out))}"
+            f"expected material for an attack in {subject.name}, found none: {'; '.join(reasons(exclusions))}"
         )
     mountable = [spec.label for spec in possible if spec in every]
     attacks = chosen or with_columns(possible, subject.adversary, trained.federation, of_all=possible)
-    return replace(audit, attacks=attacks, mountable=mountable, left_out=left_out)
+    return replace(audit, attacks=attacks, mountable=mountable, exclusions=exclusions)
 
 
-def _why_not(attack: Attack, audit: SystemAudit, trained: Trained) -> str | None:
+def _find_obstacle(attack: Attack, audit: SystemAudit, trained: Trained) -> str | None:
     """Return why an attack cannot be mounted; None if it can."""
     if attack.target == "integrity" or attack.acts_in_training:
         return "acts in training, which is over"
     try:
-        view, side = audit.asked(attack, trained).view, audit.subject.side
+        view, side = audit.build_question(attack, trained).view, audit.subject.side
         attack.check(view.side, attack.needs)
         missing = sorted(attack.needs - view.has())
         if missing:
@@ -275,8 +275,8 @@ def _results(audit: SystemAudit, rows: Sequence[Trial], trained: Trained) -> Ite
         attack, began = row.attack.make(), time.perf_counter()
         about = (attack.target, attack.metric, getattr(attack, "relative", False), attack.victim, attack.column)
         if about not in questions:
-            questions[about] = audit.asked(attack, trained)
-        changes = guarded(attack, questions[about], trained.federation, audit.aux)
+            questions[about] = audit.build_question(attack, trained)
+        changes = try_attack(attack, questions[about], trained.federation, audit.aux)
         yield Result(
             key=row.key,
             cell=audit.subject.fingerprint[:16],
@@ -295,15 +295,15 @@ def _results(audit: SystemAudit, rows: Sequence[Trial], trained: Trained) -> Ite
 
 def _score_alone(baseline: Baseline, alone: Trained, audit: SystemAudit) -> BaselineResult:
     attack, began = baseline.attack.make(), time.perf_counter()
-    bare = attack if attack.baseline else without_federation(attack)
+    bare = attack if attack.baseline else make_alone_attack(attack)
     changes: dict[str, Any] = {}
     if bare is not None and audit.aux.n:
-        question = audit.asked(attack, alone, joined=False)
+        question = audit.build_question(attack, alone, joined=False)
         model, view = question.view.model, question.view
         fresh = reset(model, derive(alone.federation.seed, "alone", view.party)) if model else None
         view = replace(view, model=fresh, messages=(), top=None, predictions={}, models={}, victim_model=None)
         if bare.needs <= view.has():
-            changes = guarded(bare, question._replace(view=view), alone.federation, audit.aux)
+            changes = try_attack(bare, question._replace(view=view), alone.federation, audit.aux)
     return BaselineResult(
         key=baseline.key,
         method=AUDITED,

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from vflsec.audit.opening import without_exit
+from vflsec.audit.opening import block_exit
 from vflsec.audit.subject import Subject, join_names
 from vflsec.audit.transcript_lines import Sent
 from vflsec.base.checks import count, unknown
@@ -262,7 +262,7 @@ def add_embeddings(subject: Subject, data: Partition) -> Subject:
         f"as it reads them into another file"
     )
     try:
-        with torch.no_grad(), without_exit():
+        with torch.no_grad(), block_exit():
             out = bottom(x)
     except (Exception, SystemExit) as error:  # noqa: BLE001  (the user's own code)
         raise UsageError(
@@ -329,7 +329,7 @@ def _split_rows(table: pd.DataFrame, data: Partition) -> dict[str, Tensor] | Non
 
 def _append_columns(features: dict[str, Tensor], rows: dict[str, Tensor]) -> tuple[LastColumns, dict[str, Tensor]]:
     """Return features with standardized ``rows`` appended, and the module that undoes the standardizing."""
-    middle, scale = Bounds.of(rows["train"])
+    middle, scale = Bounds.from_columns(rows["train"])
     middle, scale = middle.float(), torch.where(torch.isinf(scale), 1.0, scale).float()
     nothing = torch.zeros(0, len(middle))
     joined = {

@@ -28,7 +28,7 @@ from vflsec.data.partition import DataSpec, partition
 from vflsec.run.adversary import adversary
 from vflsec.run.federation import partition_of
 from vflsec.run.plan import Names, find_dataset, resolve
-from vflsec.run.score import most_per_row, spent, spent_by
+from vflsec.run.score import compute_account, compute_spending, most_per_row
 from vflsec.run.spec import AttackSpec, AuxSpec, parse_defense
 
 
@@ -162,7 +162,7 @@ def _audit_checkpoint(
     restored = checkpoint.restore(folder, data, options)
     cell, notes = restored.cell, list(restored.facts.notes)
     party = Names("", partition_of(cell).names).standard(party)
-    adversary(restored.trained(0).federation, party)  # raises an error if there is no such party
+    adversary(restored.load_trained(0).federation, party)  # raises an error if there is no such party
     if messages:
         notes.append(f"messages of its training from {messages}")
     subject = Subject(
@@ -175,21 +175,21 @@ def _audit_checkpoint(
     audit = SystemAudit(
         subject,
         partition_of(cell),
-        joint=restored.trained,
-        apart=restored.untrained,
+        joint=restored.load_trained,
+        apart=restored.build_untrained,
         messages=tuple(checkpoint.list_messages(restored, messages, party)) if messages else (),
         aux=aux,
         draws=draws,
         dataset=(cell.dataset.name, cell.dataset.key(cell.data)),
         head=cell.model.head,
-        spent=spent(restored.trained(0), restored.facts.releases, party),
+        spent=compute_spending(restored.load_trained(0), restored.facts.releases, party),
         declared=bool(cell.defenses),
     )
     kinds = [frozenset(carried.defense().at) for carried in cell.defenses]
-    findings = [check_utility(restored.trained(0), restored.facts), *check_fit(audit, kinds)]
+    findings = [check_utility(restored.load_trained(0), restored.facts), *check_fit(audit, kinds)]
     if messages:
         noisy = any(Kind.EMBEDDING in changed for changed in kinds)
-        findings.append(check_training(restored.trained(0), restored.facts, audit.messages, noisy=noisy))
+        findings.append(check_training(restored.load_trained(0), restored.facts, audit.messages, noisy=noisy))
     return audit, findings
 
 
@@ -216,7 +216,7 @@ def measure_spending(defenses: Sequence[str], subject: Subject, parties: Iterabl
         if hooks.PLAN_RELEASES in touches(defense) and acted_on:
             defense.plan_releases(most_per_row(acted_on))
         senders = [name for name in parties if name != subject.adversary and (acted_on or not defense.at)]
-        by_sender = [entry for name in senders if (entry := spent_by(defense, name, releases)) is not None]
+        by_sender = [entry for name in senders if (entry := compute_account(defense, name, releases)) is not None]
         sent = not subject.messages or not defense.at or any(m.kind in defense.at for m in subject.messages)
         if not by_sender and not sent:
             kinds = " or ".join(sorted(defense.at)) or "labels"

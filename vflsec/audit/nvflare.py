@@ -79,17 +79,17 @@ class SplitNNRecorder(FLComponent):  # type: ignore[misc]  # NVFlare has no type
         send, register = engine.send_aux_request, engine.register_aux_message_handler
 
         def send_aux_request(targets: Any, topic: str, request: Shareable, *rest: Any, **named: Any) -> dict[str, Any]:
-            self._seen(topic, request, None)
+            self._record(topic, request, None)
             replies: dict[str, Any] = send(targets, topic, request, *rest, **named)
             for reply in replies.values():
-                self._seen(topic, request, reply)
+                self._record(topic, request, reply)
             return replies
 
         def register_aux_message_handler(topic: str, message_handle_func: Callable[..., Shareable]) -> None:
             def handle(topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
-                self._seen(topic, request, None)
+                self._record(topic, request, None)
                 reply = message_handle_func(topic=topic, request=request, fl_ctx=fl_ctx)
-                self._seen(topic, request, reply)
+                self._record(topic, request, reply)
                 return reply
 
             register(topic, handle)
@@ -97,7 +97,7 @@ class SplitNNRecorder(FLComponent):  # type: ignore[misc]  # NVFlare has no type
         engine.send_aux_request = send_aux_request
         engine.register_aux_message_handler = register_aux_message_handler
 
-    def _seen(self, topic: str, request: Shareable, reply: Shareable | None) -> None:
+    def _record(self, topic: str, request: Shareable, reply: Shareable | None) -> None:
         """Record the activations of a request, or the gradient of a reply to it."""
         if topic not in TOPICS or self._recorder is None:
             return

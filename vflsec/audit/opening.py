@@ -271,7 +271,7 @@ def _open_weights(path: Path, party: str, factory: str | None) -> Subject:
 
 
 @contextmanager
-def without_exit() -> Iterator[None]:
+def block_exit() -> Iterator[None]:
     """Let ``os._exit`` raise SystemExit, so that the user's code cannot end the process as if a gate held."""
 
     def leave(status: int) -> NoReturn:
@@ -289,7 +289,7 @@ def _build(factory: str) -> nn.Module:
     if ".py:" not in factory:
         raise UsageError(f"expected --model FILE.py:FUNCTION, got {factory!r}")
     try:
-        with redirect_stdout(sys.stderr), without_exit():  # results alone go to stdout
+        with redirect_stdout(sys.stderr), block_exit():  # results alone go to stdout
             model: Any = class_of("models", factory)()
     except (VflsecError, KeyboardInterrupt):
         raise

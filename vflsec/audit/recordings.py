@@ -61,7 +61,7 @@ class RecordingAudit(SystemAudit):
         """None: what the role could infer alone, its recording does not tell."""
         return []
 
-    def asked(self, attack: Attack, trained: Trained, *, joined: bool = True) -> Question:
+    def build_question(self, attack: Attack, trained: Trained, *, joined: bool = True) -> Question:
         """Return the question to the role that recorded.
 
         Raises:
@@ -77,7 +77,7 @@ class RecordingAudit(SystemAudit):
         splits = {"train": len(samples(self.recording))}
         if attack.target == "parameters" and (steps := steps_with_weights(self.recording)):
             splits["parameters"] = len(steps) * layout.width * layout.outputs
-        rows, known, truth = self._known(attack, classes, trained.federation.seed)
+        rows, known, truth = self._draw_auxiliary(attack, classes, trained.federation.seed)
         view = View(
             party=self.subject.adversary,
             side=side,
@@ -91,7 +91,7 @@ class RecordingAudit(SystemAudit):
         metrics = {"labels": applicable_metrics(classes), "exposure": ("share",)}.get(attack.target, VALUES)
         return Question(view, GroundTruth(truth), (*dict.fromkeys([attack.metric or metrics[0], *metrics]),))
 
-    def _known(self, attack: Attack, classes: int, seed: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def _draw_auxiliary(self, attack: Attack, classes: int, seed: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return the auxiliary samples and what is known of them, and the truth; of W, the labels are known."""
         nothing = torch.zeros(0, dtype=torch.long)
         if self.answers is None or attack.target == "exposure":

@@ -144,10 +144,10 @@ def unseal(data: bytes) -> bytes:
 
 def toml(table: Mapping[str, Any]) -> str:
     """Return a table as TOML, without its values of None, for which TOML has nothing."""
-    return tomli_w.dumps(_without_none(table))
+    return tomli_w.dumps(_drop_none(table))
 
 
-def _without_none(value: Any) -> Any:
+def _drop_none(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _without_none(item) for key, item in value.items() if item is not None}
-    return [_without_none(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: _drop_none(item) for key, item in value.items() if item is not None}
+    return [_drop_none(item) for item in value] if isinstance(value, list | tuple) else value

@@ -49,7 +49,7 @@ class Suggesting(click.Group):
         try:
             return super().invoke(ctx)
         except click.NoSuchOption as error:
-            raise Failure(UsageError(_no_such_option(error))) from None
+            raise Failure(UsageError(_explain_unknown_option(error))) from None
         except click.UsageError as error:
             command = error.ctx.command_path.replace("cli", "vflsec", 1) if error.ctx else "vflsec"
             raise Failure(UsageError(f"{error.format_message().removesuffix('.')}; see {command} --help")) from None
@@ -68,7 +68,7 @@ class Suggesting(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def _no_such_option(error: click.NoSuchOption) -> str:
+def _explain_unknown_option(error: click.NoSuchOption) -> str:
     """Return the nearest option, the setting of this name, or the commands that have the option."""
     name, near = error.option_name.lstrip("-"), sorted(error.possibilities or ())
     text = f"no such option {error.option_name}"

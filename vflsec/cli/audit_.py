@@ -120,7 +120,7 @@ def command(
         click.echo(line, err=True)
     job = Job(folder, [audit])
     check_job(job, limit, fresh=fresh)
-    with job.opened(limit, fresh=fresh):
+    with job.open(limit, fresh=fresh):
         todo = job.plan()
         with show_progress(job, todo) as show:
             for record in job.run(todo):

@@ -238,7 +238,7 @@ def command(
         return
     if by:
         guesses.groups_of(load_dataset(spec.dataset, **spec.data.options), by)
-    with job.opened(limit, fresh=fresh, retry_errors=retry_errors):
+    with job.open(limit, fresh=fresh, retry_errors=retry_errors):
         for seeds in seeding.list_stops(most) if until is not None else [None]:
             if seeds is not None and until is not None:
                 job.parts = [evaluation.with_seeds(seeds, until)]
@@ -251,9 +251,9 @@ def command(
                 break
         if by:
             click.echo(f"comparing the groups of {by}", err=True)
-            write_subgroups(folder, guesses.by_column(job.parts[0].spec, folder, by))
+            write_subgroups(folder, guesses.measure_subgroups(job.parts[0].spec, folder, by))
     if rows:
-        write_rows(rows, guesses.per_row(job.parts[0].spec, folder))
+        write_rows(rows, guesses.tabulate_rows(job.parts[0].spec, folder))
     finish(read_report(folder), folder, form)
 
 
@@ -405,7 +405,7 @@ def announce(job: Job[Evaluation], todo: Plan) -> None:
         behavior += f" (malicious in training under {', '.join(acting)})"
     side = spec.adversary if spec.adversary in ("active", "server", "source") else "passive"
     known = "no labels needed" if side == "server" else f"{spec.aux.n} labeled rows"
-    who = side if side == "server" else names.given(spec.adversary)
+    who = side if side == "server" else names.display_name(spec.adversary)
     click.echo(f"adversary: {who}, {behavior}, {known}", err=True)
     missing = todo.missing - len(todo.stages) - len(todo.groups)
     what = f"{missing} to compute" if missing else "nothing to compute"

@@ -263,12 +263,12 @@ class Printable(Protocol):
 
 
 @contextmanager
-def kept_on_interrupt(store: Store) -> Iterator[None]:
+def report_interrupt(store: Store) -> Iterator[None]:
     """On Ctrl-C, print how many trainings and results are kept and exit."""
     try:
         yield
     except KeyboardInterrupt:
-        trained, results = count(store.trained(), "training"), count(len(store.records()), "result")
+        trained, results = count(store.count_trainings(), "training"), count(len(store.records()), "result")
         kept = f"{trained} and {results} are kept in {store.folder}"
         click.echo(f"interrupted: {kept}; the same command goes on from there", err=True)
         sys.exit(130)
@@ -276,7 +276,7 @@ def kept_on_interrupt(store: Store) -> Iterator[None]:
 
 def check_job(job: Job[Any], limits: RunLimits, *, fresh: bool) -> None:
     """Print what is left out and what the data note; raise unless the job may be run in its folder."""
-    for line in job.left_out:
+    for line in job.exclusions:
         click.echo(f"left out: {line}", err=True)
     for note in job.parts[0].manifest.data_notes if job.sweep is None else ():
         click.echo(f"NOTE {note}", err=True)
@@ -288,7 +288,7 @@ def show_progress(job: Job[Any], todo: Plan) -> Iterator[Callable[[Any], None]]:
     """Return a function that shows each record; on Ctrl-C, print what is kept and exit."""
     from vflsec.report.progress import display
 
-    with kept_on_interrupt(job.store), display(todo.missing) as show:
+    with report_interrupt(job.store), display(todo.missing) as show:
         yield show
 
 
@@ -326,13 +326,13 @@ def save(report: Report | SweepReport, folder: Path) -> None:
 def show(report: Printable, form: str) -> None:
     """Print the results on stdout."""
     if form == "table":
-        on_terminal(report.rich)
+        print_to_terminal(report.rich)
         return
     forms = {"json": report.to_json, "csv": report.to_csv, "markdown": report.to_markdown, "latex": report.to_latex}
     click.echo(forms[form]().rstrip("\n"))
 
 
-def on_terminal(make: Callable[[int], RenderableType]) -> None:
+def print_to_terminal(make: Callable[[int], RenderableType]) -> None:
     """Print what ``make`` returns for the width of the terminal, or in files and pipes for all columns."""
     from rich.console import Console
 

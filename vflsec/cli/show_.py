@@ -107,7 +107,7 @@ def _settings(method: Any, made: Any) -> None:
     """Print the values of ``train`` and ``model`` that a method has unless others are set."""
     import msgspec
 
-    for option, nested in method.nested_options().items():
+    for option, nested in method.option_tables().items():
         values = {key: value for key, value in _options(nested).items() if value is not None}
         _paragraph(f"{option}: " + ", ".join(f"{key} = {value!r}" for key, value in values.items()), "  ")
     if made.pretraining is not None:
@@ -248,7 +248,7 @@ def _describe_dataset(name: str, load: Callable[[], VerticalDataset]) -> dict[st
 def _dataset(dataset: VerticalDataset) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "name": dataset.name,
-        "parties": ", ".join(f"{dataset.given(p.name)} ({p.frame.shape[1]} columns)" for p in dataset.parties),
+        "parties": ", ".join(f"{dataset.display_name(p.name)} ({p.frame.shape[1]} columns)" for p in dataset.parties),
         "classes": ", ".join(dataset.classes),
         "metric": dataset.metric,
     }

@@ -62,7 +62,7 @@ def command(
     from vflsec.audit import checkpoint
     from vflsec.run import engine, plan
     from vflsec.run import spec as specs
-    from vflsec.run.score import spent_at_most
+    from vflsec.run.score import compute_largest_spending
     from vflsec.run.store import CellFolder, only_writer
 
     spec = specs.read_training(resolve(read_settings(config) if config else {}, assignments, **chosen))
@@ -97,7 +97,7 @@ def command(
         click.echo(f"{name:10} {value:.4f}")
     nbytes = sum(count for phase, *_, count in facts.traffic if phase != "predict")
     click.echo(f"{'traffic':10} {nbytes / 1e6:.1f} MB")
-    for account in spent_at_most(trained, facts.releases):
+    for account in compute_largest_spending(trained, facts.releases):
         click.echo(f"{'epsilon':10} {budget(account)}")
     if lost:
         raise lost

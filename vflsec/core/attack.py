@@ -151,10 +151,10 @@ class Attack(ABC):
         devices = {x.device for view in views for x in view.features.values() if x.is_cuda}
         with torch.random.fork_rng(sorted(devices, key=str)), torch.enable_grad():
             guesses = self.run_each([tame(view).private_copy() for view in views], seed=seed)
-        return [self.checked(guess, view) for guess, view in zip(guesses, views, strict=True)]
+        return [self.check_guess(guess, view) for guess, view in zip(guesses, views, strict=True)]
 
     @final
-    def checked(self, guess: Guess, view: View) -> Guess:
+    def check_guess(self, guess: Guess, view: View) -> Guess:
         """Return a guess of this attack, detached and with a threshold that the auxiliary labels support.
 
         Raises:
@@ -162,7 +162,7 @@ class Attack(ABC):
         """
         if not isinstance(guess, Guess):
             raise BadGuess(f"expected attack {self.name!r} to return a Guess, got {type(guess).__name__}")
-        guess = guess.checked(view)
+        guess = guess.check(view)
         binary = view.n_classes == 2 and self.target in ("labels", "attribute")
         return apply_threshold(view, guess) if binary and Need.AUX_LABELS in self.needs | self.wants else guess
 
@@ -193,7 +193,7 @@ class Attack(ABC):
             raise InsufficientView(f"{name} needs model.head={self.head}, got {head}: set it, or leave the attack out")
 
     def alone(self) -> Attack | None:
-        """Return the same attacker without the federation, run on ``View.without_federation``, or None.
+        """Return the same attacker without the federation, run on ``View.drop_federation``, or None.
 
         Its leak is the prior: what the adversary could do had it never joined.
         """
@@ -302,15 +302,15 @@ class IntegrityAttack(Attack):
         return generator(self._seed, self._party, step.phase, step.split, step.number, device=device)
 
     @final
-    def agreed(self, step: Step, device: torch.device) -> torch.Generator:
+    def joint_noise(self, step: Step, device: torch.device) -> torch.Generator:
         """Return a generator that colluding parties share in ``step``; every call returns the same stream."""
         return generator(self._seed, step.phase, step.split, step.number, device=device)
 
     @final
-    def some(self, rate: float, step: Step) -> Tensor:
+    def draw_rows(self, rate: float, step: Step) -> Tensor:
         """Return the rows of ``step`` that colluding parties choose, (B,) bool, each with probability ``rate``."""
         device = step.rows.device
-        return torch.rand(len(step.rows), generator=self.agreed(step, device), device=device) < rate
+        return torch.rand(len(step.rows), generator=self.joint_noise(step, device), device=device) < rate
 
     @final
     def run(self, view: View, *, rng: torch.Generator) -> Guess:

@@ -243,7 +243,7 @@ class Defense(ABC):
         A defense of updates hears in how many updates a row will take part.
         """
 
-    def spent(self, releases: int) -> dict[str, float] | None:
+    def privacy_spent(self, releases: int) -> dict[str, float] | None:
         """Return the privacy spent on one row by ``releases`` releases of it, as {"epsilon", "delta"}.
 
         A defense of labels hears in how many trainings on the row its label was changed.
@@ -321,7 +321,7 @@ class DefenseStack(tuple[Defense, ...]):
         """Return the learned modules of all defenses."""
         return [module for defense in self for module in defense.modules()]
 
-    def released(self, value: Any, release: Release) -> Any:
+    def apply_to_release(self, value: Any, release: Release) -> Any:
         """Return the tensor that leaves in place of ``value``; ciphertexts and control messages leave unchanged."""
         hook = hooks.OF_KIND.get(release.kind)
         if not hook:
@@ -370,7 +370,7 @@ class DefenseStack(tuple[Defense, ...]):
             embeddings, targets = defense.on_batch(embeddings, targets)
         return embeddings, targets
 
-    def received(self, h: Tensor, sender: str) -> Tensor:
+    def apply_to_received(self, h: Tensor, sender: str) -> Tensor:
         """Return the input of the top model in place of the embedding (B, d) received from ``sender``."""
         for defense in self.using(hooks.RECEIVED):
             h = defense.on_received(h, sender)

@@ -76,12 +76,12 @@ class Federation:
             party.begin(*part)
 
     @contextmanager
-    def without_recording(self) -> Iterator[None]:
+    def pause_recording(self) -> Iterator[None]:
         """Use the models without counting or recording messages, and without advancing any party's noise."""
         with ExitStack() as stack:
-            stack.enter_context(self.channel.muted())
+            stack.enter_context(self.channel.mute())
             for party in self.all_parties:
-                stack.enter_context(party.without_recording())
+                stack.enter_context(party.pause_recording())
             yield
 
     @contextmanager

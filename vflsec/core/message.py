@@ -80,7 +80,7 @@ class Message:
         return sum(_nbytes(value) for value in self.payload.values())
 
     @property
-    def known_to(self) -> frozenset[str]:
+    def readers(self) -> frozenset[str]:
         """Names of the parties that know the payload."""
         return frozenset({self.receiver} if self.noted else {self.sender, self.receiver})
 
@@ -146,7 +146,7 @@ class Step(NamedTuple):
         """Whether the model learns from this exchange, rather than predicts or is validated."""
         return self.phase not in AFTERWARDS
 
-    def within(self, when: str) -> bool:
+    def is_part_of(self, when: str) -> bool:
         """Whether this exchange belongs to the part of the run called ``when``."""
         return when == "both" or self.learns == (when == "train")
 
@@ -169,7 +169,7 @@ class Channel:
         self._muted = False
 
     @contextmanager
-    def muted(self) -> Iterator[None]:
+    def mute(self) -> Iterator[None]:
         """Neither count nor record messages: for measurements that no party would make."""
         self._muted = True
         try:
@@ -233,7 +233,7 @@ class Transcript:
 
     def __call__(self, message: Message) -> None:
         """Record ``message`` if the adversary sent or received it, but not what another party noted."""
-        if message.kind in self.kinds and message.known_to & self.parties:
+        if message.kind in self.kinds and message.readers & self.parties:
             self.messages.append(message)
 
 

@@ -108,7 +108,7 @@ class Method(ABC):
         return frozenset(of_messages) | learns | {hooks.TRAINING}  # ``run`` runs this hook in every phase
 
     @classmethod
-    def nested_options(cls) -> Mapping[str, type]:
+    def option_tables(cls) -> Mapping[str, type]:
         """Return the names of options that are tables of options, with the class that each configures."""
         return {}
 
@@ -164,7 +164,7 @@ class Method(ABC):
         """Return an estimate of the CPU seconds of cryptography in training on this machine; 0 without any."""
         return 0.0
 
-    def agreed(self) -> dict[str, float]:
+    def public_options(self) -> dict[str, float]:
         """Return the options that every party knows and an attack may use, by name."""
         return {}
 
@@ -176,7 +176,7 @@ class Method(ABC):
         """Return, for each party whose features others can compute, a sentence and an upper bound of their share."""
         return []
 
-    def planned(self, phase: str, federation: Federation) -> int | None:
+    def max_releases(self, phase: str, federation: Federation) -> int | None:
         """Return the largest number of releases of a row to one party in ``phase``; None if it is unknown."""
         return None
 
@@ -207,7 +207,7 @@ class Method(ABC):
         if hooks.UPDATE in touches(defense):
             return self.updates(federation)
         phases = [p for p in self.phases if any(defense.acts(kind, p) for kind in self.messages.get(p, ()))]
-        planned = [self.planned(phase, federation) for phase in phases]
+        planned = [self.max_releases(phase, federation) for phase in phases]
         return None if None in planned else sum(n for n in planned if n)
 
     @abstractmethod
@@ -222,11 +222,11 @@ class Method(ABC):
         """Return the names of receivers of messages that are no party: a server, a source."""
         return ()
 
-    def shared(self, federation: Federation) -> Mapping[str, Tensor]:
+    def local_parameters(self, federation: Federation) -> Mapping[str, Tensor]:
         """Return, by party, the own parameters (P,) that were last averaged; empty if none are averaged."""
         return {}
 
-    def assembled(
+    def assemble_models(
         self,
         federation: Federation,
         names: Collection[str],

@@ -104,7 +104,7 @@ class Party:
         self._rng = self._noise(*part)
 
     @contextmanager
-    def without_recording(self) -> Iterator[None]:
+    def pause_recording(self) -> Iterator[None]:
         """Draw noise from a separate stream in this context, so that the party's own does not advance."""
         before, self._rng = self._rng, self._noise("aside")
         try:
@@ -169,7 +169,7 @@ class Party:
         defended: Tensor = self._defend_value(release, value)
         return defended
 
-    def defended(
+    def defend_payload(
         self, kind: Kind, payload: Mapping[str, Tensor], *, to: str, step: int, phase: str, buffers: bool = False
     ) -> dict[str, Tensor]:
         """Return ``payload`` after the defenses, for a protocol that masks it; arguments as in ``send``."""
@@ -201,7 +201,7 @@ class Party:
 
     def _defend_value(self, release: Release, value: Any) -> Any:
         assert release.labels is None or self.active, f"{self.name} owns no labels"
-        return self.defenses.released(value, release)
+        return self.defenses.apply_to_release(value, release)
 
     def __repr__(self) -> str:
         """Show name and role, never data."""

@@ -217,7 +217,7 @@ class HistogramExchange(Protocol):
         """
         return 0.0
 
-    def learned(self, sums: NDArray[np.int64], place: Histograms) -> dict[str, Tensor]:
+    def build_payload(self, sums: NDArray[np.int64], place: Histograms) -> dict[str, Tensor]:
         """Return the payload of histograms in clear: ``value`` (N, n_bins, 3) in units of the loss, and ``nodes``."""
         value = torch.from_numpy(sums / np.array([2.0**FRACTION_BITS, 2.0**FRACTION_BITS, 1.0]))
         return {"value": value, "nodes": torch.from_numpy(place.numbers)}
@@ -226,7 +226,7 @@ class HistogramExchange(Protocol):
         """Pass to the taps the histograms that the active party has decrypted."""
         self.active.note(
             Kind.HISTOGRAM,
-            self.learned(sums, place),
+            self.build_payload(sums, place),
             sender=self.passive.name,
             step=place.tree,
             phase=place.phase,

@@ -38,7 +38,7 @@ class Bounds(NamedTuple):
     scale: Tensor
 
     @classmethod
-    def of(cls, x: Tensor) -> Bounds:
+    def from_columns(cls, x: Tensor) -> Bounds:
         """Return the bounds of the columns of ``x`` (n, d), in double precision."""
         if not len(x):
             return cls(x.new_zeros(x.shape[1]).double(), x.new_full((x.shape[1],), torch.inf).double())
@@ -46,7 +46,7 @@ class Bounds(NamedTuple):
         middle, scale = (torch.from_numpy(values).to(x.device) for values in scales)
         return cls(middle, torch.where(scale > 0, scale, torch.inf))
 
-    def near(self, x: Tensor, far: float = FAR) -> Tensor:
+    def clip(self, x: Tensor, far: float = FAR) -> Tensor:
         """Return ``x`` (n, d) with values beyond ``far`` scales within twice that; others keep every bit."""
         middle, limit = self.middle.to(x.dtype), (far * self.scale).to(x.dtype)
         rows = ((x - middle).abs() > limit).any(dim=1)
@@ -65,15 +65,15 @@ def soft_clip(z: Tensor, far: float = FAR) -> Tensor:
     return inside + far * (beyond / (far + beyond.abs()))
 
 
-def near(x: Tensor, reference: Tensor | None = None, far: float = FAR) -> Tensor:
+def clip_outliers(x: Tensor, reference: Tensor | None = None, far: float = FAR) -> Tensor:
     """Return ``x`` (n, d) with far values brought near, by the columns of ``reference``; None for its own."""
     reference = x if reference is None else reference
     if not len(x):
         return x
     if isinstance(x, SparseRows) and isinstance(reference, SparseRows):  # a number has its place in every row
-        entries = near(x.entries, reference.entries, far)
+        entries = clip_outliers(x.entries, reference.entries, far)
         return x if entries is x.entries else SparseRows(entries, x.places, x.shape[1])
-    return Bounds.of(reference).near(x, far)
+    return Bounds.from_columns(reference).clip(x, far)
 
 
 class Standardize(nn.Module):
@@ -91,7 +91,7 @@ class Standardize(nn.Module):
 
     def __init__(self, reference: Tensor) -> None:
         super().__init__()
-        middle, scale = Bounds.of(reference)
+        middle, scale = Bounds.from_columns(reference)
         z = soft_clip((reference.double() - middle) / scale)
         deviation = z.std(dim=0, correction=0)
         # rounding errors of a constant are no information
@@ -151,7 +151,7 @@ def tame(view: View) -> View:
     changed = view.with_shared_memo(replace(view, **changes))
     left_out = is_wild[view.aux_rows]
     if view.aux_labels.is_floating_point():
-        left_out = left_out | _find_moved(near(view.aux_labels, far=2 * FAR), view.aux_labels)
+        left_out = left_out | _find_moved(clip_outliers(view.aux_labels, far=2 * FAR), view.aux_labels)
     if 0 < int(left_out.sum()) <= max(1, TAIL * len(left_out)) and not left_out.all():
         known = changed.knowing(torch.nonzero(~left_out)[:, 0])
         if view.aux_labels.is_floating_point() or _classes(known) == _classes(view):
@@ -163,9 +163,9 @@ def _tame_view(view: View) -> tuple[dict[str, Any], Tensor]:
     """Return the attributes of ``view`` without wild values, and of which rows (n,) of the auxiliary split any was."""
     split, train = view.aux_split, view.features.get(view.aux_split)
     changes: dict[str, Any] = {
-        "features": {name: near(x, train, WILD) for name, x in view.features.items()},
-        "unlabeled": None if view.unlabeled is None else near(view.unlabeled, train, WILD),
-        "predictions": {name: near(z, far=WILD) for name, z in view.predictions.items()},
+        "features": {name: clip_outliers(x, train, WILD) for name, x in view.features.items()},
+        "unlabeled": None if view.unlabeled is None else clip_outliers(view.unlabeled, train, WILD),
+        "predictions": {name: clip_outliers(z, far=WILD) for name, z in view.predictions.items()},
         "messages": _tame_messages(view.messages),
     }
     is_wild = torch.zeros(0 if train is None else len(train), dtype=torch.bool, device=view.aux_rows.device)
@@ -199,7 +199,7 @@ def _tame_messages(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     result = list(messages)
     for (kind, *_), numbers in routes.items():
         values = torch.cat([messages[k].payload["value"] for k in numbers])
-        changed = shorten(values) if kind is Kind.GRADIENT else near(values, far=WILD)
+        changed = shorten(values) if kind is Kind.GRADIENT else clip_outliers(values, far=WILD)
         if changed is values:
             continue
         parts = torch.split(changed, [len(messages[k].payload["value"]) for k in numbers])

@@ -31,7 +31,7 @@ class Need(StrEnum):
     Each has its text, how a user can give it to the adversary, and what holds it: kinds of received messages, or
     attributes of ``View``. A view, ``run/mounting.py``, fusion and the conformance suites read that here. A method says
     in ``visible_to`` which side sees which of them. What holds something that only the federation gives must be taken
-    away in ``View.without_federation``, or *alone* counts it.
+    away in ``View.drop_federation``, or *alone* counts it.
 
     Attributes:
         way_out: how a user can give it to the adversary.
@@ -173,7 +173,7 @@ class View:
     recording: Recording | None = None
     memo: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def once(self, name: str, rng: torch.Generator, compute: Callable[[], Result]) -> Result:
+    def memoize(self, name: str, rng: torch.Generator, compute: Callable[[], Result]) -> Result:
         """Return what ``compute`` returns for these auxiliary rows and this state of ``rng``, computed once.
 
         Views that share ``memo`` share the result, which must not be changed. ``rng`` ends as after the computation.
@@ -205,7 +205,7 @@ class View:
             if (need.kinds & received if need.kinds else all(_holds(getattr(self, name)) for name in need.held_by))
         )
 
-    def without(self, need: Need) -> View:
+    def drop(self, need: Need) -> View:
         """Return the same view without what ``need`` names."""
         emptied = {name: _empty(getattr(self, name)) for name in need.held_by}
         return replace(self, messages=tuple(m for m in self.messages if m.kind not in need.kinds), **emptied)
@@ -224,13 +224,13 @@ class View:
         object.__setattr__(other, "memo", self.memo)  # a frozen dataclass
         return other
 
-    def without_federation(self, fresh_model: nn.Module) -> View:
+    def drop_federation(self, fresh_model: nn.Module) -> View:
         """Return the view of the same party alone: with an untrained model of the same shape, and no messages."""
         learned: dict[str, Any] = dict.fromkeys(("victim_model", "top", "shadows", "recording"))
         return replace(self, model=fresh_model, messages=(), predictions={}, models={}, **learned)
 
 
-def computed_once(function: Callable[Concatenate[View, P], Result]) -> Callable[Concatenate[View, P], Result]:
+def memoize(function: Callable[Concatenate[View, P], Result]) -> Callable[Concatenate[View, P], Result]:
     """Let ``function`` be computed once for a view and its copies: for each choice of its other arguments.
 
     Copies can differ in auxiliary rows, so it must not depend on these. The result must not be changed.
@@ -290,7 +290,7 @@ class GroundTruth:
     labels: Mapping[str, Tensor] = field(repr=False)
     canaries: Canaries | None = field(default=None, repr=False)
 
-    def shuffled(self, rng: torch.Generator) -> GroundTruth:
+    def shuffle_labels(self, rng: torch.Generator) -> GroundTruth:
         """Return a ground truth with permuted labels in each split, against which every attack must be at chance."""
         return GroundTruth({s: y[torch.randperm(len(y), generator=rng)] for s, y in self.labels.items()})
 
@@ -335,7 +335,7 @@ class Guess:
     notes: tuple[str, ...] = ()
     untested: tuple[str, ...] = ()
 
-    def checked(self, view: View) -> Guess:
+    def check(self, view: View) -> Guess:
         """Return this guess detached, after checking that it fits ``view``.
 
         Raises:

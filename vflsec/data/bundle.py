@@ -123,7 +123,7 @@ def image_tables(dataset: str, images: np.ndarray, ids: pd.Index, parties: int) 
     return tuple(tables)
 
 
-def shuffled_ids(dataset: str, rows: int) -> pd.Index:
+def shuffle_ids(dataset: str, rows: int) -> pd.Index:
     """Return ids 0..rows-1 in a fixed random order, for a source that sorts its rows by class."""
     return pd.Index(np.random.default_rng(derive(0, dataset, "ids")).permutation(rows), name="id")
 

@@ -130,7 +130,7 @@ def examine(dataset: VerticalDataset, split: Partition, reading: Reading) -> Che
             encoded=split.parties[table.name].layout.width,
         )
         for table in dataset.parties
-        for given in [dataset.given(table.name)]
+        for given in [dataset.display_name(table.name)]
     ]
     columns = [facts for table in dataset.parties for facts in _columns(dataset, table, common, labels, split, reading)]
     counts = np.bincount(labels, minlength=len(dataset.classes))
@@ -142,7 +142,7 @@ def examine(dataset: VerticalDataset, split: Partition, reading: Reading) -> Che
         *_copies(columns, dataset),
         *_rare(dict(zip(dataset.classes, counts.tolist(), strict=True))),
         *_duplicates(split),
-        *_no_gain(utility, dataset),
+        *_check_gain(utility, dataset),
     ]
     return Checkup(
         name=dataset.name,
@@ -164,7 +164,7 @@ def _columns(
     split: Partition,
     reading: Reading,
 ) -> list[ColumnFacts]:
-    frame, given = table.frame.loc[common], dataset.given(table.name)
+    frame, given = table.frame.loc[common], dataset.display_name(table.name)
     facts = []
     dates = reading.config.parties[given].dates
     widths: dict[str, int] = {}
@@ -206,7 +206,7 @@ def _predicts(values: pd.Series, labels: np.ndarray, metric: str, *, is_category
 def _utility(dataset: VerticalDataset, split: Partition) -> dict[str, float]:
     """Return the utility of the better of two quick models on the columns of all parties, and of each."""
     names = list(split.parties)
-    several = {"all": names, **{dataset.given(name): [name] for name in names}}
+    several = {"all": names, **{dataset.display_name(name): [name] for name in names}}
     return {who: _compute_utility(split, parties) for who, parties in several.items()}
 
 
@@ -257,8 +257,8 @@ def _contents(rows: Matrix) -> list[bytes]:
     return [values.tobytes() + places.tobytes() for values, places in zip(*parts, strict=True)]
 
 
-def _no_gain(utility: dict[str, float], dataset: VerticalDataset) -> list[str]:
-    active = dataset.given("active")
+def _check_gain(utility: dict[str, float], dataset: VerticalDataset) -> list[str]:
+    active = dataset.display_name("active")
     measure = "AUC" if dataset.metric == "auc" else dataset.metric
     if not utility["all"] <= utility[active]:  # also where they are unknown
         return []

@@ -76,7 +76,7 @@ def _join_tables(dataset: VerticalDataset) -> PartyTable:
     frames, roles = [], {"categorical": set[str](), "signed_log": set[str]()}
     rare: dict[str, int] = {}
     for table in dataset.parties:
-        new = {c: _unique(c, dataset.given(table.name), used) for c in table.frame.columns}
+        new = {c: _unique(c, dataset.display_name(table.name), used) for c in table.frame.columns}
         frames.append(table.frame.loc[common].rename(columns=new))
         for role, columns in roles.items():
             columns |= {new[column] for column in getattr(table, role)}

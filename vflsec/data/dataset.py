@@ -178,10 +178,10 @@ class VerticalDataset:
 
     def __repr__(self) -> str:
         """Return name, rows, classes and parties, without the data."""
-        parties = ", ".join(f"{self.given(p.name)} {p.frame.shape[0]} x {p.frame.shape[1]}" for p in self.parties)
+        parties = ", ".join(f"{self.display_name(p.name)} {len(p.frame)} x {p.frame.shape[1]}" for p in self.parties)
         return f"VerticalDataset({self.name!r}, {len(self.classes)} classes; {parties})"
 
-    def given(self, party: str) -> str:
+    def display_name(self, party: str) -> str:
         """Return what tables and pictures call a party."""
         return self.names.get(party, party)
 

@@ -27,7 +27,7 @@ def load(*, parties: int = 2) -> VerticalDataset:
     pixels, labels = load_digits(return_X_y=True)
     images = pixels.reshape(-1, 8, 8).astype(np.uint8)
     bundle.verify(NAME, images.tobytes())
-    ids = bundle.shuffled_ids(NAME, len(images))
+    ids = bundle.shuffle_ids(NAME, len(images))
     series = pd.Series(labels, index=ids, name="label", dtype="int64")
     tables = bundle.image_tables(NAME, images, ids, parties)
     return VerticalDataset(NAME, tables, series, CLASSES, card=bundle.card(NAME))

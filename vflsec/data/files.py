@@ -15,7 +15,7 @@ from vflsec.base.checks import count, unknown
 from vflsec.base.errors import DataError
 from vflsec.data.dataset import PartyTable, VerticalDataset, align
 from vflsec.data.description import ROLES, DataFile, Format, PartyFile, read_description
-from vflsec.data.review import alike, lost_ids, review
+from vflsec.data.review import alike, check_id_spelling, review
 from vflsec.data.tables import RawTable, read_columns, read_table
 
 
@@ -115,7 +115,7 @@ def assemble(reading: Reading, name: str) -> None:
                 labels, classes = _labels(raw, config.label, ids)
     if faults or labels is None:
         with faults.collect():  # what is wrong with the ids does not depend on the other faults
-            list(lost_ids(indices) if indices.keys() == set(reading.order) else ())
+            list(check_id_spelling(indices) if indices.keys() == set(reading.order) else ())
         return
     names = {standard: given for standard, given in _standard(reading.order).items() if standard != given}
     with faults.collect():
@@ -295,7 +295,7 @@ def _reject_label_copies(dataset: VerticalDataset, reading: Reading) -> None:
     common = align(dataset.parties)
     labels = dataset.labels.loc[common].to_numpy()
     for party in dataset.parties[1:]:
-        name = dataset.given(party.name)
+        name = dataset.display_name(party.name)
         shared = party.frame.loc[common]
         for column in shared.columns:
             codes, values = pd.factorize(shared[column], use_na_sentinel=False)

@@ -45,7 +45,7 @@ def load(*, rows: int = 40_000, month: str = "weather") -> VerticalDataset:
     if not 1 <= rows <= FLIGHTS:
         raise UsageError(f"expected rows between 1 and {FLIGHTS}, got {rows}")
     arrays = bundle.arrays(NAME)
-    ids = bundle.shuffled_ids(NAME, FLIGHTS)  # the rows are sorted by date
+    ids = bundle.shuffle_ids(NAME, FLIGHTS)  # the rows are sorted by date
     kept = ids < rows
     # A foreign key of -1 finds the last row; such flights leave that party's table below.
     flights = {name: arrays[name][kept] for name in ("late", "day", "route", "weather", "plane")}

@@ -30,7 +30,7 @@ def load(*, parties: int = 2) -> VerticalDataset:
     """
     expect_known([str(count) for count in range(2, len(PASSIVE) + 3)], parties=str(parties))
     arrays = bundle.arrays(NAME)
-    ids = bundle.shuffled_ids(NAME, len(arrays["label"]))
+    ids = bundle.shuffle_ids(NAME, len(arrays["label"]))
     held = [["zernike", "morphological"], *([view] for view in PASSIVE[: parties - 1])]
     if parties == len(PASSIVE) + 2:
         held = [["zernike"], *held[1:], ["morphological"]]

@@ -50,10 +50,10 @@ def review(dataset: VerticalDataset, raw: Mapping[str, RawTable], config: DataFi
     Raises:
         DataError: ids of more than a few rows differ only in spelling.
     """
-    indices = {dataset.given(table.name): table.frame.index for table in dataset.parties}
-    warnings = [*lost_ids(indices), *_warn_unused(indices)]
+    indices = {dataset.display_name(table.name): table.frame.index for table in dataset.parties}
+    warnings = [*check_id_spelling(indices), *_warn_unused(indices)]
     for table in dataset.parties:
-        name = dataset.given(table.name)
+        name = dataset.display_name(table.name)
         if config.parties[name].image is None:  # pixels are what they are
             warnings += _columns(name, raw[name], table, config.parties[name])
     return warnings
@@ -94,7 +94,7 @@ def _column(
         yield f'{place}: it looks like an id, {got}; leave it out with drop = ["{column}"]'
 
 
-def lost_ids(indices: Mapping[str, pd.Index]) -> Iterator[str]:
+def check_id_spelling(indices: Mapping[str, pd.Index]) -> Iterator[str]:
     """Yield a warning of ids that are common only in another spelling.
 
     Args:

@@ -91,7 +91,7 @@ class RawTable(NamedTuple):
         bad = np.flatnonzero(~(np.abs(values) < MAX_NUMBER) & ~(missing & gaps))  # also NaN
         if len(bad):
             raise DataError(
-                f"{self.place(column, bad[0])}: {self._no_number(column, bad[0], values[bad[0]])}{more_rows(bad)}"
+                f"{self.place(column, bad[0])}: {self._explain_number(column, bad[0], values[bad[0]])}{more_rows(bad)}"
             )
         return values
 
@@ -199,7 +199,7 @@ class RawTable(NamedTuple):
             values = truth if (~np.isnan(truth) | self.find_missing(column)).all() else values
         return values
 
-    def _no_number(self, column: str, position: int, value: float) -> str:
+    def _explain_number(self, column: str, position: int, value: float) -> str:
         """Return what is wrong with the value at ``position``, and the way out."""
         text = self._strip(column).iloc[position]
         number = f"a number below {MAX_NUMBER:g}" if np.isfinite(value) else "a finite number"

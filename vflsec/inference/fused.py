@@ -50,7 +50,7 @@ def fuse_classes(view: View, rng: torch.Generator) -> Guess:
         view: whose ``aux_labels`` (m,) are classes.
         rng: draws the trees, the parts of the auxiliary rows, and the rows on which tables are chosen.
     """
-    return view.once("fused", rng, lambda: _fuse_classes(view, rng))
+    return view.memoize("fused", rng, lambda: _fuse_classes(view, rng))
 
 
 def _fuse_classes(view: View, rng: torch.Generator) -> Guess:

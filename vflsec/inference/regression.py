@@ -22,7 +22,7 @@ from torch import Tensor
 
 from vflsec.base.layout import Layout
 from vflsec.base.sparse_rows import to_matrix
-from vflsec.core.scaling import near, standardize
+from vflsec.core.scaling import clip_outliers, standardize
 from vflsec.core.view import Guess, View
 
 PENALTIES = np.logspace(-4, 2, 7)
@@ -40,7 +40,7 @@ def regress_classes(view: View, *, folds: int, rng: torch.Generator) -> Guess:
         folds: of the cross-validation; at most the number of auxiliary samples of the rarest class. C = 1 below two.
         rng: draws the folds.
     """
-    features = {split: near(x, view.features["train"]) for split, x in view.features.items()}
+    features = {split: clip_outliers(x, view.features["train"]) for split, x in view.features.items()}
     x, y = to_matrix(features["train"][view.aux_rows]), view.aux_labels.cpu().numpy()
     if len(np.unique(y)) == 1:  # a single class
         same = torch.nn.functional.one_hot(view.aux_labels[:1].cpu(), view.n_classes).float()
@@ -269,7 +269,7 @@ def _predict(
     return {split: regression.predict(rows).reshape(len(rows), -1) for split, rows in x.items()}
 
 
-def left_out_error(x: Tensor, view: View) -> float:
+def compute_loo_error(x: Tensor, view: View) -> float:
     """Return the leave-one-out mean squared error of ridge regression on ``x`` (n, p) for the auxiliary rows.
 
     Zero with fewer than three auxiliary rows.

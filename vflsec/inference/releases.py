@@ -50,18 +50,18 @@ class Releases(NamedTuple):
 
     def take_first(self, releases: int | None) -> Releases:
         """Return the first ``releases`` releases of each row; all of them for None."""
-        return self if releases is None else self.where(self.epoch < releases)
+        return self if releases is None else self.select(self.epoch < releases)
 
-    def where(self, mask: Tensor) -> Releases:
+    def select(self, mask: Tensor) -> Releases:
         """Return the observations at which ``mask`` (R,) is true."""
         return Releases(self.values[mask], self.rows[mask], self.epoch[mask], self.message[mask], self.n_rows)
 
-    def by_epoch(self) -> list[Tensor]:
+    def group_by_epoch(self) -> list[Tensor]:
         """Return the indices of the observations of each epoch."""
         order = torch.argsort(self.epoch, stable=True)
         return list(torch.split(order, torch.bincount(self.epoch).tolist()))
 
-    def by_message(self) -> list[Tensor]:
+    def group_by_message(self) -> list[Tensor]:
         """Return the indices of the observations of each message, in order."""
         sizes = torch.bincount(self.message)
         return list(torch.split(torch.arange(len(self.rows), device=self.rows.device), sizes[sizes > 0].tolist()))
@@ -114,7 +114,7 @@ def read_releases(
     names = view.party.split("+")
     by_step: dict[tuple[str, int, int], list[Message]] = {}
     earlier: Counter[tuple[str, int, str, str]] = Counter()  # a foreign transcript may count steps anew in each epoch
-    for m in _in_phase(_messages(view, kind, split, sender), phase):
+    for m in _select_phase(_messages(view, kind, split, sender), phase):
         route = (m.phase, m.step, m.sender, m.receiver)
         by_step.setdefault((m.phase, m.step, earlier[route]), []).append(m)
         earlier[route] += 1
@@ -152,7 +152,7 @@ def read_last_values(
     """
     values = {}
     for split, x in view.features.items():
-        messages = _in_phase(_messages(view, kind, split, sender), phase)
+        messages = _select_phase(_messages(view, kind, split, sender), phase)
         if messages:
             values[split] = _mean_of_last(messages, len(x), releases if view.adaptive else 1)
     if not values:
@@ -167,8 +167,8 @@ def last_sent_embedding(view: View) -> Tensor | None:
 
     A row of which it sent none gets the mean over all of them. None if it sent none at all.
     """
-    sent = [m for m in _about(view, view.aux_split) if m.kind is Kind.EMBEDDING and m.sender in view.party.split("+")]
-    return _mean_of_last(_in_phase(sent, None), len(view.features[view.aux_split]), 1) if sent else None
+    sent = [m for m in _select_row_messages(view) if m.kind is Kind.EMBEDDING and m.sender in view.party.split("+")]
+    return _mean_of_last(_select_phase(sent, None), len(view.features[view.aux_split]), 1) if sent else None
 
 
 def count_messages(view: View) -> Tensor | None:
@@ -178,7 +178,7 @@ def count_messages(view: View) -> Tensor | None:
     """
     counts: dict[tuple[Kind, str, str], Tensor] = {}
     n = len(view.features[view.aux_split])
-    for m in _about(view, view.aux_split):
+    for m in _select_row_messages(view):
         if m.rows is not None and m.phase not in AFTERWARDS:
             route = (m.kind, m.sender, m.receiver)
             times = torch.bincount(m.rows, minlength=n)
@@ -236,18 +236,18 @@ def percentiles(releases: Releases, scores: Tensor) -> Tensor:
     Ranks of different epochs can be averaged, although the scale of the scores changes during training.
     """
     ranks = torch.empty_like(scores)
-    for indices in releases.by_epoch():
+    for indices in releases.group_by_epoch():
         place = torch.argsort(torch.argsort(scores[indices], stable=True), stable=True)
         ranks[indices] = (place.to(ranks.dtype) + 0.5) / len(indices)
     return ranks
 
 
-def _about(view: View, split: str) -> list[Message]:
-    """Return the messages with a value for each of some rows of ``split``."""
-    return [m for m in view.messages if m.split == split and m.rows is not None and "value" in m.payload]
+def _select_row_messages(view: View) -> list[Message]:
+    """Return the messages with a value for each of some rows of ``view.aux_split``."""
+    return [m for m in view.messages if m.split == view.aux_split and m.rows is not None and "value" in m.payload]
 
 
-def _in_phase(messages: list[Message], phase: str | None) -> list[Message]:
+def _select_phase(messages: list[Message], phase: str | None) -> list[Message]:
     """Return the messages of ``phase``; for None, of the last phase of all."""
     wanted = messages[-1].phase if phase is None and messages else phase
     return [m for m in messages if m.phase == wanted]

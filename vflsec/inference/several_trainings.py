@@ -75,7 +75,7 @@ def sum_margins(scores: Sequence[Tensor]) -> Tensor:
         scores: (n, C) of each training, of which only the margin of a class over the best other one is used.
     """
     margin = [torch.as_tensor(margins(score.double().numpy())) for score in scores]
-    z = torch.stack([soft_clip(m / Bounds.of(m.reshape(-1, 1)).scale) for m in margin])  # (K, n, C)
+    z = torch.stack([soft_clip(m / Bounds.from_columns(m.reshape(-1, 1)).scale) for m in margin])  # (K, n, C)
     return torch.einsum("k,knc->nc", weigh_trainings(z), z)
 
 

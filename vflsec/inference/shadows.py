@@ -55,7 +55,7 @@ def log_odds(logits: Tensor, labels: Tensor) -> Tensor:
     It is z_y - log sum of exp(z_c) over the other classes c, which is finite where 1 - p_y is rounded to 0.
     """
     z = logits.double()
-    return _select_class(z, labels) - _others(z, labels).logsumexp(dim=-1)
+    return _select_class(z, labels) - _mask_class(z, labels).logsumexp(dim=-1)
 
 
 def confidence(logits: Tensor, labels: Tensor) -> Tensor:
@@ -65,10 +65,10 @@ def confidence(logits: Tensor, labels: Tensor) -> Tensor:
 
 def log_rival(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the largest log p_c (..., n) of another than the true class, given logits (..., n, C)."""
-    return _others(F.log_softmax(logits.double(), dim=-1), labels).amax(dim=-1)
+    return _mask_class(F.log_softmax(logits.double(), dim=-1), labels).amax(dim=-1)
 
 
-def _others(values: Tensor, labels: Tensor) -> Tensor:
+def _mask_class(values: Tensor, labels: Tensor) -> Tensor:
     return values.scatter(-1, _index(values, labels), -inf)
 
 

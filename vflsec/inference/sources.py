@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vflsec.core.message import Kind
-from vflsec.core.view import Need, View, computed_once
+from vflsec.core.view import Need, View, memoize
 from vflsec.inference.releases import (
     AVERAGED,
     Releases,
@@ -64,7 +64,7 @@ class SourceTable(NamedTuple):
     linear: bool = True
 
 
-@computed_once
+@memoize
 def sources(view: View) -> dict[str, SourceTable]:
     """Return every table of ``view`` by a readable name, without duplicates.
 
@@ -187,7 +187,7 @@ def _statistics(releases: Releases) -> Iterator[tuple[str, Tensor]]:
     yield "whitened mean", _whiten(mean)
     yield "direction", releases.mean(F.normalize(releases.values, dim=1))
     thirds = 3 * releases.epoch // (int(releases.epoch.max()) + 1)
-    parts = [steady.where(thirds == k) for k in range(3) if (thirds == k).any()]
+    parts = [steady.select(thirds == k) for k in range(3) if (thirds == k).any()]
     yield "thirds", torch.cat([part.mean(part.values) for part in parts], dim=1)
     typical = releases.mean(length[:, None]).clamp_min(torch.finfo(length.dtype).tiny).log()
     yield "length", torch.cat([typical, releases.mean(percentiles(releases, length)[:, None])], dim=1)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from vflsec.base.layout import Layout
 from vflsec.core.message import Kind
 from vflsec.core.scaling import standardize
-from vflsec.core.view import View, computed_once
+from vflsec.core.view import View, memoize
 from vflsec.inference.releases import Releases, read_releases
 from vflsec.inference.trees.nodes import weigh_components
 
@@ -85,7 +85,7 @@ def trajectories(view: View, routes: Sequence[tuple[str | None, str | None]]) ->
     return _trajectories(view, tuple(routes), tuple(view.aux_rows.tolist()))
 
 
-@computed_once
+@memoize
 def _trajectories(
     view: View, routes: tuple[tuple[str | None, str | None], ...], known: tuple[int, ...]
 ) -> list[Trajectories]:
@@ -166,7 +166,7 @@ def split_by_epoch(releases: Releases) -> Iterator[EpochBlock]:
     n_epochs = int(releases.epoch.max()) + 1
     epoch = releases.message * n_epochs // (int(releases.message.max()) + 1)
     for number in range(n_epochs):
-        present = releases.where(epoch == number)
+        present = releases.select(epoch == number)
         has_any = torch.bincount(present.rows, minlength=releases.n_rows) > 0
         time = present.mean(present.message.double()[:, None])[:, 0].masked_fill(~has_any, torch.nan)
         yield EpochBlock(present.mean(present.values.double()), time)
@@ -262,7 +262,7 @@ class _ReleaseModel:
     def __init__(self, releases: Releases, fitted: Tensor, order: int) -> None:
         self.releases = releases._replace(values=standardize(releases.values).double())
         self.order = order
-        self.fitted = self.releases.where(fitted[releases.rows])
+        self.fitted = self.releases.select(fitted[releases.rows])
         self.by_message, self.of_fitted = groups_of_equal_size(self.fitted.message), _ByRow(self.fitted)
         self.n_messages = int(releases.message.max()) + 1
         self.total, self.n_values = self.fitted.values.square().sum(), self.fitted.values.numel()

@@ -41,7 +41,7 @@ class EarlyStopping:
         self._best: dict[str, Tensor] = {}
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether training is over."""
         return self.epoch >= self.epochs or (self.patience is not None and self.epoch > self.best_epoch + self.patience)
 

@@ -153,7 +153,7 @@ class FedCVT(SplitMethod):
         if width != other_width:
             raise UsageError(f"fedcvt expects encoders of one width, got {width} and {other_width}: set model.cut")
 
-    def planned(self, phase: str, federation: Federation) -> int | None:
+    def max_releases(self, phase: str, federation: Federation) -> int | None:
         """Return None: rows without a label cross as often as those with labels make room for."""
         return None
 
@@ -220,7 +220,7 @@ class _CrossViewTraining(SplitTraining):
         sent = bottom(x)  # (n, 2d), in one pass, so that BatchNorm sees one batch
         arrived = []
         for h, where in zip(sent.split([len(where.rows) for where in steps]), steps, strict=True):
-            received = self._up(passive.name, h, where) if len(h) else h  # without rows, nothing is sent
+            received = self._forward(passive.name, h, where) if len(h) else h  # without rows, nothing is sent
             arrived.append(received.detach().requires_grad_())
         first, down = torch.zeros(()), torch.zeros_like(sent)
         for local_step in range(self.spec.local_steps):
@@ -231,7 +231,7 @@ class _CrossViewTraining(SplitTraining):
             loss.backward()  # type: ignore[no-untyped-call]
             if local_step == 0:
                 got = zip(arrived, steps, strict=True)
-                down = torch.cat([self._down(passive.name, h, where) if len(h) else h.detach() for h, where in got])
+                down = torch.cat([self._backward(passive.name, h, where) if len(h) else h.detach() for h, where in got])
             again = bottom(x) if local_step else sent
             term = self.rules.orthogonal * likeness(again)  # of its own representations alone
             torch.autograd.backward([again, term], [down, None])
@@ -262,7 +262,7 @@ class _CrossViewTraining(SplitTraining):
         """
         federation, rules = self.federation, self.rules
         passive = federation.passive[0].name
-        b = torch.cat([federation.active.defenses.received(h, passive) for h in arrived if len(h)])
+        b = torch.cat([federation.active.defenses.apply_to_received(h, passive) for h in arrived if len(h)])
         labeled, aligned = len(arrived[0]), len(arrived[0]) + len(arrived[1])
         a_by_b = estimate(b, b[:aligned], a[:aligned], a, rules.temperature)
         b_by_a = estimate(a, a[:aligned], b[:aligned], b, rules.temperature)

@@ -233,7 +233,7 @@ class FedHSSL(PretrainedMethod):
         self._towers: dict[str, dict[str, Siamese]] = {"cross": {}, "local": {}}
 
     @classmethod
-    def nested_options(cls) -> Mapping[str, type]:
+    def option_tables(cls) -> Mapping[str, type]:
         """Return the self-supervised method, to which ``ssl_options`` go."""
         return {"ssl_options": SIAMESE[cls.ssl]}
 
@@ -250,7 +250,7 @@ class FedHSSL(PretrainedMethod):
             self._towers[role][party.name] = tower.to(federation.device)
         party.modules["encoders"] = nn.ModuleDict(encoders)
         if self.pma:
-            party.modules["shared"] = Snapshot(self._towers["local"][party.name].shared())
+            party.modules["shared"] = Snapshot(self._towers["local"][party.name].modules_to_average())
 
     @classmethod
     def messages_in(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:
@@ -266,7 +266,7 @@ class FedHSSL(PretrainedMethod):
         """Return the server, if models are averaged."""
         return (SERVER,) if self.pma else ()
 
-    def shared(self, federation: Federation) -> Mapping[str, Tensor]:
+    def local_parameters(self, federation: Federation) -> Mapping[str, Tensor]:
         """Return the learned parameters (P,) that each party brought to the last average, before its defenses."""
         return {
             name: party.modules["shared"].get_buffer("values") for name, party in federation.parties.items() if self.pma
@@ -288,7 +288,7 @@ class FedHSSL(PretrainedMethod):
         chosen = [encoders["local"]] if self.encoders == "local" and "local" in encoders else list(encoders.values())
         return PooledEncoder(chosen, self.pool)
 
-    def assembled(
+    def assemble_models(
         self, federation: Federation, names: Collection[str], messages: Iterable[Message]
     ) -> Mapping[str, nn.Module]:
         """Return, of two parties with averaged models, the other's top encoder behind the own bottom encoder.
@@ -362,7 +362,7 @@ class FedHSSL(PretrainedMethod):
 
     def _collect_shared(self) -> dict[str, dict[str, nn.Module]]:
         """What step 3 averages: local top encoder, projector and predictor of each party."""
-        return {name: tower.shared() for name, tower in self._towers["local"].items()}
+        return {name: tower.modules_to_average() for name, tower in self._towers["local"].items()}
 
     def _average(self, federation: Federation) -> Any:
         noise = partial(generator, federation.seed, "noise", SERVER, device=federation.device)

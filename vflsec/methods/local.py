@@ -74,10 +74,10 @@ def learn(federation: Federation, phase: str, progress: Progress, learners: Mapp
         max(learner.state.epochs for learner in learners.values()),
         kept={name: learner.state for name, learner in learners.items()},
         optimizers=[learner.optimizer for learner in learners.values()],
-        done=lambda: all(learner.state.done for learner in learners.values()),
+        done=lambda: all(learner.state.is_done for learner in learners.values()),
     )
     for _ in epochs:
-        losses = [learner.epoch() for learner in learners.values() if not learner.state.done]
+        losses = [learner.epoch() for learner in learners.values() if not learner.state.is_done]
         epochs.end(sum(losses) / len(losses))
     for learner in learners.values():
         learner.finish()

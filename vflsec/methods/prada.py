@@ -129,7 +129,7 @@ class AdversarialTraining(SplitTraining):
         passive.step()
         return super()._update(step, [first, *malicious])
 
-    def _besides(self, party: Party, step: Step) -> Sequence[Tensor]:
+    def _extra_losses(self, party: Party, step: Step) -> Sequence[Tensor]:
         return () if self.alternating else (self._domain_loss(party, step),)
 
     def _domain_loss(self, party: Party, step: Step) -> Tensor:
@@ -318,9 +318,9 @@ class PrADA(FeatureGroupMethod):
         """Return the source."""
         return (SOURCE,)
 
-    def planned(self, phase: str, federation: Federation) -> int | None:
+    def max_releases(self, phase: str, federation: Federation) -> int | None:
         """Return the number of epochs: in each, every row of that phase crosses once."""
-        return self.pretrain_spec.epochs if phase == "pretrain" else super().planned(phase, federation)
+        return self.pretrain_spec.epochs if phase == "pretrain" else super().max_releases(phase, federation)
 
     def record(self, folder: Path) -> None:
         """Record every boundary; those of the source in a folder ``source``."""
@@ -334,7 +334,7 @@ class PrADA(FeatureGroupMethod):
         for boundary in self._source_boundaries.values():
             boundary.close()
 
-    def at_rest(self, party: Party) -> bool:
+    def is_frozen(self, party: Party) -> bool:
         """Return whether fine-tuning leaves the extractors."""
         return not self.finetune_extractors
 

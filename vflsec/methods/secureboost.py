@@ -215,7 +215,7 @@ class SecureBoost(Method):
             total += exchange.seconds(len(rounds), outputs, rows, drawn, n_bins, passes)
         return total
 
-    def agreed(self) -> dict[str, float]:
+    def public_options(self) -> dict[str, float]:
         """Return what splits and the values of leaves depend on beside derivatives and columns."""
         rule = self.rule
         return {"learning_rate": self.learning_rate, "l2": rule.l2, "bins": self.bins, "leaf_rows": rule.least_rows}
@@ -232,7 +232,7 @@ class SecureBoost(Method):
             )
         return "no tree has a split: lower leaf_rows, leaf_hessian or least_gain"
 
-    def planned(self, phase: str, federation: Federation) -> int | None:
+    def max_releases(self, phase: str, federation: Federation) -> int | None:
         """Return the rounds in which a passive party hears a row's derivatives, once in each; the most of all."""
         heard = Counter(name for receivers in self._list_receivers(federation) for name in receivers)
         return max(heard.values(), default=0)
@@ -251,7 +251,7 @@ class SecureBoost(Method):
         models = {f"models/{party.name}": party.modules for party in federation.parties.values()}
         kept: dict[str, Stateful] = {**models, "scores": boosting}
         epochs = Epochs(
-            federation, phase, progress, self.rounds, kept=kept, optimizers=[], done=lambda: boosting.stopped
+            federation, phase, progress, self.rounds, kept=kept, optimizers=[], done=lambda: boosting.is_stopped
         )
         for round_ in epochs:
             first = round_ * shape.outputs
@@ -386,7 +386,7 @@ class _Boosting:
         self.round, self.best, self.best_loss = 0, 0, float("inf")
 
     @property
-    def stopped(self) -> bool:
+    def is_stopped(self) -> bool:
         """Whether validation rows gain no more."""
         patience = self.method.patience
         return patience is not None and self.round >= self.best + patience

@@ -208,12 +208,12 @@ class SplitMethod(Method):
                 outputs=top.head.out_features,
                 width=self.width(party),
                 rows=rows,
-                frozen=self.at_rest(party),
+                frozen=self.is_frozen(party),
             )
             exposures.append((f"{self.name}, features of {party.name}: {exposure}", exposure.share))
         return exposures
 
-    def at_rest(self, party: Party) -> bool:
+    def is_frozen(self, party: Party) -> bool:
         """Return whether the embedding of ``party`` stays the same in the last phase."""
         return not any(parameter.requires_grad for parameter in self.representation(party).parameters())
 
@@ -222,7 +222,7 @@ class SplitMethod(Method):
         batches = self.train_spec.n_batches(federation.n_rows("train"))
         return sum(boundary.seconds(batches) for boundary in self._boundaries.values())
 
-    def planned(self, phase: str, federation: Federation) -> int | None:
+    def max_releases(self, phase: str, federation: Federation) -> int | None:
         """Return the epochs of the last phase, in each of which every row is sent once; None for other phases."""
         return self.train_spec.n_epochs(federation.n_rows("train")) if phase == self.phases[-1] else None
 

@@ -91,7 +91,7 @@ class SplitTraining:
             kept={"models": best, "streams": Streams(order=order, torch=global_stream(federation.device)), **self.kept},
             optimizers=optimizers,
             boundaries=self.boundaries.values(),
-            done=lambda: best.done,
+            done=lambda: best.is_done,
         )
         self._switch(training=True)
         for epoch in epochs:
@@ -136,7 +136,7 @@ class SplitTraining:
         for party in self.federation.passive:
             fed[party.name] = self._feed(party, step)
             embedded[party.name] = self.bottoms[party.name](fed[party.name])  # (B, d)
-            received = self._up(party.name, embedded[party.name], step)
+            received = self._forward(party.name, embedded[party.name], step)
             arrived[party.name] = received.detach().requires_grad_()  # a leaf, and not the message that taps keep
         active, first, gradients = self.federation.active, torch.zeros(()), {}
         for local_step in range(self.spec.local_steps):
@@ -146,10 +146,10 @@ class SplitTraining:
             loss.backward()  # type: ignore[no-untyped-call]
             if local_step == 0:
                 first = loss.detach()
-                gradients = {name: self._down(name, h, step) for name, h in arrived.items()}
+                gradients = {name: self._backward(name, h, step) for name, h in arrived.items()}
             for party in self.federation.passive:
                 again = self.bottoms[party.name](fed[party.name]) if local_step else embedded[party.name]
-                further = self._besides(party, step)
+                further = self._extra_losses(party, step)
                 torch.autograd.backward([again, *further], [gradients[party.name], *(None for _ in further)])
             for name, party in self.federation.parties.items():
                 if name not in self.federation.malicious:
@@ -159,7 +159,7 @@ class SplitTraining:
                 optimizer.step()
         return first
 
-    def _besides(self, party: Party, step: Step) -> Sequence[Tensor]:
+    def _extra_losses(self, party: Party, step: Step) -> Sequence[Tensor]:
         """Losses of a passive party's own, which it learns from together with the gradient that it received."""
         return ()
 
@@ -204,7 +204,7 @@ class SplitTraining:
 
     def _measure_test(self) -> float:
         """Return the headline metric on test rows, for ``train.target``; nothing is sent or chosen."""
-        with self.federation.without_recording():
+        with self.federation.pause_recording():
             return self._score("test")
 
     @torch.no_grad()
@@ -217,7 +217,7 @@ class SplitTraining:
             step = Step(number, phase, rows, split=split)
             h = self.bottoms[active.name](active.features[split][rows])
             arrived = {
-                party.name: self._up(party.name, self.bottoms[party.name](self._feed(party, step)), step)
+                party.name: self._forward(party.name, self.bottoms[party.name](self._feed(party, step)), step)
                 for party in self.federation.passive
             }
             logits.append(self.top([h, *self._receive(arrived)]))
@@ -232,18 +232,18 @@ class SplitTraining:
         """Return what ``party`` feeds its own bottom model."""
         return self._change("on_features", party.name, party.features[step.split][step.rows], step)
 
-    def _up(self, name: str, h: Tensor, step: Step) -> Tensor:
+    def _forward(self, name: str, h: Tensor, step: Step) -> Tensor:
         """Return what arrives of the embedding ``h``."""
         return self.boundaries[name].forward(self._change("on_embedding", name, h, step), step)
 
-    def _down(self, name: str, h: Tensor, step: Step) -> Tensor:
+    def _backward(self, name: str, h: Tensor, step: Step) -> Tensor:
         """Return what the party feeds its bottom model of the gradient with respect to ``h``, as it arrived."""
         assert h.grad is not None
         return self._change("on_gradient", name, self.boundaries[name].backward(h.grad, step), step)
 
     def _receive(self, arrived: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the inputs of the top model: each received embedding after the active party's own defenses."""
-        return [self.federation.active.defenses.received(h, name) for name, h in arrived.items()]
+        return [self.federation.active.defenses.apply_to_received(h, name) for name, h in arrived.items()]
 
     def _switch(self, *, training: bool) -> None:
         modules = self.federation.active.modules
@@ -328,7 +328,7 @@ class HeadTraining(SplitTraining):
                 x = self.alter[party.name](x, self._noise[party.name])
             embedded[party.name] = self.bottoms[party.name](x)  # (B, d)
         active_h = embedded.pop(self.federation.active.name)
-        return active_h, {name: self._up(name, h, step) for name, h in embedded.items()}
+        return active_h, {name: self._forward(name, h, step) for name, h in embedded.items()}
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         """The optimizer of what the active party holds besides its bottom model; there is no other."""
@@ -358,11 +358,11 @@ class SharedHeadTraining(SplitTraining):
                     boundary.check(bottom(party.features[split]), columns)
         return super().fit(phase, progress)
 
-    def _down(self, name: str, h: Tensor, step: Step) -> Tensor:
+    def _backward(self, name: str, h: Tensor, step: Step) -> Tensor:
         """Update the weights; the zeros that are returned end at the embedding, which is a leaf."""
         boundary, bottom = self.boundaries[name], self.bottoms[name]
         if not isinstance(boundary, LinearBoundary):  # one that learns only by sending
-            return super()._down(name, h, step)
+            return super()._backward(name, h, step)
         assert isinstance(bottom, Frozen)
         assert h.grad is not None
         boundary.learn(h.grad, step)

@@ -73,14 +73,14 @@ class LocalCL(nn.Module):
             loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
             self.optimizer.zero_grad()  # after it, so that no gradient is left for a later phase to find
-            self.after_step()
+            self.update_state()
             yield loss.detach()
 
     def loss(self, first: Tensor, second: Tensor) -> Tensor:
         """Return the loss of two views (B, d) of the same rows."""
         return nt_xent(self.model(first), self.model(second), TEMPERATURE)
 
-    def after_step(self) -> None:
+    def update_state(self) -> None:
         """Update what follows the model."""
 
 
@@ -108,7 +108,7 @@ class LocalMoCo(LocalCL):
             self._keys = self.average(second)  # (B, width)
         return info_nce(self.model(first), self._keys, self.queue.keys, TEMPERATURE)
 
-    def after_step(self) -> None:
+    def update_state(self) -> None:
         """Move the average towards the model; remember the last keys."""
         update_average(self.average, self.model, AVERAGE)
         self.queue.enqueue(self._keys)

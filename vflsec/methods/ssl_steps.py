@@ -125,7 +125,7 @@ class LocalSSL:
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(self.tower.parameters(), CLIP)
             self.optimizer.step()
-            self.tower.after_step()
+            self.tower.update_state()
             yield loss.detach()
 
     @torch.no_grad()

@@ -43,14 +43,14 @@ class DefensesOfRuns:
         calls = zip(self.stacks, divide((args, options), len(self.stacks)), strict=True)
         return stack_tree([getattr(defenses, method)(*part, **rest) for defenses, (part, rest) in calls])
 
-    def released(self, value: Any, release: Release) -> Any:
+    def apply_to_release(self, value: Any, release: Release) -> Any:
         """Return what leaves in place of ``value``, in which each run's defenses have changed its part."""
         hook = hooks.OF_KIND.get(release.kind)
         if not hook or not self.using(hook):
             return value
         known = {name: getattr(release, name) for name in ("rows", "labels", "rng")}
         calls = zip(self.stacks, divide((value.detach(), known), len(self.stacks)), strict=True)
-        return stack([defenses.released(part, replace(release, **rest)) for defenses, (part, rest) in calls])
+        return stack([defenses.apply_to_release(part, replace(release, **rest)) for defenses, (part, rest) in calls])
 
     def training_targets(self, y: Tensor, features: Tensor, *, n_classes: int, rng: Generators) -> Any:
         """Return class numbers and targets of each run."""
@@ -61,9 +61,9 @@ class DefensesOfRuns:
         given = list(embeddings), targets
         return self._call_each("batch", *given) if self.using(hooks.BATCH) else given
 
-    def received(self, h: Tensor, sender: str) -> Any:
+    def apply_to_received(self, h: Tensor, sender: str) -> Any:
         """Return the input of the top model."""
-        return self._call_each("received", h, sender) if self.using(hooks.RECEIVED) else h
+        return self._call_each("apply_to_received", h, sender) if self.using(hooks.RECEIVED) else h
 
     def penalize(self, loss: Tensor, received: Mapping[str, Tensor], labels: Tensor) -> Any:
         """Return the losses with penalties."""
@@ -153,7 +153,7 @@ def join(federations: Sequence[Federation]) -> Federation:
     """
     first = federations[0]
     for federation in federations:
-        if (reason := _why_not(federation, first)) is not None:
+        if (reason := _find_obstacle(federation, first)) is not None:
             raise NotStackable(reason)
     channel = ChannelOfRuns([federation.channel for federation in federations])
     seeds = Seeds(federation.seed for federation in federations)
@@ -178,7 +178,7 @@ def part(joined: Federation, federations: Sequence[Federation]) -> None:
     joined.channel.settle()
 
 
-def _why_not(federation: Federation, first: Federation) -> str | None:
+def _find_obstacle(federation: Federation, first: Federation) -> str | None:
     """Return why ``federation`` cannot train as one with ``first``, or None."""
     if federation.malicious:
         return "a malicious party acts in training"

@@ -85,7 +85,7 @@ class ScarfSSL(Learner):
         noise = generator(seed, "corruption", name, number, device=self.rows.device)
         parts = batches(len(self.rows), self.batch, order, self.rows.device)
         mean = self._make_pass(parts, lambda rows: self._loss(self.rows[rows], noise), None)
-        held_out = self.held_out_loss()
+        held_out = self.compute_validation_loss()
         if not math.isfinite(mean + held_out):
             raise Diverged(
                 f"the loss of Scarf at {name} is {mean}, {held_out} on rows held out, after epoch {number + 1}: "
@@ -99,7 +99,7 @@ class ScarfSSL(Learner):
         self.state.take_best()
 
     @torch.no_grad()
-    def held_out_loss(self) -> float:
+    def compute_validation_loss(self) -> float:
         """Return the mean loss of the rows held out, in evaluation mode."""
         seed, name = self._streams
         noise = generator(seed, "corruption", name, "held out", device=self.rows.device)

@@ -102,8 +102,8 @@ class Siamese(nn.Module, ABC):
     """An encoder with a projector and a predictor, and the losses that train them without labels.
 
     One object serves as FedHSSL's local model, trained by ``two_views``, or as its cross-party model, trained by
-    ``cross_loss``. A training step is ``two_views(...).backward()``, the optimizer's step, ``after_step()``. A training
-    batch needs at least two rows, since heads have BatchNorm.
+    ``cross_loss``. A training step is ``two_views(...).backward()``, the optimizer's step, ``update_state()``. A
+    training batch needs at least two rows, since heads have BatchNorm.
 
     Source: FedHSSL (arXiv 2208.08934), section III-B with table II, section IV-B with eq. 5 and 6.
 
@@ -173,7 +173,7 @@ class Siamese(nn.Module, ABC):
             loss = loss + gamma * (self._ssl(p1, guide[0], 1) + self._ssl(p2, guide[1], 2))
         return loss
 
-    def after_step(self) -> None:
+    def update_state(self) -> None:
         """Update the state that follows the online network; called after each optimizer step."""
 
     def online_parameters(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -181,7 +181,7 @@ class Siamese(nn.Module, ABC):
         scheduled = [*self.encoder.parameters(), *self.projector.parameters()]
         return scheduled, [] if self.predictor is None else [*self.predictor.parameters()]
 
-    def shared(self) -> dict[str, nn.Module]:
+    def modules_to_average(self) -> dict[str, nn.Module]:
         """Return the modules that partial model aggregation averages: not the encoder's bottom nor target networks."""
         shared = {"top": self.encoder.get_submodule("top"), "projector": self.projector}
         return shared if self.predictor is None else {**shared, "predictor": self.predictor}
@@ -240,7 +240,7 @@ class BYOL(Siamese):
         self.momentum = momentum
         self.target = copy.deepcopy(nn.Sequential(self.encoder, self.projector)).requires_grad_(False)
 
-    def after_step(self) -> None:
+    def update_state(self) -> None:
         """Move the target network towards the online one."""
         update_average(self.target, nn.Sequential(self.encoder, self.projector), self.momentum)
 
@@ -309,7 +309,7 @@ class MoCo(Siamese):
         """Return in-batch NT-Xent of projections (B, d) and another party's z (B, d), which is detached."""
         return nt_xent(p, z.detach(), self.temperature)
 
-    def after_step(self) -> None:
+    def update_state(self) -> None:
         """Move the target network towards the online one; then remember the last keys, each view in its own bank."""
         update_average(self.target, nn.Sequential(self.encoder, self.projector), self.momentum)
         if self._keys is not None:

@@ -13,15 +13,15 @@ from matplotlib.lines import Line2D
 
 from vflsec.papers.recipe import Recipe
 from vflsec.papers.recipe_grid import TableEntry
-from vflsec.report.curve import COLORS, LABELS, MARKERS, Curve, fixed_style
-from vflsec.results.statistics import over_seeds
+from vflsec.report.curve import COLORS, LABELS, MARKERS, Curve, fix_style
+from vflsec.results.statistics import interval_over_seeds
 
 STYLES = ("-", "--", "-.", ":")
 WIDTH, HEIGHT = 3.9, 3.1
 """Of one diagram, in inches."""
 
 
-@fixed_style()
+@fix_style()
 def draw_curves(recipe: Recipe, entries: Sequence[TableEntry]) -> Curve:
     """Return the values over the columns, one diagram for each group and panel, one line for each row.
 
@@ -52,16 +52,16 @@ def draw_curves(recipe: Recipe, entries: Sequence[TableEntry]) -> Curve:
     return _add_legend(figure, handles, _whole(recipe))
 
 
-@fixed_style()
+@fix_style()
 def draw_tradeoff(recipe: Recipe, entries: Sequence[TableEntry]) -> Curve:
     """Return utility against leak: one diagram for each group and column of leaks, one line for each curve.
 
     Colors are curves and markers are strengths. Crosses are 95 % intervals over seeds; printed values are open.
     """
-    leaks = [column.name for column in recipe.columns if recipe.asked(recipe.rows[0], column).measure == "leak"]
+    leaks = [column.name for column in recipe.columns if recipe.question_at(recipe.rows[0], column).measure == "leak"]
     groups = list(dict.fromkeys(row.group for row in recipe.rows))
     names = list(dict.fromkeys(row.curve or row.name for row in recipe.rows))
-    strengths = sorted({recipe.asked(row, recipe.columns[0]).strength for row in recipe.rows})
+    strengths = sorted({recipe.question_at(row, recipe.columns[0]).strength for row in recipe.rows})
     figure, grid = _grid(len(groups) * len(leaks), most=len(leaks) if len(leaks) > 1 else 2)
     for axes, (group, leak) in zip(grid, ((group, leak) for group in groups for leak in leaks), strict=True):
         measures: dict[str, str] = {}
@@ -73,14 +73,14 @@ def draw_tradeoff(recipe: Recipe, entries: Sequence[TableEntry]) -> Curve:
                     continue
                 by_column = {e.column: e for e in entries if (e.group, e.row) == (group, row.name)}
                 utility, at = next(e for e in by_column.values() if e.measure == "utility"), by_column[leak]
-                marker = MARKERS[strengths.index(recipe.asked(row, recipe.columns[0]).strength) % len(MARKERS)]
+                marker = MARKERS[strengths.index(recipe.question_at(row, recipe.columns[0]).strength) % len(MARKERS)]
                 if utility.measured is not None and at.measured is not None:
                     measured.append((utility, at, marker))
                     measures |= {"x": utility.metric, "y": at.metric}
                 if utility.printed is not None and at.printed is not None:
                     printed.append((utility.printed, at.printed, marker))
                 if at.alone:
-                    alone.append(over_seeds(list(at.alone.values())).mean)
+                    alone.append(interval_over_seeds(list(at.alone.values())).mean)
             _draw_curve(axes, measured, printed, k)
         if alone:
             axes.axhline(max(alone), color="#444444", linestyle=(0, (4, 3)), linewidth=1.1, zorder=1)
@@ -101,7 +101,7 @@ def draw_tradeoff(recipe: Recipe, entries: Sequence[TableEntry]) -> Curve:
     return _add_legend(figure, handles, _whole(recipe), loc="outside lower left", ncols=3 if len(names) > 3 else 2)
 
 
-@fixed_style()
+@fix_style()
 def draw_changes(recipe: Recipe, entries: Sequence[TableEntry]) -> Curve:
     """Return a heat map of the changes against one row: rows by columns of leaks.
 
@@ -132,7 +132,7 @@ def draw_changes(recipe: Recipe, entries: Sequence[TableEntry]) -> Curve:
     return figure
 
 
-@fixed_style()
+@fix_style()
 def draw_cells(recipe: Recipe, entries: Sequence[TableEntry]) -> Curve:
     """Return printed and measured values with their intervals, a diagram for each group."""
     groups = list(dict.fromkeys(entry.group for entry in entries))

@@ -118,7 +118,7 @@ def prepare_evaluation(settings: Mapping[str, Any], seeds: int, target: str = ""
     """Return a checked evaluation; ``all`` means the attacks on ``target``, if there is one."""
     spec = specs.read({**settings, "seeds": seeds})
     if any(attack.name == engine.ALL for attack in spec.attacks):
-        spec, _ = engine.every_attack(spec)
+        spec, _ = engine.expand_attacks(spec)
         if target:
             attacks = tuple(attack for attack in spec.attacks if resolve(attack).kind.target == target)
             spec = msgspec.structs.replace(spec, attacks=attacks)

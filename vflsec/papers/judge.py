@@ -58,7 +58,7 @@ def command(
     makes a page without training.
     """
     from vflsec.base.errors import UsageError
-    from vflsec.cli.options import on_terminal
+    from vflsec.cli.options import print_to_terminal
     from vflsec.papers import study_grid as study
     from vflsec.run.engine import check_device
 
@@ -92,10 +92,10 @@ def command(
 
     judged = Judgement([study for study in studies if study])
     if form == "table":
-        on_terminal(judged.rich)
+        print_to_terminal(judged.rich)
     else:
         click.echo((judged.to_json() if form == "json" else judged.to_markdown()).rstrip("\n"))
-    if judged.lost:
+    if judged.failures:
         sys.exit(3)
 
 
@@ -115,7 +115,7 @@ def _run(
 
     from vflsec import api
     from vflsec.base.checks import count
-    from vflsec.cli.options import kept_on_interrupt
+    from vflsec.cli.options import report_interrupt
     from vflsec.papers.judgement import largest_changes
     from vflsec.papers.measurements import write_measurements
     from vflsec.papers.study_grid import StudyGrid, read_study
@@ -134,7 +134,7 @@ def _run(
     path = (results if study.seeds == registered.seeds else store.folder) / f"{stem}.json"
     with store.lock():
         store.trim()
-        with kept_on_interrupt(store):
+        with report_interrupt(store):
             for _ in show_progress(job.compute(jobs=jobs or api.cores(), device=device), missing):
                 pass
         measurements = job.measure()

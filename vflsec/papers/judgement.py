@@ -63,12 +63,12 @@ class Judgement:
         self.measured = list(measured)
         self.verdicts = judge(self.measured)
 
-    def of_study(self, measured: MeasuredStudy) -> list[Verdict]:
+    def select_study(self, measured: MeasuredStudy) -> list[Verdict]:
         """Return the verdicts of one study."""
         return [verdict for verdict in self.verdicts if verdict.study == measured.name]
 
     @property
-    def lost(self) -> list[str]:
+    def failures(self) -> list[str]:
         """The seeds that gave no number."""
         return sorted({f"{v.study}, {v.data}: {lost}" for v in self.verdicts for link in v.links for lost in link.lost})
 
@@ -90,7 +90,7 @@ class Judgement:
         """Return the counts of each study, and what it cost."""
         rows = []
         for measured in self.measured:
-            counts = Counter(verdict.decision for verdict in self.of_study(measured))
+            counts = Counter(verdict.decision for verdict in self.select_study(measured))
             cost = [str(measured.measurements.seeds), f"{measured.measurements.seconds / 60:.1f}"]
             rows.append([measured.name, *(str(counts[decision]) for decision in DECISIONS), *cost])
         return Cells.from_texts("Studies", ["study", *DECISIONS, "seeds", "minutes"], rows)
@@ -98,10 +98,10 @@ class Judgement:
     def details(self, measured: MeasuredStudy, *, short: bool = False) -> Cells:
         """Return a row for each comparison of a study; its claims are numbered."""
         rows = []
-        for verdict in self.of_study(measured):
+        for verdict in self.select_study(measured):
             claim = measured.study.claims[verdict.number - 1]
             for k, link in enumerate(verdict.links):
-                of = "" if link.measure == claim.measured.name else f", {link.measure}"
+                of = "" if link.measure == claim.arm_measure.name else f", {link.measure}"
                 first = [str(verdict.number), verdict.data, _verdict(verdict, short=short)] if k == 0 else [""] * 3
                 rows.append([*first, f"{link.text}{of}", *_numbers(link)])
         header = ["claim", "data", "verdict", "comparison", "difference", "margin", "seen from", "seeds"]
@@ -111,7 +111,7 @@ class Judgement:
     def claims(self, measured: MeasuredStudy) -> list[str]:
         """Return the claims of a study, numbered, with what is compared."""
         return [
-            f"{k}. {claim.text} ({claim.source}; {claim.topic}: {claim.measured.name}"
+            f"{k}. {claim.text} ({claim.source}; {claim.topic}: {claim.arm_measure.name}"
             + (", the advantage over the adversary alone)" if claim.measure == "advantage" else ")")
             for k, claim in enumerate(measured.study.claims, start=1)
         ]
@@ -136,7 +136,7 @@ class Judgement:
         """Return what limits the verdicts."""
         edited = [name for name, study, made in self.measured if made.registration != study.registration]
         return [
-            *(f"LOST {lost}" for lost in self.lost),
+            *(f"LOST {lost}" for lost in self.failures),
             *(f"EDITED the claims of {name} were changed after they were measured" for name in edited),
         ]
 
@@ -165,12 +165,12 @@ class Judgement:
         )
         remarks = [f"* {line}" for line in self.remarks()]
         remarks += [f"* Registered, not measured yet: {', '.join(unmeasured)}"] if unmeasured else []
-        parts = [head, "## Summary", formats.as_markdown(self.counts()), formats.as_markdown(self._linked())]
+        parts = [head, "## Summary", formats.as_markdown(self.counts()), formats.as_markdown(self._link_titles())]
         parts += ["\n".join(remarks)] if remarks else []
         parts += [self._section(measured) for measured in self.measured]
         return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
-    def _linked(self) -> Cells:
+    def _link_titles(self) -> Cells:
         cells = self.studies()
         titles = {measured.name: measured.study.title for measured in self.measured}
         rows = [[f"{titles[row[0]]} ({row[0]})", *row[1:]] for row in cells.rows]
@@ -186,7 +186,7 @@ class Judgement:
         )
         notes = [f"* {note}" for note in study.notes]
         open_attacks = sorted(
-            {f"{link.measure} ({v.data})" for v in self.of_study(measured) for link in v.links if link.unconverged}
+            {f"{link.measure} ({v.data})" for v in self.select_study(measured) for link in v.links if link.unconverged}
         )
         notes += [f"* Not converged with some seeds: {', '.join(open_attacks)}."] if open_attacks else []
         details = formats.as_markdown(self.details(measured))

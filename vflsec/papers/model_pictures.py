@@ -21,7 +21,7 @@ from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.feature_groups import FeatureGroups
 from vflsec.nn.top import Top
 from vflsec.papers.recipe_grid import RecipeGrid
-from vflsec.report.curve import COLORS, Curve, fixed_style
+from vflsec.report.curve import COLORS, Curve, fix_style
 
 MAPPED_ROWS = 600
 """Rows of each domain, or of each class, on a map."""
@@ -256,7 +256,7 @@ def draw_domains(maps: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]], seed: 
     return figure
 
 
-@fixed_style()
+@fix_style()
 def draw_density(maps: Mapping[str, tuple[Tensor, Tensor]], title: str = "") -> Curve:
     """Return a density of the rows of two classes for each model: two principal components, scaled to the unit circle.
 

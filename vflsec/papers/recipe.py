@@ -176,22 +176,22 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError(f"row {row.name}: expected printed values below {MAX_PRINTED:g}, got {row.printed}")
         if row.group and self.group_of(row) is None:
             raise ValueError(f"row {row.name}: unknown group {row.group!r}")
-        if row.trials and self.attacked:
+        if row.trials and self.has_attacks:
             raise ValueError(f"row {row.name}: expected no trials in a recipe with attacks, got {len(row.trials)}")
 
     def _check_measures(self) -> None:
-        measures = {self.asked(row, column).measure for row in self.rows for column in self.columns}
-        if self.attacked and measures & {"hours", "megabytes"}:
+        measures = {self.question_at(row, column).measure for row in self.rows for column in self.columns}
+        if self.has_attacks and measures & {"hours", "megabytes"}:
             raise ValueError(f"expected a measure of trainings or of attacks, got {', '.join(sorted(measures))}")
         if self.picture == "tradeoff" and not {"utility", "leak"} <= measures:
             raise ValueError("expected a column of utility and one of leak for picture tradeoff")
 
     @property
-    def attacked(self) -> bool:
+    def has_attacks(self) -> bool:
         """Whether any cell needs an evaluation with attacks; then utilities are those of that evaluation."""
-        return any(self.asked(row, column).measure in ATTACKED for row in self.rows for column in self.columns)
+        return any(self.question_at(row, column).measure in ATTACKED for row in self.rows for column in self.columns)
 
-    def asked(self, row: TablePart, column: TablePart) -> Asked:
+    def question_at(self, row: TablePart, column: TablePart) -> Asked:
         """Return what is measured at one cell."""
         strengths = (part.strength for part in (column, row) if part.strength is not None)
         return Asked(
@@ -205,7 +205,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             guessed=column.guessed,
         )
 
-    def shortened(self) -> Recipe:
+    def shorten(self) -> Recipe:
         """Return the recipe of a quick run."""
         quick = self.quick
         kept = [k for k, column in enumerate(self.columns) if quick.columns is None or column.name in quick.columns]
@@ -303,19 +303,19 @@ def apply_data(recipe: Recipe, folder: Path) -> Recipe:
         expected = f"a folder {' or '.join(sorted(known))}" if known else "no --data-dir with this recipe"
         raise UsageError(f"expected {expected}, got {folder}: vflsec show dataset NAME says where data come from")
 
-    def on_papers_data(group: TablePart) -> TablePart:
+    def use_papers_data(group: TablePart) -> TablePart:
         name = group.paper.get("dataset")
         if name not in there:
             return group
         place = {"data": {"options": {"data_dir": str(folder / str(name))}}}
         return msgspec.structs.replace(group, settings=merge_tables(group.paper, place), original="")
 
-    return msgspec.structs.replace(recipe, groups=[on_papers_data(group) for group in recipe.groups])
+    return msgspec.structs.replace(recipe, groups=[use_papers_data(group) for group in recipe.groups])
 
 
 def apply_seeds(recipe: Recipe, seeds: int | None, *, quick: bool) -> Recipe:
     """Return the recipe as it is to be run."""
-    chosen = recipe.shortened() if quick else recipe
+    chosen = recipe.shorten() if quick else recipe
     return msgspec.structs.replace(chosen, seeds=seeds) if seeds else chosen
 
 

@@ -105,7 +105,7 @@ class RecipeGrid(Grid):
         made: dict[bytes, Trainings | Evaluation] = {}
         for i, row in enumerate(recipe.rows):
             for j, column in enumerate(recipe.columns):
-                settings, asked = recipe.settings_of(row, column), recipe.asked(row, column)
+                settings, asked = recipe.settings_of(row, column), recipe.question_at(row, column)
                 for trial in row.trials or [{}]:
                     part = self._prepare(merge_tables(settings, trial), made)
                     if isinstance(part, Evaluation):
@@ -119,7 +119,7 @@ class RecipeGrid(Grid):
         key = msgspec.json.encode(settings, order="deterministic")
         if key not in made:
             seeds = self.recipe.seeds
-            if self.recipe.attacked:
+            if self.recipe.has_attacks:
                 made[key] = prepare_evaluation(settings, seeds, target="labels")
             else:
                 made[key] = prepare_trainings(settings, seeds)
@@ -140,12 +140,12 @@ class RecipeGrid(Grid):
             for place, parts in self.parts.items()
         ]
 
-    def asked(self, place: Place) -> Asked:
+    def question_at(self, place: Place) -> Asked:
         """Return what is measured at a cell of the table."""
-        return self.recipe.asked(self.recipe.rows[place[0]], self.recipe.columns[place[1]])
+        return self.recipe.question_at(self.recipe.rows[place[0]], self.recipe.columns[place[1]])
 
     def _measure_trainings(self, place: Place, records: Mapping[str, Record]) -> CellValues:
-        asked, values = self.asked(place), {}
+        asked, values = self.question_at(place), {}
         metric = asked.metric
         for rows in zip(*(part.trials() for part in self.parts[place]), strict=True):  # of one seed
             done = {row.key: record for row in rows if isinstance(record := records.get(row.key), Result)}
@@ -192,8 +192,8 @@ class RecipeGrid(Grid):
         return None if seconds is None else seconds / 3600
 
     def _measure_evaluation(self, place: Place, records: Mapping[str, Record], summary: Summary) -> CellValues:
-        asked = self.asked(place)
-        by_seed, metric = self._attacked(place, records, summary)
+        asked = self.question_at(place)
+        by_seed, metric = self._read_cell(place, records, summary)
         leak = _find_leak(asked, summary)
         alone = dict(leak.alone_by_seed) if leak and asked.measure == "leak" and not asked.metric else {}
         if self.recipe.against and asked.measure == "leak":
@@ -201,9 +201,9 @@ class RecipeGrid(Grid):
             by_seed, alone = {seed: value - base[seed] for seed, value in by_seed.items() if seed in base}, {}
         return CellValues(row=place[0], column=place[1], by_seed=by_seed, metric=metric, alone=alone)
 
-    def _attacked(self, place: Place, records: Mapping[str, Record], summary: Summary) -> tuple[dict[int, float], str]:
+    def _read_cell(self, place: Place, records: Mapping[str, Record], summary: Summary) -> tuple[dict[int, float], str]:
         """Return a number for each seed, and its metric, from the records of one evaluation."""
-        asked = self.asked(place)
+        asked = self.question_at(place)
         if asked.measure == "cap":
             cap = next((cap for cap in summary.cap if cap.attack == asked.attack), None)
             return (dict(cap.by_seed) if cap else {}), summary.metric

@@ -54,7 +54,7 @@ def command(
     """
     from vflsec import api
     from vflsec.base.checks import count
-    from vflsec.cli.options import kept_on_interrupt, show
+    from vflsec.cli.options import report_interrupt, show
     from vflsec.papers import recipe
     from vflsec.papers.recipe_grid import RecipeGrid
     from vflsec.papers.reproduction import Reproduction
@@ -73,7 +73,7 @@ def command(
     store = Store(out or Path("runs") / f"reproduce-{stem}{'-quick' * quick}")
     job = RecipeGrid(chosen, store)
     missing = job.missing()
-    what = "result" if chosen.attacked else "training"
+    what = "result" if chosen.has_attacks else "training"
     click.echo(f"vflsec reproduce {stem}: {count(missing, what)} to compute   {store.folder}", err=True)
     if dry_run:
         before = [job]
@@ -84,7 +84,7 @@ def command(
         return
     with store.lock():
         store.trim()
-        with kept_on_interrupt(store):
+        with report_interrupt(store):
             for _ in show_progress(job.compute(jobs=jobs or api.cores(), device=device), missing):
                 pass
     result = Reproduction(stem, chosen, job.measure(), job)

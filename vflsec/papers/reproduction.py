@@ -22,7 +22,7 @@ from vflsec.report import formats
 from vflsec.report.curve import Curve, save
 from vflsec.report.formats import NARROW, Cells
 from vflsec.results.analysis.intervals import longer_side
-from vflsec.results.statistics import Interval, over_seeds
+from vflsec.results.statistics import Interval, interval_over_seeds
 
 WORSE, BETTER = "▲", "▽"
 
@@ -148,7 +148,7 @@ class Reproduction:
     def heading(self) -> str:
         """The source, what is measured, and the number of seeds."""
         recipe = self.recipe
-        asked = [recipe.asked(row, column) for row in recipe.rows for column in recipe.columns]
+        asked = [recipe.question_at(row, column) for row in recipe.rows for column in recipe.columns]
         metrics = dict.fromkeys(
             NAMES.get(entry.metric, entry.metric)
             for entry in self.entries
@@ -242,9 +242,9 @@ def _entry(recipe: Recipe, cell: CellValues, base: Mapping[int, float] | None = 
     if base is not None and row.name != recipe.against:
         values = {seed: value - base[seed] for seed, value in cell.by_seed.items() if seed in base}
         against = recipe.against
-    interval = over_seeds(list(values.values())) if values else None
+    interval = interval_over_seeds(list(values.values())) if values else None
     printed = _get_printed(row, cell.column)
-    measure = recipe.asked(row, column).measure
+    measure = recipe.question_at(row, column).measure
     least, most = 0.0, math.inf if measure in ("hours", "megabytes") else 1.0
     if recipe.against:
         least, most = -math.inf, math.inf
@@ -275,7 +275,7 @@ def _format_alone(entries: Sequence[TableEntry]) -> list[str]:
     for entry in entries:
         place = entry.group, entry.column
         if entry.alone:
-            mean = over_seeds(list(entry.alone.values()))
+            mean = interval_over_seeds(list(entry.alone.values()))
             best[place] = max(best.get(place, mean), mean, key=lambda interval: interval.mean)
     return [
         f"ALONE in {column}{f' of {group}' if group else ''}: {formats.number(interval.mean)} without joining"
@@ -292,7 +292,7 @@ def _agreement(a: TableEntry, b: TableEntry) -> int:
     both = a.by_seed.keys() & b.by_seed.keys()
     if len(both) < 2:
         return 2
-    difference: Interval = over_seeds([a.by_seed[seed] - b.by_seed[seed] for seed in both])
+    difference: Interval = interval_over_seeds([a.by_seed[seed] - b.by_seed[seed] for seed in both])
     if difference.low <= 0 <= difference.high:
         return 2
     return 0 if (difference.mean > 0) == ((a.printed or 0.0) > (b.printed or 0.0)) else 1
@@ -302,11 +302,11 @@ def _format_entry(entry: TableEntry, *, bare: bool = False) -> str:
     if entry.against:
         mark = {True: f" {WORSE}", False: f" {BETTER}", None: ""}[entry.worse]
         spread = "" if bare else formats.spread(entry.measured, (entry.low, entry.high))
-        return f"{formats.signed_number(entry.measured)}{spread}{mark}"
+        return f"{formats.format_signed(entry.measured)}{spread}{mark}"
     number = _hours if entry.measure == "hours" else formats.number
     margin = None if bare else longer_side(entry.measured, (entry.low, entry.high))
     spread = "" if margin is None else f" ±{number(margin)}"
-    difference = "" if entry.difference is None else f", {formats.signed_number(entry.difference)}"
+    difference = "" if entry.difference is None else f", {formats.format_signed(entry.difference)}"
     printed = "" if entry.printed is None else f" ({number(entry.printed)}{difference})"
     return f"{number(entry.measured)}{spread}{printed}"
 

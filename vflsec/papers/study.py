@@ -133,7 +133,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.wants == "more" if self.wants else self.measure in ("utility", "cap", "calibrated")
 
     @property
-    def measured(self) -> ArmMeasure:
+    def arm_measure(self) -> ArmMeasure:
         """What is compared."""
         return ArmMeasure(kind=self.measure, attack=self.attack, strength=self.strength, metric=self.metric)
 
@@ -145,7 +145,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def measures(self) -> Iterator[tuple[str, ArmMeasure]]:
         """Yield each arm with what is to be measured of it."""
         for arm in dict.fromkeys(arm for link in self.links for arm in link if arm != ALONE):
-            yield arm, self.measured
+            yield arm, self.arm_measure
             if self.at_equal_utility is not None:
                 yield arm, self.utility
 
@@ -196,13 +196,13 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             if "seeds" in part:
                 raise ValueError("expected seeds beside settings, got them in settings: move them")
 
-    def tested_on(self, claim: Claim) -> list[str]:
+    def list_data(self, claim: Claim) -> list[str]:
         """Return the names of the data on which a claim is tested."""
         return [part.name for part in self.data] if claim.data is None else list(claim.data)
 
     def measures(self, data: str, arm: str) -> list[ArmMeasure]:
         """Return what the claims need of one arm on one of the data."""
-        claims = [claim for claim in self.claims if data in self.tested_on(claim)]
+        claims = [claim for claim in self.claims if data in self.list_data(claim)]
         return list(dict.fromkeys(measure for claim in claims for name, measure in claim.measures() if name == arm))
 
     @property

@@ -101,16 +101,16 @@ class StudyGrid(Grid):
         arms = [arm.name for arm in self.study.arms]
         for claim in self.study.claims:
             for i, data in enumerate(self.study.data):
-                if data.name not in self.study.tested_on(claim):
+                if data.name not in self.study.list_data(claim):
                     continue
                 for better, other in claim.links:
                     if other == ALONE:
                         continue
-                    keys = [self._keys((i, arms.index(arm)), claim.measured) for arm in (better, other)]
+                    keys = [self._keys((i, arms.index(arm)), claim.arm_measure) for arm in (better, other)]
                     if keys[0] == keys[1]:
                         raise UsageError(
                             f"{self.name}, claim {claim.text!r}: expected arms with different settings, got {better} "
-                            f"and {other}, whose {claim.measured.name} on {data.name} is the same measurement: vary "
+                            f"and {other}, whose {claim.arm_measure.name} on {data.name} is the same measurement: vary "
                             f"what is compared, or name a strength"
                         )
 
@@ -156,5 +156,5 @@ def _drop_defaults(cell: Cell) -> Cell:
     """Return ``cell`` without options of its method that are written out but have their default values."""
     method, known = cell.method, inspect.signature(cell.method.kind).parameters
     for option, value in method.options.items():
-        method = method.without_option(option) if option in known and known[option].default == value else method
+        method = method.drop_option(option) if option in known and known[option].default == value else method
     return msgspec.structs.replace(cell, method=method)

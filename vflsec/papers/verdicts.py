@@ -117,7 +117,7 @@ def judge(studies: Sequence[MeasuredStudy]) -> list[Verdict]:
     Raises:
         UsageError: measurements of other settings than those of the study, or that lack a measure.
     """
-    verdicts = sum(len(measured.study.tested_on(claim)) for measured in studies for claim in measured.study.claims)
+    verdicts = sum(len(measured.study.list_data(claim)) for measured in studies for claim in measured.study.claims)
     cases = [case for measured in studies for case in _list_cases(measured, ALPHA / max(1, verdicts))]
     holding = holm([case.p_holds for case in cases])
     failing = holm([case.p_fails for case in cases])
@@ -149,7 +149,7 @@ def _list_cases(measured: MeasuredStudy, level: float) -> Iterator[_TestedClaim]
     _check(measured)
     by_name = {(values.data, values.arm, values.measure): values for values in measured.measurements.values}
     for number, claim in enumerate(measured.study.claims, start=1):
-        for data in measured.study.tested_on(claim):
+        for data in measured.study.list_data(claim):
             try:
                 links = list(_compare_arms(claim, data, by_name, level, measured.study.seeds))
                 yield _TestedClaim(measured.name, number, claim, data, links)
@@ -186,7 +186,7 @@ def _compare_arms(
 ) -> Iterator[ClaimComparison]:
     floor, margin = (-claim.margin, -claim.margin) if claim.no_worse else (0.0, claim.margin)
     for arms in claim.links:
-        yield _compare(claim.measured, data, arms, values, level, seeds, more=claim.more, floor=floor, margin=margin)
+        yield _compare(claim.arm_measure, data, arms, values, level, seeds, more=claim.more, floor=floor, margin=margin)
         if claim.at_equal_utility is not None:
             lost = -claim.at_equal_utility
             yield _compare(claim.utility, data, arms, values, level, seeds, more=True, floor=lost, margin=lost)

@@ -10,7 +10,7 @@ import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vflsec.report.formats import Column, number, signed_number, status, with_ends, with_margin
+from vflsec.report.formats import Column, format_signed, number, status, with_ends, with_margin
 from vflsec.results.analysis.results import Damage, Ends, Point, Summary
 from vflsec.results.records.manifest import INTEGRITY
 
@@ -88,7 +88,7 @@ def _with_interval(name: str, get: Callable[[Any], tuple[float | None, Ends]], *
     return mean, low, high
 
 
-def _until_target(title: str, key: str, unit: float, place: int) -> Column:
+def _build_target_column(title: str, key: str, unit: float, place: int) -> Column:
     """Return a column of the way to ``train.target``."""
     return Column("", title=title, cell=lambda p: scale((p.reached or {}).get(key), unit), detail=1, place=place,
                   is_shown=lambda summary: summary.target is not None)  # fmt: skip
@@ -126,7 +126,7 @@ RESULTS: tuple[Column, ...] = (
     Column("alone", lambda p: p.leak.alone, "alone", lambda p: number(p.leak.alone), detail=3, place=90,
            help="What the adversary infers without joining, by the best attack on its own columns."),
     *_with_interval("advantage", lambda p: (p.leak.advantage, p.leak.advantage_ci95), title="advantage", place=110,
-                    cell=lambda p: signed_number(p.leak.advantage), help="Leak minus alone."),
+                    cell=lambda p: format_signed(p.leak.advantage), help="Leak minus alone."),
     Column("detectable", lambda p: p.leak.detectable, "seen from", lambda p: number(p.leak.detectable), detail=1,
            place=120, is_shown=lambda summary: any(p.leak.detectable is not None for p in summary.points)),
     Column("recovery_accuracy", lambda p: p.leak.accuracy),
@@ -134,9 +134,9 @@ RESULTS: tuple[Column, ...] = (
     Column("nbytes", lambda p: p.nbytes, "MB", lambda p: scale(p.nbytes, 1e6), detail=1, place=140,
            help="What crosses between the parties in training, in both directions.", is_shown=_is_evaluation),
     Column("seconds", lambda p: p.seconds),
-    _until_target("epochs to target", "epochs", 1.0, 150),
-    _until_target("MB to target", "true_bytes", 1e6, 151),
-    _until_target("as SS-VFL counts", "paper_bytes", 2.0**20, 152),  # a megabyte of SS-VFL has 2^20 bytes
+    _build_target_column("epochs to target", "epochs", 1.0, 150),
+    _build_target_column("MB to target", "true_bytes", 1e6, 151),
+    _build_target_column("as SS-VFL counts", "paper_bytes", 2.0**20, 152),  # a megabyte of SS-VFL has 2^20 bytes
     Column("utility_under_attack", lambda d: d.under_attack.mean, "under attack ↑",
            lambda d: with_margin(d.under_attack), rows=(Damage,), place=51),
     *_with_interval("lost", lambda d: (d.lost.mean, d.lost.ci95), title="lost ↓", rows=(Damage,), place=52),
@@ -177,24 +177,24 @@ def select_columns(*names: str) -> list[Column]:
     return [by_name[name] for name in names]
 
 
-def in_table(kind: type, summary: Summary, where: str = "main") -> list[Column]:
+def select_table_columns(kind: type, summary: Summary, where: str = "main") -> list[Column]:
     """Return the columns of the table of points, or of damages, from the left."""
     shown = [c for c in RESULTS if c.title and kind in c.rows and c.where == where and c.is_shown(summary)]
     return sorted(shown, key=lambda column: column.place)
 
 
-def in_files() -> list[Column]:
+def select_file_columns() -> list[Column]:
     """Return the columns of a CSV."""
     return [column for column in RESULTS if column.name]
 
 
 def lines(summary: Summary) -> list[list[Any]]:
-    """Return one line per point, per headline and per attack on integrity, with the columns of ``in_files``."""
+    """Return one line per point, per headline and per attack on integrity, with the columns of a CSV."""
     rows: Sequence[Point | Damage] = (*summary.points, *summary.worst, *summary.columns, *summary.integrity)
-    return [[_in_file(c, row) if isinstance(row, c.rows) else None for c in in_files()] for row in rows]
+    return [[_format_cell(c, row) if isinstance(row, c.rows) else None for c in select_file_columns()] for row in rows]
 
 
-def _in_file(column: Column, row: Point | Damage) -> Any:
+def _format_cell(column: Column, row: Point | Damage) -> Any:
     """Return a value; a text is none that a spreadsheet takes for a formula."""
     value = column.value(row)
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
@@ -203,5 +203,5 @@ def _in_file(column: Column, row: Point | Damage) -> Any:
 def as_csv(summary: Summary) -> str:
     """Return ``lines`` in full precision, below the names of their columns."""
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([[c.name for c in in_files()], *lines(summary)])
+    csv.writer(out, lineterminator="\n").writerows([[c.name for c in select_file_columns()], *lines(summary)])
     return out.getvalue()

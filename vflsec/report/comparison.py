@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from vflsec.base.errors import plain
-from vflsec.report.formats import Cells, Column, Document, number, signed_number
+from vflsec.report.formats import Cells, Column, Document, format_signed, number
 from vflsec.report.table import TARGET
 from vflsec.results.analysis.results import Ends, Measure, Point, Summary, name_defense
 from vflsec.results.records.manifest import UNDEFENDED, Manifest
@@ -186,7 +186,7 @@ def _attack_cell(move: Move) -> str:
 
 def _interval_cell(move: Move) -> str:
     low, high = move.leak.ci95
-    return "–" if low is None else f"{signed_number(low)} to {signed_number(high)}"
+    return "–" if low is None else f"{format_signed(low)} to {format_signed(high)}"
 
 
 def _status_cell(move: Move) -> str:
@@ -205,14 +205,14 @@ SETTINGS = (
     Column("", title="after", cell=lambda setting: _cut(setting.after), kind="prose"),
 )
 PLACE = Column("", title="where", cell=lambda move: f"{move.method}, {name_defense(move, UNDEFENDED)}")
-UTILITY = Column("", title="utility", cell=lambda move: signed_number(move.utility.change))
+UTILITY = Column("", title="utility", cell=lambda move: format_signed(move.utility.change))
 MOVES = (
     PLACE,
     Column("", title="attack", cell=_attack_cell, kind="prose"),
     TARGET._replace(detail=1),
     Column("", title="leak before", cell=lambda move: number(move.leak.before), detail=1),
     Column("", title="leak after", cell=lambda move: number(move.leak.after)),
-    Column("", title="change", cell=lambda move: signed_number(move.leak.change)),
+    Column("", title="change", cell=lambda move: format_signed(move.leak.change)),
     Column("", title="95 % interval", cell=_interval_cell, detail=1),
     UTILITY,
     Column("", title="status", cell=_status_cell, kind="prose"),

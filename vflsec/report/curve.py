@@ -152,7 +152,7 @@ def _short(name: str, among: Collection[str]) -> str:
 
 
 @contextmanager
-def fixed_style() -> Iterator[None]:
+def fix_style() -> Iterator[None]:
     """Ignore the user's matplotlibrc, and give the same summary the same bytes."""
     with context("default"), rc_context({"svg.hashsalt": "vflsec", "svg.fonttype": "none", "text.parse_math": False}):
         yield
@@ -161,7 +161,7 @@ def fixed_style() -> Iterator[None]:
 class Curve(Figure):
     """A figure that notebooks show without pyplot."""
 
-    @fixed_style()
+    @fix_style()
     def _repr_png_(self) -> bytes:
         out = io.BytesIO()
         self.savefig(out, format="png", dpi=110)
@@ -181,15 +181,15 @@ def _limit(summary: Summary) -> Summary:
         return summary
     kept_targets, kept_curves = set(targets[:MOST_TARGETS]), set(curves[:MOST_CURVES])
 
-    def kept(points: Sequence[Point]) -> list[Point]:
+    def select(points: Sequence[Point]) -> list[Point]:
         return [p for p in points if p.target in kept_targets and (p.method, p.defense) in kept_curves]
 
     return msgspec.structs.replace(
-        summary, points=kept(summary.points), worst=kept(summary.worst), notes=[*summary.notes, *omitted]
+        summary, points=select(summary.points), worst=select(summary.worst), notes=[*summary.notes, *omitted]
     )
 
 
-@fixed_style()
+@fix_style()
 def draw(*summaries: Summary) -> Curve:
     """Return the figure: one diagram for each summary and target, since leaks of different things differ in measure.
 
@@ -388,7 +388,7 @@ def save(make: Callable[[], Figure], folder: Path) -> list[Path]:
     return list(pictures)
 
 
-@fixed_style()
+@fix_style()
 def _bytes(figure: Figure, **how: Any) -> bytes:
     out = io.BytesIO()
     figure.savefig(out, **how)

@@ -105,7 +105,7 @@ class Cells(NamedTuple):
         kept = [k for k, column in enumerate(self.columns) if is_kept(column)]
         return Cells(self.title, [self.columns[k] for k in kept], [[row[k] for k in kept] for row in self.rows])
 
-    def narrowed(self, detail: int = 1) -> Cells:
+    def narrow(self, detail: int = 1) -> Cells:
         """Return the table without details up to a turn; a method that all rows share moves to the title."""
         at = next((k for k, column in enumerate(self.columns) if column.name == "method"), None)
         methods: set[str] = set() if at is None else {row[at] for row in self.rows}
@@ -129,10 +129,10 @@ class Document(NamedTuple):
         if width >= NARROW and all(fits(cells, width, narrow=False) for cells in self.tables):
             return Group(*above, *map(as_rich, self.tables), *below)
         turns = range(1, LAST_DETAIL)
-        turn = next((t for t in turns if all(fits(cells.narrowed(t), width) for cells in self.tables)), LAST_DETAIL)
+        turn = next((t for t in turns if all(fits(cells.narrow(t), width) for cells in self.tables)), LAST_DETAIL)
         parts: list[RenderableType] = [*above]
         for cells in self.tables:
-            parts += [Text(), as_rich(cells.narrowed(turn), width)]
+            parts += [Text(), as_rich(cells.narrow(turn), width)]
         hidden = dict.fromkeys(c.title for cells in self.tables for c in cells.columns if 0 < c.detail <= turn)
         note = f"NOT SHOWN {', '.join(hidden)}: widen the terminal, or add --format markdown"
         return Group(*parts, Text(), *below, *([Text(note)] if hidden else []))
@@ -156,7 +156,7 @@ def number(value: float | None) -> str:
     return "–" if value is None else _shorten(f"{value:.3f}")
 
 
-def signed_number(value: float | None) -> str:
+def format_signed(value: float | None) -> str:
     """Return three decimals with a sign, or a dash."""
     return "–" if value is None else _shorten(f"{value:+.3f}")
 

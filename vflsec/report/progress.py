@@ -48,12 +48,12 @@ def display(missing: int) -> Iterator[Callable[[Any], None]]:
     elif console.is_terminal and not console.is_jupyter:
         times = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         with Progress(TextColumn("{task.description}"), *times, console=console, transient=True) as progress:
-            yield partial(_on_bar, progress, progress.add_task("results", total=missing))
+            yield partial(_advance_bar, progress, progress.add_task("results", total=missing))
     else:
         yield (_InNotebook if console.is_jupyter else _Lines)(missing)
 
 
-def _on_bar(progress: Progress, bar: TaskID, record: Record | StageDone | str) -> None:
+def _advance_bar(progress: Progress, bar: TaskID, record: Record | StageDone | str) -> None:
     if not isinstance(record, str) and record.status in FAILED:
         progress.console.print(describe(record), markup=False)
     progress.update(bar, advance=1, description=describe(record))

@@ -184,7 +184,7 @@ class Report(Shown):
         Its columns are the dataset and those of ``to_csv``. Numbers that are missing are NaN, so that the tables of
         several reports can be joined by ``pandas.concat``.
         """
-        shown = columns.in_files()
+        shown = columns.select_file_columns()
         frame = pd.DataFrame(columns.lines(self.summary), columns=[column.name for column in shown])
         frame = frame.astype({column.name: float for column in shown if column.kind == "number"})
         frame["seeds"] = frame["seeds"].astype(int)

@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from vflsec.base.checks import count
 from vflsec.report import table
 from vflsec.report.columns import is_private, select_columns
-from vflsec.report.curve import COLORS, GRAY, MARKERS, Curve, fixed_style
-from vflsec.report.formats import Cells, Column, Document, as_html, number, signed_number, spread
+from vflsec.report.curve import COLORS, GRAY, MARKERS, Curve, fix_style
+from vflsec.report.formats import Cells, Column, Document, as_html, format_signed, number, spread
 from vflsec.report.report import Report, Shown
 from vflsec.results.analysis.results import Cap, Measure, Point
 from vflsec.results.analysis.trainings import Rise, add_up, notes_on_spending, notes_on_trainings, rises
@@ -124,8 +124,8 @@ class SweepReport(Shown):
         several = len(self._targets()) > 1
         parts = [self._headline_cells(several)]
         if caps := self.caps():
-            columns = [*self._settings(), *_of_place("method", "defense"), *_target_if(several)]
-            columns += map(_on_point, table.FOLDED)
+            columns = [*self._settings(), *_select_place_columns("method", "defense"), *_target_if(several)]
+            columns += map(_convert_column, table.FOLDED)
             parts.append(Cells.fill("CAP over the defended strengths, by the strongest attack", columns, caps))
         shown = [rise for rise in self.rises() if rise.attack == "worst" or rise.still_rising]
         return [*parts, self._rise_cells(shown, several)] if shown else parts
@@ -141,10 +141,10 @@ class SweepReport(Shown):
         strongest = Column("", title="strongest", cell=lambda point: point.choice or point.attack, kind="name")
         columns = [
             *self._settings(),
-            *_of_place("method", "defense", "strength", *(["epsilon"] if private else [])),
+            *_select_place_columns("method", "defense", "strength", *(["epsilon"] if private else [])),
             *_target_if(several),
-            _on_point(strongest),
-            *_of_place("utility", "leak", "leak_rows", "alone", "advantage", "status"),
+            _convert_column(strongest),
+            *_select_place_columns("utility", "leak", "leak_rows", "alone", "advantage", "status"),
         ]
         columns = [column._replace(detail=int(column.title in HIDDEN and column.name != "")) for column in columns]
         return Cells.fill("The strongest attack at each point", columns, self.places())
@@ -158,7 +158,7 @@ class SweepReport(Shown):
             table.ATTACK,
             Column("", title=before, cell=lambda rise: number(rise.before)),
             Column("", title=after, cell=lambda rise: number(rise.after)),
-            Column("", title="rise", cell=lambda rise: f"{signed_number(rise.rise)}{spread(rise.rise, rise.ci95)}"),
+            Column("", title="rise", cell=lambda rise: f"{format_signed(rise.rise)}{spread(rise.rise, rise.ci95)}"),
             Column("", title="still rising", cell=lambda r: {True: "yes", False: "no", None: "–"}[r.still_rising]),
         ]
         return Cells.fill(f"The leak with the last step of {self._first_axis}", columns, shown)
@@ -282,19 +282,19 @@ def _setting_of_rise(title: str, k: int) -> Column:
     return Column("", title=title, cell=lambda rise: dict(enumerate(rise.where.values())).get(k, ""))
 
 
-def _on_point(column: Column) -> Column:
+def _convert_column(column: Column) -> Column:
     """Return a column of points as one of places."""
     return column._replace(cell=lambda place: column.text(place.point))
 
 
-def _of_place(*names: str) -> list[Column]:
+def _select_place_columns(*names: str) -> list[Column]:
     """Return columns of the result table for places, whose defense may be what every training has."""
-    columns = [_on_point(column) for column in select_columns(*names)]
+    columns = [_convert_column(column) for column in select_columns(*names)]
     return [c._replace(cell=lambda place: place.defense) if c.name == "defense" else c for c in columns]
 
 
 def _target_if(several: bool) -> list[Column]:
-    return [_on_point(table.TARGET)] if several else []
+    return [_convert_column(table.TARGET)] if several else []
 
 
 def _remarks_of_point(report: Report) -> list[str]:
@@ -308,7 +308,7 @@ def _remarks_of_point(report: Report) -> list[str]:
     ]
 
 
-@fixed_style()
+@fix_style()
 def _draw(report: SweepReport) -> Curve:
     axes = list(report.sweep.axes)
     split = axes[1:] if not report.sweep.paired else []  # pairs lie on one line

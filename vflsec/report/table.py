@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from vflsec.base.checks import count
-from vflsec.report.columns import MEASURES, has_lower_bound, in_table, select_columns
+from vflsec.report.columns import MEASURES, has_lower_bound, select_columns, select_table_columns
 from vflsec.report.formats import LAST_DETAIL, MIN_SHOWN, Cells, Column, Document, number, with_ends, with_margin
 from vflsec.results.analysis.results import Cap, Damage, Gate, Point, Rank, Summary
 from vflsec.results.analysis.verdict import way_to_run
@@ -59,7 +59,7 @@ def points(summary: Summary) -> list[Cells]:
     curves: dict[str, list[Point]] = {}
     for point in sorted(_sort_points(summary), key=lambda p: _targets(summary).index(p.target)):
         curves.setdefault(_label(point, summary), []).append(point)
-    shown = [column for column in in_table(Point, summary) if column.name not in ("method", "defense")]
+    shown = [column for column in select_table_columns(Point, summary) if column.name not in ("method", "defense")]
     if any(map(is_larger_on_train, summary.points)):
         shown = [column._replace(detail=0) if column.name == "leak_train" else column for column in shown]
     return [Cells.fill(_title(label, points, summary), shown, points) for label, points in curves.items()]
@@ -78,7 +78,7 @@ def integrity(summary: Summary) -> Cells | None:
     if not summary.integrity:
         return None
     title = "Integrity: what a malicious party can break"
-    return Cells.fill(title, in_table(Damage, summary), summary.integrity)
+    return Cells.fill(title, select_table_columns(Damage, summary), summary.integrity)
 
 
 def order(summary: Summary) -> Cells | None:
@@ -108,12 +108,12 @@ def _target_if_several(rows: Iterable[Cap | Rank]) -> list[Column]:
     return [TARGET] if len({row.target for row in rows}) > 1 else []
 
 
-def per_row(summary: Summary) -> Cells | None:
+def row_shares(summary: Summary) -> Cells | None:
     """Return how much is known of how many rows, with *alone* in brackets; None if no attack guesses classes.
 
     A point that gains most on training rows is shown on these.
     """
-    columns = in_table(Point, summary, "per row")
+    columns = select_table_columns(Point, summary, "per row")
     names = [column.name for column in columns]
     shown = [point for point in _sort_points(summary) if any(name in point.leak.others for name in names)]
     if not shown:
@@ -140,7 +140,7 @@ def columns(summary: Summary) -> Cells | None:
         return None
     shown = [
         *([] if summary.audited else select_columns("method", "defense", "strength")),
-        Column("", title="column", cell=lambda p: p.asked.removeprefix("attribute "), kind="name"),
+        Column("", title="column", cell=lambda p: p.question.removeprefix("attribute "), kind="name"),
         Column("attack", title="attack", cell=lambda p: p.choice.split(":")[0], kind="prose"),
         Column("", title="measure", cell=lambda p: MEASURES.get(p.leak.metric, p.leak.metric), kind="name"),
         *select_columns("leak", "leak_rows", "alone", "chance", "advantage"),
@@ -172,7 +172,7 @@ def show(summary: Summary) -> Document:
         [_name_fixed(cells, summary) for cells in several if cells]
         for several in (
             (caps(summary), order(summary), subgroups(summary), integrity(summary)),
-            (columns(summary), per_row(summary)),
+            (columns(summary), row_shares(summary)),
         )
     )
     above = [heading(summary), *(f"NOTE {note}" for note in summary.notes)]
@@ -337,7 +337,7 @@ def _targets(summary: Summary) -> list[str]:
 
 def _label(point: Point, summary: Summary) -> str:
     """Return the name of the table in which a point stands."""
-    asked = f"strongest {point.target} of {point.among} columns of {point.victim}" if point.among else point.asked
+    asked = f"strongest {point.target} of {point.among} columns of {point.victim}" if point.among else point.question
     if summary.audited:
         return asked
     of = f", {asked}" if _is_mixed(summary) else ""

@@ -29,7 +29,7 @@ class Interval(NamedTuple):
     n: int
 
 
-def over_seeds(values: Sequence[float]) -> Interval:
+def interval_over_seeds(values: Sequence[float]) -> Interval:
     """Return mean and t interval over seeds; with one seed there is no such interval and both ends are NaN."""
     x = np.asarray(values, dtype=float)
     mean = float(x.mean())
@@ -61,7 +61,7 @@ def standard_error_of(low: float, high: float) -> float:
     return (high - low) / (2 * float(_t_quantile(math.inf)))
 
 
-def over_seeds_and_rows(
+def error_over_seeds_and_rows(
     values: Sequence[float], without: Sequence[Sequence[float]], *, known: float = 0.0, most: float = 0.0
 ) -> StandardError:
     """Return the standard error of the mean over seeds that split one data set, for other data sets of that kind.
@@ -150,7 +150,7 @@ def leave_out_groups(metric: str, scores: Scores, labels: Any, groups: NDArray[n
     if labels.ndim == 1 and any(np.ptp(labels[rows]) == 0 for rows in kept):
         return None
     if metric == "auc" and scores.shape[1] == 2:
-        values = _weighted_auc(positive_score(scores), labels, kept)
+        values = _compute_weighted_auc(positive_score(scores), labels, kept)
     else:
         values = np.array([METRICS[metric](scores[rows], labels[rows]) for rows in kept])
     return tuple(values.tolist()) if np.isfinite(values).all() else None
@@ -168,7 +168,7 @@ MANY = 50_000
 """Rows beyond which a bootstrap of R2 draws blocks of neighboring rows."""
 
 
-def over_rows(metric: str, scores: Scores, labels: Any, rng: np.random.Generator) -> tuple[float, float]:
+def interval_over_rows(metric: str, scores: Scores, labels: Any, rng: np.random.Generator) -> tuple[float, float]:
     """Return the interval of ``auc`` or ``f1`` (binary), ``accuracy``, ``exact`` or ``r2`` over independent rows.
 
     DeLong's variance for ``auc``, Wilson's interval for a share, a bootstrap for the others.
@@ -231,7 +231,7 @@ def _interval_of_auc(score: Scores, labels: Labels) -> tuple[float, float]:
     return bound_interval(value, _normal_margin(sum(variances)), SHARE, min(map(len, sides)))
 
 
-def _weighted_auc(score: Scores, labels: Labels, weights: Iterable[np.ndarray]) -> np.ndarray:
+def _compute_weighted_auc(score: Scores, labels: Labels, weights: Iterable[np.ndarray]) -> np.ndarray:
     """AUC with each weighting (n,) of the rows, 1/2 if a class has no weight. Rows are sorted once; ties count half."""
     order = np.argsort(score, kind="stable")
     positive = labels[order] == 1
@@ -287,7 +287,7 @@ def compare_pairs(differences: Sequence[float], *, floor: float = 0.0, margin: f
     """
     if not differences:
         return Paired(float("nan"), float("nan"), float("nan"), 0, float("nan"), 1.0, 1.0)
-    mean, low, high, n = over_seeds(differences)
+    mean, low, high, n = interval_over_seeds(differences)
     deviation = float(np.std(differences, ddof=1)) if n > 1 else float("nan")
     if n < MIN_SEEDS:
         return Paired(mean, low, high, n, deviation, 1.0, 1.0)

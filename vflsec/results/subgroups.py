@@ -36,7 +36,7 @@ def leaks(scored: Scored, group: NDArray[np.integer], n_groups: int) -> NDArray[
 
     ``group`` (P,) is that of each person, 0 to G - 1, or -1 for none.
     """
-    return _leak_of_groups(_prepared(scored), group, n_groups)
+    return _leak_of_groups(_prepare(scored), group, n_groups)
 
 
 def differ(seeds: Sequence[Scored], group: NDArray[np.integer], n_groups: int, rng: np.random.Generator) -> float:
@@ -52,7 +52,7 @@ def differ(seeds: Sequence[Scored], group: NDArray[np.integer], n_groups: int, r
         n_groups: G.
         rng: draws the exchanges.
     """
-    prepared = [_prepared(scored) for scored in seeds]
+    prepared = [_prepare(scored) for scored in seeds]
     label = np.full(len(group), -1)
     for scored in seeds:
         label[scored.person] = scored.labels
@@ -81,7 +81,7 @@ class _Prepared(NamedTuple):
     place: NDArray[np.integer] | None
 
 
-def _prepared(scored: Scored) -> _Prepared:
+def _prepare(scored: Scored) -> _Prepared:
     if scored.scores.shape[1] > 2:
         return _Prepared(scored.person, scored.scores.argmax(axis=1) == scored.labels, None)
     place = rankdata(positive_score(scored.scores), method="dense").astype(int) - 1

@@ -80,11 +80,11 @@ def view_of(
     is_active = parties[0].active
     splits_without_label = ["unlabeled"] if len(parties) > 1 else ["unlabeled", "local"]
     return View(
-        party=_joined_name(parties),
+        party=_join_names(parties),
         side="active" if is_active else "passive",
         n_classes=federation.n_classes,
         features={split: _columns(parties, split) for split in splits},
-        model=_joined_model(trained, parties),
+        model=_join_models(trained, parties),
         aux_rows=aux_rows.to(federation.device),
         aux_labels=active.labels["train"][aux_rows.to(federation.device)],
         messages=messages,
@@ -92,9 +92,9 @@ def view_of(
         top=active.modules["top"].eval() if is_active and "top" in active.modules else None,
         unlabeled=torch.cat([_columns(parties, split) for split in splits_without_label]),
         places=federation.places,
-        models=trained.method.assembled(federation, [party.name for party in parties], messages),
+        models=trained.method.assemble_models(federation, [party.name for party in parties], messages),
         parties=tuple(federation.parties),
-        agreed=trained.method.agreed(),
+        agreed=trained.method.public_options(),
     )
 
 
@@ -107,11 +107,11 @@ def view_of_source(trained: Trained, parties: Sequence[Party], aux_rows: Tensor,
     assert federation.source is not None
     labels = federation.source.labels["source"]
     return View(
-        party=_joined_name(parties),
+        party=_join_names(parties),
         side="active" if parties[0].active else "passive",
         n_classes=federation.n_classes,
         features={"train": _columns(parties, "source")},
-        model=_joined_model(trained, parties),
+        model=_join_models(trained, parties),
         aux_rows=aux_rows.to(federation.device),
         aux_labels=labels[aux_rows.to(federation.device)],
         messages=messages,
@@ -137,11 +137,11 @@ def view_before(federation: Federation, party: Party, aux: AuxSpec) -> View:
     )
 
 
-def _joined_name(parties: Sequence[Party]) -> str:
+def _join_names(parties: Sequence[Party]) -> str:
     return "+".join(party.name for party in parties)
 
 
-def _joined_model(trained: Trained, parties: Sequence[Party]) -> nn.Module:
+def _join_models(trained: Trained, parties: Sequence[Party]) -> nn.Module:
     models = [trained.method.representation(party).eval() for party in parties]
     return SideBySide(models, [party.n_features for party in parties]).eval() if len(parties) > 1 else models[0]
 
@@ -153,7 +153,7 @@ def _columns(parties: Sequence[Party], split: str) -> Tensor:
 def alone(view: View, seed: int) -> View:
     """Return the view that the same party has without the federation."""
     assert view.model is not None
-    return view.without_federation(reinitialize(view.model, derive(seed, "alone", view.party)))
+    return view.drop_federation(reinitialize(view.model, derive(seed, "alone", view.party)))
 
 
 def draw_auxiliary(
@@ -196,7 +196,7 @@ REPEATS = 3
 """Of the folds on which variants are compared: which rows share a fold is luck, too."""
 
 
-def tuned(attack: Attack, view: View, metric: str, aux: AuxSpec, seed: int) -> tuple[Attack, float | None, int]:
+def tune(attack: Attack, view: View, metric: str, aux: AuxSpec, seed: int) -> tuple[Attack, float | None, int]:
     """Return the best variant of ``attack`` on the adversary's folds, the score of tuning there, and the trials.
 
     The first trial is the attack as it is. The variant with the best mean score takes its place only if tuning itself

@@ -76,7 +76,7 @@ class Technique(msgspec.Struct, frozen=True, kw_only=True):
         """Return an instance of the class with these options."""
         return make(self.name, self.kind, *arguments, **further, **self.options)
 
-    def of_strength(self, strength: float) -> Technique:
+    def with_strength(self, strength: float) -> Technique:
         """Return this defense at another strength."""
         return msgspec.structs.replace(self, spec=msgspec.structs.replace(self.spec, strength=strength, strengths=()))
 
@@ -87,13 +87,13 @@ class Technique(msgspec.Struct, frozen=True, kw_only=True):
 
     def with_options(self, **options: Any) -> Technique:
         """Return this technique with further options, none of which names a class."""
-        return self._replaced(lambda before: {**before, **options})
+        return self._replace_options(lambda before: {**before, **options})
 
-    def without_option(self, option: str) -> Technique:
+    def drop_option(self, option: str) -> Technique:
         """Return this technique with the default of an option."""
-        return self._replaced(lambda before: {key: value for key, value in before.items() if key != option})
+        return self._replace_options(lambda before: {key: value for key, value in before.items() if key != option})
 
-    def _replaced(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Technique:
+    def _replace_options(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Technique:
         spec = msgspec.structs.replace(self.spec, options=change(self.spec.options))
         return msgspec.structs.replace(self, spec=spec, options=change(self.options), keyed=change(self.keyed))
 
@@ -127,7 +127,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     resolve: Callable[[str], Source]
 
     @property
-    def in_memory(self) -> bool:
+    def is_in_memory(self) -> bool:
         """Whether it is a dataset of this process."""
         return self.name.startswith(memory.PREFIX)
 
@@ -138,7 +138,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
             UsageError: an unknown option.
             DataError: a file is wrong.
         """
-        if self.in_memory:
+        if self.is_in_memory:
             return memory.get_kept(self.name)
         if self.loader is None:
             if options:
@@ -154,7 +154,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
         The files are a TOML file and the tables that it names, or those that the dataset's ``source_files`` finds in
         ``data.options.data_dir``. A dataset of very many files has a ``fingerprint`` of that folder instead.
         """
-        if self.in_memory:
+        if self.is_in_memory:
             return self.name  # which ends in a hash
         if self.loader is None:
             there = (path for path in source_files(Path(self.name)) if path.is_file())  # the loader reports others
@@ -273,8 +273,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 def acts_in(defense: Technique, method: Technique, phases: Iterable[str]) -> bool:
     """Whether ``defense``, if it is on, changes the messages or the training of ``method`` in one of ``phases``."""
-    made = defense.of_strength(defense.spec.strength or 1.0).defense()
-    at_active = defense.spec.carried_by("active")
+    made = defense.with_strength(defense.spec.strength or 1.0).defense()
+    at_active = defense.spec.is_carried_by("active")
     return any(
         made.runs(hook, phase)
         for phase in phases
@@ -283,7 +283,7 @@ def acts_in(defense: Technique, method: Technique, phases: Iterable[str]) -> boo
     )
 
 
-def several(cell: Cell, trainings: int) -> list[Cell]:
+def repeat_training(cell: Cell, trainings: int) -> list[Cell]:
     """Return as many trainings of ``cell`` on the same rows, itself the first."""
     return [msgspec.structs.replace(cell, training=number) for number in range(trainings)]
 

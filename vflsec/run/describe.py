@@ -56,7 +56,7 @@ def build_manifest(spec: EvalSpec, command: Sequence[str] = (), names: Names | N
         ),
         title=names.dataset if names else "",
         names=dict(names.parties) if names else {},
-        techniques=_declared(methods) | _declared(defenses),
+        techniques=_find_declared_names(methods) | _find_declared_names(defenses),
         used=data.used,
         data_notes=list(data.warnings),
     )
@@ -64,7 +64,7 @@ def build_manifest(spec: EvalSpec, command: Sequence[str] = (), names: Names | N
 
 def describe_attack(attack: Technique, label: str, adversary: str, data: Partition) -> AttackEntry:
     """Return what a report must know of an attack of ``adversary``, with what it recovers as far as that is known."""
-    entry = AttackEntry(label=label, name=attack.name, target=plan.asked_of(attack), baseline=is_baseline(attack))
+    entry = AttackEntry(label=label, name=attack.name, target=plan.question_of(attack), baseline=is_baseline(attack))
     if not attack.takes("victim"):
         return entry
     others = [name for name in data.parties if name not in adversary.split("+")]
@@ -87,7 +87,7 @@ def _median(party: PartyData, name: str) -> float | None:
     return float(round(median, 6 + math.floor(math.log10(learned["inverse"])))) + 0.0  # features have seven digits
 
 
-def _declared(techniques: Iterable[Technique]) -> dict[str, str]:
+def _find_declared_names(techniques: Iterable[Technique]) -> dict[str, str]:
     """Return the declared name of each class from a file, unless another one has it."""
     names = {technique.name: technique.kind.name for technique in techniques}
     times = Counter(names.values())
@@ -106,7 +106,7 @@ def list_rows(trials: Iterable[Trial]) -> list[RowEntry]:
 def list_baselines(baselines: Iterable[Baseline]) -> list[BaselineEntry]:
     """Return what a report must know of the results without the federation."""
     return [
-        BaselineEntry(method=baseline.method, label=baseline.label, target=plan.asked_of(baseline.attack),
+        BaselineEntry(method=baseline.method, label=baseline.label, target=plan.question_of(baseline.attack),
                       seed=baseline.seed, key=baseline.key)
         for baseline in baselines
     ]  # fmt: skip

@@ -30,18 +30,18 @@ from vflsec.run.adversary import side_of
 from vflsec.run.cell import Cell, Technique, acts_in
 from vflsec.run.federation import build_federation, build_method, malicious_attacks
 from vflsec.run.guesses import lacking
-from vflsec.run.mounting import every_victim, expect_phase, is_baseline, mount, with_columns
+from vflsec.run.mounting import expand_victims, expect_phase, is_baseline, mount, with_columns
 from vflsec.run.plan import (
     Baseline,
     Trial,
     baselines,
-    registered_attacks,
+    list_attacks,
+    make_alone_attack,
     resolve,
     training_cell,
     trials,
-    without_federation,
 )
-from vflsec.run.questions import about_source, ask
+from vflsec.run.questions import ask, is_about_source
 from vflsec.run.runner import Task, kinds_read
 from vflsec.run.spec import AuxSpec, EvalSpec
 from vflsec.run.store import StageDone, Store
@@ -99,9 +99,9 @@ def plan_trials(wanted: Iterable[Trial], alone: Iterable[Baseline], store: Store
     lost = lacking(rows.values(), done, store.folder) if keep and store else []
     open_rows = [row for key, row in rows.items() if key not in done or row in lost]
     open_baselines = [baseline for key, baseline in baselines.items() if key not in done]
-    registered = tuple(registered_attacks())
-    tasks = [Task(group[0].cell, (), group) for group in _by_cell(open_baselines)]
-    tasks += [Task(group[0].cell, group, (), registered, keep=keep) for group in _by_cell(open_rows)]
+    registered = tuple(list_attacks())
+    tasks = [Task(group[0].cell, (), group) for group in _group_by_cell(open_baselines)]
+    tasks += [Task(group[0].cell, group, (), registered, keep=keep) for group in _group_by_cell(open_rows)]
     trained = [task for task in tasks if isinstance(task.cell, Cell)]
     stages, groups = _open_stages(trained, store), _open_groups(trained, store) + _open_shadows(trained, store)
     missing = len(open_rows) + len(open_baselines)
@@ -110,7 +110,7 @@ def plan_trials(wanted: Iterable[Trial], alone: Iterable[Baseline], store: Store
     return Plan([*rows.values()], [*baselines.values()], stages, groups, tasks, cached, total)
 
 
-def _by_cell(items: Iterable[Item]) -> list[list[Item]]:
+def _group_by_cell(items: Iterable[Item]) -> list[list[Item]]:
     """Return trials or baselines of the same cell and adversary together."""
     groups: dict[tuple[str, str, AuxSpec], list[Item]] = {}
     for item in items:
@@ -174,7 +174,7 @@ def check(spec: EvalSpec) -> None:
     wanted = [resolve(attack) for attack in spec.attacks]
     attacks = [(attack.make(), attack.spec.after) for attack in wanted]
     for attack, _ in attacks:
-        without_federation(attack)
+        make_alone_attack(attack)
         if spec.trainings > 1 and attack.target in SINGLE_TRAINING:
             raise UsageError(
                 f"expected one training with an attack on {attack.target}, got {attack.name} with trainings = "
@@ -185,12 +185,12 @@ def check(spec: EvalSpec) -> None:
             f"expected an attack on labels with --audit-epsilon (data.canaries), got {', '.join(spec.labels)}: "
             f"add one, for example --attack direction"
         )
-    for label, method, federation in _built(spec):
+    for label, method, federation in _build(spec):
         if method.visible_to or spec.adversary not in (SERVER, SOURCE):
             side_of(method, federation, spec.adversary)
         if not method.visible_to:
             continue
-        if len({about_source(a, after, method, spec.adversary) for a, after in attacks if a.target == "labels"}) > 1:
+        if len({is_about_source(a, after, method, spec.adversary) for a, after in attacks if a.target == "labels"}) > 1:
             raise UsageError(
                 f"expected attacks on one party's labels, got some on the source's and some on the active party's: "
                 f"evaluate those on gradients after a phase of {method.name} separately"
@@ -203,7 +203,7 @@ def check(spec: EvalSpec) -> None:
             malicious_attacks(federation, spec.adversary, malicious, spec.aux)
 
 
-def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
+def expand_attacks(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
     """Return ``spec`` with ``all`` replaced by every attack that can be mounted, and why each other one cannot.
 
     Raises:
@@ -212,9 +212,9 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
     phases = [attack.after for attack in spec.attacks if attack.name == ALL]
     if not phases:
         return _with_columns(spec), {}
-    built = [candidate for candidate in _built(spec) if candidate[1].visible_to]
+    built = [candidate for candidate in _build(spec) if candidate[1].visible_to]
     named = [resolve(attack) for attack in spec.attacks if attack.name != ALL]
-    chosen, known = [*named], registered_attacks()
+    chosen, known = [*named], list_attacks()
     always = [attack.name for attack in known if is_baseline(attack)]
     left_out = dict.fromkeys(always, "part of *alone*, which is always computed")
     for (_, method, _), after in product(built, phases):
@@ -223,10 +223,10 @@ def every_attack(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
     others = sorted((attack for attack in known if attack.name not in always), key=lambda attack: attack.name)
     for attack, after in product(others, phases):
         at = msgspec.structs.replace(attack, spec=msgspec.structs.replace(attack.spec, after=after))
-        for wanted in every_victim(at, spec.adversary, built[0][2]):
+        for wanted in expand_victims(at, spec.adversary, built[0][2]):
             if wanted in chosen:
                 continue
-            reason = _why_not(wanted, spec, built)
+            reason = _find_obstacle(wanted, spec, built)
             if reason:
                 left_out[wanted.spec.label.removesuffix(wanted.spec.place)] = reason
             else:
@@ -250,7 +250,7 @@ def _with_columns(spec: EvalSpec, named: Sequence[Technique] | None = None) -> E
     return msgspec.structs.replace(spec, attacks=tuple(attack.spec for attack in on_columns))
 
 
-def _why_not(wanted: Technique, spec: EvalSpec, built: Sequence[tuple[str, Method, Federation]]) -> str | None:
+def _find_obstacle(wanted: Technique, spec: EvalSpec, built: Sequence[tuple[str, Method, Federation]]) -> str | None:
     """Return why ``all`` does not stand for this attack; None if it does."""
     attack, after = wanted.make(), wanted.spec.after
     if attack.target == "integrity":
@@ -265,14 +265,14 @@ def _why_not(wanted: Technique, spec: EvalSpec, built: Sequence[tuple[str, Metho
     except InsufficientView as error:
         return str(error)
     with_source = [method for _, method, _ in built if after in method.source_phases]
-    on_source = all(about_source(attack, after, method, spec.adversary) for method in with_source)
+    on_source = all(is_about_source(attack, after, method, spec.adversary) for method in with_source)
     if attack.target == "labels" and not on_source:
         return "is on the labels of the active party, where others are on those of the source: name it"
     return None
 
 
 def reasons(left_out: Mapping[str, str]) -> list[str]:
-    """Return a line for each reason why ``every_attack`` left attacks out, with their names."""
+    """Return a line for each reason why ``expand_attacks`` left attacks out, with their names."""
     names: dict[str, list[str]] = {}
     for name, reason in left_out.items():
         names.setdefault(reason.removeprefix(f"attack {name.partition(':')[0]!r} "), []).append(name)
@@ -286,13 +286,13 @@ def check_training(spec: EvalSpec) -> None:
         UsageError: an unknown name or option, settings that the data cannot serve, or a defense that never acts.
         DataError: the dataset cannot be read.
     """
-    for _ in _built(spec):
+    for _ in _build(spec):
         pass
 
 
 def cryptography(spec: EvalSpec) -> dict[str, float]:
     """Return by method the CPU seconds that encryption takes in one training on this machine, estimated now."""
-    built = _built(spec)
+    built = _build(spec)
     return {label: seconds for label, method, federation in built if (seconds := method.cryptography(federation))}
 
 
@@ -301,22 +301,22 @@ def exposures(spec: EvalSpec) -> list[tuple[str, float]]:
     if not any(resolve(defense).defense().protocol() for defense in (*spec.defenses, *spec.fixed)):
         return []
     return list(
-        dict.fromkeys(exposure for _, method, federation in _built(spec) for exposure in method.exposures(federation))
+        dict.fromkeys(exposure for _, method, federation in _build(spec) for exposure in method.exposures(federation))
     )
 
 
-def _built(spec: EvalSpec) -> Iterator[tuple[str, Method, Federation]]:
+def _build(spec: EvalSpec) -> Iterator[tuple[str, Method, Federation]]:
     """Yield each label, its checked method and federation for seed 0, built, not trained; one per swept defense."""
     defenses, fixed = [resolve(defense) for defense in spec.defenses], [resolve(defense) for defense in spec.fixed]
     for defense in defenses:
         for strength in (0.0, *spec.strengths_of(defense.spec)):
-            defense.of_strength(strength).defense()
+            defense.with_strength(strength).defense()
     swept_or_none: list[Technique | None] = [*defenses] or [None]
     cells = [training_cell(spec, label, seed=0) for label in spec.methods]
     _check_points([*defenses, *fixed], [cell.method for cell in cells if cell.method.kind.visible_to])
     for label, cell in zip(spec.methods, cells, strict=True):
         for swept in swept_or_none:
-            at = [swept.of_strength(s) for s in spec.strengths_of(swept.spec) if s] if swept else []
+            at = [swept.with_strength(s) for s in spec.strengths_of(swept.spec) if s] if swept else []
             method = build_method(cell)
             strongest = at[-1:]  # refuses whatever no strength could do
             federation = build_federation(msgspec.structs.replace(cell, defenses=(*cell.defenses, *strongest)), "cpu")
@@ -340,7 +340,7 @@ def _check_serves(carried: Technique, method: Method, federation: Federation) ->
     defense = carried.defense()
     defense.plan_releases(method.releases(defense, federation))
     for party in federation.parties.values():
-        if carried.spec.carried_by(party.name):
+        if carried.spec.is_carried_by(party.name):
             with defense.training_hooks(party.modules, party.penalties):
                 pass
 
@@ -349,7 +349,7 @@ def _check_points(defenses: Sequence[Technique], methods: Sequence[Technique]) -
     """Raise UsageError if no method sends the messages that a defense is to act on."""
     run = [(m.kind, m.spec.options, phase) for m in methods for phase in (*m.kind.phases, "predict")]
     for defense in defenses:
-        made = defense.of_strength(defense.spec.strength or 1.0).defense()
+        made = defense.with_strength(defense.spec.strength or 1.0).defense()
         for kind in made.at:
             if any(made.acts(kind, p) and hooks.OF_KIND[kind] in m.runs(p, options) for m, options, p in run):
                 continue
@@ -378,11 +378,11 @@ def evaluate(
     Raises:
         UsageError: no scheduler at that address, or dask is not installed.
     """
-    for tasks in filter(None, _in_order(todo)):
+    for tasks in filter(None, _order_tasks(todo)):
         if engine != "local":
-            results = _on_dask(tasks, store.folder, engine.removeprefix("dask:"), device)
+            results = _run_on_dask(tasks, store.folder, engine.removeprefix("dask:"), device)
         elif jobs > 1 and len(tasks) > 1:
-            results = _in_parallel(tasks, store.folder, jobs, device)
+            results = _run_in_parallel(tasks, store.folder, jobs, device)
         else:
             results = None
         for task in tasks:
@@ -392,7 +392,7 @@ def evaluate(
                 yield record
 
 
-def _in_order(todo: Plan) -> tuple[list[Task], ...]:
+def _order_tasks(todo: Plan) -> tuple[list[Task], ...]:
     """Return lists of tasks, each of which needs the results of those before; baselines fill the time of groups."""
     alone = [task for task in todo.tasks if not task.rows]
     return todo.stages, [*todo.groups, *alone], [task for task in todo.tasks if task.rows]
@@ -413,7 +413,7 @@ def check_device(device: str, *, here: bool = True) -> None:
     raise UsageError(f"expected --device cpu, or cuda where torch finds a GPU ({gpus} here), got {device!r}")
 
 
-def _on_dask(tasks: list[Task], folder: Path, address: str, device: str) -> Iterator[Sequence[Record | StageDone]]:
+def _run_on_dask(tasks: list[Task], folder: Path, address: str, device: str) -> Iterator[Sequence[Record | StageDone]]:
     """Run on a scheduler's workers. Records come back here; trained models stay where the workers can write.
 
     A task whose worker dies is run by another. Data frames of this process are sent to each worker once.
@@ -427,17 +427,17 @@ def _on_dask(tasks: list[Task], folder: Path, address: str, device: str) -> Iter
     except (OSError, ValueError) as error:
         raise UsageError(f"expected a dask scheduler at {address}, found none: {error}") from None
     with client:
-        data = _in_memory(tasks)
+        data = _load_memory_datasets(tasks)
         if data:  # dask scatters no empty mapping
             data = client.scatter(data, broadcast=True)  # type: ignore[no-untyped-call]
-        futures = [client.submit(_on_worker, data, task, folder.resolve(), device, pure=False) for task in tasks]
+        futures = [client.submit(_run_on_worker, data, task, folder.resolve(), device, pure=False) for task in tasks]
         for future in futures:
             yield future.result()
 
 
-def _in_memory(tasks: Iterable[Task]) -> Datasets:
+def _load_memory_datasets(tasks: Iterable[Task]) -> Datasets:
     """Return the datasets of this process by name, which workers do not have."""
-    sources = {task.cell.dataset.name: task.cell.dataset for task in tasks if task.cell.dataset.in_memory}
+    sources = {task.cell.dataset.name: task.cell.dataset for task in tasks if task.cell.dataset.is_in_memory}
     return {name: source.load() for name, source in sources.items()}
 
 
@@ -447,7 +447,7 @@ def _keep_all(data: Datasets) -> None:
             memory.keep(dataset)
 
 
-def _on_worker(data: Datasets, task: Task, folder: Path, device: str) -> Sequence[Record | StageDone]:
+def _run_on_worker(data: Datasets, task: Task, folder: Path, device: str) -> Sequence[Record | StageDone]:
     """Run ``task`` on a worker of dask, with its models in ``folder``, or in its own place if it cannot write there."""
     from distributed import get_worker
 
@@ -459,11 +459,11 @@ def _on_worker(data: Datasets, task: Task, folder: Path, device: str) -> Sequenc
     return list(runner.run(task, folder, device))
 
 
-def _in_parallel(tasks: list[Task], folder: Path, jobs: int, device: str) -> Iterator[Sequence[Record | StageDone]]:
+def _run_in_parallel(tasks: list[Task], folder: Path, jobs: int, device: str) -> Iterator[Sequence[Record | StageDone]]:
     parallel = Parallel(n_jobs=min(jobs, len(tasks)), return_as="generator", batch_size=1)
-    data = _in_memory(tasks)
+    data = _load_memory_datasets(tasks)
     try:
-        yield from parallel(delayed(_in_worker)(os.getpid(), data, task, folder, device) for task in tasks)
+        yield from parallel(delayed(_run_in_worker)(os.getpid(), data, task, folder, device) for task in tasks)
     except TerminatedWorkerError:
         raise UsageError(
             "a worker process has died: it was killed, ran out of memory, or an attack ended it. Finished results "
@@ -471,7 +471,7 @@ def _in_parallel(tasks: list[Task], folder: Path, jobs: int, device: str) -> Ite
         ) from None
 
 
-def _in_worker(parent: int, data: Datasets, task: Task, folder: Path, device: str) -> Sequence[Record | StageDone]:
+def _run_in_worker(parent: int, data: Datasets, task: Task, folder: Path, device: str) -> Sequence[Record | StageDone]:
     """Run ``task`` in a process that ends with its parent, so that a killed run does not go on writing."""
     _watch(parent)
     _keep_all(data)

@@ -50,7 +50,7 @@ class Candidates(NamedTuple):
         order = torch.randperm(2 * n, generator=rng)
         return cls(torch.arange(n_train + n_test), torch.cat([members, n_train + others])[order], seed)
 
-    def dealt(self, shadow: int) -> Candidates:
+    def deal(self, shadow: int) -> Candidates:
         """Return where the candidates are in a shadow, which trains on a random half of them.
 
         Shadows 2k and 2k + 1 train on complementary halves, so that each candidate is in one half of all shadows.
@@ -64,15 +64,15 @@ class Candidates(NamedTuple):
         rows[slots], places[order] = self.places[order], slots
         return Candidates(rows, places, self.seed)
 
-    def of(self, by_split: Mapping[str, Tensor]) -> Tensor:
+    def gather(self, by_split: Mapping[str, Tensor]) -> Tensor:
         """Return the values (2 n, ...) of the candidates, given those of training and test rows."""
         values = torch.cat([by_split[split] for split in MEMBER])
         return values[self.places.to(values.device)]
 
 
-def asked(trained: Trained) -> dict[str, Tensor]:
+def query_model(trained: Trained) -> dict[str, Tensor]:
     """Return the logits (n, C) of the joint model for training and test rows, without leaving a trace."""
-    with trained.federation.without_recording(), torch.no_grad():
+    with trained.federation.pause_recording(), torch.no_grad():
         return {split: trained.method.predict(trained.federation, split) for split in MEMBER}
 
 
@@ -90,7 +90,7 @@ def partition_of(cell: Cell) -> Partition:
     if cell.shadow is None:
         return data
     n_train, n_test = (len(data.ids[split]) for split in MEMBER)
-    return exchange_rows(data, Candidates.draw(cell.seed, n_train, n_test).dealt(cell.shadow).rows.numpy())
+    return exchange_rows(data, Candidates.draw(cell.seed, n_train, n_test).deal(cell.shadow).rows.numpy())
 
 
 def build_federation(cell: Cell, device: str) -> Federation:
@@ -111,7 +111,7 @@ def build_federation(cell: Cell, device: str) -> Federation:
             noise=partial(generator, cell.run_seed, "noise", columns.name, device=where),
             layout=columns.layout,
             labels=labels,
-            defenses=[defense.defense() for defense in cell.defenses if defense.spec.carried_by(columns.name)],
+            defenses=[defense.defense() for defense in cell.defenses if defense.spec.is_carried_by(columns.name)],
         )
 
     active, *passive = data.parties.values()

@@ -30,8 +30,8 @@ from vflsec.results.records.schema import Record
 from vflsec.results.subgroups import MIN_CLASS_ROWS, Scored, differ, leaks
 from vflsec.run.federation import partition_of
 from vflsec.run.plan import Trial, load_dataset, trials
-from vflsec.run.questions import about_source
-from vflsec.run.score import in_first_half
+from vflsec.run.questions import is_about_source
+from vflsec.run.score import draw_first_half
 from vflsec.run.spec import EvalSpec
 from vflsec.run.store import writing
 
@@ -57,7 +57,7 @@ def is_kept(row: Trial) -> bool:
     if row.attack is None or row.control:
         return False
     attack, method = row.attack.make(), row.cell.method.kind
-    return attack.target == "labels" and not about_source(attack, row.attack.spec.after, method, row.adversary)
+    return attack.target == "labels" and not is_about_source(attack, row.attack.spec.after, method, row.adversary)
 
 
 def path_of(folder: Path, key: str) -> Path:
@@ -86,7 +86,7 @@ COLUMNS = ("id", "label", "method", "defense", "strength", "attack", "seeds", "p
 """Of a table of rows."""
 
 
-def per_row(spec: EvalSpec, folder: Path) -> pd.DataFrame:
+def tabulate_rows(spec: EvalSpec, folder: Path) -> pd.DataFrame:
     """Return, for each attack on labels and each row that it guesses, the probability that it gives to the true label.
 
     The probability is calibrated, see ``vflsec.results.metrics``. It is over the ``seeds`` in which the row was a
@@ -96,9 +96,9 @@ def per_row(spec: EvalSpec, folder: Path) -> pd.DataFrame:
         StoreError: guesses are missing.
     """
     parts = []
-    for place, seeds in _guessed(spec, folder, "train").items():
+    for place, seeds in _read_guesses(spec, folder, "train").items():
         for guessed in seeds:
-            first = in_first_half(torch.from_numpy(guessed.labels), derive(guessed.seed, "bootstrap"))
+            first = draw_first_half(torch.from_numpy(guessed.labels), derive(guessed.seed, "bootstrap"))
             of_truth = calibrate(guessed.scores, guessed.labels, first)[np.arange(len(guessed.labels)), guessed.labels]
             names = dict(zip(("method", "defense", "strength", "attack"), place, strict=True))
             parts.append(pd.DataFrame({"id": guessed.ids, "label": guessed.labels, **names, "probability": of_truth}))
@@ -112,7 +112,7 @@ def per_row(spec: EvalSpec, folder: Path) -> pd.DataFrame:
     )
 
 
-def by_column(spec: EvalSpec, folder: Path, column: str) -> list[Subgroups]:
+def measure_subgroups(spec: EvalSpec, folder: Path, column: str) -> list[Subgroups]:
     """Return what each attack on labels leaks of each group of rows, and whether the groups differ.
 
     Args:
@@ -127,7 +127,7 @@ def by_column(spec: EvalSpec, folder: Path, column: str) -> list[Subgroups]:
     groups = groups_of(load_dataset(spec.dataset, **spec.data.options), column)
     by_results: dict[tuple[str, ...], Subgroups] = {}
     for split in ("test", "train"):  # as the leak is reported
-        for seeds in _guessed(spec, folder, split).values():
+        for seeds in _read_guesses(spec, folder, split).values():
             keys = tuple(guessed.key for guessed in seeds)  # several defenses share the undefended row
             if keys not in by_results:
                 by_results[keys] = _subgroups(column, split, seeds, groups)
@@ -152,7 +152,7 @@ def groups_of(dataset: VerticalDataset, column: str) -> pd.Series:
     return groups.cat.add_categories(MISSING).fillna(MISSING) if groups.isna().any() else groups
 
 
-def _guessed(spec: EvalSpec, folder: Path, split: str) -> dict[Place, list[_Guessed]]:
+def _read_guesses(spec: EvalSpec, folder: Path, split: str) -> dict[Place, list[_Guessed]]:
     """Return the scored rows of each attack that guesses ``split``, by seed."""
     by_place: dict[Place, list[_Guessed]] = {}
     lost = lacking(trials(spec), read_records(folder), folder)
@@ -204,13 +204,13 @@ def _subgroups(column: str, split: str, seeds: list[_Guessed], groups: pd.Series
                 group=str(name),
                 n=round(counts[:, g].sum(axis=1).mean()),
                 by_seed=dict(zip((s.seed for s in seeds), by_seed[:, g].tolist(), strict=True)) if is_large else {},
-                ci95_rows=_over_rows(metric, scored[0], tested == g, rng) if is_large else (None, None),
+                ci95_rows=_interval(metric, scored[0], tested == g, rng) if is_large else (None, None),
             )
             for g, (name, is_large) in enumerate(zip(names, large, strict=True))
         ],
     )  # fmt: skip
 
 
-def _over_rows(metric: str, scored: Scored, member: NDArray[np.bool_], rng: np.random.Generator) -> tuple[float, float]:
+def _interval(metric: str, scored: Scored, member: NDArray[np.bool_], rng: np.random.Generator) -> tuple[float, float]:
     rows = member[scored.person]
-    return statistics.over_rows(metric, scored.scores[rows], scored.labels[rows], rng)
+    return statistics.interval_over_rows(metric, scored.scores[rows], scored.labels[rows], rng)

@@ -33,7 +33,7 @@ class JobPart(Protocol):
         """What a report must know about it."""
 
     @property
-    def left_out(self) -> Mapping[str, str]:
+    def exclusions(self) -> Mapping[str, str]:
         """Why ``all`` does not stand for some attacks."""
 
     @property
@@ -56,14 +56,14 @@ class Evaluation(NamedTuple):
     Attributes:
         spec: with every attack by its name, and standard names of parties.
         names: what the data call themselves and the parties.
-        left_out: why ``all`` does not stand for some attacks.
+        exclusions: why ``all`` does not stand for some attacks.
         manifest: what a report must know.
         values: of the settings in which it differs from other points of a sweep, by path.
     """
 
     spec: EvalSpec
     names: Names
-    left_out: Mapping[str, str]
+    exclusions: Mapping[str, str]
     manifest: Manifest
     values: Mapping[str, Any] = {}
 
@@ -103,9 +103,9 @@ def prepare(spec: EvalSpec, command: Sequence[str] = (), values: Mapping[str, An
         InsufficientView: an attack that its adversary cannot mount.
     """
     names = names_of(spec)
-    spec, left_out = engines.every_attack(with_standard_names(spec, names))
+    spec, exclusions = engines.expand_attacks(with_standard_names(spec, names))
     engines.check(spec)
-    return Evaluation(spec, names, left_out, build_manifest(spec, command, names), values or {})
+    return Evaluation(spec, names, exclusions, build_manifest(spec, command, names), values or {})
 
 
 class Job(Generic[PartType]):
@@ -139,9 +139,9 @@ class Job(Generic[PartType]):
             self.sweep = Sweep(axes={path: list(values) for path, values in axes.items()}, paired=paired, points=named)
 
     @property
-    def left_out(self) -> list[str]:
+    def exclusions(self) -> list[str]:
         """Why ``all`` does not stand for some attacks, in lines."""
-        return list(dict.fromkeys(line for part in self.parts for line in engines.reasons(part.left_out)))
+        return list(dict.fromkeys(line for part in self.parts for line in engines.reasons(part.exclusions)))
 
     def check(self, max_leak: Mapping[str, float] | None = None, *, fresh: bool = False) -> None:
         """Raise unless the limits are on attacks that are run, and the folder may take the results."""
@@ -159,7 +159,7 @@ class Job(Generic[PartType]):
         return engines.plan_trials(wanted, alone, None if fresh else self.store, keep=keep)
 
     @contextmanager
-    def opened(
+    def open(
         self, limits: RunLimits | None = None, *, fresh: bool = False, retry_errors: bool = False
     ) -> Iterator[None]:
         """Lock the folder for writing, drop what is to be computed anew, and keep the limits of this run."""

@@ -14,7 +14,7 @@ from vflsec.core.method import Method
 from vflsec.core.view import Need
 from vflsec.run.adversary import adversary, side_of
 from vflsec.run.cell import Technique
-from vflsec.run.questions import about_source, column_of, varying_columns, victim_of
+from vflsec.run.questions import column_of, is_about_source, varying_columns, victim_of
 from vflsec.run.spec import AuxSpec
 
 
@@ -31,11 +31,11 @@ def mount(
     if after is not None:
         expect_phase(attack.name, after, method)
     side = side_of(method, federation, party)
-    of_source = about_source(attack, after, method, party)
+    of_source = is_about_source(attack, after, method, party)
     if party == SOURCE and not of_source:
         phases = ", ".join(f"@{phase}" for phase in method.source_phases)
         raise InsufficientView(f"attack {attack.name!r} cannot be mounted by {SOURCE} but at {phases}, on columns")
-    met = _met(method, side, after, options, of_source=of_source)
+    met = _find_met_needs(method, side, after, options, of_source=of_source)
     met -= frozenset() if aux.n else {Need.AUX_LABELS}
     if side == "active":
         met |= {Need.PREDICTIONS, Need.SHADOWS} if after is None else set()
@@ -70,13 +70,13 @@ def mountable(
 ) -> list[str]:
     """Return those of ``attacks`` that recover something and that the adversary ``party`` can mount on ``method``.
 
-    An attack on one party stands there once for each party that it can be on, as in ``every_victim``.
+    An attack on one party stands there once for each party that it can be on, as in ``expand_victims``.
     """
     labels = []
     for attack in sorted(attacks, key=lambda attack: attack.name):
         if is_baseline(attack) or attack.kind.target == "integrity":
             continue
-        for on_victim in every_victim(attack, party, federation):
+        for on_victim in expand_victims(attack, party, federation):
             try:
                 mount(on_victim.make(), None, party, aux, method, federation, options)
             except InsufficientView:
@@ -90,7 +90,7 @@ def is_baseline(attack: Technique) -> bool:
     return bool(attack.kind.baseline) and attack.kind.target == "labels"
 
 
-def every_victim(attack: Technique, party: str, federation: Federation) -> list[Technique]:
+def expand_victims(attack: Technique, party: str, federation: Federation) -> list[Technique]:
     """Return ``attack``, and the same attack on each party besides the first that it could be on.
 
     Args:
@@ -134,7 +134,7 @@ def with_columns(
             chosen.append(attack)
             continue
         every = attack.spec.options.get("column") == EVERY
-        attack = attack.without_option("column") if every else attack
+        attack = attack.drop_option("column") if every else attack
         made = attack.make()
         victim = victim_of(made, federation, adversary(federation, party))
         columns = varying_columns(victim) if every or (original in of_all and attack.name in QUICK) else []
@@ -144,7 +144,7 @@ def with_columns(
     return [attack for k, attack in enumerate(chosen) if attack not in chosen[:k]]
 
 
-def _met(
+def _find_met_needs(
     method: Method, side: str, after: str | None, options: Mapping[str, Any], *, of_source: bool = False
 ) -> frozenset[Need]:
     """Return the needs that are met for an adversary on ``side`` after all phases, or after one.

@@ -22,7 +22,7 @@ from vflsec.results.records.manifest import NO_ADVERSARY
 from vflsec.run.cell import Cell, Source, Technique, aux_settings, digest, result_key
 from vflsec.run.federation import partition_of
 from vflsec.run.mounting import is_baseline
-from vflsec.run.questions import about_source
+from vflsec.run.questions import is_about_source
 from vflsec.run.spec import AttackSpec, AuxSpec, DefenseSpec, EvalSpec, MethodSpec, class_of
 
 GROUPS = {MethodSpec: "methods", DefenseSpec: "defenses", AttackSpec: "attacks"}
@@ -41,19 +41,19 @@ def resolve(spec: MethodSpec | DefenseSpec | AttackSpec) -> Technique:
         kind=kind,
         options=registry.resolve_classes(spec.name, kind, spec.options),
         identity=[registry.identity(group, spec.name), kind.version],
-        keyed={key: _keyed(value) for key, value in spec.options.items()},
+        keyed={key: _identify_file(value) for key, value in spec.options.items()},
         built_in=registry.origin(group, spec.name) == "built in",
         resolve=resolve,
     )
 
 
-def _keyed(value: Any) -> Any:
+def _identify_file(value: Any) -> Any:
     """Replace an option that names a class in a file, such as a boundary, by the identity of its content."""
     is_file = isinstance(value, str) and registry.is_file(value)
     return registry.identity("protocols", value) if is_file else value
 
 
-def registered_attacks() -> list[Technique]:
+def list_attacks() -> list[Technique]:
     """Return every attack that has a name."""
     return [resolve(AttackSpec(name=name)) for name in registry.entries("attacks")]
 
@@ -90,7 +90,7 @@ def training_cell(spec: EvalSpec, method: str, seed: int, swept: tuple[DefenseSp
         method=chosen.name,
         method_options=chosen.options,
         train=spec.train,
-        model=spec.resolved_model,
+        model=spec.effective_model,
         defenses=tuple(defense for defense in (*swept, *spec.fixed) if defense.strength > 0),
         seed=seed,
     )
@@ -186,7 +186,7 @@ def trials(spec: EvalSpec) -> Iterator[Trial]:
 
 def training_trial(spec: EvalSpec, method: str, cell: Cell) -> Trial:
     """Return the result of a training without an attack: its utility and traffic."""
-    key = _labeled(digest(["utility", cell.key]), cell, method)
+    key = _label_key(digest(["utility", cell.key]), cell, method)
     return Trial(method=method, seed=cell.seed, attack=None, label=NO_ADVERSARY, cell=cell, adversary=spec.adversary,
                  aux=spec.aux, key=key)  # fmt: skip
 
@@ -196,11 +196,11 @@ def _with_keys(trial: Trial, attack: Technique) -> Iterator[Trial]:
     made, cell, who = attack.make(), trial.cell, (trial.adversary, trial.aux)
     if made.target == "integrity":
         key = digest(["control", result_key(cell, attack, *who)])
-        yield msgspec.structs.replace(trial, key=_labeled(key, cell, trial.method), control=True)
+        yield msgspec.structs.replace(trial, key=_label_key(key, cell, trial.method), control=True)
     aux = trial.aux if made.target == "integrity" and Need.AUX_LABELS in made.needs else None
     malicious = (trial.adversary, attack) if made.acts_in_training else None
     cell = msgspec.structs.replace(cell, malicious=malicious, aux=aux)
-    key = _labeled(result_key(cell, attack, *who, trial.trainings), cell, trial.method)
+    key = _label_key(result_key(cell, attack, *who, trial.trainings), cell, trial.method)
     yield msgspec.structs.replace(trial, cell=cell, key=key)
 
 
@@ -210,7 +210,7 @@ def _strengths(spec: EvalSpec) -> Iterator[tuple[str, Technique | None]]:
         yield "none", None
     for defense in map(resolve, spec.defenses):
         for strength in sorted({0.0, *spec.strengths_of(defense.spec)}):
-            yield defense.label, defense.of_strength(strength) if strength else None
+            yield defense.label, defense.with_strength(strength) if strength else None
 
 
 def baselines(spec: EvalSpec) -> Iterator[Baseline]:
@@ -221,7 +221,7 @@ def baselines(spec: EvalSpec) -> Iterator[Baseline]:
     more (FedHSSL's A_SimSiam). The active party has the labels, so it has no baseline attacks on them. Attacks on
     integrity have no baseline: alone, there is nothing to break.
     """
-    always = {attack.name: attack for attack in registered_attacks() if is_baseline(attack)}
+    always = {attack.name: attack for attack in list_attacks() if is_baseline(attack)}
     attacks = [(resolve(attack), label) for attack, label in zip(spec.attacks, spec.labels, strict=True)]
     inferring = [(attack, label) for attack, label in attacks if attack.kind.target != "integrity"]
     candidates = [(attack, label) for attack, label in inferring if attack.name not in always]
@@ -231,13 +231,13 @@ def baselines(spec: EvalSpec) -> Iterator[Baseline]:
         cell = training_cell(spec, method, seed)
         if not cell.method.kind.visible_to:
             continue
-        pretrained, kind = _pretrained_alone(cell), cell.method.kind
-        of_source = [a for a, _ in inferring if about_source(a.make(), a.spec.after, kind, spec.adversary)]
+        pretrained, kind = _build_pretraining_cell(cell), cell.method.kind
+        of_source = [a for a, _ in inferring if is_about_source(a.make(), a.spec.after, kind, spec.adversary)]
         for attack, label in candidates:
             is_base = attack.name in always
             asking = attack if attack in of_source else next(iter(of_source), None) if is_base else None
             bare = msgspec.structs.replace(attack, spec=msgspec.structs.replace(attack.spec, after=None))
-            alone = without_federation(bare.make())
+            alone = make_alone_attack(bare.make())
             settings: list[Any] = [bare.settings, [alone.name, alone.version] if alone else [], spec.adversary]
             settings += [aux_settings(spec.aux), *(["of the source", asking.spec.after] if asking else [])]
             key = digest(["prior", cell.data_key if is_base else cell.key, *settings])  # baselines read no model
@@ -252,7 +252,7 @@ def baselines(spec: EvalSpec) -> Iterator[Baseline]:
                 yield msgspec.structs.replace(baseline, cell=pretrained, label=after, key=key, pretrained=True)
 
 
-def _pretrained_alone(cell: Cell) -> Cell | None:
+def _build_pretraining_cell(cell: Cell) -> Cell | None:
     """Return the cell whose pre-training any party could do alone, with the options that it shares with the method."""
     name = cell.method.kind.prior
     if name is None:
@@ -264,7 +264,7 @@ def _pretrained_alone(cell: Cell) -> Cell | None:
     return msgspec.structs.replace(cell, method=method, defenses=(), malicious=None)
 
 
-def without_federation(attack: Attack) -> Attack | None:
+def make_alone_attack(attack: Attack) -> Attack | None:
     """Return the attack that the same adversary could run without the federation, or None.
 
     Raises:
@@ -279,7 +279,7 @@ def without_federation(attack: Attack) -> Attack | None:
     return alone
 
 
-def asked_of(attack: Technique) -> str:
+def question_of(attack: Technique) -> str:
     """Return the question of an attack: what it recovers, of whom, and which column.
 
     Only leaks of one question can be compared.
@@ -290,7 +290,7 @@ def asked_of(attack: Technique) -> str:
     return " ".join([attack.kind.target, *details])
 
 
-def _labeled(key: str, cell: Cell, label: str) -> str:
+def _label_key(key: str, cell: Cell, label: str) -> str:
     """Return the key of a result under ``label``: a record names its method, and so two labels have two records."""
     return key if label == cell.method.name else digest(["label", key, label])
 
@@ -306,7 +306,7 @@ class Names(msgspec.Struct, frozen=True):
         back = {given: name for name, given in self.parties.items()}
         return "+".join(back.get(word, word) for word in text.split("+"))
 
-    def given(self, text: str) -> str:
+    def display_name(self, text: str) -> str:
         """Return ``passive_1+passive_2`` as the data call them."""
         return "+".join(self.parties.get(word, word) for word in text.split("+"))
 
@@ -333,7 +333,7 @@ def with_standard_names(spec: EvalSpec, names: Names) -> EvalSpec:
         if party not in (*names.parties, *names.parties.values(), SERVER, SOURCE):
             raise UsageError(unknown("adversary", party, names.parties.values()))
 
-    def carried(defense: DefenseSpec) -> DefenseSpec:
+    def standardize(defense: DefenseSpec) -> DefenseSpec:
         return msgspec.structs.replace(defense, by=names.standard(defense.by)) if defense.by else defense
 
     attacks = [
@@ -346,6 +346,6 @@ def with_standard_names(spec: EvalSpec, names: Names) -> EvalSpec:
         spec,
         adversary=names.standard(spec.adversary),
         attacks=tuple(attacks),
-        defenses=tuple(carried(technique) for technique in spec.defenses),
-        fixed=tuple(carried(technique) for technique in spec.fixed),
+        defenses=tuple(standardize(technique) for technique in spec.defenses),
+        fixed=tuple(standardize(technique) for technique in spec.fixed),
     )

@@ -23,7 +23,7 @@ from vflsec.core.party import Party
 from vflsec.core.view import GroundTruth, Need, View
 from vflsec.results.metrics import MEMBERSHIP, VALUES, applicable_metrics
 from vflsec.run.adversary import SPLITS, adversary, draw_auxiliary, view_of, view_of_source
-from vflsec.run.federation import MEMBER, Candidates, asked
+from vflsec.run.federation import MEMBER, Candidates, query_model
 from vflsec.run.spec import AuxSpec
 
 ON_SOURCE = ("labels", "attribute", "features")
@@ -72,7 +72,7 @@ def ask(
     """
     if attack.target not in ASK:
         raise UsageError(f"attack {attack.name!r} is on {attack.target}, in training: measure it with vflsec eval")
-    federation, on_source = trained.federation, about_source(attack, after, trained.method, name)
+    federation, on_source = trained.federation, is_about_source(attack, after, trained.method, name)
     if name == SOURCE and not on_source:
         raise InsufficientView(f"attack {attack.name!r} cannot be mounted by {name} but in pre-training")
     parties: tuple[Party, ...] = ()
@@ -92,7 +92,7 @@ def ask(
     return question._replace(view=view, groups=question.groups or groups)
 
 
-def about_source(attack: Attack, after: str | None, method: Method | type[Method], name: str) -> bool:
+def is_about_source(attack: Attack, after: str | None, method: Method | type[Method], name: str) -> bool:
     """Whether ``attack`` of the adversary ``name`` after a phase is on the source's rows, which that phase is about.
 
     That is every attack of the source itself, and each attack on labels that reads gradients: before the last phase
@@ -156,7 +156,7 @@ def _labels(case: _Case) -> Question:
 
 def _features(case: _Case) -> Question:
     victim = case.victim()
-    return _about_victim(case, victim, case.columns(victim), victim.n_features, VALUES)
+    return _ask_about_victim(case, victim, case.columns(victim), victim.n_features, VALUES)
 
 
 def _attribute(case: _Case) -> Question:
@@ -164,10 +164,10 @@ def _attribute(case: _Case) -> Question:
     column = column_of(case.attack, victim, "source" if case.on_source else "train")
     truth = _categories(case.columns(victim), column)
     n_categories = int(truth["train"].max()) + 1
-    return _about_victim(case, victim, truth, n_categories, applicable_metrics(n_categories))
+    return _ask_about_victim(case, victim, truth, n_categories, applicable_metrics(n_categories))
 
 
-def _about_victim(
+def _ask_about_victim(
     case: _Case, victim: Party, truth: Mapping[str, Tensor], n_classes: int, metrics: Sequence[str]
 ) -> Question:
     """Return the question about ``truth``, which the adversary knows for auxiliary rows drawn at random."""
@@ -189,7 +189,7 @@ def _membership(case: _Case) -> Question:
     """Training rows and as many test rows, shuffled; an active adversary may ask the joint model about them."""
     federation, active = case.federation, case.parties[0].active
     candidates = Candidates.draw(federation.seed, *(federation.n_rows(split) for split in MEMBER))
-    is_member = candidates.of(
+    is_member = candidates.gather(
         {s: torch.full((federation.n_rows(s),), m, device=federation.device) for s, m in MEMBER.items()}
     )
     rows = draw_auxiliary(is_member, 2, case.aux, federation.seed)
@@ -198,22 +198,22 @@ def _membership(case: _Case) -> Question:
     view = replace(
         view,
         n_classes=2,
-        features={"candidates": candidates.of(view.features)},
+        features={"candidates": candidates.gather(view.features)},
         places={},
-        labels={"candidates": candidates.of(federation.active.labels)} if active else {},
-        predictions={"candidates": candidates.of(asked(case.trained))} if active else {},
+        labels={"candidates": candidates.gather(federation.active.labels)} if active else {},
+        predictions={"candidates": candidates.gather(query_model(case.trained))} if active else {},
         aux_rows=rows.to(federation.device),
         aux_labels=is_member[rows],
     )
     drawn = {split: torch.tensor(group) for split, group in federation.groups.items()}
-    groups = {"candidates": candidates.of(drawn).numpy()} if drawn else {}
+    groups = {"candidates": candidates.gather(drawn).numpy()} if drawn else {}
     return Question(view, _ground_truth({"candidates": is_member}), MEMBERSHIP, groups)
 
 
 def _parameters(case: _Case) -> Question:
     """The difference of one party's shared parameters from the mean of all; nobody knows any of it beforehand."""
     federation, method = case.federation, case.trained.method
-    victim, shared = case.victim(), method.shared(federation)
+    victim, shared = case.victim(), method.local_parameters(federation)
     if victim.name not in shared:
         raise InsufficientView(f"attack {case.attack.name!r} is on averaged models, and {method.name} averages none")
     none = torch.zeros(0, dtype=torch.long, device=federation.device)

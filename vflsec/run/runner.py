@@ -28,21 +28,21 @@ from vflsec.core.view import GroundTruth, Guess, Need, View
 from vflsec.inference.several_trainings import join_guesses, pool_guesses, side_by_side
 from vflsec.inference.sources import EVERYTHING
 from vflsec.results.records.schema import AttackRun, BaselineResult, Guessed, Record, Result, Status
-from vflsec.run.adversary import alone, tuned
-from vflsec.run.cell import Cell, Technique, several
+from vflsec.run.adversary import alone, tune
+from vflsec.run.cell import Cell, Technique, repeat_training
 from vflsec.run.federation import build_models, malicious_attacks
 from vflsec.run.guesses import is_kept, keep
 from vflsec.run.mounting import mountable
-from vflsec.run.plan import Baseline, Trial, without_federation
+from vflsec.run.plan import Baseline, Trial, make_alone_attack
 from vflsec.run.questions import Question, ask
-from vflsec.run.score import impact, is_scored, score, spent, stated
+from vflsec.run.score import compute_spending, impact, is_scored, score, score_facts
 from vflsec.run.spec import AuxSpec
 from vflsec.run.store import CellFacts, StageDone, StageFacts, Store
 from vflsec.run.training import (
     advance,
-    at_once,
     collapse,
     limit_threads,
+    max_stack_size,
     quick,
     seconds_of,
     shadows_of,
@@ -91,7 +91,7 @@ class Task(NamedTuple):
     @property
     def cells(self) -> list[Cell]:
         """All trainings of the cell that the rows combine."""
-        return several(self.cell, max((row.trainings for row in self.rows), default=1))
+        return repeat_training(self.cell, max((row.trainings for row in self.rows), default=1))
 
 
 class Run(NamedTuple):
@@ -144,7 +144,7 @@ def _prepare(task: Task, store: Store, device: str) -> StageDone:
 
 def _train_group(task: Task, store: Store, device: str) -> None:
     """Train cells as one and store each; cells that cannot be are left to train by themselves."""
-    most = at_once(task.cell, device)
+    most = max_stack_size(task.cell, device)
     for cells in (task.group[start : start + most] for start in range(0, len(task.group), most)):
         try:
             for cell, (trained, facts) in zip(cells, train_together(cells, device, store=store), strict=True):
@@ -212,7 +212,7 @@ def load_cell(cell: Cell, folder: Path, history: Mapping[str, Sequence[float | N
     return Trained(method, federation, history)
 
 
-def _after(run: Run, cell: Cell, phase: str, store: Store, device: str) -> tuple[Run, StageFacts]:
+def _restore_stage(run: Run, cell: Cell, phase: str, store: Store, device: str) -> tuple[Run, StageFacts]:
     """Return a training as it was after a stage, and the facts of that stage."""
     federation, method = build_models(cell, device)
     for stage in cell.stages[: cell.stages.index(phase) + 1]:
@@ -254,7 +254,7 @@ def _result(
         notes=facts.notes,
         active_alone=facts.active_alone,
         quick_joint=facts.quick_joint,
-        spent=spent(trained, facts.releases, row.adversary, len(runs)) if trained else [],
+        spent=compute_spending(trained, facts.releases, row.adversary, len(runs)) if trained else [],
         seconds={"train": sum(run.facts.seconds for run in runs)},
     )
     changes: dict[str, Any] = {}
@@ -262,13 +262,13 @@ def _result(
         changes = _impact(row, trained, record)
     elif trained and attack and facts.status == "ok":
         if after:
-            cells = several(row.cell, row.trainings)
-            then = [_after(run, cell, after, store, device) for run, cell in zip(runs, cells, strict=True)]
+            cells = repeat_training(row.cell, row.trainings)
+            then = [_restore_stage(run, cell, after, store, device) for run, cell in zip(runs, cells, strict=True)]
             collapsed = next(filter(None, (collapse(stage.spread) for _, stage in then)), None)
             if collapsed:
                 return msgspec.structs.replace(record, status="collapsed", error=collapsed)
             runs = [run for run, _ in then]
-        changes = _attacked(attack, row, task, runs, questions, record, store)
+        changes = _attack_trial(attack, row, task, runs, questions, record, store)
     return msgspec.structs.replace(record, **changes)
 
 
@@ -277,7 +277,7 @@ def attack_run(technique: Technique, attack: Attack | None) -> AttackRun:
     return AttackRun(name=technique.name, options=technique.spec.options, repr=repr(attack), after=technique.spec.after)
 
 
-def _attacked(
+def _attack_trial(
     attack: Attack,
     row: Trial,
     task: Task,
@@ -289,7 +289,7 @@ def _attacked(
     """Run ``attack`` on the messages of the kinds that it reads, and return the changes to its record."""
     assert row.attack is not None
     began, seconds = time.perf_counter(), dict(record.seconds)
-    asked = [_asked(attack, row, run, number, questions) for number, run in enumerate(runs)]
+    asked = [_find_question(attack, row, run, number, questions) for number, run in enumerate(runs)]
     kept = partial(keep, store.folder, row.key) if task.keep and is_kept(row) else None
     if attack.shadows:
         try:
@@ -299,11 +299,11 @@ def _attacked(
         asked = [question._replace(view=replace(question.view, shadows=shadows)) for question in asked]
         seconds["shadows"], began = seconds_of(row.cell, attack.shadows, store), time.perf_counter()
     question = asked[0]._replace(further=[other.view for other in asked[1:]])
-    changes = guarded(attack, question, runs[0].trained.federation, row.aux, kept)  # type: ignore[union-attr]
+    changes = try_attack(attack, question, runs[0].trained.federation, row.aux, kept)  # type: ignore[union-attr]
     return {**changes, "seconds": {**seconds, "attack": time.perf_counter() - began}}
 
 
-def _asked(attack: Attack, row: Trial, run: Run, number: int, questions: Questions) -> Question:
+def _find_question(attack: Attack, row: Trial, run: Run, number: int, questions: Questions) -> Question:
     """Return the question about one of several trainings, the same to all attacks that read the same."""
     assert run.trained, "its status is ok"
     assert row.attack is not None
@@ -335,36 +335,36 @@ def _impact(row: Trial, trained: Trained, record: Result) -> dict[str, Any]:
     return {**changes, "seconds": {**record.seconds, "attack": time.perf_counter() - began}}
 
 
-def guarded(
+def try_attack(
     attack: Attack, question: Question, federation: Federation, aux: AuxSpec, kept: Keep | None = None
 ) -> dict[str, Any]:
     """Attack and score; a failure of one attack becomes its status and must not cost the others."""
     try:
-        return _scored(attack, question, federation, aux, kept)
+        return _attack_and_score(attack, question, federation, aux, kept)
     except (Exception, SystemExit) as error:  # noqa: BLE001
         if isinstance(error, InsufficientView) and Need.RECORDING in attack.needs:  # what it has, only reading tells
             return {"status": "unmeasured", "notes": [str(error)]}
         return {"status": "error", "error": _line(error)}
 
 
-def _scored(
+def _attack_and_score(
     attack: Attack, question: Question, federation: Federation, aux: AuxSpec, kept: Keep | None = None
 ) -> dict[str, Any]:
     view, (headline, *_) = question.view, question.metrics
     seed = derive(federation.seed, "attack", attack.stream or attack.name)
     made = ("tuned", type(attack), repr(attack), seed, *view.aux_rows.tolist())
     if made not in view.memo:  # as results with another number of trainings begin with the same one
-        view.memo[made] = tuned(attack, view, headline, aux, seed)
+        view.memo[made] = tune(attack, view, headline, aux, seed)
     chosen, fold, trials = view.memo[made]
     guess = _guess(chosen, view, seed)
     if question.further:
         each = [guess, *(_guess(chosen, other, seed) for other in question.further)]
-        guess = chosen.checked(pool_guesses(each, values=attack.target == "features"), view)
+        guess = chosen.check_guess(pool_guesses(each, values=attack.target == "features"), view)
         if chosen.needs | chosen.wants >= EVERYTHING and not view.has() & {Need.NODES, Need.HISTOGRAMS}:
             whole = chosen(side_by_side([view, *question.further]), seed=seed)
-            guess = chosen.checked(join_guesses(guess, whole, view), view)
+            guess = chosen.check_guess(join_guesses(guess, whole, view), view)
     if kept:
-        kept(_on_scored_rows(guess, question))
+        kept(_mask_unscored_rows(guess, question))
     leak = {}
     if guess.scores.keys() <= question.truth.labels.keys():
         leak = score(
@@ -377,17 +377,17 @@ def _scored(
             names=question.metrics,
             groups=question.groups,
         )
-    leak = leak or stated(guess)
+    leak = leak or score_facts(guess)
     unproven = guess.untested or any(block.metric == "consistency" for block in leak.values())
     notes = [*guess.notes, *(f"not measured: {part}" for part in guess.untested)]
     return {
         "status": "unmeasured" if unproven else "unconverged" if guess.converged is False else "ok",
         "leak": leak,
         **({"notes": notes} if notes else {}),
-        "guessed": _of_canaries(guess, question.truth),
+        "guessed": _count_canaries(guess, question.truth),
         "fold": fold,
         "budget": {**guess.budget, **({"trials": trials} if trials > 1 else {})},
-        "sureness": sureness(view, guess) if _signed_by_labels(attack, guess) else None,
+        "sureness": sureness(view, guess) if _is_signed_by_labels(attack, guess) else None,
         "tuned": repr(chosen) if chosen is not attack else None,
     }
 
@@ -401,14 +401,14 @@ def _guess(attack: Attack, view: View, seed: int) -> Guess:
     return guess
 
 
-def _of_canaries(guess: Guess, truth: GroundTruth) -> Guessed | None:
+def _count_canaries(guess: Guess, truth: GroundTruth) -> Guessed | None:
     """Return how many labels of canaries are guessed; None if there are none, or no guess of training rows."""
     if truth.canaries is None or "train" not in guess.scores:
         return None
     return Guessed(*truth.canaries.count_guesses(guess.scores["train"].double().numpy(), truth.labels["train"].numpy()))
 
 
-def _on_scored_rows(guess: Guess, question: Question) -> dict[str, Tensor]:
+def _mask_unscored_rows(guess: Guess, question: Question) -> dict[str, Tensor]:
     """Return the scores of each split, NaN for rows that are not scored."""
     kept = {}
     for split, scores in guess.scores.items():
@@ -418,7 +418,7 @@ def _on_scored_rows(guess: Guess, question: Question) -> dict[str, Tensor]:
     return kept
 
 
-def _signed_by_labels(attack: Attack, guess: Guess) -> bool:
+def _is_signed_by_labels(attack: Attack, guess: Guess) -> bool:
     """Whether labels fix only the sign of ``attack``: it is for two classes, needs no label and fits nothing."""
     return attack.classes == 2 and Need.AUX_LABELS not in attack.needs and guess.converged is None
 
@@ -432,17 +432,17 @@ def _mountable(row: Trial, registered: Sequence[Technique], trained: Trained) ->
     return mountable(registered, row.adversary, row.aux, method, trained.federation, options)
 
 
-def attacked_once(attack: Attack, trained: Trained, party: str, aux: AuxSpec) -> dict[str, Any]:
+def attack_once(attack: Attack, trained: Trained, party: str, aux: AuxSpec) -> dict[str, Any]:
     """Return the scores of one attack on a federation that was trained elsewhere, without its messages."""
-    return _scored(attack, ask(attack, trained, party, aux), trained.federation, aux)
+    return _attack_and_score(attack, ask(attack, trained, party, aux), trained.federation, aux)
 
 
 def _baseline(baseline: Baseline, store: Store, device: str) -> BaselineResult:
     """Run an attack without the federation: on an untrained model, or on one that the adversary pre-trained itself."""
     began = time.perf_counter()
     attack = baseline.attack.make()
-    bare = attack if baseline.pretrained or attack.baseline else without_federation(attack)
-    changes = _attacked_alone(bare, baseline, store, device) if bare and baseline.aux.n else {}
+    bare = attack if baseline.pretrained or attack.baseline else make_alone_attack(attack)
+    changes = _attack_alone(bare, baseline, store, device) if bare and baseline.aux.n else {}
     return BaselineResult(
         key=baseline.key,
         method=baseline.cell.method.name if baseline.pretrained else baseline.method,
@@ -454,7 +454,7 @@ def _baseline(baseline: Baseline, store: Store, device: str) -> BaselineResult:
     )
 
 
-def _attacked_alone(bare: Attack, baseline: Baseline, store: Store, device: str) -> dict[str, Any]:
+def _attack_alone(bare: Attack, baseline: Baseline, store: Store, device: str) -> dict[str, Any]:
     federation, method = build_models(baseline.cell, device)
     try:
         for phase in baseline.cell.stages if baseline.pretrained else ():
@@ -465,8 +465,8 @@ def _attacked_alone(bare: Attack, baseline: Baseline, store: Store, device: str)
     made, untrained = asking.make(), Trained(method, federation, {})
     question = ask(made, untrained, baseline.adversary, baseline.aux, after=asking.spec.after)
     view = question.view
-    view = view.without_federation(view.model) if baseline.pretrained and view.model else alone(view, federation.seed)
-    return guarded(bare, question._replace(view=view), federation, baseline.aux)
+    view = view.drop_federation(view.model) if baseline.pretrained and view.model else alone(view, federation.seed)
+    return try_attack(bare, question._replace(view=view), federation, baseline.aux)
 
 
 def _line(error: BaseException) -> str:

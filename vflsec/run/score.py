@@ -26,7 +26,7 @@ from vflsec.core.view import GroundTruth, Guess
 from vflsec.results import metrics, statistics
 from vflsec.results.metrics import calibrate, knowledge
 from vflsec.results.records.schema import Block, Impact, Triggered
-from vflsec.results.statistics import over_rows
+from vflsec.results.statistics import interval_over_rows
 
 MIN_KNOWN = 5
 """Known rows of a class, of which fewer may be so large a share of it by chance."""
@@ -74,7 +74,7 @@ def score(
         if len(torch.unique(truth[at])) > 1:  # metrics need two classes
             scored, answers = guessed[keep], truth[at]
             half_seed = derive(seed, "halves", split)
-            halves = _on_halves(scored, answers, headline, half_seed)
+            halves = _score_halves(scored, answers, headline, half_seed)
             row_groups = (groups or {}).get(split, statistics.draw_groups(len(truth)))[at.numpy()]
             block = measure(scored, answers, headline, seed, names, row_groups)
             sure = _knowledge(scored, answers, half_seed) if halves and answers.dim() == 1 else {}
@@ -84,7 +84,7 @@ def score(
     return blocks
 
 
-def stated(guess: Guess) -> dict[str, Block]:
+def score_facts(guess: Guess) -> dict[str, Block]:
     """Return the facts of a guess by what they are of; they do not vary over rows."""
     return {
         fact.of: Block(
@@ -124,7 +124,7 @@ def measure(
     ordered = dict.fromkeys((headline, *(names or metrics.applicable_metrics(s.shape[1]))))
     return Block(
         metrics={name: metrics.METRICS[name](s, y) for name in ordered},
-        ci95_rows=statistics.over_rows(headline, s, y, np.random.default_rng(seed)),
+        ci95_rows=statistics.interval_over_rows(headline, s, y, np.random.default_rng(seed)),
         chance=metrics.chance(headline, y),
         n=len(y),
         single_class=is_single_class(labels, s),
@@ -135,7 +135,7 @@ def measure(
     )
 
 
-def in_first_half(truth: Tensor, seed: int) -> NDArray[np.bool_]:
+def draw_first_half(truth: Tensor, seed: int) -> NDArray[np.bool_]:
     """Return which rows (n,) are in the first of two random halves; each class is split evenly, to within one row."""
     order = np.random.default_rng(seed).permutation(len(truth))
     if truth.dim() == 1:
@@ -145,10 +145,10 @@ def in_first_half(truth: Tensor, seed: int) -> NDArray[np.bool_]:
     return first
 
 
-def _on_halves(scores: Tensor, truth: Tensor, headline: str, seed: int) -> tuple[float, float] | None:
+def _score_halves(scores: Tensor, truth: Tensor, headline: str, seed: int) -> tuple[float, float] | None:
     """Return the headline on each half, or None if a half has a single answer."""
     s, y = scores.detach().cpu().numpy(), truth.cpu().numpy()
-    first = in_first_half(truth.cpu(), seed)
+    first = draw_first_half(truth.cpu(), seed)
     if any(len(np.unique(y[half], axis=0)) < 2 for half in (first, ~first)):
         return None
     measured = metrics.METRICS[headline]
@@ -160,7 +160,7 @@ def _knowledge(scores: Tensor, truth: Tensor, seed: int) -> dict[str, float]:
     s, y = scores.detach().cpu().numpy(), truth.cpu().numpy()
     rates = {name: metrics.METRICS[name](s, y) for name in metrics.RARE}
     resolved = {name: rate for name, rate in rates.items() if not np.isnan(rate)}
-    first = in_first_half(truth.cpu(), seed)
+    first = draw_first_half(truth.cpu(), seed)
     return resolved | knowledge(calibrate(s, y, first), y, first)
 
 
@@ -205,18 +205,18 @@ def impact(trained: Trained, malicious: Mapping[str, IntegrityAttack], utility: 
 def success(trained: Trained, malicious: Mapping[str, IntegrityAttack], aim: int) -> Triggered:
     """Return the share of test rows of other classes that are predicted as class ``aim`` with the trigger."""
     federation = trained.federation
-    with federation.without_recording(), triggered(federation, malicious, "test"):
+    with federation.pause_recording(), add_trigger(federation, malicious, "test"):
         logits = trained.predict("test")
     others = (federation.active.labels["test"] != aim).cpu()
     z = logits.cpu()[others].numpy()
     aims = np.full(len(z), aim)
     rng = np.random.default_rng(derive(federation.seed, "bootstrap"))
     share = float((z.argmax(axis=1) == aims).mean())
-    return Triggered(share=share, ci95_rows=over_rows("accuracy", z, aims, rng), n=len(z))
+    return Triggered(share=share, ci95_rows=interval_over_rows("accuracy", z, aims, rng), n=len(z))
 
 
 @contextmanager
-def triggered(federation: Federation, malicious: Mapping[str, IntegrityAttack], split: str) -> Iterator[None]:
+def add_trigger(federation: Federation, malicious: Mapping[str, IntegrityAttack], split: str) -> Iterator[None]:
     """Add the trigger to the columns of malicious parties in ``split`` for this context."""
     before = {name: federation.parties[name].features for name in malicious}
     for name, attack in malicious.items():
@@ -229,7 +229,7 @@ def triggered(federation: Federation, malicious: Mapping[str, IntegrityAttack], 
             federation.parties[name].features = features
 
 
-def spent(
+def compute_spending(
     trained: Trained, releases: Sequence[ReleaseCount], adversary: str, trainings: int = 1
 ) -> list[dict[str, Any]]:
     """Return the privacy that each defense with a guarantee has spent against this adversary: the most of all senders.
@@ -253,26 +253,26 @@ def spent(
     for party in trained.federation.all_parties:
         for defense in party.defenses if party.name not in adversaries else ():
             if hooks.UPDATE in touches(defense):
-                account = _spent_on_models(defense, trainings * method.updates(trained.federation))
+                account = _compute_model_account(defense, trainings * method.updates(trained.federation))
             else:
                 received = [r for r in releases if r.receiver in adversaries]
-                account = spent_by(defense, party.name, received, trainings)
+                account = compute_account(defense, party.name, received, trainings)
             if account and account["epsilon"] >= most.get(repr(defense), account)["epsilon"]:
                 most[repr(defense)] = {"defense": repr(defense), **account}
     return list(most.values())
 
 
-def spent_at_most(trained: Trained, releases: Sequence[ReleaseCount]) -> list[dict[str, Any]]:
-    """Return ``spent`` against the ``adversary`` among the parties against which each defense has spent most."""
+def compute_largest_spending(trained: Trained, releases: Sequence[ReleaseCount]) -> list[dict[str, Any]]:
+    """Return the account of each defense against the ``adversary`` among the parties against whom it spent most."""
     most: dict[str, dict[str, Any]] = {}
     for name in trained.federation.parties:
-        for account in spent(trained, releases, name):
+        for account in compute_spending(trained, releases, name):
             if account["epsilon"] > most.get(account["defense"], {"epsilon": -1.0})["epsilon"]:
                 most[account["defense"]] = {**account, "adversary": name}
     return list(most.values())
 
 
-def spent_by(
+def compute_account(
     defense: Defense, sender: str, received: Sequence[ReleaseCount], trainings: int = 1
 ) -> dict[str, Any] | None:
     """Return the privacy that a defense of ``sender`` has spent by the releases that an adversary received, or None.
@@ -280,20 +280,20 @@ def spent_by(
     They are those of one of the trainings.
     """
     if not defense.at:  # it changes labels, which only the active party has, once in each training
-        account = defense.spent(trainings) if sender == "active" else None
+        account = defense.privacy_spent(trainings) if sender == "active" else None
         return {**account, "fixed": True} if account and defense.fixed else account
     defended = [r for r in received if r.sender == sender and defense.acts(Kind(r.kind), r.phase)]
-    once = defense.spent(1)
+    once = defense.privacy_spent(1)
     if not defended or once is None:
         return None
     count = trainings * most_per_row(defended)
-    whole = defense.spent(trainings * sum(r.total for r in defended))
+    whole = defense.privacy_spent(trainings * sum(r.total for r in defended))
     assert whole is not None
-    return {**(defense.spent(count) or once), "releases": count, "epsilon_transcript": whole["epsilon"]}
+    return {**(defense.privacy_spent(count) or once), "releases": count, "epsilon_transcript": whole["epsilon"]}
 
 
-def _spent_on_models(defense: Defense, updates: int) -> dict[str, Any] | None:
-    spent = defense.spent(updates)
+def _compute_model_account(defense: Defense, updates: int) -> dict[str, Any] | None:
+    spent = defense.privacy_spent(updates)
     return {**spent, "of": "models", "updates": updates} if spent else None
 
 

@@ -72,7 +72,7 @@ class DefenseSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         by = f":by={self.by}" if self.by else ""
         return self.name + by + (f"@{'+'.join(self.at)}" if self.at else "")
 
-    def carried_by(self, party: str) -> bool:
+    def is_carried_by(self, party: str) -> bool:
         """Whether the party of this name carries it."""
         role = "passive" if party.startswith("passive") else "active"
         return self.by in (None, party, role)
@@ -241,14 +241,14 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """
         named = parse_method(label)
         table = self.method.get(named.name, {})
-        return MethodSpec(name=named.name, options=_joined(table, named.options, label, f"method.{named.name}"))
+        return MethodSpec(name=named.name, options=_merge_options(table, named.options, label, f"method.{named.name}"))
 
     def strengths_of(self, defense: DefenseSpec) -> tuple[float, ...]:
         """Return the strengths over which ``defense`` is swept, in addition to 0."""
         return defense.strengths or self.strengths
 
     @property
-    def resolved_model(self) -> ModelSpec:
+    def effective_model(self) -> ModelSpec:
         """The model with its encoder resolved: the same one for all methods that are compared."""
         if self.model.encoder:
             return self.model
@@ -313,7 +313,7 @@ def parse_defense(text: str) -> DefenseSpec:
     values = [options.pop(key) for key in given]
     several = values[0] if values and isinstance(values[0], list) else values
     strengths = tuple(_strength(value, given[0], text) for value in several)
-    options |= _by_epsilon(name) if "epsilon" in given else {}
+    options |= _find_epsilon_options(name) if "epsilon" in given else {}
     by = options.pop("by", None)
     if len(strengths) > 1:
         return DefenseSpec(name=name, strengths=strengths, at=at, options=options, by=by)
@@ -369,13 +369,13 @@ def parse_method(text: str) -> MethodSpec:
     return MethodSpec(name=name, options=options)
 
 
-def _joined(table: Mapping[str, Any], options: Mapping[str, Any], label: str, path: str) -> dict[str, Any]:
+def _merge_options(table: Mapping[str, Any], options: Mapping[str, Any], label: str, path: str) -> dict[str, Any]:
     """Return the options of ``table`` and ``options``, which must agree where both have one."""
     joined = dict(table)
     for key, value in options.items():
         before = joined.get(key, value)
         if isinstance(before, dict) and isinstance(value, dict):
-            joined[key] = _joined(before, value, label, f"{path}.{key}")
+            joined[key] = _merge_options(before, value, label, f"{path}.{key}")
         elif before != value:
             raise UsageError(
                 f"expected one value for {path}.{key}, got {before!r} there and {value!r} in {label}: drop one"
@@ -498,11 +498,11 @@ def _complete(defense: Any, *, shared: bool, epsilons: bool) -> Any:
     if not isinstance(defense, dict) or not isinstance(defense.get("name"), str) or defense.get("strengths"):
         return defense  # complete, or not a defense: ``msgspec.convert`` reports it
     if epsilons:
-        return {**defense, "options": {**defense.get("options", {}), **_by_epsilon(defense["name"])}}
+        return {**defense, "options": {**defense.get("options", {}), **_find_epsilon_options(defense["name"])}}
     return defense if shared else {**defense, "strengths": class_of("defenses", defense["name"]).strengths}
 
 
-def _by_epsilon(name: str) -> Mapping[str, Any]:
+def _find_epsilon_options(name: str) -> Mapping[str, Any]:
     """Return the options under which the strength of a defense is 1/epsilon."""
     kind = class_of("defenses", name)
     options: Mapping[str, Any] | None = kind.by_epsilon

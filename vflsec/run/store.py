@@ -175,7 +175,7 @@ class Store:
             self.folder.mkdir(parents=True, exist_ok=True)
             files.append(self._records, encode(record))
 
-    def trained(self) -> int:
+    def count_trainings(self) -> int:
         """Return the number of trainings that are kept, each phase that others share among them."""
         return sum(1 for _ in self.folder.glob("cells/*/cell.json"))
 
@@ -295,7 +295,7 @@ def _is_intact(path: Path, digest: str) -> bool:
 
 
 @contextmanager
-def _removed_if_unfinished(temporary: Path) -> Iterator[None]:
+def _remove_if_unfinished(temporary: Path) -> Iterator[None]:
     """Remove a folder that could not be finished, so that it does not fill a full disk further."""
     try:
         yield
@@ -381,7 +381,7 @@ class CellFolder:
         """
         temporary = self.path.with_name(f"{files.UNFINISHED}{self.path.name}-{os.getpid()}")
         shutil.rmtree(temporary, ignore_errors=True)
-        with writing(self.path), _removed_if_unfinished(temporary):
+        with writing(self.path), _remove_if_unfinished(temporary):
             temporary.parent.mkdir(parents=True, exist_ok=True)
             save_models(temporary)
             models = {path.name: _digest(path) for path in sorted(temporary.iterdir())}

@@ -36,7 +36,7 @@ from vflsec.data.checkup import quick_utility
 from vflsec.data.encode import side_by_side
 from vflsec.methods.together import join, part
 from vflsec.run.cell import Cell, Technique, digest
-from vflsec.run.federation import MEMBER, Candidates, asked, build_federation, build_method, partition_of
+from vflsec.run.federation import MEMBER, Candidates, build_federation, build_method, partition_of, query_model
 from vflsec.run.score import measure
 from vflsec.run.store import CellFacts, StageFacts, Store
 
@@ -103,7 +103,7 @@ def train(
         raise
     finally:
         run.method.close()
-    return run.finished(time.perf_counter() - began)
+    return run.finish(time.perf_counter() - began)
 
 
 def train_together(cells: Sequence[Cell], device: str, *, store: Store) -> list[tuple[Trained | None, CellFacts]]:
@@ -122,27 +122,27 @@ def train_together(cells: Sequence[Cell], device: str, *, store: Store) -> list[
         except Diverged as error:
             run.facts.status, run.facts.error = "diverged", str(error)
     share = (time.perf_counter() - began) / len(each)
-    return [run.finished(share) for run in each]
+    return [run.finish(share) for run in each]
 
 
-def trained_in_turn(cells: Sequence[Cell], device: str) -> Iterator[Trained | None]:
+def train_in_turn(cells: Sequence[Cell], device: str) -> Iterator[Trained | None]:
     """Train cells that differ in their seeds, and yield each, or None if it diverged; nothing is measured or stored.
 
     They train as one, as many at once as memory allows, or one after the other where their method does not allow it.
     """
-    most = at_once(cells[0], device)
+    most = max_stack_size(cells[0], device)
     for some in (cells[start : start + most] for start in range(0, len(cells), most)):
         try:
             if not is_stackable(some[0].method):
                 raise NotStackable(f"{some[0].method.name} may keep what belongs to one run")
             runs = _train_stacked(some, device)
         except Exception:  # noqa: BLE001  (what fails as one may succeed alone, or fails again)
-            yield from (_by_itself(cell, device) for cell in some)
+            yield from (_train_alone(cell, device) for cell in some)
         else:
             yield from (Trained(run.method, run.federation, run.history) for run in runs)
 
 
-def _by_itself(cell: Cell, device: str) -> Trained | None:
+def _train_alone(cell: Cell, device: str) -> Trained | None:
     run = _Run(cell, device)
     try:
         run.begin()
@@ -160,7 +160,7 @@ def is_stackable(method: Technique) -> bool:
     return method.built_in and method.kind.together is not Method.together
 
 
-def at_once(cell: Cell, device: str) -> int:
+def max_stack_size(cell: Cell, device: str) -> int:
     """Return how many cells like this one may train as one at most; they are held twice, by run and as one."""
     nbytes = sum(x.nbytes for party in build_federation(cell, device).all_parties for x in party.features.values())
     return max(1, MEMORY // (2 * nbytes + 1))
@@ -216,7 +216,7 @@ class _Run:
         if self.record:
             self.method.record(self.record)
         for phase in self.cell.stages:
-            afresh = self._recorded(phase) and phase not in self.unrecorded
+            afresh = self._is_recorded(phase) and phase not in self.unrecorded
             stage = advance(
                 self.cell, phase, self.method, self.federation, store=self.store, afresh=afresh, progress=progress
             )
@@ -226,7 +226,7 @@ class _Run:
     def last_phase(self) -> str:
         """Return the last phase, which starts from where it was interrupted."""
         phase = self.method.phases[-1]
-        partial = self.store.cell(self.cell.key).partial if self.store and not self._recorded(phase) else None
+        partial = self.store.cell(self.cell.key).partial if self.store and not self._is_recorded(phase) else None
         self.federation.checkpoint = Checkpoint(partial, every=SECONDS_BETWEEN_CHECKPOINTS)
         return phase
 
@@ -236,14 +236,14 @@ class _Run:
         self.facts.history, self.facts.reached = self.history, self.federation.reached
         _measure(self.trained, self.facts, derive(self.cell.seed, "bootstrap"))
 
-    def finished(self, seconds: float) -> tuple[Trained | None, CellFacts]:
+    def finish(self, seconds: float) -> tuple[Trained | None, CellFacts]:
         """Return the trained federation, None if it diverged, and the facts."""
         self.facts.traffic = [(*route, nbytes) for route, nbytes in self.federation.channel.traffic.items()]
         self.facts.releases = list(self.federation.channel.releases())
         self.facts.seconds = seconds
         return (None if self.facts.status == "diverged" else self.trained), self.facts
 
-    def _recorded(self, phase: str) -> bool:
+    def _is_recorded(self, phase: str) -> bool:
         return bool(self.tap and self.tap.kinds & self.method.messages[phase])
 
 
@@ -398,7 +398,7 @@ def train_shadows(cell: Cell, batch: range, device: str, store: Store | None = N
     """Return what the shadows with numbers ``batch`` say; they are trained and stored unless they are there."""
     folder = store.cell(batch_key(cell, batch)) if store else None
     if folder is None or not folder.read():
-        began, shadows = time.perf_counter(), _trained(cell, batch, device)
+        began, shadows = time.perf_counter(), _train_shadows(cell, batch, device)
         if folder is None:
             return shadows
         facts = StageFacts(stage=f"shadows {batch.start + 1} to {batch.stop}", seconds=time.perf_counter() - began)
@@ -407,7 +407,7 @@ def train_shadows(cell: Cell, batch: range, device: str, store: Store | None = N
     return Shadows(stored["logits"], stored["members"])
 
 
-def _trained(cell: Cell, batch: range, device: str) -> Shadows:
+def _train_shadows(cell: Cell, batch: range, device: str) -> Shadows:
     data = partition_of(cell)
     rows = {split: len(data.ids[split]) for split in MEMBER}
     target = Candidates.draw(cell.seed, rows["train"], rows["test"])
@@ -415,11 +415,11 @@ def _trained(cell: Cell, batch: range, device: str) -> Shadows:
     logits: list[Tensor] = []
     members: list[Tensor] = []
     cells = [msgspec.structs.replace(cell, shadow=number) for number in batch]
-    for number, trained in zip(batch, trained_in_turn(cells, device), strict=True):
-        candidates = target.dealt(number)
-        members.append(candidates.of(is_member))
+    for number, trained in zip(batch, train_in_turn(cells, device), strict=True):
+        candidates = target.deal(number)
+        members.append(candidates.gather(is_member))
         logits.append(
-            candidates.of(asked(trained)).float().cpu()
+            candidates.gather(query_model(trained)).float().cpu()
             if trained
             else torch.full((len(members[-1]), len(data.classes)), torch.nan)
         )

@@ -182,7 +182,7 @@ class Grown(NamedTuple):
     def get_messages(self, name: str) -> tuple[Message, ...]:
         """Return the messages that a party, or those of ``passive_1+passive_2``, sent or received."""
         names = set(name.split("+"))
-        return tuple(m for m in self.messages if m.known_to & names)
+        return tuple(m for m in self.messages if m.readers & names)
 
 
 def grow_trees(federation: Federation, **options: Any) -> Grown:

@@ -21,7 +21,7 @@ from vflsec.cipher.roles.active import ActiveRole
 from vflsec.cipher.roles.exchange import ROLES, Exchange, Seat
 from vflsec.cipher.roles.passive import PassiveRole
 from vflsec.core.attack import Attack
-from vflsec.run.runner import guarded
+from vflsec.run.runner import try_attack
 from vflsec.run.spec import AuxSpec
 
 Floats = NDArray[np.float64]
@@ -169,7 +169,7 @@ def attack_recording(
     audit = open_recording(recording.path, other.path if other else None, aux=AuxSpec(n=n))
     draw = audit.joint(0)
     attack.check(audit.subject.side, attack.needs)
-    return guarded(attack, audit.asked(attack, draw), draw.federation, audit.aux)
+    return try_attack(attack, audit.build_question(attack, draw), draw.federation, audit.aux)
 
 
 def loss_gradient(scores: Floats, labels: NDArray[np.int64]) -> Floats:

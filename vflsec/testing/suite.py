@@ -37,10 +37,10 @@ class Suite:
 
 
 def _skip(reason: str) -> Callable[[Suite], None]:
-    def skipped(_: Suite) -> None:
+    def skip_all(_: Suite) -> None:
         raise SkipTest(reason)
 
-    return skipped
+    return skip_all
 
 
 @contextmanager

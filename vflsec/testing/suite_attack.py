@@ -99,7 +99,7 @@ class AttackConformance(Suite):
         attack, scene = self.make(), self._scene("planted", 0)
         for need in attack.needs:
             with expect_refusal(InsufficientView, naming=need.value):
-                attack(scene.view.without(need), seed=0)
+                attack(scene.view.drop(need), seed=0)
         if attack.side in ("either", "any"):
             return
         other = "active" if attack.side == "passive" else "passive"
@@ -255,7 +255,7 @@ class AttackConformance(Suite):
             split = next((split for split in splits if split in guess.scores), None)
             if split is None:
                 raise SkipTest(f"guesses nothing of {splits[0]} rows")
-            truth = truth.shuffled(generator(seed, "shuffle")) if shuffled else truth
+            truth = truth.shuffle_labels(generator(seed, "shuffle")) if shuffled else truth
             leaks = score(
                 guess, truth, headline=names[0], exclude=view.aux_rows, seed=0, known=view.aux_split, names=names
             )
@@ -387,7 +387,7 @@ def wild_rows(view: View, split: str) -> Tensor:
 def with_wild(view: View, rows: Mapping[str, Tensor], values: Sequence[float] = WILD_VALUES) -> View:
     """Return ``view`` with ``values`` in turn at ``rows`` of each split, in all that has real numbers about them."""
 
-    def spoiled(x: Tensor, wild: Tensor, places: Tensor | None = None) -> Tensor:
+    def spoil(x: Tensor, wild: Tensor, places: Tensor | None = None) -> Tensor:
         if not x.is_floating_point():
             return x
         at = torch.nonzero(torch.isin(torch.arange(len(x)) if places is None else places, wild))[:, 0]
@@ -395,16 +395,16 @@ def with_wild(view: View, rows: Mapping[str, Tensor], values: Sequence[float] = 
         return x.index_copy(0, at, numbers[:, None].expand(-1, x.shape[1]))
 
     messages = [
-        replace(m, payload={**m.payload, "value": spoiled(m.payload["value"], rows[m.split], m.rows)})
+        replace(m, payload={**m.payload, "value": spoil(m.payload["value"], rows[m.split], m.rows)})
         if m.kind in (Kind.EMBEDDING, Kind.GRADIENT) and m.rows is not None and m.split in rows
         else m
         for m in view.messages
     ]
     return replace(
         view,
-        features={split: spoiled(x, rows[split]) for split, x in view.features.items()},
-        predictions={split: spoiled(x, rows[split]) for split, x in view.predictions.items()},
-        aux_labels=spoiled(view.aux_labels, rows[view.aux_split], view.aux_rows),
+        features={split: spoil(x, rows[split]) for split, x in view.features.items()},
+        predictions={split: spoil(x, rows[split]) for split, x in view.predictions.items()},
+        aux_labels=spoil(view.aux_labels, rows[view.aux_split], view.aux_rows),
         messages=tuple(messages),
     )
 

@@ -167,7 +167,7 @@ class DefenseConformance(Suite):
     def test_privacy_is_accounted_for(self) -> None:
         """Where epsilon is told: more strength spends less, more releases no less, and strength 0 has no bound."""
         weak, strong, off = (self.make(strength) for strength in (self.weak, self.strong, 0.0))
-        once, twice, less = weak.spent(1), weak.spent(2), strong.spent(1)
+        once, twice, less = weak.privacy_spent(1), weak.privacy_spent(2), strong.privacy_spent(1)
         if once is None:
             assert type(weak).by_epsilon is None, f"{weak!r} takes an epsilon and tells none"
             return
@@ -175,7 +175,7 @@ class DefenseConformance(Suite):
         assert less is not None
         assert 0 < less["epsilon"] < once["epsilon"] <= twice["epsilon"] < float("inf")
         assert 0 <= once["delta"] < 1
-        assert off.spent(1) is None, f"{off!r} claims a guarantee"
+        assert off.privacy_spent(1) is None, f"{off!r} claims a guarantee"
 
     def _prepare(self, strength: float) -> Defense:
         """Return the defense at its point of labels, with what it learns drawn, as a method does before training."""

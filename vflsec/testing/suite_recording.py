@@ -114,7 +114,7 @@ class RecordingConformance(Suite):
             side = self.side if attack.side == "either" else attack.side
             path, other = paths[::-1] if side == "active" else paths
             audit = open_recording(path, other, aux=AuxSpec(n=self.aux))
-            yield audit.asked(attack, audit.joint(0)), path
+            yield audit.build_question(attack, audit.joint(0)), path
 
 
 def _copy_view(view: View, recording: Recording | None, side: str | None = None) -> View:

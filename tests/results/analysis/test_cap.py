@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from vflsec.results.analysis.results import Cap
 from vflsec.results.analysis.scores import (
     average_dcs,
-    calibrated_cap,
     cap,
+    compute_calibrated_cap,
     dcs,
     hypervolume,
     privacy_kept,
@@ -53,8 +53,8 @@ def test_a_destroyed_model_scores_a_quarter_on_cap():
 
 
 def test_calibrated_cap_charges_only_what_exceeds_the_adversary_alone():
-    assert calibrated_cap([0.8], [0.7], [0.6]) == pytest.approx(0.8 * 0.9)
-    assert calibrated_cap([0.8], [0.5], [0.6]) == 0.8, "a leak below alone costs nothing, and earns nothing"
+    assert compute_calibrated_cap([0.8], [0.7], [0.6]) == pytest.approx(0.8 * 0.9)
+    assert compute_calibrated_cap([0.8], [0.5], [0.6]) == 0.8, "a leak below alone costs nothing, and earns nothing"
 
 
 def test_cap_refuses_curves_of_different_length():

@@ -10,7 +10,7 @@ from vflsec.results.analysis.intervals import DIFFERENCE
 from vflsec.results.analysis.summary import summarize
 from vflsec.results.records.manifest import RunLimits
 from vflsec.results.records.schema import Block, Impact, Triggered
-from vflsec.results.statistics import GROUPS, SHARE, bound_interval, over_seeds
+from vflsec.results.statistics import GROUPS, SHARE, bound_interval, interval_over_seeds
 from vflsec.run import engine
 from vflsec.run import spec as specs
 from vflsec.run.describe import build_manifest
@@ -101,7 +101,7 @@ def test_damages_are_paired_by_seed():
     ]  # fmt: skip
     assert {d.status for d in summary.integrity} == {"ok"}
     backdoor, missing = summary.integrity[:2]
-    expected = over_seeds(LOST)
+    expected = interval_over_seeds(LOST)
     assert backdoor.lost.mean == pytest.approx(expected.mean)
     assert backdoor.lost.ci95 == pytest.approx(bound_interval(expected.mean, expected.mean - expected.low, DIFFERENCE))
     assert (backdoor.utility.mean, backdoor.under_attack.mean) == (pytest.approx(0.85), pytest.approx(0.80))
@@ -136,7 +136,7 @@ def test_one_seed_has_an_interval_over_rows():
 
 
 def test_a_limit_on_utility_holds_under_attack_and_there_is_none_on_a_leak():
-    mean, low, *_ = over_seeds([0.78, 0.81, 0.81])
+    mean, low, *_ = interval_over_seeds([0.78, 0.81, 0.81])
     low, _ = bound_interval(mean, mean - low, SHARE)
     records = make_records()
     assert [summary_of(BROKEN, records, min_utility=x).gates[0].holds for x in (low - 0.01, low + 0.01)] == [
@@ -244,7 +244,7 @@ def test_what_cannot_be_mounted_is_refused_before_any_training(changed, error, m
 
 
 def test_all_leaves_them_out_unless_they_are_named():
-    found, reasons = engine.every_attack(specs.read({"dataset": "toy", "attacks": ["noisy-sample", "all"]}))
+    found, reasons = engine.expand_attacks(specs.read({"dataset": "toy", "attacks": ["noisy-sample", "all"]}))
     assert found.attacks[0].name == "noisy-sample"
     for name in ("backdoor", "missing-feature"):
         assert reasons[name] == "attacks the training itself: name it in --attack"

@@ -10,7 +10,7 @@ from scipy import stats
 import vflsec
 from vflsec.results.analysis.results import Cap, Leak, Measure, Place, Point, Rank
 from vflsec.results.analysis.scores import disagreements, find_differences, front, orders, place_headlines, ranks
-from vflsec.results.statistics import over_seeds
+from vflsec.results.statistics import interval_over_seeds
 
 SURE = (0.0, 0.001, -0.001)
 SHAKY = (0.0, 0.4, -0.4)
@@ -131,7 +131,7 @@ def test_equal_defenses_are_not_told_apart():
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=3, max_size=6))
 def test_of_two_defenses_told_apart_is_that_the_interval_of_the_difference_leaves_out_zero(pairs):
     differences = [a - b for a, b in pairs]
-    _, low, high, _ = over_seeds(differences)
+    _, low, high, _ = interval_over_seeds(differences)
     assume(min(abs(low), abs(high)) > 1e-6)
     assert bool(find_differences(ranked(*map(list, zip(*pairs, strict=True))))) == (not low <= 0 <= high)
 

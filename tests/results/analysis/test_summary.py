@@ -16,7 +16,7 @@ from vflsec.results.analysis.scores import cap
 from vflsec.results.analysis.summary import summarize
 from vflsec.results.records.manifest import RunLimits
 from vflsec.results.records.schema import Block
-from vflsec.results.statistics import GROUPS, SHARE, bound_interval, noncentrality, over_seeds
+from vflsec.results.statistics import GROUPS, SHARE, bound_interval, interval_over_seeds, noncentrality
 from vflsec.run import spec as specs
 from vflsec.run.describe import build_manifest
 from vflsec.run.plan import baselines, trials
@@ -38,7 +38,7 @@ def block(value, accuracy=0.5, n=100, apart=0.0):
 
 def ends_of(values, bounds=SHARE):
     """The interval over seeds whose rows are all alike."""
-    mean, low, _, _ = over_seeds(values)
+    mean, low, _, _ = interval_over_seeds(values)
     return bound_interval(mean, mean - low, bounds)
 
 
@@ -115,7 +115,7 @@ def test_bits_are_those_beyond_alone_paired_by_seed():
         own = 0.75 + JITTER[baseline.seed]
         records[baseline.key] = with_bits(records[baseline.key], cross_entropy=own)
     leak = summary_of(records).points[0].leak
-    expected = over_seeds([0.25 - 2 * j for j in JITTER])
+    expected = interval_over_seeds([0.25 - 2 * j for j in JITTER])
     assert leak.bits == pytest.approx(expected.mean)
     assert leak.bits_ci95 == pytest.approx((expected.low, expected.high))
     assert leak.others["known@0.99"] == pytest.approx(0.1)

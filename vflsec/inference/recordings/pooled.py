@@ -118,11 +118,11 @@ def _axes(gradients: Sequence[Floats], rank: int) -> tuple[Floats, Floats, bool]
     if not exact and len(gradients) > 1:
         moments /= noise[:, None, None]
 
-        def predicted(decay: float) -> float:
+        def measure_fit(decay: float) -> float:
             around = np.linalg.eigh(_sum_around(moments, decay) - moments)[1][:, :, -rank:]
             return float(np.einsum("tgr,tgh,thr->", around, moments, around))
 
-        decay = max(DECAYS, key=predicted)
+        decay = max(DECAYS, key=measure_fit)
         sizes, vectors = np.linalg.eigh(_sum_around(moments, decay) / _sum_around(counts, decay)[:, None, None])
         sizes *= noise[:, None]
     lengths = np.sqrt(np.maximum(sizes[:, -rank:] - noise[:, None], EXACT * sizes[:, -1:]))
@@ -164,11 +164,11 @@ def _regression(gradients: Sequence[Floats], others: Sequence[Floats], noise: Fl
     products = np.stack([gradient.T @ other / v for gradient, other, v in zip(gradients, others, noise, strict=True)])
     counts = np.array([len(gradient) for gradient in gradients]) / noise
 
-    def predicted(decay: float) -> float:
+    def measure_fit(decay: float) -> float:
         around = _sum_around(products, decay) - products
         return float((around * products).sum() / max(np.sqrt((around**2).sum()), 1e-300))
 
-    decay = max(DECAYS, key=predicted)
+    decay = max(DECAYS, key=measure_fit)
     return _sum_around(products, decay) / _sum_around(counts, decay)[:, None, None]
 
 

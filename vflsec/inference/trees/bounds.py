@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vflsec.core.message import Kind
-from vflsec.core.view import View, computed_once
+from vflsec.core.view import View, memoize
 from vflsec.inference.trees.histograms import PossibleBins, Unit, exact_equations, peel_bins, units_of
 from vflsec.inference.trees.nodes import messages_between
 
@@ -39,7 +39,7 @@ class ColumnBounds(NamedTuple):
     mass: Floats
 
 
-@computed_once
+@memoize
 def bounds(view: View, victim: str) -> ColumnBounds | None:
     """Return the bounds that the directions of rows at splits of ``victim`` imply; None if nothing was said of bins."""
     declared = [m.payload for m in messages_between(view, victim, Kind.CONTROL) if "column" in m.payload]

@@ -13,7 +13,7 @@ from torch import Tensor
 from vflsec.base.layout import Layout
 from vflsec.core.message import AFTERWARDS, Kind
 from vflsec.core.view import View
-from vflsec.inference.trees.nodes import known_nodes, partners, sum_by_place
+from vflsec.inference.trees.nodes import collect_nodes, partners, sum_by_place
 from vflsec.trees.bins import Bins
 
 Ints = NDArray[np.int64]
@@ -181,7 +181,7 @@ def _collect_known_splits(view: View) -> dict[int, list[_Tree]]:
     outputs = view.n_classes if view.n_classes > 2 else 1
     by_round: dict[int, list[_Tree]] = {}
     for other in partners(view):
-        known = known_nodes(view, other)
+        known = collect_nodes(view, other)
         if known is None or view.aux_split not in known.nodes:
             continue
         nodes = known.nodes[view.aux_split]

@@ -60,7 +60,7 @@ def regress_on_nodes(view: View, rng: torch.Generator) -> NodeRegression:
     It is computed once for a view and its copies with the same auxiliary rows and the same ``rng``, and must not be
     changed.
     """
-    return view.once("instance spaces", rng, lambda: _regress(view, rng))
+    return view.memoize("instance spaces", rng, lambda: _regress(view, rng))
 
 
 def _regress(view: View, rng: torch.Generator) -> NodeRegression:
@@ -133,7 +133,7 @@ def guesses(
     for a view and its copies with the same auxiliary rows, settings and ``rng``, and must not be changed.
     """
     chosen = settings or ReplaySettings()
-    return view.once(f"guesses {chosen}", rng, lambda: _guesses(view, first, rng, chosen))
+    return view.memoize(f"guesses {chosen}", rng, lambda: _guesses(view, first, rng, chosen))
 
 
 def _guesses(

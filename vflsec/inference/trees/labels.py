@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vflsec.core import scaling
-from vflsec.core.view import View, computed_once
+from vflsec.core.view import View, memoize
 from vflsec.inference.opinion_pool import fit_out_of_bag
 from vflsec.inference.trees.choices import Choices
 from vflsec.inference.trees.nodes import node_components, partners, weigh_components
@@ -287,7 +287,7 @@ def _minimize(loss: Callable[[int], Tensor], parameters: Sequence[Tensor], steps
         optimizer.step()
 
 
-@computed_once
+@memoize
 def _choices(view: View, bins: int) -> Choices:
     trees = observe_trees(view)
     return Choices(view, trees.drawn if trees else {}, bins)
@@ -304,7 +304,7 @@ def _component_tables(view: View) -> list[Tensor]:
     return [weigh_components(*table[view.aux_split], 1).float().to(view.aux_rows.device) for table in tables if table]
 
 
-@computed_once
+@memoize
 def _columns_and_nodes(view: View) -> Tensor:
     """Return own columns and components of nodes, (n, k), whose rows have a mean squared length of one."""
     columns = _standardize_columns(view)[view.aux_split]

@@ -13,7 +13,7 @@ from scipy import sparse
 from torch import Tensor
 
 from vflsec.core.message import AFTERWARDS, Kind, Message
-from vflsec.core.view import View, computed_once
+from vflsec.core.view import View, memoize
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -45,7 +45,7 @@ class KnownNodes(NamedTuple):
     rounds: Ints
 
 
-def known_nodes(view: View, other: str) -> KnownNodes | None:
+def collect_nodes(view: View, other: str) -> KnownNodes | None:
     """Return the nodes that the messages between the adversary and ``other`` contain; None without any.
 
     A passive adversary also knows the children to which its own columns send rows, the active party only what it
@@ -128,9 +128,9 @@ def sum_by_place(values: Tensor, place: Tensor, count: int) -> Tensor:
     return sums.view(*values.shape[:-1], count)
 
 
-@computed_once
+@memoize
 def node_components(view: View, other: str, *, everywhere: bool = False) -> dict[str, tuple[Floats, Floats]]:
-    """Return ``shared_components`` of the nodes that the adversary knows.
+    """Return ``compute_components`` of the nodes that the adversary knows.
 
     Args:
         view: of the adversary.
@@ -138,16 +138,16 @@ def node_components(view: View, other: str, *, everywhere: bool = False) -> dict
         everywhere: whether only nodes count that are known of rows of every split: of a passive party, those that its
             own columns split, and their children. Else all nodes of training rows do, and of these rows only.
     """
-    known = known_nodes(view, other)
+    known = collect_nodes(view, other)
     if known is None or view.aux_split not in known.nodes:
         return {}
     if not everywhere:
         known = known._replace(nodes={view.aux_split: known.nodes[view.aux_split]})
     kept = nodes_at_prediction(view, other) if everywhere and view.side != "active" else None
-    return shared_components(known, view.aux_split, kept)
+    return compute_components(known, view.aux_split, kept)
 
 
-def shared_components(
+def compute_components(
     known: KnownNodes, split: str, kept: Mapping[int, set[int]] | None = None
 ) -> dict[str, tuple[Floats, Floats]]:
     """Return principal components (n, r) of the nodes of each row by split, with their singular values (r,).

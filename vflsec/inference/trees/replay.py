@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vflsec.core.message import AFTERWARDS, Kind
-from vflsec.core.view import View, computed_once
-from vflsec.inference.trees.nodes import known_nodes, nodes_at_prediction, partners, sum_by_place
+from vflsec.core.view import View, memoize
+from vflsec.inference.trees.nodes import collect_nodes, nodes_at_prediction, partners, sum_by_place
 
 Ints = NDArray[np.int64]
 
@@ -59,7 +59,7 @@ class Replay(NamedTuple):
     notes: list[Tensor]
 
 
-@computed_once
+@memoize
 def observe_trees(view: View, *, everywhere: bool = False) -> Ensemble | None:
     """Return the trees whose nodes a passive party knows; None without any.
 
@@ -73,7 +73,7 @@ def observe_trees(view: View, *, everywhere: bool = False) -> Ensemble | None:
     """
     columns: dict[str, dict[int, Ints]] = {}
     for other in partners(view):
-        known = known_nodes(view, other)
+        known = collect_nodes(view, other)
         if known is None or view.aux_split not in known.nodes:
             continue
         kept = nodes_at_prediction(view, other)
@@ -90,7 +90,7 @@ def observe_trees(view: View, *, everywhere: bool = False) -> Ensemble | None:
     outputs = view.n_classes if view.n_classes > 2 else 1
     trees = np.array(sorted(columns[view.aux_split]), dtype=np.int64)
     nodes_of = {s: np.stack([x[t] for t in trees.tolist()], axis=1) for s, x in columns.items() if len(x) == len(trees)}
-    return Ensemble(nodes_of, trees // outputs, trees % outputs, _drawn_rows(view, outputs))
+    return Ensemble(nodes_of, trees // outputs, trees % outputs, _find_drawn_rows(view, outputs))
 
 
 def replay_boosting(
@@ -152,7 +152,7 @@ def _leaf_values(sums: Tensor, rates: Rates) -> Tensor:
     return -rates.learning_rate * sums[0] / (sums[1] + rates.l2).clamp_min(TINY)
 
 
-def _drawn_rows(view: View, outputs: int) -> dict[int, NDArray[np.bool_]]:
+def _find_drawn_rows(view: View, outputs: int) -> dict[int, NDArray[np.bool_]]:
     """Return by round whether each training row (n,) was drawn, of rounds with messages of derivatives."""
     names = view.party.split("+")
     by_round: dict[int, NDArray[np.bool_]] = {}

@@ -13,7 +13,7 @@ from sklearn.isotonic import IsotonicRegression
 from torch import Tensor
 
 from vflsec.base.layout import EncodedColumn, Layout
-from vflsec.core.view import View, computed_once
+from vflsec.core.view import View, memoize
 from vflsec.inference.opinion_pool import Opinion
 from vflsec.inference.regression import nearest_in_simplex, project_categories
 from vflsec.inference.trees.bounds import ColumnBounds, bounds
@@ -37,7 +37,7 @@ MOST_LEARNED = 5000
 """Training rows that are learned from, drawn among all that are not auxiliary."""
 
 
-@computed_once
+@memoize
 def solve_bins(view: View, victim: str) -> Floats:
     """Return numbers (n, U) of training rows that agree with bounds and with the sums over nodes that ``victim`` sent.
 

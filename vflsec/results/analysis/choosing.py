@@ -78,7 +78,7 @@ def cross_score(candidates: Candidates, choice: Choice) -> dict[int, Block]:
 
 
 def _choose_on(candidates: Candidates, half: int) -> Candidate:
-    seeds = _shared_seeds(candidates)
+    seeds = _find_common_seeds(candidates)
 
     def size(name: Candidate) -> tuple[float, int]:
         """Return the sum over seeds; of equal ones, that of more rows counts, since the other may be luck."""
@@ -88,7 +88,7 @@ def _choose_on(candidates: Candidates, half: int) -> Candidate:
     return max((name for name, by_seed in candidates.items() if seeds <= by_seed.keys()), key=size)
 
 
-def _shared_seeds(candidates: Candidates) -> set[int]:
+def _find_common_seeds(candidates: Candidates) -> set[int]:
     """Return the seeds that all candidates have; if there is none, those of the candidates with the most seeds."""
     seeds = sorted((set(by_seed) for by_seed in candidates.values()), key=len, reverse=True)
     while not (shared := set.intersection(*seeds)):
@@ -111,7 +111,7 @@ def _cross(first: Block, second: Block) -> Block:
     value = (_score_half(first, 1) + _score_half(second, 0)) / 2
     chosen_on = (_score_half(first, 0) + _score_half(second, 1)) / 2
     others = {key: (first.metrics[key] + second.metrics[key]) / 2 for key in first.metrics if key in second.metrics}
-    sides = [[abs(block.headline - end) for end in block.over_rows] for block in (first, second)]
+    sides = [[abs(block.headline - end) for end in block.row_interval] for block in (first, second)]
     low, high = (math.sqrt((a**2 + b**2) / 2) for a, b in zip(*sides, strict=True))
     without = None
     if first.without is not None and second.without is not None:
@@ -163,7 +163,7 @@ class Alone:
         choice = Choice(self._choices[first].on_first, self._choices[second].on_second)
         return cross_score(self._candidates, choice)
 
-    def others(self, rows: str) -> dict[str, float]:
+    def compute_other_metrics(self, rows: str) -> dict[str, float]:
         """Return the means over seeds of all metrics but the headline, each of the baseline that is best in it."""
         if rows not in self._others:
             blocks = [block for by_seed in self._candidates.values() for block in by_seed.values()]

@@ -349,4 +349,4 @@ def _warn_no_leak(manifest: Manifest, worst: Sequence[Point]) -> Iterator[str]:
 
 
 def _describe(row: RowEntry, manifest: Manifest) -> str:
-    return f"{row.method}, {name_defense(row, manifest.undefended)}"
+    return f"{row.method}, {name_defense(row, manifest.baseline_defense)}"

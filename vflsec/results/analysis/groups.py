@@ -163,7 +163,7 @@ class CellGroup:
         """Return the headline of each target: the strongest of all attacks on it and of *alone*."""
         return [self._point(scored) for scored in self.headlines.values()]
 
-    def picked(self) -> list[Point]:
+    def pick_strongest(self) -> list[Point]:
         """Return the attack of each target that the adversary takes for the strongest, by folds of its labels.
 
         As for the headline, its rows are those on which it leaks most. Without folds there is none.
@@ -357,7 +357,7 @@ class CellGroup:
             accuracy = {name: value for name, value in leak.others.items() if name == "accuracy"}
             bits = NO_BITS if leak.bits is not None else {}
             leak = msgspec.structs.replace(leak, others=leak.alone_others | accuracy, **bits)
-        blocks = [record.measured for record in records if record.utility or not self.audited]
+        blocks = [record.usable_utility for record in records if record.utility or not self.audited]
         utility = self._interval([headline(block) for block in blocks], bounds=SHARE)
         if ALONE in scored.choice.split(", "):  # its advantage is 0, whatever an attack could have shown
             leak = msgspec.structs.replace(leak, detectable=self._detectable_by_attacks(scored.target))
@@ -413,7 +413,7 @@ class CellGroup:
         """Whether ``record`` has a lower utility; that of an audited system may not be known."""
         if self.audited and not (record.utility and other.utility):
             return False
-        return record.measured.headline < other.measured.headline
+        return record.usable_utility.headline < other.usable_utility.headline
 
     def _leak(self, by_seed: Blocks, alone_by_seed: Blocks, rows: str, best: Alone) -> Leak:
         """Return the leak with *alone*, which is over all seeds and so one number; the advantage is paired by seed.
@@ -439,8 +439,8 @@ class CellGroup:
             advantage_ci95=advantage["ci95"],
             detectable=detectable_advantage(_pairs(by_seed, alone_by_seed), self.seeds),
             accuracy=mean_of(block.metrics["accuracy"] for block in blocks if "accuracy" in block.metrics),
-            others=_others(blocks),
-            alone_others=(best.others(rows) if base else {}) or _others(base),
+            others=_average_other_metrics(blocks),
+            alone_others=(best.compute_other_metrics(rows) if base else {}) or _average_other_metrics(base),
             bits=bits["mean"],
             bits_ci95=bits["ci95"],
             single_class=sum(block.single_class for block in blocks),
@@ -451,7 +451,7 @@ class CellGroup:
         )
 
 
-def _others(blocks: Sequence[Block]) -> dict[str, float]:
+def _average_other_metrics(blocks: Sequence[Block]) -> dict[str, float]:
     """Return the means of all metrics but the headline, each over the seeds that have it."""
     values: dict[str, list[float]] = {}
     for block in blocks:

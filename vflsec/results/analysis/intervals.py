@@ -17,9 +17,9 @@ from vflsec.results.statistics import (
     Bounds,
     StandardError,
     bound_interval,
+    error_over_seeds_and_rows,
     jackknife,
     noncentrality,
-    over_seeds_and_rows,
     standard_error_of,
 )
 
@@ -71,7 +71,7 @@ def measure(function: Callable[..., float], *blocks: Block) -> SeedValue:
     if len(groups) == len(blocks):
         without = tuple(function(*column) for column in zip(*groups, strict=True))
         return SeedValue(value, jackknife(without), n, without, known)
-    errors = [standard_error_of(*block.over_rows) for block in blocks]
+    errors = [standard_error_of(*block.row_interval) for block in blocks]
     moved = [[*headlines[:k], headlines[k] + error, *headlines[k + 1 :]] for k, error in enumerate(errors)]
     return SeedValue(value, sum((function(*values) - value) ** 2 for values in moved), n, known=known)
 
@@ -79,8 +79,8 @@ def measure(function: Callable[..., float], *blocks: Block) -> SeedValue:
 def headline(block: Block | Triggered) -> SeedValue:
     """Return the headline of one seed's block, or the share of a trigger."""
     if isinstance(block, Triggered):
-        return SeedValue(block.share, standard_error_of(*block.over_rows) ** 2, block.n, ends=block.over_rows)
-    return measure(float, block)._replace(ends=block.over_rows)
+        return SeedValue(block.share, standard_error_of(*block.row_interval) ** 2, block.n, ends=block.row_interval)
+    return measure(float, block)._replace(ends=block.row_interval)
 
 
 def interval(
@@ -132,7 +132,7 @@ def standard_error(by_seed: Sequence[SeedValue]) -> StandardError:
         return StandardError(math.sqrt(first.variance), len(first.without) - 1 if first.without else math.inf)
     without = [seed.without for seed in by_seed] if all(seed.without for seed in by_seed) else []
     most = mean_of(seed.variance for seed in by_seed if not math.isnan(seed.variance)) or 0.0
-    return over_seeds_and_rows([seed.value for seed in by_seed], without, known=first.known, most=most)
+    return error_over_seeds_and_rows([seed.value for seed in by_seed], without, known=first.known, most=most)
 
 
 def detectable_advantage(pairs: Sequence[tuple[Block, Block]], seeds: int) -> float | None:

@@ -155,7 +155,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         return self.method, self.defense, self.strength
 
     @property
-    def asked(self) -> str:
+    def question(self) -> str:
         """What is recovered, in words: ``attribute AGE of bank, above its median 34``, ``labels``."""
         name = " ".join(filter(None, [self.target.split(" ")[0], self.column]))
         of = f" of {self.victim}" if self.victim else ""

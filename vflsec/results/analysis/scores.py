@@ -16,7 +16,7 @@ from vflsec.base.checks import count
 from vflsec.results.analysis.groups import USABLE, CellGroup, CellScore, choose_rows
 from vflsec.results.analysis.intervals import SeedValue, interval, mean_of, measure
 from vflsec.results.analysis.results import Cap, Place, Point, Rank
-from vflsec.results.statistics import ALPHA, SHARE, bound_interval, compare_pairs, holm, over_seeds
+from vflsec.results.statistics import ALPHA, SHARE, bound_interval, compare_pairs, holm, interval_over_seeds
 
 SCORES = ("CAP", "calibrated CAP", "hypervolume", "strongest leak")
 TOO_FEW = "hypervolume not available: too few seeds to show what joining gains"
@@ -30,7 +30,7 @@ def cap(utility: Sequence[float], leak: Sequence[float]) -> float:
 
     Source: FedHSSL (arXiv 2208.08934), definition 1; the paper leaves the distance undefined, and 1 - A reproduces its
     tables VII and XII from its table XI. CAP rewards a destroyed model: on a binary task one that predicts a constant
-    scores about 0.25. Read it beside ``calibrated_cap``.
+    scores about 0.25. Read it beside ``compute_calibrated_cap``.
 
     Args:
         utility: U per strength, in [0, 1].
@@ -39,7 +39,7 @@ def cap(utility: Sequence[float], leak: Sequence[float]) -> float:
     return sum(u * (1 - a) for u, a in zip(utility, leak, strict=True)) / len(utility)
 
 
-def calibrated_cap(utility: Sequence[float], leak: Sequence[float], alone: Sequence[float]) -> float:
+def compute_calibrated_cap(utility: Sequence[float], leak: Sequence[float], alone: Sequence[float]) -> float:
     """Return CAP with the leak replaced by its advantage over the adversary alone, clipped to [0, 1].
 
     What the adversary could have inferred without joining is not the federation's leak.
@@ -98,7 +98,7 @@ def relative_hypervolume(gains: Sequence[Sequence[float]], kept: Sequence[Sequen
     """
     gain, privacy = np.asarray(gains), np.asarray(kept)
     n, mean = len(gain), gain.mean(axis=0)
-    ends = np.array([over_seeds(column)[1:3] if n > 1 else (column[0],) * 2 for column in gain.T])
+    ends = np.array([interval_over_seeds(column)[1:3] if n > 1 else (column[0],) * 2 for column in gain.T])
     shown = ends[:, 0] > 0
     unclear = ~shown & (ends[:, 1] > 0) & (ends[:, 1] >= mean[0])
 
@@ -200,7 +200,7 @@ def _fold(cells: Sequence[CellScore], clean: CellGroup, defended: Sequence[CellG
     gains: list[list[float]] = []
     kept: list[list[float]] = []
     for seed in range(clean.seeds):
-        ideal, *utility = (cell.records[seed].measured for cell in cells)
+        ideal, *utility = (cell.records[seed].usable_utility for cell in cells)
         blocks = [cell.leak[seed] for cell in cells[1:]]
         caps[seed] = measure(lambda *v: cap(v[:k], _leaks(v[k:])), *utility, *blocks)
         accuracy = [block.metrics["accuracy"] for block in blocks if "accuracy" in block.metrics]
@@ -210,7 +210,7 @@ def _fold(cells: Sequence[CellScore], clean: CellGroup, defended: Sequence[CellG
         if all(seed in by_seed for by_seed in alone_by_cell):
             alone = [by_seed[seed] for by_seed in alone_by_cell]
             calibrated_caps[seed] = measure(
-                lambda *v: calibrated_cap(v[:k], _leaks(v[k : 2 * k]), v[2 * k :]), *utility, *blocks, *alone
+                lambda *v: compute_calibrated_cap(v[:k], _leaks(v[k : 2 * k]), v[2 * k :]), *utility, *blocks, *alone
             )
             if reached:
                 active, best = reached[seed]
@@ -247,7 +247,7 @@ def _ends(volume: Volume) -> tuple[float | None, float | None]:
     """Return the interval over seeds, up to what gains that are not shown may add."""
     if volume.value is None or len(volume.by_seed) < 2:
         return None, None
-    spread = over_seeds(volume.by_seed)
+    spread = interval_over_seeds(volume.by_seed)
     low, high = bound_interval(volume.value, spread.high - spread.mean, SHARE)
     return low, max(high, volume.most)
 

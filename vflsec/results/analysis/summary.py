@@ -82,7 +82,7 @@ def summarize(
         target=manifest.target,
         points=points,
         worst=worst,
-        picked=[point for group in attacked for point in group.picked()],
+        picked=[point for group in attacked for point in group.pick_strongest()],
         cap=caps,
         c_dcs=average_dcs(caps),
         front=front(list(places.values())),
@@ -92,7 +92,7 @@ def summarize(
         gates=[],
         notes=[],
         spending=spending,
-        lost=_lost(manifest, records),
+        lost=_list_failed_baselines(manifest, records),
         failures=_failures(manifest, records),
         out=out,
         integrity=broken,
@@ -101,7 +101,7 @@ def summarize(
         left_out=manifest.left_out,
         audited=manifest.audited,
         columns=[point for group in attacked for point in group.columns()],
-        undefended=manifest.undefended,
+        undefended=manifest.baseline_defense,
         subgroups=group_leaks(subgroups, manifest),
     )
     useless = useless_models(manifest, records)
@@ -137,7 +137,7 @@ def _name_with_victim(attack: AttackEntry) -> str:
     return f"{attack.name}:victim={victim}" if victim else attack.name
 
 
-def _lost(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
+def _list_failed_baselines(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
     """Return the attacks without the federation that gave no number though they could have."""
     lost: dict[str, set[int]] = {}
     for baseline in manifest.baselines:
@@ -154,7 +154,7 @@ def _failures(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
     for row in manifest.rows:
         record = records.get(row.key)
         if record is not None and record.status in FAILED:
-            place = f"{row.method}, " * several + name_defense(row, manifest.undefended)
+            place = f"{row.method}, " * several + name_defense(row, manifest.baseline_defense)
             attacks = failures.setdefault((place, record.error or record.status), {})
             attacks.setdefault(row.attack, set()).add(row.seed)
     return [

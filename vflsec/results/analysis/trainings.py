@@ -146,7 +146,7 @@ def rises(before: Summary, after: Summary, where: Mapping[str, str]) -> list[Ris
     The undefended row, which all defenses share, comes once. A headline that is *alone* is left out: it rises with what
     the adversary knows without the federation.
     """
-    first, second = _by_place(before), _by_place(after)
+    first, second = _index_by_place(before), _index_by_place(after)
     if first.keys() != second.keys():
         return []
     return [
@@ -156,7 +156,7 @@ def rises(before: Summary, after: Summary, where: Mapping[str, str]) -> list[Ris
     ]
 
 
-def _by_place(summary: Summary) -> dict[tuple[str, str, float, str, str], Point]:
+def _index_by_place(summary: Summary) -> dict[tuple[str, str, float, str, str], Point]:
     points: dict[tuple[str, str, float, str, str], Point] = {}
     for point in (*summary.worst, *summary.points):
         defense = point.defense if point.strength else "none"

@@ -318,7 +318,7 @@ def _describe_best(start: Point, defended: Sequence[Point], *, several: bool) ->
     price = f"at a cost of {cost:.1f} points of utility" if cost >= 0.05 else "at no cost in utility"
     price += "" if cheap else "; each one costs more than two"
     method = f"{best.method} with " if several else ""
-    before, after = _by_rows(start), _by_rows(best)
+    before, after = _group_by_rows(start), _group_by_rows(best)
     rows = max(before.keys() & after.keys(), key=lambda name: _gain(before[name]))
     leak = after[rows]
     alone = "" if leak.alone is None else f"; {_two(before[rows].mean)} without it, {_two(leak.alone)} without joining"
@@ -329,7 +329,7 @@ def _describe_best(start: Point, defended: Sequence[Point], *, several: bool) ->
     )
 
 
-def _by_rows(point: Point) -> dict[str, Leak]:
+def _group_by_rows(point: Point) -> dict[str, Leak]:
     """Return the headline on each kind of rows."""
     leaks = [leak for leak in (point.leak_train, point.leak_test) if leak and leak.mean is not None]
     return {leak.rows: leak for leak in leaks or [point.leak]}
@@ -341,7 +341,7 @@ def _gain(leak: Leak) -> float:
 
 def _measure_excess(point: Point) -> tuple[float, float]:
     """Return the largest mean and upper end beyond *alone* on the same rows, of all kinds of rows."""
-    leaks = _by_rows(point).values()
+    leaks = _group_by_rows(point).values()
     return max(map(_gain, leaks)), max(leak.upper - (leak.alone or 0.0) for leak in leaks)
 
 
@@ -351,8 +351,8 @@ def _is_lower(start: Point, left: Point) -> bool:
     The latter is what counts where *alone* is high and varies more than the little that is left to be gained.
     """
     mean, upper = (a - b for a, b in zip(_measure_excess(start), _measure_excess(left), strict=True))
-    gave, gives = (any(map(_is_more_than_alone, _by_rows(point).values())) for point in (start, left))
-    has_alone = all(leak.alone is not None for leak in _by_rows(left).values())
+    gave, gives = (any(map(_is_more_than_alone, _group_by_rows(point).values())) for point in (start, left))
+    has_alone = all(leak.alone is not None for leak in _group_by_rows(left).values())
     return mean >= LEAST_GAIN and (upper >= LEAST_GAIN or (has_alone and gave and not gives))
 
 

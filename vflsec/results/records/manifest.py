@@ -159,7 +159,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     limited: bool = False
 
     @property
-    def undefended(self) -> str:
+    def baseline_defense(self) -> str:
         """What strength 0 has: the defenses that are in every training, or no defense."""
         fixed = self.settings.get("fixed") or []
         return " + ".join(f"{defense['name']} {defense['strength']:.4g}" for defense in fixed) or UNDEFENDED

@@ -76,7 +76,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.metrics[self.metric]
 
     @property
-    def over_rows(self) -> tuple[float, float]:
+    def row_interval(self) -> tuple[float, float]:
         """``ci95_rows`` with NaN for None."""
         return _ends(self.ci95_rows)
 
@@ -89,7 +89,7 @@ class Triggered(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     n: int
 
     @property
-    def over_rows(self) -> tuple[float, float]:
+    def row_interval(self) -> tuple[float, float]:
         """``ci95_rows`` with NaN for None."""
         return _ends(self.ci95_rows)
 
@@ -208,7 +208,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="r
     seconds: dict[str, float] = {}
 
     @property
-    def measured(self) -> Block:
+    def usable_utility(self) -> Block:
         """The utility of a result whose status has one.
 
         Raises:
