@@ -15,6 +15,8 @@ import pytest
 
 from vflsec.cli import commands
 from vflsec.core import registry
+from vflsec.core.attack import Attack, IntegrityAttack
+from vflsec.core.defense import Defense
 
 ROOT = Path(__file__).parents[1]
 GUESTS = ("companies", "papers")
@@ -84,6 +86,32 @@ def test_identifiers_are_no_vague_words():
     for path in modules("vflsec", *PLUGINS):
         names = set(identifiers(ast.parse(path.read_text("utf-8")))) - {"one_hot"}  # PyTorch's name
         assert not [name for name in names if VAGUE & set(name.lower().split("_"))], path
+
+
+PREPOSITION = (
+    "about|after|at|before|besides?|between|beyond|by|down|during|except|for|in|into|near|of|off|on|once|over|per|than|"
+    "through|under|until|up|upon|versus|via|where|why|within|without|every|no|not|others|several|some"
+)
+PARTICIPLE = (
+    "begun|borne|bought|broken|built|chosen|dealt|done|drawn|fed|found|given|gone|grown|heard|held|hidden|kept|known|"
+    "left|lost|made|meant|met|paid|seen|sent|shown|sold|spent|taken|thought|told|torn|won|worn|written"
+)
+NO_VERB = re.compile(rf"_*({PREPOSITION}|{PARTICIPLE}|(?!(embed|feed|need|red|seed|shed|speed)(_|$))[a-z]+ed)(_|$)")
+"""Names that say where or in what state something is, not what is done; verbs and nouns that end in "ed" are none."""
+
+HOOKS = {name for kind in (Attack, IntegrityAttack, Defense) for name in vars(kind) if name.startswith("on_")}
+"""What attacks and defenses override, named by the event as callbacks of PyTorch Lightning are."""
+
+
+def test_functions_begin_with_no_participle_or_preposition():
+    for name in ("of", "spent", "asked", "attacked_once", "_in_worker", "masked_scores", "_why_not", "on_terminal"):
+        assert NO_VERB.match(name), name
+    for name in ("from_columns", "to_toml", "with_options", "as_text", "bound_interval", "seed", "is_frozen"):
+        assert not NO_VERB.match(name), name
+    for path in modules("vflsec", *PLUGINS):
+        tree = ast.parse(path.read_text("utf-8"))
+        functions = [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        assert not [name for name in functions if name not in HOOKS and NO_VERB.match(name)], path
 
 
 def test_no_two_classes_have_the_same_name():
