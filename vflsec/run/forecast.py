@@ -97,11 +97,12 @@ def forecast_time(todo: Plan, past: Iterable[Record]) -> Forecast:
         method = group.cell.method.name
         seconds += len(group.shadows) * typical.get(("shadow", method), typical.get(("train", method), 0.0))
     for task in todo.tasks:
-        wanted = [("attack", item.attack.name) for item in (*task.rows, *task.baselines) if item.attack]
+        attacks = [*(row.attack for row in task.rows), *(baseline.attack for baseline in task.baselines)]
+        wanted = [("attack", attack.name) for attack in attacks if attack]
         if task.rows:
             method = task.rows[0].method
-            exact = "train", " ".join([method, *(defense.name for defense in task.cell.defenses)])
-            wanted.append(exact if exact in typical else ("train", method))
+            exact = " ".join([method, *(defense.name for defense in task.cell.defenses)])
+            wanted.append(("train", exact if ("train", exact) in typical else method))
         seconds += sum(typical.get(key, 0.0) for key in wanted)
         unlike += [name for kind, name in wanted if (kind, name) not in typical]
     return Forecast(seconds, list(dict.fromkeys(unlike)), len(records))
