@@ -95,7 +95,7 @@ def forecast_time(todo: Plan, past: Iterable[Record]) -> Forecast:
     seconds, unlike = 0.0, []
     for group in todo.groups:
         method = group.cell.method.name
-        seconds += len(group.shadows) * typical.get(("shadow", method), typical.get(("train", method), 0.0))
+        seconds += len(group.shadows or ()) * typical.get(("shadow", method), typical.get(("train", method), 0.0))
     for task in todo.tasks:
         attacks = [*(row.attack for row in task.rows), *(baseline.attack for baseline in task.baselines)]
         wanted = [("attack", attack.name) for attack in attacks if attack]
