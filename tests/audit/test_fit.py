@@ -156,8 +156,9 @@ def test_correct_transcripts_fit(world, observer):
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("observer", ["bureau", "bank"])
-@pytest.mark.parametrize(("share", "message"), [(1.0, "none that they do"), (0.2, "belong to other rows")])
+@pytest.mark.parametrize(
+    ("observer", "share", "message"), [("bureau", 1.0, "none that they do"), ("bank", 0.2, "belong to other rows")]
+)
 def test_permuted_ids_are_refused(world, observer, share, message):
     what = world.transcript(f"wrong-{observer}-{share}", partly(world.ids, share), observer=observer)
     with pytest.raises(MisfitError, match=message):

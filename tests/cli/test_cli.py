@@ -672,11 +672,11 @@ def test_an_exposure_without_an_encrypted_layer_is_refused():
 def test_a_worker_that_dies_is_one_line_and_what_was_written_is_kept(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(PLUG_IN)
-    words = ("eval", *TOY, "--seeds", 2, "--set", "train.epochs=1", "--jobs", 2, "--out", tmp_path / "out")
-    died = run(*words, "--attack", f"{file}:Ends,norm")
+    words = ("eval", *TOY, "--seeds", 2, "--set", "train.epochs=1", "--set", "aux.folds=0", "--out", tmp_path / "out")
+    died = run(*words, "--jobs", 2, "--attack", f"{file}:Ends,norm")
     assert died.exit_code == 2
     assert "a worker process has died" in died.stderr.splitlines()[-1]
-    assert run(*words, "--attack", "norm", "--fresh").exit_code == 0
+    assert run(*words, "--jobs", 1, "--attack", "norm", "--fresh").exit_code == 0
 
 
 def test_a_dataset_file_that_is_a_folder_or_lacks_its_table(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 from vflsec.results.records.folder import read_records
 
 EVAL = [sys.executable, "-m", "vflsec", "eval", "--dataset", "toy", "--set", "aux.n=20", "--set", "aux.folds=0"]
+SHORT = ["--set", "data.options.rows=300", "--set", "train.epochs=1", "--set", "train.pretrain.epochs=1"]
 ROOM = 6_000
 """Bytes that a file may have: enough for the settings, and not for a model that keeps its state."""
 
@@ -34,7 +35,7 @@ def alive(pid):
 @pytest.mark.skipif(not os.path.isdir("/proc"), reason="reads /proc")
 def test_workers_end_with_a_killed_run(tmp_path):
     run = subprocess.Popen(
-        [*EVAL, "--set", "train.epochs=300", "--jobs", "2", "--seeds", "4", "--out", str(tmp_path)],
+        [*EVAL, "--set", "train.epochs=300", "--jobs", "2", "--seeds", "2", "--out", str(tmp_path)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -56,7 +57,7 @@ def test_workers_end_with_a_killed_run(tmp_path):
 def test_a_full_disk_is_no_result(tmp_path, jobs):
     """The limit on the size of a file stands for the disk: the model's state does not fit."""
     run = subprocess.run(
-        [*EVAL, "--method", "fedhssl-simsiam", "--jobs", jobs, "--seeds", "1", "--out", str(tmp_path)],
+        [*EVAL, *SHORT, "--method", "fedhssl-simsiam", "--jobs", jobs, "--seeds", "1", "--out", str(tmp_path)],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, ROOM)),
         check=False,
         capture_output=True,

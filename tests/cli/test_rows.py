@@ -15,7 +15,7 @@ from vflsec.data.partition import DataSpec, partition
 from vflsec.run.guesses import groups_of
 from vflsec.run.plan import load_dataset
 
-EVAL = ["eval", "--dataset", "toy", "--attack", "mc:epochs=20,direction", "--defense", "iso", "--lambda", "5"]
+EVAL = ["eval", "--dataset", "toy", "--attack", "mc:epochs=5,direction", "--defense", "iso", "--lambda", "5"]
 SMALL = ["--set", "train.epochs=2", "--set", "aux.folds=0", "--set", "aux.n=20", "--jobs", "1", "--format", "json"]
 COLUMN = "active_x1"
 

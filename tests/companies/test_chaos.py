@@ -22,7 +22,7 @@ from vflsec.base.errors import PeerLost
 from vflsec.companies.identity import Identity
 from vflsec.companies.link import Dialer
 
-KILLS = int(os.environ.get("VFLSEC_CHAOS_KILLS", "50"))
+KILLS = int(os.environ.get("VFLSEC_CHAOS_KILLS", "25"))
 LONGEST = 60 + 2 * KILLS
 """Seconds after which the run counts as hung."""
 OVERSIZE = b"vfls\x00\x01\x01" + bytes(8) + b"\xff" * 4
@@ -138,7 +138,7 @@ def wait_for_batches(folder, count, process):
 @pytest.mark.chaos
 def test_chaos(keys, stranger, tmp_path):
     """Kill either side again and again behind a bad line: the final weights are exactly those of a calm run."""
-    job = make_job(rows=200, epochs=18, momentum=0.5)
+    job = make_job(rows=200, epochs=max(10, KILLS // 3), momentum=0.5)
     own = owns(job, rows=200)
     calm, _, errors = run_both(keys, job, own, tmp_path / "calm", masks=True)
     assert not errors

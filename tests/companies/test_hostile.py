@@ -358,7 +358,7 @@ def test_nothing_secret_survives_a_kill_in_the_middle_of_a_write(keys, tmp_path,
     assert left == {".lock", "result.json", "passive.safetensors", "active.safetensors", "predictions.csv"}
 
 
-KILLS = int(os.environ.get("VFLSEC_STATE_KILLS", "50"))
+KILLS = int(os.environ.get("VFLSEC_STATE_KILLS", "12"))
 
 
 @pytest.mark.chaos

@@ -157,7 +157,7 @@ def test_leaks_and_cap_are_those_of_an_evaluation(write, tmp_path):
     found = {(own.arm, own.measure): own for own in job.measure().values}
     report = vflsec.evaluate(
         dataset="toy", data={"options": {"rows": 300}}, attack="mc:epochs=3", defense="iso", strengths=[1, 5], seeds=2,
-        aux={"folds": 0}, train={"epochs": 2, "target": 0.3}, out=tmp_path / "eval",
+        aux={"folds": 0}, train={"epochs": 2, "target": 0.3}, jobs=1, out=tmp_path / "eval",
     )  # fmt: skip
     (point,) = [p for p in report.points if p.strength == 5.0]
     leak = found["noise", "leak of mc at 5"]
@@ -315,7 +315,8 @@ def test_the_documented_study_can_be_run(write, tmp_path):
 @pytest.mark.long
 @pytest.mark.slow
 def test_rounding_otherwise_is_measured_and_kept(write, tmp_path):
-    words = (write(), "--jobs", "1", "--out", str(tmp_path / "run"), "--results", str(tmp_path))
+    text = OWN.replace("seeds = 2", "seeds = 1").replace("rows = 300", "rows = 150")
+    words = (write(text), "--jobs", "1", "--out", str(tmp_path / "run"), "--results", str(tmp_path))
     assert run(*words, "--rounding").exit_code == 0
     found = read_measurements(tmp_path / "own.json")
     assert found.rounding.keys() == {"utility"}

@@ -367,7 +367,7 @@ def test_seconds_grow_with_rows_and_rounds_and_are_zero_without_cryptography(mon
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["standard", "subgroup"])
 def test_a_key_of_full_size_gives_the_same_sums_in_about_the_estimated_time(mode):
-    case = Case(rows=3000, outputs=2, widths=(32,) * 6, nodes=(1,))
+    case = Case(rows=1000, outputs=2, widths=(32,) * 6, nodes=(1,))
     exchange = case.exchange("histograms-paillier", bits=2048, mode=mode)
     case.share(exchange)  # builds its tables
     case.nodes[:] = 0
@@ -376,7 +376,7 @@ def test_a_key_of_full_size_gives_the_same_sums_in_about_the_estimated_time(mode
     for output in range(2):
         assert np.array_equal(case.sums(exchange, output), case.expected(output))
     spent = time.process_time() - began
-    assert spent / 3 < exchange.seconds(1, 2, 3000, 6, 192, 1) < spent * 3
+    assert spent / 3 < exchange.seconds(1, 2, 1000, 6, 192, 1) < spent * 3
 
 
 def test_options_are_on_the_card():

@@ -219,9 +219,10 @@ def test_the_utility_is_judged_by_f1_and_the_leak_by_auc(originals, tmp_path):
         dataset="bhi",
         data={"options": {"data_dir": str(originals["bhi"]), **OPTIONS["bhi"]}},
         attacks=["norm"],
-        aux={"n": 20},
-        train={"epochs": 2},
+        aux={"n": 20, "folds": 0},
+        train={"epochs": 1},
         seeds=1,
+        jobs=1,
         out=str(tmp_path / "run"),
     )
     (point, *_) = report.points

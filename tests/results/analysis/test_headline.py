@@ -31,8 +31,8 @@ def linear_world(*, rows: int) -> VerticalDataset:
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     return vflsec.evaluate(
-        attack=["mc:epochs=100", "averaging"], defense="iso:lambda=2", dataset=f"{__file__}:linear_world",
-        data={"options": {"rows": 6000}}, train={"epochs": 3}, seeds=5, jobs=1,
+        attack=["mc:epochs=30", "averaging"], defense="iso:lambda=2", dataset=f"{__file__}:linear_world",
+        data={"options": {"rows": 2000}}, train={"epochs": 3}, seeds=4, jobs=1,
         out=tmp_path_factory.mktemp("linear"),
     )  # fmt: skip
 

@@ -202,7 +202,7 @@ def test_an_attack_that_acts_in_training_lends_its_utility_to_nobody():
 def test_a_report_shows_orders_and_what_they_do_not_tell(tmp_path):
     report = vflsec.evaluate(
         attack="direction", defense=["iso:lambda=1,50", "iso:lambda=1@embedding"], dataset="toy", seeds=2, jobs=1,
-        data={"options": {"rows": 300}}, train={"epochs": 2}, aux={"n": 20, "folds": 0}, out=tmp_path,
+        data={"options": {"rows": 150}}, train={"epochs": 1}, aux={"n": 20, "folds": 0}, out=tmp_path,
     )  # fmt: skip
     shown = report.table(200)
     for line in report.summary.orders:

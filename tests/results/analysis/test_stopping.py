@@ -9,7 +9,7 @@ from vflsec.cli import cli
 from vflsec.report.report import Report
 from vflsec.results.analysis.trainings import list_stops, note_on_seeds, widest
 
-RUN = ["eval", "--dataset", "toy", "--attack", "direction", "--set", "data.options.rows=300", "--set", "train.epochs=1",
+RUN = ["eval", "--dataset", "toy", "--attack", "direction", "--set", "data.options.rows=150", "--set", "train.epochs=1",
        "--set", "aux.n=20", "--set", "aux.folds=0", "--jobs", "1"]  # fmt: skip
 
 

@@ -212,7 +212,7 @@ def test_of_a_damaged_folder_no_number_is_believed_and_nothing_run(evaluated, co
     rng = random.Random(0)  # noqa: S311  (reproducible damage)
     files = {name: (folder / name).read_bytes() for name in ("manifest.json", "records.jsonl", "spec.toml")}
     intact, outcomes = cells_of(whole), Counter()
-    for _ in range(int(os.environ.get("VFLSEC_FUZZ", "300"))):
+    for _ in range(int(os.environ.get("VFLSEC_FUZZ", "60"))):
         for name, text in files.items():
             (copied / name).write_bytes(text)
         name = rng.choice(list(files))
