@@ -54,6 +54,17 @@ def checked_reports():
         yield
 
 
+@pytest.fixture
+def small_forests(monkeypatch):
+    """Fit a fifth of the randomized trees, and hold auxiliary rows out in two parts; most of the time."""
+    monkeypatch.setattr("vflsec.inference.opinion_pool.TREES", 40)
+    monkeypatch.setattr("vflsec.inference.opinion_pool.BAGGED_TREES", 20)
+    monkeypatch.setattr("vflsec.inference.trees.values.TREES", 20)
+    monkeypatch.setattr("vflsec.attacks.self_training.N_TREES", 20)
+    for module in ("vflsec.inference.fused", "vflsec.inference.trees.guesses"):
+        monkeypatch.setattr(f"{module}.FOLDS", 2)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def limit_threads():
     """Leave the cores to pytest's workers: on small tensors more threads only wait for each other."""

@@ -13,7 +13,7 @@ from vflsec.core.view import View
 from vflsec.inference.sources import sources
 from vflsec.results import metrics
 
-N, KNOWN = 4000, 400
+N, KNOWN = 4000, 200
 
 
 def federation(own=0.0, gradient=0.0, *, noise_columns=3, epochs=4, seed=0, n_classes=2):
@@ -43,13 +43,15 @@ def phi(*shifts):
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize(("own", "gradient"), [(1.0, 1.0), (0.7, 1.2), (1.5, 0.0), (0.0, 1.5)])
+@pytest.mark.usefixtures("small_forests")
+@pytest.mark.parametrize(("own", "gradient"), [(0.7, 1.2), (1.5, 0.0)])
 def test_it_reaches_the_best_auc_of_independent_gaussian_sources(own, gradient):
     view, y = federation(own, gradient)
     assert auc(view, y) == pytest.approx(phi(own, gradient), abs=0.02)
 
 
 @pytest.mark.statistical
+@pytest.mark.usefixtures("small_forests")
 def test_test_rows_are_guessed_from_what_is_known_of_them():
     view, y = federation(1.0, 2.0)
     assert auc(view, y, "test") == pytest.approx(phi(1.0), abs=0.02)
@@ -57,6 +59,7 @@ def test_test_rows_are_guessed_from_what_is_known_of_them():
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("small_forests")
 def test_alone_it_reads_own_columns_and_nothing_else():
     view, y = federation(1.0, 2.0)
     alone = view.drop_federation(nn.Identity())
@@ -65,17 +68,18 @@ def test_alone_it_reads_own_columns_and_nothing_else():
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize(("n_aux", "cost"), [(40, 0.03), (80, 0.01)])
-def test_sources_that_say_nothing_cost_next_to_nothing(n_aux, cost):
+@pytest.mark.usefixtures("small_forests")
+def test_sources_that_say_nothing_cost_next_to_nothing():
     """A column tells the class; gradients and a model tell nothing. The mean over seeds."""
     lost = []
     for seed in range(10):
         view, y = federation(1.5, 0.0, noise_columns=0, seed=seed)
-        view = replace(view, aux_rows=view.aux_rows[:n_aux], aux_labels=view.aux_labels[:n_aux])
+        view = replace(view, features={"train": view.features["train"]})
+        view = replace(view, aux_rows=view.aux_rows[:80], aux_labels=view.aux_labels[:80])
         rng = torch.Generator().manual_seed(seed)
         with_noise = replace(view, model=_Lookup(view.features["train"], torch.randn(N, 16, generator=rng)))
         lost.append(auc(replace(view, messages=()), y) - auc(with_noise, y))
-    assert sum(lost) / len(lost) < cost
+    assert sum(lost) / len(lost) < 0.01
 
 
 class _Lookup(nn.Module):
@@ -99,6 +103,7 @@ def test_a_class_that_no_linear_score_finds_is_found_in_own_columns():
 
 
 @pytest.mark.statistical
+@pytest.mark.usefixtures("small_forests")
 def test_several_classes_are_told_apart():
     view, y = federation(4.0, 3.0, n_classes=3)
     found = Fusion()(view, seed=0).scores["train"].argmax(dim=1)
@@ -106,6 +111,7 @@ def test_several_classes_are_told_apart():
 
 
 @pytest.mark.statistical
+@pytest.mark.usefixtures("small_forests")
 def test_a_joint_attack_beats_each_source_where_neither_is_enough():
     """Residuals p - y: p is in the columns, p - y in the gradients, and y in neither alone."""
     rng = torch.Generator().manual_seed(0)
@@ -135,6 +141,7 @@ def received(seed=0):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("small_forests")
 def test_columns_are_recovered_as_well_as_ridge_regression_recovers_them():
     view, theirs = received()
     found = ColumnFusion()(view, seed=0).scores
@@ -148,6 +155,7 @@ def test_columns_are_recovered_as_well_as_ridge_regression_recovers_them():
 
 
 @pytest.mark.statistical
+@pytest.mark.usefixtures("small_forests")
 def test_an_attribute_is_inferred_from_what_its_owner_sends():
     view, theirs = received()
     y = {split: (x[:, 0] > 0).long() for split, x in theirs.items()}
@@ -171,7 +179,8 @@ def test_equal_tables_are_read_once_and_constant_ones_not_at_all():
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("n_aux", [1, 2, 5])
+@pytest.mark.usefixtures("small_forests")
+@pytest.mark.parametrize("n_aux", [1, 5])
 def test_few_labels_of_one_class_give_a_finite_guess(n_aux):
     view, _ = federation(1.0, 1.0)
     known = view.aux_rows[view.aux_labels == 1][:n_aux]
