@@ -106,6 +106,9 @@ class ColumnFusion(FromAllSources):
     process and randomized trees therefore learn from the guesses of up to 1200 training rows
     (``vflsec.inference.fused``), and are blended in by their errors on auxiliary rows that these guesses left out.
 
+    Known rows show which columns take few values, such as those of a category. These get their expectation given the
+    guess, whose errors on known rows are taken as Gaussian (``vflsec.inference.discrete``), where it is nearer.
+
     Source: this project. Gaussian processes and their model selection: Rasmussen and Williams 2006, chapters 2 and 5.
 
     Args:
@@ -115,7 +118,7 @@ class ColumnFusion(FromAllSources):
     name = "column-fusion"
     side = "either"
     target = "features"
-    version = 10
+    version = 11
 
     def __init__(self, *, victim: str | None = None) -> None:
         self.victim = victim

@@ -66,7 +66,7 @@ def test_numbers_are_blended_by_column():
     truth, errors = (torch.randn(2, N, 3, generator=rng, dtype=torch.float64) for _ in range(2))
     scale = torch.tensor([[0.01, 3.0, 1.0], [3.0, 0.01, 1.0]])[:, None]
     predictions = [truth[0] + one for one in errors * scale]
-    found = blend_opinions([Opinion(one, one[:KNOWN]) for one in predictions], truth[0, :KNOWN])
+    found = blend_opinions([Opinion(one, one[:KNOWN]) for one in predictions], truth[0, :KNOWN]).scores
     missed = (found - truth[0]).square().mean(dim=0)
     assert (missed[:2] < 0.001).all()
     assert 0.45 < missed[2] < 0.65, "the mean of both has half of the variance"
@@ -81,7 +81,7 @@ def test_the_weights_of_a_blend_are_the_posterior_mean():
     opinions = [
         Opinion(torch.full((1, 1), k, dtype=torch.float64), torch.from_numpy(held_out[1 - int(k)])) for k in (1.0, 0.0)
     ]
-    assert float(blend_opinions(opinions, torch.from_numpy(known))) == pytest.approx(weight)
+    assert float(blend_opinions(opinions, torch.from_numpy(known)).scores) == pytest.approx(weight)
 
 
 def test_equal_weights_for_all_columns_are_decided_by_all():
@@ -91,7 +91,7 @@ def test_equal_weights_for_all_columns_are_decided_by_all():
     predictions = [(truth + scale * part).double() for scale, part in zip((0.5, 1.0), errors, strict=True)]
     opinions = [Opinion(guess, guess[:10]) for guess in predictions]
     missed = [
-        float((blend_opinions(opinions, truth[:10].double(), by_column=by_column) - truth).square().mean())
+        float((blend_opinions(opinions, truth[:10].double(), by_column=by_column).scores - truth).square().mean())
         for by_column in (False, True)
     ]
     assert missed[0] < 0.21 < missed[1], "the best weights are .8 and .2, and leave .2"

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vflsec.core.view import Guess, View
+from vflsec.inference.discrete import expect_values
 from vflsec.inference.kernel_mixture import Kernel, Likelihood, Mixture, class_likelihood, unit_rows
 from vflsec.inference.opinion_pool import Forest, Opinion, blend_opinions, fit_out_of_bag, pool_opinions
 from vflsec.inference.sources import COLUMNS, LOCAL, SourceTable, sources
@@ -81,7 +82,8 @@ def fuse_values(view: View, rng: torch.Generator) -> Guess:
 
     What an active party recovers from the splits of trees (``vflsec.inference.trees.values``), and for other rows what
     it learns from these values (``vflsec.inference.trees.values``), is blended with them. So is, where rows have
-    releases of several epochs, what it learns from their guesses for rows with one release.
+    releases of several epochs, what it learns from their guesses for rows with one release. Columns of few values get
+    their expectation given the guess (``vflsec.inference.discrete``).
 
     Args:
         view: whose ``aux_labels`` (m, d) are values.
@@ -93,12 +95,11 @@ def fuse_values(view: View, rng: torch.Generator) -> Guess:
     opinions = {} if of_splits else _opinions_of_guesses(view, models, rng)
     scores = {}
     for split, model in models.items():
-        direct = model.predict(split, view.aux_split)
-        if split in of_splits:
-            opinions[split] = [Opinion(direct, model.mixture.predict_left_out()), *of_splits[split]]
-        scores[split] = (
-            blend_opinions(opinions[split], targets, by_column=split in of_splits) if split in opinions else direct
-        )
+        if split not in opinions:
+            direct = Opinion(model.predict(split, view.aux_split), model.mixture.predict_left_out())
+            opinions[split] = [direct, *of_splits.get(split, [])]
+        blended = blend_opinions(opinions[split], targets, by_column=split in of_splits)
+        scores[split] = expect_values(blended, targets, view.layout).scores
     return Guess(scores, budget=_budget(models.values()))
 
 

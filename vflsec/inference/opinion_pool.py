@@ -74,8 +74,8 @@ def pool_opinions(opinions: Sequence[Opinion], labels: Tensor) -> Tensor:
     return torch.einsum("o,omc->mc", posterior @ weights, torch.stack([opinion.scores for opinion in calibrated]))
 
 
-def blend_opinions(opinions: Sequence[Opinion], targets: Tensor, *, by_column: bool = True) -> Tensor:
-    """Return the weighted mean (m, d) of predictions of numbers, with weights for each column or the same for all.
+def blend_opinions(opinions: Sequence[Opinion], targets: Tensor, *, by_column: bool = True) -> Opinion:
+    """Return the weighted mean of predictions of numbers (m, d), with weights for each column or the same for all.
 
     The weights are the posterior mean under a uniform prior, if the errors at the known rows, whose ``targets`` are
     (n, d), are Gaussian with a variance of their own for each choice of weights.
@@ -86,7 +86,8 @@ def blend_opinions(opinions: Sequence[Opinion], targets: Tensor, *, by_column: b
     log_p = -len(targets) / 2 * errors.clamp_min(torch.finfo(errors.dtype).tiny).log()
     log_p = log_p if by_column else log_p.sum(dim=1, keepdim=True).expand_as(log_p)
     posterior = torch.einsum("kd,ko->od", log_p.softmax(dim=0), weights)
-    return torch.einsum("od,omd->md", posterior, torch.stack([opinion.scores for opinion in opinions]))
+    scores = torch.stack([opinion.scores for opinion in opinions])
+    return Opinion(*(torch.einsum("od,omd->md", posterior, part) for part in (scores, held_out)))
 
 
 class Forest:
