@@ -55,12 +55,17 @@ def checked_reports():
 
 
 @pytest.fixture
-def small_forests(monkeypatch):
-    """Fit a fifth of the randomized trees, and hold auxiliary rows out in two parts; most of the time."""
+def few_trees(monkeypatch):
+    """Fit a fifth of the randomized trees of joint attacks."""
     monkeypatch.setattr("vflsec.inference.opinion_pool.TREES", 40)
     monkeypatch.setattr("vflsec.inference.opinion_pool.BAGGED_TREES", 20)
     monkeypatch.setattr("vflsec.inference.trees.values.TREES", 20)
     monkeypatch.setattr("vflsec.attacks.self_training.N_TREES", 20)
+
+
+@pytest.fixture
+def small_forests(few_trees, monkeypatch):
+    """Fit a fifth of the randomized trees, and hold auxiliary rows out in two parts."""
     for module in ("vflsec.inference.fused", "vflsec.inference.trees.guesses"):
         monkeypatch.setattr(f"{module}.FOLDS", 2)
 

@@ -71,13 +71,12 @@ def score(scores, labels):
     ("method", "options", "gained"),
     [
         ("secureboost", {}, 0.03),
-        ("secureboost", {"rows": 0.5}, 0.05),
         ("secureboost", {"exchange": "plain", "learning_rate": 0.1}, 0.02),
         ("secureboost-rl", {}, 0.05),
-        ("secureboost-turns", {}, 0.01),
         ("secureboost-layers", {}, 0.0),
     ],
 )
+@pytest.mark.usefixtures("few_trees")
 def test_a_replay_beats_shared_nodes(method, options, gained):
     asked = question(method, **options)
     train, test = leak(asked, InstanceSpaces())
@@ -87,6 +86,7 @@ def test_a_replay_beats_shared_nodes(method, options, gained):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("small_forests")
 def test_a_replay_of_digits_beats_shared_nodes():
     asked = digits()
     train, test = leak(asked, InstanceSpaces())
@@ -96,6 +96,7 @@ def test_a_replay_of_digits_beats_shared_nodes():
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("few_trees")
 @pytest.mark.parametrize(("name", "strength"), [("gaussian-dp", 5.0), ("id-lmid", 20.0)])
 def test_a_replay_of_trees_that_do_not_follow_the_labels_gets_little_weight(name, strength):
     gained = []
@@ -107,7 +108,8 @@ def test_a_replay_of_trees_that_do_not_follow_the_labels_gets_little_weight(name
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "strength", "seeds"), [("", 0.0, 1), ("id-lmid", 4.0, 1), ("label-dp", 0.5, 3)])
+@pytest.mark.usefixtures("small_forests")
+@pytest.mark.parametrize(("name", "strength", "seeds"), [("", 0.0, 1), ("label-dp", 0.5, 3)])
 def test_trees_on_few_rows_leak_more_than_the_table_of_the_docs_shows(name, strength, seeds):
     """Under label-dp on average over seeds, which differ by more than the bounds."""
     table = json.loads((ROOT / "docs" / "trees.json").read_text())["cells"]
@@ -121,7 +123,8 @@ def test_trees_on_few_rows_leak_more_than_the_table_of_the_docs_shows(name, stre
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("aux", [1, 2, 3, 7])
+@pytest.mark.usefixtures("small_forests")
+@pytest.mark.parametrize("aux", [1, 2])
 def test_a_few_known_labels_are_enough_to_run(aux):
     asked = question(aux=aux, rounds=2)
     found = BoostingReplay()(asked.view, seed=0).scores
@@ -143,8 +146,9 @@ def test_options_out_of_their_range_are_refused(options, said):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("small_forests")
 def test_the_rate_and_the_penalty_are_those_that_the_parties_agreed_on():
-    asked = question(n=200, rounds=4, learning_rate=0.05, l2=3.0, bins=16, leaf_rows=10)
+    asked = question(n=200, rounds=2, learning_rate=0.05, l2=3.0, bins=16, leaf_rows=10)
     assert asked.view.agreed == {"learning_rate": 0.05, "l2": 3.0, "bins": 16, "leaf_rows": 10}
     known, named, unknown = (
         attack(replace(asked.view, **changed), seed=0).scores["train"]
@@ -173,10 +177,11 @@ def test_where_nothing_is_known_the_defaults_of_the_method_are_assumed():
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("small_forests")
 def test_fusion_and_the_replay_share_their_guesses(tmp_path, monkeypatch):
     begun, guesses = [], module._guesses
     monkeypatch.setattr(module, "_guesses", lambda *args: begun.append(args) or guesses(*args))
-    chosen = {"dataset": "digits", "data": {"n_labeled": 200}, "methods": "secureboost:rounds=1", "aux": {"folds": 0}}
+    chosen = {"dataset": "toy", "data": {"n_labeled": 200}, "methods": "secureboost:rounds=1", "aux": {"folds": 0}}
     found = evaluate(**chosen, attack=["fusion", "boosting-replay"], seeds=1, jobs=1, out=tmp_path)
     assert {point.status for point in found.points} == {"ok"}
     assert len(begun) == 1
