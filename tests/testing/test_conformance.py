@@ -28,10 +28,11 @@ from vflsec.testing.conformance import (
 QUICK = {  # options that keep a plug-in cheap
     "active-mc": {"epochs": 60},
     "attribute": {"releases": 1},
+    "boosting-replay": {"replays": 1},
     "grn": {"steps": 100},
     "mc": {"epochs": 60, "lr": 0.02},
     "self-training": {"iterations": 3},
-    "forest-training": {"iterations": 3},
+    "forest-training": {"iterations": 2},
     "lira": {"shadows": 8},
     "rmia": {"shadows": 8},
     "shadow-classifier": {"shadows": 8},
@@ -68,6 +69,7 @@ COSTLY = (
     *("attribute-fusion", "boosting-replay", "forest-training", "fusion", "self-training"),
     *("lira", "rmia", "shadow-classifier"),
 )
+WITH_SMALL_FORESTS = ("attribute-fusion", "boosting-replay", "forest-training")
 OF_MANY_DRAWS = (
     "test_beats_chance_on_a_planted_leak",
     "test_is_at_chance_against_shuffled_labels",
@@ -116,6 +118,8 @@ def _over_the_registry(kind, suite, make, names=None):
         body |= {check: statistical(getattr(suite, check)) for check in OF_WILD_ROWS if name in COSTLY}
         title = f"Test{suite.__name__}_{name}"
         made = type(title, (suite,), body)
+        if name in WITH_SMALL_FORESTS:
+            made = pytest.mark.usefixtures("small_forests")(made)
         globals()[title] = pytest.mark.long(made) if name in siblings else made
 
 
