@@ -71,8 +71,10 @@ def score(scores, labels):
     ("method", "options", "gained"),
     [
         ("secureboost", {}, 0.03),
+        ("secureboost", {"rows": 0.5}, 0.05),
         ("secureboost", {"exchange": "plain", "learning_rate": 0.1}, 0.02),
         ("secureboost-rl", {}, 0.05),
+        ("secureboost-turns", {}, 0.01),
         ("secureboost-layers", {}, 0.0),
     ],
 )
