@@ -275,7 +275,8 @@ def test_adversaries_that_make_no_sense_are_refused(name, match):
 def test_a_collusion_is_evaluated_like_a_party_and_infers_more(tmp_path):
     """Each of the three passive parties alone has a weak sight of the class."""
     settings = {"dataset": "toy", "data": {"options": {"parties": 3, "rows": 300, "columns": 2}}, "seeds": 2}
-    settings |= {"attacks": ["mc:epochs=40", "active-mc:epochs=40", "direction"], "train": {"epochs": 5}}
+    settings |= {"attacks": ["mc:epochs=5", "active-mc:epochs=5", "direction"], "train": {"epochs": 2}}
+    settings |= {"aux": {"folds": 0}}
     found = {}
     for name in ("passive_1", "passive_1+passive_2"):
         spec = specs.read({**settings, "adversary": name})

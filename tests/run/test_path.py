@@ -18,7 +18,8 @@ from vflsec.run.cell import Technique
 
 ROOT = Path(__file__).parents[2]
 PLACES = tuple(str(ROOT / name) for name in ("vflsec", "defenses", "attacks", "protocols"))
-TOY = {"dataset": "toy", "attack": "norm", "defense": "iso:lambda=5", "train": {"epochs": 2}, "seeds": 1, "jobs": 1}
+TOY = {"dataset": "toy", "data": {"options": {"rows": 150}}, "attack": "norm", "defense": "iso:lambda=5",
+       "train": {"epochs": 2}, "aux": {"n": 20, "folds": 0}, "seeds": 1, "jobs": 1}  # fmt: skip
 
 
 @pytest.fixture
@@ -129,6 +130,7 @@ def test_ten_frames_lie_between_the_command_and_a_step_of_training(monkeypatch, 
 
     monkeypatch.setattr(SplitTraining, "_update", noted)
     options = ["--defense", "iso:lambda=5", "--seeds", "1", "--jobs", "1", "--set", "train.epochs=1"]
+    options += ["--set", "data.options.rows=150", "--set", "aux.n=20", "--set", "aux.folds=0"]
     with pytest.raises(SystemExit):
         cli.main(["eval", "--dataset", "toy", "--attack", "norm", "--out", str(tmp_path), *options])
     assert stacks

@@ -2,6 +2,7 @@
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as limits
 from hypothesis import strategies as st
 
 from vflsec.base.errors import InsufficientView, UsageError
@@ -89,6 +90,7 @@ def test_an_attack_that_acts_in_training_gets_its_own(tmp_path):
 
 
 @pytest.mark.long
+@limits(max_examples=25)
 @given(st.integers(0, 10**6), st.floats(1e-5, 1.0))
 def test_keys_survive_a_round_trip_through_toml(n, lr):
     import tomllib
