@@ -1,6 +1,7 @@
 """Material that does not belong to the data is refused, and material that does passes."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -153,6 +154,24 @@ def test_correct_transcripts_fit(world, observer):
     assert "embeddings of passive_1 fit" in notes
     assert "gradients fit the labels (correlation 1.00" in notes
     assert audit.misfit == []
+
+
+@pytest.mark.parametrize("permuted", ["", "train", "test"])
+def test_a_model_may_have_learned_between_the_embeddings_of_two_splits(world, tmp_path, permuted):
+    """One release of each row, of training rows before a large step and of test rows after it."""
+    after = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 3))
+    ids = {"train": world.ids[:TRAIN], "test": world.ids[TRAIN:]}
+    if permuted:
+        ids[permuted] = np.random.default_rng(0).permutation(ids[permuted])
+    with Recorder(tmp_path / "t", parties=PARTIES, observer="bureau", classes=2) as recorder, torch.no_grad():
+        recorder.cut(world.embeddings[:TRAIN], rows=ids["train"])
+        recorder.cut(2 * after(world.z[TRAIN:]), rows=ids["test"], split="test")
+    audit = partial(job.prepare_audit, tmp_path / "t", str(world.folder / "mine.toml"), draws=1)
+    if permuted:
+        with pytest.raises(MisfitError):
+            audit()
+    else:
+        assert not audit().misfit
 
 
 @pytest.mark.sampled

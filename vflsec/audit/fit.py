@@ -276,11 +276,13 @@ def _judge_embeddings(
         )  # fmt: skip
     if fit.p <= LEVEL:
         many = _draw(sent.mean, rng, MOST_COUNTED)
-        read = ColumnRegression(_read_columns(features, splits, many), rng)
-        if wrong := _find_others(read, [sent.mean[many], sent.last[many]], what, least=0.02, sure=0.1):
-            return wrong
-        if fit.r2 < MOSTLY and quiet and len(drawn) >= MIN_ROWS:
-            return Finding(
+        read, vectors = _read_columns(features, splits, many), [sent.mean[many], sent.last[many]]
+        ends = np.cumsum([features[split].shape[0] for split in splits])
+        parts = np.split(np.arange(len(many)), np.searchsorted(many, ends[:-1]))
+        wrong = _find_others(ColumnRegression(read, rng), vectors, what, least=0.02, sure=0.1)
+        partly = fit.r2 < MOSTLY and quiet and len(drawn) >= MIN_ROWS
+        if (wrong or partly) and not all(_belong(read[at], [each[at] for each in vectors], rng) for at in parts):
+            return wrong or Finding(
                 "unverified", f"the {what} fit the {of} only in part ({numbers}): check that ids and files are of the "
                 f"same rows and time",
             )  # fmt: skip
@@ -310,6 +312,17 @@ def _find_others(
         return None
     text = f"at least an estimated {share:.0%} of the rows have {what} that belong to other rows: use their own ids"
     return Finding("misfit" if share >= sure else "unverified", text)
+
+
+def _belong(columns: Floats, releases: Sequence[Floats], rng: np.random.Generator) -> bool:
+    """Return whether the vectors of a split by itself belong to its rows; the model may have learned between splits."""
+    if not len(columns):
+        return True
+    read = ColumnRegression(columns, rng)
+    if read.n < MIN_ROWS or read.fit(releases[0]).r2 < MOSTLY:
+        return False
+    mixtures = [read.mixture(each) for each in releases]
+    return any(each.r2 > PREDICTED and each.others <= 0.02 * (1 + 200 / read.n) for each in mixtures)
 
 
 def _draw(values: Floats, rng: np.random.Generator, most: int = MOST_ROWS) -> Ints:
