@@ -109,7 +109,12 @@ class ColumnFusion(FromAllSources):
     Known rows show which columns take few values, such as those of a category. These get their expectation given the
     guess, whose errors on known rows are taken as Gaussian (``vflsec.inference.discrete``), where it is nearer.
 
+    An active party knows the gradients that it sent and the agreed optimizer. If the victim's bottom model is linear,
+    it replays the training from its guesses, which makes them nearly exact, and then solves for the columns of test
+    rows whose values lie on grids (``vflsec.inference.linear_replay``).
+
     Source: this project. Gaussian processes and their model selection: Rasmussen and Williams 2006, chapters 2 and 5.
+    Lattices: Lenstra, Lenstra, Lovasz 1982, Mathematische Annalen 261; Babai 1986, Combinatorica 6.
 
     Args:
         victim: whose columns; None for the first other party.
@@ -118,7 +123,7 @@ class ColumnFusion(FromAllSources):
     name = "column-fusion"
     side = "either"
     target = "features"
-    version = 11
+    version = 12
 
     def __init__(self, *, victim: str | None = None) -> None:
         self.victim = victim

@@ -34,7 +34,12 @@ class DistinctValues(NamedTuple):
 
 
 def expect_values(opinion: Opinion, targets: Tensor, layout: Layout | None) -> Opinion:
-    """Return the opinion with the expectation of the columns of few values, where this lowers the errors.
+    """Return the opinion blended with ``round_softly`` of it, column by column."""
+    return blend_opinions([opinion, round_softly(opinion, targets, layout)], targets)
+
+
+def round_softly(opinion: Opinion, targets: Tensor, layout: Layout | None) -> Opinion:
+    """Return the expectation of the columns of few values given the opinion; other columns stay.
 
     A guess is a linear function of the value plus a Gaussian error, which known rows give: each fold of them is judged
     by the function and the frequencies that the others have. The columns of a category are taken together.
@@ -55,7 +60,7 @@ def expect_values(opinion: Opinion, targets: Tensor, layout: Layout | None) -> O
         predictions = [_expect(known_guess[out], known_guess[rest], known[rest], block) for out, rest in folds]
         order = torch.cat([torch.nonzero(out)[:, 0] for out, _ in folds])
         held_out[order[:, None], torch.tensor(block.columns)] = torch.cat(predictions)
-    return blend_opinions([opinion, Opinion(guess, held_out)], targets)
+    return Opinion(guess, held_out)
 
 
 def find_discrete(targets: Tensor, layout: Layout | None) -> Iterator[DistinctValues]:

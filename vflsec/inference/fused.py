@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from vflsec.core.view import Guess, View
 from vflsec.inference.discrete import expect_values
 from vflsec.inference.kernel_mixture import Kernel, Likelihood, Mixture, class_likelihood, unit_rows
+from vflsec.inference.linear_replay import refine_by_replay
 from vflsec.inference.opinion_pool import Forest, Opinion, blend_opinions, fit_out_of_bag, pool_opinions
 from vflsec.inference.sources import COLUMNS, LOCAL, SourceTable, sources
 from vflsec.inference.trees.bounds import bounds
@@ -83,7 +84,8 @@ def fuse_values(view: View, rng: torch.Generator) -> Guess:
     What an active party recovers from the splits of trees (``vflsec.inference.trees.values``), and for other rows what
     it learns from these values (``vflsec.inference.trees.values``), is blended with them. So is, where rows have
     releases of several epochs, what it learns from their guesses for rows with one release. Columns of few values get
-    their expectation given the guess (``vflsec.inference.discrete``).
+    their expectation given the guess (``vflsec.inference.discrete``). A linear bottom model is replayed
+    (``vflsec.inference.linear_replay``).
 
     Args:
         view: whose ``aux_labels`` (m, d) are values.
@@ -93,14 +95,15 @@ def fuse_values(view: View, rng: torch.Generator) -> Guess:
     models = _fit_models(view, targets, _value_likelihood(targets), rng)
     of_splits = _opinions_of_splits(view, rng)
     opinions = {} if of_splits else _opinions_of_guesses(view, models, rng)
-    scores = {}
+    blended = {}
     for split, model in models.items():
         if split not in opinions:
             direct = Opinion(model.predict(split, view.aux_split), model.mixture.predict_left_out())
             opinions[split] = [direct, *of_splits.get(split, [])]
-        blended = blend_opinions(opinions[split], targets, by_column=split in of_splits)
-        scores[split] = expect_values(blended, targets, view.layout).scores
-    return Guess(scores, budget=_budget(models.values()))
+        together = blend_opinions(opinions[split], targets, by_column=split in of_splits)
+        blended[split] = expect_values(together, targets, view.layout)
+    refined = refine_by_replay(view, blended, targets)
+    return Guess({split: opinion.scores for split, opinion in refined.items()}, budget=_budget(models.values()))
 
 
 def _opinions_of_guesses(
