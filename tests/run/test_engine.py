@@ -99,15 +99,22 @@ def test_two_processes_give_the_same_file(tmp_path, uninterrupted):
 
 @pytest.mark.cluster
 @pytest.mark.filterwarnings("ignore")  # the cluster's own
-def test_a_dask_cluster_gives_the_same_file(tmp_path, uninterrupted):
+def test_a_dask_cluster_gives_the_same_files(tmp_path, uninterrupted):
+    """Of a registered data set, and of data frames, which have to reach the workers."""
     from distributed import LocalCluster
 
-    store = Store(tmp_path)
+    rng = np.random.default_rng(0)
+    bank = pd.DataFrame({"a": rng.normal(size=300), "y": rng.integers(0, 2, 300)})
+    loans = vflsec.dataset(active=bank, passive=pd.DataFrame({"c": rng.normal(size=300)}), label="y")
+    frames = specs.read({**SETTINGS, "dataset": loans, "data": {}, "strengths": [5], "seeds": 1})
+    here, registered, there = (Store(tmp_path / name) for name in ("here", "registered", "there"))
+    list(engine.evaluate(engine.plan(frames, here), here))
     options = {"n_workers": 1, "threads_per_worker": 2, "processes": True, "dashboard_address": None}
     with LocalCluster(host="127.0.0.1", **options) as cluster:
-        plan = engine.plan(specs.read(FOLDED), store)
-        list(engine.evaluate(plan, store, engine=f"dask:{cluster.scheduler_address}"))
-    assert timeless(tmp_path / "records.jsonl") == uninterrupted
+        for spec, store in ((specs.read(FOLDED), registered), (frames, there)):
+            list(engine.evaluate(engine.plan(spec, store), store, engine=f"dask:{cluster.scheduler_address}"))
+    assert timeless(registered.folder / "records.jsonl") == uninterrupted
+    assert timeless(there.folder / "records.jsonl") == timeless(here.folder / "records.jsonl")
 
 
 def started(folder, *words, cwd=None):
@@ -148,22 +155,6 @@ def test_a_cluster_whose_worker_is_killed_gives_the_same_file(tmp_path, uninterr
             process.kill()
             process.wait()
     assert timeless(store.folder / "records.jsonl") == uninterrupted
-
-
-@pytest.mark.cluster
-@pytest.mark.filterwarnings("ignore")  # the cluster's own
-def test_data_frames_reach_the_workers_of_a_cluster(tmp_path):
-    from distributed import LocalCluster
-
-    rng = np.random.default_rng(0)
-    bank = pd.DataFrame({"a": rng.normal(size=300), "y": rng.integers(0, 2, 300)})
-    loans = vflsec.dataset(active=bank, passive=pd.DataFrame({"c": rng.normal(size=300)}), label="y")
-    spec = specs.read({**SETTINGS, "dataset": loans, "data": {}, "strengths": [5], "seeds": 1})
-    here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
-    list(engine.evaluate(engine.plan(spec, here), here))
-    with LocalCluster(host="127.0.0.1", n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
-        list(engine.evaluate(engine.plan(spec, there), there, engine=f"dask:{cluster.scheduler_address}"))
-    assert timeless(there.folder / "records.jsonl") == timeless(here.folder / "records.jsonl")
 
 
 def test_a_worker_that_cannot_write_the_folder_keeps_its_models_in_its_own(tmp_path, monkeypatch):
