@@ -433,7 +433,9 @@ def test_a_checkpoint_that_cannot_be_written_is_found_before_training(fitted):
 
 
 SAYS_WHEN_IT_TRAINS = """
+import signal
 from vflsec import api, cli
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background does not have
 fit = api.fit
 def announced(*arguments):
     print("training", flush=True)
