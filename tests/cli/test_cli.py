@@ -468,14 +468,17 @@ def test_an_interrupted_training_is_exit_130_and_one_line(monkeypatch):
 def test_a_process_that_is_interrupted_in_training_is_exit_130_and_one_line(ending):
     words = [sys.executable, "-c", SAYS_WHEN_IT_TRAINS, "train", "--set", "train.epochs=100000"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "training\n"
-    time.sleep(0.5)
-    for wait in (20, 20, 20):  # an import that is under way may swallow the first
-        process.send_signal(ending)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            _, error = process.communicate(timeout=wait)
-            break
-    assert process.returncode == 130
+    try:
+        assert process.stdout.readline() == "training\n"
+        time.sleep(0.5)
+        for wait in (20, 20, 20):  # an import that is under way may swallow the first
+            process.send_signal(ending)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                _, error = process.communicate(timeout=wait)
+                break
+        assert process.returncode == 130
+    finally:
+        process.kill()
     assert error.split() == ["interrupted"]
 
 
