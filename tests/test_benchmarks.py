@@ -510,7 +510,7 @@ def simulated():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("epsilon", [0.0, 4.0])
+@pytest.mark.parametrize("epsilon", [0.0, 1.0, 2.0, 4.0, 8.0])
 def test_no_bound_exceeds_epsilon_more_often_than_its_confidence_allows(simulated, epsilon):
     for bound in simulated.BOUNDS:
         found = bound.play(epsilon, 40)

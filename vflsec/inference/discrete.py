@@ -42,7 +42,7 @@ def round_softly(opinion: Opinion, targets: Tensor, layout: Layout | None) -> Op
     """Return the expectation of the columns of few values given the opinion; other columns stay.
 
     A guess is a linear function of the value plus a Gaussian error, which known rows give: each fold of them is judged
-    by the function and the frequencies that the others have. The columns of a category are taken together.
+    by the function that the others have. The columns of a category are taken together.
 
     Source: Duda, Hart, Stork 2001, "Pattern Classification", section 2.6, for the posterior of each value.
 
