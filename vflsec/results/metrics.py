@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
 from scipy.stats import rankdata
-from sklearn.isotonic import IsotonicRegression
 from sklearn.metrics import f1_score, roc_auc_score, roc_curve
 
 Scores = NDArray[np.floating]
@@ -233,7 +233,7 @@ def calibrate(scores: Scores, labels: Labels, first: NDArray[np.bool_]) -> Score
     shares, margin, classes = np.empty(scores.shape), rankdata(margins(scores), axis=0), scores.shape[1]
     for scored in (first, ~first):
         for c in range(classes):
-            shares[scored, c] = _isotonic(margin[~scored, c], labels[~scored] == c, classes).predict(margin[scored, c])
+            shares[scored, c] = _predict_hits(margin[~scored, c], labels[~scored] == c, margin[scored, c], classes)
     probability: Scores = shares / shares.sum(axis=1, keepdims=True)
     return probability
 
@@ -270,10 +270,12 @@ def knowledge(probability: Scores, labels: Labels, first: NDArray[np.bool_]) -> 
     return metrics | {name: float((guessed == labels)[rows].mean()) for name, rows in shares.items() if rows.any()}
 
 
-def _isotonic(score: Scores, hits: NDArray[np.bool_], classes: int) -> IsotonicRegression:
-    """Return the isotonic regression of ``hits`` on ``score``, each step shrunk towards 1 / C by one row."""
-    steps, step, rows = np.unique(
-        IsotonicRegression().fit_transform(score, hits).round(12), return_inverse=True, return_counts=True
+def _predict_hits(score: Scores, hits: NDArray[np.bool_], at: Scores, classes: int) -> Scores:
+    """Return the isotonic regression of ``hits`` on ``score``, each step shrunk to 1 / C by one row, ``at`` scores."""
+    values, row, rows = np.unique(score, return_inverse=True, return_counts=True)
+    share, step = np.unique(
+        isotonic_regression(np.bincount(row, hits) / rows, weights=rows).x.round(12), return_inverse=True
     )
-    shrunk = (steps * rows + 1 / classes) / (rows + 1)
-    return IsotonicRegression(out_of_bounds="clip").fit(score, shrunk[step])
+    size = np.bincount(step, rows)
+    shrunk = (share * size + 1 / classes) / (size + 1)
+    return np.interp(at, values, isotonic_regression(shrunk[step], weights=rows).x)
