@@ -32,9 +32,10 @@ test-fast:
 test:
 	$(BIN)/pytest
 
-# All that `make test` leaves out: few tests that take long, so that the two workers take them from each other.
+# All that `make test` leaves out: tests that take long, so that workers take them from each other, some of which wait for
+# processes, so that there is a worker more than cores.
 test-extended:
-	$(BIN)/pytest --dist worksteal -m "chaos or cluster or long or statistical"
+	$(BIN)/pytest -n 3 --dist worksteal -m "chaos or cluster or long or statistical"
 
 # Flower and NVFlare, each in an environment of its own, for the tests that record them; without, those are skipped. Such
 # an environment reads from .venv what it does not need in another version, such as torch.

@@ -543,6 +543,7 @@ def test_intervals_over_seeds_and_rows_hold_the_truth_and_those_over_seeds_alone
             assert alone < stats.binom.ppf(0.02, len(found), 0.95) / len(found), name
 
 
+@pytest.mark.long
 def test_planted_leaks_are_found_where_runs_without_one_state_that_they_would_be(coverage):
     found = coverage.planted(rows=500, worlds=40, seeds=5, deviations=(0.0, 0.5, 0.7, 0.9))
     assert found[0].advantage < 0
@@ -556,6 +557,7 @@ def test_stopping_when_intervals_are_narrow_costs_little_coverage(coverage):
     assert 0.9 < held < 0.955
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "seeds", "low", "high"),
@@ -578,6 +580,7 @@ def test_the_quick_auc_is_the_auc():
 # The benchmark of trees
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_federated_trees_beside_lightgbm_and_under_encryption(monkeypatch):
     pytest.importorskip("lightgbm", reason="an extra")

@@ -53,6 +53,7 @@ def test_documented_commands_parse(page, command):
     chosen.make_context(words[0], words[1:], parent=click.Context(cli, **cli.context_settings))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("page", "command"), [c for c in documented_commands() if " eval " in c[1]])
 def test_documented_evaluations_are_plans_that_can_run(page, command, tmp_path, monkeypatch):
     for name, example in EXAMPLES.items():
@@ -190,6 +191,7 @@ def test_the_picture_has_each_package_above_those_that_it_imports(builder):
     assert builder.svg(graph) == picture
 
 
+@pytest.mark.long
 def test_a_stale_picture_is_noticed(builder, monkeypatch, tmp_path):
     monkeypatch.setattr(builder, "LAYERS", tmp_path / "architecture.svg")
     assert builder.is_stale() == ["architecture.svg"]

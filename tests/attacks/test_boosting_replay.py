@@ -66,6 +66,7 @@ def score(scores, labels):
     return float(roc_auc_score(labels, scores[:, 1] - scores[:, 0]))
 
 
+@pytest.mark.long
 @pytest.mark.sampled
 @pytest.mark.parametrize(
     ("method", "options", "gained"),

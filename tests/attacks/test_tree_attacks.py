@@ -112,6 +112,7 @@ def pure(n_classes=2, *, parts=3):
     return View("passive_1", "passive", n_classes, own, None, rows[:20], y[:20], tuple(messages)), y
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("attack", [InstanceSpaces, BoostingReplay])
 @pytest.mark.parametrize("n_classes", [2, 3])
 def test_pure_leaves_give_labels_away(n_classes, attack):
@@ -183,6 +184,7 @@ def right(scores, y):
     return float((scores.argmax(dim=1) == y)[KNOWN:].double().mean())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("attack", [InstanceSpaces, BoostingReplay])
 def test_test_rows_are_guessed_from_nodes_that_the_party_splits(attack):
     _, y, trees = world(rounds=15)

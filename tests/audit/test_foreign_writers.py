@@ -78,6 +78,7 @@ def test_embeddings_of_training_rows_alone_are_used(made):
     assert leaks(made, "fusion", allow_misfit=True)["fusion"] > 0.98
 
 
+@pytest.mark.long
 def test_how_often_a_row_is_sampled_is_used(tmp_path):
     made = world(tmp_path, positives=0.2)
     weights = torch.where(made.y[:TRAIN] == 1, 4.0, 1.0)
@@ -111,6 +112,7 @@ def written(made, name, step, phase):
     TranscriptWriter(made.folder / name, header).write(found)
 
 
+@pytest.mark.long
 def test_steps_and_phases_of_other_engines_lose_no_release(made):
     written(made, "straight", lambda epoch, batch: 8 * epoch + batch, lambda epoch: "train")
     written(made, "restart", lambda epoch, batch: batch, lambda epoch: "train")
@@ -174,6 +176,7 @@ def test_ids_that_differ_in_zeros_are_refused(tmp_path):
         job.prepare_audit(tmp_path / "t", str(tmp_path / "mine.toml"))
 
 
+@pytest.mark.long
 def test_labels_come_first_and_other_targets_are_named(made):
     """A bureau that learns the label by heart, so that no column predicts where, and whose columns are the bank's."""
     table = pd.read_csv(made.folder / "bank.csv", index_col="id")
@@ -191,6 +194,7 @@ def test_labels_come_first_and_other_targets_are_named(made):
     assert "GATE max-leak worst 0.6: FAILED" in done.stdout
 
 
+@pytest.mark.long
 def test_labels_that_belong_to_other_rows_are_suspected(made):
     bank = pd.read_csv(made.folder / "bank.csv")
     bank["label"] = np.random.default_rng(0).permutation(bank["label"])

@@ -86,6 +86,7 @@ def test_gradients_reveal_every_label(trained, tmp_path):
     assert summary.audited == "transcript"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("what", ["bottom.safetensors", "embeddings.csv", "embeddings.parquet"])
 def test_doors_with_the_same_embeddings_agree(trained, tmp_path, what):
     expected, found = (
@@ -298,6 +299,7 @@ def test_the_table_names_the_system(trained, tmp_path):
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
+@pytest.mark.long
 def test_given_auxiliary_rows_are_the_known_ones(trained, tmp_path):
     train = (trained.folder / "train.txt").read_text().split("\n")
     (tmp_path / "aux.txt").write_text("\n".join(train[:30]))
@@ -517,6 +519,7 @@ def test_received_predictions_leak_what_the_joint_model_knows(trained, tmp_path)
     assert "prediction" in without.exclusions
 
 
+@pytest.mark.long
 def test_a_table_of_predictions_is_attacked_beside_any_material(trained, tmp_path):
     table = pd.DataFrame({"id": trained.ids, "p_0": 1.0 - trained.y, "p_1": trained.y.astype(float)})
     table.to_csv(tmp_path / "predictions.csv", index=False)

@@ -63,6 +63,7 @@ def test_a_defense_without_epsilon_may_be_declared(subject, text):
     assert measure_spending([text], subject, PARTIES) == []
 
 
+@pytest.mark.long
 def test_a_checkpoint_and_its_transcript_spend_what_eval_reports(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 

@@ -57,6 +57,7 @@ def test_frames_equal_the_files_that_they_are_saved_as(tmp_path: Path):
         assert mine.categorical == theirs.categorical
 
 
+@pytest.mark.long
 def test_evaluation_of_frames_names_the_parties_and_writes_no_data(tmp_path: Path):
     small = {"attack": "mc:epochs=5", "seeds": 2, "train": {"epochs": 2}, "aux": {"n": 20, "folds": 0}}
     report = vflsec.evaluate(dataset=loans(), adversary="bureau", **small, jobs=1, out=tmp_path / "one", progress=False)

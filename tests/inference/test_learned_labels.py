@@ -65,6 +65,7 @@ def test_with_many_rows_for_each_split_they_beat_labels_that_follow_from_columns
     assert found > max(auc(both(q), y["train"]) for q in others) + 0.02
 
 
+@pytest.mark.long
 def test_with_few_rows_and_known_labels_they_beat_labels_of_rows_by_themselves():
     """Classes of several clusters, and ten known labels."""
     columns, classes = make_classification(
@@ -119,6 +120,7 @@ def test_the_same_generator_gives_the_same_labels():
     assert torch.equal(first, again)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n_classes", [2, 3])
 def test_several_views_at_once_are_as_one_after_the_other(n_classes):
     view = passive(world(n=200, rounds=5, n_classes=n_classes)[2])

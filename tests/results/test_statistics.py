@@ -49,6 +49,7 @@ def test_row_interval_covers_the_truth_and_is_not_wasteful(metric):
     assert np.mean(widths) < 0.12
 
 
+@pytest.mark.long
 def test_bootstrap_of_f1_equals_a_naive_one():
     rng = np.random.default_rng(0)
     labels = (rng.random(300) < 0.3).astype(int)

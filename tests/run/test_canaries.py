@@ -157,6 +157,7 @@ def test_the_guesses_of_all_seeds_add_up():
     assert bound_by_guesses("direction", [result(2.0, 400, of="models")]).promised is None  # it is not of messages
 
 
+@pytest.mark.long
 def test_a_broken_promise_is_named(folder):
     report = Report.read(folder)
     at = next(k for k, point in enumerate(report.summary.worst) if point.strength == 1.0)

@@ -117,6 +117,7 @@ def refused(method, defense):
     return None
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("defense", [*map(strongest, DEFENSES), *PLACED])
 def test_the_key_of_a_stage_differs_exactly_when_the_stage_does(method, defense):

@@ -110,6 +110,7 @@ def test_a_stored_stage_gives_the_same_records_as_one_that_is_run(tmp_path):
     assert all(b[key] == record for key, record in a.items())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("defense", "ciphertexts"), [("phe:backend=plain,strength=1", 29_520), ("mixup:alpha=5", 0)])
 def test_a_stage_under_a_defense_is_not_the_undefended_one(defense, ciphertexts, tmp_path):
     """In a folder with the undefended run, the defended one records what it records in a folder of its own."""

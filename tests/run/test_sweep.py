@@ -66,6 +66,7 @@ def test_a_point_is_a_results_folder_like_any_other(swept):
     assert (folder / "curve.svg").exists()
 
 
+@pytest.mark.long
 def test_points_share_what_they_have_in_common(tmp_path):
     first = vflsec.sweep({"aux.n": [10, 20]}, out=tmp_path / "run", **{**SMALL, "seeds": 1})
     cells = {path.name for path in (tmp_path / "run" / "cells").iterdir()}
@@ -235,6 +236,7 @@ def test_values_that_nearly_agree_are_different_points(tmp_path):
     assert len(report.places()) == 2
 
 
+@pytest.mark.long
 def test_data_sets_with_other_measures_are_named_above(tmp_path):
     report = vflsec.sweep({"dataset": ["toy", "digits"]}, out=tmp_path / "run", **{
         **{k: v for k, v in SMALL.items() if k not in ("dataset", "data")}, "seeds": 1,
@@ -310,6 +312,7 @@ def moved(summary, by):
     return msgspec.structs.replace(summary, points=points, worst=worst)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("by", "rising"), [((0.1, 0.11), True), ((0.1, -0.1), False), ((-0.1, -0.11), False)])
 def test_a_rise_is_the_paired_difference_and_counts_beyond_noise(swept, by, rising):
     summary = swept[1].reports[0].summary
@@ -354,6 +357,7 @@ def test_only_means_of_the_adversary_can_be_exhausted(swept):
     assert "RISING" not in swept[1].table()
 
 
+@pytest.mark.long
 def test_a_sweep_of_the_budget_says_whether_more_trials_leak_more(tmp_path):
     """Of an attack that stops after one epoch, more epochs leak more; as many leak the same."""
     settings = SMALL | {"seeds": 3, "aux": {"n": 40, "folds": 2}, "out": tmp_path}

@@ -76,6 +76,7 @@ def test_facts_and_models_are_the_same(name, toy, tmp_path):
     expect_equal(*trained_apart_and_as_one(own, tmp_path))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", sorted(registry.entries("defenses")))
 def test_every_defense_acts_on_its_own_run(name, toy, tmp_path):
     strength = STRENGTHS.get(name, 1.0)
@@ -166,6 +167,7 @@ def test_groups_are_of_missing_cells_that_are_alike(toy, tmp_path):
     assert engine.plan(specs.read({"attacks": ["mc"], "methods": ["local"], **settings}), Store(tmp_path)).groups == []
 
 
+@pytest.mark.long
 def test_a_run_that_diverges_costs_the_others_nothing(toy, tmp_path):
     settings = {"dataset": toy, "attacks": ["mc"], "seeds": 2, "train": {"epochs": 2, "optimizer": "sgd"}}
     spec = specs.read({**settings, "defenses": [{"name": "iso", "strengths": [0, 1e38]}], "aux": {"folds": 0}})

@@ -232,6 +232,7 @@ def test_columns_are_averaged_and_only_common_splits_are_guessed():
     assert (found.converged, found.budget) == (False, {"fits": 5})
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "attack", ["mc:epochs=20", "membership", pytest.param("attribute-fusion", marks=pytest.mark.long), "column-fusion"]
 )

@@ -127,6 +127,7 @@ def test_gradients_of_pre_training_with_a_source_give_its_labels_away(tmp_path):
     assert regression.leak["train"].n == 80 - 20
 
 
+@pytest.mark.long
 def test_the_source_attacks_columns_of_its_own_people(tmp_path):
     spec = settings("prada", "source", attacks=["inversion-blackbox@pretrain", "attribute@pretrain"], **LEARNING)
     records, _ = run(tmp_path, spec)

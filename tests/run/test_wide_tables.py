@@ -69,6 +69,7 @@ def in_double_precision(monkeypatch):
     torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("in_double_precision")
 @pytest.mark.parametrize(("method", "encoder"), METHODS)
 def test_a_method_learns_the_same_from_sparse_rows(name, method, encoder, monkeypatch):
@@ -104,6 +105,7 @@ def _noted(kinds: list[type], made: torch.Tensor) -> torch.Tensor:
     return made
 
 
+@pytest.mark.long
 def test_attacks_leak_the_same_from_sparse_rows(name, monkeypatch, tmp_path):
     def leaks(folder: str) -> dict[str, float | None]:
         federations._LAST.clear()

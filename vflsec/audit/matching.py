@@ -161,13 +161,14 @@ class ColumnRegression:
         for ridge in (0.02, 0.5):
             kept = read
             for round_ in range(ROUNDS):
-                guess, variance = _predict_left_out(kernel, target, kept, ridge)
+                guess, inverse = _predict_left_out(kernel, target, kept, ridge)
                 distance = np.linalg.norm(target - guess, axis=1)
                 least = float(np.median(distance[read]))
                 far = least if round_ < 2 else max(3 * float(np.median(distance[kept])), least)
-                kept = read[distance[read] <= far]
+                used, kept = kept, read[distance[read] <= far]
             r2 = _r2(guess[kept], target[kept])
             if r2 > best.r2:
+                variance = _measure_left_out(kernel, inverse, used, ridge)
                 apart = (guess**2).sum(axis=1)[:, None] + (target**2).sum(axis=1)[None, :] - 2 * guess @ target.T
                 lost = (apart < (distance**2)[:, None]).mean(axis=1) > 0.5
                 shares = [2 * float(lost[variance <= np.quantile(variance, part)].mean()) for part in SUREST]
@@ -176,16 +177,19 @@ class ColumnRegression:
 
 
 def _predict_left_out(kernel: Floats, target: Floats, kept: Ints, ridge: float) -> tuple[Floats, Floats]:
-    """Return predictions (n, d) by the rows ``kept``, each of these left out of its own, and their variances (n,)."""
+    """Return predictions (n, d) by the rows ``kept``, each left out of its own, and their inverse kernel."""
     inverse = np.linalg.inv(kernel[np.ix_(kept, kept)] + ridge * np.eye(len(kept)))
     weights = inverse @ target[kept]
     guess = np.asarray(kernel[:, kept] @ weights)
     guess[kept] = target[kept] - weights / np.diag(inverse)[:, None]
-    variance = (
-        np.diag(kernel) + ridge - np.einsum("ij,jk,ik->i", kernel[:, kept], inverse, kernel[:, kept], optimize=True)
-    )
+    return guess, inverse
+
+
+def _measure_left_out(kernel: Floats, inverse: Floats, kept: Ints, ridge: float) -> Floats:
+    """Return the variances (n,) of ``_predict_left_out``."""
+    variance = np.diag(kernel) + ridge - np.einsum("ij,ij->i", kernel[:, kept] @ inverse, kernel[:, kept])
     variance[kept] = 1.0 / np.diag(inverse)
-    return guess, variance
+    return np.asarray(variance)
 
 
 def _correlations(guess: Floats, target: Floats) -> Floats:

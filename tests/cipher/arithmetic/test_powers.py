@@ -125,6 +125,7 @@ def test_a_fixed_base(data, root, bits, uses):
     assert found == [pow(int(base), e, square) * extra % square for e in exponents]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("window", range(1, 17))
 @given(data=st.data())
 def test_digits_are_those_of_each_exponent(window, data):

@@ -107,6 +107,7 @@ def test_a_limit_on_an_attack_that_is_no_longer_run_is_undecided(copied):
     assert "GATE max-leak logistic 0.1: UNDECIDED" in page(copied)
 
 
+@pytest.mark.long
 def test_every_point_of_a_sweep_has_its_limits(tmp_path):
     swept = run(*QUICK, "--sweep", "model.cut=1,2", "--max-leak", "logistic=0.1", "--out", tmp_path / "sweep")
     again = run("report", tmp_path / "sweep")
