@@ -56,6 +56,6 @@ def test_what_the_test_command_leaves_out_runs_in_ci():
     declared = {mark.partition(":")[0] for mark in options["markers"]}
     assert set(left_out.split(" or ")) == declared - {"slow", "sampled"}
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert f'\ntest-extended:\n\t$(BIN)/pytest --dist worksteal -m "{left_out}"\n' in makefile
+    assert f'\ntest-extended:\n\t$(BIN)/pytest -n 3 --dist worksteal -m "{left_out}"\n' in makefile
     assert f'\ntest-fast:\n\t$(BIN)/pytest -m "not (slow or {left_out})"\n' in makefile
     assert "\nmake test-extended\n" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")

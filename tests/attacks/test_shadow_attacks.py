@@ -100,7 +100,7 @@ def learned():
     return [by_heart(seed) for seed in (0, 1)]
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 @pytest.mark.parametrize("d", [0.0, 0.5, 1.5])
 @pytest.mark.parametrize("options", [{"variance": "global"}, {"variance": "candidate"}, {"mode": "offline"}], ids=str)
 def test_gaussian_confidences_give_the_closed_form(d, options):

@@ -356,6 +356,7 @@ def test_what_a_factory_prints_is_no_result(world, capsys):
     assert found.out == ""
 
 
+@pytest.mark.long
 def test_onnx_that_is_random_or_constant_is_refused(world):
     pytest.importorskip("onnxruntime")
     onnx = pytest.importorskip("onnx")

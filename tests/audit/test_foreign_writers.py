@@ -69,6 +69,7 @@ def leaks(made, *attacks, transcript="t", **options):
     return {point.attack: point.leak_train.mean for point in (*summary.points, *summary.worst)}
 
 
+@pytest.mark.long
 def test_embeddings_of_training_rows_alone_are_used(made):
     """A bottom model that has learned the label by heart tells it, though no test row was ever sent."""
     noise = torch.randn(TRAIN, 3, generator=torch.Generator().manual_seed(0))

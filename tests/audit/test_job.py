@@ -166,6 +166,7 @@ def test_rows_of_training_are_never_test_rows(trained):
         prepare(trained, "embeddings.csv", "mc", test_ids=trained.folder / "train.txt")
 
 
+@pytest.mark.long
 def test_test_ids_alone_make_all_others_training_rows(trained):
     by_test = prepare(trained, "embeddings.csv", "mc", train_ids=None, test_ids=trained.folder / "test.txt")
     by_train = prepare(trained, "embeddings.csv", "mc")
@@ -178,6 +179,7 @@ def test_it_asks_which_rows_were_trained_on(trained):
         prepare(trained, "embeddings.csv", "mc", train_ids=None)
 
 
+@pytest.mark.long
 def test_it_resumes_and_reports_elsewhere(trained, tmp_path):
     audit = prepare(trained, "embeddings.csv", "spectral-embedding", draws=2)
     first, summary = run(audit, tmp_path / "out")
@@ -189,6 +191,7 @@ def test_it_resumes_and_reports_elsewhere(trained, tmp_path):
     assert msgspec.structs.replace(copied, out="") == msgspec.structs.replace(summary, out="")
 
 
+@pytest.mark.long
 def test_results_of_another_audit_are_refused_and_kept(trained, tmp_path):
     words = ["--data", trained.folder / "mine.toml", "--train-ids", trained.folder / "train.txt", "--draws", 1]
     words += ["--attack", "spectral-embedding", "--set", "aux.n=20", "--set", "aux.folds=0", "--out", tmp_path / "out"]
@@ -247,6 +250,7 @@ def test_it_asks_for_the_data(trained):
         job.prepare_audit(trained.folder / "transcript")
 
 
+@pytest.mark.long
 def test_it_states_what_was_not_run_and_why(trained, tmp_path):
     _, summary = run(prepare(trained, "embeddings.csv", "spectral-embedding", draws=1), tmp_path / "out")
     assert "does not show: record a transcript" in summary.left_out["direction"]
@@ -266,6 +270,7 @@ def test_direct_is_left_out_where_gradients_are_not_of_logits(trained):
     assert "these have 4 entries" in prepare(trained, "transcript").exclusions["direct"]
 
 
+@pytest.mark.long
 def test_embeddings_without_information_have_no_advantage(trained, tmp_path):
     noise = pd.DataFrame(np.random.default_rng(0).normal(size=(700, 4)), index=trained.ids)
     noise.set_axis([f"e_{k}" for k in range(4)], axis=1).to_csv(trained.folder / "noise.csv")
@@ -290,6 +295,7 @@ def test_gates_and_exit_codes(trained, tmp_path):
         assert cli(*words, "--out", tmp_path / "a", "--max-undetected", limit).exit_code == code
 
 
+@pytest.mark.long
 def test_the_table_names_the_system(trained, tmp_path):
     audit = prepare(trained, "transcript", "direction", draws=2)
     run(audit, tmp_path / "out")
@@ -502,6 +508,7 @@ def test_the_page_works_as_written(tmp_path, monkeypatch):
     assert max(guesses) - min(guesses) < 0.01
 
 
+@pytest.mark.long
 def test_received_predictions_leak_what_the_joint_model_knows(trained, tmp_path):
     rng = np.random.default_rng(0)
     score = (trained.y - 0.5 + rng.normal(size=len(trained.y))).astype(np.float32)

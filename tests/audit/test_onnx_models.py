@@ -70,6 +70,7 @@ def test_a_hostile_graph_is_one_line(content, message):
     assert "\n" not in str(found.value)
 
 
+@pytest.mark.long
 def test_a_model_that_never_ends_is_stopped(monkeypatch):
     monkeypatch.setattr(opening, "SECONDS", 2)
     scalar = [helper.make_tensor_value_info("i", onnx.TensorProto.INT64, [])]

@@ -141,6 +141,7 @@ def test_a_full_disk_does_not_cost_the_training(tmp_path, monkeypatch):
     assert all(torch.equal(one, other) for one, other in zip(weights, train(), strict=True))
 
 
+@pytest.mark.long
 def test_memory_is_bounded_by_waiting_for_the_disk(tmp_path, monkeypatch):
     recorder = Recorder(tmp_path / "t", parties=PARTIES)
     monkeypatch.setattr(recording, "FLUSH", 1)

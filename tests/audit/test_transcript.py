@@ -82,6 +82,7 @@ def test_what_is_written_is_read(tmp_path):
         same(one, other)
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_any_message_survives(tmp_path_factory, data):
@@ -303,6 +304,7 @@ def test_bytes_that_are_no_text_in_the_index(tmp_path):
         TranscriptFolder(folder)
 
 
+@pytest.mark.long
 def test_damage_below_a_right_hash_is_one_line(tmp_path):
     """Bytes that Parquet reads, but that are no text, or point outside of a dictionary."""
     folder = foreign(tmp_path / "t", table())
@@ -440,6 +442,7 @@ def test_nodes_that_contradict_each_other_are_named(tmp_path, messages, match):
     assert "000000.parquet" in str(caught.value)
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_nodes_are_refused_exactly_where_no_tree_has_them(tmp_path_factory, data):

@@ -142,6 +142,7 @@ def states(folder):
     return {path.name: path.read_bytes() for path in folder.glob("*/state-*")}
 
 
+@pytest.mark.long
 def test_a_peer_that_vanishes_ends_the_wait_and_the_line_says_how_to_go_on(keys, tmp_path):
     started = time.monotonic()
     line = begun(keys, tmp_path)
@@ -153,6 +154,7 @@ def test_a_peer_that_vanishes_ends_the_wait_and_the_line_says_how_to_go_on(keys,
     assert found["passive"].batches == 6
 
 
+@pytest.mark.long
 def test_states_are_private_and_gone_at_the_end(keys, tmp_path):
     begun(keys, tmp_path)
     files = sorted(path for path in tmp_path.glob("*/*") if path.name != ".lock")
@@ -174,6 +176,7 @@ def test_states_are_private_and_gone_at_the_end(keys, tmp_path):
     }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("replaced", ["passive", "active"])
 def test_a_peer_without_the_run_s_state_is_refused_and_nothing_is_lost(keys, tmp_path, replaced):
     begun(keys, tmp_path)
@@ -228,6 +231,7 @@ def test_other_rows_are_refused(keys, tmp_path):
     assert "28 train and 12 test here and 27 train and 12 test there" in str(errors["passive"])
 
 
+@pytest.mark.long
 def test_a_run_of_another_job_is_not_gone_on_with(keys, tmp_path):
     begun(keys, tmp_path)
     with pytest.raises(StoreError, match=r"got train.lr = 0.2 there and 0.3 now"):
@@ -248,6 +252,7 @@ def test_where_every_state_is_damaged_nothing_goes_on(keys, tmp_path):
         session("active", JOB, OWN["active"], tmp_path / "active", None)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["key.bin", "journal.bin"])
 def test_a_damaged_key_or_journal_is_refused(keys, tmp_path, name):
     begun(keys, tmp_path)
@@ -256,7 +261,7 @@ def test_a_damaged_key_or_journal_is_refused(keys, tmp_path, name):
         session("passive", JOB, OWN["passive"], tmp_path / "passive", None)
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 @pytest.mark.parametrize(("role", "which"), [("passive", [-1]), ("active", [-1]), ("active", [-1, -2])])
 def test_both_go_on_from_the_last_state_that_is_not_damaged(keys, tmp_path, calm, role, which):
     begun(keys, tmp_path, batches=5, masks=True)
@@ -269,6 +274,7 @@ def test_both_go_on_from_the_last_state_that_is_not_damaged(keys, tmp_path, calm
     assert "the state after batch 5 is damaged; going on from one that is not, if both parties can" in told
 
 
+@pytest.mark.long
 def test_a_kill_before_older_states_are_removed_ends_no_run(keys, tmp_path, calm, monkeypatch):
     remove = Path.unlink
 
@@ -405,6 +411,7 @@ def test_own_errors_end_the_peer_as_well_and_tell_it_nothing(keys, tmp_path):
     assert "12345" not in str(errors["active"])
 
 
+@pytest.mark.long
 def test_a_malicious_p_has_no_more_time_by_repeating(keys, tmp_path):
     """Whoever has C redo a batch again and again is given up in the time that one silent peer is."""
     tries = []

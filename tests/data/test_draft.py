@@ -18,6 +18,7 @@ def drafted(folder: Path, *files: str, **given) -> dict:
     return tomllib.loads(text)
 
 
+@pytest.mark.long
 def test_a_draft_of_dirty_files_loads_as_it_is(tmp_path: Path, dirty: Path):
     for name in ("bank.csv", "bureau.csv"):
         (tmp_path / name).symlink_to(dirty / name)

@@ -100,6 +100,7 @@ def test_a_tiny_noise_has_a_finite_epsilon_with_either_accountant():
     assert epsilon(0.01, 300, DELTA, "prv") == epsilon(0.01, 300, DELTA, "rdp") < 1e7
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("accountant", ["rdp", "prv"])
 @pytest.mark.parametrize(("target", "releases"), [(1.0, 20), (8.0, 300), (0.1, 1)])
 def test_the_noise_is_the_least_that_keeps_to_the_epsilon(accountant, target, releases):

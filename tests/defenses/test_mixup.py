@@ -28,7 +28,7 @@ def blends(alpha, rows, seed=0):
     return weight, torch.where(rest.sum(dim=1) > 0, rest.argmax(dim=1), torch.arange(rows)), targets
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 @pytest.mark.parametrize("alpha", [0.3, 1.0, 10.0])
 def test_weights_are_the_larger_part_of_a_beta(alpha):
     weight, partner, _ = blends(alpha, 3000)

@@ -87,6 +87,7 @@ def test_with_few_rows_and_known_labels_they_beat_labels_of_rows_by_themselves()
     assert found > auc(both(start(view)), y, 10) + 0.1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("n_classes", [2, 4])
 def test_auxiliary_rows_keep_their_labels(n_classes):
     _, y, trees = world(n=300, rounds=5, n_classes=n_classes)
@@ -114,6 +115,7 @@ def test_few_rows_are_drawn_and_the_rest_predicted(monkeypatch):
     assert auc(found, y["train"]) > 0.7
 
 
+@pytest.mark.long
 def test_the_same_generator_gives_the_same_labels():
     view = passive(world(n=300, rounds=3)[2])
     first, again = (labels(replace(view)) for _ in range(2))

@@ -196,6 +196,7 @@ def test_views_that_share_what_they_remember_share_trajectories():
     assert trajectories(replace(view, adaptive=False), [("passive_1", None)]) == []
 
 
+@pytest.mark.long
 def test_an_attribute_that_is_no_linear_function_of_releases_is_inferred():
     """Whether the first two columns are of the same sign, by sixteen projections of all twelve."""
     view, truth = federation(noise=0.01, aux=200)

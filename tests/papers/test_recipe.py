@@ -553,6 +553,7 @@ def test_curves_have_a_line_for_each_row_and_a_diagram_for_each_panel():
     assert list(lines[0].get_xdata()) == pytest.approx([200, 400, 600, 800, 1000], abs=20)
 
 
+@pytest.mark.long
 def test_a_dry_run_tells_the_time_by_past_results(own, tmp_path):
     out = ("--out", str(tmp_path / "run"))
     assert "time: unknown; run --quick first" in run(own(), "--dry-run", *out).stderr

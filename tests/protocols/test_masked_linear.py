@@ -149,6 +149,7 @@ def test_the_printed_order_runs_at_the_boundary():
     torch.testing.assert_close(found["paper"], g @ decayed.T, rtol=0, atol=1e-6)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("defense", [SEALED, PAILLIER], ids=["sealed", "paillier"])
 def test_stored_shares_are_taken_up_again(defense, tmp_path):
     trained, logits = train([defense])
@@ -181,6 +182,7 @@ def test_a_defense_on_gradients_noises_what_the_passive_party_learns_and_not_the
     torch.testing.assert_close(boundaries[0], torch.ones(3, 2, dtype=torch.float64) - 0.1 * (h.T @ g).double())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("backend", [{"backend": "plain"}, {"bits": 1024, "delta": "outer"}], ids=["plain", "paillier"])
 def test_noise_on_every_coordinate_stops_rank_one_and_the_weights_stay_clean(backend):
     found = []

@@ -134,6 +134,7 @@ def test_the_papers_budget_is_the_attack_as_it_is():
     assert (score, trials) == (0.5, 1)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "name", [name for name in registry.entries("attacks") if registry.load("attacks", name).by_row]
 )

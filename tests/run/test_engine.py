@@ -415,6 +415,7 @@ def test_a_record_says_where_it_was_computed(uninterrupted):
     assert {json.loads(line).get("device") for line in uninterrupted} == {"cpu", None}
 
 
+@pytest.mark.long
 def test_wrong_settings_are_raised_not_recorded(tmp_path):
     with pytest.raises(UsageError, match="expected fewer auxiliary labels than the 210 labeled"):
         finish(tmp_path, aux={"n": 500}, seeds=1)

@@ -251,6 +251,7 @@ def test_the_runner_stores_batches_for_other_processes(tmp_path):
     assert Store(tmp_path).cell(training.batch_key(task.cell, range(4))).read().seconds > 0
 
 
+@pytest.mark.long
 def test_shadows_of_trees_tell_who_trees_were_fitted_to(tmp_path):
     fitted = {"secureboost": {"rounds": 20, "depth": 6, "leaf_rows": 1}}
     changed = {"dataset": "credit-default", "data": {"n_labeled": 300}, "train": {}, "method": fitted}

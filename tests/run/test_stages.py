@@ -100,6 +100,7 @@ def test_one_pre_training_serves_every_strength_attack_and_label_budget(tmp_path
     assert not any(isinstance(record, StageDone) for record in Store(tmp_path).records().values())
 
 
+@pytest.mark.long
 def test_a_stored_stage_gives_the_same_records_as_one_that_is_run(tmp_path):
     spec = read()
     run(spec, tmp_path / "a")
@@ -146,6 +147,7 @@ def test_traffic_of_pre_training_is_counted_where_it_was_loaded(tmp_path):
     assert len({record.nbytes for record in results}) == 1
 
 
+@pytest.mark.long
 def test_an_attack_can_strike_after_pre_training(tmp_path):
     spec = read(attacks=["mc:epochs=20", "mc:epochs=20@pretrain"], defenses=["iso"], strengths=[25.0])
     _, records = run(spec, tmp_path)
@@ -200,6 +202,7 @@ def test_who_carries_a_defense_is_checked():
         engine.check(read(fixed=["iso:lambda=1,by=pasive@embedding"]))
 
 
+@pytest.mark.long
 def test_a_method_without_an_adversary_has_a_utility_and_no_leak(tmp_path):
     spec = read(methods=["local", "fedsplitnn"], method={}, defenses=["iso"], strengths=[5.0])
     _, records = run(spec, tmp_path)

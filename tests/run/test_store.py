@@ -38,6 +38,7 @@ def test_records_come_back_by_key(store):
     assert {key: record.status for key, record in store.records().items()} == {"a": "ok", "b": "error"}
 
 
+@pytest.mark.long
 def test_torn_last_line_is_unfinished_at_every_byte(store):
     store.append(made_result(key="a"))
     store.append(made_result(key="b", error="é"))

@@ -45,6 +45,7 @@ def swept(tmp_path_factory):
     return folder, vflsec.sweep(axes, defense="iso:lambda=5", out=folder, **SMALL)
 
 
+@pytest.mark.long
 def test_every_point_is_the_evaluation_with_its_settings(swept, tmp_path):
     _, report = swept
     assert [list(point.values.values()) for point in report.sweep.points] == [[60, 2], [60, 8], [150, 2], [150, 8]]
@@ -117,6 +118,7 @@ def test_the_frame_has_a_column_for_each_axis(swept):
     assert counts.nunique() == 1
 
 
+@pytest.mark.long
 def test_pairs_are_taken_in_their_order(tmp_path):
     report = vflsec.sweep(
         {"data.n_labeled": [60, 150], "train.epochs": [3, 1]},
@@ -209,6 +211,7 @@ def test_wrong_axes_are_refused_in_one_line_before_anything_is_written(tmp_path,
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_a_folder_is_of_a_sweep_or_of_an_evaluation(swept, tmp_path):
     folder, _ = swept
     with pytest.raises(UsageError, match="with a sweep: choose another --out"):
@@ -231,6 +234,7 @@ def test_a_point_is_no_place_for_another_evaluation(swept, tmp_path):
         vflsec.Report.read(copy)
 
 
+@pytest.mark.long
 def test_values_that_nearly_agree_are_different_points(tmp_path):
     report = vflsec.sweep({"train.lr": [0.10000001, 0.10000002]}, out=tmp_path / "run", **{**SMALL, "seeds": 1})
     assert len(report.places()) == 2
@@ -252,6 +256,7 @@ def test_axes_that_no_sweep_can_have(tmp_path, axes):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_numbers_of_numpy_are_numbers(tmp_path):
     report = vflsec.sweep({"aux.n": np.array([10, 20])}, out=tmp_path / "run", **{**SMALL, "seeds": 1})
     assert report.sweep.axes == {"aux.n": [10, 20]}
@@ -263,6 +268,7 @@ def test_no_curve_of_cap_looks_like_one_of_another_measure(swept):
     assert not colors & {line.get_color() for line in cap.lines}
 
 
+@pytest.mark.long
 def test_every_target_is_in_the_table(tmp_path):
     report = vflsec.sweep(
         {"aux.n": [20, 40]}, out=tmp_path / "run", **{**SMALL, "seeds": 1, "attack": ["membership", "mc:epochs=5"]}

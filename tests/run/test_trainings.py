@@ -96,6 +96,7 @@ def test_a_fixed_draw_spends_once_and_several_trainings_leak_no_more(swept):
     )
 
 
+@pytest.mark.long
 def test_the_first_training_is_the_plain_one(swept, tmp_path):
     _, out = swept["label-dp:epsilon=1"]
     assert run("--attack", "direction,norm", "--with", "label-dp:epsilon=1", "--out", tmp_path).exit_code == 0

@@ -77,6 +77,7 @@ def cases():
             yield from ((method, options) for options in OPTIONS.get(method.partition("-")[0], [{}]))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("method", "options"), list(cases()))
 def test_whatever_a_role_receives_some_attack_reads(method, options):
     parties = 2 if method == "fedcvt" else 3
@@ -115,6 +116,7 @@ def run(tmp_path, spec):
     ]
 
 
+@pytest.mark.long
 def test_gradients_of_pre_training_with_a_source_give_its_labels_away(tmp_path):
     spec = settings("prada", attacks=["direction@pretrain"], **LEARNING)
     ((record,), baselines) = run(tmp_path, spec)
@@ -202,6 +204,7 @@ def test_without_pre_training_nothing_strikes_after_it(attack):
         engine.check(engine.expand_attacks(settings("fedsplitnn", attacks=[f"{attack}@pretrain"]))[0])
 
 
+@pytest.mark.long
 def test_a_passive_party_attacks_the_active_partys_columns_of_training_rows(tmp_path):
     spec = settings("fedcssl-simsiam", attacks=["inversion-blackbox:victim=active", "attribute@pretrain"], seeds=1)
     records, _ = run(tmp_path, spec)

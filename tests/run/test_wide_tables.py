@@ -69,7 +69,7 @@ def in_double_precision(monkeypatch):
     torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 @pytest.mark.usefixtures("in_double_precision")
 @pytest.mark.parametrize(("method", "encoder"), METHODS)
 def test_a_method_learns_the_same_from_sparse_rows(name, method, encoder, monkeypatch):

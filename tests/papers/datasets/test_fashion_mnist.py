@@ -275,6 +275,7 @@ def test_the_package_must_hold_what_the_card_says(any_folder, monkeypatch):
     assert fashion_mnist.load().card == card
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not fashion_mnist.PACKAGE_FOLDER.is_dir(), reason="needs apt install dataset-fashion-mnist")
 def test_the_package_itself():
     dataset = fashion_mnist.load()

@@ -360,6 +360,7 @@ def test_every_changed_byte_of_an_image_is_noticed_or_changes_nothing(tmp_path):
     assert passed <= 12
 
 
+@pytest.mark.long
 def test_a_photograph_may_not_be_cut(originals, tmp_path):
     good = next((originals["imagenet-100"] / "train" / "n01440764").iterdir()).read_bytes()
     path = tmp_path / "one.JPEG"

@@ -143,6 +143,7 @@ def test_limits_that_no_run_writes_are_refused(tmp_path, runs):
         read_limits(tmp_path)
 
 
+@pytest.mark.long
 def test_the_limits_of_the_last_100_runs_are_kept(tmp_path):
     for k in range(102):
         write_limits(tmp_path, RunLimits(min_utility=k / 200))
