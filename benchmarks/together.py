@@ -33,7 +33,7 @@ from vflsec.inference.regression import fit_many
 from vflsec.run import engine, plan, training
 from vflsec.run import spec as specs
 from vflsec.run.cell import Cell
-from vflsec.run.engine import MOST_TOGETHER
+from vflsec.run.engine import MAX_JOINT_CELLS
 from vflsec.run.store import Store
 
 
@@ -61,7 +61,7 @@ def evaluated(dataset: str, seeds: int, *, one_by_one: bool) -> tuple[float, lis
     began = time.process_time()
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         if one_by_one:
-            patch.setattr(engine, "MOST_TOGETHER", 1)
+            patch.setattr(engine, "MAX_JOINT_CELLS", 1)
             patch.setattr(ModelCompletion, "run_each", Attack.run_each)
             patch.setattr(regression, "fit_many", regressions_apart)
         report = vflsec.evaluate(
@@ -103,8 +103,8 @@ def main(whole: bool, dataset: str, seeds: int, pairs: int) -> None:
             began = time.process_time()
             apart = [states(training.train(cell, "cpu")[0]) for cell in own]
             between, as_one = time.process_time(), []
-            for start in range(0, len(own), MOST_TOGETHER):
-                group = own[start : start + MOST_TOGETHER]
+            for start in range(0, len(own), MAX_JOINT_CELLS):
+                group = own[start : start + MAX_JOINT_CELLS]
                 as_one += [states(one) for one, _ in training.train_together(group, "cpu", store=Store(Path(folder)))]
             apart_times.append(between - began)
             together_times.append(time.process_time() - between)

@@ -29,7 +29,7 @@ from vflsec.cipher.arithmetic.randomizers import (
 )
 from vflsec.core.message import Kind
 from vflsec.core.party import Party
-from vflsec.core.protocol import FRACTION_BITS, LEAST_KEY_BITS, MOST_KEY_BITS
+from vflsec.core.protocol import FRACTION_BITS, MAX_KEY_BITS, MIN_KEY_BITS
 from vflsec.protocols.histograms_masked import EncryptedHistograms
 from vflsec.trees.histograms import histogram
 
@@ -87,8 +87,8 @@ class PaillierHistograms(EncryptedHistograms):
     ) -> None:
         super().__init__(passive, active)
         expect_known(MODES, mode=mode)
-        if not LEAST_KEY_BITS <= bits <= MOST_KEY_BITS or bits % 8:
-            raise UsageError(f"expected {LEAST_KEY_BITS} <= bits <= {MOST_KEY_BITS} in whole bytes, got {bits}")
+        if not MIN_KEY_BITS <= bits <= MAX_KEY_BITS or bits % 8:
+            raise UsageError(f"expected {MIN_KEY_BITS} <= bits <= {MAX_KEY_BITS} in whole bytes, got {bits}")
         if range_bits is not None and not 0 <= range_bits <= 16:
             raise UsageError(f"expected 0 <= range_bits <= 16, got {range_bits}")
         self.bits, self.mode, self._range_bits = bits, mode, range_bits

@@ -468,13 +468,13 @@ def test_nodes_are_refused_exactly_where_no_tree_has_them(tmp_path_factory, data
 
 
 def test_trees_that_would_fill_the_memory_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(transcript_lines, "MOST_PATHS", 8)
+    monkeypatch.setattr(transcript_lines, "MAX_PATHS", 8)
     with pytest.raises(DataError, match=r"expected at most 8 rows times trees, found 9"):
         read(tmp_path / "t", nodes([2, 3, 3]), nodes([[2, 2]] * 3, step=1, receiver="shop"))
 
 
 def test_more_trees_than_any_training_has_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(transcript_lines, "MOST_TREES", 2)
+    monkeypatch.setattr(transcript_lines, "MAX_TREES", 2)
     read(tmp_path / "few", nodes([[2, 2]] * 3))
     with pytest.raises(DataError, match="row 1: expected nodes of at most 2 trees, found 3"):
         read(tmp_path / "many", nodes([[2, 2, 2]] * 3))

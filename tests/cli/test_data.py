@@ -21,7 +21,7 @@ from vflsec.cli.data_ import add_label_warning, fewer_labels
 from vflsec.data.checkup import Checkup
 from vflsec.data.files import load_toml
 from vflsec.data.partition import DataSpec, partition
-from vflsec.results.analysis.gates import MOST_KNOWN
+from vflsec.results.analysis.gates import MAX_KNOWN_SHARE
 from vflsec.run.adversary import draw_auxiliary
 from vflsec.run.score import share_of_class
 from vflsec.run.spec import AuxSpec
@@ -122,9 +122,9 @@ def test_the_next_command_has_as_many_labels_as_the_alarm_allows(train: list[int
     def share(n: int) -> float:
         return share_of_class(labels, draw_auxiliary(labels, len(train), AuxSpec(n=n), 0))
 
-    assert share(expected or 80) <= MOST_KNOWN
+    assert share(expected or 80) <= MAX_KNOWN_SHARE
     if expected and min(train) >= 50:  # fewer than five known rows of a class are no alarm
-        assert share(expected + len(train)) > MOST_KNOWN
+        assert share(expected + len(train)) > MAX_KNOWN_SHARE
 
 
 def test_rare_classes_get_a_next_command_with_fewer_labels(folder: Path):

@@ -146,7 +146,7 @@ def test_splits_of_few_rows_tell_labels_of_rows_that_nobody_knows(classes):
     assert torch.equal(guessed[known], truth[known])
 
 
-@pytest.mark.parametrize(("name", "value"), [("ROWS_PER_SPLIT", 0), ("MOST_ROWS", 100)])
+@pytest.mark.parametrize(("name", "value"), [("ROWS_PER_SPLIT", 0), ("MAX_ROWS", 100)])
 def test_too_many_rows_give_no_labels(monkeypatch, name, value):
     view, _, targets, _ = trained(2)
     view = replace(view, aux_rows=torch.arange(4), aux_labels=targets[:4, 0].long())

@@ -110,7 +110,7 @@ def test_a_forest_taught_by_training_rows_scores_others_better_than_nodes():
 def test_few_rows_are_drawn_and_the_rest_predicted(monkeypatch):
     _, y, trees = world(n=400, rounds=5)
     view = passive(trees)
-    monkeypatch.setattr(module, "MOST_LEARNED", 100)
+    monkeypatch.setattr(module, "MAX_FITTED_ROWS", 100)
     found = both(labels(view))
     assert auc(found, y["train"]) > 0.7
 

@@ -537,7 +537,7 @@ def test_a_figure_does_not_obey_the_users_matplotlibrc(summary):
 
 @pytest.mark.parametrize(
     ("targets", "defenses", "omitted"),
-    [(300, 1, "294 targets of 300"), (1, 300, "276 curves of 300"), (curve.MOST_TARGETS, curve.MOST_CURVES, None)],
+    [(300, 1, "294 targets of 300"), (1, 300, "276 curves of 300"), (curve.MAX_TARGETS, curve.MAX_CURVES, None)],
 )
 def test_a_picture_has_no_more_than_can_be_read(summary, targets, defenses, omitted):
     names = ["labels", *(f"attribute c{i}" for i in range(1, targets))]
@@ -547,8 +547,8 @@ def test_a_picture_has_no_more_than_can_be_read(summary, targets, defenses, omit
     ]  # fmt: skip
     figure = curve.draw(with_points(summary, points))
     legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-    assert len(figure.axes) == min(targets, curve.MOST_TARGETS)
-    assert len([text for text in legend if "d" in text and "adversary" not in text]) == min(defenses, curve.MOST_CURVES)
+    assert len(figure.axes) == min(targets, curve.MAX_TARGETS)
+    assert len([text for text in legend if "d" in text and "adversary" not in text]) == min(defenses, curve.MAX_CURVES)
     notes = [text.get_text() for text in figure.axes[0].texts if "not drawn" in text.get_text()]
     assert notes == ([f"{omitted} are not drawn: see the table"] if omitted else [])
 

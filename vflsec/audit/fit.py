@@ -33,8 +33,8 @@ from vflsec.run.spec import parse_defense
 from vflsec.run.store import CellFacts
 
 LEVEL = 0.01  # the rate at which material of other rows passes for that of the stated ones
-MOST_ROWS = 600  # rows that are compared; of more, some are drawn
-MOST_COUNTED = 2000  # rows among which those with vectors of other rows are counted
+MAX_COMPARED_ROWS = 600  # rows that are compared; of more, some are drawn
+MAX_COUNTED_ROWS = 2000  # rows among which those with vectors of other rows are counted
 PREDICTED = 0.8  # the R2 above which the rows that are predicted badly are counted
 MAX_COLUMNS = 2000  # columns of a party that are read; of more, those that are filled most
 MIN_ROWS = 50  # fewer rows than this never show a misfit
@@ -275,7 +275,7 @@ def _judge_embeddings(
             f"none of them stands for a missing one",
         )  # fmt: skip
     if fit.p <= LEVEL:
-        many = _draw(sent.mean, rng, MOST_COUNTED)
+        many = _draw(sent.mean, rng, MAX_COUNTED_ROWS)
         read, vectors = _read_columns(features, splits, many), [sent.mean[many], sent.last[many]]
         ends = np.cumsum([features[split].shape[0] for split in splits])
         parts = np.split(np.arange(len(many)), np.searchsorted(many, ends[:-1]))
@@ -325,7 +325,7 @@ def _belong(columns: Floats, releases: Sequence[Floats], rng: np.random.Generato
     return any(each.r2 > PREDICTED and each.others <= 0.02 * (1 + 200 / read.n) for each in mixtures)
 
 
-def _draw(values: Floats, rng: np.random.Generator, most: int = MOST_ROWS) -> Ints:
+def _draw(values: Floats, rng: np.random.Generator, most: int = MAX_COMPARED_ROWS) -> Ints:
     """Return the rows that have vectors, or some of them."""
     return np.sort(rng.permutation(np.flatnonzero(np.isfinite(values).all(axis=1)))[:most])
 
@@ -471,7 +471,7 @@ def _judge_output(values: Floats, rows: Rows, what: str, embeddings: Floats, *, 
     if embeddings.shape[1]:
         sources.append(lambda drawn: np.concatenate([rows.columns(drawn, "active"), embeddings[drawn]], axis=1))
     both = np.concatenate([values, embeddings], axis=1)
-    drawn, many = _draw(both, rng), _draw(both, rng, MOST_COUNTED)
+    drawn, many = _draw(both, rng), _draw(both, rng, MAX_COUNTED_ROWS)
     fits = [ColumnRegression(read(drawn), rng).fit(values[drawn]) for read in sources]
     fit, read = max(zip(fits, sources, strict=True), key=lambda each: (each[0].p <= LEVEL, each[0].r2))
     numbers = f"held-out R2 {fit.r2:.2f}, p = {fit.p:.3f} against permuted rows, {count(len(drawn), 'row')}"

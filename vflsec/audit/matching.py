@@ -16,7 +16,7 @@ MAX_COMPONENTS = 8  # principal components of vectors that are predicted
 CONTROLS = 199  # permutations, so that the smallest p-value is .005
 RIDGES = (0.01, 1.0)  # of kernel ridge regressions, as multiples of the mean of the kernel's diagonal
 ROUNDS = 6  # of regressions on the rows that the last one predicts well
-MOST_READ = 600  # rows that these regressions read; others are only predicted
+MAX_FITTED_ROWS = 600  # rows that these regressions read; others are only predicted
 # shares of the rows, of those whose predictions are most certain, in all of which other rows must show
 SUREST = (0.15, 0.25, 0.5)
 
@@ -157,7 +157,7 @@ class ColumnRegression:
         predicted badly without being wrong, but not among those that are most like others.
         """
         target, kernel = components(vectors), self.kernels[0] + self.kernels[1]
-        read, best = np.sort(self._rng.permutation(self.n)[:MOST_READ]), RowMixture(0.0, 0.0)
+        read, best = np.sort(self._rng.permutation(self.n)[:MAX_FITTED_ROWS]), RowMixture(0.0, 0.0)
         for ridge in (0.02, 0.5):
             kept = read
             for round_ in range(ROUNDS):

@@ -25,8 +25,8 @@ COLUMNS = (*TEXT, "step", "row", "value")
 HELD_OUT = ("val", "test")  # splits whose rows are not trained on; all others are
 MAX_VALUES = 1 << 20  # the most numbers in a vector
 NODES = 1 << 15  # above the number of every node of a tree: 14 levels of splits
-MOST_TREES = 1 << 14  # the most trees in a vector of nodes
-MOST_PATHS = 1 << 27  # rows times trees of a transcript, which are kept in memory
+MAX_TREES = 1 << 14  # the most trees in a vector of nodes
+MAX_PATHS = 1 << 27  # rows times trees of a transcript, which are kept in memory
 LAST_STEP = 1 << 53
 LONGEST_TEXT = 64  # the most characters of the name of a party, a phase or a split
 LONGEST_ID = 1000  # the most characters of the id of a row
@@ -179,7 +179,7 @@ class Lines:
         ends = np.cumsum(lengths)
         expect(_check_lines(np.isfinite(flat), ends), "finite numbers as value")
         of_trees = np.array([text == "nodes" for text in texts[0]])[codes[0]]
-        expect(~of_trees | (lengths <= MOST_TREES), f"nodes of at most {MOST_TREES} trees", lengths.__getitem__)
+        expect(~of_trees | (lengths <= MAX_TREES), f"nodes of at most {MAX_TREES} trees", lengths.__getitem__)
         whole = (flat >= 0) & (flat < NODES) & (flat % 1 == 0) | ~np.repeat(of_trees, lengths)
         numbers = f"numbers of nodes, whole ones from 0 to {NODES - 1}"
         expect(_check_lines(whole, ends), numbers, lambda _: f"{flat[~whole][0]:g}")
@@ -302,9 +302,9 @@ class _Deepest:
         i = np.array([self._rows.setdefault(row, len(self._rows)) for row in rows.tolist()], dtype=np.int64)
         j = np.array([self._trees.setdefault(tree, len(self._trees)) for tree in trees], dtype=np.int64)
         needed = (len(self._rows), len(self._trees))
-        if (product := needed[0] * needed[1]) > MOST_PATHS:
+        if (product := needed[0] * needed[1]) > MAX_PATHS:
             raise _Contradiction(
-                0, f"expected at most {MOST_PATHS} rows times trees, found {product}: record fewer trees or rows"
+                0, f"expected at most {MAX_PATHS} rows times trees, found {product}: record fewer trees or rows"
             )
         shape = self.nodes.shape
         if needed[0] > shape[0] or needed[1] > shape[1]:

@@ -93,16 +93,16 @@ def add_label_warning(report: Checkup) -> Checkup:
 def fewer_labels(report: Checkup) -> tuple[int | None, int]:
     """Return how many labels an evaluation should let the adversary know, or None for the default, and the default.
 
-    They are drawn evenly from the classes: at most ``MOST_KNOWN`` of the rarest class are known, but at least one row.
+    They are drawn evenly from the classes: at most ``MAX_KNOWN_SHARE`` of the rarest class, but at least one row.
     """
-    from vflsec.results.analysis.gates import MOST_KNOWN
+    from vflsec.results.analysis.gates import MAX_KNOWN_SHARE
     from vflsec.run.spec import AuxSpec
 
     default, classes = AuxSpec().n, len(report.train)
     rarest = min(report.train.values(), default=0)
-    if not rarest or -(-default // classes) / rarest <= MOST_KNOWN:
+    if not rarest or -(-default // classes) / rarest <= MAX_KNOWN_SHARE:
         return None, default
-    return classes * max(1, int(MOST_KNOWN * rarest + 1e-9)), default
+    return classes * max(1, int(MAX_KNOWN_SHARE * rarest + 1e-9)), default
 
 
 def table(report: Checkup, path: Path) -> str:

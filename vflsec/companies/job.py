@@ -47,7 +47,7 @@ MAX_COUNT = 1_000_000
 """Of rows in a batch, and epochs."""
 MAX_UNITS = 65_536
 """Of any layer."""
-MOST_WEIGHTS = 1 << 28
+MAX_WEIGHTS = 1 << 28
 """Between the layers of the passive party's encoder: 1 GiB as float32."""
 LONGEST_SETTING = 1_000
 """Characters that one setting may have when the parties compare theirs."""
@@ -159,8 +159,8 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             if value > most:
                 raise UsageError(f"expected {name} <= {most}, got {value}")
         weights = sum(before * after for before, after in pairwise((*model.hidden, width)))
-        if weights > MOST_WEIGHTS:
-            raise UsageError(f"expected model.hidden with at most {MOST_WEIGHTS} weights, got {weights}: choose less")
+        if weights > MAX_WEIGHTS:
+            raise UsageError(f"expected model.hidden with at most {MAX_WEIGHTS} weights, got {weights}: choose less")
         for name, text in self.settings.items():
             if len(text) > LONGEST_SETTING:
                 raise UsageError(f"expected {name} of at most {LONGEST_SETTING} characters, got {len(text)}")

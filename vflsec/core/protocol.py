@@ -141,7 +141,7 @@ FRACTION_BITS = 24
 """Derivatives of a loss are multiples of 2^-24 in every exchange of histograms, so that all choose the same splits."""
 
 
-LEAST_KEY_BITS, MOST_KEY_BITS = 1024, 4096
+MIN_KEY_BITS, MAX_KEY_BITS = 1024, 4096
 """Sizes of the key of an exchange of encrypted histograms, in whole bytes."""
 
 

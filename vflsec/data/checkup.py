@@ -25,15 +25,15 @@ from vflsec.data.partition import DataSpec, Partition, partition
 from vflsec.data.tables import MISSING
 from vflsec.results.metrics import METRICS, chance
 
-MOST_NAMED = 8
+MAX_NAMED_CLASSES = 8
 """So many classes with few rows are named."""
 
 ALMOST = 0.99
 """A column that alone predicts the label better than this is nearly a copy of it."""
 
 
-MOST_ROWS = 20_000
-MOST_VALUES = 2_000_000
+MAX_FITTED_ROWS = 20_000
+MAX_FITTED_VALUES = 2_000_000
 """Rows, and rows times columns, that the models are fitted to; more hardly change what they show."""
 TREES = 60
 PART = 10_000
@@ -230,8 +230,8 @@ def _copies(columns: list[ColumnFacts], dataset: VerticalDataset) -> list[str]:
 
 def _rare(classes: dict[str, int]) -> list[str]:
     few = [f"{name!r} ({rows})" for name, rows in classes.items() if rows < 50]
-    others = f" and {len(few) - MOST_NAMED} more" if len(few) > MOST_NAMED else ""
-    named = ", ".join(few[:MOST_NAMED]) + others
+    others = f" and {len(few) - MAX_NAMED_CLASSES} more" if len(few) > MAX_NAMED_CLASSES else ""
+    named = ", ".join(few[:MAX_NAMED_CLASSES]) + others
     return [f"few common rows of class {named}: their figures will vary by seed"] if few else []
 
 
@@ -284,7 +284,7 @@ def quick_utility(
         n_classes: C.
         metric: of ``METRICS``.
     """
-    rows = min(MOST_ROWS, max(200, MOST_VALUES // max(1, train.shape[1])))
+    rows = min(MAX_FITTED_ROWS, max(200, MAX_FITTED_VALUES // max(1, train.shape[1])))
     train, labels = train[:rows], labels[:rows]
     if not isinstance(train, np.ndarray):  # no model can use a category that does not occur in these rows
         seen = np.unique(train.indices)

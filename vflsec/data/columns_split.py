@@ -30,7 +30,7 @@ from vflsec.data.dataset import PartyTable, VerticalDataset, align
 
 ColumnSplit = Literal["given", "even", "random", "dirichlet", "together", "apart"]
 
-MOST_ROWS = 5000
+MAX_CORRELATED_ROWS = 5000
 """Rows that correlations are computed of."""
 
 
@@ -147,7 +147,7 @@ def _sort_by_similarity(table: PartyTable) -> np.ndarray:
 
 def correlations(table: PartyTable) -> np.ndarray:
     """Return the rank correlation (d, d) of every two columns; categories count by the frequency of their values."""
-    frame = table.frame.iloc[:: max(1, len(table.frame) // MOST_ROWS)]
+    frame = table.frame.iloc[:: max(1, len(table.frame) // MAX_CORRELATED_ROWS)]
     numbers = {
         name: frame[name].map(frame[name].value_counts()).astype(float) if name in table.categorical else frame[name]
         for name in frame.columns

@@ -19,7 +19,7 @@ from vflsec.data.description import DataFile, PartyFile
 from vflsec.data.encode import SPREAD, center_and_spread
 from vflsec.data.tables import RawTable, more_rows
 
-MOST_ALIKE = 0.01
+MAX_LOST_SHARE = 0.01
 """If more than this share of the ids that could be used is lost to spelling, no number is of the right rows."""
 
 MIN_ID_ROWS = 50
@@ -31,7 +31,7 @@ WILD, GAP = 50.0, 4.0
 USUAL = frozenset([1.0, 9.0, 88.0, 99.0, 888.0, *(float(10**k - 1) for k in range(3, 10)), 1e6, 1e9])
 """What usually stands for a missing value, with either sign."""
 
-ENOUGH, LARGE, DIFFERENT, APART, MOST_CODES = 3, 999, 10, 5.0, 4
+ENOUGH, LARGE, DIFFERENT, APART, MAX_CODES = 3, 999, 10, 5.0, 4
 """Rows of a code, unless it is large; values beside the only negative one; how much farther or more frequent than
 others a code is; codes of a column."""
 
@@ -113,7 +113,7 @@ def check_id_spelling(indices: Mapping[str, pd.Index]) -> Iterator[str]:
         return
     written = " and ".join(f"{ids[lost[0]]!r} in {name}" for name, ids in zip(indices, left, strict=True))
     text = f"{count(len(lost), 'id matches', 'ids match')} only if written the same way in all files, such as {written}"
-    if len(lost) > MOST_ALIKE * (len(lost) + len(common)):
+    if len(lost) > MAX_LOST_SHARE * (len(lost) + len(common)):
         raise DataError(f"{text}; write zeros in front, capital letters, spaces and numbers alike")
     yield text
 
@@ -196,7 +196,7 @@ class Odd(NamedTuple):
 def odd_values(values: np.ndarray) -> list[Odd]:
     """Return the codes of a column (n,) and its wild values; NaN is none."""
     left, codes = ~np.isnan(values), []
-    for _ in range(MOST_CODES):
+    for _ in range(MAX_CODES):
         code = _code(values[left])
         if code is None:
             break

@@ -29,7 +29,7 @@ from vflsec.inference.trees.values import columns_between_bounds, columns_by_his
 
 _DISTANCES = ", distances"
 
-MOST_OTHERS = 1200
+MAX_GUESSED_ROWS = 1200
 """Rows whose guesses are learned, beside the auxiliary rows."""
 
 LENGTHS = (0.5, 1.0, 2.0, 4.0, 16.0)
@@ -250,9 +250,9 @@ class Distilled(NamedTuple):
 
 
 def draw_rows(n_rows: int, known: Tensor, rng: torch.Generator) -> Tensor:
-    """Return the positions of the rows to learn from: the ``known`` ones, then up to ``MOST_OTHERS`` at random."""
+    """Return the positions of the rows to learn from: the ``known`` ones, then up to ``MAX_GUESSED_ROWS`` at random."""
     others = torch.randperm(n_rows, generator=rng).to(known.device)
-    return torch.cat([known, others[~torch.isin(others, known)][:MOST_OTHERS]])
+    return torch.cat([known, others[~torch.isin(others, known)][:MAX_GUESSED_ROWS]])
 
 
 def learn_guesses(

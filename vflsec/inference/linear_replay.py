@@ -43,7 +43,7 @@ MAX_DESIGN = 20_000_000
 
 MAX_KNOTS = 16
 
-MOST_SURE, SURE = 1200, 1e-3
+MAX_SURE_ROWS, SURE = 1200, 1e-3
 """Rows that count as known at most, and the distance of their guesses from values that makes them sure."""
 
 RIDGES = (1e-6, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e4)
@@ -201,7 +201,7 @@ def _infer(training: Training, current: Opinion, view: View, targets: Tensor) ->
     x, known = _with_constant(current, view.aux_rows), view.aux_rows
     changes, bases = training.replay(x)[:-1], _ramps(training)
     sure = _find_sure(x[:, :-1], targets, view)
-    room = min(MOST_SURE, MAX_DESIGN // (bases.shape[1] * x.shape[1] * training.steps.shape[1]))
+    room = min(MAX_SURE_ROWS, MAX_DESIGN // (bases.shape[1] * x.shape[1] * training.steps.shape[1]))
     sure = sure[~torch.isin(sure, known)][:room]
     rows = F.pad(torch.cat([targets, x[sure, :-1]]), (0, 1), value=1.0)
     part = torch.arange(len(rows), device=rows.device) % FOLDS

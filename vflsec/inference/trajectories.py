@@ -22,14 +22,14 @@ from vflsec.inference.releases import Releases, read_releases
 from vflsec.inference.trees.nodes import weigh_components
 
 LANDMARKS = 256
-"""Rows whose span holds the components, beside up to ``MOST_KNOWN`` auxiliary rows."""
+"""Rows whose span holds the components, beside up to ``MAX_AUX_ROWS`` auxiliary rows."""
 
-MOST_KNOWN = 1024
+MAX_AUX_ROWS = 1024
 
 LINEAR = (8, 16)
 """Numbers of first components that a linear model reads: with more, it fits noise."""
 
-MOST_COMPLETED = 40
+MAX_COORDINATES = 40
 """Coordinates up to which the rows' places are computed: time and memory grow with their square."""
 
 CURVED = (32, 64, 128)
@@ -125,7 +125,7 @@ def _complete_choices(
     if any(part.values.shape[1] > max(LINEAR) for part in releases):
         return {}
     width = layout.width if layout else max(LINEAR)
-    most = min(components.shape[1] - 1, MOST_COMPLETED)
+    most = min(components.shape[1] - 1, MAX_COORDINATES)
     numbers = sorted({k for k in (*LINEAR, width, width * 3 // 2) if k <= most})
     choices = [(k, 1) for k in numbers] + [(width, 2)] * (width <= most)  # a linear model changes more smoothly
     return {
@@ -206,7 +206,7 @@ def landmarks(view: View) -> Tensor:
     n = len(view.features[view.aux_split])
     chosen = torch.zeros(n, dtype=torch.bool, device=view.aux_rows.device)
     chosen[:: max(1, n // LANDMARKS)] = True
-    chosen[view.aux_rows[:MOST_KNOWN]] = True
+    chosen[view.aux_rows[:MAX_AUX_ROWS]] = True
     return torch.nonzero(chosen)[:, 0]
 
 

@@ -22,7 +22,7 @@ from vflsec.core.hooks import Hook
 from vflsec.core.message import Kind, Step
 from vflsec.core.method import Method, Progress
 from vflsec.core.party import Party
-from vflsec.core.protocol import FRACTION_BITS, LEAST_KEY_BITS, MOST_KEY_BITS, HistogramExchange
+from vflsec.core.protocol import FRACTION_BITS, MAX_KEY_BITS, MIN_KEY_BITS, HistogramExchange
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Need
 from vflsec.methods.epochs import Epochs
@@ -42,7 +42,7 @@ EXCHANGES: dict[str, type[HistogramExchange]] = {
 DEEPEST = 14
 """Levels of a tree whose nodes have numbers of 16 bits."""
 
-MOST_NODES = 2**22
+MAX_NODES = 2**22
 
 UNIT = 2.0**FRACTION_BITS
 
@@ -153,10 +153,8 @@ class SecureBoost(Method):
             raise UsageError(f"expected depth of at most {DEEPEST}, got {depth}: grow more rounds instead")
         if not 2 <= bins <= 2**15:
             raise UsageError(f"expected 2 <= bins <= {2**15}, got {bins}")
-        if not LEAST_KEY_BITS <= key_bits <= MOST_KEY_BITS or key_bits % 8:
-            raise UsageError(
-                f"expected {LEAST_KEY_BITS} <= key_bits <= {MOST_KEY_BITS}, a multiple of 8, got {key_bits}"
-            )
+        if not MIN_KEY_BITS <= key_bits <= MAX_KEY_BITS or key_bits % 8:
+            raise UsageError(f"expected {MIN_KEY_BITS} <= key_bits <= {MAX_KEY_BITS}, a multiple of 8, got {key_bits}")
         self.exchange, self.key_bits, self.graft = exchange, key_bits, graft
         self.rounds, self.depth, self.bins, self.learning_rate = rounds, depth, bins, learning_rate
         self.rule = Rule(l2, leaf_rows, leaf_hessian, least_gain)
@@ -174,9 +172,9 @@ class SecureBoost(Method):
         """Choose bins, and make room for the trees."""
         outputs = federation.n_classes if federation.n_classes > 2 else 1
         trees = self.rounds * outputs
-        if trees * 2**self.depth > MOST_NODES:
+        if trees * 2**self.depth > MAX_NODES:
             raise UsageError(
-                f"expected at most {MOST_NODES:,} nodes in all trees, got room for {trees * 2**self.depth:,}: lower "
+                f"expected at most {MAX_NODES:,} nodes in all trees, got room for {trees * 2**self.depth:,}: lower "
                 f"rounds or depth"
             )
         for party in federation.parties.values():

@@ -30,7 +30,7 @@ from vflsec.nn.stacked import batches
 from vflsec.protocols.plain import PlainBoundary
 
 HELD_OUT, PATIENCE = 0.1, 3
-LEAST_ROWS = 4
+MIN_ROWS = 4
 """Two to learn from and two to validate on: a loss needs a second row to compare with."""
 
 
@@ -238,9 +238,9 @@ class VFLHLP(SplitMethod):
             )
         for party in federation.passive if self.initializes else ():
             count = len(training_rows(party))
-            if count < LEAST_ROWS:
+            if count < MIN_ROWS:
                 raise UsageError(
-                    f"{self.name} expects {LEAST_ROWS} rows at each passive party, got {count} at {party.name}: "
+                    f"{self.name} expects {MIN_ROWS} rows at each passive party, got {count} at {party.name}: "
                     "raise data.aligned or data.overlap"
                 )
 

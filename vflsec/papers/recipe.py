@@ -28,7 +28,7 @@ from vflsec.run import spec as specs
 
 FOLDER = Path(__file__).with_name("recipes")
 
-MOST_SEEDS = 1000
+MAX_SEEDS = 1000
 UNDEFENDED = "no defense"
 MAX_PRINTED = 1e6
 """Printed values are below this."""
@@ -148,9 +148,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         """Check that rows, groups and printed values fit together."""
-        if not 1 <= self.seeds <= MOST_SEEDS or not 1 <= self.quick.seeds <= MOST_SEEDS:
+        if not 1 <= self.seeds <= MAX_SEEDS or not 1 <= self.quick.seeds <= MAX_SEEDS:
             got = f"{self.seeds} and {self.quick.seeds} for quick"
-            raise ValueError(f"expected seeds from 1 to {MOST_SEEDS}, got {got}")
+            raise ValueError(f"expected seeds from 1 to {MAX_SEEDS}, got {got}")
         for metric in (self.metric, *(part.metric for part in (*self.rows, *self.columns))):
             if metric not in ("", *METRICS):
                 raise ValueError(unknown("metric", metric, METRICS))

@@ -24,7 +24,7 @@ Table = dict[str, Any]
 ALONE = "alone"
 """In place of an arm: the adversary without the federation."""
 
-MOST_SEEDS = 1000
+MAX_SEEDS = 1000
 
 Kind = Literal["utility", "leak", "advantage", "cap", "calibrated", "bytes", "bytes to target"]
 ATTACKED = ("leak", "advantage", "cap", "calibrated")
@@ -174,8 +174,8 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Check that claims name arms and data that exist."""
         if not _is_date(self.registered):
             raise ValueError(f"expected registered as a date in the form 2026-01-31, got {self.registered!r:.40}")
-        if not 1 <= self.seeds <= MOST_SEEDS:
-            raise ValueError(f"expected seeds from 1 to {MOST_SEEDS}, got {self.seeds}")
+        if not 1 <= self.seeds <= MAX_SEEDS:
+            raise ValueError(f"expected seeds from 1 to {MAX_SEEDS}, got {self.seeds}")
         arms, data = [arm.name for arm in self.arms], [part.name for part in self.data]
         for kind, names in (("data", data), ("arms", arms)):
             if not names or len(set(names)) < len(names) or ALONE in names:

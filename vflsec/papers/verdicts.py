@@ -15,7 +15,7 @@ import msgspec
 
 from vflsec.base.errors import UsageError
 from vflsec.papers.measurements import Measurements, Values
-from vflsec.papers.study import ALONE, MOST_SEEDS, ArmMeasure, Claim, Study
+from vflsec.papers.study import ALONE, MAX_SEEDS, ArmMeasure, Claim, Study
 from vflsec.results.statistics import ALPHA, MIN_SEEDS, Paired, compare_pairs, detectable_difference, holm
 
 Decision = Literal["holds", "does not hold here", "undecided"]
@@ -170,7 +170,7 @@ def _check(measured: MeasuredStudy) -> None:
             raise UsageError(f"expected {expected}, got {got}: {changed}")
 
     seeds, named = measured.measurements.seeds, set()
-    expect(1 <= seeds <= MOST_SEEDS, f"1 to {MOST_SEEDS} seeds", seeds)  # before anything is made that has so many
+    expect(1 <= seeds <= MAX_SEEDS, f"1 to {MAX_SEEDS} seeds", seeds)  # before anything is made that has so many
     for values in measured.measurements.values:
         which = f"{values.measure} of {values.arm} on {values.data}"
         expect((values.data, values.arm, values.measure) not in named, f"{which} once", "it twice")

@@ -39,10 +39,10 @@ INFERRED = {
 }
 
 
-MOST_TARGETS, MOST_CURVES = 6, 24
+MAX_TARGETS, MAX_CURVES = 6, 24
 """More diagrams, or more curves in one, are not drawn: nobody could read them, and drawing takes long."""
 
-MOST_IN_ROW, MOST_REPORTS_IN_ROW = 2, 3
+MAX_DIAGRAMS_IN_ROW, MAX_DIAGRAMS_IN_SHARED_ROW = 2, 3
 """Diagrams of one report, and of several, side by side; the others are below."""
 
 MANY = 6
@@ -174,12 +174,12 @@ def _limit(summary: Summary) -> Summary:
     curves = list(dict.fromkeys((p.method, p.defense) for p in summary.points))
     omitted = [
         f"{len(all_) - most} {what} of {len(all_)} are not drawn: see the table"
-        for all_, most, what in ((targets, MOST_TARGETS, "targets"), (curves, MOST_CURVES, "curves"))
+        for all_, most, what in ((targets, MAX_TARGETS, "targets"), (curves, MAX_CURVES, "curves"))
         if len(all_) > most
     ]
     if not omitted:
         return summary
-    kept_targets, kept_curves = set(targets[:MOST_TARGETS]), set(curves[:MOST_CURVES])
+    kept_targets, kept_curves = set(targets[:MAX_TARGETS]), set(curves[:MAX_CURVES])
 
     def select(points: Sequence[Point]) -> list[Point]:
         return [p for p in points if p.target in kept_targets and (p.method, p.defense) in kept_curves]
@@ -206,7 +206,7 @@ def draw(*summaries: Summary) -> Curve:
     if not panels:
         figure.text(0.5, 0.5, "nothing is inferred: attacks on integrity have a table of their own", ha="center")
     widths = []
-    across = min(len(panels), MOST_IN_ROW if len(summaries) == 1 else MOST_REPORTS_IN_ROW)
+    across = min(len(panels), MAX_DIAGRAMS_IN_ROW if len(summaries) == 1 else MAX_DIAGRAMS_IN_SHARED_ROW)
     for number, (summary, target, points) in enumerate(panels, start=1):
         axes = figure.add_subplot(-(-len(panels) // across), across, number)
         several = _draw_target(axes, points, [p for p in summary.worst if p.target == target], summary.undefended)

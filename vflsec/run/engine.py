@@ -57,7 +57,7 @@ ALL = "all"
 SINGLE_TRAINING = ("integrity", "parameters")
 """Targets that belong to one training, so that there is no combining several."""
 
-MOST_TOGETHER = 20
+MAX_JOINT_CELLS = 20
 """The most cells that train as one: with more, the work that is saved for each hardly grows."""
 
 
@@ -145,7 +145,7 @@ def _open_groups(tasks: list[Task], store: Store | None) -> list[Task]:
         common = msgspec.structs.replace(task.cell, seed=0, defenses=()).key
         missing = [cell for cell in task.cells if not (store and store.cell(cell.key).read())]
         alike.setdefault(common, []).extend(task._replace(cell=cell) for cell in missing)
-    chunks = [chunk[k : k + MOST_TOGETHER] for chunk in alike.values() for k in range(0, len(chunk), MOST_TOGETHER)]
+    chunks = [chunk[k : k + MAX_JOINT_CELLS] for chunk in alike.values() for k in range(0, len(chunk), MAX_JOINT_CELLS)]
     return [chunk[0]._replace(rows=(), group=tuple(t.cell for t in chunk)) for chunk in chunks if len(chunk) > 1]
 
 

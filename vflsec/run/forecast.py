@@ -20,7 +20,7 @@ from vflsec.run.federation import build_models
 from vflsec.run.plan import training_cell
 from vflsec.run.spec import EvalSpec
 
-MOST_FOLDERS = 50
+MAX_FOLDERS = 50
 """Folders whose past results are read, the newest first."""
 
 
@@ -112,7 +112,7 @@ def read_past_results(folder: Path, dataset: str) -> Iterator[Record]:
     """Yield the results in ``folder`` and in the folders beside it that are on the same dataset."""
     beside = [path for path in folder.parent.glob("*/records.jsonl") if path.parent != folder]
     newest = sorted(beside, key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in [folder / "records.jsonl", *newest[:MOST_FOLDERS]]:
+    for path in [folder / "records.jsonl", *newest[:MAX_FOLDERS]]:
         try:
             if path.is_file() and read_manifest(path.parent).dataset == dataset:
                 yield from read_records(path.parent).values()

@@ -90,9 +90,9 @@ class MethodSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return format_reference(self.name, self.options)
 
 
-MOST_SEEDS = 10_000
+MAX_SEEDS = 10_000
 
-MOST_TRAININGS = 1000
+MAX_TRAININGS = 1000
 
 
 class AuxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -162,10 +162,10 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         """Check the fields against each other."""
         positive(seeds=self.seeds, trainings=self.trainings)
-        if self.seeds > MOST_SEEDS:
-            raise UsageError(f"expected at most {MOST_SEEDS} seeds, got {self.seeds}")
-        if self.trainings > MOST_TRAININGS:
-            raise UsageError(f"expected at most {MOST_TRAININGS} trainings, got {self.trainings}")
+        if self.seeds > MAX_SEEDS:
+            raise UsageError(f"expected at most {MAX_SEEDS} seeds, got {self.seeds}")
+        if self.trainings > MAX_TRAININGS:
+            raise UsageError(f"expected at most {MAX_TRAININGS} trainings, got {self.trainings}")
         for field in ("methods", "attacks"):
             if not getattr(self, field):
                 raise UsageError(f"expected at least one of {field}, got none")

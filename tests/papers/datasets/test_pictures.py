@@ -381,7 +381,7 @@ def test_what_is_no_file_is_not_opened(tmp_path):
     with pytest.raises(DataError, match="expected a file of at most .* bytes, got something else"):
         bhi._patch(tmp_path / "one.png", 8)
     with (tmp_path / "large.png").open("wb") as file:
-        file.truncate(pictures.MOST_BYTES + 1)
+        file.truncate(pictures.MAX_FILE_BYTES + 1)
     with pytest.raises(DataError, match="expected a file of at most 33,554,432 bytes, got 33,554,433"):
         bhi._patch(tmp_path / "large.png", 8)
     (tmp_path / "dead.png").symlink_to(tmp_path / "none.png")

@@ -10,7 +10,7 @@ from gmpy2 import mpz
 from numpy.typing import NDArray
 
 from vflsec.base.errors import ProtocolError, UsageError
-from vflsec.cipher.arithmetic.layout import MOST_BITS
+from vflsec.cipher.arithmetic.layout import MAX_BITS
 
 Randbits = Callable[[int], int]
 
@@ -43,7 +43,7 @@ def encode(
     if x.size and (most := np.abs(units).max()) > 2.0 ** (precision + bits):
         worst = int(np.abs(x).argmax())
         needed = (int(most) - 1).bit_length() - precision
-        way_out = f"set {name.removesuffix('s')}_bits = {needed}" if needed <= MOST_BITS else "make it smaller"
+        way_out = f"set {name.removesuffix('s')}_bits = {needed}" if needed <= MAX_BITS else "make it smaller"
         raise UsageError(
             f"expected |{name}| <= {2**bits}, got {np.abs(x).flat[worst]:.9g}{locate(worst)}; nothing of it was sent: "
             + way_out

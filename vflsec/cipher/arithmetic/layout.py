@@ -13,7 +13,7 @@ from vflsec.base.errors import UsageError
 
 Mode = Literal["standard", "subgroup"]
 MODES = ("standard", "subgroup")
-MOST_BITS = 16  # that feature_bits, weight_bits and delta_bits may be
+MAX_BITS = 16  # that feature_bits, weight_bits and delta_bits may be
 SPARE_BITS = 12  # left empty above the slots: a plaintext that fills them is not one of ours
 _DECRYPTIONS = 10  # encryptions that re-randomizing a ciphertext at both parties and decrypting it cost
 
@@ -308,9 +308,9 @@ _RANGES = (
     ("sigma", 40, 128),
     ("ring", 48, 64),
     ("feature_precision", 8, 32),
-    ("feature_bits", 0, MOST_BITS),
+    ("feature_bits", 0, MAX_BITS),
     ("weight_precision", 8, 32),
-    ("weight_bits", 0, MOST_BITS),
+    ("weight_bits", 0, MAX_BITS),
     ("delta_precision", 8, 32),
-    ("delta_bits", 0, MOST_BITS),
+    ("delta_bits", 0, MAX_BITS),
 )

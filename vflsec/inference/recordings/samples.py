@@ -21,7 +21,7 @@ from vflsec.core.view import Guess, Need, View
 Floats = NDArray[np.float64]
 Integers = NDArray[np.object_]
 
-MOST_ROWS = 1 << 32  # more than a batch has: samples whose rows are not noted get numbers of their own below zero
+MAX_BATCH_SIZE = 1 << 32  # more than a batch has: samples whose rows are not noted get numbers of their own below zero
 BY_ROW = ("embedding_gradient", "mu", "scores", "delta", "labels")
 """Notes with one entry for each row of a batch."""
 
@@ -44,7 +44,7 @@ def get_ids(step: RecordedStep) -> NDArray[np.int64]:
     if "rows" in step.notes:
         return np.asarray(step.notes["rows"], dtype=np.int64)
     n = next((len(step.notes[name]) for name in BY_ROW if name in step.notes), 0)
-    return -1 - step.number * MOST_ROWS - np.arange(n)
+    return -1 - step.number * MAX_BATCH_SIZE - np.arange(n)
 
 
 @lru_cache(maxsize=2)

@@ -111,7 +111,7 @@ PASSES = 10
 MAX_SEARCHED_ROWS = 2
 """Rows whose keys are searched for; more in a bin are not told apart."""
 
-MOST_SEARCHED = 4000
+MAX_CANDIDATE_ROWS = 4000
 """Rows among which two are searched for."""
 
 FACTORS = np.array([0x5851F42D4C957F2D, 0x14057B7EF767814F], dtype=np.int64)
@@ -257,7 +257,7 @@ def _choose_few(keys: Ints, target: np.int64, count: int) -> Ints:
     if count == 1:
         hits = np.flatnonzero(keys == target)
         return hits if len(hits) == 1 else none
-    if len(keys) > MOST_SEARCHED:
+    if len(keys) > MAX_CANDIDATE_ROWS:
         return none
     ordered, needed = np.sort(keys), target - keys
     partners = np.searchsorted(ordered, needed, "right") - np.searchsorted(ordered, needed, "left")

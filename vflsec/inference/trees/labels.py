@@ -32,20 +32,20 @@ AGREEMENT = 0.3
 ROWS_PER_SPLIT = 20
 """With more training rows for each known split, splits say too little of a single row."""
 
-MOST_ROWS = 5000
+MAX_ROWS = 5000
 """With more training rows, a label for each of them takes too long."""
 
 ROUNDS = 3
 """Forests that are fitted, each to the labels from the forest before."""
 
 SHARE = 0.5
-MOST_LEARNED = 5000
+MAX_FITTED_ROWS = 5000
 """Rows that a forest is fitted to, drawn among all that are not auxiliary."""
 
 AUXILIARY_WEIGHT = 4.0
 """Of an auxiliary row in a forest, as its label is known."""
 
-LEAST_SHARE, FARTHEST = 0.01, 6.0
+MIN_SHARE, FARTHEST = 0.01, 6.0
 
 
 def fit_labels_by_columns(views: Sequence[View], trees: Ensemble, starts: Sequence[Tensor], rates: Rates) -> Tensor:
@@ -84,7 +84,7 @@ def fit_labels_by_row(views: Sequence[View], trees: Ensemble, starts: Sequence[T
     The logits minimize the surprise at all known splits, at a temperature that falls; plus a share of the
     cross-entropy of what a row scores in the replay without its own label; plus a ridge penalty on the difference from
     ``starts``. Auxiliary rows keep their labels. There is no result, None, with more than ``ROWS_PER_SPLIT`` rows for
-    each split or more than ``MOST_ROWS``.
+    each split or more than ``MAX_ROWS``.
 
     Source: this project.
 
@@ -108,7 +108,7 @@ def fit_labels_by_row(views: Sequence[View], trees: Ensemble, starts: Sequence[T
 def has_splits_for_each_row(view: View) -> bool:
     """Whether there are so few training rows for each known split that splits say much of a single row."""
     rows = len(view.features[view.aux_split])
-    return rows <= min(MOST_ROWS, ROWS_PER_SPLIT * _choices(view, FEW_BINS).n_splits)
+    return rows <= min(MAX_ROWS, ROWS_PER_SPLIT * _choices(view, FEW_BINS).n_splits)
 
 
 class LabelFit:
@@ -152,7 +152,7 @@ class LabelFit:
 
 
 class ForestDraw(NamedTuple):
-    """What is random in a forest: at most ``MOST_LEARNED`` positions among rows that are not auxiliary, and a seed."""
+    """What is random in a forest: at most ``MAX_FITTED_ROWS`` positions of rows that are not auxiliary, a seed."""
 
     rows: Tensor
     seed: int
@@ -163,7 +163,7 @@ def draw_forests(view: View, count: int, rng: torch.Generator) -> Iterator[Fores
     rest = len(view.features[view.aux_split]) - len(view.aux_rows)
     draws = []
     for _ in range(count):
-        rows = torch.randperm(rest, generator=rng)[:MOST_LEARNED].clone()
+        rows = torch.randperm(rest, generator=rng)[:MAX_FITTED_ROWS].clone()
         draws.append(ForestDraw(rows, int(torch.randint(2**31, (), generator=rng))))
     return iter(draws)
 
@@ -259,7 +259,7 @@ def _to_probabilities(logits: Tensor) -> Tensor:
 
 
 def _log_odds(q: Tensor) -> Tensor:
-    q = q.clamp(LEAST_SHARE, 1 - LEAST_SHARE)
+    q = q.clamp(MIN_SHARE, 1 - MIN_SHARE)
     return q.logit() if q.shape[1] == 1 else (q / q.sum(dim=1, keepdim=True)).log()
 
 

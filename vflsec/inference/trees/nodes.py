@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 WIDTH = 32
 """Largest number of components in a table of nodes, a power of two."""
 
-MOST_NODES = 500
+MAX_COMPARED_NODES = 500
 """Nodes of one tree that are compared: those that divide rows most evenly."""
 
 POWERS = (1, 3, 9)
@@ -224,7 +224,7 @@ def _standardize(combinations: Ints, counts: Ints) -> Floats:
     share[:2] = 0  # unknown, and the root
     varying = np.flatnonzero((share > 0) & (share < 1))
     evenly = np.argsort(-share[varying] * (1 - share[varying]), kind="stable")
-    nodes = np.sort(varying[evenly[:MOST_NODES]])
+    nodes = np.sort(varying[evenly[:MAX_COMPARED_NODES]])
     inside = np.zeros((len(combinations), len(nodes)))
     for level in combinations.T if len(nodes) else ():
         at = np.searchsorted(nodes, level).clip(max=len(nodes) - 1)

@@ -33,7 +33,7 @@ MIN_QUANTILE_ROWS = 5
 """Auxiliary rows from which the values of quantiles are fitted."""
 
 TREES, LEAF = 100, 2
-MOST_LEARNED = 5000
+MAX_FITTED_ROWS = 5000
 """Training rows that are learned from, drawn among all that are not auxiliary."""
 
 
@@ -164,7 +164,7 @@ def learn_columns(view: View, victim: str, rng: torch.Generator) -> dict[str, li
     targets = columns_by_histograms(view, victim).numpy()
     auxiliary = view.aux_rows.cpu().numpy()
     rows = np.setdiff1d(np.arange(len(targets)), auxiliary)
-    rows = rows[torch.randperm(len(rows), generator=rng)[:MOST_LEARNED].numpy()]
+    rows = rows[torch.randperm(len(rows), generator=rng)[:MAX_FITTED_ROWS].numpy()]
     opinions: dict[str, list[Opinion]] = {split: [] for split in view.features if split != view.aux_split}
     if not len(rows):
         return opinions

@@ -24,7 +24,7 @@ from vflsec.data import bundle
 from vflsec.data.dataset import PartyTable
 from vflsec.papers.datasets import sampling
 
-MOST_BYTES = 32 * 2**20
+MAX_FILE_BYTES = 32 * 2**20
 """The largest file that is read; photographs of ImageNet have up to 15 MB."""
 JPEG_END = b"\xff\xd9"
 WAY_OUT = "get the original file again"
@@ -102,9 +102,9 @@ def read(path: Path, kinds: Sequence[str], modes: Sequence[str], most: int) -> I
     """
     try:
         facts = path.stat()
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size > MOST_BYTES:
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size > MAX_FILE_BYTES:
             got = f"{facts.st_size:,} bytes" if stat.S_ISREG(facts.st_mode) else "something else"
-            raise DataError(f"{path}: expected a file of at most {MOST_BYTES:,} bytes, got {got}; {WAY_OUT}")
+            raise DataError(f"{path}: expected a file of at most {MAX_FILE_BYTES:,} bytes, got {got}; {WAY_OUT}")
         content = path.read_bytes()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of odd metadata

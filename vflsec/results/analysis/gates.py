@@ -29,10 +29,10 @@ SAME = 0.0005
 FAR = 0.1
 """How far below *alone* the strongest attack must be, and by half of what *alone* gains over chance."""
 
-MOST_KNOWN = 0.1
+MAX_KNOWN_SHARE = 0.1
 """An adversary that knows the labels of a larger share of a class makes *alone* too strong to be compared with."""
 
-LEAST_USED = 0.5
+MIN_USED_SHARE = 0.5
 """If all parties hold no more than this share of the smallest one's rows, their ids may be written differently."""
 
 PlaceKey = tuple[str, str, float]
@@ -241,7 +241,7 @@ def _judge_model(blocks: Mapping[int, Block], alone: Mapping[int, float], active
 
 
 def _warn_few_rows(manifest: Manifest) -> Iterator[str]:
-    if manifest.used <= LEAST_USED:
+    if manifest.used <= MIN_USED_SHARE:
         yield (
             f"all parties hold only {manifest.used:.0%} of the rows of the smallest one: check that they write ids in "
             f"the same way"
@@ -254,8 +254,8 @@ def _warn_known(manifest: Manifest, records: Mapping[str, Record]) -> Iterator[s
     rows = [records.get(row.key) for row in manifest.rows if row.attack in on_labels]
     shares = [block.known_of_class for record in rows if record for block in record.leak.values()]
     largest, n = max(shares, default=0.0), manifest.settings.get("aux", {}).get("n", 0)
-    if largest > MOST_KNOWN:
-        fewer = max(2, int(n * MOST_KNOWN / largest) // 2 * 2)  # an even number, for two balanced classes
+    if largest > MAX_KNOWN_SHARE:
+        fewer = max(2, int(n * MAX_KNOWN_SHARE / largest) // 2 * 2)  # an even number, for two balanced classes
         yield (
             f"{manifest.adversary} already knows the labels of {100 * largest:.0f} % of the training rows of one "
             f"class, so little is left to measure: use fewer known labels"

@@ -21,7 +21,7 @@ from vflsec.results.records.manifest import INTEGRITY, AttackEntry, Manifest, Ro
 from vflsec.results.records.schema import FAILED, Impact, Record, Result
 from vflsec.results.statistics import SHARE, holm, standard_error_of
 
-MOST_OF_DATA = 8
+MAX_DATA_NOTES = 8
 """So many warnings of the data are notes of a report."""
 
 UNGROUPED = (
@@ -166,8 +166,8 @@ def _failures(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
 
 def _notes(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
     """Return the caveats of the numbers, and what looks wrong in the data."""
-    notes = manifest.data_notes[:MOST_OF_DATA]
-    if (more := len(manifest.data_notes) - MOST_OF_DATA) > 0:
+    notes = manifest.data_notes[:MAX_DATA_NOTES]
+    if (more := len(manifest.data_notes) - MAX_DATA_NOTES) > 0:
         notes.append(f"{count(more, 'more warning')} of the data: see vflsec data check")
     if manifest.selected_on_test:
         notes.append("epochs were chosen on TEST rows (train.select=paper_best_on_test): utility is flattered")

@@ -34,7 +34,7 @@ MIN_DRAWS = 5
 LARGE_COST = 0.02
 """A defense that costs more utility than this is named only if every one does."""
 
-LEAST_GAIN = 0.005
+MIN_GAIN = 0.005
 """A leak of which mean or upper end fall by less, which two digits do not show, is not called lower."""
 
 HIGH = 0.9
@@ -134,7 +134,7 @@ def _end_no_gain(point: Point, measure: str, rows: str) -> str:
     comma = "," if "," in measure else ""
     is_below = not point.victim and leak.mean is not None and leak.chance is not None and leak.mean < leak.chance
     below = f", {_two(leak.chance)} by chance" * is_below
-    gain = f"; a gain of {_two(leak.detectable)} would have been seen" * ((leak.detectable or 0.0) >= LEAST_GAIN)
+    gain = f"; a gain of {_two(leak.detectable)} would have been seen" * ((leak.detectable or 0.0) >= MIN_GAIN)
     ends = f"; but {_count_sure(leak)}" if _is_surer(leak) else f".{_add_sure(leak)}"
     return f"{shows}: {measure}{comma} on {rows}, {_two(leak.alone)} without joining{below}{gain}{ends}"
 
@@ -170,7 +170,7 @@ def _add_sure(leak: Leak) -> str:
 
 def _is_surer(leak: Leak) -> bool:
     """Whether more rows of a class are known almost for certain than without joining, where *alone* is high."""
-    return bool(_count_sure(leak)) and leak.others[SURE] >= leak.alone_others[SURE] + LEAST_GAIN
+    return bool(_count_sure(leak)) and leak.others[SURE] >= leak.alone_others[SURE] + MIN_GAIN
 
 
 def _count_sure_left(before: Leak, after: Leak) -> str:
@@ -202,7 +202,7 @@ def _metric(leak: Leak) -> str:
 def _state(leak: Leak) -> str:
     """Return the measure with the upper end of its interval, since the strongest of many attacks may be stronger."""
     upper = leak.upper
-    up_to = f", interval up to {_two(upper)}" if upper >= (leak.mean or 0.0) + LEAST_GAIN else ""
+    up_to = f", interval up to {_two(upper)}" if upper >= (leak.mean or 0.0) + MIN_GAIN else ""
     return f"{_metric(leak)} {_two(leak.mean)}{up_to}"
 
 
@@ -353,7 +353,7 @@ def _is_lower(start: Point, left: Point) -> bool:
     mean, upper = (a - b for a, b in zip(_measure_excess(start), _measure_excess(left), strict=True))
     gave, gives = (any(map(_is_more_than_alone, _group_by_rows(point).values())) for point in (start, left))
     has_alone = all(leak.alone is not None for leak in _group_by_rows(left).values())
-    return mean >= LEAST_GAIN and (upper >= LEAST_GAIN or (has_alone and gave and not gives))
+    return mean >= MIN_GAIN and (upper >= MIN_GAIN or (has_alone and gave and not gives))
 
 
 def _describe_untested(summary: Summary) -> str:

@@ -24,7 +24,7 @@ SUBGROUPS = "subgroups.json"
 SWEEP = "sweep.json"
 POINTS = "points"
 
-MOST_RUNS = 100
+MAX_RUNS = 100
 """Runs whose limits are kept."""
 
 NAMING = ("adversary", "attacks", "rows", "baselines", "left_out")
@@ -36,7 +36,7 @@ EVALUATE = "run the same vflsec eval again, which writes it anew"
 
 
 class _Limits(msgspec.Struct, forbid_unknown_fields=True):
-    runs: Annotated[list[RunLimits], msgspec.Meta(min_length=1, max_length=MOST_RUNS)]
+    runs: Annotated[list[RunLimits], msgspec.Meta(min_length=1, max_length=MAX_RUNS)]
 
 
 class _Groups(msgspec.Struct, forbid_unknown_fields=True):
@@ -121,7 +121,7 @@ def write_limits(folder: Path, given: RunLimits) -> None:
     """Make ``given`` the limits of a results folder, if there are any; earlier ones are kept before them."""
     if given != RunLimits():
         runs = [*(earlier for earlier in read_limits(folder) if earlier != given), given]
-        files.replace(folder / GATES, seal(_Limits(runs[-MOST_RUNS:])), mode=0o666)
+        files.replace(folder / GATES, seal(_Limits(runs[-MAX_RUNS:])), mode=0o666)
 
 
 def expect_limits(folder: Path, manifest: Manifest) -> None:
