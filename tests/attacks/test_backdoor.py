@@ -121,7 +121,7 @@ def test_the_backdoor_opens_on_planted_data_and_nothing_else_is_lost(seed):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"target": 2}, "expected target < 2, the number of classes, got 2"),
+        ({"target": 2}, "target < 2.*got 2"),
         ({"columns": 4}, "expected columns <= 3 of passive_1, got 4"),
         ({"poisoned": 0.0}, "expected 0 < poisoned <= 1"),
         ({"gamma": -1.0}, "expected gamma >= 0"),
@@ -135,5 +135,5 @@ def test_impossible_settings_are_refused(options, match):
 
 def test_without_a_known_row_of_the_class_there_is_no_gradient_to_replay():
     view = View("passive_1", "passive", 2, {"train": X}, None, torch.tensor([9]), torch.tensor([0]))
-    with pytest.raises(UsageError, match=r"expected a known row of class 1, got none: raise aux\.n"):
+    with pytest.raises(UsageError, match=r"row of class 1.*aux\.n"):
         Backdoor().join(view, seed=0)

@@ -133,8 +133,8 @@ def test_noise_averages_out_over_visits_of_a_sample(tmp_path):
     assert leak.headline > 0.99
     assert leak.metrics["accuracy"] > 0.95
     assert leak.n == 2048 - KNOWN  # samples, not visits
-    assert "labels of 2048 samples from delta^C of 160 batches, pooled" in note
-    assert 0.9 < float(re.search("noise of deviation (.*) on every coordinate", note)[1]) < 1.1
+    assert re.search("2048 samples .*160 batches", note)
+    assert 0.9 < float(re.search("deviation (.*) on every", note)[1]) < 1.1
 
 
 def test_of_several_outputs_noise_averages_out_too(tmp_path):
@@ -220,15 +220,15 @@ def test_too_little_is_no_acquittal(tmp_path):
     wide, p = LinearRun(outputs=10, width=8).record(tmp_path)
     finding = attack_recording(DeltaChain(), wide)
     assert (finding["status"], finding.get("leak")) == ("unmeasured", None)
-    assert "at least 9 features for 10 outputs, got 8" in finding["notes"][0]
+    assert re.search("9 features .*10 outputs.*8", finding["notes"][0])
     (tmp_path / "one").mkdir()
     with RecordingWriter(
         tmp_path / "one" / "passive", LinearRun(width=8).record(tmp_path / "one")[0].header
     ) as recorder:
         recorder.begin(0, rate=None)  # nothing is learned
     (note,) = attack_recording(DeltaChain(), Recording(tmp_path / "one" / "passive"))["notes"]
-    assert "expected delta^C of a step that learns" in note
-    with pytest.raises(InsufficientView, match="for the passive side, got an adversary on the active side"):
+    assert "a step that learns" in note
+    with pytest.raises(InsufficientView, match="passive side.*active side"):
         attack_recording(DeltaChain(), p)
 
 

@@ -81,16 +81,14 @@ def test_integer_masks_at_the_unit_of_the_message_bare_no_bit(tmp_path, bits):
     assert leak_of(c, truth).headline == 0.0
     (note,) = attack_recording(LowBits(), c)["notes"]
     assert "bare in 0 of 1" in note
-    assert note.endswith("; one bare bit would have been noticed")  # 118 rows more than features
+    assert "; one bare bit" in note  # 118 rows more than features
 
 
 def test_few_rows_notice_only_several_bare_bits(tmp_path):
     rng = np.random.default_rng(2)
     mu, masks = rng.normal(size=(20, 10)), rng.integers(0, 1 << 52, size=(20, 1)).astype(object)
     c, _ = recorded(tmp_path, np.round(mu * 2**20) / 2**20, masks, np.zeros((10, 1)), 48)
-    assert attack_recording(LowBits(), c)["notes"][0].endswith(
-        "; 4 bare bits would have been noticed"
-    )  # 10 rows more than features
+    assert "; 4 bare bits" in attack_recording(LowBits(), c)["notes"][0]  # 10 rows more than features
 
 
 def test_masks_that_skip_their_low_bits_are_caught(tmp_path):
@@ -178,8 +176,8 @@ def test_small_masks_give_the_weights_and_wide_ones_do_not(tmp_path, width, reco
     assert alone["leak"]["scores"].metric == "consistency"
     assert (alone["leak"]["scores"].headline > 0.99) == (recovered[0] > 0)
     (note,) = alone["notes"]
-    assert re.search(r"; the scores computed from two halves of the samples differ by \d+\.\d %; ", note)
-    end = r"W shows, p = 0\.001" if recovered[0] else r"no sign that W shows \(p = [\d.]+; a leak needs p <= 0\.001\)"
+    assert re.search(r"two halves .*differ by \d+\.\d %; ", note)
+    end = r"W shows, p = 0\.001" if recovered[0] else r"no sign that W.*<= 0\.001\)"
     assert re.search(f"; {end}$", note)
 
 

@@ -55,9 +55,7 @@ def test_a_p_that_asks_once_shows_no_deviation(tmp_path):
     _, p = EncryptedRun(run=LinearRun(steps=2, width=4, batch=8)).record(tmp_path)
     finding = attack_recording(ChosenWeights(), p)
     assert finding["status"] == "unmeasured"
-    assert finding["notes"] == [
-        "p never asked for the same samples twice between two updates; these notes show no deviation"
-    ]
+    assert "p never asked" in finding["notes"][0]
 
 
 @pytest.mark.parametrize("share0", [0.0, 0.3])
@@ -138,8 +136,8 @@ def test_what_is_not_recorded_is_not_acquitted(tmp_path):
         recorder.begin(3, rate=0.1)
         recorder.note("rows", np.arange(4))
     passive = Recording(tmp_path / "passive")
-    assert "expected all steps from 0 on, got 3 after -1" in attack_recording(ForwardPasses(), passive)["notes"][0]
-    assert attack_recording(ShiftedScores(), passive)["notes"] == ["expected delta^C of a training step, got none"]
+    assert "from 0 on, got 3" in attack_recording(ForwardPasses(), passive)["notes"][0]
+    assert "training step, got none" in attack_recording(ShiftedScores(), passive)["notes"][0]
     with RecordingWriter(tmp_path / "active", Header(role="active", layout=CipherLayout(width=2))) as recorder:
         recorder.begin(0, rate=0.1)
     for audit in (ScoreDrift(), ChosenWeights()):

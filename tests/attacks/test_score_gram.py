@@ -87,7 +87,7 @@ def test_new_rows_in_every_batch_are_not_measured(tmp_path):
     c, p = LinearRun(steps=10).record(tmp_path)
     finding = attack_recording(ScoreGram(), p, c, n=30)
     assert finding["status"] == "unmeasured"
-    assert finding["notes"] == ["needs two scores of most samples; 1280 samples have only one"]
+    assert "1280 samples" in finding["notes"][0]
 
 
 def shuffled(folder, **settings):

@@ -224,16 +224,14 @@ def test_a_candidate_without_enough_shadows_is_refused():
     logits, members = view.shadows
     lacking = replace(view, shadows=Shadows(logits[:3], members[:3]))
     for attack in (LikelihoodRatio(), RobustMembershipInference(), ShadowClassifier()):
-        with pytest.raises(
-            InsufficientView, match="at least 2 shadow federations with each candidate and 2 without it"
-        ):
+        with pytest.raises(InsufficientView, match="2 shadow federations.*each candidate"):
             attack(lacking, seed=0)
 
 
 @pytest.mark.parametrize("attack", [LikelihoodRatio, RobustMembershipInference, ShadowClassifier])
 @pytest.mark.parametrize("shadows", [2, 63])
 def test_too_few_shadows_or_an_odd_number_are_refused(attack, shadows):
-    with pytest.raises(UsageError, match=f"even number of shadows, at least 4, got {shadows}"):
+    with pytest.raises(UsageError, match=f"at least 4, got {shadows}"):
         attack(shadows=shadows)
 
 

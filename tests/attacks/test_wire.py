@@ -100,7 +100,7 @@ def test_what_a_common_library_sends_is_found(tmp_path, keys):
     c, p = naive(tmp_path, keys, secure=False)
     value, note, _ = read(c)
     assert value == 1.0  # every message has some fault
-    assert "exponents in clear in EncryptedDelta: 6 messages" in note
+    assert "clear in EncryptedDelta: 6 messages" in note
     assert "EncryptedDelta not re-randomized: 6 messages" in note
     assert read(p)[0] > 0
 
@@ -109,7 +109,7 @@ def test_obfuscation_leaves_the_exponents(tmp_path, keys):
     c, p = naive(tmp_path, keys, secure=True, steps=2)
     _, note, _ = read(c)
     assert "not re-randomized" not in note
-    assert "exponents in clear in EncryptedDelta: 2 messages" in note
+    assert "clear in EncryptedDelta: 2 messages" in note
     assert attack_recording(WireExponents(), c, p, n=20)["leak"]["train"].metric == "auc"
 
 
@@ -184,7 +184,7 @@ def test_a_masked_gradient_that_is_not_fresh_is_found_in_ps_recording(tmp_path, 
     assert any(line.startswith("re-randomization of MaskedGradient: ") for line in read(c)[2])
     (tmp_path / "fresh").mkdir()
     _, p = EncryptedRun(run=run, mode=mode, delta=delta).record(tmp_path / "fresh")
-    assert "re-randomization of MaskedGradient tested by 3 products" in read(p)[1]
+    assert "MaskedGradient tested by 3 products" in read(p)[1]
     assert read(p)[1].startswith("no fault")
 
 
@@ -203,12 +203,11 @@ def test_powers_of_known_or_small_exponents_are_found_under_any_key(tmp_path, mo
 def test_a_recording_of_subgroup_keys_says_what_is_not_measured(tmp_path):
     run = LinearRun(steps=30, width=2, batch=80)  # enough bits under a standard key, see above
     c, p = EncryptedRun(run=run, mode="subgroup", active=Bare, delta="outer").record(tmp_path)
-    why = "re-randomization of MaskedScores: all Jacobi symbols are 1, as under subgroup keys"
-    assert why in read(c)[2]
-    assert "re-randomization of MaskedScores tested by 4 products" in read(p)[1]
+    assert any("MaskedScores: all Jacobi symbols are 1" in line for line in read(c)[2])
+    assert "MaskedScores tested by 4 products" in read(p)[1]
     (tmp_path / "few").mkdir()
     c, _ = EncryptedRun(run=LinearRun(steps=1, width=2, batch=8)).record(tmp_path / "few")
-    assert re.search("MaskedScores: . bits? could be compared, and 40 are needed", "; ".join(read(c)[2]))
+    assert re.search("MaskedScores: . bits? .*40", "; ".join(read(c)[2]))
 
 
 @pytest.mark.parametrize("bits", [5, 8])
@@ -235,7 +234,7 @@ class Stale(PassiveRole):
 @pytest.mark.parametrize("mode", MODES)
 def test_randomizers_used_twice_are_found(tmp_path, mode):
     c, _ = EncryptedRun(run=LinearRun(steps=2, width=2, batch=8), passive=Stale, mode=mode).record(tmp_path)
-    assert "a randomizer used before in Features" in read(c)[1]
+    assert "used before in Features" in read(c)[1]
 
 
 class Unmasked(PassiveRole):
@@ -260,7 +259,7 @@ def test_exponents_in_clear_are_found(tmp_path, mode):
     with RecordingWriter(tmp_path / "told", c.header) as recorder:
         recorder.begin(0, rate=0.1)
         recorder.message("received", MaskedScores(b"", [-3, -4]))
-    assert "exponents in clear in MaskedScores: 1 message" in read(Recording(tmp_path / "told"))[1]
+    assert "clear in MaskedScores: 1 message" in read(Recording(tmp_path / "told"))[1]
 
 
 def test_without_messages_nothing_is_measured(tmp_path):

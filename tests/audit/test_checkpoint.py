@@ -99,9 +99,7 @@ def test_the_way_out_names_the_side_and_the_messages(folder):
 
 
 def test_an_audit_trains_no_shadows(folder):
-    with pytest.raises(
-        InsufficientView, match="needs shadow federations.* not show: evaluate the job with vflsec eval"
-    ):
+    with pytest.raises(InsufficientView, match="shadow federations.*vflsec eval"):
         audited(folder, "lira", messages=False, party="active")
     exclusions = audited(folder, messages=False, party="active").exclusions
     assert exclusions["lira"] == exclusions["rmia"]
@@ -127,7 +125,7 @@ def test_every_change_is_noticed(folder, tmp_path, name):
 
 
 def test_other_data_are_refused(folder):
-    with pytest.raises(UsageError, match="use the files that it was trained on"):
+    with pytest.raises(UsageError, match="use the files.*trained on"):
         checkpoint.restore(folder / "ck", "credit-default")
 
 
@@ -144,7 +142,7 @@ def test_models_that_were_sealed_after_they_were_damaged_are_refused(folder, tmp
     path = moved / "active.safetensors"
     path.write_bytes(damage(path.read_bytes()))
     restored = checkpoint.restore(folder / "ck")._replace(folder=moved)
-    with pytest.raises(StoreError, match=r"active.safetensors is damaged \(.*\): train it again"):
+    with pytest.raises(StoreError, match=r"active\.safetensors is damaged \(.*\)"):
         restored.load_trained(0)
 
 
@@ -152,9 +150,9 @@ def test_a_transcript_of_other_classes_is_refused(folder, tmp_path):
     other = shutil.copytree(folder / "tr", tmp_path / "tr")
     header = other / "transcript.toml"
     header.write_text(header.read_text().replace("classes = 10", "classes = 9"))
-    with pytest.raises(UsageError, match="expected data with the 9 classes that tr states, found 10"):
+    with pytest.raises(UsageError, match="9 classes that tr states.*10"):
         list(checkpoint.list_messages(checkpoint.restore(folder / "ck"), other, "passive_1"))
-    with pytest.raises(UsageError, match="expected data with the 9 classes that tr states, found 10"):
+    with pytest.raises(UsageError, match="9 classes that tr states.*10"):
         job.prepare_audit(other, "digits", party="passive_1", attacks=[AttackSpec(name="fusion")])
 
 
@@ -162,7 +160,7 @@ def test_nodes_of_trees_that_the_training_did_not_grow_are_refused(tmp_path):
     run("train", "--dataset", "toy", "--method", "secureboost:rounds=2,depth=2", "--out", tmp_path / "ck")
     run("train", "--dataset", "toy", "--method", "secureboost:rounds=3,depth=2", "--out", tmp_path / "other",
         "--record", tmp_path / "tr")  # fmt: skip
-    with pytest.raises(UsageError, match="found nodes of tree 2: it has 2 trees"):
+    with pytest.raises(UsageError, match="tree 2.*2 trees"):
         job.prepare_audit(tmp_path / "ck", messages=tmp_path / "tr", attacks=[AttackSpec(name="instance-space")])
 
 
@@ -171,14 +169,14 @@ def test_results_do_not_go_into_what_is_audited(folder, inside):
     words = ["audit", folder / "ck", "--messages", folder / "tr", "--attack", "mc", "--out", folder / inside]
     result = CliRunner().invoke(cli, [str(word) for word in words])
     assert result.exit_code == 2
-    assert f"expected --out outside of what is audited, got {folder / inside}" in " ".join(result.output.split())
+    assert f"is audited, got {folder / inside}" in " ".join(result.output.split())
     assert not (folder / "tr" / "results").exists()
 
 
 def test_a_transcript_without_a_finished_file_is_refused(tmp_path):
     from_nothing = checkpoint.TranscriptHeader(observer="a", parties={"a": "active", "b": "passive"})
     checkpoint.TranscriptWriter(tmp_path / "tr", from_nothing)
-    with pytest.raises(DataError, match=r"expected finished files in .*parts.jsonl, found none: record the training"):
+    with pytest.raises(DataError, match=r"finished files in .*parts\.jsonl"):
         job.prepare_audit(tmp_path / "tr", "digits", party="b")
 
 
@@ -297,13 +295,13 @@ def test_a_pipe_in_the_place_of_models_is_refused(copied, tmp_path):
     (copied / "passive_1.safetensors").unlink()
     os.mkfifo(copied / "passive_1.safetensors")
     told = refused("audit", copied, "--attack", "mc", "--draws", 1, "--set", "aux.folds=0", "--out", tmp_path / "o")
-    assert "expected a file, found something else" in told
+    assert "found something else" in told
 
 
 @pytest.mark.parametrize(("out", "record"), [("a", "a"), ("a", "a/tr"), ("tr/a", "tr")])
 def test_a_checkpoint_and_a_recording_are_apart(tmp_path, out, record):
     told = refused("train", *SETTINGS, "--out", tmp_path / out, "--record", tmp_path / record)
-    assert "expected --out and --record apart from each other" in told
+    assert "--out and --record apart" in told
     assert not list(tmp_path.iterdir())
 
 

@@ -96,7 +96,7 @@ def test_the_recorder_between_both_sides_sees_what_crosses(tmp_path):
         (("isso",), "Did you mean iso"),
         (("dp-sgd:epsilon=2",), "train it with vflsec train"),
         (("phe",), "train it with vflsec train"),
-        (("iso:lambda=1@parameters",), "which cross a cut layer, got parameters"),
+        (("iso:lambda=1@parameters",), "cut layer, got parameters"),
         (("gaussian-dp:epsilon=2",), "add releases="),
     ],
 )

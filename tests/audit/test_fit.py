@@ -186,12 +186,12 @@ def test_permuted_ids_are_refused(world, observer, share, message):
 
 def test_ids_that_count_from_0_are_named(world):
     what = world.transcript("shifted", world.ids - 1)
-    with pytest.raises(MisfitError, match="better with ids shifted by -1 in the order of the ids"):
+    with pytest.raises(MisfitError, match="ids shifted by -1"):
         world.prepare(what, ids=False)
 
 
 def test_positions_in_the_file_are_named(world):
-    with pytest.raises(MisfitError, match="read as positions in the file, counted from 1"):
+    with pytest.raises(MisfitError, match="positions.*counted from 1"):
         world.prepare(world.table("positions.csv", np.arange(N) + 1))
 
 
@@ -199,7 +199,7 @@ def test_gradients_alone_are_checked_by_labels(world):
     right = world.transcript("gradients", world.ids, embeddings=False)
     assert world.prepare(right, ids=False, test_ids=None).misfit == []
     wrong = world.transcript("wrong-gradients", partly(world.ids, 1.0), embeddings=False)
-    with pytest.raises(MisfitError, match="gradients tell nothing of the labels"):
+    with pytest.raises(MisfitError, match="gradients tell nothing"):
         world.prepare(wrong, ids=False)
 
 
@@ -207,8 +207,8 @@ def test_gradients_alone_are_checked_by_labels(world):
     ("change", "outcome", "message"),
     [
         (lambda g: 0 * g, "misfit", "gradients are the same in 100%"),
-        (lambda g: torch.randn(g.shape), "unverified", "name it with --defense|only in part"),
-        (lambda g: g[torch.randperm(len(g))], "unverified", "name it with --defense|only in part"),
+        (lambda g: torch.randn(g.shape), "unverified", "--defense|only in part"),
+        (lambda g: g[torch.randperm(len(g))], "unverified", "--defense|only in part"),
         (lambda g: g + 2 * g[torch.randperm(len(g))], "unverified", "only in part"),
     ],
 )
@@ -249,7 +249,7 @@ def test_gradients_of_some_other_labels_are_no_all_clear(world):
     write_some_other_labels(world)
     what = world.transcript("some-labels", world.ids)
     (why,) = world.prepare(what, data="some.toml", ids=False).misfit
-    assert "gradients fit the labels only in part" in why
+    assert "gradients fit the labels only" in why
 
 
 def test_the_user_learns_how_well_labels_follow(world):
@@ -263,7 +263,7 @@ def test_a_filled_vector_in_many_rows_is_no_all_clear(world):
     values = world.embeddings.numpy().copy()
     values[np.random.default_rng(0).permutation(N)[: N // 2]] = 0.0
     (why,) = world.prepare(world.table("filled.csv", world.ids, values)).misfit
-    assert "are the same in 50% of the rows" in why
+    assert "same in 50% of" in why
 
 
 def test_tables_are_checked(world):
@@ -281,7 +281,7 @@ def test_less_than_half_of_the_data_is_refused_unless_ids_say_so(world):
     rows = slice(0, 100)
     with Recorder(world.folder / "few", parties=PARTIES, observer="bureau") as recorder:
         recorder.embedding(world.embeddings[rows], rows=world.ids[rows])
-    with pytest.raises(MisfitError, match=f"found 100 of {N}: name them with --train-ids"):
+    with pytest.raises(MisfitError, match=f"found 100 of {N}.*--train-ids"):
         world.prepare(world.folder / "few", ids=False)
     some = world.folder / "some.txt"
     some.write_text("\n".join(map(str, world.ids[200:])))
@@ -294,10 +294,10 @@ def test_predictions_are_checked(world):
     right = world.table("p.csv", world.ids, logits, "p")
     assert world.prepare(table, predictions=right).misfit == []
     half = world.table("h.csv", partly(world.ids, 0.5), logits, "p")
-    with pytest.raises(MisfitError, match="of the rows have predictions that belong to other rows"):
+    with pytest.raises(MisfitError, match="predictions that belong to other"):
         world.prepare(table, predictions=half)
     low = world.table("l.csv", partly(world.ids, 0.5), np.sign(logits), "p")
-    assert "predictions fit the columns only in part" in world.prepare(table, predictions=low).misfit[0]
+    assert "predictions fit the columns only" in world.prepare(table, predictions=low).misfit[0]
     with pytest.raises(MisfitError, match="predictions do not fit"):
         world.prepare(table, predictions=world.table("q.csv", partly(world.ids, 1.0), logits, "p"))
 
@@ -305,7 +305,7 @@ def test_predictions_are_checked(world):
 def test_the_order_of_columns_is_checked(world):
     assert world.weights().misfit == []
     world.write("text", sorted(range(WIDTH), key=str))
-    with pytest.raises(MisfitError, match="sorted by name with numbers in their order"):
+    with pytest.raises(MisfitError, match="sorted by name with numbers"):
         world.weights(data="text.toml")
     world.write("any", np.random.default_rng(2).permutation(WIDTH))
     assert world.weights(data="any.toml", allow_misfit=True).misfit
@@ -318,7 +318,7 @@ def test_a_column_that_the_model_reads_may_not_be_lost(world):
     pd.DataFrame(lost, index).add_prefix("x").to_csv(world.folder / "lost-bureau.csv")
     text = (world.folder / "mine.toml").read_text().replace("mine-bureau", "lost-bureau")
     (world.folder / "lost.toml").write_text(text)
-    assert any("reads x0 as much as other columns" in each for each in world.weights(data="lost.toml").misfit)
+    assert any("reads x0 as much as" in each for each in world.weights(data="lost.toml").misfit)
 
 
 @pytest.mark.parametrize(
@@ -460,7 +460,7 @@ def test_a_checkpoint_on_shuffled_files_is_refused(world, checkpoint):
         table.loc[ids] = table.loc[ids[::-1]].to_numpy()
     table.to_csv(file)
     try:
-        with pytest.raises(MisfitError, match="do not fit the test rows"):
+        with pytest.raises(MisfitError, match="not fit the test rows"):
             job.prepare_audit(place, draws=1)
     finally:
         file.write_text(right)

@@ -200,7 +200,7 @@ def test_results_of_another_audit_are_refused_and_kept(trained, tmp_path):
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.json*")}
     refused = cli(trained.folder / "embeddings.parquet", *words)
     assert refused.exit_code == 2
-    assert "found those of embeddings.csv (other content): choose another --out, or delete" in refused.stderr
+    assert "embeddings.csv (other content)" in refused.stderr
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.json*")} == before
     assert cli(trained.folder / "embeddings.csv", *words).exit_code == 1
     assert cli(trained.folder / "embeddings.parquet", *words, "--fresh").exit_code == 0, "without the limit"
@@ -246,14 +246,14 @@ def test_files_that_differ_in_their_suffix_have_results_of_their_own():
 
 
 def test_it_asks_for_the_data(trained):
-    with pytest.raises(UsageError, match="add --data FILE.toml, or --data NAME for a registered dataset"):
+    with pytest.raises(UsageError, match=r"add --data FILE\.toml"):
         job.prepare_audit(trained.folder / "transcript")
 
 
 @pytest.mark.long
 def test_it_states_what_was_not_run_and_why(trained, tmp_path):
     _, summary = run(prepare(trained, "embeddings.csv", "spectral-embedding", draws=1), tmp_path / "out")
-    assert "does not show: record a transcript" in summary.left_out["direction"]
+    assert "record a transcript" in summary.left_out["direction"]
     assert "mc" in summary.not_run
     audit = prepare(trained, "transcript", draws=1)
     assert not set(audit.mountable) & set(audit.exclusions)
@@ -398,7 +398,7 @@ class TestFiles:
 
     def test_other_ids_are_named(self, trained, tmp_path):
         (tmp_path / "ids.txt").write_text("1\n2\n3\n")
-        with pytest.raises(UsageError, match="found none of 3 ids, such as '1'; the data have 'person"):
+        with pytest.raises(UsageError, match="none of 3 ids.*'1'.*'person"):
             prepare(trained, "embeddings.csv", "mc", train_ids=tmp_path / "ids.txt")
 
     def test_nothing_and_something_else(self, trained, tmp_path):

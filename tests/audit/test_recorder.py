@@ -92,7 +92,7 @@ def test_what_is_changed_afterwards_is_not_what_was_recorded(tmp_path):
 
 def test_several_passive_parties_are_named(tmp_path):
     with Recorder(tmp_path / "t", parties={**PARTIES, "shop": "passive"}) as recorder:
-        with pytest.raises(UsageError, match="expected party= to be a passive party, one of bureau, shop, got None"):
+        with pytest.raises(UsageError, match="party= .*bureau, shop, got None"):
             recorder.cut(torch.ones(2, 3), rows=[1, 2])
         recorder.cut(torch.ones(2, 3), rows=[1, 2], party="shop")
         recorder.cut(torch.ones(2, 4), rows=[1, 2], party="bureau")
@@ -119,7 +119,7 @@ def test_the_page_records_a_training(tmp_path, monkeypatch):
 
 
 def test_ids_must_fit_the_rows(tmp_path):
-    refused = pytest.raises(UsageError, match="expected one id for each of 2 rows, got 3")
+    refused = pytest.raises(UsageError, match="2 rows, got 3")
     with Recorder(tmp_path / "t", parties=PARTIES) as recorder, refused:
         recorder.cut(torch.ones(2, 3), rows=[1, 2, 3])
 
@@ -137,7 +137,7 @@ def test_a_full_disk_does_not_cost_the_training(tmp_path, monkeypatch):
         weights = train(recorder)
         with pytest.raises(OSError, match="No space left"):
             recorder.close()
-    assert any("recording has stopped, training goes on" in str(one.message) for one in caught)
+    assert any("recording has stopped" in str(one.message) for one in caught)
     assert all(torch.equal(one, other) for one, other in zip(weights, train(), strict=True))
 
 
@@ -208,7 +208,7 @@ def test_numbers_and_texts_name_the_same_rows(tmp_path):
     [
         (torch.ones(3, 2), {"rows": None}, "one id for each row"),
         (torch.ones(3, 2), {"rows": "abc"}, "one id for each row"),
-        (torch.ones(3, 2), {"rows": [1, 2]}, "one id for each of 3 rows, got 2"),
+        (torch.ones(3, 2), {"rows": [1, 2]}, "3 rows, got 2"),
         (torch.ones(3, 2), {"step": -1}, "a step of at least 0"),
         (torch.ones(3, 2), {"step": 2**70}, "a step of at least 0"),
         (torch.ones(3, 2), {"phase": "a\nb"}, "plain characters"),
@@ -256,9 +256,9 @@ def test_vectors_that_are_not_finite_end_the_recording_and_not_the_training(tmp_
         recorder.embedding(torch.ones(2, 2, dtype=torch.float64), rows=[1, 2])
         for _ in range(2 * recording.WAITING):  # more than may wait: a dead thread would block here
             recorder.embedding(torch.full((2, 2), bad, dtype=torch.float64), rows=[1, 2])
-        with pytest.raises(UsageError, match="expected finite numbers in embedding 1 of train"):
+        with pytest.raises(UsageError, match="embedding 1 of train"):
             recorder.close()
-    assert "recording has stopped, training goes on" in str(issued[0].message)
+    assert "recording has stopped" in str(issued[0].message)
     assert len(recorded(tmp_path / "t")) == 1, "what was seen before is kept"
 
 
@@ -277,7 +277,7 @@ def test_an_error_of_the_loop_comes_before_one_of_the_recorder(tmp_path):
 def test_a_second_training_is_not_written_into_the_transcript_of_the_first(tmp_path):
     with Recorder(tmp_path / "t", parties=PARTIES) as recorder:
         recorder.embedding(torch.ones(4, 2), rows=[1, 2, 3, 4])
-    with pytest.raises(UsageError, match="expected a new folder, found a transcript .* add resume=True"):
+    with pytest.raises(UsageError, match="found a transcript .*resume=True"):
         Recorder(tmp_path / "t", parties=PARTIES)
     assert len(recorded(tmp_path / "t")) == 1
 
@@ -285,7 +285,7 @@ def test_a_second_training_is_not_written_into_the_transcript_of_the_first(tmp_p
 def test_two_recorders_do_not_write_into_one_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(recording, "PATIENCE", 0.1)
     with Recorder(tmp_path / "t", parties=PARTIES) as recorder:
-        with pytest.raises(UsageError, match="expected one recorder in .*, found another at work"):
+        with pytest.raises(UsageError, match="one recorder in .*another"):
             Recorder(tmp_path / "t", parties=PARTIES)
         recorder.embedding(torch.ones(4, 2), rows=[1, 2, 3, 4])
     Recorder(tmp_path / "t", parties=PARTIES, resume=True).close()

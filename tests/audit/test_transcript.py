@@ -105,7 +105,7 @@ def test_phases_may_send_vectors_of_other_layers(tmp_path):
     for phase in ("train", "predict"):
         other = embedding(2, values=np.ones((2, 4)), phase=phase)
         opened = TranscriptFolder(written(tmp_path / phase, embedding(), other))
-        with pytest.raises(DataError, match="expected 2 numbers as in earlier rows"):
+        with pytest.raises(DataError, match="2 numbers as in earlier"):
             list(opened.messages())
 
 
@@ -147,11 +147,11 @@ def test_a_writer_goes_on_where_it_was_killed(tmp_path):
 
 def test_a_writer_does_not_mix_runs(tmp_path):
     written(tmp_path / "t", embedding())
-    with pytest.raises(UsageError, match="expected the same parties and task as in .*t, found others"):
+    with pytest.raises(UsageError, match="same parties and task as"):
         TranscriptWriter(tmp_path / "t", TranscriptHeader(observer="bank", parties=HEADER.parties))
     (tmp_path / "other").mkdir()
     (tmp_path / "other/notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match="expected a new folder for a transcript, found files"):
+    with pytest.raises(UsageError, match="new folder for a transcript"):
         TranscriptWriter(tmp_path / "other", HEADER)
 
 
@@ -215,7 +215,7 @@ def test_messages_of_others_are_no_part_of_ones_transcript(tmp_path):
     header = 'format = "vflsec-transcript"\nversion = 1\nobserver = "third"\n[parties]\nbank = "active"\n' \
              'bureau = "passive"\nthird = "passive"\n'  # fmt: skip
     folder = foreign(tmp_path / "t", table(), header=header)
-    with pytest.raises(DataError, match="row 1: expected a message of third, found one from bureau to bank"):
+    with pytest.raises(DataError, match="row 1.*third.*bureau to bank"):
         list(TranscriptFolder(folder).messages())
     (folder / "transcript.toml").write_text(header.replace('observer = "third"', 'observer = "auditor"'))
     assert len(list(TranscriptFolder(folder).messages())) == 1
@@ -227,10 +227,7 @@ def test_messages_of_others_are_no_part_of_ones_transcript(tmp_path):
         ("", "missing required field"),
         ("format = 3", "format"),
         ('format = "vflsec-transcript"\nversion = 2\nobserver = "a"\n[parties]\na = "active"', "version"),
-        (
-            'format = "vflsec-transcript"\nversion = 1\nobserver = "x"\n[parties]\na = "active"',
-            "expected one of a or auditor",
-        ),
+        ('format = "vflsec-transcript"\nversion = 1\nobserver = "x"\n[parties]\na = "active"', "of a or auditor"),
         (
             'format = "vflsec-transcript"\nversion = 1\nobserver = "a"\n[parties]\na = "passive"',
             "exactly one active party",
@@ -255,7 +252,7 @@ def test_a_wrong_header_is_one_line(tmp_path, header, message):
 @pytest.mark.parametrize("name", ["../p.parquet", "/etc/passwd", "p.csv", "a/b.parquet", ".parquet", "a\nb.parquet"])
 def test_a_path_in_the_index_stays_in_the_folder(tmp_path, name):
     folder = foreign(tmp_path / "t", table(), parts=[{"file": name, "rows": 2, "sha256": "0" * 64}])
-    with pytest.raises(DataError, match="line 1: expected the name of a .parquet file"):
+    with pytest.raises(DataError, match=r"line 1.*\.parquet"):
         TranscriptFolder(folder)
 
 
@@ -264,10 +261,10 @@ def test_damage_is_noticed(tmp_path):
     part = folder / "000000.parquet"
     whole = part.read_bytes()
     part.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(DataError, match="expected the hash in parts.jsonl, found another"):
+    with pytest.raises(DataError, match=r"hash in parts\.jsonl"):
         list(TranscriptFolder(folder).messages())
     part.unlink()
-    with pytest.raises(DataError, match="000000.parquet: cannot be read: No such file"):
+    with pytest.raises(DataError, match=r"000000\.parquet.*No such file"):
         list(TranscriptFolder(folder).messages())
     part.symlink_to("/etc/passwd")
     with pytest.raises(DataError, match="000000.parquet: cannot be read"):
@@ -280,14 +277,14 @@ def test_a_file_that_is_no_parquet_is_refused_though_its_hash_is_right(tmp_path)
         (folder / "p.parquet").write_bytes(content)
         line = {"file": "p.parquet", "rows": 2, "sha256": hashlib.sha256(content).hexdigest()}
         (folder / "parts.jsonl").write_text(json.dumps(line) + "\n")
-        with pytest.raises(DataError, match="p.parquet: cannot be read as Parquet"):
+        with pytest.raises(DataError, match=r"p\.parquet: cannot be read"):
             list(TranscriptFolder(folder).messages())
 
 
 def test_the_number_of_rows_must_be_right(tmp_path):
     folder = foreign(tmp_path / "t", table())
     (folder / "parts.jsonl").write_text((folder / "parts.jsonl").read_text().replace('"rows": 2', '"rows": 3'))
-    with pytest.raises(DataError, match="expected 3 rows as in parts.jsonl, found 2"):
+    with pytest.raises(DataError, match=r"3 rows as in parts\.jsonl.*2"):
         list(TranscriptFolder(folder).messages())
 
 
@@ -345,7 +342,7 @@ def test_a_number_that_no_node_has_is_named(tmp_path, number):
     values = np.array([[1.0], [number], [1.0]], dtype=np.float32)
     sent = Sent("nodes", "bank", "bureau", "train", "train", 0, np.array(["a", "b", "c"]), values)
     TranscriptWriter(tmp_path / "t", header).write([sent])
-    with pytest.raises(DataError, match=r"row 2: expected numbers of nodes, whole ones from 0 to 32767"):
+    with pytest.raises(DataError, match="row 2.*nodes.*0 to 32767"):
         list(TranscriptFolder(tmp_path / "t").messages())
 
 
@@ -395,12 +392,12 @@ def test_nodes_on_one_path_are_read(tmp_path, messages):
     [
         pytest.param(
             [nodes([1, 1, 1]), nodes([2, 3, 3]), nodes([4, 5, 7])],
-            r"row 8: expected a node of tree 0 on one path from the root with 3, .* says of row 'b', found 5",
+            "row 8.*tree 0.*with 3.*'b'.*5",
             id="no child of the node before",
         ),
         pytest.param(
             [nodes([2, 3, 3]), nodes([4, 4, 6])],
-            r"row 5: expected .* with 3, .* of row 'b', found 4",
+            "row 5.*with 3.*'b'.*4",
             id="a node shared by rows whose earlier nodes differ",
         ),
         pytest.param([nodes([2, 3, 3]), nodes([2, 2, 3])], r"row 5: .* with 3, .* found 2", id="another node"),
@@ -413,7 +410,7 @@ def test_nodes_on_one_path_are_read(tmp_path, messages):
         ),
         pytest.param(
             [nodes([[2, 3]], rows="a", step=6), nodes([[4, 5]], rows="a", step=6)],
-            r"row 2: .* tree 7 .* with 3, .* of row 'a', found 5",
+            "row 2.*tree 7.*with 3.*'a'.*5",
             id="one of several trees",
         ),
         pytest.param([nodes([2, 3], rows="aa")], r"row 2: .* with 2, .* found 3", id="two lines of one message"),
@@ -469,14 +466,14 @@ def test_nodes_are_refused_exactly_where_no_tree_has_them(tmp_path_factory, data
 
 def test_trees_that_would_fill_the_memory_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(transcript_lines, "MAX_PATHS", 8)
-    with pytest.raises(DataError, match=r"expected at most 8 rows times trees, found 9"):
+    with pytest.raises(DataError, match="8 rows times trees.*9"):
         read(tmp_path / "t", nodes([2, 3, 3]), nodes([[2, 2]] * 3, step=1, receiver="shop"))
 
 
 def test_more_trees_than_any_training_has_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(transcript_lines, "MAX_TREES", 2)
     read(tmp_path / "few", nodes([[2, 2]] * 3))
-    with pytest.raises(DataError, match="row 1: expected nodes of at most 2 trees, found 3"):
+    with pytest.raises(DataError, match="row 1.*2 trees, found 3"):
         read(tmp_path / "many", nodes([[2, 2, 2]] * 3))
 
 
@@ -499,5 +496,5 @@ def test_many_messages_of_nodes_are_read_in_time_that_grows_with_their_number():
 
 @pytest.mark.parametrize("split", ["Test", " test", "VAL"])
 def test_a_split_that_is_written_in_another_way_is_refused(tmp_path, split):
-    with pytest.raises(DataError, match=r"row 1: expected val or test as split, found '"):
+    with pytest.raises(DataError, match="row 1.*val or test.*'"):
         read(tmp_path / "t", nodes([2, 3, 3], split=split))

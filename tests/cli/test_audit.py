@@ -97,7 +97,7 @@ def test_what_is_not_measured_is_said_and_holds_no_limit(recorded):
     result = run(c, "--truth", p, *words, "--max-leak", "shifted-scores=1")
     assert result.exit_code == 3
     assert "unmeasured" in result.stdout
-    assert "no sign that the passive party shifted scores" in " ".join(result.stdout.split())
+    assert "party shifted scores" in " ".join(result.stdout.split())
     (point,) = json.loads(run(c, "--truth", p, *words, "--format", "json").stdout)["points"]
     assert (point["status"], point["leak"]["mean"]) == ("unmeasured", None)
 
@@ -128,8 +128,8 @@ def test_mistakes_are_one_line(recorded, tmp_path):
         ((c, "--truth", c), "two of role passive"),
         ((c, "--truth", other), "of one run"),
         ((c, "--data", "toy", "--truth", p), "expected no --data with"),
-        ((__file__, "--truth", p), "expected a recording of an encrypted layer with --truth"),
-        ((c, "--attack", "score-gram"), "reads a recording of role active, and this is one of role passive"),
+        ((__file__, "--truth", p), "encrypted layer with --truth"),
+        ((c, "--attack", "score-gram"), "this is one of role passive"),
         ((c, "--attack", "norm"), "reads no recording"),
         ((c, "--attack", "delta-chian"), "did you mean delta-chain?"),
         ((c, "--max-leak", "score-gram=1"), "unknown attack 'score-gram'"),
@@ -146,4 +146,4 @@ def test_mistakes_are_one_line(recorded, tmp_path):
 def test_a_limit_outside_0_and_1_is_refused(recorded, limit):
     result = run(recorded[0], "--max-leak", f"forward-passes={limit}")
     assert result.exit_code == 2
-    assert "expected a limit for forward-passes from 0 to 1" in result.stderr
+    assert "forward-passes from 0 to 1" in result.stderr

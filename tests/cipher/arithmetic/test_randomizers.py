@@ -132,7 +132,7 @@ def test_a_child_that_dies_is_an_error(keys, count):
     stock.take(1)
     os.kill(stock._children[0].pid, signal.SIGKILL)
     stock._children[0].join()
-    with pytest.raises(ProtocolError, match="a process that prepares randomizers has died"):
+    with pytest.raises(ProtocolError, match="prepares randomizers has died"):
         stock.take(count)
     stock.close()
 
@@ -163,5 +163,5 @@ def test_a_fork_does_not_give_what_its_parent_gives(keys):
     process.start()
     said = ours.recv()
     process.join()
-    assert said == "a pool of randomizers serves the process that made it alone; make another after forking"
+    assert "make another after forking" in said
     stock.take(1)

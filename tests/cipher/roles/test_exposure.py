@@ -25,8 +25,8 @@ def test_the_line_names_what_it_counts():
     )
     assert "which move" in str(Exposure(passes=2, outputs=10, width=16, rows=100, frozen=False))
     once = str(Exposure(passes=1, outputs=1, width=16, rows=100))
-    assert "1 pass x 1 output give the active party 1 equation in the 16 features" in once
-    assert "features that depend on each other, or have few values, are read from fewer" in once
+    assert "1 equation in the 16" in once
+    assert "are read from fewer" in once
 
 
 def test_numbers_below_one_are_refused():

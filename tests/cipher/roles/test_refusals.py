@@ -39,7 +39,7 @@ def with_cipher(data, value, position=0):
     [
         (np.nan, "expected finite features, got nan"),
         (np.inf, "expected finite features, got inf"),
-        (-16.5, r"expected \|features\| <= 16, got 16.5 in column \d.*: set feature_bits = 5"),
+        (-16.5, r"16\.5.*column \d.*feature_bits = 5"),
     ],
 )
 def test_features_without_an_integer(turn, value, why):
@@ -90,7 +90,7 @@ def test_weights_out_of_range_and_of_another_shape(keys):
 @pytest.mark.parametrize(("weights", "rank"), [(np.zeros((6, 1)), 0), (np.ones((6, 3)), 1)])
 def test_first_weights_under_which_coefficients_tell_more_than_the_gradient(make_pair, weights, rank):
     """With W = 0 delta W^T is zero, and the ratios of delta would tell the labels."""
-    with pytest.raises(UsageError, match=rf"expected first weights of rank {weights.shape[1]} .* got rank {rank}"):
+    with pytest.raises(UsageError, match=f"rank {weights.shape[1]} .*rank {rank}"):
         make_pair(weights, batch=7)
     pair = make_pair(weights, batch=7, delta="outer")
     pair.scores(np.ones((7, 6)))
@@ -101,9 +101,9 @@ def test_first_weights_under_which_coefficients_tell_more_than_the_gradient(make
 
 def test_a_key_of_another_size(keys):
     layout = CipherLayout(width=6, batch=7, bits=1536)
-    with pytest.raises(UsageError, match="expected a key of 1536 bits, as in the layout, got one of 1024"):
+    with pytest.raises(UsageError, match="1536 bits.*layout.*1024"):
         PassiveRole(keys, layout, optimizer=LinearSgd())
-    with pytest.raises(ProtocolError, match="expected a key of 1536 bits, got one of 1024"):
+    with pytest.raises(ProtocolError, match="1536 bits, got .*1024"):
         ActiveRole(keys.public, layout, np.zeros((6, 1)), optimizer=LinearSgd())
 
 
@@ -233,34 +233,34 @@ def test_messages_out_of_turn(turn):
     pair, task, mu, y = turn
     features = pair.c.features(mu)
     masked = pair.p.mask_scores(features)
-    with pytest.raises(ProtocolError, match="features of a turn after 1, got turn 1"):
+    with pytest.raises(ProtocolError, match="after 1, got turn 1"):
         pair.p.mask_scores(features)
-    with pytest.raises(ProtocolError, match="expected a message MaskedScores, got Features"):
+    with pytest.raises(ProtocolError, match="MaskedScores, got Features"):
         pair.c.scores(features)
-    with pytest.raises(ProtocolError, match="of turn 1, got one of turn 2"):
+    with pytest.raises(ProtocolError, match="turn 1, .*turn 2"):
         pair.c.scores(changed(masked, turn=2))
     with pytest.raises(UsageError, match="expected mask_gradient after the scores"):
         pair.p.mask_gradient(np.zeros((7, 1)))
     scores = pair.c.scores(masked)
-    with pytest.raises(ProtocolError, match="expected a message MaskedGradient, got MaskedScores"):
+    with pytest.raises(ProtocolError, match="MaskedGradient, got MaskedScores"):
         pair.c.scores(masked)  # a second time it would tell the same sample under other masks
     delta = task.delta(pair.p.scores(scores), y)
-    with pytest.raises(ProtocolError, match="expected the next turn to begin, got Scores"):
+    with pytest.raises(ProtocolError, match="next turn.*got Scores"):
         pair.p.scores(scores)
     gradient = pair.p.mask_gradient(delta)
     with pytest.raises(UsageError, match="expected mask_gradient after the scores"):
         pair.p.mask_gradient(delta)
     noised = pair.c.gradient(gradient, RATE)
-    with pytest.raises(ProtocolError, match="expected a message EncryptedDelta, got MaskedGradient"):
+    with pytest.raises(ProtocolError, match="EncryptedDelta, got MaskedGradient"):
         pair.c.gradient(gradient, RATE)
     encrypted = pair.p.embedding_gradient(delta, noised)
-    with pytest.raises(UsageError, match="expected embedding_gradient once in a turn"):
+    with pytest.raises(UsageError, match="embedding_gradient once"):
         pair.p.embedding_gradient(delta, noised)
     pair.p.update(noised, RATE)
-    with pytest.raises(UsageError, match="expected one update in a turn"):
+    with pytest.raises(UsageError, match="update in a turn"):
         pair.p.update(noised, RATE)
     pair.c.embedding_gradient(encrypted)
-    with pytest.raises(ProtocolError, match="expected the next turn to begin, got EncryptedDelta"):
+    with pytest.raises(ProtocolError, match="next turn.*EncryptedDelta"):
         pair.c.embedding_gradient(encrypted)
 
 
@@ -273,7 +273,7 @@ def test_a_gradient_in_inference(turn):
     pair.c.features(mu, learns=False)
     masked = pair.p.mask_scores(pair.c.features(mu, learns=False))
     pair.c.scores(masked)
-    with pytest.raises(ProtocolError, match="expected the next turn to begin, got MaskedGradient"):
+    with pytest.raises(ProtocolError, match="next turn.*MaskedGradient"):
         pair.c.gradient(changed(gradient, turn=pair.c.turn), RATE)
 
 
@@ -283,7 +283,7 @@ def test_learning_rates_that_differ_or_are_none(turn):
     with pytest.raises(UsageError, match="expected a finite learning rate"):
         pair.c.gradient(gradient, float("nan"))
     noised = pair.c.gradient(gradient, RATE)
-    with pytest.raises(ProtocolError, match=r"expected the other party to take the learning rate 0.2, got 0.1"):
+    with pytest.raises(ProtocolError, match=r"learning rate 0\.2, got 0\.1"):
         pair.p.update(noised, 0.2)
     with pytest.raises(ProtocolError, match="noised gradients of"):
         pair.p.update(changed(noised, values=noised.values[:-1]), RATE)
@@ -296,7 +296,7 @@ def test_shares_that_have_parted(turn):
     states = pair.c.state(), pair.p.state()
     gradient = pair.p.mask_gradient(task.delta(pair.scores(mu), y))
     pair.c.gradient(gradient, RATE)
-    with pytest.raises(ProtocolError, match="share to have moved 0 times, as this one, got 1: the weights are lost"):
+    with pytest.raises(ProtocolError, match="moved 0 times.*got 1"):
         pair.scores(mu)
     pair.c.load(states[0]), pair.p.load(states[1])
     assert np.allclose(pair.scores(mu), mu @ task.weights, atol=1e-5)
@@ -305,7 +305,7 @@ def test_shares_that_have_parted(turn):
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"rank": 2}, "expected 1 rows of an embedding gradient, got 2"),
+        ({"rank": 2}, "1 rows.*got 2"),
         ({"rank": 0}, "expected 1 rows"),
         ({"rank": -1}, "expected 1 rows"),
         ({"coefficients": bytes(27)}, "expected 28 bytes of coefficients, got 27"),
@@ -325,7 +325,7 @@ def test_coefficients_that_are_none(turn, fields, why):
 @pytest.mark.parametrize("rows", [0, -1, 8])
 def test_features_of_too_many_samples(turn, rows):
     pair, _, mu, _ = turn
-    with pytest.raises(ProtocolError, match=f"expected features of 1 to 7 samples, got {rows}"):
+    with pytest.raises(ProtocolError, match=f"1 to 7 .*got {rows}"):
         pair.p.mask_scores(changed(pair.c.features(mu), rows=rows))
 
 

@@ -161,7 +161,7 @@ def test_inference_sends_no_rows_and_learns_nothing(make_pair, problem):
     mu, y = task.batch(8)
     assert np.allclose(pair.scores(mu, learns=False), mu @ task.weights, atol=1e-5)
     assert pair.said[0].packs == b""
-    with pytest.raises(UsageError, match="after the scores of a batch that the model learns from"):
+    with pytest.raises(UsageError, match="batch that the model learns"):
         pair.p.mask_gradient(task.delta(mu @ task.weights, y))
     assert np.allclose(pair.scores(mu[:1]), mu[:1] @ task.weights, atol=1e-5)
 
@@ -187,13 +187,13 @@ def test_a_saved_state_goes_on_as_if_nothing_had_happened(make_pair, problem):
 def test_a_saved_state_of_another_shape_is_refused(make_pair, problem):
     task = problem(10, 1)
     pair, other = make_pair(task.weights, batch=8), make_pair(task.weights[:5], batch=8)
-    with pytest.raises(UsageError, match=r"expected a saved share of \(5, 1, 32\) bytes, got \(10, 1, 32\)"):
+    with pytest.raises(UsageError, match=r"\(5, 1, 32\).*\(10, 1, 32\)"):
         other.c.load(pair.c.state())
 
 
 def test_a_saved_state_that_lacks_something_is_refused(make_pair, problem):
     pair = make_pair(problem(10, 1).weights, batch=8)
-    with pytest.raises(UsageError, match="expected a saved share of the weights, got one without updates, velocity"):
+    with pytest.raises(UsageError, match="without updates, velocity"):
         pair.p.load({name: value for name, value in pair.p.state().items() if name in ("share", "turn")})
 
 
