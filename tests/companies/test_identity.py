@@ -48,7 +48,7 @@ def test_two_identities_differ(keys):
     ("spoil", "said"),
     [
         (lambda own: (own / "peer.pem").unlink(), "copy the other party's certificate.pem"),
-        (lambda own: (own / "key.pem").unlink(), "make one with vflsec party keys"),
+        (lambda own: (own / "key.pem").unlink(), "vflsec party keys"),
         (lambda own: (own / "key.pem").chmod(0o640), "got mode 640"),
         (lambda own: (own / "peer.pem").write_text("no certificate"), "copy it again"),
         (lambda own: shutil.copy(own / "certificate.pem", own / "peer.pem"), "got our own"),
@@ -77,7 +77,7 @@ def test_a_key_with_a_pass_phrase_is_refused_and_nobody_is_asked(keys, tmp_path,
     key = load_pem_private_key((own / "key.pem").read_bytes(), None)
     form = Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")
     (own / "key.pem").write_bytes(key.private_bytes(*form))
-    with pytest.raises(UsageError, match=r"key\.pem without a pass phrase, got one with"):
+    with pytest.raises(UsageError, match=r"key\.pem without a pass phrase"):
         Identity(own).context(server=server)
 
 

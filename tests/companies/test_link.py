@@ -57,7 +57,7 @@ def test_a_stranger_is_turned_away_on_either_side(listener, keys, stranger, told
     with pytest.raises(PeerLost, match=r"^nobody connected within 0\.2 s$"):
         listener.open(0.2)
     assert "another certificate" in told[0]
-    refused = pytest.raises(PeerRefused, match=r"ask it for its certificate\.pem")
+    refused = pytest.raises(PeerRefused, match=r"ask it for.*certificate\.pem")
     with Listener((HERE, 0), Identity(stranger / "passive"), 2) as impostor, refused:
         dialer(impostor, keys / "active").open(2)
 
@@ -198,7 +198,7 @@ def test_addresses(text, address):
 
 @pytest.mark.parametrize("host", ["a" * 70, "..", "a..b", "é" * 70, "\udcff"])
 def test_a_host_that_no_resolver_can_be_asked_for(host):
-    with pytest.raises(UsageError, match=r"expected a host .* got .*: use its name or IP address"):
+    with pytest.raises(UsageError, match="use its name or IP"):
         parse_address(f"{host}:7700")
 
 

@@ -85,7 +85,7 @@ def test_other_rows_have_another_digest(files, change):
 @pytest.mark.parametrize("role", ["passive", "active"])
 @pytest.mark.parametrize(("test", "counts"), [(0.999, "0 and 200"), (0.001, "200 and 0")])
 def test_a_split_without_rows_is_refused_on_both_sides(files, role, test, counts):
-    with pytest.raises(UsageError, match=f"^expected training and test rows with test = {test}, got {counts} of 200 "):
+    with pytest.raises(UsageError, match=f"test = {test}, got {counts} "):
         loaded(files, role, JobFile(name="loans", test=test))
 
 
@@ -107,7 +107,7 @@ def test_what_is_wrong_with_a_file_is_said(files):
             own.read_file(files / "bank.csv", BOTH, "active", PartyFile(), **call)
     with pytest.raises(DataError, match="expected a file"):
         own.read_file(files / "none.csv", BOTH, "active", PartyFile(), key="id", label="bad")
-    with pytest.raises(DataError, match="got a folder; name a file in it"):
+    with pytest.raises(DataError, match="got a folder"):
         own.read_file(files, BOTH, "active", PartyFile(), key="id", label="bad")
     bank = pd.read_csv(files / "bank.csv")
     bank["bad"] = ["yes", *["no"] * 199]
@@ -119,12 +119,12 @@ def test_what_is_wrong_with_a_file_is_said(files):
 @pytest.mark.parametrize(
     ("file", "options", "said"),
     [
-        ("none.csv", {}, r"none\.csv, found none; check the path$"),
-        ("bank.csv", {"columns": ["id"]}, "^--columns: expected features, got the id 'id'; drop it there"),
-        ("bank.csv", {"signed_log": ["agee"]}, "^--signed-log: unknown column 'agee'. Did you mean age?"),
-        ("bureau.csv", {}, "got '[AB]'; correct it, or list the column in --categorical \\(and 199 more rows\\)$"),
-        ("same.csv", {}, "got 1.0 only; drop it, or leave it out with --columns$"),
-        ("latin.csv", {}, "expected utf-8 text, got byte 0xe9; save it as UTF-8$"),
+        ("none.csv", {}, r"none\.csv, found none;"),
+        ("bank.csv", {"columns": ["id"]}, "^--columns: .*the id 'id'"),
+        ("bank.csv", {"signed_log": ["agee"]}, "^--signed-log: .*'agee'.*mean age"),
+        ("bureau.csv", {}, r"'[AB]'.*--categorical \(and 199 more rows\)$"),
+        ("same.csv", {}, r"got 1\.0 only.*--columns$"),
+        ("latin.csv", {}, "utf-8 text.*0xe9.*UTF-8$"),
     ],
 )
 def test_errors_of_a_file_from_the_command_line_say_nothing_of_toml(files, file, options, said):

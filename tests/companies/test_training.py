@@ -190,9 +190,7 @@ def test_features_that_grow_in_mid_run_keep_it_and_it_goes_on_with_more_bits(key
     own = owns(jobs[0])
     _, _, errors = run_both(keys, jobs[0], own, tmp_path)
     assert isinstance(errors["passive"], UsageError)
-    assert re.search(
-        r"expected \|features\| <= 16, got .* in column \d; .*: set feature_bits = \d+$", str(errors["passive"])
-    )
+    assert re.search(r"column \d; .*feature_bits = \d+$", str(errors["passive"]))
     assert begun == [0, 1, 2]
     begun.clear()
     _, found, errors = run_both(keys, jobs[1], own, tmp_path)

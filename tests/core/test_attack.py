@@ -35,22 +35,19 @@ def view():
 
 
 def test_what_is_missing_is_named():
-    with pytest.raises(InsufficientView, match=r"'draw' needs own features, received gradients; .* has only own model"):
+    with pytest.raises(InsufficientView, match="'draw' needs own features.*own model"):
         Draw().check("passive", [Need.MODEL])
 
 
 def test_what_is_missing_comes_with_a_way_out():
-    with pytest.raises(
-        InsufficientView,
-        match=r"only own model: choose --adversary passive_1; .* sends gradients in clear, of trees exchange=plain$",
-    ):
+    with pytest.raises(InsufficientView, match="--adversary passive_1; .*exchange=plain$"):
         Draw().check("passive", [Need.MODEL])
     assert all(need.way_out for need in Need)
     assert Need("predictions") is Need.PREDICTIONS
 
 
 def test_the_wrong_side_is_named():
-    with pytest.raises(InsufficientView, match="for the passive side, got an adversary on the active side"):
+    with pytest.raises(InsufficientView, match="passive side, .*active side"):
         Draw().check("active", frozenset(Need))
 
 
@@ -106,16 +103,16 @@ def test_the_guess_is_checked(view):
         def run(self, view, *, rng):
             return Guess({"train": torch.zeros(3, 2)})
 
-    with pytest.raises(BadGuess, match=r"expected train scores of shape \(4, 2\), got \(3, 2\)"):
+    with pytest.raises(BadGuess, match=r"\(4, 2\), got \(3, 2\)"):
         Wrong()(view, seed=0)
 
 
 @pytest.mark.parametrize(
     ("proposed", "message"),
     [
-        (None, "expected attack 'draw' to return a Guess, got NoneType"),
-        (Guess({"train": torch.zeros(4, 2, dtype=torch.complex64)}), "expected train scores of real numbers"),
-        (Guess({"train": torch.zeros(4, 2)}, budget={"updates": "many"}), "expected a number for budget 'updates'"),
+        (None, "'draw' .*Guess, got NoneType"),
+        (Guess({"train": torch.zeros(4, 2, dtype=torch.complex64)}), "scores of real numbers"),
+        (Guess({"train": torch.zeros(4, 2)}, budget={"updates": "many"}), "number for budget 'updates'"),
     ],
 )
 def test_what_is_no_guess_is_refused(view, proposed, message):

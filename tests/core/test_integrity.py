@@ -65,7 +65,7 @@ def test_it_guesses_nothing_and_its_card_says_what_it_breaks():
     assert attack.acts_in_training
     assert integrity_attacks({"passive_1": attack}) == {"passive_1": attack}
     view = View("passive_1", "passive", 2, {"train": torch.ones(4, 2)}, None, torch.tensor([1]), torch.tensor([0]))
-    with pytest.raises(UsageError, match="'idle' is on integrity and guesses nothing: measure it with vflsec eval"):
+    with pytest.raises(UsageError, match="'idle' .*vflsec eval"):
         attack(view, seed=0)
     assert describe(Idle)["breaks"] == "integrity"
     assert repr(attack) == "idle()"

@@ -35,7 +35,7 @@ def test_impossible_training_is_refused(settings, match):
         ({"bottom": (8, 0)}, "expected model.bottom > 0, got 0"),
         ({"cut": 0}, "expected model.cut > 0, got 0"),
         ({"head_hidden": 0}, "expected model.head_hidden > 0, got 0"),
-        ({"head": "none"}, "expected model.aggregation sum, mean or max with model.head=none, got concat"),
+        ({"head": "none"}, r".*model\.head=none, got concat"),
         ({"head": "none", "aggregation": "sum", "cut": 3}, "expected no model.cut with model.head=none"),
     ],
 )
@@ -109,7 +109,7 @@ def test_fit_runs_every_phase_in_order(method, federation):
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_prediction_that_is_not_finite_is_a_divergence(method, federation, value):
     method.value = value
-    with pytest.raises(Diverged, match="constant predicts values that are not finite on test rows"):
+    with pytest.raises(Diverged, match="constant predicts values.*test rows"):
         Trained(method, federation, {}).predict("test")
 
 

@@ -61,18 +61,18 @@ def test_every_entry_resolves_and_has_a_summary(kind):
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        (lambda: registry.entries("atacks"), "unknown kind 'atacks'. Did you mean attacks?"),
-        (lambda: registry.load("attacks", "logistc"), "unknown attack 'logistc'. Did you mean logistic?.*Known: "),
+        (lambda: registry.entries("atacks"), "'atacks'. Did you mean attacks"),
+        (lambda: registry.load("attacks", "logistc"), "'logistc'.*mean logistic.*Known: "),
         (lambda: registry.load("defenses", "zzz"), "unknown defense 'zzz'. Known: .*iso"),
-        (lambda: registry.load("attacks", "no/such/file.py:Mine"), "expected a Python file at no/such/file.py, found"),
-        (lambda: registry.build("attacks", "mc", epoch=3), "mc: unknown option 'epoch'. Did you mean epochs?"),
+        (lambda: registry.load("attacks", "no/such/file.py:Mine"), r"Python file at no/such/file\.py"),
+        (lambda: registry.build("attacks", "mc", epoch=3), "'epoch'. Did you mean epochs"),
         (lambda: registry.build("attacks", "mc", epochs="many"), "mc: option epochs='many': Expected `int"),
         (lambda: registry.build("attacks", "mc", mode="magic"), "mc: unknown mode 'magic'. Known: "),
         (lambda: registry.build("attacks", "mc", epochs=0), "expected epochs > 0, got 0"),
     ],
 )
 def test_what_is_wrong_is_said_in_words(call, match):
-    with pytest.raises(UsageError, match=match.replace("?", r"\?", 1) if "mean" in match else match):
+    with pytest.raises(UsageError, match=match):
         call()
 
 
@@ -83,13 +83,13 @@ def test_a_class_is_built_from_a_file(mine):
 
 
 def test_a_file_without_the_class(mine):
-    with pytest.raises(UsageError, match=r"expected a class 'Yours' in .*mine\.py, found none"):
+    with pytest.raises(UsageError, match=r"class 'Yours' in .*mine\.py"):
         registry.load("defenses", mine.replace(":Mine", ":Yours"))
 
 
 @pytest.mark.parametrize("attribute", ["Mine", "NUMBER"])
 def test_a_thing_of_another_kind_is_refused(mine, attribute):
-    with pytest.raises(UsageError, match=r"to be a subclass of vflsec.core.attack.Attack, got "):
+    with pytest.raises(UsageError, match=r"subclass of vflsec\.core\.attack\.Attack"):
         registry.load("attacks", mine.replace(":Mine", f":{attribute}"))
 
 
@@ -97,14 +97,14 @@ def test_a_broken_file_is_refused_each_time(tmp_path):
     path = tmp_path / "broken.py"
     path.write_text("import no_such_module")
     for _ in range(2):  # a failed import must not leave half a module behind
-        with pytest.raises(UsageError, match=r"broken\.py cannot be imported: ModuleNotFoundError"):
+        with pytest.raises(UsageError, match=r"broken\.py .*ModuleNotFoundError"):
             registry.load("attacks", f"{path}:Mine")
 
 
 def test_a_file_that_exits_is_refused(tmp_path):
     path = tmp_path / "leaves.py"
     path.write_text("import sys; sys.exit(0)")
-    with pytest.raises(UsageError, match=r"leaves\.py cannot be imported: SystemExit: 0"):
+    with pytest.raises(UsageError, match=r"leaves\.py .*SystemExit: 0"):
         registry.load("attacks", f"{path}:Mine")
 
 
@@ -122,7 +122,7 @@ def test_identity_of_a_file_is_its_text(mine, tmp_path):
 def test_a_class_that_does_not_say_what_it_is_gets_one_line(tmp_path):
     path = tmp_path / "bare.py"
     path.write_text(MINE.replace('    reference = guarantee = "made for a test"\n', ""))
-    with pytest.raises(UsageError, match="to state its reference, guarantee, got none: set them in the class"):
+    with pytest.raises(UsageError, match="state its reference, guarantee"):
         registry.load("defenses", f"{path}:Mine")
 
 
@@ -135,7 +135,7 @@ def test_a_constructor_that_fails_gets_one_line(tmp_path):
 
 def test_an_entry_point_that_does_not_import_gets_one_line(plugged):
     plugged(("telepathy", "no_such_module:Telepathy", "their-package"))
-    with pytest.raises(UsageError, match="'telepathy' from their-package 1.2 cannot be imported: No module named"):
+    with pytest.raises(UsageError, match=r"'telepathy' from their-package 1\.2"):
         registry.load("attacks", "telepathy")
 
 
@@ -150,7 +150,7 @@ def test_a_plugin_is_listed_under_its_package(plugged):
 
 def test_a_plugin_must_not_take_a_built_in_name(plugged):
     plugged(("mc", "their.module:Telepathy", "their-package"))
-    with pytest.raises(UsageError, match="plug-in their-package 1.2 claims the name 'mc' in attacks, which is taken"):
+    with pytest.raises(UsageError, match=r"their-package 1\.2 .*'mc' in attacks"):
         registry.entries("attacks")
 
 
@@ -193,17 +193,17 @@ def test_a_preset_in_a_file_is_a_subclass_with_other_settings(presets):
 
 
 def test_a_preset_with_a_setting_that_its_class_has_not_is_refused(presets):
-    with pytest.raises(UsageError, match="preset Wrong: unknown setting 'strenghts'. Did you mean strengths?"):
+    with pytest.raises(UsageError, match="preset Wrong.*'strenghts'.*mean strengths"):
         registry.load("defenses", f"{presets}:Wrong")
 
 
 def test_a_preset_of_another_kind_is_refused(presets):
-    with pytest.raises(UsageError, match="to be a subclass of vflsec.core.attack.Attack"):
+    with pytest.raises(UsageError, match=r"subclass of vflsec\.core\.attack\.Attack"):
         registry.load("attacks", f"{presets}:Gentle")
 
 
 def test_a_preset_of_a_class_that_does_not_import_gets_one_line(presets):
-    with pytest.raises(UsageError, match="preset Lost: no_such_module:Class cannot be imported: No module named"):
+    with pytest.raises(UsageError, match="preset Lost: no_such_module:Class"):
         registry.load("defenses", f"{presets}:Lost")
 
 

@@ -74,11 +74,11 @@ def test_a_shuffled_secret_keeps_the_classes():
 @pytest.mark.parametrize(
     ("scores", "match"),
     [
-        ({}, "expected a guess for at least one split, got none"),
-        ({"val": torch.zeros(3, 2)}, r"expected a guess for \['test', 'train'\], got one for 'val'"),
-        ({"train": torch.zeros(3)}, r"expected train scores of shape \(3, 2\), got \(3,\)"),
+        ({}, "least one split, got none"),
+        ({"val": torch.zeros(3, 2)}, r"\['test', 'train'\], got .*'val'"),
+        ({"train": torch.zeros(3)}, r"\(3, 2\), got \(3,\)"),
         ({"train": torch.zeros(3, 3)}, r"got \(3, 3\)"),
-        ({"test": torch.tensor([[0, float("nan")], [float("inf"), 0]])}, "finite test scores, got 2 that are not"),
+        ({"test": torch.tensor([[0, float("nan")], [float("inf"), 0]])}, "finite test scores, got 2"),
     ],
 )
 def test_a_guess_that_does_not_fit_is_refused(view, scores, match):

@@ -48,10 +48,10 @@ def test_a_changed_or_missing_file_is_refused(tmp_path, monkeypatch):
     content = (bundle.FOLDER / "credit-default.npz").read_bytes()
     monkeypatch.setattr(bundle, "FOLDER", tmp_path)
     monkeypatch.setattr(bundle, "card", lambda *_: card)
-    with pytest.raises(DataError, match=r"expected .*credit-default\.npz, which comes with vflsec; got no such file"):
+    with pytest.raises(DataError, match=r"credit-default\.npz, .*no such file"):
         bundle.arrays("credit-default")
     (tmp_path / "credit-default.npz").write_bytes(content[:-1] + b"x")
-    with pytest.raises(DataError, match=f"expected credit-default with sha256 {card.sha256}, got .*Reinstall"):
+    with pytest.raises(DataError, match=f"{card.sha256}, got .*Reinstall"):
         bundle.arrays("credit-default")
 
 
@@ -214,7 +214,7 @@ def test_tables_that_are_no_images_say_so(module):
 @pytest.mark.parametrize(
     ("module", "options", "message"),
     [
-        (credit_default, {"split": "bureaux"}, "unknown split 'bureaux'. Did you mean bureau. Known: bureau, fate"),
+        (credit_default, {"split": "bureaux"}, "'bureaux'. Did you mean bureau"),
         (census_income, {"parties": 7}, "unknown parties '7'. Known: 2, 3, 4, 5, 6"),
         (multiple_features, {"parties": 1}, "unknown parties '1'. Known: 2, 3, 4, 5, 6"),
         (digits, {"parties": 3}, "unknown parties '3'. Known: 2, 4"),

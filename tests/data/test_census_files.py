@@ -70,9 +70,7 @@ def test_a_changed_file_is_another_dataset(tmp_path):
 
 
 def test_errors_say_where_the_files_come_from(tmp_path):
-    expected = (
-        "expected census-income.data or census-income.data.gz in .*, found none: download it from https://.*FOLDER"
-    )
+    expected = "census-income.data .*none: .*https://.*FOLDER"
     with pytest.raises(DataError, match=expected):
         vflsec.load_dataset("census-income", data_dir=str(tmp_path))
     write_census(tmp_path, FEW)
@@ -136,5 +134,5 @@ def test_damage_is_named(kind, file, few, tmp_path):
 def test_a_cut_archive_is_named(few, tmp_path):
     for name in census_income.FILES:
         (tmp_path / f"{name}.gz").write_bytes(gzip.compress((few / name).read_bytes())[:-9])
-    with pytest.raises(DataError, match="expected a gzip archive, got Compressed file ended"):
+    with pytest.raises(DataError, match="gzip archive, got Compressed file"):
         vflsec.load_dataset("census-income", data_dir=str(tmp_path))

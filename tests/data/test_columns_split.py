@@ -111,9 +111,9 @@ def test_the_overlap_may_be_a_number_of_rows(pairs):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"columns": "even", "parties": 14}, "expected data.parties from 2 to the 13 columns of pairs, got 14"),
+        ({"columns": "even", "parties": 14}, "to the 13 columns.*got 14"),
         ({"columns": "even", "parties": 1}, "from 2 to"),
-        ({"overlap": 5000}, "expected at most the 280 rows there are"),
+        ({"overlap": 5000}, "at most the 280 rows"),
     ],
 )
 def test_what_no_split_can_be(pairs, settings, message):
@@ -134,5 +134,5 @@ def test_columns_that_belong_together_are_not_dealt_again(name):
         data = vflsec.load_dataset(name)
     except vflsec.base.errors.VflsecError:
         pytest.skip(f"{name} is not installed")
-    with pytest.raises(UsageError, match=r"expected a dataset of plain tables for data\.columns=even"):
+    with pytest.raises(UsageError, match=r"plain tables .*data\.columns=even"):
         partition(data, DataSpec(columns="even"), 0)

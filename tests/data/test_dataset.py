@@ -23,12 +23,12 @@ def test_text_ids():
 
 
 def test_refuses_an_id_twice():
-    with pytest.raises(DataError, match=r"^passive_1: expected one row per id, got 7 more than once; drop its copies$"):
+    with pytest.raises(DataError, match="^passive_1: .*got 7 more.*copies$"):
         align([table("active", [7, 8]), table("passive_1", [7, 8, 7])])
 
 
 def test_refuses_tables_without_a_common_id_and_shows_what_their_ids_look_like():
-    with pytest.raises(DataError, match=r"got none: active has \['007', '8'\], passive_1 has \['7'\]; give them"):
+    with pytest.raises(DataError, match=r"active .*\['007', '8'\], passive_1 .*\['7'\]"):
         align([table("active", ["007", "8"]), table("passive_1", ["7"])])
 
 
@@ -39,5 +39,5 @@ def test_equals_the_intersection_of_sets(held: list[list[int]]):
     if expected:
         assert align(tables).tolist() == expected
     else:
-        with pytest.raises(DataError, match="expected ids that all parties hold"):
+        with pytest.raises(DataError, match="ids that all parties hold"):
             align(tables)

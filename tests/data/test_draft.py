@@ -97,16 +97,14 @@ def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path):
     table(tmp_path, "a.csv", id=range(n), p=[0, 1] * 20, q=[0, 1] * 20, r=range(n))
     table(tmp_path, "b.csv", id=range(n), s=range(n))
     table(tmp_path, "c.csv", who=range(n), p=range(n))
-    with pytest.raises(
-        DataError, match=r"could not guess it: name it with --label COLUMN; columns of two values are p"
-    ):
+    with pytest.raises(DataError, match="--label COLUMN; .*values are p"):
         drafted(tmp_path, "a.csv", "b.csv")
     assert drafted(tmp_path, "a.csv", "b.csv", label="q")["label"] == "q"
-    with pytest.raises(DataError, match="expected columns that all files have and that differ in all rows, found p"):
+    with pytest.raises(DataError, match="all files have .*found p"):
         drafted(tmp_path, "a.csv", "c.csv", label="q")
-    with pytest.raises(UsageError, match=r"expected one file with the label 'p', got a.csv and c.csv: name the active"):
+    with pytest.raises(UsageError, match="label 'p', .*a.csv and c.csv"):
         drafted(tmp_path, "a.csv", "c.csv", label="p", key=["p"])
-    with pytest.raises(UsageError, match=r"--id: unknown column 'idd'. Did you mean id\? Known: id, p, q, r in a.csv"):
+    with pytest.raises(UsageError, match=r"--id: .*'idd'.*mean id\?.*in a\.csv"):
         drafted(tmp_path, "a.csv", "b.csv", label="p", key=["idd"])
-    with pytest.raises(UsageError, match="expected a file for each of two parties or more, got 1"):
+    with pytest.raises(UsageError, match="two parties .*got 1"):
         drafted(tmp_path, "a.csv", label="p")

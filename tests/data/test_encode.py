@@ -84,16 +84,12 @@ def test_output_is_contiguous_float32_also_without_rows():
 @pytest.mark.parametrize(
     ("frame", "roles", "message"),
     [
-        ({"x": ["a"]}, {}, "active: expected numbers in 'x', got (str|object); or list it as categorical"),
-        ({"x": [np.inf]}, {}, "active: expected finite numbers in 'x'; fill or drop"),
-        ({"x": [np.nan]}, {}, "active: expected finite numbers in 'x'; fill or drop"),
-        ({"x": ["a", None]}, {"categorical": {"x"}}, r"expected a category in every row of 'x'; name the gap '\(miss"),
-        ({"x": [1]}, {"categorical": {"z"}}, r"expected a role only for its own columns, got \['z'\]"),
-        (
-            {"x": [1]},
-            {"categorical": {"x"}, "signed_log": {"x"}},
-            r"expected signed_log columns to be numbers, got .*x",
-        ),
+        ({"x": ["a"]}, {}, "active: .*'x', got (str|object)"),
+        ({"x": [np.inf]}, {}, "active: .*finite numbers in 'x'"),
+        ({"x": [np.nan]}, {}, "active: .*finite numbers in 'x'"),
+        ({"x": ["a", None]}, {"categorical": {"x"}}, r"category .*'x'; .*'\(miss"),
+        ({"x": [1]}, {"categorical": {"z"}}, r"own columns, got \['z'\]"),
+        ({"x": [1]}, {"categorical": {"x"}, "signed_log": {"x"}}, "signed_log columns .*got .*x"),
     ],
 )
 def test_tables_that_cannot_be_encoded_are_refused(frame, roles, message):

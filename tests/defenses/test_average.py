@@ -60,7 +60,7 @@ def test_small_batches(release, shape):
 
 
 def test_half_a_row_is_refused():
-    with pytest.raises(UsageError, match="expected a whole number of other rows as strength, got 0.5"):
+    with pytest.raises(UsageError, match=r"whole number .*strength, got 0\.5"):
         GroupAverage(0.5)
 
 

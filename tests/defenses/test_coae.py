@@ -91,7 +91,7 @@ def test_every_set_of_rows_has_the_same_codes_and_every_seed_its_own():
 
 
 def test_codes_that_cannot_be_told_apart_are_refused():
-    with pytest.raises(Diverged, match="codes of 2 classes cannot be told apart with lambda=300: lower it"):
+    with pytest.raises(Diverged, match="2 classes .*lambda=300: lower"):
         coded(prepared(300.0), torch.arange(2))
 
 

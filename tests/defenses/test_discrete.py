@@ -62,7 +62,7 @@ def test_empty_and_zero_batches(shape):
 
 @pytest.mark.parametrize(
     ("options", "match"),
-    [({"bound": 0.0}, "expected bound > 0, got 0.0"), ({"clip": True}, "expected a bound to clip to, got none")],
+    [({"bound": 0.0}, "expected bound > 0, got 0.0"), ({"clip": True}, "clip to, got none")],
 )
 def test_impossible_options_are_refused(options, match):
     with pytest.raises(UsageError, match=match):

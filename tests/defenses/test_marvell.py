@@ -274,7 +274,7 @@ def test_small_batches(shape):
 
 
 def test_without_labels_it_is_refused():
-    with pytest.raises(UsageError, match="needs the labels of the rows whose gradients it hides, and active has none"):
+    with pytest.raises(UsageError, match="labels .*active has none"):
         noised(torch.ones(2, 3), None)
 
 

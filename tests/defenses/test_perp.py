@@ -68,7 +68,7 @@ def test_small_batches(shape):
 
 
 def test_nothing_is_perpendicular_to_a_number():
-    with pytest.raises(UsageError, match="cut layer of width 2 or more, got 1"):
+    with pytest.raises(UsageError, match="of width 2.*got 1"):
         noised(torch.ones(4, 1))
 
 
@@ -76,7 +76,7 @@ def test_nothing_is_perpendicular_to_a_number():
     ("bounds", "match"),
     [
         ({"lower": -1.0}, "expected lower >= 0"),
-        ({"lower": 11.0}, "finite upper >= lower, got lower=11.0 and upper=10.0"),
+        ({"lower": 11.0}, r"lower=11\.0 and upper=10\.0"),
         ({"upper": float("inf")}, "finite upper"),
         ({"upper": float("nan")}, "finite upper"),
     ],

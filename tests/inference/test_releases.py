@@ -58,7 +58,7 @@ def test_ranks_are_within_a_turn():
 @pytest.mark.parametrize("changed", [{"receiver": "passive_2"}, {"split": "test"}, {"batches": []}])
 def test_messages_of_others_and_of_other_rows_are_not_read(changed):
     settings = {"batches": [[0, 1]], **changed}
-    with pytest.raises(InsufficientView, match="expected a gradient about train rows, got none"):
+    with pytest.raises(InsufficientView, match="about train rows, got none"):
         read_releases(make_view(**settings), Kind.GRADIENT)
 
 
@@ -197,7 +197,7 @@ def test_averages_are_of_one_three_and_ten_releases_each_once():
     assert [float(h[0, 0]) for h in averages(view, Kind.GRADIENT, sender="active", releases=2)] == [3.5]
     assert len(averages(replace(view, adaptive=False), Kind.GRADIENT, sender="active")) == 1
     features = {"train": torch.zeros(8, 1), "test": torch.zeros(8, 1)}
-    with pytest.raises(InsufficientView, match="about train rows, got only test"):
+    with pytest.raises(InsufficientView, match="train rows, got only test"):
         averages(replace(make_view([[0]], split="test"), features=features), Kind.GRADIENT, sender="active")
 
 
@@ -227,7 +227,7 @@ def test_the_latest_are_of_the_last_phase_and_by_split():
     assert set(found) == {"train", "test"}
     assert torch.equal(found["train"], torch.full((8, 3), 2.0))
     assert torch.equal(found["test"], torch.full((8, 3), 5.0))
-    with pytest.raises(InsufficientView, match="expected embeddings from passive_3, got none in 6"):
+    with pytest.raises(InsufficientView, match="from passive_3, got none"):
         read_last_values(view, Kind.EMBEDDING, sender="passive_3")
 
 

@@ -482,7 +482,7 @@ def test_the_mean_over_soft_labels_leaves_out_rows_without_one():
 def test_rows_are_not_mixed_where_some_have_no_label():
     federation = make_federation()
     federation.active.defenses = (Mixup(1.0),)
-    with pytest.raises(UsageError, match="fedcvt expects no defense that mixes rows, got mixup"):
+    with pytest.raises(UsageError, match="mixes rows, got mixup"):
         method().fit(federation)
 
 
@@ -620,12 +620,12 @@ def test_pseudo_labels_add_to_what_few_labels_teach():
 
 
 def test_three_parties_are_refused():
-    with pytest.raises(UsageError, match="fedcvt expects 2 parties, got 3: it has no estimate of a third one"):
+    with pytest.raises(UsageError, match="2 parties, got 3"):
         method().fit(make_federation(parties=3))
 
 
 def test_a_missing_head_is_refused():
-    with pytest.raises(UsageError, match="fedcvt expects model.head=linear or mlp, got none"):
+    with pytest.raises(UsageError, match=r"model\.head=linear or mlp, got none"):
         method(model={"head": "none", "aggregation": "sum", "cut": None})
 
 
@@ -634,7 +634,7 @@ def test_encoders_of_two_widths_are_refused():
     made.build(federation)
     wide = [build_encoder(federation.active.layout, ModelSpec(cut=5), 2) for _ in range(2)]
     federation.active.modules["bottom"] = PooledEncoder(wide, "concat")
-    with pytest.raises(UsageError, match=r"encoders of one width, got 5 and 3: set model\.cut"):
+    with pytest.raises(UsageError, match=r"got 5 and 3.*model\.cut"):
         made.check(federation)
 
 

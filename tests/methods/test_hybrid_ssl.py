@@ -231,7 +231,7 @@ def test_tops_of_other_shapes_cannot_be_averaged():
     method = make("fedhssl-simsiam", encoder="mlp", widths=())
     where.passive[0].layout = where.passive[0].layout._replace(columns=where.passive[0].layout.columns[:3])
     method.build(where)
-    with pytest.raises(UsageError, match="top encoder of the shape of active's"):
+    with pytest.raises(UsageError, match="shape of active's"):
         method.check(where)
 
 
@@ -243,8 +243,8 @@ def test_unknown_options_of_the_self_supervised_method_are_refused():
 @pytest.mark.parametrize(
     ("name", "options", "match"),
     [
-        ("fedlocal-byol", {"momentum": "high"}, "ssl_options: option momentum='high': Expected `float`, got `str`"),
-        ("fedlocal-moco", {"queue": 10.5}, "ssl_options: option queue=10.5: Expected `int`, got `float`"),
+        ("fedlocal-byol", {"momentum": "high"}, "momentum='high': .*float.*str"),
+        ("fedlocal-moco", {"queue": 10.5}, r"queue=10\.5: .*int.*float"),
         ("fedlocal-simsiam", {"width": 3}, "ssl_options: unknown option 'width'"),
     ],
 )

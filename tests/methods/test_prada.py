@@ -406,9 +406,9 @@ def test_a_killed_pre_training_goes_on_where_it_stopped(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "federation", "message"),
     [
-        ({}, {"source": 0}, "prada expects a source to learn from, got none: add --dataset census-domains"),
-        ({"model": {"head": "mlp"}}, {}, "expects model.head=linear and model.aggregation=concat.*got mlp and concat"),
-        ({"train": {"batch": 1}}, {}, "expected train.batch >= 2, got 1: one row tells BatchNorm nothing"),
+        ({}, {"source": 0}, "got none: .*--dataset census-domains"),
+        ({"model": {"head": "mlp"}}, {}, "model.head=linear .*got mlp and concat"),
+        ({"train": {"batch": 1}}, {}, "train.batch >= 2, got 1"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(settings, federation, message):
@@ -439,7 +439,7 @@ def test_numbers_out_of_range_are_refused(options, message):
 def test_a_loss_that_is_no_number_is_a_divergence():
     federation = make_federation()
     federation.source.features["source"][0, 0] = float("nan")
-    with pytest.raises(Diverged, match="the loss is nan after epoch"):
+    with pytest.raises(Diverged, match="loss is nan after epoch"):
         pretrained(make(), federation)
 
 

@@ -1,6 +1,7 @@
 """Trees between parties are those of one party with all columns, and messages are the declared ones and no more."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -780,23 +781,23 @@ def test_an_interrupted_training_goes_on_to_the_bit(tmp_path, options, defenses)
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"alone": 4}, "alone of at most rounds=3, got 4"),
-        ({"depth": 15}, "depth of at most 14, got 15: grow more rounds instead"),
+        ({"alone": 4}, "alone .*rounds=3, got 4"),
+        ({"depth": 15}, "got 15: grow more rounds"),
         ({"depth": 0}, "depth"),
         ({"bins": 1}, "2 <= bins <= 32768, got 1"),
-        ({"key_bits": 100}, "expected 1024 <= key_bits <= 4096, a multiple of 8, got 100"),
+        ({"key_bits": 100}, "key_bits <= 4096.*got 100"),
         ({"key_bits": 2049, "exchange": "paillier"}, "key_bits <= 4096, a multiple of 8, got 2049"),
         ({"rows": 1.5}, "expected 0 < rows <= 1, got 1.5"),
         ({"columns": 1.5}, "expected 0 < columns <= 1, got 1.5"),
         ({"rows": 0.0}, "rows"),
-        ({"exchange": "open"}, "secureboost: unknown exchange 'open'. Known: masked, paillier, plain$"),
-        ({"exchange": "pailler"}, "unknown exchange 'pailler'. Did you mean paillier\\?"),
-        ({"order": "random"}, "unknown order 'random'. Known: layers, together, turns"),
+        ({"exchange": "open"}, "'open'.*paillier, plain$"),
+        ({"exchange": "pailler"}, "'pailler'.*mean paillier"),
+        ({"order": "random"}, "order 'random'.*layers, together, turns"),
         ({"l2": -1.0}, "l2"),
         ({"alone": -1}, "alone"),
         ({"patience": 0}, "patience"),
         ({"learning_rate": 1e18}, r"expected 0 < learning_rate <= 1, got 1e\+18"),
-        ({"order": "layers", "passive_levels": 5}, "expected passive_levels of at most depth=3, got 5"),
+        ({"order": "layers", "passive_levels": 5}, "passive_levels .*depth=3, got 5"),
     ],
 )
 def test_impossible_settings_are_refused(options, match):
@@ -807,9 +808,7 @@ def test_impossible_settings_are_refused(options, match):
 def test_patience_needs_validation_rows():
     federation, made = toy_federation(), method(patience=2)
     made.build(federation)
-    with pytest.raises(
-        UsageError, match=r"patience needs validation rows, got none: use a larger --set data.validation=0.1"
-    ):
+    with pytest.raises(UsageError, match=r"patience .*got none: .*data\.validation=0\.1"):
         made.check(federation)
     method(patience=2).check(toy_federation(data=VALIDATION))
 
@@ -819,14 +818,12 @@ def test_patience_needs_validation_rows():
 def test_columns_that_are_not_finite_are_a_divergence(value, party):
     federation = toy_federation(rows=100)
     federation.parties[party].features["train"][3, 1] = value
-    with pytest.raises(Diverged, match=f"finite columns, got nan or infinity at {party}"):
+    with pytest.raises(Diverged, match=f"nan or infinity at {party}"):
         method().fit(federation)
 
 
 def test_noise_beyond_all_sums_is_a_divergence():
-    with pytest.raises(
-        Diverged, match="expected derivatives below .* for exact sums over .* rows, got .*: lower the noise"
-    ):
+    with pytest.raises(Diverged, match="derivatives below .*lower the noise"):
         trained(defenses=[IsotropicNoise(1e12)])
 
 
@@ -847,19 +844,16 @@ def test_every_bin_pair_of_deepest_trees_fits_the_wire():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"leaf_rows": 91}, "needs 182 rows in a round with leaf_rows=91, and there are 180: lower leaf_rows"),
-        (
-            {"leaf_rows": 46, "rows": 0.5},
-            "needs 92 rows in a round with leaf_rows=46, and there are 90: lower leaf_rows",
-        ),
-        ({"leaf_hessian": 100.0}, "no tree has a split: lower leaf_rows, leaf_hessian or least_gain"),
+        ({"leaf_rows": 91}, "182 rows .*leaf_rows=91.*180"),
+        ({"leaf_rows": 46, "rows": 0.5}, "92 rows .*leaf_rows=46.*90"),
+        ({"leaf_hessian": 100.0}, "lower leaf_rows, leaf_hessian or least_gain"),
         ({"leaf_rows": 60}, ""),
     ],
 )
 def test_trees_without_a_split_say_which_option_forbids_it(options, said):
     found, _ = trained(**options)
     remedy = found.method.remedy(found.federation)
-    assert said in remedy
+    assert re.search(said, remedy)
     assert bool(remedy) == bool(said) == (float(found.predict("test").std(dim=0).max()) == 0)
 
 
@@ -878,5 +872,5 @@ def test_a_run_of_trees_on_few_rows_says_what_to_lower(tmp_path):
 
 
 def test_more_nodes_than_memory_are_refused_before_they_are_made():
-    with pytest.raises(UsageError, match="expected at most 4,194,304 nodes in all trees, got room for 800,000,000"):
+    with pytest.raises(UsageError, match="4,194,304 nodes .*800,000,000"):
         method(rounds=100_000_000).build(dealt(THREE))

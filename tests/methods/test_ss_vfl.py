@@ -525,7 +525,7 @@ def test_coupled_says_as_much_in_an_epoch_as_split_learning():
     ("settings", "message"),
     [
         ({"pretrain": {"batch": 1}}, "expected train.pretrain.batch >= 2, got 1"),
-        ({"options": {"localcl": "mocco"}}, "unknown localcl 'mocco'. Did you mean moco?"),
+        ({"options": {"localcl": "mocco"}}, "'mocco'. Did you mean moco?"),
         ({"options": {"projection": 0}}, "expected projection > 0, got 0"),
         ({"options": {"server_lr": -1.0}}, "expected server_lr > 0, got -1.0"),
         ({"model": {"cut": None, "aggregation": "sum", "head": "none"}}, "trains the head alone"),
@@ -548,5 +548,5 @@ def test_a_party_needs_two_rows_to_tell_apart(kind):
     method.check(federation)
     party = federation.passive[0]
     party.features = {**party.features, "aligned": party.features["aligned"][:1], "local": party.features["local"][:0]}
-    with pytest.raises(UsageError, match="expects two training rows at each party, got 1 at passive_1"):
+    with pytest.raises(UsageError, match="two training rows .*passive_1"):
         method.check(federation)

@@ -505,7 +505,7 @@ def test_a_defense_of_releases_changes_nothing_in_pretraining():
 def test_the_constraint_needs_a_slice_of_the_head(kind, model):
     made, federation = method(kind, model=model), make_federation()
     made.build(federation)
-    with pytest.raises(UsageError, match=r"expects model\.head=linear and model\.aggregation=concat, got"):
+    with pytest.raises(UsageError, match=r"model\.head=linear and model\.aggregation=concat"):
         made.check(federation)
 
 
@@ -522,7 +522,7 @@ def test_scarf_needs_a_few_rows():
         party.features["local"] = party.features["local"][:0]
     made.build(federation)
     assert len(training_rows(federation.passive[0])) == 3
-    with pytest.raises(UsageError, match="expects 4 rows at each passive party, got 3 at passive_1"):
+    with pytest.raises(UsageError, match="4 rows .*3 at passive_1"):
         made.check(federation)
 
 
@@ -549,5 +549,5 @@ def test_a_nan_in_scarf_is_a_divergence(held_out):
     learner = scarf()
     (learner.held_out if held_out else learner.rows)[0, 0] = float("nan")
     learner.corrupt = lambda x, rng: x  # corruption could bring it to where it is looked for
-    with pytest.raises(Diverged, match=r"Scarf at passive_1 .*nan.*lower train\.pretrain\.lr"):
+    with pytest.raises(Diverged, match=r"Scarf at passive_1 .*nan.*train\.pretrain\.lr"):
         learner.epoch()
