@@ -24,7 +24,7 @@ from vflsec.audit import job
 from vflsec.audit.evaluation import reset
 from vflsec.audit.foreign import LastColumns, build_federation, convert_messages
 from vflsec.audit.recorder import Recorder
-from vflsec.base.errors import DataError, InsufficientView, StoreError, UsageError
+from vflsec.base.errors import DataError, InsufficientView, MisfitError, StoreError, UsageError
 from vflsec.cli import cli as command
 from vflsec.core.message import Kind
 from vflsec.report.report import Report
@@ -400,6 +400,17 @@ class TestFiles:
         (tmp_path / "ids.txt").write_text("1\n2\n3\n")
         with pytest.raises(UsageError, match="none of 3 ids.*'1'.*'person"):
             prepare(trained, "embeddings.csv", "mc", train_ids=tmp_path / "ids.txt")
+
+    def test_few_given_ids_of_the_data_are_a_misfit(self, trained, tmp_path):
+        ids = (trained.folder / "train.txt").read_text().splitlines()
+        (tmp_path / "ids.txt").write_text("\n".join([*ids[:10], *(f"x{i}" for i in range(290))]))
+        with pytest.raises(MisfitError, match="--train-ids, found 10 of 300"):
+            prepare(trained, "embeddings.csv", "mc", train_ids=tmp_path / "ids.txt")
+
+    @pytest.mark.parametrize("what", ["embeddings.csv", "bottom.safetensors", "transcript"])
+    def test_another_party_is_one_line(self, trained, what):
+        with pytest.raises(UsageError, match="unknown --party 'bureu'"):
+            prepare(trained, what, "mc", party="bureu", **doors(trained).get(what, {}))
 
     def test_nothing_and_something_else(self, trained, tmp_path):
         (tmp_path / "x.weights").write_text("x")

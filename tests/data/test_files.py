@@ -95,6 +95,17 @@ def test_two_files(two: Path):
     assert bureau.frame["score"].tolist() == [7, 5, 4, 9, 3]
 
 
+def test_each_party_may_name_its_ids_otherwise(two: Path):
+    expected = load_toml(two)
+    two.with_name("bureau.csv").write_text(BUREAU.replace("customer", "client"), "utf-8")
+    replace(two, 'id = "customer"\n[parties.active]', '[parties.active]\nid = "customer"')
+    with pytest.raises(DataError, match=r"expected id .*\[parties.passive_1\], got none"):
+        load_toml(two)
+    replace(two, "[parties.passive_1]", '[parties.passive_1]\nid = "client"')
+    for party, same in zip(load_toml(two).parties, expected.parties, strict=True):
+        pd.testing.assert_frame_equal(party.frame, same.frame, check_names=False)
+
+
 def test_two_files_can_be_split(two: Path):
     split = partition(load_toml(two), DataSpec(test=0.5), 0)
     assert len(split.ids["train"]) == len(split.ids["test"]) == 2
@@ -193,7 +204,7 @@ def test_quoted_fields_and_outer_blanks(two: Path):
         ("mine.toml", "passive_1", "server", "party's name .*'server'"),
         ("mine.toml", "label =", 'active = "bnk"\nlabel =', "unknown active 'bnk'.*passive_1"),
         ("mine.toml", "label =", 'active = "passive_1"\nlabel =', "fit the roles, got active"),
-        ("mine.toml", 'id = "customer"', "id = []", r"mine.toml: .*id .*got \[\]"),
+        ("mine.toml", 'id = "customer"', "id = []", "mine.toml: .*id .*got none"),
         ("mine.toml", 'file = "bureau.csv"', "", "mine.toml: .*parties.passive_1, got none"),
         ("mine.toml", "label", 'file = "all.csv"\nlabel', "parties.active, got two"),
     ],

@@ -150,6 +150,7 @@ def test_a_hashed_category_has_the_same_buckets_everywhere(toml: Path):
         ('decimal = ","\nthousands = "."', ["1.234,5", "12.000", "7", "0,1"], [1234.5, 12000, 7, 0.1]),
         ('thousands = " "', ["1 234", "12 000 000", "7", "0.5"], [1234, 12e6, 7, 0.5]),
         ('missing = ["?", "-"]\nimpute = "mean"', ["1", "?", "-", "2"], [1, np.nan, np.nan, 2]),
+        ('missing = [-999]\nimpute = "mean"', ["1", "-999", " -999", "2"], [1, np.nan, np.nan, 2]),
         ('impute = "mean"', ["1", "NA", "null", "2"], [1, np.nan, np.nan, 2]),
     ],
 )

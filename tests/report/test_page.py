@@ -85,9 +85,12 @@ def test_no_more_than_alone_is_decided_by_what_the_attacks_reach():
     strong, weak = point(0.73, strength=5), point(0.712, strength=25, advantage=0.0, utility=0.77)
     for headline in (weak, replace(weak, choice="alone")):
         _, last = say([point(0.8), strong, headline], "bureau", 80, not_run=["fusion"])
-        assert "Under iso 5, mc reaches AUC .73. Under iso 25, mc reaches no more than bureau does without" in last
-        assert "as far as 5 seeds show (AUC .71, .70 without joining), at a cost in points of utility of 3.0" in last
-    _, last = say([point(0.8), replace(weak, utility=point(0.8).utility)], "bureau", 80, not_run=["fusion"])
+        assert "Under iso 5, mc reaches AUC .73. Under iso 25, 5 seeds do not show that mc reaches more than" in last
+        assert "(AUC .71, .70 without joining" in last
+        assert "at a cost in points of utility of 3.0 with iso 25" in last
+    unclear = replace(weak, utility=point(0.8).utility, leak=replace(weak.leak, detectable=0.08))
+    _, last = say([point(0.8), unclear], "bureau", 80, not_run=["fusion"])
+    assert "; a gain of .08 would have been seen)" in last
     assert "reaches AUC" not in last
     assert "cost" not in last
 
@@ -99,7 +102,9 @@ def test_an_attack_above_a_headline_of_alone_is_not_passed_over(gain, shown):
     fusion = replace(point(0.868 + gain, strength=5, alone=0.868, advantage=gain), attack="fusion")
     _, last = say([point(0.95), headline], "net", 10, ["mc", "fusion"], not_run=["norm"], points=[fusion])
     assert ("the strongest of them reaches AUC .93" in last) is shown
-    assert ("reach no more than net does without joining, as far as 5 seeds show (AUC .91, .87" in last) is not shown
+    assert (
+        "do not show that the attacks that ran reach more than net does without joining (AUC .91, .87" in last
+    ) is not shown
 
 
 @pytest.mark.parametrize("leak", [0.51, 0.45, 1.0])

@@ -365,17 +365,22 @@ def check_share(
     Fewer of the data may be used if the user names ids of ``train`` or ``test``.
     """
     known = functools.reduce(pd.Index.intersection, tables.values(), tables["active"])
-    parts = [subject.train, subject.test, *(each for each in (train, test) if each is not None)]
-    parts += [each.index for each in (subject.embeddings, subject.predictions) if each is not None]
-    named = pd.Index(np.unique(np.concatenate([each.to_numpy(dtype=object) for each in parts]).astype(str)))
-    both = len(named.intersection(known))
-    if both and both < len(named) / 2:
-        yield Finding("misfit", f"expected the ids of the data in {subject.name}, found {both} of {len(named)} there")
+    parts = [each.index for each in (subject.embeddings, subject.predictions) if each is not None]
+    material = _join_ids([subject.train, subject.test, *parts])
+    given = [material, *(_join_ids([ids] if ids is not None else []) for ids in (train, test))]
+    for place, named in zip((subject.name, "--train-ids", "--test-ids"), given, strict=True):
+        if 0 < (shared := len(named.intersection(known))) < len(named) / 2:
+            yield Finding("misfit", f"expected the ids of the data in {place}, found {shared} of {len(named)} there")
+    both = len(material.intersection(known))
     if both and train is None and test is None and both < len(known) / 2:
         yield Finding(
             "misfit", f"expected the rows of the data in {subject.name}, found {both} of {len(known)}: name them with "
             f"--train-ids and --test-ids if no others were used",
         )  # fmt: skip
+
+
+def _join_ids(parts: Sequence[pd.Index]) -> pd.Index:
+    return pd.Index(np.unique(np.concatenate([[], *(each.to_numpy(dtype=object) for each in parts)]).astype(str)))
 
 
 def _judge_gradients(

@@ -18,6 +18,7 @@ from vflsec.audit.opening import add_predictions, open_subject, read_ids
 from vflsec.audit.recordings import open_recording
 from vflsec.audit.subject import Subject
 from vflsec.audit.transcript_lines import Sent
+from vflsec.base.checks import unknown
 from vflsec.base.errors import MisfitError, UsageError
 from vflsec.cipher.recording import is_recording
 from vflsec.core import hooks
@@ -97,6 +98,7 @@ def prepare_audit(
         train, test = (read_ids(path) if path else None for path in (train_ids, test_ids))
         tables = {table.name: table.frame.index.astype(str) for table in loaded.parties}
         findings = [*check_share(tables, subject, train, test)]
+        _refuse_misfits(findings, allow_misfit=allow_misfit, confirm_fit=confirm_fit)
         loaded, notes = foreign.assign_roles(loaded, subject, train, test)
         identity = source.key(DataSpec(options=dict(options or {})))
         audit = _audit_material(replace(subject, notes=(*subject.notes, *notes)), loaded, (data, identity), aux, draws)
@@ -118,10 +120,7 @@ def _add_findings(
     Raises:
         MisfitError: the material does not belong to the data, and the user has not allowed that.
     """
-    misfits = [finding.text for finding in findings if finding.outcome == "misfit"]
-    if misfits and not allow_misfit:
-        only = "--confirm-fit is only for what cannot be verified; " if confirm_fit else ""
-        raise MisfitError(f"{'; '.join(misfits)} ({only}--allow-misfit audits it nevertheless, and then no gate holds)")
+    misfits = _refuse_misfits(findings, allow_misfit=allow_misfit, confirm_fit=confirm_fit)
     unclear = [] if confirm_fit else [finding.text for finding in findings if finding.outcome == "unverified"]
     confirmed = ["the user confirms that rows and columns belong together"] * (confirm_fit and not misfits)
     notes = [finding.text for finding in findings]
@@ -129,11 +128,26 @@ def _add_findings(
     return replace(audit, subject=subject, misfit=[*misfits, *unclear], confirmed=confirm_fit)
 
 
+def _refuse_misfits(findings: Sequence[Finding], *, allow_misfit: bool, confirm_fit: bool) -> list[str]:
+    """Return what does not fit, which the user has allowed.
+
+    Raises:
+        MisfitError: the user has not.
+    """
+    misfits = [finding.text for finding in findings if finding.outcome == "misfit"]
+    if misfits and not allow_misfit:
+        only = "--confirm-fit is only for what cannot be verified; " if confirm_fit else ""
+        raise MisfitError(f"{'; '.join(misfits)} ({only}--allow-misfit audits it nevertheless, and then no gate holds)")
+    return misfits
+
+
 def _audit_material(
     subject: Subject, dataset: VerticalDataset, named: tuple[str, Any], aux: AuxSpec, draws: int
 ) -> SystemAudit:
     """Return the audit of messages, models or embeddings of a system that vflsec has not trained."""
     split = partition(dataset, DataSpec(), 0)
+    if subject.adversary not in split.parties:
+        raise UsageError(unknown("--party", subject.adversary, split.parties))
     foreign.check_classes(subject.classes, split, subject.name)
     subject = foreign.add_embeddings(subject, split)
     return SystemAudit(

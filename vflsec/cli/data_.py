@@ -85,7 +85,7 @@ def add_label_warning(report: Checkup) -> Checkup:
     name, rows = min(report.train.items(), key=lambda item: item[1])
     warning = (
         f"the {default} labels that the adversary knows by default are more than a tenth of the {rows} training rows "
-        f"of class {name!r}, and no gate would hold: set aux.n={fewer}"
+        f"of class {name!r}, and gates are undecided: set aux.n={fewer}"
     )
     return msgspec.structs.replace(report, warnings=[*report.warnings, warning])
 

@@ -57,7 +57,7 @@ class Format(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     decimal: str | None = None
     thousands: str | None = None
     date_format: str | None = None
-    missing: list[str] | None = None
+    missing: list[str | int | float] | None = None
     impute: Imputation | None = None
 
     def fill_from(self, general: Format) -> Format:
@@ -89,8 +89,8 @@ class DataFile(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole TOML file."""
 
     label: str
-    id: str | list[str]
     parties: dict[str, PartyFile]
+    id: str | list[str] | None = None
     name: str | None = None
     active: str | None = None
     file: str | None = None
@@ -104,7 +104,7 @@ class DataFile(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def key(self, party: str) -> list[str]:
         """Return the columns that identify a row in a party's file."""
         key = self.parties[party].id or self.id
-        return [key] if isinstance(key, str) else key
+        return [key] if isinstance(key, str) else key or []
 
 
 def read_description(path: Path) -> DataFile:
@@ -156,8 +156,11 @@ def _check_parties(file: str, config: DataFile) -> None:
             f"{file}: expected a name of its own for each passive party, or passive_1, passive_2... for all, got "
             f"{', '.join([*numbered, *others])}; rename the sections"
         )
-    if not config.id or (isinstance(config.id, list) and len(set(config.id)) < len(config.id)):
-        raise DataError(f"{file}: expected id to name one column or several, got {config.id!r}")
+    for name in names:
+        key = config.key(name)
+        if not all(key) or not key or len(set(key)) < len(key):
+            place = f"at the top or in [parties.{name}]"
+            raise DataError(f"{file}: expected id to name one column or several, {place}, got {key or 'none'}")
 
 
 def check_name(party: str) -> None:

@@ -109,10 +109,11 @@ def _key(tables: dict[Path, RawTable]) -> list[str]:
         ]
         if fitting:
             return max(fitting, key=lambda columns: _count_common(frames, columns))
-    in_all = ", ".join(shared) or "no column"
+    expected = "expected columns that all files have and that differ in all rows"
+    if not shared:
+        raise DataError(f"{expected}, found none in all files: give the ids the same name in each")
     raise DataError(
-        f"expected columns that all files have and that differ in all rows, found {in_all} in all: name the id "
-        f"with --id"
+        f"{expected}, found {', '.join(shared)}, whose values repeat: name the id with --id, and drop repeated rows"
     )
 
 

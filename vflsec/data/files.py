@@ -229,7 +229,8 @@ def _columns(config: DataFile, name: str, active: str, table: RawTable, faults: 
     elif config.label in table.frame.columns:
         place = f"{table.file}, column {config.label!r}"
         raise DataError(
-            f"{place}: expected the label with the active party only, got it with {name} too; drop it there"
+            f"{place}: expected the label with the active party only, got it with {name}; drop it there, or set "
+            f'active = "{name}"'
         )
     reserved = {**dict.fromkeys(config.key(name), "id"), config.label: "label"}
     return _features(config.parties[name], name, table, reserved, faults)

@@ -172,7 +172,7 @@ class RawTable(NamedTuple):
             gaps: np.ndarray = raw.isna().to_numpy()
             numeric = pd.api.types.is_numeric_dtype(raw.dtype) and len(named)
             return gaps | raw.isin(named).to_numpy() if numeric else gaps
-        named_texts = frozenset(text.strip().lower() for text in self.style.missing or ())
+        named_texts = frozenset(str(text).strip().lower() for text in self.style.missing or ())
         return self._strip(column).str.lower().isin(MISSING_TEXTS | named_texts).to_numpy()
 
     def _parse_numbers(self, column: str) -> np.ndarray:

@@ -25,7 +25,7 @@ h3 { font-size: 1rem; margin: 1rem 0 .25rem; }
 .verdict p { margin: .3rem 0; } .quiet { opacity: .75; margin: .2rem 0; }
 .failed { font-weight: bold; }
 figure { margin: 1rem 0; background: #fff; border: 1px solid var(--line); }
-figure svg { width: 100%; min-width: 36rem; height: auto; display: block; }
+figure svg { width: 100%; min-width: 22rem; height: auto; display: block; }
 figure, pre, .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
 th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid var(--line); vertical-align: top; }

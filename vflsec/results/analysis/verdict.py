@@ -34,6 +34,9 @@ MIN_DRAWS = 5
 LARGE_COST = 0.02
 """A defense that costs more utility than this is named only if every one does."""
 
+MIN_COST = 0.001
+"""A cost below this is not named."""
+
 MIN_GAIN = 0.005
 """A leak of which mean or upper end fall by less, which two digits do not show, is not called lower."""
 
@@ -134,9 +137,14 @@ def _end_no_gain(point: Point, measure: str, rows: str) -> str:
     comma = "," if "," in measure else ""
     is_below = not point.victim and leak.mean is not None and leak.chance is not None and leak.mean < leak.chance
     below = f", {_two(leak.chance)} by chance" * is_below
-    gain = f"; a gain of {_two(leak.detectable)} would have been seen" * ((leak.detectable or 0.0) >= MIN_GAIN)
+    gain = _state_detectable(leak)
     ends = f"; but {_count_sure(leak)}" if _is_surer(leak) else f".{_add_sure(leak)}"
     return f"{shows}: {measure}{comma} on {rows}, {_two(leak.alone)} without joining{below}{gain}{ends}"
+
+
+def _state_detectable(leak: Leak) -> str:
+    """Return the gain that these runs would have shown, unless it is as good as none."""
+    return f"; a gain of {_two(leak.detectable)} would have been seen" * ((leak.detectable or 0.0) >= MIN_GAIN)
 
 
 def _name_target(point: Point) -> str:
@@ -254,10 +262,10 @@ def _describe_part(summary: Summary, run: Sequence[str], start: Point, defended:
     if alone := [point for point in defended if point not in attacked]:
         those = "the attacks that ran reach" if ran != 1 else f"{run[0]} reaches"
         leak = max((most[point.place] for point in alone), key=_gain)
+        measured = f"{_range_of([leak])}, {_two(leak.alone)} without joining{_state_detectable(leak)}"
         reached.append(
-            f"{_name_all(alone, defended)}, {those} no more than {summary.adversary} does without joining, as far as "
-            f"{count(leak.n, 'seed')} show{'s' * (leak.n == 1)} ({_range_of([leak])}, {_two(leak.alone)} without "
-            f"joining){_large_costs(start, alone, defended)}"
+            f"{_name_all(alone, defended)}, {count(leak.n, 'seed')} do{'es' * (leak.n == 1)} not show that {those} "
+            f"more than {summary.adversary} does without joining ({measured}){_list_costs(start, alone, defended)}"
         )
     return (
         f"No defense is recommended: only {ran} of the {every} that it could mount, on this and other "
@@ -275,11 +283,11 @@ def _cost(start: Point, point: Point) -> float:
     return (start.utility.mean or 0.0) - (point.utility.mean or 0.0)
 
 
-def _large_costs(start: Point, points: Sequence[Point], defended: Sequence[Point]) -> str:
-    """Return which defenses cost more than two points of utility, and how many."""
+def _list_costs(start: Point, points: Sequence[Point], defended: Sequence[Point]) -> str:
+    """Return what defenses cost in points of utility, those that cost any."""
     named = zip(points, _names(points, defended), strict=True)
-    large = [f"{100 * _cost(start, p):.1f} with {name}" for p, name in named if _cost(start, p) > LARGE_COST]
-    return f", at a cost in points of utility of {' and '.join(large)}" if large else ""
+    costs = [f"{100 * _cost(start, p):.1f} with {name}" for p, name in named if _cost(start, p) >= MIN_COST]
+    return f", at a cost in points of utility of {list_first(costs)}" if costs else ""
 
 
 def _names(points: Sequence[Point], defended: Sequence[Point]) -> list[str]:
