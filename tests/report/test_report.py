@@ -434,9 +434,9 @@ def test_curve_shows_strengths_baselines_and_axes(summary):
     axes = curve.draw(summary).axes[0]
     assert [text.get_text() for text in axes.texts] == ["no defense", "λ=1"]
     legend = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert sorted(legend) == ["adversary alone", "chance", "fedsplitnn, iso"]
+    assert sorted(legend) == ["adversary alone ± 95 %", "chance", "fedsplitnn, iso"]
     styles = {line.get_label(): line.get_linestyle() for line in axes.lines}
-    assert (styles["adversary alone"], styles["chance"]) == ("--", ":")
+    assert (styles["adversary alone ± 95 %"], styles["chance"]) == ("--", ":")
     assert "utility" in axes.get_xlabel()
     assert "leak" in axes.get_ylabel()
 
@@ -611,7 +611,7 @@ def test_leaks_on_training_rows_are_open_points(summary):
         tuple(line.get_xydata()[0]): line.get_markerfacecolor() for line in axes.lines if len(line.get_xydata()) == 1
     }
     assert faces == {(0.78, 0.9): "white"}
-    assert "open: on training rows" in [text.get_text() for text in axes.get_legend().get_texts()]
+    assert "open: on training rows only" in [text.get_text() for text in axes.get_legend().get_texts()]
 
 
 def test_several_targets_are_drawn_two_in_a_row_under_their_names(summary):

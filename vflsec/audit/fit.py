@@ -514,7 +514,8 @@ def _judge_model(audit: SystemAudit) -> Iterator[Finding]:
     if (constant := _describe_constant(stated)) is not None:
         yield Finding("misfit", f"the embeddings of {subject.name} {constant}: hand in the trained model")
         return
-    yield _judge_labels(Rows(data), drawn, stated)
+    if subject.embeddings is None:  # else they are judged on all rows
+        yield _judge_labels(Rows(data), drawn, stated)
     yield from _judge_lost_columns(audit, run, given, names)
     yield _judge_order(run, given, stated, names, np.eye(len(data.classes))[data.labels["train"][drawn]], subject.name)
 

@@ -287,5 +287,5 @@ def _load_file(name: str) -> Any:
             raise UsageError(f"{path_text} cannot be imported: {type(error).__name__}: {error}") from error
     loaded = getattr(sys.modules[module_name], attribute, None)
     if loaded is None:
-        raise UsageError(f"expected a class {attribute!r} in {path_text}, found none")
+        raise UsageError(f"expected a class or function {attribute!r} in {path_text}, found none")
     return loaded

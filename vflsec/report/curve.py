@@ -268,7 +268,14 @@ def _draw_target(axes: Axes, points: Sequence[Point], worst: Sequence[Point], un
         _draw_line(axes, line, COLORS[i % len(COLORS)], marker, i if len(curves) > 1 else None, undefended)
     _draw_baselines(axes, worst)
     if any(any(line.training) for line in curves):
-        axes.plot([], [], "o", color=COLORS[0], markerfacecolor="white", label="open: on training rows")
+        axes.plot(
+            [],
+            [],
+            "o",
+            color=COLORS[0],
+            markerfacecolor="white",
+            label="open: on training rows only",
+        )
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.margins(x=0.12, y=0.12)
@@ -458,7 +465,7 @@ def _draw_baselines(axes: Axes, points: Sequence[Point]) -> None:
     if shown:
         leak = max(shown, key=lambda leak: leak.alone or 0.0)
         assert leak.alone is not None
-        axes.axhline(leak.alone, color="#444444", linestyle="--", linewidth=1.2, label="adversary alone")
+        axes.axhline(leak.alone, color="#444444", linestyle="--", linewidth=1.2, label="adversary alone ± 95 %")
         low, high = leak.alone_ci95
         if low is not None and high is not None:
             axes.axhspan(low, high, color="#444444", alpha=0.08, linewidth=0)
