@@ -252,6 +252,34 @@ def test_gradients_of_some_other_labels_are_no_all_clear(world):
     assert "gradients fit the labels only" in why
 
 
+def test_gradients_to_the_active_party_are_refused(world):
+    straight = TranscriptFolder(world.transcript("straight", world.ids))
+    TranscriptWriter(world.folder / "swapped", straight.header).write(
+        m._replace(sender=m.receiver, receiver=m.sender) if m.kind == "gradient" else m for m in straight.messages()
+    )
+    with pytest.raises(MisfitError, match="expected gradients from the active party, found them from passive_1"):
+        world.prepare(world.folder / "swapped", ids=False)
+
+
+def test_gradients_of_few_training_rows_are_no_all_clear(world):
+    with Recorder(world.folder / "few-gradients", parties=PARTIES, observer="bureau") as recorder:
+        for k, (rows, h, g) in enumerate(world.sent):
+            recorder.embedding(h, rows=world.ids[rows])
+            if not k:
+                recorder.gradient(g, rows=world.ids[rows])
+        recorder.embedding(world.embeddings[TRAIN:], rows=world.ids[TRAIN:], split="test", phase="predict")
+    (why,) = world.prepare(world.folder / "few-gradients", ids=False).misfit
+    assert f"gradients of 60 of {TRAIN} training rows" in why
+
+
+def test_columns_in_place_of_embeddings_are_no_all_clear(world):
+    inputs = 0.5 * world.other[:, [3, 1, 7]] - 2
+    (why,) = world.prepare(world.table("inputs.csv", world.ids, inputs)).misfit
+    assert "its inputs" in why
+    mixed = inputs + 0.1 * inputs[:, ::-1]
+    assert world.prepare(world.table("mixed.csv", world.ids, mixed)).misfit == []
+
+
 def test_the_user_learns_how_well_labels_follow(world):
     write_some_other_labels(world)
     for name, least, most in (("mine", 0.85, 1.0), ("some", 0.6, 0.8)):
@@ -270,6 +298,10 @@ def test_tables_are_checked(world):
     assert world.prepare(world.table("right.csv", world.ids)).misfit == []
     with pytest.raises(MisfitError, match="none that they do"):
         world.prepare(world.table("wrong.csv", partly(world.ids, 1.0)))
+    wild = world.embeddings.numpy().copy()
+    wild[::4] = 1e30
+    with pytest.raises(MisfitError, match="75 of them with wild values"):
+        world.prepare(world.table("wild.csv", partly(world.ids, 1.0), wild))
     half = np.concatenate([world.ids[:TRAIN], world.ids[TRAIN:], np.arange(N + 1) + 10_000])
     values = np.random.default_rng(0).normal(size=(2 * N + 1, 3))
     values[:N] = world.embeddings
@@ -296,6 +328,8 @@ def test_predictions_are_checked(world):
     half = world.table("h.csv", partly(world.ids, 0.5), logits, "p")
     with pytest.raises(MisfitError, match="predictions that belong to other"):
         world.prepare(table, predictions=half)
+    with pytest.raises(MisfitError, match="expected predictions of 1 or 2 numbers.*found 3"):
+        world.prepare(table, predictions=world.table("wide.csv", world.ids, np.repeat(logits, 3, axis=1), "p"))
     low = world.table("l.csv", partly(world.ids, 0.5), np.sign(logits), "p")
     assert "predictions fit the columns only" in world.prepare(table, predictions=low).misfit[0]
     with pytest.raises(MisfitError, match="predictions do not fit"):

@@ -38,6 +38,7 @@ MAX_COUNTED_ROWS = 2000  # rows among which those with vectors of other rows are
 PREDICTED = 0.8  # the R2 above which the rows that are predicted badly are counted
 MAX_COLUMNS = 2000  # columns of a party that are read; of more, those that are filled most
 MIN_ROWS = 50  # fewer rows than this never show a misfit
+WILD = 1e4  # times the median size of a coordinate
 WEAK = 0.3  # a smaller R2 of noisy embeddings or of predictions may be that of other rows in part
 # a smaller R2 of embeddings without noise may be that of the same people at another time, who change in part
 MOSTLY = 0.7
@@ -197,7 +198,12 @@ def check_fit(audit: SystemAudit, defenses: Sequence[frozenset[Kind]], file: Seq
     gradients = [
         each for route in _group_by_sender(audit, Kind.GRADIENT).values() for each in route if each.split == "train"
     ]
-    if gradients:
+    if gradients and all(each.receiver == "active" for each in gradients):
+        yield Finding(
+            "misfit", f"expected gradients from the active party, found them from "
+            f"{_get_name(gradients[0].sender, data)} to it: record the active party as their sender",
+        )  # fmt: skip
+    elif gradients:
         yield _judge_gradients(_keep_last_phase(gradients), data, declared=bool(defenses), known=embedded)
     nodes = [each for route in _group_by_sender(audit, Kind.NODES).values() for each in route if each.split in SPLITS]
     if nodes and not embedded:
@@ -274,6 +280,11 @@ def _judge_embeddings(
             "unverified", f"the {what} are the same in {repeated:.0%} of the rows whose columns differ: check that "
             f"none of them stands for a missing one",
         )  # fmt: skip
+    if fit.p <= LEVEL and regressions.is_copied(sent.mean[drawn]):
+        return Finding(
+            "unverified", f"the {what} are the {of} themselves: check that they are the outputs of the bottom model "
+            f"and not its inputs",
+        )  # fmt: skip
     if fit.p <= LEVEL:
         many = _draw(sent.mean, rng, MAX_COUNTED_ROWS)
         read, vectors = _read_columns(features, splits, many), [sent.mean[many], sent.last[many]]
@@ -290,10 +301,13 @@ def _judge_embeddings(
     if len(drawn) < MIN_ROWS or not quiet:
         why = "too few rows" if len(drawn) < MIN_ROWS else "too much noise"
         return Finding("unverified", f"whether the {what} belong to the {of} cannot be verified, {why} ({numbers})")
+    size = np.abs(sent.mean[drawn])
+    wild = int((size > WILD * np.maximum(np.median(size, axis=0), 1e-12)).any(axis=1).sum())
     return Finding(
         "misfit",
-        f"expected {what} that its columns predict, found none that they do ({numbers}): use the ids and files of the "
-        f"training, or name the defense that adds noise with --defense",
+        f"expected {what} that its columns predict, found none that they do ({numbers}"
+        f"{f', {wild} of them with wild values' * bool(wild)}): use the ids and files of the training, or name the "
+        f"defense that adds noise with --defense",
     )
 
 
@@ -390,6 +404,12 @@ def _judge_gradients(
     sent = average(messages, {"train": len(data.ids["train"])}, directions=True)
     rng = np.random.default_rng(0)
     drawn = _draw(sent.mean, rng)
+    seen, every = int(np.isfinite(sent.mean).all(axis=1).sum()), len(data.ids["train"])
+    if seen < every / 2:
+        return Finding(
+            "unverified", f"gradients of {seen} of {count(every, 'training row')} alone are there: hand in the whole "
+            f"transcript, or name the training rows with --train-ids",
+        )  # fmt: skip
     labels = np.eye(len(data.classes))[data.labels["train"][drawn]]
     if (constant := _describe_constant(sent.mean)) is not None:
         return Finding(
@@ -461,6 +481,9 @@ def _judge_predictions(table: pd.DataFrame, rows: Rows, embeddings: Floats, *, d
     values = _read_rows(table, rows)
     if not np.isfinite(values).any():
         return Finding("misfit", "expected predictions of rows of the data, found none: use the same ids")
+    if values.shape[1] not in (1, classes := len(rows.data.classes)):
+        return Finding("misfit", f"expected predictions of 1 or {classes} numbers, one for each class, found "
+                       f"{values.shape[1]}: hand in those of the joint model")  # fmt: skip
     if np.nanmin(values) >= 0 and np.nanmax(values) <= 1:
         kept = np.clip(values, 1e-6, 1 - 1e-6)
         values = np.log(kept / (1 - kept))

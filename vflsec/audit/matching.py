@@ -78,6 +78,10 @@ def components(values: Floats) -> Floats:
     return x
 
 
+COPIED = 0.9999
+"""A larger correlation of a coordinate with a column makes it a copy."""
+
+
 class ColumnRegression:
     """Regressions on the columns of n rows.
 
@@ -148,6 +152,18 @@ class ColumnRegression:
         p = (1 + int((largest >= z.max()).sum())) / (1 + CONTROLS)
         r2 = max(_r2(each @ target, target) for each in self.smoothers)
         return HeldOutFit(r2, p, float(stated[z.argmax()]), better, float(single[z.argmax()].max()))
+
+    def is_copied(self, vectors: Floats) -> bool:
+        """Whether each of two or more coordinates of ``vectors`` (n, d) is one of the columns, but for its scale."""
+        coordinates = robust(vectors)
+        coordinates = coordinates[:, coordinates.any(axis=0)]
+        if min(coordinates.shape[1], self.x.shape[1]) < 2:
+            return False
+        parts = [
+            (each - each.mean(axis=0)) / np.linalg.norm(each - each.mean(axis=0), axis=0)
+            for each in (coordinates, self.x)
+        ]
+        return bool(np.abs(parts[0].T @ parts[1]).max(axis=1).min() > COPIED)
 
     def mixture(self, vectors: Floats) -> RowMixture:
         """Return a regression that begins with some of the rows and ends with those among them that it predicts well.

@@ -131,7 +131,7 @@ def test_what_is_written_is_read(tmp_path):
 @pytest.mark.parametrize("change", [b"", b"{}", b'{"schema":1,"check":"0","record":{"runs":[]}}\n'])
 def test_damaged_limits_are_one_line_and_never_no_limits(copied, change):
     (copied / "gates.json").write_bytes(change)
-    with pytest.raises(StoreError, match=r"gates\.json.* remove it and set the limits again"):
+    with pytest.raises(StoreError, match=r"gates\.json.* restore it, or run the command again with --fresh"):
         read_limits(copied)
     assert run("report", copied).exit_code == 2
 
@@ -139,7 +139,7 @@ def test_damaged_limits_are_one_line_and_never_no_limits(copied, change):
 @pytest.mark.parametrize("runs", [[], [{"min_utility": -5.0}], [{"max_leak": {"mc": 1e9}}], [{}] * 101])
 def test_limits_that_no_run_writes_are_refused(tmp_path, runs):
     (tmp_path / "gates.json").write_bytes(seal({"runs": runs}))
-    with pytest.raises(StoreError, match="set the limits again"):
+    with pytest.raises(StoreError, match="restore it"):
         read_limits(tmp_path)
 
 

@@ -31,7 +31,7 @@ NAMING = ("adversary", "attacks", "rows", "baselines", "left_out")
 """The fields of a manifest that name parties and techniques to a reader; settings stay as they are written."""
 
 
-EVALUATE = "run the same vflsec eval again, which writes it anew"
+EVALUATE = "run the same command again, which writes it anew"
 """The way out of a damaged manifest or sweep."""
 
 
@@ -138,7 +138,9 @@ def read_limits(folder: Path) -> list[RunLimits]:
         StoreError: they are damaged.
     """
     try:
-        runs: list[RunLimits] = _read(home(folder) / GATES, _Limits, "remove it and set the limits again").runs
+        runs: list[RunLimits] = _read(
+            home(folder) / GATES, _Limits, "restore it, or run the command again with --fresh"
+        ).runs
     except FileNotFoundError:
         return []
     return runs
