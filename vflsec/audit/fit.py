@@ -198,7 +198,7 @@ def check_fit(audit: SystemAudit, defenses: Sequence[frozenset[Kind]], file: Seq
     gradients = [
         each for route in _group_by_sender(audit, Kind.GRADIENT).values() for each in route if each.split == "train"
     ]
-    if gradients and all(each.receiver == "active" for each in gradients):
+    if gradients and all(each.sender != "active" for each in gradients):
         yield Finding(
             "misfit", f"expected gradients from the active party, found them from "
             f"{_get_name(gradients[0].sender, data)} to it: record the active party as their sender",
