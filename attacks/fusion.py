@@ -123,7 +123,7 @@ class ColumnFusion(FromAllSources):
     name = "column-fusion"
     side = "either"
     target = "features"
-    version = 12
+    version = 13
 
     def __init__(self, *, victim: str | None = None) -> None:
         self.victim = victim

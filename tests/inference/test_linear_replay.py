@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from vflsec.core.message import Kind, Message
+from vflsec.core.settings import TrainSpec
 from vflsec.core.view import View
 from vflsec.inference.linear_replay import LastModel, nearest_points, read_training, refine_by_replay
 from vflsec.inference.opinion_pool import Opinion
@@ -14,7 +15,7 @@ from vflsec.results import metrics
 N, KNOWN, CUT, RATE = 400, 60, 3, 1e-3
 
 
-def train(*, noise=0.0, continuous=False, hidden=False, epochs=12, seed=0):
+def train(*, noise=0.0, continuous=False, hidden=False, epochs=12, seed=0, **optimizer):
     """The view of an active party that sent gradients to a linear model of three columns of 0 and 1 and three more."""
     rng = torch.Generator().manual_seed(seed)
     x = {split: (torch.rand(N, 6, generator=rng) < 0.4).float() for split in ("train", "test")}
@@ -24,7 +25,8 @@ def train(*, noise=0.0, continuous=False, hidden=False, epochs=12, seed=0):
         )
     layer = torch.nn.Linear(6, CUT)
     layer.weight.data, layer.bias.data = torch.randn(CUT, 6, generator=rng) / 3, torch.randn(CUT, generator=rng)
-    optimizer, messages, step = torch.optim.Adam(layer.parameters(), RATE), [], 0
+    spec, messages, step = TrainSpec(**{"epochs": epochs, "batch": 100, "lr": RATE, **optimizer}), [], 0
+    optimizer = spec.optimize(layer.parameters())
 
     def embed(rows):
         return layer(rows).tanh() if hidden else layer(rows)
@@ -33,7 +35,8 @@ def train(*, noise=0.0, continuous=False, hidden=False, epochs=12, seed=0):
         parties = ("passive_1", "active") if kind is Kind.EMBEDDING else ("active", "passive_1")
         messages.append(Message(kind, *parties, step, phase, {"value": value.detach()}, rows, split))
 
-    for _ in range(epochs):
+    for epoch in range(epochs):
+        optimizer.param_groups[0]["lr"] = spec.rate(epoch, epochs)
         for rows in torch.randperm(N, generator=rng).split(100):
             h = embed(x["train"][rows])
             gradient = (h.detach() - h.detach().roll(1, 1) + 0.3 * torch.randn(h.shape, generator=rng)) / len(rows)
@@ -47,7 +50,7 @@ def train(*, noise=0.0, continuous=False, hidden=False, epochs=12, seed=0):
     send(Kind.EMBEDDING, e + noise * torch.randn(e.shape, generator=rng), torch.arange(N), "predict", "test")
     features = {split: torch.randn(N, 1, generator=rng) for split in x}
     view = View("active", "active", 6, features, None, torch.arange(KNOWN), x["train"][:KNOWN], tuple(messages),
-                victim="passive_1", parties=("active", "passive_1"), agreed={"adam_rate": RATE})  # fmt: skip
+                victim="passive_1", parties=("active", "passive_1"), agreed={"train": spec})  # fmt: skip
     return view, {split: rows.double() for split, rows in x.items()}
 
 
@@ -72,8 +75,14 @@ def score(opinions, truth):
     return {s: metrics.r2(o.scores[KNOWN:].numpy(), truth[s][KNOWN:].numpy()) for s, o in opinions.items()}
 
 
-def test_rows_on_grids_come_back_exactly_although_they_have_more_columns_than_numbers():
-    view, truth = train()
+@pytest.mark.parametrize(
+    "optimizer",
+    [{}, {"schedule": "cosine"}, {"optimizer": "sgd", "lr": 0.1, "momentum": 0.0}, {"optimizer": "sgd", "lr": 0.01},
+     {"optimizer": "adagrad"}],
+    ids=["adam", "cosine", "sgd", "momentum", "adagrad"],
+)  # fmt: skip
+def test_rows_on_grids_come_back_exactly_although_they_have_more_columns_than_numbers(optimizer):
+    view, truth = train(**optimizer)
     before = regress(view)
     after = refine_by_replay(view, before, view.aux_labels.double())
     assert max(score(before, truth).values()) < 0.8

@@ -164,7 +164,7 @@ class Method(ABC):
         """Return an estimate of the CPU seconds of cryptography in training on this machine; 0 without any."""
         return 0.0
 
-    def public_options(self) -> dict[str, float]:
+    def public_options(self) -> dict[str, Any]:
         """Return the options that every party knows and an attack may use, by name."""
         return {}
 

@@ -168,7 +168,7 @@ class View:
     places: Mapping[str, Tensor] = field(default_factory=dict)
     models: Mapping[str, nn.Module] = field(default_factory=dict)
     parties: tuple[str, ...] = ()
-    agreed: Mapping[str, float] = field(default_factory=dict)
+    agreed: Mapping[str, Any] = field(default_factory=dict)
     shadows: Shadows | None = None
     recording: Recording | None = None
     memo: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)

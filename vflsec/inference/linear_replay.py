@@ -7,14 +7,16 @@ the model is known, the few numbers that it sends of a test row determine all co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vflsec.core.message import Kind
+from vflsec.core.settings import TrainSpec
 from vflsec.core.view import View
 from vflsec.inference.discrete import FOLDS, extend_grid, find_discrete, round_softly
 from vflsec.inference.opinion_pool import Opinion, blend_opinions
@@ -78,22 +80,24 @@ class Training(NamedTuple):
         values: (n, T, c) the embeddings of each row in order.
         steps: (n, T) in which they were sent.
         batches: rows (B,) and sent gradient (B, c) of each step.
-        rate: of Adam.
+        spec: of the optimizer and its rate.
     """
 
     values: Tensor
     steps: Tensor
     batches: list[tuple[Tensor, Tensor]]
-    rate: float
+    spec: TrainSpec
 
     def replay(self, x: Tensor) -> Tensor:
         """Return the changes (S + 1, d + 1, c) of the model until each step, if the rows are ``x`` (n, d + 1)."""
-        weights = torch.zeros(x.shape[1], self.values.shape[2], dtype=x.dtype, device=x.device)
-        optimizer, changes = torch.optim.Adam([weights], lr=self.rate), [weights.clone()]
-        for rows, gradient in self.batches:
+        weights = nn.Parameter(torch.zeros(x.shape[1], self.values.shape[2], dtype=x.dtype, device=x.device))
+        optimizer, changes = self.spec.optimize([weights]), [weights.detach().clone()]
+        passes, n_batches = self.spec.n_epochs(len(x)), math.ceil(len(x) / self.spec.batch)
+        for step, (rows, gradient) in enumerate(self.batches):
+            optimizer.param_groups[0]["lr"] = self.spec.rate(step // n_batches, passes)
             weights.grad = x[rows].T @ gradient
             optimizer.step()
-            changes.append(weights.clone())
+            changes.append(weights.detach().clone())
         return torch.stack(changes)
 
     def infer(self, rows: Tensor, models: Tensor, noise: Tensor, targets: Tensor) -> Tensor:
@@ -127,9 +131,9 @@ class Training(NamedTuple):
 
 def read_training(view: View) -> Training | None:
     """Return the training of the victim's bottom model; None if it cannot be replayed."""
-    rate, names = view.agreed.get("adam_rate"), view.party.split("+")
+    spec, names = view.agreed.get("train"), view.party.split("+")
     sent = [m for m in view.messages if m.kind is Kind.GRADIENT and m.sender in names and m.receiver == view.victim]
-    if rate is None or not sent or view.aux_split != "train" or not view.adaptive:
+    if spec is None or not sent or view.aux_split != "train" or not view.adaptive:
         return None
     releases = read_releases(view, Kind.EMBEDDING, sender=view.victim, phase=sent[-1].phase)
     batches = [(m.rows, m.payload["value"].double()) for m in sent if m.rows is not None]
@@ -145,7 +149,7 @@ def read_training(view: View) -> Training | None:
     most = max(2, min(MAX_NUMBERS // width, MAX_DESIGN // max(1, entries)))
     read = torch.linspace(0, times - 1, min(times, most)).round().long()
     values = releases.values[order].double().view(-1, times, width)[:, read]
-    return Training(values, releases.message[order].view(-1, times)[:, read], batches, rate)
+    return Training(values, releases.message[order].view(-1, times)[:, read], batches, spec)
 
 
 def refine_by_replay(view: View, opinions: Mapping[str, Opinion], targets: Tensor) -> dict[str, Opinion]:

@@ -240,11 +240,10 @@ class SplitMethod(Method):
         """Return logits (n, C)."""
         return self.split(federation).predict(split)
 
-    def public_options(self) -> dict[str, float]:
-        """Return the rate of Adam if nothing but the sent gradients moves a bottom model."""
+    def public_options(self) -> dict[str, Any]:
+        """Return the settings of the training if nothing but the sent gradients moves a bottom model."""
         spec = self.train_spec
-        plain = spec.optimizer == "adam" and spec.schedule == "constant" and spec.local_steps == 1
-        return {"adam_rate": spec.lr} if plain and not spec.clip and not spec.weight_decay else {}
+        return {"train": spec} if spec.local_steps == 1 and not spec.clip and not spec.weight_decay else {}
 
     def representation(self, party: Party) -> nn.Module:
         """Return the bottom model."""
