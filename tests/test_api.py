@@ -62,16 +62,16 @@ def test_an_audit_from_python_is_that_of_the_command_line(tmp_path, monkeypatch)
     for key in ("points", "worst"):
         assert [one["leak"] for one in found.to_dict()[key]] == [one["leak"] for one in expected[key]]
     assert (tmp_path / "python" / "report.html").exists()
-    with pytest.raises(UsageError, match=r"got run.csv \(in Python, --messages is messages=\)"):
+    with pytest.raises(UsageError, match=r"run\.csv .*--messages is messages="):
         vflsec.audit_system("run.csv", messages="ckpt")
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"dataset": "toy", "aux": {"n": 10**6}}, '(in Python, --set aux.n=... is aux={"n": ...})'),
+        ({"dataset": "toy", "aux": {"n": 10**6}}, '--set aux.n=... is aux={"n": ...}'),
         ({"dataset": "toy", "attack": "norm", "adversary": "active"}, "(in Python, --adversary is adversary=)"),
-        ({"methods": "fedhssl", "method": "x"}, "expected a table of options for method"),
+        ({"methods": "fedhssl", "method": "x"}, "table of options for method"),
     ],
 )
 def test_errors_name_the_arguments(arguments, told):
@@ -89,9 +89,9 @@ def test_a_model_that_is_trained_badly_is_told(tmp_path):
     data = vflsec.dataset(active=bank, passive=pd.DataFrame({"b": other}), label="y")
     chosen = {"attack": "mc:epochs=5", "seeds": 1, "jobs": 1, "train": {"epochs": 2}, "aux": {"n": 20, "folds": 0}}
     report = vflsec.evaluate(dataset=data, out=tmp_path, **chosen)
-    assert any("a quick model of all columns" in note for note in report.summary.notes)
+    assert any("a quick model of all" in note for note in report.summary.notes)
     same = vflsec.evaluate(**{**ATTACKED, "train": {"epochs": 20}}, out=tmp_path / "toy")
-    assert not any("a quick model of all columns" in note for note in same.summary.notes)
+    assert not any("a quick model of all" in note for note in same.summary.notes)
 
 
 def test_a_strength_is_given_once(tmp_path):
@@ -102,7 +102,7 @@ def test_a_strength_is_given_once(tmp_path):
 
 @pytest.mark.parametrize("device", ["foo", "cuda:99", "cuda:x", "cpu:0"])
 def test_devices_that_are_not_there(tmp_path, device):
-    message = r"expected --device cpu, or cuda where torch finds a GPU \(\d here\), got"
+    message = r"--device cpu, .*\(\d here\), got"
     with pytest.raises(UsageError, match=message):
         vflsec.evaluate(**ATTACKED, device=device, out=tmp_path / "run")
     with pytest.raises(UsageError, match=message):
@@ -134,8 +134,8 @@ def test_few_labels_train_although_no_adversary_could_have_them():
     [
         ({"options": {"boundary": "nope"}}, "unknown boundary 'nope'"),
         ({"options": {"cut": 3}}, "fedsplitnn: unknown option 'cut'"),
-        ({"seeds": 3}, "unknown setting of a training 'seeds'"),
-        ({"defense": "iso"}, "expected a strength for the fixed defense iso"),
+        ({"seeds": 3}, "training 'seeds'"),
+        ({"defense": "iso"}, "fixed defense iso"),
         ({"data": {"n_labeled": 900}}, "expected n_labeled <= 420"),
         ({"train": {"patience": 1}}, "need validation rows"),
     ],
@@ -149,7 +149,7 @@ def test_a_training_without_a_number_is_raised():
     with pytest.raises(Diverged, match="diverged: .* lower train.lr"):
         vflsec.train(**{**SMALL, "train": {"epochs": 2, "lr": 1e30, "optimizer": "sgd"}})
     train = {"epochs": 20, "optimizer": "sgd", "momentum": 0.0, "weight_decay": 999.0}
-    with pytest.raises(Diverged, match="collapsed: the model predicts the same"):
+    with pytest.raises(Diverged, match="collapsed: .*predicts the same"):
         vflsec.train(**{**SMALL, "train": train})
 
 
@@ -162,16 +162,16 @@ def test_attack_takes_what_train_returns():
 
 def test_attack_on_what_was_not_kept():
     trained = vflsec.train(dataset="toy", train={"epochs": 1})
-    with pytest.raises(UsageError, match="unknown adversary 'passive_9'. Did you mean passive_1"):
+    with pytest.raises(UsageError, match="'passive_9'. Did you mean passive_1"):
         vflsec.attack(trained, "mc", adversary="passive_9", n_aux=20)
     with pytest.raises(UsageError, match="expected fewer auxiliary labels"):
         vflsec.attack(trained, "mc", n_aux=5000)
 
 
 def test_settings_that_do_not_exist_name_the_nearest():
-    with pytest.raises(UsageError, match=r"unknown setting 'atack'\. Did you mean attack\? Known: .*attack, .*defense"):
+    with pytest.raises(UsageError, match=r"'atack'.*mean attack\?.*attack, .*defense"):
         vflsec.evaluate(atack="mc")
-    with pytest.raises(UsageError, match="expected defense= with strengths=, got no defense"):
+    with pytest.raises(UsageError, match="strengths=, got no defense"):
         vflsec.evaluate(strengths=[1])
 
 
@@ -185,23 +185,23 @@ def test_all_warns_of_what_it_leaves_out(tmp_path, monkeypatch):
         lambda kind: {name: one for name, one in entries(kind).items() if kind != "attacks" or name in some},
     )
     settings = {**ATTACKED, "attack": ["mc:epochs=5", "all"], "seeds": 1}
-    with pytest.warns(UserWarning, match="left out of all attacks: .*direct: needs model.head=none"):
+    with pytest.warns(UserWarning, match=r"all attacks: .*direct: .*model\.head=none"):
         report = vflsec.evaluate(**settings, out=tmp_path)
     assert {"norm", "mc"} <= {point.attack for point in report.points}
 
 
 def test_an_attack_in_training_comes_too_late():
     trained = vflsec.train(**SMALL)
-    with pytest.raises(UsageError, match=r"attack 'active-mc' acts in training, which is over: use vflsec.evaluate"):
+    with pytest.raises(UsageError, match=r"'active-mc' acts in training.*vflsec\.evaluate"):
         vflsec.attack(trained, "active-mc", n_aux=20)
 
 
 def test_an_unfinished_attack_is_said_to_be():
-    with pytest.warns(UserWarning, match="attack 'mc' is unconverged: the leak is a lower bound"):
+    with pytest.warns(UserWarning, match="'mc' is unconverged.*lower bound"):
         vflsec.attack(vflsec.train(**SMALL), "mc", n_aux=20, epochs=2)
 
 
 def test_the_victims_model_may_be_given_away():
     trained = vflsec.train(**SMALL)
-    with pytest.raises(InsufficientView, match=r"reads messages, which train\(\) does not keep: use vflsec.evaluate"):
+    with pytest.raises(InsufficientView, match=r"train\(\) does not keep.*vflsec\.evaluate"):
         vflsec.attack(trained, "inversion-whitebox", adversary="active", n_aux=20, victim_model=True)

@@ -64,7 +64,7 @@ def test_documented_evaluations_are_plans_that_can_run(page, command, tmp_path, 
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(cli, [*shlex.split(command)[1:], "--dry-run"])
     if "cuda" in command and result.exit_code:
-        assert "expected --device cpu, or cuda where torch finds a GPU" in result.output
+        assert "--device cpu, or cuda" in result.output
         return
     assert result.exit_code == 0, f"{page} shows {command}: {result.output}"
 
@@ -386,7 +386,7 @@ def test_exported_names_exist():
     import vflsec
 
     assert all(getattr(vflsec, name) for name in vflsec.__all__)
-    with pytest.raises(AttributeError, match="module 'vflsec' has no attribute 'evaluat'"):
+    with pytest.raises(AttributeError, match="no attribute 'evaluat'"):
         vflsec.evaluat  # noqa: B018
 
 

@@ -236,22 +236,23 @@ def test_the_mod_says_what_is_wrong_and_sees_what_leaves(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    for line, expected in zip(
+    for line, (case, fact) in zip(
         lines,
         (
-            "no party expected the name of a passive party, one of bureau, shop, found none",
-            "other party expected the name of a passive party, one of bureau, shop, found 'bank'",
-            "no folder expected a folder for transcripts, found none",
-            "two arrays expected one array of floating-point numbers (B, d) in 'embedding', found float16 (3, 2), ",
-            "whole numbers expected one array of floating-point numbers (B, d) in 'embedding', found int64 (3, 2)",
-            "other rows expected one id for each of 2 rows, got 3",
-            "other run expected a new folder, found a transcript in",
-            "steps [('embedding', 0), ('gradient', 0), ('embedding', 1), ('embedding', 2)]",
-            "defended (3, 2) True True",
+            ("no party", "bureau, shop, found none"),
+            ("other party", "bureau, shop, found 'bank'"),
+            ("no folder", "transcripts, found none"),
+            ("two arrays", "found float16 (3, 2), "),
+            ("whole numbers", "found int64 (3, 2)"),
+            ("other rows", "2 rows, got 3"),
+            ("other run", "found a transcript in"),
+            ("steps", "[('embedding', 0), ('gradient', 0), ('embedding', 1), ('embedding', 2)]"),
+            ("defended", "(3, 2) True True"),
         ),
         strict=True,
     ):
-        assert line.startswith(expected)
+        assert line.startswith(case)
+        assert fact in line
 
 
 def train_like_the_nvflare_job(checkout, folder, rounds, batch):

@@ -186,7 +186,7 @@ def test_permuted_ids_are_refused(world, observer, share, message):
 
 def test_ids_that_count_from_0_are_named(world):
     what = world.transcript("shifted", world.ids - 1)
-    with pytest.raises(MisfitError, match="ids shifted by -1"):
+    with pytest.raises(MisfitError, match="better with ids shifted by -1 in the order of the ids"):
         world.prepare(what, ids=False)
 
 

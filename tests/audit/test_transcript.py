@@ -172,34 +172,30 @@ def test_types_that_other_languages_write_are_read(tmp_path, columns):
 
 
 WRONG = [
-    ({"value": [[1.0, 2.0], [3.0]]}, "row 2: expected 2 numbers as in earlier rows from bureau to bank, found 1"),
-    ({"value": [[1.0, 2.0], [3.0, float("nan")]]}, "row 2: expected finite numbers as value"),
-    ({"value": [[1.0, 2.0], [3.0, 1e300]]}, "row 2: expected finite numbers as value"),
-    ({"value": [[1.0, 2.0], []]}, "row 2: expected 1 to 1048576 numbers as value"),
-    ({"value": [[1.0, 2.0], None]}, "row 2: expected a value, found nothing"),
-    ({"value": [[1, 2], [3, 4]]}, "column 'value': expected lists of floating-point numbers, found list"),
+    ({"value": [[1.0, 2.0], [3.0]]}, "row 2: .*2 numbers .*found 1"),
+    ({"value": [[1.0, 2.0], [3.0, float("nan")]]}, "row 2: .*finite numbers as"),
+    ({"value": [[1.0, 2.0], [3.0, 1e300]]}, "row 2: .*finite numbers as"),
+    ({"value": [[1.0, 2.0], []]}, "row 2: .*1 to 1048576 numbers"),
+    ({"value": [[1.0, 2.0], None]}, "row 2: .*value, found nothing"),
+    ({"value": [[1, 2], [3, 4]]}, "'value': .*floating-point numbers, found list"),
     ({"value": None}, "expected one column 'value', found 0"),
-    ({"row": ["a", None]}, "row 2: expected a row, found nothing"),
-    ({"row": ["a", "b" * 1001]}, "row 2: expected a row of at most 1000 characters, found 1001"),
-    ({"row": [0.5, 1.5]}, "column 'row': expected text or whole numbers, found double"),
-    (
-        {"kind": ["embedding", "weights"]},
-        "row 2: expected one of embedding, gradient, nodes, prediction as kind, found 'weights'",
-    ),
-    ({"sender": ["bureau", "spy"]}, "row 2: expected one of bank, bureau as sender, found 'spy'"),
-    ({"receiver": ["bank", "bureau"]}, "row 2: expected two parties, found 'bureau' as sender and receiver"),
-    ({"phase": ["train", "\x1b[31m"]}, "row 2: expected a phase of 1 to 64 plain characters"),
-    ({"step": [0, -1]}, "row 2: expected a step of at least 0, found a negative one"),
-    ({"step": [0.0, 1.0]}, "column 'step': expected whole numbers, found double"),
+    ({"row": ["a", None]}, "row 2: .*row, found nothing"),
+    ({"row": ["a", "b" * 1001]}, "row 2: .*1000 .*found 1001"),
+    ({"row": [0.5, 1.5]}, "'row': .*found double"),
+    ({"kind": ["embedding", "weights"]}, "row 2: .*kind, found 'weights'"),
+    ({"sender": ["bureau", "spy"]}, "row 2: .*sender, found 'spy'"),
+    ({"receiver": ["bank", "bureau"]}, "row 2: .*'bureau' as sender"),
+    ({"phase": ["train", "\x1b[31m"]}, "row 2: .*phase of 1 to 64"),
+    ({"step": [0, -1]}, "row 2: .*step of .*negative"),
+    ({"step": [0.0, 1.0]}, "'step': .*whole numbers, found double"),
 ]
 
 
 @pytest.mark.parametrize(("columns", "message"), WRONG, ids=[message[:40] for _, message in WRONG])
 def test_a_wrong_line_is_named(tmp_path, columns, message):
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=message) as caught:
         list(TranscriptFolder(foreign(tmp_path / "t", table(**columns))).messages())
     assert "p.parquet" in str(caught.value)
-    assert message in str(caught.value)
     assert "\x1b" not in str(caught.value)
 
 

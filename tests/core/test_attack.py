@@ -110,7 +110,7 @@ def test_the_guess_is_checked(view):
 @pytest.mark.parametrize(
     ("proposed", "message"),
     [
-        (None, "'draw' .*Guess, got NoneType"),
+        (None, "expected attack 'draw' to return a Guess, got NoneType"),
         (Guess({"train": torch.zeros(4, 2, dtype=torch.complex64)}), "scores of real numbers"),
         (Guess({"train": torch.zeros(4, 2)}, budget={"updates": "many"}), "number for budget 'updates'"),
     ],

@@ -230,7 +230,7 @@ def test_the_state_of_a_finished_cell_is_swept(tmp_path):
 def test_a_loss_that_is_not_finite_ends_the_phase(loss):
     epochs = Epochs(tiny_federation(), "train", lambda *_: None, 3, kept={}, optimizers=[])
     assert next(iter(epochs)) == 0
-    with pytest.raises(Diverged, match=f"{loss} after epoch 1: lower"):
+    with pytest.raises(Diverged, match=f"the loss is {loss} after epoch 1: lower train.lr"):
         epochs.end(loss)
 
 

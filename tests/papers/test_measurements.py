@@ -43,19 +43,19 @@ def test_what_is_written_is_what_is_read(stored):
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ('"0":0.5', '"0":1e7', "expected values in leak of mc of a on d from -1e+06 to 1e+06, found 10000000.0"),
+        ('"0":0.5', '"0":1e7', "1e+06, found 10000000.0"),
         ('"1":-7.0', '"1":-1e300', "found -1e+300"),
         ('"1":-7.0', '"1":1e999', "out of range"),
         ('"1":-7.0', '"1":NaN', "invalid"),
-        ('"0":3000000000000.0', '"0":-1', "expected values in bytes of a on d from 0 to 1e+18, found -1.0"),
+        ('"0":3000000000000.0', '"0":-1', "1e+18, found -1.0"),
         ('"0":3000000000000.0', '"0":1e19', "found 1e+19"),
         ('"seconds": 60.0', '"seconds": -1', "expected seconds from 0 to 1e+09, found -1.0"),
         ('"seconds": 60.0', '"seconds": 1e10', "found 10000000000.0"),
-        ('"unconverged":3', '"unconverged":4', "expected unconverged in leak of mc of a on d from 0 to 3, found 4"),
+        ('"unconverged":3', '"unconverged":4', "from 0 to 3, found 4"),
         ('"unconverged":3', '"unconverged":-1', "found -1"),
-        ('"leak of mc": 0.01', '"leak of mc": -0.01', "expected a change of leak of mc from 0"),
-        ('"0":0.5,', '"0":0.5,"0":0.6,', "expected '0' once in an object, found it twice"),
-        ('"study": "s"', '"study": "t"', "expected measurements of s, as the file is called, found those of t"),
+        ('"leak of mc": 0.01', '"leak of mc": -0.01', "leak of mc from 0"),
+        ('"0":0.5,', '"0":0.5,"0":0.6,', "'0' once in an object"),
+        ('"study": "s"', '"study": "t"', "found those of t"),
         ('"seeds": 3', '"seeds": 1e30', "Expected `int`"),
     ],
 )
@@ -91,5 +91,5 @@ def test_a_page_that_is_no_file_is_refused(tmp_path):
 def test_a_page_in_a_folder_that_is_not_there(tmp_path):
     done = CliRunner().invoke(cli, ["judge", "--page", str(tmp_path / "no" / "page.md")])
     assert done.exit_code == 2
-    assert done.stderr.splitlines()[-1] == f"Error: expected a folder {tmp_path / 'no'} for --page, found none: make it"
+    assert f"folder {tmp_path / 'no'} for --page" in done.stderr.splitlines()[-1]
     assert not (tmp_path / "no").exists()

@@ -229,10 +229,10 @@ def test_the_passive_party_noises_every_score(backend, options):
 def test_more_passes_than_the_passive_party_answers_are_refused_before_training(defense):
     trained, _ = train([EncryptedBoundary(max_passes=SGD.epochs, **defense)])
     assert len(trained.history["train"]) == SGD.epochs
-    with pytest.raises(UsageError, match="max_passes = 3 passes of the training samples, got a run that takes 4"):
+    with pytest.raises(UsageError, match="max_passes = 3 .*training .*takes 4"):
         train([EncryptedBoundary(max_passes=3, **defense)])
     watched = TrainSpec(epochs=4, batch=32, optimizer="sgd", select="paper_best_on_test")
-    with pytest.raises(UsageError, match="max_passes = 4 passes of the test samples, got a run that takes 5"):
+    with pytest.raises(UsageError, match="max_passes = 4 .*test .*takes 5"):
         train([EncryptedBoundary(max_passes=4, **defense)], spec=watched)
 
 
@@ -243,7 +243,7 @@ def test_the_passive_party_answers_no_pass_too_many():
         boundary.forward(seen, Step(0, "train", torch.arange(5)))
     boundary.forward(seen, Step(0, "predict", torch.arange(5), split="test"))  # other samples
     boundary.forward(seen, Step(0, "train", torch.arange(5, 10)))
-    with pytest.raises(UsageError, match="max_passes = 2 passes of each sample, got one more of train samples"):
+    with pytest.raises(UsageError, match="max_passes = 2 .*train samples"):
         boundary.forward(seen, Step(0, "train", torch.arange(4, 9)))
 
 
@@ -258,7 +258,7 @@ def test_every_setting_of_the_cipher_is_an_option_of_defense_and_protocols():
     boundary.join(torch.ones(3, 2), SGD)
     assert (boundary.layout.feature_bits, boundary.layout.delta_bits) == (6, 2)
     for wrong, said in (
-        ({"mode": "short"}, "unknown mode 'short'. Known: standard, subgroup"),
+        ({"mode": "short"}, "'short'. Known: standard, subgroup"),
         ({"feature_bit": 6}, "Did you mean feature_bits"),
     ):
         with pytest.raises(UsageError, match=said):
@@ -277,7 +277,7 @@ def test_every_row_at_rest_is_checked_before_anything_is_sent(split):
         federation.channel.taps.append(sent.append)
         method = VerticalLogisticRegression(TrainSpec(epochs=1, batch=50, optimizer="sgd", lr=0.01), ModelSpec())
         if feature_bits == 4:
-            with pytest.raises(UsageError, match=r"got 99 in column passive_1_x1; .*: set feature_bits = 7$"):
+            with pytest.raises(UsageError, match="99 in column passive_1_x1; .*feature_bits = 7$"):
                 method.fit(federation)
             assert sent == []
         else:

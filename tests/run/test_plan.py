@@ -110,11 +110,11 @@ def test_priors_need_no_training_of_their_own():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"adversary": "pasive_1"}, UsageError, r"unknown adversary 'pasive_1'. Did you mean passive_1\?"),
-        ({"adversary": "active"}, InsufficientView, "attack 'mc' is for the passive side"),
+        ({"adversary": "pasive_1"}, UsageError, "'pasive_1'. Did you mean passive_1"),
+        ({"adversary": "active"}, InsufficientView, "'mc' .*passive side"),
         ({"aux": {"n": 0}}, InsufficientView, "attack 'mc' needs auxiliary labels"),
-        ({"methods": ["fedsplit"]}, UsageError, r"unknown method 'fedsplit'. Did you mean fedsplitnn\?"),
-        ({"dataset": "credit"}, UsageError, "unknown dataset 'credit'. Did you mean credit-default"),
+        ({"methods": ["fedsplit"]}, UsageError, "'fedsplit'. Did you mean fedsplitnn"),
+        ({"dataset": "credit"}, UsageError, "'credit'. Did you mean credit-default"),
         ({"attacks": [{"name": "mc", "options": {"mode": "magic"}}]}, UsageError, "mc: unknown mode 'magic'"),
         ({"defenses": [{"name": "iso", "at": ["labels"]}]}, UsageError, "unknown at 'labels'"),
     ],
@@ -140,7 +140,7 @@ def test_what_an_adversary_infers_after_pre_training_alone_depends_on_who_is_gue
 
 def test_a_defense_acts_where_an_option_has_something_said():
     settings = {"dataset": "toy", "methods": ["fedlocal-simsiam"], "defenses": ["iso@parameters"], "strengths": [1]}
-    with pytest.raises(UsageError, match="acts at parameters, where fedlocal-simsiam sends nothing"):
+    with pytest.raises(UsageError, match="parameters, where fedlocal-simsiam sends"):
         engine.check(specs.read(settings))
     engine.check(specs.read({**settings, "method": {"fedlocal-simsiam": {"pma": True}}}))
 

@@ -51,7 +51,7 @@ def test_features_are_those_of_the_first_passive_party(trained):
 def test_the_victim_may_be_named(trained):
     question = ask(Probe("features", victim="passive_2"), trained, "active", AUX)
     assert torch.equal(question.truth.labels["test"], trained.federation.parties["passive_2"].features["test"])
-    with pytest.raises(UsageError, match="unknown victim 'passive_3'. Did you mean"):
+    with pytest.raises(UsageError, match="victim 'passive_3'. Did you mean"):
         ask(Probe("features", victim="passive_3"), trained, "active", AUX)
     with pytest.raises(UsageError, match="unknown victim 'passive_1'"):
         ask(Probe("features", victim="passive_1"), trained, "passive_1", AUX)
@@ -187,5 +187,5 @@ def test_a_column_that_says_the_same_of_everybody_is_no_attribute():
     assert torch.equal(
         question.truth.labels["test"].bool(), victim.features["test"][:, 1] > victim.features["train"][:, 1].median()
     )
-    with pytest.raises(UsageError, match="that is not the same for all training rows, got passive_1_x0"):
+    with pytest.raises(UsageError, match="all training rows, got passive_1_x0"):
         ask(Probe("attribute", column="passive_1_x0"), built, "active", AUX)

@@ -200,7 +200,7 @@ def test_they_are_trained_by_name_alone():
     found, left_out = engine.expand_attacks(spec)
     assert not {"lira", "rmia"} & {attack.name for attack in found.attacks}
     assert left_out["lira"] == left_out["rmia"]
-    assert "trains 64 shadow federations for each training: name it in --attack" in left_out["lira"]
+    assert "64 shadow federations for each" in left_out["lira"]
     named, left_out = engine.expand_attacks(specs.read({**SETTINGS, "attacks": ["lira", "all"]}))
     assert "lira" in {attack.name for attack in named.attacks}
     assert "lira" not in left_out
@@ -215,9 +215,7 @@ def test_who_cannot_query_the_joint_model_is_refused():
 
 def test_a_federation_that_is_trained_already_has_no_shadows():
     trained = vflsec.train(dataset="toy", train={"epochs": 1})
-    with pytest.raises(
-        InsufficientView, match="needs shadow federations.*evaluate the job with vflsec eval, which trains"
-    ):
+    with pytest.raises(InsufficientView, match="shadow federations.*vflsec eval"):
         vflsec.attack(trained, "lira", adversary="active", n_aux=20)
 
 

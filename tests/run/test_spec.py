@@ -35,7 +35,7 @@ def test_references(text, expected):
 
 
 def test_the_point_of_a_defense_is_no_option():
-    with pytest.raises(UsageError, match=r"after @, as in iso@embedding, got at="):
+    with pytest.raises(UsageError, match="iso@embedding, got at="):
         specs.parse_defense("iso:lambda=5,at=embedding")
 
 
@@ -79,9 +79,9 @@ def test_values(text, value):
     ("parse", "text", "message"),
     [
         (specs.parse_defense, "iso:lambda", r"expected defense iso:option=value, got 'lambda'"),
-        (specs.parse_defense, "iso:lambda=much", r"expected a number for lambda in 'iso:lambda=much', got 'much'"),
-        (specs.parse_defense, "izo", r"unknown defense 'izo'. Did you mean iso\?"),
-        (specs.parse_attack, "mc@a+b", "expected one phase after which mc attacks"),
+        (specs.parse_defense, "iso:lambda=much", "lambda in 'iso:lambda=much'"),
+        (specs.parse_defense, "izo", "'izo'. Did you mean iso"),
+        (specs.parse_attack, "mc@a+b", "one phase .*mc attacks"),
         (specs.parse_attack, "mc:epochs=5,epochs=6", "expected epochs once"),
     ],
 )
@@ -93,50 +93,35 @@ def test_wrong_references(parse, text, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"seed": 3}, r"settings: unknown setting 'seed'. Did you mean seeds\? Known: dataset, data"),
-        ({"data": {"n_labelled": 3}}, r"setting 'n_labelled' - at 'data'. Did you mean n_labeled\? Known: n_labeled"),
-        ({"train": {"lr": "fast"}}, r"Expected 'float', got 'str' - at 'train.lr'"),
+        ({"seed": 3}, "settings: .*'seed'.*mean seeds.*dataset, data"),
+        ({"data": {"n_labelled": 3}}, "'n_labelled' - at 'data'.*mean n_labeled"),
+        ({"train": {"lr": "fast"}}, r"'str' - at 'train\.lr'"),
         ({"train": {"lr": 0}}, r"expected train.lr > 0, got 0"),
         ({"seeds": 0}, "expected seeds > 0, got 0"),
-        ({"attacks": []}, "expected at least one of attacks, got none"),
+        ({"attacks": []}, "of attacks, got none"),
         ({"methods": ["fedsplitnn", "fedsplitnn"]}, "expected different methods"),
         ({"defenses": [{"name": "iso"}, {"name": "iso"}], "strengths": [1]}, "expected different defenses"),
-        ({"defenses": ["iso:lambda=0"]}, r"expected a strength above 0 for iso, got none: add --lambda"),
-        ({"defenses": ["iso"], "strengths": [0]}, r"expected a strength above 0 for iso, got none: add --lambda"),
-        (
-            {"defenses": ["iso", "max-norm:strength=-1,2"]},
-            r"expected finite strengths >= 0 for max-norm, .*got \[-1.0, 2.0\]",
-        ),
+        ({"defenses": ["iso:lambda=0"]}, "iso, got none: add --lambda"),
+        ({"defenses": ["iso"], "strengths": [0]}, "iso, got none: add --lambda"),
+        ({"defenses": ["iso", "max-norm:strength=-1,2"]}, r"max-norm, .*got \[-1\.0, 2\.0\]"),
         ({"defenses": ["iso:lambda=1,much"]}, "expected defense iso:option=value, got 'much'"),
         ({"defenses": ["iso:lambda=1,true"]}, "expected defense iso:option=value, got 'true'"),
-        ({"defenses": ["iso:lambda=1,strength=2"]}, "expected the strength once, got 'iso:lambda=1,strength=2'"),
-        (
-            {"defenses": ["iso:lambda=1", "iso:lambda=5"]},
-            "expected different defenses, got iso, iso: give one all its str",
-        ),
-        ({"fixed": ["iso:lambda=1,5"]}, "expected one strength for the fixed defense iso, got 1, 5: choose one"),
-        ({"strengths": [1]}, "expected --defense with --lambda, got no defense"),
-        ({"defenses": [{"name": "iso"}], "strengths": [-1]}, r"expected finite strengths >= 0 for iso, .*got \[-1.0\]"),
-        (
-            {"defenses": ["iso:lambda=5"], "strengths": [1]},
-            r"expected the strength once, got strengths of its own for iso and others for all .*: drop one",
-        ),
-        (
-            {"defenses": [{"name": "iso", "strength": 5}], "strengths": [1]},
-            "expected the strengths of swept defenses in strengths, got iso with strength 5: move it there",
-        ),
-        ({"fixed": ["iso"]}, "expected a strength for the fixed defense iso, got 0: write iso:lambda=5"),
-        ({"fixed": ["compress"]}, "the fixed defense compress, got 0: write compress:strength=0.5"),
-        ({"fixed": ["izo:lambda=5"]}, r"unknown defense 'izo'. Did you mean iso\?"),
-        ({"fixed": [5]}, r"settings: Expected 'object', got 'int' - at 'fixed\[0\]'"),
-        ({"method": {"rounds": 5}}, r"got 'int' - at 'method\[...\]': write method.NAME.OPTION, with the name of"),
+        ({"defenses": ["iso:lambda=1,strength=2"]}, "once, got 'iso:lambda=1,strength=2'"),
+        ({"defenses": ["iso:lambda=1", "iso:lambda=5"]}, "defenses, got iso, iso"),
+        ({"fixed": ["iso:lambda=1,5"]}, "iso, got 1, 5"),
+        ({"strengths": [1]}, "--defense with --lambda, got"),
+        ({"defenses": [{"name": "iso"}], "strengths": [-1]}, r"iso, .*got \[-1\.0\]"),
+        ({"defenses": ["iso:lambda=5"], "strengths": [1]}, "for iso and .*drop one"),
+        ({"defenses": [{"name": "iso", "strength": 5}], "strengths": [1]}, "iso with strength 5"),
+        ({"fixed": ["iso"]}, "iso, got 0: write iso:lambda=5"),
+        ({"fixed": ["compress"]}, r"got 0: write compress:strength=0\.5"),
+        ({"fixed": ["izo:lambda=5"]}, "'izo'. Did you mean iso"),
+        ({"fixed": [5]}, r"'int' - at 'fixed\[0\]'"),
+        ({"method": {"rounds": 5}}, r"'method\[...\]': write method\.NAME\.OPTION"),
         ({"aux": {"n": -1}}, "expected aux.n >= 0"),
         ({"aux": {"folds": 1}}, "aux.folds 0 or >= 2"),
-        (
-            {"method": {"secureboost": {}}},
-            "expected settings for fedsplitnn, got method.secureboost: write method.fedspl",
-        ),
-        ({"method": {"fedspl": {}}}, r"settings for unknown method 'fedspl'. Did you mean fedsplitnn\?"),
+        ({"method": {"secureboost": {}}}, r"fedsplitnn, got method\.secureboost: write method\.fedspl"),
+        ({"method": {"fedspl": {}}}, "'fedspl'. Did you mean fedsplitnn"),
     ],
 )
 def test_wrong_settings_teach(settings, message):
@@ -175,12 +160,9 @@ def test_texts_stand_for_tables(text, parsed):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"seeds": 3},
-            r"unknown setting of a training 'seeds'. Known: data, dataset, fixed, method, methods, model, train",
-        ),
-        ({"trian": {}}, r"unknown setting of a training 'trian'. Did you mean train\?"),
-        ({"methods": ["a", "b"]}, "expected one method to train, got a, b: choose with --method"),
+        ({"seeds": 3}, "'seeds'. Known: data, dataset, fixed"),
+        ({"trian": {}}, "'trian'. Did you mean train"),
+        ({"methods": ["a", "b"]}, "to train, got a, b"),
     ],
 )
 def test_what_a_training_does_not_have(settings, message):
@@ -273,12 +255,12 @@ def test_epsilons_stand_for_strengths():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"defenses": ["iso"], "epsilons": [1]}, "got iso: set its strength with iso:lambda=... or --lambda"),
+        ({"defenses": ["iso"], "epsilons": [1]}, "with iso:lambda=... or --lambda"),
         ({"defenses": ["label-dp"], "epsilons": [1], "strengths": [1]}, "the strength once"),
         ({"defenses": ["label-dp:epsilon=2"], "epsilons": [1]}, "the strength once"),
         ({"defenses": ["gaussian-dp:epsilon=2,strength=1"]}, "the strength once"),
         ({"defenses": ["label-dp"], "epsilons": [0]}, "epsilon > 0, got 0"),
-        ({"fixed": ["iso:epsilon=2"]}, "got iso: set its strength with iso:lambda=... or --lambda"),
+        ({"fixed": ["iso:epsilon=2"]}, "with iso:lambda=... or --lambda"),
         ({"fixed": ["label-dp"]}, "write label-dp:epsilon=5"),
         ({"epsilons": [1]}, "got no defense"),
     ],

@@ -111,7 +111,7 @@ def refused(method, defense):
     if defense.startswith("dp-sgd"):
         return "all training is split learning"
     if defense.startswith("perp") and method in ("prada", "prada-no-ir"):
-        return "perp needs a cut layer of width 2"  # three columns are one group, of one number
+        return "cut layer of width 2"  # three columns are one group, of one number
     if defense.startswith("phe") and method == "ss-vfl-i":
         return "expected a linear head"
     return None

@@ -186,7 +186,7 @@ def test_a_swept_defense_that_never_acts_on_a_method_is_refused():
 
 @pytest.mark.parametrize("defense", ["mixup:alpha=1,by=passive", "label-dp:strength=1,by=passive"])
 def test_a_swept_defense_whose_carrier_runs_none_of_its_hooks_is_refused(defense):
-    with pytest.raises(UsageError, match="changes nothing that fedsplitnn sends or learns"):
+    with pytest.raises(UsageError, match="nothing that fedsplitnn sends or"):
         engine.check(read(methods=["fedsplitnn"], method={}, defenses=[defense]))
 
 
@@ -198,7 +198,7 @@ def test_noise_that_depends_on_all_releases_keeps_the_settings_of_the_last_phase
 
 
 def test_who_carries_a_defense_is_checked():
-    with pytest.raises(UsageError, match="unknown by 'pasive'. Did you mean passive"):
+    with pytest.raises(UsageError, match="'pasive'. Did you mean passive"):
         engine.check(read(fixed=["iso:lambda=1,by=pasive@embedding"]))
 
 

@@ -72,7 +72,7 @@ def test_clear_leaves_what_is_not_ours(store):
     foreign = store.folder / "cells" / "mine" / "work.txt"
     foreign.parent.mkdir(parents=True)
     foreign.touch()
-    with pytest.raises(StoreError, match="found .*cells without spec.toml or records.jsonl: remove it, or choose"):
+    with pytest.raises(StoreError, match=r"cells without spec\.toml or records\.jsonl"):
         store.clear()
     store.write_settings("", MANIFEST)
     store.clear()
@@ -110,7 +110,7 @@ def test_second_writer_is_refused(store):
 @pytest.mark.parametrize("line", ["not json", "{}", "[1]", '{"schema": 1}', '{"schema": 1, "check": "", "record": {}}'])
 def test_foreign_lines_are_named(store, line):
     (store.folder / "records.jsonl").write_text(line + "\n")
-    with pytest.raises(StoreError, match=r"records.jsonl line 1 is damaged, .*: compute .*--retry-errors"):
+    with pytest.raises(StoreError, match="records.jsonl line 1 is damaged, .*: compute .*--retry-errors"):
         store.records()
 
 
@@ -141,7 +141,7 @@ def test_every_changed_byte_is_noticed(store):
         ({"metrics": {"accuracy": -0.1}}, "test has accuracy = -0.1"),
         ({"metrics": {"r2": 1.5}}, "test has r2 = 1.5"),
         ({"metrics": {}}, "test has no metric"),
-        ({"n": 0}, "test has no metric, or no rows"),
+        ({"n": 0}, "no metric, or no rows"),
         ({"halves": (0.5, 2.0)}, "test has auc = 2"),
     ],
 )
@@ -158,7 +158,7 @@ def test_damaged_lines_and_cells_are_computed_again(store):
     path, facts = store.folder / "records.jsonl", store.cell("c").path / "cell.json"
     path.write_bytes(path.read_bytes().replace(b'"b"', b'"x"'))
     facts.write_bytes(facts.read_bytes()[:-3])
-    with pytest.raises(StoreError, match="line 2 is damaged, its checksum does not match"):
+    with pytest.raises(StoreError, match="line 2 .*checksum"):
         store.records()
     with pytest.raises(StoreError, match=r"cell.json is damaged .*--retry-errors"):
         store.cell("c").read()
@@ -181,7 +181,7 @@ def test_other_schema_is_refused(store):
 ])  # fmt: skip
 def test_folder_that_cannot_be_written(tmp_path, write):
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match=r"cannot write to .*: (Not a directory|File exists); choose another --out"):
+    with pytest.raises(StoreError, match="(Not a directory|File exists); choose"):
         write(Store(tmp_path / "file"))
 
 
@@ -194,9 +194,9 @@ def test_lock_that_cannot_be_made(store):
 def test_a_cell_folder_is_checked_before_it_is_needed(tmp_path):
     CellFolder(tmp_path / "a" / "b" / "cell").check()
     assert not list(tmp_path.iterdir())
-    with pytest.raises(StoreError, match="expected a new folder for --out, got .*, which exists: name another"):
+    with pytest.raises(StoreError, match="got .*, which exists: name"):
         CellFolder(tmp_path).check()
-    with pytest.raises(StoreError, match="cannot write to /proc/x/y: .*; choose another --out"):
+    with pytest.raises(StoreError, match="cannot write to /proc/x/y"):
         CellFolder(Path("/proc/x/y")).check()
 
 
@@ -252,7 +252,7 @@ def test_a_linked_lock_or_folder_of_cells_is_refused(store, tmp_path_factory, na
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (elsewhere / ".writing-mine").mkdir()
     (store.folder / name).symlink_to(elsewhere)
-    with pytest.raises(StoreError, match=f"expected no link in a results folder, found .*{name}: remove it"):
+    with pytest.raises(StoreError, match=f"no link in .*{name}: remove"):
         store.lock()
     assert (elsewhere / ".writing-mine").exists()
 

@@ -154,7 +154,7 @@ def test_the_command_line_sweeps_by_set_and_by_sweep(tmp_path):
 def test_options_of_the_only_method_need_not_name_it(tmp_path):
     spec = sweep.read_point({"methods": ["fedhssl-simsiam"], "dataset": "toy"}, {"method.gamma": 0.5})
     assert spec.method == {"fedhssl-simsiam": {"gamma": 0.5}}
-    with pytest.raises(UsageError, match="expected method.NAME.gamma for one of fedsplitnn, fedhssl-simsiam"):
+    with pytest.raises(UsageError, match=r"method\.NAME\.gamma .*fedsplitnn, fedhssl-simsiam"):
         sweep.read_point({"methods": ["fedsplitnn", "fedhssl-simsiam"], "dataset": "toy"}, {"method.gamma": 0.5})
 
 
@@ -185,21 +185,15 @@ def test_a_list_without_quotes_and_brackets_is_several_values(assignment, severa
     [
         (["--sweep", "data.n_labeled"], "expected --sweep path.to.key=value,value, got 'data.n_labeled'"),
         (["--sweep", "data.n_labeld=1,2"], "unknown setting 'n_labeld'"),
-        (["--sweep", "data.n_labeled=60,60"], "expected different values for data.n_labeled, got [60, 60]"),
+        (["--sweep", "data.n_labeled=60,60"], "data.n_labeled, got [60, 60]"),
         (["--sweep", "data.n_labeled=60,9999999"], "n_labeled"),
         (["--sweep", "model.cut=1,x"], "model.cut"),
-        (
-            ["--sweep", "model.cut=2,3", "--paired", "--sweep", "data.n_labeled=60"],
-            "expected as many values of each setting",
-        ),
+        (["--sweep", "model.cut=2,3", "--paired", "--sweep", "data.n_labeled=60"], "as many values of each"),
         (["--paired"], "expected --sweep with --paired"),
-        (["--sweep", "model.cut=1,2", "--set", "model.cut=3,4"], "expected the values of model.cut once"),
+        (["--sweep", "model.cut=1,2", "--set", "model.cut=3,4"], "values of model.cut once"),
         (["--sweep", "model.cut.x=1,2"], "model"),
-        (
-            ["--sweep", "train.epochs=3,4"],
-            "expected train.epochs once, got train.epochs=2 and several values: drop one",
-        ),
-        (["--sweep", "model.cut=2,100000000"], "expected layers of at most 65536 units, got 100000000 in model"),
+        (["--sweep", "train.epochs=3,4"], "train.epochs=2 and several values"),
+        (["--sweep", "model.cut=2,100000000"], "units, got 100000000 in model"),
         (["--sweep", "method.gamma=1,2"], "gamma"),
     ],
 )
@@ -214,23 +208,23 @@ def test_wrong_axes_are_refused_in_one_line_before_anything_is_written(tmp_path,
 @pytest.mark.long
 def test_a_folder_is_of_a_sweep_or_of_an_evaluation(swept, tmp_path):
     folder, _ = swept
-    with pytest.raises(UsageError, match="with a sweep: choose another --out"):
+    with pytest.raises(UsageError, match="with a sweep"):
         vflsec.evaluate(**SMALL, out=folder)
     vflsec.evaluate(**{**SMALL, "seeds": 1}, out=tmp_path)
-    with pytest.raises(UsageError, match="with an evaluation: choose another --out"):
+    with pytest.raises(UsageError, match="with an evaluation"):
         vflsec.sweep({"aux.n": [10, 20]}, out=tmp_path, **SMALL)
 
 
 def test_a_point_is_no_place_for_another_evaluation(swept, tmp_path):
     folder, report = swept
-    with pytest.raises(UsageError, match="got a point of the sweep in"):
+    with pytest.raises(UsageError, match="a point of the sweep"):
         vflsec.evaluate(**SMALL, out=folder / "points" / "0-n_labeled=60,cut=2")
     link = tmp_path / "link"
     link.symlink_to(folder / "points" / "1-n_labeled=60,cut=8")
     assert vflsec.Report.read(link).to_dict()["points"] == report.reports[1].to_dict()["points"]
     copy = tmp_path / "points" / "one"
     shutil.copytree(folder / "points" / "1-n_labeled=60,cut=8", copy)
-    with pytest.raises(StoreError, match="expected the sweep of the point"):
+    with pytest.raises(StoreError, match="the sweep of the point"):
         vflsec.Report.read(copy)
 
 

@@ -300,7 +300,7 @@ def test_the_note_adds_up_what_all_trainings_would_spend(swept, tmp_path):
         **{**TOY, "seeds": 2, "train": {"epochs": 2}},
     )  # fmt: skip
     (note,) = [note for note in report.summary.notes if "together" in note]
-    assert "the 4 trainings with label-dp here would spend epsilon 6 together" in note
+    assert "would spend epsilon 6 together" in note
     points = report.points
     assert "without it have no bound" in note, "that of no defense"
     assert "no bound" not in notes_on_spending(report.summary.spending, [p for p in points if p.strength])[0]
@@ -314,7 +314,7 @@ def test_the_note_adds_up_what_all_trainings_would_spend(swept, tmp_path):
         (["--attack", "direction", "--trainings", "0"], "expected trainings > 0, got 0"),
         (["--attack", "direction", "--trainings", "many"], "trainings"),
         (["--attack", "direction", "--trainings", "2", "--set", "trainings=1,2"], "trainings once"),
-        (["--attack", "backdoor", "--trainings", "2"], "expected one training with an attack on integrity"),
+        (["--attack", "backdoor", "--trainings", "2"], "training with an attack on"),
     ],
 )
 def test_mistakes_are_one_line(words, said, tmp_path):

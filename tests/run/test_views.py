@@ -139,9 +139,9 @@ def test_the_source_attacks_columns_of_its_own_people(tmp_path):
 
 def test_the_source_has_no_other_question():
     spec = settings("prada", "source", attacks=["inversion-blackbox"])
-    with pytest.raises(InsufficientView, match="cannot be mounted by source but at @pretrain"):
+    with pytest.raises(InsufficientView, match="by source but at @pretrain"):
         engine.check(spec)
-    with pytest.raises(UsageError, match="takes part in fedsplitnn, got source"):
+    with pytest.raises(UsageError, match="part in fedsplitnn, got source"):
         engine.check(settings("fedsplitnn", "source", attacks=["inversion-blackbox"]))
 
 
@@ -176,7 +176,7 @@ def test_the_server_mounts_what_it_can_and_all_strikes_after_a_phase(tmp_path):
     expected = [f"model-recovery{victim}{phase}" for phase in ("", "@pretrain") for victim in victims]
     assert [attack.label for attack in found.attacks] == expected
     assert "for the passive side" in left_out["mc"]
-    assert "can be run by a passive or the active party, not by the server" in left_out["attribute"]
+    assert "not by the server" in left_out["attribute"]
     lines = engine.reasons(left_out)
     assert sum("for the passive side" in line for line in lines) == 1
     assert len(lines) < len(left_out) / 2
@@ -193,13 +193,13 @@ def test_the_server_mounts_what_it_can_and_all_strikes_after_a_phase(tmp_path):
     ],
 )
 def test_where_nobody_averages_there_is_no_server(method, way):
-    with pytest.raises(UsageError, match=re.escape(f"{method} has no server: use fedhssl-*, or {way}")):
+    with pytest.raises(UsageError, match=f"{method} .*{re.escape(way)}"):
         engine.check(settings(method, "server", attacks=["model-recovery"]))
 
 
 @pytest.mark.parametrize("attack", ["mc", "all"])
 def test_without_pre_training_nothing_strikes_after_it(attack):
-    text = f"fedsplitnn has no pre-training, so {attack}@pretrain cannot run: choose a method that pre-trains"
+    text = f"so {attack}@pretrain cannot run: choose"
     with pytest.raises(UsageError, match=text):
         engine.check(engine.expand_attacks(settings("fedsplitnn", attacks=[f"{attack}@pretrain"]))[0])
 
@@ -215,12 +215,8 @@ def test_a_passive_party_attacks_the_active_partys_columns_of_training_rows(tmp_
 @pytest.mark.parametrize(
     ("method", "attack", "message"),
     [
-        ("fedsplitnn", "inversion-blackbox", "needs received embeddings; this adversary has only"),
-        (
-            "fedcssl-simsiam",
-            "inversion-blackbox:victim=passive_2",
-            "passive_1 receives only those of active: choose",
-        ),
+        ("fedsplitnn", "inversion-blackbox", "embeddings; this adversary has only"),
+        ("fedcssl-simsiam", "inversion-blackbox:victim=passive_2", "passive_1 .*those of active: choose"),
     ],
 )
 def test_whose_embeddings_were_not_received_is_not_attacked(method, attack, message):

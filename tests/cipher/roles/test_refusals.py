@@ -235,7 +235,7 @@ def test_messages_out_of_turn(turn):
     masked = pair.p.mask_scores(features)
     with pytest.raises(ProtocolError, match="after 1, got turn 1"):
         pair.p.mask_scores(features)
-    with pytest.raises(ProtocolError, match="MaskedScores, got Features"):
+    with pytest.raises(ProtocolError, match="expected a message MaskedScores, got Features"):
         pair.c.scores(features)
     with pytest.raises(ProtocolError, match="turn 1, .*turn 2"):
         pair.c.scores(changed(masked, turn=2))

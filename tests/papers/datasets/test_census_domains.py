@@ -177,9 +177,9 @@ def test_the_sources_rows_may_be_the_active_partys():
 
 
 def test_the_task_says_who_is_in_which_role(dataset):
-    with pytest.raises(UsageError, match="expected no setting in data but options with census-domains"):
+    with pytest.raises(UsageError, match="but options with census-domains"):
         partition(dataset, DataSpec(n_labeled=100), 0)
-    with pytest.raises(UsageError, match="unknown source 'both'. Known: apart, merged"):
+    with pytest.raises(UsageError, match="source 'both'.*apart, merged"):
         load(source="both")
-    with pytest.raises(UsageError, match=r"expected ratio between 0.00025 and 0.5, got 0: the paper has 0.01"):
+    with pytest.raises(UsageError, match=r"0\.00025 and 0\.5, got 0"):
         load(ratio=0)

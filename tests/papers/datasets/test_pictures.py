@@ -257,7 +257,7 @@ def test_a_changed_folder_is_another_dataset(copied):
 @pytest.mark.parametrize("name", WRITERS)
 def test_errors_say_where_the_data_come_from(name, tmp_path):
     for options in ({}, {"data_dir": str(tmp_path / "none")}, {"data_dir": str(tmp_path)}):
-        with pytest.raises(DataError, match=r"download it from https://.* and give --data-dir FOLDER$"):
+        with pytest.raises(DataError, match="https://.*--data-dir FOLDER$"):
             vflsec.load_dataset(name, **options)
 
 
@@ -315,7 +315,7 @@ IMAGES = {
     "no image": (lambda b: b"hello", "got something else"),
     "another format": (lambda b: b"BM" + b[2:], "got something else"),
     "gray": (lambda b: png(np.zeros((50, 50), dtype=np.uint8)), "expected the mode RGB, got L"),
-    "transparent": (lambda b: png(np.zeros((50, 50, 4), dtype=np.uint8)), "expected the mode RGB, got RGBA"),
+    "transparent": (lambda b: png(np.zeros((50, 50, 4), dtype=np.uint8)), "mode RGB, got RGBA"),
     "deep": (lambda b: png(np.zeros((50, 50), dtype=np.uint16)), "expected the mode RGB, got I;16"),
     "large": (lambda b: png(np.zeros((51, 50, 3), dtype=np.uint8)), "at most 50 x 50 pixels, got 50 x 51"),
     "bomb": (lambda b: bomb(60_000), "image, got |at most 50 x 50"),
@@ -378,11 +378,11 @@ def test_a_photograph_may_not_be_cut(originals, tmp_path):
 
 def test_what_is_no_file_is_not_opened(tmp_path):
     os.mkfifo(tmp_path / "one.png")
-    with pytest.raises(DataError, match="expected a file of at most .* bytes, got something else"):
+    with pytest.raises(DataError, match="of at most .*something else"):
         bhi._patch(tmp_path / "one.png", 8)
     with (tmp_path / "large.png").open("wb") as file:
         file.truncate(pictures.MAX_FILE_BYTES + 1)
-    with pytest.raises(DataError, match="expected a file of at most 33,554,432 bytes, got 33,554,433"):
+    with pytest.raises(DataError, match="33,554,432 bytes, got 33,554,433"):
         bhi._patch(tmp_path / "large.png", 8)
     (tmp_path / "dead.png").symlink_to(tmp_path / "none.png")
     with pytest.raises(DataError, match="image, got .*No such file"):
@@ -438,7 +438,7 @@ NAMES = {
         "suffix": (renamed("10254/1/*", lambda n: n.replace(".png", ".jpg")), "class1.jpg'"),
         "line break": (renamed("10254/1/*", lambda n: n + "\n"), r"class1.png\\n'"),
         "class folder": (renamed("10254/1", lambda n: "2"), "expected the folders 0 and 1, got '2'"),
-        "patient folder": (renamed("10254", lambda n: "1025x"), "number of a patient in .*, got '1025x'"),
+        "patient folder": (renamed("10254", lambda n: "1025x"), "patient in .*'1025x'"),
         "another patient": (renamed("10254", lambda n: "10554"), "named 10554_idx5"),
         "place twice": (also("10254/0/*", lambda n: n.replace("_x", "_x0")), "one image of each place"),
         "both classes": (
@@ -447,12 +447,12 @@ NAMES = {
             ),
             "one image of each place",
         ),
-        "no images": (removed("10254/*/*"), "expected images in the folders 0 and 1, found none"),
-        "no classes": (removed("10254/*"), "expected images in the folders 0 and 1, found none"),
-        "no pair": (removed("*/*/*_x[12345]*"), "expected images in the folders|expected two images"),
+        "no images": (removed("10254/*/*"), "folders 0 and 1, found none"),
+        "no classes": (removed("10254/*"), "folders 0 and 1, found none"),
+        "no pair": (removed("*/*/*_x[12345]*"), "images in the folders|two images"),
         "one patient": (
             lambda f: [shutil.rmtree(f / str(patient)) for patient in range(10254, 10263)],
-            "at least two patients in .*, found 1: download it from https",
+            "two patients .*found 1.*https",
         ),
         "cut images": (written("*/*/*.png", b"\x89PNG\r\n\x1a\n"), "expected a PNG image, got"),
     },
@@ -462,10 +462,7 @@ NAMES = {
             "got 'bathtux_0001",
         ),
         "class folder": (renamed("bathtub", lambda n: "bathtuc"), "expected images named bathtuc_NUMBER_VIEW.png"),
-        "missing view": (
-            removed("airplane/train/airplane_0002_007.png"),
-            "12 views of airplane_0002, found no view 007",
-        ),
+        "missing view": (removed("airplane/train/airplane_0002_007.png"), "airplane_0002, found no view 007"),
         "view 13": (
             also("airplane/train/*_012.png", lambda n: n.replace("_012", "_013")),
             "got 'airplane_0001_013.png'",
@@ -484,48 +481,39 @@ NAMES = {
         ),
         "letter": (renamed("airplane/train/*_002.png", lambda n: n.replace("_002", "_0o2")), "airplane_0001_0o2.png'"),
         "suffix": (renamed("airplane/train/*_002.png", lambda n: n[:-4] + ".jpg"), "airplane_0001_002.jpg'"),
-        "no test": (removed("airplane/test"), "expected a folder test in .*airplane, found none"),
-        "no train": (renamed("airplane/train", lambda n: "trein"), "expected a folder train in .*airplane, found none"),
+        "no test": (removed("airplane/test"), "folder test in .*airplane"),
+        "no train": (renamed("airplane/train", lambda n: "trein"), "folder train in .*airplane"),
         "empty": (removed("airplane/test/*"), "airplane/test: expected images, found none"),
         "in both": (
             lambda f: [shutil.copy(one, f / "airplane" / "test") for one in f.glob("airplane/train/*_0001_*")],
-            "each object in train or test, got airplane_0001 in both",
+            "airplane_0001 in both",
         ),
-        "few classes": (removed("bathtub"), "expected the folders of 3 classes in .*, found 2: download it from https"),
-        "one bit": (
-            written("*/*/*.png", png(np.zeros((9, 9), dtype=bool))),
-            "expected the mode L or RGB or RGBA, got 1",
-        ),
+        "few classes": (removed("bathtub"), "folders of 3 .*found 2.*https"),
+        "one bit": (written("*/*/*.png", png(np.zeros((9, 9), dtype=bool))), "RGB or RGBA, got 1"),
         "large": (written("*/*/*.png", bomb(4096)), "at most 2048 x 2048 pixels, got 4096 x 4096"),
     },
     "imagenet-100": {
-        "no val": (removed("val"), "expected a folder val in .*, found none: download it from https"),
-        "no train": (renamed("train", lambda n: "trein"), "expected a folder train in .*, found none"),
-        "class missing in val": (removed("val/n01440764"), "expected the folders of 100 classes, got 99"),
-        "class missing in train": (removed("train/n01440764"), "expected the folders of 100 classes, got 99"),
+        "no val": (removed("val"), "folder val in .*https"),
+        "no train": (renamed("train", lambda n: "trein"), "folder train in"),
+        "class missing in val": (removed("val/n01440764"), "100 classes, got 99"),
+        "class missing in train": (removed("train/n01440764"), "100 classes, got 99"),
         "class renamed": (renamed("train/n01440764", lambda n: "n01440765"), "got n01440764 in one"),
         "letter in a class": (renamed("train/n01440764", lambda n: "n0144076x"), "like n01558993, got 'n0144076x'"),
         "too many": (
             lambda f: [shutil.copytree(f / part / "n01440764", f / part / "n00000001") for part in ("train", "val")],
-            "expected the folders of 100 classes, got 101; keep or link",
+            "100 classes, got 101",
         ),
-        "other folder": (made("train/other"), "expected folders named like n01558993, got 'other'"),
+        "other folder": (made("train/other"), "n01558993, got 'other'"),
         "suffix": (
             renamed("train/n01440764/*", lambda n: n.replace("JPEG", "JPEH")),
             "named NAME.JPEG, got 'n0.*JPEH'",
         ),
         "line break": (renamed("train/n01440764/*", lambda n: "\n" + n), r"named NAME.JPEG, got '\\n"),
         "empty class": (removed("val/n01440764/*"), "val/n01440764: expected photographs, found none"),
-        "empty file": (written("val/n01440764/*", b""), "expected a JPEG or PNG image, got something else"),
-        "no photograph": (
-            written("val/n01440764/*", b"GIF89a" + bytes(99)),
-            "expected a JPEG or PNG image, got something",
-        ),
+        "empty file": (written("val/n01440764/*", b""), "PNG image, got something else"),
+        "no photograph": (written("val/n01440764/*", b"GIF89a" + bytes(99)), "PNG image, got something"),
         "large": (written("val/n01440764/*", bomb(20_000)), "image, got |at most 10000 x 10000"),
-        "deep": (
-            written("val/n01440764/*", png(np.zeros((9, 9), dtype=np.uint16))),
-            "expected the mode RGB or L or CMYK or RGBA, got I;16",
-        ),
+        "deep": (written("val/n01440764/*", png(np.zeros((9, 9), dtype=np.uint16))), "CMYK or RGBA, got I;16"),
     },
 }
 

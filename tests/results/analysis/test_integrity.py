@@ -145,7 +145,7 @@ def test_a_limit_on_utility_holds_under_attack_and_there_is_none_on_a_leak():
     ]
     assert summary_of(BROKEN, records, min_utility=0.5).gates[0].at == "fedsplitnn, iso 1 under backdoor"
     for name in ("backdoor", "worst"):
-        with pytest.raises(UsageError, match=f"got {name}: attacks on integrity leak nothing; bound the utility"):
+        with pytest.raises(UsageError, match=f"got {name}: .*bound the utility"):
             summary_of(BROKEN, records, max_leak={name: 0.5})
 
 
@@ -226,15 +226,15 @@ def test_it_acts_in_what_other_methods_say(method, tmp_path):
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
-        ({"adversary": "active"}, InsufficientView, "'backdoor' is for the passive side"),
+        ({"adversary": "active"}, InsufficientView, "'backdoor' .*passive side"),
         ({"methods": ["ss-vfl-i"]}, InsufficientView, "'backdoor' needs received gradients"),
         ({"aux": {"n": 0}}, InsufficientView, "'backdoor' needs auxiliary labels"),
-        ({"attacks": ["backdoor:target=2"]}, UsageError, "expected target < 2, the number of classes, got 2"),
+        ({"attacks": ["backdoor:target=2"]}, UsageError, "target < 2, .*got 2"),
         ({"attacks": ["backdoor:columns=70"]}, UsageError, "expected columns <= 6 of passive_1, got 70"),
         (
             {"methods": ["ss-vfl-c"], "attacks": ["missing-feature@pretrain"]},
             UsageError,
-            "expected missing-feature without a phase, got @pretrain: it acts in training itself",
+            "missing-feature .*got @pretrain",
         ),
     ],
 )
@@ -247,11 +247,11 @@ def test_all_leaves_them_out_unless_they_are_named():
     found, reasons = engine.expand_attacks(specs.read({"dataset": "toy", "attacks": ["noisy-sample", "all"]}))
     assert found.attacks[0].name == "noisy-sample"
     for name in ("backdoor", "missing-feature"):
-        assert reasons[name] == "attacks the training itself: name it in --attack"
+        assert "name it in --attack" in reasons[name]
     assert "noisy-sample" not in reasons
 
 
 def test_a_trained_federation_cannot_be_attacked_in_training_any_more():
     trained = vflsec.train(dataset="toy", data={"options": {"rows": 300}}, train={"epochs": 1})
-    with pytest.raises(UsageError, match="attack 'noisy-sample' acts in training, which is over: use vflsec.evaluate"):
+    with pytest.raises(UsageError, match=r"'noisy-sample' acts in training.*vflsec\.evaluate"):
         vflsec.attack(trained, "noisy-sample", n_aux=20)

@@ -1,5 +1,7 @@
 """Fronts and orders of defenses against worked examples."""
 
+import re
+
 import msgspec
 import numpy as np
 import pytest
@@ -120,7 +122,8 @@ def test_neighbors_are_told_apart_by_paired_differences():
 
 def test_by_one_seed_nothing_is_told_apart():
     found = ranked([0.6], [0.9])
-    assert orders(found) == ["by strongest leak: a ≈ b (≈: not told apart, paired over 1 seed)"]
+    (line,) = orders(found)
+    assert re.match("by strongest leak: a ≈ b .*1 seed", line)
     assert not find_differences(found)
 
 
@@ -176,7 +179,7 @@ def test_orders_of_several_targets_and_methods_are_told_apart():
         return Rank(target=target, method=method, defense=defense, values={}, ranks={"CAP": place})
 
     found = [rank("labels", "m", "a", 2), rank("labels", "n", "a", 1), rank("features", "m", "a", 1)]
-    assert orders(found) == ["by CAP of labels: n, a ≈ m, a (≈: not told apart, paired over 0 seeds)"]
+    assert re.match("by CAP of labels: n, a ≈ m, a .*0 seeds", orders(found)[0])
 
 
 def test_what_is_summed_up_by_seed_is_the_mean_over_strengths():
@@ -209,8 +212,8 @@ def test_a_report_shows_orders_and_what_they_do_not_tell(tmp_path):
         assert f"ORDER {line}" in shown.replace("\n", " ")
     assert len(report.summary.orders) == 3, "two seeds give no hypervolume"
     apart = any(" > " in line for line in report.summary.orders)
-    assert ("ORDER all scores agree wherever they tell two" in shown) == (apart and not report.summary.disagreements)
-    assert ("ORDER no score tells two defenses apart" in shown) != apart
+    assert ("ORDER all scores agree" in shown) == (apart and not report.summary.disagreements)
+    assert ("ORDER no score tells" in shown) != apart
     assert ("(≈1)" in shown) == any(" ≈ " in line for line in report.summary.orders)
     assert report.to_dict()["ranks"][0]["by_seed"]["CAP"].keys() == {0, 1}
     leak = next(p.leak for p in report.points if p.strength)
