@@ -58,7 +58,7 @@ def catalogue() -> str:
         parts.append(f"\n## Attacks on {target}\n\n| name | adversary | needs | what |\n|---|---|---|---|\n")
         for name, attack in attacks.items():
             if attack.target == target:
-                needs = ", ".join(sorted(need.value for need in attack.needs)) or "nothing"
+                needs = ", ".join(sorted(map(str, attack.needs))) or "nothing"
                 parts.append(f"| {_link('attacks', name)} | {attack.side} | {needs} | {_summary('attacks', name)} |\n")
     for kind in [kind for kind in registry.PACKAGES if kind != "attacks"]:
         parts.append(f"\n## {kind.capitalize()}\n\n| name | what |\n|---|---|\n")

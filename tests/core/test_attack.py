@@ -6,6 +6,7 @@ from torch import nn
 
 from vflsec.base.errors import BadGuess, InsufficientView
 from vflsec.core.attack import Attack, describe
+from vflsec.core.knowledge import KNOWLEDGE
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import Guess, Need, View
 
@@ -42,13 +43,12 @@ def test_what_is_missing_is_named():
 def test_what_is_missing_comes_with_a_way_out():
     with pytest.raises(InsufficientView, match="--adversary passive_1; .*exchange=plain$"):
         Draw().check("passive", [Need.MODEL])
-    assert all(need.way_out for need in Need)
-    assert Need("predictions") is Need.PREDICTIONS
+    assert all(need.way_out for need in KNOWLEDGE)
 
 
 def test_the_wrong_side_is_named():
     with pytest.raises(InsufficientView, match="passive side, .*active side"):
-        Draw().check("active", frozenset(Need))
+        Draw().check("active", frozenset(KNOWLEDGE))
 
 
 def test_the_seed_decides_both_streams(view):

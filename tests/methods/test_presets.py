@@ -6,7 +6,6 @@ import torch
 from vflsec.core import registry
 from vflsec.core.message import SERVER, Kind
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
-from vflsec.core.view import Need
 from vflsec.methods.feature_group_method import FeatureGroupMethod
 from vflsec.methods.fedhssl import FedHSSL
 from vflsec.methods.prada import PrADA
@@ -64,8 +63,9 @@ def test_what_a_member_of_the_family_declares(family, ssl, kinds, version):
     assert found.name == f"{family}-{ssl}"
     assert (found.prior, found.version) == (f"fedlocal-{ssl}", version)
     assert found.messages["pretrain"] == kinds
-    assert (Need.PARAMETERS in found.visible_to["active"]) == (SERVER in found.visible_to) == (Kind.PARAMETERS in kinds)
-    assert (Need.EMBEDDINGS in found.visible_to["passive"]) == (Kind.EMBEDDING in kinds)
+    averaged = Kind.PARAMETERS in kinds
+    assert (Kind.PARAMETERS in found.receives["active"]) == (SERVER in found.receives) == averaged
+    assert (Kind.EMBEDDING in found.receives["passive"]) == (Kind.EMBEDDING in kinds)
     assert len(set(found.differs)) == len(found.differs)
 
 

@@ -15,7 +15,6 @@ from vflsec.base.seeds import generator, seed_weights
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.message import Kind, Route
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
-from vflsec.core.view import Need
 from vflsec.data.partition import DataSpec
 from vflsec.methods.split_training import SplitTraining, traffic_so_far
 from vflsec.methods.ss_vfl import (
@@ -480,9 +479,9 @@ def test_what_was_sent_for_validation_predicts_what_the_wire_does():
 
 
 def test_a_passive_adversary_is_shown_no_gradient():
-    assert Need.GRADIENTS not in SSVFLIndependent.visible_to["passive"]
-    assert Need.GRADIENTS in SSVFLCoupled.visible_to["passive"]
-    assert Need.EMBEDDINGS in SSVFLIndependent.visible_to["active"]
+    assert Kind.GRADIENT not in SSVFLIndependent.receives["passive"]
+    assert Kind.GRADIENT in SSVFLCoupled.receives["passive"]
+    assert Kind.EMBEDDING in SSVFLIndependent.receives["active"]
     assert SSVFLIndependent.messages["finetune"] == {Kind.EMBEDDING}
 
 

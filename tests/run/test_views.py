@@ -73,7 +73,7 @@ def mountable(spec):
 
 def cases():
     for method in sorted(registry.entries("methods")):
-        if registry.load("methods", method).visible_to:
+        if registry.load("methods", method).receives:
             yield from ((method, options) for options in OPTIONS.get(method.partition("-")[0], [{}]))
 
 

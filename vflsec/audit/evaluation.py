@@ -159,7 +159,8 @@ class SystemAudit:
 
     def key(self, attack: Technique, draw: int, *kind: str) -> str:
         """Return the key of one record."""
-        who = [self.subject.fingerprint, self.subject.adversary, self.dataset, _rows(self.data)]
+        rows = [digest([str(row) for row in self.data.ids[split]]) for split in ("train", "test")]
+        who = [self.subject.fingerprint, self.subject.adversary, self.dataset, rows]
         aux = [msgspec.to_builtins(self.aux), None if self.aux_ids is None else digest(sorted(map(str, self.aux_ids)))]
         spent = [list(self.spent)] if self.spent else []
         return digest(["audit", VERSION, *kind, who, attack.identity, attack.spec.options, aux, draw, *spent])
@@ -203,7 +204,7 @@ def add_attacks(audit: SystemAudit, wanted: Sequence[AttackSpec]) -> SystemAudit
     reasons_by_spec = [(spec, _find_obstacle(spec.make(), audit, trained)) for spec in specs]
     for spec, reason in reasons_by_spec[: len(chosen)]:
         if reason is not None:
-            cause = next((f"; {note}" for note in subject.notes if Need.MODEL in reason and "bottom" in note), "")
+            cause = next((f"; {note}" for note in subject.notes if Need.MODEL.name in reason and "bottom" in note), "")
             raise InsufficientView(f"attack {spec.name!r} cannot be run on {subject.name}: {reason}{cause}")
     possible = [spec for spec, reason in reasons_by_spec if reason is None]
     exclusions = {spec.label: reason for spec, reason in reasons_by_spec if reason is not None}
@@ -223,14 +224,14 @@ def _find_obstacle(attack: Attack, audit: SystemAudit, trained: Trained) -> str 
     try:
         view, side = audit.build_question(attack, trained).view, audit.subject.side
         attack.check(view.side, attack.needs)
-        missing = sorted(attack.needs - view.has())
+        missing = sorted(attack.needs - view.has(attack.needs))
         if missing:
             record = any(need.kinds for need in missing) and not audit.messages
             ways = ["choose --party active, which receives them"] * (Need.EMBEDDINGS in missing and side == "passive")
             ways += [RECORD] * record
             way_out = f": {'; '.join(ways)}" if ways else ""
             way_out = f": {Need.SHADOWS.way_out}" if Need.SHADOWS in missing else way_out
-            return f"needs {', '.join(missing)}, which {audit.subject.name} does not show{way_out}"
+            return f"needs {', '.join(map(str, missing))}, which {audit.subject.name} does not show{way_out}"
         attack.check_task(view.n_classes if attack.target == "labels" else None, audit.head)
     except (InsufficientView, UsageError) as error:
         return str(error).replace("--adversary", "--party")
@@ -301,7 +302,7 @@ def _score_alone(baseline: Baseline, alone: Trained, audit: SystemAudit) -> Base
         question = audit.build_question(attack, alone, joined=False)
         model, view = question.view.model, question.view
         fresh = reset(model, derive(alone.federation.seed, "alone", view.party)) if model else None
-        view = replace(view, model=fresh, messages=(), top=None, predictions={}, models={}, victim_model=None)
+        view = view.drop_federation(fresh)
         if bare.needs <= view.has():
             changes = try_attack(bare, question._replace(view=view), alone.federation, audit.aux)
     return BaselineResult(
@@ -327,7 +328,3 @@ def reset(model: nn.Module, seed: int) -> nn.Module:
             with torch.no_grad():
                 weights.copy_(torch.randn(weights.shape, generator=rng) / weights[0].numel() ** 0.5)
     return fresh
-
-
-def _rows(data: Partition) -> list[str]:
-    return [digest([str(row) for row in data.ids[split]]) for split in ("train", "test")]

@@ -42,7 +42,7 @@ class Foreign(Method):
     name = AUDITED
     reference = "none"
     messages = {"train": frozenset({Kind.EMBEDDING, Kind.GRADIENT, Kind.NODES})}  # noqa: RUF012  (declared ClassVar in the base class)
-    visible_to = {}  # noqa: RUF012
+    receives = {}  # noqa: RUF012
 
     def build(self, federation: Federation) -> None:
         """Leave the parties as they are."""
@@ -232,18 +232,14 @@ def _texts(ids: np.ndarray) -> pd.Index:
     return texts
 
 
-def _ids(data: Partition) -> pd.Index:
-    """Return the ids of all rows of training and test, as text."""
-    return _texts(np.concatenate([data.ids[split].astype(str) for split in SPLITS]))
-
-
 def add_embeddings(subject: Subject, data: Partition) -> Subject:
     """Return ``subject`` with the embeddings of all rows, if it has a function; check its model on one batch.
 
     Raises:
         UsageError: the model does not read these columns, or gives no vectors.
     """
-    part, ids = data.parties[subject.adversary], _ids(data)
+    part = data.parties[subject.adversary]
+    ids = _texts(np.concatenate([data.ids[split].astype(str) for split in SPLITS]))
     if subject.function is not None:
         if subject.inputs is None:
             inputs = np.concatenate([densify(part.features[split]) for split in SPLITS])

@@ -78,12 +78,9 @@ def _explain_unknown_option(error: click.NoSuchOption) -> str:
     if near:
         return f"{text}. Did you mean {' or '.join(near)}?"
     this = error.ctx.info_name if error.ctx else None
-    others = [name for name, entry in commands().items() if name != this and _has(entry, error.option_name)]
+    options = {name: [o for p in registry.resolve(entry).params for o in p.opts] for name, entry in commands().items()}
+    others = [name for name, known in options.items() if name != this and error.option_name in known]
     return f"{text}; it is one of {' and '.join(f'vflsec {name}' for name in others)}" if others else text
-
-
-def _has(entry: Entry, option: str) -> bool:
-    return any(option in parameter.opts for parameter in registry.resolve(entry).params)
 
 
 SETTINGS = {

@@ -192,13 +192,19 @@ def _facts(kind: str, plugin: Any) -> dict[str, Any]:
         return describe_defense(plugin)
     facts = {"name": plugin.name, "reference": plugin.reference}
     if kind == "method":
+        from vflsec.core.knowledge import KNOWLEDGE
+
         sends = {
             phase: ", ".join(kind + _describe_condition(plugin, [phase], {kind}) for kind in sorted(kinds)) or "nothing"
             for phase, kinds in plugin.messages.items()
         }
         shows = {
-            side: ", ".join(need + _describe_condition(plugin, plugin.phases, need.kinds) for need in sorted(needs))
-            for side, needs in plugin.visible_to.items()
+            side: ", ".join(
+                need.name + _describe_condition(plugin, plugin.phases, need.kinds)
+                for need in sorted(KNOWLEDGE)
+                if need.select_kinds(side, plugin.receives) or (need.is_local and side in need.sides)
+            )
+            for side in plugin.receives
         }
         return {
             **facts,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def command(
     engine.check_training(spec)
     expose(engine.exposures(spec), max_exposure)
     folders = [folder for folder in (out, record) if folder]
-    if out and record and _is_nested(out.resolve(), record.resolve()):
+    if len(folders) == 2 and any(a.resolve().is_relative_to(b.resolve()) for a, b in permutations(folders)):
         raise UsageError(f"expected --out and --record apart from each other, got {out} and {record}")
     if out:
         CellFolder(out).check()
@@ -104,10 +105,6 @@ def command(
     if record:
         for path in sorted(record.rglob("*.recording")) or [record]:
             click.echo(f"recording: {path}", err=True)
-
-
-def _is_nested(first: Path, second: Path) -> bool:
-    return first.is_relative_to(second) or second.is_relative_to(first)
 
 
 def budget(account: Mapping[str, Any]) -> str:

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from vflsec.base.errors import BadGuess, InsufficientView, UsageError, plain
 from vflsec.base.seeds import generator
 from vflsec.core.auxiliary import apply_threshold
+from vflsec.core.knowledge import Knowledge, Need
 from vflsec.core.message import Step
 from vflsec.core.options import CONTRIB
 from vflsec.core.scaling import tame
-from vflsec.core.view import Guess, Need, View
+from vflsec.core.view import Guess, View
 
 Target = Literal["labels", "features", "attribute", "membership", "parameters", "exposure", "integrity"]
 
@@ -60,8 +61,8 @@ class Attack(ABC):
     side: ClassVar[Literal["passive", "active", "either", "any"]] = "passive"
     target: ClassVar[Target] = "labels"
     metric: ClassVar[str] = ""
-    needs: ClassVar[frozenset[Need]]
-    wants: ClassVar[frozenset[Need]] = frozenset()
+    needs: ClassVar[frozenset[Knowledge]]
+    wants: ClassVar[frozenset[Knowledge]] = frozenset()
     baseline: ClassVar[bool] = False
     by_row: ClassVar[bool] = False
     classes: ClassVar[int | None] = None
@@ -102,7 +103,7 @@ class Attack(ABC):
         for fact in ("needs", "wants"):
             needs = vars(cls).get(fact, frozenset())
             if not isinstance(needs, property) and not (
-                isinstance(needs, set | frozenset) and all(isinstance(need, Need) for need in needs)
+                isinstance(needs, set | frozenset) and all(isinstance(need, Knowledge) for need in needs)
             ):
                 raise TypeError(f"expected {fact} of {cls.__name__} to be a set of Need, got {needs!r}")
         name = vars(cls).get("name", "")
@@ -146,7 +147,7 @@ class Attack(ABC):
     def on_each(self, views: Sequence[View], *, seed: int) -> list[Guess]:
         """Return what the attack returns when it is called with each view."""
         for view in views:
-            self.check(view.side, view.has())
+            self.check(view.side, view.has(self.needs))
             self.check_task(view.n_classes)
         devices = {x.device for view in views for x in view.features.values() if x.is_cuda}
         with torch.random.fork_rng(sorted(devices, key=str)), torch.enable_grad():
@@ -167,7 +168,7 @@ class Attack(ABC):
         return apply_threshold(view, guess) if binary and Need.AUX_LABELS in self.needs | self.wants else guess
 
     @final
-    def check(self, side: str, shown: Iterable[Need]) -> None:
+    def check(self, side: str, shown: Iterable[Knowledge]) -> None:
         """Raise InsufficientView if an adversary on ``side`` who sees ``shown`` cannot mount this attack."""
         if self.side not in (side, "any", *(["either"] if side in ("passive", "active") else [])):
             wanted = f"is for the {self.side} side, got an adversary on the {side} side"
@@ -175,12 +176,12 @@ class Attack(ABC):
                 wanted = f"can be run by a passive or the active party, not by the {side}"
             way_out = "choose --adversary active" if self.side == "active" else "choose another --adversary"
             raise InsufficientView(f"attack {self.name!r} {wanted}: {way_out}")
-        missing = sorted(self.needs - set(shown))
+        missing = sorted(self.needs.difference(shown))
         if missing:
             ways_out = "; ".join(dict.fromkeys(need.way_out for need in missing))
             raise InsufficientView(
-                f"attack {self.name!r} needs {', '.join(missing)}; this adversary has only "
-                f"{', '.join(sorted(shown)) or 'nothing'}: {ways_out}"
+                f"attack {self.name!r} needs {', '.join(map(str, missing))}; this adversary has only "
+                f"{', '.join(sorted(map(str, shown))) or 'nothing'}: {ways_out}"
             )
 
     @final
@@ -223,8 +224,8 @@ def describe(attack: type[Attack]) -> dict[str, Any]:
         "breaks" if attack.target == "integrity" else "recovers": attack.target,
         "adversary": attack.side,
         "behavior": "acts in training" if attack.target == "integrity" or modifies else "honest-but-curious",
-        "needs": ", ".join(sorted(attack.needs)),
-        **({"also reads": ", ".join(sorted(attack.wants))} if attack.wants else {}),
+        "needs": ", ".join(sorted(map(str, attack.needs))),
+        **({"also reads": ", ".join(sorted(map(str, attack.wants)))} if attack.wants else {}),
         "classes": "any number" if attack.classes is None else attack.classes,
         "head": "any" if attack.head is None else attack.head,
         "reference": attack.reference,
@@ -258,7 +259,7 @@ class IntegrityAttack(Attack):
 
     side: ClassVar[Literal["passive", "active", "either"]] = "passive"
     target: ClassVar[Target] = "integrity"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.FEATURES})
+    needs: ClassVar[frozenset[Knowledge]] = frozenset({Need.FEATURES})
     aim: int | None = None
     _seed: int = 0
     _party: str = ""

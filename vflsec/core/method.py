@@ -20,7 +20,6 @@ from vflsec.core.hooks import Hook
 from vflsec.core.message import Kind, Message
 from vflsec.core.party import Party
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
-from vflsec.core.view import Need
 
 Progress = Callable[[str, int, int], None]
 
@@ -32,7 +31,7 @@ class Method(ABC):
         name: registry name.
         phases: of training, in order; each but the last is stored separately and shared by all cells that start alike.
         messages: the kinds of messages in each phase.
-        visible_to: which needs of an attack are met, by the side of the adversary; empty if there is no adversary.
+        receives: the kinds of messages that each side receives and could read; empty if there is no adversary.
         reference: paper and section.
         differs: how training differs from that paper, and the authors' choices if the paper is silent, one sentence
             each; empty if nothing is known.
@@ -59,7 +58,7 @@ class Method(ABC):
     reference: ClassVar[str]
     differs: ClassVar[tuple[str, ...]] = ()
     version: ClassVar[int] = 1
-    visible_to: ClassVar[Mapping[str, frozenset[Need]]]
+    receives: ClassVar[Mapping[str, frozenset[Kind]]]
     messages: ClassVar[Mapping[str, frozenset[Kind]]]
     stored_modules: ClassVar[frozenset[str]] = frozenset()
     learns: ClassVar[Mapping[str, frozenset[Hook]]] = {}

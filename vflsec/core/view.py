@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from enum import StrEnum
 from functools import wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
@@ -15,7 +14,9 @@ from torch import Tensor, nn
 
 from vflsec.base.errors import BadGuess
 from vflsec.base.layout import Layout
-from vflsec.core.message import Kind, Message
+from vflsec.core.knowledge import KNOWLEDGE, Knowledge
+from vflsec.core.knowledge import Need as Need  # what a view holds, and what attacks say of it, is imported together
+from vflsec.core.message import Message
 
 if TYPE_CHECKING:
     from vflsec.cipher.recording import Recording
@@ -23,67 +24,6 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 P = ParamSpec("P")
-
-
-class Need(StrEnum):
-    """What can be known, and what an attack may require of a view: the only list of it.
-
-    Each has its text, how a user can give it to the adversary, and what holds it: kinds of received messages, or
-    attributes of ``View``. A view, ``run/mounting.py``, fusion and the conformance suites read that here. A method says
-    in ``visible_to`` which side sees which of them. What holds something that only the federation gives must be taken
-    away in ``View.drop_federation``, or *alone* counts it.
-
-    Attributes:
-        way_out: how a user can give it to the adversary.
-        kinds: of messages that it is read from, any of them.
-        held_by: attributes of the view that hold it.
-    """
-
-    FEATURES = "own features", "choose --adversary passive_1", "features"
-    MODEL = "own model", "choose --adversary passive_1", "model"
-    AUX_LABELS = "auxiliary labels", "add --set aux.n=80", "aux_rows", "aux_labels"
-    GRADIENTS = (
-        "received gradients",
-        "choose --adversary passive_1 and a method that sends gradients in clear, of trees exchange=plain",
-        Kind.GRADIENT,
-    )
-    EMBEDDINGS = "received embeddings", "choose --adversary active", Kind.EMBEDDING
-    PARAMETERS = "received parameters", "choose a method that averages models, such as fedhssl-simsiam", Kind.PARAMETERS
-    NODES = "node memberships", "choose a method that grows trees, such as secureboost", Kind.NODES
-    HISTOGRAMS = (
-        "histograms",
-        "choose --adversary active and a method that grows trees, such as secureboost",
-        Kind.HISTOGRAM,
-        Kind.CONTROL,  # which says what bins there are
-    )
-    PREDICTIONS = (
-        "predictions",
-        "choose --adversary active, without a phase, or audit a transcript that has them",
-        "predictions",
-    )
-    VICTIM_MODEL = (
-        "the victim's bottom model",
-        "choose --adversary active and add --set aux.victim_model=true",
-        "victim_model",
-    )
-    SHADOWS = "shadow federations", "evaluate the job with vflsec eval, which trains them", "shadows"
-    RECORDING = (
-        "a recording",
-        "record an encrypted layer with vflsec train --record, then vflsec audit X.recording",
-        "recording",
-    )
-
-    way_out: str
-    kinds: frozenset[Kind]
-    held_by: tuple[str, ...]
-
-    def __new__(cls, value: str, way_out: str, *places: str) -> Need:
-        """Make a text that also knows its way out and its places."""
-        need = str.__new__(cls, value)
-        need._value_, need.way_out = value, way_out
-        need.kinds = frozenset(place for place in places if isinstance(place, Kind))
-        need.held_by = tuple(place for place in places if place not in need.kinds)
-        return need
 
 
 class Shadows(NamedTuple):
@@ -145,6 +85,7 @@ class View:
         agreed: options of the training that all parties agree on, by name; empty where they are not known.
         shadows: of federations that the adversary trained itself, if the attack is on membership and asks for any.
         recording: of the adversary's role in an encrypted layer; it cannot be changed.
+        further: what ``Knowledge.read`` returned, by the name of the kind.
         memo: results computed from this view, shared by ``private_copy`` and ``knowing``; they must not be changed.
             The key of a result names the auxiliary rows if it depends on them.
     """
@@ -171,6 +112,7 @@ class View:
     agreed: Mapping[str, Any] = field(default_factory=dict)
     shadows: Shadows | None = None
     recording: Recording | None = None
+    further: Mapping[str, Any] = field(default_factory=dict)
     memo: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def memoize(self, name: str, rng: torch.Generator, compute: Callable[[], Result]) -> Result:
@@ -191,24 +133,27 @@ class View:
         """The split of the auxiliary samples."""
         return next(iter(self.features), "train")
 
-    def has(self) -> frozenset[Need]:
-        """Return the needs that this view meets."""
-        received = {
-            message.kind
-            for message in self.messages
-            if message.receiver in self.party.split("+")
-            and (message.rows is None or message.split in self.features or message.split in self.places)
-        }
-        return frozenset(
-            need
-            for need in Need
-            if (need.kinds & received if need.kinds else all(_holds(getattr(self, name)) for name in need.held_by))
-        )
+    def has(self, more: Iterable[Knowledge] = ()) -> frozenset[Knowledge]:
+        """Return the kinds of knowledge in this view, among those of vflsec and ``more``."""
+        return frozenset(need for need in (*KNOWLEDGE, *more) if self._holds(need))
 
-    def drop(self, need: Need) -> View:
-        """Return the same view without what ``need`` names."""
-        emptied = {name: _empty(getattr(self, name)) for name in need.held_by}
-        return replace(self, messages=tuple(m for m in self.messages if m.kind not in need.kinds), **emptied)
+    def _holds(self, need: Knowledge) -> bool:
+        if need.kinds:
+            about = {*self.features, *self.places}
+            return any(self._reads(need, m) and (m.rows is None or m.split in about) for m in self.messages)
+        return need.name in self.further if need.read else all(_is_there(getattr(self, name)) for name in need.held_by)
+
+    def _reads(self, need: Knowledge, message: Message) -> bool:
+        """Whether what ``need`` names is in ``message``."""
+        party = message.sender if need.sent else message.receiver
+        return message.kind in need.kinds and party in self.party.split("+")
+
+    def drop(self, *needs: Knowledge) -> View:
+        """Return the same view without what ``needs`` name."""
+        emptied = {name: _empty(getattr(self, name)) for need in needs for name in need.held_by}
+        messages = tuple(m for m in self.messages if not any(self._reads(need, m) for need in needs))
+        further = {name: known for name, known in self.further.items() if name not in map(str, needs)}
+        return replace(self, messages=messages, further=further, **emptied)
 
     def private_copy(self) -> View:
         """Return a copy whose tensors and models an attack may change."""
@@ -224,10 +169,10 @@ class View:
         object.__setattr__(other, "memo", self.memo)  # a frozen dataclass
         return other
 
-    def drop_federation(self, fresh_model: nn.Module) -> View:
+    def drop_federation(self, fresh_model: nn.Module | None) -> View:
         """Return the view of the same party alone: with an untrained model of the same shape, and no messages."""
-        learned: dict[str, Any] = dict.fromkeys(("victim_model", "top", "shadows", "recording"))
-        return replace(self, model=fresh_model, messages=(), predictions={}, models={}, **learned)
+        view = self.drop(*(need for need in KNOWLEDGE if not need.is_local))
+        return replace(view, model=fresh_model, messages=(), top=None, further={})
 
 
 def memoize(function: Callable[Concatenate[View, P], Result]) -> Callable[Concatenate[View, P], Result]:
@@ -250,7 +195,7 @@ def memoize(function: Callable[Concatenate[View, P], Result]) -> Callable[Concat
     return compute
 
 
-def _holds(value: Any) -> bool:
+def _is_there(value: Any) -> bool:
     """Whether an attribute of a view holds anything; a matrix without columns is nothing."""
     if isinstance(value, Mapping):
         return any(x.shape[1] for x in value.values())

@@ -107,7 +107,10 @@ def check_id_spelling(indices: Mapping[str, pd.Index]) -> Iterator[str]:
     common = first
     for index in others:
         common = common[common.isin(index)]
-    left = [{_canonical_id(text): text for text in index[~index.isin(common)]} for index in indices.values()]
+    left = [
+        {" | ".join(map(canonical, text.split(" | "))): text for text in index[~index.isin(common)]}
+        for index in indices.values()
+    ]
     lost = sorted(set.intersection(*map(set, left)))
     if not lost:
         return
@@ -116,11 +119,6 @@ def check_id_spelling(indices: Mapping[str, pd.Index]) -> Iterator[str]:
     if len(lost) > MAX_LOST_SHARE * (len(lost) + len(common)):
         raise DataError(f"{text}; write zeros in front, capital letters, spaces and numbers alike")
     yield text
-
-
-def _canonical_id(text: str) -> str:
-    """Return the canonical form of an id, part by part."""
-    return " | ".join(map(canonical, text.split(" | ")))
 
 
 def _warn_unused(indices: Mapping[str, pd.Index]) -> Iterator[str]:

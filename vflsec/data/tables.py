@@ -206,7 +206,8 @@ class RawTable(NamedTuple):
         if self.find_missing(column)[position]:
             return f"expected {number}, got {f'{text!r}' if text else 'nothing'}; {self._fill()}"
         mend = f"correct it, or list the column in {self.setting('categorical')}"
-        if not np.isfinite(pd.to_numeric(text, errors="coerce")) and _looks_like_a_date(text):
+        is_date = re.match(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}", text)
+        if is_date and not np.isfinite(pd.to_numeric(text, errors="coerce")):
             mend = f"list the column in {self.setting('dates')}"
         elif re.fullmatch(r"[+-]?\d{1,3}([,'. ]\d{3})+([.,]\d*)?|[+-]?\d+,\d+", text):
             mend = f"say how numbers are written with {self.setting('thousands')} and {self.setting('decimal')}"
@@ -233,10 +234,6 @@ def more_rows(bad: np.ndarray) -> str:
 def _is_written(values: pd.Series) -> bool:
     """Whether a column holds text; Parquet and frames also have objects, such as decimals and dates."""
     return not values.dropna().map(lambda value: isinstance(value, Decimal | date | np.number)).any()
-
-
-def _looks_like_a_date(text: str) -> bool:
-    return bool(re.match(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}", text))
 
 
 def _is_text(values: pd.Series) -> bool:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pkgutil import resolve_name
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vflsec.core.knowledge import KNOWLEDGE
 from vflsec.core.message import Kind
-from vflsec.core.view import Need, View, memoize
+from vflsec.core.view import View, memoize
 from vflsec.inference.releases import (
     AVERAGED,
     Releases,
@@ -37,9 +39,7 @@ LOCAL_EMBEDDING, LOCAL_LABELS = "own embedding", "own labels"
 LOCAL = frozenset({COLUMNS, LOCAL_EMBEDDING, LOCAL_LABELS})
 """Names of the tables that the adversary has without any release of another party."""
 
-EVERYTHING = frozenset(
-    {Need.MODEL, Need.GRADIENTS, Need.EMBEDDINGS, Need.PARAMETERS, Need.NODES, Need.HISTOGRAMS, Need.PREDICTIONS}
-)
+EVERYTHING = frozenset(need for need in KNOWLEDGE if need.tables)
 """Parts of a view that become tables where they are present."""
 
 
@@ -66,98 +66,91 @@ class SourceTable(NamedTuple):
 
 @memoize
 def sources(view: View) -> dict[str, SourceTable]:
-    """Return every table of ``view`` by a readable name, without duplicates.
-
-    =============== =================================================================================================
-    source          tables
-    =============== =================================================================================================
-    own columns     as they are
-    own model       embeddings of the own columns; without the model, those that were sent last
-    other models    embeddings by models that the adversary assembled from received parameters
-    times asked     in how many messages of training each row is, if these numbers differ
-    own labels      of an active party, one-hot
-    predictions     logits of the joint model
-    gradients       by sender and phase: the mean of a row's releases in units of each message's noise, the same
-                    whitened, the mean direction, the mean of each third of training, and the length
-    embeddings      by sender and phase: the last release, the means of the last few, and functions of all releases:
-                    one with the inner products of all side by side, the first principal components, and coordinates
-                    that explain each message as it was sent. The same of all senders, phases and trainings together
-    nodes           by sender: principal components of the nodes of trees that rows share, and of those nodes that are
-                    also known at prediction; about labels, with several weights of the first components
-    bounds          by sender, if it says to which side of bins rows go: the quantile of each column between its bounds,
-                    and the same in accordance with histograms
-    =============== =================================================================================================
+    """Return every table of ``view`` by a readable name, without duplicates: what ``Knowledge.tables`` yield.
 
     Every table covers the split of the auxiliary rows, so that a model can be fitted to it. It covers each other split
     for which the adversary has the same information. The tables must not be changed.
     """
-    tables = {COLUMNS: SourceTable(view.features, distances=True)}
-    models = {} if view.model is None else {LOCAL_EMBEDDING: view.model}
-    with torch.no_grad():
-        for name, model in {**models, **view.models}.items():
-            embedded = {split: model(x) for split, x in view.features.items()}
-            tables[name] = SourceTable(embedded, distances=True)
-    if view.model is None and (sent := last_sent_embedding(view)) is not None:
-        tables[LOCAL_EMBEDDING] = SourceTable({view.aux_split: sent}, distances=True)
-    if (times := count_messages(view)) is not None:
-        tables["times asked"] = SourceTable({view.aux_split: times})
-    if view.labels:
-        n_classes = 1 + max(int(y.max()) for y in view.labels.values())
-        tables[LOCAL_LABELS] = SourceTable({split: F.one_hot(y, n_classes) for split, y in view.labels.items()})
-    if view.aux_split in view.predictions:
-        tables["predictions"] = SourceTable(view.predictions)
-    routes = _routes(view)
-    for kind, sender, phase in routes:
-        name = f"{kind} from {sender} in {phase}"
-        if kind is Kind.GRADIENT:
-            releases = read_releases(view, kind, split=view.aux_split, sender=sender, phase=phase)
-            statistics = dict(_statistics(releases))
-            finest = "mean" if torch.equal(statistics["mean"], statistics["thirds"]) else "thirds"
-            tables |= {
-                f"{name}: {how}": SourceTable({view.aux_split: x}, distances=how == "direction", derived=how != finest)
-                for how, x in statistics.items()
-            }
-        else:
-            last = (
-                phase == [p for k, s, p in _routes(restrict_to_training(view, phase)) if (k, s) == (kind, sender)][-1]
-            )
-            means = _means(view, sender, phase, with_other_splits=last)
-            tables |= {f"{name}: last {n}": SourceTable(x) for n, x in means}
-            tables |= dict(_release_tables(view, [(sender, phase)], name))
-    embeddings = [(sender, phase) for kind, sender, phase in routes if kind is Kind.EMBEDDING]
-    if len(embeddings) > 1:
-        tables |= dict(_release_tables(view, embeddings, "all embeddings"))
-    for other in partners(view):
-        tables |= dict(_tree_tables(view, other))
+    tables: dict[str, SourceTable] = {}
+    for function in dict.fromkeys(need.tables for need in KNOWLEDGE if need.tables):
+        tables |= dict(resolve_name(function)(view))
     return _distinct(tables, view.aux_split)
 
 
-def _tree_tables(view: View, other: str) -> Iterator[tuple[str, SourceTable]]:
-    """Yield tables of what the messages of ``other`` say about trees, with their names.
+def tabulate_local(view: View) -> Iterator[tuple[str, SourceTable]]:
+    """Yield own columns, their embeddings by each of the adversary's models, own labels, and predictions of the model.
+
+    Without its own model, these are the embeddings that it sent last. In how many messages of training each row is
+    stands there too, if these numbers differ.
+    """
+    yield COLUMNS, SourceTable(view.features, distances=True)
+    models = {} if view.model is None else {LOCAL_EMBEDDING: view.model}
+    with torch.no_grad():
+        for name, model in {**models, **view.models}.items():
+            yield name, SourceTable({split: model(x) for split, x in view.features.items()}, distances=True)
+    if view.model is None and (sent := last_sent_embedding(view)) is not None:
+        yield LOCAL_EMBEDDING, SourceTable({view.aux_split: sent}, distances=True)
+    if (times := count_messages(view)) is not None:
+        yield "times asked", SourceTable({view.aux_split: times})
+    if view.labels:
+        n_classes = 1 + max(int(y.max()) for y in view.labels.values())
+        yield LOCAL_LABELS, SourceTable({split: F.one_hot(y, n_classes) for split, y in view.labels.items()})
+    if view.aux_split in view.predictions:
+        yield "predictions", SourceTable(view.predictions)
+
+
+def tabulate_releases(view: View) -> Iterator[tuple[str, SourceTable]]:
+    """Yield tables of received gradients and embeddings by sender and phase, and of all embeddings together.
+
+    Gradients: ``_statistics``. Embeddings: the last release, the means of the last few, and functions of all releases
+    (``vflsec.inference.trajectories``).
+    """
+    routes, split = _routes(view), view.aux_split
+    for kind, sender, phase in routes:
+        name = f"{kind} from {sender} in {phase}"
+        if kind is Kind.GRADIENT:
+            statistics = dict(_statistics(read_releases(view, kind, split=split, sender=sender, phase=phase)))
+            finest = "mean" if torch.equal(statistics["mean"], statistics["thirds"]) else "thirds"
+            for how, x in statistics.items():
+                yield f"{name}: {how}", SourceTable({split: x}, distances=how == "direction", derived=how != finest)
+        else:
+            later = [p for k, s, p in _routes(restrict_to_training(view, phase)) if (k, s) == (kind, sender)]
+            for n in AVERAGED if view.adaptive else (1,):
+                table = read_last_values(view, kind, sender=sender, releases=n, phase=phase)
+                if n == 1 and phase == later[-1]:  # other splits have one release, at prediction
+                    at_prediction = read_last_values(restrict_to_training(view, phase), kind, sender=sender)
+                    table = {**at_prediction, split: table[split]}
+                yield f"{name}: last {n}", SourceTable(table)
+            yield from _release_tables(view, [(sender, phase)], name)
+    embeddings = [(sender, phase) for kind, sender, phase in routes if kind is Kind.EMBEDDING]
+    if len(embeddings) > 1:
+        yield from _release_tables(view, embeddings, "all embeddings")
+
+
+def tabulate_trees(view: View) -> Iterator[tuple[str, SourceTable]]:
+    """Yield tables of what the messages of each other party say about trees, with their names.
+
+    These are components of the nodes that rows share, and of those that are also known at prediction; and the quantile
+    of each column between its bounds, where the sender says to which side of bins rows go.
 
     About labels, components of shared nodes have a table for each of ``POWERS``: the first component follows the logit
     for which trees are grown, as it is the largest thing that nodes have in common. Of other columns it need not say
     most.
     """
-    device = view.features[view.aux_split].device
-
-    def to_device(table: Table) -> Table:
-        return {split: x.to(device) for split, x in table.items()}
-
-    powers = POWERS if view.victim is None else (1,)
-    for everywhere, phase in ((False, "train"), (True, "predict")):
-        if not everywhere and view.side == "active":
-            continue
-        components = node_components(view, other, everywhere=everywhere)
-        for power in powers if components else ():
-            weighed = {split: weigh_components(*parts, power) for split, parts in components.items()}
-            name = f"nodes from {other} in {phase}" + (f": power {power}" if len(powers) > 1 else "")
-            yield name, SourceTable(to_device(weighed), rescaled=power != 1)
-    if view.side == "active" and (known := bounds(view, other)) is not None:
-        expected = {split: torch.from_numpy(x) for split, x in known.expected.items()}
-        yield f"bounds from {other}", SourceTable(to_device(expected))
-        solution = {view.aux_split: torch.from_numpy(solve_bins(view, other))}
-        yield f"bounds from {other}: solved", SourceTable(to_device(solution))
+    device, split = view.features[view.aux_split].device, view.aux_split
+    powers, active = POWERS if view.victim is None else (1,), view.side == "active"
+    for other in partners(view):
+        for phase in ("predict",) if active else ("train", "predict"):
+            name = f"nodes from {other} in {phase}"
+            components = node_components(view, other, everywhere=phase == "predict")
+            for power in powers if components else ():
+                weighed = {s: weigh_components(*parts, power).to(device) for s, parts in components.items()}
+                yield f"{name}: power {power}" if len(powers) > 1 else name, SourceTable(weighed, rescaled=power != 1)
+        if active and (known := bounds(view, other)) is not None:
+            expected = {s: torch.from_numpy(x).to(device) for s, x in known.expected.items()}
+            yield f"bounds from {other}", SourceTable(expected)
+            solution = {split: torch.from_numpy(solve_bins(view, other)).to(device)}
+            yield f"bounds from {other}: solved", SourceTable(solution)
 
 
 def _routes(view: View) -> list[tuple[Kind, str, str]]:
@@ -199,19 +192,6 @@ def _whiten(x: Tensor) -> Tensor:
     variances, axes = torch.linalg.eigh(centered.T @ centered / len(x))
     kept = variances > 1e-9 * variances[-1].clamp_min(torch.finfo(x.dtype).tiny)
     return torch.as_tensor(centered @ axes[:, kept] / variances[kept].sqrt())
-
-
-def _means(view: View, sender: str, phase: str, *, with_other_splits: bool) -> Iterator[tuple[int, Table]]:
-    """Yield means of the last embeddings of each row, with the number of releases in the mean.
-
-    Other splits have one release, at prediction. They are part of the table of the last release only.
-    """
-    for releases in AVERAGED if view.adaptive else (1,):
-        table = read_last_values(view, Kind.EMBEDDING, sender=sender, releases=releases, phase=phase)
-        if releases == 1 and with_other_splits:
-            at_prediction = read_last_values(restrict_to_training(view, phase), Kind.EMBEDDING, sender=sender)
-            table = {**at_prediction, view.aux_split: table[view.aux_split]}
-        yield releases, table
 
 
 def _release_tables(

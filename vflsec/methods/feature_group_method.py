@@ -11,8 +11,7 @@ from vflsec.core.federation import Federation
 from vflsec.core.message import Kind
 from vflsec.core.method import Progress
 from vflsec.core.party import Party
-from vflsec.core.view import Need
-from vflsec.methods.split_method import SHOWS, SplitMethod
+from vflsec.methods.split_method import RECEIVES, SplitMethod
 from vflsec.methods.split_training import HeadTraining, SharedHeadTraining, SplitTraining
 from vflsec.nn.feature_groups import FeatureGroups, group_all
 from vflsec.nn.wrappers import Columns, Frozen
@@ -125,7 +124,7 @@ class VerticalLogisticRegression(FeatureGroupMethod):
         "regression.",
     )
     messages = {"train": frozenset({Kind.EMBEDDING})}  # noqa: RUF012  (declared ClassVar in the base class)
-    visible_to = {**SHOWS, "passive": SHOWS["passive"] - {Need.GRADIENTS}}  # noqa: RUF012
+    receives = {**RECEIVES, "passive": frozenset[Kind]()}  # noqa: RUF012
 
     def build_party(self, party: Party, federation: Federation) -> None:
         """Leave the columns as they are."""

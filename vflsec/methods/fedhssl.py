@@ -22,11 +22,10 @@ from vflsec.core.options import convert_options
 from vflsec.core.party import Party
 from vflsec.core.protocol import Averaging, Boundary
 from vflsec.core.settings import ModelSpec, TrainSpec
-from vflsec.core.view import Need
 from vflsec.inference.releases import flatten_parameters, parameters
 from vflsec.methods.epochs import Epochs
 from vflsec.methods.local import training_rows
-from vflsec.methods.split_method import SHOWS, SPLIT, PretrainedMethod
+from vflsec.methods.split_method import RECEIVES, SPLIT, PretrainedMethod
 from vflsec.methods.ssl_steps import CrossPartySSL, LocalSSL
 from vflsec.nn.augmentation import two_views
 from vflsec.nn.encoders import build_encoder
@@ -161,17 +160,16 @@ class FedHSSL(PretrainedMethod):
     def __init_subclass__(cls) -> None:
         """Set what follows from the steps that are taken."""
         super().__init_subclass__()
-        received = frozenset({Need.EMBEDDINGS} if cls.cross else ())
-        averaged = frozenset({Need.PARAMETERS} if cls.pma is not None else ())
-        kinds = {Kind.EMBEDDING: cls.cross, Kind.PARAMETERS: cls.pma is not None}
+        crossing = frozenset({Kind.EMBEDDING} if cls.cross else ())
+        averaged = frozenset({Kind.PARAMETERS} if cls.pma is not None else ())
         cls.derive(
             version=1 if cls.pma is None else 2,
             prior=f"fedlocal-{cls.ssl}",
             differs=tuple(sentence for is_taken, _, differs in cls._parts() if is_taken for sentence in differs),
-            messages={"pretrain": frozenset(kind for kind, sent in kinds.items() if sent), "finetune": SPLIT},
-            visible_to={
-                "passive": SHOWS["passive"] | received | averaged,
-                "active": SHOWS["active"] | averaged,
+            messages={"pretrain": crossing | averaged, "finetune": SPLIT},
+            receives={
+                "passive": RECEIVES["passive"] | crossing | averaged,
+                "active": RECEIVES["active"] | averaged,
                 **({SERVER: averaged} if averaged else {}),
             },
         )

@@ -194,7 +194,7 @@ class Local(Method):
     reference = "Li et al. 2024 (VFLHLP), arXiv 2405.11884, section 5, baseline Local-A"
     differs = ("Encoder and training follow model and train; the paper names no settings for Local-A.",)
     messages = {"train": frozenset()}  # noqa: RUF012  (declared ClassVar in the base class)
-    visible_to = {}  # noqa: RUF012
+    receives = {}  # noqa: RUF012
 
     def build(self, federation: Federation) -> None:
         """Draw the active party's encoder and head."""

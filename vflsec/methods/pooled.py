@@ -37,7 +37,7 @@ class PooledMethod(Method):
     """
 
     messages = {"train": frozenset()}  # noqa: RUF012  (declared ClassVar in the base class)
-    visible_to = {}  # noqa: RUF012
+    receives = {}  # noqa: RUF012
 
     def __init__(self, train: TrainSpec, model: ModelSpec, *, columns: Literal["all", "active"] = "all") -> None:
         super().__init__(train, model)

@@ -24,7 +24,6 @@ from vflsec.core.method import Method, Progress
 from vflsec.core.party import Party
 from vflsec.core.protocol import FRACTION_BITS, MAX_KEY_BITS, MIN_KEY_BITS, HistogramExchange
 from vflsec.core.settings import ModelSpec, TrainSpec
-from vflsec.core.view import Need
 from vflsec.methods.epochs import Epochs
 from vflsec.methods.tree_growing import TreeGrowing, count_drawn_columns
 from vflsec.protocols.histograms_masked import MaskedHistograms
@@ -99,9 +98,9 @@ class SecureBoost(Method):
     messages: ClassVar[Mapping[str, frozenset[Kind]]] = {
         "train": frozenset({Kind.GRADIENT, Kind.NODES, Kind.HISTOGRAM, Kind.CIPHERTEXT, Kind.CONTROL})
     }
-    visible_to: ClassVar[Mapping[str, frozenset[Need]]] = {
-        "passive": frozenset({Need.FEATURES, Need.MODEL, Need.AUX_LABELS, Need.GRADIENTS, Need.NODES}),
-        "active": frozenset({Need.FEATURES, Need.MODEL, Need.AUX_LABELS, Need.NODES, Need.HISTOGRAMS}),
+    receives: ClassVar[Mapping[str, frozenset[Kind]]] = {
+        "passive": frozenset({Kind.GRADIENT, Kind.NODES}),
+        "active": frozenset({Kind.NODES, Kind.HISTOGRAM, Kind.CONTROL}),
     }
     learns: ClassVar[Mapping[str, frozenset[Hook]]] = {"train": hooks.ON_LABELS | {hooks.GRADIENT}}
     embeds = False

@@ -20,21 +20,19 @@ from vflsec.core.method import Method, Progress
 from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary, LinearBoundary
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
-from vflsec.core.view import Need
 from vflsec.methods.epochs import selection_split
 from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.encoders import build_encoder
 from vflsec.nn.top import SharedTop, Top, build_top
 from vflsec.protocols.plain import PlainBoundary
 
-_BOTH = frozenset({Need.FEATURES, Need.MODEL, Need.AUX_LABELS})
-SHOWS = {"passive": _BOTH | {Need.GRADIENTS}, "active": _BOTH | {Need.EMBEDDINGS}}
-"""What each side sees of split learning."""
-
 BATCH_NORM = nn.BatchNorm1d | nn.BatchNorm2d
 
 SPLIT = frozenset({Kind.EMBEDDING, Kind.GRADIENT})
 """The messages of split learning."""
+
+RECEIVES = {"passive": frozenset({Kind.GRADIENT}), "active": frozenset({Kind.EMBEDDING})}
+"""What each side receives in split learning."""
 
 
 class SplitMethod(Method):
@@ -50,7 +48,7 @@ class SplitMethod(Method):
         boundary: the protocol at the cut layer.
     """
 
-    visible_to = SHOWS
+    receives = RECEIVES
     messages = {"train": SPLIT}  # noqa: RUF012  (declared ClassVar in the base class)
     shares_head: ClassVar[bool] = True
     logistic: ClassVar[bool] = False

@@ -20,10 +20,9 @@ from vflsec.core.method import Progress
 from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary
 from vflsec.core.settings import ModelSpec, TrainSpec
-from vflsec.core.view import Need
 from vflsec.methods.epochs import Epochs, set_rate
 from vflsec.methods.local import training_rows
-from vflsec.methods.split_method import SHOWS, SPLIT, PretrainedMethod
+from vflsec.methods.split_method import RECEIVES, SPLIT, PretrainedMethod
 from vflsec.methods.split_training import Alter, HeadTraining, SplitTraining
 from vflsec.methods.ssl_steps import two_view_batches
 from vflsec.nn.augmentation import ImageAugmentation, TwoViews, UniformCorruption, two_views
@@ -302,7 +301,7 @@ class SSVFLIndependent(SSVFL):
         "Validation rows, where an epoch is chosen by them, are sent too.",
     )
     messages = {"pretrain": frozenset[Kind](), "finetune": frozenset({Kind.EMBEDDING})}  # noqa: RUF012
-    visible_to = {**SHOWS, "passive": SHOWS["passive"] - {Need.GRADIENTS}}  # noqa: RUF012
+    receives = {**RECEIVES, "passive": frozenset[Kind]()}  # noqa: RUF012
     last_phase_options = SSVFL.last_phase_options | {"server_lr", "recompute_augmented"}
     prior = "ss-vfl-i"
     shares_head = False

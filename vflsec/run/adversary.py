@@ -55,7 +55,7 @@ def side_of(method: Method, federation: Federation, name: str) -> str:
     if name in method.observers():
         return "active" if name == SOURCE else name
     if name == SERVER:
-        way = f"set method.{method.name}.pma=true" if SERVER in method.visible_to else "fedlocal-* with pma=true"
+        way = f"set method.{method.name}.pma=true" if SERVER in method.receives else "fedlocal-* with pma=true"
         raise UsageError(f"{method.name} has no server: use fedhssl-*, or {way}")
     if name == SOURCE:
         raise UsageError(

@@ -103,8 +103,9 @@ class Technique(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def settings(self) -> list[Any]:
-        """How keys know an attack with its options."""
-        return [*self.identity, self.spec.options]
+        """How keys know an attack with its options, and with what it reads if it is there."""
+        wanted = sorted(map(str, self.kind.wants))
+        return [*self.identity, *([wanted] if wanted else []), self.spec.options]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Send the settings to another process, which resolves them again."""

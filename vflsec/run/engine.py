@@ -186,9 +186,9 @@ def check(spec: EvalSpec) -> None:
             f"add one, for example --attack direction"
         )
     for label, method, federation in _build(spec):
-        if method.visible_to or spec.adversary not in (SERVER, SOURCE):
+        if method.receives or spec.adversary not in (SERVER, SOURCE):
             side_of(method, federation, spec.adversary)
-        if not method.visible_to:
+        if not method.receives:
             continue
         if len({is_about_source(a, after, method, spec.adversary) for a, after in attacks if a.target == "labels"}) > 1:
             raise UsageError(
@@ -212,7 +212,7 @@ def expand_attacks(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
     phases = [attack.after for attack in spec.attacks if attack.name == ALL]
     if not phases:
         return _with_columns(spec), {}
-    built = [candidate for candidate in _build(spec) if candidate[1].visible_to]
+    built = [candidate for candidate in _build(spec) if candidate[1].receives]
     named = [resolve(attack) for attack in spec.attacks if attack.name != ALL]
     chosen, known = [*named], list_attacks()
     always = [attack.name for attack in known if is_baseline(attack)]
@@ -313,7 +313,7 @@ def _build(spec: EvalSpec) -> Iterator[tuple[str, Method, Federation]]:
             defense.with_strength(strength).defense()
     swept_or_none: list[Technique | None] = [*defenses] or [None]
     cells = [training_cell(spec, label, seed=0) for label in spec.methods]
-    _check_points([*defenses, *fixed], [cell.method for cell in cells if cell.method.kind.visible_to])
+    _check_points([*defenses, *fixed], [cell.method for cell in cells if cell.method.kind.receives])
     for label, cell in zip(spec.methods, cells, strict=True):
         for swept in swept_or_none:
             at = [swept.with_strength(s) for s in spec.strengths_of(swept.spec) if s] if swept else []
@@ -324,7 +324,7 @@ def _build(spec: EvalSpec) -> Iterator[tuple[str, Method, Federation]]:
                 carried.check_task(federation.n_classes)
             method.build(federation)
             method.check(federation)
-            if method.visible_to:  # others are trained without defenses
+            if method.receives:  # others are trained without defenses
                 for defense in (*at, *fixed):
                     _check_serves(defense, method, federation)
                 if swept and not acts_in(swept, cell.method, method.phases):

@@ -34,7 +34,7 @@ def describe_networks(spec: EvalSpec) -> Iterator[str]:
         cell = training_cell(spec, label, seed=0)
         federation, method = build_models(cell, "cpu")
         rows = len(federation.active.labels["train"])
-        if not method.visible_to:
+        if not method.receives:
             yield f"{label}: {rows:,} labeled rows, without messages"
             continue
         if not method.embeds:

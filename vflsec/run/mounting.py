@@ -9,9 +9,9 @@ from vflsec.base.checks import expect_known
 from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.core.attack import Attack, IntegrityAttack
 from vflsec.core.federation import Federation
+from vflsec.core.knowledge import KNOWLEDGE, Need
 from vflsec.core.message import SERVER, SOURCE, Kind
 from vflsec.core.method import Method
-from vflsec.core.view import Need
 from vflsec.run.adversary import adversary, side_of
 from vflsec.run.cell import Technique
 from vflsec.run.questions import column_of, is_about_source, varying_columns, victim_of
@@ -35,12 +35,16 @@ def mount(
     if party == SOURCE and not of_source:
         phases = ", ".join(f"@{phase}" for phase in method.source_phases)
         raise InsufficientView(f"attack {attack.name!r} cannot be mounted by {SOURCE} but at {phases}, on columns")
-    met = _find_met_needs(method, side, after, options, of_source=of_source)
-    met -= frozenset() if aux.n else {Need.AUX_LABELS}
-    if side == "active":
-        met |= {Need.PREDICTIONS, Need.SHADOWS} if after is None else set()
-        met |= {Need.VICTIM_MODEL} if aux.victim_model else set()
-    attack.check(side, met)
+    sent = _list_sent(method, after, options, of_source=of_source)
+    attack.check(
+        side,
+        [
+            need
+            for need in {*KNOWLEDGE, *attack.needs}
+            if need.select_kinds(side, method.receives) & sent
+            or (side in need.sides and not (need.at_end and after) and (not need.setting or getattr(aux, need.setting)))
+        ],
+    )
     if side == "passive" and Need.EMBEDDINGS in attack.needs and attack.victim not in (None, federation.active.name):
         raise InsufficientView(
             f"attack {attack.name!r} needs {Need.EMBEDDINGS} of {attack.victim}; {party} receives only those of "
@@ -144,16 +148,15 @@ def with_columns(
     return [attack for k, attack in enumerate(chosen) if attack not in chosen[:k]]
 
 
-def _find_met_needs(
-    method: Method, side: str, after: str | None, options: Mapping[str, Any], *, of_source: bool = False
-) -> frozenset[Need]:
-    """Return the needs that are met for an adversary on ``side`` after all phases, or after one.
+def _list_sent(
+    method: Method, after: str | None, options: Mapping[str, Any], *, of_source: bool = False
+) -> frozenset[Kind]:
+    """Return the kinds of messages in all phases, or until one, that are about the rows of an adversary's question.
 
-    Only messages about the rows of its question count: the active party's rows, or the source's.
+    These are the active party's rows, or the source's.
     """
     until = method.phases
     if after is not None:
         until = method.phases[: method.phases.index(after) + 1]
     phases = [phase for phase in until if (phase in method.source_phases) == of_source]
-    sent = frozenset[Kind]().union(*(method.messages_in(phase, options) for phase in phases))
-    return frozenset(need for need in method.visible_to[side] if not need.kinds or need.kinds & sent)
+    return frozenset[Kind]().union(*(method.messages_in(phase, options) for phase in phases))

@@ -173,7 +173,7 @@ def trials(spec: EvalSpec) -> Iterator[Trial]:
     for seed in range(spec.seeds):
         for method in spec.methods:
             honest = training_cell(spec, method, seed)
-            if not honest.method.kind.visible_to:  # nor does it send any message that a defense could change
+            if not honest.method.kind.receives:  # nor does it send any message that a defense could change
                 yield training_trial(spec, method, msgspec.structs.replace(honest, defenses=()))
                 continue
             for (defense, swept), (attack, label) in product(sweep, zip(attacks, spec.labels, strict=True)):
@@ -229,7 +229,7 @@ def baselines(spec: EvalSpec) -> Iterator[Baseline]:
         candidates += [(attack, name) for name, attack in always.items()]
     for seed, method in product(range(spec.seeds), spec.methods):
         cell = training_cell(spec, method, seed)
-        if not cell.method.kind.visible_to:
+        if not cell.method.kind.receives:
             continue
         pretrained, kind = _build_pretraining_cell(cell), cell.method.kind
         of_source = [a for a, _ in inferring if is_about_source(a.make(), a.spec.after, kind, spec.adversary)]

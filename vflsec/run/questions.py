@@ -17,6 +17,7 @@ from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.base.layout import EncodedColumn
 from vflsec.core.attack import Attack, Target
 from vflsec.core.federation import Federation
+from vflsec.core.knowledge import KNOWLEDGE
 from vflsec.core.message import SERVER, SOURCE, Message
 from vflsec.core.method import Method, Trained
 from vflsec.core.party import Party
@@ -83,9 +84,11 @@ def ask(
     if not parties and attack.target != "parameters":
         raise InsufficientView(f"attack {attack.name!r} is on {attack.target}, for parties; {name} has no columns")
     question = ASK[attack.target](_Case(attack, trained, parties, aux, messages, on_source))
-    view = replace(question.view, adaptive=aux.adaptive)
+    names = [party.name for party in parties]
+    read = {need.name: need.read(trained, names) for need in attack.needs | attack.wants if need.read and parties}
+    view = replace(question.view, adaptive=aux.adaptive, further={name: x for name, x in read.items() if x is not None})
     if after:  # later phases have not been trained
-        view = replace(view, top=None, predictions={})
+        view = replace(view.drop(*(need for need in KNOWLEDGE if need.at_end)), top=None)
     groups = federation.groups
     if on_source and "source" in groups:
         groups = {"train": groups["source"]}

@@ -379,6 +379,8 @@ def _attack_and_score(
         )
     leak = leak or score_facts(guess)
     unproven = guess.untested or any(block.metric == "consistency" for block in leak.values())
+    # of an attack on two classes that needs no label and fits nothing, labels fix the sign alone
+    is_signed = attack.classes == 2 and Need.AUX_LABELS not in attack.needs and guess.converged is None
     notes = [*guess.notes, *(f"not measured: {part}" for part in guess.untested)]
     return {
         "status": "unmeasured" if unproven else "unconverged" if guess.converged is False else "ok",
@@ -387,7 +389,7 @@ def _attack_and_score(
         "guessed": _count_canaries(guess, question.truth),
         "fold": fold,
         "budget": {**guess.budget, **({"trials": trials} if trials > 1 else {})},
-        "sureness": sureness(view, guess) if _is_signed_by_labels(attack, guess) else None,
+        "sureness": sureness(view, guess) if is_signed else None,
         "tuned": repr(chosen) if chosen is not attack else None,
     }
 
@@ -418,15 +420,10 @@ def _mask_unscored_rows(guess: Guess, question: Question) -> dict[str, Tensor]:
     return kept
 
 
-def _is_signed_by_labels(attack: Attack, guess: Guess) -> bool:
-    """Whether labels fix only the sign of ``attack``: it is for two classes, needs no label and fits nothing."""
-    return attack.classes == 2 and Need.AUX_LABELS not in attack.needs and guess.converged is None
-
-
 def _mountable(row: Trial, registered: Sequence[Technique], trained: Trained) -> list[str]:
     """Return the attacks that the adversary can mount, so that a report can list those not run."""
     method = trained.method
-    if not method.visible_to:
+    if not method.receives:
         return []
     options = row.cell.method.spec.options
     return mountable(registered, row.adversary, row.aux, method, trained.federation, options)

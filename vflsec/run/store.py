@@ -290,10 +290,6 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _is_intact(path: Path, digest: str) -> bool:
-    return path.is_file() and _digest(path) == digest
-
-
 @contextmanager
 def _remove_if_unfinished(temporary: Path) -> Iterator[None]:
     """Remove a folder that could not be finished, so that it does not fill a full disk further."""
@@ -361,7 +357,8 @@ class CellFolder:
         except (msgspec.DecodeError, ValueError, OSError) as error:
             raise StoreError(f"{path} is damaged ({error}): compute it again with vflsec eval --retry-errors") from None
         intact = stored.name in ("", self.path.name) and all(
-            _is_intact(self.path / name, digest) for name, digest in stored.models.items()
+            path.is_file() and _digest(path) == digest
+            for path, digest in ((self.path / name, digest) for name, digest in stored.models.items())
         )
         return facts if intact else None
 

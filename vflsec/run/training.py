@@ -336,7 +336,7 @@ def spreads(method: Method, federation: Federation) -> dict[str, float]:
     SimSiam (section 4.1) uses the same quantity to detect collapse.
     """
     by_party = {}
-    for party in federation.parties.values() if method.visible_to and method.embeds else ():
+    for party in federation.parties.values() if method.receives and method.embeds else ():
         with torch.no_grad():
             h = F.normalize(method.representation(party).eval()(party.features["test"]), dim=1)
         by_party[party.name] = float((h - h.mean(dim=0)).square().sum(dim=1).mean().sqrt())

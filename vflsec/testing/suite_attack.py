@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import lru_cache
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 from unittest import SkipTest
 
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vflsec.base.errors import InsufficientView, VflsecError
 from vflsec.base.seeds import generator
 from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.federation import Federation
-from vflsec.core.message import Kind, Message, Transcript
+from vflsec.core.message import OF_TREES, Kind, Message, Transcript
 from vflsec.core.method import Trained
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.view import Guess, Need, Shadows, View
@@ -31,7 +32,7 @@ from vflsec.run.questions import ASK, Question, ask, victim_of
 from vflsec.run.score import score
 from vflsec.run.spec import AuxSpec
 from vflsec.run.training import shadows_of
-from vflsec.testing.federations import grow_trees, toy_cell
+from vflsec.testing.federations import Grown, grow_trees, toy_cell
 from vflsec.testing.suite import (
     SIGMAS,
     Suite,
@@ -46,15 +47,12 @@ from vflsec.testing.suite import (
 SEEDS = (0, 1, 2)
 ADVERSARY = {"passive": "passive_1", "active": "active"}
 ASKED = ("train", "test", "candidates", "parameters")
-WITHOUT_MESSAGES = frozenset({Need.FEATURES, Need.MODEL, Need.AUX_LABELS})
 
 WILD_VALUES = (1e30, 1e6, -1e12)
 """Values of wild rows, in turn."""
 
 MOVED = 0.02
 """By which wild rows may move the score on the others."""
-
-OF_TREES = frozenset({Need.NODES, Need.HISTOGRAMS})
 
 
 class AttackConformance(Suite):
@@ -91,14 +89,13 @@ class AttackConformance(Suite):
         check_stated(attack, ("name", "side", "target", "needs", "reference", "verified", "version"))
         assert attack.side in {*ADVERSARY, "either", "any"}
         assert attack.target in ASK
-        assert attack.needs <= frozenset(Need), f"unknown needs {attack.needs - frozenset(Need)}"
         assert attack.name in repr(attack)
 
     def test_refuses_a_poor_view(self) -> None:
         """Each missing need is named, and so is the wrong side."""
         attack, scene = self.make(), self._scene("planted", 0)
         for need in attack.needs:
-            with expect_refusal(InsufficientView, naming=need.value):
+            with expect_refusal(InsufficientView, naming=need.name):
                 attack(scene.view.drop(need), seed=0)
         if attack.side in ("either", "any"):
             return
@@ -164,7 +161,7 @@ class AttackConformance(Suite):
         them are left out. Of who was trained on, a model tells nothing that has learned nothing.
         """
         attack = self.make()
-        if not attack.needs <= WITHOUT_MESSAGES:
+        if not all(need.is_local for need in attack.needs):
             raise SkipTest("reads messages, which carry labels and columns even where these have to do with nothing")
         leak = self._leak("none", splits=("candidates",) if attack.target == "membership" else ("test",))
         assert leak.mean - leak.chance < SIGMAS * leak.error, f"{leak} where there is nothing to learn"
@@ -225,10 +222,7 @@ class AttackConformance(Suite):
         attack = self.make()
         side = self.side if attack.side in ("either", "any") else attack.side
         settings = (side, _task(attack, signal), seed, tuple(sorted(self.method_options.items())))
-        if attack.needs & OF_TREES:
-            trained = _trees(*settings)
-        else:
-            trained = _train(*settings, attack) if attack.acts_in_training else _federation(*settings)
+        trained = _train(*settings, attack) if attack.acts_in_training else _federation(*settings)
         aux = AuxSpec(n=self.aux, victim_model=Need.VICTIM_MODEL in attack.needs)
         federation = trained.trained.federation
         question = ask(attack, trained.trained, ADVERSARY[side], aux, trained.messages)
@@ -301,13 +295,6 @@ def _truth(attack: Attack, question: Question, federation: Federation, side: str
     return list(victim_of(attack, federation, [federation.parties[ADVERSARY[side]]]).features.values())
 
 
-class Heard(NamedTuple):
-    """A trained toy federation and what the adversary heard of it."""
-
-    trained: Trained
-    messages: tuple[Message, ...]
-
-
 class ToyTask(NamedTuple):
     """What a toy federation learns: from which signal, from how many rows (None: most), and how often it sees them.
 
@@ -319,9 +306,12 @@ class ToyTask(NamedTuple):
     epochs: int = 15
     lr: float = 5e-3
     averaged: bool = False
+    trees: bool = False
 
 
 def _task(attack: Attack, signal: str) -> ToyTask:
+    if any(need.kinds & OF_TREES for need in attack.needs):
+        return ToyTask(signal, trees=True)
     if attack.target == "parameters":
         return ToyTask(signal, epochs=1, averaged=True)
     if attack.target != "membership":
@@ -337,13 +327,16 @@ def _error(metric: str, truth: Tensor) -> float:
 
 
 @lru_cache(maxsize=16)
-def _federation(side: str, task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...]) -> Heard:
+def _federation(side: str, task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...]) -> Grown:
     return _train(side, task, seed, model, None)
 
 
-def _train(side: str, task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...], attack: Attack | None) -> Heard:
+def _train(side: str, task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...], attack: Attack | None) -> Grown:
     cell, name = _cell(task, seed, model), ADVERSARY[side]
     federation = build_federation(cell, "cpu")
+    if task.trees:
+        grown = grow_trees(federation)
+        return grown._replace(messages=grown.get_messages(name))
     if attack:
         federation.malicious = {name: attack}
     transcript = Transcript(frozenset({name}), frozenset(Kind))
@@ -355,13 +348,7 @@ def _train(side: str, task: ToyTask, seed: int, model: tuple[tuple[str, Any], ..
     else:
         trained = FedSplitNN(cell.train, cell.model).fit(federation)
     trained.predict("test")
-    return Heard(trained, tuple(transcript.messages))
-
-
-@lru_cache(maxsize=16)
-def _trees(side: str, task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...]) -> Heard:
-    trees = grow_trees(build_federation(_cell(task, seed, model), "cpu"))
-    return Heard(trees.trained, trees.get_messages(ADVERSARY[side]))
+    return Grown(trained, tuple(transcript.messages))
 
 
 def _cell(task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...]) -> Cell:
@@ -416,17 +403,19 @@ def are_equal(a: Guess, b: Guess) -> bool:
 
 def footprint(view: View) -> dict[str, Any]:
     """Return copies of everything that an attack might change, by what it is called."""
-    tables = {"features": view.features, "labels": view.labels, "predictions": view.predictions, "places": view.places}
-    tables["shadows"] = view.shadows._asdict() if view.shadows else {}
-    tables["auxiliary samples"] = {"rows": view.aux_rows, "labels": view.aux_labels}
-    kept: dict[str, Any] = {f"{name}[{key!r}]": x.clone() for name, table in tables.items() for key, x in table.items()}
-    models = {"model": view.model, "victim's model": view.victim_model, "top": view.top, **view.models}
-    for name, model in models.items():
-        if model is not None:
-            kept |= {f"the {name}'s {key}": value.clone() for key, value in model.state_dict().items()}
-            kept[f"the {name}'s mode"] = [module.training for module in model.modules()]
-            kept[f"what the {name} trains"] = [parameter.requires_grad for parameter in model.parameters()]
-    for number, message in enumerate(view.messages):
-        tensors = {key: value for key, value in message.payload.items() if isinstance(value, Tensor)}
-        kept |= {f"message {number}'s {key}": value.clone() for key, value in tensors.items()}
-    return {**generators(), **kept}
+    kept = (_keep(attribute.name, getattr(view, attribute.name)) for attribute in fields(view) if attribute.init)
+    return {**generators(), **dict(chain.from_iterable(kept))}
+
+
+def _keep(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield copies of the tensors in ``value``, and of the modes of models."""
+    if isinstance(value, Tensor):
+        yield name, value.clone()
+    elif isinstance(value, nn.Module):
+        yield f"the {name}'s mode", [module.training for module in value.modules()]
+        yield f"what the {name} trains", [parameter.requires_grad for parameter in value.parameters()]
+    parts = value.payload if isinstance(value, Message) else value
+    parts = value.state_dict() if isinstance(value, nn.Module) else parts
+    parts = dict(enumerate(parts)) if isinstance(parts, tuple) else parts
+    for key, part in parts.items() if isinstance(parts, Mapping) else ():
+        yield from _keep(f"{name}[{key!r}]", part)

@@ -18,7 +18,6 @@ from vflsec.core.message import SERVER, Kind, Message, Step
 from vflsec.core.method import Method
 from vflsec.core.protocol import Boundary, LinearBoundary, Protocol
 from vflsec.core.settings import TrainSpec
-from vflsec.core.view import Need
 from vflsec.data.partition import DataSpec
 from vflsec.methods.together import join, part
 from vflsec.testing.federations import tiny_federation, toy_federation
@@ -52,9 +51,10 @@ class MethodConformance(Suite):
         method = self.make()
         check_stated(method, ("name", "reference", "phases", "version", "messages"))
         assert set(method.messages) == set(method.phases)
-        assert set(method.visible_to) - {SERVER, "source"} in ({"passive", "active"}, set())
+        assert set(method.receives) - {SERVER, "source"} in ({"passive", "active"}, set())
         assert set(method.learns) <= set(method.phases)
-        assert all(needs <= frozenset(Need) for needs in method.visible_to.values())
+        sent = frozenset[Kind]().union(*method.messages.values())
+        assert all(kinds <= sent for kinds in method.receives.values())
 
     def test_any_number_of_parties_and_classes(self) -> None:
         """Finite logits (n, C), a loss by epoch for every phase, and a representation for every party."""

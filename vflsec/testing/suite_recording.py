@@ -16,7 +16,7 @@ from vflsec.base.errors import DataError, InsufficientView
 from vflsec.cipher.recording import NOTES, Note, Recording, RecordingWriter
 from vflsec.cipher.roles.exchange import ROLES
 from vflsec.core.attack import Attack
-from vflsec.core.view import Guess, Need, View
+from vflsec.core.view import Guess, Need
 from vflsec.run.questions import Question
 from vflsec.run.spec import AuxSpec
 from vflsec.testing.recordings import LinearRun
@@ -51,18 +51,18 @@ class RecordingConformance(Suite):
         """The recording that is missing is named, and so is the wrong role."""
         attack = self.make()
         with self._scene() as (question, _):
-            with expect_refusal(InsufficientView, naming=Need.RECORDING.value):
-                attack(_copy_view(question.view, None), seed=0)
+            with expect_refusal(InsufficientView, naming=Need.RECORDING.name):
+                attack(replace(question.view, recording=None), seed=0)
             if attack.side != "either":
                 other = "active" if attack.side == "passive" else "passive"
                 with expect_refusal(InsufficientView, naming=other):
-                    attack(_copy_view(question.view, question.view.recording, side=other), seed=0)
+                    attack(replace(question.view, side=other), seed=0)
 
     def test_equal_seeds_give_equal_guesses(self) -> None:
         """Bit for bit, also where the same recording is opened anew, so that nothing is remembered of the first."""
         attack = self.make()
         with self._scene() as (question, path):
-            first, again = (attack(_copy_view(question.view, Recording(path)), seed=0) for _ in range(2))
+            first, again = (attack(replace(question.view, recording=Recording(path)), seed=0) for _ in range(2))
         assert _are_equal(first, again), f"{attack!r} is not reproducible"
 
     def test_leaves_no_trace(self) -> None:
@@ -78,7 +78,7 @@ class RecordingConformance(Suite):
         """The guess is the same where the other role's recording is not there and the answers are others."""
         attack = self.make()
         with self._scene() as (question, path):
-            beside = attack(_copy_view(question.view, Recording(path)), seed=0)
+            beside = attack(replace(question.view, recording=Recording(path)), seed=0)
             for answers in question.truth.labels.values():
                 answers.neg_().add_(1)
             with tempfile.TemporaryDirectory() as folder:
@@ -86,7 +86,7 @@ class RecordingConformance(Suite):
                 alone.write_bytes(path.read_bytes())
                 for other in path.parent.iterdir():
                     other.unlink()
-                apart = attack(_copy_view(question.view, Recording(alone)), seed=0)
+                apart = attack(replace(question.view, recording=Recording(alone)), seed=0)
         assert _are_equal(beside, apart), "the guess follows what the adversary cannot see"
 
     def test_refuses_damaged_rows(self) -> None:
@@ -97,7 +97,7 @@ class RecordingConformance(Suite):
                 damaged = path.with_name("damaged.recording")
                 _damage(path, damaged, damage)
                 with expect_refusal(DataError, naming=named):
-                    attack(_copy_view(question.view, Recording(damaged)), seed=0)
+                    attack(replace(question.view, recording=Recording(damaged)), seed=0)
                 damaged.unlink()
 
     @contextmanager
@@ -115,11 +115,6 @@ class RecordingConformance(Suite):
             path, other = paths[::-1] if side == "active" else paths
             audit = open_recording(path, other, aux=AuxSpec(n=self.aux))
             yield audit.build_question(attack, audit.joint(0)), path
-
-
-def _copy_view(view: View, recording: Recording | None, side: str | None = None) -> View:
-    """Return ``view`` of another recording, without what is remembered of this one."""
-    return replace(view, recording=recording, side=side or view.side)
 
 
 def _are_equal(a: Guess, b: Guess) -> bool:

@@ -48,16 +48,12 @@ def histogram(
     place = place.ravel()
     assert not place.size or (place.min() >= 0 and place.max() < cells), "a bin or a node is out of range"
     starts = np.arange(0, rows * columns + 1, columns, dtype=index) if columns else np.zeros(rows + 1, index)
-    ones = csc_array((_ones(place.size), place, starts), shape=(cells, rows))
+    # new memory for these ones would take longer to get than to add up
+    ones = csc_array((_create_ones(1 << place.size.bit_length())[: place.size], place, starts), shape=(cells, rows))
     right = np.ones((rows, weights.shape[1] + 1))
     right[:, :-1] = weights.take(inside, axis=0)
     sums: NDArray[np.int64] = (ones @ right).astype(np.int64).reshape(n_nodes, n_bins, -1)
     return sums
-
-
-def _ones(size: int) -> NDArray[np.float64]:
-    """Return ones that nobody may change: new memory would take longer to get than to add up."""
-    return _create_ones(1 << size.bit_length())[:size]
 
 
 @lru_cache(maxsize=1)

@@ -49,7 +49,8 @@ def solve_bins(view: View, victim: str) -> Floats:
     """
     known = bounds(view, victim)
     assert known is not None
-    columns = [[u for u, unit in enumerate(known.units) if unit.column == j] for j in _columns(known)]
+    in_order = dict.fromkeys(unit.column for unit in known.units)
+    columns = [[u for u, unit in enumerate(known.units) if unit.column == j] for j in in_order]
     ranges = [np.arange(known.units[units[0]].first, known.units[units[-1]].last + 1) for units in columns]
     of_bins = np.repeat(np.arange(len(columns)), [len(bins) for bins in ranges])
     all_rows, all_sums, holds = linear_equations(view, victim, of_bins)
@@ -77,9 +78,9 @@ def solve_bins(view: View, victim: str) -> Floats:
     return numbers
 
 
-def _columns(known: ColumnBounds) -> list[int]:
-    """Return the columns with bins, in their order."""
-    return list(dict.fromkeys(unit.column for unit in known.units))
+def _nearest(x: Floats, allowed: NDArray[np.bool_]) -> Floats:
+    """Return the nearest shares (n, k) that are at least 0, sum to one in each row and are 0 where not ``allowed``."""
+    return nearest_in_simplex(torch.from_numpy(np.where(allowed, x, FORBIDDEN))).numpy()
 
 
 def _find_allowed_bins(known: ColumnBounds, split: str, units: list[int], bins: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -92,11 +93,6 @@ def _find_allowed_bins(known: ColumnBounds, split: str, units: list[int], bins: 
         possible = highest > 0
     none = ~possible.any(axis=1, keepdims=True)
     return possible | none  # type: ignore[no-any-return]
-
-
-def _nearest(x: Floats, allowed: NDArray[np.bool_]) -> Floats:
-    """Return the nearest shares (n, k) that are at least 0, sum to one in each row and are 0 where not ``allowed``."""
-    return nearest_in_simplex(torch.from_numpy(np.where(allowed, x, FORBIDDEN))).numpy()
 
 
 def recover_columns(view: View, victim: str) -> dict[str, Tensor]:
