@@ -83,7 +83,7 @@ def test_a_class_is_built_from_a_file(mine):
 
 
 def test_a_file_without_the_class(mine):
-    with pytest.raises(UsageError, match=r"class 'Yours' in .*mine\.py"):
+    with pytest.raises(UsageError, match=r"'Yours' in .*mine\.py"):
         registry.load("defenses", mine.replace(":Mine", ":Yours"))
 
 

@@ -98,7 +98,8 @@ def prepare_audit(
         train, test = (read_ids(path) if path else None for path in (train_ids, test_ids))
         tables = {table.name: table.frame.index.astype(str) for table in loaded.parties}
         findings = [*check_share(tables, subject, train, test)]
-        _refuse_misfits(findings, allow_misfit=allow_misfit, confirm_fit=confirm_fit)
+        if train_ids or test_ids:  # before too few rows are left for the auxiliary labels
+            _refuse_misfits(findings, allow_misfit=allow_misfit, confirm_fit=confirm_fit)
         loaded, notes = foreign.assign_roles(loaded, subject, train, test)
         identity = source.key(DataSpec(options=dict(options or {})))
         audit = _audit_material(replace(subject, notes=(*subject.notes, *notes)), loaded, (data, identity), aux, draws)
