@@ -394,7 +394,8 @@ def check_share(
 
 
 def _join_ids(parts: Sequence[pd.Index]) -> pd.Index:
-    return pd.Index(np.unique(np.concatenate([[], *(each.to_numpy(dtype=object) for each in parts)]).astype(str)))
+    ids: pd.Index = pd.Index(np.unique(np.concatenate([[], *(each.to_numpy(object) for each in parts)]).astype(str)))
+    return ids
 
 
 def _judge_gradients(

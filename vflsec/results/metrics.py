@@ -278,4 +278,4 @@ def _predict_hits(score: Scores, hits: NDArray[np.bool_], at: Scores, classes: i
     )
     size = np.bincount(step, rows)
     shrunk = (share * size + 1 / classes) / (size + 1)
-    return np.interp(at, values, isotonic_regression(shrunk[step], weights=rows).x)
+    return np.asarray(np.interp(at, values, isotonic_regression(shrunk[step], weights=rows).x))
