@@ -67,7 +67,10 @@ def test_baselines_read_own_columns_and_nothing_else():
 
 def test_unverified_attacks_and_those_without_a_source_are_marked():
     marked = {name for name in registry.entries("attacks") if registry.load("attacks", name).contrib}
-    assert marked == {"exploit", "batch-label", "residual", "prediction"}
+    made_here = {
+        name for name in registry.entries("attacks") if registry.load("attacks", name).reference == "this project"
+    }
+    assert marked == {"exploit", "batch-label", "residual", *made_here}
     for name, entry in registry.entries("attacks").items():
         assert registry.summary(entry).endswith(" (contrib)") == (name in marked)
         assert ("contrib" in describe(registry.load("attacks", name))) == (name in marked)

@@ -27,8 +27,8 @@ class Knowledge:
         sides: of the adversary who has it without a message, whatever the method is.
         setting: of ``aux``, without which these sides do not have it.
         at_end: whether nobody has it before the last phase ends.
-        tables: function (``module:name``) that takes a view and yields a ``SourceTable`` with its name for ``fusion``,
-            none if the view lacks it. Tables stand in the order of ``Need``.
+        tables: function (``module:name``) that takes a view and yields names and tables (n, k) by split for ``fusion``,
+            or each table as a ``SourceTable``; none if the view lacks it. Tables stand in the order of ``Need``.
     """
 
     name: str

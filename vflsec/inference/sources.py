@@ -73,7 +73,8 @@ def sources(view: View) -> dict[str, SourceTable]:
     """
     tables: dict[str, SourceTable] = {}
     for function in dict.fromkeys(need.tables for need in KNOWLEDGE if need.tables):
-        tables |= dict(resolve_name(function)(view))
+        yielded = resolve_name(function)(view)
+        tables |= {name: x if isinstance(x, SourceTable) else SourceTable(x) for name, x in yielded}
     return _distinct(tables, view.aux_split)
 
 
