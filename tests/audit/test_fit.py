@@ -269,7 +269,7 @@ def test_gradients_of_few_training_rows_are_no_all_clear(world):
                 recorder.gradient(g, rows=world.ids[rows])
         recorder.embedding(world.embeddings[TRAIN:], rows=world.ids[TRAIN:], split="test", phase="predict")
     (why,) = world.prepare(world.folder / "few-gradients", ids=False).misfit
-    assert f"gradients of 60 of {TRAIN} training rows" in why
+    assert f"found those of 60 of {TRAIN}" in why
 
 
 def test_columns_in_place_of_embeddings_are_no_all_clear(world):

@@ -8,6 +8,7 @@ from torch import nn
 
 from vflsec.base.errors import BadGuess
 from vflsec.base.seeds import generator
+from vflsec.core.knowledge import Knowledge
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import GroundTruth, Guess, Need, View
 
@@ -45,6 +46,10 @@ def view():
 )
 def test_a_view_has_what_it_holds(view, changes, expected):
     assert {need for need in replace(view, **changes).has() if not need.sent} == expected
+
+
+def test_knowledge_without_a_place_is_in_no_view(view):
+    assert Knowledge("a secret", "none") not in view.has([Knowledge("a secret", "none")])
 
 
 def test_knowing_fewer_labels(view):

@@ -408,8 +408,8 @@ def _judge_gradients(
     seen, every = int(np.isfinite(sent.mean).all(axis=1).sum()), len(data.ids["train"])
     if seen < every / 2:
         return Finding(
-            "unverified", f"gradients of {seen} of {count(every, 'training row')} alone are there: hand in the whole "
-            f"transcript, or name the training rows with --train-ids",
+            "unverified", f"expected gradients of all training rows, found those of {seen} of {every}: hand in the "
+            f"whole transcript, or name the training rows with --train-ids",
         )  # fmt: skip
     labels = np.eye(len(data.classes))[data.labels["train"][drawn]]
     if (constant := _describe_constant(sent.mean)) is not None:

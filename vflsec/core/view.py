@@ -141,7 +141,9 @@ class View:
         if need.kinds:
             about = {*self.features, *self.places}
             return any(self._reads(need, m) and (m.rows is None or m.split in about) for m in self.messages)
-        return need.name in self.further if need.read else all(_is_there(getattr(self, name)) for name in need.held_by)
+        if need.read or not need.held_by:
+            return need.name in self.further
+        return all(_is_there(getattr(self, name)) for name in need.held_by)
 
     def _reads(self, need: Knowledge, message: Message) -> bool:
         """Whether what ``need`` names is in ``message``."""
