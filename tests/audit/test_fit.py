@@ -159,6 +159,7 @@ def test_correct_transcripts_fit(world, observer):
 @pytest.mark.parametrize("permuted", ["", "train", "test"])
 def test_a_model_may_have_learned_between_the_embeddings_of_two_splits(world, tmp_path, permuted):
     """One release of each row, of training rows before a large step and of test rows after it."""
+    torch.manual_seed(0)  # with some models, the misfit of one in forty is only undecided
     after = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 3))
     ids = {"train": world.ids[:TRAIN], "test": world.ids[TRAIN:]}
     if permuted:
