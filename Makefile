@@ -2,7 +2,7 @@
 BIN := $(CURDIR)/.venv/bin
 OUTSIDE := $(CURDIR)/build/outside
 
-.PHONY: setup format lint types test-fast test test-extended docs check-docs site engines release
+.PHONY: setup format lint types test-fast test test-extended docs check-docs site engines flower nvflare release
 
 setup:
 	python3 -m venv .venv
@@ -40,12 +40,11 @@ test-extended:
 # Flower and NVFlare, each in an environment of its own, for the tests that record them; without, those are skipped. Such
 # an environment reads from .venv what it does not need in another version, such as torch.
 SITE := -c "import site; print(*site.getsitepackages())"
-engines:
-	for engine in flower nvflare; do \
-	  python3 -m venv .engines/$$engine || exit 1; \
-	  $(BIN)/python $(SITE) > "$$(.engines/$$engine/bin/python $(SITE))/shared.pth" || exit 1; \
-	  .engines/$$engine/bin/pip install -q -c constraints.txt -e ".[$$engine]" || exit 1; \
-	done
+engines: flower nvflare
+flower nvflare:
+	python3 -m venv .engines/$@
+	$(BIN)/python $(SITE) > "$$(.engines/$@/bin/python $(SITE))/shared.pth"
+	.engines/$@/bin/pip install -q -c constraints.txt -e ".[$@]"
 
 # Rewrites what is generated: the table and the picture of the first command, the map in CONTRIBUTING.md,
 # the picture of the packages, and the notebooks. It trains, and takes a few minutes.

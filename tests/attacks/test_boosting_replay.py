@@ -166,8 +166,9 @@ def test_the_rate_and_the_penalty_are_those_that_the_parties_agreed_on():
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("small_forests")
 def test_a_rate_at_which_replays_exaggerate_costs_little():
-    asked = digits(n=600, rounds=4, learning_rate=1.0)
+    asked = digits(learning_rate=1.0)
     exaggerated, _ = leak(asked, BoostingReplay(learning_rate=1.0))
     found, _ = leak(asked, BoostingReplay())
     assert found > max(exaggerated, leak(asked, InstanceSpaces())[0]) - 0.005

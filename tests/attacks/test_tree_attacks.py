@@ -113,6 +113,7 @@ def pure(n_classes=2, *, parts=3):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("small_forests")
 @pytest.mark.parametrize("attack", [InstanceSpaces, BoostingReplay])
 @pytest.mark.parametrize("n_classes", [2, 3])
 def test_pure_leaves_give_labels_away(n_classes, attack):
@@ -185,6 +186,7 @@ def right(scores, y):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("small_forests")
 @pytest.mark.parametrize("attack", [InstanceSpaces, BoostingReplay])
 def test_test_rows_are_guessed_from_nodes_that_the_party_splits(attack):
     _, y, trees = world(rounds=15)

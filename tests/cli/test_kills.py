@@ -35,7 +35,7 @@ def alive(pid):
 @pytest.mark.skipif(not os.path.isdir("/proc"), reason="reads /proc")
 def test_workers_end_with_a_killed_run(tmp_path):
     run = subprocess.Popen(
-        [*EVAL, "--set", "train.epochs=300", "--jobs", "2", "--seeds", "2", "--out", str(tmp_path)],
+        [*EVAL, "--set", "train.epochs=120", "--jobs", "2", "--seeds", "2", "--out", str(tmp_path)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

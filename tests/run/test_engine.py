@@ -99,21 +99,19 @@ def test_two_processes_give_the_same_file(tmp_path, uninterrupted):
 
 @pytest.mark.cluster
 @pytest.mark.filterwarnings("ignore")  # the cluster's own
-def test_a_dask_cluster_gives_the_same_files(tmp_path, uninterrupted):
-    """Of a registered data set, and of data frames, which have to reach the workers."""
+def test_a_dask_cluster_gives_the_same_file_of_data_frames(tmp_path):
+    """They have to reach the workers."""
     from distributed import LocalCluster
 
     rng = np.random.default_rng(0)
     bank = pd.DataFrame({"a": rng.normal(size=300), "y": rng.integers(0, 2, 300)})
     loans = vflsec.dataset(active=bank, passive=pd.DataFrame({"c": rng.normal(size=300)}), label="y")
     frames = specs.read({**SETTINGS, "dataset": loans, "data": {}, "strengths": [5], "seeds": 1})
-    here, registered, there = (Store(tmp_path / name) for name in ("here", "registered", "there"))
+    here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
     list(engine.evaluate(engine.plan(frames, here), here))
     options = {"n_workers": 1, "threads_per_worker": 2, "processes": True, "dashboard_address": None}
     with LocalCluster(host="127.0.0.1", **options) as cluster:
-        for spec, store in ((specs.read(FOLDED), registered), (frames, there)):
-            list(engine.evaluate(engine.plan(spec, store), store, engine=f"dask:{cluster.scheduler_address}"))
-    assert timeless(registered.folder / "records.jsonl") == uninterrupted
+        list(engine.evaluate(engine.plan(frames, there), there, engine=f"dask:{cluster.scheduler_address}"))
     assert timeless(there.folder / "records.jsonl") == timeless(here.folder / "records.jsonl")
 
 

@@ -17,7 +17,15 @@ from vflsec.run.federation import build_federation, build_method
 from vflsec.run.plan import make_cell
 from vflsec.run.spec import parse_defense
 
-METHODS = [name for name in sorted(registry.entries("methods")) if len(registry.load("methods", name).phases) > 1]
+ANOTHER_LOSS = ("-byol", "-moco")
+"""Endings of methods that differ from ``-simsiam`` in the loss alone. Of ``fedhssl``, which has all stages, each runs."""
+
+METHODS = [
+    name
+    for name in sorted(registry.entries("methods"))
+    if len(registry.load("methods", name).phases) > 1
+    if name.startswith("fedhssl") or not name.endswith(ANOTHER_LOSS)
+]
 DEFENSES = sorted(registry.entries("defenses"))
 OPTIONS = {"phe": "backend=plain,"}
 PLACED = [

@@ -2,6 +2,7 @@
 
 import re
 
+import msgspec
 import pytest
 import torch
 
@@ -180,8 +181,9 @@ def test_the_server_mounts_what_it_can_and_all_strikes_after_a_phase(tmp_path):
     lines = engine.reasons(left_out)
     assert sum("for the passive side" in line for line in lines) == 1
     assert len(lines) < len(left_out) / 2
-    records, _ = run(tmp_path, found)
-    assert [record.leak["parameters"].metrics["r2"] for record in records] == pytest.approx([1] * 6, abs=1e-6)
+    ends = msgspec.structs.replace(found, attacks=[found.attacks[0], found.attacks[-1]])
+    records, _ = run(tmp_path, ends)
+    assert [record.leak["parameters"].metrics["r2"] for record in records] == pytest.approx([1, 1], abs=1e-6)
 
 
 @pytest.mark.parametrize(
