@@ -220,6 +220,7 @@ def test_a_recording_in_which_nothing_crosses_is_named(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("few_trees")
 def test_attacks_on_one_target_share_what_they_compute(tmp_path, monkeypatch):
     words = ["--dataset", "toy", "--set", "data.options.rows=300", "--method", "secureboost:rounds=1,leaf_rows=5"]
     run("train", *words, "--out", tmp_path / "ck", "--record", tmp_path / "tr")

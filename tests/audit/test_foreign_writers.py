@@ -70,6 +70,7 @@ def leaks(made, *attacks, transcript="t", **options):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("few_trees")
 def test_embeddings_of_training_rows_alone_are_used(made):
     """A bottom model that has learned the label by heart tells it, though no test row was ever sent."""
     noise = torch.randn(TRAIN, 3, generator=torch.Generator().manual_seed(0))
@@ -80,6 +81,7 @@ def test_embeddings_of_training_rows_alone_are_used(made):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("few_trees")
 def test_how_often_a_row_is_sampled_is_used(tmp_path):
     made = world(tmp_path, positives=0.2)
     weights = torch.where(made.y[:TRAIN] == 1, 4.0, 1.0)
@@ -176,6 +178,7 @@ def test_ids_that_differ_in_zeros_are_refused(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("few_trees")
 def test_labels_come_first_and_other_targets_are_named(made):
     """A bureau that learns the label by heart, so that no column predicts where, and whose columns are the bank's."""
     table = pd.read_csv(made.folder / "bank.csv", index_col="id")
@@ -202,6 +205,7 @@ def test_labels_come_first_and_other_targets_are_named(made):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("few_trees")
 def test_labels_that_belong_to_other_rows_are_suspected(made):
     bank = pd.read_csv(made.folder / "bank.csv")
     bank["label"] = np.random.default_rng(0).permutation(bank["label"])

@@ -251,6 +251,7 @@ def test_it_asks_for_the_data(trained):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("few_trees")
 def test_it_states_what_was_not_run_and_why(trained, tmp_path):
     _, summary = run(prepare(trained, "embeddings.csv", "spectral-embedding", draws=1), tmp_path / "out")
     assert "record a transcript" in summary.left_out["direction"]
@@ -538,6 +539,7 @@ def test_received_predictions_leak_what_the_joint_model_knows(trained, tmp_path)
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("few_trees")
 def test_a_table_of_predictions_is_attacked_beside_any_material(trained, tmp_path):
     table = pd.DataFrame({"id": trained.ids, "p_0": 1.0 - trained.y, "p_1": trained.y.astype(float)})
     table.to_csv(tmp_path / "predictions.csv", index=False)

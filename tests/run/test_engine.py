@@ -316,6 +316,7 @@ def test_an_attack_sees_only_what_it_needs_whatever_runs_beside_it(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("few_trees")
 def test_attacks_that_share_a_guess_are_as_by_themselves(tmp_path, monkeypatch):
     """Self-training starts from the guess of fusion, which is made once for both."""
     made = []
@@ -460,6 +461,7 @@ def test_all_is_what_can_be_mounted_and_the_others_have_a_reason(changed, chosen
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("few_trees")
 def test_a_record_says_which_attacks_its_adversary_could_mount(tmp_path):
     """They are those of ``all``: what a report without them names as not run."""
     settings = {**SETTINGS, "attacks": [{"name": "norm"}], "strengths": [1], "seeds": 1}
@@ -509,6 +511,7 @@ def test_all_attacks_every_party_that_it_could_be_on():
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("few_trees")
 def test_a_party_that_was_not_attacked_is_named_as_not_run(tmp_path):
     data = {**THREE["data"], "n_labeled": 200}
     settings = {**THREE, "data": data, "train": {"epochs": 1}, "aux": {"folds": 0}, "attacks": ["column-fusion"]}

@@ -18,7 +18,7 @@ from vflsec.run.plan import make_cell
 from vflsec.run.spec import parse_defense
 
 ANOTHER_LOSS = ("-byol", "-moco")
-"""Endings of methods that differ from ``-simsiam`` in the loss alone. Of ``fedhssl``, which has all stages, each runs."""
+"""Endings of methods that differ from ``-simsiam`` in the loss alone. Of ``fedhssl``, with all stages, each runs."""
 
 METHODS = [
     name

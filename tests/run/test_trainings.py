@@ -247,6 +247,7 @@ def test_every_target_combines_trainings(tmp_path, attack):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("few_trees")
 def test_a_model_of_all_sources_reads_those_of_all_trainings_at_once(tmp_path):
     settings = {**TOY, "fixed": ["label-dp:epsilon=1"], "jobs": 1, "progress": False}
     report = vflsec.evaluate(attack="fusion", trainings=4, out=tmp_path, **settings)

@@ -106,6 +106,7 @@ def _noted(kinds: list[type], made: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("few_trees")
 def test_attacks_leak_the_same_from_sparse_rows(name, monkeypatch, tmp_path):
     def leaks(folder: str) -> dict[str, float | None]:
         federations._LAST.clear()
