@@ -89,14 +89,6 @@ def test_a_second_run_computes_nothing(whole):
     assert list(engine.evaluate(plan, store)) == []
 
 
-@pytest.mark.long
-@pytest.mark.slow
-def test_two_processes_give_the_same_file(tmp_path, uninterrupted):
-    store = Store(tmp_path)
-    list(engine.evaluate(engine.plan(specs.read(FOLDED), store), store, jobs=2))
-    assert timeless(tmp_path / "records.jsonl") == uninterrupted
-
-
 @pytest.mark.cluster
 @pytest.mark.filterwarnings("ignore")  # the cluster's own
 def test_a_dask_cluster_gives_the_same_file_of_data_frames(tmp_path):
@@ -183,16 +175,16 @@ def test_dask_is_an_extra(tmp_path, monkeypatch):
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize(("after", "jobs"), [(6, 1), (4, 2)])
-def test_killed_and_resumed_equals_uninterrupted(tmp_path, uninterrupted, after, jobs):
+def test_killed_and_resumed_equals_uninterrupted(tmp_path, uninterrupted):
+    """Of two workers, which end with it."""
     config = tmp_path / "spec.toml"
     config.write_text(specs.to_toml(specs.read(FOLDED)))
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "vflsec", "eval", "--config", config, "--out", out, "--jobs", str(jobs)]
+    command = [sys.executable, "-m", "vflsec", "eval", "--config", config, "--out", out, "--jobs", "2"]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + 100
     while time.monotonic() < deadline and process.poll() is None:
-        if (out / "records.jsonl").exists() and len((out / "records.jsonl").read_bytes().splitlines()) >= after:
+        if (out / "records.jsonl").exists() and len((out / "records.jsonl").read_bytes().splitlines()) >= 4:
             break
         time.sleep(0.002)
     os.killpg(process.pid, signal.SIGKILL)
