@@ -384,6 +384,7 @@ class TestFiles:
             ("id,e_0\n,1\nb,2\n", "row 1: expected an id"),
             ("id,e_0\na,1\nb,1\n", "expected embeddings that differ"),
             ("", "cannot be read as CSV"),
+            ("id,e_0\na,1\nb\x00c,2\n", "null character"),
             ('id,e_0\n"a', "CSV"),
         ],
     )

@@ -291,8 +291,16 @@ def test_labels_that_are_no_classes_are_refused(tmp_path: Path, labels: list, ex
 def test_a_class_may_be_called_none_and_an_id_has_no_control_characters(toml: Path):
     edit(toml.with_name("bank.csv"), (",no\n", ",none\n"))
     assert load_toml(toml).classes == ("none", "yes")
+    edit(toml.with_name("bank.csv"), ("c3,", "c\x013,"))
+    assert re.search(r"line 4: .*id, got 'c\\x013'", message(toml))
+
+
+def test_a_null_character_ends_no_field(toml: Path):
+    """As it does in some versions of pandas, which would read two ids as one."""
     edit(toml.with_name("bank.csv"), ("c3,", "c\x003,"))
-    assert re.search(r"line 4: .*id, got 'c\\x003'", message(toml))
+    assert "line 4: expected no null character" in message(toml)
+    edit(toml.with_name("bank.csv"), ("c\x003,", "c3,"), ("customer,", "custom\x00er,"))
+    assert "expected a header line with column names, got a null character" in message(toml)
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,8 @@ def _find_id_column(names: Sequence[str], pattern: re.Pattern[str]) -> str:
 
 
 def _read_csv(path: Path, content: bytes, pattern: re.Pattern[str]) -> pd.DataFrame:
+    if b"\0" in content:  # where pandas before 3.1 ends a field
+        raise DataError(f"{path}: expected text in UTF-8, found a null character: write it again")
     try:
         names = [str(name) for name in pd.read_csv(io.BytesIO(content), nrows=0).columns]
         return pd.read_csv(io.BytesIO(content), dtype={_find_id_column(names, pattern): str}, low_memory=False)

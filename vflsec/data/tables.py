@@ -303,17 +303,14 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"{path.name}: expected a Parquet file, got {reason}; export it again") from None
-    for column in frame.columns:
-        if (
-            pd.api.types.is_object_dtype(frame[column].dtype)
-            and frame[column].map(lambda value: isinstance(value, bytes)).any()
-        ):
+    for column, dtype in frame.dtypes.items():
+        if pd.api.types.is_object_dtype(dtype) and frame[column].map(lambda value: isinstance(value, bytes)).any():
             raise DataError(f"{path.name}, column {column!r}: expected text, got bytes; export it as text")
     return frame.reset_index(drop=frame.index.names == [None])  # the id may be the index
 
 
 def _check_lines(path: Path, encoding: str, separator: str, *, toml: bool) -> np.ndarray | None:
-    """Reject what pandas would read silently: ragged lines, repeated names, an open quote at the end.
+    """Reject what pandas reads silently: ragged lines, repeated names, an open quote, null characters (before 3.1).
 
     Returns:
         The first line of each row where a row has several lines; None where each has its own.
@@ -333,6 +330,8 @@ def _check_lines(path: Path, encoding: str, separator: str, *, toml: bool) -> np
                         f"{path.name}, line {line}: expected {len(header)} fields as in the header, got {n_fields}; "
                         f"is the file cut off, or is {separator!r} not its separator?"
                     )
+                elif "\0" in "".join(fields):
+                    raise DataError(f"{path.name}, line {lines.line_num}: expected no null character; remove it")
                 starts.append(lines.line_num + 1)
             return np.array(starts[:-1]) if lines.line_num > len(starts) else None
     except UnicodeError as error:
@@ -357,8 +356,9 @@ def _advise_encoding(path: Path, *, toml: bool) -> str:
 
 
 def _check_header(file: str, header: list[str]) -> None:
-    if not header:
-        raise DataError(f"{file}: expected a header line with column names, got an empty file")
+    if not header or "\0" in "".join(header):
+        got = "a null character" if header else "an empty file"
+        raise DataError(f"{file}: expected a header line with column names, got {got}")
     if "" in header:
         nth = header.index("") + 1
         raise DataError(
