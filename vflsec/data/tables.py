@@ -303,9 +303,9 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"{path.name}: expected a Parquet file, got {reason}; export it again") from None
-    for column, dtype in frame.dtypes.items():
-        if pd.api.types.is_object_dtype(dtype) and frame[column].map(lambda value: isinstance(value, bytes)).any():
-            raise DataError(f"{path.name}, column {column!r}: expected text, got bytes; export it as text")
+    for name in frame.columns:
+        if pd.api.types.is_object_dtype(frame[name].dtype) and frame[name].map(lambda v: isinstance(v, bytes)).any():
+            raise DataError(f"{path.name}, column {name!r}: expected text, got bytes; export it as text")
     return frame.reset_index(drop=frame.index.names == [None])  # the id may be the index
 
 
