@@ -34,10 +34,10 @@ os.chdir(folder.name)
 # entries by zeros.
 
 # %%
-settings = {"data": {"n_labeled": 400}, "aux": {"folds": 0}, "seeds": 1, "jobs": 1, "progress": False}
+settings = {"data": {"n_labeled": 600}, "aux": {"folds": 0}, "seeds": 1, "jobs": 1, "progress": False}
 reports = [
     vflsec.evaluate(dataset=name, attack="averaging", defense=["iso:lambda=2,20", "compress:lambda=0.9"], **settings)
-    for name in ("credit-default", "digits")
+    for name in ("credit-default", "multiple-features")
 ]
 
 # %% [markdown]
@@ -71,7 +71,7 @@ cheap.loc[cheap.groupby("dataset")["leak"].idxmin(), ["dataset", "defense", "str
 
 # %%
 methods = vflsec.evaluate(
-    dataset="digits", methods=["fedsplitnn", "ss-vfl-c", "vertical-lr"], attack="mc",
+    dataset="multiple-features", methods=["fedsplitnn", "ss-vfl-c", "vertical-lr"], attack="mc",
     train={"pretrain": {"epochs": 2}}, **settings,
 )
 methods.to_frame().query("attack == 'mc'")[["method", "utility", "leak", "alone"]].round(2)

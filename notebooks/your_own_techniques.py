@@ -161,7 +161,7 @@ for suite in (NearestSuite(), UniformSuite(), LinearSuite()):
 # %%
 report = vflsec.evaluate(
     attack=["mc", "averaging", "nearest.py:Nearest:k=15"], defense="uniform.py:Uniform", strengths=[10],
-    methods=["fedsplitnn", "linear.py:Linear"], data={"n_labeled": 600}, aux={"folds": 0}, seeds=2, jobs=1,
+    methods=["fedsplitnn", "linear.py:Linear"], data={"n_labeled": 600}, aux={"folds": 0}, seeds=3, jobs=1,
     progress=False,
 )  # fmt: skip
 frame = report.to_frame()

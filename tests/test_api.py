@@ -176,7 +176,6 @@ def test_settings_that_do_not_exist_name_the_nearest():
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("few_trees")
 def test_all_warns_of_what_it_leaves_out(tmp_path, monkeypatch):
     """Of four attacks only: that each registered attack runs is tested one by one."""
     entries, some = registry.entries, ("mc", "norm", "direct", "logistic")

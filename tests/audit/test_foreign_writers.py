@@ -188,15 +188,8 @@ def test_labels_come_first_and_other_targets_are_named(made):
         h = torch.randn(TRAIN, 3, generator=torch.Generator().manual_seed(0)) + 9 * made.y[:TRAIN, None]
         recorder.embedding(h, rows=made.ids[:TRAIN])
     words = [made.folder / "t", "--data", made.folder / "mine.toml", "--draws", 1, "--out", made.folder / "o"]
-    attacks = [
-        "--attack",
-        "attribute-fusion,fusion",
-        "--max-leak",
-        "worst=0.6",
-        "--allow-misfit",
-        "--set",
-        "aux.folds=0",
-    ]
+    words += ["--set", "aux.folds=0"]
+    attacks = ["--attack", "attribute-fusion,fusion", "--max-leak", "worst=0.6", "--allow-misfit"]
     done = CliRunner().invoke(cli, ["audit", *map(str, words), *attacks], catch_exceptions=False)
     assert done.exit_code == 1
     lines = [line for line in done.stdout.splitlines() if line.startswith("VERDICT") and "NOTE" not in line]

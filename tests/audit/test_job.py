@@ -251,7 +251,6 @@ def test_it_asks_for_the_data(trained):
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("few_trees")
 def test_it_states_what_was_not_run_and_why(trained, tmp_path):
     _, summary = run(prepare(trained, "embeddings.csv", "spectral-embedding", draws=1), tmp_path / "out")
     assert "record a transcript" in summary.left_out["direction"]

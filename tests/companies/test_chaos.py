@@ -22,7 +22,7 @@ from vflsec.base.errors import PeerLost
 from vflsec.companies.identity import Identity
 from vflsec.companies.link import Dialer
 
-KILLS = int(os.environ.get("VFLSEC_CHAOS_KILLS", "12"))
+KILLS = int(os.environ.get("VFLSEC_CHAOS_KILLS", "25"))
 LONGEST = 60 + 2 * KILLS
 """Seconds after which the run counts as hung."""
 OVERSIZE = b"vfls\x00\x01\x01" + bytes(8) + b"\xff" * 4

@@ -89,10 +89,18 @@ def test_a_second_run_computes_nothing(whole):
     assert list(engine.evaluate(plan, store)) == []
 
 
+@pytest.mark.long
+@pytest.mark.slow
+def test_two_processes_give_the_same_file(tmp_path, uninterrupted):
+    store = Store(tmp_path)
+    list(engine.evaluate(engine.plan(specs.read(FOLDED), store), store, jobs=2))
+    assert timeless(tmp_path / "records.jsonl") == uninterrupted
+
+
 @pytest.mark.cluster
 @pytest.mark.filterwarnings("ignore")  # the cluster's own
 def test_a_dask_cluster_gives_the_same_file_of_data_frames(tmp_path):
-    """They have to reach the workers."""
+    """The frames have to reach the workers. A cluster of which a worker is killed evaluates a registered dataset."""
     from distributed import LocalCluster
 
     rng = np.random.default_rng(0)
@@ -175,16 +183,16 @@ def test_dask_is_an_extra(tmp_path, monkeypatch):
 
 
 @pytest.mark.chaos
-def test_killed_and_resumed_equals_uninterrupted(tmp_path, uninterrupted):
-    """Of two workers, which end with it."""
+@pytest.mark.parametrize(("after", "jobs"), [(6, 1), (4, 2)])
+def test_killed_and_resumed_equals_uninterrupted(tmp_path, uninterrupted, after, jobs):
     config = tmp_path / "spec.toml"
     config.write_text(specs.to_toml(specs.read(FOLDED)))
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "vflsec", "eval", "--config", config, "--out", out, "--jobs", "2"]
+    command = [sys.executable, "-m", "vflsec", "eval", "--config", config, "--out", out, "--jobs", str(jobs)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + 100
     while time.monotonic() < deadline and process.poll() is None:
-        if (out / "records.jsonl").exists() and len((out / "records.jsonl").read_bytes().splitlines()) >= 4:
+        if (out / "records.jsonl").exists() and len((out / "records.jsonl").read_bytes().splitlines()) >= after:
             break
         time.sleep(0.002)
     os.killpg(process.pid, signal.SIGKILL)
@@ -453,7 +461,6 @@ def test_all_is_what_can_be_mounted_and_the_others_have_a_reason(changed, chosen
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("few_trees")
 def test_a_record_says_which_attacks_its_adversary_could_mount(tmp_path):
     """They are those of ``all``: what a report without them names as not run."""
     settings = {**SETTINGS, "attacks": [{"name": "norm"}], "strengths": [1], "seeds": 1}

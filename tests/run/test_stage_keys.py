@@ -17,14 +17,14 @@ from vflsec.run.federation import build_federation, build_method
 from vflsec.run.plan import make_cell
 from vflsec.run.spec import parse_defense
 
-ANOTHER_LOSS = ("-byol", "-moco")
-"""Endings of methods that differ from ``-simsiam`` in the loss alone. Of ``fedhssl``, with all stages, each runs."""
+OTHER_LOSSES = ("-byol", "-moco")
+"""Endings of methods that pre-train like ``-simsiam``, with another loss. Of ``fedhssl``, with all steps, all run."""
 
 METHODS = [
     name
     for name in sorted(registry.entries("methods"))
     if len(registry.load("methods", name).phases) > 1
-    if name.startswith("fedhssl") or not name.endswith(ANOTHER_LOSS)
+    if name.startswith("fedhssl") or not name.endswith(OTHER_LOSSES)
 ]
 DEFENSES = sorted(registry.entries("defenses"))
 OPTIONS = {"phe": "backend=plain,"}

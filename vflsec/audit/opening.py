@@ -230,7 +230,7 @@ def _find_id_column(names: Sequence[str], pattern: re.Pattern[str]) -> str:
 
 
 def _read_csv(path: Path, content: bytes, pattern: re.Pattern[str]) -> pd.DataFrame:
-    if b"\0" in content:  # where pandas before 3.1 ends a field
+    if b"\0" in content:  # at which pandas 3.0 ends the field
         raise DataError(f"{path}: expected text in UTF-8, found a null character: write it again")
     try:
         names = [str(name) for name in pd.read_csv(io.BytesIO(content), nrows=0).columns]

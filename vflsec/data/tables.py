@@ -310,7 +310,7 @@ def _read_parquet(path: Path) -> pd.DataFrame:
 
 
 def _check_lines(path: Path, encoding: str, separator: str, *, toml: bool) -> np.ndarray | None:
-    """Reject what pandas reads silently: ragged lines, repeated names, an open quote, null characters (before 3.1).
+    """Reject what pandas reads silently: ragged lines, repeated names, an open quote, null characters.
 
     Returns:
         The first line of each row where a row has several lines; None where each has its own.
