@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.attacks.model_completion import ModelCompletion
-from vflsec.base.checks import non_negative
+from vflsec.base.checks import check_non_negative
 from vflsec.base.errors import UsageError
 
 TINY = 1e-7
@@ -66,7 +66,7 @@ class ActiveModelCompletion(ModelCompletion):
         super().__init__(
             mode=mode, freeze_bottom=freeze_bottom, layers=layers, epochs=epochs, steps=steps, lr=lr, batch=batch
         )
-        non_negative(gamma=gamma)
+        check_non_negative(gamma=gamma)
         if not largest >= 1:
             raise UsageError(
                 f"expected largest >= 1, got {largest}: a malicious update is never smaller than an honest one"
@@ -101,7 +101,7 @@ class _Malicious(torch.optim.Optimizer):
 
     def _update(self, parameter: nn.Parameter, grad: Tensor, lr: float) -> None:
         state = self.state[parameter]
-        update = self._momentum(state, grad) if self.base == "sgd" else _adam(state, grad)
+        update = self._scale_momentum(state, grad) if self.base == "sgd" else _compute_adam(state, grad)
         if "last" in state:
             update = update * (1 + self.gamma * update / (state["last"] + TINY)).clamp(1.0, self.largest)
         state["last"] = update.clone()
@@ -109,13 +109,13 @@ class _Malicious(torch.optim.Optimizer):
             state["momentum"] = update.clone()
         parameter.sub_(update, alpha=lr)
 
-    def _momentum(self, state: dict[str, Any], grad: Tensor) -> Tensor:
+    def _scale_momentum(self, state: dict[str, Any], grad: Tensor) -> Tensor:
         velocity = 0.9 * state["momentum"] + grad if "momentum" in state else grad.clone()
         state["momentum"] = velocity
         return velocity
 
 
-def _adam(state: dict[str, Any], grad: Tensor) -> Tensor:
+def _compute_adam(state: dict[str, Any], grad: Tensor) -> Tensor:
     """Return Adam's update of this step, before the learning rate."""
     step = state["step"] = state.get("step", 0) + 1
     mean = state["mean"] = 0.9 * state.get("mean", torch.zeros_like(grad)) + 0.1 * grad

@@ -12,7 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from vflsec.attacks.fusion import AttributeFusion
-from vflsec.base.checks import positive, positive_or_none
+from vflsec.base.checks import check_positive, check_positive_or_none
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.message import Kind
@@ -20,8 +20,8 @@ from vflsec.core.scaling import standardize
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.fused import fuse_classes
 from vflsec.inference.regression import SearchedModel, has_unfinished_fit, log_probabilities, search_penalty
-from vflsec.inference.releases import averages, read_last_values
-from vflsec.inference.trajectories import functions_of_all, has_several_releases
+from vflsec.inference.releases import average, read_last_values
+from vflsec.inference.trajectories import has_several_releases, join_functions
 
 MIN_CATEGORY_ROWS = 3
 """Auxiliary rows that a category needs for the classifier to learn it."""
@@ -88,8 +88,8 @@ class AttributeInference(Attack):
         folds: int = 5,
         releases: int | None = None,
     ) -> None:
-        positive(folds=folds)
-        positive_or_none(releases=releases)
+        check_positive(folds=folds)
+        check_positive_or_none(releases=releases)
         self.folds = folds
         self.victim = victim
         self.column = column
@@ -110,7 +110,7 @@ class AttributeInference(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return log-probabilities (n, A) for every split with inputs."""
-        single, *means = self._inputs(view)
+        single, *means = self._list_inputs(view)
         if view.n_classes < 2:  # a constant column
             return _repeat_scores(single[0], torch.zeros(view.n_classes))
         y = view.aux_labels.cpu().numpy()
@@ -138,11 +138,11 @@ class AttributeInference(Attack):
             split: log_probabilities(fit.result.model, fit.inputs[split], view.n_classes) for split, fit in fits.items()
         }
         if self._reads_all and has_several_releases(view, sender=view.victim):
-            of_kernels = fuse_classes(view.knowing(torch.nonzero(torch.from_numpy(known))[:, 0]), rng)
+            of_kernels = fuse_classes(view.restrict(torch.nonzero(torch.from_numpy(known))[:, 0]), rng)
             scores[view.aux_split] = of_kernels.scores[view.aux_split]
         return Guess(scores, converged=not has_unfinished_fit(caught))
 
-    def _inputs(self, view: View) -> list[list[Inputs]]:
+    def _list_inputs(self, view: View) -> list[list[Inputs]]:
         """Return the choices of inputs: of one release for every split, then of several for the auxiliary split.
 
         Each item has received embeddings, the same beside own columns, or both choices, as ``reads`` says.
@@ -157,9 +157,9 @@ class AttributeInference(Attack):
             return [_standardize(x, known) for x in chosen]
 
         single = read_last_values(view, Kind.EMBEDDING, sender=view.victim)
-        means = averages(view, Kind.EMBEDDING, sender=view.victim, releases=self.releases)
+        means = average(view, Kind.EMBEDDING, sender=view.victim, releases=self.releases)
         reads_all = self.releases is None and self.reads is not None
-        of_all = functions_of_all(view, sender=view.victim) if reads_all else []
+        of_all = join_functions(view, sender=view.victim) if reads_all else []
         further = [*(h for h in means if not torch.equal(h, single[known])), *of_all]
         return [choices(single), *(choices({known: h}) for h in further)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import THRESHOLD, references
+from vflsec.core.auxiliary import THRESHOLD, draw_references
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.releases import read_releases
@@ -37,11 +37,11 @@ class AveragedGradients(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return discriminant scores (n, C) of the training rows; a class without a sample is the least likely."""
-        releases = read_releases(view, Kind.GRADIENT).steady()
+        releases = read_releases(view, Kind.GRADIENT).to_steady()
         means = releases.mean(releases.values).double()
         means = means - means.mean(dim=0)
         inverse = torch.linalg.pinv(means.T @ means / len(means), hermitian=True)
-        known = references(view, None, rng)
+        known = draw_references(view, None, rng)
         centers = torch.stack([means[rows].mean(dim=0) if len(rows) else means[0] for rows in known])  # (C, d)
         scores = means @ inverse @ centers.T - ((centers @ inverse) * centers).sum(dim=1) / 2
         for c, rows in enumerate(known):

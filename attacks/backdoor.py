@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vflsec.base.checks import fraction, non_negative, positive
+from vflsec.base.checks import check_fraction, check_non_negative, check_positive
 from vflsec.base.errors import UsageError
 from vflsec.core.attack import IntegrityAttack
 from vflsec.core.message import Step
@@ -55,9 +55,9 @@ class Backdoor(IntegrityAttack):
         columns: int = 2,
         value: float | None = None,
     ) -> None:
-        non_negative(target=target, gamma=gamma)
-        fraction(poisoned=poisoned)
-        positive(columns=columns)
+        check_non_negative(target=target, gamma=gamma)
+        check_fraction(poisoned=poisoned)
+        check_positive(columns=columns)
         self.aim: int = target
         self.gamma = gamma
         self.poisoned = poisoned
@@ -83,11 +83,11 @@ class Backdoor(IntegrityAttack):
         high = torch.arange(self.columns, device=x.device) % 2 == 0
         ends = torch.where(high, last.amax(dim=0), last.amin(dim=0))
         self._values = ends if self.value is None else torch.full_like(ends, self.value)
-        self._known = _mask(known, len(x))
+        self._known = _make_mask(known, len(x))
         others = (~self._known).nonzero()[:, 0]
         order = torch.randperm(len(others), generator=torch.Generator().manual_seed(self._seed)).to(x.device)
         chosen = others[order[: max(1, round(self.poisoned * len(x)))]]
-        self._poisoned = _mask(chosen, len(x))
+        self._poisoned = _make_mask(chosen, len(x))
         self._bait = self.trigger(x[chosen])
 
     def trigger(self, x: Tensor) -> Tensor:
@@ -127,5 +127,5 @@ def _is_in_training(step: Step) -> bool:
     return step.learns and step.split == "train"
 
 
-def _mask(rows: Tensor, count: int) -> Tensor:
+def _make_mask(rows: Tensor, count: int) -> Tensor:
     return torch.zeros(count, dtype=torch.bool, device=rows.device).index_fill(0, rows, value=True)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from vflsec.base.checks import positive, positive_or_none
+from vflsec.base.checks import check_positive, check_positive_or_none
 from vflsec.base.errors import InsufficientView
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.releases import Releases, read_releases, span
+from vflsec.inference.releases import Releases, find_span, read_releases
 from vflsec.inference.surrogate_head import (
     MAX_CHANGED_SHARE,
     KnownLabels,
@@ -73,9 +73,9 @@ class BatchLabel(Attack):
     )
 
     def __init__(self, *, rounds: int = 60, releases: int | None = 5) -> None:
-        positive(rounds=rounds)
+        check_positive(rounds=rounds)
         self.rounds = rounds
-        positive_or_none(releases=releases)
+        check_positive_or_none(releases=releases)
         self.releases = releases
 
     @property
@@ -87,11 +87,11 @@ class BatchLabel(Attack):
         """Return scores (n, C) of the training rows."""
         sums = sum_gradients(read_releases(view, Kind.GRADIENT).take_first(self.releases), find_last_layers(view))
         known = KnownLabels(view.aux_rows, encode_labels(view, sums.values[0].dtype))
-        gradients = sums.nearest(sums.values[0].new_zeros(len(view.features["train"]), sum(sums.widths)))
+        gradients = sums.find_nearest(sums.values[0].new_zeros(len(view.features["train"]), sum(sums.widths)))
         fit = before = start_fit(gradients, known)
         for _ in range(self.rounds):
             before, fit = fit, alternate(fit, gradients, known)
-            gradients = sums.nearest(fit.model_gradients())
+            gradients = sums.find_nearest(fit.compute_gradients())
         return Guess(
             {"train": score_gradients(fit.head, gradients)},
             converged=share_changed(before, fit) <= MAX_CHANGED_SHARE,
@@ -119,7 +119,7 @@ class Sums(NamedTuple):
         """The width d of each party's gradients."""
         return [values.shape[2] for values in self.values]
 
-    def nearest(self, gradients: Tensor) -> Tensor:
+    def find_nearest(self, gradients: Tensor) -> Tensor:
         """Return ``gradients`` (n, d) plus the mean over a row's batches of the smallest change that gives the sums."""
         parts = zip(self.basis, self.values, torch.split(gradients, self.widths, dim=1), strict=True)
         changes = [basis @ (values - basis.mT @ block[self.rows]) for basis, values, block in parts]  # (M, B, d) each
@@ -148,7 +148,7 @@ def sum_gradients(releases: Releases, layers: Sequence[Layer]) -> Sums:
     values: list[list[Tensor]] = [[] for _ in layers]
     for indices in releases.group_by_message():
         rows, g = releases.rows[indices], releases.values[indices]
-        spans = [span(layer.inputs[rows].to(g.dtype)) for layer in layers]
+        spans = [find_span(layer.inputs[rows].to(g.dtype)) for layer in layers]
         observed = [basis.T @ block for basis, block in zip(spans, torch.split(g, widths, dim=1), strict=True)]
         rank = sum(basis.shape[1] * width for basis, width in zip(spans, widths, strict=True)) / sum(widths)
         norm = torch.cat([block.flatten() for block in observed]).norm().clamp_min(torch.finfo(g.dtype).tiny)

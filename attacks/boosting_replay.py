@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from vflsec.base.checks import non_negative, positive, positive_or_none
+from vflsec.base.checks import check_non_negative, check_positive, check_positive_or_none
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.opinion_pool import pool_opinions
 from vflsec.inference.sources import EVERYTHING
-from vflsec.inference.trees.guesses import ReplaySettings, guesses, regress_on_nodes
+from vflsec.inference.trees.guesses import ReplaySettings, guess_labels, regress_on_nodes
 
 
 class BoostingReplay(Attack):
@@ -60,9 +60,9 @@ class BoostingReplay(Attack):
     )
 
     def __init__(self, *, replays: int = 2, learning_rate: float | None = None, l2: float | None = None) -> None:
-        positive(replays=replays)
-        positive_or_none(learning_rate=learning_rate)
-        non_negative(l2=0 if l2 is None else l2)
+        check_positive(replays=replays)
+        check_positive_or_none(learning_rate=learning_rate)
+        check_non_negative(l2=0 if l2 is None else l2)
         self.replays = replays
         self.learning_rate = learning_rate
         self.l2 = l2
@@ -73,6 +73,6 @@ class BoostingReplay(Attack):
         Where all nodes are withheld, or with a single auxiliary row, it is the guess of ``instance-space``.
         """
         first = regress_on_nodes(view, rng)
-        by_split = guesses(view, first, rng, ReplaySettings(self.replays, self.learning_rate, self.l2))
+        by_split = guess_labels(view, first, rng, ReplaySettings(self.replays, self.learning_rate, self.l2))
         scores = {split: pool_opinions(opinions, view.aux_labels) for split, opinions in by_split.items()}
         return Guess(scores or first.scores, budget={"candidates": first.tried, "replays": self.replays})

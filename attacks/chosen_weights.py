@@ -48,7 +48,7 @@ class ChosenWeights(RecordingAttack):
         probed: dict[int, np.ndarray] = {}
         dimensions: list[int] = []
         asked_again = False
-        for passes in _passes(recording):
+        for passes in _list_passes(recording):
             asked_again = True
             first = passes[0].notes
             shares = [step.notes["share"] - first["share"] for step in passes[1:]]
@@ -68,7 +68,7 @@ class ChosenWeights(RecordingAttack):
         return replace(guess, facts=(Fact("features", "share", max(dimensions) / width, width),))
 
 
-def _passes(recording: Recording) -> Iterator[list[RecordedStep]]:
+def _list_passes(recording: Recording) -> Iterator[list[RecordedStep]]:
     """Yield the passes of each batch between two updates, where there are several."""
     batches: dict[bytes, list[RecordedStep]] = {}
     for step in recording.steps():

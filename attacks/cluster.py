@@ -13,7 +13,7 @@ from sklearn.mixture import GaussianMixture
 from torch import Tensor
 from torch.nn import functional as F
 
-from vflsec.base.checks import positive
+from vflsec.base.checks import check_positive
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.message import Kind
@@ -49,7 +49,7 @@ class Cluster(Attack):
     fails = "if classes overlap, or if the clusters are not the classes"
 
     def __init__(self, *, source: Literal["gradient", "embedding"] = "gradient", starts: int = 5) -> None:
-        positive(starts=starts)
+        check_positive(starts=starts)
         self.source = source
         self.starts = starts
         if source == "embedding":
@@ -61,7 +61,7 @@ class Cluster(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return log posteriors (n, C) of the clustered rows."""
-        points = self._points(view)
+        points = self._list_points(view)
         mixture = GaussianMixture(
             view.n_classes,
             covariance_type="diag",
@@ -77,7 +77,7 @@ class Cluster(Attack):
         scores = {split: torch.from_numpy(np.log(p[:, order] + 1e-12)) for split, p in posterior.items()}
         return Guess(scores, converged=bool(mixture.converged_), budget={"starts": self.starts})
 
-    def _points(self, view: View) -> dict[str, Tensor]:
+    def _list_points(self, view: View) -> dict[str, Tensor]:
         if self.source == "gradient":
             releases = read_releases(view, Kind.GRADIENT)
             return {"train": releases.mean(F.normalize(releases.values, dim=1))}

@@ -52,7 +52,7 @@ class CommonDivisor(RecordingAttack):
         divided = numbers = 0
         most, best = -1.0, None
         for step in recording.steps():
-            products = _exact_rows(step, unit)
+            products = _select_exact(step, unit)
             if not len(products):
                 continue
             rounding = np.gcd.reduce(np.abs(products), axis=None)
@@ -64,7 +64,7 @@ class CommonDivisor(RecordingAttack):
             divided, numbers = divided + large, numbers + size
             at = step.number + (layout.order == "paper")  # the W by which delta was multiplied
             if large / size > most and (best is None or len(divisors)):
-                most, best = large / size, (at, _weights(products, divisors, layout.weight_precision))
+                most, best = large / size, (at, _solve(products, divisors, layout.weight_precision))
         if best is None:
             raise InsufficientView("expected a row of delta^C in exact fixed point, got none")
         text = (
@@ -80,7 +80,7 @@ class CommonDivisor(RecordingAttack):
         return replace(guess_of_weights(view, number, weights, text), facts=(fact,))
 
 
-def _weights(products: NDArray[np.int64], divisors: NDArray[np.int64], precision: int) -> NDArray[np.float64] | None:
+def _solve(products: NDArray[np.int64], divisors: NDArray[np.int64], precision: int) -> NDArray[np.float64] | None:
     """Return W (g, 1) by the divisors of its columns; None where too few rows are exact."""
     if not len(divisors):
         return None
@@ -90,7 +90,7 @@ def _weights(products: NDArray[np.int64], divisors: NDArray[np.int64], precision
     return sign * weights[:, None]
 
 
-def _exact_rows(step: RecordedStep, unit: int) -> NDArray[np.int64]:
+def _select_exact(step: RecordedStep, unit: int) -> NDArray[np.int64]:
     """Return the rows of delta^C (k, g) that are whole multiples of 2^-unit, and not zero."""
     if step.rate is None or not step.has("embedding_gradient"):
         return np.zeros((0, 1), dtype=np.int64)

@@ -17,15 +17,15 @@ from torch import Tensor
 from vflsec.base.errors import InsufficientView
 from vflsec.cipher.recording import Header, RecordedStep, Recording
 from vflsec.core.view import Fact, Guess, Need, View
-from vflsec.inference.recordings.pooled import MAX_ENTRIES, GradientBatch, find_orientation, pool, rotation
+from vflsec.inference.recordings.pooled import MAX_ENTRIES, GradientBatch, find_orientation, find_rotation, pool
 from vflsec.inference.recordings.samples import (
     Floats,
     RecordingAttack,
-    entries,
+    get_entries,
     get_ids,
     get_recording,
     guess_of_samples,
-    places,
+    locate,
 )
 
 # steps solved together: the farther W moves, the better is its size known; the cost grows with the third power
@@ -90,7 +90,7 @@ class DeltaChain(RecordingAttack):
         chain = recover_chain(get_recording(view))
         ids, delta = chain.collect_last_visits()
         scores = compute_scores(delta)
-        guess = guess_of_samples(view, ids, scores[:, names(view, ids, scores)], chain.note)
+        guess = guess_of_samples(view, ids, scores[:, name_columns(view, ids, scores)], chain.note)
         return replace(guess, facts=chain.facts)
 
 
@@ -122,8 +122,8 @@ class DeltaChainWeights(RecordingAttack):
         chain = recover_chain(recording)
         after = recording.header.layout.order == "paper"  # delta^C of a step then tells W of the next
         ids, delta = chain.collect_last_visits()
-        order = names(view, ids, compute_scores(delta)).numpy()
-        parts = [(entries(recording, number + after), read.weights) for number, read in chain.steps.items()]
+        order = name_columns(view, ids, compute_scores(delta)).numpy()
+        parts = [(get_entries(recording, number + after), read.weights) for number, read in chain.steps.items()]
         parts = [(rows, weights) for rows, weights in parts if len(rows)]
         if not parts:
             raise InsufficientView("expected the role's share of W at the steps that are used, got none")
@@ -170,14 +170,14 @@ def recover_chain(recording: Recording) -> Chain:
     rank = max(1, outputs - 1)
     if width < rank:
         raise InsufficientView(f"expected at least {rank} features for {outputs} outputs, got {width}")
-    chained = _chain_updates(recording, outputs, rank) if width >= 2 * rank else None
+    chained = _chain(recording, outputs, rank) if width >= 2 * rank else None
     return chained or _pool_batches(recording, outputs)
 
 
-def names(view: View, ids: NDArray[np.int64], scores: Tensor) -> Tensor:
+def name_columns(view: View, ids: NDArray[np.int64], scores: Tensor) -> Tensor:
     """Return the order (C,) of the columns of ``scores`` in which most auxiliary labels are the largest."""
     classes = scores.shape[1]
-    place = {row: at for at, row in enumerate(places(get_recording(view), ids).tolist())}
+    place = {row: at for at, row in enumerate(locate(get_recording(view), ids).tolist())}
     counts = np.zeros((classes, classes))
     for row, label in zip(view.aux_rows.tolist(), view.aux_labels.tolist(), strict=True):
         if row in place and label < classes:
@@ -185,17 +185,17 @@ def names(view: View, ids: NDArray[np.int64], scores: Tensor) -> Tensor:
     return torch.from_numpy(linear_sum_assignment(-counts - 0.1 * np.eye(classes))[1])
 
 
-def _chain_updates(recording: Recording, outputs: int, rank: int) -> Chain | None:
+def _chain(recording: Recording, outputs: int, rank: int) -> Chain | None:
     """Return what the updates of consecutive batches give; None where there are none, or noise spoils them."""
     rng = np.random.default_rng(0)
     steps: dict[int, ReadStep] = {}
     solved: list[Solved] = []
     turn = np.eye(rank)
-    for window in _windows(recording, rank, rng):
+    for window in _list_windows(recording, rank, rng):
         now = _solve(window, recording.header)
         shared = window[0].number
         if solved and shared in solved[-1].weights:
-            turn = rotation(now.weights[shared], solved[-1].weights[shared]) @ turn
+            turn = find_rotation(now.weights[shared], solved[-1].weights[shared]) @ turn
         else:
             turn = find_orientation(np.concatenate(list(now.delta.values())), outputs, rng)
         for release in window:
@@ -214,7 +214,7 @@ def _chain_updates(recording: Recording, outputs: int, rank: int) -> Chain | Non
 def _pool_batches(recording: Recording, outputs: int) -> Chain:
     """Return what the gradients of all batches give together."""
     width = recording.header.layout.width
-    each = (batch for step in recording.steps() if (batch := _batch(step)))
+    each = (batch for step in recording.steps() if (batch := _get_batch(step)))
     batches = deque(each, maxlen=max(1, MAX_ENTRIES // width**2))
     if not batches:
         raise InsufficientView("expected delta^C of a step that learns, and not all zero, got none")
@@ -228,14 +228,14 @@ def _pool_batches(recording: Recording, outputs: int) -> Chain:
     return Chain(steps, note)
 
 
-def _batch(step: RecordedStep) -> GradientBatch | None:
+def _get_batch(step: RecordedStep) -> GradientBatch | None:
     """Return what the passive party has of a step; where no rows are noted, each is taken to be a sample of its own."""
     if step.rate is None or not step.has("embedding_gradient") or not step.notes["embedding_gradient"].any():
         return None
     return GradientBatch(step.number, get_ids(step), step.notes.get("mu"), step.notes["embedding_gradient"])
 
 
-def _windows(recording: Recording, rank: int, rng: np.random.Generator) -> Iterator[list[GradientFactors]]:
+def _list_windows(recording: Recording, rank: int, rng: np.random.Generator) -> Iterator[list[GradientFactors]]:
     """Yield runs of two to WINDOW consecutive learning steps; each goes on with the last step of the one before."""
     window: list[GradientFactors] = []
     last = -1
@@ -266,7 +266,7 @@ def _release(step: RecordedStep, rank: int, before: Floats | None, rng: np.rando
     if len(sizes) < rank or not sizes[rank - 1] > RANK * sizes[0]:
         return None
     axis, mu = right[:rank].T, step.notes["mu"]
-    turn = np.eye(rank) if before is None else rotation(axis, before)
+    turn = np.eye(rank) if before is None else find_rotation(axis, before)
     rows = (left[:, :rank] * sizes[:rank]) @ turn
     blind = rng.permutation(mu).T @ rows / len(mu)
     return GradientFactors(step.number, step.rate, get_ids(step), rows, axis @ turn, mu.T @ rows / len(mu), blind)
@@ -275,8 +275,8 @@ def _release(step: RecordedStep, rank: int, before: Floats | None, rng: np.rando
 def _solve(window: Sequence[GradientFactors], header: Header) -> Solved:
     """Solve the updates of a window for x_t and y_t; where they do not fit, take the axes as they are."""
     rank = window[0].rows.shape[1]
-    x, residual = _null_space(_updates(window, header, [release.pull for release in window]), len(window), rank)
-    _, chance = _null_space(_updates(window, header, [release.blind for release in window]), len(window), rank)
+    x, residual = _solve_chain(_join_updates(window, header, [release.pull for release in window]), len(window), rank)
+    _, chance = _solve_chain(_join_updates(window, header, [release.blind for release in window]), len(window), rank)
     if residual > CONSISTENT:
         x = np.broadcast_to(np.eye(rank), x.shape)
     weights = {release.number: release.axis @ map_ for release, map_ in zip(window, x, strict=True)}
@@ -284,7 +284,7 @@ def _solve(window: Sequence[GradientFactors], header: Header) -> Solved:
     return Solved(weights, delta, residual, chance)
 
 
-def _updates(window: Sequence[GradientFactors], header: Header, pulls: Sequence[Floats]) -> Floats:
+def _join_updates(window: Sequence[GradientFactors], header: Header, pulls: Sequence[Floats]) -> Floats:
     """Return the updates as a system (equations, 2 T r) in x_0, ..., x_{T-1}, y_0, ..., y_{T-1}.
 
     W_{t+1} - W_t = -rate_t V_t with V_t = momentum V_{t-1} + mu_t^T delta_t / B + weight_decay W_t, and V_{t-1} is what
@@ -309,7 +309,7 @@ def _updates(window: Sequence[GradientFactors], header: Header, pulls: Sequence[
     return np.concatenate(rows) if rows else np.zeros((0, 2 * len(window) * rank))
 
 
-def _null_space(system: Floats, steps: int, rank: int) -> tuple[Floats, float]:
+def _solve_chain(system: Floats, steps: int, rank: int) -> tuple[Floats, float]:
     """Return x (T, r, r), scaled so that x_t^T y_t = 1 on average, and the ratio of singular values; 1 if it has none.
 
     Unknowns that no equation holds stand for steps of which only one of x and y is determined; y = x^-T anyway.

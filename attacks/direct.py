@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vflsec.base.checks import positive_or_none
+from vflsec.base.checks import check_positive_or_none
 from vflsec.base.errors import InsufficientView
 from vflsec.core.attack import Attack
 from vflsec.core.message import Kind
@@ -42,7 +42,7 @@ class Direct(Attack):
     fails = "under noise that is longer than the gradients; without a defense it recovers every label"
 
     def __init__(self, *, releases: int | None = None) -> None:
-        positive_or_none(releases=releases)
+        check_positive_or_none(releases=releases)
         self.releases = releases
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:

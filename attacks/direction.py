@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vflsec.base.checks import positive_or_none
+from vflsec.base.checks import check_positive_or_none
 from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import THRESHOLD, references
+from vflsec.core.auxiliary import THRESHOLD, draw_references
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.releases import Releases, read_releases
@@ -45,20 +45,20 @@ class Direction(Attack):
     fails = "under isotropic noise that is much longer than the gradients"
 
     def __init__(self, *, references: int | None = None, releases: int | None = None) -> None:
-        positive_or_none(references=references, releases=releases)
+        check_positive_or_none(references=references, releases=releases)
         self.references = references
         self.releases = releases
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, C) of the training rows."""
         releases = read_releases(view, Kind.GRADIENT).take_first(self.releases)
-        known = references(view, self.references, rng)
+        known = draw_references(view, self.references, rng)
         scores = releases.values.new_zeros(len(releases.rows), view.n_classes)
         for indices in releases.group_by_epoch():
-            scores[indices] = self._cosines(releases, indices, known)
+            scores[indices] = self._score_cosines(releases, indices, known)
         return Guess({"train": releases.mean(scores)}, budget={"releases": len(scores)})
 
-    def _cosines(self, releases: Releases, indices: Tensor, known: list[Tensor]) -> Tensor:
+    def _score_cosines(self, releases: Releases, indices: Tensor, known: list[Tensor]) -> Tensor:
         """Return the cosine (n, C) of each observation with each class; 0 for a class without a reference."""
         directions = F.normalize(releases.values[indices], dim=1)  # (n, d)
         means = [directions[torch.isin(releases.rows[indices], rows)].sum(dim=0) for rows in known]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vflsec.attacks.imputation import Imputation
-from vflsec.base.checks import non_negative, positive
+from vflsec.base.checks import check_non_negative, check_positive
 from vflsec.base.errors import InsufficientView
 from vflsec.base.layout import Layout
 from vflsec.core.attack import Attack
@@ -79,8 +79,8 @@ class GenerativeRegressionNetwork(Attack):
         penalty: float = 1.0,
         draws: int = 4,
     ) -> None:
-        positive(steps=steps, batch=batch, lr=lr, draws=draws)
-        non_negative(penalty=penalty)
+        check_positive(steps=steps, batch=batch, lr=lr, draws=draws)
+        check_non_negative(penalty=penalty)
         self.victim = victim
         self.steps = steps
         self.batch = batch

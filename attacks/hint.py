@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vflsec.base.checks import positive_or_none
+from vflsec.base.checks import check_positive_or_none
 from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import THRESHOLD, references
+from vflsec.core.auxiliary import THRESHOLD, draw_references
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.releases import Releases, read_releases
@@ -45,7 +45,7 @@ class Hint(Attack):
     fails = "under noise that is much longer than the gradients"
 
     def __init__(self, *, hints: int | None = 5, releases: int | None = None) -> None:
-        positive_or_none(hints=hints, releases=releases)
+        check_positive_or_none(hints=hints, releases=releases)
         self.hints = hints
         self.releases = releases
 
@@ -57,13 +57,13 @@ class Hint(Attack):
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, C) of the training rows."""
         releases = read_releases(view, Kind.GRADIENT).take_first(self.releases)
-        known = references(view, self.hints, rng)
+        known = draw_references(view, self.hints, rng)
         scores = releases.values.new_zeros(len(releases.rows), view.n_classes)
         for indices in releases.group_by_epoch():
-            scores[indices] = self._nearness(releases, indices, known)
+            scores[indices] = self._score_nearness(releases, indices, known)
         return Guess({"train": releases.mean(scores)}, budget={"releases": len(scores)})
 
-    def _nearness(self, releases: Releases, indices: Tensor, known: list[Tensor]) -> Tensor:
+    def _score_nearness(self, releases: Releases, indices: Tensor, known: list[Tensor]) -> Tensor:
         """Return the negative distance (n, C) of each observation to the nearest hint of each class, over the mean."""
         values, rows = releases.values[indices], releases.rows[indices]
         distances = values.new_full((len(indices), len(known)), torch.nan)

@@ -11,13 +11,13 @@ from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 
-from vflsec.base.checks import positive_or_none, share
+from vflsec.base.checks import check_positive_or_none, share
 from vflsec.base.sparse_rows import to_matrix
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.scaling import standardize
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.trees.nodes import node_components, partners
+from vflsec.inference.trees.nodes import get_components, list_partners
 
 STARTS = 5
 """Of each clustering; the tightest result is used."""
@@ -56,7 +56,7 @@ class ID2Graph(Attack):
     fails = "if nodes are withheld, or if the largest difference between rows is not that between classes"
 
     def __init__(self, *, communities: int | None = None, columns: float = 0.5) -> None:
-        positive_or_none(communities=communities)
+        check_positive_or_none(communities=communities)
         share(columns=columns)
         self.communities = communities
         self.columns = columns
@@ -68,8 +68,8 @@ class ID2Graph(Attack):
         x = np.asarray(to_matrix(view.features[split]), dtype=np.float64)
         parts = [_scale_columns(x, self.columns)]
         wanted = min(self.communities or 2 * n_classes, len(x))
-        for other in partners(view):
-            for points, values in node_components(view, other).values():
+        for other in list_partners(view):
+            for points, values in get_components(view, other).values():
                 leading = (points * values**2)[:, : max(1, n_classes)]  # an eigenvector times its eigenvalue
                 communities = _cluster(leading, wanted, seed).labels_
                 parts.append(_scale_columns(np.eye(wanted)[communities], 1 - self.columns))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vflsec.base.checks import positive
+from vflsec.base.checks import check_positive
 from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.regression import Model, regress_columns
@@ -42,7 +42,7 @@ class Imputation(Attack):
     fails = "if the parties' columns are independent, or with too few auxiliary rows to see a dependence"
 
     def __init__(self, *, victim: str | None = None, model: Model | None = None, hidden: int = 32) -> None:
-        positive(hidden=hidden)
+        check_positive(hidden=hidden)
         self.victim = victim
         self.model = model
         self.hidden = hidden

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from vflsec.attacks.imputation import Imputation
-from vflsec.base.checks import positive, positive_or_none
+from vflsec.base.checks import check_positive, check_positive_or_none
 from vflsec.core.attack import Attack
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.regression import Inputs, Model, compute_loo_error, regress_columns
-from vflsec.inference.releases import averages, read_last_values
-from vflsec.inference.trajectories import functions_of_all
+from vflsec.inference.releases import average, read_last_values
+from vflsec.inference.trajectories import join_functions
 
 
 class BlackBoxInversion(Attack):
@@ -72,8 +72,8 @@ class BlackBoxInversion(Attack):
         with_columns: bool = True,
         releases: int | None = None,
     ) -> None:
-        positive(hidden=hidden)
-        positive_or_none(releases=releases)
+        check_positive(hidden=hidden)
+        check_positive_or_none(releases=releases)
         self.victim = victim
         self.model = model
         self.hidden = hidden
@@ -104,8 +104,8 @@ class BlackBoxInversion(Attack):
             return torch.cat([h, view.features[split]], dim=1) if self.with_columns else h
 
         known = view.aux_split
-        means = [inputs(h, known) for h in averages(view, Kind.EMBEDDING, sender=view.victim, releases=self.releases)]
-        of_all = [] if self.releases else functions_of_all(view, sender=view.victim, with_completed=True)
+        means = [inputs(h, known) for h in average(view, Kind.EMBEDDING, sender=view.victim, releases=self.releases)]
+        of_all = [] if self.releases else join_functions(view, sender=view.victim, with_completed=True)
         choices = [*means, *of_all, *(inputs(x, known) for x in of_all if self.with_columns)]
         best = means[0] if len(choices) == 1 else min(choices, key=lambda x: compute_loo_error(x, view))
         single = {s: inputs(h, s) for s, h in read_last_values(view, Kind.EMBEDDING, sender=view.victim).items()}

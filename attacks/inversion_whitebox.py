@@ -11,13 +11,13 @@ from sklearn.linear_model import RidgeCV
 from torch import Tensor, nn
 
 from vflsec.attacks.imputation import Imputation
-from vflsec.base.checks import positive, positive_or_none
+from vflsec.base.checks import check_positive, check_positive_or_none
 from vflsec.base.errors import InsufficientView
 from vflsec.core.attack import Attack
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.regression import project_categories, regress_columns
-from vflsec.inference.releases import averages, read_last_values
+from vflsec.inference.releases import average, read_last_values
 
 EXACT = 1e-10
 """Smallest noise variance, as a share of the variance of an embedding."""
@@ -88,8 +88,8 @@ class WhiteBoxInversion(Attack):
     def __init__(
         self, *, victim: str | None = None, steps: int = 20, rows: int = 8192, releases: int | None = None
     ) -> None:
-        positive(steps=steps, rows=rows)
-        positive_or_none(releases=releases)
+        check_positive(steps=steps, rows=rows)
+        check_positive_or_none(releases=releases)
         self.victim = victim
         self.steps = steps
         self.rows = rows
@@ -108,11 +108,11 @@ class WhiteBoxInversion(Attack):
         }
         single = received.get(view.aux_split)
         f = _as_received(model, view, single, width=next(iter(received.values())).shape[1])
-        noise = {split: _noise(f, view, h, single) for split, h in received.items()}
+        noise = {split: _estimate_noise(f, view, h, single) for split, h in received.items()}
         if single is not None:
             h = received[view.aux_split] = self._average_releases(f, view)
-            noise[view.aux_split] = _noise(f, view, h, h)
-        mean, root = _prior(view, received, rng)
+            noise[view.aux_split] = _estimate_noise(f, view, h, h)
+        mean, root = _fit_prior(view, received, rng)
         guesses, unsettled = {}, 0
         for split, h in received.items():
             parts = zip(torch.split(h, self.rows), torch.split(mean[split], self.rows), strict=True)
@@ -124,7 +124,7 @@ class WhiteBoxInversion(Attack):
 
     def _average_releases(self, f: nn.Module, view: View) -> Tensor:
         """Return the mean (n, k) of last releases that is closest to f on the auxiliary rows."""
-        means = [h.double() for h in averages(view, Kind.EMBEDDING, sender=view.victim, releases=self.releases)]
+        means = [h.double() for h in average(view, Kind.EMBEDDING, sender=view.victim, releases=self.releases)]
         if len(means) == 1 or len(view.aux_rows) < MIN_AUX_ROWS:
             return means[0]
         expected = f(view.aux_labels.double())
@@ -160,7 +160,7 @@ def _as_received(model: nn.Module, view: View, h: Tensor | None, width: int) -> 
     return nn.Sequential(model, linear)
 
 
-def _noise(f: nn.Module, view: View, h: Tensor, known: Tensor | None) -> Tensor:
+def _estimate_noise(f: nn.Module, view: View, h: Tensor, known: Tensor | None) -> Tensor:
     """Return the standard deviation (k,) of the noise on ``h`` (n, k).
 
     It is the error of f on the auxiliary rows, whose received values are rows of ``known``, or close to zero without.
@@ -173,7 +173,7 @@ def _noise(f: nn.Module, view: View, h: Tensor, known: Tensor | None) -> Tensor:
     return error.square().mean(dim=0).clamp_min(least).sqrt()
 
 
-def _prior(view: View, received: dict[str, Tensor], rng: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+def _fit_prior(view: View, received: dict[str, Tensor], rng: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
     """Return the prior's means (n, d) by split, and L (d, d) of its covariance C = L L^T.
 
     The means are imputation's guess, the covariance is that of its error on auxiliary rows that are left out.
@@ -188,7 +188,7 @@ def _prior(view: View, received: dict[str, Tensor], rng: torch.Generator) -> tup
     guessed = regress_columns(columns, view, rng=rng).scores
     errors = torch.empty(n_aux, d, dtype=torch.float64)
     for k in range(int(folds.max()) + 1):
-        fitted = view.knowing(torch.nonzero(folds != k)[:, 0])
+        fitted = view.restrict(torch.nonzero(folds != k)[:, 0])
         scores = regress_columns(columns, fitted, rng=rng).scores[view.aux_split]
         errors[folds == k] = (view.aux_labels.cpu() - scores[view.aux_rows.cpu()])[folds == k]
     covariance = LedoitWolf(assume_centered=True).fit(errors.numpy()).covariance_
@@ -228,7 +228,7 @@ class Objective(NamedTuple):
             total: Tensor = misfit.square().sum(dim=1) + u.square().sum(dim=1)
             return total
 
-    def gauss_newton(self, u: Tensor) -> Tensor:
+    def step_gauss_newton(self, u: Tensor) -> Tensor:
         """Return the minimum (n, d) for f linearized at ``u``."""
         u = u.clone().requires_grad_()
         scaled = self.f(self.columns(u)) / self.noise  # (n, k)
@@ -252,7 +252,7 @@ def _minimize(objective: Objective, steps: int) -> tuple[Tensor, int]:
     rows = torch.arange(len(u), device=u.device)  # those that have not converged
     for _ in range(steps):
         here, at = objective.select(rows), u[rows]
-        tried = at + length[rows, None] * (here.gauss_newton(at) - at)
+        tried = at + length[rows, None] * (here.step_gauss_newton(at) - at)
         new = here.value(tried)
         gain = value[rows] - new
         better = gain > 0

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.shadows import check_shadow_count, confidence, expect_shadows
+from vflsec.inference.shadows import check_shadow_count, expect_shadows, score_classes
 
 MIN_SHADOWS_FOR_VARIANCES = 64
 """With fewer shadows, variances are of all candidates together."""
@@ -78,19 +78,19 @@ class LikelihoodRatio(Attack):
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, 2) of the candidates; the second is that of membership."""
         split, known = view.aux_split, expect_shadows(view)
-        phi = confidence(view.predictions[split], view.labels[split])  # (n,)
-        of_shadows = confidence(known.logits, view.labels[split])  # (S, n)
+        phi = score_classes(view.predictions[split], view.labels[split])  # (n,)
+        of_shadows = score_classes(known.logits, view.labels[split])  # (S, n)
         pooled = len(of_shadows) < MIN_SHADOWS_FOR_VARIANCES if self.variance is None else self.variance == "global"
-        mean, variance = _moments(of_shadows, ~known.members, pooled=pooled)
+        mean, variance = _get_moments(of_shadows, ~known.members, pooled=pooled)
         if self.mode == "offline":
             score = (phi - mean) / variance.sqrt()
         else:
-            score = _log_density(phi, *_moments(of_shadows, known.members, pooled=pooled))
+            score = _log_density(phi, *_get_moments(of_shadows, known.members, pooled=pooled))
             score -= _log_density(phi, mean, variance)
         return Guess({split: torch.stack([torch.zeros_like(score), score], dim=1)}, budget={"shadows": len(of_shadows)})
 
 
-def _moments(values: Tensor, among: Tensor, *, pooled: bool) -> tuple[Tensor, Tensor]:
+def _get_moments(values: Tensor, among: Tensor, *, pooled: bool) -> tuple[Tensor, Tensor]:
     """Return mean and variance (n,) of the values (S, n) of each column that are ``among`` (S, n)."""
     count = among.sum(dim=0)
     mean = (values * among).sum(dim=0) / count

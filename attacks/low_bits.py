@@ -62,10 +62,10 @@ class LowBits(RecordingAttack):
             if masked is None or len(masked.mu) <= header.layout.width:
                 continue
             rows, tried = max(rows, len(masked.mu)), tried + 1
-            solved = {c: column for c in range(size[1]) if (column := _bare(masked, c))}
+            solved = {c: column for c in range(size[1]) if (column := _solve(masked, c))}
             bare += [min(column.bits for column in solved.values())] if solved else []
             if len(solved) > best[0]:
-                best = (len(solved), step.number, _weights(masked, solved, size))
+                best = (len(solved), step.number, _get_weights(masked, solved, size))
             if tried == STEPS:
                 break
         if not tried:
@@ -82,7 +82,7 @@ class LowBits(RecordingAttack):
         return replace(guess_of_weights(view, best[1], best[2], note), facts=(fact,))
 
 
-def _weights(masked: Masked, solved: Mapping[int, Solution], size: tuple[int, int]) -> NDArray[np.float64]:
+def _get_weights(masked: Masked, solved: Mapping[int, Solution], size: tuple[int, int]) -> NDArray[np.float64]:
     """Return W (g, C) with the columns that are ``solved``."""
     units = np.full(size, 0.5, dtype=object)  # of 2^-64; no W is half a unit
     for output, column in solved.items():
@@ -92,7 +92,7 @@ def _weights(masked: Masked, solved: Mapping[int, Solution], size: tuple[int, in
     return np.ldexp(units.astype(np.float64), -64)
 
 
-def _bare(masked: Masked, output: int) -> Solution | None:
+def _solve(masked: Masked, output: int) -> Solution | None:
     """Return the solution modulo the largest 2^k that has one; None where that can be an accident."""
     mu, scores = masked.mu.tolist(), masked.scores[:, output].tolist()
     low, high = 0, max(score.bit_length() for score in scores) + 1
@@ -126,7 +126,7 @@ def solve(matrix: Sequence[Sequence[int]], values: Sequence[int], bits: int) -> 
     pivots: list[tuple[int, int, list[int]]] = []
     left = list(range(width))
     while left:
-        twos, at, column = min((_twos(row[c], bits), i, c) for i, row in enumerate(rows) for c in left)
+        twos, at, column = min((_count_twos(row[c], bits), i, c) for i, row in enumerate(rows) for c in left)
         if twos == bits:
             break  # all that is left is zero
         pivot = rows.pop(at)
@@ -150,6 +150,6 @@ def solve(matrix: Sequence[Sequence[int]], values: Sequence[int], bits: int) -> 
     return Solution([(w + half) % (1 << known) - half if known else 0 for w in weights], bits, known)
 
 
-def _twos(value: int, most: int) -> int:
+def _count_twos(value: int, most: int) -> int:
     """Return how many factors 2 an integer has, at most ``most``, which zero has."""
     return min((value & -value).bit_length() - 1, most) if value else most

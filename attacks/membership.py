@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vflsec.base.checks import positive
+from vflsec.base.checks import check_positive
 from vflsec.base.errors import InsufficientView
 from vflsec.core.attack import Attack
 from vflsec.core.scaling import standardize
@@ -58,7 +58,7 @@ class MembershipInference(Attack):
     fails = "if the model generalizes, which is the usual case: training rows then look like any other"
 
     def __init__(self, *, mode: Literal["loss", "calibrated"] | None = None, folds: int = 5) -> None:
-        positive(folds=folds)
+        check_positive(folds=folds)
         self.mode = mode
         self.folds = folds
         if mode == "loss":  # a passive party has no joint model; it is refused before training

@@ -35,13 +35,13 @@ class MissingFeature(IntegrityAttack):
 
     def on_embedding(self, h: Tensor, step: Step) -> Tensor:
         """Return ``h`` (B, d) with zeros in the rows that are missing."""
-        return self._mask(h, step)
+        return self._draw_mask(h, step)
 
     def on_gradient(self, g: Tensor, step: Step) -> Tensor:
         """Return ``g`` (B, d) with zeros in the same rows."""
-        return self._mask(g, step)
+        return self._draw_mask(g, step)
 
-    def _mask(self, value: Tensor, step: Step) -> Tensor:
+    def _draw_mask(self, value: Tensor, step: Step) -> Tensor:
         if not step.is_part_of(self.when):
             return value
         return value.masked_fill(self.draw_rows(self.rate, step)[:, None], 0.0)

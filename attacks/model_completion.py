@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.dropout import _DropoutNd
 
-from vflsec.base.checks import positive
+from vflsec.base.checks import check_positive
 from vflsec.base.sparse_rows import SparseRows
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.scaling import Standardize
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.regression import is_still_falling
-from vflsec.nn.stacked import batches, runs, stack, stack_modules, unstack_modules
+from vflsec.nn.stacked import draw_batches, split_runs, stack, stack_modules, unstack_modules
 
 WARM_AVERAGE = 3000
 """Updates after which the first thousand have a weight below 1/7 in the average, whose decay is 0.999."""
@@ -116,7 +116,7 @@ class ModelCompletion(Attack):
         self.steps = steps
         self.lr = default.lr if lr is None else lr
         self.batch = default.batch if batch is None else batch
-        positive(layers=layers, epochs=self.epochs, steps=steps, lr=self.lr, batch=self.batch)
+        check_positive(layers=layers, epochs=self.epochs, steps=steps, lr=self.lr, batch=self.batch)
 
     @property
     def search(self) -> Mapping[str, Sequence[Any]]:
@@ -135,9 +135,9 @@ class ModelCompletion(Attack):
         """Return logits (n, C) of the completed model."""
         assert view.model is not None
         if self.mode == "supervised":
-            return (self._heads if self.freeze_bottom else self._networks)([view], rng)[0]
+            return (self._find_heads if self.freeze_bottom else self._fit_networks)([view], rng)[0]
         bottom = view.model.requires_grad_(not self.freeze_bottom).train(not self.freeze_bottom)
-        completed, losses = self._mixmatch(bottom, view, rng)
+        completed, losses = self._fit_mixmatch(bottom, view, rng)
         guess = self._guess(completed, view, losses)
         return replace(guess, converged=guess.converged and guess.budget["updates"] >= WARM_AVERAGE)
 
@@ -145,7 +145,7 @@ class ModelCompletion(Attack):
         """Fit the heads or networks of all views with equally many labels at once."""
         if self.mode == "mixmatch" or not (self.freeze_bottom or all(map(_is_alike_by_row, views))):
             return super().run_each(views, seed=seed)
-        fit = self._heads if self.freeze_bottom else self._networks
+        fit = self._find_heads if self.freeze_bottom else self._fit_networks
         guesses: dict[int, Guess] = {}
         for size in {len(view.aux_rows) for view in views}:
             places = [k for k, view in enumerate(views) if len(view.aux_rows) == size]
@@ -154,11 +154,11 @@ class ModelCompletion(Attack):
             guesses |= zip(places, fitted, strict=True)
         return [guesses[k] for k in range(len(views))]
 
-    def _updates(self, labels: int) -> int:
+    def _count_updates(self, labels: int) -> int:
         return self.epochs * (self.steps if self.mode == "mixmatch" else -(-labels // self.batch))
 
     @torch.no_grad()
-    def _heads(self, views: Sequence[View], rng: torch.Generator) -> list[Guess]:
+    def _find_heads(self, views: Sequence[View], rng: torch.Generator) -> list[Guess]:
         """Return the guesses of linear heads on frozen bottom models, one of each view, with the same random draws.
 
         The gradient is derived by hand; differentiating small batches takes longer than computing them.
@@ -171,7 +171,7 @@ class ModelCompletion(Attack):
         adam, losses = Adam(weights, self.lr), []
         for _ in range(self.epochs):
             total = torch.zeros(len(views), device=x.device)
-            for rows in batches(x.shape[1], self.batch, rng, x.device):
+            for rows in draw_batches(x.shape[1], self.batch, rng, x.device):
                 drawn, wanted = x[:, rows], targets[:, rows]
                 log_p = (drawn @ weights).log_softmax(dim=2)
                 total -= (log_p * wanted).sum(dim=(1, 2))
@@ -179,7 +179,7 @@ class ModelCompletion(Attack):
                 adam.step(slopes.add_(weights, alpha=DECAY))
             losses.append(total / x.shape[1])
         by_view = torch.stack(losses, dim=1).tolist()
-        budget = {"updates": self._updates(x.shape[1])}
+        budget = {"updates": self._count_updates(x.shape[1])}
         return [
             Guess(
                 {split: h @ head for split, h in by_split.items()}, converged=not is_still_falling(fell), budget=budget
@@ -187,7 +187,7 @@ class ModelCompletion(Attack):
             for by_split, head, fell in zip(embedded, weights, by_view, strict=True)
         ]
 
-    def _networks(self, views: Sequence[View], rng: torch.Generator) -> list[Guess]:
+    def _fit_networks(self, views: Sequence[View], rng: torch.Generator) -> list[Guess]:
         """Return the guesses of heads that are fitted together with bottom models, one of each view.
 
         All start from the same head and draw the same batches. Those of several views train as one network.
@@ -209,7 +209,7 @@ class ModelCompletion(Attack):
             stack_modules(networks, together)
             fell = self._fit_network(together, stack(x), stack(y), rng)
             unstack_modules(together, networks)
-            losses = [curve.tolist() for curve in runs(fell)]
+            losses = [curve.tolist() for curve in split_runs(fell)]
         return list(map(self._guess, networks, views, losses))
 
     def _fit_network(self, completed: nn.Module, x: Tensor, y: Tensor, rng: torch.Generator) -> Tensor:
@@ -218,7 +218,7 @@ class ModelCompletion(Attack):
         losses = []
         for _ in range(self.epochs):
             total = torch.zeros((), device=x.device)
-            for rows in batches(len(y), self.batch, rng, y.device):
+            for rows in draw_batches(len(y), self.batch, rng, y.device):
                 loss = F.cross_entropy(completed(x[rows]), y[rows])
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -231,11 +231,11 @@ class ModelCompletion(Attack):
         completed.eval()
         with torch.no_grad():
             scores = {split: completed(x) for split, x in view.features.items()}
-        updates = self._updates(len(view.aux_rows))
+        updates = self._count_updates(len(view.aux_rows))
         return Guess(scores, converged=not is_still_falling(losses), budget={"updates": updates})
 
     @torch.no_grad()
-    def _mixmatch(self, bottom: nn.Module, view: View, rng: torch.Generator) -> tuple[nn.Module, list[float]]:
+    def _fit_mixmatch(self, bottom: nn.Module, view: View, rng: torch.Generator) -> tuple[nn.Module, list[float]]:
         columns, n = view.features["train"], view.n_classes
         known = torch.ones(len(columns), dtype=torch.bool, device=columns.device)
         known[view.aux_rows] = False
@@ -243,7 +243,7 @@ class ModelCompletion(Attack):
         pool = torch.cat([columns[view.aux_rows], *others])  # (n, p), labeled rows first
         embedded = bottom(pool)  # (n, d)
         labels = F.one_hot(view.aux_labels, n).to(embedded.dtype)
-        head = inference_head(embedded.shape[1], n, self.layers).to(columns.device)
+        head = build_head(embedded.shape[1], n, self.layers).to(columns.device)
         completed = nn.Sequential(bottom, head)
         fitted = head if self.freeze_bottom else completed
         weights, slopes = as_vectors([p for p in completed.parameters() if p.requires_grad])
@@ -252,7 +252,7 @@ class ModelCompletion(Attack):
         average = [values.clone() for values in averaged]  # of BatchNorm's statistics too, as in the source
         losses = []
         for epoch in range(self.epochs):
-            draws = self._draws(len(labels), len(pool), rng).to(columns.device)
+            draws = self._draw_choices(len(labels), len(pool), rng).to(columns.device)
             rows = self._rows(draws, pool, embedded, bottom)
             choices = zip(rows, labels[draws.known], draws.partner, draws.share.tolist(), strict=True)
             outputs, expected = [], []
@@ -263,7 +263,7 @@ class ModelCompletion(Attack):
                 with torch.enable_grad():
                     logits = fitted(x)
                 slopes.zero_()
-                logits.backward(slope(logits.detach(), targets, 50 * (epoch + step / self.steps) / self.epochs))
+                logits.backward(compute_slope(logits.detach(), targets, 50 * (epoch + step / self.steps) / self.epochs))
                 adam.step(slopes)
                 torch._foreach_lerp_(average, averaged, max(1 - 0.999, 1 / adam.steps))
                 weights.mul_(1 - 0.02 * self.lr)
@@ -289,7 +289,7 @@ class ModelCompletion(Attack):
                 mixed = bottom(mixed)  # (S 2B, d)
             yield from zip(torch.split(mixed, width), source[rows], strict=True)
 
-    def _draws(self, n_known: int, n: int, rng: torch.Generator) -> Draw:
+    def _draw_choices(self, n_known: int, n: int, rng: torch.Generator) -> Draw:
         """Return the random choices of one epoch; drawing them step by step would double the cost."""
         size = min(self.batch, n_known, n - n_known)
         known = torch.rand(self.steps, n_known, generator=rng).argsort(dim=1)[:, :size]
@@ -346,7 +346,7 @@ def as_vectors(parameters: list[nn.Parameter]) -> tuple[Tensor, Tensor]:
     return weights, slopes
 
 
-def slope(logits: Tensor, targets: Tensor, weight: float) -> Tensor:
+def compute_slope(logits: Tensor, targets: Tensor, weight: float) -> Tensor:
     """Return the gradient (2B, C) at the logits: cross-entropy of the first B rows, weighted squared error of the rest.
 
     Derived by hand: differentiating the loss takes three times as long.
@@ -374,7 +374,7 @@ def _standardize_embeddings(view: View) -> dict[str, Tensor]:
     return {split: torch.cat([scale(x), torch.ones_like(x[:, :1])], dim=1) for split, x in h.items()}
 
 
-def inference_head(width: int, n_classes: int, layers: int) -> nn.Sequential:
+def build_head(width: int, n_classes: int, layers: int) -> nn.Sequential:
     """Return Fu's head: ``layers - 1`` blocks BatchNorm-ReLU-Linear(width, width), then one to C classes."""
     widths = [width] * layers + [n_classes]
     return nn.Sequential(

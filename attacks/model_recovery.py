@@ -8,7 +8,7 @@ from torch import Tensor
 from vflsec.core.attack import Attack
 from vflsec.core.message import SERVER
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.releases import flatten_parameters, parameters
+from vflsec.inference.releases import flatten_parameters, get_parameters
 
 
 class ModelRecovery(Attack):
@@ -60,4 +60,4 @@ class ModelRecovery(Attack):
 
 
 def _send(view: View, sender: str) -> Tensor:
-    return flatten_parameters(parameters(view.messages, sender=sender))
+    return flatten_parameters(get_parameters(view.messages, sender=sender))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vflsec.base.checks import non_negative, share
+from vflsec.base.checks import check_non_negative, share
 from vflsec.core.attack import IntegrityAttack, When
 from vflsec.core.message import Step
 
@@ -37,7 +37,7 @@ class NoisySample(IntegrityAttack):
     fails = "if the other parties' columns suffice; has less effect if training included it (when=both)"
 
     def __init__(self, *, scale: float = 2.0, rate: float = 0.5, when: When = "both") -> None:
-        non_negative(scale=scale)
+        check_non_negative(scale=scale)
         share(rate=rate)
         self.scale = scale
         self.rate = rate

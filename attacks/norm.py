@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from vflsec.base.checks import positive_or_none
+from vflsec.base.checks import check_positive_or_none
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import separate
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.releases import percentiles, read_releases
+from vflsec.inference.releases import rank_releases, read_releases
 
 
 class Norm(Attack):
@@ -45,12 +45,12 @@ class Norm(Attack):
     )
 
     def __init__(self, *, releases: int | None = None) -> None:
-        positive_or_none(releases=releases)
+        check_positive_or_none(releases=releases)
         self.releases = releases
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, 2) of the training rows."""
         releases = read_releases(view, Kind.GRADIENT).take_first(self.releases)
         lengths = torch.linalg.vector_norm(releases.values, dim=1)
-        score = releases.mean(percentiles(releases, lengths)[:, None])[:, 0]
+        score = releases.mean(rank_releases(releases, lengths)[:, None])[:, 0]
         return Guess({"train": separate(view, score)}, budget={"releases": len(lengths)})

@@ -13,7 +13,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from vflsec.base.checks import positive
+from vflsec.base.checks import check_positive
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.scaling import standardize
@@ -70,7 +70,7 @@ class PseudoLabels(Attack):
     fails = "if classes are far from Gaussian, or if the first guesses are so poor that they confirm each other"
 
     def __init__(self, *, rounds: int = 10) -> None:
-        positive(rounds=rounds)
+        check_positive(rounds=rounds)
         self.rounds = rounds
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
@@ -81,9 +81,9 @@ class PseudoLabels(Attack):
             return Guess({name: same.expand(len(rows), -1) for name, rows in view.features.items()})
         x = {name: standardize(rows, view.features[split]).cpu() for name, rows in view.features.items()}
         if x[split].shape[1] > MAX_COLUMNS:
-            x = _principal(x, split, seed=int(torch.randint(2**31, (), generator=rng)))
+            x = _reduce(x, split, seed=int(torch.randint(2**31, (), generator=rng)))
         classes, labels = torch.unique(labels, return_inverse=True)
-        rules = [_rule(_moments(x[split][known], labels, len(classes))) or _linear(x[split][known], labels)]
+        rules = [_make_rule(_get_moments(x[split][known], labels, len(classes))) or _fit_lda(x[split][known], labels)]
         guessed = rules[0](x[split])
         for _ in range(self.rounds):
             pseudo = guessed.argmax(dim=1)
@@ -100,7 +100,7 @@ class PseudoLabels(Attack):
         return Guess(scores, budget={"fits": 1 + self.rounds * len(rules)})
 
 
-def _principal(x: Mapping[str, Tensor], split: str, seed: int) -> dict[str, Tensor]:
+def _reduce(x: Mapping[str, Tensor], split: str, seed: int) -> dict[str, Tensor]:
     """Return the first principal components of rows (n, p) by split, those of the rows of ``split``."""
     components = PCA(min(MAX_COLUMNS, len(x[split])), svd_solver="randomized", random_state=seed).fit(
         np.asarray(x[split])
@@ -113,15 +113,15 @@ def _fit_without_each_fold(x: Tensor, y: Tensor, fold: Tensor, known: Tensor) ->
     in_fold = [fold == k for k in range(int(fold.max()) + 1)]
     is_known = torch.zeros(len(y), dtype=torch.bool).index_fill(0, known, True)
     n_classes = int(y.max()) + 1
-    left_out = [_moments(x[rows & ~is_known], y[rows & ~is_known], n_classes) for rows in in_fold]
-    total = torch.stack(left_out).sum(0) + _moments(x[known], y[known], n_classes)
+    left_out = [_get_moments(x[rows & ~is_known], y[rows & ~is_known], n_classes) for rows in in_fold]
+    total = torch.stack(left_out).sum(0) + _get_moments(x[known], y[known], n_classes)
     return [
-        _rule(total - moments) or _linear(x[~rows | is_known], y[~rows | is_known])
+        _make_rule(total - moments) or _fit_lda(x[~rows | is_known], y[~rows | is_known])
         for rows, moments in zip(in_fold, left_out, strict=True)
     ]
 
 
-def _moments(x: Tensor, y: Tensor, n_classes: int) -> Tensor:
+def _get_moments(x: Tensor, y: Tensor, n_classes: int) -> Tensor:
     """Return by class the second moments (C, p + 1, p + 1) of rows (n, p) and a column of ones.
 
     They hold also the sum and the number of rows, and those of a part of the rows add up.
@@ -130,7 +130,7 @@ def _moments(x: Tensor, y: Tensor, n_classes: int) -> Tensor:
     return torch.stack([z[y == c].T @ z[y == c] for c in range(n_classes)])
 
 
-def _rule(moments: Tensor) -> Rule | None:
+def _make_rule(moments: Tensor) -> Rule | None:
     """Return the quadratic discriminant rule by the moments of classes; None if a class has too few rows for it."""
     counts, width = moments[:, -1, -1], moments.shape[1] - 1
     if counts.min() <= width:
@@ -152,7 +152,7 @@ def _evaluate_forms(form: Tensor, x: Tensor) -> Tensor:
     return ((z @ form) * z).sum(dim=2).T.log_softmax(dim=1)
 
 
-def _linear(x: Tensor, y: Tensor) -> Rule:
+def _fit_lda(x: Tensor, y: Tensor) -> Rule:
     """Return the rule of a linear discriminant analysis; for one row of each class, of a regression."""
     model = LogisticRegression()
     if len(y) > len(torch.unique(y)):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vflsec.base.checks import positive_or_none
+from vflsec.base.checks import check_positive_or_none
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import orient
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.releases import Releases, project_batches, read_releases, span
+from vflsec.inference.releases import Releases, find_span, project_batches, read_releases
 
 
 class Residual(Attack):
@@ -50,7 +50,7 @@ class Residual(Attack):
     fails = "if batches have far more rows than there are columns, and if many rows have the same columns"
 
     def __init__(self, *, releases: int | None = None) -> None:
-        positive_or_none(releases=releases)
+        check_positive_or_none(releases=releases)
         self.releases = releases
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
@@ -76,6 +76,6 @@ def solve_gradients(releases: Releases, inputs: Tensor) -> Tensor:
     """
     solved = torch.empty_like(releases.values)
     for indices in releases.group_by_message():
-        basis = span(inputs[releases.rows[indices]].to(solved.dtype))
+        basis = find_span(inputs[releases.rows[indices]].to(solved.dtype))
         solved[indices] = basis @ (basis.T @ releases.values[indices])
     return solved

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vflsec.base.checks import positive_or_none
+from vflsec.base.checks import check_positive_or_none
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import THRESHOLD
 from vflsec.core.message import Kind
@@ -41,14 +41,14 @@ class ResidualSign(Attack):
     fails = "if derivatives are encrypted or masked, and if labels were changed before training"
 
     def __init__(self, *, releases: int | None = None) -> None:
-        positive_or_none(releases=releases)
+        check_positive_or_none(releases=releases)
         self.releases = releases
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, C) of the training rows."""
         releases = read_releases(view, Kind.GRADIENT).take_first(self.releases)
         outputs = 1 if view.n_classes == 2 else view.n_classes
-        releases = releases._replace(values=-releases.values[:, :outputs]).steady()
+        releases = releases._replace(values=-releases.values[:, :outputs]).to_steady()
         score = releases.mean(releases.values)
         scores = torch.cat([-score, score], dim=1) if outputs == 1 else score
         return Guess({"train": scores}, budget={"releases": len(releases.rows)})

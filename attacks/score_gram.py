@@ -139,7 +139,7 @@ class _Table:
             InsufficientView: there are too few, or momentum from before the first step is unknown.
         """
         header = recording.header
-        steps = [step for step in _unbroken(recording) if step.has("rows", "scores")]
+        steps = [step for step in _find_longest(recording) if step.has("rows", "scores")]
         learning = sum(step.rate is not None for step in steps)
         if learning < 3:
             raise InsufficientView(f"expected 3 consecutive steps of training or more, got {learning}")
@@ -193,7 +193,7 @@ class _Table:
         return fit(model, start, PERMUTED if permuted else SWEEPS)
 
 
-def _unbroken(recording: Recording) -> list[RecordedStep]:
+def _find_longest(recording: Recording) -> list[RecordedStep]:
     """Return the longest run of steps in which the active party has all that moves W."""
     runs: list[list[RecordedStep]] = [[]]
     last = -1

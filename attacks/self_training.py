@@ -12,13 +12,13 @@ from sklearn.ensemble import ExtraTreesRegressor
 from torch import Tensor
 from torch.nn import functional as F
 
-from vflsec.base.checks import positive
+from vflsec.base.checks import check_positive
 from vflsec.core.attack import Attack
 from vflsec.core.scaling import standardize
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.fused import fuse_classes
 from vflsec.inference.opinion_pool import Opinion, pool_opinions
-from vflsec.inference.sources import EVERYTHING, SourceTable, Table, sources
+from vflsec.inference.sources import EVERYTHING, SourceTable, Table, list_sources
 
 WEIGHT = 3.0
 """Weight of an auxiliary row; a row with a guessed label has weight one."""
@@ -91,7 +91,7 @@ class SelfTraining(Attack):
     """Whether z has every table of the received messages; else, for gradients, only the means of thirds of training."""
 
     def __init__(self, *, iterations: int = 8) -> None:
-        positive(iterations=iterations)
+        check_positive(iterations=iterations)
         self.iterations = iterations
 
     def alone(self) -> Attack:
@@ -100,7 +100,7 @@ class SelfTraining(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return log posteriors (n, C), up to a constant of each row, for every split."""
-        held = {name: source for name, source in sources(view).items() if not source.rescaled}
+        held = {name: source for name, source in list_sources(view).items() if not source.rescaled}
         shared = {name: source for name, source in held.items() if view.features.keys() <= source.table.keys()}
         received = {name: source for name, source in held.items() if name not in shared}
         split, known = view.aux_split, F.one_hot(view.aux_labels, view.n_classes).double()

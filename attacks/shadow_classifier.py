@@ -62,38 +62,38 @@ class ShadowClassifier(Attack):
         split, known = view.aux_split, expect_shadows(view)
         y, (logits, members) = view.labels[split], known
         drawn = torch.randperm(len(y), generator=rng)[: ROWS // len(logits)].to(y.device)
-        of_shadows, inside = _confidences(logits, y), members[:, drawn]
+        of_shadows, inside = _score_classes(logits, y), members[:, drawn]
         # A shadow is left out of its own statistics. Were it left out alone, a mean over the others would tell whether
         # it was trained on the row: the one on the other half is left out, too, so that both have equal statistics.
         opposite = (members.double() @ (~members).double().T).argmax(dim=1)
         fair = inside != inside[opposite]  # not all, where the one on the other half diverged
         played = of_shadows[..., drawn]
-        features = _features(played, played, inside, left_out=opposite)[fair]
+        features = _make_features(played, played, inside, left_out=opposite)[fair]
         model = HistGradientBoostingClassifier(
             max_leaf_nodes=15, early_stopping=False, random_state=int(torch.randint(2**31, (), generator=rng))
         )
         model.fit(features.cpu().numpy(), inside[fair].cpu().numpy())
-        features = _features(_confidences(view.predictions[split], y), of_shadows, members)  # (n, F)
+        features = _make_features(_score_classes(view.predictions[split], y), of_shadows, members)  # (n, F)
         score = torch.from_numpy(model.decision_function(features.cpu().numpy()))
         return Guess({split: torch.stack([torch.zeros_like(score), score], dim=1)}, budget={"shadows": len(logits)})
 
 
-def _confidences(logits: Tensor, labels: Tensor) -> Tensor:
+def _score_classes(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the confidences (3, ..., n) of models, given logits (..., n, C)."""
     return torch.stack([x(logits, labels) for x in (log_odds, log_probability, log_rival)]).clamp(-BOUND, BOUND)
 
 
-def _features(x: Tensor, of_shadows: Tensor, members: Tensor, left_out: Tensor | None = None) -> Tensor:
+def _make_features(x: Tensor, of_shadows: Tensor, members: Tensor, left_out: Tensor | None = None) -> Tensor:
     """Return the features (..., n, F) of confidences ``x`` (3, ..., n), given those of all shadows (3, S, n).
 
     If ``left_out`` (S,) is given, those of shadow k, without shadows k and ``left_out[k]`` in its statistics.
     """
-    (m_in, s_in), (m_out, s_out) = (_moments(of_shadows, among, left_out) for among in (members, ~members))
+    (m_in, s_in), (m_out, s_out) = (_get_moments(of_shadows, among, left_out) for among in (members, ~members))
     above = torch.stack([x - m_in, x - m_out])
     return torch.cat([*above, *above.abs(), s_in, s_out, m_in - m_out]).movedim(0, -1)
 
 
-def _moments(values: Tensor, among: Tensor, left_out: Tensor | None) -> tuple[Tensor, Tensor]:
+def _get_moments(values: Tensor, among: Tensor, left_out: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation (3, ..., n) of the values (3, S, n) that are ``among`` (S, n)."""
 
     def total(x: Tensor) -> Tensor:

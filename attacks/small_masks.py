@@ -66,11 +66,11 @@ class SmallMasks(RecordingAttack):
         if longest is None or len(longest.mu) < 8 * width:
             raise InsufficientView(f"expected masked scores of {8 * width} samples under one W, got fewer")
         mu, scores = longest.mu, longest.scores
-        weights = narrowest(mu, scores)
-        halves = [narrowest(mu[part::2], scores[part::2]) for part in (0, 1)]
+        weights = find_narrowest(mu, scores)
+        halves = [find_narrowest(mu[part::2], scores[part::2]) for part in (0, 1)]
         size = float(sum(((mu @ half) ** 2).sum() for half in halves))
         apart = float(((mu @ (halves[0] - halves[1])) ** 2).sum()) / size if size else 1.0
-        p = p_value(mu, scores, halves)
+        p = get_p_value(mu, scores, halves)
         band = float(np.ptp(scores - mu @ weights, axis=0).max()) / 2
         note = f"W from {len(mu)} samples under masks of ±{band:.3g}; "
         note += f"the scores computed from two halves of the samples differ by {100 * apart:.1f} %; "
@@ -126,7 +126,7 @@ def _split_at_updates(recording: Recording) -> Iterator[MaskedRun]:
         yield MaskedRun(first, np.concatenate(mus), np.concatenate(values), added)
 
 
-def p_value(mu: Floats, scores: Floats, halves: Sequence[Floats]) -> float:
+def get_p_value(mu: Floats, scores: Floats, halves: Sequence[Floats]) -> float:
     """Return the p-value of scores that depend on mu: twice the lesser of those of two exact permutation tests.
 
     Either test stops early where there is nothing to find, which leaves it exact (Besag and Clifford 1991).
@@ -152,13 +152,13 @@ def p_value(mu: Floats, scores: Floats, halves: Sequence[Floats]) -> float:
     return min(1.0, 2 * least)
 
 
-def narrowest(mu: Floats, scores: Floats) -> Floats:
+def find_narrowest(mu: Floats, scores: Floats) -> Floats:
     """Return W (g, C) with the narrowest band of ``scores`` - ``mu`` W, the band's center left free."""
     columns = np.column_stack([mu, np.ones(len(mu))])
-    return np.column_stack([_minimax(columns, column)[:-1] for column in scores.T])
+    return np.column_stack([_fit_minimax(columns, column)[:-1] for column in scores.T])
 
 
-def _minimax(columns: Floats, values: Floats) -> Floats:
+def _fit_minimax(columns: Floats, values: Floats) -> Floats:
     """Return x with the least largest |values - columns x|: constraints are added until none is violated."""
     size = float(np.abs(values).max()) or 1.0
     values = values / size

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from vflsec.base.checks import positive_or_none
+from vflsec.base.checks import check_positive_or_none
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import separate
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.releases import percentiles, principal_component, read_releases
+from vflsec.inference.releases import find_component, rank_releases, read_releases
 
 
 class Spectral(Attack):
@@ -42,7 +42,7 @@ class Spectral(Attack):
     )
 
     def __init__(self, *, releases: int | None = None) -> None:
-        positive_or_none(releases=releases)
+        check_positive_or_none(releases=releases)
         self.releases = releases
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
@@ -51,9 +51,9 @@ class Spectral(Attack):
         scores = torch.zeros_like(releases.values[:, 0])
         agreed = scores.new_zeros(releases.n_rows)
         for indices in releases.group_by_epoch():
-            projected, rows = principal_component(releases.values[indices]), releases.rows[indices]
+            projected, rows = find_component(releases.values[indices]), releases.rows[indices]
             sign = torch.sign(projected @ agreed[rows])
             scores[indices] = projected * (sign if sign else 1.0)
             agreed[rows] += scores[indices] / scores[indices].std().clamp_min(torch.finfo(scores.dtype).tiny)
-        score = releases.mean(percentiles(releases, scores)[:, None])[:, 0]
+        score = releases.mean(rank_releases(releases, scores)[:, None])[:, 0]
         return Guess({"train": separate(view, score)}, budget={"releases": len(scores)})

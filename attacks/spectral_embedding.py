@@ -7,7 +7,7 @@ import torch
 from vflsec.core.attack import Attack
 from vflsec.core.auxiliary import separate
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.releases import principal_component
+from vflsec.inference.releases import find_component
 
 
 class SpectralEmbedding(Attack):
@@ -42,6 +42,6 @@ class SpectralEmbedding(Attack):
         assert view.model is not None
         with torch.no_grad():
             embedded = {split: view.model(x) for split, x in view.features.items()}
-        together = principal_component(torch.cat(list(embedded.values())))
+        together = find_component(torch.cat(list(embedded.values())))
         parts = dict(zip(embedded, torch.split(together, [len(h) for h in embedded.values()]), strict=True))
         return Guess({split: separate(view, score, train=parts["train"]) for split, score in parts.items()})

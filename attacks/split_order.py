@@ -7,7 +7,7 @@ import torch
 from vflsec.attacks.imputation import Imputation
 from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.trees.bounds import bounds
+from vflsec.inference.trees.bounds import find_bounds
 from vflsec.inference.trees.values import recover_columns
 
 
@@ -60,5 +60,5 @@ class SplitOrder(Attack):
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return values (n, d) for every split."""
         victim = view.victim or self.victim or next(name for name in view.parties if name not in view.party.split("+"))
-        known = bounds(view, victim)
+        known = find_bounds(view, victim)
         return Guess(recover_columns(view, victim), budget={} if known is None else {"units": len(known.units)})

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from sklearn.ensemble import ExtraTreesClassifier
 
-from vflsec.base.checks import positive
+from vflsec.base.checks import check_positive
 from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
 
@@ -37,7 +37,7 @@ class Trees(Attack):
     fails = "if the class is a smooth function of many columns"
 
     def __init__(self, *, trees: int = 200, leaf: int = 2) -> None:
-        positive(trees=trees, leaf=leaf)
+        check_positive(trees=trees, leaf=leaf)
         self.trees = trees
         self.leaf = leaf
 

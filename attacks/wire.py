@@ -17,9 +17,9 @@ from vflsec.base.errors import DataError, InsufficientView
 from vflsec.cipher.arithmetic.codec import cut
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.recording import RecordedMessage, Recording
-from vflsec.core.auxiliary import separate, sureness
+from vflsec.core.auxiliary import measure_sureness, separate
 from vflsec.core.view import Fact, Guess, Need, View
-from vflsec.inference.recordings.samples import RecordingAttack, get_ids, get_recording, places
+from vflsec.inference.recordings.samples import RecordingAttack, get_ids, get_recording, locate
 
 CIPHERTEXTS = ("columns", "packs", "ciphers", "share")
 """Fields of messages that hold ciphertexts."""
@@ -69,16 +69,16 @@ class Wire(RecordingAttack):
             InsufficientView: nothing is encrypted, or no message was recorded.
         """
         recording = get_recording(view)
-        n = _modulus(recording)
+        n = _get_modulus(recording)
         seen: dict[int, int] = {}
         faults: Counter[str] = Counter()
         layout = recording.header.layout
         parity, powers = _Parity(layout), _Powers(layout, n)
         messages = bad = 0
         for step in recording.steps():
-            contents = [_content(message, n) for message in step.messages]
+            contents = [_read(message, n) for message in step.messages]
             for content in contents:
-                kinds = set(_faults(content, n, seen))
+                kinds = set(_list_faults(content, n, seen))
                 faults.update(kinds)
                 messages += 1
                 bad += bool(kinds)
@@ -93,7 +93,7 @@ class Wire(RecordingAttack):
         text = f"{text}; of {messages} in all" if faults else f"no fault in {count(messages, 'message')}"
         untested = []
         for kind in (kind for kind in ANSWERS if parity.answers[kind]):
-            if ways := _ways(kind, parity, powers):
+            if ways := _list_ways(kind, parity, powers):
                 text += f"; re-randomization of {kind} tested by {ways}"
             else:
                 untested.append(f"re-randomization of {kind}: {_explain_gap(kind, parity)}")
@@ -125,12 +125,12 @@ class WireExponents(RecordingAttack):
             InsufficientView: no message carries an exponent for each row.
         """
         recording = get_recording(view)
-        n, sides = _modulus(recording), {"active": "sent", "passive": "received"}
+        n, sides = _get_modulus(recording), {"active": "sent", "passive": "received"}
         kinds: dict[str, dict[int, list[float]]] = {}
         for step in recording.steps():
             ids = get_ids(step).tolist()
             for message in step.messages:
-                exponents = _content(message, n).exponents
+                exponents = _read(message, n).exponents
                 from_active = message.direction == sides[recording.header.role]
                 if from_active and ids and len(exponents) and len(exponents) % len(ids) == 0:
                     means = exponents.reshape(-1, len(ids)).mean(axis=0)  # blocks of features, in each the rows
@@ -139,17 +139,17 @@ class WireExponents(RecordingAttack):
         if not kinds:
             raise InsufficientView("expected messages with an exponent for each row, got none")
         guesses = [_rank(view, kind, exponents) for kind, exponents in sorted(kinds.items())]
-        return max(guesses, key=lambda guess: sureness(view, guess) or 0.0)
+        return max(guesses, key=lambda guess: measure_sureness(view, guess) or 0.0)
 
 
 def _rank(view: View, kind: str, exponents: Mapping[int, list[float]]) -> Guess:
     means = torch.tensor([np.mean(numbers) for numbers in exponents.values()], dtype=torch.float64)
-    rows = places(get_recording(view), np.array(list(exponents)))
+    rows = locate(get_recording(view), np.array(list(exponents)))
     scores = torch.full((len(view.features["train"]),), float(means.mean()), dtype=torch.float64)
     return Guess({"train": separate(view, scores.index_copy(0, rows, means))}, notes=(f"exponents in clear in {kind}",))
 
 
-def _modulus(recording: Recording) -> int:
+def _get_modulus(recording: Recording) -> int:
     n = int.from_bytes(recording.header.n, "little")
     if not n:
         raise InsufficientView("expected encrypted messages, got a recording without a key")
@@ -165,7 +165,7 @@ class _Content(NamedTuple):
     rank: int
 
 
-def _content(message: RecordedMessage, n: int) -> _Content:
+def _read(message: RecordedMessage, n: int) -> _Content:
     """Read a message by its form alone, whatever implementation wrote it: integers in lists are exponents."""
     try:
         fields = msgspec.msgpack.decode(message.body)
@@ -184,7 +184,7 @@ def _content(message: RecordedMessage, n: int) -> _Content:
     return _Content(message.kind, ciphers, exponents, rank if isinstance(rank, int) else 0)
 
 
-def _faults(content: _Content, n: int, seen: dict[int, int]) -> Iterator[str]:
+def _list_faults(content: _Content, n: int, seen: dict[int, int]) -> Iterator[str]:
     """Yield what the form of one message gives away; ``seen`` has hashes of all randomizers and their ciphertexts."""
     if len(np.unique(content.exponents)) > 1:
         yield f"exponents in clear in {content.kind}"
@@ -286,17 +286,17 @@ class _Powers:
         share, delta = notes.get("share"), notes.get("delta")  # (g, C) in units of 2^-64; (B, C)
         by_kind = {content.kind: content for content in contents}
         layout = self.layout
-        asked, answered = _ciphers(by_kind, "Features", "columns"), _ciphers(by_kind, "MaskedScores", "ciphers")
+        asked, answered = _pick(by_kind, "Features", "columns"), _pick(by_kind, "MaskedScores", "ciphers")
         if share is not None and len(share) == layout.width <= len(asked) and answered:
             unit = 64 - layout.weight_precision
             exponents = [(int(w) + (1 << unit - 1) >> unit) % (1 << layout.ring) for w in share[:, 0]]
-            self._note("MaskedScores", lambda: self._product(asked, exponents) == answered[0] % self.n)
-        asked, answered = _ciphers(by_kind, "Features", "packs"), _ciphers(by_kind, "MaskedGradient", "ciphers")
+            self._note("MaskedScores", lambda: self._multiply(asked, exponents) == answered[0] % self.n)
+        asked, answered = _pick(by_kind, "Features", "packs"), _pick(by_kind, "MaskedGradient", "ciphers")
         if delta is not None and len(delta) and asked and answered:
             every = min(len(delta), layout.gradients.rows)  # the first ciphertext sums the first row of each pack
             units = np.rint(np.ldexp(delta[::every, 0], layout.delta_precision)).astype(np.int64).tolist()
-            self._note("MaskedGradient", lambda: self._product(asked, units) == answered[0] % self.n)
-        asked, answered = _ciphers(by_kind, "NoisedGradient", "share"), _ciphers(by_kind, "EncryptedDelta", "ciphers")
+            self._note("MaskedGradient", lambda: self._multiply(asked, units) == answered[0] % self.n)
+        asked, answered = _pick(by_kind, "NoisedGradient", "share"), _pick(by_kind, "EncryptedDelta", "ciphers")
         bits = layout.delta_precision + layout.delta_bits + 1
         rank = by_kind["EncryptedDelta"].rank if answered else 0
         if (
@@ -316,7 +316,7 @@ class _Powers:
             if test():
                 self.bare.add(kind)
 
-    def _product(self, bases: Sequence[int], exponents: Sequence[int]) -> gmpy2.mpz:
+    def _multiply(self, bases: Sequence[int], exponents: Sequence[int]) -> gmpy2.mpz:
         product = gmpy2.mpz(1)
         for base, exponent in zip(bases, exponents, strict=False):
             product = product * gmpy2.powmod(base, exponent, self.n) % self.n
@@ -340,11 +340,11 @@ class _Powers:
         return False
 
 
-def _ciphers(by_kind: Mapping[str, _Content], kind: str, name: str) -> Sequence[int]:
+def _pick(by_kind: Mapping[str, _Content], kind: str, name: str) -> Sequence[int]:
     return by_kind[kind].ciphers.get(name, ()) if kind in by_kind else ()
 
 
-def _ways(kind: str, parity: _Parity, powers: _Powers) -> str:
+def _list_ways(kind: str, parity: _Parity, powers: _Powers) -> str:
     """Return how the re-randomization of one kind of message was tested; empty where it was not."""
     ways = [f"{bits} bits"] if (bits := parity.bits(kind)) >= SURPLUS else []
     ways += [count(tested, "product")] if (tested := powers.tested[kind]) else []

@@ -18,8 +18,8 @@ from scipy.stats import rankdata
 
 from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
-from vflsec.results.metrics import METRICS, positive_score
-from vflsec.results.statistics import interval_over_seeds
+from vflsec.results.metrics import METRICS, score_positive
+from vflsec.results.statistics import bound_over_seeds
 from vflsec.run.adversary import TRIALS, fold_scores, tune
 from vflsec.run.spec import AuxSpec
 
@@ -79,7 +79,7 @@ class Ridge(Attack):
 
 def auc_by_ranks(scores: np.ndarray, labels: np.ndarray) -> float:
     """Return the AUC of two classes as ``METRICS`` does, without the checks of scikit-learn, which take most time."""
-    above = rankdata(positive_score(scores))[labels == 1]
+    above = rankdata(score_positive(scores))[labels == 1]
     return float((above.mean() - (len(above) + 1) / 2) / (len(labels) - len(above)))
 
 
@@ -120,7 +120,7 @@ def main() -> None:
     print("| world | tuned minus paper | 5 % of draws below | worst | largest minus paper |\n|---|---|---|---|---|")
     for name, world in WORLDS.items():
         by_tuning, by_score = np.array([differences(world, seed) for seed in range(draws)]).T
-        one, other = interval_over_seeds(by_tuning), interval_over_seeds(by_score)
+        one, other = bound_over_seeds(by_tuning), bound_over_seeds(by_score)
         low = np.quantile(by_tuning, 0.05)
         print(
             f"| {name} | {one.mean:+.4f} ({one.low:+.4f} to {one.high:+.4f}) | {low:+.3f} | {by_tuning.min():+.3f} "

@@ -50,7 +50,7 @@ class Line(NamedTuple):
 
 def evaluated(seeds: int, jobs: int) -> vflsec.Report:
     """Run what is missing of all attacks."""
-    names = [name for name in registry.entries("defenses") if name not in LEFT_OUT]
+    names = [name for name in registry.list_all("defenses") if name not in LEFT_OUT]
     return vflsec.evaluate(attack=ATTACKS, defense=names, seeds=seeds, aux={"folds": 0}, out=FOLDER, jobs=jobs)
 
 

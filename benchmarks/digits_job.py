@@ -26,7 +26,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor
 
-from vflsec.base.seeds import derive, generator
+from vflsec.base.seeds import derive, make_rng
 from vflsec.core import registry
 from vflsec.core.defense import Defense, Release
 from vflsec.core.federation import Federation
@@ -35,8 +35,8 @@ from vflsec.core.party import Party
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import GroundTruth, View
 from vflsec.results.metrics import accuracy
-from vflsec.results.statistics import Interval, interval_over_seeds
-from vflsec.run.adversary import draw_auxiliary, view_of
+from vflsec.results.statistics import Interval, bound_over_seeds
+from vflsec.run.adversary import draw_auxiliary, observe
 from vflsec.run.score import score
 from vflsec.run.spec import AuxSpec
 from vflsec.run.training import limit_threads
@@ -89,7 +89,7 @@ def make_federation(x: dict[str, Tensor], y: dict[str, Tensor], s: float, seed: 
             name,
             {split: pictures[:, half].contiguous() for split, pictures in x.items()},
             channel,
-            noise=partial(generator, seed, "noise", name),
+            noise=partial(make_rng, seed, "noise", name),
             labels=y if name == "active" else None,
             defenses=[ClippedNoise(s)],
         )
@@ -107,7 +107,7 @@ def run(x: dict[str, Tensor], y: dict[str, Tensor], s: float, seed: int, *, full
     budget = {"epochs": 25, "steps": 1024} if full else {"epochs": 6, "steps": 200}
     attack = registry.build("attacks", "mc", mode="mixmatch", batch=10, lr=2e-3, **budget)
     aux = draw_auxiliary(y["train"], 10, AuxSpec(n=100), seed)
-    guess = attack(view_of(trained, federation.passive, aux), seed=derive(seed, "attack"))
+    guess = attack(observe(trained, federation.passive, aux), seed=derive(seed, "attack"))
     scored = score(guess, GroundTruth(federation.active.labels), headline="accuracy", exclude=aux, seed=seed)
     return {
         "main": accuracy(trained.predict("test").numpy(), y["test"].numpy()),
@@ -153,7 +153,7 @@ def main(full: bool, seeds: int) -> None:
 
 
 def _mean(found: list[dict[str, float]], name: str) -> str:
-    interval: Interval = interval_over_seeds([one[name] for one in found])
+    interval: Interval = bound_over_seeds([one[name] for one in found])
     return f"{interval.mean:.3f} ±{interval.high - interval.mean:.3f}"
 
 

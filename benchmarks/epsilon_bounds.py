@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import optimize, stats
 
-from vflsec.results.canaries import CONFIDENCE, QUANTILES, Floats, Tradeoff, count_above, divide, lower_rate
+from vflsec.results.canaries import CONFIDENCE, QUANTILES, Floats, Tradeoff, bound_rate, count_above, divide
 
 Least = Callable[[Floats, Floats], Floats]
 """From false and true positive rates (k,) to the least parameters (k,) that allow them."""
@@ -89,10 +89,10 @@ def _points(absent: Floats, present: Floats, thresholds: Floats, error: float) -
     """Return two points of bounds (false, true positive rate) for each threshold, each wrong at most with ``error``."""
     n, m, equal = len(absent), len(present), min(len(absent), len(present))
     fpr, tpr = (
-        1 - lower_rate(n - count_above(absent, thresholds), n, error / 2),
-        lower_rate(count_above(present, thresholds), m, error / 2),
+        1 - bound_rate(n - count_above(absent, thresholds), n, error / 2),
+        bound_rate(count_above(present, thresholds), m, error / 2),
     )
-    right = lower_rate(
+    right = bound_rate(
         equal - count_above(absent[:equal], thresholds) + count_above(present[:equal], thresholds), 2 * equal, error
     )
     return [(fpr, tpr), (1 - right, right)]

@@ -34,7 +34,7 @@ from vflsec.audit.transcript_lines import Sent
 from vflsec.cli import cli
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.encode import densify
-from vflsec.data.partition import DataSpec, Partition, partition
+from vflsec.data.partition import DataSpec, Partition, split_dataset
 from vflsec.run.plan import load_dataset
 from vflsec.run.spec import AuxSpec
 
@@ -84,7 +84,7 @@ def train(name: str, rows: int, defense: str, seed: int) -> Trained:
     first = [order[labels[order] == label][k] for label in np.unique(labels) for k in (0, 1)]  # both splits have all
     train_rows = np.unique(np.concatenate([first[::2], np.setdiff1d(order[: int(0.75 * len(ids))], first[1::2])]))
     subject = Subject("x", "passive_1", "passive", "0", train=pd.Index(ids[train_rows], dtype=object))
-    split = partition(foreign.assign_roles(dataset, subject, None, None)[0], DataSpec(), 0)
+    split = split_dataset(foreign.assign_roles(dataset, subject, None, None)[0], DataSpec(), 0)
     names = np.concatenate([split.ids["train"], split.ids["test"]]).astype(str)
     x = {
         party: torch.from_numpy(np.concatenate([densify(held.features[part]) for part in foreign.SPLITS])).float()

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.core.defense import Defense, Release
 from vflsec.core.message import Kind, Transcript
 from vflsec.core.method import Trained
@@ -96,7 +96,7 @@ def opposite_rows(defense: Defense, *, releases: int = 1, trials: int = 40_000, 
     present = torch.arange(trials) % 2
     x = torch.zeros(trials, 3)
     x[:, 0] = 50.0 * (2.0 * present - 1)
-    rng = generator(seed, "trials")
+    rng = make_rng(seed, "trials")
     release = Release("a", "b", Kind.EMBEDDING, 0, "train", "value", None, None, rng)
     received = torch.stack([defense.on_embedding(x, release)[:, 0] for _ in range(releases)])
     if getattr(defense, "order", 2) == 1:
@@ -108,7 +108,7 @@ def opposite_gradients(defense: Defense, size: float, *, releases: int = 1, tria
     """Distinguish the gradients ``size`` and ``-size`` of one entry by how often ``ppdl`` releases a positive value."""
     received = torch.zeros(trials)
     present = torch.arange(trials) % 2
-    rng = generator(3, "trials")
+    rng = make_rng(3, "trials")
     release = Release("a", "b", Kind.GRADIENT, 0, "train", "value", None, None, rng)
     for i in range(trials):
         g = torch.full((1, 1), size * (2.0 * float(present[i]) - 1))
@@ -119,7 +119,7 @@ def opposite_gradients(defense: Defense, size: float, *, releases: int = 1, tria
 def either_label(defense: Defense, *, n_classes: int = 2, trials: int = 40_000, seed: int = 3) -> Game:
     """Distinguish the labels 0 and 1 of C classes by the randomized label."""
     present = torch.arange(trials) % 2
-    rng = generator(seed, "trials")
+    rng = make_rng(seed, "trials")
     randomized = defense.on_labels(present, features=present[:, None], n_classes=n_classes, rng=rng)
     return _game((randomized == 1).float(), present, [defense.privacy_spent(1)])
 
@@ -134,7 +134,7 @@ def opposite_updates(defense: Defense, *, updates: int = 1, trials: int = 10_000
         seed: of the noise.
     """
     modules = nn.ModuleDict({"bottom": nn.Linear(1, 1, bias=False)}).double()
-    weight, rng = modules["bottom"].weight, generator(seed, "trials")
+    weight, rng = modules["bottom"].weight, make_rng(seed, "trials")
     received = np.zeros((2, trials // 2))
     for own, extreme in enumerate((-100.0, 100.0)):
         with defense.training_hooks(modules, ()):
@@ -161,7 +161,7 @@ def labels_by_their_gradients(*defenses: str, epochs: int = 4, rows: int = 8000)
     federation, method = build_federation(cell, "cpu"), build_method(cell)
     labels = federation.active.labels["train"]
     tossed = torch.arange(len(labels)) % 2 == 0
-    labels[tossed] = torch.randint(0, 2, (int(tossed.sum()),), generator=generator(5, "coins"))
+    labels[tossed] = torch.randint(0, 2, (int(tossed.sum()),), generator=make_rng(5, "coins"))
     tap = Transcript(frozenset({"passive_1"}), frozenset({Kind.GRADIENT}))
     federation.channel.taps.append(tap)
     trained = method.fit(federation)
@@ -186,7 +186,7 @@ def members_by_their_loss(*defenses: str) -> Game:
     cell = _cell(defenses, rows=1500, columns=20, signal="none", train=train, model=ModelSpec(bottom=(64,)))
     federation, method = build_federation(cell, "cpu"), build_method(cell)
     for split, y in federation.active.labels.items():
-        y.copy_(torch.randint(0, 2, y.shape, generator=generator(5, "coins", split)))
+        y.copy_(torch.randint(0, 2, y.shape, generator=make_rng(5, "coins", split)))
     trained = method.fit(federation)
     losses = {
         split: F.cross_entropy(trained.predict(split), federation.active.labels[split], reduction="none").numpy()

@@ -19,16 +19,23 @@ from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import train_test_split
 
-from vflsec.results.analysis.intervals import DIFFERENCE, SeedValue, detectable_advantage, headline, interval, measure
+from vflsec.results.analysis.intervals import (
+    DIFFERENCE,
+    SeedValue,
+    find_detectable,
+    get_headline,
+    make_interval,
+    measure,
+)
 from vflsec.results.analysis.trainings import MAX_SEEDS, list_stops
 from vflsec.results.metrics import METRICS
 from vflsec.results.records.schema import Block
 from vflsec.results.statistics import (
     GROUPS,
     SHARE,
+    bound_over_seeds,
+    combine_errors,
     draw_groups,
-    error_over_seeds_and_rows,
-    interval_over_seeds,
     leave_out_groups,
 )
 
@@ -92,8 +99,8 @@ def split(one: World, seed: int, planted: float | None = None) -> dict[str, Bloc
 def measures(blocks: Sequence[dict[str, Block]]) -> dict[str, list[SeedValue]]:
     """Return what a report has of the seeds of one world."""
     return {
-        "utility": [headline(own["utility"]) for own in blocks],
-        "leak": [headline(own["leak"]) for own in blocks],
+        "utility": [get_headline(own["utility"]) for own in blocks],
+        "leak": [get_headline(own["leak"]) for own in blocks],
         "advantage": [measure(sub, own["leak"], own["alone"]) for own in blocks],
         "CAP": [measure(lambda u, a: u * (1 - a), own["utility"], own["leak"]) for own in blocks],
     }
@@ -110,9 +117,12 @@ def covered(found: Sequence[dict[str, list[SeedValue]]], name: str) -> tuple[flo
     """Return how often the interval holds the truth, and that over seeds, and half the width of the first."""
     truth = np.mean([seed.value for one in found for seed in one[name]])
     ends = np.array(
-        [interval(one[name], len(one[name]), DIFFERENCE if name == "advantage" else SHARE)["ci95"] for one in found]
+        [
+            make_interval(one[name], len(one[name]), DIFFERENCE if name == "advantage" else SHARE)["ci95"]
+            for one in found
+        ]
     )
-    simple = np.array([interval_over_seeds([seed.value for seed in one[name]])[1:3] for one in found])
+    simple = np.array([bound_over_seeds([seed.value for seed in one[name]])[1:3] for one in found])
     new, old = (float(np.mean((each[:, 0] <= truth) & (truth <= each[:, 1]))) for each in (ends, simple))
     return new, old, float(np.mean(ends[:, 1] - ends[:, 0]) / 2)
 
@@ -141,9 +151,9 @@ def planted(rows: int, worlds: int, seeds: int, deviations: Sequence[float]) -> 
             for one in drawn
         ]
         advantages = [[measure(sub, *pair) for pair in one] for one in pairs]
-        lows = [interval(one, seeds, DIFFERENCE)["ci95"][0] for one in advantages]
+        lows = [make_interval(one, seeds, DIFFERENCE)["ci95"][0] for one in advantages]
         true = float(np.mean([own.value for one in advantages for own in one]))
-        stated = float(np.mean([detectable_advantage(one, seeds) or 0.0 for one in pairs]))
+        stated = float(np.mean([find_detectable(one, seeds) or 0.0 for one in pairs]))
         every.append(Planted(size, true, float(np.mean(np.array(lows) > 0)), stated))
     return every
 
@@ -163,7 +173,7 @@ def stopped(until: float, worlds: int) -> tuple[float, float]:
     for _ in range(worlds):
         values = rng.normal(size=MAX_SEEDS)
         for n in list_stops(MAX_SEEDS):
-            margin = error_over_seeds_and_rows(values[:n].tolist(), np.zeros((n, GROUPS)).tolist()).margin
+            margin = combine_errors(values[:n].tolist(), np.zeros((n, GROUPS)).tolist()).margin
             if margin <= until:
                 break
         held += abs(values[:n].mean()) <= margin

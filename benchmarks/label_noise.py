@@ -24,10 +24,10 @@ from vflsec.base.errors import Diverged
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.recording import Header, Recording, RecordingWriter
 from vflsec.core.method import Trained
-from vflsec.results.statistics import interval_over_seeds
+from vflsec.results.statistics import bound_over_seeds
 from vflsec.run import spec as specs
 from vflsec.run.federation import build_federation, build_method
-from vflsec.run.plan import training_cell
+from vflsec.run.plan import build_cell
 from vflsec.run.score import measure
 from vflsec.run.training import limit_threads
 from vflsec.testing.recordings import attack_recording
@@ -69,7 +69,7 @@ def run(method: str, noise: float, rate: float, seed: int, **settings: Any) -> F
     spec = specs.read_training(
         {"dataset": DATASET, "methods": [method], "fixed": [phe], "model": {"cut": 10}, "train": train}
     )
-    cell = training_cell(spec, method, seed)
+    cell = build_cell(spec, method, seed)
     federation, learner = build_federation(cell, "cpu"), build_method(cell)
     learner.build(federation)
     with tempfile.TemporaryDirectory() as folder, limit_threads():
@@ -126,7 +126,7 @@ class Line(NamedTuple):
 
 
 def _mean(values: Sequence[float]) -> str:
-    interval = interval_over_seeds(values)
+    interval = bound_over_seeds(values)
     return f"{interval.mean:.3f} ±{interval.high - interval.mean:.3f}"
 
 

@@ -16,13 +16,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.core.defense import Release
 from vflsec.core.message import Kind
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.defenses.iso import IsotropicNoise
-from vflsec.defenses.marvell import Marvell, moments, solve
+from vflsec.defenses.marvell import Marvell, get_moments, solve
 from vflsec.defenses.max_norm import MaxNorm
 from vflsec.defenses.perp import PerpendicularNoise
 from vflsec.run.federation import build_federation, build_method
@@ -60,16 +60,16 @@ def training(name: str | None) -> float:
 
 def calls() -> dict[str, Callable[[], object]]:
     """Return what is timed alone, on one batch of two Gaussian classes."""
-    rng = generator(0, "benchmark")
+    rng = make_rng(0, "benchmark")
     labels = (torch.rand(ROWS, generator=rng) < 0.2).long()
     g = torch.randn(ROWS, WIDTH, generator=rng) * (0.5 + labels[:, None]) + 0.2 * labels[:, None]
     release = Release("active", "passive_1", Kind.GRADIENT, 0, "train", "value", None, labels, rng)
-    found = moments(g.double(), labels == 1)
+    found = get_moments(g.double(), labels == 1)
     assert found is not None
     made = [Marvell(4.0), Marvell(1.0, error=0.45), IsotropicNoise(1.0), MaxNorm(1.0), PerpendicularNoise(1.0)]
     return {
         "marvell's search": lambda: solve(found.u, found.v, found.g, WIDTH, found.p, 4 * found.g),
-        "marvell's moments": lambda: moments(g.double(), labels == 1),
+        "marvell's moments": lambda: get_moments(g.double(), labels == 1),
         **{f"a release, {defense!r}": lambda defense=defense: defense.on_gradient(g, release) for defense in made},
     }
 

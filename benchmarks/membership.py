@@ -23,7 +23,7 @@ from vflsec.results.records.schema import Result
 from vflsec.run import engine
 from vflsec.run import spec as specs
 from vflsec.run.store import Store
-from vflsec.run.training import batches
+from vflsec.run.training import split_shadows
 
 JOBS: dict[str, dict[str, Any]] = {
     "21,000 labels, 20 epochs": {},
@@ -49,7 +49,7 @@ def evaluated(dataset: str, seeds: int, attacks: Iterable[str], **job: Any) -> t
 @click.option("--shadows", default=64, show_default=True)
 def main(dataset: str, seeds: int, shadows: int) -> None:
     """Print the table."""
-    few = len(batches(shadows)[0])
+    few = len(split_shadows(shadows)[0])
     attacks = ["membership", f"lira:shadows={few}"]
     attacks += [f"{name}:shadows={shadows}{mode}" for name in ("lira", "rmia") for mode in ("", ",mode=offline")]
     attacks.append(f"shadow-classifier:shadows={shadows}")

@@ -40,11 +40,11 @@ from rich.progress import track
 from scipy import stats
 
 from vflsec.results.metrics import METRICS
-from vflsec.results.statistics import Interval, interval_over_seeds
+from vflsec.results.statistics import Interval, bound_over_seeds
 from vflsec.run import spec as specs
 from vflsec.run import training
 from vflsec.run.cell import Cell
-from vflsec.run.plan import training_cell
+from vflsec.run.plan import build_cell
 from vflsec.run.store import Store
 
 Measured = dict[str, Any]
@@ -223,7 +223,7 @@ def cell(experiment: Experiment, arm: Arm, seed: int, *settings: str) -> Cell:
     """Return one training; later settings win."""
     base = {"dataset": experiment.dataset, "methods": [arm.method], "model": {"encoder": "auto"}}
     spec = specs.read_training(specs.merge(base, (*experiment.common, *arm.settings, *settings)))
-    return training_cell(spec, arm.method, seed)
+    return build_cell(spec, arm.method, seed)
 
 
 def measured(one: Cell, store: Store) -> Measured:
@@ -319,9 +319,9 @@ def judge(difference: Interval) -> str:
 
 def leave_one_out(differences: Sequence[float]) -> int:
     """Return without how many single seeds the rest reads as all of them do."""
-    whole = read(interval_over_seeds(differences))
+    whole = read(bound_over_seeds(differences))
     rests = [[*differences[:i], *differences[i + 1 :]] for i in range(len(differences))]
-    return sum(bool(rest) and read(interval_over_seeds(rest)) == whole for rest in rests)
+    return sum(bool(rest) and read(bound_over_seeds(rest)) == whole for rest in rests)
 
 
 def widened(difference: Interval, tests: int) -> Interval:
@@ -353,9 +353,7 @@ def compare(rows: Mapping[str, Mapping[str, list[Measured]]], more: str, less: s
         values = [(rows[more][a][seed]["test"], rows[less][b][seed]["test"]) for a, b in pairs]
         if all(a is not None and b is not None for a, b in values):
             differences.append(statistics.fmean(a - b for a, b in values))
-    difference = (
-        interval_over_seeds(differences) if differences else Interval(float("nan"), float("nan"), float("nan"), 0)
-    )
+    difference = bound_over_seeds(differences) if differences else Interval(float("nan"), float("nan"), float("nan"), 0)
     text = f"{more} > {less}" if more != less else f"{more}, {pairs[0][0]} > {pairs[0][1]}"
     seeds = len(next(iter(rows[more].values())))
     stable = leave_one_out(differences)
@@ -479,7 +477,7 @@ def _plain(records: Sequence[Measured]) -> str:
     values = [record["test"] for record in records if record["test"] is not None]
     if not values:
         return "–"
-    interval = interval_over_seeds(values)
+    interval = bound_over_seeds(values)
     lost = "" if len(values) == len(records) else f" ({len(values)}/{len(records)})"
     return f"{interval.mean:.3f} ±{interval.high - interval.mean:.3f}{lost}"
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn import functional as F
 
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.core.federation import Federation
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
@@ -73,7 +73,7 @@ def joint_loop(federation: Federation) -> None:
     parameters = [p for module in (*bottoms, top) for p in module.parameters()]
     optimizer = torch.optim.Adam(parameters, 1e-3, fused=True)
     features, labels = [party.features["train"] for party in parties], federation.active.labels["train"]
-    order = generator(federation.seed, "batches", "train")
+    order = make_rng(federation.seed, "batches", "train")
     for _ in range(EPOCHS):
         total = torch.zeros(())
         for rows in torch.split(torch.randperm(len(labels), generator=order), 256):

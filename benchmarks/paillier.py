@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_limits
 
-from vflsec.cipher.arithmetic.cost import units, work
+from vflsec.cipher.arithmetic.cost import count_ops, time_units
 from vflsec.cipher.arithmetic.keys import Keys
 from vflsec.cipher.arithmetic.layout import MODES, CipherLayout, Mode
 from vflsec.cipher.arithmetic.linear_sgd import PRECISION, LinearSgd
@@ -147,7 +147,7 @@ def ours(layout: CipherLayout) -> Measured:
 
 def limit(layout: CipherLayout) -> float:
     """Return the seconds that the counted multiplications of one batch take."""
-    pairs = zip(work(layout, SAMPLES // ROWS), units(layout.bits, layout.mode, UNIT_SECONDS), strict=True)
+    pairs = zip(count_ops(layout, SAMPLES // ROWS), time_units(layout.bits, layout.mode, UNIT_SECONDS), strict=True)
     return sum(count * seconds for count, seconds in pairs)
 
 

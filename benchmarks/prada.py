@@ -33,13 +33,13 @@ from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.core.federation import load_states
 from vflsec.core.message import Step
 from vflsec.core.method import Trained
-from vflsec.nn.feature_groups import DROPOUT, DomainDiscriminators, ParallelLinear, UnitLength, parallel_layers
+from vflsec.nn.feature_groups import DROPOUT, DomainDiscriminators, ParallelLinear, UnitLength, build_layers
 from vflsec.results.metrics import auc, ks
 from vflsec.run import spec as specs
 from vflsec.run import training
 from vflsec.run.cell import Cell
-from vflsec.run.federation import build_federation, build_method, partition_of
-from vflsec.run.plan import load_dataset, training_cell
+from vflsec.run.federation import build_federation, build_method, get_partition
+from vflsec.run.plan import build_cell, load_dataset
 from vflsec.run.store import StageFacts, Store
 
 Measured = dict[str, Any]
@@ -168,7 +168,7 @@ def cell(arm: Arm, positives: int, seed: int, *more: str) -> Cell:
     """Return one training."""
     settings = (*arm.settings, f"data.options.ratio={RATIOS[positives]}", *more)
     spec = specs.read_training(specs.merge({"dataset": "census-domains", "methods": [arm.method]}, settings))
-    return training_cell(spec, arm.method, seed)
+    return build_cell(spec, arm.method, seed)
 
 
 def measured(arm: Arm, positives: int, seed: int, store: Store) -> Measured:
@@ -215,7 +215,7 @@ def pretrained(arm: Arm, seed: int, phase: str, store: Store) -> Path:
 def _official(one: Cell) -> np.ndarray:
     """Return which test rows are of the official test set: nobody has adapted to these."""
     adapted = load_dataset(one.dataset, **one.data.options).draw(one.seed).adaptation
-    return ~np.isin(partition_of(one).ids["test"], adapted)
+    return ~np.isin(get_partition(one).ids["test"], adapted)
 
 
 Found = dict[str, dict[str, list[Measured]]]
@@ -408,10 +408,10 @@ def stepper(one_by_one: bool) -> Callable[[], None]:
     if one_by_one:
         linears = [layer for layer in bottom.extractors if isinstance(layer, ParallelLinear)]
         sizes = list(zip(linears[0].inputs, *([m.out_features for m in layer.maps] for layer in linears), strict=True))
-        alone = [nn.Sequential(*parallel_layers([size], dropout=DROPOUT), UnitLength(size[-1:])) for size in sizes]
+        alone = [nn.Sequential(*build_layers([size], dropout=DROPOUT), UnitLength(size[-1:])) for size in sizes]
         bottom.extractors = OneByOne(linears[0].inputs, alone)
         tell.layers = OneByOne(bottom.widths, [DomainDiscriminators([width]).layers for width in bottom.widths])
-    trainer = method.adversarial(federation)
+    trainer = method.make_adversarial(federation)
     trainer._switch(training=True)
     optimizers, labels, number = trainer._optimizers(), federation.source.labels["source"], count()
     order = torch.Generator().manual_seed(0)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vflsec
-from vflsec.data.partition import DataSpec, partition
+from vflsec.data.partition import DataSpec, split_dataset
 
 EPOCHS, PAIRS, BATCH = 20, 7, 256
 
@@ -48,7 +48,7 @@ def train(x: Tensor, z: Tensor, y: Tensor, folder: Path | None) -> float:
 def main() -> None:
     """Print the ratio of each pair's times, and the size on disk."""
     torch.set_num_threads(1)
-    data = partition(vflsec.load_dataset("credit-default"), DataSpec(), 0)
+    data = split_dataset(vflsec.load_dataset("credit-default"), DataSpec(), 0)
     x, z = (torch.from_numpy(own.features["train"]) for own in data.parties.values())
     y = torch.tensor(data.labels["train"])
     ratios = []

@@ -24,7 +24,7 @@ import click
 import numpy as np
 
 import vflsec
-from vflsec.results.statistics import interval_over_seeds
+from vflsec.results.statistics import bound_over_seeds
 
 PAGE = Path(__file__).parents[1] / "docs" / "two_companies.md"
 NOISE = (0.0, 0.3, 1.0, 3.0)
@@ -101,7 +101,7 @@ def follows(lines: Sequence[tuple[float, Sequence[Found]]], alone: float) -> str
 
 
 def _mean(values: Sequence[float]) -> str:
-    interval = interval_over_seeds(values)
+    interval = bound_over_seeds(values)
     return f"{interval.mean:.3f} ±{interval.high - interval.mean:.3f}"
 
 

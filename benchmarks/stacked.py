@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
 
-from vflsec.nn.stacked import runs, stack, stack_modules
+from vflsec.nn.stacked import split_runs, stack, stack_modules
 
 CASES = ((3, 256, 12, 64, 2), (5, 256, 12, 64, 2), (10, 64, 30, 64, 2), (5, 256, 100, 128, 10), (20, 80, 64, 32, 2))
 """Runs, batch, columns, hidden width, classes."""
@@ -55,7 +55,7 @@ def measure(n_runs: int, batch: int, columns: int, width: int, classes: int) -> 
             optimizer.zero_grad()
             F.cross_entropy(joint(inputs[at]), targets[at]).backward()
             optimizer.step()
-        return [torch.stack(runs(parameter)) for parameter in joint.parameters()]
+        return [torch.stack(split_runs(parameter)) for parameter in joint.parameters()]
 
     def func(*, gradients: bool) -> list[Tensor]:
         made = models()

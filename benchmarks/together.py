@@ -41,7 +41,7 @@ def cells(dataset: str, seeds: int) -> list[Cell]:
     """Return the different trainings, the seeds of one strength after the other."""
     defenses = [{"name": "iso", "strengths": [0, 1, 5, 25]}]
     spec = specs.read({"dataset": dataset, "attacks": ["mc"], "seeds": seeds, "defenses": defenses})
-    return list({row.cell.key: row.cell for row in plan.trials(spec)}.values())
+    return list({row.cell.key: row.cell for row in plan.list_trials(spec)}.values())
 
 
 def states(trained: training.Trained | None) -> list[torch.Tensor]:

@@ -27,19 +27,19 @@ from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 
 from vflsec.base.layout import Layout
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.core import registry
 from vflsec.core.federation import Federation
 from vflsec.core.message import Channel, Kind, Transcript
 from vflsec.core.party import Party
 from vflsec.core.settings import ModelSpec, TrainSpec
-from vflsec.inference.trees.bounds import bounds
+from vflsec.inference.trees.bounds import find_bounds
 from vflsec.inference.trees.values import solve_bins
 from vflsec.methods.secureboost import SecureBoost
 from vflsec.run import spec as specs
-from vflsec.run.adversary import view_of
+from vflsec.run.adversary import observe
 from vflsec.run.federation import build_federation
-from vflsec.run.plan import training_cell
+from vflsec.run.plan import build_cell
 from vflsec.run.training import limit_threads
 
 DATASETS = ("credit-default", "census-income", "flights")
@@ -53,7 +53,7 @@ SIZES, WIDTHS, MEASURED = (1000, 2000, 4000), (8, 16, 32), 5
 def federation_of(dataset: str, seed: int) -> Federation:
     """Return the parties with the data of one seed."""
     spec = specs.read_training({"dataset": dataset, "methods": ["secureboost"]})
-    return build_federation(training_cell(spec, "secureboost", seed), "cpu")
+    return build_federation(build_cell(spec, "secureboost", seed), "cpu")
 
 
 def method(exchange: str = "masked", **options: Any) -> SecureBoost:
@@ -146,8 +146,8 @@ def orders(dataset: str, seeds: int) -> Iterable[list[str]]:
         trained = method().fit(federation)
         trained.predict("test")
         messages = tuple(m for m in tap.messages if "active" in (m.sender, m.receiver))
-        view = view_of(trained, [federation.active], torch.zeros(0, dtype=torch.long), messages)
-        victim, known = federation.parties["passive_1"], bounds(view, "passive_1")
+        view = observe(trained, [federation.active], torch.zeros(0, dtype=torch.long), messages)
+        victim, known = federation.parties["passive_1"], find_bounds(view, "passive_1")
         assert known is not None
         numbers = {"train": solve_bins(view, "passive_1"), "test": known.expected["test"]}
         for unit in (u for u, unit in enumerate(known.units) if unit.ordered):
@@ -177,7 +177,7 @@ class Cost(NamedTuple):
 
 def encrypted(rows: int, bins: int, bits: int) -> Cost:
     """Return the cost of trees whose passive party has COLUMNS columns of normal numbers."""
-    rng, channel, parties = generator(rows, "columns"), Channel(), {}
+    rng, channel, parties = make_rng(rows, "columns"), Channel(), {}
     x = torch.randn(rows, COLUMNS + 1, generator=rng)
     y = (x.sum(dim=1) + torch.randn(rows, generator=rng) > 0).long()
     for name, columns in (("active", x[:, :1]), ("passive_1", x[:, 1:])):
@@ -185,7 +185,7 @@ def encrypted(rows: int, bins: int, bits: int) -> Cost:
             name,
             {"train": columns},
             channel,
-            noise=partial(generator, 0, "noise", name),
+            noise=partial(make_rng, 0, "noise", name),
             layout=Layout.numeric(columns.shape[1]),
             labels={"train": y} if name == "active" else None,
         )

@@ -23,10 +23,10 @@ from torch import nn
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data import encode
 from vflsec.data.dataset import PartyTable, VerticalDataset
-from vflsec.data.partition import DataSpec, Partition, partition
+from vflsec.data.partition import DataSpec, Partition, split_dataset
 from vflsec.run import federation as federations
 from vflsec.run import spec as specs
-from vflsec.run.plan import training_cell
+from vflsec.run.plan import build_cell
 
 BATCH = TrainSpec().batch
 CUT = 2
@@ -54,7 +54,7 @@ def measure(kind: str, rows: int, categories: int, columns: int, epochs: int, an
     torch.set_num_threads(1)
     if kind == "dense":
         encode.WIDE = 10**9
-    data = partition(clicks(rows, categories, columns), DataSpec(), 0)
+    data = split_dataset(clicks(rows, categories, columns), DataSpec(), 0)
     start = time.process_time()
     ends = [start, *(bare if kind == "bare" else vflsec)(data, epochs)]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -63,9 +63,9 @@ def measure(kind: str, rows: int, categories: int, columns: int, epochs: int, an
 
 def vflsec(data: Partition, epochs: int) -> list[float]:
     """Train split learning; return when each epoch ended."""
-    federations.partition_of = lambda cell: data
+    federations.get_partition = lambda cell: data
     spec = specs.read_training({"dataset": "digits", "methods": ["fedsplitnn"], "train": {"epochs": epochs}})
-    cell = training_cell(spec, spec.methods[0], 0)
+    cell = build_cell(spec, spec.methods[0], 0)
     federation, method, ends = federations.build_federation(cell, "cpu"), federations.build_method(cell), []
     method.fit(federation, lambda *_: ends.append(time.process_time()))
     return ends

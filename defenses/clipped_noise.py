@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from vflsec.base.checks import positive
+from vflsec.base.checks import check_positive
 from vflsec.base.errors import UsageError
 from vflsec.core.defense import Defense, Release
 from vflsec.core.message import Kind
@@ -61,7 +61,7 @@ class ClippedNoise(Defense):
         unit: Literal["noise", "1/epsilon"] = "noise",
     ) -> None:
         super().__init__(strength, at=at)
-        positive(clip=clip)
+        check_positive(clip=clip)
         self.clip = clip
         self.unit = unit
         self._multiplier = self.strength if unit == "noise" else None
@@ -78,7 +78,7 @@ class ClippedNoise(Defense):
                     f"{self.name} needs a number of releases to reach an epsilon, and this phase does not know how "
                     f"often it releases a row: give the noise (--lambda), or choose another method or point"
                 )
-            self._multiplier = self.multiplier(1 / self.strength, releases) if releases else self.strength
+            self._multiplier = self.find_multiplier(1 / self.strength, releases) if releases else self.strength
 
     def privacy_spent(self, releases: int) -> dict[str, float] | None:
         """Return epsilon and delta of one row after ``releases`` releases, or None at strength 0."""
@@ -95,7 +95,7 @@ class ClippedNoise(Defense):
         """Return epsilon and delta of ``releases`` releases with noise of scale ``multiplier`` over the sensitivity."""
 
     @abstractmethod
-    def multiplier(self, epsilon: float, releases: int) -> float:
+    def find_multiplier(self, epsilon: float, releases: int) -> float:
         """Return the scale over the sensitivity with which ``releases`` releases spend ``epsilon``."""
 
     @abstractmethod

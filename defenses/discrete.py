@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from vflsec.base.checks import positive
+from vflsec.base.checks import check_positive
 from vflsec.base.errors import UsageError
 from vflsec.core.defense import Defense, Release
 from vflsec.core.message import Kind
@@ -61,7 +61,7 @@ class Discretization(Defense):
     ) -> None:
         super().__init__(strength, at=at)
         if bound is not None:
-            positive(bound=bound)
+            check_positive(bound=bound)
         elif clip:
             raise UsageError("expected a bound to clip to, got none: add for example bound=0.03")
         self.bound = bound

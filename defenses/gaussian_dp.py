@@ -68,11 +68,11 @@ class GaussianDP(ClippedNoise):
 
     def compose(self, multiplier: float, releases: int) -> dict[str, float]:
         """Return epsilon at delta."""
-        return {"epsilon": epsilon(multiplier, releases, self.delta, self.accountant), "delta": self.delta}
+        return {"epsilon": compute_epsilon(multiplier, releases, self.delta, self.accountant), "delta": self.delta}
 
-    def multiplier(self, epsilon: float, releases: int) -> float:
+    def find_multiplier(self, epsilon: float, releases: int) -> float:
         """Return the noise multiplier for ``epsilon`` at delta."""
-        return noise_multiplier(epsilon, releases, self.delta, self.accountant)
+        return find_multiplier(epsilon, releases, self.delta, self.accountant)
 
     def draw(self, like: Tensor, rng: torch.Generator) -> Tensor:
         """Return standard normal noise."""
@@ -80,7 +80,7 @@ class GaussianDP(ClippedNoise):
 
 
 @lru_cache(maxsize=4096)
-def epsilon(multiplier: float, releases: int, delta: float, accountant: Accountant = "rdp") -> float:
+def compute_epsilon(multiplier: float, releases: int, delta: float, accountant: Accountant = "rdp") -> float:
     """Return the epsilon at ``delta`` of ``releases`` Gaussian mechanisms, by opacus's accountant.
 
     Args:
@@ -100,18 +100,18 @@ def epsilon(multiplier: float, releases: int, delta: float, accountant: Accounta
 
 
 @lru_cache(maxsize=256)
-def noise_multiplier(target: float, releases: int, delta: float, accountant: Accountant = "rdp") -> float:
+def find_multiplier(target: float, releases: int, delta: float, accountant: Accountant = "rdp") -> float:
     """Return the smallest noise multiplier, to six digits, with which ``releases`` releases spend at most ``target``.
 
     Raises:
         UsageError: an epsilon too small for any noise.
     """
     unit = math.sqrt(releases)
-    if epsilon(MAX_NOISE * unit, releases, delta, accountant) > target:
+    if compute_epsilon(MAX_NOISE * unit, releases, delta, accountant) > target:
         raise UsageError(f"expected a larger epsilon for gaussian-dp, got {target:g}: no noise is enough")
     low, high = 1e-6, MAX_NOISE
     while high / low > 1 + 1e-6:
         middle = math.sqrt(low * high)
-        enough = epsilon(middle * unit, releases, delta, accountant) <= target
+        enough = compute_epsilon(middle * unit, releases, delta, accountant) <= target
         low, high = (low, middle) if enough else (middle, high)
     return high * unit

@@ -46,13 +46,13 @@ class NodeInformation(Defense):
             return nodes
         released = nodes.clone()
         for tree, node in enumerate(nodes.long().T):
-            bits = _bits(node, release.labels)
+            bits = _count_bits(node, release.labels)
             pairs = bits.view(-1, 2).amax(dim=1).repeat_interleave(2) if len(bits) > 2 else bits
             released[pairs[node] > 1 / self.strength, tree] = 0
         return released
 
 
-def _bits(nodes: Tensor, labels: Tensor) -> Tensor:
+def _count_bits(nodes: Tensor, labels: Tensor) -> Tensor:
     """Return the divergence (M,) of the labels in each node from those of all rows; 0 for an empty one and node 0."""
     most = max(2, 2 ** (int(nodes.max()).bit_length()))
     classes = int(labels.max()) + 1

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from vflsec.base.errors import UsageError
 from vflsec.base.seeds import seed_weights
 from vflsec.core.defense import Defense
-from vflsec.nn.stacked import batches
+from vflsec.nn.stacked import draw_batches
 
 EPOCHS = 20
 BATCH = 128
@@ -89,7 +89,7 @@ class DistilledGroups(Defense):
         self.check_task(n_classes)
         k, classes = self._size(n_classes), torch.arange(n_classes, device=y.device)
         given = F.one_hot(y, n_classes).to(features.dtype) if y.dim() == 1 else y
-        teacher = self._teacher_logits(features, given, rng) if k < n_classes and len(y) else torch.zeros_like(given)
+        teacher = self._fit_teacher(features, given, rng) if k < n_classes and len(y) else torch.zeros_like(given)
         soft = torch.zeros_like(given)
         for c in classes:
             others = teacher.masked_fill(classes == c, -torch.inf).topk(k - 1, dim=1).indices
@@ -101,7 +101,7 @@ class DistilledGroups(Defense):
     def _size(self, n_classes: int) -> int:
         return min(self.k or n_classes, n_classes)
 
-    def _teacher_logits(self, x: Tensor, targets: Tensor, rng: torch.Generator) -> Tensor:
+    def _fit_teacher(self, x: Tensor, targets: Tensor, rng: torch.Generator) -> Tensor:
         """Return the logits (N, C) of a teacher trained on columns (N, d) and labels (N, C)."""
         seed = int(torch.randint(2**62, (), generator=rng, device=rng.device))
         with seed_weights(seed, "teacher"):
@@ -109,7 +109,7 @@ class DistilledGroups(Defense):
         teacher.to(x.device)
         optimizer, order = torch.optim.Adam(teacher.parameters(), RATE), torch.Generator().manual_seed(seed)
         for _ in range(EPOCHS):
-            for rows in batches(len(x), BATCH, order, x.device):
+            for rows in draw_batches(len(x), BATCH, order, x.device):
                 loss = F.cross_entropy(teacher(x[rows]), targets[rows])
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.core.defense import Defense
 
 
@@ -54,7 +54,7 @@ class LabelDP(Defense):
         if not self.strength:
             return y
         if self.fixed:  # two strengths with the same draw would differ in rows that the stronger one has changed
-            rng = generator(rng.initial_seed(), "fixed", self.strength, device=y.device)
+            rng = make_rng(rng.initial_seed(), "fixed", self.strength, device=y.device)
         flip = torch.rand(
             y.shape, generator=rng, device=y.device, dtype=torch.float64
         ) >= self.compute_keep_probability(n_classes)

@@ -31,7 +31,7 @@ class LaplaceDP(ClippedNoise):
         """Return epsilon, which adds up."""
         return {"epsilon": releases / multiplier, "delta": 0.0}
 
-    def multiplier(self, epsilon: float, releases: int) -> float:
+    def find_multiplier(self, epsilon: float, releases: int) -> float:
         """Return b over the sensitivity."""
         return releases / epsilon
 

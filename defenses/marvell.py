@@ -130,19 +130,19 @@ class Marvell(Defense):
         """Return noised gradients (B, d)."""
         if g.numel() == 0:
             return g
-        positives = self._positives(release)
+        positives = self._find_positives(release)
         where = (release.phase, release.receiver)
-        classes = None if positives is None else moments(g.double(), positives)
+        classes = None if positives is None else get_moments(g.double(), positives)
         if positives is None or classes is None:
-            return self._white(g, self._powers.get(where), release)
+            return self._add_white(g, self._powers.get(where), release)
         noise, self._powers[where] = self._search(classes, len(classes.delta))
-        along = _deviations(noise.l10 - noise.l20, noise.l11 - noise.l21, positives, g)
-        everywhere = _deviations(noise.l20, noise.l21, positives, g)
+        along = _list_deviations(noise.l10 - noise.l20, noise.l11 - noise.l21, positives, g)
+        everywhere = _list_deviations(noise.l20, noise.l21, positives, g)
         line = (classes.delta / classes.g**0.5).to(g.dtype)
-        n = _gaussian(g[:, 0], release.rng)
-        return _gaussian(g, release.rng).mul_(everywhere[:, None]).addr_(along * n, line).add_(g)
+        n = _draw_gaussian(g[:, 0], release.rng)
+        return _draw_gaussian(g, release.rng).mul_(everywhere[:, None]).addr_(along * n, line).add_(g)
 
-    def _positives(self, release: Release) -> Tensor | None:
+    def _find_positives(self, release: Release) -> Tensor | None:
         """Return which rows (B,) belong to the class to hide; None if the sender only has labels of other rows."""
         if release.labels is None:
             if self._labeled:
@@ -168,16 +168,16 @@ class Marvell(Defense):
             noise = solve(u, v, classes.g, d, classes.p, power)
         return noise, power
 
-    def _white(self, g: Tensor, power: float | None, release: Release) -> Tensor:
+    def _add_white(self, g: Tensor, power: float | None, release: Release) -> Tensor:
         """Return ``g`` with isotropic noise, for a batch without two distinguishable classes."""
         _LOG.info(
             "marvell: one class, equal means or no labels in step %d of %s: white noise", release.step, release.phase
         )
         norm = power**0.5 if power else self.strength * float(torch.linalg.vector_norm(g, dim=1).max())
-        return _gaussian(g, release.rng).mul_(norm / g.shape[1] ** 0.5).add_(g)
+        return _draw_gaussian(g, release.rng).mul_(norm / g.shape[1] ** 0.5).add_(g)
 
 
-def moments(rows: Tensor, positives: Tensor) -> Moments | None:
+def get_moments(rows: Tensor, positives: Tensor) -> Moments | None:
     """Return the moments of two classes of ``rows`` (B, d), of which ``positives`` (B,) is one.
 
     None if all rows belong to one class, or if the means are equal up to rounding.
@@ -244,11 +244,11 @@ def solve(u: float, v: float, g: float, d: int, p: float, P: float) -> Noise:
     return Noise(*find_best_noise(l20), l20, 0.0, divergence(l20))
 
 
-def _deviations(negative: float, positive: float, positives: Tensor, like: Tensor) -> Tensor:
+def _list_deviations(negative: float, positive: float, positives: Tensor, like: Tensor) -> Tensor:
     """Return the standard deviation (B,) of each row's noise, from the variances of the two classes."""
     both = torch.tensor([negative, positive], device=like.device, dtype=torch.float64).clamp(min=0).sqrt()
     return both.to(like.dtype)[positives.long()]
 
 
-def _gaussian(like: Tensor, rng: torch.Generator) -> Tensor:
+def _draw_gaussian(like: Tensor, rng: torch.Generator) -> Tensor:
     return torch.randn(like.shape, generator=rng, device=like.device, dtype=like.dtype)

@@ -69,13 +69,13 @@ class InformationBottleneck(Defense):
     def penalty(self, h: Tensor, labels: Tensor, sender: str) -> Tensor:
         """Return lambda times the divergence of the bottleneck from N(0, I), a scalar."""
         mean, deviation = self._encode(h, sender)
-        return self.strength * divergence(mean, deviation).mean()
+        return self.strength * measure_divergence(mean, deviation).mean()
 
     def _encode(self, h: Tensor, sender: str) -> tuple[Tensor, Tensor]:
         mean, raw = self._encoders[sender](h).chunk(2, dim=1)
         return mean, F.softplus(raw - 0.5) + 1e-6  # the divergence needs its logarithm
 
 
-def divergence(mean: Tensor, deviation: Tensor) -> Tensor:
+def measure_divergence(mean: Tensor, deviation: Tensor) -> Tensor:
     """Return KL(N(mean, deviation^2) || N(0, I)) of each row (B, w), in nats, as (B,)."""
     return (mean.square() + deviation.square() - 1 - 2 * deviation.log()).sum(dim=1) / 2

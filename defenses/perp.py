@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vflsec.base.checks import non_negative
+from vflsec.base.checks import check_non_negative
 from vflsec.base.errors import UsageError
 from vflsec.core.defense import Defense, Release
 from vflsec.core.message import Kind
@@ -52,7 +52,7 @@ class PerpendicularNoise(Defense):
         self, strength: float, *, lower: float = 1.0, upper: float = 10.0, at: Iterable[str] | None = None
     ) -> None:
         super().__init__(strength, at=at)
-        non_negative(lower=lower)
+        check_non_negative(lower=lower)
         if not lower <= upper < float("inf"):
             raise UsageError(f"expected a finite upper >= lower, got lower={lower} and upper={upper}")
         self.lower = lower

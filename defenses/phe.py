@@ -10,13 +10,13 @@ import msgspec
 from vflsec.base.errors import UsageError
 from vflsec.cipher.arithmetic.layout import CipherSpec
 from vflsec.core.defense import Defense
-from vflsec.core.options import shares_options
+from vflsec.core.options import share_options
 from vflsec.core.protocol import LinearBoundary
 from vflsec.protocols.masked_plain import PlainMaskedBoundary
 from vflsec.protocols.paillier import PaillierBoundary
 
 
-@shares_options(CipherSpec)
+@share_options(CipherSpec)
 class EncryptedBoundary(Defense):
     """Replaces the plain boundary by the PHE-masked linear layer; training is the same, messages are not.
 

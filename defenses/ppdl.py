@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from vflsec.base.checks import fraction, positive
+from vflsec.base.checks import check_fraction, check_positive
 from vflsec.core.defense import Defense, Release
 from vflsec.core.message import Kind
 
@@ -75,9 +75,9 @@ class SparseVector(Defense):
         at: Iterable[str] | None = None,
     ) -> None:
         super().__init__(strength, at=at)
-        fraction(released=released)
-        positive(gamma=gamma, tau=tau)
-        fraction(**{"2*gamma": 2 * gamma})
+        check_fraction(released=released)
+        check_positive(gamma=gamma, tau=tau)
+        check_fraction(**{"2*gamma": 2 * gamma})
         self.released = released
         self.gamma = gamma
         self.tau = tau
@@ -91,10 +91,10 @@ class SparseVector(Defense):
         choosing, answering = 2 * most * self.strength / (8 / 9), 2 * most * self.strength / (2 / 9)  # s_1, s_2
         order = torch.randperm(n, generator=rng, device=g.device)
         entries = g.flatten()[order]
-        heights = entries.abs().clamp(max=self.gamma) + _laplace(entries, 2 * choosing, rng)
-        thresholds = self.tau + _laplace(entries[:most], choosing, rng)
-        chosen = order.new_tensor(_crossings(heights.tolist(), thresholds.tolist()))
-        values = entries[chosen].clamp(-self.gamma, self.gamma) + _laplace(entries[chosen], answering, rng)
+        heights = entries.abs().clamp(max=self.gamma) + _draw_laplace(entries, 2 * choosing, rng)
+        thresholds = self.tau + _draw_laplace(entries[:most], choosing, rng)
+        chosen = order.new_tensor(_find_crossings(heights.tolist(), thresholds.tolist()))
+        values = entries[chosen].clamp(-self.gamma, self.gamma) + _draw_laplace(entries[chosen], answering, rng)
         released = torch.zeros_like(entries)
         released[order[chosen]] = values.clamp(-self.gamma, self.gamma)
         return released.reshape(g.shape)
@@ -104,7 +104,7 @@ class SparseVector(Defense):
         return {"epsilon": releases / self.strength, "delta": 0.0} if self.strength else None
 
 
-def _crossings(heights: list[float], thresholds: list[float]) -> list[int]:
+def _find_crossings(heights: list[float], thresholds: list[float]) -> list[int]:
     """Return, for each threshold in turn, the first place after the last one where the height reaches it."""
     crossings: list[int] = []
     places = iter(enumerate(heights))
@@ -116,7 +116,7 @@ def _crossings(heights: list[float], thresholds: list[float]) -> list[int]:
     return crossings
 
 
-def _laplace(like: Tensor, scale: float, rng: torch.Generator) -> Tensor:
+def _draw_laplace(like: Tensor, scale: float, rng: torch.Generator) -> Tensor:
     """Return Laplace noise, the difference of two exponentials, of the shape of ``like``."""
     first, second = (torch.empty_like(like).exponential_(generator=rng) for _ in range(2))
     return first.sub_(second).mul_(scale)

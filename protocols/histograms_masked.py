@@ -16,7 +16,7 @@ from vflsec.core.message import Kind
 from vflsec.core.protocol import HistogramExchange, Histograms
 from vflsec.protocols.histograms_plain import select_output
 from vflsec.protocols.masked_plain import Sealed
-from vflsec.trees.histograms import histogram
+from vflsec.trees.histograms import sum_bins
 
 
 class EncryptedHistograms(HistogramExchange):
@@ -136,5 +136,5 @@ class SealedDerivatives(Sealed):
         self, bins: NDArray[np.int32], nodes: NDArray[np.int64], shape: tuple[int, int], output: int
     ) -> tuple[Sealed, NDArray[np.int64]]:
         """Return sums of one output's (N, n_bins, 2), sealed under the same key, and numbers of rows."""
-        sums = histogram(bins, nodes, select_output(self._values, output), *shape)
+        sums = sum_bins(bins, nodes, select_output(self._values, output), *shape)
         return Sealed(sums[..., :2], self._key), sums[..., 2]

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from vflsec.base.checks import expect_known
 from vflsec.base.errors import ProtocolError, UsageError
 from vflsec.cipher.arithmetic.codec import Ciphertexts
-from vflsec.cipher.arithmetic.cost import units
-from vflsec.cipher.arithmetic.histograms import PairPacking, bin_products, count_products
+from vflsec.cipher.arithmetic.cost import time_units
+from vflsec.cipher.arithmetic.histograms import PairPacking, count_products, multiply_bins
 from vflsec.cipher.arithmetic.keys import ORDER_BITS, Keys, PublicKey
 from vflsec.cipher.arithmetic.layout import MODES, Mode
 from vflsec.cipher.arithmetic.powers import find_fixed_base_window
@@ -25,13 +25,13 @@ from vflsec.cipher.arithmetic.randomizers import (
     FactorSource,
     PowerSource,
     RandomizerSource,
-    active_source,
+    make_source,
 )
 from vflsec.core.message import Kind
 from vflsec.core.party import Party
 from vflsec.core.protocol import FRACTION_BITS, MAX_KEY_BITS, MIN_KEY_BITS
 from vflsec.protocols.histograms_masked import EncryptedHistograms
-from vflsec.trees.histograms import histogram
+from vflsec.trees.histograms import sum_bins
 
 NOISE_BITS = 10  # that defenses may add to a derivative by noise
 RANGE_BITS = 2  # of derivatives of the log loss, with room for what changes labels
@@ -143,7 +143,7 @@ class PaillierHistograms(EncryptedHistograms):
     ) -> tuple[Encrypted, NDArray[np.int64]]:
         """Return the sums of bins that have rows, in as few ciphertexts as hold them, and numbers of rows."""
         assert self._sum_side, "share comes before sums"
-        counts = histogram(bins, nodes, np.zeros((len(bins), 0), np.int64), *shape)[..., 0]
+        counts = sum_bins(bins, nodes, np.zeros((len(bins), 0), np.int64), *shape)[..., 0]
         return self._sum_side.add_derivatives(bins, nodes, counts, output), counts
 
     def decrypt_sums(self, answer: Encrypted, counts: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -169,10 +169,10 @@ class PaillierHistograms(EncryptedHistograms):
         """
         if not (rounds and outputs and rows and columns and passes):
             return 0.0
-        unit, packing = units(self.bits, self.mode, CALIBRATION), self._choose_packing(rows)
+        unit, packing = time_units(self.bits, self.mode, CALIBRATION), self._choose_packing(rows)
         order = ORDER_BITS if self.mode == "subgroup" else self.bits // 2
         window = find_fixed_base_window(self.bits, order, ROUNDS * rows * outputs)
-        encryption = OVERHEAD * 2 * _pairs(-(-order // window)) * unit.half + unit.full
+        encryption = OVERHEAD * 2 * _count_pairs(-(-order // window)) * unit.half + unit.full
         levels = max(1.0, 2 * passes - 1)
         products = bins = 0.0
         for level in range(round(levels)):
@@ -182,17 +182,17 @@ class PaillierHistograms(EncryptedHistograms):
             bins += min(asked * n_bins, inside * columns)
         answers = bins / packing.pairs + round(levels) / 2
         per_tree = products * unit.full + bins * 2 * packing.slot * unit.full
-        per_tree += answers * (2 * unit.powers + self._randomizer(unit, rounds * outputs * answers))
+        per_tree += answers * (2 * unit.powers + self._time_randomizer(unit, rounds * outputs * answers))
         return rounds * outputs * (rows * encryption + per_tree)
 
-    def _randomizer(self, unit: Any, uses: float) -> float:
+    def _time_randomizer(self, unit: Any, uses: float) -> float:
         """Return the seconds of a randomizer of the passive party."""
         if self.mode == "standard" and uses <= WITHOUT_TABLE:
             return float(unit.residues)
         exponent = 2 * ORDER_BITS + SLACK if self.mode == "subgroup" else self.bits + SLACK
         window = find_fixed_base_window(2 * self.bits, exponent, ANSWERS)
         places = -(-exponent // window) + (0 if self.mode == "subgroup" else -(-COSETS // window))
-        return float(_pairs(places) * unit.digits)
+        return float(_count_pairs(places) * unit.digits)
 
     def _choose_packing(self, rows: int) -> PairPacking:
         return PairPacking.from_sizes(self.bits, rows, FRACTION_BITS + self.range_bits)
@@ -228,7 +228,7 @@ class _KeySide:
         """Return the ciphertexts (C, B) of pairs of derivatives (B, 2 C)."""
         n, square, outputs = self.keys.n, self._wire.square, derivatives.shape[1] // 2
         first, second = (half.T.ravel().tolist() for half in (derivatives[:, :outputs], derivatives[:, outputs:]))
-        plaintexts, ciphertexts = packing.plaintexts(first, second), []
+        plaintexts, ciphertexts = packing.join_pairs(first, second), []
         for start in range(0, len(plaintexts), CHUNK):
             some = plaintexts[start : start + CHUNK]
             randomizers = self._source.draw(len(some))
@@ -268,7 +268,7 @@ class _SumSide:
         """Return the sums of one output in all bins that have rows, in the order of nodes and bins."""
         square, inside = self._wire.square, np.flatnonzero(nodes >= 0)
         values, places = self._kept[output], nodes[inside, None] * counts.shape[1] + bins[inside]
-        products = bin_products([values[row] for row in inside.tolist()], places, square)
+        products = multiply_bins([values[row] for row in inside.tolist()], places, square)
         joined = self._packing.pack_ciphertexts([products[place] for place in np.flatnonzero(counts).tolist()], square)
         fresh = self._randomizers.draw(len(joined))
         data = self._wire.write(a * b % square for a, b in zip(joined, fresh, strict=True))
@@ -289,11 +289,11 @@ class _Randomizers:
         self._left -= single
         drawn = self._few.draw(single)
         if count > single:
-            self._many = self._many or active_source(self._public, ANSWERS)
+            self._many = self._many or make_source(self._public, ANSWERS)
             drawn += self._many.draw(count - single)
         return drawn
 
 
-def _pairs(places: int) -> int:
+def _count_pairs(places: int) -> int:
     """Pairs of a randomizer's digits, and one multiplication by its slope."""
     return -(-places // 2) + 1

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vflsec.core.message import Kind
 from vflsec.core.protocol import FRACTION_BITS, HistogramExchange, Histograms
-from vflsec.trees.histograms import histogram
+from vflsec.trees.histograms import sum_bins
 
 UNITS = np.array([2.0**FRACTION_BITS, 2.0**FRACTION_BITS, 1.0])
 
@@ -50,7 +50,7 @@ class PlainHistograms(HistogramExchange):
         self, bins: NDArray[np.int32], nodes: NDArray[np.int64], n_bins: int, place: Histograms
     ) -> NDArray[np.int64]:
         """Return the sums (N, n_bins, 3) that the passive party sends."""
-        sums = histogram(bins, nodes, select_output(self._kept, place.output), len(place.numbers), n_bins)
+        sums = sum_bins(bins, nodes, select_output(self._kept, place.output), len(place.numbers), n_bins)
         message = self.passive.send(
             Kind.HISTOGRAM,
             self.build_payload(sums, place),

@@ -15,7 +15,7 @@ from vflsec.cipher.arithmetic.layout import CipherSpec
 from vflsec.cipher.recording import RecordingWriter
 from vflsec.cipher.roles.exchange import Exchange, Seat
 from vflsec.core.message import Kind, Step
-from vflsec.core.options import shares_options
+from vflsec.core.options import share_options
 from vflsec.core.party import Party
 from vflsec.core.protocol import LinearBoundary
 from vflsec.core.settings import TrainSpec
@@ -28,7 +28,7 @@ class RolePair(NamedTuple):
     active: Any
 
 
-@shares_options(CipherSpec)
+@share_options(CipherSpec)
 class MaskedLinearBoundary(LinearBoundary):
     """A linear layer between a passive party's features and the active party's labels, whose weights are shared.
 
@@ -105,8 +105,8 @@ class MaskedLinearBoundary(LinearBoundary):
         self._batch = train.batch + 1  # a row left over joins the batch before it
         self._width, self._outputs = weight.shape
         self._batches = batches
-        share = passive_part(_numbers(weight), torch.randn(weight.shape, dtype=torch.float64).numpy())
-        self._roles = self.start(_numbers(weight) - share, share, train)
+        share = split_weight(_to_numpy(weight), torch.randn(weight.shape, dtype=torch.float64).numpy())
+        self._roles = self.start(_to_numpy(weight) - share, share, train)
         self._keep()
 
     @property
@@ -125,7 +125,7 @@ class MaskedLinearBoundary(LinearBoundary):
         parts = []
         for rows in torch.split(torch.arange(len(mu)), self.batch):
             part = step._replace(rows=step.rows[rows.to(step.rows.device)])
-            features = _numbers(mu[rows.to(mu.device)])
+            features = _to_numpy(mu[rows.to(mu.device)])
             self._begin(part)
             parts.append(self._exchange(part).scores(features, self._score_noise(len(features)), learns=step.learns))
         z = torch.as_tensor(np.concatenate(parts), dtype=h.dtype, device=h.device)
@@ -135,7 +135,7 @@ class MaskedLinearBoundary(LinearBoundary):
         """Return delta^C = g W^T (B, g), all that the passive party learns of the gradient (B, C) of the mean loss."""
         released = self.active.defend(Kind.GRADIENT, g, step, to=self.passive.name)
         noised = self._update_weights(g, step)
-        delta = _numbers(released) * len(g)
+        delta = _to_numpy(released) * len(g)
         gradient = self._exchange(step).embedding_gradient(noised, delta, self._noise(delta))
         result = torch.as_tensor(gradient / len(g), dtype=g.dtype, device=g.device)
         return self.passive.open(Kind.GRADIENT, result, step, sender=self.active.name)
@@ -149,12 +149,12 @@ class MaskedLinearBoundary(LinearBoundary):
         recorder = self.recorders.get(self.active.name)
         if recorder and step.labels is not None:
             recorder.note("labels", step.labels.cpu().numpy())
-        noised = self._exchange(step).weights(_numbers(g) * len(g), rate=step.rate)
+        noised = self._exchange(step).weights(_to_numpy(g) * len(g), rate=step.rate)
         self._keep()
         return noised
 
     def _exchange(self, step: Step) -> Exchange:
-        passive, active = self._current()
+        passive, active = self._get_current()
         line: list[Any] = []
         return Exchange(
             passive=Seat(passive, _Port(self.passive, self.active, step, line, self.recorders.get(self.passive.name))),
@@ -165,13 +165,13 @@ class MaskedLinearBoundary(LinearBoundary):
         """Noise (B, g) on delta^C, or None."""
         if not self.spec.noise:
             return None
-        return _normal(self.active, len(delta), self._width) * (
+        return _draw(self.active, len(delta), self._width) * (
             self.spec.noise * float(np.linalg.norm(delta, axis=1).max())
         )
 
     def _score_noise(self, rows: int) -> np.ndarray | None:
         """Noise (B, C) on the scores, or None."""
-        return _normal(self.passive, rows, self._outputs) * self.spec.score_noise if self.spec.score_noise else None
+        return _draw(self.passive, rows, self._outputs) * self.spec.score_noise if self.spec.score_noise else None
 
     def _count(self, step: Step) -> None:
         """Count a pass of the samples of ``step``; the passive party refuses one too many."""
@@ -200,7 +200,7 @@ class MaskedLinearBoundary(LinearBoundary):
         names = list(self.passive.features)
         return sum(len(self.passive.features[name]) for name in names[: names.index(split)])
 
-    def _current(self) -> RolePair:
+    def _get_current(self) -> RolePair:
         """Return the roles, with the shares of the parties' models: stored ones may have been loaded since."""
         assert self._roles is not None, "join comes before the first exchange"
         for role, share in zip(self._roles, self.shares.values(), strict=True):
@@ -215,7 +215,7 @@ class MaskedLinearBoundary(LinearBoundary):
             share.keep(role.state())
 
 
-def passive_part(weight: np.ndarray, normal: np.ndarray) -> np.ndarray:
+def split_weight(weight: np.ndarray, normal: np.ndarray) -> np.ndarray:
     """Return the passive party's part e_0 of W_0 (g, C), as if each party had drawn a normal part by itself.
 
     The active party then does not know W_0.
@@ -274,11 +274,11 @@ def _mark(module: nn.Module, _: Any) -> None:
     module.loaded = True
 
 
-def _normal(party: Party, *size: int) -> np.ndarray:
+def _draw(party: Party, *size: int) -> np.ndarray:
     """Return standard normal numbers from the noise stream of ``party``."""
-    return _numbers(torch.randn(size, generator=party.rng, device=party.rng.device, dtype=torch.float64))
+    return _to_numpy(torch.randn(size, generator=party.rng, device=party.rng.device, dtype=torch.float64))
 
 
-def _numbers(value: Tensor) -> np.ndarray:
+def _to_numpy(value: Tensor) -> np.ndarray:
     """Return exact float64 (B, d) in the host's memory."""
     return value.detach().double().cpu().numpy()

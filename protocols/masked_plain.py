@@ -65,7 +65,7 @@ class Sealed:
         """Return the product with numbers in clear."""
         return Sealed(self._values @ right, self._key)
 
-    def plus(self, other: np.ndarray) -> Sealed:
+    def add(self, other: np.ndarray) -> Sealed:
         """Return the sum with numbers in clear."""
         return Sealed(self._values + other, self._key)
 
@@ -141,18 +141,18 @@ class _SealedActiveRole:
     def mask_scores(self, message: Sealed) -> Sealed:
         self.features, self.used = message, self.share.weight
         self.mask = self.rng.standard_normal((message.rows, self.share.weight.shape[1]))
-        return message.dot(self.share.weight).plus(self.mask)
+        return message.dot(self.share.weight).add(self.mask)
 
     def scores(self, message: np.ndarray) -> np.ndarray:
         return message - self.mask
 
     def mask_gradient(self, delta: np.ndarray) -> Sealed:
         self.mask = self.rng.standard_normal(self.share.weight.shape)
-        return self.features.T.dot(delta).plus(self.mask)
+        return self.features.T.dot(delta).add(self.mask)
 
     def embedding_gradient(self, delta: np.ndarray, message: Noised, noise: np.ndarray | None) -> Sealed:
-        exact = message.share.plus(self.used).dot(delta.T).T
-        return exact if noise is None else exact.plus(noise)
+        exact = message.share.add(self.used).dot(delta.T).T
+        return exact if noise is None else exact.add(noise)
 
     def update(self, message: Noised, rate: float) -> None:
         self.share.step((message.gradient - self.mask) / self.features.rows, rate)

@@ -38,7 +38,7 @@ class ModelAverage(Averaging):
     def check(self, shared: Mapping[str, Mapping[str, nn.Module]]) -> None:
         """Raise UsageError unless all parties share modules of the same names and shapes."""
         shapes = {
-            name: {key: tuple(v.shape) for key, v in _parameters(modules).items()} for name, modules in shared.items()
+            name: {key: tuple(v.shape) for key, v in _get_weights(modules).items()} for name, modules in shared.items()
         }
         first, expected = next(iter(shapes.items()))
         for name, shape in shapes.items():
@@ -50,11 +50,11 @@ class ModelAverage(Averaging):
 
     def run(self, shared: Mapping[str, Mapping[str, nn.Module]], *, step: int, phase: str) -> None:
         """Average in place."""
-        for read, buffers in ((_parameters, False), (_statistics, True)):
+        for read, buffers in ((_get_weights, False), (_get_statistics, True)):
             tensors = {party.name: read(shared[party.name]) for party in self.parties}
             if not any(tensors.values()):  # a model without BatchNorm has no statistics
                 continue
-            mean = self._mean(tensors, step=step, phase=phase, buffers=buffers)
+            mean = self._average(tensors, step=step, phase=phase, buffers=buffers)
             for party in self.parties:
                 message = self.server.send(
                     Kind.PARAMETERS, mean, to=party.name, step=step, phase=phase, buffers=buffers
@@ -62,7 +62,7 @@ class ModelAverage(Averaging):
                 for key, value in tensors[party.name].items():
                     value.data.copy_(message.payload[key])
 
-    def _mean(
+    def _average(
         self, sent: Mapping[str, Mapping[str, Tensor]], *, step: int, phase: str, buffers: bool
     ) -> dict[str, Tensor]:
         """Return what the server makes of what the parties send it of ``sent``, by name."""
@@ -73,10 +73,10 @@ class ModelAverage(Averaging):
         return {key: torch.stack([m.payload[key] for m in heard]).mean(dim=0) for key in heard[0].payload}
 
 
-def _parameters(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+def _get_weights(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     return {f"{role}.{key}": p for role, module in modules.items() for key, p in module.named_parameters()}
 
 
-def _statistics(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+def _get_statistics(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     named = {f"{role}.{key}": b for role, module in modules.items() for key, b in module.named_buffers()}
     return {key: buffer for key, buffer in named.items() if buffer.is_floating_point()}

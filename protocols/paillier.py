@@ -52,7 +52,7 @@ class PaillierBoundary(MaskedLinearBoundary):
 
     def start(self, weight: np.ndarray, share: np.ndarray, train: TrainSpec) -> RolePair:
         """Return roles with a fresh key."""
-        optimizer = _optimizer(train)
+        optimizer = _make_optimizer(train)
         width, outputs = weight.shape
         self.layout = layout = self.spec.layout(
             width=width, outputs=outputs, batch=self.batch, delta_bits=self.delta_bits
@@ -74,7 +74,7 @@ class PaillierBoundary(MaskedLinearBoundary):
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"cannot make {folder}: {error.strerror or error}") from None
-        passive = self._current().passive
+        passive = self._get_current().passive
         for name, role in zip(self.shares, ROLES, strict=True):
             header = Header(
                 role=role,
@@ -96,5 +96,5 @@ class PaillierBoundary(MaskedLinearBoundary):
         return batches * estimate(self.layout, batches)
 
 
-def _optimizer(train: TrainSpec) -> LinearSgd:
+def _make_optimizer(train: TrainSpec) -> LinearSgd:
     return LinearSgd.build(train.optimizer, momentum=train.momentum, weight_decay=train.weight_decay, clip=train.clip)

@@ -54,7 +54,7 @@ class SecureAverage(ModelAverage):
         ),
     }
 
-    def _mean(
+    def _average(
         self, tensors: Mapping[str, Mapping[str, Tensor]], *, step: int, phase: str, buffers: bool
     ) -> dict[str, Tensor]:
         """Return the mean, as the server computes it from masked sums."""
@@ -70,10 +70,10 @@ class SecureAverage(ModelAverage):
             words = _to_fixed(defended, len(names))
             for other in names:
                 if other != party.name:
-                    mask = _mask(private[party.name], public[party.name][other], len(words))
+                    mask = _draw_mask(private[party.name], public[party.name][other], len(words))
                     words = words + mask if names.index(party.name) < names.index(other) else words - mask
             message = party.send(
-                Kind.CIPHERTEXT, {"words": _tensor(words)}, to=self.server.name, step=step, phase=phase
+                Kind.CIPHERTEXT, {"words": _to_tensor(words)}, to=self.server.name, step=step, phase=phase
             )
             received = message.payload["words"].numpy().view(np.uint64)
             total = received if total is None else total + received
@@ -119,7 +119,7 @@ def _from_fixed(total: Words, parties: int, like: Mapping[str, Tensor]) -> dict[
     return {name: part.view_as(value).to(value) for part, (name, value) in zip(parts, like.items(), strict=True)}
 
 
-def _mask(private: X25519PrivateKey, public: bytes, size: int) -> Words:
+def _draw_mask(private: X25519PrivateKey, public: bytes, size: int) -> Words:
     """Return the words (size,) that both parties of a pair derive from their keys."""
     secret = private.exchange(X25519PublicKey.from_public_bytes(public))
     key = HKDF(SHA256(), 32, salt=None, info=b"vflsec secure-average").derive(secret)
@@ -127,5 +127,5 @@ def _mask(private: X25519PrivateKey, public: bytes, size: int) -> Words:
     return np.frombuffer(stream.update(bytes(8 * size)), dtype=np.uint64)
 
 
-def _tensor(words: Words) -> Tensor:
+def _to_tensor(words: Words) -> Tensor:
     return torch.from_numpy(words.view(np.int64))

@@ -58,9 +58,9 @@ def block(text: str, name: str, content: str) -> str:
 def recipes() -> str:
     """Return a table of the recipes that come with vflsec."""
     lines = ["| recipe | of | measures | data | hours |", "|---|---|---|---|---|"]
-    for name in recipe.names():
+    for name in recipe.list_recipes():
         read = recipe.read_recipe(name)
-        asked = [read.question_at(row, column) for row in read.rows for column in read.columns]
+        asked = [read.get_question(row, column) for row in read.rows for column in read.columns]
         measures = ", ".join(dict.fromkeys(one.measure for one in asked)) + (
             f"; {read.picture}" if read.picture else ""
         )

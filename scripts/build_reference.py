@@ -42,7 +42,7 @@ def commands() -> str:
 
 def built_in(kind: str) -> dict[str, registry.Entry]:
     """Return what comes with vflsec of ``kind``, by name."""
-    return {name: entry for name, entry in registry.entries(kind).items() if entry.origin == "built in"}
+    return {name: entry for name, entry in registry.list_all(kind).items() if entry.origin == "built in"}
 
 
 def card(kind: str, name: str) -> str:
@@ -71,7 +71,7 @@ def _link(kind: str, name: str) -> str:
 
 
 def _summary(kind: str, name: str) -> str:
-    return registry.summary(registry.entries(kind)[name])
+    return registry.summarize(registry.list_all(kind)[name])
 
 
 def python() -> str:

@@ -12,7 +12,7 @@ from threadpoolctl import threadpool_limits
 from tests.results.analysis.invariants import check_report
 from vflsec.core.federation import Federation
 from vflsec.report import report
-from vflsec.testing.federations import tiny_federation
+from vflsec.testing.federations import make_tiny_federation
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # whose games of an epsilon tests play, too
 
@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture
 def federation() -> Federation:
     """Bare parties, ``active`` and ``passive_1``, of eight rows on a bare wire."""
-    return tiny_federation()
+    return make_tiny_federation()
 
 
 @pytest.fixture(scope="session")

@@ -178,10 +178,10 @@ def test_settings_that_do_not_exist_name_the_nearest():
 @pytest.mark.long
 def test_all_warns_of_what_it_leaves_out(tmp_path, monkeypatch):
     """Of four attacks only: that each registered attack runs is tested one by one."""
-    entries, some = registry.entries, ("mc", "norm", "direct", "logistic")
+    entries, some = registry.list_all, ("mc", "norm", "direct", "logistic")
     monkeypatch.setattr(
         registry,
-        "entries",
+        "list_all",
         lambda kind: {name: one for name, one in entries(kind).items() if kind != "attacks" or name in some},
     )
     settings = {**ATTACKED, "attack": ["mc:epochs=5", "all"], "seeds": 1}

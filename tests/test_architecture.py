@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from vflsec.cli import commands
+from vflsec.cli import list_all
 from vflsec.core import registry
 from vflsec.core.attack import Attack, IntegrityAttack
 from vflsec.core.defense import Defense
@@ -114,6 +114,41 @@ def test_functions_begin_with_no_participle_or_preposition():
         assert not [name for name in functions if name not in HOOKS and NO_VERB.match(name)], path
 
 
+VERBS = """
+access accumulate acquire add advance advise aggregate agree align allow alternate announce append apply are arrange
+as ask assemble assign attack attend attribute audit average belong bin blend block bootstrap bound break build
+calibrate can center chain change check choose classify clean clip clone cluster collapse collect combine compare
+complete compute concatenate constrain contrast convert copy correct correlate count create cut damage deal decay
+decode decrypt defend densify derive descend describe differ digest discard display divide draft draw drop dump
+encode end escape estimate evaluate examine exchange exit expand expect explain expose extend factor fill find
+fingerprint finish fit fix flatten fold forecast format from fuse get group grow guard guess handle hang has hash
+hook identify import index infer inspect interpolate invert is isolate jackknife join judge keep label learn leave
+limit list load locate lock log make map mark mask match measure memoize merge minimize mount move multiply name
+normalize note number observe open order orient pack pad pair parse peel pick place plan plot pool predict prefix
+prepare print project put query rank reach read recover reduce refine refuse regress reinitialize reject release
+remove render reorder repeat replace replay report require reset resize resolve restore restrict reverse review
+round run save say scale score seal search secure seed select send separate serve set shade share sharpen shorten
+show shuffle size skip slice smooth solve sort span specialize split spread stack standardize start state step strip
+subtract suggest sum summarize sweep sync tabulate take tame teach time title to toss train truncate try tune turn
+unpack unseal unstack update verify warn watch weigh whiten with withhold wrap write
+"""
+"""First words of functions: each is a verb, begins a predicate, or converts (as, from, to, with)."""
+
+STANDARD = """
+accuracy affine affine_batch auc backward backward_of_several cap cat cli command cross_entropy dataset dcs exact f1
+getitem hypervolume info_nce init keys ks linear main mse negative_cosine nt_xent psnr r2 regression scarf_loss
+source_files top5 tpr_at
+"""
+"""Scores, losses and operations by the names that the field and PyTorch give them; commands; contracts of plug-ins."""
+
+
+def test_functions_of_modules_begin_with_a_verb():
+    for path in modules("vflsec", *PLUGINS):
+        functions = [node for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.FunctionDef)]
+        names = {node.name.lstrip("_") for node in functions if not node.name.endswith("__")} - set(STANDARD.split())
+        assert not [name for name in names if name.split("_")[0] not in VERBS.split()], path
+
+
 def test_no_two_classes_have_the_same_name():
     trees = [ast.parse(path.read_text("utf-8")) for path in modules("vflsec", *PLUGINS)]
     names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
@@ -155,8 +190,8 @@ def test_the_house_works_without_its_guests(without_guests, name):
 
 
 def test_deleted_guests_leave_neither_commands_nor_datasets(without_guests):
-    assert {"judge", "party", "reproduce"} <= set(commands())
-    assert {"avazu", "ppdai"} <= set(registry.entries("datasets"))
+    assert {"judge", "party", "reproduce"} <= set(list_all())
+    assert {"avazu", "ppdai"} <= set(registry.list_all("datasets"))
     assert "reproduce" not in without_guests["help"][1]
     assert "avazu" not in without_guests["list"][1]
     assert without_guests["party"][0] == without_guests["avazu"][0] == 2

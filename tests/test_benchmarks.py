@@ -338,7 +338,7 @@ def test_a_row_of_the_table_of_prada(prada, monkeypatch, tmp_path):
             "methods": [arm.method],
             "train": {"epochs": 2, "pretrain": {"epochs": 1}},
         }
-        return prada.training_cell(prada.specs.read_training(settings), arm.method, seed)
+        return prada.build_cell(prada.specs.read_training(settings), arm.method, seed)
 
     monkeypatch.setattr(prada, "cell", toy)
     monkeypatch.setattr(prada, "_official", lambda one: slice(None))
@@ -363,7 +363,7 @@ def test_the_encrypted_prada_gives_what_it_gives_in_clear(prada, monkeypatch, tm
             "method": {arm.method: {"boundary": boundary.partition("=")[2] or "plain"}},
             "train": {"epochs": 1, "optimizer": "sgd", "lr": 0.01, "pretrain": {"epochs": 1}},
         }
-        return prada.training_cell(prada.specs.read_training(settings), arm.method, seed)
+        return prada.build_cell(prada.specs.read_training(settings), arm.method, seed)
 
     monkeypatch.setattr(prada, "cell", toy)
     monkeypatch.setattr(prada, "RATIOS", {160: 0.04})
@@ -383,7 +383,7 @@ def test_one_step_of_the_speed_of_prada(prada, monkeypatch):
     monkeypatch.setattr(prada, "STEPS", 1)
     monkeypatch.setattr(prada, "PAIRS", 1)
     settings = {"dataset": "toy", "data": {"options": {"rows": 200, "source": 96}}, "methods": ["prada"]}
-    toy = prada.training_cell(prada.specs.read_training(settings), "prada", 0)
+    toy = prada.build_cell(prada.specs.read_training(settings), "prada", 0)
     monkeypatch.setattr(prada, "cell", lambda *_: toy)
     assert prada.speed().count("\n| 2 |") == 1
 
@@ -496,9 +496,9 @@ def test_one_run_of_the_noise_on_scores(score_noise):
 @pytest.mark.slow
 def test_wide_tables_train_in_each_way(monkeypatch):
     wide_tables = load("wide_tables")
-    data = wide_tables.partition(wide_tables.clicks(4_000, 2_400, 4), wide_tables.DataSpec(), 0)
+    data = wide_tables.split_dataset(wide_tables.clicks(4_000, 2_400, 4), wide_tables.DataSpec(), 0)
     assert all(own.layout.width > 1000 for own in data.parties.values())  # so that they are sparse
-    monkeypatch.setattr(wide_tables.federations, "partition_of", None)  # which a measurement replaces
+    monkeypatch.setattr(wide_tables.federations, "get_partition", None)  # which a measurement replaces
     assert all(len(way(data, 2)) == 2 for way in (wide_tables.vflsec, wide_tables.bare))
 
 

@@ -14,7 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from vflsec.cli import cli, commands
+from vflsec.cli import cli, list_all
 from vflsec.core import registry
 
 ROOT = Path(__file__).parents[1]
@@ -42,7 +42,7 @@ def documented_commands():
 
 def test_the_pages_show_commands():
     assert len(documented_commands()) >= 12
-    assert {command.split()[1] for _, command in documented_commands()} >= set(commands())
+    assert {command.split()[1] for _, command in documented_commands()} >= set(list_all())
 
 
 @pytest.mark.parametrize(("page", "command"), documented_commands())
@@ -208,7 +208,7 @@ def test_cycles_are_counted_by_group(builder):
 @pytest.mark.parametrize("kind", registry.PACKAGES)
 def test_every_registered_name_is_in_the_catalogue_and_has_a_page(reference, kind):
     catalogue, pages = reference.catalogue(), reference.pages()
-    names = [name for name, entry in registry.entries(kind).items() if entry.origin == "built in"]
+    names = [name for name, entry in registry.list_all(kind).items() if entry.origin == "built in"]
     assert all(f"[`{name}`]({kind}/{name}.md)" in catalogue and f"{kind}/{name}.md" in pages for name in names)
     assert f"# {names[0]}" in pages[f"{kind}/{names[0]}.md"]()
 

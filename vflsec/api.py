@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 import msgspec
 
 from vflsec.audit.checkpoint import TranscriptTap
-from vflsec.base.checks import unknown
+from vflsec.base.checks import describe_unknown
 from vflsec.base.errors import Diverged, InsufficientView, StoreError, UsageError, VflsecError
 from vflsec.core.method import Progress, Trained
 from vflsec.data.dataset import VerticalDataset
@@ -26,9 +26,9 @@ from vflsec.run import engine, plan, runner, training
 from vflsec.run import spec as specs
 from vflsec.run.grammar import split_list
 from vflsec.run.job import Job, prepare
-from vflsec.run.plan import resolve, training_cell
+from vflsec.run.plan import build_cell, resolve
 from vflsec.run.spec import EvalSpec
-from vflsec.run.store import CellFacts, writing
+from vflsec.run.store import CellFacts, guard_writing
 from vflsec.run.sweep import name_sweep, prepare_sweep
 
 P = ParamSpec("P")
@@ -121,7 +121,7 @@ def evaluate(
     job = Job(Path(out or Path("runs") / evaluation.spec.name), [evaluation])
     if job.exclusions:
         warnings.warn(f"left out of all attacks: {'; '.join(job.exclusions)}", stacklevel=3)
-    compute(job, progress=progress, jobs=jobs or cores(), device=device)
+    compute(job, progress=progress, jobs=jobs or count_cores(), device=device)
     return _save(Report.read(job.store.folder), job.store.folder)
 
 
@@ -170,7 +170,7 @@ def sweep(
         raise UsageError("expected a setting with several values in axes, got none: name one, such as data.n_labeled")
     parts = prepare_sweep(_collect_fields(defaults | known, others), values, paired=paired)
     job = Job(Path(out or Path("runs") / name_sweep(parts[0], values)), parts, values, paired=paired)
-    compute(job, progress=progress, jobs=jobs or cores(), device=device)
+    compute(job, progress=progress, jobs=jobs or count_cores(), device=device)
     return _save(SweepReport.read(job.store.folder), job.store.folder)
 
 
@@ -186,7 +186,7 @@ def compute(job: Job[Any], *, progress: bool, jobs: int = 1, device: str = "cpu"
 
 def _save(report: Printed, folder: Path) -> Printed:
     """Return a report after it has drawn itself in its folder."""
-    with writing(folder):
+    with guard_writing(folder):
         report.save(folder)
     return report
 
@@ -239,7 +239,7 @@ def train(
         {"dataset": dataset, "methods": [method], "method": by_method, "fixed": fixed, **settings}
     )
     engine.check_device(device)
-    spec = plan.with_standard_names(spec, plan.names_of(spec))
+    spec = plan.with_standard_names(spec, plan.get_names(spec))
     engine.check_training(spec)
     return fit(spec, seed, device, progress)[0]
 
@@ -258,8 +258,8 @@ def fit(
         UsageError: ``record`` is no new folder, or the method sends no messages that it could record.
         Diverged: the loss is not finite, or the model predicts the same for all rows.
     """
-    cell = training_cell(spec, spec.methods[0], seed)
-    encrypted = bool(record and engine.exposures(spec))
+    cell = build_cell(spec, spec.methods[0], seed)
+    encrypted = bool(record and engine.list_exposures(spec))
     tap = TranscriptTap(record, spec, seed) if record and not encrypted else None
     with training.limit_threads():
         trained, facts = training.train(cell, device, progress, tap=tap, record=record if encrypted else None)
@@ -311,7 +311,7 @@ def attack(
         raise InsufficientView(f"attack {name!r} reads messages, which train() does not keep: use vflsec.evaluate")
     with training.limit_threads():
         aux = specs.AuxSpec(n=n_aux, folds=0, victim_model=victim_model)
-        party = plan.Names("", trained.federation.names).standard(adversary)
+        party = plan.Names("", trained.federation.names).to_standard(adversary)
         result = runner.attack_once(mounted, trained, party, aux)
     if result["status"] != "ok":
         warnings.warn(f"attack {name!r} is {result['status']}: the leak is a lower bound", stacklevel=2)
@@ -377,7 +377,7 @@ def audit_system(
         StoreError: a checkpoint is damaged.
         InsufficientView: the adversary lacks what an attack needs.
     """
-    from vflsec.audit.job import default_folder, prepare_audit
+    from vflsec.audit.job import name_folder, prepare_audit
 
     attacks = [] if _split_names(attack) == ["all"] else [specs.parse_attack(text) for text in _split_names(attack)]
     what = Path(what)
@@ -386,11 +386,11 @@ def audit_system(
         keep(data) if isinstance(data, VerticalDataset) else data,
         attacks=attacks,
         aux=specs.read({"aux": dict(aux)}).aux if aux else None,
-        messages=_path(messages),
-        predictions=_path(predictions),
-        train_ids=_path(train_ids),
-        test_ids=_path(test_ids),
-        aux_ids=_path(aux_ids),
+        messages=_to_path(messages),
+        predictions=_to_path(predictions),
+        train_ids=_to_path(train_ids),
+        test_ids=_to_path(test_ids),
+        aux_ids=_to_path(aux_ids),
         party=party,
         model=model,
         encoded=encoded,
@@ -399,12 +399,12 @@ def audit_system(
         allow_misfit=allow_misfit,
         confirm_fit=confirm_fit,
     )
-    job = Job(Path(out) if out else default_folder(what), [audit])
+    job = Job(Path(out) if out else name_folder(what), [audit])
     compute(job, progress=progress)
     return _save(Report.read(job.store.folder), job.store.folder)
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Return the number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -442,10 +442,10 @@ def _expect_known(settings: Mapping[str, Any], function: Callable[..., Any]) -> 
             continue
         if tables:
             raise UsageError(f"expected {tables[0]}={{{key!r}: ...}} for {key}, got {key}= as an argument")
-        raise UsageError(unknown("setting", key, known))
+        raise UsageError(describe_unknown("setting", key, known))
 
 
-def _path(name: Path | str | None) -> Path | None:
+def _to_path(name: Path | str | None) -> Path | None:
     return Path(name) if name else None
 
 

@@ -8,7 +8,7 @@ from vflsec.attacks.active_model_completion import ActiveModelCompletion
 from vflsec.base.errors import UsageError
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
-from vflsec.testing.federations import toy_federation
+from vflsec.testing.federations import make_toy_federation
 
 GRADIENTS = np.array([[1.0, -2.0, 0.5], [1.5, 1.0, 0.5], [-1.0, 2.0, 0.4], [-3.0, 2.0, 0.0]])
 
@@ -73,7 +73,7 @@ def test_only_the_adversarys_own_bottom_is_trained_otherwise():
     """At the first step every ratio is one; afterwards the others hear of it through the embeddings alone."""
     federations = []
     for gamma in (0.0, 1.0):
-        federation = toy_federation(rows=200)
+        federation = make_toy_federation(rows=200)
         federation.malicious = {"passive_1": ActiveModelCompletion(gamma=gamma)}
         FedSplitNN(TrainSpec(epochs=2, batch=500, lr=1e-2), ModelSpec(bottom=(6,))).fit(federation)
         federations.append(federation)

@@ -10,11 +10,11 @@ from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import View
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.results.metrics import METRICS
-from vflsec.run.adversary import view_before
-from vflsec.run.score import success
+from vflsec.run.adversary import observe_before
+from vflsec.run.score import measure_success
 from vflsec.run.spec import AuxSpec
 from vflsec.testing.conformance import IntegrityConformance
-from vflsec.testing.federations import toy_federation
+from vflsec.testing.federations import make_toy_federation
 
 X = torch.arange(60.0).reshape(20, 3)
 KNOWN = [2, 5]  # of class 1; row 9 is known to be of class 0
@@ -104,14 +104,14 @@ def test_the_backdoor_opens_on_planted_data_and_nothing_else_is_lost(seed):
     """Only the attacker's columns know the class: the trigger outweighs all of them but two."""
     found = []
     for malicious in (False, True):
-        federation = toy_federation(seed=seed, rows=1000)
+        federation = make_toy_federation(seed=seed, rows=1000)
         federation.active.features = {split: 0 * x for split, x in federation.active.features.items()}
         attack = Backdoor(poisoned=0.05)
-        attack.join(view_before(federation, federation.parties["passive_1"], AuxSpec(n=40)), seed=1)
+        attack.join(observe_before(federation, federation.parties["passive_1"], AuxSpec(n=40)), seed=1)
         federation.malicious = {"passive_1": attack} if malicious else {}
         trained = FedSplitNN(TrainSpec(epochs=15, batch=64, lr=5e-3), ModelSpec(bottom=(16,))).fit(federation)
         utility = METRICS["auc"](trained.predict("test").numpy(), federation.active.labels["test"].numpy())
-        found.append((utility, success(trained, {"passive_1": attack}, 1).share))
+        found.append((utility, measure_success(trained, {"passive_1": attack}, 1).share))
     (honest, chance), (attacked, opened) = found
     assert opened > 0.9
     assert chance < 0.5

@@ -17,9 +17,9 @@ from vflsec.inference.releases import read_releases
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.nn.encoders import MLPBottom
 from vflsec.nn.wrappers import SideBySide
-from vflsec.run.adversary import draw_auxiliary, view_of
+from vflsec.run.adversary import draw_auxiliary, observe
 from vflsec.run.spec import AuxSpec
-from vflsec.testing.federations import toy_federation
+from vflsec.testing.federations import make_toy_federation
 
 ROWS, COLUMNS, HIDDEN = 1024, 8, 31
 
@@ -111,9 +111,9 @@ def test_nothing_but_the_sums_is_read(batch):
 def test_the_nearest_gradients_have_the_sums_that_were_seen(batch):
     view, _ = exchanged(2, 3, batch=batch)
     sums = sum_gradients(read_releases(view, Kind.GRADIENT), find_last_layers(view))
-    found = sums.nearest(torch.randn(ROWS, 3, generator=torch.Generator().manual_seed(0)))
+    found = sums.find_nearest(torch.randn(ROWS, 3, generator=torch.Generator().manual_seed(0)))
     assert torch.allclose(sums.basis[0].mT @ found[sums.rows], sums.values[0], atol=1e-4)
-    assert torch.allclose(sums.nearest(found), found, atol=1e-4)
+    assert torch.allclose(sums.find_nearest(found), found, atol=1e-4)
 
 
 def test_the_last_layer_reads_what_it_reads():
@@ -145,7 +145,7 @@ def test_of_colluding_parties_each_has_a_layer_of_its_own():
 
 
 def test_colluding_parties_infer_no_less_than_one_of_them():
-    federation = toy_federation(classes=3, rows=800, parties=3)
+    federation = make_toy_federation(classes=3, rows=800, parties=3)
     names = ["passive_1", "passive_2"]
     transcript = Transcript(frozenset(names), frozenset(Kind))
     federation.channel.taps.append(transcript)
@@ -154,7 +154,7 @@ def test_colluding_parties_infer_no_less_than_one_of_them():
     rows = draw_auxiliary(labels, 3, AuxSpec(n=30), 0)
     found = {}
     for who in (["passive_1"], ["passive_2"], names, names[::-1]):
-        view = view_of(trained, [federation.parties[name] for name in who], rows, tuple(transcript.messages))
+        view = observe(trained, [federation.parties[name] for name in who], rows, tuple(transcript.messages))
         guess = BatchLabel()(view, seed=0).scores["train"].argmax(dim=1)
         found["+".join(who)] = (guess == labels).double().mean().item()
     assert found["passive_1+passive_2"] > max(found["passive_1"], found["passive_2"]) - 0.02, found
@@ -170,13 +170,13 @@ def test_gradients_of_which_nobody_knows_whose_they_are_are_refused():
 
 @pytest.mark.parametrize(("batch", "least"), [(16, 0.95), (64, 0.7)])
 def test_on_a_federation(batch, least):
-    federation = toy_federation(classes=3, rows=800)
+    federation = make_toy_federation(classes=3, rows=800)
     transcript = Transcript(frozenset({"passive_1"}), frozenset(Kind))
     federation.channel.taps.append(transcript)
     trained = FedSplitNN(TrainSpec(epochs=5, batch=batch, lr=5e-3), ModelSpec(bottom=(32,))).fit(federation)
     labels = federation.active.labels["train"]
     rows = draw_auxiliary(labels, 3, AuxSpec(n=30), 0)
-    view = view_of(trained, [federation.parties["passive_1"]], rows, tuple(transcript.messages))
+    view = observe(trained, [federation.parties["passive_1"]], rows, tuple(transcript.messages))
     found, most = (
         (attack(view, seed=0).scores["train"].argmax(dim=1) == labels).double().mean()
         for attack in (BatchLabel(), ExPLoit())

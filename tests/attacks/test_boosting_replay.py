@@ -183,8 +183,8 @@ def test_where_nothing_is_known_the_defaults_of_the_method_are_assumed():
 @pytest.mark.long
 @pytest.mark.usefixtures("small_forests")
 def test_fusion_and_the_replay_share_their_guesses(tmp_path, monkeypatch):
-    begun, guesses = [], module._guesses
-    monkeypatch.setattr(module, "_guesses", lambda *args: begun.append(args) or guesses(*args))
+    begun, guesses = [], module._guess
+    monkeypatch.setattr(module, "_guess", lambda *args: begun.append(args) or guesses(*args))
     chosen = {"dataset": "toy", "data": {"n_labeled": 200}, "methods": "secureboost:rounds=1", "aux": {"folds": 0}}
     found = evaluate(**chosen, attack=["fusion", "boosting-replay"], seeds=1, jobs=1, out=tmp_path)
     assert {point.status for point in found.points} == {"ok"}

@@ -13,7 +13,7 @@ from vflsec.core.options import list_choices
 from vflsec.core.view import Need
 
 
-@pytest.mark.parametrize("name", sorted(registry.entries("attacks")))
+@pytest.mark.parametrize("name", sorted(registry.list_all("attacks")))
 def test_a_card_tells_source_threat_cost_and_failure(name):
     attack = registry.load("attacks", name)
     card = describe(attack)
@@ -29,7 +29,7 @@ def test_a_card_tells_source_threat_cost_and_failure(name):
 
 SEVERAL = {
     name: option
-    for name in sorted(registry.entries("attacks"))
+    for name in sorted(registry.list_all("attacks"))
     for option in ("releases", "iterations")
     if option in inspect.signature(registry.load("attacks", name)).parameters
 }
@@ -46,7 +46,7 @@ def test_a_number_of_releases_that_is_none_is_refused(name, option, number):
 CHOICES = [
     pytest.param(kind, name, option, id=f"{name}-{option}")
     for kind in ("attacks", "defenses")
-    for name in sorted(registry.entries(kind))
+    for name in sorted(registry.list_all(kind))
     for option, hint in get_type_hints(registry.load(kind, name).__init__).items()
     if list_choices(hint)
 ]
@@ -60,29 +60,29 @@ def test_a_choice_that_there_is_not_is_refused(kind, name, option):
 
 
 def test_baselines_read_own_columns_and_nothing_else():
-    baselines = {name for name in registry.entries("attacks") if registry.load("attacks", name).baseline}
+    baselines = {name for name in registry.list_all("attacks") if registry.load("attacks", name).baseline}
     assert baselines == {"logistic", "trees", "squares", "pseudo-labels", "imputation"}
     assert all(registry.load("attacks", name).needs <= {Need.FEATURES, Need.AUX_LABELS} for name in baselines)
 
 
 def test_unverified_attacks_and_those_without_a_source_are_marked():
-    marked = {name for name in registry.entries("attacks") if registry.load("attacks", name).contrib}
+    marked = {name for name in registry.list_all("attacks") if registry.load("attacks", name).contrib}
     made_here = {
-        name for name in registry.entries("attacks") if registry.load("attacks", name).reference == "this project"
+        name for name in registry.list_all("attacks") if registry.load("attacks", name).reference == "this project"
     }
     assert marked == {"exploit", "batch-label", "residual", *made_here}
-    for name, entry in registry.entries("attacks").items():
-        assert registry.summary(entry).endswith(" (contrib)") == (name in marked)
+    for name, entry in registry.list_all("attacks").items():
+        assert registry.summarize(entry).endswith(" (contrib)") == (name in marked)
         assert ("contrib" in describe(registry.load("attacks", name))) == (name in marked)
 
 
-@pytest.mark.parametrize("name", sorted(registry.entries("attacks")))
+@pytest.mark.parametrize("name", sorted(registry.list_all("attacks")))
 def test_the_name_in_tables_is_options_and_no_need(name):
     alone = registry.build("attacks", name).alone()
     assert all("needs=" not in repr(attack) for attack in (registry.build("attacks", name), alone))
 
 
-@pytest.mark.parametrize("name", sorted(registry.entries("attacks")))
+@pytest.mark.parametrize("name", sorted(registry.list_all("attacks")))
 def test_a_search_tries_other_settings_of_the_same_attack(name):
     attack = registry.build("attacks", name)
     variants = attack.variants(16, np.random.default_rng(0))

@@ -9,7 +9,7 @@ import pytest
 from vflsec.attacks.delta_chain import DeltaChain, DeltaChainWeights, recover_chain
 from vflsec.base.errors import DataError, InsufficientView
 from vflsec.cipher.recording import Recording, RecordingWriter
-from vflsec.testing.recordings import LinearRun, attack_recording, generator
+from vflsec.testing.recordings import LinearRun, attack_recording, make_rng
 
 KNOWN = 20
 """Labels that name the classes; their rows are not scored."""
@@ -105,7 +105,7 @@ class Epochs(LinearRun):
     """Visits the same 2048 samples again and again, in a new order each time."""
 
     def batches(self):
-        rng = generator(self.seed, "batches")
+        rng = make_rng(self.seed, "batches")
         true = rng.normal(size=(self.columns, self.outputs))
         x = rng.normal(size=(2048, self.columns))
         labels = self._labels(x @ true + rng.normal(size=(2048, self.outputs)))

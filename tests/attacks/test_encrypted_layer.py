@@ -8,7 +8,7 @@ from vflsec.attacks.delta_chain import DeltaChain, DeltaChainWeights
 from vflsec.attacks.low_bits import LowBits
 from vflsec.attacks.score_gram import ScoreGram
 from vflsec.attacks.small_masks import SmallMasks
-from vflsec.audit.evaluation import _results, add_attacks
+from vflsec.audit.evaluation import _make_results, add_attacks
 from vflsec.audit.recordings import open_recording
 from vflsec.base.errors import UsageError
 from vflsec.cipher.roles.active import ActiveRole
@@ -85,7 +85,7 @@ def test_attacks_on_the_weights_beside_each_other_keep_their_answers(tmp_path, n
     c, p = EncryptedRun(run=LinearRun(steps=2, width=3, outputs=3, batch=24, rate=0.5)).record(tmp_path)
     audit = open_recording(c.path, p.path, aux=AuxSpec(n=12))
     audit = add_attacks(audit, [parse_attack(name) for name in names])
-    results = _results(audit, [trial for trial in audit.trials() if trial.seed == 0], audit.joint(0))
+    results = _make_results(audit, [trial for trial in audit.trials() if trial.seed == 0], audit.joint(0))
     (r2,) = (record.leak["parameters"].headline for record in results if record.attack.name == "small-masks")
     shares = [[step.notes["share"] for step in own.steps() if step.has("share")] for own in (c, p)]
     weights = np.ldexp(np.concatenate([a + b for a, b in zip(*shares, strict=False)]).astype(float).ravel(), -64)

@@ -10,7 +10,7 @@ from torch import nn
 from vflsec.attacks.fusion import AttributeFusion, ColumnFusion, Fusion
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
-from vflsec.inference.sources import sources
+from vflsec.inference.sources import list_sources
 from vflsec.results import metrics
 
 N, KNOWN = 4000, 200
@@ -63,7 +63,7 @@ def test_test_rows_are_guessed_from_what_is_known_of_them():
 def test_alone_it_reads_own_columns_and_nothing_else():
     view, y = federation(1.0, 2.0)
     alone = view.drop_federation(nn.Identity())
-    assert set(sources(alone)) == {"columns"}
+    assert set(list_sources(alone)) == {"columns"}
     assert auc(alone, y, attack=Fusion().alone()) == pytest.approx(phi(1.0), abs=0.02)
 
 
@@ -167,15 +167,15 @@ def test_an_attribute_is_inferred_from_what_its_owner_sends():
 def test_a_party_with_labels_reads_them():
     view, _ = received()
     labels = torch.arange(N) % 2
-    assert "own labels" in sources(replace(view, labels={"train": labels}))
+    assert "own labels" in list_sources(replace(view, labels={"train": labels}))
 
 
 def test_equal_tables_are_read_once_and_constant_ones_not_at_all():
     view, _ = federation()
     own = replace(view, model=nn.Identity(), messages=())
-    assert set(sources(own)) == {"columns"}
+    assert set(list_sources(own)) == {"columns"}
     constant = replace(own, features={"train": torch.ones(N, 2)}, model=None)
-    assert set(sources(constant)) == set()
+    assert set(list_sources(constant)) == set()
 
 
 @pytest.mark.sampled

@@ -25,10 +25,10 @@ from vflsec.defenses.phe import EncryptedBoundary
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.split_method import SPLIT
 from vflsec.results import metrics
-from vflsec.run.adversary import draw_auxiliary, view_of
+from vflsec.run.adversary import draw_auxiliary, observe
 from vflsec.run.spec import AuxSpec
 from vflsec.testing.conformance import AttackConformance
-from vflsec.testing.federations import toy_federation
+from vflsec.testing.federations import make_toy_federation
 
 ROWS = 6000
 ON_GRADIENTS = (Norm, Direction, Hint, Spectral, Cluster, AveragedGradients)
@@ -144,7 +144,7 @@ def test_repeated_releases_average_the_noise_away(attack):
 
 
 def trained_view(classes, *, defenses=(), **model):
-    federation = toy_federation(classes=classes, rows=300)
+    federation = make_toy_federation(classes=classes, rows=300)
     federation.active.defenses = tuple(defenses)
     transcript = Transcript(frozenset({"passive_1"}), frozenset(Kind))
     federation.channel.taps.append(transcript)
@@ -152,7 +152,7 @@ def trained_view(classes, *, defenses=(), **model):
     trained = FedSplitNN(TrainSpec(epochs=5, batch=64, lr=5e-3), spec).fit(federation)
     labels = federation.active.labels["train"]
     rows = draw_auxiliary(labels, classes, AuxSpec(n=20), 0)
-    return view_of(trained, [federation.parties["passive_1"]], rows, tuple(transcript.messages)), labels
+    return observe(trained, [federation.parties["passive_1"]], rows, tuple(transcript.messages)), labels
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
@@ -214,7 +214,7 @@ ENCRYPTED = EncryptedBoundary(bits=1024)
 @pytest.mark.parametrize(("batch", "defenses"), [(4, ()), (64, ()), (64, (ENCRYPTED,))], ids=["4", "64", "encrypted"])
 def test_rank_one_recovers_every_label_under_a_linear_head(aux, batch, defenses):
     """Class 1 is the rarer, which is all that an adversary without labels has to go by; encryption changes nothing."""
-    federation = toy_federation(rows=300)
+    federation = make_toy_federation(rows=300)
     keep = torch.cat([torch.arange(0, 210)[federation.active.labels["train"] == 0], torch.tensor([], dtype=torch.long)])
     rare = (federation.active.labels["train"] == 1).nonzero().flatten()[:30]
     rows = torch.cat([keep, rare]).sort().values
@@ -228,7 +228,7 @@ def test_rank_one_recovers_every_label_under_a_linear_head(aux, batch, defenses)
     trained = FedSplitNN(TrainSpec(epochs=4, batch=batch, **optimizer), ModelSpec(bottom=(16,), cut=5)).fit(federation)
     assert {route.kind for route in federation.channel.traffic} == ({Kind.CIPHERTEXT} if defenses else set(SPLIT))
     known = draw_auxiliary(federation.active.labels["train"], 2, AuxSpec(n=aux), 0) if aux else torch.arange(0)
-    view = view_of(trained, [federation.parties["passive_1"]], known, tuple(transcript.messages))
+    view = observe(trained, [federation.parties["passive_1"]], known, tuple(transcript.messages))
     guess = RankOne()(view, seed=0).scores["train"].argmax(dim=1)
     assert torch.equal(guess, federation.active.labels["train"])
 

@@ -253,7 +253,7 @@ def test_what_is_missed_is_the_error_of_rows_left_out_one_by_one():
             kept = np.arange(len(y)) != k
             errors[i, k] = Ridge(alpha=penalty).fit(z[kept], y[kept]).predict(z[[k]])[0] - y[k]
     assert compute_loo_error(x, view) == pytest.approx((errors**2).mean(axis=1).min(axis=0).mean(), rel=1e-6)
-    assert compute_loo_error(x, view.knowing(torch.arange(2))) == 0
+    assert compute_loo_error(x, view.restrict(torch.arange(2))) == 0
 
 
 def test_the_better_regression_is_chosen_on_few_rows_too():

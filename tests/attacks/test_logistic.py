@@ -5,13 +5,13 @@ import torch
 from sklearn.linear_model import LogisticRegression as Classifier
 
 from vflsec.attacks.logistic import LogisticRegression
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.core.view import Need, View
 from vflsec.inference.regression import PENALTIES
 
 
 def make_view(labels, *, n=80, classes=2):
-    rng = generator(0, "logistic")
+    rng = make_rng(0, "logistic")
     y = torch.arange(n) % classes
     x = torch.randn(n, 4, generator=rng) + 2.0 * torch.nn.functional.one_hot(y, 4)
     rows = torch.cat([(y == c).nonzero().flatten()[:count] for c, count in enumerate(labels)])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from vflsec.attacks import small_masks
 from vflsec.attacks.low_bits import LowBits, solve
-from vflsec.attacks.small_masks import SmallMasks, narrowest
+from vflsec.attacks.small_masks import SmallMasks, find_narrowest
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.recording import Header, Recording, RecordingWriter
 from vflsec.testing.recordings import attack_recording
@@ -155,7 +155,7 @@ def test_masks_of_1024_average_out_over_80000_samples(tmp_path):
     rng = np.random.default_rng(0)
     mu, w = rng.normal(size=(80_000, 10)), 0.3 * rng.normal(size=(10, 1))
     scores = mu @ w + rng.uniform(-1024, 1024, size=(80_000, 1))
-    center = np.sqrt(((narrowest(mu, scores) - w) ** 2).mean())
+    center = np.sqrt(((find_narrowest(mu, scores) - w) ** 2).mean())
     squares = np.sqrt(((np.linalg.lstsq(mu, scores, rcond=None)[0] - w) ** 2).mean())
     assert 0.05 < center < 0.13
     assert 1.6 < squares < 2.6
@@ -216,7 +216,9 @@ def test_the_level_is_kept_where_masks_hide_everything(monkeypatch):
     for seed in range(100):
         rng = np.random.default_rng(seed)
         mu, scores = rng.normal(size=(60, 3)), rng.uniform(-1, 1, size=(60, 2))
-        found.append(small_masks.p_value(mu, scores, [narrowest(mu[part::2], scores[part::2]) for part in (0, 1)]))
+        found.append(
+            small_masks.get_p_value(mu, scores, [find_narrowest(mu[part::2], scores[part::2]) for part in (0, 1)])
+        )
     assert 1 <= sum(p <= 0.05 for p in found) <= 12
 
 
@@ -225,7 +227,7 @@ def test_the_narrowest_band_is_that_of_the_dense_programme():
 
     rng = np.random.default_rng(6)
     mu, v = rng.normal(size=(300, 3)), rng.normal(size=(300, 1))
-    x = narrowest(mu, v)
+    x = find_narrowest(mu, v)
     columns, ones = np.column_stack([mu, np.ones(300)]), np.ones((300, 1))
     dense = linprog(
         [0, 0, 0, 0, 1],

@@ -16,7 +16,7 @@ from vflsec.results import metrics
 from vflsec.run.questions import ask
 from vflsec.run.spec import AuxSpec
 from vflsec.testing.conformance import AttackConformance
-from vflsec.testing.federations import toy_federation
+from vflsec.testing.federations import make_toy_federation
 
 MODES = ("loss", "calibrated")
 
@@ -42,7 +42,7 @@ class TestPassive(AttackConformance):
 
 def asked(side, *, epochs, lr=5e-3, seed=0):
     """What members are asked for, of a federation that has seen 100 random labels ``epochs`` times."""
-    federation = toy_federation(seed=seed, signal="none", rows=800, data=DataSpec(n_labeled=100))
+    federation = make_toy_federation(seed=seed, signal="none", rows=800, data=DataSpec(n_labeled=100))
     trained = FedSplitNN(TrainSpec(epochs=epochs, batch=64, lr=lr), ModelSpec(bottom=(64,))).fit(federation)
     return ask(MembershipInference(), trained, side, AuxSpec(n=60))
 
@@ -81,7 +81,7 @@ def test_the_loss_is_the_source_s_and_so_is_the_threshold(learned_by_heart):
 
 def test_without_a_known_member_the_threshold_is_the_mean_loss(learned_by_heart):
     view = learned_by_heart.view
-    others = view.knowing(torch.nonzero(view.aux_labels == 0)[:, 0])
+    others = view.restrict(torch.nonzero(view.aux_labels == 0)[:, 0])
     score = MembershipInference()(others, seed=0).scores["candidates"][:, 1]
     assert score[others.aux_rows].mean().item() == pytest.approx(0, abs=1e-9)
     flat = MembershipInference(mode="calibrated")(others, seed=0).scores["candidates"]

@@ -8,15 +8,15 @@ from vflsec.base.errors import UsageError
 from vflsec.core.message import Kind
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
-from vflsec.run.adversary import view_before
+from vflsec.run.adversary import observe_before
 from vflsec.run.spec import AuxSpec
-from vflsec.testing.federations import toy_federation
+from vflsec.testing.federations import make_toy_federation
 
 
 def trained(attack=None, *, heard=None):
-    federation = toy_federation(rows=200, parties=3)
+    federation = make_toy_federation(rows=200, parties=3)
     if attack:
-        attack.join(view_before(federation, federation.parties["passive_1"], AuxSpec(n=0)), seed=1)
+        attack.join(observe_before(federation, federation.parties["passive_1"], AuxSpec(n=0)), seed=1)
         federation.malicious = {"passive_1": attack}
     if heard is not None:
         federation.channel.taps.append(heard.append)

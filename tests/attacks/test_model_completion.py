@@ -14,12 +14,12 @@ from vflsec.attacks.model_completion import (
     ModelCompletion,
     Standardize,
     as_vectors,
-    inference_head,
+    build_head,
+    compute_slope,
     sharpen,
-    slope,
 )
 from vflsec.base.errors import UsageError
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.core.view import View
 from vflsec.inference.regression import is_still_falling
 
@@ -32,7 +32,7 @@ ENOUGH = {"supervised": {"epochs": 180}, "mixmatch": {"epochs": 10, "steps": 200
 
 def make_view(*, n=300, n_aux=20, classes=2, noise=1.0, seed=0, bottom=None):
     """A bottom model whose first embedding coordinates give the class away, behind scales far from one."""
-    rng = generator(seed, "toy embeddings")
+    rng = make_rng(seed, "toy embeddings")
     y = torch.arange(n) % classes
     x = torch.cat([4.0 * F.one_hot(y, classes), torch.zeros(n, 3)], dim=1)
     x = x + noise * torch.randn(x.shape, generator=rng)
@@ -95,18 +95,18 @@ def test_a_budget_too_small_is_owned_up_to(epochs, converged):
 def test_a_frozen_bottom_keeps_parameters_and_buffers(mode, monkeypatch):
     bottom = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4))
     view, _ = make_view(bottom=bottom)
-    view = view.private_copy()
+    view = view.copy_private()
     before = {key: value.clone() for key, value in view.model.state_dict().items()}
-    ModelCompletion(**MODES[mode]).run(view, rng=generator(0, "x"))
+    ModelCompletion(**MODES[mode]).run(view, rng=make_rng(0, "x"))
     assert all(torch.equal(value, before[key]) for key, value in view.model.state_dict().items())
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_unfrozen_bottom_is_fitted(mode):
     view, _ = make_view()
-    view = view.private_copy()
+    view = view.copy_private()
     before = view.model.weight.detach().clone()
-    ModelCompletion(**MODES[mode], freeze_bottom=False).run(view, rng=generator(0, "x"))
+    ModelCompletion(**MODES[mode], freeze_bottom=False).run(view, rng=make_rng(0, "x"))
     assert not torch.equal(view.model.weight, before)
 
 
@@ -116,7 +116,7 @@ def test_the_fast_path_equals_a_naive_full_pass():
     attack = ModelCompletion(epochs=5, batch=8)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        found = attack.run(view.private_copy(), rng=torch.Generator().manual_seed(3))
+        found = attack.run(view.copy_private(), rng=torch.Generator().manual_seed(3))
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
@@ -142,7 +142,7 @@ def test_the_fast_path_equals_a_naive_full_pass():
 @pytest.mark.parametrize("freeze_bottom", [True, False])
 def test_views_that_are_fitted_at_once_are_guessed_as_by_themselves(freeze_bottom):
     view, _ = make_view()
-    views = [view.knowing(torch.tensor([k for k in range(20) if k % 5 != fold])) for fold in range(5)]
+    views = [view.restrict(torch.tensor([k for k in range(20) if k % 5 != fold])) for fold in range(5)]
     views.append(view)  # which has more labels than the others
     attack = ModelCompletion(epochs=5, batch=8, freeze_bottom=freeze_bottom)
     for own, found in zip(views, attack.on_each(views, seed=3), strict=True):
@@ -167,7 +167,7 @@ def test_it_recovers_separable_classes(mode, classes):
 
 def test_a_trained_bottom_beats_the_prior():
     """Six labels on forty columns of which one matters: the federation's bottom model knows which."""
-    rng = generator(0, "columns")
+    rng = make_rng(0, "columns")
     x = torch.randn(600, 40, generator=rng)
     y = (x[:, 0] > 0).long()
     aux = torch.cat([(y == c).nonzero().flatten()[:3] for c in (0, 1)])
@@ -193,13 +193,13 @@ def test_alone_is_the_same_training_of_the_whole_network():
 
 @pytest.mark.parametrize("layers", [1, 3])
 def test_the_head_is_blocks_of_norm_relu_linear(layers):
-    head = inference_head(4, 3, layers)
+    head = build_head(4, 3, layers)
     assert [type(layer) for layer in head] == [nn.BatchNorm1d, nn.ReLU, nn.Linear] * layers
     assert [layer.out_features for layer in head[2::3]] == [4] * (layers - 1) + [3]
 
 
 def test_draws_mix_at_least_half_of_the_row_itself():
-    draws = ModelCompletion(mode="mixmatch", steps=500, batch=6)._draws(10, 40, generator(0, "draws"))
+    draws = ModelCompletion(mode="mixmatch", steps=500, batch=6)._draw_choices(10, 40, make_rng(0, "draws"))
     assert draws.share.shape == (500,)
     assert draws.share.min() >= 0.5
     assert draws.share.max() <= 1.0
@@ -212,7 +212,7 @@ def test_draws_mix_at_least_half_of_the_row_itself():
 
 
 def test_draws_are_split_in_order():
-    draws = ModelCompletion(mode="mixmatch", steps=10, batch=6)._draws(10, 40, generator(0, "draws"))
+    draws = ModelCompletion(mode="mixmatch", steps=10, batch=6)._draw_choices(10, 40, make_rng(0, "draws"))
     parts = list(draws.split(4))
     assert [len(part.share) for part in parts] == [4, 4, 2]
     assert all(
@@ -223,16 +223,16 @@ def test_draws_are_split_in_order():
 @pytest.mark.parametrize("weight", [0.0, 1.7])
 def test_the_slope_is_that_of_the_loss(weight):
     """The closed form against automatic differentiation of the two losses as the source writes them."""
-    rng = generator(0, "slope")
+    rng = make_rng(0, "slope")
     logits = (3 * torch.randn(12, 5, generator=rng)).double().requires_grad_()
     targets = torch.randn(12, 5, generator=rng).double().softmax(dim=1)
     labeled = F.cross_entropy(logits[:6], targets[:6])
     (labeled + weight * F.mse_loss(logits[6:].softmax(dim=1), targets[6:])).backward()
-    assert torch.allclose(slope(logits.detach(), targets, weight), logits.grad, atol=1e-12)
+    assert torch.allclose(compute_slope(logits.detach(), targets, weight), logits.grad, atol=1e-12)
 
 
 def test_adam_is_torchs():
-    rng = generator(0, "slopes")
+    rng = make_rng(0, "slopes")
     ours = torch.randn(9, generator=rng)
     theirs = nn.Parameter(ours.clone())
     adam, reference = Adam(ours, 0.01), torch.optim.Adam([theirs], 0.01)
@@ -260,9 +260,9 @@ def test_mixmatch_weighs_unlabeled_rows_more_and_more(monkeypatch):
 
     def spy(logits, targets, weight):
         weights.append(weight)
-        return slope(logits, targets, weight)
+        return compute_slope(logits, targets, weight)
 
-    monkeypatch.setattr(model_completion, "slope", spy)
+    monkeypatch.setattr(model_completion, "compute_slope", spy)
     view, _ = make_view()
     ModelCompletion(mode="mixmatch", epochs=2, steps=5)(view, seed=0)
     assert weights == pytest.approx([50 * t / 10 for t in range(10)])
@@ -301,7 +301,7 @@ def naive_mixmatch(view, *, freeze_bottom, layers, epochs, steps, seed):
     torch.manual_seed(seed)
     rng = torch.Generator().manual_seed(seed)
     bottom, known = copy.deepcopy(view.model).train(not freeze_bottom), view.aux_rows
-    head = inference_head(8, view.n_classes, layers)
+    head = build_head(8, view.n_classes, layers)
     model = nn.Sequential(bottom, head)
     fitted = list((head if freeze_bottom else model).parameters())
     unknown = torch.tensor([i for i in range(len(view.features["train"])) if i not in set(known.tolist())])
@@ -312,7 +312,7 @@ def naive_mixmatch(view, *, freeze_bottom, layers, epochs, steps, seed):
     optimizer = torch.optim.Adam(fitted, 2e-3)
     drawer, t = ModelCompletion(mode="mixmatch", epochs=epochs, steps=steps), 0
     for _ in range(epochs):
-        for known, other, partner, share in zip(*drawer._draws(len(y_known), len(x_all), rng), strict=True):
+        for known, other, partner, share in zip(*drawer._draw_choices(len(y_known), len(x_all), rng), strict=True):
             x, u = x_all[known], x_all[other]
             rows = torch.cat([x, u])
             p = model(rows)[16:].softmax(dim=1).detach() ** (1 / 0.8)
@@ -354,7 +354,7 @@ def test_mixmatch_equals_its_description(freeze_bottom, layers, double, monkeypa
 @pytest.mark.parametrize("share", [0.6, 0.8])
 def test_mixmatch_is_no_worse_than_mc_where_classes_are_uneven(share, seed):
     """Two Gaussian classes, 80 known rows drawn evenly from uneven classes."""
-    rng = generator(seed, "uneven")
+    rng = make_rng(seed, "uneven")
     y = (torch.rand(3000, generator=rng) < share).long()
     x = torch.randn(3000, 5, generator=rng)
     x[:, 0] += 2.6 * y

@@ -13,7 +13,7 @@ from vflsec.data.partition import DataSpec
 from vflsec.results.metrics import METRICS
 from vflsec.run.questions import ask
 from vflsec.run.spec import AuxSpec
-from vflsec.testing.federations import toy_federation
+from vflsec.testing.federations import make_toy_federation
 
 AUX = AuxSpec(n=10)
 DATA = DataSpec(n_labeled=40, aligned=0.5)
@@ -25,7 +25,7 @@ def pretrained(average, *, method="fedhssl-simsiam", parties=2, adversary="serve
     widths = {"projector": 8, "predictor": 4}
     model = ModelSpec(bottom=(8, 8), encoder="tabular")
     made = registry.build("methods", method, train, model, average=average, **widths, **options)
-    federation = toy_federation(data=DATA, rows=120, columns=4, parties=parties)
+    federation = make_toy_federation(data=DATA, rows=120, columns=4, parties=parties)
     federation.parties["passive_1"].defenses = tuple(defenses)
     made.build(federation)
     tap = Transcript(frozenset(adversary.split("+")), frozenset(Kind))

@@ -9,9 +9,9 @@ from vflsec.core.message import Step
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import View
 from vflsec.methods.fedsplitnn import FedSplitNN
-from vflsec.run.adversary import view_before
+from vflsec.run.adversary import observe_before
 from vflsec.run.spec import AuxSpec
-from vflsec.testing.federations import toy_federation
+from vflsec.testing.federations import make_toy_federation
 
 ROWS = 4000
 X = torch.zeros(ROWS, 5)
@@ -53,9 +53,9 @@ def test_it_acts_when_it_is_to(when, acts):
 def test_without_noise_it_is_the_honest_federation(options):
     found = []
     for attack in (None, NoisySample(**options)):
-        federation = toy_federation(rows=200)
+        federation = make_toy_federation(rows=200)
         if attack:
-            attack.join(view_before(federation, federation.parties["passive_1"], AuxSpec(n=0)), seed=1)
+            attack.join(observe_before(federation, federation.parties["passive_1"], AuxSpec(n=0)), seed=1)
             federation.malicious = {"passive_1": attack}
         found.append(FedSplitNN(TrainSpec(epochs=2, batch=32), ModelSpec(bottom=(6,))).fit(federation).predict("test"))
     assert torch.equal(*found)

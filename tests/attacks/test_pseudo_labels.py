@@ -9,7 +9,7 @@ from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 
 from vflsec.attacks import pseudo_labels
 from vflsec.attacks.logistic import LogisticRegression
-from vflsec.attacks.pseudo_labels import RIDGE, PseudoLabels, _fit_without_each_fold, _moments, _rule
+from vflsec.attacks.pseudo_labels import RIDGE, PseudoLabels, _fit_without_each_fold, _get_moments, _make_rule
 from vflsec.attacks.squares import Squares
 from vflsec.attacks.trees import Trees
 from vflsec.core.view import View
@@ -71,16 +71,16 @@ def test_while_a_class_has_no_more_rows_than_columns_all_share_a_covariance():
     assert accuracy(PseudoLabels()(view_of(x, y, 20, classes=2), seed=0), y, "test", 20) > 0.85
     x, y, _ = mixture()
     for rows, is_quadratic in ((CLASSES * WIDTH, False), (CLASSES * (WIDTH + 1), True)):
-        assert (_rule(_moments(x[:rows], y[:rows], CLASSES)) is not None) is is_quadratic
+        assert (_make_rule(_get_moments(x[:rows], y[:rows], CLASSES)) is not None) is is_quadratic
 
 
 def test_a_class_with_one_known_row_and_one_with_none():
     x, y, _ = mixture()
     view = view_of(x, y, 40)
     kept = (view.aux_labels == 0) | (torch.arange(40) == 1)
-    scores = PseudoLabels()(view.knowing(kept.nonzero().flatten()), seed=0).scores
+    scores = PseudoLabels()(view.restrict(kept.nonzero().flatten()), seed=0).scores
     assert all((one.argmin(dim=1) == 2).all() for one in scores.values())
-    only = PseudoLabels()(view.knowing((view.aux_labels == 0).nonzero().flatten()), seed=0).scores
+    only = PseudoLabels()(view.restrict((view.aux_labels == 0).nonzero().flatten()), seed=0).scores
     assert all((one.argmax(dim=1) == 0).all() for one in only.values())
 
 

@@ -10,7 +10,7 @@ from vflsec.attacks.residual import Residual, solve_gradients
 from vflsec.base.errors import InsufficientView
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
-from vflsec.inference.releases import read_releases, span
+from vflsec.inference.releases import find_span, read_releases
 from vflsec.results import metrics
 
 ROWS, COLUMNS = 2048, 16
@@ -107,9 +107,9 @@ def test_shuffled_labels_leave_chance():
 
 def test_rows_with_the_same_columns_share_what_is_found():
     x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 2.0]])
-    basis = span(x)
+    basis = find_span(x)
     assert torch.allclose(basis @ basis.T, torch.tensor([[0.5, 0.5, 0], [0.5, 0.5, 0], [0, 0, 1]]), atol=1e-6)
-    assert span(torch.zeros(3, 2)).shape == (3, 0)
+    assert find_span(torch.zeros(3, 2)).shape == (3, 0)
 
 
 def test_columns_without_a_number_are_no_error():

@@ -17,7 +17,7 @@ from vflsec.attacks.trees import Trees
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
 from vflsec.inference.fused import fuse_classes
-from vflsec.inference.sources import sources
+from vflsec.inference.sources import list_sources
 from vflsec.results import metrics
 
 N, KNOWN = 3000, 20
@@ -108,7 +108,9 @@ def test_of_few_releases_the_finest_reading_is_told_from_the_others(releases):
         Message(Kind.GRADIENT, "active", "passive_1", step, "train", {"value": torch.randn(N, 2, generator=rng)}, rows)
         for step in range(releases)
     ]
-    found = [name for name, source in sources(replace(view, messages=tuple(messages))).items() if not source.derived]
+    found = [
+        name for name, source in list_sources(replace(view, messages=tuple(messages))).items() if not source.derived
+    ]
     assert found == ["columns", f"gradient from active in train: {'mean' if releases == 1 else 'thirds'}"]
 
 

@@ -11,7 +11,7 @@ from scipy import stats
 from vflsec.attacks.lira import LikelihoodRatio
 from vflsec.attacks.membership import MembershipInference
 from vflsec.attacks.rmia import RobustMembershipInference
-from vflsec.attacks.shadow_classifier import ShadowClassifier, _confidences, _features
+from vflsec.attacks.shadow_classifier import ShadowClassifier, _make_features, _score_classes
 from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import Shadows, View
@@ -21,8 +21,8 @@ from vflsec.results import metrics
 from vflsec.run.federation import Candidates, build_federation, build_method
 from vflsec.run.questions import ask
 from vflsec.run.spec import AuxSpec
-from vflsec.run.training import shadows_of
-from vflsec.testing.federations import toy_cell
+from vflsec.run.training import get_shadows
+from vflsec.testing.federations import make_toy_cell
 
 N, SHADOWS = 3000, 256
 AUC_ERROR = np.sqrt((2 * N + 1) / (12 * N * N))  # of a guess that knows nothing, which varies most
@@ -70,10 +70,10 @@ def gaussian(d, *, shadows, n, seed=0, spread=0.0, modes=False):
 def by_heart(seed, *, epochs=100, lr=5e-3, shadows=32):
     """The question to the active party of a federation that learned 300 random labels, with its shadows."""
     train, model = TrainSpec(epochs=epochs, batch=64, lr=lr), ModelSpec(bottom=(64,))
-    cell = toy_cell(seed=seed, signal="none", rows=1050, data=DataSpec(n_labeled=300), train=train, model=model)
+    cell = make_toy_cell(seed=seed, signal="none", rows=1050, data=DataSpec(n_labeled=300), train=train, model=model)
     trained = build_method(cell).fit(build_federation(cell, "cpu"))
     question = ask(MembershipInference(), trained, "active", AuxSpec(n=20))
-    return question._replace(view=replace(question.view, shadows=shadows_of(cell, shadows, "cpu")))
+    return question._replace(view=replace(question.view, shadows=get_shadows(cell, shadows, "cpu")))
 
 
 def scores(attack, view):
@@ -318,11 +318,11 @@ def test_statistics_of_a_shadow_are_those_of_the_others():
     """Neither it nor the shadow on the other half is in them: equal for both, they do not tell who was trained on."""
     view, _ = gaussian(1.0, shadows=10, n=20)
     y, (logits, members) = view.labels["candidates"], view.shadows
-    found, k = _confidences(logits, y), torch.arange(10)
-    features = _features(found, found, members, left_out=k ^ 1)
+    found, k = _score_classes(logits, y), torch.arange(10)
+    features = _make_features(found, found, members, left_out=k ^ 1)
     for one in range(10):
         others = k // 2 != one // 2
-        alone = _features(found[:, one], found[:, others], members[others])
+        alone = _make_features(found[:, one], found[:, others], members[others])
         assert torch.allclose(features[one], alone)
         phi = log_odds(logits, y)[others].masked_fill(~members[others], torch.nan).numpy()
         assert np.allclose(alone[:, 0], log_odds(logits, y)[one].numpy() - np.nanmean(phi, axis=0))

@@ -23,10 +23,10 @@ from vflsec.base.layout import EncodedColumn, Layout
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
 from vflsec.results import metrics
-from vflsec.results.statistics import interval_over_seeds
+from vflsec.results.statistics import bound_over_seeds
 from vflsec.run import adversary
 from vflsec.run.questions import ask
-from vflsec.run.runner import kinds_read
+from vflsec.run.runner import list_kinds
 from vflsec.run.spec import AuxSpec
 from vflsec.testing.federations import build_from_numbers, grow_trees
 
@@ -51,8 +51,8 @@ def world(*, seed=0, n=N, n_classes=2, noise=0.5, parties=("active", "passive_1"
 
 
 def passive(trees, known=KNOWN):
-    parties = adversary.adversary(trees.trained.federation, "passive_1")
-    return adversary.view_of(trees.trained, parties, torch.arange(known), trees.get_messages("passive_1"))
+    parties = adversary.get_adversary(trees.trained.federation, "passive_1")
+    return adversary.observe(trees.trained, parties, torch.arange(known), trees.get_messages("passive_1"))
 
 
 def active(trees, known=KNOWN):
@@ -162,7 +162,7 @@ def test_nodes_that_follow_the_label_add_to_own_columns():
     """The active party's column is half of the label, and nodes tell it."""
     _, y, trees = world(n=800, rounds=6)
     view = passive(trees)
-    alone = auc(Fusion()(adversary.alone(view, 0), seed=0).scores["train"], y["train"])
+    alone = auc(Fusion()(adversary.isolate(view, 0), seed=0).scores["train"], y["train"])
     nodes = auc(InstanceSpaces()(view, seed=0).scores["train"], y["train"])
     together = auc(Fusion()(view, seed=0).scores["train"], y["train"])
     assert nodes > alone + 0.05
@@ -217,7 +217,7 @@ def nodes_and_columns(parties, seed):
     Alone it fits a logistic regression to its own columns, which is the right model.
     """
     view, y = shuffled_labels(parties, seed)
-    alone = LogisticRegression()(adversary.alone(view, seed), seed=0)
+    alone = LogisticRegression()(adversary.isolate(view, seed), seed=0)
     return [auc(guess.scores["train"], y) for guess in (InstanceSpaces()(view, seed=0), alone)]
 
 
@@ -234,7 +234,7 @@ def test_trees_by_shuffled_labels_leak_nothing_if_no_column_tells_of_labels():
     attacks = InstanceSpaces(), BoostingReplay(), Fusion(), ID2Graph()
     views = [shuffled_labels((), seed, n=n, rounds=4) for seed in range(seeds)]
     for attack in attacks:
-        leak = interval_over_seeds([auc(attack(view, seed=0).scores["train"], y) for view, y in views])
+        leak = bound_over_seeds([auc(attack(view, seed=0).scores["train"], y) for view, y in views])
         assert leak.low <= 0.5 <= leak.high, attack
         assert leak.high - leak.low < widest, attack
 
@@ -246,10 +246,10 @@ def test_trees_by_shuffled_labels_tell_no_more_than_the_columns_that_they_split(
     So what is inferred from nodes can exceed what the party infers alone even if trees know nothing of labels.
     """
     own, foreign = ([nodes_and_columns((name,), seed) for seed in range(5)] for name in ("passive_1", "active"))
-    of_own, of_foreign = (interval_over_seeds([nodes - alone for nodes, alone in one]) for one in (own, foreign))
+    of_own, of_foreign = (bound_over_seeds([nodes - alone for nodes, alone in one]) for one in (own, foreign))
     assert of_own.high < 0
     assert of_foreign.low > 0
-    alone = interval_over_seeds([alone for _, alone in foreign])
+    alone = bound_over_seeds([alone for _, alone in foreign])
     assert alone.low <= 0.5 <= alone.high
 
 
@@ -323,7 +323,11 @@ def test_categories_are_placed_in_the_last_slots_of_their_column():
 def test_fusion_of_columns_reads_bounds_and_is_not_behind_what_splits_say():
     x, _, trees = world(n=1000, rounds=20)
     view = active(trees)
-    guesses = ColumnFusion()(view, seed=0), SplitOrder()(view, seed=0), ColumnFusion()(adversary.alone(view, 0), seed=0)
+    guesses = (
+        ColumnFusion()(view, seed=0),
+        SplitOrder()(view, seed=0),
+        ColumnFusion()(adversary.isolate(view, 0), seed=0),
+    )
     fused, of_splits, alone = (
         {split: metrics.r2(guess.scores[split].numpy(), x["passive_1"][split].numpy()) for split in guess.scores}
         for guess in guesses
@@ -346,7 +350,7 @@ def test_columns_of_other_rows_are_learned_from_what_histograms_say_of_training_
     )
     view = active(trees, known=30)
     found, of_splits = (attack(view, seed=0).scores["test"] for attack in (ColumnFusion(), SplitOrder()))
-    alone = ColumnFusion()(adversary.alone(view, 0), seed=0).scores["test"]
+    alone = ColumnFusion()(adversary.isolate(view, 0), seed=0).scores["test"]
     scores = [metrics.r2(x.numpy(), theirs["test"].numpy()) for x in (found, of_splits, alone)]
     assert scores[0] > max(scores[1:]) + 0.1
 
@@ -364,7 +368,7 @@ def test_columns_of_other_rows_are_not_guessed_worse_than_by_imputation():
     parties = {name: {s: own[part] for s, part in halves.items()} for name, own in dealt.items()}
     federation = build_from_numbers(parties, {s: y[part] for s, part in halves.items()})
     view = active(grow_trees(federation, exchange="masked", rounds=8, bins=32), known=80)
-    alone = SplitOrder().alone()(adversary.alone(view, 0), seed=0).scores["test"]
+    alone = SplitOrder().alone()(adversary.isolate(view, 0), seed=0).scores["test"]
     found = ColumnFusion()(view, seed=0).scores["test"]
     truth = parties["passive_1"]["test"].numpy()
     assert metrics.r2(found.numpy(), truth) > metrics.r2(alone.numpy(), truth) + 0.01
@@ -372,7 +376,7 @@ def test_columns_of_other_rows_are_not_guessed_worse_than_by_imputation():
 
 @pytest.mark.parametrize("attack", [SplitOrder(), BoostingReplay(), InstanceSpaces()], ids=lambda attack: attack.name)
 def test_an_evaluation_hands_over_the_derivatives_of_each_round_with_the_nodes(attack):
-    read = kinds_read([attack])
+    read = list_kinds([attack])
     assert {Kind.NODES, Kind.CONTROL, Kind.GRADIENT, Kind.CIPHERTEXT} <= read
 
 

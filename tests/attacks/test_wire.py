@@ -14,7 +14,7 @@ from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.recording import Header, Recording, RecordingWriter
 from vflsec.cipher.roles.active import ActiveRole
 from vflsec.cipher.roles.passive import PassiveRole
-from vflsec.testing.recordings import EncryptedRun, LinearRun, attack_recording, loss_gradient
+from vflsec.testing.recordings import EncryptedRun, LinearRun, attack_recording, compute_gradient
 
 
 class Features(msgspec.Struct, tag=True):
@@ -90,7 +90,7 @@ def naive(folder, keys, *, secure, positives=0.24, batch=48, width=3, steps=6, s
             send(MaskedScores(*wire(masked, secure=secure)), p, c)
             e = [public.encrypt(float(v)) for v in rng.normal(size=width)]
             send(NoisedGradient(*wire(e, secure=secure)), c, p)
-            delta = loss_gradient(z[:, None], labels)[:, 0]
+            delta = compute_gradient(z[:, None], labels)[:, 0]
             whole = [a + float(w) for a, w in zip(e, share, strict=True)]
             send(EncryptedDelta(*wire([a * float(d) for a in whole for d in delta], secure=secure)), p, c)
     return Recording(folder / "passive"), Recording(folder / "active")

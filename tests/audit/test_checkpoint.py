@@ -20,7 +20,7 @@ from vflsec.results.records.folder import read_manifest, read_records
 from vflsec.results.records.schema import seal, unseal
 from vflsec.run.job import Job
 from vflsec.run.spec import AttackSpec, parse_attack
-from vflsec.run.store import Store, _Stored, only_writer
+from vflsec.run.store import Store, _Stored, lock_folder
 
 SETTINGS = ["--dataset", "digits", "--set", "train.epochs=2", "--set", "data.n_labeled=200"]
 ATTACKS = ("mc:epochs=5", "fusion", "averaging")
@@ -224,8 +224,8 @@ def test_a_recording_in_which_nothing_crosses_is_named(tmp_path):
 def test_attacks_on_one_target_share_what_they_compute(tmp_path, monkeypatch):
     words = ["--dataset", "toy", "--set", "data.options.rows=300", "--method", "secureboost:rounds=1,leaf_rows=5"]
     run("train", *words, "--out", tmp_path / "ck", "--record", tmp_path / "tr")
-    begun, guesses = [], module._guesses
-    monkeypatch.setattr(module, "_guesses", lambda *args: begun.append(args) or guesses(*args))
+    begun, guesses = [], module._guess
+    monkeypatch.setattr(module, "_guess", lambda *args: begun.append(args) or guesses(*args))
     run("audit", tmp_path / "ck", "--messages", tmp_path / "tr", "--attack", "fusion,boosting-replay", "--draws", 1,
         "--set", "aux.n=20", "--set", "aux.folds=0", "--out", tmp_path / "o")  # fmt: skip
     assert len(begun) == 1
@@ -308,7 +308,7 @@ def test_a_checkpoint_and_a_recording_are_apart(tmp_path, out, record):
 
 @pytest.mark.parametrize("option", ["--out", "--record"])
 def test_two_trainings_do_not_write_into_one_folder(tmp_path, option):
-    with only_writer(tmp_path / "one"):
+    with lock_folder(tmp_path / "one"):
         told = refused("train", *SETTINGS, option, tmp_path / "one")
     assert f"another vflsec is writing to {tmp_path / 'one'}" in told
     assert not list(tmp_path.iterdir())

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import vflsec
-from vflsec.audit.defending import CROSSING, fits_any_loop
+from vflsec.audit.defending import CROSSING, is_on_messages
 from vflsec.audit.recorder import Recorder
 from vflsec.audit.transcript import TranscriptFolder
 from vflsec.base.errors import UsageError
@@ -56,9 +56,9 @@ def test_embeddings_change_and_their_gradients_pass():
     assert defended[2].shape == plain[2].shape
 
 
-@pytest.mark.parametrize("name", sorted(registry.entries("defenses")))
+@pytest.mark.parametrize("name", sorted(registry.list_all("defenses")))
 def test_strength_0_is_the_identity_or_the_defense_is_refused(name):
-    if not fits_any_loop(registry.load("defenses", name)):
+    if not is_on_messages(registry.load("defenses", name)):
         with pytest.raises(UsageError, match="train it with vflsec train"):
             vflsec.defend(f"{name}:strength=0")
         return

@@ -28,7 +28,7 @@ from vflsec.base.errors import DataError, InsufficientView, MisfitError, StoreEr
 from vflsec.cli import cli as command
 from vflsec.core.message import Kind
 from vflsec.report.report import Report
-from vflsec.results.analysis.intervals import SeedValue, headline, interval, measure
+from vflsec.results.analysis.intervals import SeedValue, get_headline, make_interval, measure
 from vflsec.results.records.schema import Block
 from vflsec.run.job import Job
 from vflsec.run.spec import AttackSpec, AuxSpec
@@ -240,9 +240,9 @@ def test_an_evaluation_goes_on_after_its_data_were_edited_or_moved(trained, tmp_
 
 
 def test_files_that_differ_in_their_suffix_have_results_of_their_own():
-    assert job.default_folder(Path("a/bottom.onnx")) == Path("runs/audit-bottom.onnx")
-    assert job.default_folder(Path("a/bottom.safetensors")) == Path("runs/audit-bottom.safetensors")
-    assert job.default_folder(Path()).name == f"audit-{Path.cwd().name}"
+    assert job.name_folder(Path("a/bottom.onnx")) == Path("runs/audit-bottom.onnx")
+    assert job.name_folder(Path("a/bottom.safetensors")) == Path("runs/audit-bottom.safetensors")
+    assert job.name_folder(Path()).name == f"audit-{Path.cwd().name}"
 
 
 def test_it_asks_for_the_data(trained):
@@ -460,7 +460,7 @@ def test_the_interval_over_draws_and_rows_has_its_coverage():
     held = 0
     for _ in range(2000):
         rows, draws = rng.normal(scale=0.02), rng.normal(scale=0.02, size=5)
-        found = interval([SeedValue(one, 0.02**2, 100) for one in 0.7 + rows + draws], 5, single_model=True)
+        found = make_interval([SeedValue(one, 0.02**2, 100) for one in 0.7 + rows + draws], 5, single_model=True)
         held += found["ci95"][0] <= 0.7 <= found["ci95"][1]
     assert 0.94 <= held / 2000 <= 0.99
 
@@ -470,13 +470,13 @@ def block(value, below, above):
 
 
 def test_one_draw_has_the_interval_over_rows():
-    found = interval([headline(block(0.7, 0.05, 0.04))], 1, single_model=True)
+    found = make_interval([get_headline(block(0.7, 0.05, 0.04))], 1, single_model=True)
     assert (found["ci95"], found["interval"]) == (pytest.approx((0.65, 0.74)), "rows")
 
 
 def test_errors_of_a_difference_add_in_quadrature():
     difference = measure(sub, block(0.8, 0.03, 0.03), block(0.7, 0.04, 0.04))
-    assert interval([difference], 1)["ci95"] == pytest.approx((0.1 - 0.05, 0.1 + 0.05))
+    assert make_interval([difference], 1)["ci95"] == pytest.approx((0.1 - 0.05, 0.1 + 0.05))
 
 
 def test_the_job_of_the_page_runs_a_command_that_exists():

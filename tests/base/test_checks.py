@@ -11,9 +11,9 @@ NAN = float("nan")
 @pytest.mark.parametrize(
     ("check", "good", "bad", "expected"),
     [
-        (checks.positive, [1, 1e-9], [0, -1, NAN], "x > 0"),
-        (checks.non_negative, [0, 1], [-1e-9, NAN], "x >= 0"),
-        (checks.fraction, [1, 0.5], [0, 1.01, -1, NAN], "0 < x <= 1"),
+        (checks.check_positive, [1, 1e-9], [0, -1, NAN], "x > 0"),
+        (checks.check_non_negative, [0, 1], [-1e-9, NAN], "x >= 0"),
+        (checks.check_fraction, [1, 0.5], [0, 1.01, -1, NAN], "0 < x <= 1"),
     ],
 )
 def test_numbers_in_range(check, good, bad, expected):

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from vflsec.base.seeds import derive, generator
+from vflsec.base.seeds import derive, make_rng
 
 
 def test_a_stream_is_the_same_everywhere():
@@ -28,5 +28,5 @@ def test_another_name_is_another_stream(names):
 
 
 def test_generators_start_afresh():
-    first, again = (torch.rand(4, generator=generator(0, "x")) for _ in range(2))
+    first, again = (torch.rand(4, generator=make_rng(0, "x")) for _ in range(2))
     assert torch.equal(first, again)

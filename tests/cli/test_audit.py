@@ -32,7 +32,7 @@ def recorded(tmp_path_factory):
 
 def test_every_attack_of_the_role_is_run(recorded):
     c, p = recorded
-    attacks = {name: registry.load("attacks", name) for name in registry.entries("attacks")}
+    attacks = {name: registry.load("attacks", name) for name in registry.list_all("attacks")}
     for own, other in ((c, p), (p, c)):
         result = run(own, "--truth", other, *KNOWN, "--draws", 1, "--format", "json")
         summary = json.loads(result.stdout)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from vflsec.cli import BUILT_IN, cli, commands
+from vflsec.cli import BUILT_IN, cli, list_all
 from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.method import Method
@@ -55,7 +55,7 @@ def test_import_of_the_package_imports_no_torch():
     assert "evaluate" in out
 
 
-@pytest.mark.parametrize("name", commands())
+@pytest.mark.parametrize("name", list_all())
 def test_every_command_has_help_that_agrees_with_its_summary(name):
     result = run(name, "--help")
     assert result.exit_code == 0
@@ -157,7 +157,7 @@ def test_cards_of_one_family_hold_for_each_member():
 
 def test_every_attack_and_method_says_what_differs():
     for kind, base in (("attacks", Attack), ("methods", Method)):
-        for name in registry.entries(kind):
+        for name in registry.list_all(kind):
             found = registry.load(kind, name)
             stated = [one for one in found.__mro__ if "differs" in vars(one) and one is not base]
             assert stated, name

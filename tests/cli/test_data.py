@@ -17,10 +17,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from vflsec.cli import cli
-from vflsec.cli.data_ import add_label_warning, fewer_labels
+from vflsec.cli.data_ import add_label_warning, limit_labels
 from vflsec.data.checkup import Checkup
 from vflsec.data.files import load_toml
-from vflsec.data.partition import DataSpec, partition
+from vflsec.data.partition import DataSpec, split_dataset
 from vflsec.results.analysis.gates import MAX_KNOWN_SHARE
 from vflsec.run.adversary import draw_auxiliary
 from vflsec.run.score import share_of_class
@@ -62,7 +62,7 @@ def reference(folder: Path) -> float:
     labels = (table["defaulted"] == "yes").astype(int)
     dataset, found = load_toml(folder / "data.toml"), []
     for seed in range(SEEDS):
-        ids = partition(dataset, DataSpec(), seed).ids
+        ids = split_dataset(dataset, DataSpec(), seed).ids
         model.fit(table.loc[ids["train"]], labels.loc[ids["train"]])
         found.append(roc_auc_score(labels.loc[ids["test"]], model.predict_proba(table.loc[ids["test"]])[:, 1]))
     return float(np.mean(found))
@@ -115,7 +115,7 @@ def test_all_faults_come_at_once_and_on_stdout(folder: Path):
 )
 def test_the_next_command_has_as_many_labels_as_the_alarm_allows(train: list[int], expected: int | None):
     found = Checkup(name="x", train={str(c): rows for c, rows in enumerate(train)})
-    assert fewer_labels(found) == (expected, 80)
+    assert limit_labels(found) == (expected, 80)
     assert [text for text in add_label_warning(found).warnings if f"set aux.n={expected}" in text] or expected is None
     labels = torch.cat([torch.full((rows,), c) for c, rows in enumerate(train)])
 

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from sklearn.metrics import roc_auc_score
 
 from vflsec.cli import cli
-from vflsec.data.partition import DataSpec, partition
-from vflsec.run.guesses import groups_of
+from vflsec.data.partition import DataSpec, split_dataset
+from vflsec.run.guesses import get_groups
 from vflsec.run.plan import load_dataset
 
 EVAL = ["eval", "--dataset", "toy", "--attack", "mc:epochs=5,direction", "--defense", "iso", "--lambda", "5"]
@@ -54,7 +54,7 @@ def test_each_training_row_is_there_over_the_seeds_that_trained_on_it(asked):
     assert (found["highest"] >= found["probability"] - 1e-12).all()
     assert set(found["attack"]) == {"mc", "direction"}
     toy = load_dataset("toy")
-    trained = np.concatenate([partition(toy, DataSpec(), seed).ids["train"] for seed in range(2)])
+    trained = np.concatenate([split_dataset(toy, DataSpec(), seed).ids["train"] for seed in range(2)])
     counts = pd.Series(trained).astype(str).value_counts()
     own = found[(found["attack"] == "direction") & (found["strength"] == 0)].set_index("id")["seeds"]
     known = counts.sub(own, fill_value=0)  # auxiliary rows are not scored
@@ -72,7 +72,7 @@ def test_the_leak_of_a_group_is_that_of_its_rows(asked):
     out, _, again = asked
     found = json.loads(again.stdout)
     own = [one for one in found["subgroups"] if one["attack"] == "mc" and one["strength"] == 5]
-    assert [one["group"] for one in own] == list(groups_of(load_dataset("toy"), COLUMN).cat.categories)
+    assert [one["group"] for one in own] == list(get_groups(load_dataset("toy"), COLUMN).cat.categories)
     assert sum(one["n"] for one in own) == 180, "test rows"
     records = [json.loads(line)["record"] for line in (out / "records.jsonl").read_text().splitlines()]
     keys = {
@@ -80,12 +80,12 @@ def test_the_leak_of_a_group_is_that_of_its_rows(asked):
         for r in records
         if r["kind"] == "result" and r["attack"]["name"] == "mc" and r["defenses"] and r["seed"] < 2
     }
-    groups = groups_of(load_dataset("toy"), COLUMN)
+    groups = get_groups(load_dataset("toy"), COLUMN)
     one = next(one for one in own if one["leak"]["mean"] is not None)
     assert own[0]["leak"]["mean"] is None, "it has too few rows of a class"
     leaks = []
     for seed, key in keys.items():
-        data = partition(load_dataset("toy"), DataSpec(), seed)
+        data = split_dataset(load_dataset("toy"), DataSpec(), seed)
         scores = safetensors.numpy.load((out / "guesses" / f"{key}.safetensors").read_bytes())["test"]
         member = (groups.loc[data.ids["test"]] == one["group"]).to_numpy()
         leaks.append(roc_auc_score(data.labels["test"][member], (scores[:, 1] - scores[:, 0])[member]))
@@ -144,7 +144,7 @@ def test_no_file_but_an_earlier_table_of_rows_is_overwritten(tmp_path, monkeypat
 
 def test_a_column_of_text_gives_its_categories_and_gaps_are_a_group():
     data = load_dataset("credit-default")
-    assert list(groups_of(data, "SEX").cat.categories) == ["1", "2"]
-    ages = groups_of(data, "AGE")
+    assert list(get_groups(data, "SEX").cat.categories) == ["1", "2"]
+    ages = get_groups(data, "AGE")
     assert list(ages.cat.categories) == sorted(ages.cat.categories, key=lambda one: float(one.split()[0]))
     assert ages.value_counts().min() > len(ages) / 6

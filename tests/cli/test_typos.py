@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from vflsec.base.checks import suggestion
+from vflsec.base.checks import suggest
 from vflsec.cli import SETTINGS, cli
 from vflsec.run.spec import TABLES
 
@@ -149,7 +149,7 @@ def test_settings_that_are_named_for_options_exist():
     ],
 )
 def test_suggestions(value: str, known: list[str], expected: str):
-    assert suggestion(value, known) == expected
+    assert suggest(value, known) == expected
 
 
 @pytest.mark.sampled

@@ -26,7 +26,7 @@ from vflsec.cipher.recording import Recording
 from vflsec.cipher.roles.active import ActiveRole
 from vflsec.cipher.roles.passive import PassiveRole
 from vflsec.companies.messages import FIRST, KINDS, agree
-from vflsec.companies.wire import HEADER, MAGIC, VERSION, Connection, plain
+from vflsec.companies.wire import HEADER, MAGIC, VERSION, Connection, clean
 
 pytestmark = pytest.mark.chaos
 
@@ -198,7 +198,7 @@ def test_messages(how):
 
 def one_line(error):
     assert str(error)
-    assert "\n" not in plain(str(error))
+    assert "\n" not in clean(str(error))
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +241,7 @@ def test_greetings(keys, interrupted, tmp_path):
     said, hellos, draw = Counter(), {}, rng("greetings")
     made = {role: session(role, JOB, OWN[role], tmp_path / "run" / role, None) for role in OWN}
     for role, one in made.items():
-        hellos[role] = one._hello()
+        hellos[role] = one._make_hello()
     for number in range(TRIES):
         role, other_role = ("passive", "active") if number % 2 else ("active", "passive")
         try:

@@ -8,7 +8,7 @@ from vflsec.base.errors import DataError, UsageError
 from vflsec.companies import party_rows as own
 from vflsec.companies.job import JobFile
 from vflsec.data.files import PartyFile
-from vflsec.data.partition import DataSpec, partition
+from vflsec.data.partition import DataSpec, split_dataset
 from vflsec.run.plan import load_dataset
 
 BOTH = JobFile(name="loans", seed=4)
@@ -53,7 +53,7 @@ def test_rows_and_labels_stay_together(files):
 
 def test_a_registered_dataset_is_split_as_everywhere_else():
     job = JobFile(name="t", dataset="credit-default", seed=4)
-    data = partition(load_dataset("credit-default"), DataSpec(stratify=False), 4)
+    data = split_dataset(load_dataset("credit-default"), DataSpec(stratify=False), 4)
     for role, party in own.PARTY.items():
         found = own.read_dataset(job, role)
         for split in ("train", "test"):

@@ -17,7 +17,7 @@ from vflsec.cipher.recording import Recording
 from vflsec.cipher.roles.exchange import EncryptedDelta, Features, NoisedGradient, Scores
 from vflsec.companies.identity import Identity
 from vflsec.companies.link import Dialer, Listener
-from vflsec.companies.messages import FIRST, KINDS, Done, Hello, limits
+from vflsec.companies.messages import FIRST, KINDS, Done, Hello, get_limits
 from vflsec.companies.session import BatchPort, Session
 from vflsec.companies.wire import HEADER, MAGIC, VERSION, Connection
 
@@ -504,6 +504,6 @@ def test_limits_leave_room_for_every_message(keys, tmp_path, monkeypatch):
     monkeypatch.setattr(Connection, "send", measuring)
     made, _, errors = run_both(keys, JOB, OWN, tmp_path)
     assert not errors
-    bounds = limits(made["passive"].side.agreed)
+    bounds = get_limits(made["passive"].side.agreed)
     assert set(largest) == {*bounds} - {k for k in bounds if k.__name__ == "Committed"}
     assert all(bounds[kind] <= size + 512 for kind, size in largest.items() if kind not in FIRST)

@@ -19,7 +19,7 @@ from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
 from vflsec.cipher.recording import Recording
 from vflsec.cipher.roles.active import ActiveRole
 from vflsec.cipher.roles.passive import PassiveRole
-from vflsec.companies.active_side import residual
+from vflsec.companies.active_side import compute_residual
 from vflsec.companies.messages import Hello
 from vflsec.companies.passive_side import PassiveSide
 from vflsec.companies.session import make_side
@@ -99,7 +99,7 @@ def in_process(job, own):
             optimizer.zero_grad()
         mu, z_own = bottom(x["passive"][rows]), top(x["active"][rows].double())
         z_shared = p.scores(c.scores(p.mask_scores(c.features(mu.detach().double().numpy()))))
-        delta, _ = residual(z_shared + z_own.detach().numpy(), own["active"].labels["train"][rows.numpy()])
+        delta, _ = compute_residual(z_shared + z_own.detach().numpy(), own["active"].labels["train"][rows.numpy()])
         noised = c.gradient(p.mask_gradient(delta), rate)
         p.update(noised, rate) if job.paillier.order == "paper" else None
         if list(bottom.parameters()):

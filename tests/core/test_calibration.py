@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vflsec.results.metrics import calibrate, knowledge
+from vflsec.results.metrics import calibrate, score_knowledge
 
 
 def halves(n, seed=0):
@@ -14,7 +14,7 @@ def halves(n, seed=0):
 
 def told(scores, labels):
     first = halves(len(labels))
-    return knowledge(calibrate(scores, labels, first), labels, first)
+    return score_knowledge(calibrate(scores, labels, first), labels, first)
 
 
 def binary(score):
@@ -140,7 +140,7 @@ def test_few_rows_are_no_certainty_and_no_zero():
 def test_known_rows_of_a_class_are_seen_from_100_on(rows):
     labels = (np.arange(10_000) < 900).astype(int)
     certain, first = binary((np.arange(10_000) < rows).astype(float)), np.arange(10_000) % 2 == 0
-    found = knowledge(calibrate(certain, labels, first), labels, first)
+    found = score_knowledge(calibrate(certain, labels, first), labels, first)
     assert found["known_of_class@0.99"] == (pytest.approx(1 / 9) if rows == 100 else 0.0)
 
 
@@ -149,9 +149,9 @@ def test_what_is_known_of_a_rare_class_is_measured_from_100_rows_on(rows):
     """A step of m rows is (m + 1/2) / (m + 1), which exceeds .99 from m = 50 on."""
     labels = (np.arange(10_000) < rows).astype(int)
     perfect, first = binary(labels.astype(float)), np.arange(10_000) % 2 == 0
-    found = knowledge(calibrate(perfect, labels, first), labels, first)
+    found = score_knowledge(calibrate(perfect, labels, first), labels, first)
     assert found.get("known_of_class@0.99") == found.get("right_of_class@0.99") == (1.0 if rows == 100 else None)
     assert found["known@0.99"] == pytest.approx(1.0 if rows == 100 else 1 - rows / 10_000)
     blind = np.random.default_rng(0).normal(size=10_000)
-    found = knowledge(calibrate(binary(blind), labels, first), labels, first)
+    found = score_knowledge(calibrate(binary(blind), labels, first), labels, first)
     assert found.get("known_of_class@0.99") == (0.0 if rows == 100 else None), "nothing is known of enough rows"

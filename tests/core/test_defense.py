@@ -7,7 +7,7 @@ import torch
 
 from vflsec.base.errors import UsageError
 from vflsec.core import hooks
-from vflsec.core.defense import Defense, DefenseStack, describe, touches
+from vflsec.core.defense import Defense, DefenseStack, describe, list_hooks
 from vflsec.core.message import Kind
 
 
@@ -134,8 +134,8 @@ def test_what_was_done_last_is_undone_first():
 
 
 def test_a_defense_of_updates_acts_at_labels_and_says_so():
-    assert DefenseStack([Mixing(1.0)]).using(hooks.BATCH)
-    assert not DefenseStack([Mixing(0.0), Coding(1.0)]).using(hooks.BATCH)
+    assert DefenseStack([Mixing(1.0)]).select(hooks.BATCH)
+    assert not DefenseStack([Mixing(0.0), Coding(1.0)]).select(hooks.BATCH)
     assert Mixing(1.0, at=["labels"]).at == frozenset()
     assert describe(Mixing)["acts at"] == describe(Coding)["acts at"] == "labels"
     with pytest.raises(UsageError, match="plain without a point.*@labels"):
@@ -152,9 +152,9 @@ class Inherited(AtHome):
 
 
 def test_a_defense_touches_the_hooks_that_it_overrides_and_can_run():
-    assert touches(Plain) == touches(Plain(1.0)) == frozenset()
-    assert touches(Coding) == touches(Coding(0.0)) == {hooks.LABELS, hooks.PREDICTIONS}
-    assert touches(Inherited) == {hooks.UPDATE}
+    assert list_hooks(Plain) == list_hooks(Plain(1.0)) == frozenset()
+    assert list_hooks(Coding) == list_hooks(Coding(0.0)) == {hooks.LABELS, hooks.PREDICTIONS}
+    assert list_hooks(Inherited) == {hooks.UPDATE}
     assert not Coding(0.0).runs(hooks.LABELS, "train")
     assert Coding(1.0).runs(hooks.LABELS, "train")
     assert not Coding(1.0).runs(hooks.BATCH, "train")

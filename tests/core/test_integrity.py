@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vflsec.base.errors import UsageError
-from vflsec.core.attack import IntegrityAttack, describe, integrity_attacks
+from vflsec.core.attack import IntegrityAttack, describe, list_integrity
 from vflsec.core.message import Step
 from vflsec.core.view import View
 
@@ -63,7 +63,7 @@ def test_parts_of_a_run():
 def test_it_guesses_nothing_and_its_card_says_what_it_breaks():
     attack = joined()
     assert attack.acts_in_training
-    assert integrity_attacks({"passive_1": attack}) == {"passive_1": attack}
+    assert list_integrity({"passive_1": attack}) == {"passive_1": attack}
     view = View("passive_1", "passive", 2, {"train": torch.ones(4, 2)}, None, torch.tensor([1]), torch.tensor([0]))
     with pytest.raises(UsageError, match="'idle' .*vflsec eval"):
         attack(view, seed=0)

@@ -55,7 +55,7 @@ def test_impossible_networks_are_refused(settings, match):
     ],
 )
 def test_number_of_passes(epochs, rows, batch, expected):
-    assert TrainSpec(epochs=epochs, batch=batch).n_epochs(rows) == expected
+    assert TrainSpec(epochs=epochs, batch=batch).count_epochs(rows) == expected
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,9 @@ def plugged(monkeypatch):
 
 @pytest.mark.parametrize("kind", registry.PACKAGES)
 def test_every_entry_resolves_and_has_a_summary(kind):
-    for name, entry in registry.entries(kind).items():
+    for name, entry in registry.list_all(kind).items():
         found = registry.load(kind, name)
-        assert registry.summary(entry)
+        assert registry.summarize(entry)
         if kind != "datasets":
             assert found.name == name
 
@@ -61,7 +61,7 @@ def test_every_entry_resolves_and_has_a_summary(kind):
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        (lambda: registry.entries("atacks"), "'atacks'. Did you mean attacks"),
+        (lambda: registry.list_all("atacks"), "'atacks'. Did you mean attacks"),
         (lambda: registry.load("attacks", "logistc"), "'logistc'.*mean logistic.*Known: "),
         (lambda: registry.load("defenses", "zzz"), "unknown defense 'zzz'. Known: .*iso"),
         (lambda: registry.load("attacks", "no/such/file.py:Mine"), r"Python file at no/such/file\.py"),
@@ -111,12 +111,12 @@ def test_a_file_that_exits_is_refused(tmp_path):
 def test_identity_of_a_file_is_its_text(mine, tmp_path):
     copy = tmp_path / "elsewhere.py"
     copy.write_text(MINE)
-    identity = registry.identity("defenses", mine)
-    assert identity == registry.identity("defenses", f"{copy}:Mine")
+    identity = registry.identify("defenses", mine)
+    assert identity == registry.identify("defenses", f"{copy}:Mine")
     assert identity.startswith("Mine#")
     copy.write_text(MINE + "\n# changed")
-    assert identity != registry.identity("defenses", f"{copy}:Mine")
-    assert registry.identity("attacks", "mc") == "mc"
+    assert identity != registry.identify("defenses", f"{copy}:Mine")
+    assert registry.identify("attacks", "mc") == "mc"
 
 
 def test_a_class_that_does_not_say_what_it_is_gets_one_line(tmp_path):
@@ -141,35 +141,35 @@ def test_an_entry_point_that_does_not_import_gets_one_line(plugged):
 
 def test_a_plugin_is_listed_under_its_package(plugged):
     plugged(("telepathy", "their.module:Telepathy", "their-package"), ("odd", "odd:Odd", None))
-    found = registry.entries("attacks")
+    found = registry.list_all("attacks")
     assert found["telepathy"] == Entry("telepathy", "their.module:Telepathy", "their-package 1.2")
-    assert registry.summary(found["telepathy"]) == "plug-in from their-package 1.2"
+    assert registry.summarize(found["telepathy"]) == "plug-in from their-package 1.2"
     assert found["odd"].origin == "unknown package"
-    assert registry.identity("attacks", "telepathy") == "telepathy@their-package 1.2"
+    assert registry.identify("attacks", "telepathy") == "telepathy@their-package 1.2"
 
 
 def test_a_plugin_must_not_take_a_built_in_name(plugged):
     plugged(("mc", "their.module:Telepathy", "their-package"))
     with pytest.raises(UsageError, match=r"their-package 1\.2 .*'mc' in attacks"):
-        registry.entries("attacks")
+        registry.list_all("attacks")
 
 
 def test_listing_imports_no_torch():
     code = (
         "import sys; from vflsec.core import registry\n"
-        "[registry.summary(e) for kind in registry.PACKAGES for e in registry.entries(kind).values()]\n"
+        "[registry.summarize(e) for kind in registry.PACKAGES for e in registry.list_all(kind).values()]\n"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 PRESETS = """
-from vflsec.core.registry import preset
+from vflsec.core.registry import make_preset
 
-Gentle = preset("vflsec.defenses.iso:IsotropicNoise", "Isotropic noise, gently.", strengths=(0.1, 0.2))
-Wrong = preset("vflsec.defenses.iso:IsotropicNoise", "Isotropic noise.", strenghts=(0.1,))
-Lost = preset("no_such_module:Class", "Of nothing.")
-Again = preset("vflsec.attacks.norm:Norm", "The norm of gradients, again.", version=9)
+Gentle = make_preset("vflsec.defenses.iso:IsotropicNoise", "Isotropic noise, gently.", strengths=(0.1, 0.2))
+Wrong = make_preset("vflsec.defenses.iso:IsotropicNoise", "Isotropic noise.", strenghts=(0.1,))
+Lost = make_preset("no_such_module:Class", "Of nothing.")
+Again = make_preset("vflsec.attacks.norm:Norm", "The norm of gradients, again.", version=9)
 """
 
 
@@ -189,7 +189,7 @@ def test_a_preset_in_a_file_is_a_subclass_with_other_settings(presets):
     assert found is registry.load("defenses", f"{presets}:Gentle"), "the same class each time"
     assert registry.build("defenses", f"{presets}:Gentle", 2.0).strength == 2.0
     assert base.strengths != found.strengths
-    assert registry.identity("defenses", f"{presets}:Gentle").startswith("Gentle#")
+    assert registry.identify("defenses", f"{presets}:Gentle").startswith("Gentle#")
 
 
 def test_a_preset_with_a_setting_that_its_class_has_not_is_refused(presets):
@@ -213,4 +213,4 @@ def test_a_plugin_may_be_a_preset(plugged, presets, monkeypatch):
     found = registry.load("attacks", "norm-again")
     assert (found.name, found.version) == ("norm-again", 9)
     assert isinstance(registry.build("attacks", "norm-again"), registry.load("attacks", "norm"))
-    assert registry.summary(registry.entries("attacks")["norm-again"]) == "plug-in from their-package 1.2"
+    assert registry.summarize(registry.list_all("attacks")["norm-again"]) == "plug-in from their-package 1.2"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vflsec.core.message import Kind, Message
-from vflsec.core.scaling import FAR, Bounds, clip_outliers, shorten, soft_clip, standardize, tame
+from vflsec.core.scaling import FAR, Bounds, clip_outliers, clip_softly, shorten, standardize, tame
 from vflsec.core.view import View
 from vflsec.results.metrics import mse, r2
 
@@ -37,13 +37,13 @@ def test_five_percent_of_the_rows_do_not_double_a_scale(n, value):
 
 def test_far_values_come_near_in_their_order_and_others_keep_every_bit():
     z = torch.tensor([-1e30, -7.0, -FAR, -0.1, 0.0, 3.3, FAR, 6.0, 1e3, 1e6])
-    found = soft_clip(z)
+    found = clip_softly(z)
     assert torch.equal(found[2:7], z[2:7])
     assert (found.diff() > 0).all()
     assert found.abs().max() <= 2 * FAR
     x = normal(200, 4)
     assert clip_outliers(x, far=10.0) is x
-    assert torch.isfinite(soft_clip(torch.tensor([torch.inf, -torch.inf]))).all()
+    assert torch.isfinite(clip_softly(torch.tensor([torch.inf, -torch.inf]))).all()
 
 
 @pytest.mark.parametrize("share", [0.02, 0.5])

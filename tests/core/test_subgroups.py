@@ -6,7 +6,7 @@ from scipy.stats import kstest
 from sklearn.metrics import roc_auc_score
 
 from vflsec.results import subgroups
-from vflsec.results.subgroups import Scored, differ, leaks
+from vflsec.results.subgroups import Scored, differ, find_leaks
 
 PEOPLE, SEEDS = 240, 2
 
@@ -35,15 +35,15 @@ def test_the_leak_of_a_group_is_the_auc_within_it():
     group[::7] = -1  # in no group
     within = [group[scored.person] == g for g in range(3)]
     expected = [roc_auc_score(scored.labels[own], scored.scores[own, 1]) for own in within]
-    assert leaks(scored, group, 3) == pytest.approx(expected)
+    assert find_leaks(scored, group, 3) == pytest.approx(expected)
 
 
 def test_the_leak_of_a_group_is_its_accuracy_for_more_classes():
     rng = np.random.default_rng(0)
     scored = Scored(np.arange(90), rng.normal(size=(90, 3)), rng.integers(0, 3, 90))
     group, hit = np.arange(90) % 2, scored.scores.argmax(axis=1) == scored.labels
-    assert leaks(scored, group, 2) == pytest.approx([hit[::2].mean(), hit[1::2].mean()])
-    assert np.isnan(leaks(scored, group, 3)[2]), "a group without rows"
+    assert find_leaks(scored, group, 2) == pytest.approx([hit[::2].mean(), hit[1::2].mean()])
+    assert np.isnan(find_leaks(scored, group, 3)[2]), "a group without rows"
 
 
 @pytest.mark.long

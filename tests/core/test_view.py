@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from vflsec.base.errors import BadGuess
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.core.knowledge import Knowledge
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import GroundTruth, Guess, Need, View
@@ -53,7 +53,7 @@ def test_knowledge_without_a_place_is_in_no_view(view):
 
 
 def test_knowing_fewer_labels(view):
-    fewer = view.knowing(torch.tensor([1]))
+    fewer = view.restrict(torch.tensor([1]))
     assert (fewer.aux_rows.tolist(), fewer.aux_labels.tolist()) == ([2], [0])
 
 
@@ -70,7 +70,7 @@ def test_a_secret_does_not_print_itself():
 
 def test_a_shuffled_secret_keeps_the_classes():
     labels = {"train": torch.arange(50), "test": torch.arange(9)}
-    shuffled = GroundTruth(labels).shuffle_labels(generator(0, "x"))
+    shuffled = GroundTruth(labels).shuffle_labels(make_rng(0, "x"))
     for split, y in labels.items():
         assert torch.equal(shuffled.labels[split].sort().values, y)
         assert not torch.equal(shuffled.labels[split], y)

@@ -15,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 from vflsec.base.errors import DataError, UsageError
 from vflsec.data import CATALOGUE, bundle, census_income, credit_default, digits, multiple_features
 from vflsec.data.dataset import Card, VerticalDataset
-from vflsec.data.partition import DataSpec, partition
+from vflsec.data.partition import DataSpec, split_dataset
 
 MODULES = {
     "credit-default": credit_default,
@@ -27,7 +27,7 @@ MODULES = {
 
 @pytest.mark.parametrize("name", MODULES)
 def test_the_card_is_complete_and_true(name: str):
-    card, dataset = bundle.card(name), MODULES[name].load()
+    card, dataset = bundle.get_card(name), MODULES[name].load()
     assert set(tomllib.loads((bundle.FOLDER / f"{name}.toml").read_text("utf-8"))) == set(Card.__dataclass_fields__)
     assert card.license == "CC BY 4.0"
     assert "ersonal data" in card.notes or "no names" in card.notes
@@ -39,20 +39,20 @@ def test_the_card_is_complete_and_true(name: str):
 @pytest.mark.parametrize("name", [name for name in MODULES if name != "digits"])
 def test_the_sha256_on_the_card_is_that_of_the_file(name: str):
     content = (bundle.FOLDER / f"{name}.npz").read_bytes()
-    assert hashlib.sha256(content).hexdigest() == bundle.card(name).sha256
+    assert hashlib.sha256(content).hexdigest() == bundle.get_card(name).sha256
     assert len(content) <= 4_000_000
 
 
 def test_a_changed_or_missing_file_is_refused(tmp_path, monkeypatch):
-    card = bundle.card("credit-default")
+    card = bundle.get_card("credit-default")
     content = (bundle.FOLDER / "credit-default.npz").read_bytes()
     monkeypatch.setattr(bundle, "FOLDER", tmp_path)
-    monkeypatch.setattr(bundle, "card", lambda *_: card)
+    monkeypatch.setattr(bundle, "get_card", lambda *_: card)
     with pytest.raises(DataError, match=r"credit-default\.npz, .*no such file"):
-        bundle.arrays("credit-default")
+        bundle.read_arrays("credit-default")
     (tmp_path / "credit-default.npz").write_bytes(content[:-1] + b"x")
     with pytest.raises(DataError, match=f"{card.sha256}, got .*Reinstall"):
-        bundle.arrays("credit-default")
+        bundle.read_arrays("credit-default")
 
 
 @pytest.mark.sampled
@@ -227,7 +227,7 @@ def test_unknown_options_are_refused_with_the_known_ones(module, options, messag
 
 def logistic_scores(dataset: VerticalDataset, spec: DataSpec, parties: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return test scores of a model trained on the columns of some parties, and the test labels."""
-    split = partition(dataset, spec, 0)
+    split = split_dataset(dataset, spec, 0)
     train, test = (np.hstack([split.parties[name].features[rows] for name in parties]) for rows in ("train", "test"))
     model = LogisticRegression(max_iter=300).fit(train, split.labels["train"])
     return model.predict_proba(test), split.labels["test"]

@@ -9,7 +9,7 @@ import vflsec
 from tests.papers.datasets.layouts import write_census
 from vflsec.base.errors import DataError
 from vflsec.data import bundle, census_income
-from vflsec.data.partition import DataSpec, partition
+from vflsec.data.partition import DataSpec, split_dataset
 
 FEW = 997
 
@@ -23,7 +23,7 @@ def few(tmp_path_factory):
 @pytest.mark.slow
 def test_the_official_files_equal_the_bundled_copy(tmp_path):
     write_census(tmp_path)
-    bundled, found = bundle.arrays("census-income"), census_income._official(str(tmp_path))
+    bundled, found = bundle.read_arrays("census-income"), census_income._read_official(str(tmp_path))
     assert found.keys() == bundled.keys()
     for name, values in bundled.items():
         assert found[name].dtype == values.dtype, name
@@ -39,7 +39,7 @@ def test_the_official_files_equal_the_bundled_copy(tmp_path):
 @pytest.mark.parametrize("compressed", [False, True])
 def test_some_rows_equal_those_of_the_bundled_copy(tmp_path, compressed):
     write_census(tmp_path, FEW, compressed=compressed)
-    bundled, found = bundle.arrays("census-income"), census_income._official(str(tmp_path))
+    bundled, found = bundle.read_arrays("census-income"), census_income._read_official(str(tmp_path))
     rows = [np.flatnonzero(bundled["is_test"] == is_test)[::FEW] for is_test in (False, True)]
     for name, values in bundled.items():
         expected = values if name.endswith(".categories") else values[np.concatenate(rows)]
@@ -52,7 +52,7 @@ def test_they_are_split_and_trained_like_the_bundled_copy(few):
     data = vflsec.load_dataset("census-income", **options)
     assert [len(party.frame.columns) for party in data.parties] == [5, 6, 6, 16]
     assert data.parties[0].frame["age"].min() >= 16
-    partition(data, DataSpec(), 0)
+    split_dataset(data, DataSpec(), 0)
     trained = vflsec.train(dataset="census-income", data={"options": options}, train={"epochs": 1})
     assert len(trained.predict("test")) == len(data.test_ids)
 

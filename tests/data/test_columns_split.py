@@ -6,8 +6,8 @@ import pytest
 
 import vflsec
 from vflsec.base.errors import UsageError
-from vflsec.data.columns_split import correlations, deal_again
-from vflsec.data.partition import DataSpec, partition
+from vflsec.data.columns_split import correlate, deal_again
+from vflsec.data.partition import DataSpec, split_dataset
 
 WAYS = ("even", "random", "dirichlet", "together", "apart")
 N = 400
@@ -73,7 +73,7 @@ def test_correlated_columns_are_together_or_apart(pairs):
         one = len(parties[0].frame.columns)
         categorical = frozenset().union(*(party.categorical for party in parties))
         table = type(parties[0])("active", joined, categorical)
-        return np.abs(correlations(table)[:one, one:]).mean()
+        return np.abs(correlate(table)[:one, one:]).mean()
 
     assert between("together") < between("random") < between("apart")
 
@@ -94,17 +94,17 @@ def test_a_name_with_the_party_in_front_may_be_taken():
 
 
 def test_the_split_is_a_setting_of_the_data(pairs):
-    split = partition(pairs, DataSpec(columns="even", parties=4), 0)
+    split = split_dataset(pairs, DataSpec(columns="even", parties=4), 0)
     assert list(split.parties) == ["active", "passive_1", "passive_2", "passive_3"]
-    given = partition(pairs, DataSpec(), 0)
+    given = split_dataset(pairs, DataSpec(), 0)
     assert (split.labels["test"] == given.labels["test"]).all()
 
 
 def test_the_overlap_may_be_a_number_of_rows(pairs):
-    split = partition(pairs, DataSpec(overlap=100, aligned=60, n_labeled=20), 0)
+    split = split_dataset(pairs, DataSpec(overlap=100, aligned=60, n_labeled=20), 0)
     assert len(split.labels["train"]) == 20
     assert len(split.parties["active"].features["aligned"]) == 60
-    same = partition(pairs, DataSpec(overlap=100 / 280, aligned=0.6, n_labeled=20), 0)
+    same = split_dataset(pairs, DataSpec(overlap=100 / 280, aligned=0.6, n_labeled=20), 0)
     assert (split.ids["aligned"] == same.ids["aligned"]).all()
 
 
@@ -118,7 +118,7 @@ def test_the_overlap_may_be_a_number_of_rows(pairs):
 )
 def test_what_no_split_can_be(pairs, settings, message):
     with pytest.raises(UsageError, match=message):
-        partition(pairs, DataSpec(**settings), 0)
+        split_dataset(pairs, DataSpec(**settings), 0)
 
 
 @pytest.mark.parametrize("settings", [{"parties": 3}, {"concentration": 0.0}, {"overlap": 1.5}, {"aligned": 0}])
@@ -135,4 +135,4 @@ def test_columns_that_belong_together_are_not_dealt_again(name):
     except vflsec.base.errors.VflsecError:
         pytest.skip(f"{name} is not installed")
     with pytest.raises(UsageError, match=r"plain tables .*data\.columns=even"):
-        partition(data, DataSpec(columns="even"), 0)
+        split_dataset(data, DataSpec(columns="even"), 0)

@@ -11,7 +11,7 @@ import pytest
 from vflsec.base.errors import DataError
 from vflsec.data.description import Format
 from vflsec.data.files import load_toml
-from vflsec.data.partition import DataSpec, partition
+from vflsec.data.partition import DataSpec, split_dataset
 from vflsec.data.tables import read_table
 
 BANK = """\
@@ -107,7 +107,7 @@ def test_each_party_may_name_its_ids_otherwise(two: Path):
 
 
 def test_two_files_can_be_split(two: Path):
-    split = partition(load_toml(two), DataSpec(test=0.5), 0)
+    split = split_dataset(load_toml(two), DataSpec(test=0.5), 0)
     assert len(split.ids["train"]) == len(split.ids["test"]) == 2
     assert split.parties["passive_1"].local_ids.tolist() == ["c9"]
 

@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from vflsec.base.errors import UsageError
 from vflsec.data import CATALOGUE, bundle, flights
 from vflsec.data.dataset import Card, VerticalDataset, align
-from vflsec.data.partition import DataSpec, partition
+from vflsec.data.partition import DataSpec, split_dataset
 
 COLUMNS = {
     "active": {"weekday", "sched_dep_time", "sched_arr_time", "carrier", "origin", "dest", "distance"},
@@ -43,12 +43,12 @@ def some_flights() -> VerticalDataset:
 
 
 def test_the_card_is_complete_and_true(every_flight, some_flights):
-    card = bundle.card("flights")
+    card = bundle.get_card("flights")
     assert set(tomllib.loads((bundle.FOLDER / "flights.toml").read_text("utf-8"))) == set(Card.__dataclass_fields__)
     assert card.license == "CC0 1.0"
     assert "personal data" in card.notes
     assert some_flights.card == card
-    assert card.rows == flights.FLIGHTS == len(bundle.arrays("flights")["late"])
+    assert card.rows == flights.FLIGHTS == len(bundle.read_arrays("flights")["late"])
     assert card.columns == sum(len(table.frame.columns) for table in some_flights.parties)
     assert every_flight.labels.mean() == pytest.approx(0.237, abs=5e-4)
     assert f"{len(align(some_flights.parties)):,} are in all three" in card.notes
@@ -57,7 +57,7 @@ def test_the_card_is_complete_and_true(every_flight, some_flights):
 
 def test_the_sha256_on_the_card_is_that_of_the_file():
     content = (bundle.FOLDER / "flights.npz").read_bytes()
-    assert hashlib.sha256(content).hexdigest() == bundle.card("flights").sha256
+    assert hashlib.sha256(content).hexdigest() == bundle.get_card("flights").sha256
     assert len(content) <= 1_000_000
 
 
@@ -101,7 +101,7 @@ def test_no_column_is_known_only_after_departure(some_flights):
     after = {"dep_time", "dep_delay", "arr_time", "arr_delay", "air_time"}
     keys = {"tailnum", "flight", "time_hour"}
     assert {table.name: set(table.frame.columns) for table in some_flights.parties} == COLUMNS
-    assert not (after | keys) & {part for name in bundle.arrays("flights") for part in name.split(".")}
+    assert not (after | keys) & {part for name in bundle.read_arrays("flights") for part in name.split(".")}
 
 
 def test_categories_are_few_and_name_no_person(some_flights):
@@ -152,7 +152,7 @@ def test_unknown_options_are_refused(options, message):
 
 
 def test_joining_pays():
-    split = partition(flights.load(rows=20_000), DataSpec(), 0)
+    split = split_dataset(flights.load(rows=20_000), DataSpec(), 0)
 
     def auc(*parties: str) -> float:
         train, test = (
@@ -168,7 +168,7 @@ def test_joining_pays():
 
 
 def test_gaps_get_an_indicator_from_training_rows(some_flights):
-    split = partition(some_flights, DataSpec(n_labeled=2000), 0)
+    split = split_dataset(some_flights, DataSpec(n_labeled=2000), 0)
     names = {party: {column.name for column in data.layout.columns} for party, data in split.parties.items()}
     assert "wind_gust (missing)" in names["passive_1"]
     assert "year (missing)" in names["passive_2"]

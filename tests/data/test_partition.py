@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from vflsec.base.errors import DataError, UsageError
 from vflsec.data.dataset import PartyTable, Roles, VerticalDataset
-from vflsec.data.partition import DataSpec, partition
+from vflsec.data.partition import DataSpec, split_dataset
 
 ROWS = 300
 
@@ -49,14 +49,14 @@ quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCh
 @quick
 @given(spec=specs, seed=st.integers(0, 2**31))
 def test_places_say_which_aligned_rows_are_training_rows(spec: DataSpec, seed: int):
-    split = partition(world(), spec, seed)
+    split = split_dataset(world(), spec, seed)
     assert (split.ids["aligned"][split.places["aligned"]] == split.ids["train"]).all()
 
 
 @quick
 @given(spec=specs, seed=st.integers(0, 2**31), official=st.booleans())
 def test_splits_are_disjoint_and_complete(spec: DataSpec, seed: int, official: bool):
-    split = partition(world(official=official, extra=20), spec, seed)
+    split = split_dataset(world(official=official, extra=20), spec, seed)
     shared = np.concatenate([ids for name, ids in split.ids.items() if name != "aligned"])
     assert len(shared) == len(set(shared))
     assert set(split.ids["aligned"]) == set(shared) - set(split.ids["test"])
@@ -69,7 +69,7 @@ def test_splits_are_disjoint_and_complete(spec: DataSpec, seed: int, official: b
 @quick
 @given(spec=specs, seed=st.integers(0, 2**31))
 def test_the_number_of_rows_is_what_the_spec_asks_for(spec: DataSpec, seed: int):
-    split = partition(world(), spec, seed)
+    split = split_dataset(world(), spec, seed)
     pool = ROWS - round(spec.test * ROWS)
     held = round(spec.overlap * pool)
     aligned = round(spec.aligned * held)
@@ -102,7 +102,7 @@ def test_less_is_a_subset_of_more_and_the_test_rows_stay(seed: int, field: str, 
     if field != "n_labeled":
         spec = msgspec.structs.replace(spec, n_labeled=None)
     less, more = (
-        partition(world(every=2), msgspec.structs.replace(spec, stratify=stratify, **{field: value}), seed)
+        split_dataset(world(every=2), msgspec.structs.replace(spec, stratify=stratify, **{field: value}), seed)
         for value in (small, large)
     )
     assert set(less.ids["train"]) < set(more.ids["train"])
@@ -118,7 +118,7 @@ def test_less_is_a_subset_of_more_and_the_test_rows_stay(seed: int, field: str, 
 @quick
 @given(spec=specs, seed=st.integers(0, 2**31), official=st.booleans())
 def test_statistics_come_from_training_rows_only(spec: DataSpec, seed: int, official: bool):
-    split = partition(world(official=official, extra=20), spec, seed)
+    split = split_dataset(world(official=official, extra=20), spec, seed)
     for own in split.parties.values():
         fit = np.concatenate([split.ids["aligned"], own.local_ids])
         for rows, ids in {**split.ids, "local": own.local_ids}.items():
@@ -128,20 +128,20 @@ def test_statistics_come_from_training_rows_only(spec: DataSpec, seed: int, offi
 
 def test_changing_held_out_values_changes_no_training_feature():
     dataset, spec = world(), DataSpec(validation=0.2, n_labeled=100)
-    split = partition(dataset, spec, 0)
+    split = split_dataset(dataset, spec, 0)
     held_out = split.ids["test"]
     table = dataset.parties[0]
     changed = table.frame.copy()
     changed.loc[held_out] = 1e9
     parties = (PartyTable("active", changed), *dataset.parties[1:])
-    other = partition(VerticalDataset("world", parties, dataset.labels, dataset.classes), spec, 0)
+    other = split_dataset(VerticalDataset("world", parties, dataset.labels, dataset.classes), spec, 0)
     for rows in ("train", "unlabeled", "aligned", "local"):
         np.testing.assert_array_equal(split.parties["active"].features[rows], other.parties["active"].features[rows])
     assert not np.array_equal(split.parties["active"].features["test"], other.parties["active"].features["test"])
 
 
 def test_labels_and_features_follow_the_ids_at_every_party():
-    split = partition(world(), DataSpec(n_labeled=80, validation=0.25, aligned=0.9), 3)
+    split = split_dataset(world(), DataSpec(n_labeled=80, validation=0.25, aligned=0.9), 3)
     assert set(split.labels) == {"train", "val", "test", "local"}  # none for the rows whose label is not used
     assert len(split.labels["local"]) == 0
     for rows in ("train", "val", "test"):
@@ -155,13 +155,13 @@ def test_labels_and_features_follow_the_ids_at_every_party():
 
 
 def test_all_labels_of_the_active_party_are_there_where_labels_are_not_scarce():
-    split = partition(world(), DataSpec(aligned=0.5, overlap=0.8), 3)
+    split = split_dataset(world(), DataSpec(aligned=0.5, overlap=0.8), 3)
     np.testing.assert_array_equal(split.labels["local"], split.parties["active"].local_ids % 5 == 0)
 
 
 def test_what_pre_training_reads_does_not_depend_on_the_label_budget():
     few, many = (
-        partition(world(), DataSpec(n_labeled=n, validation=v, overlap=0.8), 3) for n, v in ((40, 0), (90, 0.2))
+        split_dataset(world(), DataSpec(n_labeled=n, validation=v, overlap=0.8), 3) for n, v in ((40, 0), (90, 0.2))
     )
     for name, own in few.parties.items():
         for rows in ("aligned", "local", "test"):
@@ -170,28 +170,28 @@ def test_what_pre_training_reads_does_not_depend_on_the_label_budget():
 
 @pytest.mark.parametrize("official", [False, True])
 def test_every_split_keeps_the_class_shares(official):
-    split = partition(world(official=official), DataSpec(n_labeled=100, validation=0.2), 1)
+    split = split_dataset(world(official=official), DataSpec(n_labeled=100, validation=0.2), 1)
     assert [split.labels[rows].mean() for rows in ("train", "val", "test")] == [0.2, 0.2, 0.2]
 
 
 def test_without_stratify_the_shares_vary_from_seed_to_seed():
-    positives = {partition(world(), DataSpec(stratify=False), seed).labels["test"].sum() for seed in range(8)}
+    positives = {split_dataset(world(), DataSpec(stratify=False), seed).labels["test"].sum() for seed in range(8)}
     assert len(positives) > 1
-    assert {partition(world(), DataSpec(), seed).labels["test"].sum() for seed in range(8)} == {18}
+    assert {split_dataset(world(), DataSpec(), seed).labels["test"].sum() for seed in range(8)} == {18}
 
 
 def test_the_seed_decides_the_draw_and_the_row_order_of_the_files_does_not():
     dataset = world()
-    first, again, other = (partition(dataset, DataSpec(), seed) for seed in (1, 1, 2))
+    first, again, other = (split_dataset(dataset, DataSpec(), seed) for seed in (1, 1, 2))
     assert first.ids["test"].tolist() == again.ids["test"].tolist() != other.ids["test"].tolist()
     reordered = tuple(PartyTable(t.name, t.frame[::-1]) for t in dataset.parties)
-    shuffled = partition(VerticalDataset("world", reordered, dataset.labels, dataset.classes), DataSpec(), 1)
+    shuffled = split_dataset(VerticalDataset("world", reordered, dataset.labels, dataset.classes), DataSpec(), 1)
     assert first.ids["test"].tolist() == shuffled.ids["test"].tolist()
 
 
 def test_local_rows_keep_the_order_of_the_party():
     dataset = world(parties=2, extra=30)
-    split = partition(dataset, DataSpec(aligned=0.5), 0)
+    split = split_dataset(dataset, DataSpec(aligned=0.5), 0)
     for table in dataset.parties:
         local = split.parties[table.name].local_ids
         assert local.tolist() == [row for row in table.frame.index if row in set(local)]
@@ -200,19 +200,21 @@ def test_local_rows_keep_the_order_of_the_party():
 
 def test_an_official_test_set_is_taken_whole_whatever_the_test_fraction():
     for fraction in (0.1, 0.5):
-        assert partition(world(official=True), DataSpec(test=fraction), 0).ids["test"].tolist() == list(range(240, 300))
+        assert split_dataset(world(official=True), DataSpec(test=fraction), 0).ids["test"].tolist() == list(
+            range(240, 300)
+        )
 
 
 def test_a_dataset_declares_its_headline():
     declared = replace(world(), headline="f1")
-    assert partition(declared, DataSpec(), 0).metric == "f1"
-    assert partition(declared, DataSpec(columns="even", parties=2), 0).metric == "f1"
+    assert split_dataset(declared, DataSpec(), 0).metric == "f1"
+    assert split_dataset(declared, DataSpec(columns="even", parties=2), 0).metric == "f1"
     with pytest.raises(DataError, match="expected two classes for f1, got 3"):
         replace(declared, classes=("a", "b", "c"))
 
 
 def test_the_metric_and_the_parties_are_passed_on():
-    split = partition(world(), DataSpec(), 0)
+    split = split_dataset(world(), DataSpec(), 0)
     assert (split.dataset, split.metric, split.classes) == ("world", "auc", ("no", "yes"))
     assert list(split.parties) == ["active", "passive_1", "passive_2"]
 
@@ -237,18 +239,18 @@ def test_settings_out_of_range_are_refused(settings, message):
 
 def test_more_labels_than_aligned_rows_are_refused():
     with pytest.raises(UsageError, match="n_labeled <= 105.*got 106"):
-        partition(world(), DataSpec(n_labeled=106, aligned=0.5), 0)
+        split_dataset(world(), DataSpec(n_labeled=106, aligned=0.5), 0)
 
 
 def test_a_class_without_training_row_is_refused():
     with pytest.raises(DataError, match="1 train rows.*'(no|yes)'.*n_labeled"):
-        partition(world(), DataSpec(n_labeled=1), 1)
+        split_dataset(world(), DataSpec(n_labeled=1), 1)
 
 
 def test_a_class_without_test_row_is_refused():
     dataset = world(rows=10)
     with pytest.raises(DataError, match="1 test rows.*'(no|yes)'.*raise test"):
-        partition(dataset, DataSpec(test=0.1), 0)
+        split_dataset(dataset, DataSpec(test=0.1), 0)
 
 
 def test_datasets_that_cannot_be_split_are_refused():
@@ -280,7 +282,7 @@ def with_source(*, common: int = 0, columns: str = "id", **changes) -> VerticalD
 
 @pytest.mark.parametrize("aligned", [1.0, 0.5])
 def test_rows_of_a_source_are_in_no_other_role(aligned):
-    split = partition(with_source(), DataSpec(aligned=aligned), 0)
+    split = split_dataset(with_source(), DataSpec(aligned=aligned), 0)
     assert split.ids["source"].tolist() == list(range(ROWS, ROWS + 30)), "those that all passive parties hold"
     shared = np.concatenate([ids for name, ids in split.ids.items() if name not in ("aligned", "adaptation", "source")])
     local = np.concatenate([own.local_ids for own in split.parties.values()])
@@ -292,7 +294,7 @@ def test_rows_of_a_source_are_in_no_other_role(aligned):
 
 def test_rows_of_a_source_are_the_same_people_at_every_party():
     """Each scaled by its holder's own rows: the same order is the same rank."""
-    split = partition(with_source(), DataSpec(), 0)
+    split = split_dataset(with_source(), DataSpec(), 0)
     assert set(split.source.features) == {"source"}
     assert "source" not in split.parties["active"].features
     for own in (split.source, split.parties["passive_1"], split.parties["passive_2"]):
@@ -317,20 +319,20 @@ def test_a_dataset_may_say_itself_who_is_in_which_role():
     ids = pd.Index(range(ROWS))
     roles = Roles(ids[200:], ids[:50], ids[50:90], ids[90:200], ids[:10], pd.Index(range(ROWS, ROWS + 20)))
     dataset = with_source(draw=lambda seed: roles)
-    split = partition(dataset, DataSpec(), 7)
+    split = split_dataset(dataset, DataSpec(), 7)
     assert {name: len(found) for name, found in split.ids.items()} == {
         "train": 100, "unlabeled": 50, "val": 40, "test": 110, "aligned": 190, "adaptation": 10, "source": 20,
     }  # fmt: skip
     assert all(len(own.local_ids) == 0 for own in split.parties.values())
     assert sorted(split.ids["aligned"]) == [*range(90), *range(200, 300)]
     with pytest.raises(UsageError, match="but options with world"):
-        partition(dataset, DataSpec(validation=0.1), 7)
+        split_dataset(dataset, DataSpec(validation=0.1), 7)
 
 
 def test_a_row_is_in_the_same_group_with_each_seed():
     """So that what two seeds have in common can be measured; splits of one seed share no row, but do share groups."""
     data = world()
-    by_seed = [partition(data, DataSpec(n_labeled=40), seed) for seed in (0, 1)]
+    by_seed = [split_dataset(data, DataSpec(n_labeled=40), seed) for seed in (0, 1)]
     first, second = (
         {pair for split in ("train", "test") for pair in zip(own.ids[split], own.groups[split], strict=True)}
         for own in by_seed

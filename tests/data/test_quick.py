@@ -3,7 +3,7 @@
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
-from vflsec.data.checkup import quick_utility
+from vflsec.data.checkup import score_quickly
 
 
 def data(rows, kind):
@@ -15,7 +15,7 @@ def data(rows, kind):
 
 def utility(kind, rows=3000):
     x, y = data(2 * rows, kind)
-    return quick_utility(x[:rows], y[:rows], x[rows:], y[rows:], n_classes=2, metric="auc")
+    return score_quickly(x[:rows], y[:rows], x[rows:], y[rows:], n_classes=2, metric="auc")
 
 
 def test_it_finds_what_a_line_and_what_only_trees_find():
@@ -27,4 +27,4 @@ def test_it_finds_what_a_line_and_what_only_trees_find():
 
 def test_a_missing_class_gives_no_number():
     x, _ = data(100, "nothing")
-    assert np.isnan(quick_utility(x, np.zeros(100, int), x, np.zeros(100, int), n_classes=2, metric="auc"))
+    assert np.isnan(score_quickly(x, np.zeros(100, int), x, np.zeros(100, int), n_classes=2, metric="auc"))

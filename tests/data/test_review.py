@@ -16,8 +16,8 @@ from vflsec.audit import job
 from vflsec.base.errors import DataError
 from vflsec.cli.eval_ import command
 from vflsec.data.checkup import check
-from vflsec.data.files import _labels, load_toml
-from vflsec.data.review import alike, canonical, odd_values
+from vflsec.data.files import _read_labels, load_toml
+from vflsec.data.review import find_odd, group_alike, normalize
 from vflsec.results.analysis.summary import summarize
 from vflsec.run import spec as specs
 from vflsec.run.describe import build_manifest
@@ -70,14 +70,14 @@ SPELLINGS = [
 
 @pytest.mark.parametrize(("text", "other"), SPELLINGS)
 def test_spellings_have_one_form(text, other):
-    assert canonical(text) == canonical(other)
-    assert alike([text, "third", other]) == [[text, other]]
+    assert normalize(text) == normalize(other)
+    assert group_alike([text, "third", other]) == [[text, other]]
 
 
 def test_other_texts_have_other_forms():
     texts = ["a", "b", "297", "298", "-297", "29.7", "1e5", "1e6", "12345678901234567890123456789012", "1e99999", "e5"]
     texts += ["12345678901234567890123456789013", ".", "+", "", "co ok", "cook", "+x"]
-    assert alike(texts) == []
+    assert group_alike(texts) == []
 
 
 @pytest.mark.parametrize(("text", "other"), [pair for pair in SPELLINGS if pair[1].strip() == pair[1]])
@@ -183,7 +183,7 @@ CLEAN = {
 def test_at_most_one_clean_column_in_a_hundred_is_named(kind, files):
     rng = np.random.default_rng(7)
     for rows, columns in ((400, 200), (20_000, 10)):
-        odd = sum(bool(odd_values(CLEAN[kind](rng, rows).astype(float))) for _ in range(columns))
+        odd = sum(bool(find_odd(CLEAN[kind](rng, rows).astype(float))) for _ in range(columns))
         assert odd <= 0.01 * columns
     if kind != "rare":  # of which a seed may have none
         columns = {f"x{k}": CLEAN[kind](rng, ROWS).astype(float) for k in range(20)}
@@ -197,7 +197,7 @@ def test_bundled_datasets_have_only_their_top_codes():
         for table in load_dataset(name).parties:
             for column in set(table.frame.columns) - table.categorical:
                 values = table.frame[column].to_numpy(dtype=np.float64)
-                named |= {(name, column, odd.value) for odd in odd_values(values)}
+                named |= {(name, column, odd.value) for odd in find_odd(values)}
     assert named == {("census-income", "capital_gain", 99999.0), ("census-income", "stock_dividends", 99999.0)}
 
 
@@ -253,4 +253,4 @@ def test_only_the_rows_of_the_rare_spelling_are_to_be_corrected():
         file="bank.csv", keys=lambda column, what: pd.Series(["no"] * 9 + ["yes"] * 7 + ["Yes"] * 2)
     )
     with pytest.raises(DataError, match="correct it in 2 rows"):
-        _labels(table, "y", pd.RangeIndex(18))
+        _read_labels(table, "y", pd.RangeIndex(18))

@@ -13,7 +13,7 @@ import vflsec
 from vflsec.base.errors import DataError, UsageError, VflsecError
 from vflsec.data.checkup import check
 from vflsec.data.files import load_toml, read_all
-from vflsec.data.partition import DataSpec, partition
+from vflsec.data.partition import DataSpec, split_dataset
 
 ROWS = 60
 TOML = """label = "y"
@@ -121,7 +121,7 @@ def test_a_compressed_file_is_to_be_unpacked(files, tmp_path):
 
 @pytest.mark.parametrize("size", [1e-200, 1e-310, 1e-10])
 def test_tiny_numbers_are_standardized(files, size):
-    split = partition(load_toml(files((np.arange(ROWS) % 7) * size)), DataSpec(), 0)
+    split = split_dataset(load_toml(files((np.arange(ROWS) % 7) * size)), DataSpec(), 0)
     features = split.parties["passive_1"].features["train"]
     assert np.isfinite(features).all()
     assert size == 1e-310 or features[:, 1].std() == pytest.approx(1, abs=1e-5)
@@ -136,7 +136,7 @@ def test_a_number_far_from_all_others_is_named(files):
 
 def check_split(path, seed):
     try:
-        partition(load_toml(path), DataSpec(), seed)
+        split_dataset(load_toml(path), DataSpec(), seed)
     except DataError as error:
         return str(error)
     return ""

@@ -13,7 +13,7 @@ from vflsec.base.errors import DataError
 from vflsec.data.dataset import PartyTable
 from vflsec.data.encode import ColumnEncoder
 from vflsec.data.files import load_toml, read_all
-from vflsec.data.partition import DataSpec, partition
+from vflsec.data.partition import DataSpec, split_dataset
 
 BANK = """\
 customer,age,opened,owner,defaulted
@@ -231,7 +231,7 @@ def test_parties_have_names_of_their_own(toml: Path):
     assert [party.name for party in dataset.parties] == ["active", "passive_1"]
     assert dataset.names == {"active": "bank", "passive_1": "bureau"}
     assert repr(dataset) == "VerticalDataset('mine', 2 classes; bank 4 x 5, bureau 4 x 2)"
-    assert partition(dataset, DataSpec(test=0.5), 0).names == dataset.names
+    assert split_dataset(dataset, DataSpec(test=0.5), 0).names == dataset.names
 
 
 def test_the_active_party_is_the_one_with_the_label_or_the_one_that_is_named(toml: Path):

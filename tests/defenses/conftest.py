@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import torch
 
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.core import registry
 from vflsec.core.defense import Release
 from vflsec.core.message import Kind, Transcript
@@ -15,7 +15,7 @@ from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.results import metrics
-from vflsec.run.adversary import draw_auxiliary, view_of
+from vflsec.run.adversary import draw_auxiliary, observe
 from vflsec.run.federation import build_federation
 from vflsec.run.plan import make_cell
 from vflsec.run.spec import AuxSpec, DefenseSpec
@@ -26,7 +26,7 @@ def release():
     """What the sender of gradients knows, with a noise stream at its start."""
 
     def make(seed=0):
-        return Release("active", "passive_1", Kind.GRADIENT, 0, "train", "h", None, None, generator(seed, "release"))
+        return Release("active", "passive_1", Kind.GRADIENT, 0, "train", "h", None, None, make_rng(seed, "release"))
 
     return make
 
@@ -67,7 +67,7 @@ def leak():
             messages = [m if read is None or m.kind is not Kind.GRADIENT else again(m, read) for m in messages]
             labels = federation.federation.active.labels["train"]
             known = draw_auxiliary(labels, 2, AuxSpec(n=20), seed)
-            view = view_of(federation, [federation.federation.parties["passive_1"]], known, tuple(messages))
+            view = observe(federation, [federation.federation.parties["passive_1"]], known, tuple(messages))
             scores = registry.build("attacks", attack)(view, seed=seed).scores["train"]
             rest = torch.ones(len(labels), dtype=torch.bool)
             rest[known] = False  # what it knew

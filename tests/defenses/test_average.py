@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vflsec.base.errors import UsageError
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.core.defense import Release
 from vflsec.core.message import Kind
 from vflsec.defenses.average import GroupAverage
@@ -39,7 +39,7 @@ def test_labels_are_not_looked_at():
     g = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
     found = [
         GroupAverage(3).on_gradient(
-            g, Release("active", "passive_1", Kind.GRADIENT, 0, "train", "h", None, labels, generator(0, "rows"))
+            g, Release("active", "passive_1", Kind.GRADIENT, 0, "train", "h", None, labels, make_rng(0, "rows"))
         )
         for labels in (None, torch.zeros(8), torch.arange(8) % 2)
     ]

@@ -6,7 +6,7 @@ from vflsec.core import registry
 from vflsec.core.defense import describe
 
 
-@pytest.mark.parametrize("name", sorted(registry.entries("defenses")))
+@pytest.mark.parametrize("name", sorted(registry.list_all("defenses")))
 def test_a_card_tells_what_is_hidden_at_what_cost_and_where_it_fails(name):
     defense = registry.load("defenses", name)
     card = describe(defense)
@@ -17,8 +17,8 @@ def test_a_card_tells_what_is_hidden_at_what_cost_and_where_it_fails(name):
 
 
 def test_unverified_defenses_and_those_without_a_source_are_marked():
-    marked = {name for name in registry.entries("defenses") if registry.load("defenses", name).contrib}
+    marked = {name for name in registry.list_all("defenses") if registry.load("defenses", name).contrib}
     assert marked == {"sign", "average"}
-    for name, entry in registry.entries("defenses").items():
-        assert registry.summary(entry).endswith(" (contrib)") == (name in marked)
+    for name, entry in registry.list_all("defenses").items():
+        assert registry.summarize(entry).endswith(" (contrib)") == (name in marked)
         assert ("contrib" in describe(registry.load("defenses", name))) == (name in marked)

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from vflsec.base.errors import Diverged
-from vflsec.base.seeds import generator, seed_weights
+from vflsec.base.seeds import make_rng, seed_weights
 from vflsec.core.defense import DefenseStack
 from vflsec.core.federation import load_states
 from vflsec.core.party import Party
@@ -18,7 +18,7 @@ from vflsec.defenses.coae import ConfusionalAutoencoder
 from vflsec.defenses.label_dp import LabelDP
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.results.metrics import accuracy
-from vflsec.testing.federations import toy_federation
+from vflsec.testing.federations import make_toy_federation
 
 
 @lru_cache
@@ -26,12 +26,12 @@ def prepared(strength=1.0, *, classes=2, seed=0):
     """A defense with its layers drawn; fitted at most once in this file."""
     made = ConfusionalAutoencoder(strength)
     with seed_weights(seed, "weights"):
-        made.prepare({"passive_1": 2}, n_classes=classes, rng=generator(seed, "coae"))
+        made.prepare({"passive_1": 2}, n_classes=classes, rng=make_rng(seed, "coae"))
     return made
 
 
 def coded(made, y, classes=2):
-    return made.on_labels(y, features=y.float(), n_classes=classes, rng=generator(0, "labels"))
+    return made.on_labels(y, features=y.float(), n_classes=classes, rng=make_rng(0, "labels"))
 
 
 def entropy(codes):
@@ -99,8 +99,8 @@ def test_codes_that_cannot_be_told_apart_are_refused():
 def test_random_answers_come_before_codes_in_whatever_order(turned):
     """Randomized response draws from class numbers: the codes are those of its answers, and nothing knows the truth."""
     y, made, private = torch.arange(400) % 2, prepared(), LabelDP(0.5)
-    rest = {"n_classes": 2, "rng": generator(0, "labels")}
-    answers = private.on_labels(y, features=y.float(), n_classes=2, rng=generator(0, "labels"))
+    rest = {"n_classes": 2, "rng": make_rng(0, "labels")}
+    answers = private.on_labels(y, features=y.float(), n_classes=2, rng=make_rng(0, "labels"))
     labels, targets = DefenseStack([private, made] if turned else [made, private]).training_targets(
         y, y.float(), **rest
     )
@@ -112,12 +112,12 @@ def test_random_answers_come_before_codes_in_whatever_order(turned):
 def test_two_codes_are_undone_in_turn():
     made, again = prepared(classes=3), prepared(classes=3, seed=1)
     both = DefenseStack([made, again])
-    _, targets = both.training_targets(torch.arange(3), torch.zeros(3, 1), n_classes=3, rng=generator(0, "labels"))
+    _, targets = both.training_targets(torch.arange(3), torch.zeros(3, 1), n_classes=3, rng=make_rng(0, "labels"))
     assert torch.equal(both.decode_logits(targets.log()).argmax(dim=1), torch.arange(3))
 
 
 def federation(*defenses, **data):
-    federation = toy_federation(classes=3, **data)
+    federation = make_toy_federation(classes=3, **data)
     was = federation.active
     active = Party("active", was.features, federation.channel, noise=was._noise, labels=was.labels, defenses=defenses)
     federation.parties = {**federation.parties, "active": active}

@@ -11,10 +11,10 @@ from opacus.accountants import PRVAccountant, RDPAccountant
 from scipy import stats
 
 from vflsec.base.errors import UsageError
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.core.defense import Release
 from vflsec.core.message import Kind
-from vflsec.defenses.gaussian_dp import ORDERS, GaussianDP, epsilon, noise_multiplier
+from vflsec.defenses.gaussian_dp import ORDERS, GaussianDP, compute_epsilon, find_multiplier
 from vflsec.defenses.label_dp import LabelDP
 from vflsec.defenses.laplace_dp import LaplaceDP
 from vflsec.run.spec import parse_defense
@@ -24,7 +24,7 @@ NOISES = {GaussianDP: (2, stats.norm), LaplaceDP: (1, stats.laplace)}
 
 
 def released(defense, value, point="gradient", rng=None):
-    release = Release("a", "b", Kind(point), 0, "train", "value", None, None, rng or generator(0, "dp"))
+    release = Release("a", "b", Kind(point), 0, "train", "value", None, None, rng or make_rng(0, "dp"))
     return getattr(defense, f"on_{point}")(value, release)
 
 
@@ -47,7 +47,7 @@ def test_noise_is_strength_times_the_sensitivity(made, point, strength):
 @pytest.mark.parametrize("point", ["gradient", "embedding"])
 def test_each_row_is_clipped_by_itself(made, point):
     """A row's own loss is what is clipped: what is sent of a batch of n is one n-th of that. Small rows stay."""
-    x = torch.randn(50, 6, generator=generator(1, "rows"), dtype=torch.float64) * torch.logspace(-4, 2, 50)[:, None]
+    x = torch.randn(50, 6, generator=make_rng(1, "rows"), dtype=torch.float64) * torch.logspace(-4, 2, 50)[:, None]
     bound = 0.2 / (50 if point == "gradient" else 1)
     clipped = released(made(1e-12, at=[point]), x, point)
     norms, before = (torch.linalg.vector_norm(rows, ord=NOISES[made][0], dim=1) for rows in (clipped, x))
@@ -61,9 +61,9 @@ def test_each_row_is_clipped_by_itself(made, point):
 @pytest.mark.parametrize("text", ["strength=0", "epsilon=inf"])
 def test_no_protection_is_the_identity(made, point, text):
     spec = parse_defense(f"{made.name}:{text}")
-    x = torch.randn(20, 3, generator=generator(2, "rows")) * 100
+    x = torch.randn(20, 3, generator=make_rng(2, "rows")) * 100
     defense = made(spec.strength, at=[point], **spec.options)
-    rng = generator(0, "dp")
+    rng = make_rng(0, "dp")
     state = rng.get_state()
     assert released(defense, x, point, rng) is x
     assert torch.equal(rng.get_state(), state)
@@ -73,8 +73,8 @@ def test_no_protection_is_the_identity(made, point, text):
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 4.0, 30.0])
 def test_one_release_costs_what_the_analytic_formula_says(sigma):
     exact = gaussian(sigma, 1, DELTA)
-    assert exact <= epsilon(sigma, 1, DELTA, "prv") <= exact + 0.02
-    assert exact <= epsilon(sigma, 1, DELTA, "rdp") <= 1.15 * exact
+    assert exact <= compute_epsilon(sigma, 1, DELTA, "prv") <= exact + 0.02
+    assert exact <= compute_epsilon(sigma, 1, DELTA, "rdp") <= 1.15 * exact
 
 
 @pytest.mark.parametrize(("sigma", "releases"), [(4.0, 20), (20.0, 300), (0.8, 60)])
@@ -82,30 +82,35 @@ def test_a_composed_run_costs_what_opacus_says_by_hand(sigma, releases):
     renyi = RDPAccountant()
     for _ in range(releases):
         renyi.step(noise_multiplier=sigma, sample_rate=1.0)
-    assert epsilon(sigma, releases, DELTA) == pytest.approx(renyi.get_epsilon(DELTA, alphas=ORDERS), rel=1e-9)
+    assert compute_epsilon(sigma, releases, DELTA) == pytest.approx(renyi.get_epsilon(DELTA, alphas=ORDERS), rel=1e-9)
     exact = gaussian(sigma, releases, DELTA)
-    assert exact <= epsilon(sigma, releases, DELTA) <= 1.15 * exact
+    assert exact <= compute_epsilon(sigma, releases, DELTA) <= 1.15 * exact
     if exact < 50:
         with np.errstate(divide="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             numerical = PRVAccountant()
             numerical.history = [(sigma, 1.0, releases)]
-            assert epsilon(sigma, releases, DELTA, "prv") == pytest.approx(numerical.get_epsilon(DELTA), rel=1e-9)
-        assert exact <= epsilon(sigma, releases, DELTA, "prv") <= exact + 0.02
-    assert GaussianDP(sigma).privacy_spent(releases) == {"epsilon": epsilon(sigma, releases, DELTA), "delta": DELTA}
+            assert compute_epsilon(sigma, releases, DELTA, "prv") == pytest.approx(
+                numerical.get_epsilon(DELTA), rel=1e-9
+            )
+        assert exact <= compute_epsilon(sigma, releases, DELTA, "prv") <= exact + 0.02
+    assert GaussianDP(sigma).privacy_spent(releases) == {
+        "epsilon": compute_epsilon(sigma, releases, DELTA),
+        "delta": DELTA,
+    }
 
 
 def test_a_tiny_noise_has_a_finite_epsilon_with_either_accountant():
     """PRV's grid would take minutes and gigabytes, and end in infinity."""
-    assert epsilon(0.01, 300, DELTA, "prv") == epsilon(0.01, 300, DELTA, "rdp") < 1e7
+    assert compute_epsilon(0.01, 300, DELTA, "prv") == compute_epsilon(0.01, 300, DELTA, "rdp") < 1e7
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("accountant", ["rdp", "prv"])
 @pytest.mark.parametrize(("target", "releases"), [(1.0, 20), (8.0, 300), (0.1, 1)])
 def test_the_noise_is_the_least_that_keeps_to_the_epsilon(accountant, target, releases):
-    sigma = noise_multiplier(target, releases, DELTA, accountant)
-    assert target * (1 - 1e-3) <= epsilon(sigma, releases, DELTA, accountant) <= target
+    sigma = find_multiplier(target, releases, DELTA, accountant)
+    assert target * (1 - 1e-3) <= compute_epsilon(sigma, releases, DELTA, accountant) <= target
     made = GaussianDP(1 / target, unit="1/epsilon", accountant=accountant)
     made.plan_releases(releases)
     assert made.scale == sigma
@@ -137,7 +142,7 @@ def test_an_epsilon_needs_a_known_number_of_releases():
 def test_randomized_response_flips_with_its_probability(classes, eps):
     y = torch.arange(200_000) % classes
     made = LabelDP(1 / eps)
-    told = made.on_labels(y, features=y[:, None], n_classes=classes, rng=generator(0, "labels"))
+    told = made.on_labels(y, features=y[:, None], n_classes=classes, rng=make_rng(0, "labels"))
     kept = int((told == y).sum())
     p = math.exp(eps) / (math.exp(eps) + classes - 1)
     assert made.compute_keep_probability(classes) == pytest.approx(p)
@@ -156,8 +161,8 @@ def test_randomized_response_has_an_exact_epsilon():
         assert math.log(kept / flipped) == pytest.approx(eps, rel=1e-12)
         assert made.privacy_spent(1) == {"epsilon": pytest.approx(eps, rel=1e-12), "delta": 0.0}
     y = torch.arange(10)
-    assert LabelDP(0.0).on_labels(y, features=y[:, None], n_classes=10, rng=generator(0, "labels")) is y
-    assert torch.equal(LabelDP(1e-3).on_labels(y, features=y[:, None], n_classes=10, rng=generator(0, "labels")), y)
+    assert LabelDP(0.0).on_labels(y, features=y[:, None], n_classes=10, rng=make_rng(0, "labels")) is y
+    assert torch.equal(LabelDP(1e-3).on_labels(y, features=y[:, None], n_classes=10, rng=make_rng(0, "labels")), y)
 
 
 @pytest.mark.statistical
@@ -181,7 +186,7 @@ def test_the_last_bits_of_floats_tell_more_than_epsilon_as_the_card_says():
     made = LaplaceDP(0.5, at=["embedding"], unit="1/epsilon")
     made.plan_releases(1)
     present = torch.arange(40_000) % 2
-    heard = released(made, 50.0 * (2.0 * present[:, None] - 1), "embedding", generator(3, "trials"))[:, 0]
+    heard = released(made, 50.0 * (2.0 * present[:, None] - 1), "embedding", make_rng(3, "trials"))[:, 0]
     ratio = ((heard + made.clip).abs() - (heard - made.clip).abs()).numpy()
     assert at_least(Game(ratio[present == 0], ratio[present == 1], []), 0.0) > 3 > made.privacy_spent(1)["epsilon"]
 

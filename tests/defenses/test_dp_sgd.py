@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import vflsec
 from vflsec.base.errors import UsageError
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.defenses.dp_sgd import DPSGD
@@ -40,7 +40,7 @@ def updated(defense, modules, loss, rows, rng=None):
     with defense.training_hooks(modules, ()):
         modules.zero_grad()
         loss(modules).backward()
-        defense.on_update(modules, rows, rng or generator(0, "update"))
+        defense.on_update(modules, rows, rng or make_rng(0, "update"))
     return [p.grad.clone() for p in modules.parameters()]
 
 
@@ -51,7 +51,7 @@ def mean_loss(x, y):
 @pytest.mark.parametrize("clip", [0.05, 1.0, 50.0])
 def test_clipping_equals_a_loop_over_rows(clip):
     modules, rows = models(4, 6, 3), 20
-    x = torch.randn(rows, 4, generator=generator(1, "x"), dtype=torch.float64) * torch.logspace(-1, 1.5, rows)[:, None]
+    x = torch.randn(rows, 4, generator=make_rng(1, "x"), dtype=torch.float64) * torch.logspace(-1, 1.5, rows)[:, None]
     y = torch.arange(rows) % 2
     found = updated(DPSGD(FAINT, clip=clip), modules, mean_loss(x, y), rows)
     total, clipped = [torch.zeros_like(p) for p in modules.parameters()], 0

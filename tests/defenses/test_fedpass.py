@@ -5,14 +5,14 @@ import torch
 from scipy import stats
 from torch.nn import functional as F
 
-from vflsec.base.seeds import generator, seed_weights
+from vflsec.base.seeds import make_rng, seed_weights
 from vflsec.defenses.fedpass import Passports
 
 
 def prepared(strength=2.0, *, senders=("passive_1",), width=4, seed=0):
     made = Passports(strength)
     with seed_weights(seed, "weights"):
-        made.prepare(dict.fromkeys(senders, width), n_classes=2, rng=generator(seed, "fedpass"))
+        made.prepare(dict.fromkeys(senders, width), n_classes=2, rng=make_rng(seed, "fedpass"))
     return made
 
 

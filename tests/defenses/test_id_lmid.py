@@ -7,20 +7,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.core import registry
 from vflsec.core.defense import Release
 from vflsec.core.message import Kind
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.defenses.id_lmid import NodeInformation
-from vflsec.testing.federations import toy_federation
+from vflsec.testing.federations import make_toy_federation
 
 
 def told(nodes, labels, strength):
     nodes = torch.tensor(nodes, dtype=torch.int16)
     nodes = nodes[:, None] if nodes.dim() == 1 else nodes
     labels = None if labels is None else torch.tensor(labels)
-    release = Release("active", "passive_1", Kind.NODES, 0, "train", "value", None, labels, generator(0, "noise"))
+    release = Release("active", "passive_1", Kind.NODES, 0, "train", "value", None, labels, make_rng(0, "noise"))
     found = NodeInformation(strength).on_nodes(nodes, release)
     assert found.dtype == torch.int16
     return found.squeeze(1).tolist()
@@ -84,7 +84,7 @@ def test_each_tree_is_judged_by_itself():
 def test_what_is_withheld_stays_as_it_is_at_the_sender():
     nodes = torch.tensor([[2], [3]])
     release = Release(
-        "active", "passive_1", Kind.NODES, 0, "train", "value", None, torch.tensor([0, 1]), generator(0, "noise")
+        "active", "passive_1", Kind.NODES, 0, "train", "value", None, torch.tensor([0, 1]), make_rng(0, "noise")
     )
     assert NodeInformation(5.0).on_nodes(nodes, release).tolist() == [[0], [0]]
     assert nodes.tolist() == [[2], [3]]
@@ -95,9 +95,9 @@ def test_what_is_withheld_stays_as_it_is_at_the_sender():
 
 def federation_of_one_column(rows=300, **defenses):
     """The passive party's one column tells the label, but for one of ten rows; the active party's tells nothing."""
-    federation = toy_federation(rows=rows, columns=2, signal="none")
+    federation = make_toy_federation(rows=rows, columns=2, signal="none")
     y = federation.active.labels["train"]
-    rng = generator(0, "columns")
+    rng = make_rng(0, "columns")
     for party in federation.parties.values():
         party.features["train"] = torch.randn(len(y), 2, generator=rng)
     wrong = torch.rand(len(y), generator=rng) < 0.1
@@ -157,7 +157,7 @@ def test_a_node_too_small_to_be_split_hides_its_sibling():
     federation = federation_of_one_column()
     y = federation.active.labels["train"]
     few = torch.nonzero(y == 1)[:12, 0]
-    x = torch.randn(len(y), 2, generator=generator(1, "columns"))
+    x = torch.randn(len(y), 2, generator=make_rng(1, "columns"))
     federation.passive[0].features["train"] = x
     x[:, 0] = 0
     x[few, 0] = 5.0  # the best split cuts off twelve rows of one class

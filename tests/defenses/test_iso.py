@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.core.defense import Release
 from vflsec.core.message import Kind
 from vflsec.defenses.iso import IsotropicNoise
@@ -16,14 +16,14 @@ HOOKS = {"gradient": "on_gradient", "embedding": "on_embedding", "parameters": "
 
 def noised(value, strength, point="gradient", seed=0):
     """What leaves in place of ``value``."""
-    rng = generator(seed, "iso")
+    rng = make_rng(seed, "iso")
     release = Release("active", "passive_1", Kind(point), 0, "train", "value", None, None, rng)
     return getattr(IsotropicNoise(strength, at=[point]), HOOKS[point])(value, release)
 
 
 def batch(rows=4000, width=8):
     """Rows of very unequal norms: the scale must come from the largest."""
-    rng = generator(1, "batch")
+    rng = make_rng(1, "batch")
     return torch.randn(rows, width, generator=rng) * torch.rand(rows, 1, generator=rng) ** 3
 
 
@@ -59,7 +59,7 @@ def test_noise_is_white():
 )
 def test_rows_of_a_parameter_tensor(shape, rows):
     """The first axis counts the rows; one dimension is one row; norms and m are of those rows."""
-    p = torch.randn(shape, generator=generator(2, "p")) * 3
+    p = torch.randn(shape, generator=make_rng(2, "p")) * 3
     p[..., 0] = 9.0
     released = noised(p, 1.0, "parameters")
     expected = float(p.reshape(rows).norm(dim=1).max()) / math.sqrt(rows[1])
@@ -88,7 +88,7 @@ def test_small_batches(shape):
 def test_repeated_releases_average_out():
     """The adaptive adversary: who hears the same row n times is left with 1/sqrt(n) of the noise."""
     x = batch(rows=50)
-    rng = generator(0, "iso")
+    rng = make_rng(0, "iso")
     release = Release("a", "b", Kind.GRADIENT, 0, "train", "value", None, None, rng)
     mean = torch.stack([IsotropicNoise(1.0).on_gradient(x, release) for _ in range(400)]).mean(dim=0)
     single = float((noised(x, 1.0) - x).norm())

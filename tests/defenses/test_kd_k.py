@@ -5,14 +5,14 @@ import torch
 from torch.nn import functional as F
 
 from vflsec.base.errors import UsageError
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.defenses.kd_k import DistilledGroups
 
 
 def softened(y, strength, *, k=None, classes=4, features=None, seed=0):
     x = torch.zeros(len(y), 3) if features is None else features
     made = DistilledGroups(strength, k=k)
-    return made.on_labels(y, features=x, n_classes=classes, rng=generator(seed, "labels"))
+    return made.on_labels(y, features=x, n_classes=classes, rng=make_rng(seed, "labels"))
 
 
 def alike(rows=300, seed=0):
@@ -63,7 +63,7 @@ def test_a_soft_label_is_the_mean_of_what_its_classes_become():
     given = 0.75 * F.one_hot(y, 4) + 0.25 * F.one_hot((y + 1) % 4, 4)
     made = DistilledGroups(0.3)
     expected = 0.75 * softened(y, 0.3) + 0.25 * softened((y + 1) % 4, 0.3)
-    assert torch.allclose(made.on_labels(given, features=x, n_classes=4, rng=generator(0, "labels")), expected)
+    assert torch.allclose(made.on_labels(given, features=x, n_classes=4, rng=make_rng(0, "labels")), expected)
 
 
 def test_equal_seeds_have_equal_teachers():

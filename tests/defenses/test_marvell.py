@@ -9,16 +9,16 @@ import torch
 from scipy import optimize, stats
 
 from vflsec.base.errors import UsageError
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.core.defense import Release
 from vflsec.core.message import Kind
-from vflsec.defenses.marvell import Marvell, moments, solve
+from vflsec.defenses.marvell import Marvell, get_moments, solve
 from vflsec.run import engine
 from vflsec.run import spec as specs
 
 
 def release_to(labels, *, seed=0, receiver="passive_1", phase="train"):
-    rng = generator(seed, "noise")
+    rng = make_rng(seed, "noise")
     return Release("active", receiver, Kind.GRADIENT, 0, phase, "value", None, labels, rng)
 
 
@@ -29,7 +29,7 @@ def noised(g, labels, strength=1.0, **options):
 
 def gaussians(rows=20000, d=6, u=0.2, v=0.6, g=1.0, p=0.25, seed=1):
     """Gradients (rows, d) of two isotropic Gaussian classes, and their labels."""
-    rng = generator(seed, "gaussians")
+    rng = make_rng(seed, "gaussians")
     y = (torch.arange(rows) < p * rows).long()
     delta = torch.ones(d, dtype=torch.float64) * math.sqrt(g / d)
     deviation = torch.tensor([u, v], dtype=torch.float64).sqrt()[y]
@@ -133,7 +133,7 @@ def test_more_power_leaves_less_divergence():
 
 def test_moments():
     x, y = gaussians(rows=64, d=3)
-    found = moments(x, y == 1)
+    found = get_moments(x, y == 1)
     negative, positive = x[y == 0], x[y == 1]
     delta = positive.mean(dim=0) - negative.mean(dim=0)
     assert found.u == pytest.approx(float(negative.var(dim=0, correction=0).mean()))
@@ -147,7 +147,7 @@ def test_moments():
 def test_scale_of_the_noise(u, v, strength):
     """Along Delta and orthogonal to it, of both classes; as a whole, P."""
     x, y = gaussians(rows=80000, u=u, v=v)
-    found = moments(x, y == 1)
+    found = get_moments(x, y == 1)
     want = solve(found.u, found.v, found.g, 6, found.p, strength * found.g)
     noise = noised(x, y, strength) - x
     assert float(noise.square().sum(dim=1).mean()) == pytest.approx(strength * found.g, rel=0.02)
@@ -193,7 +193,7 @@ def log_density(x, mean, line, along, across):
 def test_no_score_beats_the_bound_on_gaussian_gradients(u, v, strength):
     """Not even the likelihood ratio of an adversary who knows everything but the labels, which is the best of all."""
     x, y = gaussians(u=u, v=v)
-    found = moments(x, y == 1)
+    found = get_moments(x, y == 1)
     noise = solve(found.u, found.v, found.g, 6, found.p, strength * found.g)
     released = noised(x, y, strength)
     line = found.delta / found.delta.norm()
@@ -213,7 +213,7 @@ def test_no_score_beats_the_bound_on_gaussian_gradients(u, v, strength):
 
 def test_dynamic_mode_reaches_its_detection_error():
     x, y = gaussians()
-    found = moments(x, y == 1)
+    found = get_moments(x, y == 1)
     for error in (0.2, 0.4, 0.49):
         noise, power = Marvell(0.1, error=error)._search(found, 6)
         steps = math.log(power / (0.1 * found.g)) / math.log(1.5)
@@ -243,7 +243,7 @@ def test_after_a_batch_of_two_classes_it_has_their_power():
     x, y = gaussians(rows=4000)
     defense, ones = Marvell(2.0), torch.ones(4000, dtype=torch.long)
     defense.on_gradient(x, release_to(y))
-    power = 2 * moments(x, y == 1).g
+    power = 2 * get_moments(x, y == 1).g
     noise = defense.on_gradient(x, release_to(ones)) - x
     assert float(noise.square().sum(dim=1).mean()) == pytest.approx(power, rel=0.05)
     for other in ({"receiver": "passive_2"}, {"phase": "finetune"}):  # whose gradients have another scale
@@ -260,7 +260,7 @@ def test_equal_means_are_noised_like_one_class():
 
 def test_one_dimension():
     x, y = gaussians(d=1)
-    found = moments(x, y == 1)
+    found = get_moments(x, y == 1)
     assert float((noised(x, y) - x).square().mean()) == pytest.approx(found.g, rel=0.03)
 
 
@@ -284,7 +284,7 @@ def test_further_rows_without_labels_get_the_power_of_those_that_have_some():
     defense = Marvell(2.0)
     defense.on_gradient(x, release_to(y))
     noise = defense.on_gradient(x, release_to(None)) - x
-    assert float(noise.square().sum(dim=1).mean()) == pytest.approx(2 * moments(x, y == 1).g, rel=0.05)
+    assert float(noise.square().sum(dim=1).mean()) == pytest.approx(2 * get_moments(x, y == 1).g, rel=0.05)
 
 
 def test_more_than_two_classes_are_refused_before_training():

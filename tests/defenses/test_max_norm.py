@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy import stats
 
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.core.defense import Release
 from vflsec.core.message import Kind
 from vflsec.defenses.max_norm import MaxNorm
@@ -12,13 +12,13 @@ from vflsec.defenses.max_norm import MaxNorm
 
 def noised(g, strength=1.0, seed=0):
     """What leaves in place of ``g``."""
-    release = Release("active", "passive_1", Kind.GRADIENT, 0, "train", "value", None, None, generator(seed, "noise"))
+    release = Release("active", "passive_1", Kind.GRADIENT, 0, "train", "value", None, None, make_rng(seed, "noise"))
     return MaxNorm(strength).on_gradient(g, release)
 
 
 def batch(rows=20000, width=8):
     """Rows of very unequal norms, in float64."""
-    rng = generator(1, "batch")
+    rng = make_rng(1, "batch")
     norms = torch.linspace(0.01, 1, rows, dtype=torch.float64)[:, None]
     return torch.nn.functional.normalize(torch.randn(rows, width, generator=rng, dtype=torch.float64), dim=1) * norms
 
@@ -88,7 +88,7 @@ def test_more_strength_hides_the_class_of_the_long_rows_better():
 def test_repeated_releases_average_out():
     """The adaptive adversary: who hears the same row n times is left with 1/sqrt(n) of the noise."""
     g = batch(rows=50)
-    rng = generator(0, "noise")
+    rng = make_rng(0, "noise")
     release = Release("a", "b", Kind.GRADIENT, 0, "train", "value", None, None, rng)
     mean = torch.stack([MaxNorm(1.0).on_gradient(g, release) for _ in range(400)]).mean(dim=0)
     expected = float((50 - g.square().sum()) ** 0.5) / 20

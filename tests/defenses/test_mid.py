@@ -5,14 +5,14 @@ import torch
 from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
 
-from vflsec.base.seeds import generator, seed_weights
-from vflsec.defenses.mid import InformationBottleneck, divergence
+from vflsec.base.seeds import make_rng, seed_weights
+from vflsec.defenses.mid import InformationBottleneck, measure_divergence
 
 
 def prepared(strength=1.0, *, senders=("passive_1",), width=3, seed=0):
     made = InformationBottleneck(strength)
     with seed_weights(seed, "weights"):
-        made.prepare(dict.fromkeys(senders, width), n_classes=2, rng=generator(seed, "mid"))
+        made.prepare(dict.fromkeys(senders, width), n_classes=2, rng=make_rng(seed, "mid"))
     return made
 
 
@@ -36,7 +36,7 @@ def test_the_divergence_is_that_of_two_gaussians():
     rng = torch.Generator().manual_seed(0)
     mean, deviation = torch.randn(9, 4, generator=rng), torch.rand(9, 4, generator=rng) + 0.1
     expected = kl_divergence(Normal(mean, deviation), Normal(0.0, 1.0)).sum(dim=1)
-    assert torch.allclose(divergence(mean, deviation), expected, atol=1e-5)
+    assert torch.allclose(measure_divergence(mean, deviation), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("strength", [0.3, 100.0])

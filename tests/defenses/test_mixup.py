@@ -6,17 +6,17 @@ import torch
 from scipy import stats
 from torch.nn import functional as F
 
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.core.party import Party
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.defenses.mixup import Mixup
 from vflsec.methods.fedsplitnn import FedSplitNN
-from vflsec.testing.federations import toy_federation
+from vflsec.testing.federations import make_toy_federation
 
 
 def prepared(alpha, *, classes=2, seed=0):
     made = Mixup(alpha)
-    made.prepare({"passive_1": 2}, n_classes=classes, rng=generator(seed, "mixup"))
+    made.prepare({"passive_1": 2}, n_classes=classes, rng=make_rng(seed, "mixup"))
     return made
 
 
@@ -95,7 +95,7 @@ def test_a_gradient_is_of_a_rows_own_blend_and_of_its_partners():
 
 
 def fitted(alpha):
-    federation = toy_federation()
+    federation = make_toy_federation()
     was = federation.active
     own = {"noise": was._noise, "labels": was.labels, "defenses": [Mixup(alpha)] if alpha else []}
     federation.parties = {**federation.parties, "active": Party("active", was.features, federation.channel, **own)}

@@ -5,7 +5,7 @@ import torch
 from scipy import stats
 
 from vflsec.base.errors import UsageError
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.core.defense import Release
 from vflsec.core.message import Kind
 from vflsec.defenses.perp import PerpendicularNoise
@@ -13,13 +13,13 @@ from vflsec.defenses.perp import PerpendicularNoise
 
 def noised(g, strength=1.0, seed=0, **options):
     """What leaves in place of ``g``."""
-    release = Release("active", "passive_1", Kind.GRADIENT, 0, "train", "value", None, None, generator(seed, "noise"))
+    release = Release("active", "passive_1", Kind.GRADIENT, 0, "train", "value", None, None, make_rng(seed, "noise"))
     return PerpendicularNoise(strength, **options).on_gradient(g, release)
 
 
 def batch(rows=4000, width=8):
     """Rows of very unequal norms, in float64."""
-    rng = generator(1, "batch")
+    rng = make_rng(1, "batch")
     g = torch.randn(rows, width, generator=rng, dtype=torch.float64)
     return g * torch.rand(rows, 1, generator=rng, dtype=torch.float64) ** 3
 
@@ -89,7 +89,7 @@ def test_impossible_bounds_are_refused(bounds, match):
 def test_repeated_releases_average_out():
     """The adaptive adversary: who hears the same row n times is left with 1/sqrt(n) of the noise."""
     g = batch(rows=50)
-    rng = generator(0, "noise")
+    rng = make_rng(0, "noise")
     release = Release("a", "b", Kind.GRADIENT, 0, "train", "value", None, None, rng)
     mean = torch.stack([PerpendicularNoise(1.0).on_gradient(g, release) for _ in range(400)]).mean(dim=0)
     assert float((mean - g).norm()) == pytest.approx(float((noised(g) - g).norm()) / 20, rel=0.2)

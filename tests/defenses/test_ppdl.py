@@ -33,13 +33,13 @@ def naive(heights, thresholds):
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(-3, 3), max_size=12), st.lists(st.integers(-3, 3), max_size=6))
 def test_the_choice_equals_the_naive_version(heights, thresholds):
-    assert ppdl._crossings(heights, thresholds) == naive(heights, thresholds)
+    assert ppdl._find_crossings(heights, thresholds) == naive(heights, thresholds)
 
 
 def test_the_scales_are_those_of_the_source(monkeypatch, release):
     """Epsilon 1.8, of 40 entries a tenth: epsilon_1 is 1.6, epsilon_2 is .4, c is 4, s_1 is 5 and s_2 is 20."""
     scales = []
-    monkeypatch.setattr(ppdl, "_laplace", lambda like, scale, rng: scales.append(scale) or torch.zeros_like(like))
+    monkeypatch.setattr(ppdl, "_draw_laplace", lambda like, scale, rng: scales.append(scale) or torch.zeros_like(like))
     sparse(torch.ones(4, 10), 1 / 1.8, release)
     assert scales == pytest.approx([10.0, 5.0, 20.0])
 

@@ -42,7 +42,7 @@ def test_each_split_is_the_likeliest_choice_under_the_true_labels(classes, name,
     whole = Ensemble({"train": leaves}, numbers // outputs, numbers % outputs, {})
 
     def noted(round_, derivatives):
-        return found.surprise(round_, derivatives.float(), temperature=TEMPERATURE, l2=1.0)
+        return found.score_surprise(round_, derivatives.float(), temperature=TEMPERATURE, l2=1.0)
 
     true = replay_boosting(whole, targets, "train", Rates(0.3, 1.0), noted=noted).notes
     assert {r for r, one in enumerate(true) if one > 0} == set(found.rounds)
@@ -81,7 +81,9 @@ def test_the_surprise_is_that_of_a_loop_over_nodes_and_bins(classes, most):
                 fits = [own for own in beyond if min(int((inside & s).sum()) for s in (own, ~own)) >= 4]
                 gains = [gain(side, inside, output) / TEMPERATURE for side in (right, *fits)]
                 total -= gains[0] - math.log(sum(math.exp(x) for x in gains))
-        assert float(found.surprise(r, derivatives, temperature=TEMPERATURE, l2=1.0)) == pytest.approx(total, rel=1e-3)
+        assert float(found.score_surprise(r, derivatives, temperature=TEMPERATURE, l2=1.0)) == pytest.approx(
+            total, rel=1e-3
+        )
 
 
 @pytest.mark.parametrize("exchange", ["masked", "plain"])
@@ -122,7 +124,7 @@ def test_a_round_without_known_splits_says_nothing():
     view, *_ = trained(2, name="secureboost-rl")
     found = choices(view)
     assert 0 not in found.rounds
-    assert float(found.surprise(0, torch.ones(2, 240, 1), temperature=TEMPERATURE, l2=1.0)) == 0
+    assert float(found.score_surprise(0, torch.ones(2, 240, 1), temperature=TEMPERATURE, l2=1.0)) == 0
 
 
 def test_who_knows_no_labels_of_other_rows_still_sees_all_splits_that_are_told():

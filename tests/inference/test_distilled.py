@@ -21,7 +21,7 @@ from vflsec.inference.fused import (
     learn_guesses,
 )
 from vflsec.inference.kernel_mixture import Kernel, Mixture
-from vflsec.inference.several_trainings import join_guesses, pool_guesses, side_by_side
+from vflsec.inference.several_trainings import join_guesses, join_views, pool_guesses
 
 ROWS, TEST, D = 600, 200, 8
 
@@ -132,7 +132,7 @@ def test_what_training_rows_tell_helps_with_rows_that_have_one_release(monkeypat
     columns = torch.sin(2 * z @ randn(2, D, seed=1))
     view = federation(columns, z)
     guessed = ColumnFusion()(view, seed=0).scores["test"]
-    monkeypatch.setattr(fused, "_opinions_of_guesses", lambda *_: {})
+    monkeypatch.setattr(fused, "_pool_guesses", lambda *_: {})
     direct = ColumnFusion()(view, seed=0).scores["test"]
     assert r2(guessed, columns[ROWS:]) > r2(direct, columns[ROWS:]) + 0.05
 
@@ -158,7 +158,7 @@ def test_releases_of_several_trainings_tell_columns_of_test_rows_that_no_trainin
         ]
         views.append(replace(federation(columns, columns), messages=tuple(messages)))
     each = [ColumnFusion()(view, seed=0) for view in views]
-    together = ColumnFusion()(side_by_side(views), seed=0)
+    together = ColumnFusion()(join_views(views), seed=0)
     joined = join_guesses(pool_guesses(each, values=True), together, views[-1])
     assert max(r2(guess.scores["test"], columns[ROWS:]) for guess in each) < 0.4
     assert r2(pool_guesses(each, values=True).scores["test"], columns[ROWS:]) < 0.8

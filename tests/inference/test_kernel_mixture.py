@@ -6,7 +6,7 @@ import torch
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
 
-from vflsec.inference.kernel_mixture import NOISE, Kernel, Mixture, unit_rows
+from vflsec.inference.kernel_mixture import NOISE, Kernel, Mixture, scale_rows
 
 N, KNOWN = 60, 25
 
@@ -15,7 +15,7 @@ def tables(seed=0):
     rng = torch.Generator().manual_seed(seed)
     x, z = (torch.randn(N, k, generator=rng, dtype=torch.float64) for k in (3, 5))
     targets = torch.stack([x[:, 0] + z[:, 0], x[:, 1]], dim=1) + 0.3 * torch.randn(N, 2, generator=rng)
-    return {"x": unit_rows(x, x), "z": unit_rows(z, z)}, targets.double()
+    return {"x": scale_rows(x, x), "z": scale_rows(z, z)}, targets.double()
 
 
 def mixture(kernels, targets, likelihood, known=KNOWN):
@@ -101,7 +101,7 @@ def test_weights_sum_to_one_and_a_large_search_fits_all_known_rows(monkeypatch):
 
 def test_constant_columns_are_left_out_and_rows_have_unit_square():
     x = torch.cat([torch.randn(500, 4, dtype=torch.float64), torch.full((500, 2), 7.0)], dim=1)
-    own = unit_rows(x, x)
+    own = scale_rows(x, x)
     assert own.shape == (500, 4)
     assert own.square().sum(dim=1).mean() == pytest.approx(1.0)
 

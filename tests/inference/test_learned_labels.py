@@ -126,7 +126,7 @@ def test_the_same_generator_gives_the_same_labels():
 @pytest.mark.parametrize("n_classes", [2, 3])
 def test_several_views_at_once_are_as_one_after_the_other(n_classes):
     view = passive(world(n=200, rounds=5, n_classes=n_classes)[2])
-    views = [view, view.knowing(torch.arange(0, KNOWN, 2)), view.knowing(torch.arange(KNOWN - 7))]
+    views = [view, view.restrict(torch.arange(0, KNOWN, 2)), view.restrict(torch.arange(KNOWN - 7))]
     trees, starts = observe_trees(view), [start(one) for one in views]
 
     def learned(chosen, trees, starts, rates):

@@ -8,7 +8,7 @@ import torch
 from vflsec.core.message import Kind, Message
 from vflsec.core.settings import TrainSpec
 from vflsec.core.view import View
-from vflsec.inference.linear_replay import LastModel, nearest_points, read_training, refine_by_replay
+from vflsec.inference.linear_replay import LastModel, find_nearest, read_training, refine_by_replay
 from vflsec.inference.opinion_pool import Opinion
 from vflsec.results import metrics
 
@@ -121,4 +121,4 @@ def test_points_of_a_lattice_are_found_near_themselves():
     basis = torch.cat([1e5 * torch.randn(5, 2, generator=rng), torch.eye(5)], dim=1).double()
     whole = torch.randint(-3, 4, (50, 5), generator=rng).double()
     near = whole @ basis + 0.1 * torch.randn(50, 7, generator=rng)
-    assert torch.equal(nearest_points(basis, near), whole)
+    assert torch.equal(find_nearest(basis, near), whole)

@@ -48,7 +48,7 @@ def test_held_out_guesses_of_trees_know_nothing_where_there_is_nothing_to_know()
     rng = torch.Generator().manual_seed(0)
     x, y = torch.randn(400, 5, generator=rng), torch.randint(2, (400,), generator=rng)
     forest = Forest(x, y, 2, rng)
-    assert (forest.opinion(x).scores.argmax(dim=1) == y).double().mean() > 0.9, "of rows that it was fitted to"
+    assert (forest.vote(x).scores.argmax(dim=1) == y).double().mean() > 0.9, "of rows that it was fitted to"
     assert (forest.held_out.argmax(dim=1) == y).double().mean() == pytest.approx(0.5, abs=0.1)
 
 
@@ -56,7 +56,7 @@ def test_held_out_guesses_of_trees_know_nothing_where_there_is_nothing_to_know()
 def test_one_or_two_known_rows_give_a_finite_guess(n):
     rng = torch.Generator().manual_seed(0)
     forest = Forest(torch.randn(n, 3), torch.ones(n, dtype=torch.long), 3, rng)
-    assert np.isfinite(forest.opinion(torch.randn(4, 3)).scores.numpy()).all()
+    assert np.isfinite(forest.vote(torch.randn(4, 3)).scores.numpy()).all()
     assert torch.isfinite(forest.held_out).all()
 
 

@@ -29,7 +29,7 @@ class Allowed(PossibleBins):
     def __init__(self, allowed):
         self.allowed = allowed
 
-    def rows_in(self, rows, b):
+    def find_rows(self, rows, b):
         return self.allowed[rows, b]
 
     def numbers(self, rows, start, stop):

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from vflsec.base.errors import InsufficientView
-from vflsec.core.auxiliary import apply_threshold, orient, references, separate, sureness
+from vflsec.core.auxiliary import apply_threshold, draw_references, measure_sureness, orient, separate
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.releases import averages, parameters, percentiles, read_last_values, read_releases
+from vflsec.inference.releases import average, get_parameters, rank_releases, read_last_values, read_releases
 
 
 def make_view(batches, *, n_rows=8, classes=2, aux=((), ()), receiver="passive_1", split="train", values=None):
@@ -52,7 +52,7 @@ def test_ranks_are_within_a_turn():
     found = read_releases(make_view([[0, 1], [2, 3], [0, 1, 2, 3]]), Kind.GRADIENT)
     scores = torch.tensor([4.0, 1.0, 3.0, 2.0, 100.0, 300.0, 200.0, 400.0])
     expected = torch.tensor([7, 1, 5, 3, 1, 5, 3, 7]) / 8
-    assert torch.equal(percentiles(found, scores), expected)
+    assert torch.equal(rank_releases(found, scores), expected)
 
 
 @pytest.mark.parametrize("changed", [{"receiver": "passive_2"}, {"split": "test"}, {"batches": []}])
@@ -81,15 +81,15 @@ def test_how_sure_a_sign_is_is_mann_and_whitneys_test():
     guess = Guess({"train": torch.tensor(np.stack([-score, score], axis=1))})
     options = {"alternative": "greater", "method": "asymptotic", "use_continuity": False}
     expected = stats.mannwhitneyu(score[labels == 1], score[labels == 0], **options).pvalue
-    assert sureness(view, guess) == pytest.approx(1 - expected)
+    assert measure_sureness(view, guess) == pytest.approx(1 - expected)
 
 
 def test_without_both_classes_or_their_rows_nothing_is_sure():
     guess = Guess({"train": torch.zeros(8, 2)})
-    assert sureness(make_view([[0]], aux=([0, 3], [0, 0])), guess) is None
+    assert measure_sureness(make_view([[0]], aux=([0, 3], [0, 0])), guess) is None
     view = make_view([[0]], aux=([0, 3], [0, 1]))
-    assert sureness(view, guess) == 0.5
-    assert sureness(view, Guess({"test": torch.zeros(8, 2)})) is None
+    assert measure_sureness(view, guess) == 0.5
+    assert measure_sureness(view, Guess({"test": torch.zeros(8, 2)})) is None
 
 
 def test_an_order_is_divided_where_the_known_labels_are_best_served():
@@ -155,16 +155,16 @@ def test_without_known_labels_of_both_classes_or_of_this_split_a_guess_stays():
 
 def test_references_are_a_draw_of_the_known_rows_of_each_class():
     view = make_view([[0]], classes=3, aux=([1, 2, 4, 5, 7], [0, 1, 1, 1, 0]))
-    everything = references(view, None, torch.Generator().manual_seed(0))
+    everything = draw_references(view, None, torch.Generator().manual_seed(0))
     assert [sorted(rows.tolist()) for rows in everything] == [[1, 7], [2, 4, 5], []]
-    drawn = {tuple(references(view, 2, torch.Generator().manual_seed(s))[1].tolist()) for s in range(20)}
+    drawn = {tuple(draw_references(view, 2, torch.Generator().manual_seed(s))[1].tolist()) for s in range(20)}
     assert all(len(rows) == 2 and set(rows) <= {2, 4, 5} for rows in drawn)
     assert len(drawn) > 2
 
 
 def test_steady_lines_have_the_same_mean_square_length_in_each_message():
     view = make_view([[0, 1, 2], [2, 1]], values=[torch.randn(3, 3), 50 * torch.randn(2, 3)])
-    steady = read_releases(view, Kind.GRADIENT).steady()
+    steady = read_releases(view, Kind.GRADIENT).to_steady()
     for lines in steady.group_by_message():
         assert steady.values[lines].square().sum(dim=1).mean() == pytest.approx(1)
 
@@ -191,14 +191,14 @@ def test_the_latest_are_those_of_a_naive_look_back(batches, turns):
 
 def test_averages_are_of_one_three_and_ten_releases_each_once():
     view = make_view([list(range(8))] * 5)
-    found = averages(view, Kind.GRADIENT, sender="active")
+    found = average(view, Kind.GRADIENT, sender="active")
     assert [float(h[0, 0]) for h in found] == [4.0, 3.0, 2.0]  # of the last, the last three, all five
-    assert len(averages(make_view([list(range(8))]), Kind.GRADIENT, sender="active")) == 1
-    assert [float(h[0, 0]) for h in averages(view, Kind.GRADIENT, sender="active", releases=2)] == [3.5]
-    assert len(averages(replace(view, adaptive=False), Kind.GRADIENT, sender="active")) == 1
+    assert len(average(make_view([list(range(8))]), Kind.GRADIENT, sender="active")) == 1
+    assert [float(h[0, 0]) for h in average(view, Kind.GRADIENT, sender="active", releases=2)] == [3.5]
+    assert len(average(replace(view, adaptive=False), Kind.GRADIENT, sender="active")) == 1
     features = {"train": torch.zeros(8, 1), "test": torch.zeros(8, 1)}
     with pytest.raises(InsufficientView, match="train rows, got only test"):
-        averages(replace(make_view([[0]], split="test"), features=features), Kind.GRADIENT, sender="active")
+        average(replace(make_view([[0]], split="test"), features=features), Kind.GRADIENT, sender="active")
 
 
 def test_colluding_parties_hear_side_by_side_in_the_order_of_their_names():
@@ -257,7 +257,7 @@ def test_messages_about_aligned_rows_are_read_as_of_the_training_rows_among_them
     assert found.epoch.tolist() == [0, 0, 0, 1]
     assert found.n_rows == 3
     assert read_last_values(view, Kind.EMBEDDING, sender="active")["train"][:, 0].tolist() == [21, 23, 4]
-    assert averages(view, Kind.EMBEDDING, sender="active")[1][:, 0].tolist() == [11, 23, 4]
+    assert average(view, Kind.EMBEDDING, sender="active")[1][:, 0].tolist() == [11, 23, 4]
     assert {Need.EMBEDDINGS, Need.GRADIENTS} <= view.has()
 
 
@@ -276,7 +276,7 @@ def test_one_phase_is_read_alone():
     assert read_releases(view, Kind.EMBEDDING).values.shape == (3, 2)
     assert read_releases(view, Kind.EMBEDDING, phase="pretrain").values.shape == (4, 5)
     assert read_last_values(view, Kind.EMBEDDING, sender=None, phase="pretrain")["train"].shape == (3, 5)
-    assert averages(view, Kind.EMBEDDING, sender=None, phase="pretrain")[0].shape == (3, 5)
+    assert average(view, Kind.EMBEDDING, sender=None, phase="pretrain")[0].shape == (3, 5)
     with pytest.raises(InsufficientView):
         read_last_values(view, Kind.GRADIENT, sender=None, phase="pretrain")
 
@@ -294,9 +294,9 @@ def test_parameters_are_those_of_the_last_step():
         say("active", "server", 1, "mean", 5.0),
         say("server", "active", 1, "weight", 6.0),
     ]
-    assert parameters(told, sender="active") == {"weight": torch.tensor([4.0]), "mean": torch.tensor([5.0])}
-    assert parameters(told, sender="server", receiver="active") == {"weight": torch.tensor([6.0])}
-    assert parameters(told, sender="server", receiver="passive_1") == {}
+    assert get_parameters(told, sender="active") == {"weight": torch.tensor([4.0]), "mean": torch.tensor([5.0])}
+    assert get_parameters(told, sender="server", receiver="active") == {"weight": torch.tensor([6.0])}
+    assert get_parameters(told, sender="server", receiver="passive_1") == {}
 
 
 def test_steps_that_are_counted_anew_in_each_epoch_are_different_messages():

@@ -10,7 +10,7 @@ from vflsec.core import registry
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import View
 from vflsec.inference.trees.replay import Ensemble, Rates, observe_trees, replay_boosting
-from vflsec.testing.federations import tiny_federation
+from vflsec.testing.federations import make_tiny_federation
 
 SMALL = {"rounds": 4, "depth": 3, "leaf_rows": 4, "bins": 8}
 SHOWN = {  # rounds whose nodes a passive party sees
@@ -91,7 +91,7 @@ def test_without_a_penalty_a_row_alone_in_its_node_has_no_value():
 
 def trained(classes, *, parties=2, name="secureboost", silent=False, **options):
     """A recorded training on random columns: the view of the passive parties, the method, true labels and leaves."""
-    federation = tiny_federation(parties=parties, rows=240, columns=4, classes=classes)
+    federation = make_tiny_federation(parties=parties, rows=240, columns=4, classes=classes)
     if silent:  # constant columns cannot be split
         federation.active.features = {s: torch.zeros_like(x) for s, x in federation.active.features.items()}
     heard = []

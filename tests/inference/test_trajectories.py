@@ -17,15 +17,15 @@ from vflsec.core.scaling import standardize
 from vflsec.core.view import View
 from vflsec.inference.regression import RIDGE_PENALTIES
 from vflsec.inference.releases import Releases, read_releases
-from vflsec.inference.sources import sources
+from vflsec.inference.sources import list_sources
 from vflsec.inference.trajectories import (
     NEIGHBORS,
-    epochs_side_by_side,
+    find_components,
+    fit_trajectories,
     interpolate_epochs,
-    landmarks,
-    principal_components,
+    join_epochs,
+    pick_landmarks,
     split_by_epoch,
-    trajectories,
 )
 
 ROWS, BATCH, D = 600, 100, 12
@@ -76,8 +76,8 @@ def test_ridge_on_coordinates_is_that_on_all_releases_side_by_side(cut):
     """The second has 640 columns, 336 landmarks at most, and columns that the landmarks do not span."""
     view, _ = federation(cut=cut, noise=1.0)
     x, y = naive(view), view.aux_labels.double()
-    u, values = principal_components(epochs_side_by_side(read_releases(view, Kind.EMBEDDING)), landmarks(view))
-    assert len(values) == min(x.shape[1], len(landmarks(view)))
+    u, values = find_components(join_epochs(read_releases(view, Kind.EMBEDDING)), pick_landmarks(view))
+    assert len(values) == min(x.shape[1], len(pick_landmarks(view)))
 
     def ridge(z):
         known = z[view.aux_rows]
@@ -85,7 +85,7 @@ def test_ridge_on_coordinates_is_that_on_all_releases_side_by_side(cut):
         return z @ (known.T @ solved)
 
     torch.testing.assert_close(ridge(u * values), ridge(x), atol=1e-6, rtol=1e-6)
-    table = trajectories(view, [("passive_1", None)])[0].every
+    table = fit_trajectories(view, [("passive_1", None)])[0].every
     found, expected = (z[view.aux_rows] @ z.T for z in (table, x))
     torch.testing.assert_close(found / found.abs().max(), expected / expected.abs().max(), atol=1e-6, rtol=0)
 
@@ -93,7 +93,7 @@ def test_ridge_on_coordinates_is_that_on_all_releases_side_by_side(cut):
 def test_components_are_those_of_a_singular_value_decomposition():
     view, _ = federation(noise=0.1)
     x = naive(view)
-    u, values = principal_components(epochs_side_by_side(read_releases(view, Kind.EMBEDDING)), landmarks(view))
+    u, values = find_components(join_epochs(read_releases(view, Kind.EMBEDDING)), pick_landmarks(view))
     left, expected, _ = torch.linalg.svd(x, full_matrices=False)
     torch.testing.assert_close(values, expected, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close((u.T @ left).abs(), torch.eye(len(values), dtype=torch.float64), atol=1e-6, rtol=0)
@@ -108,7 +108,7 @@ def test_a_row_without_a_release_in_an_epoch_keeps_its_last():
     ]
     known = torch.zeros(0, dtype=torch.long)
     view = View("active", "active", 1, {"train": torch.zeros(3, 1)}, None, known, known, tuple(messages))
-    before, after = epochs_side_by_side(read_releases(view, Kind.EMBEDDING))
+    before, after = join_epochs(read_releases(view, Kind.EMBEDDING))
     assert torch.equal(before, standardize(first))
     assert torch.equal(after[[0, 2]], standardize(second))
     assert after[1] == before[1]
@@ -178,7 +178,7 @@ SETTINGS = [
 def test_no_choice_of_releases_beats_the_attack_that_reads_all(setting):
     view, truth = federation(**setting)
     built_in = r2(run(ColumnFusion(), view), truth)
-    blocks, rng = torch.stack(list(epochs_side_by_side(read_releases(view, Kind.EMBEDDING)))), np.random.default_rng(0)
+    blocks, rng = torch.stack(list(join_epochs(read_releases(view, Kind.EMBEDDING)))), np.random.default_rng(0)
     epochs, known = len(blocks), view.aux_rows.numpy()
     subsets = [rng.permutation(epochs)[: rng.integers(1, epochs + 1)] for _ in range(6)]
     inputs = [blocks[k] for k in range(epochs)] + [blocks[-k:].mean(dim=0) for k in (2, 3, 5, 10, epochs)]
@@ -190,10 +190,10 @@ def test_no_choice_of_releases_beats_the_attack_that_reads_all(setting):
 
 def test_views_that_share_what_they_remember_share_trajectories():
     view, _ = federation()
-    first = trajectories(view, [("passive_1", None)])
-    assert trajectories(view.private_copy(), [("passive_1", None)]) is first
-    assert any("components of all" in name for name in sources(view))
-    assert trajectories(replace(view, adaptive=False), [("passive_1", None)]) == []
+    first = fit_trajectories(view, [("passive_1", None)])
+    assert fit_trajectories(view.copy_private(), [("passive_1", None)]) is first
+    assert any("components of all" in name for name in list_sources(view))
+    assert fit_trajectories(replace(view, adaptive=False), [("passive_1", None)]) == []
 
 
 @pytest.mark.long

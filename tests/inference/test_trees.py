@@ -9,19 +9,19 @@ from scipy.stats import spearmanr
 
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
-from vflsec.inference.sources import sources
-from vflsec.inference.trees.bounds import bounds
+from vflsec.inference.sources import list_sources
+from vflsec.inference.trees.bounds import find_bounds
 from vflsec.inference.trees.histograms import PossibleBins, Unit
 from vflsec.inference.trees.nodes import (
     collect_nodes,
     compute_components,
-    local_splits,
-    node_components,
+    get_components,
+    list_splits,
     weigh_components,
 )
-from vflsec.inference.trees.values import _nearest, solve_bins
-from vflsec.run.adversary import adversary
-from vflsec.run.adversary import view_of as view_after
+from vflsec.inference.trees.values import _project, solve_bins
+from vflsec.run.adversary import get_adversary
+from vflsec.run.adversary import observe as view_after
 from vflsec.testing.federations import build_from_numbers
 from vflsec.testing.federations import grow_trees as trees_on
 
@@ -45,7 +45,7 @@ def grow_trees(*, seed=0, n=N, n_classes=2, parties=2, width=3, twice=False, **o
 
 
 def view_of(trees, party="passive_1", known=40, **fields):
-    parties = adversary(trees.trained.federation, party)
+    parties = get_adversary(trees.trained.federation, party)
     return replace(view_after(trees.trained, parties, torch.arange(known), trees.get_messages(party)), **fields)
 
 
@@ -111,7 +111,7 @@ def naive(view, kept=None):
 def test_components_are_those_of_standardized_columns_of_nodes(rounds):
     trees = grow_trees(rounds=rounds)
     view = view_of(trees)
-    points, values = node_components(view, "active")["train"]
+    points, values = get_components(view, "active")["train"]
     exact = np.linalg.svd(naive(view), compute_uv=False)
     np.testing.assert_allclose(values[:5], exact[:5], rtol=1e-3)
     np.testing.assert_allclose(np.linalg.norm(points, axis=0), values, rtol=1e-6)
@@ -121,7 +121,7 @@ def test_all_components_have_the_kernel_of_shared_nodes():
     trees = grow_trees(rounds=2)
     view = view_of(trees)
     columns = naive(view)
-    table = weigh_components(*node_components(view, "active")["train"], 1).numpy()
+    table = weigh_components(*get_components(view, "active")["train"], 1).numpy()
     expected = columns @ columns.T
     np.testing.assert_allclose(table @ table.T * expected[0, 0] / (table[0] @ table[0]), expected, atol=1e-6 * N)
 
@@ -130,7 +130,7 @@ def test_all_components_have_the_kernel_of_shared_nodes():
 def test_the_columns_of_a_table_have_one_variance(power):
     """So that a model which standardizes them keeps the kernel."""
     trees = grow_trees()
-    table = weigh_components(*node_components(view_of(trees), "active")["train"], power)
+    table = weigh_components(*get_components(view_of(trees), "active")["train"], power)
     deviations = table.std(dim=0)
     torch.testing.assert_close(deviations, deviations[:1].expand_as(deviations))
 
@@ -138,10 +138,10 @@ def test_the_columns_of_a_table_have_one_variance(power):
 def test_at_prediction_a_row_has_the_components_of_a_training_row_like_it():
     """Test rows that are copies of training rows are told only nodes that the party splits, and agree on these."""
     view = view_of(grow_trees(rounds=8, twice=True))
-    both = node_components(view, "active", everywhere=True)
+    both = get_components(view, "active", everywhere=True)
     np.testing.assert_allclose(both["test"][0], both["train"][0], atol=1e-9)
-    assert set(node_components(view, "active")) == {"train"}
-    kept = {t: {v for i in nodes for v in (i, 2 * i, 2 * i + 1)} for t, nodes in local_splits(view, "active").items()}
+    assert set(get_components(view, "active")) == {"train"}
+    kept = {t: {v for i in nodes for v in (i, 2 * i, 2 * i + 1)} for t, nodes in list_splits(view, "active").items()}
     exact = np.linalg.svd(naive(view, kept), compute_uv=False)
     np.testing.assert_allclose(both["train"][1][:5], exact[:5], rtol=1e-3)
 
@@ -164,18 +164,18 @@ def test_parties_that_collude_know_what_either_is_told():
 
 def test_sources_have_tables_of_trees():
     trees = grow_trees()
-    passive, active = sources(view_of(trees)), sources(view_of(trees, "active", victim="passive_1"))
+    passive, active = list_sources(view_of(trees)), list_sources(view_of(trees, "active", victim="passive_1"))
     for power in (1, 3, 9):
         assert passive[f"nodes from active in train: power {power}"].table["train"].shape == (N, 32)
         assert set(passive[f"nodes from active in predict: power {power}"].table) == {"train", "test"}
-    on_columns = sources(view_of(trees, victim="active"))
+    on_columns = list_sources(view_of(trees, victim="active"))
     assert on_columns["nodes from active in train"].table["train"].shape == (N, 32)
     assert {"nodes from passive_1 in predict", "bounds from passive_1", "bounds from passive_1: solved"} <= set(active)
 
 
 @pytest.mark.parametrize("exchange", ["plain", "masked"])
 def test_what_a_party_notes_of_its_own_is_no_source(exchange):
-    assert not any("gradient" in name for name in sources(view_of(grow_trees(exchange=exchange), "active")))
+    assert not any("gradient" in name for name in list_sources(view_of(grow_trees(exchange=exchange), "active")))
 
 
 def truth(trees, known, split):
@@ -188,7 +188,7 @@ def truth(trees, known, split):
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_bounds_hold_the_truth(split):
     trees = grow_trees(rounds=20)
-    known = bounds(view_of(trees, "active"), "passive_1")
+    known = find_bounds(view_of(trees, "active"), "passive_1")
     exact = truth(trees, known, split)
     assert (known.lowest[split] <= exact + 1e-9).all()
     assert (exact <= known.highest[split] + 1e-9).all()
@@ -198,7 +198,7 @@ def test_bounds_hold_the_truth(split):
 def test_as_many_sums_as_rows_give_every_bin():
     trees = grow_trees(n=60, rounds=60, depth=3, exchange="masked", leaf_rows=1)
     view = view_of(trees, "active")
-    known = bounds(view, "passive_1")
+    known = find_bounds(view, "passive_1")
     np.testing.assert_allclose(solve_bins(view, "passive_1"), truth(trees, known, "train"), atol=1e-3)
     without = replace(view, messages=tuple(m for m in view.messages if m.kind is not Kind.HISTOGRAM))
     guessed = solve_bins(without, "passive_1")
@@ -208,7 +208,7 @@ def test_as_many_sums_as_rows_give_every_bin():
 def test_sums_add_to_bounds():
     trees = grow_trees(rounds=10)
     view = view_of(trees, "active")
-    known = bounds(view, "passive_1")
+    known = find_bounds(view, "passive_1")
     exact = truth(trees, known, "train")
     errors = [((one - exact) ** 2).mean() for one in (solve_bins(view, "passive_1"), known.expected["train"])]
     assert errors[0] < 0.9 * errors[1]
@@ -218,7 +218,7 @@ def test_shares_are_the_nearest_ones_that_are_allowed():
     rng = np.random.default_rng(0)
     x, allowed = rng.normal(size=(50, 4)), rng.random((50, 4)) < 0.7
     allowed[:, 0] = True
-    found = _nearest(x, allowed)
+    found = _project(x, allowed)
     np.testing.assert_allclose(found.sum(axis=1), 1)
     assert (found >= 0).all()
     assert not found[~allowed].any()
@@ -232,14 +232,14 @@ def test_shares_are_the_nearest_ones_that_are_allowed():
 def test_histograms_of_nodes_that_are_not_told_are_left_out():
     trees = grow_trees(rounds=5)
     view = view_of(trees, "active")
-    known = bounds(view, "passive_1")
+    known = find_bounds(view, "passive_1")
     hidden = tuple(untold(m) if m.sender == "active" else m for m in view.messages)
     found = solve_bins(replace(view, messages=hidden), "passive_1")
     np.testing.assert_allclose(found, known.expected["train"])
 
 
 def test_expected_numbers_mean_the_same_of_rows_that_histograms_give_away_and_of_others():
-    known = bounds(view_of(grow_trees(n=200, rounds=10, twice=True), "active"), "passive_1")
+    known = find_bounds(view_of(grow_trees(n=200, rounds=10, twice=True), "active"), "passive_1")
     exact = known.lowest["train"] == known.highest["train"]
     assert exact.mean() > (known.lowest["test"] == known.highest["test"]).mean() + 0.1
     np.testing.assert_allclose(known.expected["train"], known.expected["test"])
@@ -253,7 +253,7 @@ def test_rows_that_can_be_in_each_bin_are_counted_as_one_by_one():
     possible, rows = PossibleBins(units, low, high), rng.choice(50, 30, replace=False)
     assert (high[:, 0] < low[:, 0]).any(), "in no bin at all"
     for start, stop in ((0, 6), (6, 9)):
-        one_by_one = [possible.rows_in(rows, b).sum() for b in range(start, stop)]
+        one_by_one = [possible.find_rows(rows, b).sum() for b in range(start, stop)]
         np.testing.assert_array_equal(possible.numbers(rows, start, stop), one_by_one)
 
 
@@ -273,7 +273,7 @@ def test_a_category_is_the_one_to_whose_bin_a_row_goes_right():
         messages.append(Message(Kind.NODES, "passive_1", "active", tree, "train", child, rows))
     none = torch.zeros(0, dtype=torch.long)
     view = View("active", "active", 4, {"train": torch.zeros(6, 1)}, None, none, none, tuple(messages))
-    found = bounds(view, "passive_1").expected["train"]
+    found = find_bounds(view, "passive_1").expected["train"]
     unsure = [2 / 3, 0, 1 / 3, 0]
     np.testing.assert_allclose(found, [unsure, [0, 1, 0, 0], unsure, [0, 0, 0, 1], [0, 1, 0, 0], unsure])
 
@@ -282,7 +282,7 @@ def test_the_more_trees_the_better_the_order():
     found = []
     for rounds in (2, 40):
         trees = grow_trees(rounds=rounds, seed=1)
-        known = bounds(view_of(trees, "active"), "passive_1")
+        known = find_bounds(view_of(trees, "active"), "passive_1")
         theirs = trees.trained.federation.parties["passive_1"].features["test"][:, 0]
         found.append(spearmanr(known.expected["test"][:, 0], theirs).statistic)
     assert found[0] + 0.05 < found[1]

@@ -14,9 +14,9 @@ from vflsec.methods.epochs import Epochs
 from vflsec.run import runner, training
 from vflsec.run import spec as specs
 from vflsec.run.federation import build_federation, build_method
-from vflsec.run.plan import resolve, training_cell, trials
+from vflsec.run.plan import build_cell, list_trials, resolve
 from vflsec.run.store import Store
-from vflsec.testing.federations import tiny_federation
+from vflsec.testing.federations import make_tiny_federation
 
 DATA = {"n_labeled": 90, "aligned": 0.8, "overlap": 0.8, "validation": 0.2, "options": {"rows": 240, "source": 60}}
 TRAIN = {"epochs": 5, "batch": 32, "pretrain": {"epochs": 1, "batch": 32}}
@@ -29,7 +29,7 @@ class Killed(BaseException):
 def cell(method="fedsplitnn", *, train=None, defense=(), malicious=None, **options):
     settings = {"dataset": "toy", "data": DATA, "train": {**TRAIN, **(train or {})}, "methods": [method]}
     spec = specs.read({**settings, "method": {method: options} if options else {}})
-    honest = training_cell(spec, method, 0, tuple(map(specs.parse_defense, defense)))
+    honest = build_cell(spec, method, 0, tuple(map(specs.parse_defense, defense)))
     return honest if malicious is None else structs.replace(honest, malicious=(malicious[0], resolve(malicious[1])))
 
 
@@ -159,7 +159,7 @@ def test_a_kill_while_the_state_is_written_leaves_the_one_before(tmp_path, monke
 
 
 def task(spec):
-    (row,) = trials(spec)
+    (row,) = list_trials(spec)
     return runner.Task(cell=row.cell, rows=(row,), baselines=())
 
 
@@ -228,7 +228,7 @@ def test_the_state_of_a_finished_cell_is_swept(tmp_path):
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_ends_the_phase(loss):
-    epochs = Epochs(tiny_federation(), "train", lambda *_: None, 3, kept={}, optimizers=[])
+    epochs = Epochs(make_tiny_federation(), "train", lambda *_: None, 3, kept={}, optimizers=[])
     assert next(iter(epochs)) == 0
     with pytest.raises(Diverged, match=f"the loss is {loss} after epoch 1: lower train.lr"):
         epochs.end(loss)

@@ -20,15 +20,15 @@ from vflsec.methods.fedcvt import (
     FedCVT,
     agree_labels,
     attend,
+    compare,
     complete_targets,
     cross_entropy,
     estimate,
-    likeness,
 )
 from vflsec.nn.encoders import build_encoder, reinitialize
 from vflsec.nn.wrappers import PooledEncoder
 from vflsec.testing.conformance import MethodConformance
-from vflsec.testing.federations import toy_federation
+from vflsec.testing.federations import make_toy_federation
 
 EVERY_SORT = DataSpec(n_labeled=40, aligned=0.8, overlap=0.7, validation=0.1)
 LABELED_LOCAL = DataSpec(aligned=0.5, overlap=0.7)
@@ -47,7 +47,7 @@ def agreeing(federation):
 
 
 def make_federation(*, data=EVERY_SORT, rows=200, columns=4, defenses=(), **options):
-    federation = toy_federation(data=data, rows=rows, columns=columns, **options)
+    federation = make_toy_federation(data=data, rows=rows, columns=columns, **options)
     for party in federation.parties.values():
         party.defenses = tuple(defenses)
     return federation
@@ -147,8 +147,8 @@ def test_an_estimate_joins_unique_and_common_attention():
 def test_likeness_is_the_root_mean_square_of_all_products():
     h = drawn(5, 6)
     products = [sum(a * b for a, b in zip(u, c, strict=True)) for u in h[:, :3].tolist() for c in h[:, 3:].tolist()]
-    assert likeness(h).item() == pytest.approx(math.sqrt(sum(p * p for p in products) / 25))
-    assert likeness(torch.tensor([[1.0, 0.0, 0.0, 2.0], [3.0, 0.0, 0.0, 4.0]])) == 0
+    assert compare(h).item() == pytest.approx(math.sqrt(sum(p * p for p in products) / 25))
+    assert compare(torch.tensor([[1.0, 0.0, 0.0, 2.0], [3.0, 0.0, 0.0, 4.0]])) == 0
 
 
 # Pseudo-labels
@@ -234,7 +234,7 @@ def naive_loss(made, federation, a, b, labels, local_labels):
 
     total = sum(sum(losses) / len(losses) for losses in (joint, of_a, of_b))
     total += rules.shared * distance(al_c[0], al_c[1])
-    total += rules.orthogonal * likeness(torch.cat(a)).item()
+    total += rules.orthogonal * compare(torch.cat(a)).item()
     return total + rules.estimate * (distance(guess(0, al[1]), al[0]) + distance(guess(1, al[0]), al[1])), chosen
 
 
@@ -259,7 +259,7 @@ def test_the_loss_is_the_sum_of_its_terms(labeled_local, sizes, model):
     given_ = torch.cat([labels, torch.full((unlabeled,), UNKNOWN), local_known])
     with torch.no_grad():
         expected, chosen = naive_loss(made, federation, a, b, labels, local_labels)
-        found = made.split(federation)._objective(torch.cat(a), b, given_)
+        found = made.split(federation)._compute_objective(torch.cat(a), b, given_)
     assert found.item() == pytest.approx(expected, rel=1e-9)
     candidates = unlabeled + theirs + (0 if labeled_local else own)
     assert chosen < candidates or not candidates
@@ -307,7 +307,7 @@ def test_an_update_is_that_of_one_network_in_one_piece(data):
     unlabeled = torch.full((len(where["unlabeled"]),), UNKNOWN)
     given_ = torch.cat([active.labels["train"][where["train"]], unlabeled, local])
     training = FedCVT.split(made, joint)
-    total = training._objective(a, b, given_) + 0.5 * likeness(torch.cat(b))
+    total = training._compute_objective(a, b, given_) + 0.5 * compare(torch.cat(b))
     total.backward()
     assert loss == pytest.approx(total.item(), rel=1e-5)
     found, expected = gradients(split), gradients(joint)
@@ -391,7 +391,7 @@ def test_a_passive_party_learns_from_what_comes_down_and_from_nothing_else():
     assert not equal(of("active", weights(fresh)), of("active", weights(still)))
     method(orthogonal=1.0, train={"epochs": 20}).fit(alone)
     before, after = (
-        likeness(federation.passive[0].modules["bottom"](federation.passive[0].features["aligned"]))
+        compare(federation.passive[0].modules["bottom"](federation.passive[0].features["aligned"]))
         for federation in (fresh, alone)
     )
     assert after < 0.8 * before

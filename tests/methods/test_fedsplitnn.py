@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from vflsec.base.errors import Diverged, UsageError
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.core.attack import Attack, IntegrityAttack
 from vflsec.core.defense import Defense
 from vflsec.core.federation import load_states
@@ -21,14 +21,14 @@ from vflsec.defenses.iso import IsotropicNoise
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.split_training import SplitTraining
 from vflsec.protocols.plain import PlainBoundary
-from vflsec.testing.federations import toy_federation
+from vflsec.testing.federations import make_toy_federation
 
 VALIDATION = DataSpec(validation=0.25)
 QUICK = {"epochs": 3, "batch": 32}
 
 
 def make_federation(*, parties=2, classes=2, data=None, rows=150, defenses=(), **options):
-    federation = toy_federation(parties=parties, classes=classes, data=data, rows=rows, columns=4, **options)
+    federation = make_toy_federation(parties=parties, classes=classes, data=data, rows=rows, columns=4, **options)
     for party in federation.parties.values():
         party.defenses = tuple(defenses)
     return federation
@@ -57,7 +57,7 @@ def joint_training(federation, spec, phase="train"):
         "adagrad": lambda p: torch.optim.Adagrad(p, spec.lr),
     }
     optimizer = rates[spec.optimizer](modules.parameters())
-    order, labels = generator(federation.seed, "batches", phase), federation.active.labels["train"]
+    order, labels = make_rng(federation.seed, "batches", phase), federation.active.labels["train"]
     for epoch in range(spec.epochs):
         for group in optimizer.param_groups:
             group["lr"] = spec.rate(epoch, spec.epochs)

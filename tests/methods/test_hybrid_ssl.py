@@ -14,8 +14,8 @@ from vflsec.core.method import Trained
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.inference.releases import read_last_values
-from vflsec.run.adversary import adversary, view_of
-from vflsec.testing.federations import toy_federation
+from vflsec.run.adversary import get_adversary, observe
+from vflsec.testing.federations import make_toy_federation
 
 DATA = DataSpec(n_labeled=40, aligned=0.5, overlap=0.8)
 HEADS = {"projector": 16, "predictor": 8}
@@ -28,7 +28,7 @@ def make(name, *, epochs=3, widths=(8, 8), encoder="tabular", **options):
 
 
 def federation(*, parties=2, seed=0, **options):
-    return toy_federation(seed=seed, data=DATA, rows=200, columns=5, parties=parties, **options)
+    return make_toy_federation(seed=seed, data=DATA, rows=200, columns=5, parties=parties, **options)
 
 
 def pretrained(method, where):
@@ -172,12 +172,12 @@ class Seen(Defense):
 
 
 def test_a_defense_changes_the_released_copy_of_parameters_and_never_statistics():
-    where = toy_federation(data=DATA, rows=200, columns=5)
+    where = make_toy_federation(data=DATA, rows=200, columns=5)
     where.active.defenses = (Seen(1.0, at=["pretrain.parameters"]),)
     method = make("fedgssl-simsiam", epochs=1)
     pretrained(method, where)
     own = states(where)
-    defended = toy_federation(data=DATA, rows=200, columns=5)
+    defended = make_toy_federation(data=DATA, rows=200, columns=5)
     defended.active.defenses = (Seen(1.0, at=["pretrain.parameters"]),)
     pretrained(make("fedhssl-simsiam", epochs=1), defended)
     after = states(defended)
@@ -190,7 +190,7 @@ def test_a_defense_changes_the_released_copy_of_parameters_and_never_statistics(
 
 
 def test_a_defense_limited_to_a_phase_acts_there_alone():
-    where = toy_federation(data=DATA, rows=200, columns=5)
+    where = make_toy_federation(data=DATA, rows=200, columns=5)
     where.passive[0].defenses = (Seen(1.0, at=["pretrain.embedding"]),)
     method = make("fedcssl-simsiam", epochs=1)
     pretrained(method, where)
@@ -264,7 +264,7 @@ def test_batches_of_one_row_are_refused():
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in registry.entries("methods") if name.startswith(("fedlocal", "fedhssl"))]
+    "name", [name for name in registry.list_all("methods") if name.startswith(("fedlocal", "fedhssl"))]
 )
 def test_every_member_takes_the_same_heads(name):
     assert {"projector", "predictor", "ssl_options"} <= set(
@@ -274,7 +274,7 @@ def test_every_member_takes_the_same_heads(name):
 
 def viewed(method, where, name):
     own = [m for m in where.heard if name in (m.sender, m.receiver)]
-    return view_of(Trained(method, where, {}), adversary(where, name), torch.arange(4), tuple(own))
+    return observe(Trained(method, where, {}), get_adversary(where, name), torch.arange(4), tuple(own))
 
 
 @pytest.mark.parametrize(("name", "other"), [("passive_1", "active"), ("active", "passive_1")])

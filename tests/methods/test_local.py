@@ -7,20 +7,20 @@ import torch
 from torch.nn import functional as F
 
 from vflsec.base.errors import Diverged, UsageError
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.methods.epochs import EarlyStopping
 from vflsec.methods.local import Local, LocalTraining, select_labeled_rows
 from vflsec.methods.split_training import SplitTraining
-from vflsec.testing.federations import toy_federation
+from vflsec.testing.federations import make_toy_federation
 
 VALIDATION = DataSpec(validation=0.25)
 QUICK = {"epochs": 3, "batch": 32}
 
 
 def make_federation(data=None, *, parties=2, rows=150, **options):
-    return toy_federation(data=data, parties=parties, rows=rows, columns=4, **options)
+    return make_toy_federation(data=data, parties=parties, rows=rows, columns=4, **options)
 
 
 def method(*, model=None, **train):
@@ -95,10 +95,10 @@ def test_it_is_split_learning_of_one_party(head, optimizer, options, monkeypatch
 
     def drawn(count, size, order, device):
         number = next(epochs)
-        return batches(count, size, generator(single.seed, "batches", "local", number), device)
+        return batches(count, size, make_rng(single.seed, "batches", "local", number), device)
 
-    epochs, batches = iter(range(6)), SplitTraining.fit.__globals__["batches"]
-    monkeypatch.setitem(SplitTraining.fit.__globals__, "batches", drawn)
+    epochs, batches = iter(range(6)), SplitTraining.fit.__globals__["draw_batches"]
+    monkeypatch.setitem(SplitTraining.fit.__globals__, "draw_batches", drawn)
     split = SplitTraining(single, {"active": model.encoder}, _First(model.head), {}, made.train_spec)
     assert split.fit("train", lambda *_: None) == pytest.approx(history, rel=1e-6)
     assert torch.equal(weights(local), weights(single))

@@ -16,7 +16,7 @@ from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.methods import pooled
 from vflsec.methods.pooled import PooledLightGBM, PooledLogisticRegression
-from vflsec.testing.federations import toy_federation
+from vflsec.testing.federations import make_toy_federation
 
 SPECS = TrainSpec(), ModelSpec()
 LABELS = DataSpec(n_labeled=90, overlap=0.8, validation=0.2)
@@ -28,7 +28,9 @@ def lightgbm():
 
 
 def make_federation(data=LABELS, *, parties=3, classes=2, signal="none", rows=200, **options):
-    return toy_federation(data=data, parties=parties, classes=classes, columns=3, rows=rows, signal=signal, **options)
+    return make_toy_federation(
+        data=data, parties=parties, classes=classes, columns=3, rows=rows, signal=signal, **options
+    )
 
 
 def arrays(federation, split):

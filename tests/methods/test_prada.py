@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from vflsec.base.errors import Diverged, UsageError
 from vflsec.base.layout import Group, Grouping
-from vflsec.base.seeds import generator, seed_weights
+from vflsec.base.seeds import make_rng, seed_weights
 from vflsec.core import registry
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.defense import Defense
@@ -21,14 +21,14 @@ from vflsec.defenses.iso import IsotropicNoise
 from vflsec.defenses.label_dp import LabelDP
 from vflsec.defenses.phe import EncryptedBoundary
 from vflsec.methods.feature_group_method import VerticalLogisticRegression
-from vflsec.methods.prada import PrADA, decay, reversal
-from vflsec.nn.stacked import batches
+from vflsec.methods.prada import PrADA, decay, scale_reversal
+from vflsec.nn.stacked import draw_batches
 from vflsec.run import spec as specs
 from vflsec.run import training
 from vflsec.run.federation import build_federation
-from vflsec.run.plan import training_cell
+from vflsec.run.plan import build_cell
 from vflsec.run.store import Store
-from vflsec.testing.federations import toy_federation
+from vflsec.testing.federations import make_toy_federation
 
 PrADAWithoutIR, PrADAWithoutFGIR, PrADAWithoutDAFGIR = (
     registry.load("methods", name) for name in ("prada-no-ir", "prada-no-fg-ir", "prada-no-da-fg-ir")
@@ -39,7 +39,7 @@ GROUPS = Grouping(SINGLE, (Group("g0-g1", tuple(COLUMNS), (6, 5, 3)),), Group("a
 
 
 def make_federation(*, parties=2, defenses=(), source=96, **options):
-    federation = toy_federation(parties=parties, **{"rows": 160, "columns": 4, "source": source, **options})
+    federation = make_toy_federation(parties=parties, **{"rows": 160, "columns": 4, "source": source, **options})
     federation.passive[0].layout = federation.passive[0].layout._replace(grouping=GROUPS)
     for party in federation.all_parties:
         party.defenses = tuple(defenses)
@@ -70,11 +70,11 @@ def equal(one, other):
 
 
 def test_schedules_are_those_of_the_authors_code():
-    assert (reversal(0), decay(0)) == (0, 1)
-    assert reversal(0.1) == pytest.approx((math.e - 1) / (math.e + 1))
+    assert (scale_reversal(0), decay(0)) == (0, 1)
+    assert scale_reversal(0.1) == pytest.approx((math.e - 1) / (math.e + 1))
     assert decay(0.1) == pytest.approx(2**-0.75)
-    assert reversal(200 / 600) == pytest.approx(0.93, abs=0.005)  # where the paper's longest run ends
-    assert reversal(120 / 600) == pytest.approx(0.76, abs=0.005)
+    assert scale_reversal(200 / 600) == pytest.approx(0.93, abs=0.005)  # where the paper's longest run ends
+    assert scale_reversal(120 / 600) == pytest.approx(0.76, abs=0.005)
 
 
 def test_the_groups_that_each_variant_sends():
@@ -125,7 +125,7 @@ def one_piece(federation, made, *, alternating):
     losses = []
     for epoch in range(spec.epochs):
         y, seed = source.labels["source"], federation.seed
-        parts = batches(len(y), spec.batch, generator(seed, "batches", "pretrain", epoch), federation.device)
+        parts = draw_batches(len(y), spec.batch, make_rng(seed, "batches", "pretrain", epoch), federation.device)
         with seed_weights(seed, "dropout", "pretrain", epoch):
             total = 0.0
             for number, rows in enumerate(parts, epoch * len(parts)):
@@ -161,9 +161,9 @@ def one_piece(federation, made, *, alternating):
 def target_rows(federation, made, number):
     """The passive party goes through its rows to adapt to again and again, in a new order each time."""
     count = len(federation.passive[0].features["adaptation"])
-    several = len(batches(count, made.pretrain_spec.batch, generator(0), federation.device))
-    order = generator(federation.seed, "batches", "adaptation", "passive_1", number // several)
-    return batches(count, made.pretrain_spec.batch, order, federation.device)[number % several]
+    several = len(draw_batches(count, made.pretrain_spec.batch, make_rng(0), federation.device))
+    order = make_rng(federation.seed, "batches", "adaptation", "passive_1", number // several)
+    return draw_batches(count, made.pretrain_spec.batch, order, federation.device)[number % several]
 
 
 @pytest.mark.sampled
@@ -186,13 +186,14 @@ def test_pre_training_is_the_joint_loss_with_a_reversed_gradient(alternating, ra
 
 
 @pytest.mark.parametrize(
-    ("ramp", "alphas"), [(None, [0.5] * 4), (3, [0.0, 0.5 * reversal(0.5), 0.5 * reversal(1), 0.5 * reversal(1.5)])]
+    ("ramp", "alphas"),
+    [(None, [0.5] * 4), (3, [0.0, 0.5 * scale_reversal(0.5), 0.5 * scale_reversal(1), 0.5 * scale_reversal(1.5)])],
 )
 def test_the_adaptation_weight_and_the_learning_rate_have_schedules_of_their_own(ramp, alphas):
     made, federation = make(adaptation=0.5, ramp_epochs=ramp, decay_epochs=6), make_federation()
     made.build(federation)
-    training = made.adversarial(federation)
-    found = [(training._schedule(epochs, ()), training._alpha) for epochs in (0.0, 1.5, 3.0, 4.5)]
+    training = made.make_adversarial(federation)
+    found = [(training._set_schedule(epochs, ()), training._alpha) for epochs in (0.0, 1.5, 3.0, 4.5)]
     assert [rate for rate, _ in found] == pytest.approx([5e-4 * decay(q) for q in (0, 0.25, 0.5, 0.75)])
     assert [alpha for _, alpha in found] == pytest.approx(alphas)
 
@@ -331,7 +332,7 @@ def test_an_active_partys_defense_is_the_sources_as_well():
         spec = specs.read_training(
             {"dataset": "toy", "data": {"options": {"source": 60}}, "methods": ["prada"], "fixed": [text]}
         )
-        federation = build_federation(training_cell(spec, "prada", 0), "cpu")
+        federation = build_federation(build_cell(spec, "prada", 0), "cpu")
         return [party.name for party in federation.all_parties if party.defenses]
 
     assert carriers("iso:lambda=1,by=active") == ["active", "source"]
@@ -348,7 +349,7 @@ SETTINGS = {
 
 
 def cell(**changes):
-    return training_cell(specs.read_training({**SETTINGS, **changes}), "prada", 0)
+    return build_cell(specs.read_training({**SETTINGS, **changes}), "prada", 0)
 
 
 @pytest.mark.parametrize(
@@ -454,9 +455,9 @@ def test_vertical_lr_is_logistic_regression_on_all_columns():
     made.run("train", federation)
     x = torch.cat([party.features["train"] for party in federation.parties.values()], dim=1)
     y, optimizer = federation.active.labels["train"], torch.optim.SGD(head.parameters(), 0.1, 0.9)
-    order = generator(federation.seed, "batches", "train")
+    order = make_rng(federation.seed, "batches", "train")
     for _ in range(3):
-        for rows in batches(len(y), 32, order, federation.device):
+        for rows in draw_batches(len(y), 32, order, federation.device):
             optimizer.zero_grad()
             F.binary_cross_entropy_with_logits(head(x[rows])[:, 0], y[rows].float()).backward()
             optimizer.step()

@@ -10,14 +10,14 @@ from vflsec.methods.feature_group_method import FeatureGroupMethod
 from vflsec.methods.fedhssl import FedHSSL
 from vflsec.methods.prada import PrADA
 from vflsec.methods.vflhlp import VFLHLP
-from vflsec.testing.federations import toy_federation
+from vflsec.testing.federations import make_toy_federation
 
 SSL = ("simsiam", "byol", "moco")
 
 
 def trained(name, **options):
     spec = TrainSpec(epochs=2, batch=32, pretrain=PretrainSpec(epochs=2, batch=32))
-    federation = toy_federation(rows=160, columns=4)
+    federation = make_toy_federation(rows=160, columns=4)
     method = registry.build("methods", name, spec, ModelSpec(bottom=(6,)), projector=8, predictor=4, **options)
     return federation, method.fit(federation)
 

@@ -18,14 +18,14 @@ from vflsec.defenses.phe import EncryptedBoundary
 from vflsec.methods.feature_group_method import VerticalLogisticRegression
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.prada import PrADA
-from vflsec.testing.federations import toy_federation
+from vflsec.testing.federations import make_toy_federation
 from vflsec.testing.recordings import attack_recording
 
 SGD = {"optimizer": "sgd", "momentum": 0.5, "lr": 0.1, "batch": 32, "epochs": 2}
 
 
 def record(folder, kind, *, train=None, model=None, source=0, parties=2):
-    federation = toy_federation(rows=160, columns=4, source=source, parties=parties)
+    federation = make_toy_federation(rows=160, columns=4, source=source, parties=parties)
     for party in federation.all_parties:
         party.defenses = (EncryptedBoundary(bits=1024),)
     spec = TrainSpec(**{**SGD, **(train or {})}, pretrain=PretrainSpec(epochs=1, batch=32))

@@ -11,7 +11,7 @@ from scipy.special import expit, logit, softmax
 import vflsec
 import vflsec.methods.tree_growing
 from vflsec.base.errors import Diverged, UsageError
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.core import registry
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.defense import Defense
@@ -26,7 +26,7 @@ from vflsec.defenses.iso import IsotropicNoise
 from vflsec.defenses.label_dp import LabelDP
 from vflsec.methods.secureboost import SecureBoost
 from vflsec.run import score
-from vflsec.testing.federations import build_from_numbers, toy_federation
+from vflsec.testing.federations import build_from_numbers, make_toy_federation
 
 SMALL = {"rounds": 3, "depth": 3, "leaf_rows": 4, "bins": 8}
 VALIDATION = DataSpec(validation=0.3)
@@ -115,7 +115,7 @@ def test_any_deal_of_the_columns_gives_the_trees_of_one_party(classes, options):
 @pytest.mark.parametrize("parties", [2, 3])
 @pytest.mark.parametrize("options", [{}, {"rows": 0.5, "columns": 0.5}, {"order": "turns"}, {"order": "layers"}])
 def test_in_prediction_training_rows_reach_the_leaves_that_they_reached_in_training(parties, options, monkeypatch):
-    federation = toy_federation(rows=300, columns=3, parties=parties, signal="none")
+    federation = make_toy_federation(rows=300, columns=3, parties=parties, signal="none")
     reached = []
     add = vflsec.methods.secureboost._Boosting.add
 
@@ -134,7 +134,7 @@ def test_in_prediction_training_rows_reach_the_leaves_that_they_reached_in_train
 @pytest.mark.long
 def test_a_category_is_split_one_value_against_all_others(monkeypatch):
     federation = vflsec.run.federation.build_federation(
-        vflsec.run.plan.training_cell(
+        vflsec.run.plan.build_cell(
             vflsec.run.spec.read({"dataset": "census-income", "data": {"n_labeled": 400}}), "fedsplitnn", 0
         ),
         "cpu",
@@ -195,8 +195,8 @@ def test_a_tree_of_depth_one_is_the_best_of_all(columns):
 def test_trees_are_those_of_lightgbm_where_bins_coincide():
     """On few values, each of which is a bin in both."""
     lightgbm = pytest.importorskip("lightgbm", reason="an extra")
-    federation = toy_federation(rows=600, columns=4, parties=3, signal="none")
-    rng = generator(0, "columns")
+    federation = make_toy_federation(rows=600, columns=4, parties=3, signal="none")
+    rng = make_rng(0, "columns")
     for party in federation.parties.values():
         for split, x in party.features.items():
             party.features[split] = torch.randint(7, x.shape, generator=rng).float()
@@ -219,7 +219,7 @@ def test_trees_are_those_of_lightgbm_where_bins_coincide():
 
 
 def test_first_derivatives_of_several_classes_are_those_of_softmax():
-    federation = toy_federation(rows=150, columns=3, classes=4)
+    federation = make_toy_federation(rows=150, columns=3, classes=4)
     y = federation.active.labels["train"].numpy()
     found, heard = trained(federation, rounds=2, exchange="plain")
     share = np.bincount(y, minlength=4) / len(y)
@@ -360,7 +360,7 @@ def test_histograms_are_the_sums_of_the_derivatives_and_only_of_smaller_children
 def test_a_difference_of_histograms_is_the_histogram(monkeypatch):
     """Trees are the same to the bit if every node is asked for, and then there are more histograms."""
     by_difference, fewer = trained(depth=4)
-    monkeypatch.setattr(vflsec.methods.tree_growing._Source, "_follows", lambda *_: False)
+    monkeypatch.setattr(vflsec.methods.tree_growing._Source, "_can_subtract", lambda *_: False)
     direct, more = trained(depth=4)
     assert same(state(by_difference), state(direct))
     counts = [sum(len(m.payload["nodes"]) for m in heard if m.kind is Kind.HISTOGRAM) for heard in (fewer, more)]
@@ -515,7 +515,7 @@ def test_a_round_is_of_its_share_of_the_rows():
 
 
 def test_a_tree_is_of_a_share_of_the_columns_of_each_party():
-    federation = toy_federation(rows=300, columns=6, parties=2, signal="none")
+    federation = make_toy_federation(rows=300, columns=6, parties=2, signal="none")
     found, heard = trained(federation, columns=0.34, rounds=8)
     drawn = []
     for message in heard:
@@ -571,7 +571,7 @@ def test_with_grafted_leaves_all_that_is_sent_depends_on_the_noisy_labels_alone(
 
 
 def test_grafted_leaves_have_the_values_of_the_true_labels():
-    federation = toy_federation(rows=200, columns=3)
+    federation = make_toy_federation(rows=200, columns=3)
     found, _ = trained(federation, defenses=[Fixed(1.0)], graft=True, rounds=1, depth=1, l2=2.0, learning_rate=0.5)
     leaves = found.method.leaves(federation, "train", 0, 1, "predict")[:, 0]
     y = federation.active.labels["train"].double()
@@ -581,7 +581,7 @@ def test_grafted_leaves_have_the_values_of_the_true_labels():
         value = found.method.shape(federation).value[0, leaf]
         assert float(value) == pytest.approx(-0.5 * g.sum() / (h.sum() + 2.0), rel=1e-9)
     assert float(found.method.shape(federation).start) == pytest.approx(float(start))
-    plain, _ = trained(toy_federation(rows=200, columns=3), defenses=[Fixed(1.0)], rounds=1, depth=1)
+    plain, _ = trained(make_toy_federation(rows=200, columns=3), defenses=[Fixed(1.0)], rounds=1, depth=1)
     noisy = Fixed(1.0).on_labels(y, features=None, n_classes=2, rng=None).double()
     assert float(plain.method.shape(plain.federation).start) == pytest.approx(float(noisy.mean().logit()))
 
@@ -592,7 +592,7 @@ def test_without_a_defense_grafting_changes_nothing():
 
 def test_grafting_recovers_utility_under_randomized_response():
     def auc(graft):
-        federation = toy_federation(rows=600, columns=3)
+        federation = make_toy_federation(rows=600, columns=3)
         found, _ = trained(federation, defenses=[LabelDP(2.0)], graft=graft, rounds=10)
         return float((found.predict("test").argmax(dim=1) == federation.active.labels["test"]).double().mean())
 
@@ -603,7 +603,7 @@ def test_when_training_stops_depends_on_the_noisy_labels_alone():
     """Validation rows are scored by leaves of the noisy labels: passive parties see when it stops."""
     runs = []
     for change in (lambda f: f, flipped):
-        federation = change(toy_federation(rows=300, columns=3, data=VALIDATION))
+        federation = change(make_toy_federation(rows=300, columns=3, data=VALIDATION))
         runs.append(trained(federation, defenses=[Fixed(1.0)], graft=True, rounds=12, patience=2))
     (one, said), (other, heard) = runs
     assert [m.kind for m in said] == [m.kind for m in heard]
@@ -615,7 +615,7 @@ def test_when_training_stops_depends_on_the_noisy_labels_alone():
 @pytest.mark.parametrize("graft", [False, True])
 @pytest.mark.parametrize("classes", [2, 3])
 def test_codes_of_labels_are_decoded_unless_leaves_are_of_the_true_labels(graft, classes):
-    federation = toy_federation(rows=300, columns=3, classes=classes, data=VALIDATION)
+    federation = make_toy_federation(rows=300, columns=3, classes=classes, data=VALIDATION)
     found, _ = trained(
         federation, defenses=[ConfusionalAutoencoder(1.0)], graft=graft, rounds=20, patience=5, leaf_rows=1
     )
@@ -711,7 +711,7 @@ def test_an_epsilon_that_is_asked_for_is_spent_over_the_rounds(tmp_path, exchang
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_the_round_that_is_best_on_validation_rows_is_kept(classes):
-    federation = toy_federation(rows=120, columns=2, classes=classes, data=VALIDATION, signal="none")
+    federation = make_toy_federation(rows=120, columns=2, classes=classes, data=VALIDATION, signal="none")
     found, heard = trained(federation, rounds=30, patience=3, learning_rate=1.0, leaf_rows=1)
     made, labels = found.method, federation.active.labels["val"]
     shape = made.shape(federation)
@@ -726,7 +726,7 @@ def test_the_round_that_is_best_on_validation_rows_is_kept(classes):
     shape.grown.fill_(best * outputs)
     expected = found.predict("test")
     again, _ = trained(
-        toy_federation(rows=120, columns=2, classes=classes, data=VALIDATION, signal="none"),
+        make_toy_federation(rows=120, columns=2, classes=classes, data=VALIDATION, signal="none"),
         rounds=30, patience=3, learning_rate=1.0, leaf_rows=1,
     )  # fmt: skip
     assert torch.equal(again.predict("test"), expected)
@@ -751,7 +751,7 @@ class Killed(BaseException):
 )
 def test_an_interrupted_training_goes_on_to_the_bit(tmp_path, options, defenses):
     def run(path=None, kill=None):
-        federation = toy_federation(rows=200, columns=3, data=VALIDATION, parties=3)
+        federation = make_toy_federation(rows=200, columns=3, data=VALIDATION, parties=3)
         federation.active.defenses = defenses
         federation.checkpoint = Checkpoint(path)
         made = method(rounds=5, **options)
@@ -806,17 +806,17 @@ def test_impossible_settings_are_refused(options, match):
 
 
 def test_patience_needs_validation_rows():
-    federation, made = toy_federation(), method(patience=2)
+    federation, made = make_toy_federation(), method(patience=2)
     made.build(federation)
     with pytest.raises(UsageError, match=r"patience .*got none: .*data\.validation=0\.1"):
         made.check(federation)
-    method(patience=2).check(toy_federation(data=VALIDATION))
+    method(patience=2).check(make_toy_federation(data=VALIDATION))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("party", ["active", "passive_1"])
 def test_columns_that_are_not_finite_are_a_divergence(value, party):
-    federation = toy_federation(rows=100)
+    federation = make_toy_federation(rows=100)
     federation.parties[party].features["train"][3, 1] = value
     with pytest.raises(Diverged, match=f"nan or infinity at {party}"):
         method().fit(federation)
@@ -835,7 +835,7 @@ def test_options_are_shown_with_the_defaults_of_the_preset():
 
 
 def test_every_bin_pair_of_deepest_trees_fits_the_wire():
-    federation = toy_federation(rows=60, columns=2, signal="none")
+    federation = make_toy_federation(rows=60, columns=2, signal="none")
     found, heard = trained(federation, rounds=1, depth=14, leaf_rows=1, l2=0.0, leaf_hessian=0.0)
     assert max(int(m.payload["value"].max()) for m in heard if m.kind is Kind.NODES) < 2**15
     assert torch.isfinite(found.predict("test")).all()

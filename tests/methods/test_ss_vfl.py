@@ -11,25 +11,25 @@ from torch.nn import functional as F
 
 from vflsec.base.errors import Diverged, UsageError
 from vflsec.base.layout import Layout
-from vflsec.base.seeds import generator, seed_weights
+from vflsec.base.seeds import make_rng, seed_weights
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.message import Kind, Route
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.data.partition import DataSpec
-from vflsec.methods.split_training import SplitTraining, traffic_so_far
+from vflsec.methods.split_training import SplitTraining, count_traffic
 from vflsec.methods.ss_vfl import (
     LocalCL,
     LocalMoCo,
     SSVFLCoupled,
     SSVFLIndependent,
+    get_rows,
     make_views,
-    queue_size,
-    training_rows,
+    size_queue,
 )
 from vflsec.nn.encoders import Encoder
 from vflsec.protocols.plain import PlainBoundary
 from vflsec.testing.conformance import MethodConformance
-from vflsec.testing.federations import toy_federation
+from vflsec.testing.federations import make_toy_federation
 
 BOTH = pytest.mark.parametrize("kind", [SSVFLIndependent, SSVFLCoupled])
 DATA = DataSpec(n_labeled=60, overlap=0.8, validation=0.2)
@@ -45,7 +45,7 @@ def make(kind, *, model=None, pretrain=None, options=None, **train):
 
 
 def make_federation(*, data=DATA, **options):
-    return toy_federation(data=data, **{"rows": 160, "columns": 4, **options})
+    return make_toy_federation(data=data, **{"rows": 160, "columns": 4, **options})
 
 
 def pretrained(kind, federation, **settings):
@@ -103,7 +103,7 @@ def linear_model(width=3, columns=4):
 
 
 def learner(kind, rows=8, batch=8, lr=0.1):
-    x = torch.randn(rows, 4, generator=generator(1, "rows"))
+    x = torch.randn(rows, 4, generator=make_rng(1, "rows"))
     with seed_weights(0, "queue"):
         return kind(linear_model(), x, Layout.numeric(4), batch=batch, lr=lr)
 
@@ -115,8 +115,8 @@ def cosine(a, b):
 def views(found, *stream):
     """The two views of the first batch of a pass."""
     seed, *names = stream
-    rows = torch.randperm(len(found.rows), generator=generator(seed, "batches", *names))[: found.batch]
-    return found.views(found.rows[rows], generator(seed, "views", *names))
+    rows = torch.randperm(len(found.rows), generator=make_rng(seed, "batches", *names))[: found.batch]
+    return found.views(found.rows[rows], make_rng(seed, "views", *names))
 
 
 def test_a_step_of_moco_is_the_formula():
@@ -193,7 +193,7 @@ def test_contrast_is_learned(kind):
     ],
 )
 def test_the_queue_has_whole_batches_and_no_more_keys_than_there_are_rows(rows, batch, size):
-    assert queue_size(rows, batch) == size
+    assert size_queue(rows, batch) == size
 
 
 def test_the_queue_of_a_party_is_as_long_as_its_rows_allow():
@@ -202,11 +202,11 @@ def test_the_queue_of_a_party_is_as_long_as_its_rows_allow():
 
 
 def test_a_table_keeps_one_view_as_it_is_and_an_image_none():
-    x = torch.randn(16, 24, generator=generator(0, "x"))
-    first, second = make_views(Layout.numeric(24), x)(x, generator(0, "noise"))
+    x = torch.randn(16, 24, generator=make_rng(0, "x"))
+    first, second = make_views(Layout.numeric(24), x)(x, make_rng(0, "noise"))
     assert torch.equal(first, x)
     assert not torch.equal(second, x)
-    first, second = make_views(Layout.numeric(24)._replace(image=(1, 6, 4)), x)(x, generator(0, "noise"))
+    first, second = make_views(Layout.numeric(24)._replace(image=(1, 6, 4)), x)(x, make_rng(0, "noise"))
     assert first.shape == second.shape == x.shape
     for view, other in ((first, x), (second, x), (first, second)):
         assert (view != other).any(dim=1).all()
@@ -240,7 +240,7 @@ def test_pre_training_is_that_of_each_party_alone_on_all_its_rows():
     pretrained(SSVFLCoupled, federation, pretrain={"epochs": 1}, options={"localcl": "inbatch"})
     make(SSVFLCoupled).build(by_hand)
     for party in by_hand.parties.values():
-        rows = training_rows(party)
+        rows = get_rows(party)
         assert len(rows) == len(party.features["aligned"]) + len(party.features["local"])
         assert len(party.features["local"])
         alone = LocalCL(party.modules["bottom"], rows, party.layout, batch=32, lr=0.03)
@@ -361,7 +361,7 @@ def head_by_hand(federation, method, *, lr, local_steps=1):
         )
     head, labels = federation.active.modules["top"].head, federation.active.labels["train"]
     optimizer = torch.optim.SGD(head.parameters(), lr, method.train_spec.momentum)
-    order = generator(federation.seed, "batches", "finetune")
+    order = make_rng(federation.seed, "batches", "finetune")
     for _ in range(method.train_spec.epochs):
         for rows in torch.randperm(len(labels), generator=order).split(method.train_spec.batch):
             for _ in range(local_steps):
@@ -413,7 +413,7 @@ def test_table_1_by_its_formula(parties, rows, printed):
         nbytes = 128 * rows * fraction * 4
         sent = {Route("finetune", p.name, "active", Kind.EMBEDDING): nbytes for p in federation.passive}
         federation.channel.traffic = Counter(sent)
-        assert round(traffic_so_far(federation, 1)["paper_bytes"] / MB, 2) == expected
+        assert round(count_traffic(federation, 1)["paper_bytes"] / MB, 2) == expected
 
 
 @pytest.mark.parametrize("epochs", [1, 4])
@@ -463,7 +463,7 @@ def test_rows_that_choose_an_epoch_are_sent_once(select):
         federation.channel.traffic[Route("validate", "passive_1", "active", Kind.EMBEDDING)]
         == federation.n_rows(split) * 5 * 4
     )
-    assert traffic_so_far(federation, 1)["true_bytes"] == federation.n_rows("train") * 5 * 4
+    assert count_traffic(federation, 1)["true_bytes"] == federation.n_rows("train") * 5 * 4
 
 
 def test_what_was_sent_for_validation_predicts_what_the_wire_does():

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from vflsec.base.errors import Diverged, UsageError
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.core import registry
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.defense import Defense
@@ -20,9 +20,9 @@ from vflsec.defenses.iso import IsotropicNoise
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.local import Local
 from vflsec.methods.split_training import SplitTraining
-from vflsec.methods.vflhlp import VFLHLP, ScarfSSL, training_rows
+from vflsec.methods.vflhlp import VFLHLP, ScarfSSL, get_rows
 from vflsec.results.metrics import auc
-from vflsec.testing.federations import tiny_federation, toy_federation
+from vflsec.testing.federations import make_tiny_federation, make_toy_federation
 
 DATA = DataSpec(overlap=0.6, aligned=0.8, validation=0.2)
 VFLHLPActive, VFLHLPPassive = (registry.load("methods", name) for name in ("vflhlp-a", "vflhlp-p"))
@@ -31,7 +31,7 @@ QUICK = {"epochs": 3, "batch": 32}
 
 
 def make_federation(*, parties=3, data=DATA, rows=240, defenses=(), **options):
-    federation = toy_federation(parties=parties, data=data, rows=rows, columns=5, **options)
+    federation = make_toy_federation(parties=parties, data=data, rows=rows, columns=5, **options)
     for party in federation.parties.values():
         party.defenses = tuple(defenses)
     return federation
@@ -80,7 +80,7 @@ def test_the_distance_is_half_the_sum_of_all_squares():
         total += (own["top"].head.bias[c].item() - bias[c].item()) ** 2
         for j in range(4):
             total += (own["top"].head.weight[c, j].item() - weight[c, j].item()) ** 2
-    assert made.distance(federation).item() == pytest.approx(total / 2, rel=1e-5)
+    assert made.measure_distance(federation).item() == pytest.approx(total / 2, rel=1e-5)
 
 
 def test_the_distance_is_zero_at_the_model_itself():
@@ -91,11 +91,11 @@ def test_the_distance_is_zero_at_the_model_itself():
     with torch.no_grad():
         own["top"].head.weight[:, :4] = own["pretrained"].head.weight
         own["top"].head.bias.copy_(own["pretrained"].head.bias)
-    assert made.distance(federation).item() == 0
+    assert made.measure_distance(federation).item() == 0
     with torch.no_grad():
         own["top"].head.weight[0, 3] += 2
         own["top"].head.weight[0, 4] += 5  # a passive party's
-    assert made.distance(federation).item() == pytest.approx(2)
+    assert made.measure_distance(federation).item() == pytest.approx(2)
 
 
 def gradients(beta):
@@ -144,12 +144,12 @@ def test_a_large_beta_pins_the_active_part_to_the_pretrained_one():
     made = method(beta=1e3, train={"optimizer": "sgd", "momentum": 0.0, "lr": 1e-3})
     federation = make_federation()
     made.fit(federation)
-    gaps = [float((now - then).detach().abs().max()) for now, then in made._pairs(federation)]
+    gaps = [float((now - then).detach().abs().max()) for now, then in made._pair(federation)]
     assert 0 < max(gaps) < 0.01
     free = method(beta=0.0, train={"optimizer": "sgd", "momentum": 0.0, "lr": 1e-3})
     federation = make_federation()
     free.fit(federation)
-    assert free.distance(federation) > 0.5
+    assert free.measure_distance(federation) > 0.5
 
 
 def test_beta_zero_is_split_learning_from_the_same_start_bit_for_bit():
@@ -236,9 +236,9 @@ def test_scarfs_steps_are_those_of_its_loss():
     learner, other = scarf(batch=1000, epochs=2), scarf(batch=1000, epochs=2)
     optimizer = torch.optim.Adam(other.model.parameters(), 1e-2)
     for epoch in range(2):
-        order = torch.randperm(len(other.rows), generator=generator(0, "batches", "scarf", "passive_1", epoch))
+        order = torch.randperm(len(other.rows), generator=make_rng(0, "batches", "scarf", "passive_1", epoch))
         x = other.rows[order]
-        corrupted = other.corrupt(x, generator(0, "corruption", "passive_1", epoch))
+        corrupted = other.corrupt(x, make_rng(0, "corruption", "passive_1", epoch))
         z, z_corrupted = (F.normalize(other.model(rows), dim=1) for rows in (x, corrupted))
         s = z @ z_corrupted.T
         loss = (-s.diagonal() + s.exp().mean(dim=1).log()).mean()
@@ -444,9 +444,9 @@ def test_a_label_is_noised_once_for_both_phases(monkeypatch):
     defense, fitted = Flipping(1.0), []
     federation = make_federation(defenses=[defense])
     made = method(VFLHLPActive)
-    learners = made._learners
+    learners = made._make_learners
     monkeypatch.setattr(
-        made, "_learners", lambda federation: fitted.extend(found := list(learners(federation))) or iter(found)
+        made, "_make_learners", lambda federation: fitted.extend(found := list(learners(federation))) or iter(found)
     )
     made.fit(federation)
     aligned, local, again = defense.drawn
@@ -478,8 +478,8 @@ def test_a_coded_label_is_learned_by_both_phases_and_read_back_where_an_epoch_is
         federation = make_federation(defenses=list(defenses))
         train = {"epochs": 8, "lr": 0.02, "select": "best_on_val"}
         made = method(VFLHLPActive, train=train)
-        learners = made._learners
-        monkeypatch.setattr(made, "_learners", lambda w, ask=learners: fitted.extend(f := list(ask(w))) or iter(f))
+        learners = made._make_learners
+        monkeypatch.setattr(made, "_make_learners", lambda w, ask=learners: fitted.extend(f := list(ask(w))) or iter(f))
         trained = made.fit(federation)
         scores.append(auc(trained.predict("test").numpy(), federation.active.labels["test"].numpy()))
     plain, turned = (learner for _, learner in fitted)
@@ -517,17 +517,17 @@ def test_initialization_alone_takes_any_head():
 
 
 def test_scarf_needs_a_few_rows():
-    federation, made = tiny_federation(rows=3), method(VFLHLPPassive)
+    federation, made = make_tiny_federation(rows=3), method(VFLHLPPassive)
     for party in federation.parties.values():
         party.features["local"] = party.features["local"][:0]
     made.build(federation)
-    assert len(training_rows(federation.passive[0])) == 3
+    assert len(get_rows(federation.passive[0])) == 3
     with pytest.raises(UsageError, match="4 rows .*3 at passive_1"):
         made.check(federation)
 
 
 def test_four_rows_will_do():
-    federation, made = tiny_federation(rows=4), method(VFLHLPPassive)
+    federation, made = make_tiny_federation(rows=4), method(VFLHLPPassive)
     for party in federation.parties.values():
         party.features["local"] = party.features["local"][:0]
     made.build(federation)

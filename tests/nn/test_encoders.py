@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from vflsec.base.errors import UsageError
 from vflsec.base.layout import EncodedColumn, Layout
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.core.settings import ModelSpec
 from vflsec.nn.encoders import MLPBottom, build_encoder, reinitialize
 
@@ -50,7 +50,7 @@ def build(layout, encoder, seed=0, **options):
 
 def rows(layout, count=6, seed=0):
     """Rows that lie as ``layout`` says: one-hot categories, numbers from N(0, 1)."""
-    rng = generator(seed, "rows")
+    rng = make_rng(seed, "rows")
     x = torch.randn(count, layout.width, generator=rng)
     for column in layout.columns:
         if column.kind == "categorical":
@@ -95,7 +95,7 @@ def test_mlp_is_the_plain_network_bit_for_bit(features, hidden, cut):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         plain = MLPBottom(features, hidden, cut or 7)
-    x = torch.randn(4, features, generator=generator(0))
+    x = torch.randn(4, features, generator=make_rng(0))
     assert torch.equal(model(x), plain(x))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
     assert isinstance(model.top, nn.Linear)
@@ -129,7 +129,7 @@ def test_a_tabular_encoder_has_hidden_layers():
 class TestTabular:
     def test_a_category_is_looked_up_and_a_number_passes(self):
         embedding = build(MIXED, "tabular").bottom[0]
-        nn.init.normal_(embedding.weight, generator=generator(1))
+        nn.init.normal_(embedding.weight, generator=make_rng(1))
         x = rows(MIXED)
         color, town = x[:, 0:3].argmax(dim=1), x[:, 4:8].argmax(dim=1)
         expected = [embedding.weight[color], embedding.weight[3 + town], x[:, [3]], x[:, [8]]]
@@ -164,7 +164,7 @@ class TestCNN:
         pixels, labels = load_digits(return_X_y=True)
         halves = torch.tensor(pixels, dtype=torch.float32).view(-1, 8, 8)[:, :, :4].flatten(1) / 16
         labels = torch.tensor(labels)
-        model, rng = build(HALVES, "cnn", cut=10), generator(0, "digits")
+        model, rng = build(HALVES, "cnn", cut=10), make_rng(0, "digits")
         train, test = torch.randperm(len(labels), generator=rng).split([1200, len(labels) - 1200])
         optimizer = torch.optim.Adam(model.parameters(), 3e-3)
         for _ in range(3):
@@ -221,7 +221,7 @@ class TestResNet18:
     def test_a_block_without_its_residual_passes_what_is_positive(self):
         block = build(image(1, 32, 32), "resnet18").bottom[-1].eval()
         nn.init.zeros_(block.residual[-1].weight)
-        x = torch.randn(2, 64, 8, 8, generator=generator(0))
+        x = torch.randn(2, 64, 8, 8, generator=make_rng(0))
         torch.testing.assert_close(block(x), x.relu())
 
 

@@ -44,7 +44,7 @@ def guides(model, seed=1):
 
 
 def optimizer_of(model, lr=0.1):
-    scheduled, fixed = model.online_parameters()
+    scheduled, fixed = model.list_online()
     return torch.optim.SGD([*scheduled, *fixed], lr=lr)
 
 
@@ -223,7 +223,7 @@ def test_the_target_starts_as_a_copy_and_is_never_trained(kind):
         assert not average.requires_grad
     model.two_views(*views(), guides(model), 0.5).backward()
     assert all(p.grad is None for p in model.target.parameters())
-    trained = {id(p) for group in model.online_parameters() for p in group}
+    trained = {id(p) for group in model.list_online() for p in group}
     assert not trained & {id(p) for p in model.target.parameters()}
 
 
@@ -328,7 +328,7 @@ def test_mocos_banks_are_for_the_other_view():
 @each_kind
 def test_the_optimizer_trains_all_but_the_target_each_parameter_once(kind):
     model = make(kind)
-    scheduled, fixed = model.online_parameters()
+    scheduled, fixed = model.list_online()
     assert {id(p) for p in scheduled} == {id(p) for m in (model.encoder, model.projector) for p in m.parameters()}
     assert {id(p) for p in fixed} == (set() if kind is MoCo else {id(p) for p in model.predictor.parameters()})
     online = [p for name, p in model.named_parameters() if not name.startswith("target.")]
@@ -338,7 +338,7 @@ def test_the_optimizer_trains_all_but_the_target_each_parameter_once(kind):
 @each_kind
 def test_shared_is_top_projector_and_predictor(kind):
     model = make(kind)
-    shared = model.modules_to_average()
+    shared = model.list_averaged()
     assert list(shared) == ["top", "projector"] + ["predictor"] * (kind is not MoCo)
     assert shared["top"] is model.encoder.top
     assert shared["projector"] is model.projector

@@ -7,9 +7,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from vflsec.base.errors import NotStackable
-from vflsec.base.seeds import Generators, Seeds, derive, generator
+from vflsec.base.seeds import Generators, Seeds, derive, make_rng
 from vflsec.core.settings import LazyAdam
-from vflsec.nn.stacked import Stacked, runs, stack, stack_modules, unstack_modules
+from vflsec.nn.stacked import Stacked, split_runs, stack, stack_modules, unstack_modules
 
 RUNS, ROWS = 3, 11
 
@@ -53,7 +53,7 @@ def test_acts_on_each_run(name):
     assert isinstance(found, Stacked)
     weight = torch.randn(found.shape, generator=torch.Generator().manual_seed(9))
     (found * weight).sum().backward()
-    for part, result, gradient in zip(parts, runs(found), runs(together.grad), strict=True):
+    for part, result, gradient in zip(parts, split_runs(found), split_runs(together.grad), strict=True):
         alone = part.clone().requires_grad_()
         expected = operation(alone)
         (expected * weight).sum().backward()
@@ -127,9 +127,9 @@ def test_a_network_learns_as_it_does_alone(optimizer):
 
 def test_seeds_make_a_generator_for_each_run():
     seeds = Seeds([3, 5])
-    made = generator(seeds, "noise")
+    made = make_rng(seeds, "noise")
     assert isinstance(made, Generators)
-    expected = [torch.rand(4, generator=generator(seed, "noise")) for seed in (3, 5)]
+    expected = [torch.rand(4, generator=make_rng(seed, "noise")) for seed in (3, 5)]
     assert all(torch.equal(torch.rand(4, generator=one), x) for one, x in zip(made, expected, strict=True))
 
 
@@ -137,7 +137,7 @@ def test_what_draws_for_one_run_refuses_several():
     with pytest.raises(NotStackable, match="a/b"):
         derive(Seeds([1, 2]), "a", "b")
     with pytest.raises(TypeError):
-        torch.rand(3, generator=generator(Seeds([1, 2])))
+        torch.rand(3, generator=make_rng(Seeds([1, 2])))
 
 
 WRITES = {
@@ -161,14 +161,14 @@ def test_shapes_are_aligned_by_run():
         "positional": torch.mul(stack(x), stack(y)),
         "named": torch.mul(stack(x), other=stack(y)),
     }.items():
-        assert all(torch.equal(a, b * c) for a, b, c in zip(runs(one), x, y, strict=True)), name
+        assert all(torch.equal(a, b * c) for a, b, c in zip(split_runs(one), x, y, strict=True)), name
 
 
 def test_the_options_of_a_loss_are_heeded():
     x, y = drawn(ROWS, 3), [torch.arange(ROWS) % 3] * RUNS
     for options in ({"weight": torch.tensor([1.0, 2.0, 3.0])}, {"label_smoothing": 0.1}, {"reduction": "sum"}):
         found = F.cross_entropy(stack(x), stack(y), **options)
-        for one, a, b in zip(runs(found), x, y, strict=True):
+        for one, a, b in zip(split_runs(found), x, y, strict=True):
             torch.testing.assert_close(one, F.cross_entropy(a, b, **options))
 
 
@@ -185,13 +185,15 @@ def test_products_have_the_rounding_of_one_run(rows, width, out):
             own = [one[run].clone().requires_grad_() for one in (x, w, b)]
             alone = F.linear(*own)
             alone.square().sum().backward()
-            torch.testing.assert_close(runs(found)[run], alone, rtol=1e-6, atol=1e-5)
-            differ += not torch.equal(runs(found)[run], alone)
-            differ += sum(not torch.equal(runs(one.grad)[run], o.grad) for one, o in zip(together, own, strict=True))
+            torch.testing.assert_close(split_runs(found)[run], alone, rtol=1e-6, atol=1e-5)
+            differ += not torch.equal(split_runs(found)[run], alone)
+            differ += sum(
+                not torch.equal(split_runs(one.grad)[run], o.grad) for one, o in zip(together, own, strict=True)
+            )
     assert differ <= 12  # of 240: a few products round in another way on some processors
 
 
 def test_the_runs_share_memory_with_the_whole():
     x = stack(drawn(ROWS))
-    runs(x)[1].zero_()
-    assert np.array_equal(runs(x)[1].numpy(), np.zeros(ROWS))
+    split_runs(x)[1].zero_()
+    assert np.array_equal(split_runs(x)[1].numpy(), np.zeros(ROWS))

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from vflsec.cli import cli
 from vflsec.papers import judgement
-from vflsec.papers.judgement import Judgement, largest_changes
+from vflsec.papers.judgement import Judgement, compare_values
 from vflsec.papers.measurements import read_measurements, write_measurements
-from vflsec.papers.study_grid import names, read_study
+from vflsec.papers.study_grid import list_studies, read_study
 from vflsec.papers.verdicts import MeasuredStudy
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ PAGE = ROOT / "RESULTS.md"
 
 @pytest.fixture(scope="module")
 def judged():
-    found = [name for name in names() if (RESULTS / f"{name}.json").exists()]
+    found = [name for name in list_studies() if (RESULTS / f"{name}.json").exists()]
     return Judgement(
         [MeasuredStudy(name, read_study(name), read_measurements(RESULTS / f"{name}.json")) for name in found]
     )
@@ -74,8 +74,8 @@ def test_a_changed_value_changes_the_page(judged):
     values = [other, *one.measurements.values[1:]]
     changed = MeasuredStudy(one.name, one.study, msgspec.structs.replace(one.measurements, values=values))
     assert Judgement([changed]).page() != Judgement([one]).page()
-    assert max(largest_changes(one.measurements, changed.measurements).values()) == pytest.approx(0.1)
-    assert set(largest_changes(one.measurements, one.measurements).values()) == {0.0}
+    assert max(compare_values(one.measurements, changed.measurements).values()) == pytest.approx(0.1)
+    assert set(compare_values(one.measurements, one.measurements).values()) == {0.0}
 
 
 def test_claims_that_were_edited_after_the_measurement_are_named(judged):

@@ -11,13 +11,13 @@ from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.local import Local
 from vflsec.methods.prada import PrADA
 from vflsec.papers import model_pictures as pictures
-from vflsec.testing.federations import toy_federation
+from vflsec.testing.federations import make_toy_federation
 
 TRAIN = TrainSpec(epochs=3, batch=32, lr=0.05, pretrain=PretrainSpec(epochs=1, batch=32))
 
 
 def train(kind=VerticalLogisticRegression, *, model=None, **options):
-    federation = toy_federation(**{"rows": 120, "columns": 3, "source": 64, **options})
+    federation = make_toy_federation(**{"rows": 120, "columns": 3, "source": 64, **options})
     return kind(TRAIN, ModelSpec(**(model or {}))).fit(federation)
 
 

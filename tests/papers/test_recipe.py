@@ -77,7 +77,7 @@ def run(*words):
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("name", recipes.names())
+@pytest.mark.parametrize("name", recipes.list_recipes())
 def test_every_recipe_can_be_run(name, tmp_path):
     recipe = recipes.apply_seeds(read_recipe(name), 1, quick=True)
     job = RecipeGrid(recipe, Store(tmp_path / "run"))
@@ -88,8 +88,8 @@ def test_every_recipe_can_be_run(name, tmp_path):
     whole = read_recipe(name)
     for row in whole.rows:
         for column in whole.columns:
-            assert whole.settings_of(row, column)["methods"]
-            assert whole.settings_of(row, column)["dataset"]
+            assert whole.get_settings(row, column)["methods"]
+            assert whole.get_settings(row, column)["dataset"]
 
 
 def numbers(recipe):
@@ -127,8 +127,8 @@ def test_printed_values_are_those_of_the_papers():
         ("prada-table3", "Loan Default", "PrADA", 5): 0.4348,
         ("prada-table5", "", "PrADA", 1): 8.24,
     }
-    without = {name for name in recipes.names() if all(map(math.isnan, numbers(read_recipe(name))))}
-    assert {name for name, *_ in table} == set(recipes.names()) - without
+    without = {name for name in recipes.list_recipes() if all(map(math.isnan, numbers(read_recipe(name))))}
+    assert {name for name, *_ in table} == set(recipes.list_recipes()) - without
     pictures = {"ss-vfl-fig2", "ss-vfl-fig3", "prada-fig3", "prada-fig4", "prada-fig5"}
     assert without == {"fedhssl-fig-leak", "fedhssl-fig7", "fedhssl-fig8", "cross-risk", "trees", *pictures}
     for (name, group, row, column), value in table.items():
@@ -282,7 +282,7 @@ def test_the_papers_own_data_take_the_place_of_stand_ins(tmp_path):
         recipes.apply_data(read_recipe("prada-table1"), tmp_path)
 
 
-ORIGINALS = {name: {group.original for group in read_recipe(name).groups} for name in recipes.names()}
+ORIGINALS = {name: {group.original for group in read_recipe(name).groups} for name in recipes.list_recipes()}
 WITH_IMAGES = [name for name, originals in ORIGINALS.items() if {"BHI", "ModelNet"} <= originals]
 
 
@@ -329,7 +329,7 @@ def test_an_unknown_recipe_is_suggested():
 
 def test_the_recipes_are_listed():
     done = run()
-    assert [line.split()[0] for line in done.stdout.splitlines()] == recipes.names()
+    assert [line.split()[0] for line in done.stdout.splitlines()] == recipes.list_recipes()
 
 
 def test_what_is_in_the_store_is_what_is_shown(own, tmp_path):
@@ -524,15 +524,15 @@ def test_a_recipe_can_start_from_another():
 
 def test_all_methods_of_a_recipe_have_the_same_encoder():
     recipe = read_recipe("fedhssl-table7")
-    encoders = {recipe.settings_of(recipe.rows[0], column)["model"]["encoder"] for column in recipe.columns}
+    encoders = {recipe.get_settings(recipe.rows[0], column)["model"]["encoder"] for column in recipe.columns}
     assert encoders == {"auto"}
     other = read_recipe("prada-table1")
-    assert "model" not in other.settings_of(other.rows[0], other.columns[0])
+    assert "model" not in other.get_settings(other.rows[0], other.columns[0])
 
 
 def test_options_of_other_methods_are_left_out():
     recipe = read_recipe("fedhssl-fig8")
-    settings = recipe.settings_of(recipe.rows[0], recipe.columns[1])
+    settings = recipe.get_settings(recipe.rows[0], recipe.columns[1])
     assert settings["methods"] == ["fedgssl-simsiam:encoders=local"]
     assert settings["method"] == {"fedgssl-simsiam": {"gamma": 0.5}}
 
@@ -708,11 +708,11 @@ def test_a_row_to_compare_with_must_exist(tmp_path):
 
 
 def test_every_defense_of_labels_has_a_row_for_each_strength():
-    known = registry.entries("defenses").keys()
+    known = registry.list_all("defenses").keys()
     assert known - recipes.list_defenses().keys() == {"dp-sgd", "id-lmid", "phe"}, "they hide no labels of networks"
     recipe = read_recipe("cross-risk")
     rows = {(row.defense, row.strength) for row in recipe.rows[1:]}
-    spec = specs.read(recipe.settings_of(recipe.rows[0], recipe.columns[0]))
+    spec = specs.read(recipe.get_settings(recipe.rows[0], recipe.columns[0]))
     assert rows == {(defense.label, strength) for defense in spec.defenses for strength in defense.strengths}
     assert {name for name, _ in rows} == recipes.list_defenses().keys()
     for name, strength in rows:
@@ -726,7 +726,7 @@ def test_the_recipe_of_the_page_takes_other_data(tmp_path):
     own, base = read_recipe(str(tmp_path / "own.toml")), read_recipe("cross-risk")
     assert own.rows == base.rows
     for row, column in zip(own.rows, base.columns, strict=False):
-        settings = own.settings_of(row, column)
+        settings = own.get_settings(row, column)
         assert settings["dataset"] == "mine.toml"
-        assert settings["attacks"] == base.settings_of(row, column)["attacks"]
+        assert settings["attacks"] == base.get_settings(row, column)["attacks"]
         assert settings["defenses"] == recipes.list_sweeps()

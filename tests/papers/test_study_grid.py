@@ -107,10 +107,10 @@ def run(*words):
 
 
 def test_every_study_can_be_read_and_has_a_registration():
-    claims = [claim for name in studies.names() for claim in read_study(name).claims]
+    claims = [claim for name in studies.list_studies() for claim in read_study(name).claims]
     assert len(claims) >= 40
     assert sum(claim.topic == "privacy" for claim in claims) >= 12
-    for name in studies.names():
+    for name in studies.list_studies():
         one = read_study(name)
         assert one.registered
         assert len({claim.text for claim in one.claims}) == len(one.claims)
@@ -296,7 +296,7 @@ def test_unknown_names_are_refused():
 def test_studies_are_listed():
     done = run()
     assert done.exit_code == 0
-    assert [line.split()[0] for line in done.stdout.splitlines()] == studies.names()
+    assert [line.split()[0] for line in done.stdout.splitlines()] == studies.list_studies()
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 

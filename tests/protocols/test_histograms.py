@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from vflsec.base.errors import ProtocolError, UsageError
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.cipher.arithmetic import histograms
 from vflsec.cipher.arithmetic.cost import Work
-from vflsec.cipher.arithmetic.histograms import PairPacking, bin_products, count_products
+from vflsec.cipher.arithmetic.histograms import PairPacking, count_products, multiply_bins
 from vflsec.cipher.arithmetic.keys import Keys
 from vflsec.core import registry
 from vflsec.core.message import Channel, Kind
@@ -21,7 +21,7 @@ from vflsec.core.options import list_options
 from vflsec.core.party import Party
 from vflsec.core.protocol import FRACTION_BITS, Histograms
 from vflsec.protocols.histograms_paillier import PaillierHistograms, _KeySide, _Randomizers, _SumSide
-from vflsec.trees.histograms import histogram
+from vflsec.trees.histograms import sum_bins
 
 NAMES = ("histograms-plain", "histograms-masked", "histograms-paillier")
 UNIT = 1 << FRACTION_BITS
@@ -46,7 +46,7 @@ class Case:
         self.channel, self.heard = Channel(), []
         self.channel.taps.append(self.heard.append)
         passive, active = (
-            Party(who, {}, self.channel, noise=partial(generator, 0, who)) for who in ("passive_1", "active")
+            Party(who, {}, self.channel, noise=partial(make_rng, 0, who)) for who in ("passive_1", "active")
         )
         options = {"bits": 1024} | options if name == "histograms-paillier" else options
         return registry.build("protocols", name, passive, active, **options)
@@ -217,7 +217,7 @@ def test_answers_are_randomized_anew():
     n = exchange._key_side.keys.n
     packing, side = exchange._sum_side._packing, exchange._sum_side
     inside = np.flatnonzero(case.nodes >= 0)
-    products = bin_products(
+    products = multiply_bins(
         [side._kept[0][row] for row in inside], case.nodes[inside, None] * case.n_bins + case.bins[inside], n * n
     )
     bare = packing.pack_ciphertexts([products[place] for place in sorted(products)], n * n)
@@ -288,9 +288,9 @@ def test_noise_on_gradients_widens_the_range():
 def test_weights_whose_sums_may_be_inexact_are_refused():
     bins, nodes = np.zeros((4, 1), np.int32), np.zeros(4, np.int64)
     most = 2**51 - 1
-    assert histogram(bins, nodes, np.full((4, 1), most), 1, 1).tolist() == [[[4 * most, 4]]]
+    assert sum_bins(bins, nodes, np.full((4, 1), most), 1, 1).tolist() == [[[4 * most, 4]]]
     with pytest.raises(UsageError, match="exact sums over 4 rows"):
-        histogram(bins, nodes, np.full((4, 1), -(2**51)), 1, 1)
+        sum_bins(bins, nodes, np.full((4, 1), -(2**51)), 1, 1)
 
 
 @pytest.mark.parametrize(("rows", "columns", "weights"), [(0, 3, 2), (5, 0, 2), (5, 3, 0), (30, 3, 4)])
@@ -302,7 +302,7 @@ def test_histograms_of_any_shape(rows, columns, weights):
     for row in range(rows):
         for place in bins[row] if nodes[row] >= 0 else ():
             expected[nodes[row], place] += [*values[row], 1]
-    assert np.array_equal(histogram(bins, nodes, values, 3, 12), expected)
+    assert np.array_equal(sum_bins(bins, nodes, values, 3, 12), expected)
 
 
 @pytest.mark.parametrize("widths", [(2, 2, 2, 2, 2), (3, 40, 2), (60, 60), (4,)])
@@ -315,8 +315,8 @@ def test_columns_added_up_together_give_each_columns_products(widths):
     for row in range(rows):
         for place in places[row].tolist():
             expected[place] = expected.get(place, 1) * values[row] % modulus
-    assert bin_products(values, places, modulus) == expected
-    assert bin_products([], places[:0], modulus) == {}
+    assert multiply_bins(values, places, modulus) == expected
+    assert multiply_bins([], places[:0], modulus) == {}
     assert count_products(rows, widths) <= rows * len(widths) + 1e-6
 
 
@@ -331,7 +331,7 @@ def test_small_columns_together_take_few_products(monkeypatch):
     monkeypatch.setattr(histograms, "_multiply_groups", counting)
     rng = np.random.default_rng(0)
     places = rng.integers(0, 4, (5000, 6)) + 4 * np.arange(6)
-    bin_products([gmpy2.mpz(3)] * 5000, places, gmpy2.mpz(101))
+    multiply_bins([gmpy2.mpz(3)] * 5000, places, gmpy2.mpz(101))
     assert sum(taken) < 5000 * 6 / 2
     assert sum(taken) == pytest.approx(count_products(5000, [4] * 6), rel=0.05)
 
@@ -354,7 +354,7 @@ def test_pairs_come_back_from_packed_sums(keys):
 
 def test_seconds_grow_with_rows_and_rounds_and_are_zero_without_cryptography(monkeypatch):
     case, units = Case(), Work(1, 1000, 2, 3, 9000)
-    monkeypatch.setattr("vflsec.protocols.histograms_paillier.units", lambda *_: units)
+    monkeypatch.setattr("vflsec.protocols.histograms_paillier.time_units", lambda *_: units)
     seconds = case.exchange("histograms-paillier").seconds
     base = seconds(10, 1, 1000, 5, 100, 2)
     assert 1.5 * base < seconds(20, 1, 1000, 5, 100, 2) < 2.5 * base

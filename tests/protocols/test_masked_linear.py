@@ -25,7 +25,7 @@ from vflsec.methods.ss_vfl import SSVFLIndependent
 from vflsec.nn.top import SharedTop, Top
 from vflsec.protocols.masked_plain import PlainMaskedBoundary, Sealed
 from vflsec.protocols.paillier import PaillierBoundary
-from vflsec.testing.federations import toy_federation
+from vflsec.testing.federations import make_toy_federation
 
 MODEL = ModelSpec(bottom=(6,), cut=3)
 SGD = TrainSpec(epochs=4, batch=32, lr=0.1, optimizer="sgd", momentum=0.9, weight_decay=1e-3)
@@ -34,7 +34,7 @@ PAILLIER = EncryptedBoundary(bits=1024)
 
 
 def train(defenses=(), *, spec=SGD, model=MODEL, taps=(), method=FedSplitNN, **federation):
-    made = toy_federation(rows=150, columns=4, **federation)
+    made = make_toy_federation(rows=150, columns=4, **federation)
     made.active.defenses = tuple(defenses)
     made.channel.taps.extend(taps)
     trained = method(spec, model).fit(made)
@@ -105,7 +105,7 @@ def test_the_active_party_gets_scores_and_the_passive_party_the_gradient_of_its_
 
 
 def boundary_of(backend, weight, **options):
-    federation = toy_federation(rows=150, columns=4)
+    federation = make_toy_federation(rows=150, columns=4)
     boundary = backend(federation.passive[0], federation.active, **options)
     boundary.join(weight, SGD)
     return boundary
@@ -154,7 +154,7 @@ def test_the_printed_order_runs_at_the_boundary():
 def test_stored_shares_are_taken_up_again(defense, tmp_path):
     trained, logits = train([defense])
     trained.save(tmp_path)
-    federation = toy_federation(rows=150, columns=4)
+    federation = make_toy_federation(rows=150, columns=4)
     federation.active.defenses = (defense,)
     method = FedSplitNN(SGD, MODEL)
     method.build(federation)
@@ -163,7 +163,7 @@ def test_stored_shares_are_taken_up_again(defense, tmp_path):
 
 
 def test_a_defense_on_gradients_noises_what_the_passive_party_learns_and_not_the_weights():
-    federation = toy_federation(rows=150, columns=4)
+    federation = make_toy_federation(rows=150, columns=4)
     heard = []
     boundaries = []
     for defenses in ([], [IsotropicNoise(1.0)]):
@@ -187,7 +187,7 @@ def test_a_defense_on_gradients_noises_what_the_passive_party_learns_and_not_the
 def test_noise_on_every_coordinate_stops_rank_one_and_the_weights_stay_clean(backend):
     found = []
     for noise in (0.0, 1.0):
-        federation = toy_federation(rows=150, columns=4)
+        federation = make_toy_federation(rows=150, columns=4)
         protocol, options = EncryptedBoundary(noise=noise, **backend).protocol()
         boundary = protocol(federation.passive[0], federation.active, **options)
         boundary.join(torch.ones(3, 1), TrainSpec(optimizer="sgd"))
@@ -253,7 +253,7 @@ def test_every_setting_of_the_cipher_is_an_option_of_defense_and_protocols():
         found = inspect.signature(registry.load(kind, name).__init__).parameters
         assert {key: found[key].default for key in fields} == fields
     protocol, options = registry.build("defenses", "phe", feature_bits=6, delta_bits=2).protocol()
-    federation = toy_federation(rows=150, columns=4)
+    federation = make_toy_federation(rows=150, columns=4)
     boundary = protocol(federation.passive[0], federation.active, **options)
     boundary.join(torch.ones(3, 2), SGD)
     assert (boundary.layout.feature_bits, boundary.layout.delta_bits) == (6, 2)
@@ -271,7 +271,7 @@ def test_every_setting_of_the_cipher_is_an_option_of_defense_and_protocols():
 def test_every_row_at_rest_is_checked_before_anything_is_sent(split):
     """The error names the column and the value to set, and with that value training runs."""
     for feature_bits in (4, 7):
-        federation, sent = toy_federation(rows=150, columns=4), []
+        federation, sent = make_toy_federation(rows=150, columns=4), []
         federation.passive[0].features[split][3, 1] = -99.0
         federation.active.defenses = (EncryptedBoundary(bits=1024, feature_bits=feature_bits),)
         federation.channel.taps.append(sent.append)
@@ -285,7 +285,7 @@ def test_every_row_at_rest_is_checked_before_anything_is_sent(split):
 
 
 def test_a_row_left_over_that_joins_the_last_batch_has_room():
-    rows = len(toy_federation(rows=150, columns=4).active.labels["train"])
+    rows = len(make_toy_federation(rows=150, columns=4).active.labels["train"])
     trained, _ = train([PAILLIER], spec=TrainSpec(epochs=1, batch=rows - 1, lr=0.1, optimizer="sgd"))
     assert trained.history["train"]
 
@@ -301,7 +301,7 @@ def test_noise_on_gradients_has_room_under_encryption():
 
 
 def test_a_defense_on_embeddings_noises_what_enters_the_encryption():
-    federation = toy_federation(rows=150, columns=4)
+    federation = make_toy_federation(rows=150, columns=4)
     federation.passive[0].defenses = (IsotropicNoise(1.0, at=["embedding"]),)
     boundary = PlainMaskedBoundary(federation.passive[0], federation.active)
     boundary.join(torch.ones(3, 2), SGD)
@@ -311,7 +311,7 @@ def test_a_defense_on_embeddings_noises_what_enters_the_encryption():
 
 
 def test_more_rows_than_a_batch_take_several_exchanges():
-    federation, heard = toy_federation(rows=150, columns=4), []
+    federation, heard = make_toy_federation(rows=150, columns=4), []
     federation.channel.taps.append(heard.append)
     boundary = PlainMaskedBoundary(federation.passive[0], federation.active)
     boundary.join(torch.ones(3, 2), SGD)
@@ -322,7 +322,7 @@ def test_more_rows_than_a_batch_take_several_exchanges():
 
 def test_sealed_numbers_are_read_with_the_key_alone():
     key = object()
-    sealed = Sealed(torch.ones(2, 3).numpy(), key).dot(torch.ones(3, 1).numpy()).plus(1)
+    sealed = Sealed(torch.ones(2, 3).numpy(), key).dot(torch.ones(3, 1).numpy()).add(1)
     assert sealed.open(key).tolist() == [[4.0], [4.0]]
     with pytest.raises(PermissionError, match="key"):
         sealed.open(object())
@@ -365,7 +365,7 @@ def test_encryption_has_no_strength(strength):
 
 def test_defenses_that_add_to_the_loss_get_the_room_they_need():
     """A penalty can make the gradient of a sample larger than cross-entropy does, noise much larger."""
-    federation = toy_federation(rows=150, columns=4)
+    federation = make_toy_federation(rows=150, columns=4)
     room = []
     for defenses in ([PAILLIER], [PAILLIER, LabelDP(1.0)], [PAILLIER, IsotropicNoise(1.0)]):
         federation.active.defenses = tuple(defenses)

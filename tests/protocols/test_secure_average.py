@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from vflsec.base.errors import Diverged, UsageError
-from vflsec.base.seeds import generator, seed_weights
+from vflsec.base.seeds import make_rng, seed_weights
 from vflsec.core import registry
 from vflsec.core.message import Channel, Kind
 from vflsec.core.party import Party
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.data.partition import DataSpec
-from vflsec.testing.federations import toy_federation
+from vflsec.testing.federations import make_toy_federation
 
 UNIT = 2.0**-36
 
@@ -23,13 +23,13 @@ def averaged(name, parties=3, scale=1.0, seed=0):
     """The shared modules of each party after one average, and every message that was shown."""
     channel, heard = Channel(), []
     channel.taps.append(heard.append)
-    make = lambda who: Party(who, {}, channel, noise=partial(generator, seed, "noise", who))  # noqa: E731
+    make = lambda who: Party(who, {}, channel, noise=partial(make_rng, seed, "noise", who))  # noqa: E731
     members = [make(f"party_{k}") for k in range(parties)]
     shared = {}
     for party in members:
         with seed_weights(seed, party.name):
             shared[party.name] = {"top": nn.Sequential(nn.Linear(20, 30), nn.BatchNorm1d(30)).double()}
-        shared[party.name]["top"][1].running_var.uniform_(0, 5, generator=generator(seed, party.name))
+        shared[party.name]["top"][1].running_var.uniform_(0, 5, generator=make_rng(seed, party.name))
         for parameter in shared[party.name]["top"].parameters():
             parameter.data.mul_(scale)
     registry.build("protocols", name, members, make("server")).run(shared, step=0, phase="pretrain")
@@ -92,7 +92,7 @@ def test_a_method_selects_it_and_trains_as_with_the_plain_one():
     found = []
     for average in ("model-average", "secure-average", "secure-average"):
         method = make(average=average)
-        federation = toy_federation(data=DataSpec(n_labeled=40, aligned=0.5), rows=120, columns=4)
+        federation = make_toy_federation(data=DataSpec(n_labeled=40, aligned=0.5), rows=120, columns=4)
         heard = []
         federation.channel.taps.append(heard.append)
         found.append(method.fit(federation).predict("test"))

@@ -58,7 +58,7 @@ def test_a_column_that_is_added_in_one_place_is_in_every_form(report, monkeypatc
     first = next(csv.DictReader(io.StringIO(in_csv)))
     assert first["minutes"] == "0.025"
     assert "<dt>minutes</dt><dd>How long attacks take.</dd>" in page
-    (cells,) = table.points(report.summary)
+    (cells,) = table.list_points(report.summary)
     assert cells.header[cells.header.index("minutes") - 1 :] == ["budget", "minutes", "MB", "status"]
 
 

@@ -9,10 +9,10 @@ from html.parser import HTMLParser
 import pytest
 from msgspec.structs import replace
 
-from vflsec.report.page import escape, page
+from vflsec.report.page import escape, write_page
 from vflsec.report.report import Report
 from vflsec.results.analysis.results import Leak, Measure, Point, Summary
-from vflsec.results.analysis.verdict import verdict, way_to_run
+from vflsec.results.analysis.verdict import state_verdict, suggest_run
 from vflsec.run import engine
 from vflsec.run import spec as specs
 from vflsec.run.describe import build_manifest
@@ -47,7 +47,7 @@ def made_summary(worst=(), adversary="bureau", **fields):
 
 def say(worst, adversary, known, run=("mc",), **fields):
     """The verdict, by default where all attacks that could be mounted were run."""
-    return verdict(made_summary(worst, adversary, **fields), run, known, {})
+    return state_verdict(made_summary(worst, adversary, **fields), run, known, {})
 
 
 def test_two_sentences_state_the_leak_and_what_a_defense_leaves():
@@ -127,7 +127,7 @@ def test_the_adversary_knows_what_it_infers_for_some_rows(target, knowing):
     [({}, "", "add --attack all"), ({"lira": ""}, "", "add --attack all,lira"), ({}, "x.pt", "leave --attack out")],
 )
 def test_the_verdict_says_how_to_run_the_others(left_out, audited, way):
-    assert way_to_run(made_summary(not_run=["lira", "norm"], left_out=left_out, audited=audited)) == way
+    assert suggest_run(made_summary(not_run=["lira", "norm"], left_out=left_out, audited=audited)) == way
 
 
 def test_no_defense_is_recommended_where_an_attack_gave_no_number():
@@ -326,7 +326,7 @@ def test_hostile_names_are_text(report):
     renamed = {
         field: [replace(p, defense=bad, choice=bad) for p in getattr(summary, field)] for field in ("points", "worst")
     }
-    text = page(replace(summary, **renamed, verdict=[bad]), report.manifest, [(bad, bad, bad, 1)])
+    text = write_page(replace(summary, **renamed, verdict=[bad]), report.manifest, [(bad, bad, bad, 1)])
     reader = parsed(text)
     assert "script" not in reader.tags
     assert any(bad in one for one in reader.text)

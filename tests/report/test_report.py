@@ -103,7 +103,7 @@ def summary():
 def test_a_guess_of_one_class_stands_in_the_status():
     one = point(1.0, 0.8, 0.7, statuses={"ok": 4, "diverged": 1})
     blind = msgspec.structs.replace(one, leak=msgspec.structs.replace(one.leak, single_class=2))
-    assert formats.status(blind) == "1/5 diverged, 2/5 one class"
+    assert formats.write_status(blind) == "1/5 diverged, 2/5 one class"
 
 
 def damage(strength, lost, success=None, **changed):
@@ -211,7 +211,7 @@ def test_table_is_readable_at_110_columns(summary):
 def test_the_way_to_a_target_is_three_columns(summary):
     reached = {"epochs": 3.0, "paper_bytes": 2.0**21, "true_bytes": 5e6}
     points = [msgspec.structs.replace(summary.points[0], reached=reached), summary.points[1]]
-    (cells,) = table.points(msgspec.structs.replace(summary, points=points, worst=[], target=0.7))
+    (cells,) = table.list_points(msgspec.structs.replace(summary, points=points, worst=[], target=0.7))
     assert list(cells.header[-4:]) == ["epochs to target", "MB to target", "as SS-VFL counts", "status"]
     assert [row[-4:-1] for row in cells.rows] == [["3.0", "5.0", "2.0"], ["–", "–", "–"]]
     assert len({len(cells.header), *map(len, cells.rows)}) == 1
@@ -220,7 +220,7 @@ def test_the_way_to_a_target_is_three_columns(summary):
 def test_the_strongest_attack_comes_first(summary):
     strong = [msgspec.structs.replace(p, attack="norm") for p in (point(0.0, 0.776, 0.9), point(1.0, 0.771, 0.6))]
     both = msgspec.structs.replace(summary, points=[*summary.points[:2], *strong], worst=summary.worst[:2])
-    (cells,) = table.points(both)
+    (cells,) = table.list_points(both)
     assert [row[:2] for row in cells.rows] == [
         ["0", "worst: mc"], ["0", "norm"], ["0", "mc"], ["1", "worst: mc"], ["1", "mc"], ["1", "norm"],
     ]  # fmt: skip
@@ -232,7 +232,7 @@ def test_what_the_adversary_would_have_picked_is_a_row_where_it_is_another(summa
     for choice, rows in (("norm", ["worst: mc", "adversary's pick: norm", "mc", "norm"]),
                          ("mc", ["worst: mc", "mc", "norm"])):  # fmt: skip
         picked = [msgspec.structs.replace(p, attack="picked") for p in worst_of(points[1:], choice)]
-        (cells,) = table.points(msgspec.structs.replace(summary, points=points, worst=worst, picked=picked))
+        (cells,) = table.list_points(msgspec.structs.replace(summary, points=points, worst=worst, picked=picked))
         assert [row[1] for row in cells.rows] == rows
         found = msgspec.structs.replace(summary, points=points, worst=worst, picked=picked)
         assert [p["choice"] for p in Report(found, specs.EvalSpec()).to_dict()["picked"]] == [choice]
@@ -242,24 +242,24 @@ def test_what_the_adversary_would_have_picked_is_a_row_where_it_is_another(summa
 def test_a_leak_below_chance_is_marked_where_the_whole_interval_is(high, said):
     one = point(1.0, 0.77, 0.45)
     low = msgspec.structs.replace(one.leak, ci95=(None if high is None else 0.4, high))
-    assert formats.status(msgspec.structs.replace(one, leak=low)) == said.removeprefix("ok, ")
+    assert formats.write_status(msgspec.structs.replace(one, leak=low)) == said.removeprefix("ok, ")
     lost = msgspec.structs.replace(one, leak=low, statuses={"ok": 3, "unconverged": 2})
-    assert formats.status(lost) == said.replace("ok", "2/5 unconverged")
+    assert formats.write_status(lost) == said.replace("ok", "2/5 unconverged")
 
 
 def test_how_sure_a_sign_is_stands_with_the_budget(summary):
     signed = msgspec.structs.replace(summary.points[0], budget={"releases": 4200}, sureness=0.973)
-    (cells,) = table.points(msgspec.structs.replace(summary, points=[signed], worst=[]))
+    (cells,) = table.list_points(msgspec.structs.replace(summary, points=[signed], worst=[]))
     assert cells.rows[0][cells.header.index("budget")] == "4.2k releases, sign 97 %"
 
 
 def test_the_footer_counts_attacks_that_were_not_run(summary):
-    assert not any("NOT RUN" in line for line in table.remarks(summary))
+    assert not any("NOT RUN" in line for line in table.list_remarks(summary))
     told = msgspec.structs.replace(summary, not_run=["averaging", "norm"])
     line = "NOT RUN 2 attacks that passive_1 could mount: averaging, norm; add --attack all or name them"
-    assert table.remarks(told)[-1] == line
+    assert table.list_remarks(told)[-1] == line
     others = [msgspec.structs.replace(p, method="another") for p in told.points]
-    two = table.remarks(msgspec.structs.replace(told, points=[*told.points, *others]))[-1]
+    two = table.list_remarks(msgspec.structs.replace(told, points=[*told.points, *others]))[-1]
     assert two.startswith(f"{line}, with one --method")
 
 
@@ -267,8 +267,8 @@ def test_each_curve_has_its_own_table(summary):
     other = [msgspec.structs.replace(p, method="other") for p in summary.points]
     worst = [msgspec.structs.replace(p, attack="worst") for p in other]
     both = msgspec.structs.replace(summary, points=summary.points + other, worst=summary.worst + worst)
-    assert [cells.title for cells in table.points(both)] == ["fedsplitnn, iso", "other, iso"]
-    assert {len(cells.rows) for cells in table.points(both)} == {6}
+    assert [cells.title for cells in table.list_points(both)] == ["fedsplitnn, iso", "other, iso"]
+    assert {len(cells.rows) for cells in table.list_points(both)} == {6}
 
 
 def test_a_long_attack_name_wraps_and_takes_no_number_away(summary):
@@ -282,8 +282,8 @@ def test_a_long_attack_name_wraps_and_takes_no_number_away(summary):
 def test_error_bars_end_where_the_interval_does(summary):
     leak = msgspec.structs.replace(summary.points[0].leak, mean=0.98, ci95=(0.90, 1.0))
     points = [msgspec.structs.replace(summary.points[0], leak=leak)]
-    (line,) = curve.lines(points)
-    (below,), (above,) = curve.margins([p.leak for p in line.points])
+    (line,) = curve.list_lines(points)
+    (below,), (above,) = curve.get_margins([p.leak for p in line.points])
     assert (below, above) == pytest.approx((0.08, 0.02))
     assert formats.with_margin(leak) == ".980 (.900 to 1.000)", "±.080 would be more than can be"
 
@@ -291,7 +291,7 @@ def test_error_bars_end_where_the_interval_does(summary):
 def test_a_point_with_lost_seeds_says_how_many_are_left(summary):
     leak = msgspec.structs.replace(summary.points[1].leak, n=3)
     points = [msgspec.structs.replace(summary.points[1], leak=leak, statuses={"ok": 3, "diverged": 2})]
-    (line,) = curve.lines(points)
+    (line,) = curve.list_lines(points)
     assert (list(line.strengths), list(line.seeds)) == ([1], ["3/5"])
     (text,) = curve.draw(with_points(summary, points)).axes[0].texts
     assert text.get_text() == "λ=1 (3/5)"
@@ -309,7 +309,7 @@ def test_notes_are_on_the_table_and_on_the_curve(summary):
     [(0.746, ".746"), (1.0, "1.000"), (-0.0302, "-.030"), (-0.0004, ".000"), (None, "–"), (10.5, "10.500")],
 )
 def test_numbers(value, text):
-    assert formats.number(value) == text
+    assert formats.write_number(value) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(-0.0004, ".000"), (0.0, "+.000"), (-0.0006, "-.001"), (0.02, "+.020")])
@@ -425,9 +425,9 @@ def test_json_has_no_nan(summary):
 
 
 def test_lines_leave_out_what_has_no_number(summary):
-    (line,) = curve.lines(summary.points)
+    (line,) = curve.list_lines(summary.points)
     assert (line.label, list(line.strengths), list(line.seeds)) == ("fedsplitnn, iso", [0, 1], ["", ""])
-    for lengths in curve.margins([p.leak for p in line.points]):
+    for lengths in curve.get_margins([p.leak for p in line.points]):
         assert lengths == pytest.approx([0.01, 0.01])
 
 
@@ -468,9 +468,9 @@ def test_of_more_curves_than_have_room_for_numbers_the_front_alone_is_named(summ
 
 def test_curves_of_one_method_are_named_by_their_defenses(summary):
     others = [msgspec.structs.replace(p, defense="max-norm") for p in summary.points]
-    assert [line.label for line in curve.lines([*summary.points, *others])] == ["iso", "max-norm"]
+    assert [line.label for line in curve.list_lines([*summary.points, *others])] == ["iso", "max-norm"]
     attacks = [msgspec.structs.replace(p, attack="norm") for p in others]
-    assert [line.label for line in curve.lines([*others, *attacks])] == [
+    assert [line.label for line in curve.list_lines([*others, *attacks])] == [
         "fedsplitnn, max-norm, mc",
         "fedsplitnn, max-norm, norm",
     ]
@@ -485,14 +485,14 @@ def test_curves_of_one_method_are_named_by_their_defenses(summary):
 )
 def test_curves_of_files_are_named_by_their_classes_unless_these_are_equal(summary, defenses, labels):
     points = [msgspec.structs.replace(p, defense=name) for name in defenses for p in summary.points]
-    assert [line.label for line in curve.lines(points)] == labels
-    assert [line.label for line in curve.headline_lines(worst_of(points))] == labels
+    assert [line.label for line in curve.list_lines(points)] == labels
+    assert [line.label for line in curve.list_headlines(worst_of(points))] == labels
 
 
 def test_the_headline_is_drawn_and_named_where_it_is_not_the_only_attack(summary):
     points = [point(0.0, 0.78, 0.9), point(1.0, 0.77, 0.6)]
     worst = [*worst_of(points[:1]), *worst_of([point(1.0, 0.77, 0.676)], "alone")]
-    (line,) = curve.headline_lines(worst)
+    (line,) = curve.list_headlines(worst)
     assert (line.leak, line.attacks) == ([0.9, 0.676], ["mc", "alone"])
     axes = curve.draw(msgspec.structs.replace(summary, points=points, worst=worst)).axes[0]
     assert [text.get_text() for text in axes.texts] == ["no defense", "λ=1 alone"]
@@ -509,8 +509,8 @@ def test_the_front_is_told_in_words(summary):
     front = [place("iso", 0.0, 0.776, 1.0), place("marvell", 0.0, 0.776, 1.0), place("marvell", 16.0, 0.763, 0.708)]
     told = msgspec.structs.replace(summary, front=front, ranks=both)
     line = "PARETO FRONT (utility, strongest leak): no defense (.776, 1.000); marvell 16 (.763, .708)"
-    assert line in table.remarks(told)
-    assert not any("PARETO" in one for one in table.remarks(summary))  # of a single defense there is none
+    assert line in table.list_remarks(told)
+    assert not any("PARETO" in one for one in table.list_remarks(summary))  # of a single defense there is none
 
 
 def test_a_curve_of_nothing_can_be_drawn(summary):
@@ -588,7 +588,7 @@ def test_of_many_attacks_the_strongest_is_drawn_at_each_strength(summary):
 
     points = many(0.0, 0.78, [0.5, 0.9]) + many(1.0, 0.77, [0.5, 0.6])
     worst = worst_of([points[1]]) + worst_of([points[3]], "a0, a1")
-    (line,) = curve.headline_lines(worst)
+    (line,) = curve.list_headlines(worst)
     assert (line.leak, line.attacks, line.strengths) == ([0.9, 0.6], ["a1", "a0, a1"], [0.0, 1.0])
     figure = curve.draw(msgspec.structs.replace(summary, points=points, worst=worst))
     (axes,) = figure.axes
@@ -683,10 +683,10 @@ def test_an_attack_that_gains_most_on_training_rows_is_not_told_by_test_rows_alo
         assert (".950" in shown, "1.000" in shown) == (True, rows == "train")
         hidden = shown[shown.index("NOT SHOWN") :]
         assert ("on train" in hidden) == (rows == "test")
-    line = next(line for line in table.row_shares(one).rows if line[3] == first.attack)
+    line = next(line for line in table.list_row_shares(one).rows if line[3] == first.attack)
     assert line[4] == rows
     assert line[7].startswith(rate)
-    assert columns.lines(one)[0][NAMES.index("leak")] == 0.95, "the row is of test rows"
+    assert columns.list_lines(one)[0][NAMES.index("leak")] == 0.95, "the row is of test rows"
 
 
 @pytest.mark.parametrize(
@@ -715,11 +715,11 @@ def test_how_much_of_how_many_rows_stands_beside_alone(summary):
         first.leak, bits=0.042, bits_ci95=(0.03, 0.054), others=known, alone_others={"tpr@0.01": 0.1}
     )
     one = with_points(summary, [msgspec.structs.replace(first, leak=leak), *others])
-    cells = table.row_shares(one)
+    cells = table.list_row_shares(one)
     assert cells.rows[-1][-5:] == [".042 ±.012", ".050 (–)", ".200 (.100)", ".031 (–)", "– (–)"]
     assert cells.title in table.show(one).markdown()
     assert cells.title not in Report(one, build_manifest(specs.EvalSpec())).table(140), "a terminal has no room"
-    assert table.row_shares(summary) is None, "records of an earlier version"
+    assert table.list_row_shares(summary) is None, "records of an earlier version"
     line = next(csv.DictReader(io.StringIO(columns.as_csv(one))))
     assert [line[name] for name in ("bits", "bits_low", "tpr@0.001", "right@0.99")] == ["0.042", "0.03", "0.05", ""]
 
@@ -762,6 +762,6 @@ def test_rows_stay_in_a_narrow_terminal_and_pipes_hide_nothing(summary, capsys):
 @pytest.mark.parametrize("name", ["attribute", "attribute-fusion"])
 def test_the_attack_that_was_mounted_is_named_for_the_other_columns(summary, name):
     one = msgspec.structs.replace(summary.points[0], attack=f"{name}:column=a0", column="a0", victim="bank")
-    (line,) = [text for text in table.remarks(with_points(summary, [one])) if text.startswith("ONE COLUMN")]
+    (line,) = [text for text in table.list_remarks(with_points(summary, [one])) if text.startswith("ONE COLUMN")]
     assert line.endswith(f"run {name}:column=all")
     assert "categorical" not in line

@@ -107,7 +107,7 @@ def test_without_a_delta_a_single_run_is_bounded_by_clopper_and_pearson():
 def test_rates_have_clopper_pearson_bounds():
     hits = np.array([0, 3, 20])
     by_scipy = [stats.binomtest(int(k), 20, alternative="greater").proportion_ci(0.99).low for k in hits]
-    np.testing.assert_allclose(canaries.lower_rate(hits, 20, 0.01), by_scipy, atol=1e-12)
+    np.testing.assert_allclose(canaries.bound_rate(hits, 20, 0.01), by_scipy, atol=1e-12)
 
 
 def test_guesses_leave_out_what_is_not_sure():

@@ -94,16 +94,16 @@ def test_f1_of_many_classes_is_the_mean_over_classes():
     [(2, ("auc", "accuracy", "f1", "ks")), (5, ("accuracy", "auc", "f1")), (6, ("accuracy", "auc", "f1", "top5"))],
 )
 def test_what_applies(classes, names):
-    assert metrics.applicable_metrics(classes) == names
+    assert metrics.list_metrics(classes) == names
     assert set(names) <= set(metrics.METRICS)
 
 
 def test_chance_is_a_guesser_without_information():
     labels = np.array([0, 0, 0, 1])
-    assert metrics.chance("auc", labels) == 0.5
-    assert metrics.chance("accuracy", labels) == 0.75
+    assert metrics.score_chance("auc", labels) == 0.5
+    assert metrics.score_chance("accuracy", labels) == 0.75
     assert metrics.accuracy(binary(-np.ones(4)), labels) == 0.75
-    assert metrics.chance("f1", labels) == metrics.f1(binary(np.ones(4)), labels) == 0.4
+    assert metrics.score_chance("f1", labels) == metrics.f1(binary(np.ones(4)), labels) == 0.4
 
 
 def test_r2_is_the_share_of_all_variance_and_zero_for_the_mean():
@@ -146,7 +146,7 @@ def test_tpr_of_many_classes_is_the_mean_of_each_against_the_rest():
 
 
 def test_margins_are_to_the_largest_of_the_others():
-    assert metrics.margins(np.array([[1.0, 4.0, 2.0], [3.0, 3.0, 0.0]])).tolist() == [[-3, 2, -2], [0, 0, -3]]
+    assert metrics.compute_margins(np.array([[1.0, 4.0, 2.0], [3.0, 3.0, 0.0]])).tolist() == [[-3, 2, -2], [0, 0, -3]]
 
 
 def test_an_auc_is_at_most_one():

@@ -12,10 +12,10 @@ from vflsec.results.metrics import METRICS, f1
 from vflsec.results.statistics import (
     GROUPS,
     bound_interval,
+    bound_over_rows,
+    bound_over_seeds,
+    combine_errors,
     draw_groups,
-    error_over_seeds_and_rows,
-    interval_over_rows,
-    interval_over_seeds,
     jackknife,
     leave_out_groups,
 )
@@ -24,11 +24,11 @@ from vflsec.results.statistics import (
 def test_over_seeds_is_the_t_interval():
     values = [0.71, 0.74, 0.69, 0.72, 0.70]
     expected = stats.t.interval(0.95, 4, loc=np.mean(values), scale=stats.sem(values))
-    assert interval_over_seeds(values)[1:3] == pytest.approx(expected)
+    assert bound_over_seeds(values)[1:3] == pytest.approx(expected)
 
 
 def test_one_seed_has_no_interval():
-    interval = interval_over_seeds([0.7])
+    interval = bound_over_seeds([0.7])
     assert interval.mean == 0.7
     assert math.isnan(interval.low)
     assert interval.n == 1
@@ -42,7 +42,7 @@ def test_row_interval_covers_the_truth_and_is_not_wasteful(metric):
     for _ in range(120):
         labels = np.arange(400) % 2
         score = rng.normal(size=400) + labels - 0.5
-        low, high = interval_over_rows(metric, np.stack([-score, score], axis=1), labels, rng)
+        low, high = bound_over_rows(metric, np.stack([-score, score], axis=1), labels, rng)
         covered += low <= truth <= high
         widths.append(high - low)
     assert covered >= stats.binom.ppf(0.001, 120, 0.95)
@@ -55,11 +55,11 @@ def test_bootstrap_of_f1_equals_a_naive_one():
     labels = (rng.random(300) < 0.3).astype(int)
     score = labels + rng.normal(size=300)
     scores = np.stack([0.8 - score, score - 0.8], axis=1)
-    found = interval_over_rows("f1", scores, labels, np.random.default_rng(1))
+    found = bound_over_rows("f1", scores, labels, np.random.default_rng(1))
     rows = (rng.integers(300, size=300) for _ in range(2000))
     naive = np.quantile([f1(scores[some], labels[some]) for some in rows], [0.025, 0.975])
     assert found == pytest.approx(tuple(naive), abs=0.015)
-    low, high = interval_over_rows("f1", scores, np.zeros(300, dtype=int), rng)  # nothing to find
+    low, high = bound_over_rows("f1", scores, np.zeros(300, dtype=int), rng)  # nothing to find
     wrong, z = (scores.argmax(axis=1) == 1).sum(), stats.norm.ppf(0.975) ** 2
     assert (low, high) == pytest.approx((0, z / (wrong + z)))
 
@@ -68,12 +68,12 @@ def test_bootstrap_of_f1_equals_a_naive_one():
 def test_the_interval_of_accuracy_is_wilsons(hits, n):
     scores, labels = np.eye(2)[np.ones(n, dtype=int)], (np.arange(n) < hits).astype(int)
     expected = stats.binomtest(hits, n).proportion_ci(method="wilson")
-    assert interval_over_rows("accuracy", scores, labels, np.random.default_rng(0)) == pytest.approx(tuple(expected))
+    assert bound_over_rows("accuracy", scores, labels, np.random.default_rng(0)) == pytest.approx(tuple(expected))
 
 
 def test_a_single_positive_row_shows_no_variance_and_so_has_the_largest():
     score = np.r_[np.linspace(0, 1, 99), 0.7]
-    low, high = interval_over_rows(
+    low, high = bound_over_rows(
         "auc", np.stack([-score, score], axis=1), np.arange(100) // 99, np.random.default_rng(0)
     )
     assert low < 0.2
@@ -93,13 +93,13 @@ def test_the_variance_of_auc_is_delong_s_also_on_ties():
     pairs = np.array([[(a > b) + (a == b) / 2 for b in score[labels == 0]] for a in score[labels == 1]])
     variance = sum(side.var(ddof=1) / len(side) for side in (pairs.mean(axis=1), pairs.mean(axis=0)))
     expected = bound_interval(pairs.mean(), stats.norm.ppf(0.975) * math.sqrt(variance), (0.0, 1.0))
-    assert interval_over_rows("auc", np.stack([-score, score], axis=1), labels, rng) == pytest.approx(expected)
+    assert bound_over_rows("auc", np.stack([-score, score], axis=1), labels, rng) == pytest.approx(expected)
 
 
 def test_a_perfect_auc_has_the_interval_of_a_share_of_the_rarer_class():
     """Wilson's score interval where no pair was wrong."""
     labels = np.r_[np.zeros(90, dtype=int), np.ones(10, dtype=int)]
-    low, high = interval_over_rows("auc", np.stack([-labels, labels], axis=1), labels, np.random.default_rng(0))
+    low, high = bound_over_rows("auc", np.stack([-labels, labels], axis=1), labels, np.random.default_rng(0))
     z = stats.norm.ppf(0.975) ** 2
     assert (low, high) == (pytest.approx(10 / (10 + z)), 1.0)
 
@@ -153,7 +153,7 @@ def test_the_jackknife_of_a_mean_is_the_variance_of_the_means_of_groups():
 
 def test_seeds_that_share_all_rows_have_the_error_of_these_rows_in_common():
     without = np.random.default_rng(0).normal(0.7, 0.001, GROUPS)
-    same = error_over_seeds_and_rows([0.7] * 3, [without] * 3)
+    same = combine_errors([0.7] * 3, [without] * 3)
     assert same.size == pytest.approx(jackknife(without) ** 0.5)
 
 
@@ -162,15 +162,15 @@ def test_seeds_without_common_rows_have_the_t_interval():
     apart = np.zeros((5, GROUPS))
     for seed in range(5):
         apart[seed, 10 * seed : 10 * seed + 5], apart[seed, 10 * seed + 5 : 10 * seed + 10] = 1e-3, -1e-3
-    error = error_over_seeds_and_rows(values, apart)
+    error = combine_errors(values, apart)
     assert error.size == pytest.approx(stats.sem(values))
-    simple = error_over_seeds_and_rows(values, np.zeros((5, GROUPS)))
+    simple = combine_errors(values, np.zeros((5, GROUPS)))
     assert (simple.size, simple.freedom) == (pytest.approx(stats.sem(values)), pytest.approx(4))
-    assert simple.margin == pytest.approx(interval_over_seeds(values).high - np.mean(values))
+    assert simple.margin == pytest.approx(bound_over_seeds(values).high - np.mean(values))
 
 
 def test_common_draws_of_known_rows_widen_the_interval():
     values = [0.71, 0.74, 0.69, 0.72, 0.70]
     flat = np.zeros((5, GROUPS))
-    error = error_over_seeds_and_rows(values, flat, known=0.2)
+    error = combine_errors(values, flat, known=0.2)
     assert error.size**2 == pytest.approx(np.var(values, ddof=1) * (0.2 + 0.2))

@@ -19,17 +19,17 @@ from vflsec.results.metrics import METRICS
 from vflsec.run import engine
 from vflsec.run import spec as specs
 from vflsec.run.adversary import (
-    adversary,
+    compute_gain,
     draw_auxiliary,
+    estimate_error,
     fold_scores,
-    gain_of_tuning,
-    standard_error_of_folds,
+    get_adversary,
+    observe,
     tune,
-    view_of,
 )
 from vflsec.run.spec import AuxSpec
 from vflsec.run.store import Store
-from vflsec.testing.federations import toy_federation
+from vflsec.testing.federations import make_toy_federation
 
 LABELS = torch.tensor([0] * 70 + [1] * 20 + [2] * 10)
 
@@ -95,7 +95,7 @@ def test_folds_hold_out_what_they_score():
 
 @pytest.mark.parametrize("folds", [0, 5])
 def test_no_folds_no_score(folds):
-    view = make_view(torch.zeros(40, 1)).knowing(torch.tensor([0, 1]))
+    view = make_view(torch.zeros(40, 1)).restrict(torch.tensor([0, 1]))
     assert fold_scores(NearestNeighbor(), view, "auc", folds, seed=0) is None
 
 
@@ -134,7 +134,7 @@ def test_the_papers_budget_is_the_attack_as_it_is():
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(
-    "name", [name for name in registry.entries("attacks") if registry.load("attacks", name).by_row]
+    "name", [name for name in registry.list_all("attacks") if registry.load("attacks", name).by_row]
 )
 def test_folds_of_attacks_by_row_need_the_auxiliary_rows_alone(name, monkeypatch):
     attack = registry.build("attacks", name)
@@ -156,13 +156,13 @@ def test_the_choice_that_a_fold_scores_is_that_of_the_other_folds():
             others = [k for k in range(5) if k != fold]
             best = max(range(16), key=lambda i, own=others, r=repeat: scores[i, r, own].mean())
             naive[repeat, fold] = scores[best, repeat, fold] - scores[0, repeat, fold]
-    assert np.allclose(gain_of_tuning(scores), naive)
+    assert np.allclose(compute_gain(scores), naive)
 
 
 def test_variants_that_differ_by_luck_gain_nothing_on_average():
     rng = np.random.default_rng(1)
     draws = [rng.normal(size=(16, 3, 5)) for _ in range(400)]
-    gains = [gain_of_tuning(scores).mean() for scores in draws]
+    gains = [compute_gain(scores).mean() for scores in draws]
     lucky = [scores.mean(axis=(1, 2)).max() - scores[0].mean() for scores in draws]
     assert abs(np.mean(gains)) < 4 * np.std(gains) / 20
     assert np.mean(lucky) > 0.4, "the largest of 16 scores is far above the first one"
@@ -171,11 +171,11 @@ def test_variants_that_differ_by_luck_gain_nothing_on_average():
 def test_the_standard_error_allows_for_overlapping_folds():
     values = np.random.default_rng(2).normal(size=(3, 5))
     naive = values.std(ddof=1) / 15**0.5
-    assert standard_error_of_folds(values) == pytest.approx(naive * (1 + 15 / 4) ** 0.5)
+    assert estimate_error(values) == pytest.approx(naive * (1 + 15 / 4) ** 0.5)
 
 
 def test_equal_gains_on_all_folds_are_certain():
-    assert standard_error_of_folds(np.full((3, 5), 0.5)) == 0
+    assert estimate_error(np.full((3, 5), 0.5)) == 0
 
 
 class OwnColumns(Attack):
@@ -224,13 +224,13 @@ def test_without_folds_nothing_is_searched():
 
 
 def colluding(names, **model):
-    federation = toy_federation(parties=4, rows=300, data=DataSpec(n_labeled=150, aligned=0.9))
+    federation = make_toy_federation(parties=4, rows=300, data=DataSpec(n_labeled=150, aligned=0.9))
     transcript = Transcript(frozenset(names.split("+")), frozenset(Kind))
     federation.channel.taps.append(transcript)
     spec = ModelSpec(**{"bottom": (8,), "cut": 3, **model})
     trained = FedSplitNN(TrainSpec(epochs=3, batch=32), spec).fit(federation)
     aux = draw_auxiliary(federation.active.labels["train"], 2, AuxSpec(n=20), 0)
-    return view_of(trained, adversary(federation, names), aux, tuple(transcript.messages)), federation
+    return observe(trained, get_adversary(federation, names), aux, tuple(transcript.messages)), federation
 
 
 def test_colluding_parties_have_what_each_of_them_has_side_by_side():
@@ -267,7 +267,7 @@ def test_what_colluding_parties_received_stands_side_by_side():
 )
 def test_adversaries_that_make_no_sense_are_refused(name, match):
     with pytest.raises(UsageError, match=match):
-        adversary(toy_federation(parties=3, rows=100), name)
+        get_adversary(make_toy_federation(parties=3, rows=100), name)
 
 
 @pytest.mark.statistical

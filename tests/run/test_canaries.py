@@ -20,7 +20,7 @@ from vflsec.results.records import schema
 from vflsec.run import spec as specs
 from vflsec.run.adversary import draw_auxiliary
 from vflsec.run.federation import build_federation
-from vflsec.run.plan import training_cell
+from vflsec.run.plan import build_cell
 from vflsec.run.spec import AuxSpec
 
 SETTINGS = {
@@ -74,14 +74,14 @@ def test_no_auxiliary_row_is_a_canary():
 
 def cell(canaries, method="fedsplitnn", **options):
     spec = specs.read({"dataset": "toy", "data": {**data(canaries), **options}, "methods": [method]})
-    return training_cell(spec, method, 0)
+    return build_cell(spec, method, 0)
 
 
 def test_results_with_tossed_labels_have_keys_of_their_own():
     keys = [cell(n).key for n in (0, 100, 200)]
     assert len(set(keys)) == 3
     assert len({cell(n).data_key for n in (0, 100, 200)}) == 3
-    without = cell(0)._settings()["data"]
+    without = cell(0)._list_settings()["data"]
     assert "canaries" not in without  # keys are those of the time before there was this setting
     stages = {cell(n, "fedcssl-simsiam").stage_key("pretrain") for n in (0, 100)}
     assert len(stages) == 1  # pre-training reads no label

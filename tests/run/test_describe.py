@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vflsec.base.errors import UsageError
-from vflsec.data.partition import DataSpec, partition
+from vflsec.data.partition import DataSpec, split_dataset
 from vflsec.run import engine
 from vflsec.run import spec as specs
 from vflsec.run.describe import build_manifest, describe_attack
@@ -36,7 +36,7 @@ def test_all_columns_are_those_that_vary_and_each_number_has_its_median():
     above = {entry.column: entry.above for entry in entries}
     assert above["SEX"] is None
     dataset = load_dataset("credit-default")
-    split = partition(dataset, DataSpec(n_labeled=500), 0)
+    split = split_dataset(dataset, DataSpec(n_labeled=500), 0)
     holder = next(one.frame for one in dataset.parties if "LIMIT_BAL" in one.frame)
     for column in ("LIMIT_BAL", "AGE", "PAY_0"):
         assert above[column] == np.sort(holder.loc[split.ids["train"], column])[249]

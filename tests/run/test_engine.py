@@ -22,7 +22,7 @@ from vflsec.results.records.schema import BaselineResult, Result
 from vflsec.run import engine, runner
 from vflsec.run import spec as specs
 from vflsec.run.describe import build_manifest
-from vflsec.run.plan import trials
+from vflsec.run.plan import list_trials
 from vflsec.run.store import StageDone, Store
 
 SETTINGS = {
@@ -402,7 +402,8 @@ def test_an_edited_dataset_file_is_another_dataset(tmp_path):
     leaks = []
     for kind in ("planted", "none"):
         file.write_text(
-            f"from vflsec.testing.federations import toy\ndef load():\n    return toy(rows=300, signal='{kind}')\n"
+            "from vflsec.testing.federations import make_toy\n"
+            f"def load():\n    return make_toy(rows=300, signal='{kind}')\n"
         )
         store = finish(tmp_path / "run", **settings)
         leaks.append(results(store)[-1].leak["test"].metrics["auc"])
@@ -426,7 +427,7 @@ def test_wrong_settings_are_raised_not_recorded(tmp_path):
 @pytest.mark.long
 def test_a_cell_does_not_depend_on_what_ran_before_it(tmp_path):
     spec = specs.read(SETTINGS)
-    last = list(trials(spec))[-1]
+    last = list(list_trials(spec))[-1]
     task = runner.Task(last.cell, [last], ())
     (alone,) = runner.run(task, tmp_path / "alone", "cpu") if Store(tmp_path / "alone") else ()
     whole = finish(tmp_path / "whole").records()[last.key]
@@ -452,7 +453,7 @@ def test_all_is_what_can_be_mounted_and_the_others_have_a_reason(changed, chosen
     found, reasons = engine.expand_attacks(spec)
     names = [attack.name for attack in found.attacks]
     assert set(names) >= chosen
-    assert set(names) | set(reasons) == set(registry.entries("attacks"))
+    assert set(names) | set(reasons) == set(registry.list_all("attacks"))
     assert not set(names) & set(reasons)
     assert "part of *alone*" in reasons.pop("logistic")
     for name, reason in left_out.items():

@@ -89,7 +89,7 @@ def test_it_passes_the_suite(suite, check):
 
 
 def test_alone_has_nothing_that_a_federation_gives(module, suite):
-    view = suite._scene("planted", 0).view
+    view = suite._get_scene("planted", 0).view
     both = {module.SENT, module.LOSSES}
     assert view.has(both) >= both
     alone = view.drop_federation(None)

@@ -15,7 +15,7 @@ from vflsec.run import spec as specs
 from vflsec.run import training
 from vflsec.run.describe import build_manifest
 from vflsec.run.federation import build_method
-from vflsec.run.plan import baselines, training_cell, trials
+from vflsec.run.plan import build_cell, list_baselines, list_trials
 from vflsec.run.spec import EvalSpec, MethodSpec, parse_method
 from vflsec.run.store import Store
 
@@ -74,7 +74,7 @@ def test_what_cannot_be_is_refused_in_one_line(settings, match):
 def test_options_of_both_places_are_joined():
     table = {"m": {"a": 1, "t": {"x": 1}}}
     spec = specs.read({**QUICK, "methods": "m:b=2,t.y=2,m:a=1,t.x=1,c=3", "method": table})
-    first, second = map(spec.method_of, spec.methods)
+    first, second = map(spec.get_method, spec.methods)
     assert first == MethodSpec(name="m", options={"a": 1, "b": 2, "t": {"x": 1, "y": 2}})
     assert second == MethodSpec(name="m", options={"a": 1, "c": 3, "t": {"x": 1}})
     assert spec.method == table, "which stays as it was"
@@ -84,21 +84,21 @@ def test_options_of_both_places_are_joined():
 def test_an_unknown_option_is_refused_with_the_known_ones():
     spec = specs.read({**QUICK, "methods": [f"{NAME}:pmaa=false"]})
     with pytest.raises(UsageError, match=f"{NAME}: .*'pmaa'.*mean pma.*Known: average"):
-        build_method(training_cell(spec, spec.methods[0], 0))
+        build_method(build_cell(spec, spec.methods[0], 0))
 
 
 def test_an_option_in_the_name_is_the_option_in_the_table():
     """The same cell, and so the same training; only the name of the result differs."""
     named = specs.read({**QUICK, "methods": [f"{NAME}:pma=false"]})
     table = specs.read({**QUICK, "methods": [NAME], "method": {NAME: {"pma": False}}})
-    one, other = (training_cell(spec, spec.methods[0], 0) for spec in (named, table))
+    one, other = (build_cell(spec, spec.methods[0], 0) for spec in (named, table))
     assert (one, one.key) == (other, other.key)
     assert one.method.name == NAME
-    (mine,), (theirs,) = trials(named), trials(table)
+    (mine,), (theirs,) = list_trials(named), list_trials(table)
     assert (mine.method, theirs.method) == (f"{NAME}:pma=false", NAME)
     assert mine.key != theirs.key, "each record names its method"
-    assert {one.key for one in baselines(named)} == {one.key for one in baselines(table)}
-    plain = training_cell(specs.read({**QUICK, "methods": [NAME]}), NAME, 0)
+    assert {one.key for one in list_baselines(named)} == {one.key for one in list_baselines(table)}
+    plain = build_cell(specs.read({**QUICK, "methods": [NAME]}), NAME, 0)
     assert plain.key != one.key
     assert training.train(one, "cpu")[1].utility == training.train(other, "cpu")[1].utility
 

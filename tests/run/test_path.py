@@ -36,7 +36,7 @@ def calls(monkeypatch):
 
     for name in ("load", "entries"):
         monkeypatch.setattr(registry, name, counting(name, getattr(registry, name)))
-    specs._class_of.cache_clear()
+    specs._load_class.cache_clear()
     return counted
 
 
@@ -44,13 +44,13 @@ def calls(monkeypatch):
 def test_each_name_is_looked_up_once(calls, tmp_path):
     """A record lists all attacks that could be mounted, so that each one is loaded."""
     vflsec.evaluate(**TOY, out=tmp_path, progress=False)
-    assert len(registry.entries("attacks")) <= calls["load"] <= 60
+    assert len(registry.list_all("attacks")) <= calls["load"] <= 60
     assert calls["entries"] <= 10
 
 
 def test_a_cell_is_resolved_again_where_it_is_sent():
     spec = specs.read({"dataset": "toy", "methods": ["fedhssl-simsiam"], "fixed": ["iso:lambda=5"]})
-    cell = plan.training_cell(spec, spec.methods[0], 0)
+    cell = plan.build_cell(spec, spec.methods[0], 0)
     sent = pickle.loads(pickle.dumps(cell))  # noqa: S301  (made here)
     assert (sent, sent.key) == (cell, cell.key)
     assert sent.method.kind is cell.method.kind, "a preset, which has no module that it could be imported from"

@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.run import engine
 from vflsec.run import spec as specs
-from vflsec.run.plan import baselines, trials
+from vflsec.run.plan import list_baselines, list_trials
 
 SWEEP = {"dataset": "toy", "defenses": [{"name": "iso"}], "strengths": [1, 5], "seeds": 2}
 
 
 def keys(**settings):
-    return [row.key for row in trials(specs.read({**SWEEP, **settings}))]
+    return [row.key for row in list_trials(specs.read({**SWEEP, **settings}))]
 
 
 def test_rows_cover_the_grid_with_the_undefended_row():
-    grid = [(row.seed, row.strength) for row in trials(specs.read(SWEEP))]
+    grid = [(row.seed, row.strength) for row in list_trials(specs.read(SWEEP))]
     assert grid == [(0, 0.0), (0, 1.0), (0, 5.0), (1, 0.0), (1, 1.0), (1, 5.0)]
 
 
@@ -44,7 +44,7 @@ def test_what_changes_a_result_changes_every_defended_key(change):
 
 def test_all_sweeps_share_one_undefended_training():
     spec = specs.read({**SWEEP, "defenses": [{"name": "iso"}, {"name": "iso", "at": ["embedding"]}]})
-    clean = {row.cell.key for row in trials(spec) if row.strength == 0 and row.seed == 0}
+    clean = {row.cell.key for row in list_trials(spec) if row.strength == 0 and row.seed == 0}
     assert len(clean) == 1
 
 
@@ -85,7 +85,7 @@ def test_an_attack_that_acts_in_training_gets_its_own(tmp_path):
         "    def optimizer(self, parameters, lr):\n        return None\n"
     )
     spec = specs.read({**SWEEP, "attacks": [{"name": "mc"}, {"name": f"{file}:Active"}]})
-    cells = {row.attack.name: row.cell.key for row in trials(spec) if row.strength == 0 and row.seed == 0}
+    cells = {row.attack.name: row.cell.key for row in list_trials(spec) if row.strength == 0 and row.seed == 0}
     assert len(set(cells.values())) == 2
 
 
@@ -97,11 +97,11 @@ def test_keys_survive_a_round_trip_through_toml(n, lr):
 
     spec = specs.read({**SWEEP, "data": {"n_labeled": n + 1}, "train": {"lr": lr}})
     again = specs.read(tomllib.loads(specs.to_toml(spec)))
-    assert [row.key for row in trials(again)] == [row.key for row in trials(spec)]
+    assert [row.key for row in list_trials(again)] == [row.key for row in list_trials(spec)]
 
 
 def test_priors_need_no_training_of_their_own():
-    found = list(baselines(specs.read(SWEEP)))
+    found = list(list_baselines(specs.read(SWEEP)))
     names = ("mc", "logistic", "trees", "squares", "pseudo-labels")
     assert [(p.seed, p.attack.name) for p in found] == [(s, a) for s in (0, 1) for a in names]
     assert all(not baseline.cell.defenses for baseline in found)
@@ -131,7 +131,7 @@ def test_what_an_adversary_infers_after_pre_training_alone_depends_on_who_is_gue
     found = []
     for n_labeled in (100, 200):
         settings = {"dataset": "toy", "methods": [method], "data": {"n_labeled": n_labeled}, "attacks": ["mc"]}
-        found.append([baseline for baseline in baselines(specs.read(settings)) if baseline.pretrained])
+        found.append([baseline for baseline in list_baselines(specs.read(settings)) if baseline.pretrained])
     few, many = found
     assert few
     assert not {baseline.key for baseline in few} & {baseline.key for baseline in many}
@@ -148,7 +148,7 @@ def test_a_defense_acts_where_an_option_has_something_said():
 def test_methods_share_the_baselines_of_their_data_and_nothing_else():
     def logistic(**changed):
         settings = {"dataset": "toy", "methods": ["fedsplitnn", "ss-vfl-c"], "seeds": 1, **changed}
-        return [p.key for p in baselines(specs.read(settings)) if p.attack.name == "logistic"]
+        return [p.key for p in list_baselines(specs.read(settings)) if p.attack.name == "logistic"]
 
     one, other = logistic()
     assert one == other
@@ -160,6 +160,6 @@ def test_methods_share_the_baselines_of_their_data_and_nothing_else():
     ):
         assert set(logistic(**changed)) - {one}
     found = [
-        p.key for p in baselines(specs.read({"dataset": "toy", "methods": ["fedsplitnn", "ss-vfl-c"], "seeds": 1}))
+        p.key for p in list_baselines(specs.read({"dataset": "toy", "methods": ["fedsplitnn", "ss-vfl-c"], "seeds": 1}))
     ]
     assert len(set(found)) == len(found) - 4, "one for each baseline"

@@ -15,7 +15,7 @@ from vflsec.report import table
 from vflsec.run import training
 from vflsec.run.federation import build_federation, build_method
 from vflsec.run.plan import make_cell
-from vflsec.run.score import compute_spending, most_per_row
+from vflsec.run.score import compute_spending, count_most
 from vflsec.run.spec import parse_defense
 from vflsec.run.store import Store
 
@@ -37,7 +37,7 @@ def releases(phase="train", receiver="passive_1", split="train", most=3, total=3
     ],
 )
 def test_the_row_that_was_heard_of_most(heard, most):
-    assert most_per_row(heard) == most
+    assert count_most(heard) == most
 
 
 def cell(*texts, method="fedsplitnn", parties=3, **options):
@@ -115,7 +115,7 @@ def test_epsilon_is_asked_for_met_and_told(tmp_path, defense):
         assert one["epsilon"] == pytest.approx(epsilon, rel=1e-3)
         assert one["delta"] == (1e-5 if defense == "gaussian-dp" else 0.0)
         assert one.get("releases", 3) == 3
-    shown = table.points(report.summary)[0]
+    shown = table.list_points(report.summary)[0]
     column = list(shown.header).index("ε")
     assert {row[column] for row in shown.rows} == {"∞", "2", "8"}
     data = json.loads(report.to_json())
@@ -130,7 +130,7 @@ def test_epsilon_is_asked_for_met_and_told(tmp_path, defense):
 @pytest.mark.long
 def test_there_is_no_column_where_nothing_is_private(tmp_path):
     report = quick(tmp_path, defense="iso", strengths=[1])
-    assert "ε" not in table.points(report.summary)[0].header
+    assert "ε" not in table.list_points(report.summary)[0].header
 
 
 @pytest.mark.long

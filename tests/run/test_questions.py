@@ -14,7 +14,7 @@ from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.run.questions import ask
 from vflsec.run.score import score
 from vflsec.run.spec import AuxSpec
-from vflsec.testing.federations import toy_federation
+from vflsec.testing.federations import make_toy_federation
 
 AUX = AuxSpec(n=20)
 
@@ -34,7 +34,7 @@ class Probe(Attack):
 @pytest.fixture(scope="module")
 def trained():
     method = FedSplitNN(TrainSpec(epochs=2), ModelSpec())
-    return method.fit(toy_federation(parties=3))
+    return method.fit(make_toy_federation(parties=3))
 
 
 def test_features_are_those_of_the_first_passive_party(trained):
@@ -86,7 +86,7 @@ def test_members_are_training_rows_and_nothing_says_where_they_are(trained):
 
 
 def test_members_keep_the_groups_of_their_rows():
-    federation = toy_federation(rows=300)
+    federation = make_toy_federation(rows=300)
     splits = ("train", "test")
     federation.groups = {split: np.arange(federation.n_rows(split)) % 7 for split in splits}
     trained = FedSplitNN(TrainSpec(epochs=1), ModelSpec()).fit(federation)
@@ -103,7 +103,7 @@ def test_members_keep_the_groups_of_their_rows():
 
 def test_candidates_may_outnumber_training_rows():
     """Then a position among candidates is none among training rows, whose labels must not be looked up by it."""
-    federation = toy_federation(rows=300, data=DataSpec(n_labeled=60))
+    federation = make_toy_federation(rows=300, data=DataSpec(n_labeled=60))
     trained = FedSplitNN(TrainSpec(epochs=1), ModelSpec()).fit(federation)
     view = ask(Probe("membership"), trained, "active", AUX).view
     assert len(view.features["candidates"]) == 120
@@ -164,7 +164,7 @@ def test_rows_whose_category_training_never_showed_are_not_scored():
 
 
 def test_untrained_federations_can_be_asked_before_training():
-    method, federation = FedSplitNN(TrainSpec(epochs=2), ModelSpec()), toy_federation()
+    method, federation = FedSplitNN(TrainSpec(epochs=2), ModelSpec()), make_toy_federation()
     method.build(federation)
     for target in ("labels", "features", "attribute", "membership"):
         assert ask(Probe(target), Trained(method, federation, {}), "active", AUX).view.aux_rows.shape == (20,)
@@ -177,7 +177,7 @@ def test_after_pre_training_nobody_can_ask_the_joint_model(trained):
 
 
 def test_a_column_that_says_the_same_of_everybody_is_no_attribute():
-    method, federation = FedSplitNN(TrainSpec(epochs=2), ModelSpec()), toy_federation()
+    method, federation = FedSplitNN(TrainSpec(epochs=2), ModelSpec()), make_toy_federation()
     method.build(federation)
     victim = federation.parties["passive_1"]
     for x in victim.features.values():

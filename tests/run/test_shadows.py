@@ -14,16 +14,16 @@ from vflsec.base.errors import InsufficientView
 from vflsec.base.seeds import derive
 from vflsec.core.settings import TrainSpec
 from vflsec.data import encode
-from vflsec.data.partition import DataSpec, exchange_rows, partition
+from vflsec.data.partition import DataSpec, exchange_rows, split_dataset
 from vflsec.results.records.schema import Result
 from vflsec.run import engine, plan, runner, training
 from vflsec.run import spec as specs
-from vflsec.run.federation import MEMBER, Candidates, build_federation, build_method, partition_of, query_model
+from vflsec.run.federation import MEMBER, Candidates, build_federation, build_method, get_partition, query_model
 from vflsec.run.forecast import forecast_time
 from vflsec.run.questions import ask
 from vflsec.run.spec import AuxSpec
 from vflsec.run.store import StageDone, Store
-from vflsec.testing.federations import toy, toy_cell
+from vflsec.testing.federations import make_toy, make_toy_cell
 
 SETTINGS = {
     "dataset": "toy",
@@ -79,7 +79,7 @@ def test_every_candidate_is_in_half_of_the_shadows_and_these_know_nothing_of_the
 )
 def test_exchanged_rows_are_the_rows_of_their_ids(data, source, wide, monkeypatch):
     monkeypatch.setattr(encode, "WIDE", 3 if wide else encode.WIDE)
-    before = partition(toy(rows=200, source=source), DataSpec(**data), seed=0)
+    before = split_dataset(make_toy(rows=200, source=source), DataSpec(**data), seed=0)
     n = len(before.ids["train"]) + len(before.ids["test"])
     after = exchange_rows(before, np.random.default_rng(0).permutation(n))
     assert issparse(before.parties["active"].features["train"]) == wide
@@ -105,7 +105,7 @@ def test_exchanged_rows_are_the_rows_of_their_ids(data, source, wide, monkeypatc
 
 
 def test_a_shadow_has_the_same_candidates_and_seeds_of_its_own():
-    cell = toy_cell(data=DataSpec(n_labeled=60))
+    cell = make_toy_cell(data=DataSpec(n_labeled=60))
     shadow = msgspec.structs.replace(cell, shadow=3)
     own, other = build_federation(cell, "cpu"), build_federation(shadow, "cpu")
     assert (own.seed, other.seed) == (0, derive(0, "shadow", 3))
@@ -115,12 +115,12 @@ def test_a_shadow_has_the_same_candidates_and_seeds_of_its_own():
         assert not torch.equal(party.features["train"], other.parties[name].features["train"])
     assert torch.equal(target.gather(own.active.labels), target.deal(3).gather(other.active.labels))
     assert cell.key != shadow.key
-    assert partition_of(cell).ids["train"].tolist() != partition_of(shadow).ids["train"].tolist()
+    assert get_partition(cell).ids["train"].tolist() != get_partition(shadow).ids["train"].tolist()
 
 
 def test_what_a_shadow_says_is_what_it_says_when_trained_by_itself():
-    cell = toy_cell(train=TrainSpec(epochs=3))
-    found = training.shadows_of(cell, 4, "cpu")
+    cell = make_toy_cell(train=TrainSpec(epochs=3))
+    found = training.get_shadows(cell, 4, "cpu")
     trained = build_method(cell).fit(build_federation(msgspec.structs.replace(cell, shadow=2), "cpu"))
     own = trained.federation
     target = Candidates.draw(0, own.n_rows("train"), own.n_rows("test"))
@@ -232,7 +232,7 @@ def test_a_plan_counts_and_forecasts_missing_shadows(tmp_path):
 
 
 def test_memory_bounds_how_many_train_at_once(monkeypatch):
-    cells = [msgspec.structs.replace(toy_cell(train=TrainSpec(epochs=1)), shadow=k) for k in range(4)]
+    cells = [msgspec.structs.replace(make_toy_cell(train=TrainSpec(epochs=1)), shadow=k) for k in range(4)]
     sizes, as_one = [], training._train_stacked
     monkeypatch.setattr(training, "_train_stacked", lambda some, *rest: sizes.append(len(some)) or as_one(some, *rest))
     monkeypatch.setattr(training, "MEMORY", 3 * 2 * 600 * 12 * 4)
@@ -246,7 +246,7 @@ def test_the_runner_stores_batches_for_other_processes(tmp_path):
     (task,) = engine.plan(spec, None).groups
     (done,) = runner.run(task, tmp_path, "cpu")
     assert (done.stage, done.status) == ("shadows 1 to 4", "ok")
-    assert Store(tmp_path).cell(training.batch_key(task.cell, range(4))).read().seconds > 0
+    assert Store(tmp_path).cell(training.make_batch_key(task.cell, range(4))).read().seconds > 0
 
 
 @pytest.mark.long

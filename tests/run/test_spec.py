@@ -272,19 +272,19 @@ def test_wrong_epsilons_teach(settings, message):
 
 def test_strengths_are_a_defenses_own_or_those_of_all_or_its_usual_ones():
     own = specs.read({"defenses": ["iso:lambda=2", "compress"], "strengths": [0.5]})
-    assert [own.strengths_of(d) for d in own.defenses] == [(2.0,), (0.5,)]
+    assert [own.list_strengths(d) for d in own.defenses] == [(2.0,), (0.5,)]
     usual = specs.read({"defenses": ["iso:lambda=2", "compress", {"name": "sign"}]})
-    assert [usual.strengths_of(d) for d in usual.defenses] == [(2.0,), (0.1, 0.25, 0.5), (0.25, 0.5, 1.0)]
+    assert [usual.list_strengths(d) for d in usual.defenses] == [(2.0,), (0.1, 0.25, 0.5), (0.25, 0.5, 1.0)]
     assert usual.strengths == ()
     private = specs.read({"defenses": ["iso:lambda=2", "gaussian-dp"], "epsilons": [8]})
-    assert [(private.strengths_of(d), d.options) for d in private.defenses] == [
+    assert [(private.list_strengths(d), d.options) for d in private.defenses] == [
         ((2.0,), {}), ((0.125,), {"unit": "1/epsilon"}),
     ]  # fmt: skip
     for spec in (own, usual, private):
         assert specs.read(tomllib.loads(specs.to_toml(spec))) == spec
 
 
-@pytest.mark.parametrize("name", registry.entries("defenses"))
+@pytest.mark.parametrize("name", registry.list_all("defenses"))
 def test_the_usual_strengths_can_be_used(name):
     made = registry.load("defenses", name)
     assert len(made.strengths) == (1 if name == "phe" else 3)  # which is on or off

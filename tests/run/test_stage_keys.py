@@ -22,11 +22,11 @@ OTHER_LOSSES = ("-byol", "-moco")
 
 METHODS = [
     name
-    for name in sorted(registry.entries("methods"))
+    for name in sorted(registry.list_all("methods"))
     if len(registry.load("methods", name).phases) > 1
     if name.startswith("fedhssl") or not name.endswith(OTHER_LOSSES)
 ]
-DEFENSES = sorted(registry.entries("defenses"))
+DEFENSES = sorted(registry.list_all("defenses"))
 OPTIONS = {"phe": "backend=plain,"}
 PLACED = [
     "iso:lambda=5@embedding",

@@ -10,7 +10,7 @@ from vflsec.results.records.schema import BaselineResult, Result
 from vflsec.run import engine
 from vflsec.run import spec as specs
 from vflsec.run.describe import build_manifest
-from vflsec.run.plan import NO_ADVERSARY, training_cell, trials
+from vflsec.run.plan import NO_ADVERSARY, build_cell, list_trials
 from vflsec.run.store import StageDone, Store
 from vflsec.run.training import limit_threads, train
 
@@ -33,7 +33,7 @@ def read(**changes):
 
 
 def stage(of="fedhssl-simsiam", **changes):
-    return training_cell(read(**changes), of, 0).stage_key("pretrain")
+    return build_cell(read(**changes), of, 0).stage_key("pretrain")
 
 
 def run(spec, folder):
@@ -59,7 +59,7 @@ def run(spec, folder):
 )
 def test_what_comes_later_shares_the_pre_training(changes):
     assert stage(**changes) == stage()
-    cells = [training_cell(read(**c), "fedhssl-simsiam", 0).key for c in ({}, changes)]
+    cells = [build_cell(read(**c), "fedhssl-simsiam", 0).key for c in ({}, changes)]
     assert (cells[0] == cells[1]) == (set(changes) <= {"aux", "attacks"})
 
 
@@ -125,7 +125,7 @@ def test_a_stage_under_a_defense_is_not_the_undefended_one(defense, ciphertexts,
     )
     _, records = run(spec, tmp_path / "shared")
     assert sum(isinstance(record, StageDone) and record.stage == "pretrain" for record in records) == 2
-    (defended,) = {row.cell.key: row.cell for row in trials(spec) if row.strength}.values()
+    (defended,) = {row.cell.key: row.cell for row in list_trials(spec) if row.strength}.values()
     shared = Store(tmp_path / "shared").cell(defended.key).read()
     with limit_threads():
         _, alone = train(defended, "cpu", store=Store(tmp_path / "alone"))
@@ -222,8 +222,8 @@ def test_a_method_without_an_adversary_has_a_utility_and_no_leak(tmp_path):
 
 def test_compared_methods_have_one_encoder():
     together = read(methods=["fedsplitnn", "fedlocal-simsiam"], method={})
-    assert {training_cell(together, m, 0).model.encoder for m in together.methods} == {"auto"}
-    assert training_cell(read(methods=["fedsplitnn"], method={}), "fedsplitnn", 0).model.encoder == "mlp"
+    assert {build_cell(together, m, 0).model.encoder for m in together.methods} == {"auto"}
+    assert build_cell(read(methods=["fedsplitnn"], method={}), "fedsplitnn", 0).model.encoder == "mlp"
 
 
 @pytest.mark.parametrize("of", ["fedhssl-simsiam", "fedlocal-byol", "ss-vfl-c"])
@@ -235,7 +235,7 @@ def test_a_longer_pre_training_goes_on_from_a_shorter_one(of, tmp_path):
         pretrain = {"epochs": 5, "batch": 64, **({"until": until} if until else {})}
         spec = read(methods=[of], method={of: options}, train={"epochs": 2, "pretrain": pretrain})
         with limit_threads():
-            done, facts = train(training_cell(spec, of, 0), "cpu", store=store)
+            done, facts = train(build_cell(spec, of, 0), "cpu", store=store)
         return facts.history["pretrain"], done.predict("test")
 
     store = Store(tmp_path)

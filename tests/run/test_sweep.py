@@ -17,7 +17,7 @@ from vflsec.cli import cli
 from vflsec.cli.eval_ import is_several, parse_axes
 from vflsec.report.report import Report
 from vflsec.report.sweep import SweepReport
-from vflsec.results.analysis.trainings import rises
+from vflsec.results.analysis.trainings import compare
 from vflsec.run import sweep
 
 SMALL = {
@@ -316,7 +316,7 @@ def moved(summary, by):
 @pytest.mark.parametrize(("by", "rising"), [((0.1, 0.11), True), ((0.1, -0.1), False), ((-0.1, -0.11), False)])
 def test_a_rise_is_the_paired_difference_and_counts_beyond_noise(swept, by, rising):
     summary = swept[1].reports[0].summary
-    found = rises(summary, moved(summary, by), {})
+    found = compare(summary, moved(summary, by), {})
     places = [("none", "worst"), ("iso", "worst"), ("none", "mc"), ("iso", "mc")]
     assert [(one.defense, one.attack) for one in found] == places
     for one in found:
@@ -342,14 +342,14 @@ def test_a_headline_that_is_alone_does_not_rise_by_an_attack(swept):
     summary = swept[1].reports[0].summary
     after = moved(summary, (0.1, 0.11))
     worst = [msgspec.structs.replace(point, choice="alone") for point in after.worst]
-    found = rises(summary, msgspec.structs.replace(after, worst=worst), {})
+    found = compare(summary, msgspec.structs.replace(after, worst=worst), {})
     assert {one.attack for one in found} == {"mc"}
 
 
 def test_evaluations_with_other_attacks_have_no_rise(swept):
     summary = swept[1].reports[0].summary
     renamed = [msgspec.structs.replace(point, attack="other") for point in summary.points]
-    assert rises(summary, msgspec.structs.replace(summary, points=renamed), {}) == []
+    assert compare(summary, msgspec.structs.replace(summary, points=renamed), {}) == []
 
 
 def test_only_means_of_the_adversary_can_be_exhausted(swept):

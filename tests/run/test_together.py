@@ -38,13 +38,13 @@ APART = {
 
 @pytest.fixture(scope="module")
 def toy():
-    return memory.keep(federations.toy(rows=400, columns=5))
+    return memory.keep(federations.make_toy(rows=400, columns=5))
 
 
 def cells(dataset, seeds=2, **settings):
     """The different trainings of an evaluation."""
     spec = specs.read({"dataset": dataset, "attacks": ["mc"], "seeds": seeds, "train": {"epochs": 5}, **settings})
-    return list({row.cell.key: row.cell for row in plan.trials(spec)}.values())
+    return list({row.cell.key: row.cell for row in plan.list_trials(spec)}.values())
 
 
 def trained_apart_and_as_one(own, tmp_path):
@@ -77,7 +77,7 @@ def test_facts_and_models_are_the_same(name, toy, tmp_path):
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("name", sorted(registry.entries("defenses")))
+@pytest.mark.parametrize("name", sorted(registry.list_all("defenses")))
 def test_every_defense_acts_on_its_own_run(name, toy, tmp_path):
     strength = STRENGTHS.get(name, 1.0)
     settings = {"train": {"epochs": 5, **TRAIN.get(name, {})}, "defenses": [{"name": name, "strengths": [0, strength]}]}
@@ -103,7 +103,7 @@ def is_sample(name):
     "name",
     [
         name
-        for name in sorted(registry.entries("methods"))
+        for name in sorted(registry.list_all("methods"))
         if is_sample(name)
         and training.is_stackable(plan.resolve(specs.parse_method(name)))
         and not registry.load("methods", name).source_phases
@@ -222,7 +222,7 @@ def test_the_documentation_names_what_trains_apart():
     text = Path(__file__).parents[2].joinpath("docs", "scale_out.md").read_text(encoding="utf-8")
     section = text.partition("## Runs that train as one")[2].partition("\n## ")[0]
     together, apart = section.partition("* **One after the other**")[::2]
-    for name in registry.entries("methods"):
+    for name in registry.list_all("methods"):
         inherits = registry.load("methods", name).together is Method.together
         forms = [f"`{name}`", *(f"`{name[:end]}*`" for end in range(2, len(name) + 1))]
         named = [part for part in (together, apart) if any(form in part for form in forms)]

@@ -10,22 +10,22 @@ from games import gaussian
 from sklearn.metrics import roc_auc_score
 
 import vflsec
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.cli import cli
 from vflsec.core.message import Kind, Message, ReleaseCount
 from vflsec.core.method import Trained
 from vflsec.core.view import Guess, View
 from vflsec.defenses.gaussian_dp import GaussianDP
 from vflsec.defenses.label_dp import LabelDP
-from vflsec.inference.several_trainings import pool_guesses, side_by_side, sum_margins, weigh_trainings
+from vflsec.inference.several_trainings import join_views, pool_guesses, sum_margins, weigh_trainings
 from vflsec.report.sweep import SweepReport
-from vflsec.results.analysis.trainings import add_up, notes_on_spending, spending_of
+from vflsec.results.analysis.trainings import add_up, find_spending, note_spending
 from vflsec.results.records.folder import read_manifest, read_records
 from vflsec.run import engine
 from vflsec.run import spec as specs
-from vflsec.run.cell import repeat_training, result_key
+from vflsec.run.cell import make_key, repeat_training
 from vflsec.run.federation import build_federation, build_method
-from vflsec.run.plan import resolve, training_cell
+from vflsec.run.plan import build_cell, resolve
 from vflsec.run.score import compute_spending
 from vflsec.run.store import Store
 
@@ -45,7 +45,7 @@ def run(*words):
 
 def cells(trainings, *defenses, method="fedsplitnn", **settings):
     spec = specs.read({**TOY, "methods": [method], "fixed": list(defenses), **settings})
-    return repeat_training(training_cell(spec, method, seed=0), trainings)
+    return repeat_training(build_cell(spec, method, seed=0), trainings)
 
 
 def leaks(points):
@@ -127,14 +127,14 @@ def test_trainings_share_rows_and_labels_and_nothing_else():
     assert one.seed != other.seed
     attack = resolve(specs.parse_attack("mc"))
     aux = specs.AuxSpec()
-    assert result_key(first, attack, "passive_1", aux) == result_key(first, attack, "passive_1", aux, 1)
-    assert len({result_key(first, attack, "passive_1", aux, k) for k in (1, 2, 5)}) == 3
+    assert make_key(first, attack, "passive_1", aux) == make_key(first, attack, "passive_1", aux, 1)
+    assert len({make_key(first, attack, "passive_1", aux, k) for k in (1, 2, 5)}) == 3
 
 
 def answers(cell):
     federation = build_federation(cell, "cpu")
     own = federation.active
-    rng = federation.label_stream("train")
+    rng = federation.get_label_stream("train")
     return own.defenses.training_targets(own.labels["train"], own.features["train"], n_classes=2, rng=rng)[0]
 
 
@@ -184,7 +184,7 @@ def noisy(labels, count, deviation, rng):
 @pytest.mark.parametrize("classes", [2, 3])
 def test_evidence_adds_up_as_log_odds_do_whatever_the_units(classes):
     """With Gaussian errors the sum of scores is the log posterior; other units of a training must not matter."""
-    rng = generator(0, "trainings")
+    rng = make_rng(0, "trainings")
     labels = torch.arange(3000) % classes
     scores = noisy(labels, 4, 1.5, rng)
     other_units = [scores[0], 1e3 * scores[1] + 7, scores[2].float(), 1e-4 * scores[3]]
@@ -202,7 +202,7 @@ def test_evidence_adds_up_as_log_odds_do_whatever_the_units(classes):
 
 
 def test_a_training_that_tells_nothing_or_the_opposite_does_not_spoil_the_others():
-    rng = generator(1, "trainings")
+    rng = make_rng(1, "trainings")
     labels = torch.arange(4000) % 2
     good, (noise,) = noisy(labels, 3, 1.5, rng), noisy(labels[torch.randperm(4000, generator=rng)], 1, 0.1, rng)
     wrong = noisy(1 - labels, 1, 1.5, rng)[0]
@@ -219,7 +219,7 @@ def test_a_training_that_tells_nothing_or_the_opposite_does_not_spoil_the_others
 
 
 def test_without_agreement_all_trainings_weigh_the_same():
-    z = torch.randn(5, 500, 2, generator=generator(2, "trainings"), dtype=torch.float64)
+    z = torch.randn(5, 500, 2, generator=make_rng(2, "trainings"), dtype=torch.float64)
     assert torch.equal(weigh_trainings(z), torch.ones(5, dtype=torch.float64))
     assert torch.equal(weigh_trainings(z[:2]), torch.ones(2, dtype=torch.float64))
 
@@ -270,7 +270,7 @@ def test_views_side_by_side_keep_the_last_training_and_rename_the_others():
         none = torch.zeros(0, dtype=torch.long)
         return View("passive_1", "passive", 2, features, torch.nn.Identity(), none, none, tuple(heard))
 
-    found = side_by_side([view(1.0), view(2.0), view(3.0)])
+    found = join_views([view(1.0), view(2.0), view(3.0)])
     assert [(m.phase, float(m.payload["value"][0, 0])) for m in found.messages] == [
         ("train of training 1", 1.0), ("train of training 2", 2.0), ("train", 3.0), ("train", 3.0), ("predict", 3.0),
     ]  # fmt: skip
@@ -295,7 +295,7 @@ def test_the_note_adds_up_what_all_trainings_would_spend(swept, tmp_path):
     _, out = swept["label-dp:epsilon=1"]
     own = add_up(report.summary.spending for report in SweepReport.read(out).reports)
     assert list(own["label-dp"].values()) == [(5.0, 5)]  # five trainings, which all points share
-    assert notes_on_spending(own, []) == []  # they are in the column of epsilon
+    assert note_spending(own, []) == []  # they are in the column of epsilon
     report = vflsec.evaluate(
         attack="mc:epochs=5", defense="label-dp", epsilons=[1, 2], out=tmp_path, progress=False, jobs=1,
         **{**TOY, "seeds": 2, "train": {"epochs": 2}},
@@ -304,8 +304,8 @@ def test_the_note_adds_up_what_all_trainings_would_spend(swept, tmp_path):
     assert "would spend epsilon 6 together" in note
     points = report.points
     assert "without it have no bound" in note, "that of no defense"
-    assert "no bound" not in notes_on_spending(report.summary.spending, [p for p in points if p.strength])[0]
-    spending = spending_of(read_manifest(tmp_path), read_records(tmp_path))
+    assert "no bound" not in note_spending(report.summary.spending, [p for p in points if p.strength])[0]
+    spending = find_spending(read_manifest(tmp_path), read_records(tmp_path))
     assert sorted(spending["label-dp"].values()) == [(1.0, 1), (1.0, 1), (2.0, 1), (2.0, 1)]
 
 

@@ -59,7 +59,7 @@ def settings(name, adversary="passive_1", attacks=("mc",), parties=3, **more):
 def mountable(spec):
     """Each registered attack that can be mounted, with the phase after which it strikes: the last, or a former one."""
     ((_, method, federation),) = engine._build(spec)
-    for name in registry.entries("attacks"):
+    for name in registry.list_all("attacks"):
         for after in (None, *method.phases[:-1]):
             attack = plan.resolve(specs.parse_attack(name)).make()
             try:
@@ -73,7 +73,7 @@ def mountable(spec):
 
 
 def cases():
-    for method in sorted(registry.entries("methods")):
+    for method in sorted(registry.list_all("methods")):
         if registry.load("methods", method).receives:
             yield from ((method, options) for options in OPTIONS.get(method.partition("-")[0], [{}]))
 
@@ -178,7 +178,7 @@ def test_the_server_mounts_what_it_can_and_all_strikes_after_a_phase(tmp_path):
     assert [attack.label for attack in found.attacks] == expected
     assert "for the passive side" in left_out["mc"]
     assert "not by the server" in left_out["attribute"]
-    lines = engine.reasons(left_out)
+    lines = engine.list_reasons(left_out)
     assert sum("for the passive side" in line for line in lines) == 1
     assert len(lines) < len(left_out) / 2
     ends = msgspec.structs.replace(found, attacks=[found.attacks[0], found.attacks[-1]])

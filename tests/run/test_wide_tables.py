@@ -13,7 +13,7 @@ from vflsec.nn import wide
 from vflsec.run import federation as federations
 from vflsec.run import spec as specs
 from vflsec.run.federation import build_federation, build_method
-from vflsec.run.plan import training_cell
+from vflsec.run.plan import build_cell
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def trained(name: str, method: str, encoder: str | None = None) -> tuple[list[fl
     settings = {"dataset": name, "methods": [method], "model": {"encoder": encoder}, "train": {"epochs": 3}}
     settings["train"] |= {"pretrain": {"epochs": 5}} if method.startswith("fedhssl") else {}
     spec = specs.read_training({key: value for key, value in settings.items() if value != {"encoder": None}})
-    cell = training_cell(spec, spec.methods[0], 0)
+    cell = build_cell(spec, spec.methods[0], 0)
     federation, built = build_federation(cell, "cpu"), build_method(cell)
     sparse = isinstance(federation.parties["passive_1"].features["train"], SparseRows)
     found = built.fit(federation)

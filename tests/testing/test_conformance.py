@@ -100,7 +100,7 @@ def statistical(check):
 def _siblings(kind):
     """The presets of each class, except for the one with the fewest settings, which stands for it in every run."""
     families = {}
-    for name, entry in sorted(registry.entries(kind).items()):
+    for name, entry in sorted(registry.list_all(kind).items()):
         made = entry.target
         target, settings = (made.target, made.settings) if isinstance(made, registry.Preset) else (made, ())
         families.setdefault(target, []).append((len(settings), name))
@@ -109,7 +109,7 @@ def _siblings(kind):
 
 def _over_the_registry(kind, suite, make, names=None):
     siblings = _siblings(kind)
-    for name in sorted(registry.entries(kind)) if names is None else names:
+    for name in sorted(registry.list_all(kind)) if names is None else names:
         body = {"make": make(name), "exempt": EXEMPT.get(name, {}), "__module__": __name__}
         body |= {"side": SIDE[name]} if name in SIDE else {}
         body |= STRENGTHS.get(name, {})
@@ -128,7 +128,7 @@ _over_the_registry(
     DefenseConformance,
     lambda name: lambda self, strength, **o: registry.build("defenses", name, strength, **o),
 )
-ON_INTEGRITY = [n for n in sorted(registry.entries("attacks")) if registry.load("attacks", n).target == "integrity"]
+ON_INTEGRITY = [n for n in sorted(registry.list_all("attacks")) if registry.load("attacks", n).target == "integrity"]
 
 
 def attack(name):
@@ -136,9 +136,9 @@ def attack(name):
 
 
 _over_the_registry("attacks", IntegrityConformance, attack, ON_INTEGRITY)
-ON_RECORDINGS = [n for n in registry.entries("attacks") if Need.RECORDING in registry.load("attacks", n).needs]
+ON_RECORDINGS = [n for n in registry.list_all("attacks") if Need.RECORDING in registry.load("attacks", n).needs]
 """They read a recording of an encrypted layer; test_recording_conformance.py has their suite."""
-SUITED = sorted(registry.entries("attacks").keys() - {*ON_INTEGRITY, *ON_RECORDINGS})
+SUITED = sorted(registry.list_all("attacks").keys() - {*ON_INTEGRITY, *ON_RECORDINGS})
 _over_the_registry("attacks", AttackConformance, attack, SUITED)
 _over_the_registry(
     "methods",
@@ -488,7 +488,7 @@ def test_a_broken_plugin_is_caught(plugin, check):
 
 def test_a_guess_that_follows_the_truth_is_caught():
     suite = _suite(Guesser)
-    labels = suite._scene("planted", 0).trained.federation.active.labels  # what no attack could hold
+    labels = suite._get_scene("planted", 0).trained.federation.active.labels  # what no attack could hold
 
     class Spy(Guesser):
         def run(self, view, *, rng):

@@ -86,7 +86,7 @@ RECORDINGS = {  # of attacks that read messages, or a role that deviates
     "wire-exponents": wire_exponents,
 }
 
-for _name in sorted(registry.entries("attacks")):
+for _name in sorted(registry.list_all("attacks")):
     if Need.RECORDING in registry.load("attacks", _name).needs:
         _body = {"make": lambda self, name=_name: registry.build("attacks", name)}
         _body |= {"record": RECORDINGS[_name]} if _name in RECORDINGS else {}

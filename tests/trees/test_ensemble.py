@@ -20,13 +20,13 @@ ROWS = torch.tensor([[1.0, 0, 5], [1.5, 0, 5], [2.0, 9, 0], [0.0, 9, -1]])
 
 def test_rows_go_where_their_values_say(splits):
     nodes = torch.tensor([[1, 1], [1, 0], [1, 1], [0, 1]])
-    assert splits.route(ROWS, 0, nodes).tolist() == [[0, 2], [0, 0], [0, 3], [0, 2]]
-    assert splits.route(ROWS, 1, torch.tensor([[3, 1]] * 4)).tolist() == [[7, 0], [7, 0], [6, 0], [6, 0]]
+    assert splits.send_down(ROWS, 0, nodes).tolist() == [[0, 2], [0, 0], [0, 3], [0, 2]]
+    assert splits.send_down(ROWS, 1, torch.tensor([[3, 1]] * 4)).tolist() == [[7, 0], [7, 0], [6, 0], [6, 0]]
 
 
 def test_where_a_party_owns_no_split_it_says_nothing(splits):
-    assert not splits.route(ROWS, 0, torch.tensor([[1, 2, 3]] * 4))[:, [0, 1]].any()
-    assert splits.route(ROWS, 0, torch.zeros(4, 0, dtype=torch.long)).shape == (4, 0)
+    assert not splits.send_down(ROWS, 0, torch.tensor([[1, 2, 3]] * 4))[:, [0, 1]].any()
+    assert splits.send_down(ROWS, 0, torch.zeros(4, 0, dtype=torch.long)).shape == (4, 0)
 
 
 def test_the_representation_has_a_direction_for_each_own_split(splits):
@@ -39,7 +39,7 @@ def test_the_representation_has_a_direction_for_each_own_split(splits):
 def test_sparse_rows_are_as_dense_ones(splits):
     sparse = SparseRows(ROWS, torch.arange(3).expand(4, -1).contiguous(), 3)
     nodes = torch.tensor([[1, 3]] * 4)
-    assert torch.equal(splits.route(sparse, 1, nodes), splits.route(ROWS, 1, nodes))
+    assert torch.equal(splits.send_down(sparse, 1, nodes), splits.send_down(ROWS, 1, nodes))
     assert torch.equal(splits(sparse), splits(ROWS))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vflsec.core.protocol import FRACTION_BITS
-from vflsec.trees.histograms import Rule, best_splits, histogram
+from vflsec.trees.histograms import Rule, find_splits, sum_bins
 
 UNIT = 2**FRACTION_BITS
 EVERY = Rule(l2=1.0, least_rows=1, least_hessian=0.0, least_gain=0.0)
@@ -59,8 +59,8 @@ def test_the_best_split_is_that_of_a_search_through_all(seed, rule):
     codes, column, ordered = columns(rng, rows)
     g, h = (rng.normal(size=rows) * UNIT).astype(np.int64), (rng.uniform(0.01, 0.3, size=rows) * UNIT).astype(np.int64)
     nodes = rng.integers(-1, n_nodes, size=rows)
-    sums = histogram(codes, nodes, np.stack([g, h], axis=1), n_nodes, len(column))
-    best = best_splits(sums, column, ordered, rule)
+    sums = sum_bins(codes, nodes, np.stack([g, h], axis=1), n_nodes, len(column))
+    best = find_splits(sums, column, ordered, rule)
     for node in range(n_nodes):
         inside = nodes == node
         found = search(codes[inside], g[inside], h[inside], column, ordered, rule)
@@ -76,8 +76,8 @@ def test_the_best_split_is_that_of_a_search_through_all(seed, rule):
 def test_of_equal_splits_the_first_bin_is_taken():
     sums = np.array([[[-UNIT, UNIT, 4], [UNIT, UNIT, 4]] * 3])
     column, ordered = np.repeat(np.arange(3), 2), np.ones(6, dtype=bool)
-    assert best_splits(sums, column, ordered, EVERY).bin.tolist() == [0]
-    assert best_splits(sums[:, 2:], column[2:], ordered[2:], EVERY).bin.tolist() == [0]
+    assert find_splits(sums, column, ordered, EVERY).bin.tolist() == [0]
+    assert find_splits(sums[:, 2:], column[2:], ordered[2:], EVERY).bin.tolist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -92,16 +92,16 @@ def test_of_equal_splits_the_first_bin_is_taken():
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("l2", [0.0, 1.0])
 def test_a_node_without_a_split_has_no_gain(sums, ordered, l2):
-    found = best_splits(
+    found = find_splits(
         np.array([sums]), np.zeros(len(sums), dtype=int), np.full(len(sums), ordered), EVERY._replace(l2=l2)
     )
     assert found.gain.tolist() == [-math.inf]
 
 
 def test_without_columns_or_nodes_there_is_no_split():
-    none = best_splits(np.zeros((3, 0, 3), dtype=np.int64), np.zeros(0, int), np.zeros(0, bool), EVERY)
+    none = find_splits(np.zeros((3, 0, 3), dtype=np.int64), np.zeros(0, int), np.zeros(0, bool), EVERY)
     assert none.gain.tolist() == [-math.inf] * 3
-    assert best_splits(np.zeros((0, 2, 3), dtype=np.int64), np.zeros(2, int), np.ones(2, bool), EVERY).gain.shape == (
+    assert find_splits(np.zeros((0, 2, 3), dtype=np.int64), np.zeros(2, int), np.ones(2, bool), EVERY).gain.shape == (
         0,
     )
 
@@ -114,7 +114,7 @@ def test_columns_that_were_not_drawn_do_not_change_those_that_were(drawn):
     weights = np.stack([rng.normal(size=80), rng.uniform(0.1, 0.3, size=80)], axis=1)
     weights = (weights * UNIT).astype(np.int64)
     nodes = rng.integers(2, size=80)
-    best = best_splits(histogram(codes[:, drawn], nodes, weights, 2, len(column)), column, ordered, EVERY)
+    best = find_splits(sum_bins(codes[:, drawn], nodes, weights, 2, len(column)), column, ordered, EVERY)
     for node in range(2):
         inside = nodes == node
         found = search(codes[inside], *weights[inside].T, column, ordered, EVERY)

@@ -30,8 +30,8 @@ from vflsec.core.method import Trained
 from vflsec.data.partition import Partition
 from vflsec.run import spec as specs
 from vflsec.run.cell import Cell
-from vflsec.run.federation import build_federation, build_method, partition_of
-from vflsec.run.plan import training_cell
+from vflsec.run.federation import build_federation, build_method, get_partition
+from vflsec.run.plan import build_cell
 from vflsec.run.spec import EvalSpec
 from vflsec.run.store import CellFacts, CellFolder
 
@@ -80,13 +80,13 @@ class Restored(NamedTuple):
 def save(folder: Path, trained: Trained, spec: EvalSpec, seed: int) -> None:
     """Write the models of ``trained`` and what describes them into a new folder."""
     trained.save(folder)
-    data = partition_of(training_cell(spec, spec.methods[0], seed))
+    data = get_partition(build_cell(spec, spec.methods[0], seed))
     settings = {key: value for key, value in msgspec.to_builtins(spec).items() if key in specs.TRAINING}
-    (folder / SETTINGS).write_text(files.toml({"seed": seed, **settings}), encoding="utf-8")
+    (folder / SETTINGS).write_text(files.dump({"seed": seed, **settings}), encoding="utf-8")
     salt = secrets.token_hex(16)
-    rows = _Rows(salt, {split: _hashes(ids, salt) for split, ids in data.ids.items()})
+    rows = _Rows(salt, {split: _hash_ids(ids, salt) for split, ids in data.ids.items()})
     (folder / ROWS).write_bytes(msgspec.json.encode(rows))
-    (folder / ENCODERS).write_bytes(msgspec.json.encode(_encoders(data)))
+    (folder / ENCODERS).write_bytes(msgspec.json.encode(_get_encoders(data)))
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -122,17 +122,17 @@ def restore(folder: Path, dataset: str | None = None, options: Mapping[str, Any]
         settings["dataset"] = dataset
         settings["data"] = {**settings.get("data", {}), **({"options": dict(options)} if options else {})}
     spec = specs.read_training(settings)
-    cell = training_cell(spec, spec.methods[0], seed)
-    data = partition_of(cell)
+    cell = build_cell(spec, spec.methods[0], seed)
+    data = get_partition(cell)
     for split, ids in data.ids.items():
-        hashes, expected = _hashes(ids, rows.salt), rows.splits.get(split, [])
+        hashes, expected = _hash_ids(ids, rows.salt), rows.splits.get(split, [])
         if hashes != expected:
             other = len(set(hashes) ^ set(expected))
             raise UsageError(
                 f"expected the rows of the training in {spec.dataset}, found {count(other, 'other row')} in {split}: "
                 f"use the files that it was trained on"
             )
-    if encoders != msgspec.json.decode(msgspec.json.encode(_encoders(data))):
+    if encoders != msgspec.json.decode(msgspec.json.encode(_get_encoders(data))):
         raise UsageError(f"expected the columns of the training in {spec.dataset}, found other values: use its files")
     fingerprint = hashlib.sha256(files.read(folder / "cell.json")).hexdigest()
     return Restored(cell, facts, fingerprint, folder)
@@ -154,13 +154,13 @@ class TranscriptTap(Transcript):
     """
 
     def __init__(self, folder: Path, spec: EvalSpec, seed: int) -> None:
-        cell = training_cell(spec, spec.methods[0], seed)
+        cell = build_cell(spec, spec.methods[0], seed)
         sent = frozenset[Kind]().union(*build_method(cell).messages.values())
         if not sent & set(KINDS):
             raise UsageError(
                 f"expected a method that sends embeddings, gradients or nodes to record, got {cell.method.name}"
             )
-        self.data = partition_of(cell)
+        self.data = get_partition(cell)
         super().__init__(frozenset({*self.data.parties, SERVER}), frozenset(KINDS))
         sides = {name: "active" if name == "active" else "passive" for name in self.data.parties}
         header = TranscriptHeader(
@@ -209,7 +209,7 @@ def list_messages(restored: Restored, folder: Path, adversary: str) -> Iterator[
         DataError: the transcript is damaged.
         UsageError: it is of another training.
     """
-    opened, data = TranscriptFolder(folder), partition_of(restored.cell)
+    opened, data = TranscriptFolder(folder), get_partition(restored.cell)
     check_classes(opened.header.classes, data, folder.name)
     models = restored.build_untrained(0).federation.active.modules
     trees = len(models["shape"].owner) if "shape" in models else 0  # type: ignore[arg-type]
@@ -235,10 +235,10 @@ def list_messages(restored: Restored, folder: Path, adversary: str) -> Iterator[
         )  # fmt: skip
 
 
-def _hashes(ids: np.ndarray, salt: str) -> list[str]:
+def _hash_ids(ids: np.ndarray, salt: str) -> list[str]:
     key = bytes.fromhex(salt)
     return [hashlib.blake2b(str(row).encode(), key=key, digest_size=8).hexdigest() for row in ids]
 
 
-def _encoders(data: Partition) -> dict[str, Any]:
+def _get_encoders(data: Partition) -> dict[str, Any]:
     return {name: dict(part.encoder) for name, part in data.parties.items()}

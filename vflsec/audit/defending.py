@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vflsec.base.errors import UsageError
 from vflsec.core import hooks
-from vflsec.core.defense import Defense, DefenseStack, Release, touches
+from vflsec.core.defense import Defense, DefenseStack, Release, list_hooks
 from vflsec.core.message import Kind
 from vflsec.run.plan import resolve
 from vflsec.run.spec import parse_defense
@@ -19,9 +19,9 @@ from vflsec.run.spec import parse_defense
 CROSSING = frozenset({Kind.EMBEDDING, Kind.GRADIENT})  # the messages that cross a cut layer
 
 
-def fits_any_loop(defense: Defense | type[Defense]) -> bool:
+def is_on_messages(defense: Defense | type[Defense]) -> bool:
     """Whether a defense changes messages alone."""
-    return all(hook.kind is not None or hook is hooks.PLAN_RELEASES for hook in touches(defense))
+    return all(hook.kind is not None or hook is hooks.PLAN_RELEASES for hook in list_hooks(defense))
 
 
 def defend(*defenses: str, releases: int | None = None, seed: int | None = None) -> CutLayerDefense:
@@ -43,7 +43,7 @@ def defend(*defenses: str, releases: int | None = None, seed: int | None = None)
     """
     built = [resolve(parse_defense(text)).defense() for text in defenses]
     for defense in built:
-        if not fits_any_loop(defense):
+        if not is_on_messages(defense):
             raise UsageError(
                 f"expected a defense that changes messages alone, got {defense.name}, which changes training: "
                 f"train it with vflsec train"
@@ -51,7 +51,7 @@ def defend(*defenses: str, releases: int | None = None, seed: int | None = None)
         if not defense.at <= CROSSING:
             points = ", ".join(sorted(defense.at - CROSSING))
             raise UsageError(f"expected {defense.name} at embedding or gradient, which cross a cut layer, got {points}")
-        if hooks.PLAN_RELEASES in touches(defense):
+        if hooks.PLAN_RELEASES in list_hooks(defense):
             if releases is None:
                 raise UsageError(f"{defense.name} sets its noise by the number of releases of a row: add releases=")
             defense.plan_releases(releases)

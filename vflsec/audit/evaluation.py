@@ -28,11 +28,11 @@ from vflsec.results.records.manifest import AUDITED, Manifest
 from vflsec.results.records.schema import BaselineResult, Result
 from vflsec.run.cell import Technique, digest
 from vflsec.run.describe import describe_attack, describe_provenance, list_baselines, list_rows
-from vflsec.run.engine import reasons
+from vflsec.run.engine import list_reasons
 from vflsec.run.mounting import expand_victims, is_baseline, with_columns
 from vflsec.run.plan import Baseline, Trial, list_attacks, make_alone_attack, resolve
 from vflsec.run.questions import Question, ask
-from vflsec.run.runner import Task, attack_run, try_attack
+from vflsec.run.runner import Task, describe_run, try_attack
 from vflsec.run.spec import AttackSpec, AuxSpec
 from vflsec.run.training import limit_threads
 
@@ -210,7 +210,7 @@ def add_attacks(audit: SystemAudit, wanted: Sequence[AttackSpec]) -> SystemAudit
     exclusions = {spec.label: reason for spec, reason in reasons_by_spec if reason is not None}
     if not possible:
         raise InsufficientView(
-            f"expected material for an attack in {subject.name}, found none: {'; '.join(reasons(exclusions))}"
+            f"expected material for an attack in {subject.name}, found none: {'; '.join(list_reasons(exclusions))}"
         )
     mountable = [spec.label for spec in possible if spec in every]
     attacks = chosen or with_columns(possible, subject.adversary, trained.federation, of_all=possible)
@@ -266,10 +266,10 @@ class AuditedDraw:
                 alone = self.audit.apart(self.number)
                 yield from (_score_alone(baseline, alone, self.audit) for baseline in task.baselines)
             if task.rows:
-                yield from _results(self.audit, task.rows, self.audit.joint(self.number))
+                yield from _make_results(self.audit, task.rows, self.audit.joint(self.number))
 
 
-def _results(audit: SystemAudit, rows: Sequence[Trial], trained: Trained) -> Iterator[Result]:
+def _make_results(audit: SystemAudit, rows: Sequence[Trial], trained: Trained) -> Iterator[Result]:
     questions: dict[tuple[object, ...], Question] = {}  # attacks share what views remember
     for row in rows:
         assert row.attack is not None
@@ -285,7 +285,7 @@ def _results(audit: SystemAudit, rows: Sequence[Trial], trained: Trained) -> Ite
             defenses=[],
             seed=row.seed,
             adversary=row.adversary,
-            attack=attack_run(row.attack, attack),
+            attack=describe_run(row.attack, attack),
             seconds={"attack": time.perf_counter() - began},
             notes=[*audit.subject.notes, *(f"{row.label}: {note}" for note in changes.pop("notes", ()))],
             mountable=list(audit.mountable),
@@ -310,7 +310,7 @@ def _score_alone(baseline: Baseline, alone: Trained, audit: SystemAudit) -> Base
         method=AUDITED,
         seed=baseline.seed,
         adversary=baseline.adversary,
-        attack=attack_run(baseline.attack, bare),
+        attack=describe_run(baseline.attack, bare),
         seconds={"attack": time.perf_counter() - began},
         **changes,
     )

@@ -19,10 +19,10 @@ from torch import nn
 
 from vflsec.audit.evaluation import SystemAudit
 from vflsec.audit.foreign import SPLITS
-from vflsec.audit.matching import ColumnRegression, Floats, Ints, accuracy, label_correlation, spread
+from vflsec.audit.matching import ColumnRegression, Floats, Ints, accuracy, correlate_labels, spread
 from vflsec.audit.subject import Subject
 from vflsec.base.checks import count
-from vflsec.base.errors import DataError, plain
+from vflsec.base.errors import DataError, clean
 from vflsec.core.message import Kind, Message, Transcript
 from vflsec.core.method import Trained
 from vflsec.data.encode import Matrix, densify
@@ -85,7 +85,7 @@ class Rows:
         held = (self.data.parties[name].features for name in parties)
         return np.concatenate([_read_columns(x, SPLITS, drawn) for x in held], axis=1)
 
-    def alignments(self) -> dict[str, Ints]:
+    def list_alignments(self) -> dict[str, Ints]:
         """Return, by name, of each row (N,) the row that the material may call by its id; -1 for none."""
         if not len(self.file):
             return {}
@@ -260,7 +260,7 @@ def _judge_embeddings(
     regressions = ColumnRegression(_read_columns(features, splits, drawn), rng)
     others = {
         name: np.where((named[drawn] >= 0)[:, None], sent.mean[named[drawn]], np.nan)
-        for name, named in rows.alignments().items()
+        for name, named in rows.list_alignments().items()
     }
     fit = regressions.fit(
         sent.mean[drawn],
@@ -516,7 +516,7 @@ def _judge_output(values: Floats, rows: Rows, what: str, embeddings: Floats, *, 
 
 
 def _get_name(party: str, data: Partition) -> str:
-    return plain(data.names.get(party, party))
+    return clean(data.names.get(party, party))
 
 
 def _judge_model(audit: SystemAudit) -> Iterator[Finding]:
@@ -569,7 +569,7 @@ def _judge_lost_columns(
     for column in np.flatnonzero(width <= LOST * unit).tolist():
         if response(column) > usual:
             yield Finding(
-                "unverified", f"{audit.subject.name} reads {plain(names[column])} as much as other columns, but it is "
+                "unverified", f"{audit.subject.name} reads {clean(names[column])} as much as other columns, but it is "
                 f"the same in all rows: check that the files are those of the training",
             )  # fmt: skip
             return
@@ -617,7 +617,7 @@ def _judge_order(
     tried = {key: order for key, order in by_name.items() if order != list(range(width))}
     orders = [*map(np.array, tried.values()), *(rng.permutation(width) for _ in range(ORDERS))]
     result = np.split(run(np.concatenate([given[:, order] for order in orders])), len(orders))
-    scores: Floats = np.array([[label_correlation(each, labels), spread(each)] for each in [stated, *result]])
+    scores: Floats = np.array([[correlate_labels(each, labels), spread(each)] for each in [stated, *result]])
     controls = scores[1 + len(tried) :]
     ranks = (1 + (controls >= scores[0]).sum(axis=0)) / (1 + ORDERS)
     p = min(1.0, 2 * float(ranks.min()))

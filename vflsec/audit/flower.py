@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vflsec.audit.defending import CutLayerDefense
 from vflsec.audit.recorder import Recorder
-from vflsec.base.errors import UsageError, plain
+from vflsec.base.errors import UsageError, clean
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, Context, Message
@@ -75,10 +75,10 @@ class RecorderMod:
             OSError: the transcript cannot be written.
         """
         if self.gradient in message.content.array_records:
-            self._record("gradient", _array(message, self.gradient), message, context)
+            self._record("gradient", _read_array(message, self.gradient), message, context)
         reply = call_next(message, context)
         if reply.has_content() and self.embedding in reply.content.array_records:
-            self._record("embedding", _array(reply, self.embedding), reply, context)
+            self._record("embedding", _read_array(reply, self.embedding), reply, context)
         return reply
 
     def _record(self, kind: str, value: Tensor, message: Message, context: Context) -> None:
@@ -89,7 +89,7 @@ class RecorderMod:
         steps = context.state.config_records.setdefault(STEPS, ConfigRecord())
         key = f"{party} {about.get('phase') or about.get('split', 'train')}"
         last = steps.get(key)
-        folder = self._folder(context) / party
+        folder = self._get_folder(context) / party
         with Recorder(folder, parties=self.parties, observer=party, classes=self.classes, resume=resume) as recorder:
             if kind == "gradient":
                 recorder.gradient(value, party=party, step=last, **about)
@@ -101,14 +101,14 @@ class RecorderMod:
         passive = [name for name, side in self.parties.items() if side == "passive"]
         party = self.party or context.node_config.get("party") or (passive[0] if len(passive) == 1 else None)
         if party not in passive:
-            given = "none" if party is None else repr(plain(str(party)))
+            given = "none" if party is None else repr(clean(str(party)))
             raise UsageError(
                 f"expected the name of a passive party, one of {', '.join(passive)}, found {given}: start the node "
                 f"with --node-config 'party=\"{passive[0] if passive else 'NAME'}\"'"
             )
         return party
 
-    def _folder(self, context: Context) -> Path:
+    def _get_folder(self, context: Context) -> Path:
         folder = self.folder or context.node_config.get("transcripts")
         if not folder:
             raise UsageError(
@@ -146,13 +146,13 @@ class DefenseMod:
             from flwr.app import Array
 
             record = reply.content.array_records[self.embedding]
-            value = _array(reply, self.embedding)
+            value = _read_array(reply, self.embedding)
             (key,) = record
             record[key] = Array(np.ascontiguousarray(self.defense.passive(value).numpy()))
         return reply
 
 
-def _array(message: Message, name: str) -> Tensor:
+def _read_array(message: Message, name: str) -> Tensor:
     """Return the only array of a record as a tensor.
 
     Raises:

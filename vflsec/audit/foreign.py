@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from vflsec.audit.opening import block_exit
 from vflsec.audit.subject import Subject, join_names
 from vflsec.audit.transcript_lines import Sent
-from vflsec.base.checks import count, unknown
-from vflsec.base.errors import InsufficientView, UsageError, plain
+from vflsec.base.checks import count, describe_unknown
+from vflsec.base.errors import InsufficientView, UsageError, clean
 from vflsec.base.layout import EncodedColumn, Layout
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.base.sparse_rows import to_tensor
 from vflsec.core.federation import Federation
 from vflsec.core.message import Channel, Kind, Message
@@ -189,7 +189,7 @@ def build_federation(data: Partition, subject: Subject, seed: int, *, alone: boo
                 last, features = _append_columns(features, rows)
                 layout = _add_columns(layout, len(last.mean))
                 bottom = nn.Sequential(last, *([bottom] if bottom is not None else []))
-        noise, known = partial(generator, seed, "noise", name), labels if name == "active" else None
+        noise, known = partial(make_rng, seed, "noise", name), labels if name == "active" else None
         party = Party(name, features, channel, noise=noise, layout=layout, labels=known)
         if bottom is not None:
             party.modules["bottom"] = bottom.eval()
@@ -201,7 +201,7 @@ def build_federation(data: Partition, subject: Subject, seed: int, *, alone: boo
 
 def convert_messages(data: Partition, sent: Sequence[Sent]) -> Iterator[Message]:
     """Yield messages with positions in place of ids; rows that are not in the data are left out."""
-    places = {split: _texts(data.ids[split]) for split in SPLITS}
+    places = {split: _to_texts(data.ids[split]) for split in SPLITS}
     for m in sent:
         for split, ids in places.items():
             positions = ids.get_indexer(pd.Index(m.rows))
@@ -219,7 +219,7 @@ def convert_predictions(data: Partition, table: pd.DataFrame | None) -> dict[str
     if table is None:
         return predictions
     for split in SPLITS:
-        positions = table.index.get_indexer(_texts(data.ids[split]))
+        positions = table.index.get_indexer(_to_texts(data.ids[split]))
         if (positions >= 0).any():
             values = table.to_numpy(np.float32)[positions]
             values[positions < 0] = np.median(values[positions >= 0], axis=0)
@@ -227,7 +227,7 @@ def convert_predictions(data: Partition, table: pd.DataFrame | None) -> dict[str
     return predictions
 
 
-def _texts(ids: np.ndarray) -> pd.Index:
+def _to_texts(ids: np.ndarray) -> pd.Index:
     texts: pd.Index = pd.Index(ids.astype(str).astype(object))
     return texts
 
@@ -239,7 +239,7 @@ def add_embeddings(subject: Subject, data: Partition) -> Subject:
         UsageError: the model does not read these columns, or gives no vectors.
     """
     part = data.parties[subject.adversary]
-    ids = _texts(np.concatenate([data.ids[split].astype(str) for split in SPLITS]))
+    ids = _to_texts(np.concatenate([data.ids[split].astype(str) for split in SPLITS]))
     if subject.function is not None:
         if subject.inputs is None:
             inputs = np.concatenate([densify(part.features[split]) for split in SPLITS])
@@ -264,7 +264,7 @@ def add_embeddings(subject: Subject, data: Partition) -> Subject:
         raise UsageError(
             f"the model of {subject.name} cannot read the {width} columns of {subject.adversary}"
             f"{way_out * (subject.inputs is None)}: "
-            f"{type(error).__name__}: {plain(' '.join(str(error).split()))[:200]}"
+            f"{type(error).__name__}: {clean(' '.join(str(error).split()))[:200]}"
         ) from None
     if not isinstance(out, Tensor) or out.dim() != 2 or len(out) != len(x) or not torch.isfinite(out).all():
         shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
@@ -305,7 +305,7 @@ def list_inputs(dataset: VerticalDataset, party: str) -> pd.DataFrame:
     """
     tables = {table.name: table for table in dataset.parties}
     if party not in tables:
-        raise UsageError(unknown("--party", party, tables))
+        raise UsageError(describe_unknown("--party", party, tables))
     frame = tables[party].frame
     texts = [str(name) for name in frame.columns if not pd.api.types.is_numeric_dtype(frame[name].dtype)]
     if texts:
@@ -317,7 +317,7 @@ def list_inputs(dataset: VerticalDataset, party: str) -> pd.DataFrame:
 
 def _split_rows(table: pd.DataFrame, data: Partition) -> dict[str, Tensor] | None:
     """Return the vectors (n, d) of each split; None if some row of training or test has none."""
-    positions = {split: table.index.get_indexer(_texts(ids)) for split, ids in data.ids.items()}
+    positions = {split: table.index.get_indexer(_to_texts(ids)) for split, ids in data.ids.items()}
     if any((positions[split] < 0).any() for split in SPLITS):
         return None
     return {split: torch.from_numpy(table.to_numpy(np.float32)[at]) for split, at in positions.items()}

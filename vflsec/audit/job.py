@@ -18,18 +18,18 @@ from vflsec.audit.opening import add_predictions, open_subject, read_ids
 from vflsec.audit.recordings import open_recording
 from vflsec.audit.subject import Subject
 from vflsec.audit.transcript_lines import Sent
-from vflsec.base.checks import unknown
+from vflsec.base.checks import describe_unknown
 from vflsec.base.errors import MisfitError, UsageError
 from vflsec.cipher.recording import is_recording
 from vflsec.core import hooks
-from vflsec.core.defense import touches
+from vflsec.core.defense import list_hooks
 from vflsec.core.message import Kind, ReleaseCount
 from vflsec.data.dataset import VerticalDataset
-from vflsec.data.partition import DataSpec, partition
-from vflsec.run.adversary import adversary
-from vflsec.run.federation import partition_of
+from vflsec.data.partition import DataSpec, split_dataset
+from vflsec.run.adversary import get_adversary
+from vflsec.run.federation import get_partition
 from vflsec.run.plan import Names, find_dataset, resolve
-from vflsec.run.score import compute_account, compute_spending, most_per_row
+from vflsec.run.score import compute_account, compute_spending, count_most
 from vflsec.run.spec import AttackSpec, AuxSpec, parse_defense
 
 
@@ -146,9 +146,9 @@ def _audit_material(
     subject: Subject, dataset: VerticalDataset, named: tuple[str, Any], aux: AuxSpec, draws: int
 ) -> SystemAudit:
     """Return the audit of messages, models or embeddings of a system that vflsec has not trained."""
-    split = partition(dataset, DataSpec(), 0)
+    split = split_dataset(dataset, DataSpec(), 0)
     if subject.adversary not in split.parties:
-        raise UsageError(unknown("--party", subject.adversary, split.parties))
+        raise UsageError(describe_unknown("--party", subject.adversary, split.parties))
     foreign.check_classes(subject.classes, split, subject.name)
     subject = foreign.add_embeddings(subject, split)
     return SystemAudit(
@@ -176,8 +176,8 @@ def _audit_checkpoint(
     """Return the audit of a checkpoint, whose first draw of auxiliary labels is that of ``eval``, and its fit."""
     restored = checkpoint.restore(folder, data, options)
     cell, notes = restored.cell, list(restored.facts.notes)
-    party = Names("", partition_of(cell).names).standard(party)
-    adversary(restored.load_trained(0).federation, party)  # raises an error if there is no such party
+    party = Names("", get_partition(cell).names).to_standard(party)
+    get_adversary(restored.load_trained(0).federation, party)  # raises an error if there is no such party
     if messages:
         notes.append(f"messages of its training from {messages}")
     subject = Subject(
@@ -189,7 +189,7 @@ def _audit_checkpoint(
     )
     audit = SystemAudit(
         subject,
-        partition_of(cell),
+        get_partition(cell),
         joint=restored.load_trained,
         apart=restored.build_untrained,
         messages=tuple(checkpoint.list_messages(restored, messages, party)) if messages else (),
@@ -208,7 +208,7 @@ def _audit_checkpoint(
     return audit, findings
 
 
-def default_folder(what: Path) -> Path:
+def name_folder(what: Path) -> Path:
     """Return the results folder of an audit; files that differ in their suffix alone have folders of their own."""
     return Path("runs") / f"audit-{what.name or what.resolve().name}"
 
@@ -225,11 +225,11 @@ def measure_spending(defenses: Sequence[str], subject: Subject, parties: Iterabl
     ledger = []
     for text in defenses:
         defense = resolve(parse_defense(text)).defense()
-        if hooks.UPDATE in touches(defense):
+        if hooks.UPDATE in list_hooks(defense):
             raise UsageError(f"expected a defense of messages, got {text}: its epsilon counts updates, not messages")
         acted_on = [count for count in releases if defense.acts(Kind(count.kind), count.phase)]
-        if hooks.PLAN_RELEASES in touches(defense) and acted_on:
-            defense.plan_releases(most_per_row(acted_on))
+        if hooks.PLAN_RELEASES in list_hooks(defense) and acted_on:
+            defense.plan_releases(count_most(acted_on))
         senders = [name for name in parties if name != subject.adversary and (acted_on or not defense.at)]
         by_sender = [entry for name in senders if (entry := compute_account(defense, name, releases)) is not None]
         sent = not subject.messages or not defense.at or any(m.kind in defense.at for m in subject.messages)

@@ -51,10 +51,10 @@ class RowMixture(NamedTuple):
     others: float
 
 
-def robust(values: Floats) -> Floats:
+def clip_columns(values: Floats) -> Floats:
     """Return columns (n, d) that no few values decide: clipped at quantiles, then standardized; constants are 0."""
     x = np.asarray(values, dtype=np.float64)
-    low, high = _ends(x)
+    low, high = _find_ends(x)
     largest = np.abs(x).max(axis=0, initial=0.0)
     x = np.where(low < high, np.clip(x, low, high), x / np.maximum(largest, 1e-30))
     x = x - x.mean(axis=0)
@@ -63,14 +63,14 @@ def robust(values: Floats) -> Floats:
     return np.clip(np.where(varies, x / np.where(varies, scale, 1.0), 0.0), -10.0, 10.0)
 
 
-def _ends(values: Floats) -> tuple[Floats, Floats]:
+def _find_ends(values: Floats) -> tuple[Floats, Floats]:
     """Return the quantiles (d,) at which columns are clipped, which 1 % of wild values cannot reach."""
     return np.quantile(values, 0.02, axis=0, method="higher"), np.quantile(values, 0.98, axis=0, method="lower")
 
 
-def components(values: Floats) -> Floats:
+def reduce(values: Floats) -> Floats:
     """Return the robust columns that vary, or their first principal components where they are many."""
-    x = robust(values)
+    x = clip_columns(values)
     x = x[:, x.any(axis=0)]
     if x.shape[1] > MAX_COMPONENTS:
         u, s, _ = np.linalg.svd(x, full_matrices=False)
@@ -94,7 +94,7 @@ class ColumnRegression:
     """
 
     def __init__(self, values: Floats, rng: np.random.Generator) -> None:
-        x = robust(values)
+        x = clip_columns(values)
         x = x[:, x.any(axis=0)]
         self.x, self.n, self._rng = x, len(x), rng
 
@@ -126,16 +126,16 @@ class ColumnRegression:
             vectors: as they are said to belong to the rows.
             others: other alignments of the same vectors, by name.
         """
-        target = components(vectors)
+        target = reduce(vectors)
         if not target.shape[1] or not self.x.shape[1]:
             return HeldOutFit(0.0, 1.0, 0.0, {})
-        single = np.array([_correlations(each @ target, target) for each in self.smoothers])
+        single = np.array([_correlate(each @ target, target) for each in self.smoothers])
         stated = single.mean(axis=1)
         shuffled = np.stack([target[self._rng.permutation(self.n)] for _ in range(CONTROLS)], axis=1)
         flat = shuffled.reshape(self.n, -1).astype(np.float32)
         controls = np.array(
             [
-                _correlations(each.astype(np.float32) @ flat, flat).reshape(CONTROLS, -1).mean(axis=1)
+                _correlate(each.astype(np.float32) @ flat, flat).reshape(CONTROLS, -1).mean(axis=1)
                 for each in self.smoothers
             ]
         )
@@ -144,9 +144,9 @@ class ColumnRegression:
         largest = ((controls - center[:, None]) / spread[:, None]).max(axis=0)
         better = {}
         for name, values in (others or {}).items():
-            tried = components(values)
+            tried = reduce(values)
             if tried.shape[1]:
-                result = np.array([_correlations(each @ tried, tried).mean() for each in self.smoothers])
+                result = np.array([_correlate(each @ tried, tried).mean() for each in self.smoothers])
                 if ((result - center) / spread).max() > 6.0 and result.max() > stated.max() + 0.1:
                     better[name] = float(result.max())
         p = (1 + int((largest >= z.max()).sum())) / (1 + CONTROLS)
@@ -155,7 +155,7 @@ class ColumnRegression:
 
     def is_copied(self, vectors: Floats) -> bool:
         """Whether each of two or more coordinates of ``vectors`` (n, d) is one of the columns, but for its scale."""
-        coordinates = robust(vectors)
+        coordinates = clip_columns(vectors)
         coordinates = coordinates[:, coordinates.any(axis=0)]
         if min(coordinates.shape[1], self.x.shape[1]) < 2:
             return False
@@ -172,7 +172,7 @@ class ColumnRegression:
         that of any row, so that half of such rows are farther from it than the median row. So are rare rows, which are
         predicted badly without being wrong, but not among those that are most like others.
         """
-        target, kernel = components(vectors), self.kernels[0] + self.kernels[1]
+        target, kernel = reduce(vectors), self.kernels[0] + self.kernels[1]
         read, best = np.sort(self._rng.permutation(self.n)[:MAX_FITTED_ROWS]), RowMixture(0.0, 0.0)
         for ridge in (0.02, 0.5):
             kept = read
@@ -208,7 +208,7 @@ def _measure_left_out(kernel: Floats, inverse: Floats, kept: Ints, ridge: float)
     return np.asarray(variance)
 
 
-def _correlations(guess: Floats, target: Floats) -> Floats:
+def _correlate(guess: Floats, target: Floats) -> Floats:
     g, t = guess - guess.mean(axis=0), target - target.mean(axis=0)
     scale = np.sqrt((g**2).sum(axis=0) * (t**2).sum(axis=0))
     return np.asarray((g * t).sum(axis=0) / np.maximum(scale, 1e-12))
@@ -227,19 +227,19 @@ def accuracy(values: Floats, labels: Ints, n_classes: int) -> float:
     return max(float(((each @ (target - mean) + mean).argmax(axis=1) == labels).mean()) for each in smoothers)
 
 
-def label_correlation(vectors: Floats, labels: Floats) -> float:
+def correlate_labels(vectors: Floats, labels: Floats) -> float:
     """Return the correlation of ``labels`` (n, C) and a held-out ridge regression on ``vectors`` (n, d) as scaled."""
-    low, high = _ends(vectors)
+    low, high = _find_ends(vectors)
     e = np.clip(np.asarray(vectors, dtype=np.float64), low, high)
     e = e - e.mean(axis=0)
     e = e / max(float(np.sqrt((e**2).sum(axis=1).mean())), 1e-12)
     hat = e @ np.linalg.inv(e.T @ e + 0.01 * len(e) * np.eye(e.shape[1]))
     leverage = (hat * e).sum(axis=1)[:, None]
     t = labels - labels.mean(axis=0)
-    return float(_correlations((hat @ (e.T @ t) - leverage * t) / np.maximum(1.0 - leverage, 1e-3), t).mean())
+    return float(_correlate((hat @ (e.T @ t) - leverage * t) / np.maximum(1.0 - leverage, 1e-3), t).mean())
 
 
 def spread(vectors: Floats) -> float:
     """Return the variance of ``vectors`` (n, d), clipped at quantiles."""
-    low, high = _ends(vectors)
+    low, high = _find_ends(vectors)
     return float(np.clip(vectors, low, high).var(axis=0).sum())

@@ -10,7 +10,7 @@ import torch
 
 from vflsec.audit.opening import read_ids
 from vflsec.audit.recorder import Recorder
-from vflsec.base.errors import UsageError, plain
+from vflsec.base.errors import UsageError, clean
 
 try:
     from nvflare.apis.dxo import from_shareable
@@ -104,10 +104,10 @@ class SplitNNRecorder(FLComponent):  # type: ignore[misc]  # NVFlare has no type
         split, asked = TOPICS[topic], from_shareable(request)
         rows = self._rows(split, asked.get_meta_prop(SplitNNConstants.BATCH_INDICES))
         if reply is None:
-            self._recorder.embedding(_tensor(asked, SplitNNDataKind.ACTIVATIONS), rows=rows, split=split)
+            self._recorder.embedding(_to_tensor(asked, SplitNNDataKind.ACTIVATIONS), rows=rows, split=split)
         elif split == "train" and reply.get_return_code() == ReturnCode.OK:
             answer = from_shareable(reply)
-            self._recorder.gradient(_tensor(answer, SplitNNDataKind.GRADIENT), rows=rows, split=split)
+            self._recorder.gradient(_to_tensor(answer, SplitNNDataKind.GRADIENT), rows=rows, split=split)
 
     def _rows(self, split: str, positions: Any) -> Any:
         ids = self.ids[split]
@@ -120,13 +120,13 @@ class SplitNNRecorder(FLComponent):  # type: ignore[misc]  # NVFlare has no type
         return [int(position) for position in positions]
 
 
-def _tensor(message: Any, kind: str) -> torch.Tensor:
+def _to_tensor(message: Any, kind: str) -> torch.Tensor:
     """Return the tensor that a message carries.
 
     Raises:
         UsageError: another kind of message.
     """
     if message.data_kind != kind:
-        raise UsageError(f"expected a message with {kind}, found {plain(str(message.data_kind))}")
+        raise UsageError(f"expected a message with {kind}, found {clean(str(message.data_kind))}")
     data = message.data[SplitNNConstants.DATA]
     return torch.as_tensor(fobs.loads(data) if isinstance(data, bytes) else data)

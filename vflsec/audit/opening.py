@@ -30,10 +30,10 @@ from torch import Tensor, nn
 
 from vflsec.audit.subject import Subject, from_transcript, join_names
 from vflsec.audit.transcript import HEADER
-from vflsec.audit.transcript_lines import MAX_VALUES, arrow
+from vflsec.audit.transcript_lines import MAX_VALUES, import_arrow
 from vflsec.base.checks import count
-from vflsec.base.errors import DataError, UsageError, VflsecError, plain
-from vflsec.run.spec import class_of
+from vflsec.base.errors import DataError, UsageError, VflsecError, clean
+from vflsec.run.spec import load_class
 
 MAX_BYTES = 1 << 33  # bytes of a file
 LARGEST_ONNX = 1 << 31  # bytes that ONNX allows in one file
@@ -126,7 +126,7 @@ def read_ids(path: Path) -> pd.Index:
     if ids.empty:
         raise DataError(f"{path}: expected ids, one a line, found none")
     if ids.has_duplicates:
-        raise DataError(f"{path}: expected each id once, found {plain(ids[ids.duplicated()][0])!r} again")
+        raise DataError(f"{path}: expected each id once, found {clean(ids[ids.duplicated()][0])!r} again")
     return ids
 
 
@@ -206,7 +206,7 @@ def _read_vectors(path: Path, content: bytes, letter: str) -> tuple[pd.DataFrame
     columns = sorted(numbers, key=lambda name: numbers[name])
     if "id" not in table.columns or [numbers[name] for name in columns] != list(range(len(columns))) or not columns:
         raise DataError(
-            f"{path}: expected columns id, {letter}_0, {letter}_1, ..., found {join_names(map(plain, table.columns))}: "
+            f"{path}: expected columns id, {letter}_0, {letter}_1, ..., found {join_names(map(clean, table.columns))}: "
             f"rename them"
         )
     if table["id"].isna().any():
@@ -214,13 +214,13 @@ def _read_vectors(path: Path, content: bytes, letter: str) -> tuple[pd.DataFrame
     ids = pd.Index(table["id"].astype(str).astype(object))
     if ids.has_duplicates:
         at = int(ids.duplicated().argmax())
-        raise DataError(f"{path}, row {at + 1}: expected each id once, found {plain(ids[at])!r} again")
+        raise DataError(f"{path}, row {at + 1}: expected each id once, found {clean(ids[at])!r} again")
     values = table[columns].set_axis(ids).apply(pd.to_numeric, errors="coerce").astype(np.float32)
     bad = ~np.isfinite(values.to_numpy()).all(axis=1)
     if bad.any():
         row = int(bad.argmax()) + 1
         raise DataError(f"{path}, row {row}: expected finite numbers in {letter}_0, {letter}_1, ..., found none")
-    return values, [plain(name) for name in table.columns if name not in (*columns, "id")]
+    return values, [clean(name) for name in table.columns if name not in (*columns, "id")]
 
 
 def _find_id_column(names: Sequence[str], pattern: re.Pattern[str]) -> str:
@@ -236,11 +236,11 @@ def _read_csv(path: Path, content: bytes, pattern: re.Pattern[str]) -> pd.DataFr
         names = [str(name) for name in pd.read_csv(io.BytesIO(content), nrows=0).columns]
         return pd.read_csv(io.BytesIO(content), dtype={_find_id_column(names, pattern): str}, low_memory=False)
     except (ValueError, UnicodeDecodeError, OverflowError, MemoryError) as error:
-        raise DataError(f"{path}: cannot be read as CSV: {plain(' '.join(str(error).split())[:200])}") from None
+        raise DataError(f"{path}: cannot be read as CSV: {clean(' '.join(str(error).split())[:200])}") from None
 
 
 def _read_parquet(path: Path, content: bytes) -> pd.DataFrame:
-    pa, parquet = arrow()
+    pa, parquet = import_arrow()
     limits = {"thrift_string_size_limit": 1 << 20, "thrift_container_size_limit": 1 << 20}
     try:
         opened = parquet.ParquetFile(pa.BufferReader(content), **limits)
@@ -249,7 +249,7 @@ def _read_parquet(path: Path, content: bytes) -> pd.DataFrame:
             raise DataError(f"{path}: expected at most {MAX_BYTES >> 20} MiB of numbers, found more")
         return pd.DataFrame(opened.read(use_threads=False).to_pydict())
     except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
-        raise DataError(f"{path}: cannot be read as Parquet: {plain(' '.join(str(error).split())[:200])}") from None
+        raise DataError(f"{path}: cannot be read as Parquet: {clean(' '.join(str(error).split())[:200])}") from None
 
 
 def _open_weights(path: Path, party: str, factory: str | None) -> Subject:
@@ -260,7 +260,7 @@ def _open_weights(path: Path, party: str, factory: str | None) -> Subject:
     try:
         tensors = load(content)
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, MemoryError) as error:
-        raise DataError(f"{path}: cannot be read as safetensors: {plain(str(error))[:200]}") from None
+        raise DataError(f"{path}: cannot be read as safetensors: {clean(str(error))[:200]}") from None
     model = _build(factory)
     expected = dict(model.state_dict())
     _check_weights(path, expected, tensors, factory)
@@ -292,11 +292,11 @@ def _build(factory: str) -> nn.Module:
         raise UsageError(f"expected --model FILE.py:FUNCTION, got {factory!r}")
     try:
         with redirect_stdout(sys.stderr), block_exit():  # results alone go to stdout
-            model: Any = class_of("models", factory)()
+            model: Any = load_class("models", factory)()
     except (VflsecError, KeyboardInterrupt):
         raise
     except BaseException as error:  # noqa: BLE001  (the user's own code, which may also exit)
-        raise UsageError(f"{factory} failed: {type(error).__name__}: {plain(str(error))[:200]}") from None
+        raise UsageError(f"{factory} failed: {type(error).__name__}: {clean(str(error))[:200]}") from None
     if not isinstance(model, nn.Module):
         raise UsageError(f"expected {factory} to return a torch.nn.Module, got {type(model).__name__}")
     return model
@@ -307,7 +307,7 @@ def _check_weights(path: Path, expected: Mapping[str, Tensor], tensors: Mapping[
     if lacking := [name for name in expected if name not in tensors]:
         raise DataError(
             f"{path}: expected the tensors of {factory}, found no {join_names(lacking)}; it holds "
-            f"{join_names(map(plain, tensors))}"
+            f"{join_names(map(clean, tensors))}"
         )
     for name, initial in expected.items():
         shape = tuple(tensors[name].shape)
@@ -317,7 +317,7 @@ def _check_weights(path: Path, expected: Mapping[str, Tensor], tensors: Mapping[
             raise DataError(f"{path}: expected finite weights, found others in {name}")
     floats = [name for name, initial in expected.items() if initial.is_floating_point()]
     if others := [name for name in floats if not tensors[name].is_floating_point()]:
-        other = f"{plain(others[0])} of type {str(tensors[others[0]].dtype).removeprefix('torch.')}"
+        other = f"{clean(others[0])} of type {str(tensors[others[0]].dtype).removeprefix('torch.')}"
         raise DataError(f"{path}: expected weights as floating point numbers, found {other}: save the trained model")
     if floats and not any(bool(tensors[name].any()) for name in floats):
         raise DataError(f"{path}: expected trained weights, found zeros only: save the trained model")
@@ -330,12 +330,12 @@ def _note_surplus(name: str, tensors: Mapping[str, Tensor]) -> list[str]:
     notes = []
     if states:
         notes.append(
-            f"{name} also holds the state of an optimizer, {join_names(map(plain, states))}: it reveals the last "
+            f"{name} also holds the state of an optimizer, {join_names(map(clean, states))}: it reveals the last "
             f"gradients; not read"
         )
     if others:
         notes.append(
-            f"{name} also holds tensors that are not of the bottom model, {join_names(map(plain, others))}: a head, or "
+            f"{name} also holds tensors that are not of the bottom model, {join_names(map(clean, others))}: a head, or "
             f"a model of another party, should not be in it; not read"
         )
     return notes
@@ -369,7 +369,7 @@ def run_onnx(path: Path, content: bytes, inputs: np.ndarray) -> np.ndarray:
             raise DataError(f"{path}: expected a model that runs within {SECONDS} s, it takes longer") from None
         if done.returncode:
             lines = done.stderr.decode(errors="replace").strip().splitlines()
-            cause = plain(" ".join(lines[-1].split())) if lines else f"its process ended with {done.returncode}"
+            cause = clean(" ".join(lines[-1].split())) if lines else f"its process ended with {done.returncode}"
             raise DataError(f"{path}: {cause}: export the bottom model again")
         outputs: np.ndarray = np.load(place / "outputs.npy", allow_pickle=False)
     if outputs.ndim < 2 or len(outputs) != len(inputs):

@@ -17,7 +17,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from vflsec.audit.transcript import TranscriptWriter, row_ids
+from vflsec.audit.transcript import TranscriptWriter, join_ids
 from vflsec.audit.transcript_lines import AUDITOR, TranscriptHeader, check_name
 from vflsec.base.errors import UsageError, VflsecError
 
@@ -137,8 +137,8 @@ class Recorder:
         Raises:
             UsageError: not one id for each row, or a party that is not passive.
         """
-        sent, back = self._heads(party, split, phase)
-        step = self._last_step(sent.sender, sent.phase) + 1
+        sent, back = self._find_heads(party, split, phase)
+        step = self._find_last_step(sent.sender, sent.phase) + 1
         copied = self._put(sent, step, rows, h)
         self._steps[sent.sender, sent.phase] = step
         if h.requires_grad and torch.is_grad_enabled():
@@ -157,8 +157,8 @@ class Recorder:
         step: int | None = None,
     ) -> int:
         """Record an embedding that ``party`` sends to the active party; return the number of its step."""
-        head, _ = self._heads(party, split, phase)
-        step = self._last_step(head.sender, head.phase) + 1 if step is None else step
+        head, _ = self._find_heads(party, split, phase)
+        step = self._find_last_step(head.sender, head.phase) + 1 if step is None else step
         self._put(head, step, rows, value)
         self._steps[head.sender, head.phase] = step
         return step
@@ -174,16 +174,16 @@ class Recorder:
         step: int | None = None,
     ) -> None:
         """Record a gradient that the active party returns to ``party``, by default for its last embedding."""
-        _, head = self._heads(party, split, phase)
-        step = max(self._last_step(head.receiver, head.phase), 0) if step is None else step
+        _, head = self._find_heads(party, split, phase)
+        step = max(self._find_last_step(head.receiver, head.phase), 0) if step is None else step
         self._put(head, step, rows, value)
 
     def prediction(
         self, value: Tensor, *, rows: Rows, receiver: str, split: str = "test", phase: str | None = None
     ) -> None:
         """Record a prediction of the joint model, (B, C), that the active party sends to ``receiver``."""
-        head = self._heads(receiver, split, phase)[1]._replace(kind="prediction")
-        step = self._last_step(f"prediction {receiver}", head.phase) + 1
+        head = self._find_heads(receiver, split, phase)[1]._replace(kind="prediction")
+        step = self._find_last_step(f"prediction {receiver}", head.phase) + 1
         self._put(head, step, rows, value)
         self._steps[f"prediction {receiver}", head.phase] = step
 
@@ -216,12 +216,12 @@ class Recorder:
             if error is None:  # else the loop's own error comes first; a warning has been issued
                 raise
 
-    def _last_step(self, who: str, phase: str) -> int:
+    def _find_last_step(self, who: str, phase: str) -> int:
         """Return the last step of this recorder, or of the transcript that it continues; -1 if there is none."""
         step = self._steps.get((who, phase))
         return self._writer.last_steps.get((who, phase), -1) if step is None else step
 
-    def _heads(self, party: str | None, split: str, phase: str | None) -> tuple[_Head, _Head]:
+    def _find_heads(self, party: str | None, split: str, phase: str | None) -> tuple[_Head, _Head]:
         """Return what embeddings of ``party`` and the gradients that come back have in common."""
         heads = self._known.get((party, split, phase)) if isinstance(split, str) else None
         if heads is None:
@@ -303,7 +303,7 @@ class Recorder:
             bad, numbers, seen = seen[first], numbers[: ends[first - 1] if first else 0], seen[:first]
         if seen:
             shapes = [(len(each.value), each.value.numel() // len(each.value)) for each in seen]
-            rows = row_ids(each.rows.cpu().numpy() if isinstance(each.rows, Tensor) else each.rows for each in seen)
+            rows = join_ids(each.rows.cpu().numpy() if isinstance(each.rows, Tensor) else each.rows for each in seen)
             self._writer.write_lines([(*each.head, each.step) for each in seen], shapes, rows, numbers)
         if bad is not None:
             raise UsageError(f"expected finite numbers in {bad.head.kind} {bad.step} of {bad.head.phase}, got others")

@@ -23,8 +23,8 @@ from vflsec.core.attack import Attack
 from vflsec.core.method import Trained
 from vflsec.core.view import GroundTruth, Need, View
 from vflsec.data.partition import Partition
-from vflsec.inference.recordings.samples import get_ids, samples, steps_with_weights
-from vflsec.results.metrics import VALUES, applicable_metrics
+from vflsec.inference.recordings.samples import get_ids, list_samples, list_weighed
+from vflsec.results.metrics import VALUES, list_metrics
 from vflsec.run.adversary import draw_auxiliary
 from vflsec.run.questions import Question
 from vflsec.run.spec import AuxSpec
@@ -74,8 +74,8 @@ class RecordingAudit(SystemAudit):
         side = self.subject.side
         if attack.side not in (side, "either", "any"):
             raise InsufficientView(f"reads a recording of role {attack.side}, and this is one of role {side}")
-        splits = {"train": len(samples(self.recording))}
-        if attack.target == "parameters" and (steps := steps_with_weights(self.recording)):
+        splits = {"train": len(list_samples(self.recording))}
+        if attack.target == "parameters" and (steps := list_weighed(self.recording)):
             splits["parameters"] = len(steps) * layout.width * layout.outputs
         rows, known, truth = self._draw_auxiliary(attack, classes, trained.federation.seed)
         view = View(
@@ -88,7 +88,7 @@ class RecordingAudit(SystemAudit):
             aux_labels=known,
             recording=self.recording,
         )
-        metrics = {"labels": applicable_metrics(classes), "exposure": ("share",)}.get(attack.target, VALUES)
+        metrics = {"labels": list_metrics(classes), "exposure": ("share",)}.get(attack.target, VALUES)
         return Question(view, GroundTruth(truth), (*dict.fromkeys([attack.metric or metrics[0], *metrics]),))
 
     def _draw_auxiliary(self, attack: Attack, classes: int, seed: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -148,7 +148,7 @@ def open_recording(what: Path, truth: Path | None = None, *, aux: AuxSpec, draws
         fingerprint=hashlib.sha256(" ".join(digests).encode()).hexdigest(),
         notes=[f"recording of role {role}: {count(steps, 'step')}, {scored}"],
     )
-    ids = {"train": samples(recording).astype(str), "test": np.zeros(0, dtype=str)}
+    ids = {"train": list_samples(recording).astype(str), "test": np.zeros(0, dtype=str)}
     data = Partition("", {}, {}, ids, (), "")
     without_parties = partial(build_federation, data, subject)
     return RecordingAudit(
@@ -173,10 +173,10 @@ def _digest(path: Path) -> str:
 
 def _read_answers(recording: Recording, other: Recording) -> Answers:
     """Read what both roles have noted; the later of two notes about a sample counts."""
-    ids, layout = samples(recording), recording.header.layout
+    ids, layout = list_samples(recording), recording.header.layout
     labels = np.full(len(ids), -1, dtype=np.int64)
     features = np.full((len(ids), layout.width), np.nan)
-    weights: dict[int, list[NDArray[Any]]] = {number: [] for number in steps_with_weights(recording)}
+    weights: dict[int, list[NDArray[Any]]] = {number: [] for number in list_weighed(recording)}
     by_step = {step.number: get_ids(step) for step in recording.steps()}
     for step in (*recording.steps(), *other.steps()):
         of_step = get_ids(step) if step.has("rows") else by_step.get(step.number, get_ids(step))

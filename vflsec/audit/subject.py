@@ -13,7 +13,7 @@ from torch import nn
 
 from vflsec.audit.transcript import INDEX, TranscriptFolder
 from vflsec.audit.transcript_lines import AUDITOR, HELD_OUT, Sent
-from vflsec.base.checks import unknown
+from vflsec.base.checks import describe_unknown
 from vflsec.base.errors import DataError, UsageError
 
 
@@ -68,9 +68,9 @@ def from_transcript(folder: Path, party: str | None = None, given: Mapping[str, 
     opened = TranscriptFolder(folder)
     if not opened.parts:
         raise DataError(f"expected finished files in {folder / INDEX}, found none: record the training again")
-    aliases = _standard_names(opened.header.parties, given or {})
+    aliases = _name_parties(opened.header.parties, given or {})
     standard = {name: alias for alias, name in (given or {}).items()}
-    name = _adversary(opened, party if party in aliases else standard.get(party or "", party))
+    name = _find_adversary(opened, party if party in aliases else standard.get(party or "", party))
     messages: Sequence[Sent] = [
         sent._replace(sender=aliases[sent.sender], receiver=aliases[sent.receiver])
         for sent in opened.messages()
@@ -78,7 +78,7 @@ def from_transcript(folder: Path, party: str | None = None, given: Mapping[str, 
     ]
     messages, phase_notes = _join_phases(messages)
     messages, step_notes = _number_batches(messages)
-    train = _ids(m for m in messages if m.split not in HELD_OUT or m.kind == "gradient")
+    train = _list_ids(m for m in messages if m.split not in HELD_OUT or m.kind == "gradient")
     called = {each: (given or {}).get(alias, alias) for each, alias in aliases.items()}
     renamed = {each: alias for each, alias in called.items() if each not in (alias, aliases[each])}
     return Subject(
@@ -90,7 +90,7 @@ def from_transcript(folder: Path, party: str | None = None, given: Mapping[str, 
         embeddings=collect_last(m for m in messages if m.kind == "embedding" and m.sender == aliases[name]),
         predictions=collect_last(m for m in messages if m.kind == "prediction" and m.receiver == aliases[name]),
         train=train,
-        test=_ids(m for m in messages if m.split in HELD_OUT).difference(train),
+        test=_list_ids(m for m in messages if m.split in HELD_OUT).difference(train),
         notes=[
             *opened.notes,
             *(f"{each} is called {alias} here" for each, alias in renamed.items()),
@@ -105,13 +105,13 @@ def _join_phases(messages: Sequence[Sent]) -> tuple[list[Sent], list[str]]:
     """Return messages whose phases differ by a number at the end, such as one for each epoch, as of one; and notes."""
     phases: dict[str, dict[str, None]] = {}
     for m in messages:
-        phases.setdefault(_stem(m.phase), {})[m.phase] = None
+        phases.setdefault(_get_stem(m.phase), {})[m.phase] = None
     joined = {stem: names for stem, names in phases.items() if len(names) > 1}
     notes = [f"phases {join_names(names, 2)} are read as one, {stem}" for stem, names in joined.items()]
-    return [m._replace(phase=_stem(m.phase)) if _stem(m.phase) in joined else m for m in messages], notes
+    return [m._replace(phase=_get_stem(m.phase)) if _get_stem(m.phase) in joined else m for m in messages], notes
 
 
-def _stem(phase: str) -> str:
+def _get_stem(phase: str) -> str:
     return re.sub(r"[^A-Za-z]*\d+$", "", phase) or phase
 
 
@@ -150,12 +150,12 @@ def _number_batches(messages: Sequence[Sent]) -> tuple[list[Sent], list[str]]:
     return numbered, notes
 
 
-def _adversary(opened: TranscriptFolder, party: str | None) -> str:
+def _find_adversary(opened: TranscriptFolder, party: str | None) -> str:
     """Return the name of the attacking party."""
     parties = {name: side for name, side in opened.header.parties.items() if side != "server"}
     if party is not None:
         if party not in parties:
-            raise UsageError(unknown("--party", party, parties))
+            raise UsageError(describe_unknown("--party", party, parties))
         if opened.header.observer not in (party, AUDITOR):
             raise UsageError(f"expected --party {opened.header.observer}, who saw this transcript, got {party}")
         return party
@@ -174,7 +174,7 @@ def join_names(names: Iterable[str], most: int = 5) -> str:
     return (", ".join(texts[:most]) or "nothing") + more
 
 
-def _standard_names(parties: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+def _name_parties(parties: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
     """Return what vflsec calls each of ``parties``, whose sides are given: ``active``, ``passive_1``, ``passive_2``...
 
     Passive parties that are not ``given``, as the data call them, are numbered in their order.
@@ -198,6 +198,6 @@ def collect_last(messages: Iterable[Sent]) -> pd.DataFrame | None:
     return table[~table.index.duplicated(keep="last")]
 
 
-def _ids(messages: Iterable[Sent]) -> pd.Index:
+def _list_ids(messages: Iterable[Sent]) -> pd.Index:
     rows = [m.rows for m in messages]
     return pd.Index(np.unique(np.concatenate(rows)).astype(object) if rows else [], dtype=object)

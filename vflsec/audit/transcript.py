@@ -20,10 +20,10 @@ import msgspec
 import numpy as np
 import tomli_w
 
-from vflsec.audit.transcript_lines import COLUMNS, TEXT, Lines, Sent, TranscriptHeader, arrow, check_schema
+from vflsec.audit.transcript_lines import COLUMNS, TEXT, Lines, Sent, TranscriptHeader, check_schema, import_arrow
 from vflsec.base import files
 from vflsec.base.checks import count
-from vflsec.base.errors import DataError, UsageError, plain
+from vflsec.base.errors import DataError, UsageError, clean
 
 HEADER = "transcript.toml"
 INDEX = "parts.jsonl"
@@ -56,7 +56,7 @@ class TranscriptWriter:
     """
 
     def __init__(self, folder: Path | str, header: TranscriptHeader) -> None:
-        arrow()
+        import_arrow()
         self.folder = Path(folder)
         self.header = header
         try:
@@ -110,7 +110,7 @@ class TranscriptWriter:
             self.write_lines(
                 [message[:6] for message in filled],
                 [message.values.shape for message in filled],
-                row_ids(np.asarray(message.rows) for message in filled),
+                join_ids(np.asarray(message.rows) for message in filled),
                 np.concatenate(numbers),
             )
 
@@ -125,7 +125,7 @@ class TranscriptWriter:
             rows: (n,) the ids of all of them, whole numbers or text.
             numbers: (m,) float32, their vectors, one after another.
         """
-        pa, parquet = arrow()
+        pa, parquet = import_arrow()
         *texts, steps = zip(*heads, strict=True)
         sizes, widths = np.array(shapes, dtype=np.int32).T
         fields: dict[str, Any] = {}
@@ -164,7 +164,7 @@ class TranscriptFolder:
     """
 
     def __init__(self, folder: Path | str) -> None:
-        arrow()
+        import_arrow()
         self.folder = Path(folder)
         self.notes: list[str] = []
         self.header = self._read_header()
@@ -173,7 +173,7 @@ class TranscriptFolder:
         unfinished = sorted(p.name for p in self.folder.iterdir() if p.suffix == ".parquet" and p.name not in listed)
         if unfinished:
             self.notes.append(
-                f"{count(len(unfinished), 'unfinished file')} dropped: {', '.join(map(plain, unfinished[:3]))}"
+                f"{count(len(unfinished), 'unfinished file')} dropped: {', '.join(map(clean, unfinished[:3]))}"
             )
 
     def messages(self) -> Iterator[Sent]:
@@ -208,17 +208,17 @@ class TranscriptFolder:
 
     def _read_header(self) -> TranscriptHeader:
         path = self.folder / HEADER
-        content = _small(path, LARGEST_HEADER, f"expected a transcript in {self.folder}, found no {HEADER}")
+        content = _read(path, LARGEST_HEADER, f"expected a transcript in {self.folder}, found no {HEADER}")
         try:
             header = msgspec.convert(files.parse_toml(content.decode()), TranscriptHeader)
             header.check()
         except (ValueError, MemoryError) as error:  # a ValidationError is a ValueError
-            raise DataError(f"{path}: {plain(str(error))[:500]}; write the header again") from None
+            raise DataError(f"{path}: {clean(str(error))[:500]}; write the header again") from None
         return header
 
     def _read_index(self) -> list[PartFile]:
         path = self.folder / INDEX
-        content = _small(path, LARGEST_INDEX, f"expected a list of finished files in {self.folder}, found no {INDEX}")
+        content = _read(path, LARGEST_INDEX, f"expected a list of finished files in {self.folder}, found no {INDEX}")
         *lines, torn = content.split(b"\n")
         if torn:
             self.notes.append(f"a torn line at the end of {INDEX} dropped")
@@ -228,7 +228,7 @@ class TranscriptFolder:
                 part = msgspec.json.decode(line, type=PartFile)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise DataError(
-                    f"{path}, line {number}: {plain(str(error))}; remove the line and what follows"
+                    f"{path}, line {number}: {clean(str(error))}; remove the line and what follows"
                 ) from None
             if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}\.parquet", part.file) or part.rows < 1:
                 raise DataError(f"{path}, line {number}: expected the name of a .parquet file and its rows")
@@ -239,7 +239,7 @@ class TranscriptFolder:
         return parts
 
     def _read_part(self, part: PartFile, lines: Lines) -> Iterator[Sent]:
-        _, parquet = arrow()
+        _, parquet = import_arrow()
         path = self.folder / part.file
         with _open(path) as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != part.sha256:
@@ -268,7 +268,7 @@ class TranscriptFolder:
                 raise DataError(f"{path}: too large for the memory of this machine: use one with more") from None
             except Exception as error:  # noqa: BLE001  (a damaged file may end in any error of the library)
                 raise DataError(
-                    f"{path}: cannot be read as Parquet: {plain(' '.join(str(error).split())[:200])}"
+                    f"{path}: cannot be read as Parquet: {clean(' '.join(str(error).split())[:200])}"
                 ) from None
 
 
@@ -280,7 +280,7 @@ def _join_pieces(pieces: list[Sent]) -> Sent:
     return pieces[0]._replace(rows=rows, values=np.concatenate([piece.values for piece in pieces]))
 
 
-def row_ids(rows: Iterable[np.ndarray]) -> np.ndarray:
+def join_ids(rows: Iterable[np.ndarray]) -> np.ndarray:
     """Return the ids of several messages as whole numbers of 64 bits, or as text if any are not: 7 and "7" are one."""
     ids = list(rows)
     types = {each.dtype for each in ids}
@@ -299,7 +299,7 @@ def _open(path: Path) -> Any:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def _small(path: Path, largest: int, missing: str) -> bytes:
+def _read(path: Path, largest: int, missing: str) -> bytes:
     if not path.is_file():
         raise DataError(missing)
     with _open(path) as file:

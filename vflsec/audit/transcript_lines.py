@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from vflsec.base.errors import DataError, UsageError, plain
+from vflsec.base.errors import DataError, UsageError, clean
 from vflsec.core.message import AFTERWARDS
 
 Arrow = Any
@@ -84,7 +84,7 @@ class Sent(NamedTuple):
 
 
 def _is_name(text: Any) -> bool:
-    return isinstance(text, str) and plain(text) == text and 0 < len(text) <= LONGEST_TEXT
+    return isinstance(text, str) and clean(text) == text and 0 < len(text) <= LONGEST_TEXT
 
 
 def check_name(name: str, text: Any) -> None:
@@ -93,7 +93,7 @@ def check_name(name: str, text: Any) -> None:
         raise UsageError(f"expected {name}= to be 1 to {LONGEST_TEXT} plain characters, got {text!r}")
 
 
-def arrow() -> tuple[ModuleType, ModuleType]:
+def import_arrow() -> tuple[ModuleType, ModuleType]:
     """Return pyarrow and its Parquet module, which are imported when a transcript is used.
 
     Raises:
@@ -109,7 +109,7 @@ def arrow() -> tuple[ModuleType, ModuleType]:
 
 def check_schema(schema: Arrow, path: Path) -> None:
     """Raise DataError unless a file has each column once, of the right type."""
-    types = arrow()[0].types
+    types = import_arrow()[0].types
 
     def is_text(kind: Arrow) -> bool:
         kind = kind.value_type if types.is_dictionary(kind) else kind
@@ -130,7 +130,7 @@ def check_schema(schema: Arrow, path: Path) -> None:
             raise DataError(f"{path}: expected one column {name!r}, found {schema.names.count(name)}")
         kind = schema.field(name).type
         if not fits(kind):
-            raise DataError(f"{path}, column {name!r}: expected {words}, found {plain(str(kind))[:100]}")
+            raise DataError(f"{path}, column {name!r}: expected {words}, found {clean(str(kind))[:100]}")
 
 
 class Lines:
@@ -172,7 +172,7 @@ class Lines:
         short = np.array([len(row) <= LONGEST_ID for row in ids], dtype=bool)  # before they take memory in an array
         expect(short, f"a row of at most {LONGEST_ID} characters", lambda line: len(ids[line]))
         expect(np.array(["\0" not in row for row in ids], dtype=bool), "no NUL in the id of a row")
-        flat, lengths = _vectors(batch.column("value"))
+        flat, lengths = _read_vectors(batch.column("value"))
         expect((lengths >= 1) & (lengths <= MAX_VALUES), f"1 to {MAX_VALUES} numbers as value")
         if not len(lengths):
             return
@@ -213,9 +213,9 @@ class Lines:
             for k, value in enumerate(values):
                 others = code != k
                 if known is not None and value not in known:
-                    expect(others, f"one of {', '.join(known)} as {name}", lambda _: repr(plain(value)))  # noqa: B023
+                    expect(others, f"one of {', '.join(known)} as {name}", lambda _: repr(clean(value)))  # noqa: B023
                 if name == "split" and value not in HELD_OUT and value.strip().lower() in HELD_OUT:
-                    expect(others, f"{' or '.join(HELD_OUT)} as split", lambda _: repr(plain(value)))  # noqa: B023
+                    expect(others, f"{' or '.join(HELD_OUT)} as split", lambda _: repr(clean(value)))  # noqa: B023
                 if not _is_name(value):
                     expect(others, f"a {name} of 1 to {LONGEST_TEXT} plain characters")
 
@@ -229,11 +229,11 @@ class Lines:
 
 def _encode_texts(column: Arrow) -> tuple[np.ndarray, list[str]]:
     """Return a column of texts as codes (n,) and the text of each code."""
-    encoded = column if arrow()[0].types.is_dictionary(column.type) else column.dictionary_encode()
+    encoded = column if import_arrow()[0].types.is_dictionary(column.type) else column.dictionary_encode()
     return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary.to_pylist()
 
 
-def _vectors(column: Arrow) -> tuple[np.ndarray, np.ndarray]:
+def _read_vectors(column: Arrow) -> tuple[np.ndarray, np.ndarray]:
     """Return all numbers of a column of lists as float32, and the length of each list."""
     lengths = np.asarray(column.value_lengths().to_numpy(zero_copy_only=False), dtype=np.int64)
     with np.errstate(over="ignore"):
@@ -283,7 +283,7 @@ class NodePaths:
                     raise _Contradiction(
                         line,
                         f"expected a node of tree {message.step + tree} on one path from the root with {other}, which "
-                        f"an earlier line says of row {plain(str(message.rows[line]))!r}, found {node}",
+                        f"an earlier line says of row {clean(str(message.rows[line]))!r}, found {node}",
                     )
             earlier.append(node)
         raise AssertionError("the deepest node is not related to all others, so that two are not related")

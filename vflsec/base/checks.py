@@ -1,6 +1,6 @@
 """Checks of a single argument: the keyword is the name the message shows.
 
->>> positive(epochs=0)
+>>> check_positive(epochs=0)
 Traceback (most recent call last):
     ...
 vflsec.base.errors.UsageError: expected epochs > 0, got 0
@@ -15,33 +15,33 @@ from difflib import get_close_matches
 from vflsec.base.errors import UsageError
 
 
-def positive(**named: float) -> None:
+def check_positive(**named: float) -> None:
     """Raise UsageError unless every named number is greater than zero."""
     for name, value in named.items():
         if not value > 0:
             raise UsageError(f"expected {name} > 0, got {value}")
 
 
-def positive_or_none(**named: float | None) -> None:
+def check_positive_or_none(**named: float | None) -> None:
     """Raise UsageError unless every named number that is not None is greater than zero."""
-    positive(**{name: value for name, value in named.items() if value is not None})
+    check_positive(**{name: value for name, value in named.items() if value is not None})
 
 
-def finite(**named: float) -> None:
+def check_finite(**named: float) -> None:
     """Raise UsageError unless every named number is finite."""
     for name, value in named.items():
         if not math.isfinite(value):
             raise UsageError(f"expected a finite {name}, got {value}")
 
 
-def non_negative(**named: float) -> None:
+def check_non_negative(**named: float) -> None:
     """Raise UsageError unless every named number is at least zero."""
     for name, value in named.items():
         if not value >= 0:
             raise UsageError(f"expected {name} >= 0, got {value}")
 
 
-def fraction(**named: float) -> None:
+def check_fraction(**named: float) -> None:
     """Raise UsageError unless every named number lies in (0, 1]."""
     for name, value in named.items():
         if not 0 < value <= 1:
@@ -59,7 +59,7 @@ def expect_known(known: Collection[str], **named: str) -> None:
     """Raise UsageError, with a suggestion, unless every named string is among ``known``."""
     for name, value in named.items():
         if value not in known:
-            raise UsageError(unknown(name, value, known))
+            raise UsageError(describe_unknown(name, value, known))
 
 
 def count(n: int, what: str, plural: str = "") -> str:
@@ -71,26 +71,26 @@ def count(n: int, what: str, plural: str = "") -> str:
     return f"{n} {what if n == 1 else plural or what + 's'}"
 
 
-def suggestion(value: str, known: Collection[str]) -> str:
+def suggest(value: str, known: Collection[str]) -> str:
     """Return `` Did you mean NAME?`` with the known name that is most like ``value``, or nothing if none is.
 
     Capitals and underscores do not count. The beginning of several names suggests these.
 
-    >>> suggestion("ISO", ["iso", "marvell"]), suggestion("fed", ["fedcvt", "fedpass", "iso"])
+    >>> suggest("ISO", ["iso", "marvell"]), suggest("fed", ["fedcvt", "fedpass", "iso"])
     (' Did you mean iso?', ' Did you mean fedcvt or fedpass?')
     """
-    names = {_plain(name): name for name in sorted(known, reverse=True)}
-    begun = sorted(names[name] for name in names if value and name.startswith(_plain(value)))
-    near = [names[name] for name in get_close_matches(_plain(value), names, n=1)]
-    nearest = [names[_plain(value)]] if _plain(value) in names else begun[:3] or near
+    names = {_fold(name): name for name in sorted(known, reverse=True)}
+    begun = sorted(names[name] for name in names if value and name.startswith(_fold(value)))
+    near = [names[name] for name in get_close_matches(_fold(value), names, n=1)]
+    nearest = [names[_fold(value)]] if _fold(value) in names else begun[:3] or near
     return f" Did you mean {', '.join(nearest[:-1])}{' or ' * (len(nearest) > 1)}{nearest[-1]}?" if nearest else ""
 
 
-def _plain(name: str) -> str:
+def _fold(name: str) -> str:
     return name.casefold().replace("_", "-")
 
 
-def unknown(what: str, value: str, known: Collection[str]) -> str:
+def describe_unknown(what: str, value: str, known: Collection[str]) -> str:
     """Return the sentence for an unknown name: the nearest known one, then all of them."""
-    hint = suggestion(value, known)
+    hint = suggest(value, known)
     return f"unknown {what} {value!r}.{hint} Known: {', '.join(sorted(known)) or 'none'}"

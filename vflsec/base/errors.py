@@ -82,6 +82,6 @@ class NotStackable(Exception):
     """An operation cannot act on several runs at once; the message says why."""
 
 
-def plain(text: str) -> str:
+def clean(text: str) -> str:
     """Return ``text`` with a question mark in place of each character that would control a terminal."""
     return CONTROL.sub("?", text)

@@ -142,7 +142,7 @@ def unseal(data: bytes) -> bytes:
     return content
 
 
-def toml(table: Mapping[str, Any]) -> str:
+def dump(table: Mapping[str, Any]) -> str:
     """Return a table as TOML, without its values of None, for which TOML has nothing."""
     return tomli_w.dumps(_drop_none(table))
 

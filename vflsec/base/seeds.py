@@ -54,10 +54,10 @@ def derive(seed: int, *names: object) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def generator(seed: int, *names: object, device: torch.device | str = "cpu") -> torch.Generator:
+def make_rng(seed: int, *names: object, device: torch.device | str = "cpu") -> torch.Generator:
     """Return a fresh torch generator for the stream called ``names``; for ``Seeds``, ``Generators`` of each run."""
     if isinstance(seed, Seeds):
-        return cast("torch.Generator", Generators(generator(number, *names, device=device) for number in seed.each))
+        return cast("torch.Generator", Generators(make_rng(number, *names, device=device) for number in seed.each))
     return torch.Generator(device).manual_seed(derive(seed, *names))
 
 

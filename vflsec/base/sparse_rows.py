@@ -144,7 +144,7 @@ def _make_dense(value: object) -> object:
     return value.dense() if isinstance(value, SparseRows) else value
 
 
-def _alias(x: SparseRows) -> SparseRows:
+def _share(x: SparseRows) -> SparseRows:
     return SparseRows(x.entries, x.places, x.shape[1])
 
 
@@ -183,9 +183,9 @@ def _concatenate(parts: Sequence[Tensor], dim: int = 0) -> Any:
     if any(part.dim() != 2 or part.dtype != parts[0].dtype for part in parts):
         return NotImplemented
     if len(parts) == 1 and isinstance(parts[0], SparseRows):
-        return _alias(parts[0])
+        return _share(parts[0])
     if dim in (1, -1):
-        return _side_by_side(parts) if len({len(part) for part in parts}) == 1 else NotImplemented
+        return _join(parts) if len({len(part) for part in parts}) == 1 else NotImplemented
     rows = [part for part in parts if isinstance(part, SparseRows)]
     if len(rows) < len(parts) or len({(*part.shape[1:], *part.places.shape[1:]) for part in rows}) > 1:
         return NotImplemented
@@ -193,7 +193,7 @@ def _concatenate(parts: Sequence[Tensor], dim: int = 0) -> Any:
     return SparseRows(entries, places, parts[0].shape[1])
 
 
-def _side_by_side(parts: Sequence[Tensor]) -> SparseRows:
+def _join(parts: Sequence[Tensor]) -> SparseRows:
     entries, places, start = [], [], 0
     for part in parts:
         if isinstance(part, SparseRows):
@@ -206,7 +206,7 @@ def _side_by_side(parts: Sequence[Tensor]) -> SparseRows:
     return SparseRows(torch.cat(entries, dim=1), torch.cat(places, dim=1), start)
 
 
-def _product(x: Tensor, y: Tensor) -> Any:
+def _multiply(x: Tensor, y: Tensor) -> Any:
     if x.shape[1] != y.shape[0] or x.dtype != y.dtype:  # PyTorch says what is wrong
         return NotImplemented
     if isinstance(x, SparseRows) and not isinstance(y, SparseRows):
@@ -218,18 +218,18 @@ def _product(x: Tensor, y: Tensor) -> Any:
 
 
 def _affine(bias: Tensor, x: Tensor, weight: Tensor, **scale: float) -> Any:
-    product = NotImplemented if scale else _product(x, weight)
+    product = NotImplemented if scale else _multiply(x, weight)
     return product if product is NotImplemented else bias + product
 
 
 _ON_ENTRIES: dict[Any, Callable[..., Any]] = {
-    aten.detach.default: _alias,
+    aten.detach.default: _share,
     aten.clone.default: _clone,
     aten._to_copy.default: _move,
     aten.index.Tensor: _select,
     aten.slice.Tensor: _slice,
     aten.split.Tensor: _split,
     aten.cat.default: _concatenate,
-    aten.mm.default: _product,
+    aten.mm.default: _multiply,
     aten.addmm.default: _affine,
 }

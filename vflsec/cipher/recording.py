@@ -197,7 +197,7 @@ class RecordingWriter:
 
     def __init__(self, path: Path, header: Header) -> None:
         self.path = path
-        with _writing(path):
+        with _guard_writing(path):
             private = functools.partial(os.open, mode=0o600)
             self._file = open(path, "xb", opener=private)  # noqa: SIM115  # closed by close
             self._file.write(MAGIC)
@@ -217,14 +217,14 @@ class RecordingWriter:
         made = cls.__new__(cls)
         made.path = path
         made._cut, made._checksum = recording.end(step)
-        with _writing(path):
+        with _guard_writing(path):
             made._file = path.open("ab")
         return made
 
     def begin(self, step: int, *, rate: float | None) -> None:
         """Start a step; ``rate`` is its learning rate, None for inference."""
         if self._cut is not None:
-            with _writing(self.path):
+            with _guard_writing(self.path):
                 os.truncate(self.path, self._cut)
             self._cut = None
         self._write(Begin(step, rate))
@@ -239,7 +239,7 @@ class RecordingWriter:
 
     def close(self) -> None:
         """Put all on the disk."""
-        with _writing(self.path):
+        with _guard_writing(self.path):
             os.fsync(self._file.fileno())
             self._file.close()
 
@@ -255,7 +255,7 @@ class RecordingWriter:
         body = msgspec.msgpack.encode(frame)
         if len(body) > LARGEST_FRAME:
             raise UsageError(f"expected at most {LARGEST_FRAME} bytes in one frame of a recording, got {len(body)}")
-        with _writing(self.path):
+        with _guard_writing(self.path):
             self._checksum = zlib.crc32(body, self._checksum)
             start = struct.pack(">II", len(body), self._checksum)
             self._file.write(start + struct.pack(">I", zlib.crc32(start)) + body)
@@ -265,7 +265,7 @@ class RecordingWriter:
 def expect_writable(path: Path) -> None:
     """Raise UsageError unless a recording can be begun, or gone on with, in ``path``."""
     new = not path.exists()
-    with _writing(path):
+    with _guard_writing(path):
         path.open("ab").close()
         if new:
             path.unlink()
@@ -286,7 +286,7 @@ class Recording:
         if not is_recording(path):
             raise DataError(f"expected a recording of vflsec, got {path}, which starts otherwise")
         with path.open("rb") as file:
-            _, first, _ = next(self._frames(file), (0, None, 0))
+            _, first, _ = next(self._read_frames(file), (0, None, 0))
         if not isinstance(first, Header):
             raise DataError(f"expected {path} to start with a header, got {type(first).__name__}")
         if first.version != VERSION:
@@ -301,7 +301,7 @@ class Recording:
         """
         step: RecordedStep | None = None
         with self.path.open("rb") as file:
-            for at, frame, _ in self._frames(file):
+            for at, frame, _ in self._read_frames(file):
                 if isinstance(frame, Begin):
                     if step:
                         if frame.step <= step.number:
@@ -336,13 +336,13 @@ class Recording:
         """Return the byte at which step ``step`` starts, or would, and the checksum of the frame before."""
         checksum = 0
         with self.path.open("rb") as file:
-            for at, frame, current in self._frames(file):
+            for at, frame, current in self._read_frames(file):
                 if isinstance(frame, Begin) and frame.step >= step:
                     return at, checksum
                 checksum = current
             return file.tell(), checksum
 
-    def _frames(self, file: BinaryIO) -> Iterator[tuple[int, Frame, int]]:
+    def _read_frames(self, file: BinaryIO) -> Iterator[tuple[int, Frame, int]]:
         """Yield each whole frame with its first byte and its checksum; leave ``file`` behind the last one."""
         size, before = os.fstat(file.fileno()).st_size, 0
         at = file.seek(len(MAGIC))
@@ -387,7 +387,7 @@ _DECODER = msgspec.msgpack.Decoder(Frame)
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _guard_writing(path: Path) -> Iterator[None]:
     try:
         yield
     except FileExistsError:

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from vflsec import __version__
-from vflsec.base.checks import unknown
-from vflsec.base.errors import TRACEBACK, UsageError, VflsecError, plain
+from vflsec.base.checks import describe_unknown
+from vflsec.base.errors import TRACEBACK, UsageError, VflsecError, clean
 from vflsec.core import registry
 from vflsec.core.registry import Entry
 
@@ -27,16 +27,16 @@ BUILT_IN = {
 }
 
 
-def commands() -> dict[str, Entry]:
+def list_all() -> dict[str, Entry]:
     """Return all commands by name, in the order of use; those of the group ``vflsec.commands`` come last."""
-    built_in = {name: _entry(name) for name in BUILT_IN}
+    built_in = {name: _get_entry(name) for name in BUILT_IN}
     try:
         return registry.add_plugins("commands", built_in)
     except UsageError as error:
         raise Failure(error) from None
 
 
-def _entry(name: str) -> Entry:
+def _get_entry(name: str) -> Entry:
     """Return where a built-in command is defined."""
     return Entry(name, "vflsec.cli.show_:list_plugins" if name == "list" else f"vflsec.cli.{name}_:command", "built in")
 
@@ -64,7 +64,7 @@ class Suggesting(click.Group):
             hint = (
                 f"; {args[0]} is an option: vflsec {renamed[args[0]]}" if args[0] in renamed and "eval" in known else ""
             )
-            raise Failure(UsageError(unknown("command", args[0], known) + hint))
+            raise Failure(UsageError(describe_unknown("command", args[0], known) + hint))
         return super().resolve_command(ctx, args)
 
 
@@ -78,7 +78,7 @@ def _explain_unknown_option(error: click.NoSuchOption) -> str:
     if near:
         return f"{text}. Did you mean {' or '.join(near)}?"
     this = error.ctx.info_name if error.ctx else None
-    options = {name: [o for p in registry.resolve(entry).params for o in p.opts] for name, entry in commands().items()}
+    options = {name: [o for p in registry.resolve(entry).params for o in p.opts] for name, entry in list_all().items()}
     others = [name for name, known in options.items() if name != this and error.option_name in known]
     return f"{text}; it is one of {' and '.join(f'vflsec {name}' for name in others)}" if others else text
 
@@ -97,11 +97,11 @@ class Lazy(Suggesting):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names, in the order of use."""
-        return list(commands())
+        return list(list_all())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return one command."""
-        entry = _entry(cmd_name) if cmd_name in BUILT_IN else commands().get(cmd_name)
+        entry = _get_entry(cmd_name) if cmd_name in BUILT_IN else list_all().get(cmd_name)
         if entry is None:
             return None
         command = registry.resolve(entry)
@@ -112,7 +112,7 @@ class Lazy(Suggesting):
         """Write the commands and their short help, without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(
-                [(name, BUILT_IN.get(name) or registry.summary(entry)) for name, entry in commands().items()]
+                [(name, BUILT_IN.get(name) or registry.summarize(entry)) for name, entry in list_all().items()]
             )
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -147,7 +147,7 @@ class Failure(click.ClickException):
     """One line on stderr, and the exit code of the error."""
 
     def __init__(self, error: VflsecError) -> None:
-        text = plain(" ".join(str(error).split()))
+        text = clean(" ".join(str(error).split()))
         super().__init__(text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}...")
         self.exit_code: int = error.exit_code  # type: ignore[misc]  # click sets a class attribute, ours varies
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vflsec.base.errors import UsageError
-from vflsec.cli.eval_ import leak_limits
+from vflsec.cli.eval_ import read_limits
 from vflsec.cli.options import (
+    add_max_undetected,
+    add_technique,
     check_job,
     data_dir,
     finish,
-    max_undetected,
     output_format,
     read_report,
     show_progress,
     split_references,
-    technique_option,
 )
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 @click.option(
     "--test-ids", type=click.Path(path_type=Path), help="Ids that it was not trained on.  [default: the rest]"
 )
-@technique_option("--attack", "attacks", "attacks", help="NAME[:option=value,...]; repeat or list.  [default: all]")
-@technique_option(
+@add_technique("--attack", "attacks", "attacks", help="NAME[:option=value,...]; repeat or list.  [default: all]")
+@add_technique(
     "--defense",
     "defenses",
     "defenses",
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 )
 @click.option("--max-leak", multiple=True, metavar="NAME=X", help="Fail (exit code 1) if the upper end of a leak's "
               "interval is above X, for example worst=0.8; repeat.")  # fmt: skip
-@max_undetected
+@add_max_undetected
 @output_format
 def command(
     what: Path,
@@ -95,17 +95,17 @@ def command(
     a recording of an encrypted layer (.recording, with --truth). Transcripts, models and embeddings need --data, which
     has the labels that score the attacks. Nothing in WHAT is executed.
     """
-    from vflsec.audit.job import default_folder, prepare_audit
+    from vflsec.audit.job import name_folder, prepare_audit
     from vflsec.results.records.manifest import RunLimits
     from vflsec.run.job import Job
 
     if not what.exists():
         raise UsageError(f"expected a file or folder at {what}, found none: check the path")
-    folder = out or default_folder(what)
+    folder = out or name_folder(what)
     for read in (what, given["messages"]):
         if read is not None and read.is_dir() and folder.resolve().is_relative_to(read.resolve()):
             raise UsageError(f"expected --out outside of what is audited, got {folder}, which is in {read}")
-    limit = RunLimits(max_leak=leak_limits(max_leak), max_undetected=max_undetected)
+    limit = RunLimits(max_leak=read_limits(max_leak), max_undetected=max_undetected)
     options, words = ({"data_dir": data_dir} if data_dir else {}), ["vflsec", *sys.argv[1:]]
     audit = prepare_audit(
         what,

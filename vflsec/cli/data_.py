@@ -71,7 +71,7 @@ def check(path: Path, form: str) -> None:
     from vflsec.data import checkup
 
     report = add_label_warning(checkup.check(path))
-    click.echo(msgspec.json.encode(report).decode() if form == "json" else table(report, path), nl=form == "json")
+    click.echo(msgspec.json.encode(report).decode() if form == "json" else render(report, path), nl=form == "json")
     sys.exit(2 if report.faults else 0)
 
 
@@ -79,7 +79,7 @@ def add_label_warning(report: Checkup) -> Checkup:
     """Return ``report`` with a warning if an adversary that knows the default number of labels knows too many."""
     import msgspec
 
-    fewer, default = fewer_labels(report)
+    fewer, default = limit_labels(report)
     if fewer is None:
         return report
     name, rows = min(report.train.items(), key=lambda item: item[1])
@@ -90,7 +90,7 @@ def add_label_warning(report: Checkup) -> Checkup:
     return msgspec.structs.replace(report, warnings=[*report.warnings, warning])
 
 
-def fewer_labels(report: Checkup) -> tuple[int | None, int]:
+def limit_labels(report: Checkup) -> tuple[int | None, int]:
     """Return how many labels an evaluation should let the adversary know, or None for the default, and the default.
 
     They are drawn evenly from the classes: at most ``MAX_KNOWN_SHARE`` of the rarest class, but at least one row.
@@ -105,7 +105,7 @@ def fewer_labels(report: Checkup) -> tuple[int | None, int]:
     return classes * max(1, int(MAX_KNOWN_SHARE * rarest + 1e-9)), default
 
 
-def table(report: Checkup, path: Path) -> str:
+def render(report: Checkup, path: Path) -> str:
     """Return the report as text of at most 80 columns where names are not longer."""
     import io
 
@@ -158,7 +158,7 @@ def table(report: Checkup, path: Path) -> str:
     rows = [[who, "–" if math.isnan(value) else f"{value:.3f}"] for who, value in report.utility.items()]
     show("quick models, test rows of one split", f"columns of|{measure}", rows, 1)
     show_warnings()
-    fewer, _ = fewer_labels(report)
+    fewer, _ = limit_labels(report)
     known = "" if fewer is None else f" --set aux.n={fewer}"
     if not report.warnings or known:
         fine = "" if report.warnings else "nothing looks wrong; "

@@ -13,6 +13,10 @@ import click
 from vflsec.base.checks import count
 from vflsec.base.errors import UsageError
 from vflsec.cli.options import (
+    add_limits,
+    add_max_exposure,
+    add_technique,
+    check_finite,
     check_job,
     config,
     data_dir,
@@ -21,17 +25,13 @@ from vflsec.cli.options import (
     expect_folder,
     expose,
     finish,
-    finite,
-    limits,
-    max_exposure,
-    numbers,
     output_format,
+    read_numbers,
     read_report,
     resolve,
     settings,
     show_progress,
     split_references,
-    technique_option,
 )
 
 if TYPE_CHECKING:
@@ -46,14 +46,14 @@ CANARIES = 1000
 
 @click.command("eval")
 @dataset
-@technique_option(
+@add_technique(
     "--method",
     "methods",
     "methods",
     help="NAME[:option=value,...]; repeat or list for several curves.  [default: fedsplitnn]",
 )
-@technique_option("--attack", "attacks", "attacks", help="NAME[:option=value,...]; repeat or list.  [default: mc]")
-@technique_option(
+@add_technique("--attack", "attacks", "attacks", help="NAME[:option=value,...]; repeat or list.  [default: mc]")
+@add_technique(
     "--defense",
     "defenses",
     "defenses",
@@ -75,7 +75,7 @@ CANARIES = 1000
     "for example 1,2,8.",
 )
 @click.option("--at", "at", multiple=True, help="What the defense acts on: gradient, embedding, parameters, nodes.")
-@technique_option(
+@add_technique(
     "--with",
     "fixed",
     "defenses",
@@ -115,7 +115,7 @@ CANARIES = 1000
 @click.option(
     "--until",
     type=click.FloatRange(0, 1, min_open=True),
-    callback=finite,
+    callback=check_finite,
     help="Add seeds, five at a time, until the interval of each headline and utility is at most this wide to one side, "
     "for example 0.01, or until there are --seeds, here by default 50.",
 )
@@ -157,8 +157,8 @@ CANARIES = 1000
 @click.option("--dry-run", is_flag=True, help="Print the plan, its time and the resolved settings; compute nothing.")
 @click.option("--fresh", is_flag=True, help="Delete the results in the folder and compute them again.")
 @click.option("--retry-errors", is_flag=True, help="Recompute results that errored, diverged or are damaged.")
-@limits
-@max_exposure
+@add_limits
+@add_max_exposure
 @output_format
 def command(
     out: Path | None,
@@ -198,7 +198,7 @@ def command(
     from vflsec.run.plan import load_dataset
     from vflsec.run.sweep import name_sweep, prepare_sweep
 
-    limit = RunLimits(max_leak=leak_limits(max_leak), min_utility=min_utility, max_undetected=max_undetected)
+    limit = RunLimits(max_leak=read_limits(max_leak), min_utility=min_utility, max_undetected=max_undetected)
     assignments = (*([f"trainings={trainings}"] if trainings is not None else []), *assignments)
     axes = parse_axes((*swept, *filter(is_several, assignments)))
     chosen["assignments"] = [text for text in assignments if not is_several(text)]
@@ -207,7 +207,7 @@ def command(
             raise UsageError(f"expected {path} once, got {text} and several values: drop one")
     engines.check_device(device, here=engine == "local")
     engines.check_engine(engine)
-    how: dict[str, Any] = {"jobs": jobs or api.cores(), "device": device, "engine": engine}
+    how: dict[str, Any] = {"jobs": jobs or api.count_cores(), "device": device, "engine": engine}
     most, words, keep = chosen["seeds"] or seeding.MAX_SEEDS, ["vflsec", *sys.argv[1:]], bool(rows or by)
     if until is not None:
         chosen["seeds"] = min(seeding.BLOCK, most)
@@ -232,12 +232,12 @@ def command(
     check_job(job, limit, fresh=fresh)  # before anything is written: bad input leaves nothing behind
     evaluation, folder = job.parts[0], job.store.folder
     if not axes:
-        expose(engines.exposures(evaluation.spec), max_exposure)
+        expose(engines.list_exposures(evaluation.spec), max_exposure)
     if dry_run:
         show_plan(job, job.plan(fresh=fresh, keep=keep), how["jobs"])
         return
     if by:
-        guesses.groups_of(load_dataset(spec.dataset, **spec.data.options), by)
+        guesses.get_groups(load_dataset(spec.dataset, **spec.data.options), by)
     with job.open(limit, fresh=fresh, retry_errors=retry_errors):
         for seeds in seeding.list_stops(most) if until is not None else [None]:
             if seeds is not None and until is not None:
@@ -318,9 +318,9 @@ def collect_settings(
         if all(specs.parse_swept(text).strengths for text in file["defenses"]):
             file.pop("strengths", None)
     if strengths:
-        file["strengths"] = numbers(strengths)
+        file["strengths"] = read_numbers(strengths)
     if epsilons:
-        file["epsilons"] = numbers(epsilons, "--epsilon")
+        file["epsilons"] = read_numbers(epsilons, "--epsilon")
         if not strengths:
             file.pop("strengths", None)
     if attack_budget:
@@ -359,9 +359,9 @@ def expect_rows(path: Path, folder: Path) -> None:
 def write_rows(path: Path, table: pd.DataFrame) -> None:
     """Write the table of rows, which only its owner may read."""
     from vflsec.base import files
-    from vflsec.run.store import writing
+    from vflsec.run.store import guard_writing
 
-    with writing(path.parent):
+    with guard_writing(path.parent):
         files.replace(path, table.to_csv(index=False).encode())
     click.echo(f"rows: {path} (sensitive: how surely the label of each person is inferred)", err=True)
 
@@ -381,7 +381,7 @@ def show_plan(job: Job[Evaluation], todo: Plan, jobs: int) -> None:
         click.echo(line, err=True)
     if todo.missing:
         click.echo(forecast_time(todo, read_past_results(job.store.folder, spec.dataset)).text(jobs), err=True)
-    for method, seconds in engine.cryptography(spec).items():
+    for method, seconds in engine.time_cryptography(spec).items():
         click.echo(f"encryption takes about {seconds:.0f} CPU s of each training of {method} here", err=True)
     click.echo(job.parts[0].to_toml(), nl=False)
 
@@ -417,7 +417,7 @@ def announce(job: Job[Evaluation], todo: Plan) -> None:
     click.echo(f"{count(todo.cached + missing, 'result')}: {todo.cached} cached, {what}   {job.store.folder}", err=True)
 
 
-def leak_limits(texts: Sequence[str]) -> dict[str, float]:
+def read_limits(texts: Sequence[str]) -> dict[str, float]:
     """Read ``NAME=X`` limits.
 
     Raises:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from vflsec.base.checks import count, unknown
+from vflsec.base.checks import count, describe_unknown
 from vflsec.base.errors import UsageError
 from vflsec.core import registry
 
@@ -43,10 +43,10 @@ class KindOfPlugin(click.ParamType):  # type: ignore[type-arg]  # generic from c
         """Return the name of the kind in the registry."""
         plural = value if value.endswith("s") else f"{value}s"
         if plural not in registry.PACKAGES:
-            kinds = [kind for kind in registry.PACKAGES if value in registry.entries(kind)] if self._of_names else []
+            kinds = [kind for kind in registry.PACKAGES if value in registry.list_all(kind)] if self._of_names else []
             if kinds:
                 raise UsageError(f"expected the kind first: vflsec show {kinds[0].removesuffix('s')} {value}")
-            raise UsageError(unknown("kind", value, [*registry.PACKAGES]))
+            raise UsageError(describe_unknown("kind", value, [*registry.PACKAGES]))
         return plural
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -59,7 +59,7 @@ def complete_names(kind: str, *more: str) -> Callable[[click.Context, click.Para
 
     def complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         before, comma, last = incomplete.rpartition(",")
-        known = [*more, *registry.entries(kind)]
+        known = [*more, *registry.list_all(kind)]
         return [CompletionItem(f"{before}{comma}{name}") for name in known if name.startswith(last)]
 
     return complete
@@ -77,7 +77,7 @@ def name_of_kind(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     return complete_names(kind)(ctx, param, incomplete) if kind else []
 
 
-def technique_option(flag: str, name: str, kind: str, help: str) -> Callable[[Command], Command]:
+def add_technique(flag: str, name: str, kind: str, help: str) -> Callable[[Command], Command]:
     """Return a repeatable option for names of ``kind``, which the shell completes; ``all`` is every attack."""
     words = ["all"] if kind == "attacks" else []
     return click.option(flag, name, multiple=True, shell_complete=complete_names(kind, *words), help=help)
@@ -148,7 +148,7 @@ def split_references(texts: Sequence[str]) -> list[str]:
     return [name for text in texts for name in grammar.split_list(text)]
 
 
-def limits(command: Command) -> Command:
+def add_limits(command: Command) -> Command:
     """Add the gates: limits that decide the exit code."""
     command = click.option(
         "--min-utility",
@@ -156,7 +156,7 @@ def limits(command: Command) -> Command:
         callback=from_0_to_1,
         help="Fail (exit code 1) if the lower end of the utility's interval is below this.",
     )(command)
-    command = max_undetected(command)
+    command = add_max_undetected(command)
     return click.option(
         "--max-leak",
         multiple=True,
@@ -165,7 +165,7 @@ def limits(command: Command) -> Command:
     )(command)
 
 
-def max_undetected(command: Command) -> Command:
+def add_max_undetected(command: Command) -> Command:
     """Add the gate on what the runs could have overlooked."""
     return click.option(
         "--max-undetected",
@@ -175,12 +175,12 @@ def max_undetected(command: Command) -> Command:
     )(command)
 
 
-def max_exposure(command: Command) -> Command:
+def add_max_exposure(command: Command) -> Command:
     """Add the gate on what will be computable behind an encrypted layer, which is known before training."""
     return click.option(
         "--max-exposure",
         type=click.FloatRange(0, 1),
-        callback=finite,
+        callback=check_finite,
         help="Exit with code 1 before any message is sent if the scores of an encrypted layer determine more than this "
         "share of the directions of the passive party's features. Not a bound where features depend on each other or "
         "have few values.",
@@ -199,7 +199,7 @@ def expose(exposures: Sequence[tuple[str, float]], limit: float | None) -> None:
         raise click.exceptions.Exit(1)
 
 
-def finite(_: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+def check_finite(_: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
     """Return an option's number.
 
     Raises:
@@ -216,7 +216,7 @@ def from_0_to_1(context: click.Context, parameter: click.Parameter, value: float
     Raises:
         click.BadParameter: it is less, more or not a number.
     """
-    finite(context, parameter, value)
+    check_finite(context, parameter, value)
     if value is not None and value < 0:
         raise click.BadParameter(f"expected a number of at least 0, got {value:g}", param=parameter)
     if value is not None and value > 1:
@@ -224,7 +224,7 @@ def from_0_to_1(context: click.Context, parameter: click.Parameter, value: float
     return value
 
 
-def numbers(texts: Sequence[str], option: str = "--lambda") -> list[float]:
+def read_numbers(texts: Sequence[str], option: str = "--lambda") -> list[float]:
     """Read comma lists of numbers.
 
     Raises:

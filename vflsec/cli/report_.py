@@ -10,8 +10,8 @@ import msgspec
 
 from vflsec.base import files
 from vflsec.base.errors import UsageError
-from vflsec.cli.eval_ import leak_limits
-from vflsec.cli.options import exit_code, limits, output_format, read_report, save, show
+from vflsec.cli.eval_ import read_limits
+from vflsec.cli.options import add_limits, exit_code, output_format, read_report, save, show
 
 
 @click.command("report")
@@ -23,7 +23,7 @@ from vflsec.cli.options import exit_code, limits, output_format, read_report, sa
     metavar="FILE",
     help="Write the page of one folder to FILE, for example if the folder is read-only.  [default: DIR/report.html]",
 )
-@limits
+@add_limits
 @output_format
 def command(
     folders: tuple[Path, ...],
@@ -47,7 +47,7 @@ def command(
             raise UsageError("expected no limits with --compare, nor --html: set them in a report of one folder")
         _compare(folders, form)
         return
-    given = RunLimits(max_leak=leak_limits(max_leak), min_utility=min_utility, max_undetected=max_undetected)
+    given = RunLimits(max_leak=read_limits(max_leak), min_utility=min_utility, max_undetected=max_undetected)
     limits_ = msgspec.structs.asdict(given)
     swept = any(map(is_sweep, folders))
     if html and (len(folders) > 1 or swept):

@@ -49,22 +49,22 @@ def command(kind: str, name: str, form: str) -> None:
     if kind == "dataset" and name.endswith(".toml"):
         from vflsec.run.plan import load_dataset
 
-        facts = _dataset(load_dataset(name))
+        facts = _list_dataset(load_dataset(name))
         click.echo(json.dumps(facts, default=str, ensure_ascii=False)) if form == "json" else _print(facts)
         return
-    name, given = _reference(kind, name)
+    name, given = _parse_reference(kind, name)
     plugin = registry.load(plural, name)
     convert_options(name, plugin, registry.resolve_classes(name, plugin, given))  # refuses unknown options
-    facts = _describe_dataset(name, plugin) if kind == "dataset" else _facts(kind, plugin)
+    facts = _describe_dataset(name, plugin) if kind == "dataset" else _list_facts(kind, plugin)
     if form == "json":
         differs = {"differs": plugin.differs} if getattr(plugin, "differs", ()) else {}
-        click.echo(json.dumps({**facts, **differs, "options": _options(plugin)}, default=str, ensure_ascii=False))
+        click.echo(json.dumps({**facts, **differs, "options": _list_options(plugin)}, default=str, ensure_ascii=False))
         return
     _print(facts)
-    _card(kind, plugin)
+    _print_card(kind, plugin)
 
 
-def _reference(kind: str, text: str) -> tuple[str, dict[str, Any]]:
+def _parse_reference(kind: str, text: str) -> tuple[str, dict[str, Any]]:
     """Return name and options of a reference such as ``fedhssl-simsiam:pma=false``; a card shows all options anyway."""
     from vflsec.run.grammar import parse_reference
 
@@ -75,59 +75,59 @@ def _reference(kind: str, text: str) -> tuple[str, dict[str, Any]]:
     return name, {key: value for key, value in options.items() if key not in strength}
 
 
-def _card(kind: str, plugin: Any) -> None:
+def _print_card(kind: str, plugin: Any) -> None:
     """Print the differences from the paper, the docstrings of the class and its bases, and every option."""
     if kind in ("attack", "method") and (plugin.differs or not plugin.reference.startswith("none")):
         click.echo("differs from the paper in:")
-        for sentence in _differences(plugin):
-            _paragraph(sentence, "  * ")
-    for number, text in enumerate(_descriptions(plugin)):
+        for sentence in _list_differences(plugin):
+            _print_text(sentence, "  * ")
+    for number, text in enumerate(_get_docs(plugin)):
         if number == 1:
             click.echo("\nCommon to its family:")
         for paragraph in text.split("\n\n"):
             click.echo()
-            _paragraph(paragraph, "")
-    explained, made, options = _explain_arguments(plugin), _make_default(kind, plugin), _options(plugin)
+            _print_text(paragraph, "")
+    explained, made, options = _explain_arguments(plugin), _make_default(kind, plugin), _list_options(plugin)
     if options or kind == "method":
         click.echo("\noptions:")
     if kind == "defense":
-        _paragraph("strength", "  ")
-        _paragraph(explained["strength"], "      ")
+        _print_text("strength", "  ")
+        _print_text(explained["strength"], "      ")
     for option, default in options.items():
         used = getattr(made, option, None) if default is None else default
         shown = f"{default!r}" if used == default else f"{default!r}, which means {used!r}"
-        _paragraph(f"{option} = {shown}", "  ")
+        _print_text(f"{option} = {shown}", "  ")
         if option in explained:
-            _paragraph(explained[option], "      ")
+            _print_text(explained[option], "      ")
     if kind == "method":
-        _settings(plugin, made)
+        _print_settings(plugin, made)
 
 
-def _settings(method: Any, made: Any) -> None:
+def _print_settings(method: Any, made: Any) -> None:
     """Print the values of ``train`` and ``model`` that a method has unless others are set."""
     import msgspec
 
     for option, nested in method.option_tables().items():
-        values = {key: value for key, value in _options(nested).items() if value is not None}
-        _paragraph(f"{option}: " + ", ".join(f"{key} = {value!r}" for key, value in values.items()), "  ")
+        values = {key: value for key, value in _list_options(nested).items() if value is not None}
+        _print_text(f"{option}: " + ", ".join(f"{key} = {value!r}" for key, value in values.items()), "  ")
     if made.pretraining is not None:
         numbers = ", ".join(f"{key} = {value!r}" for key, value in msgspec.structs.asdict(made.pretraining).items())
-        _paragraph(f"train.pretrain: {numbers}", "  ")
+        _print_text(f"train.pretrain: {numbers}", "  ")
     for name, spec in (("train", made.train_spec), ("model", made.model_spec)):
         values = {key: value for key, value in msgspec.structs.asdict(spec).items() if key != "pretrain"}
         if name == "model" and values["encoder"] is None:
             values["encoder"] = method.encoder
-        _paragraph(f"{name}: " + ", ".join(f"{key} = {value!r}" for key, value in values.items()), "  ")
+        _print_text(f"{name}: " + ", ".join(f"{key} = {value!r}" for key, value in values.items()), "  ")
 
 
-def _differences(plugin: Any) -> tuple[str, ...]:
+def _list_differences(plugin: Any) -> tuple[str, ...]:
     """Return ``differs``, or why it is empty."""
     base = plugin.__mro__[-3]  # Attack or Method, above ABC and object
     stated = any("differs" in vars(base_class) for base_class in plugin.__mro__ if base_class is not base)
     return plugin.differs or (("nothing known",) if stated else ("not stated by its author",))
 
 
-def _descriptions(plugin: Any) -> list[str]:
+def _get_docs(plugin: Any) -> list[str]:
     """Return the docstrings of a function, or of a class and its bases but the common one, without their arguments."""
     texts = [inspect.getdoc(source) or "" for source in _list_documented(plugin, 3)]
     return [re.split(r"\n(?:Args|Class attributes|Attributes|Raises)\b", text)[0].strip() for text in texts if text]
@@ -164,7 +164,7 @@ def _make_default(kind: str, plugin: Any) -> Any:
     return None
 
 
-def _paragraph(text: str, indent: str) -> None:
+def _print_text(text: str, indent: str) -> None:
     """Print a paragraph in ``WIDTH`` columns; items of lists, indented lines and tables begin on lines of their own."""
     text = text.replace("``", "`")
     items: list[str] = []
@@ -181,7 +181,7 @@ def _paragraph(text: str, indent: str) -> None:
         click.echo(textwrap.fill(item.strip(), WIDTH, initial_indent=first, subsequent_indent=later))
 
 
-def _facts(kind: str, plugin: Any) -> dict[str, Any]:
+def _list_facts(kind: str, plugin: Any) -> dict[str, Any]:
     if kind == "attack":
         from vflsec.core.attack import describe
 
@@ -243,7 +243,7 @@ def _describe_dataset(name: str, load: Callable[[], VerticalDataset]) -> dict[st
     from vflsec.data import bundle
 
     try:
-        return _dataset(load())
+        return _list_dataset(load())
     except DataError as error:
         card = bundle.find_card(name, load)
         if card is None:
@@ -251,7 +251,7 @@ def _describe_dataset(name: str, load: Callable[[], VerticalDataset]) -> dict[st
         return {"name": name, "files": str(error), **asdict(card)}
 
 
-def _dataset(dataset: VerticalDataset) -> dict[str, Any]:
+def _list_dataset(dataset: VerticalDataset) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "name": dataset.name,
         "parties": ", ".join(f"{dataset.display_name(p.name)} ({p.frame.shape[1]} columns)" for p in dataset.parties),
@@ -262,7 +262,7 @@ def _dataset(dataset: VerticalDataset) -> dict[str, Any]:
     return {**facts, **{key: value for key, value in card.items() if value}}
 
 
-def _options(plugin: Any) -> dict[str, Any]:
+def _list_options(plugin: Any) -> dict[str, Any]:
     signature = inspect.signature(plugin)
     keywords = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     given = [p for p in signature.parameters.values() if p.kind in keywords and p.default is not p.empty]
@@ -275,7 +275,7 @@ def _options(plugin: Any) -> dict[str, Any]:
 def list_plugins(kind: str | None, form: str) -> None:
     """List attacks, defenses, methods, protocols and datasets."""
     kinds = [kind] if kind else list(registry.PACKAGES)
-    summaries = {k: {name: registry.summary(entry) for name, entry in registry.entries(k).items()} for k in kinds}
+    summaries = {k: {name: registry.summarize(entry) for name, entry in registry.list_all(k).items()} for k in kinds}
     if form == "json":
         click.echo(json.dumps(summaries, ensure_ascii=False))
         return

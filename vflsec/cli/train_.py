@@ -12,22 +12,22 @@ import click
 
 from vflsec.base.errors import UsageError
 from vflsec.cli.options import (
+    add_max_exposure,
+    add_technique,
     config,
     data_dir,
     dataset,
     device,
     expose,
-    max_exposure,
     resolve,
     settings,
-    technique_option,
 )
 
 
 @click.command("train")
 @dataset
-@technique_option("--method", "methods", "methods", help="NAME[:option=value,...].  [default: fedsplitnn]")
-@technique_option("--defense", "fixed", "defenses", help="NAME:option=value[@point]; repeat for several, in order.")
+@add_technique("--method", "methods", "methods", help="NAME[:option=value,...].  [default: fedsplitnn]")
+@add_technique("--defense", "fixed", "defenses", help="NAME:option=value[@point]; repeat for several, in order.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @settings
 @config
@@ -41,7 +41,7 @@ from vflsec.cli.options import (
     "what both roles of the encrypted layer see.",
 )
 @device
-@max_exposure
+@add_max_exposure
 def command(
     seed: int,
     assignments: tuple[str, ...],
@@ -64,13 +64,13 @@ def command(
     from vflsec.run import engine, plan
     from vflsec.run import spec as specs
     from vflsec.run.score import compute_largest_spending
-    from vflsec.run.store import CellFolder, only_writer
+    from vflsec.run.store import CellFolder, lock_folder
 
     spec = specs.read_training(resolve(read_settings(config) if config else {}, assignments, **chosen))
     engine.check_device(device)
-    spec = plan.with_standard_names(spec, plan.names_of(spec))
+    spec = plan.with_standard_names(spec, plan.get_names(spec))
     engine.check_training(spec)
-    expose(engine.exposures(spec), max_exposure)
+    expose(engine.list_exposures(spec), max_exposure)
     folders = [folder for folder in (out, record) if folder]
     if len(folders) == 2 and any(a.resolve().is_relative_to(b.resolve()) for a, b in permutations(folders)):
         raise UsageError(f"expected --out and --record apart from each other, got {out} and {record}")
@@ -78,7 +78,7 @@ def command(
         CellFolder(out).check()
     with ExitStack() as locked:
         for folder in folders:
-            locked.enter_context(only_writer(folder))
+            locked.enter_context(lock_folder(folder))
         with Progress(console=Console(stderr=True), transient=True) as progress:
             bar = progress.add_task("train")
             trained, facts, lost = api.fit(
@@ -99,7 +99,7 @@ def command(
     nbytes = sum(count for phase, *_, count in facts.traffic if phase != "predict")
     click.echo(f"{'traffic':10} {nbytes / 1e6:.1f} MB")
     for account in compute_largest_spending(trained, facts.releases):
-        click.echo(f"{'epsilon':10} {budget(account)}")
+        click.echo(f"{'epsilon':10} {describe_budget(account)}")
     if lost:
         raise lost
     if record:
@@ -107,7 +107,7 @@ def command(
             click.echo(f"recording: {path}", err=True)
 
 
-def budget(account: Mapping[str, Any]) -> str:
+def describe_budget(account: Mapping[str, Any]) -> str:
     """Return the privacy that one defense has spent: epsilon, delta, of what, and against whom."""
     name = account["defense"].partition(":")[0]
     if "releases" in account:

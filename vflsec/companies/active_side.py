@@ -22,8 +22,8 @@ from vflsec.companies.job import JobFile
 from vflsec.companies.messages import Committed, Hello
 from vflsec.companies.party_rows import PartyRows
 from vflsec.companies.side import Batch, Commit, Side, draw_first_share, draw_normal, step
-from vflsec.core.checkpoint import State, load_model_state, model_state, prefix_entries, select_entries
-from vflsec.results.metrics import METRICS, applicable_metrics
+from vflsec.core.checkpoint import State, copy_state, load_model_state, prefix_entries, select_entries
+from vflsec.results.metrics import METRICS, list_metrics
 
 
 class ActiveSide(Side):
@@ -82,12 +82,12 @@ class ActiveSide(Side):
             public,
             layout,
             draw_first_share(self._randbits, layout.width, layout.outputs, joint.in_features),
-            optimizer=self._linear_sgd(),
+            optimizer=self._make_linear_sgd(),
             batches=self._batches,
             workers=self._workers,
             randbits=self._randbits,
         )
-        self.optimizer = self._sgd(self.top)
+        self.optimizer = self._make_sgd(self.top)
         self._public = public
 
     def learn(self, port: Port, batch: Batch, commit: Commit) -> None:
@@ -95,7 +95,7 @@ class ActiveSide(Side):
         y = self.y["train"][batch.rows.numpy()]
         port.note("labels", y)
         shared, local = self._score(port, "train", batch.rows)
-        delta, self.loss = residual(shared + local.detach().numpy(), y)
+        delta, self.loss = compute_residual(shared + local.detach().numpy(), y)
         if not np.isfinite(self.loss):
             raise Diverged(f"the loss is {self.loss}: lower train.lr")
         port.note("loss", np.array([self.loss]))
@@ -150,14 +150,12 @@ class ActiveSide(Side):
 
     def utility(self) -> dict[str, float]:
         """Return every metric of the test rows, the headline first."""
-        return {
-            name: METRICS[name](self.logits(), self.y["test"]) for name in applicable_metrics(len(self.data.classes))
-        }
+        return {name: METRICS[name](self.logits(), self.y["test"]) for name in list_metrics(len(self.data.classes))}
 
     def state(self) -> State:
         """Return the top model over the own columns, its optimizer, and the share of the weights over the embedding."""
         return {
-            **prefix_entries("top", model_state(self.top, self.optimizer)),
+            **prefix_entries("top", copy_state(self.top, self.optimizer)),
             **prefix_entries("holder", self.holder.state()),
         }
 
@@ -177,7 +175,7 @@ class ActiveSide(Side):
             self.holder.close()
 
 
-def residual(z: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, float]:
+def compute_residual(z: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, float]:
     """Return the gradient (B, C) of each row's loss with respect to its scores, and the mean loss.
 
     One output is a logistic regression, s(z) - y; more are a softmax, softmax(z) - onehot(y).

@@ -35,12 +35,12 @@ class Identity:
         self.folder = folder
         for name in (KEY, CERTIFICATE, PEER):
             if not (folder / name).is_file():
-                raise UsageError(f"expected {folder / name}, found none: {_way_out(name)}")
+                raise UsageError(f"expected {folder / name}, found none: {_suggest(name)}")
         mode = (folder / KEY).stat().st_mode & 0o777
         if mode & 0o077:
             raise UsageError(f"expected {folder / KEY} readable by its owner alone, got mode {mode:o}: chmod 600 it")
-        self.peer = _der(folder / PEER)
-        if self.peer == _der(folder / CERTIFICATE):
+        self.peer = _read_der(folder / PEER)
+        if self.peer == _read_der(folder / CERTIFICATE):
             raise UsageError(f"expected the other party's certificate in {folder / PEER}, got our own: ask it for its")
 
     def context(self, *, server: bool) -> ssl.SSLContext:
@@ -141,10 +141,10 @@ def make_pair(folder: Path, days: int = 365) -> None:
 
 def fingerprint(folder: Path) -> str:
     """Return the SHA-256 of the certificate in ``folder``, as two people read it to each other."""
-    return sha256(_der(folder / CERTIFICATE)).hexdigest()
+    return sha256(_read_der(folder / CERTIFICATE)).hexdigest()
 
 
-def _der(path: Path) -> bytes:
+def _read_der(path: Path) -> bytes:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes()).public_bytes(Encoding.DER)
     except (ValueError, OSError):
@@ -155,7 +155,7 @@ def _describe_taken(path: object) -> str:
     return f"expected a folder without keys, found {path}: keys are never overwritten"
 
 
-def _way_out(name: str) -> str:
+def _suggest(name: str) -> str:
     if name == PEER:
         return "copy the other party's certificate.pem there"
     return "make one with vflsec party keys"

@@ -38,7 +38,7 @@ from typing import Any, Literal
 import msgspec
 
 from vflsec.base import files
-from vflsec.base.checks import positive
+from vflsec.base.checks import check_positive
 from vflsec.base.errors import UsageError
 from vflsec.cipher.arithmetic.layout import CipherSpec
 from vflsec.core.settings import ModelSpec, TrainSpec
@@ -74,7 +74,7 @@ class JobModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         """Check every number, and that an encoder has its width."""
-        positive(**{"model.outputs": self.outputs})
+        check_positive(**{"model.outputs": self.outputs})
         if self.encoder == "identity" and self.width is not None:
             raise UsageError(f"expected no model.width with model.encoder=identity, got {self.width}: leave it out")
         if self.encoder != "identity" and self.width is None:
@@ -169,7 +169,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def settings(self) -> dict[str, str]:
         """Every setting by its dotted name, as text that two parties can compare."""
-        return {key: json.dumps(value, sort_keys=True) for key, value in _flat(msgspec.to_builtins(self))}
+        return {key: json.dumps(value, sort_keys=True) for key, value in _flatten(msgspec.to_builtins(self))}
 
 
 def read(path: Path) -> JobFile:
@@ -188,9 +188,9 @@ def read(path: Path) -> JobFile:
         raise UsageError(f"{path.name}: expected TOML in utf-8: {error}") from None
 
 
-def _flat(tree: Mapping[str, Any], stem: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(tree: Mapping[str, Any], stem: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{stem}{key}.")
+            yield from _flatten(value, f"{stem}{key}.")
         else:
             yield f"{stem}{key}", value

@@ -161,7 +161,7 @@ class Listener(Link):
             try:
                 connection, address = self._socket.accept()
             except OSError as error:
-                if self._socket.fileno() < 0 or not _passes(error):
+                if self._socket.fileno() < 0 or not _is_passing(error):
                     return  # closed
                 time.sleep(0.1)  # out of descriptors, for example
                 continue
@@ -245,5 +245,5 @@ def hang_up(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def _passes(error: OSError) -> bool:
+def _is_passing(error: OSError) -> bool:
     return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)

@@ -88,7 +88,7 @@ FIRST: dict[type[msgspec.Struct], int] = {Hello: 1 << 16, Committed: 16, Done: 1
 """Largest payloads in bytes before the layout is known."""
 
 
-def limits(layout: CipherLayout) -> dict[type[msgspec.Struct], int]:
+def get_limits(layout: CipherLayout) -> dict[type[msgspec.Struct], int]:
     """Return the largest payload of each type in bytes: a full batch, and room for the fields beside the numbers."""
     cipher, fields = layout.bits // 4, 512
     rows, outputs, scores, gradients, deltas = (
@@ -127,7 +127,7 @@ def agree(ours: Hello, theirs: Hello) -> int:
         raise PeerRefused(f"expected one job on both sides, got {'; '.join(differences)}")
     if ours.counts != theirs.counts:
         raise PeerRefused(
-            f"expected the same rows on both sides, got {_counts(ours)} here and {_counts(theirs)} there: "
+            f"expected the same rows on both sides, got {_show_counts(ours)} here and {_show_counts(theirs)} there: "
             "match the ids first, and give both files the same"
         )
     if ours.rows != theirs.rows:
@@ -135,10 +135,10 @@ def agree(ours: Hello, theirs: Hello) -> int:
             f"expected the same rows on both sides, got other ids (digest {ours.rows[:12]} here and "
             f"{theirs.rows[:12]} there): match the ids first, and give both files the same"
         )
-    return _common(ours, theirs)
+    return _find_common(ours, theirs)
 
 
-def _common(ours: Hello, theirs: Hello) -> int:
+def _find_common(ours: Hello, theirs: Hello) -> int:
     """Return the last batch of one run and history of which both have the state."""
     here, there = max(ours.history), max(theirs.history)
     if ours.run != theirs.run:
@@ -163,7 +163,7 @@ def _common(ours: Hello, theirs: Hello) -> int:
     return step
 
 
-def _counts(hello: Hello) -> str:
+def _show_counts(hello: Hello) -> str:
     return " and ".join(f"{count} {split}" for split, count in hello.counts.items())
 
 

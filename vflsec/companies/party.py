@@ -11,7 +11,7 @@ import click
 
 from vflsec.base.errors import UsageError
 from vflsec.cipher.roles.exchange import ROLES
-from vflsec.cli.options import expose, max_exposure
+from vflsec.cli.options import add_max_exposure, expose
 
 
 class Seconds(click.FloatRange):
@@ -28,13 +28,13 @@ class Seconds(click.FloatRange):
 SECONDS = Seconds(min=0.1)
 
 
-def role_option(text: str) -> Callable[[Any], Any]:
+def add_role(text: str) -> Callable[[Any], Any]:
     """Return ``--role``."""
     return click.option("--role", type=click.Choice(ROLES), help=text)
 
 
 @click.group("party", invoke_without_command=True)
-@role_option("passive has features and the key, active the labels.")
+@add_role("passive has features and the key, active the labels.")
 @click.option("--job", type=click.Path(path_type=Path), help="The agreement: one TOML file, the same on both sides.")
 @click.option("--data", type=click.Path(path_type=Path), help="Our own CSV or Parquet file; nobody else needs it.")
 @click.option("--id", "key", default="id", show_default=True, help="The column of row ids.")
@@ -47,7 +47,7 @@ def role_option(text: str) -> Callable[[Any], Any]:
 @click.option("--keys", type=click.Path(path_type=Path), help="Folder that vflsec party keys has made.")
 @click.option("--out", type=click.Path(path_type=Path), help="Our models and results; meanwhile, our state.")
 @click.option("--record", type=click.Path(path_type=Path), help="Record what this party sees, for vflsec audit.")
-@max_exposure
+@add_max_exposure
 @click.option("--timeout", type=SECONDS, default=60.0, show_default=True, help="Seconds a message may take.")
 @click.option("--patience", type=SECONDS, default=300.0, show_default=True, help="Seconds for a peer to return.")
 @click.option("--repeats", type=click.IntRange(min=0), help="Times we answer one batch again.  [default: 3]")
@@ -97,7 +97,7 @@ def command(ctx: click.Context, /, **given: Any) -> None:
 
 @command.command("keys")
 @click.argument("folder", type=click.Path(path_type=Path))
-@role_option("Only ours.  [default: both, to try it out]")
+@add_role("Only ours.  [default: both, to try it out]")
 @click.option("--days", type=click.IntRange(1, 36500), default=365, show_default=True, help="For which they hold.")
 def keys(folder: Path, role: str | None, days: int) -> None:
     """Make a private key and a certificate for a party, or for both."""
@@ -210,12 +210,12 @@ def _read_rows(agreed: Any, role: Any, given: dict[str, Any]) -> Any:
     if (label is None) == (role == "active"):
         raise UsageError(f"expected --label from the active party alone, got {label or 'none'} from {role}")
     files = PartyFile(
-        columns=_names(given["columns"]) if given["columns"] is not None else None,
-        categorical=_names(given["categorical"]),
-        signed_log=_names(given["signed_log"]),
+        columns=_split_names(given["columns"]) if given["columns"] is not None else None,
+        categorical=_split_names(given["categorical"]),
+        signed_log=_split_names(given["signed_log"]),
     )
     return party_rows.read_file(_require_argument(given, "data"), agreed, role, files, key=given["key"], label=label)
 
 
-def _names(text: str) -> list[str]:
+def _split_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]

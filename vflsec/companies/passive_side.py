@@ -21,7 +21,7 @@ from vflsec.companies.job import JobFile
 from vflsec.companies.messages import Committed, Hello
 from vflsec.companies.party_rows import PARTY, PartyRows
 from vflsec.companies.side import Batch, Commit, Side, draw_first_share, draw_normal, step
-from vflsec.core.checkpoint import State, load_model_state, model_state, prefix_entries, select_entries
+from vflsec.core.checkpoint import State, copy_state, load_model_state, prefix_entries, select_entries
 from vflsec.data.encode import densify
 from vflsec.nn.encoders import build_encoder
 
@@ -63,13 +63,13 @@ class PassiveSide(Side):
         self.holder = PassiveRole(
             keys,
             self.agreed,
-            optimizer=self._linear_sgd(),
+            optimizer=self._make_linear_sgd(),
             share0=draw_first_share(self._randbits, width, job.model.outputs) if job.model.share else None,
             batches=self._batches,
             workers=self._workers,
             randbits=self._randbits,
         )
-        self.optimizer = self._sgd(self.bottom) if self.gradients else None
+        self.optimizer = self._make_sgd(self.bottom) if self.gradients else None
 
     def meet(self, theirs: Hello) -> CipherLayout:
         """Return the layout that this side has made."""
@@ -80,7 +80,7 @@ class PassiveSide(Side):
         self.bottom.train()
         mu = self.bottom(self.x["train"][batch.rows])  # (B, g)
         exchange = self._exchange(port)
-        exchange.scores(_double(mu), self._score_noise(len(batch.rows)))
+        exchange.scores(_to_double(mu), self._score_noise(len(batch.rows)))
         noised = exchange.weights(rate=batch.rate)
         if self.optimizer is None:
             port.receive(Committed)
@@ -109,7 +109,7 @@ class PassiveSide(Side):
         self.bottom.eval()
         for x in (chunk for part in parts for chunk in torch.split(part, CHUNK)):
             try:
-                encode(_double(self.bottom(x)), self.agreed.feature_precision, self.agreed.feature_bits, "features")
+                encode(_to_double(self.bottom(x)), self.agreed.feature_precision, self.agreed.feature_bits, "features")
             except UsageError as error:
                 raise UsageError(
                     f"after batch {number - 1}, which does not count, and unless the other party's gradient was wrong: "
@@ -121,7 +121,7 @@ class PassiveSide(Side):
         """Send features and scores of test rows."""
         self.bottom.eval()
         mu = self.bottom(self.x["test"][rows])
-        self._exchange(port).scores(_double(mu), self._score_noise(len(rows)), learns=False)
+        self._exchange(port).scores(_to_double(mu), self._score_noise(len(rows)), learns=False)
 
     def _exchange(self, port: Port) -> Exchange:
         return Exchange(passive=Seat(self.holder, port))
@@ -133,7 +133,7 @@ class PassiveSide(Side):
 
     def state(self) -> State:
         """Return the bottom model, its optimizer and the share of the weights."""
-        bottom = model_state(self.bottom, self.optimizer) if self.optimizer else {}
+        bottom = copy_state(self.bottom, self.optimizer) if self.optimizer else {}
         return {**prefix_entries("bottom", bottom), **prefix_entries("holder", self.holder.state())}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
@@ -152,7 +152,7 @@ class PassiveSide(Side):
         self.holder.close()
 
 
-def key_numbers(keys: Keys) -> dict[str, bytes]:
+def pack_keys(keys: Keys) -> dict[str, bytes]:
     """Return the factors of ``keys``, and the orders of subgroup mode, little-endian."""
     numbers = {"p": keys.private.p, "q": keys.private.q}
     if keys.mode == "subgroup":
@@ -161,12 +161,12 @@ def key_numbers(keys: Keys) -> dict[str, bytes]:
 
 
 def restore_keys(numbers: Mapping[str, bytes], mode: Mode) -> Keys:
-    """Return the keys of ``key_numbers``."""
+    """Return the keys of ``pack_keys``."""
     values = {name: int.from_bytes(content, "little") for name, content in numbers.items()}
     p, q = values["p"], values["q"]
     orders = (values["order_p"], values["order_q"]) if mode == "subgroup" else None
     return Keys(PaillierPrivateKey(PaillierPublicKey(p * q), p, q), mode, orders)
 
 
-def _double(mu: Tensor) -> np.ndarray:
+def _to_double(mu: Tensor) -> np.ndarray:
     return mu.detach().double().numpy()

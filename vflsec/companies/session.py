@@ -21,11 +21,11 @@ from vflsec.cipher.roles.exchange import EncryptedDelta, MaskedScores, NoisedGra
 from vflsec.companies.active_side import ActiveSide
 from vflsec.companies.job import JobFile
 from vflsec.companies.link import Link
-from vflsec.companies.messages import FIRST, KINDS, Done, Hello, agree, limits
+from vflsec.companies.messages import FIRST, KINDS, Done, Hello, agree, get_limits
 from vflsec.companies.party_rows import PartyRows
-from vflsec.companies.passive_side import PassiveSide, key_numbers, restore_keys
+from vflsec.companies.passive_side import PassiveSide, pack_keys, restore_keys
 from vflsec.companies.snapshots import AnswerLimits, Facts, Journal, PartyResult, Snapshots, read_result, write_result
-from vflsec.companies.wire import Connection, plain
+from vflsec.companies.wire import Connection, clean
 
 NOTHING = sha256().hexdigest()
 """The history of an active party that has not met its peer yet."""
@@ -185,7 +185,7 @@ class Session:
             self.tell(f"a key of {bits} bits protects nothing that matters: take bits = {SECURE_BITS} or more")
         for step in self.snapshots.damaged:
             self.tell(f"the state after batch {step} is damaged; going on from one that is not, if both parties can")
-        self._alive()
+        self._is_alive()
         while not (self._is_over() or self._left):
             try:
                 with closing(self._connect()) as wire:
@@ -264,7 +264,7 @@ class Session:
             try:
                 step, predicted = self._greet(wire)
                 done = step + sum(1 for _ in self.side.test_batches()) if predicted else step
-                recorder = stack.enter_context(self._recording(done)) if self.record else None
+                recorder = stack.enter_context(self._open_recording(done)) if self.record else None
                 met = True
                 self._train(wire, step, recorder)
                 if not predicted:
@@ -272,7 +272,7 @@ class Session:
                 self._part(wire)
             except (PeerRefused, ProtocolError) as error:
                 wire.refuse(str(error))
-                raise type(error)(plain(str(error))) from None  # it may quote the peer
+                raise type(error)(clean(str(error))) from None  # it may quote the peer
             except PeerLost:
                 raise
             except VflsecError as error:
@@ -285,7 +285,7 @@ class Session:
 
     def _greet(self, wire: Connection) -> tuple[int, bool]:
         """Go to the last common state; return its number of batches, and whether the active party has predicted."""
-        ours, side = self._hello(), self.side
+        ours, side = self._make_hello(), self.side
         if self.link.speaks_first:  # the dialer reads first, so that it learns why it is turned away
             wire.send(ours)
             theirs = wire.receive(Hello)
@@ -294,12 +294,12 @@ class Session:
             wire.send(ours)
         step = agree(ours, theirs)
         layout = side.meet(theirs)
-        wire.limits.update(limits(layout))
+        wire.limits.update(get_limits(layout))
         self._layout, self._key = layout, theirs.key or ours.key
         self._resume(step, theirs.run if side.role == "active" else self.run)
         return step, (ours if side.role == "active" else theirs).predicted
 
-    def _hello(self) -> Hello:
+    def _make_hello(self) -> Hello:
         side = self.side
         return Hello(
             role=side.role,
@@ -321,7 +321,7 @@ class Session:
             assert step == 0, "a party that joins a run has no batch"
             self.run, self.history = run, {}
             if isinstance(self.side, PassiveSide):
-                self.snapshots.save_key(key_numbers(self.side.keys))
+                self.snapshots.save_key(pack_keys(self.side.keys))
             self.snapshots.save_journal(self.answers.journal)
             self._keep(0, sha256(run.encode()).hexdigest())
             return
@@ -356,7 +356,7 @@ class Session:
     def _part(self, wire: Connection) -> None:
         """Let the active party report that it has its predictions, and the passive party confirm that."""
         if isinstance(self.side, ActiveSide):
-            self._alive()
+            self._is_alive()
             wire.send(Done())
             wire.receive(Done)
             self._peer_done = True
@@ -407,7 +407,7 @@ class Session:
                     f"and {ours.get(name)} now: choose another --out, or go back to that job"
                 )
 
-    def _recording(self, step: int) -> RecordingWriter:
+    def _open_recording(self, step: int) -> RecordingWriter:
         """Return the recording from ``step`` on, without the batches that are done again."""
         assert self.record is not None, "nothing is to be recorded"
         train = self.side.job.train
@@ -428,8 +428,8 @@ class Session:
         """Restart the patience after a batch that is done for the first time, and not after a repeated one."""
         if done > self._furthest:
             self._furthest = done
-            self._alive()
+            self._is_alive()
 
-    def _alive(self) -> None:
+    def _is_alive(self) -> None:
         self._deadline = time.monotonic() + (min(self.patience, FAREWELL) if self.result else self.patience)
         self._pause = 0.1

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 from torch import Tensor, nn
 
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.base.sparse_rows import to_tensor
 from vflsec.cipher.arithmetic.codec import Randbits
 from vflsec.cipher.arithmetic.layout import CipherLayout
@@ -25,7 +25,7 @@ from vflsec.companies.job import JobFile
 from vflsec.companies.messages import Hello
 from vflsec.companies.party_rows import PartyRows
 from vflsec.core.checkpoint import State
-from vflsec.nn.stacked import batches
+from vflsec.nn.stacked import draw_batches
 
 KEY_BITS = 256
 """Of the key from which noise is drawn."""
@@ -73,9 +73,9 @@ class Schedule:
 
     def _draw(self, epochs: int) -> list[Tensor]:
         """Return the batches of the last of ``epochs`` epochs; one stream runs through all of them."""
-        order = generator(self._job.seed, "batches", "train")
+        order = make_rng(self._job.seed, "batches", "train")
         for _ in range(epochs):
-            drawn = batches(self._rows, self._job.train.batch, order, torch.device("cpu"))
+            drawn = draw_batches(self._rows, self._job.train.batch, order, torch.device("cpu"))
         return drawn
 
 
@@ -162,10 +162,10 @@ class Side(ABC):
     def close(self) -> None:  # noqa: B027  (a side may have none)
         """End the processes that it has started."""
 
-    def _linear_sgd(self) -> LinearSgd:
+    def _make_linear_sgd(self) -> LinearSgd:
         return LinearSgd(self.job.train.momentum, self.job.train.weight_decay)
 
-    def _sgd(self, model: nn.Module) -> torch.optim.Optimizer:
+    def _make_sgd(self, model: nn.Module) -> torch.optim.Optimizer:
         return self.job.train.spec.optimize(model.parameters())
 
 

@@ -95,7 +95,7 @@ class Snapshots:
             raise StoreError(f"another vflsec party works in {folder}: wait for it, or choose another --out") from None
         except OSError as error:
             raise StoreError(f"cannot write to {folder}: {error.strerror}; choose another --out") from None
-        for path in self._files():
+        for path in self._list_files():
             if path.is_dir():
                 self.close()
                 raise StoreError(f"expected a file {path}, got a folder: move it away, or choose another --out")
@@ -114,12 +114,12 @@ class Snapshots:
         Raises:
             StoreError: the disk is full, or the folder gone.
         """
-        with self._writing():
-            checkpoint.write(self._path(facts.step), facts, state)
+        with self._guard_writing():
+            checkpoint.write(self._get_path(facts.step), facts, state)
         steps = self._steps()
         kept = select_steps(steps, epoch)
         for step in {*steps} - {*kept}:
-            self._path(step).unlink()
+            self._get_path(step).unlink()
         return kept
 
     def load(self, step: int) -> checkpoint.State:
@@ -152,13 +152,13 @@ class Snapshots:
         """Remove the checkpoints after ``step``: their batches are to be done again."""
         for later in self._steps():
             if later > step:
-                self._path(later).unlink()
+                self._get_path(later).unlink()
         sync(self.folder)
 
     def clear(self) -> None:
         """Remove all checkpoints, the journal and the key: the run is over."""
         sweep(self.folder)
-        for path in self._files():
+        for path in self._list_files():
             path.unlink(missing_ok=True)
         sync(self.folder)
 
@@ -200,7 +200,7 @@ class Snapshots:
         Raises:
             StoreError: the disk is full, or the folder gone.
         """
-        with self._writing():
+        with self._guard_writing():
             replace(self.folder / name, content)
 
     def read(self, name: str) -> bytes | None:
@@ -227,22 +227,22 @@ class Snapshots:
         matches = (_STATE.fullmatch(path.name) for path in self.folder.iterdir())
         return sorted(int(match[1]) for match in matches if match)
 
-    def _path(self, step: int) -> Path:
+    def _get_path(self, step: int) -> Path:
         return self.folder / f"state-{step:08}.bin"
 
-    def _files(self) -> list[Path]:
-        return [*map(self._path, self._steps()), self.folder / KEY, self.folder / JOURNAL]
+    def _list_files(self) -> list[Path]:
+        return [*map(self._get_path, self._steps()), self.folder / KEY, self.folder / JOURNAL]
 
     def _read(self, step: int) -> tuple[Facts, checkpoint.State]:
-        with _reading(self._path(step)) as path:
+        with _guard_reading(self._get_path(step)) as path:
             return checkpoint.read(path, Facts)
 
     def _read_sealed(self, name: str, kind: type[T]) -> T:
-        with _reading(self.folder / name) as path:
+        with _guard_reading(self.folder / name) as path:
             return msgspec.msgpack.decode(unseal(path.read_bytes()), type=kind)
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _guard_writing(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -250,7 +250,7 @@ class Snapshots:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[Path]:
+def _guard_reading(path: Path) -> Iterator[Path]:
     try:
         yield path
     except (OSError, ValueError) as error:  # a DecodeError is a ValueError

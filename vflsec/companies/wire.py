@@ -115,7 +115,7 @@ class Connection:
         payload = self._read(length, deadline)
         self.received += HEADER.size + length
         if sent is Refusal:
-            raise PeerRefused(f"the other party refuses: {plain(_decode(payload, Refusal).reason)}")
+            raise PeerRefused(f"the other party refuses: {clean(_decode(payload, Refusal).reason)}")
         message = _decode(payload, expected)
         if digest != self._update_transcript(payload):  # a refusal can come out of turn
             raise ProtocolError(f"expected {expected.__name__} as it was sent, got other bytes: start both again")
@@ -124,7 +124,7 @@ class Connection:
     def refuse(self, reason: str) -> None:
         """Tell the peer, if it still listens, why we will not go on; ``reason`` must hold nothing of our own data."""
         try:
-            self.send(Refusal(plain(reason)))
+            self.send(Refusal(clean(reason)))
         except PeerLost:
             return
 
@@ -175,7 +175,7 @@ def classify_failure(error: OSError) -> PeerLost | PeerRefused:
     return PeerLost(f"the connection broke: {reason or error.strerror or error}")
 
 
-def plain(text: str) -> str:
+def clean(text: str) -> str:
     """Return a stranger's text as one line that cannot steer a terminal."""
     return "".join(c if c.isprintable() else " " for c in text)[:1000]
 
@@ -184,4 +184,4 @@ def _decode(payload: bytearray, expected: type[M]) -> M:
     try:
         return msgspec.msgpack.decode(payload, type=expected)
     except (ValueError, RecursionError) as error:  # a DecodeError, or text that is not in UTF-8
-        raise ProtocolError(f"expected a {expected.__name__} message, got another form: {plain(str(error))}") from None
+        raise ProtocolError(f"expected a {expected.__name__} message, got another form: {clean(str(error))}") from None

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vflsec.base.errors import BadGuess, InsufficientView, UsageError, plain
-from vflsec.base.seeds import generator
+from vflsec.base.errors import BadGuess, InsufficientView, UsageError, clean
+from vflsec.base.seeds import make_rng
 from vflsec.core.auxiliary import apply_threshold
 from vflsec.core.knowledge import Knowledge, Need
 from vflsec.core.message import Step
@@ -107,7 +107,7 @@ class Attack(ABC):
             ):
                 raise TypeError(f"expected {fact} of {cls.__name__} to be a set of Need, got {needs!r}")
         name = vars(cls).get("name", "")
-        if not isinstance(name, property) and plain(str(name)) != name:
+        if not isinstance(name, property) and clean(str(name)) != name:
             raise TypeError(f"expected a name without control characters for {cls.__name__}, got {name!r}")
 
     @abstractmethod
@@ -151,7 +151,7 @@ class Attack(ABC):
             self.check_task(view.n_classes)
         devices = {x.device for view in views for x in view.features.values() if x.is_cuda}
         with torch.random.fork_rng(sorted(devices, key=str)), torch.enable_grad():
-            guesses = self.run_each([tame(view).private_copy() for view in views], seed=seed)
+            guesses = self.run_each([tame(view).copy_private() for view in views], seed=seed)
         return [self.check_guess(guess, view) for guess, view in zip(guesses, views, strict=True)]
 
     @final
@@ -241,7 +241,7 @@ When = Literal["train", "predict", "both"]
 """The part of a run in which an attack acts."""
 
 
-def integrity_attacks(malicious: Mapping[str, Attack]) -> dict[str, IntegrityAttack]:
+def list_integrity(malicious: Mapping[str, Attack]) -> dict[str, IntegrityAttack]:
     """Return the attacks on integrity among those that parties mount in training, by party."""
     return {name: attack for name, attack in malicious.items() if isinstance(attack, IntegrityAttack)}
 
@@ -276,7 +276,7 @@ class IntegrityAttack(Attack):
             UsageError: the party knows too little for this attack.
         """
         self._seed, self._party = seed, view.party
-        self.prepare(view.private_copy())
+        self.prepare(view.copy_private())
 
     def prepare(self, view: View) -> None:
         """Prepare the attack before training, for example choose rows."""
@@ -300,12 +300,12 @@ class IntegrityAttack(Attack):
     @final
     def noise(self, step: Step, device: torch.device) -> torch.Generator:
         """Return a generator of this party in ``step``; every call returns the same stream."""
-        return generator(self._seed, self._party, step.phase, step.split, step.number, device=device)
+        return make_rng(self._seed, self._party, step.phase, step.split, step.number, device=device)
 
     @final
     def joint_noise(self, step: Step, device: torch.device) -> torch.Generator:
         """Return a generator that colluding parties share in ``step``; every call returns the same stream."""
-        return generator(self._seed, step.phase, step.split, step.number, device=device)
+        return make_rng(self._seed, step.phase, step.split, step.number, device=device)
 
     @final
     def draw_rows(self, rate: float, step: Step) -> Tensor:

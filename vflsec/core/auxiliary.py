@@ -48,11 +48,11 @@ def separate(view: View, score: Tensor, *, train: Tensor | None = None) -> Tenso
     train = score if train is None else train
     signed, known_scores = (orient(view, values, train=train)[:, 1] for values in (score, train))
     known, labels = _select_known(view, known_scores)
-    zero = known_scores.median() if known is None else _threshold(known, labels)
+    zero = known_scores.median() if known is None else _find_threshold(known, labels)
     return torch.stack([zero - signed, signed - zero], dim=1)
 
 
-def sureness(view: View, guess: Guess) -> float | None:
+def measure_sureness(view: View, guess: Guess) -> float | None:
     """Return the confidence, by the auxiliary labels, that a guess of two classes has the right sign.
 
     That is one minus the one-sided p-value of the Mann-Whitney test, by the normal approximation; 1/2 is no evidence.
@@ -90,7 +90,7 @@ def apply_threshold(view: View, guess: Guess) -> Guess:
     if known is None:
         return guess
     ones = labels == 1
-    zero = _best_split(known, ones)
+    zero = _find_split(known, ones)
     before, after = (known > 0) == ones, (known > zero) == ones
     gained, lost = int((after & ~before).sum()), int((before & ~after).sum())
     if gained - lost < SURE * max(1, gained + lost) ** 0.5:
@@ -98,7 +98,7 @@ def apply_threshold(view: View, guess: Guess) -> Guess:
     return replace(guess, scores={s: torch.stack([zero - m, m - zero], dim=1) / 2 for s, m in margins.items()})
 
 
-def _best_split(known: Tensor, ones: Tensor) -> Tensor:
+def _find_split(known: Tensor, ones: Tensor) -> Tensor:
     """Return the midpoint between two neighboring scores with the highest accuracy."""
     order = torch.argsort(known)
     right = (~ones[order]).cumsum(0) - ones[order].cumsum(0)  # up to a constant, with everything up to here as class 0
@@ -112,7 +112,7 @@ def _select_known(view: View, train: Tensor) -> tuple[Tensor | None, Tensor]:
     return (train.cpu()[view.aux_rows.cpu()] if len(set(labels.tolist())) == 2 else None), labels
 
 
-def _threshold(known: Tensor, labels: Tensor) -> Tensor:
+def _find_threshold(known: Tensor, labels: Tensor) -> Tensor:
     """Return the midpoint between two neighboring scores with the best balanced accuracy."""
     order = torch.argsort(known)
     ones, zeros = labels[order] == 1, labels[order] == 0
@@ -121,7 +121,7 @@ def _threshold(known: Tensor, labels: Tensor) -> Tensor:
     return (known[order[best]] + known[order[best + 1]]) / 2
 
 
-def references(view: View, limit: int | None, rng: torch.Generator) -> list[Tensor]:
+def draw_references(view: View, limit: int | None, rng: torch.Generator) -> list[Tensor]:
     """Return for each class at most ``limit`` of the training rows that are known to be of it."""
     by_class = []
     for c in range(view.n_classes):

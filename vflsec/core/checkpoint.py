@@ -60,17 +60,17 @@ def read(path: Path, kind: type[F]) -> tuple[F, State]:
         raise ValueError(f"damaged tensors: {error}") from None
 
 
-def model_state(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> State:
+def copy_state(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> State:
     """Return copies of a model's tensors and of its optimizer's."""
     tensors = {f"model/{key}": value for key, value in model.state_dict().items()}
-    return _numbers(tensors | (_optimizer_state(optimizer, "optimizer") if optimizer else {}))
+    return _to_numpy(tensors | (_copy_optimizer(optimizer, "optimizer") if optimizer else {}))
 
 
 def load_model_state(
     state: Mapping[str, np.ndarray], model: nn.Module, optimizer: torch.optim.Optimizer | None = None
 ) -> None:
-    """Put back what ``model_state`` returned."""
-    model.load_state_dict(_tensors(select_entries("model", state)))
+    """Put back what ``copy_state`` returned."""
+    model.load_state_dict(_to_tensors(select_entries("model", state)))
     if optimizer:
         _load_optimizer(optimizer, select_entries("optimizer", state))
 
@@ -134,7 +134,7 @@ class Checkpoint:
         for name, stateful in kept.items():
             tensors |= {f"{name}/{key}": value for key, value in stateful.state_dict().items()}
         for k, optimizer in enumerate(optimizers):
-            tensors |= _optimizer_state(optimizer, f"optimizer/{k}")
+            tensors |= _copy_optimizer(optimizer, f"optimizer/{k}")
         facts = {
             "history": list(history),
             "traffic": [[*route, nbytes] for route, nbytes in channel.traffic.items()],
@@ -142,7 +142,7 @@ class Checkpoint:
         }
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write(self.path, facts, _numbers(tensors))
+            write(self.path, facts, _to_numpy(tensors))
         except OSError as error:  # of the disk, and no result of the training
             raise StoreError(f"cannot write {self.path}: {error}; choose another --out") from None
         self._written = time.monotonic()
@@ -164,7 +164,7 @@ class Checkpoint:
         if self.most is not None and len(facts["history"]) > self.most:
             return []
         for name, stateful in kept.items():
-            stateful.load_state_dict(_tensors(select_entries(name, state)))
+            stateful.load_state_dict(_to_tensors(select_entries(name, state)))
         for k, optimizer in enumerate(optimizers):
             _load_optimizer(optimizer, select_entries(f"optimizer/{k}", state))
         for phase, sender, receiver, kind, nbytes in facts["traffic"]:
@@ -183,7 +183,7 @@ class Checkpoint:
             self.path.unlink(missing_ok=True)
 
 
-def _optimizer_state(optimizer: torch.optim.Optimizer, stem: str) -> dict[str, Tensor]:
+def _copy_optimizer(optimizer: torch.optim.Optimizer, stem: str) -> dict[str, Tensor]:
     return {
         f"{stem}/{index}/{key}": value
         for index, entries in optimizer.state_dict()["state"].items()
@@ -194,15 +194,15 @@ def _optimizer_state(optimizer: torch.optim.Optimizer, stem: str) -> dict[str, T
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, np.ndarray]) -> None:
     entries: dict[int, dict[str, Tensor]] = {}
-    for key, value in _tensors(state).items():
+    for key, value in _to_tensors(state).items():
         index, _, name = key.partition("/")
         entries.setdefault(int(index), {})[name] = value
     optimizer.load_state_dict({"state": entries, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _numbers(tensors: Mapping[str, Tensor]) -> State:
+def _to_numpy(tensors: Mapping[str, Tensor]) -> State:
     return {key: value.detach().cpu().numpy().copy() for key, value in tensors.items()}
 
 
-def _tensors(state: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+def _to_tensors(state: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
     return {key: torch.from_numpy(value.copy()) for key, value in state.items()}

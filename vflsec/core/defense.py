@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from vflsec.base.checks import expect_known, non_negative
+from vflsec.base.checks import check_non_negative, expect_known
 from vflsec.base.errors import UsageError
 from vflsec.core import hooks
 from vflsec.core.hooks import Changes, Hook
@@ -107,12 +107,12 @@ class Defense(ABC):
     version: ClassVar[int] = 1
 
     def __init__(self, strength: float, *, at: Iterable[str] | None = None) -> None:
-        non_negative(strength=strength)
+        check_non_negative(strength=strength)
         if strength == float("inf"):
             raise UsageError("expected a finite strength, got inf")
         self.strength = float(strength)
         phases: dict[Kind, set[str]] = {}
-        on_labels = [LABELS] if touches(self) & {hooks.LABELS, hooks.BATCH} else []
+        on_labels = [LABELS] if list_hooks(self) & {hooks.LABELS, hooks.BATCH} else []
         for point in at or [point.value for point in self.points[:1]]:
             if point in on_labels:  # it acts there whatever else is said
                 continue
@@ -131,7 +131,7 @@ class Defense(ABC):
 
     def runs(self, hook: Hook, phase: str) -> bool:
         """Whether a phase that runs ``hook`` runs it of this defense, as it is set."""
-        return self.strength > 0 and hook in touches(self) and (hook.kind is None or self.acts(hook.kind, phase))
+        return self.strength > 0 and hook in list_hooks(self) and (hook.kind is None or self.acts(hook.kind, phase))
 
     def check_task(self, n_classes: int) -> None:
         """Raise UsageError if this defense cannot serve a task of C classes; asked before training."""
@@ -261,7 +261,7 @@ class Defense(ABC):
         return f"{self.name}:{self.strength_name}={self.strength:g}{options}{where}"
 
 
-def touches(defense: Defense | type[Defense]) -> frozenset[Hook]:
+def list_hooks(defense: Defense | type[Defense]) -> frozenset[Hook]:
     """Return the hooks that a defense uses: those that it overrides, of messages only where it has a point."""
     used = set()
     for hook in (*hooks.HOOKS, hooks.PLAN_RELEASES):
@@ -274,7 +274,7 @@ def touches(defense: Defense | type[Defense]) -> frozenset[Hook]:
 
 def describe(defense: type[Defense]) -> dict[str, Any]:
     """Return the card of a defense as data."""
-    used = [hook for hook in hooks.HOOKS if hook in touches(defense)]
+    used = [hook for hook in hooks.HOOKS if hook in list_hooks(defense)]
     places = [point.value for point in defense.points]
     places += [hook.acts_at for hook in used if hook.acts_at and not hook.kind]
     when: dict[str, list[str]] = {}
@@ -299,7 +299,7 @@ class DefenseStack(tuple[Defense, ...]):
     """The defenses of one party whose strength is above 0, in the order in which they run.
 
     Defenses at strength 0 are left out here and nowhere else, so that they are the identity whatever their hooks do.
-    Only the hooks that a defense declares are called (``touches``).
+    Only the hooks that a defense declares are called (``list_hooks``).
 
     Args:
         defenses: at any strength.
@@ -310,10 +310,10 @@ class DefenseStack(tuple[Defense, ...]):
     def __new__(cls, defenses: Iterable[Defense] = ()) -> DefenseStack:
         """Keep those of positive strength."""
         stack = super().__new__(cls, (defense for defense in defenses if defense.strength > 0))
-        stack._using = {hook: [d for d in stack if hook in touches(d)] for hook in hooks.HOOKS}
+        stack._using = {hook: [d for d in stack if hook in list_hooks(d)] for hook in hooks.HOOKS}
         return stack
 
-    def using(self, hook: Hook) -> list[Defense]:
+    def select(self, hook: Hook) -> list[Defense]:
         """Return the defenses that use ``hook``."""
         return self._using[hook]
 
@@ -326,7 +326,7 @@ class DefenseStack(tuple[Defense, ...]):
         hook = hooks.OF_KIND.get(release.kind)
         if not hook:
             return value
-        for defense in self.using(hook):
+        for defense in self.select(hook):
             if not defense.acts(release.kind, release.phase):
                 continue
             before = value.detach().clone()  # a defense that works in place must not change what its sender keeps
@@ -352,33 +352,33 @@ class DefenseStack(tuple[Defense, ...]):
             rng: for the labels alone.
         """
         labels = targets = y
-        coding = self.using(hooks.PREDICTIONS)
-        for defense in sorted(self.using(hooks.LABELS), key=lambda d: (d.softens, d in coding)):
+        coding = self.select(hooks.PREDICTIONS)
+        for defense in sorted(self.select(hooks.LABELS), key=lambda d: (d.softens, d in coding)):
             targets = defense.on_labels(targets, features=features, n_classes=n_classes, rng=rng)
             labels = labels if defense.softens else targets
         return labels, targets
 
     def decode_logits(self, logits: Tensor) -> Tensor:
         """Return the logits (B, C) after undoing the codes of labels, the last one first."""
-        for defense in reversed(self.using(hooks.PREDICTIONS)):
+        for defense in reversed(self.select(hooks.PREDICTIONS)):
             logits = defense.on_predictions(logits)
         return logits
 
     def batch(self, embeddings: Sequence[Tensor], targets: Tensor) -> tuple[Sequence[Tensor], Tensor]:
         """Return the embeddings and targets that the top model learns from in one update."""
-        for defense in self.using(hooks.BATCH):
+        for defense in self.select(hooks.BATCH):
             embeddings, targets = defense.on_batch(embeddings, targets)
         return embeddings, targets
 
     def apply_to_received(self, h: Tensor, sender: str) -> Tensor:
         """Return the input of the top model in place of the embedding (B, d) received from ``sender``."""
-        for defense in self.using(hooks.RECEIVED):
+        for defense in self.select(hooks.RECEIVED):
             h = defense.on_received(h, sender)
         return h
 
     def penalize(self, loss: Tensor, received: Mapping[str, Tensor], labels: Tensor) -> Tensor:
         """Return the active party's loss plus the penalties on the embeddings ``received`` from each sender."""
-        for defense in self.using(hooks.PENALTY):
+        for defense in self.select(hooks.PENALTY):
             for sender, h in received.items():
                 term = defense.penalty(h, labels, sender)
                 loss = loss if term is None else loss + term
@@ -386,7 +386,7 @@ class DefenseStack(tuple[Defense, ...]):
 
     def protocols(self) -> list[tuple[Any, dict[str, Any]]]:
         """Return each protocol with its options that a defense sets for the cut layer."""
-        return [protocol for defense in self.using(hooks.PROTOCOL) if (protocol := defense.protocol())]
+        return [protocol for defense in self.select(hooks.PROTOCOL) if (protocol := defense.protocol())]
 
     @contextmanager
     def training_hooks(self, modules: nn.Module, penalties: Sequence[str]) -> Iterator[None]:
@@ -396,11 +396,11 @@ class DefenseStack(tuple[Defense, ...]):
             UsageError: a defense does not support them.
         """
         with ExitStack() as contexts:
-            for defense in self.using(hooks.TRAINING):
+            for defense in self.select(hooks.TRAINING):
                 contexts.enter_context(defense.training_hooks(modules, penalties))
             yield
 
     def update(self, modules: nn.Module, rows: int, rng: torch.Generator) -> None:
         """Apply the defenses to the gradients of their party's ``modules``, which are of a mean over ``rows`` rows."""
-        for defense in self.using(hooks.UPDATE):
+        for defense in self.select(hooks.UPDATE):
             defense.on_update(modules, rows, rng)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vflsec.base import files
 from vflsec.base.errors import StoreError
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.core.attack import Attack
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.message import Channel
@@ -65,10 +65,10 @@ class Federation:
     groups: Mapping[str, NDArray[np.integer]] = field(default_factory=dict)
     label_seed: int | None = None
 
-    def label_stream(self, *names: object) -> torch.Generator:
+    def get_label_stream(self, *names: object) -> torch.Generator:
         """Return the stream from which the active party's defenses draw for a set of its labels."""
         seed = self.seed if self.label_seed is None else self.label_seed
-        return generator(seed, "labels", *names, device=self.device)
+        return make_rng(seed, "labels", *names, device=self.device)
 
     def begin(self, *part: object) -> None:
         """Start every party's noise for one part of the run."""
@@ -85,7 +85,7 @@ class Federation:
             yield
 
     @contextmanager
-    def learning(self) -> Iterator[None]:
+    def run_hooks(self) -> Iterator[None]:
         """Run the training hooks of all parties' defenses, except those of malicious parties.
 
         Raises:
@@ -94,7 +94,7 @@ class Federation:
         with ExitStack() as stack:
             for name, party in self.parties.items():
                 if name not in self.malicious:
-                    stack.enter_context(party.learning())
+                    stack.enter_context(party.run_hooks())
             yield
 
     @property

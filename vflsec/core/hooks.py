@@ -1,8 +1,8 @@
 """The hooks of a defense: who runs each of them, when, and what it changes.
 
-This is their only list. A defense uses the hooks that it overrides (``vflsec.core.defense.touches``). A method declares
-the hooks that each of its phases runs (``Method.runs``). Stage keys, cards, errors and ``DefenseStack``, which calls
-the hooks, all read these declarations.
+This is their only list. A defense uses the hooks that it overrides (``vflsec.core.defense.list_hooks``). A method
+declares the hooks that each of its phases runs (``Method.runs``). Stage keys, cards, errors and ``DefenseStack``, which
+calls the hooks, all read these declarations.
 """
 
 from __future__ import annotations
@@ -50,27 +50,27 @@ class Hook:
     kind: Kind | None = None
 
 
-def _hook_messages(kind: Kind) -> Hook:
+def _make_sending(kind: Kind) -> Hook:
     when = ("every phase that sends such messages", "prediction")
     return Hook(f"on_{kind.value}", kind.value, Runs.SENDER, when, Changes.MESSAGES, kind)
 
 
-def _hook_active(name: str, acts_at: str, *when: str, changes: Changes = Changes.TRAINING) -> Hook:
+def _make_active(name: str, acts_at: str, *when: str, changes: Changes = Changes.TRAINING) -> Hook:
     return Hook(name, acts_at, Runs.ACTIVE, when, changes)
 
 
 _LEARNING, _CROSSING = "learning from labels", "training across the cut layer"
 
-EMBEDDING = _hook_messages(Kind.EMBEDDING)
-GRADIENT = _hook_messages(Kind.GRADIENT)
-PARAMETERS = _hook_messages(Kind.PARAMETERS)
-NODES = _hook_messages(Kind.NODES)
-LABELS = _hook_active("on_labels", "labels", _LEARNING)
-PREDICTIONS = _hook_active("on_predictions", "", _LEARNING, "prediction", changes=Changes.READING)
-BATCH = _hook_active("on_batch", "labels", _CROSSING)
-RECEIVED = _hook_active("on_received", "the received embeddings", _CROSSING, "prediction")
-PENALTY = _hook_active("penalty", "the loss", _CROSSING)
-PROTOCOL = _hook_active(
+EMBEDDING = _make_sending(Kind.EMBEDDING)
+GRADIENT = _make_sending(Kind.GRADIENT)
+PARAMETERS = _make_sending(Kind.PARAMETERS)
+NODES = _make_sending(Kind.NODES)
+LABELS = _make_active("on_labels", "labels", _LEARNING)
+PREDICTIONS = _make_active("on_predictions", "", _LEARNING, "prediction", changes=Changes.READING)
+BATCH = _make_active("on_batch", "labels", _CROSSING)
+RECEIVED = _make_active("on_received", "the received embeddings", _CROSSING, "prediction")
+PENALTY = _make_active("penalty", "the loss", _CROSSING)
+PROTOCOL = _make_active(
     "protocol",
     "the cut layer, in place of the plain protocol",
     _CROSSING,

@@ -77,14 +77,14 @@ class Message:
     @property
     def nbytes(self) -> int:
         """Size of the payload in bytes."""
-        return sum(_nbytes(value) for value in self.payload.values())
+        return sum(_count_bytes(value) for value in self.payload.values())
 
     @property
     def readers(self) -> frozenset[str]:
         """Names of the parties that know the payload."""
         return frozenset({self.receiver} if self.noted else {self.sender, self.receiver})
 
-    def private_copy(self) -> Message:
+    def copy_private(self) -> Message:
         """Return the same message with tensors that share neither graph nor memory with this one."""
         payload = {key: _copy(value) for key, value in self.payload.items()}
         rows = None if self.rows is None else self.rows.clone()
@@ -182,15 +182,15 @@ class Channel:
 
         With the graph of its tensors, gradients would reach the other party without passing any defense.
         """
-        message = message.private_copy()
+        message = message.copy_private()
         if not self._muted:
-            self.traffic[_route(message)] += message.nbytes
+            self.traffic[_get_route(message)] += message.nbytes
             self._record(message)
         return message
 
     def open(self, message: Message) -> Message:
         """Return the plaintext that the receiver decrypts, recorded as a release; its bytes count as ciphertext."""
-        message = message.private_copy()
+        message = message.copy_private()
         if not self._muted:
             self._record(message)
         return message
@@ -198,7 +198,7 @@ class Channel:
     def count_release(self, message: Message) -> None:
         """Count a release that no tap sees: an encrypted one, from which the receiver learns what is computed of it."""
         if not self._muted and message.rows is not None and len(message.rows):
-            self._count((_route(message), message.split), message.rows)
+            self._count((_get_route(message), message.split), message.rows)
 
     def releases(self) -> list[ReleaseCount]:
         """Return the number of releases by route and split, by which a privacy budget is spent."""
@@ -207,7 +207,7 @@ class Channel:
 
     def _record(self, message: Message) -> None:
         if message.rows is not None and len(message.rows):
-            self._count((_route(message), message.split), message.rows)
+            self._count((_get_route(message), message.split), message.rows)
         for tap in self.taps:
             tap(message)
 
@@ -237,7 +237,7 @@ class Transcript:
             self.messages.append(message)
 
 
-def _route(message: Message) -> Route:
+def _get_route(message: Message) -> Route:
     return Route(message.phase, message.sender, message.receiver, message.kind)
 
 
@@ -245,7 +245,7 @@ def _copy(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
-def _nbytes(value: Any) -> int:
+def _count_bytes(value: Any) -> int:
     size = value.nbytes
     assert isinstance(size, int), "a payload consists of tensors, or of objects that know their size in bytes"
     return size

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vflsec.base.errors import Diverged, NotStackable, UsageError
 from vflsec.core import hooks
-from vflsec.core.defense import Defense, touches
+from vflsec.core.defense import Defense, list_hooks
 from vflsec.core.federation import Federation, save_states
 from vflsec.core.hooks import Hook
 from vflsec.core.message import Kind, Message
@@ -203,7 +203,7 @@ class Method(ABC):
 
         For a defense of updates it is the number of updates in which a row takes part.
         """
-        if hooks.UPDATE in touches(defense):
+        if hooks.UPDATE in list_hooks(defense):
             return self.updates(federation)
         phases = [p for p in self.phases if any(defense.acts(kind, p) for kind in self.messages.get(p, ()))]
         planned = [self.max_releases(phase, federation) for phase in phases]
@@ -253,7 +253,7 @@ class Method(ABC):
         """Run one phase with noise of its own, and return its loss by epoch."""
         federation.begin(phase)
         self.prepare(federation)
-        with federation.learning():
+        with federation.run_hooks():
             return self.train(phase, federation, progress)
 
 

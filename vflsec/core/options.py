@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import msgspec
 
-from vflsec.base.checks import unknown
+from vflsec.base.checks import describe_unknown
 from vflsec.base.errors import UsageError, VflsecError
 
 C = TypeVar("C", bound=type)
@@ -18,7 +18,7 @@ CONTRIB = "not verified against a published source, or made for this project"
 """What ``contrib = True`` in the class of a technique means."""
 
 
-def shares_options(spec: type[msgspec.Struct]) -> Callable[[C], C]:
+def share_options(spec: type[msgspec.Struct]) -> Callable[[C], C]:
     """Return a class decorator that puts the fields of ``spec`` into the constructor's signature for ``**options``.
 
     The registry and ``vflsec show`` read types and defaults of options from signatures.
@@ -71,17 +71,17 @@ def convert_options(name: str, factory: Any, options: Mapping[str, Any]) -> dict
     """
     known = list_options(factory)
     try:
-        hints = _hints(factory)
+        hints = _get_hints(factory)
     except NameError as error:
         raise UsageError(f"{name}: an annotation of its options cannot be read: {error}") from None
     checked = {}
     for option, value in options.items():
         if option not in known:
-            raise UsageError(f"{name}: {unknown('option', option, known)}")
+            raise UsageError(f"{name}: {describe_unknown('option', option, known)}")
         choices = list_choices(hints.get(option, Any))
         if isinstance(value, str) and choices and value not in choices:
             texts = [choice for choice in choices if isinstance(choice, str)]
-            raise UsageError(f"{name}: {unknown(option, value, texts)}")
+            raise UsageError(f"{name}: {describe_unknown(option, value, texts)}")
         if get_origin(hints.get(option)) is type:  # whose name the registry has replaced by the class
             if not isinstance(value, type):
                 raise UsageError(f"{name}: expected the name of a class for {option}, got {value!r}")
@@ -96,16 +96,16 @@ def convert_options(name: str, factory: Any, options: Mapping[str, Any]) -> dict
     return checked
 
 
-def class_options(factory: Any) -> dict[str, type]:
+def list_classes(factory: Any) -> dict[str, type]:
     """Return the options of ``factory`` that take a class, with the class that it must be derived from."""
     try:
-        hints = _hints(factory)
+        hints = _get_hints(factory)
     except NameError:  # ``convert_options`` reports it
         return {}
     return {option: get_args(hint)[0] for option, hint in hints.items() if get_origin(hint) is type}
 
 
-def _hints(factory: Any) -> dict[str, Any]:
+def _get_hints(factory: Any) -> dict[str, Any]:
     return get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
 
 

@@ -92,7 +92,7 @@ class Party:
     @property
     def penalties(self) -> list[str]:
         """Names of its defenses that add a term to the loss, which only the active party has."""
-        return [defense.name for defense in self.defenses.using(hooks.PENALTY) if self.active]
+        return [defense.name for defense in self.defenses.select(hooks.PENALTY) if self.active]
 
     @property
     def rng(self) -> torch.Generator:
@@ -112,7 +112,7 @@ class Party:
         finally:
             self._rng = before
 
-    def learning(self) -> AbstractContextManager[Any]:
+    def run_hooks(self) -> AbstractContextManager[Any]:
         """Run the training hooks of its defenses on its models.
 
         Raises:

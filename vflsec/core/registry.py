@@ -2,7 +2,7 @@
 
 Built-in ones are listed in the ``CATALOGUE`` of their package; others come from entry points of the groups
 ``vflsec.attacks`` and so on; and ``path/to/file.py:Class`` is accepted wherever a name is. An entry is a target,
-``module:Class``, or a ``preset`` of one; entry points and files may also name a preset.
+``module:Class``, or a ``Preset`` of one; entry points and files may also name a preset.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vflsec.base.checks import expect_known, unknown
+from vflsec.base.checks import describe_unknown, expect_known
 from vflsec.base.errors import UsageError
-from vflsec.core.options import class_options, make
+from vflsec.core.options import list_classes, make
 
 PACKAGES = {
     "attacks": "vflsec.attacks",
@@ -39,20 +39,20 @@ _BASES = {
 
 
 class Preset(NamedTuple):
-    """A class with other class attributes, see ``preset``."""
+    """A class with other class attributes, see ``make_preset``."""
 
     target: str
     doc: str
     settings: tuple[tuple[str, Any], ...]
 
 
-def preset(target: str, doc: str, **settings: Any) -> Preset:
+def make_preset(target: str, doc: str, **settings: Any) -> Preset:
     """Return a catalogue entry for a member of a family: the class at ``target`` with some of its settings fixed.
 
     When the entry is loaded, it becomes a subclass of the target with the name of the entry.
 
     Example:
-        >>> preset("vflsec.methods.fedhssl:FedHSSL", "FedHSSL with BYOL.", ssl="byol").target
+        >>> make_preset("vflsec.methods.fedhssl:FedHSSL", "FedHSSL with BYOL.", ssl="byol").target
         'vflsec.methods.fedhssl:FedHSSL'
 
     Args:
@@ -71,14 +71,14 @@ class Entry(NamedTuple):
     origin: str
 
 
-def entries(kind: str) -> dict[str, Entry]:
+def list_all(kind: str) -> dict[str, Entry]:
     """Return all entries of ``kind`` (``attacks``, ``defenses``, ``protocols``, ``methods``, ``datasets``) by name.
 
     Raises:
         UsageError: an unknown kind, or a plug-in that takes a built-in name.
     """
     expect_known(PACKAGES, kind=kind)
-    built_in = {name: Entry(name, target, "built in") for name, target in _catalogue(kind).items()}
+    built_in = {name: Entry(name, target, "built in") for name, target in _get_catalogue(kind).items()}
     return add_plugins(kind, built_in)
 
 
@@ -103,9 +103,9 @@ def load(kind: str, name: str) -> Any:
     if is_file(name):
         loaded = _load_file(name)
     else:
-        entry = _entry(kind, name)
+        entry = _get_entry(kind, name)
         if entry is None:
-            raise UsageError(unknown(kind.removesuffix("s"), name, entries(kind)))
+            raise UsageError(describe_unknown(kind.removesuffix("s"), name, list_all(kind)))
         loaded = resolve(entry)
     if isinstance(loaded, Preset):
         loaded = _specialize(name.rpartition(":")[2], loaded)
@@ -146,27 +146,27 @@ def resolve_classes(name: str, factory: Any, options: Mapping[str, Any]) -> dict
     Raises:
         UsageError: no such protocol, or one of another kind; the message starts with ``name``.
     """
-    bases = class_options(factory)
+    bases = list_classes(factory)
     return {
-        option: _protocol(name, option, value, bases[option]) if option in bases and isinstance(value, str) else value
+        option: _load(name, option, value, bases[option]) if option in bases and isinstance(value, str) else value
         for option, value in options.items()
     }
 
 
-def _protocol(name: str, option: str, value: str, base: type) -> Any:
-    if is_file(value) or value in entries("protocols"):
+def _load(name: str, option: str, value: str, base: type) -> Any:
+    if is_file(value) or value in list_all("protocols"):
         loaded = load("protocols", value)
         if issubclass(loaded, base):
             return loaded
-    fitting = [known for known in entries("protocols") if issubclass(load("protocols", known), base)]
+    fitting = [known for known in list_all("protocols") if issubclass(load("protocols", known), base)]
     way = f"or file.py:Class, a subclass of {base.__module__}.{base.__name__}"
-    raise UsageError(f"{name}: {unknown(option, value, fitting)}, {way}")
+    raise UsageError(f"{name}: {describe_unknown(option, value, fitting)}, {way}")
 
 
-def identity(kind: str, name: str) -> str:
+def identify(kind: str, name: str) -> str:
     """Return what cache keys call ``name``: for a file, its class and a hash of its text, wherever it lies."""
     if not is_file(name):
-        entry = _entry(kind, name)
+        entry = _get_entry(kind, name)
         return name if entry is None or entry.origin == "built in" else f"{name}@{entry.origin}"
     path, attribute = name.rsplit(":", 1)
     if not Path(path).is_file():
@@ -174,13 +174,13 @@ def identity(kind: str, name: str) -> str:
     return f"{attribute}#{hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]}"
 
 
-def origin(kind: str, name: str) -> str:
+def get_origin(kind: str, name: str) -> str:
     """Return where ``name`` comes from: ``built in``, a package with its version, or ``file``."""
-    entry = None if is_file(name) else _entry(kind, name)
+    entry = None if is_file(name) else _get_entry(kind, name)
     return entry.origin if entry else "file"
 
 
-def summary(entry: Entry) -> str:
+def summarize(entry: Entry) -> str:
     """Return the first docstring line of an entry's object, read without importing its module.
 
     ``(contrib)`` at its end stands for ``contrib = True`` in the class.
@@ -210,13 +210,13 @@ def _list_installed(kind: str) -> list[EntryPoint]:
     return sorted(entry_points(group=f"vflsec.{kind}"), key=lambda point: point.name)
 
 
-def _catalogue(kind: str) -> Mapping[str, str | Preset]:
+def _get_catalogue(kind: str) -> Mapping[str, str | Preset]:
     catalogue: Mapping[str, str | Preset] = import_module(PACKAGES[kind]).CATALOGUE
     return catalogue
 
 
-def _entry(kind: str, name: str) -> Entry | None:
-    catalogue = _catalogue(kind)
+def _get_entry(kind: str, name: str) -> Entry | None:
+    catalogue = _get_catalogue(kind)
     plugged = _list_plugins(kind, catalogue)
     return Entry(name, catalogue[name], "built in") if name in catalogue else plugged.get(name)
 
@@ -261,7 +261,7 @@ def _specialize(name: str, preset: Preset) -> Any:
     for setting in settings:
         if setting not in declared:
             known = {attribute for attribute in declared if attribute[0] != "_"}
-            raise UsageError(f"preset {name}: {unknown('setting', setting, known)}")
+            raise UsageError(f"preset {name}: {describe_unknown('setting', setting, known)}")
     return type(
         base.__name__, (base,), {"__doc__": preset.doc, "__module__": base.__module__, "name": name, **settings}
     )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vflsec.base.sparse_rows import SparseRows
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
-from vflsec.results.metrics import TAIL, WILD, middle_and_scale
+from vflsec.results.metrics import TAIL, WILD, find_scale
 
 FAR = 5.0
 """Scales from the middle beyond which a model reads a value as nearer, in the same order, than it is."""
@@ -42,7 +42,7 @@ class Bounds(NamedTuple):
         """Return the bounds of the columns of ``x`` (n, d), in double precision."""
         if not len(x):
             return cls(x.new_zeros(x.shape[1]).double(), x.new_full((x.shape[1],), torch.inf).double())
-        scales = middle_and_scale(x[:: max(1, len(x) // SAMPLED)].detach().cpu().numpy())
+        scales = find_scale(x[:: max(1, len(x) // SAMPLED)].detach().cpu().numpy())
         middle, scale = (torch.from_numpy(values).to(x.device) for values in scales)
         return cls(middle, torch.where(scale > 0, scale, torch.inf))
 
@@ -54,11 +54,11 @@ class Bounds(NamedTuple):
             return x
         values = x[rows].double()
         z = (values - self.middle) / self.scale
-        moved = torch.where(z.abs() > far, self.middle + self.scale * soft_clip(z, far), values)
+        moved = torch.where(z.abs() > far, self.middle + self.scale * clip_softly(z, far), values)
         return x.clone().masked_scatter_(rows[:, None], moved.to(x.dtype))
 
 
-def soft_clip(z: Tensor, far: float = FAR) -> Tensor:
+def clip_softly(z: Tensor, far: float = FAR) -> Tensor:
     """Return a smooth increasing function of ``z``: z up to ``far`` from zero, and within twice ``far`` beyond."""
     inside = z.clamp(-far, far)
     beyond = (z - inside).clamp(-HUGE, HUGE)
@@ -92,7 +92,7 @@ class Standardize(nn.Module):
     def __init__(self, reference: Tensor) -> None:
         super().__init__()
         middle, scale = Bounds.from_columns(reference)
-        z = soft_clip((reference.double() - middle) / scale)
+        z = clip_softly((reference.double() - middle) / scale)
         deviation = z.std(dim=0, correction=0)
         # rounding errors of a constant are no information
         deviation[(deviation == 0) | (scale <= 1e-12 * middle.abs())] = torch.inf
@@ -102,7 +102,7 @@ class Standardize(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the standardized rows (B, d)."""
-        return (soft_clip((x - self.middle) / self.scale) - self.mean) / self.deviation
+        return (clip_softly((x - self.middle) / self.scale) - self.mean) / self.deviation
 
 
 def standardize(x: Tensor, reference: Tensor | None = None) -> Tensor:
@@ -126,7 +126,7 @@ def shorten(x: Tensor, long: float = LONG) -> Tensor:
     times = length / usual
     if not (times > long).any():
         return x
-    factor = torch.where(times > long, soft_clip(times, long) / times, 1.0)
+    factor = torch.where(times > long, clip_softly(times, long) / times, 1.0)
     return (x.double() * factor[:, None]).to(x.dtype)
 
 
@@ -153,8 +153,8 @@ def tame(view: View) -> View:
     if view.aux_labels.is_floating_point():
         left_out = left_out | _find_moved(clip_outliers(view.aux_labels, far=2 * FAR), view.aux_labels)
     if 0 < int(left_out.sum()) <= max(1, TAIL * len(left_out)) and not left_out.all():
-        known = changed.knowing(torch.nonzero(~left_out)[:, 0])
-        if view.aux_labels.is_floating_point() or _classes(known) == _classes(view):
+        known = changed.restrict(torch.nonzero(~left_out)[:, 0])
+        if view.aux_labels.is_floating_point() or _get_classes(known) == _get_classes(view):
             return known
     return changed
 
@@ -178,7 +178,7 @@ def _tame_view(view: View) -> tuple[dict[str, Any], Tensor]:
     return changes, is_wild
 
 
-def _classes(view: View) -> set[int]:
+def _get_classes(view: View) -> set[int]:
     return set(view.aux_labels.tolist())
 
 

@@ -10,7 +10,7 @@ import msgspec
 import torch
 from torch import nn
 
-from vflsec.base.checks import finite, fraction, non_negative, positive, positive_or_none
+from vflsec.base.checks import check_finite, check_fraction, check_non_negative, check_positive, check_positive_or_none
 from vflsec.base.errors import UsageError
 
 
@@ -70,7 +70,7 @@ class PretrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         """Check every number."""
-        positive_or_none(
+        check_positive_or_none(
             **{f"train.pretrain.{name}": getattr(self, name) for name in ("epochs", "batch", "lr", "until")}
         )
 
@@ -112,20 +112,20 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def __post_init__(self) -> None:
         """Check every number."""
-        positive(**{"train.batch": self.batch, "train.lr": self.lr, "train.local_steps": self.local_steps})
-        positive_or_none(**{f"train.{name}": getattr(self, name) for name in ("epochs", "patience", "clip")})
+        check_positive(**{"train.batch": self.batch, "train.lr": self.lr, "train.local_steps": self.local_steps})
+        check_positive_or_none(**{f"train.{name}": getattr(self, name) for name in ("epochs", "patience", "clip")})
         if self.target is not None:
-            fraction(**{"train.target": self.target})
-        non_negative(**{"train.momentum": self.momentum, "train.weight_decay": self.weight_decay})
-        finite(**{f"train.{name}": getattr(self, name) for name in ("lr", "momentum", "weight_decay")})
+            check_fraction(**{"train.target": self.target})
+        check_non_negative(**{"train.momentum": self.momentum, "train.weight_decay": self.weight_decay})
+        check_finite(**{f"train.{name}": getattr(self, name) for name in ("lr", "momentum", "weight_decay")})
 
-    def n_epochs(self, rows: int) -> int:
+    def count_epochs(self, rows: int) -> int:
         """Return the number of passes over ``rows`` training rows."""
         return self.epochs or max(20, math.ceil(300 / math.ceil(rows / self.batch)))
 
-    def n_batches(self, rows: int) -> int:
+    def count_batches(self, rows: int) -> int:
         """Return the number of batches in all passes."""
-        return self.n_epochs(rows) * math.ceil(rows / self.batch)
+        return self.count_epochs(rows) * math.ceil(rows / self.batch)
 
     def optimize(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """Return a new optimizer of ``parameters``."""
@@ -171,8 +171,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         """Check widths, and that a missing head leaves logits."""
         for width in self.bottom or ():
-            positive(**{"model.bottom": width})
-        positive_or_none(**{"model.cut": self.cut, "model.head_hidden": self.head_hidden})
+            check_positive(**{"model.bottom": width})
+        check_positive_or_none(**{"model.cut": self.cut, "model.head_hidden": self.head_hidden})
         widest = max(*(self.bottom or (0,)), self.cut or 0, self.head_hidden)
         if widest > MAX_UNITS:
             raise UsageError(f"expected layers of at most {MAX_UNITS} units, got {widest} in model")

@@ -135,34 +135,34 @@ class View:
 
     def has(self, more: Iterable[Knowledge] = ()) -> frozenset[Knowledge]:
         """Return the kinds of knowledge in this view, among those of vflsec and ``more``."""
-        return frozenset(need for need in (*KNOWLEDGE, *more) if self._holds(need))
+        return frozenset(need for need in (*KNOWLEDGE, *more) if self._has(need))
 
-    def _holds(self, need: Knowledge) -> bool:
+    def _has(self, need: Knowledge) -> bool:
         if need.kinds:
             about = {*self.features, *self.places}
-            return any(self._reads(need, m) and (m.rows is None or m.split in about) for m in self.messages)
+            return any(self._is_in(need, m) and (m.rows is None or m.split in about) for m in self.messages)
         if need.read or not need.held_by:
             return need.name in self.further
         return all(_is_there(getattr(self, name)) for name in need.held_by)
 
-    def _reads(self, need: Knowledge, message: Message) -> bool:
+    def _is_in(self, need: Knowledge, message: Message) -> bool:
         """Whether what ``need`` names is in ``message``."""
         party = message.sender if need.sent else message.receiver
         return message.kind in need.kinds and party in self.party.split("+")
 
     def drop(self, *needs: Knowledge) -> View:
         """Return the same view without what ``needs`` name."""
-        emptied = {name: _empty(getattr(self, name)) for need in needs for name in need.held_by}
-        messages = tuple(m for m in self.messages if not any(self._reads(need, m) for need in needs))
+        emptied = {name: _make_empty(getattr(self, name)) for need in needs for name in need.held_by}
+        messages = tuple(m for m in self.messages if not any(self._is_in(need, m) for need in needs))
         further = {name: known for name, known in self.further.items() if name not in map(str, needs)}
         return replace(self, messages=messages, further=further, **emptied)
 
-    def private_copy(self) -> View:
+    def copy_private(self) -> View:
         """Return a copy whose tensors and models an attack may change."""
         copies = {attribute.name: _copy(getattr(self, attribute.name)) for attribute in fields(self) if attribute.init}
         return self.with_shared_memo(replace(self, **copies))
 
-    def knowing(self, aux: Tensor) -> View:
+    def restrict(self, aux: Tensor) -> View:
         """Return the same view with only the auxiliary samples at positions ``aux`` of the auxiliary set."""
         return self.with_shared_memo(replace(self, aux_rows=self.aux_rows[aux], aux_labels=self.aux_labels[aux]))
 
@@ -204,7 +204,7 @@ def _is_there(value: Any) -> bool:
     return len(value) > 0 if isinstance(value, Tensor) else value is not None
 
 
-def _empty(value: Any) -> Any:
+def _make_empty(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {}
     return value[:0] if isinstance(value, Tensor) else None
@@ -217,7 +217,7 @@ def _copy(value: Any) -> Any:
     if isinstance(value, nn.Module):
         return copy.deepcopy(value)
     if isinstance(value, Message):
-        return value.private_copy()
+        return value.copy_private()
     if isinstance(value, Mapping):
         return {key: _copy(entry) for key, entry in value.items()}
     if isinstance(value, Shadows):

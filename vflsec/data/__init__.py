@@ -9,7 +9,7 @@ CATALOGUE: dict[str, str] = {
     "flights": "vflsec.data.flights:load",
     "multiple-features": "vflsec.data.multiple_features:load",
     "digits": "vflsec.data.digits:load",
-    "toy": "vflsec.testing.federations:toy",
+    "toy": "vflsec.testing.federations:make_toy",
 }
 
 __all__ = ["CATALOGUE"]

@@ -26,15 +26,15 @@ FOLDER = Path(__file__).with_name("bundled")
 def find_card(name: str, loader: Callable[..., object]) -> Card | None:
     """Return the card of a dataset without its files: it is bundled or beside the module of the loader."""
     folders = (FOLDER, Path(getattr(inspect.getmodule(loader), "__file__", None) or __file__).parent)
-    return next((card(name, folder) for folder in folders if (folder / f"{name}.toml").is_file()), None)
+    return next((get_card(name, folder) for folder in folders if (folder / f"{name}.toml").is_file()), None)
 
 
-def card(name: str, folder: Path = FOLDER) -> Card:
+def get_card(name: str, folder: Path = FOLDER) -> Card:
     """Return the card of the dataset ``name``, which is the file ``name.toml`` in ``folder``."""
     return msgspec.convert(tomllib.loads((folder / f"{name}.toml").read_text("utf-8")), Card)
 
 
-def arrays(name: str) -> dict[str, np.ndarray]:
+def read_arrays(name: str) -> dict[str, np.ndarray]:
     """Return the arrays of the bundled dataset ``name``, by their names.
 
     Raises:
@@ -51,7 +51,7 @@ def arrays(name: str) -> dict[str, np.ndarray]:
 
 def verify(name: str, content: bytes, way_out: str = "Reinstall vflsec", folder: Path = FOLDER) -> None:
     """Raise DataError unless the sha256 of ``content`` is the one on the card of ``name`` in ``folder``."""
-    sha256, expected = hashlib.sha256(content).hexdigest(), card(name, folder).sha256
+    sha256, expected = hashlib.sha256(content).hexdigest(), get_card(name, folder).sha256
     if sha256 != expected:
         raise DataError(f"expected {name} with sha256 {expected}, got {sha256}. {way_out}")
 
@@ -74,7 +74,7 @@ def find_files(name: str, folder: str | None, wanted: Iterable[Sequence[str]], p
     return paths
 
 
-def party_table(
+def make_table(
     dataset: str,
     party: str,
     frame: pd.DataFrame,
@@ -98,7 +98,7 @@ def party_table(
     return PartyTable(party, frame.iloc[order], *roles, **facts)
 
 
-def image_tables(dataset: str, images: np.ndarray, ids: pd.Index, parties: int) -> tuple[PartyTable, ...]:
+def split_images(dataset: str, images: np.ndarray, ids: pd.Index, parties: int) -> tuple[PartyTable, ...]:
     """Return each party's part of gray ``images`` (n, height, width), with columns ``pixel_row_column``, row by row.
 
     Args:
@@ -116,10 +116,10 @@ def image_tables(dataset: str, images: np.ndarray, ids: pd.Index, parties: int) 
     sides = (slice(width // 2), slice(width // 2, width))
     names = np.array([[f"pixel_{row}_{column}" for column in range(width)] for row in range(height)])
     tables = []
-    for party, region in zip(["active", *passive_names(parties - 1)], product(bands, sides), strict=True):
+    for party, region in zip(["active", *name_passive(parties - 1)], product(bands, sides), strict=True):
         part, columns = images[:, *region], names[region]
         frame = pd.DataFrame(part.reshape(len(part), -1), index=ids, columns=columns.ravel().tolist())
-        tables.append(party_table(dataset, party, frame, image=(1, *columns.shape)))
+        tables.append(make_table(dataset, party, frame, image=(1, *columns.shape)))
     return tuple(tables)
 
 
@@ -128,6 +128,6 @@ def shuffle_ids(dataset: str, rows: int) -> pd.Index:
     return pd.Index(np.random.default_rng(derive(0, dataset, "ids")).permutation(rows), name="id")
 
 
-def passive_names(count: int) -> list[str]:
+def name_passive(count: int) -> list[str]:
     """Return ``passive_1`` to ``passive_{count}``."""
     return [f"passive_{k}" for k in range(1, count + 1)]

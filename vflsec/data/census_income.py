@@ -71,8 +71,8 @@ def load(*, parties: int = 2, adults_only: bool = False, data_dir: str | None = 
         DataError: a file is missing or has unexpected content.
     """
     expect_known([str(count) for count in range(2, len(GROUPS) + 2)], parties=str(parties))
-    arrays = bundle.arrays(NAME) if data_dir is None else _official(data_dir)
-    values = {name: _column(arrays, name) for name in [*ACTIVE, *CATEGORICAL]}
+    arrays = bundle.read_arrays(NAME) if data_dir is None else _read_official(data_dir)
+    values = {name: _get_column(arrays, name) for name in [*ACTIVE, *CATEGORICAL]}
     table = pd.DataFrame(values, index=pd.RangeIndex(len(arrays["label"]), name="id"))
     table["label"], table["is_test"] = arrays["label"], arrays["is_test"]
     if adults_only:
@@ -80,13 +80,13 @@ def load(*, parties: int = 2, adults_only: bool = False, data_dir: str | None = 
 
     last = parties - 2
     held = [ACTIVE, *GROUPS[:last], [column for group in GROUPS[last:] for column in group]]
-    names = ["active", *bundle.passive_names(parties - 1)]
+    names = ["active", *bundle.name_passive(parties - 1)]
     tables = tuple(
-        bundle.party_table(NAME, name, table[columns], CATEGORICAL, MONEY)
+        bundle.make_table(NAME, name, table[columns], CATEGORICAL, MONEY)
         for name, columns in zip(names, held, strict=True)
     )
     test_ids = table.index[table["is_test"]]
-    return VerticalDataset(NAME, tables, table["label"].astype("int64"), CLASSES, test_ids, bundle.card(NAME))
+    return VerticalDataset(NAME, tables, table["label"].astype("int64"), CLASSES, test_ids, bundle.get_card(NAME))
 
 
 def source_files(data_dir: str | None = None) -> list[Path]:
@@ -98,7 +98,7 @@ def source_files(data_dir: str | None = None) -> list[Path]:
     return bundle.find_files(NAME, data_dir, [(name, f"{name}.gz") for name in FILES], PAGE)
 
 
-def _official(data_dir: str) -> dict[str, np.ndarray]:
+def _read_official(data_dir: str) -> dict[str, np.ndarray]:
     """Return the arrays of UCI's files, coded as in the bundled copy."""
     paths = source_files(data_dir)
     return _read(tuple(paths), tuple((path.stat().st_size, path.stat().st_mtime_ns) for path in paths))
@@ -107,14 +107,14 @@ def _official(data_dir: str) -> dict[str, np.ndarray]:
 @lru_cache(maxsize=1)
 def _read(paths: tuple[Path, ...], _: tuple[tuple[int, int], ...]) -> dict[str, np.ndarray]:
     """Return the arrays; cached, since every seed of an evaluation splits the same rows."""
-    bundled = bundle.arrays(NAME)
+    bundled = bundle.read_arrays(NAME)
     categories = {name: array for name, array in bundled.items() if name.endswith(".categories")}
     parts: dict[str, list[np.ndarray]] = {name: [] for name in bundled if name not in categories}
     for path in paths:
         table = _read_text(path)
         for name in COLUMNS:
             known = LABELS if name == "label" else categories.get(f"{name}.categories")
-            values = _values(path, table[name], known, bundled.get(name))
+            values = _read_values(path, table[name], known, bundled.get(name))
             if name in parts:
                 parts[name].append(values)
         parts["is_test"].append(np.full(len(table), path == paths[-1]))
@@ -143,7 +143,7 @@ def _read_text(path: Path) -> pd.DataFrame:
     )  # fmt: skip
 
 
-def _values(
+def _read_values(
     path: Path, column: pd.Series, known: tuple[str, ...] | np.ndarray | None, bundled: np.ndarray | None
 ) -> np.ndarray:
     """Return the codes of categories, or the numbers, of a column as float64.
@@ -174,6 +174,6 @@ def _values(
     return values[codes]
 
 
-def _column(arrays: dict[str, np.ndarray], name: str) -> np.ndarray | pd.Categorical:
+def _get_column(arrays: dict[str, np.ndarray], name: str) -> np.ndarray | pd.Categorical:
     categories = arrays.get(f"{name}.categories")
     return arrays[name] if categories is None else pd.Categorical.from_codes(arrays[name], pd.Index(categories))

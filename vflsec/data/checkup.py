@@ -19,11 +19,11 @@ from sklearn.tree import DecisionTreeClassifier
 from vflsec.base.checks import count
 from vflsec.base.errors import VflsecError
 from vflsec.data.dataset import GAPS, PartyTable, VerticalDataset, align
-from vflsec.data.encode import Matrix, densify, side_by_side
+from vflsec.data.encode import Matrix, densify, join_columns
 from vflsec.data.files import Reading, read_all
-from vflsec.data.partition import DataSpec, Partition, partition
+from vflsec.data.partition import DataSpec, Partition, split_dataset
 from vflsec.data.tables import MISSING
-from vflsec.results.metrics import METRICS, chance
+from vflsec.results.metrics import METRICS, score_chance
 
 MAX_NAMED_CLASSES = 8
 """So many classes with few rows are named."""
@@ -109,7 +109,7 @@ def check(path: Path) -> Checkup:
     if reading.dataset is None:
         return Checkup(name=path.stem, faults=list(reading.faults))
     try:
-        split = partition(reading.dataset, DataSpec(), 0)
+        split = split_dataset(reading.dataset, DataSpec(), 0)
     except VflsecError as error:
         return Checkup(name=reading.dataset.name, warnings=list(reading.dataset.warnings), faults=[str(error)])
     return examine(reading.dataset, split, reading)
@@ -132,16 +132,16 @@ def examine(dataset: VerticalDataset, split: Partition, reading: Reading) -> Che
         for table in dataset.parties
         for given in [dataset.display_name(table.name)]
     ]
-    columns = [facts for table in dataset.parties for facts in _columns(dataset, table, common, labels, split, reading)]
+    columns = [facts for table in dataset.parties for facts in _inspect(dataset, table, common, labels, split, reading)]
     counts = np.bincount(labels, minlength=len(dataset.classes))
     known = split.labels["train"]
     trained = np.bincount(known[known >= 0], minlength=len(dataset.classes))
-    utility = _utility(dataset, split)
+    utility = _score_best(dataset, split)
     warnings = [
         *dataset.warnings,
-        *_copies(columns, dataset),
-        *_rare(dict(zip(dataset.classes, counts.tolist(), strict=True))),
-        *_duplicates(split),
+        *_warn_of_copies(columns, dataset),
+        *_warn_of_rare(dict(zip(dataset.classes, counts.tolist(), strict=True))),
+        *_warn_of_repeats(split),
         *_check_gain(utility, dataset),
     ]
     return Checkup(
@@ -156,7 +156,7 @@ def examine(dataset: VerticalDataset, split: Partition, reading: Reading) -> Che
     )
 
 
-def _columns(
+def _inspect(
     dataset: VerticalDataset,
     table: PartyTable,
     common: pd.Index,
@@ -185,13 +185,13 @@ def _columns(
                 missing=float(missing.mean()),
                 values=int(values.nunique()),
                 encoded=widths[name],
-                predicts=_predicts(values, labels, dataset.metric, is_category=is_category),
+                predicts=_score_column(values, labels, dataset.metric, is_category=is_category),
             )
         )
     return facts
 
 
-def _predicts(values: pd.Series, labels: np.ndarray, metric: str, *, is_category: bool) -> float:
+def _score_column(values: pd.Series, labels: np.ndarray, metric: str, *, is_category: bool) -> float:
     """Return how well one column predicts the label, by a small tree on folds."""
     folds = min(3, int(np.bincount(labels).min()))
     if folds < 2:
@@ -203,7 +203,7 @@ def _predicts(values: pd.Series, labels: np.ndarray, metric: str, *, is_category
     return METRICS[metric](cross_val_predict(model, column, labels, cv=folds, method="predict_proba"), labels)
 
 
-def _utility(dataset: VerticalDataset, split: Partition) -> dict[str, float]:
+def _score_best(dataset: VerticalDataset, split: Partition) -> dict[str, float]:
     """Return the utility of the better of two quick models on the columns of all parties, and of each."""
     names = list(split.parties)
     several = {"all": names, **{dataset.display_name(name): [name] for name in names}}
@@ -211,14 +211,14 @@ def _utility(dataset: VerticalDataset, split: Partition) -> dict[str, float]:
 
 
 def _compute_utility(split: Partition, parties: list[str]) -> float:
-    train, test = (side_by_side([split.parties[name].features[part] for name in parties]) for part in ("train", "test"))
+    train, test = (join_columns([split.parties[name].features[part] for name in parties]) for part in ("train", "test"))
     labels, answers = split.labels["train"], split.labels["test"]
-    return quick_utility(train, labels, test, answers, n_classes=len(split.classes), metric=split.metric)
+    return score_quickly(train, labels, test, answers, n_classes=len(split.classes), metric=split.metric)
 
 
-def _copies(columns: list[ColumnFacts], dataset: VerticalDataset) -> list[str]:
+def _warn_of_copies(columns: list[ColumnFacts], dataset: VerticalDataset) -> list[str]:
     measure = "AUC" if dataset.metric == "auc" else dataset.metric
-    unknown_share = 1 - chance(dataset.metric, dataset.labels.to_numpy())
+    unknown_share = 1 - score_chance(dataset.metric, dataset.labels.to_numpy())
     return [
         f"{facts.party}, column {facts.column!r} alone predicts the label with {measure} {facts.predicts:.3f}: is "
         f"it known before the label is?"
@@ -228,20 +228,20 @@ def _copies(columns: list[ColumnFacts], dataset: VerticalDataset) -> list[str]:
     ]
 
 
-def _rare(classes: dict[str, int]) -> list[str]:
+def _warn_of_rare(classes: dict[str, int]) -> list[str]:
     few = [f"{name!r} ({rows})" for name, rows in classes.items() if rows < 50]
     others = f" and {len(few) - MAX_NAMED_CLASSES} more" if len(few) > MAX_NAMED_CLASSES else ""
     named = ", ".join(few[:MAX_NAMED_CLASSES]) + others
     return [f"few common rows of class {named}: their figures will vary by seed"] if few else []
 
 
-def _duplicates(split: Partition) -> list[str]:
+def _warn_of_repeats(split: Partition) -> list[str]:
     """Warn of test rows whose columns are all equal to those of a training row."""
     train, test = (
-        side_by_side([party.features[part] for party in split.parties.values()]) for part in ("train", "test")
+        join_columns([party.features[part] for party in split.parties.values()]) for part in ("train", "test")
     )
-    known = set(_contents(train))
-    double = sum(row in known for row in _contents(test))
+    known = set(_to_keys(train))
+    double = sum(row in known for row in _to_keys(test))
     if double < 0.01 * test.shape[0]:
         return []
     return [
@@ -249,7 +249,7 @@ def _duplicates(split: Partition) -> list[str]:
     ]
 
 
-def _contents(rows: Matrix) -> list[bytes]:
+def _to_keys(rows: Matrix) -> list[bytes]:
     """Return what tells the rows apart; equal rows of a sparse matrix have equal entries in equal order."""
     if isinstance(rows, np.ndarray):
         return [row.tobytes() for row in rows]
@@ -268,7 +268,7 @@ def _check_gain(utility: dict[str, float], dataset: VerticalDataset) -> list[str
     ]
 
 
-def quick_utility(
+def score_quickly(
     train: Matrix, labels: np.ndarray, test: Matrix, answers: np.ndarray, *, n_classes: int, metric: str
 ) -> float:
     """Return the utility on test rows of logistic regression or boosted trees, whichever does better in training.

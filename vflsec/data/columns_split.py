@@ -64,7 +64,7 @@ def deal_again(
     rng = np.random.default_rng(derive(seed, "columns"))
     owners = _deal(joined, how, k, concentration, rng)
     dealt = [
-        _party(joined, [name for name, party in zip(names, owners, strict=True) if party == j], j) for j in range(k)
+        _select(joined, [name for name, party in zip(names, owners, strict=True) if party == j], j) for j in range(k)
     ]
     return replace(dataset, parties=tuple(dealt), labels=dataset.labels.loc[joined.frame.index], names={})
 
@@ -76,7 +76,7 @@ def _join_tables(dataset: VerticalDataset) -> PartyTable:
     frames, roles = [], {"categorical": set[str](), "signed_log": set[str]()}
     rare: dict[str, int] = {}
     for table in dataset.parties:
-        new = {c: _unique(c, dataset.display_name(table.name), used) for c in table.frame.columns}
+        new = {c: _make_unique(c, dataset.display_name(table.name), used) for c in table.frame.columns}
         frames.append(table.frame.loc[common].rename(columns=new))
         for role, columns in roles.items():
             columns |= {new[column] for column in getattr(table, role)}
@@ -91,7 +91,7 @@ def _join_tables(dataset: VerticalDataset) -> PartyTable:
     )
 
 
-def _unique(column: str, party: str, used: Sequence[str]) -> str:
+def _make_unique(column: str, party: str, used: Sequence[str]) -> str:
     """Return the name of a column, preceded by its party as often as another column is called so."""
     name = column
     while used.count(name) > (name == column):
@@ -99,7 +99,7 @@ def _unique(column: str, party: str, used: Sequence[str]) -> str:
     return name
 
 
-def _party(joined: PartyTable, columns: Sequence[str], number: int) -> PartyTable:
+def _select(joined: PartyTable, columns: Sequence[str], number: int) -> PartyTable:
     kept = frozenset(columns)
     return replace(
         joined,
@@ -111,7 +111,7 @@ def _party(joined: PartyTable, columns: Sequence[str], number: int) -> PartyTabl
     )
 
 
-def _blocks(order: np.ndarray, k: int) -> np.ndarray:
+def _split_order(order: np.ndarray, k: int) -> np.ndarray:
     """Return the owner of each column: k blocks of ``order``, whose sizes differ by one at most."""
     owner = np.empty(len(order), dtype=int)
     for j, block in enumerate(np.array_split(order, k)):
@@ -123,16 +123,16 @@ def _deal(table: PartyTable, how: ColumnSplit, k: int, concentration: float, rng
     """Return which of ``k`` parties gets each column."""
     n = len(table.frame.columns)
     if how == "even":
-        return _blocks(np.arange(n), k)
+        return _split_order(np.arange(n), k)
     if how == "random":
-        return _blocks(rng.permutation(n), k)
+        return _split_order(rng.permutation(n), k)
     if how == "dirichlet":
         owner = rng.choice(k, size=n, p=rng.dirichlet(np.full(k, concentration)))
         owner[rng.permutation(n)[:k]] = np.arange(k)  # nobody is left without a column
         return np.asarray(owner)
     order = _sort_by_similarity(table)
     if how == "together":
-        return _blocks(order, k)
+        return _split_order(order, k)
     owner = np.empty(n, dtype=int)
     owner[order] = np.arange(n) % k
     return owner
@@ -140,12 +140,12 @@ def _deal(table: PartyTable, how: ColumnSplit, k: int, concentration: float, rng
 
 def _sort_by_similarity(table: PartyTable) -> np.ndarray:
     """Return the columns in an order in which correlated ones are close: the leaves of a hierarchical clustering."""
-    distance = 1 - np.abs(correlations(table))
+    distance = 1 - np.abs(correlate(table))
     np.fill_diagonal(distance, 0)
     return np.asarray(leaves_list(linkage(squareform(distance, checks=False), method="average", optimal_ordering=True)))
 
 
-def correlations(table: PartyTable) -> np.ndarray:
+def correlate(table: PartyTable) -> np.ndarray:
     """Return the rank correlation (d, d) of every two columns; categories count by the frequency of their values."""
     frame = table.frame.iloc[:: max(1, len(table.frame) // MAX_CORRELATED_ROWS)]
     numbers = {

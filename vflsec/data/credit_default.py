@@ -37,11 +37,11 @@ def load(*, split: str = "fate") -> VerticalDataset:
         UsageError: an unknown ``split``.
     """
     expect_known(SPLITS, split=split)
-    columns = bundle.arrays(NAME)
+    columns = bundle.read_arrays(NAME)
     ids = pd.Index(columns.pop("ID"), name="id", dtype="int64")
     labels = pd.Series(columns.pop("default-payment-next-month"), index=ids, name="label", dtype="int64")
     table = pd.DataFrame(columns, index=ids)
     parties = tuple(
-        bundle.party_table(NAME, party, table[held], CATEGORICAL, MONEY) for party, held in SPLITS[split].items()
+        bundle.make_table(NAME, party, table[held], CATEGORICAL, MONEY) for party, held in SPLITS[split].items()
     )
-    return VerticalDataset(NAME, parties, labels, CLASSES, card=bundle.card(NAME))
+    return VerticalDataset(NAME, parties, labels, CLASSES, card=bundle.get_card(NAME))

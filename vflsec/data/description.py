@@ -40,7 +40,7 @@ from typing import Literal
 
 import msgspec
 
-from vflsec.base.checks import unknown
+from vflsec.base.checks import describe_unknown
 from vflsec.base.errors import DataError, UsageError
 from vflsec.base.files import parse_toml, read
 
@@ -122,7 +122,7 @@ def read_description(path: Path) -> DataFile:
         field = re.match(r"Object contains unknown field `([^`]+)`", str(error))
         of_party = " - at `$.parties" in str(error)
         known = (PartyFile if of_party else DataFile).__struct_fields__
-        text = unknown(f"key{' in [parties.*]' * of_party}", field[1], known) if field else str(error)
+        text = describe_unknown(f"key{' in [parties.*]' * of_party}", field[1], known) if field else str(error)
         raise DataError(f"{path.name}: {text}; vflsec data init drafts one") from None
     except ValueError as error:
         way_out = "; vflsec data init drafts a description of tables" if path.suffix in (".csv", ".parquet") else ""
@@ -143,7 +143,7 @@ def _check_parties(file: str, config: DataFile) -> None:
         except DataError as error:
             raise DataError(f"{file}: {error}") from None
     if config.active is not None and config.active not in names:
-        raise DataError(f"{file}: {unknown('active', config.active, names)}")
+        raise DataError(f"{file}: {describe_unknown('active', config.active, names)}")
     reserved = "active" in names and config.active not in (None, "active")
     if reserved or any(re.fullmatch(r"passive_\d+", name) and name == config.active for name in names):
         raise DataError(

@@ -29,5 +29,5 @@ def load(*, parties: int = 2) -> VerticalDataset:
     bundle.verify(NAME, images.tobytes())
     ids = bundle.shuffle_ids(NAME, len(images))
     series = pd.Series(labels, index=ids, name="label", dtype="int64")
-    tables = bundle.image_tables(NAME, images, ids, parties)
-    return VerticalDataset(NAME, tables, series, CLASSES, card=bundle.card(NAME))
+    tables = bundle.split_images(NAME, images, ids, parties)
+    return VerticalDataset(NAME, tables, series, CLASSES, card=bundle.get_card(NAME))

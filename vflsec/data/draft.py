@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import tomli_w
 
-from vflsec.base.checks import unknown
+from vflsec.base.checks import describe_unknown
 from vflsec.base.errors import DataError, UsageError
 from vflsec.data.description import MAX_CATEGORIES, Format
 from vflsec.data.tables import RawTable, read_table
@@ -53,18 +53,19 @@ def draft(
     if len(files) < 2:
         raise UsageError(f"expected a file for each of two parties or more, got {len(files)}: add the others")
     tables = {path: read_table(path, _format(path), toml=False) for path in files}
-    names = _names(files)
+    names = _list_names(files)
     if active is not None and Path(active) not in tables:
-        raise UsageError(unknown("--active", active, [str(path) for path in files]))
-    key = key or _key(tables)
+        raise UsageError(describe_unknown("--active", active, [str(path) for path in files]))
+    key = key or _find_key(tables)
     for column in key:
         for path, table in tables.items():
             if column not in table.frame.columns:
-                raise UsageError(f"--id: {unknown('column', column, list(table.frame.columns))} in {path.name}")
-    holder, label = _label(tables, key, label, Path(active) if active else None)
+                known = list(table.frame.columns)
+                raise UsageError(f"--id: {describe_unknown('column', column, known)} in {path.name}")
+    holder, label = _locate(tables, key, label, Path(active) if active else None)
     ordered = [holder, *(path for path in files if path != holder)]
-    parts = [_head(names[holder], key, label, tables[holder])]
-    parts += [_section(names[path], path, folder, tables[path], [*key, label]) for path in ordered]
+    parts = [_write_head(names[holder], key, label, tables[holder])]
+    parts += [_write_section(names[path], path, folder, tables[path], [*key, label]) for path in ordered]
     return "\n".join(parts)
 
 
@@ -86,7 +87,7 @@ def _format(path: Path) -> Format:
     )
 
 
-def _names(files: Sequence[Path]) -> dict[Path, str]:
+def _list_names(files: Sequence[Path]) -> dict[Path, str]:
     """Return a party's name for each file: its stem."""
     names: dict[Path, str] = {}
     for path in files:
@@ -97,7 +98,7 @@ def _names(files: Sequence[Path]) -> dict[Path, str]:
     return names
 
 
-def _key(tables: dict[Path, RawTable]) -> list[str]:
+def _find_key(tables: dict[Path, RawTable]) -> list[str]:
     """Return the fewest columns that all files have and that identify a row in each."""
     frames = [table.frame for table in tables.values()]
     shared = [name for name in frames[0].columns if all(name in frame.columns for frame in frames[1:])]
@@ -122,7 +123,7 @@ def _count_common(frames: list[pd.DataFrame], columns: list[str]) -> int:
     return len(set.intersection(*known))
 
 
-def _label(tables: dict[Path, RawTable], key: list[str], label: str | None, active: Path | None) -> tuple[Path, str]:
+def _locate(tables: dict[Path, RawTable], key: list[str], label: str | None, active: Path | None) -> tuple[Path, str]:
     """Return the active party's file, and its column of labels."""
     places = [active] if active else list(tables)
     if label is not None:
@@ -144,35 +145,35 @@ def _label(tables: dict[Path, RawTable], key: list[str], label: str | None, acti
     raise DataError(f"expected a label, could not guess it: name it with --label COLUMN; {known}")
 
 
-def _head(active: str, key: list[str], label: str, table: RawTable) -> str:
+def _write_head(active: str, key: list[str], label: str, table: RawTable) -> str:
     classes = table.frame[label].nunique(dropna=True)
     values = ", ".join(map(str, sorted(table.frame[label].astype(str).unique())[:5]))
     lines = [
-        _line("label", label, f"{classes} values: {values}{', ...' * (classes > 5)}"),
-        _line("id", key[0] if len(key) == 1 else key, "in every file, different in every row"),
-        _line("active", active, "the party that has the labels"),
+        _write_line("label", label, f"{classes} values: {values}{', ...' * (classes > 5)}"),
+        _write_line("id", key[0] if len(key) == 1 else key, "in every file, different in every row"),
+        _write_line("active", active, "the party that has the labels"),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _section(name: str, path: Path, folder: Path, table: RawTable, reserved: list[str]) -> str:
+def _write_section(name: str, path: Path, folder: Path, table: RawTable, reserved: list[str]) -> str:
     """Return the section of one party."""
     columns = [str(column) for column in table.frame.columns if column not in reserved]
-    style = _style(table, columns)
+    style = _find_style(table, columns)
     table = table._replace(style=style)
     guesses = {column: _guess(table, column) for column in columns}
     relative = Path(os.path.relpath(path, folder)).as_posix()
-    lines = [f"[parties.{name}]", _line("file", relative, f"{len(table.frame):,} rows, {len(columns)} columns")]
-    lines += [_line(key, value) for key, value in msgspec.structs.asdict(style).items() if value is not None]
+    lines = [f"[parties.{name}]", _write_line("file", relative, f"{len(table.frame):,} rows, {len(columns)} columns")]
+    lines += [_write_line(key, value) for key, value in msgspec.structs.asdict(style).items() if value is not None]
     for role in ("drop", "categorical", "dates", "signed_log"):
         chosen = [column for column, (guess, _) in guesses.items() if guess == role]
         if chosen:
             lines.append(f"{role} = [")
-            lines += [f"    {_value(column)},  # {guesses[column][1]}" for column in chosen]
+            lines += [f"    {_write_value(column)},  # {guesses[column][1]}" for column in chosen]
             lines.append("]")
     rare = {column: why for column, (guess, why) in guesses.items() if guess == "group_rare"}
     if rare:
-        shown = ", ".join(f"{_key_text(column)} = {MAX_CATEGORIES}" for column in rare)
+        shown = ", ".join(f"{_write_key(column)} = {MAX_CATEGORIES}" for column in rare)
         lines += [f"# {column}: {why}" for column, why in rare.items()]
         lines.append(f"group_rare = {{ {shown} }}")
     gaps = [
@@ -180,11 +181,11 @@ def _section(name: str, path: Path, folder: Path, table: RawTable, reserved: lis
     ]
     if gaps:
         shares = ", ".join(f"{column} {table.find_missing(column).mean():.1%}" for column in gaps[:5])
-        lines.append(_line("impute", "mean", f"missing: {shares}{', ...' * (len(gaps) > 5)}"))
+        lines.append(_write_line("impute", "mean", f"missing: {shares}{', ...' * (len(gaps) > 5)}"))
     return "\n".join(lines) + "\n"
 
 
-def _style(table: RawTable, columns: list[str]) -> Format:
+def _find_style(table: RawTable, columns: list[str]) -> Format:
     """Return how numbers and dates are written, besides encoding and separator."""
     style = table.style
     numbers = [c for c in columns if not _is_number(table, c)]
@@ -217,7 +218,7 @@ def _guess(table: RawTable, column: str) -> tuple[str, str]:
         whole = (values % 1 == 0).all()
         if whole and different <= MAX_CATEGORIES and re.search(CODE, column.lower()):
             return ("categorical", f"{different} whole numbers that seem to be codes")
-        heavy = np.abs(values).max() > 1000 and abs(_skew(values)) > 3
+        heavy = np.abs(values).max() > 1000 and abs(_compute_skew(values)) > 3
         return ("signed_log", f"heavy-tailed, up to {np.abs(values).max():.3g}") if heavy else ("number", "")
     if _is_date(table, column):
         return ("dates", f"for example {known.iloc[0]}")
@@ -226,7 +227,7 @@ def _guess(table: RawTable, column: str) -> tuple[str, str]:
     example = ", ".join(known.value_counts().index[:3])
     if different + bool(missing.any()) > MAX_CATEGORIES:
         return ("group_rare", f"{different:,} values, of which the most frequent are kept")
-    return ("categorical", f"{different} values: {_comment(example)}{', ...' * (different > 3)}")
+    return ("categorical", f"{different} values: {_clean(example)}{', ...' * (different > 3)}")
 
 
 def _is_number(table: RawTable, column: str) -> bool:
@@ -244,28 +245,28 @@ def _is_date(table: RawTable, column: str) -> bool:
         return False
 
 
-def _skew(values: np.ndarray) -> float:
+def _compute_skew(values: np.ndarray) -> float:
     spread = values.std()
     return float((((values - values.mean()) / spread) ** 3).mean()) if spread else 0.0
 
 
-def _line(key: str, value: Any, why: str = "") -> str:
-    text = f"{_key_text(key)} = {_value(value)}"
-    return f"{text:34}# {_comment(why)}" if why else text
+def _write_line(key: str, value: Any, why: str = "") -> str:
+    text = f"{_write_key(key)} = {_write_value(value)}"
+    return f"{text:34}# {_clean(why)}" if why else text
 
 
-def _value(value: Any) -> str:
+def _write_value(value: Any) -> str:
     """Return a TOML value in one line."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_value, value))}]"
+        return f"[{', '.join(map(_write_value, value))}]"
     return tomli_w.dumps({"x": value}).strip().removeprefix("x = ")
 
 
-def _key_text(name: str) -> str:
+def _write_key(name: str) -> str:
     """Return a TOML key, quoted where it must be."""
     return tomli_w.dumps({name: 0}).strip().removesuffix(" = 0")
 
 
-def _comment(text: str) -> str:
+def _clean(text: str) -> str:
     """Return a text without line breaks and control characters, which a comment cannot hold."""
     return re.sub(r"[\x00-\x1f\x7f]+", " ", text)[:120]

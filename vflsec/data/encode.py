@@ -86,14 +86,14 @@ class ColumnEncoder:
         start = 0
         for name in fit_rows.columns:
             if name in table.categorical:
-                self._known[name] = _categories(fit_rows[name], table.rare.get(name))
+                self._known[name] = _list_categories(fit_rows[name], table.rare.get(name))
                 column = EncodedColumn(name, "categorical", start, 1 + len(self._known[name]))
             else:
-                numbers = self._number(fit_rows, name)
+                numbers = self._read_number(fit_rows, name)
                 gaps = np.isnan(numbers)
-                bounds = NO_BOUNDS if table.image else _bounds(numbers[~gaps])
+                bounds = NO_BOUNDS if table.image else _find_bounds(numbers[~gaps])
                 if table.impute:
-                    self._fill[name] = _typical(_select_between(numbers[~gaps], *bounds), table.impute)
+                    self._fill[name] = _find_typical(_select_between(numbers[~gaps], *bounds), table.impute)
                 self._scales[name] = _scale(np.where(gaps, self._fill.get(name, np.nan), numbers), bounds)
                 column = EncodedColumn(name, "numeric", start, 1)
                 if gaps.any():
@@ -111,7 +111,7 @@ class ColumnEncoder:
         places = np.empty(entries.shape, dtype=np.int64)
         for k, (name, kind, start, _) in enumerate(self.layout.columns):
             if kind == "categorical":
-                places[:, k] = start + self._slots(rows[name], name)
+                places[:, k] = start + self._assign_slots(rows[name], name)
             else:
                 places[:, k], entries[:, k] = start, self._scale_column(rows, name)
         if self.layout.width > WIDE:
@@ -147,25 +147,25 @@ class ColumnEncoder:
         """Return a column without gaps, or where the gaps of another are."""
         raw = name.removesuffix(GAPS)
         if raw != name and name not in rows:
-            gaps: np.ndarray = np.isnan(self._number(rows, raw)).astype(np.float64)
+            gaps: np.ndarray = np.isnan(self._read_number(rows, raw)).astype(np.float64)
             return gaps
-        numbers: np.ndarray = self._number(rows, name)
+        numbers: np.ndarray = self._read_number(rows, name)
         if name in self._fill:
             numbers[np.isnan(numbers)] = self._fill[name]
         return numbers
 
-    def _number(self, rows: pd.DataFrame, name: str) -> np.ndarray:
+    def _read_number(self, rows: pd.DataFrame, name: str) -> np.ndarray:
         values: np.ndarray = rows[name].to_numpy(dtype=np.float64, copy=True)
         return np.sign(values) * np.log1p(np.abs(values)) if name in self._signed_log else values
 
-    def _slots(self, values: pd.Series, name: str) -> np.ndarray:
+    def _assign_slots(self, values: pd.Series, name: str) -> np.ndarray:
         # Look up each category once, not each row: a table of 300,000 rows has a few dozen categories.
         coded = pd.Categorical(values)
         slots = self._known[name].get_indexer(coded.categories) + 1
         return np.asarray(slots[coded.codes])
 
 
-def _categories(values: pd.Series, most: int | None) -> pd.Index:
+def _list_categories(values: pd.Series, most: int | None) -> pd.Index:
     """Return the sorted categories that occur, or the most frequent ones of them."""
     known = pd.Categorical(values).remove_unused_categories()
     if most is None or len(known.categories) <= most:
@@ -174,7 +174,7 @@ def _categories(values: pd.Series, most: int | None) -> pd.Index:
     return known.categories[np.sort(np.argsort(-counts, kind="stable")[:most])]
 
 
-def _typical(values: np.ndarray, kind: str) -> float:
+def _find_typical(values: np.ndarray, kind: str) -> float:
     """Return the mean, median or mode of training values; 0 if there are none."""
     if len(values) == 0:
         return 0.0
@@ -184,7 +184,7 @@ def _typical(values: np.ndarray, kind: str) -> float:
     return float(values.mean() if kind == "mean" else np.median(values))
 
 
-def center_and_spread(values: np.ndarray) -> tuple[float, float]:
+def measure_spread(values: np.ndarray) -> tuple[float, float]:
     """Return the median, and how far 98 % of the values are from it at most.
 
     Where so many are equal to it, the spread is the median distance of the others, such as 1 of a rare indicator; it is
@@ -199,11 +199,11 @@ def center_and_spread(values: np.ndarray) -> tuple[float, float]:
     return center, float(np.median(apart)) if len(apart) else 0.0
 
 
-def _bounds(values: np.ndarray) -> tuple[float, float]:
+def _find_bounds(values: np.ndarray) -> tuple[float, float]:
     """Return the least and the largest training value that is not clipped."""
     if len(values) == 0:
         return NO_BOUNDS
-    center, spread = center_and_spread(values)
+    center, spread = measure_spread(values)
     return (center - FAR * spread, center + FAR * spread) if spread else NO_BOUNDS
 
 
@@ -221,7 +221,7 @@ def _scale(values: np.ndarray, bounds: tuple[float, float]) -> Scale:
     return Scale(*bounds, float(values.mean()), 1 / std)
 
 
-def side_by_side(tables: Sequence[Matrix]) -> Matrix:
+def join_columns(tables: Sequence[Matrix]) -> Matrix:
     """Return the columns of several tables of the same rows as one, sparse if one of them is."""
     if all(isinstance(table, np.ndarray) for table in tables):
         return np.concatenate(tables, axis=1)

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from vflsec.base.checks import count, unknown
+from vflsec.base.checks import count, describe_unknown
 from vflsec.base.errors import DataError
 from vflsec.data.dataset import PartyTable, VerticalDataset, align
 from vflsec.data.description import ROLES, DataFile, Format, PartyFile, read_description
-from vflsec.data.review import alike, check_id_spelling, review
+from vflsec.data.review import check_id_spelling, group_alike, review
 from vflsec.data.tables import RawTable, read_columns, read_table
 
 
@@ -100,24 +100,24 @@ def assemble(reading: Reading, name: str) -> None:
     labels: pd.Series | None = None
     classes: tuple[str, ...] = ()
     indices: dict[str, pd.Index] = {}
-    for standard, given in _standard(reading.order).items():
+    for standard, given in _name_parties(reading.order).items():
         if given not in reading.raw:
             continue
         raw, ids = reading.raw[given], None
         with faults.collect():
-            indices[given] = ids = _ids(raw, config.key(given), given)
+            indices[given] = ids = _get_ids(raw, config.key(given), given)
         with faults.collect():
-            reading.columns[given] = columns = _columns(config, given, active, raw, faults)
+            reading.columns[given] = columns = _list_columns(config, given, active, raw, faults)
             index = pd.RangeIndex(len(raw.frame)) if ids is None else ids
-            tables.append(_party_table(standard, given, config.parties[given], config, raw, columns, index, faults))
+            tables.append(_make_table(standard, given, config.parties[given], config, raw, columns, index, faults))
         if given == active and ids is not None and config.label in raw.frame.columns:
             with faults.collect():
-                labels, classes = _labels(raw, config.label, ids)
+                labels, classes = _read_labels(raw, config.label, ids)
     if faults or labels is None:
         with faults.collect():  # what is wrong with the ids does not depend on the other faults
             list(check_id_spelling(indices) if indices.keys() == set(reading.order) else ())
         return
-    names = {standard: given for standard, given in _standard(reading.order).items() if standard != given}
+    names = {standard: given for standard, given in _name_parties(reading.order).items() if standard != given}
     with faults.collect():
         dataset = VerticalDataset(name, tuple(tables), labels, classes, names=names)
         warnings = tuple(review(dataset, reading.raw, config))
@@ -142,13 +142,13 @@ def load_party(
         DataError: the file is wrong; the line names column and row.
     """
     raw, faults = read_table(path, party, toml=False), Faults()
-    ids = _ids(raw, [key], name)
+    ids = _get_ids(raw, [key], name)
     if label is not None:
         _expect_column(raw, label, "the label")
-    columns = _features(party, name, raw, {key: "id"} if label is None else {key: "id", label: "label"}, faults)
-    table = _party_table(name, name, party, None, raw, columns, ids, faults)
+    columns = _list_features(party, name, raw, {key: "id"} if label is None else {key: "id", label: "label"}, faults)
+    table = _make_table(name, name, party, None, raw, columns, ids, faults)
     faults.check()
-    return (table, None, ()) if label is None else (table, *_labels(raw, label, ids))
+    return (table, None, ()) if label is None else (table, *_read_labels(raw, label, ids))
 
 
 def _order(file: str, config: DataFile, raw: Mapping[str, RawTable]) -> list[str]:
@@ -167,12 +167,12 @@ def _order(file: str, config: DataFile, raw: Mapping[str, RawTable]) -> list[str
     return [active, *(sorted(passive, key=lambda name: int(name[8:])) if numbered else passive)]
 
 
-def _standard(order: list[str]) -> dict[str, str]:
+def _name_parties(order: list[str]) -> dict[str, str]:
     """Return the given name of ``active``, ``passive_1``, ``passive_2``..."""
     return {f"passive_{k}" if k else "active": name for k, name in enumerate(order)}
 
 
-def _ids(table: RawTable, key: list[str], party: str) -> pd.Index:
+def _get_ids(table: RawTable, key: list[str], party: str) -> pd.Index:
     """Return the ids as text, so that 7 in a CSV file and 7 in a Parquet file are equal."""
     parts = []
     for column in key:
@@ -192,16 +192,16 @@ def _ids(table: RawTable, key: list[str], party: str) -> pd.Index:
     return index
 
 
-def _labels(table: RawTable, column: str, ids: pd.Index) -> tuple[pd.Series, tuple[str, ...]]:
+def _read_labels(table: RawTable, column: str, ids: pd.Index) -> tuple[pd.Series, tuple[str, ...]]:
     texts = table.keys(column, "a label")
-    names = sorted(set(texts), key=_natural)
+    names = sorted(set(texts), key=_make_key)
     place = f"{table.file}, column {column!r}"
     if len(names) < 2:
         raise DataError(f"{place}: expected two classes or more, got {names[0]!r} in every row")
-    if _continuous(names, len(texts)):
+    if _is_continuous(names, len(texts)):
         way_out = "vflsec has no regression yet: cut it into classes, for example above and below its median"
         raise DataError(f"{place}: expected classes, got {len(names)} different numbers; {way_out}")
-    for group in alike(names):
+    for group in group_alike(names):
         numbers = texts[texts.isin(group)].value_counts()
         rows = count(int(numbers.sum() - numbers.max()), "row")  # all but those of the usual spelling
         got = " and ".join(map(repr, group[:5]))
@@ -210,19 +210,19 @@ def _labels(table: RawTable, column: str, ids: pd.Index) -> tuple[pd.Series, tup
     return pd.Series(codes, index=ids, name="label", dtype="int64"), tuple(names)
 
 
-def _continuous(names: list[str], rows: int) -> bool:
+def _is_continuous(names: list[str], rows: int) -> bool:
     """Whether labels are numbers of a continuous scale: many, and not whole, or different in every few rows."""
     values = pd.to_numeric(pd.Series(names), errors="coerce")
     return len(names) > 20 and bool(values.notna().all()) and (bool((values % 1 != 0).any()) or rows < 20 * len(names))
 
 
-def _natural(text: str) -> tuple[bool, int, str]:
+def _make_key(text: str) -> tuple[bool, int, str]:
     """Return a sorting key: integers by value, before text."""
     is_number = text.removeprefix("-").isdecimal() and len(text) < 1000
     return (not is_number, int(text) if is_number else 0, text)
 
 
-def _columns(config: DataFile, name: str, active: str, table: RawTable, faults: Faults) -> list[str]:
+def _list_columns(config: DataFile, name: str, active: str, table: RawTable, faults: Faults) -> list[str]:
     """Return the party's feature columns, after checking them and the label's place."""
     if name == active or config.file is not None:
         _expect_column(table, config.label, "the label")
@@ -233,10 +233,10 @@ def _columns(config: DataFile, name: str, active: str, table: RawTable, faults: 
             f'active = "{name}"'
         )
     reserved = {**dict.fromkeys(config.key(name), "id"), config.label: "label"}
-    return _features(config.parties[name], name, table, reserved, faults)
+    return _list_features(config.parties[name], name, table, reserved, faults)
 
 
-def _features(party: PartyFile, name: str, table: RawTable, reserved: dict[str, str], faults: Faults) -> list[str]:
+def _list_features(party: PartyFile, name: str, table: RawTable, reserved: dict[str, str], faults: Faults) -> list[str]:
     """Return the party's feature columns; roles of columns that it has not become faults."""
     left = [c for c in table.frame.columns if c not in reserved]
     features = [c for c in left if c not in party.drop] if party.columns is None else party.columns
@@ -254,11 +254,11 @@ def _features(party: PartyFile, name: str, table: RawTable, reserved: dict[str, 
     for role in ROLES:
         for column in getattr(party, role):
             if column not in features:
-                faults.append(f"{table.setting(role, name)}: {unknown('column', column, features)}")
+                faults.append(f"{table.setting(role, name)}: {describe_unknown('column', column, features)}")
     return features
 
 
-def _party_table(
+def _make_table(
     standard: str,
     name: str,
     party: PartyFile,
@@ -269,7 +269,7 @@ def _party_table(
     faults: Faults,
 ) -> PartyTable:
     """Return a party's table; a column that is wrong is left out and becomes a fault."""
-    image = None if party.image is None else _image(name, party.image, len(columns))
+    image = None if party.image is None else _check_image(name, party.image, len(columns))
     read = read_columns(table, name, party, columns, config.max_categories if config else None, faults.collect)
     if faults:
         return PartyTable(standard, pd.DataFrame(index=ids))
@@ -279,7 +279,7 @@ def _party_table(
     return PartyTable(standard, frame, *roles, image, impute=impute, rare=dict(party.group_rare))
 
 
-def _image(name: str, sizes: list[int], columns: int) -> tuple[int, int, int]:
+def _check_image(name: str, sizes: list[int], columns: int) -> tuple[int, int, int]:
     if len(sizes) != 3 or min(sizes) < 1:
         expected, way_out = "[channels, height, width]", "a gray image of 28 x 14 pixels is [1, 28, 14]"
         raise DataError(f"parties.{name}.image: expected {expected}, got {sizes}; {way_out}")
@@ -310,4 +310,4 @@ def _reject_label_copies(dataset: VerticalDataset, reading: Reading) -> None:
 def _expect_column(table: RawTable, column: str, role: str) -> None:
     known = [str(name) for name in table.frame.columns]
     if column not in known:
-        raise DataError(f"{table.file}: expected {role}, got an {unknown('column', column, known)}")
+        raise DataError(f"{table.file}: expected {role}, got an {describe_unknown('column', column, known)}")

@@ -44,7 +44,7 @@ def load(*, rows: int = 40_000, month: str = "weather") -> VerticalDataset:
     expect_known(("weather", "airline"), month=month)
     if not 1 <= rows <= FLIGHTS:
         raise UsageError(f"expected rows between 1 and {FLIGHTS}, got {rows}")
-    arrays = bundle.arrays(NAME)
+    arrays = bundle.read_arrays(NAME)
     ids = bundle.shuffle_ids(NAME, FLIGHTS)  # the rows are sorted by date
     kept = ids < rows
     # A foreign key of -1 finds the last row; such flights leave that party's table below.
@@ -58,14 +58,14 @@ def load(*, rows: int = 40_000, month: str = "weather") -> VerticalDataset:
             "weekday": pd.Categorical.from_codes(date.day_of_week, pd.Index(WEEKDAYS)),
             "sched_dep_time": arrays["sched_dep_time"][kept],
             "sched_arr_time": arrays["sched_arr_time"][kept],
-            "carrier": _column(arrays, "carrier", kept),
-            **{name: _column(arrays, f"route.{name}", flights["route"]) for name in ("origin", "dest", "distance")},
+            "carrier": _get_column(arrays, "carrier", kept),
+            **{name: _get_column(arrays, f"route.{name}", flights["route"]) for name in ("origin", "dest", "distance")},
         },
         index=index,
     )
     weather = pd.DataFrame({name: arrays[f"weather.{name}"][flights["weather"]] for name in WEATHER}, index=index)
-    weather["wind_dir"] = _directions(arrays["weather.wind_dir"])[flights["weather"]]
-    planes = pd.DataFrame({name: _column(arrays, f"plane.{name}", flights["plane"]) for name in PLANE}, index=index)
+    weather["wind_dir"] = _bin_directions(arrays["weather.wind_dir"])[flights["weather"]]
+    planes = pd.DataFrame({name: _get_column(arrays, f"plane.{name}", flights["plane"]) for name in PLANE}, index=index)
     if month == "airline":
         timetable.insert(0, "month", months)
     else:
@@ -73,26 +73,26 @@ def load(*, rows: int = 40_000, month: str = "weather") -> VerticalDataset:
 
     arrived = flights["late"] >= 0
     tables = (
-        _table("active", timetable[arrived]),
-        _table("passive_1", weather[flights["weather"] >= 0]),
-        _table("passive_2", planes[flights["plane"] >= 0]),
+        _make_table("active", timetable[arrived]),
+        _make_table("passive_1", weather[flights["weather"] >= 0]),
+        _make_table("passive_2", planes[flights["plane"] >= 0]),
     )
     labels = pd.Series(flights["late"][arrived], index=index[arrived], name="label", dtype="int64")
-    return VerticalDataset(NAME, tables, labels, CLASSES, card=bundle.card(NAME), names=PARTIES)
+    return VerticalDataset(NAME, tables, labels, CLASSES, card=bundle.get_card(NAME), names=PARTIES)
 
 
-def _table(party: str, frame: pd.DataFrame) -> PartyTable:
+def _make_table(party: str, frame: pd.DataFrame) -> PartyTable:
     categorical = [str(name) for name in frame if isinstance(frame[name].dtype, pd.CategoricalDtype)]
-    return bundle.party_table(NAME, party, frame, categorical, impute="mean")
+    return bundle.make_table(NAME, party, frame, categorical, impute="mean")
 
 
-def _column(arrays: dict[str, np.ndarray], name: str, rows: np.ndarray) -> np.ndarray | pd.Categorical:
+def _get_column(arrays: dict[str, np.ndarray], name: str, rows: np.ndarray) -> np.ndarray | pd.Categorical:
     categories = arrays.get(f"{name}.categories")
     values: np.ndarray = arrays[name][rows]
     return values if categories is None else pd.Categorical.from_codes(values, pd.Index(categories))
 
 
-def _directions(degrees: np.ndarray) -> pd.Categorical:
+def _bin_directions(degrees: np.ndarray) -> pd.Categorical:
     """Return directions of the wind as categories: 10 and 360 degrees are neighbours, 0 is a calm."""
     known = np.unique(degrees[~np.isnan(degrees)])
     codes = np.where(np.isnan(degrees), len(known), np.searchsorted(known, degrees))

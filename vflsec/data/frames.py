@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from vflsec.base.checks import expect_known, unknown
+from vflsec.base.checks import describe_unknown, expect_known
 from vflsec.base.errors import DataError, UsageError
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.description import MAX_CATEGORIES, DataFile, Format, Imputation, PartyFile, check_name
@@ -92,7 +92,7 @@ def dataset(
         if not isinstance(party, str):
             raise UsageError(f"expected a text as the name of a party, got {party!r}")
     style = Format(impute=impute, date_format=date_format)
-    raw = {party: _raw(party, frame, style, indexed=id is None) for party, frame in frames.items()}
+    raw = {party: _to_raw(party, frame, style, indexed=id is None) for party, frame in frames.items()}
     roles: dict[str, dict[str, Any]] = {
         "categorical": dict.fromkeys(categorical),
         "signed_log": dict.fromkeys(signed_log),
@@ -105,9 +105,9 @@ def dataset(
     for role, columns in roles.items():
         for column in columns:
             if column not in known:
-                raise UsageError(f"{role}: {unknown('column', column, known)}")
+                raise UsageError(f"{role}: {describe_unknown('column', column, known)}")
     label = str(label)
-    parties = {party: _roles(table, roles, {*key, label}) for party, table in raw.items()}
+    parties = {party: _assign_roles(table, roles, {*key, label}) for party, table in raw.items()}
     config = DataFile(label=label, id=key, parties=parties, impute=impute, max_categories=max_categories)
     reading = Reading(config, order=list(frames), raw=raw)
     assemble(reading, name)
@@ -117,7 +117,7 @@ def dataset(
     return reading.dataset
 
 
-def _raw(party: str, frame: pd.DataFrame, style: Format, *, indexed: bool) -> RawTable:
+def _to_raw(party: str, frame: pd.DataFrame, style: Format, *, indexed: bool) -> RawTable:
     if not isinstance(frame, pd.DataFrame):
         raise UsageError(f"expected a pandas data frame for {party}, got {type(frame).__name__}")
     if frame.empty:
@@ -136,7 +136,7 @@ def _raw(party: str, frame: pd.DataFrame, style: Format, *, indexed: bool) -> Ra
     return RawTable(named.reset_index(drop=True), party, 1, "arguments", style)
 
 
-def _roles(table: RawTable, roles: Mapping[str, Mapping[str, Any]], reserved: set[str]) -> PartyFile:
+def _assign_roles(table: RawTable, roles: Mapping[str, Mapping[str, Any]], reserved: set[str]) -> PartyFile:
     """Return the roles of a party's columns, those that nobody names by their types."""
     frame = table.frame.drop(columns=[c for c in reserved if c in table.frame.columns])
     given = {role: {c: v for c, v in columns.items() if c in frame.columns} for role, columns in roles.items()}

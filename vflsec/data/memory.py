@@ -18,7 +18,7 @@ def keep(dataset: VerticalDataset) -> str:
 
     The name ends in a hash of the content, so that results of other data are never taken for results of these.
     """
-    name = f"{PREFIX}{dataset.name}-{_fingerprint(dataset)}"
+    name = f"{PREFIX}{dataset.name}-{_hash(dataset)}"
     _KEPT[name] = dataset
     return name
 
@@ -42,7 +42,7 @@ def get_kept(name: str) -> VerticalDataset:
     return _KEPT[name]
 
 
-def _fingerprint(dataset: VerticalDataset) -> str:
+def _hash(dataset: VerticalDataset) -> str:
     tables = [*dataset.parties, *([dataset.source] if dataset.source else [])]
     hashed = hashlib.sha256(repr((dataset.classes, dataset.test_ids is None)).encode())
     for table in tables:

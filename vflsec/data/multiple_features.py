@@ -29,19 +29,19 @@ def load(*, parties: int = 2) -> VerticalDataset:
         UsageError: another number of parties.
     """
     expect_known([str(count) for count in range(2, len(PASSIVE) + 3)], parties=str(parties))
-    arrays = bundle.arrays(NAME)
+    arrays = bundle.read_arrays(NAME)
     ids = bundle.shuffle_ids(NAME, len(arrays["label"]))
     held = [["zernike", "morphological"], *([view] for view in PASSIVE[: parties - 1])]
     if parties == len(PASSIVE) + 2:
         held = [["zernike"], *held[1:], ["morphological"]]
-    names = ["active", *bundle.passive_names(parties - 1)]
+    names = ["active", *bundle.name_passive(parties - 1)]
     tables = tuple(
-        bundle.party_table(NAME, name, pd.concat([_view(arrays[view], view, ids) for view in views], axis=1))
+        bundle.make_table(NAME, name, pd.concat([_make_view(arrays[view], view, ids) for view in views], axis=1))
         for name, views in zip(names, held, strict=True)
     )
     labels = pd.Series(arrays["label"], index=ids, name="label", dtype="int64")
-    return VerticalDataset(NAME, tables, labels, CLASSES, card=bundle.card(NAME))
+    return VerticalDataset(NAME, tables, labels, CLASSES, card=bundle.get_card(NAME))
 
 
-def _view(values: np.ndarray, name: str, ids: pd.Index) -> pd.DataFrame:
+def _make_view(values: np.ndarray, name: str, ids: pd.Index) -> pd.DataFrame:
     return pd.DataFrame(values, index=ids, columns=[f"{name}_{column}" for column in range(values.shape[1])])

@@ -29,7 +29,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.sparse import issparse, vstack
 
-from vflsec.base.checks import fraction, positive
+from vflsec.base.checks import check_fraction, check_positive
 from vflsec.base.errors import DataError, UsageError
 from vflsec.base.layout import Layout
 from vflsec.base.seeds import derive
@@ -76,10 +76,10 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         """Raise UsageError unless every number is in its range."""
         if self.n_labeled is not None:
-            positive(**{"data.n_labeled": self.n_labeled})
+            check_positive(**{"data.n_labeled": self.n_labeled})
         for name, share in (("data.aligned", self.aligned), ("data.overlap", self.overlap)):
             if share <= 1:
-                fraction(**{name: share})
+                check_fraction(**{name: share})
             elif share % 1:
                 raise UsageError(f"expected {name} as a fraction up to 1 or a whole number of rows, got {share}")
         if not 0 < self.test < 1:
@@ -149,7 +149,7 @@ class Partition:
     warnings: tuple[str, ...] = ()
 
 
-def partition(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
+def split_dataset(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
     """Split ``dataset`` by rows and encode every party's columns.
 
     Raises:
@@ -161,7 +161,7 @@ def partition(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
         dataset = deal_again(dataset, spec.columns, spec.parties, spec.concentration, seed)
     shared, dealt = _draw_roles(dataset, spec, seed) if dataset.draw else _draw(dataset, spec, seed)
     ids = {split: index.sort_values() for split, index in shared.items()}
-    foreign = _foreign(dataset, ids)
+    foreign = _take_foreign(dataset, ids)
     every = {**ids, **foreign}
     labeled: tuple[str, ...] = ("train", "val", "test", *(["source"] if dataset.source else []))
     labels = {split: dataset.labels.loc[every[split]].to_numpy(np.int64) for split in labeled}
@@ -182,12 +182,12 @@ def partition(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
         rng = np.random.default_rng(derive(seed, "canaries"))
         labels["train"], canaries = toss(labels["train"], spec.canaries, len(dataset.classes), rng)
     active, *passive = dataset.parties
-    parties = {active.name: _party_data(active, dataset, ids, dealt)}
-    parties |= {table.name: _party_data(table, dataset, ids, dealt, foreign) for table in passive}
+    parties = {active.name: _encode_party(active, dataset, ids, dealt)}
+    parties |= {table.name: _encode_party(table, dataset, ids, dealt, foreign) for table in passive}
     local = pd.Index(parties[active.name].local_ids)
     labels["local"] = dataset.labels.loc[local[:0] if spec.n_labeled else local].to_numpy(np.int64)
     arrays = {split: index.to_numpy() for split, index in every.items()}
-    source = _source_data(dataset.source, foreign["source"]) if dataset.source else None
+    source = _encode_source(dataset.source, foreign["source"]) if dataset.source else None
     places = {"aligned": ids["aligned"].get_indexer(ids["train"])}
     facts = dataset.classes, dataset.metric
     drawn = draw_groups(len(dataset.labels))
@@ -223,7 +223,7 @@ def _draw_roles(dataset: VerticalDataset, spec: DataSpec, seed: int) -> tuple[di
     return {**roles, "aligned": roles["train"].append([roles["unlabeled"], roles["val"]])}, {}
 
 
-def _foreign(dataset: VerticalDataset, ids: dict[str, pd.Index]) -> dict[str, pd.Index]:
+def _take_foreign(dataset: VerticalDataset, ids: dict[str, pd.Index]) -> dict[str, pd.Index]:
     """Remove from ``ids``, and return, the source's rows and the rows for adaptation."""
     if dataset.source is None:
         return {}
@@ -281,7 +281,7 @@ def _cut(ids: pd.Index, share: float) -> tuple[pd.Index, pd.Index]:
     return ids[:count], ids[count:]
 
 
-def _party_data(
+def _encode_party(
     table: PartyTable,
     dataset: VerticalDataset,
     ids: dict[str, pd.Index],
@@ -304,7 +304,7 @@ def _party_data(
     return PartyData(table.name, features, encoder.layout, local.to_numpy(), encoder.describe())
 
 
-def _source_data(table: PartyTable, ids: pd.Index) -> PartyData:
+def _encode_source(table: PartyTable, ids: pd.Index) -> PartyData:
     frame = table.frame.loc[ids]
     encoder = ColumnEncoder(table, frame)
     return PartyData(table.name, {"source": encoder(frame)}, encoder.layout, ids[:0].to_numpy())

@@ -16,8 +16,8 @@ from vflsec.base.checks import count
 from vflsec.base.errors import DataError
 from vflsec.data.dataset import PartyTable, VerticalDataset
 from vflsec.data.description import DataFile, PartyFile
-from vflsec.data.encode import SPREAD, center_and_spread
-from vflsec.data.tables import RawTable, more_rows
+from vflsec.data.encode import SPREAD, measure_spread
+from vflsec.data.tables import RawTable, count_more
 
 MAX_LOST_SHARE = 0.01
 """If more than this share of the ids that could be used is lost to spelling, no number is of the right rows."""
@@ -55,14 +55,14 @@ def review(dataset: VerticalDataset, raw: Mapping[str, RawTable], config: DataFi
     for table in dataset.parties:
         name = dataset.display_name(table.name)
         if config.parties[name].image is None:  # pixels are what they are
-            warnings += _columns(name, raw[name], table, config.parties[name])
+            warnings += _check_columns(name, raw[name], table, config.parties[name])
     return warnings
 
 
-def _columns(name: str, raw: RawTable, table: PartyTable, roles: PartyFile) -> Iterator[str]:
+def _check_columns(name: str, raw: RawTable, table: PartyTable, roles: PartyFile) -> Iterator[str]:
     """Yield a warning of each oddity of a column; the way out for codes names those of all columns at once."""
     odd = {
-        column: [number for number in odd_values(table.frame[column].to_numpy(dtype=np.float64))
+        column: [number for number in find_odd(table.frame[column].to_numpy(dtype=np.float64))
                  if number.is_code or column not in table.signed_log]
         for column in table.frame.columns if column not in table.categorical
     }  # fmt: skip
@@ -74,21 +74,21 @@ def _columns(name: str, raw: RawTable, table: PartyTable, roles: PartyFile) -> I
     ]
     merged = _as_missing(codes, raw) if len(codes) > 1 else ""
     for column in table.frame.columns:
-        yield from _column(name, raw, table, column, roles, odd.get(column, []), merged)
+        yield from _check_column(name, raw, table, column, roles, odd.get(column, []), merged)
     if merged:
         yield f"{name}: {raw.file}: if these {len(codes)} codes stand for missing values, {merged}"
 
 
-def _column(
+def _check_column(
     name: str, raw: RawTable, table: PartyTable, column: str, roles: PartyFile, odd: list[Odd], merged: str
 ) -> Iterator[str]:
     values = raw.categories(column) if column in roles.hash else table.frame[column]
     is_category, is_date = column in table.categorical, column in roles.dates
     place = f"{name}: {raw.file}, column {column!r}"
     if is_category:
-        yield from _spellings(place, values)
+        yield from _check_spellings(place, values)
     else:
-        yield from _odd_numbers(name, raw, column, odd, merged, is_date=is_date)
+        yield from _check_numbers(name, raw, column, odd, merged, is_date=is_date)
     if not is_date and _is_id(values, is_category=is_category):
         got = f"{values.nunique():,} different values in {count(len(values), 'row')}"
         yield f'{place}: it looks like an id, {got}; leave it out with drop = ["{column}"]'
@@ -108,7 +108,7 @@ def check_id_spelling(indices: Mapping[str, pd.Index]) -> Iterator[str]:
     for index in others:
         common = common[common.isin(index)]
     left = [
-        {" | ".join(map(canonical, text.split(" | "))): text for text in index[~index.isin(common)]}
+        {" | ".join(map(normalize, text.split(" | "))): text for text in index[~index.isin(common)]}
         for index in indices.values()
     ]
     lost = sorted(set.intersection(*map(set, left)))
@@ -131,20 +131,20 @@ def _warn_unused(indices: Mapping[str, pd.Index]) -> Iterator[str]:
         yield f"only {' and '.join(shares)} are used, those of ids that all parties hold: are ids of one form? {forms}"
 
 
-def _spellings(place: str, values: pd.Series) -> Iterator[str]:
-    groups = alike(map(str, pd.unique(values)))
+def _check_spellings(place: str, values: pd.Series) -> Iterator[str]:
+    groups = group_alike(map(str, pd.unique(values)))
     if groups:
         example = " and ".join(map(repr, groups[0][:2]))
         several = count(len(groups), "category is", "categories are")
         yield f"{place}: {several} written in several ways, such as {example}; write each alike"
 
 
-def _odd_numbers(
+def _check_numbers(
     name: str, raw: RawTable, column: str, several: list[Odd], merged: str, *, is_date: bool
 ) -> Iterator[str]:
     for odd in several:
         value, low, high = (_format_value(number, is_date=is_date) for number in (odd.value, *odd.others))
-        place = f"{name}: {raw.place(column, odd.rows[0])}{more_rows(odd.rows)}"
+        place = f"{name}: {raw.place(column, odd.rows[0])}{count_more(odd.rows)}"
         what = "looks like a code beside" if odd.is_code else "is far from"
         way_out = f"; if it stands for a missing value, {_as_missing([value], raw)}" if odd.is_code else "; correct it"
         yield f"{place}: {value} {what} the other values, {low} to {high}{'' if odd.is_code and merged else way_out}"
@@ -191,18 +191,18 @@ class Odd(NamedTuple):
     is_code: bool
 
 
-def odd_values(values: np.ndarray) -> list[Odd]:
+def find_odd(values: np.ndarray) -> list[Odd]:
     """Return the codes of a column (n,) and its wild values; NaN is none."""
     left, codes = ~np.isnan(values), []
     for _ in range(MAX_CODES):
-        code = _code(values[left])
+        code = _find_code(values[left])
         if code is None:
             break
         rows = np.flatnonzero(values == code)
         left[rows] = False
         codes.append((code, rows))
     if left.any():
-        rows = np.flatnonzero(left)[_wild(values[left])]
+        rows = np.flatnonzero(left)[_find_wild(values[left])]
         left[rows] = False
         others = float(values[left].min()), float(values[left].max())
         odd = [Odd(code, where, others, is_code=True) for code, where in codes]
@@ -210,7 +210,7 @@ def odd_values(values: np.ndarray) -> list[Odd]:
     return []
 
 
-def _code(values: np.ndarray) -> float | None:
+def _find_code(values: np.ndarray) -> float | None:
     """Return the least or the largest value if it looks like a code, else None."""
     for code in (float(values.min()), float(values.max())) if len(values) else ():
         others = values[values != code]
@@ -221,7 +221,7 @@ def _code(values: np.ndarray) -> float | None:
 
 def _is_code(code: float, rows: int, others: np.ndarray) -> bool:
     """Whether a value of so many rows, less or larger than ``others``, looks as if it stood for a missing one."""
-    nearest, spread = np.abs(others - code).min(), 2 * center_and_spread(others)[1]
+    nearest, spread = np.abs(others - code).min(), 2 * measure_spread(others)[1]
     if abs(code) not in USUAL:
         return bool(ENOUGH <= rows < len(others) and code and nearest > APART * spread)
     if code < 0 <= others.min() and rows >= ENOUGH:  # the only negative value of many
@@ -231,9 +231,9 @@ def _is_code(code: float, rows: int, others: np.ndarray) -> bool:
     return bool(nearest > spread and (rows >= ENOUGH or abs(code) >= LARGE))
 
 
-def _wild(values: np.ndarray) -> NDArray[np.integer]:
+def _find_wild(values: np.ndarray) -> NDArray[np.integer]:
     """Return the rows of the values that are very far from all others, the farthest first."""
-    center, spread = center_and_spread(values)
+    center, spread = measure_spread(values)
     distances = np.abs(values - center)
     order = np.argsort(distances)[int(SPREAD * (len(values) - 1)) :]
     nearer, farther = distances[order[:-1]], distances[order[1:]]
@@ -241,7 +241,7 @@ def _wild(values: np.ndarray) -> NDArray[np.integer]:
     return order[: gaps[0] : -1] if len(gaps) else order[:0]
 
 
-def canonical(text: str) -> str:
+def normalize(text: str) -> str:
     """Return the form that all spellings of ``text`` share: of ``297.0``, ``2.97e2`` and full-width digits ``297``."""
     if not text.isascii():
         text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold()).translate(_SIGNS)
@@ -253,9 +253,9 @@ def canonical(text: str) -> str:
     return str(number.normalize(Context(prec=len(text)))) if number else "0"
 
 
-def alike(texts: Iterable[str]) -> list[list[str]]:
+def group_alike(texts: Iterable[str]) -> list[list[str]]:
     """Return the groups of different texts that differ only in how they are written."""
     groups: dict[str, list[str]] = {}
     for text in dict.fromkeys(texts):
-        groups.setdefault(canonical(text), []).append(text)
+        groups.setdefault(normalize(text), []).append(text)
     return [group for group in groups.values() if len(group) > 1]

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from vflsec.base.checks import count
-from vflsec.base.errors import DataError, plain
+from vflsec.base.errors import DataError, clean
 from vflsec.data.description import Format, PartyFile
 
 MISSING = "(missing)"
@@ -91,7 +91,7 @@ class RawTable(NamedTuple):
         bad = np.flatnonzero(~(np.abs(values) < MAX_NUMBER) & ~(missing & gaps))  # also NaN
         if len(bad):
             raise DataError(
-                f"{self.place(column, bad[0])}: {self._explain_number(column, bad[0], values[bad[0]])}{more_rows(bad)}"
+                f"{self.place(column, bad[0])}: {self._explain_number(column, bad[0], values[bad[0]])}{count_more(bad)}"
             )
         return values
 
@@ -126,7 +126,7 @@ class RawTable(NamedTuple):
             raise DataError(
                 f"{self.place(column, bad[0])}: expected a date such as {written}, "
                 + (f"got {got!r}; {mend}" if not missing[bad[0]] else f"got nothing; {self._fill()}")
-                + more_rows(bad)
+                + count_more(bad)
             )
         years = values.dt.year
         far = np.flatnonzero((years < EARLIEST) | (years > LATEST))
@@ -135,7 +135,7 @@ class RawTable(NamedTuple):
             mend = f"if it stands for no date, name it in {self.setting('missing')}"
             raise DataError(
                 f"{self.place(column, far[0])}: expected a year from {EARLIEST} to {LATEST}, got {got!r}; {mend}"
-                + more_rows(far)
+                + count_more(far)
             )
         clock: pd.Series = values.dt.tz_localize(None)
         return clock
@@ -157,7 +157,7 @@ class RawTable(NamedTuple):
             got, way_out = _GAP
             if mark := text.iloc[gaps[0]]:
                 got, way_out = f"{mark!r}, which stands for a missing value", "name it otherwise or drop the row"
-            raise DataError(f"{self.place(column, gaps[0])}: expected {role}, got {got}; {way_out}{more_rows(gaps)}")
+            raise DataError(f"{self.place(column, gaps[0])}: expected {role}, got {got}; {way_out}{count_more(gaps)}")
         hidden = np.flatnonzero(text.str.contains(_CONTROL, regex=True))
         if len(hidden):
             got = f"{text.iloc[hidden[0]]!r} with a control character"
@@ -226,7 +226,7 @@ class RawTable(NamedTuple):
         return raw.astype(object).where(raw.notna(), "").astype(str).str.strip()
 
 
-def more_rows(bad: np.ndarray) -> str:
+def count_more(bad: np.ndarray) -> str:
     """Return how many further rows have the same fault."""
     return f" (and {count(len(bad) - 1, 'more row')})" if len(bad) > 1 else ""
 
@@ -253,7 +253,7 @@ def read_table(path: Path, style: Format, *, toml: bool = True) -> RawTable:
     """
     encoding, separator = style.encoding or "utf-8", style.separator or ","
     settings: Literal["toml", "options"] = "toml" if toml else "options"
-    file = plain(path.name[:100])
+    file = clean(path.name[:100])
     for name, mark in (("decimal", style.decimal), ("thousands", style.thousands)):
         if mark is not None and (len(mark) != 1 or mark.isalnum() or mark in "+-"):
             raise DataError(f"{file}: expected {name} of one character, got {mark!r}; for example ','")
@@ -425,7 +425,7 @@ def _read(table: RawTable, party: str, roles: PartyFile, column: str, limit: int
         )
     gaps = bool(roles.impute or table.style.impute)
     if column in roles.dates:
-        return _dates(table, column, gaps=gaps)
+        return _expand_dates(table, column, gaps=gaps)
     if not several:
         return PartyColumns({column: table.numbers(column, gaps=gaps)}, [])
     texts = table.categories(column)
@@ -435,7 +435,7 @@ def _read(table: RawTable, party: str, roles: PartyFile, column: str, limit: int
         _check_at_least_two(table, party, "group_rare", roles.group_rare[column])
     elif limit is not None and (different := texts.nunique()) > limit:
         raise DataError(f"{table.file}, column {column!r}: expected at most {limit} categories, got {different}; "
-                        f"{_way_out(table, column, different)}")  # fmt: skip
+                        f"{_suggest(table, column, different)}")  # fmt: skip
     return PartyColumns({column: pd.Categorical(texts)}, [column])
 
 
@@ -445,7 +445,7 @@ def _check_at_least_two(table: RawTable, party: str, role: str, number: int) -> 
     return number
 
 
-def _way_out(table: RawTable, column: str, different: int) -> str:
+def _suggest(table: RawTable, column: str, different: int) -> str:
     """Return what to do with a category of too many values."""
     key = column if column.replace("-", "_").isidentifier() and column.isascii() else f'"{column}"'
     try:
@@ -471,7 +471,7 @@ def _hash_texts(texts: pd.Series, buckets: int) -> pd.Series:
     return texts.map(buckets_of)
 
 
-def _dates(table: RawTable, column: str, *, gaps: bool) -> PartyColumns:
+def _expand_dates(table: RawTable, column: str, *, gaps: bool) -> PartyColumns:
     """Return days since 1970, and as categories month and weekday, and the hour if there are times."""
     dates = table.dates(column, gaps=gaps)
     days = (dates - pd.Timestamp(0)) / pd.Timedelta(days=1)

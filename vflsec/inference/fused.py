@@ -18,14 +18,14 @@ from torch.nn import functional as F
 
 from vflsec.core.view import Guess, View
 from vflsec.inference.discrete import expect_values
-from vflsec.inference.kernel_mixture import Kernel, Likelihood, Mixture, class_likelihood, unit_rows
+from vflsec.inference.kernel_mixture import Kernel, Likelihood, Mixture, scale_rows, score_classes
 from vflsec.inference.linear_replay import refine_by_replay
 from vflsec.inference.opinion_pool import Forest, Opinion, blend_opinions, fit_out_of_bag, pool_opinions
-from vflsec.inference.sources import COLUMNS, LOCAL, SourceTable, sources
-from vflsec.inference.trees.bounds import bounds
-from vflsec.inference.trees.guesses import FOLDS, guesses, regress_on_nodes
-from vflsec.inference.trees.nodes import partners
-from vflsec.inference.trees.values import columns_between_bounds, columns_by_histograms, learn_columns, recover_columns
+from vflsec.inference.sources import COLUMNS, LOCAL, SourceTable, list_sources
+from vflsec.inference.trees.bounds import find_bounds
+from vflsec.inference.trees.guesses import FOLDS, guess_labels, regress_on_nodes
+from vflsec.inference.trees.nodes import list_partners
+from vflsec.inference.trees.values import fill_between, learn_columns, recover_columns, solve_histograms
 
 _DISTANCES = ", distances"
 
@@ -57,8 +57,8 @@ def fuse_classes(view: View, rng: torch.Generator) -> Guess:
 
 def _fuse_classes(view: View, rng: torch.Generator) -> Guess:
     labels, known = view.aux_labels, view.aux_split
-    of_nodes = _opinions_of_nodes(view, rng)  # first, so that other attacks with this stream share it
-    models = _fit_models(view, F.one_hot(labels, view.n_classes).double(), class_likelihood(labels), rng)
+    of_nodes = _pool_nodes(view, rng)  # first, so that other attacks with this stream share it
+    models = _fit_models(view, F.one_hot(labels, view.n_classes).double(), score_classes(labels), rng)
     forests: dict[tuple[str, ...], Forest] = {}
     scores = {}
     for split, model in models.items():
@@ -66,16 +66,16 @@ def _fuse_classes(view: View, rng: torch.Generator) -> Guess:
         for names in model.read_by_trees if split not in of_nodes else []:
             if names not in forests:
                 forests[names] = Forest(model.join_tables(names, known)[view.aux_rows], labels, view.n_classes, rng)
-            opinions.append(forests[names].opinion(model.join_tables(names, split)))
+            opinions.append(forests[names].vote(model.join_tables(names, split)))
         scores[split] = pool_opinions(opinions, labels) if model.tables else opinions[0].scores
-    return Guess(scores, budget=_budget(models.values()))
+    return Guess(scores, budget=_count_budget(models.values()))
 
 
-def _opinions_of_nodes(view: View, rng: torch.Generator) -> dict[str, list[Opinion]]:
+def _pool_nodes(view: View, rng: torch.Generator) -> dict[str, list[Opinion]]:
     """Return opinions on labels by split, from the nodes of federated trees; none without any."""
-    if view.victim is not None or view.side != "passive" or not partners(view):
+    if view.victim is not None or view.side != "passive" or not list_partners(view):
         return {}
-    return guesses(view, regress_on_nodes(view, rng), rng)
+    return guess_labels(view, regress_on_nodes(view, rng), rng)
 
 
 def fuse_values(view: View, rng: torch.Generator) -> Guess:
@@ -92,9 +92,9 @@ def fuse_values(view: View, rng: torch.Generator) -> Guess:
         rng: draws the rows on which tables are chosen, the parts of the auxiliary rows, and the trees.
     """
     targets = view.aux_labels.double()
-    models = _fit_models(view, targets, _value_likelihood(targets), rng)
-    of_splits = _opinions_of_splits(view, rng)
-    opinions = {} if of_splits else _opinions_of_guesses(view, models, rng)
+    models = _fit_models(view, targets, _score_values(targets), rng)
+    of_splits = _pool_splits(view, rng)
+    opinions = {} if of_splits else _pool_guesses(view, models, rng)
     blended = {}
     for split, model in models.items():
         if split not in opinions:
@@ -103,12 +103,10 @@ def fuse_values(view: View, rng: torch.Generator) -> Guess:
         together = blend_opinions(opinions[split], targets, by_column=split in of_splits)
         blended[split] = expect_values(together, targets, view.layout)
     refined = refine_by_replay(view, blended, targets)
-    return Guess({split: opinion.scores for split, opinion in refined.items()}, budget=_budget(models.values()))
+    return Guess({split: opinion.scores for split, opinion in refined.items()}, budget=_count_budget(models.values()))
 
 
-def _opinions_of_guesses(
-    view: View, models: Mapping[str, FusedModel], rng: torch.Generator
-) -> dict[str, list[Opinion]]:
+def _pool_guesses(view: View, models: Mapping[str, FusedModel], rng: torch.Generator) -> dict[str, list[Opinion]]:
     """Return opinions on rows of other splits: direct ones, and learned from guesses of rows with several releases.
 
     The known rows that judge opinions are left out of both, a fold at a time, also of the guesses.
@@ -146,19 +144,19 @@ def _assemble_folds(predictions: Iterable[Tensor], out: Iterable[Tensor]) -> Ten
     return torch.stack([x * left[:, None] for x, left in zip(predictions, out, strict=True)]).sum(dim=0)
 
 
-def _opinions_of_splits(view: View, rng: torch.Generator) -> dict[str, list[Opinion]]:
+def _pool_splits(view: View, rng: torch.Generator) -> dict[str, list[Opinion]]:
     """Return opinions on values that follow from the splits of trees by split; none without any."""
     victim = view.victim
-    if view.side != "active" or victim is None or len(view.aux_rows) < 2 or bounds(view, victim) is None:
+    if view.side != "active" or victim is None or len(view.aux_rows) < 2 or find_bounds(view, victim) is None:
         return {}
     device, rows = view.aux_rows.device, view.aux_rows
     part = torch.randperm(len(rows), generator=rng).to(device) % FOLDS
     held_out = {s: torch.zeros(len(rows), view.n_classes, dtype=torch.float64, device=device) for s in view.features}
     for fold in range(min(FOLDS, len(rows))):
-        rest, out = view.knowing(torch.nonzero(part != fold)[:, 0]), part == fold
-        loose = columns_between_bounds(rest, victim)[view.aux_split]
+        rest, out = view.restrict(torch.nonzero(part != fold)[:, 0]), part == fold
+        loose = fill_between(rest, victim)[view.aux_split]
         for s, values in held_out.items():  # rows of other splits are in no histogram
-            known = columns_by_histograms(rest, victim) if s == view.aux_split else loose
+            known = solve_histograms(rest, victim) if s == view.aux_split else loose
             values[out] = known.to(device)[rows[out]]
     opinions = {s: [Opinion(x.to(device), held_out[s])] for s, x in recover_columns(view, victim).items()}
     for s, others in learn_columns(view, victim, rng).items():
@@ -194,7 +192,7 @@ class FusedModel(NamedTuple):
     def units(self, split: str, known: str) -> dict[str, Tensor]:
         """Return the tables of ``split`` that the mixture reads, by the name of the kernel."""
         tables = {name: self.tables[name.removesuffix(_DISTANCES)].table for name in self.mixture.coefficients}
-        return {name: unit_rows(table[split], table[known]) for name, table in tables.items()}
+        return {name: scale_rows(table[split], table[known]) for name, table in tables.items()}
 
     def join_tables(self, names: Iterable[str], split: str) -> Tensor:
         """Return tables of ``split`` side by side, (n, k)."""
@@ -203,28 +201,28 @@ class FusedModel(NamedTuple):
 
 def _fit_models(view: View, targets: Tensor, likelihood: Likelihood, rng: torch.Generator) -> dict[str, FusedModel]:
     """Return a model for each split, fitted to the ``targets`` (m, d) of the auxiliary rows."""
-    held = sources(view)
+    held = list_sources(view)
     by_tables: dict[frozenset[str], FusedModel] = {}
     models = {}
     for split in view.features:
         covering = frozenset(name for name, source in held.items() if split in source.table)
         if covering not in by_tables:
             tables = {name: held[name] for name in held if name in covering}
-            mixture = Mixture(_kernels(tables, view.aux_split), view.aux_rows, targets, likelihood, rng)
+            mixture = Mixture(_make_kernels(tables, view.aux_split), view.aux_rows, targets, likelihood, rng)
             by_tables[covering] = FusedModel(mixture, tables, {name: len(x) for name, x in view.features.items()})
         models[split] = by_tables[covering]
     return models
 
 
-def _budget(models: Iterable[FusedModel]) -> dict[str, float]:
+def _count_budget(models: Iterable[FusedModel]) -> dict[str, float]:
     return {"candidates": sum(mixture.n_tried for mixture in {id(m.mixture): m.mixture for m in models}.values())}
 
 
-def _kernels(held: Mapping[str, SourceTable], split: str) -> dict[str, Kernel]:
+def _make_kernels(held: Mapping[str, SourceTable], split: str) -> dict[str, Kernel]:
     """Return a linear kernel for each source, and one of distances where the source asks for it."""
     kernels = {}
     for name, source in held.items():
-        x = unit_rows(source.table[split], source.table[split])
+        x = scale_rows(source.table[split], source.table[split])
         if source.linear:
             kernels[name] = Kernel(x)
         if source.distances:
@@ -232,7 +230,7 @@ def _kernels(held: Mapping[str, SourceTable], split: str) -> dict[str, Kernel]:
     return kernels
 
 
-def _value_likelihood(targets: Tensor) -> Likelihood:
+def _score_values(targets: Tensor) -> Likelihood:
     """Return the log likelihood of values with Gaussian errors, divided by the number of columns."""
 
     def likelihood(predicted: Tensor, rows: Tensor) -> Tensor:
@@ -273,7 +271,7 @@ def learn_guesses(
         n_scored: targets that choose.
         rng: draws the trees.
     """
-    units = [(unit_rows(x.double(), x.double()), unit_rows(new.double(), x.double())) for x, new in parts]
+    units = [(scale_rows(x.double(), x.double()), scale_rows(new.double(), x.double())) for x, new in parts]
     process, trees = _learn_by_process(targets, units, n_scored), _learn_by_trees(targets, units, rng)
     difference = (trees.left_out - process.left_out)[:, :n_scored]
     missing = (targets - process.left_out)[:, :n_scored]

@@ -85,7 +85,7 @@ class Mixture:
         self.mean = targets.mean(dim=0)
         self.centered = targets - self.mean
         searched = torch.randperm(len(rows), generator=rng)[:SEARCHED].sort().values.to(rows.device)
-        grams = {name: self._gram([name], searched) for name in kernels}
+        grams = {name: self._average_kernels([name], searched) for name in kernels}
         tried = self._search(grams, searched)
         weights = torch.softmax(torch.tensor([c.score for c in tried], dtype=torch.float64), dim=0)
         heaviest = sorted(zip(tried, weights.tolist(), strict=True), key=lambda pair: -pair[1])[:HEAVIEST]
@@ -94,7 +94,7 @@ class Mixture:
         self.candidates = [(c, w / total) for c, w in kept]
         self.n_tried = len(tried)
         self._grams: dict[frozenset[str], Tensor] = {}
-        self.coefficients = self._coefficients()
+        self.coefficients = self._get_coefficients()
 
     def predict(self, tables: Mapping[str, Tensor]) -> Tensor:
         """Return the mean prediction (m, d) for rows with the standardized ``tables`` (m, k), given by name."""
@@ -105,7 +105,7 @@ class Mixture:
 
         Candidates keep their weights.
         """
-        fitted = [self._coefficients(~part) for part in parts]
+        fitted = [self._get_coefficients(~part) for part in parts]
         together = {
             name: torch.cat([coefficients[name] for coefficients in fitted], dim=1) for name in self.coefficients
         }
@@ -123,18 +123,18 @@ class Mixture:
         """Return the leave-one-out prediction (n, d) of the known rows; candidates keep their weights."""
         prediction = torch.zeros_like(self.centered)
         for (names, noise, _), weight in self.candidates:
-            inverse = torch.linalg.inv(self._regular(names, noise))
+            inverse = torch.linalg.inv(self._regularize(names, noise))
             prediction += weight * (self.centered - inverse @ self.centered / inverse.diagonal()[:, None])
         return prediction + self.mean
 
-    def _regular(self, names: frozenset[str], noise: float) -> Tensor:
+    def _regularize(self, names: frozenset[str], noise: float) -> Tensor:
         """Return the mean kernel (n, n) of all known rows plus the noise variance on the diagonal."""
         everything = torch.arange(len(self.centered), device=self.centered.device)
         if names not in self._grams:
-            self._grams[names] = self._gram(sorted(names), everything)
+            self._grams[names] = self._average_kernels(sorted(names), everything)
         return self._grams[names] + noise * torch.eye(len(everything), dtype=torch.float64, device=everything.device)
 
-    def _gram(self, names: Sequence[str], rows: Tensor) -> Tensor:
+    def _average_kernels(self, names: Sequence[str], rows: Tensor) -> Tensor:
         """Return the mean kernel (n, n) of some known rows, plus one for an unknown constant."""
         parts = [self.kernels[n].compute_similarity(self.known[n][rows], self.known[n][rows]) for n in names]
         return torch.stack(parts).mean(dim=0) + 1
@@ -169,7 +169,7 @@ class Mixture:
         scores = (evidence + self.likelihood(left_out + self.mean, rows)) / 2 - (len(names) - 1)
         return [Candidate(names, *pair) for pair in zip(noise.tolist(), scores.tolist(), strict=True)]
 
-    def _coefficients(self, used: Tensor | None = None) -> dict[str, Tensor]:
+    def _get_coefficients(self, used: Tensor | None = None) -> dict[str, Tensor]:
         """Return the coefficients (n, d) of each kernel's similarities to the known rows, by name.
 
         Those of rows where ``used`` (n,) is false are zero.
@@ -177,7 +177,7 @@ class Mixture:
         coefficients: dict[str, Tensor] = {}
         rows = torch.nonzero(torch.ones(len(self.centered)) if used is None else used)[:, 0].to(self.centered.device)
         for (names, noise, _), weight in self.candidates:
-            regular = self._regular(names, noise)[rows[:, None], rows]
+            regular = self._regularize(names, noise)[rows[:, None], rows]
             solved = torch.zeros_like(self.centered)
             solved[rows] = weight / len(names) * torch.linalg.solve(regular, self.centered[rows])
             for name in sorted(names):  # in any process the same order, and so the same rounding
@@ -185,7 +185,7 @@ class Mixture:
         return coefficients
 
 
-def class_likelihood(labels: Tensor) -> Likelihood:
+def score_classes(labels: Tensor) -> Likelihood:
     """Return the log likelihood of classes, whose logits are predictions times the best of ``TEMPERATURES``."""
 
     def likelihood(predicted: Tensor, rows: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ def class_likelihood(labels: Tensor) -> Likelihood:
     return likelihood
 
 
-def unit_rows(x: Tensor, reference: Tensor) -> Tensor:
+def scale_rows(x: Tensor, reference: Tensor) -> Tensor:
     """Return ``x`` (m, k), standardized by ``reference`` (n, k), so that a row has a squared norm of about 1.
 
     Columns that are constant in ``reference`` are dropped.

@@ -92,7 +92,7 @@ class Training(NamedTuple):
         """Return the changes (S + 1, d + 1, c) of the model until each step, if the rows are ``x`` (n, d + 1)."""
         weights = nn.Parameter(torch.zeros(x.shape[1], self.values.shape[2], dtype=x.dtype, device=x.device))
         optimizer, changes = self.spec.optimize([weights]), [weights.detach().clone()]
-        passes, n_batches = self.spec.n_epochs(len(x)), math.ceil(len(x) / self.spec.batch)
+        passes, n_batches = self.spec.count_epochs(len(x)), math.ceil(len(x) / self.spec.batch)
         for step, (rows, gradient) in enumerate(self.batches):
             optimizer.param_groups[0]["lr"] = self.spec.rate(step // n_batches, passes)
             weights.grad = x[rows].T @ gradient
@@ -174,10 +174,10 @@ def refine_by_replay(view: View, opinions: Mapping[str, Opinion], targets: Tenso
     for _ in range(ITERATIONS):
         current = _infer(training, current, view, targets)
         blended = blend_opinions([current, first], targets)
-        nearer = current if GAIN * _error(current, targets) <= _error(blended, targets) else blended
-        is_better = _error(nearer, targets) < GAIN * _error(best, targets)
+        nearer = current if GAIN * _compute_error(current, targets) <= _compute_error(blended, targets) else blended
+        is_better = _compute_error(nearer, targets) < GAIN * _compute_error(best, targets)
         best, worse = (nearer, 0) if is_better else (best, worse + 1)
-        if worse == PATIENCE or _error(best, targets) < EXACT:
+        if worse == PATIENCE or _compute_error(best, targets) < EXACT:
             break
     if best is first:
         return dict(opinions)
@@ -185,7 +185,7 @@ def refine_by_replay(view: View, opinions: Mapping[str, Opinion], targets: Tenso
     return {**opinions, "train": best, **others}
 
 
-def _error(opinion: Opinion, targets: Tensor) -> float:
+def _compute_error(opinion: Opinion, targets: Tensor) -> float:
     return float((opinion.held_out - targets).square().mean())
 
 
@@ -203,7 +203,7 @@ def _infer(training: Training, current: Opinion, view: View, targets: Tensor) ->
     known rows, cross-fitted, are the noise.
     """
     x, known = _with_constant(current, view.aux_rows), view.aux_rows
-    changes, bases = training.replay(x)[:-1], _ramps(training)
+    changes, bases = training.replay(x)[:-1], _make_ramps(training)
     sure = _find_sure(x[:, :-1], targets, view)
     room = min(MAX_SURE_ROWS, MAX_DESIGN // (bases.shape[1] * x.shape[1] * training.steps.shape[1]))
     sure = sure[~torch.isin(sure, known)][:room]
@@ -212,7 +212,7 @@ def _infer(training: Training, current: Opinion, view: View, targets: Tensor) ->
     places = torch.cat([known, sure])
     parts = [Normal.build(training, places[part == fold], rows[part == fold], changes, bases) for fold in range(FOLDS)]
     in_order = torch.cat([torch.nonzero(part == fold)[:, 0] for fold in range(FOLDS)])
-    residual, fits, ridge = _cross_fit(parts, x.shape[1], in_order < len(targets))
+    residual, fits, ridge = _fit_across(parts, x.shape[1], in_order < len(targets))
     noise, held_out = _invert(residual.flatten(1)), torch.zeros_like(targets)
     for fold, fit in enumerate(fits):
         left = part[: len(targets)] == fold
@@ -224,7 +224,7 @@ def _infer(training: Training, current: Opinion, view: View, targets: Tensor) ->
     return round_softly(inferred, targets, view.layout)
 
 
-def _cross_fit(parts: Sequence[Normal], width: int, judges: Tensor) -> tuple[Tensor, list[Tensor], float]:
+def _fit_across(parts: Sequence[Normal], width: int, judges: Tensor) -> tuple[Tensor, list[Tensor], float]:
     """Return residuals (m, T, c) of rows that ``judges`` marks, the correction without each part, and the penalty."""
     tried = []
     for ridge in RIDGES:
@@ -234,7 +234,7 @@ def _cross_fit(parts: Sequence[Normal], width: int, judges: Tensor) -> tuple[Ten
     return min(tried, key=lambda each: float(each[0].square().mean()))
 
 
-def _ramps(training: Training) -> Tensor:
+def _make_ramps(training: Training) -> Tensor:
     """Return a constant and functions of time (S, k) that rise from 0 to 1, each between two knots."""
     knots = torch.linspace(0, len(training.batches) - 1, min(training.values.shape[1], MAX_KNOTS) + 1).double()
     time = torch.arange(len(training.batches))[:, None]
@@ -381,7 +381,7 @@ class LastModel(NamedTuple):
         near = 1 / deviation[on_grid].clamp_min(MIN_SPREAD * step)
         basis = torch.cat([step[:, None] * w[on_grid] @ free, (step * near).diag()], dim=1)
         points = torch.cat([rest @ free, (x[:, on_grid] - start) * near], dim=1)
-        moves = step * nearest_points(basis, points)
+        moves = step * find_nearest(basis, points)
         x[:, on_grid] = start + moves
         rest = rest - moves @ w[on_grid]
         if others:
@@ -390,7 +390,7 @@ class LastModel(NamedTuple):
         return torch.where((missing <= MAX_RESIDUAL * self.residual)[:, None], x, center)
 
 
-def nearest_points(basis: Tensor, points: Tensor) -> Tensor:
+def find_nearest(basis: Tensor, points: Tensor) -> Tensor:
     """Return integers (n, k) whose sums of the rows of ``basis`` (k, p) are near ``points`` (n, p).
 
     Source: Babai 1986, "On Lovasz' lattice reduction and the nearest lattice point problem", on a basis that is reduced

@@ -44,15 +44,15 @@ class Opinion(NamedTuple):
 
     def is_informative(self, labels: Tensor) -> bool:
         """Whether the known labels (n,) are likeliest with more than the smallest factor."""
-        return self._best_factor(labels) > float(TEMPERATURES[0])
+        return self._find_factor(labels) > float(TEMPERATURES[0])
 
-    def _best_factor(self, labels: Tensor) -> float:
+    def _find_factor(self, labels: Tensor) -> float:
         log_p = [(self.held_out * t).log_softmax(dim=1).gather(1, labels[:, None]).sum() for t in TEMPERATURES.tolist()]
         return float(TEMPERATURES[int(torch.stack(log_p).argmax())])
 
     def calibrate(self, labels: Tensor) -> Opinion:
         """Return the softmax of the scores times the factor with the highest likelihood of the known labels (n,)."""
-        best = self._best_factor(labels)
+        best = self._find_factor(labels)
         return Opinion((self.scores * best).softmax(dim=1), (self.held_out * best).softmax(dim=1))
 
 
@@ -66,7 +66,7 @@ def pool_opinions(opinions: Sequence[Opinion], labels: Tensor) -> Tensor:
     Source: Stone 1961, "The opinion pool"; Yao, Vehtari, Simpson, Gelman 2018, Bayesian Analysis 13.
     """
     calibrated = [opinion.calibrate(labels) for opinion in opinions]
-    weights = _grid_of_weights(len(opinions)).to(labels.device)  # (k, opinions)
+    weights = _list_weights(len(opinions)).to(labels.device)  # (k, opinions)
     of_labels = torch.stack(
         [opinion.held_out.gather(1, labels[:, None])[:, 0] for opinion in calibrated]
     )  # (opinions, n)
@@ -80,7 +80,7 @@ def blend_opinions(opinions: Sequence[Opinion], targets: Tensor, *, by_column: b
     The weights are the posterior mean under a uniform prior, if the errors at the known rows, whose ``targets`` are
     (n, d), are Gaussian with a variance of their own for each choice of weights.
     """
-    weights = _grid_of_weights(len(opinions)).to(targets.device)  # (k, opinions)
+    weights = _list_weights(len(opinions)).to(targets.device)  # (k, opinions)
     held_out = torch.stack([opinion.held_out for opinion in opinions])
     errors = (torch.einsum("ko,ond->knd", weights, held_out) - targets).square().mean(dim=1)  # (k, d)
     log_p = -len(targets) / 2 * errors.clamp_min(torch.finfo(errors.dtype).tiny).log()
@@ -114,7 +114,7 @@ class Forest:
             shares = bagged.fit(rows, y).oob_decision_function_
         self.held_out = self._log_shares(np.nan_to_num(shares, nan=1 / shares.shape[1]))
 
-    def opinion(self, x: Tensor) -> Opinion:
+    def vote(self, x: Tensor) -> Opinion:
         """Return the log share of trees (m, C) that vote for each class, of rows ``x`` (m, k)."""
         shares = [np.asarray(self.trees.predict_proba(part.cpu().numpy())) for part in torch.split(x, CHUNK)]
         return Opinion(self._log_shares(np.concatenate(shares)).to(x.device), self.held_out.to(x.device))
@@ -151,7 +151,7 @@ def fit_out_of_bag(
     return forest, forest.oob_prediction_.reshape(y.shape)
 
 
-def _grid_of_weights(n: int) -> Tensor:
+def _list_weights(n: int) -> Tensor:
     """Return every vector of n weights, (k, n), that are multiples of 1 / STEPS and sum to one."""
     places = list(combinations(range(STEPS + n - 1), n - 1))
     bars = torch.tensor(places, dtype=torch.long).view(-1, n - 1) if n > 1 else torch.zeros(1, 0, dtype=torch.long)

@@ -288,11 +288,11 @@ def project_categories(values: Tensor, layout: Layout | None) -> Tensor:
     projected = values.clone()
     for _, kind, start, width in layout.columns if layout else ():
         if kind == "categorical":
-            projected[:, start : start + width] = nearest_in_simplex(values[:, start : start + width])
+            projected[:, start : start + width] = project_simplex(values[:, start : start + width])
     return projected
 
 
-def nearest_in_simplex(x: Tensor) -> Tensor:
+def project_simplex(x: Tensor) -> Tensor:
     """Return the nearest rows (n, k) whose entries are >= 0 and sum to one.
 
     Source: Duchi et al., ICML 2008, figure 1.

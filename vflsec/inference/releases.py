@@ -66,7 +66,7 @@ class Releases(NamedTuple):
         sizes = torch.bincount(self.message)
         return list(torch.split(torch.arange(len(self.rows), device=self.rows.device), sizes[sizes > 0].tolist()))
 
-    def steady(self) -> Releases:
+    def to_steady(self) -> Releases:
         """Return the observations divided by the root mean square length of their message.
 
         Defenses such as iso and Marvell scale their noise anew for each message. Where the noise dominates, its
@@ -114,7 +114,7 @@ def read_releases(
     names = view.party.split("+")
     by_step: dict[tuple[str, int, int], list[Message]] = {}
     earlier: Counter[tuple[str, int, str, str]] = Counter()  # a foreign transcript may count steps anew in each epoch
-    for m in _select_phase(_messages(view, kind, split, sender), phase):
+    for m in _select_phase(_list_messages(view, kind, split, sender), phase):
         route = (m.phase, m.step, m.sender, m.receiver)
         by_step.setdefault((m.phase, m.step, earlier[route]), []).append(m)
         earlier[route] += 1
@@ -152,9 +152,9 @@ def read_last_values(
     """
     values = {}
     for split, x in view.features.items():
-        messages = _select_phase(_messages(view, kind, split, sender), phase)
+        messages = _select_phase(_list_messages(view, kind, split, sender), phase)
         if messages:
-            values[split] = _mean_of_last(messages, len(x), releases if view.adaptive else 1)
+            values[split] = _average_last(messages, len(x), releases if view.adaptive else 1)
     if not values:
         raise InsufficientView(
             f"expected {kind}s from {sender or 'anybody'}, got none in {len(view.messages)} messages"
@@ -162,13 +162,13 @@ def read_last_values(
     return values
 
 
-def last_sent_embedding(view: View) -> Tensor | None:
+def get_sent_embedding(view: View) -> Tensor | None:
     """Return the last embedding (n, d) that the adversary itself sent of each row in the split of the auxiliary rows.
 
     A row of which it sent none gets the mean over all of them. None if it sent none at all.
     """
     sent = [m for m in _select_row_messages(view) if m.kind is Kind.EMBEDDING and m.sender in view.party.split("+")]
-    return _mean_of_last(_select_phase(sent, None), len(view.features[view.aux_split]), 1) if sent else None
+    return _average_last(_select_phase(sent, None), len(view.features[view.aux_split]), 1) if sent else None
 
 
 def count_messages(view: View) -> Tensor | None:
@@ -186,7 +186,7 @@ def count_messages(view: View) -> Tensor | None:
     return next(iter(counts.values()))[:, None].float() if counts else None
 
 
-def averages(
+def average(
     view: View, kind: Kind, *, sender: str | None, releases: int | None = None, phase: str | None = None
 ) -> list[Tensor]:
     """Return means (n, d) of the last releases of the rows in the split of the auxiliary rows.
@@ -211,7 +211,7 @@ def averages(
     return distinct
 
 
-def parameters(messages: Iterable[Message], *, sender: str, receiver: str | None = None) -> dict[str, Tensor]:
+def get_parameters(messages: Iterable[Message], *, sender: str, receiver: str | None = None) -> dict[str, Tensor]:
     """Return the last parameters and running statistics that ``sender`` sent, by name; empty if it sent none.
 
     Args:
@@ -230,7 +230,7 @@ def flatten_parameters(values: Mapping[str, Tensor]) -> Tensor:
     return torch.cat(parts) if parts else torch.zeros(0)
 
 
-def percentiles(releases: Releases, scores: Tensor) -> Tensor:
+def rank_releases(releases: Releases, scores: Tensor) -> Tensor:
     """Return the rank (R,) of each observation within its epoch, between 0 and 1.
 
     Ranks of different epochs can be averaged, although the scale of the scores changes during training.
@@ -253,7 +253,7 @@ def _select_phase(messages: list[Message], phase: str | None) -> list[Message]:
     return [m for m in messages if m.phase == wanted]
 
 
-def _messages(view: View, kind: Kind, split: str, sender: str | None) -> list[Message]:
+def _list_messages(view: View, kind: Kind, split: str, sender: str | None) -> list[Message]:
     """Return the messages of this kind about rows of this split that the adversary received."""
     messages = []
     for m in view.messages:
@@ -286,7 +286,7 @@ def _select_training_rows(message: Message, places: Tensor) -> Message:
     return replace(message, rows=rows[known], payload={"value": value[known]}, split="train")
 
 
-def _mean_of_last(messages: list[Message], n_rows: int, releases: int) -> Tensor:
+def _average_last(messages: list[Message], n_rows: int, releases: int) -> Tensor:
     """Return the mean (n, d) of the last releases of each row; a row without any gets the mean over all of them."""
     first = messages[0].payload["value"]
     total = first.new_zeros(n_rows, first.shape[1])
@@ -312,7 +312,7 @@ def _count_earlier(rows: Tensor) -> Tensor:
     return earlier
 
 
-def principal_component(values: Tensor) -> Tensor:
+def find_component(values: Tensor) -> Tensor:
     """Return the first principal component (n,) of ``values`` (n, d), with the sign of positive skewness."""
     centered = values - values.mean(dim=0)
     axis = torch.linalg.eigh(centered.T @ centered).eigenvectors[:, -1]
@@ -339,7 +339,7 @@ def project_batches(values: Tensor, batches: Iterable[Tensor]) -> Tensor:
     return scores
 
 
-def span(inputs: Tensor) -> Tensor:
+def find_span(inputs: Tensor) -> Tensor:
     """Return an orthonormal basis (B, r) of the column space of ``inputs`` (B, k), whose rank is r."""
     x = inputs.double()
     squares, directions = torch.linalg.eigh(x.T @ x)  # k is small, so this is much faster than an SVD of X

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from vflsec.core.message import AFTERWARDS
-from vflsec.core.scaling import RELEASED, Bounds, soft_clip
+from vflsec.core.scaling import RELEASED, Bounds, clip_softly
 from vflsec.core.view import Guess, View
 from vflsec.inference.releases import OF_TRAINING
-from vflsec.results.metrics import margins
+from vflsec.results.metrics import compute_margins
 
 CLEAR = 5.0
 """Standard deviations from zero beyond which guesses agree clearly enough to weigh trainings by it."""
 
 
-def side_by_side(views: Sequence[View]) -> View:
+def join_views(views: Sequence[View]) -> View:
     """Return the view of the last training with the models, embeddings and gradients of all others beside its own.
 
     In the others the phases of messages have further names, so that each is a source by itself. A model that weighs
@@ -42,7 +42,7 @@ def pool_guesses(guesses: Sequence[Guess], *, values: bool) -> Guess:
 
     Trainings are repetitions of each other, so that a unit of the scores of each is worth the same evidence.
     """
-    pool = _mean if values else sum_margins
+    pool = _average if values else sum_margins
     splits = set.intersection(*(set(guess.scores) for guess in guesses))
     converged = [guess.converged for guess in guesses]
     return Guess(
@@ -74,8 +74,8 @@ def sum_margins(scores: Sequence[Tensor]) -> Tensor:
     Args:
         scores: (n, C) of each training, of which only the margin of a class over the best other one is used.
     """
-    margin = [torch.as_tensor(margins(score.double().numpy())) for score in scores]
-    z = torch.stack([soft_clip(m / Bounds.from_columns(m.reshape(-1, 1)).scale) for m in margin])  # (K, n, C)
+    margin = [torch.as_tensor(compute_margins(score.double().numpy())) for score in scores]
+    z = torch.stack([clip_softly(m / Bounds.from_columns(m.reshape(-1, 1)).scale) for m in margin])  # (K, n, C)
     return torch.einsum("k,knc->nc", weigh_trainings(z), z)
 
 
@@ -93,5 +93,5 @@ def weigh_trainings(z: Tensor) -> Tensor:
     return (agreement / usual).clamp(-1, 1) if usual > CLEAR / rows**0.5 else z.new_ones(trainings)
 
 
-def _mean(values: Sequence[Tensor]) -> Tensor:
+def _average(values: Sequence[Tensor]) -> Tensor:
     return torch.stack([value.double() for value in values]).mean(dim=0)

@@ -58,7 +58,7 @@ def log_odds(logits: Tensor, labels: Tensor) -> Tensor:
     return _select_class(z, labels) - _mask_class(z, labels).logsumexp(dim=-1)
 
 
-def confidence(logits: Tensor, labels: Tensor) -> Tensor:
+def score_classes(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the log odds (..., n) of the true classes (n,), at most ``BOUND`` from 0, given logits (..., n, C)."""
     return log_odds(logits, labels).clamp(-BOUND, BOUND)
 
@@ -69,12 +69,12 @@ def log_rival(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _mask_class(values: Tensor, labels: Tensor) -> Tensor:
-    return values.scatter(-1, _index(values, labels), -inf)
+    return values.scatter(-1, _make_index(values, labels), -inf)
 
 
 def _select_class(values: Tensor, labels: Tensor) -> Tensor:
-    return values.gather(-1, _index(values, labels))[..., 0]
+    return values.gather(-1, _make_index(values, labels))[..., 0]
 
 
-def _index(values: Tensor, labels: Tensor) -> Tensor:
+def _make_index(values: Tensor, labels: Tensor) -> Tensor:
     return labels[:, None].expand(*values.shape[:-1], 1)

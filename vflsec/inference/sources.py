@@ -17,15 +17,15 @@ from vflsec.inference.releases import (
     AVERAGED,
     Releases,
     count_messages,
-    last_sent_embedding,
-    percentiles,
+    get_sent_embedding,
+    rank_releases,
     read_last_values,
     read_releases,
     restrict_to_training,
 )
-from vflsec.inference.trajectories import CURVED, LINEAR, trajectories
-from vflsec.inference.trees.bounds import bounds
-from vflsec.inference.trees.nodes import POWERS, node_components, partners, weigh_components
+from vflsec.inference.trajectories import CURVED, LINEAR, fit_trajectories
+from vflsec.inference.trees.bounds import find_bounds
+from vflsec.inference.trees.nodes import POWERS, get_components, list_partners, weigh_components
 from vflsec.inference.trees.values import solve_bins
 
 Table = Mapping[str, Tensor]
@@ -65,7 +65,7 @@ class SourceTable(NamedTuple):
 
 
 @memoize
-def sources(view: View) -> dict[str, SourceTable]:
+def list_sources(view: View) -> dict[str, SourceTable]:
     """Return every table of ``view`` by a readable name, without duplicates: what ``Knowledge.tables`` yield.
 
     Every table covers the split of the auxiliary rows, so that a model can be fitted to it. It covers each other split
@@ -75,7 +75,7 @@ def sources(view: View) -> dict[str, SourceTable]:
     for function in dict.fromkeys(need.tables for need in KNOWLEDGE if need.tables):
         yielded = resolve_name(function)(view)
         tables |= {name: x if isinstance(x, SourceTable) else SourceTable(x) for name, x in yielded}
-    return _distinct(tables, view.aux_split)
+    return _drop_copies(tables, view.aux_split)
 
 
 def tabulate_local(view: View) -> Iterator[tuple[str, SourceTable]]:
@@ -89,7 +89,7 @@ def tabulate_local(view: View) -> Iterator[tuple[str, SourceTable]]:
     with torch.no_grad():
         for name, model in {**models, **view.models}.items():
             yield name, SourceTable({split: model(x) for split, x in view.features.items()}, distances=True)
-    if view.model is None and (sent := last_sent_embedding(view)) is not None:
+    if view.model is None and (sent := get_sent_embedding(view)) is not None:
         yield LOCAL_EMBEDDING, SourceTable({view.aux_split: sent}, distances=True)
     if (times := count_messages(view)) is not None:
         yield "times asked", SourceTable({view.aux_split: times})
@@ -103,19 +103,19 @@ def tabulate_local(view: View) -> Iterator[tuple[str, SourceTable]]:
 def tabulate_releases(view: View) -> Iterator[tuple[str, SourceTable]]:
     """Yield tables of received gradients and embeddings by sender and phase, and of all embeddings together.
 
-    Gradients: ``_statistics``. Embeddings: the last release, the means of the last few, and functions of all releases
+    Gradients: ``_list_stats``. Embeddings: the last release, the means of the last few, and functions of all releases
     (``vflsec.inference.trajectories``).
     """
-    routes, split = _routes(view), view.aux_split
+    routes, split = _list_routes(view), view.aux_split
     for kind, sender, phase in routes:
         name = f"{kind} from {sender} in {phase}"
         if kind is Kind.GRADIENT:
-            statistics = dict(_statistics(read_releases(view, kind, split=split, sender=sender, phase=phase)))
+            statistics = dict(_list_stats(read_releases(view, kind, split=split, sender=sender, phase=phase)))
             finest = "mean" if torch.equal(statistics["mean"], statistics["thirds"]) else "thirds"
             for how, x in statistics.items():
                 yield f"{name}: {how}", SourceTable({split: x}, distances=how == "direction", derived=how != finest)
         else:
-            later = [p for k, s, p in _routes(restrict_to_training(view, phase)) if (k, s) == (kind, sender)]
+            later = [p for k, s, p in _list_routes(restrict_to_training(view, phase)) if (k, s) == (kind, sender)]
             for n in AVERAGED if view.adaptive else (1,):
                 table = read_last_values(view, kind, sender=sender, releases=n, phase=phase)
                 if n == 1 and phase == later[-1]:  # other splits have one release, at prediction
@@ -140,21 +140,21 @@ def tabulate_trees(view: View) -> Iterator[tuple[str, SourceTable]]:
     """
     device, split = view.features[view.aux_split].device, view.aux_split
     powers, active = POWERS if view.victim is None else (1,), view.side == "active"
-    for other in partners(view):
+    for other in list_partners(view):
         for phase in ("predict",) if active else ("train", "predict"):
             name = f"nodes from {other} in {phase}"
-            components = node_components(view, other, everywhere=phase == "predict")
+            components = get_components(view, other, everywhere=phase == "predict")
             for power in powers if components else ():
                 weighed = {s: weigh_components(*parts, power).to(device) for s, parts in components.items()}
                 yield f"{name}: power {power}" if len(powers) > 1 else name, SourceTable(weighed, rescaled=power != 1)
-        if active and (known := bounds(view, other)) is not None:
+        if active and (known := find_bounds(view, other)) is not None:
             expected = {s: torch.from_numpy(x).to(device) for s, x in known.expected.items()}
             yield f"bounds from {other}", SourceTable(expected)
             solution = {split: torch.from_numpy(solve_bins(view, other)).to(device)}
             yield f"bounds from {other}: solved", SourceTable(solution)
 
 
-def _routes(view: View) -> list[tuple[Kind, str, str]]:
+def _list_routes(view: View) -> list[tuple[Kind, str, str]]:
     """Return kind, sender and phase of the received gradients and embeddings about the rows to infer, in order.
 
     What the adversary notes of its own is no release of another party.
@@ -172,9 +172,9 @@ def _routes(view: View) -> list[tuple[Kind, str, str]]:
     return list(routes)
 
 
-def _statistics(releases: Releases) -> Iterator[tuple[str, Tensor]]:
+def _list_stats(releases: Releases) -> Iterator[tuple[str, Tensor]]:
     """Yield statistics (n, k) of the gradients of each row, with their names."""
-    steady = releases.steady()
+    steady = releases.to_steady()
     length = torch.linalg.vector_norm(releases.values, dim=1)
     mean = steady.mean(steady.values)
     yield "mean", mean
@@ -184,7 +184,7 @@ def _statistics(releases: Releases) -> Iterator[tuple[str, Tensor]]:
     parts = [steady.select(thirds == k) for k in range(3) if (thirds == k).any()]
     yield "thirds", torch.cat([part.mean(part.values) for part in parts], dim=1)
     typical = releases.mean(length[:, None]).clamp_min(torch.finfo(length.dtype).tiny).log()
-    yield "length", torch.cat([typical, releases.mean(percentiles(releases, length)[:, None])], dim=1)
+    yield "length", torch.cat([typical, releases.mean(rank_releases(releases, length)[:, None])], dim=1)
 
 
 def _whiten(x: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ def _whiten(x: Tensor) -> Tensor:
 def _release_tables(
     view: View, routes: Sequence[tuple[str | None, str | None]], name: str
 ) -> Iterator[tuple[str, SourceTable]]:
-    results = trajectories(view, routes)
+    results = fit_trajectories(view, routes)
     for how, functions in zip(("all", "all, aligned"), results, strict=False):
         yield f"{name}: {how}", SourceTable({view.aux_split: functions.every}, rescaled=True)
         for linear, numbers in ((True, LINEAR), (False, CURVED)):
@@ -212,7 +212,7 @@ def _release_tables(
             )
 
 
-def _distinct(sources: Mapping[str, SourceTable], split: str) -> dict[str, SourceTable]:
+def _drop_copies(sources: Mapping[str, SourceTable], split: str) -> dict[str, SourceTable]:
     """Return the sources that cover ``split``, without duplicates and without those that are constant over rows."""
     distinct: dict[str, SourceTable] = {}
     for name, source in sources.items():

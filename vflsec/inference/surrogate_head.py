@@ -51,10 +51,10 @@ class HeadFit(NamedTuple):
     errors: Tensor | None
     labels: Tensor
 
-    def model_gradients(self) -> Tensor:
+    def compute_gradients(self) -> Tensor:
         """Return the gradients (n, d) that follow from this head and these labels."""
         assert self.errors is not None
-        return torch.einsum("nc,cnj,cjd->nd", self.labels, self.errors, edges(self.head.weights))
+        return torch.einsum("nc,cnj,cjd->nd", self.labels, self.errors, get_edges(self.head.weights))
 
 
 def start_fit(gradients: Tensor, known: KnownLabels) -> HeadFit:
@@ -87,7 +87,7 @@ def share_changed(before: HeadFit, after: HeadFit) -> float:
     return float((before.labels.argmax(dim=1) != after.labels.argmax(dim=1)).double().mean())
 
 
-def edges(weights: Tensor) -> Tensor:
+def get_edges(weights: Tensor) -> Tensor:
     """Return W_j − W_c as (c, j, d): the gradient of a row of class c is a sum of multiples of these."""
     return weights[None] - weights[:, None]
 
@@ -103,7 +103,7 @@ def explain_gradients(head: Head, gradients: Tensor, *, steps: int, start: Tenso
     """
     weights, classes = head.weights, len(head.weights)
     ridge = max(0.01 * float(weights.pow(2).mean()), head.variance * classes**2)
-    along = edges(weights)
+    along = get_edges(weights)
     eye = torch.eye(classes, dtype=weights.dtype, device=weights.device)
     gram = along @ along.mT + ridge * eye  # (c, j, j)
     target = gradients @ along.mT + ridge / classes  # (c, n, j)

@@ -65,7 +65,7 @@ class Trajectories(NamedTuple):
         return {min(number, most): self.components[:, :number] for number in numbers}
 
 
-def trajectories(view: View, routes: Sequence[tuple[str | None, str | None]]) -> list[Trajectories]:
+def fit_trajectories(view: View, routes: Sequence[tuple[str | None, str | None]]) -> list[Trajectories]:
     """Return functions of all embeddings of each row in the split of the auxiliary rows, as sent and aligned in time.
 
     The bottom model changes during training, so the releases of a row are many projections of its columns. The first
@@ -82,11 +82,11 @@ def trajectories(view: View, routes: Sequence[tuple[str | None, str | None]]) ->
     Raises:
         InsufficientView: there is no such message about these rows.
     """
-    return _trajectories(view, tuple(routes), tuple(view.aux_rows.tolist()))
+    return _fit_all(view, tuple(routes), tuple(view.aux_rows.tolist()))
 
 
 @memoize
-def _trajectories(
+def _fit_all(
     view: View, routes: tuple[tuple[str | None, str | None], ...], known: tuple[int, ...]
 ) -> list[Trajectories]:
     del known  # which are landmarks
@@ -94,8 +94,8 @@ def _trajectories(
     releases = [part for part in received if int(part.epoch.max())]
     results = []
     for aligned in (False, True) if releases else ():
-        blocks = chain.from_iterable(epochs_side_by_side(part, aligned=aligned) for part in releases)
-        u, values = principal_components(blocks, landmarks(view))
+        blocks = chain.from_iterable(join_epochs(part, aligned=aligned) for part in releases)
+        u, values = find_components(blocks, pick_landmarks(view))
         if len(values):
             every = weigh_components((u * values).cpu().numpy(), values.cpu().numpy(), 1, len(values)).to(u.device)
             components = u[:, : max(CURVED)] * len(u) ** 0.5
@@ -109,9 +109,9 @@ def has_several_releases(view: View, *, sender: str | None) -> bool:
     return bool(read_releases(view, Kind.EMBEDDING, split=view.aux_split, sender=sender).epoch.max())
 
 
-def functions_of_all(view: View, *, sender: str | None, with_completed: bool = False) -> list[Tensor]:
+def join_functions(view: View, *, sender: str | None, with_completed: bool = False) -> list[Tensor]:
     """Return the functions (n, k) of all embeddings of each row that a linear model may read; none without any."""
-    results = trajectories(view, [(sender, None)])
+    results = fit_trajectories(view, [(sender, None)])
     functions = [x for each in results for x in (each.every, *each.take_first((*LINEAR, *CURVED)).values())]
     return [*functions, *(x for each in results for x in each.completed.values() if with_completed)]
 
@@ -140,7 +140,7 @@ class EpochBlock(NamedTuple):
     time: Tensor
 
 
-def epochs_side_by_side(releases: Releases, *, aligned: bool = False) -> Iterator[Tensor]:
+def join_epochs(releases: Releases, *, aligned: bool = False) -> Iterator[Tensor]:
     """Yield the standardized releases (n, d) of the rows in each epoch.
 
     Epochs are equal numbers of messages. A row that has several releases in an epoch gets their mean, and a row without
@@ -201,7 +201,7 @@ def _interpolate(window: Sequence[EpochBlock], place: int) -> EpochBlock:
     return EpochBlock(torch.where(moved.isfinite().all(dim=1)[:, None], moved, values), time)
 
 
-def landmarks(view: View) -> Tensor:
+def pick_landmarks(view: View) -> Tensor:
     """Return the positions of the auxiliary rows, and of others at equal distances."""
     n = len(view.features[view.aux_split])
     chosen = torch.zeros(n, dtype=torch.bool, device=view.aux_rows.device)
@@ -210,7 +210,7 @@ def landmarks(view: View) -> Tensor:
     return torch.nonzero(chosen)[:, 0]
 
 
-def principal_components(blocks: Iterator[Tensor], landmarks: Tensor) -> tuple[Tensor, Tensor]:
+def find_components(blocks: Iterator[Tensor], landmarks: Tensor) -> tuple[Tensor, Tensor]:
     """Return the left singular vectors (n, r) and singular values (r,) of ``blocks`` (n, d) side by side.
 
     They are those of the rows' projections onto the span of the rows at ``landmarks`` (l,). Inner products with
@@ -263,7 +263,7 @@ class _ReleaseModel:
         self.releases = releases._replace(values=standardize(releases.values).double())
         self.order = order
         self.fitted = self.releases.select(fitted[releases.rows])
-        self.by_message, self.of_fitted = groups_of_equal_size(self.fitted.message), _ByRow(self.fitted)
+        self.by_message, self.of_fitted = group_by_size(self.fitted.message), _ByRow(self.fitted)
         self.n_messages = int(releases.message.max()) + 1
         self.total, self.n_values = self.fitted.values.square().sum(), self.fitted.values.numel()
         self.noise, self.change = 1.0, self.n_messages / len(releases.values)  # begins with models that hardly change
@@ -329,7 +329,7 @@ def place_rows(models: Sequence[_ReleaseModel], weights: Sequence[Tensor], *, fi
     return torch.as_tensor(torch.linalg.solve(full + torch.eye(k, dtype=full.dtype, device=full.device), products))
 
 
-def groups_of_equal_size(keys: Tensor) -> list[tuple[Tensor, Tensor]]:
+def group_by_size(keys: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Return the keys (m,) with the same number c of items, and their items (m, c), for each number that occurs."""
     distinct, sizes = torch.unique(keys, return_counts=True)
     items = np.split(keys.argsort(stable=True).cpu().numpy(), np.cumsum(sizes.cpu().numpy())[:-1])

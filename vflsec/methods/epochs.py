@@ -17,7 +17,7 @@ from vflsec.core.message import Kind
 from vflsec.core.method import Progress
 from vflsec.core.protocol import Boundary
 from vflsec.core.settings import TrainSpec
-from vflsec.nn.stacked import Stacked, whole
+from vflsec.nn.stacked import Stacked, get_whole
 
 
 class EarlyStopping:
@@ -78,7 +78,7 @@ class EarlyStopping:
         self._best = best
 
 
-def selection_split(spec: TrainSpec, federation: Federation) -> str | None:
+def get_selection(spec: TrainSpec, federation: Federation) -> str | None:
     """Return the split whose metric chooses the epoch, or None if the last one is taken.
 
     Raises:
@@ -96,7 +96,7 @@ def selection_split(spec: TrainSpec, federation: Federation) -> str | None:
 UPWARD = (Kind.EMBEDDING, Kind.CIPHERTEXT)
 
 
-def traffic_so_far(federation: Federation, epochs: int) -> dict[str, float]:
+def count_traffic(federation: Federation, epochs: int) -> dict[str, float]:
     """Return the bytes sent until now: all of them, and as SS-VFL (section 5.1) counts them.
 
     The paper counts embeddings to the server alone, and has a server apart from all K parties, so that the active
@@ -157,14 +157,14 @@ class Epochs:
         self._optimizers = optimizers
         holding = [boundary for boundary in boundaries if not vars(boundary).keys() <= {"passive", "active"}]
         self._checkpoint = Checkpoint() if federation.malicious or holding else federation.checkpoint
-        self._defenses = _attributes(federation)
+        self._defenses = _copy_all(federation)
         self.losses = self._checkpoint.restore(self._kept, optimizers, federation.channel)
 
     def __iter__(self) -> Iterator[int]:
         """Yield the number of each epoch, from 0; keep the state and report progress after it."""
         while len(self.losses) < self.total and not self._done():
             yield len(self.losses)
-            if self._checkpoint.path is not None and not _are_equal(self._defenses, _attributes(self.federation)):
+            if self._checkpoint.path is not None and not _are_equal(self._defenses, _copy_all(self.federation)):
                 self._checkpoint = Checkpoint()
             self._checkpoint.save(self._kept, self._optimizers, self.losses, self.federation.channel)
             self._progress(self.phase, len(self.losses), self.total)
@@ -177,8 +177,8 @@ class Epochs:
             NotStackable: it is not finite in one of several runs.
         """
         if isinstance(loss, Stacked):
-            self.losses.append(cast("float", whole(loss).tolist()))
-            if not whole(loss).isfinite().all():
+            self.losses.append(cast("float", get_whole(loss).tolist()))
+            if not get_whole(loss).isfinite().all():
                 raise NotStackable("a run has diverged")
             return
         self.losses.append(float(loss))
@@ -194,7 +194,7 @@ def set_rate(optimizers: Iterable[torch.optim.Optimizer], rate: float) -> None:
             group["lr"] = rate
 
 
-def global_stream(device: torch.device) -> torch.Generator:
+def get_stream(device: torch.device) -> torch.Generator:
     """Return torch's own generator on ``device``, from which Dropout draws."""
     return torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
 
@@ -237,12 +237,12 @@ class _RunState:
         return streams
 
 
-def _attributes(federation: Federation) -> list[dict[str, Any]]:
+def _copy_all(federation: Federation) -> list[dict[str, Any]]:
     """Return a copy of all attributes of the parties' defenses, but for modules and generators."""
-    return [_plain(defense) for party in federation.all_parties for defense in party.defenses]
+    return [_copy_plain(defense) for party in federation.all_parties for defense in party.defenses]
 
 
-def _plain(defense: Defense) -> dict[str, Any]:
+def _copy_plain(defense: Defense) -> dict[str, Any]:
     attributes = vars(defense).items()
     return {
         key: copy.deepcopy(value) for key, value in attributes if not isinstance(value, nn.Module | torch.Generator)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vflsec.base.checks import fraction, non_negative, positive
+from vflsec.base.checks import check_fraction, check_non_negative, check_positive
 from vflsec.base.errors import NotStackable, UsageError
-from vflsec.base.seeds import generator, seed_weights
+from vflsec.base.seeds import make_rng, seed_weights
 from vflsec.core import hooks
 from vflsec.core.federation import Federation
 from vflsec.core.message import Step
@@ -21,7 +21,7 @@ from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.methods.split_method import SplitMethod
 from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.encoders import build_encoder
-from vflsec.nn.stacked import batches
+from vflsec.nn.stacked import draw_batches
 from vflsec.nn.top import build_top
 from vflsec.nn.wrappers import PooledEncoder
 
@@ -115,9 +115,9 @@ class FedCVT(SplitMethod):
         estimate: float = 0.1,
     ) -> None:
         super().__init__(train, model)
-        fraction(threshold=threshold)
-        positive(temperature=temperature)
-        non_negative(shared=shared, orthogonal=orthogonal, estimate=estimate)
+        check_fraction(threshold=threshold)
+        check_positive(temperature=temperature)
+        check_non_negative(shared=shared, orthogonal=orthogonal, estimate=estimate)
         if model.head == "none":
             raise UsageError(
                 "fedcvt expects model.head=linear or mlp, got none: representations of two encoders are no logits"
@@ -140,7 +140,7 @@ class FedCVT(SplitMethod):
     def check(self, federation: Federation) -> None:
         """Raise UsageError unless there are two parties, with encoders of one width, whose rows no defense mixes."""
         super().check(federation)
-        for defense in federation.active.defenses.using(hooks.BATCH):
+        for defense in federation.active.defenses.select(hooks.BATCH):
             raise UsageError(
                 f"fedcvt expects no defense that mixes rows, got {defense.name}: of two rows mixed, one may have no "
                 f"label; choose another defense, or another method"
@@ -189,23 +189,23 @@ class _CrossViewTraining(SplitTraining):
     def fit(self, phase: str, progress: Progress) -> list[float]:
         """Train in place; return the mean loss of each pass over the aligned labeled rows."""
         federation = self.federation
-        self._unlabeled = self._endless(federation.n_rows("unlabeled"), phase, "unlabeled")
+        self._unlabeled = self._repeat_batches(federation.n_rows("unlabeled"), phase, "unlabeled")
         self._local = {
-            name: self._endless(len(party.features["local"]), phase, "local", name)
+            name: self._repeat_batches(len(party.features["local"]), phase, "local", name)
             for name, party in federation.parties.items()
         }
         self.kept = {"unlabeled": self._unlabeled, **{f"local/{name}": rows for name, rows in self._local.items()}}
-        active, rng = federation.active, federation.label_stream(phase, "local")
+        active, rng = federation.active, federation.get_label_stream(phase, "local")
         labels = active.labels["local"]
         features = active.features["local"][: len(labels)]
         _, known = active.defenses.training_targets(labels, features, n_classes=federation.n_classes, rng=rng)
-        self._local_targets = known if len(labels) else _unknown(federation.n_rows("local"), known)
+        self._local_targets = known if len(labels) else _fill(federation.n_rows("local"), known)
         return super().fit(phase, progress)
 
-    def _endless(self, count: int, *stream: str) -> _EndlessBatches:
+    def _repeat_batches(self, count: int, *stream: str) -> _EndlessBatches:
         """Return batches of ``count`` rows, no larger than there are labeled rows."""
         size = min(self.spec.batch, self.federation.n_rows("train"))
-        order = generator(self.federation.seed, "batches", *stream)
+        order = make_rng(self.federation.seed, "batches", *stream)
         return _EndlessBatches(count, size, order, self.federation.device)
 
     def _update(self, step: Step, optimizers: list[torch.optim.Optimizer]) -> Tensor:
@@ -226,14 +226,14 @@ class _CrossViewTraining(SplitTraining):
         for local_step in range(self.spec.local_steps):
             for optimizer in optimizers:
                 optimizer.zero_grad()
-            loss = self._objective(self.bottoms[active.name](columns), arrived, given)
+            loss = self._compute_objective(self.bottoms[active.name](columns), arrived, given)
             loss = self._penalize(loss, {passive.name: arrived[0]}, step)
             loss.backward()  # type: ignore[no-untyped-call]
             if local_step == 0:
                 got = zip(arrived, steps, strict=True)
                 down = torch.cat([self._backward(passive.name, h, where) if len(h) else h.detach() for h, where in got])
             again = bottom(x) if local_step else sent
-            term = self.rules.orthogonal * likeness(again)  # of its own representations alone
+            term = self.rules.orthogonal * compare(again)  # of its own representations alone
             torch.autograd.backward([again, term], [down, None])
             first = first if local_step else (loss + term).detach()
             self._clip()
@@ -248,11 +248,11 @@ class _CrossViewTraining(SplitTraining):
         local, passive_rows = (self._local[party.name].draw() for party in (active, passive))
         batch = {"train": step.rows, "unlabeled": unlabeled, "local": local}
         columns = torch.cat([active.features[split][rows] for split, rows in batch.items()])
-        given = torch.cat([self.targets[step.rows], _unknown(len(unlabeled), self.targets), self._local_targets[local]])
+        given = torch.cat([self.targets[step.rows], _fill(len(unlabeled), self.targets), self._local_targets[local]])
         others = {"unlabeled": unlabeled, "local": passive_rows}
         return columns, given, [step, *(step._replace(rows=r, labels=None, split=s) for s, r in others.items())]
 
-    def _objective(self, a: Tensor, arrived: Sequence[Tensor], given: Tensor) -> Tensor:
+    def _compute_objective(self, a: Tensor, arrived: Sequence[Tensor], given: Tensor) -> Tensor:
         """The active party's loss: all of FedCVT's but the passive party's own orthogonality.
 
         Args:
@@ -268,7 +268,7 @@ class _CrossViewTraining(SplitTraining):
         b_by_a = estimate(a, a[:aligned], b[:aligned], b, rules.temperature)
         view_a = torch.cat([a, a_by_b[aligned:]])  # aligned, of the active party alone, of the passive party alone
         view_b = torch.cat([b[:aligned], b_by_a[aligned:], b[aligned:]])
-        given = torch.cat([given, _unknown(len(view_a) - len(a), given)])
+        given = torch.cat([given, _fill(len(view_a) - len(a), given)])
 
         logits_a, logits_b = (
             federation.active.modules[f"top_{name}"]([view])
@@ -279,8 +279,8 @@ class _CrossViewTraining(SplitTraining):
         loss = cross_entropy(logits, complete_targets(given, pseudo)) + cross_entropy(logits_a, given)
         loss = loss + cross_entropy(logits_b[:labeled], given[:labeled])  # an estimate of b would teach f_B of a
 
-        loss = loss + rules.shared * F.mse_loss(_common(a[:aligned]), _common(b[:aligned]))
-        loss = loss + rules.orthogonal * likeness(a)
+        loss = loss + rules.shared * F.mse_loss(_get_common(a[:aligned]), _get_common(b[:aligned]))
+        loss = loss + rules.orthogonal * compare(a)
         loss = loss + rules.estimate * F.mse_loss(a_by_b[:aligned], a[:aligned])
         return loss + rules.estimate * F.mse_loss(b_by_a[:aligned], b[:aligned])
 
@@ -295,7 +295,7 @@ class _EndlessBatches:
     def _begin(self, place: int) -> None:
         """Start a pass at the batch with the number ``place``."""
         self._before = self.order.get_state()
-        self._batches = batches(self.count, self.size, self.order, self.device)
+        self._batches = draw_batches(self.count, self.size, self.order, self.device)
         self._place = place
 
     def draw(self) -> Tensor:
@@ -329,8 +329,8 @@ def estimate(seen: Tensor, keys: Tensor, values: Tensor, others: Tensor, tempera
         others: (l, 2d) the party's own on any rows.
         temperature: of both attentions.
     """
-    unique = attend(_unique(seen), _unique(keys), _unique(values), temperature)
-    common = attend(_common(seen), _common(others), _common(others), temperature)
+    unique = attend(_get_unique(seen), _get_unique(keys), _get_unique(values), temperature)
+    common = attend(_get_common(seen), _get_common(others), _get_common(others), temperature)
     return torch.cat([unique, common], dim=1)
 
 
@@ -356,20 +356,20 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits, targets, reduction="sum") / targets.any(dim=1).sum()
 
 
-def likeness(h: Tensor) -> Tensor:
+def compare(h: Tensor) -> Tensor:
     """Return the root mean square of u_i · c_j over all pairs of the rows [u; c] of ``h`` (n, 2d)."""
-    norm: Tensor = torch.linalg.matrix_norm(_unique(h) @ _common(h).T)
+    norm: Tensor = torch.linalg.matrix_norm(_get_unique(h) @ _get_common(h).T)
     return norm / len(h)
 
 
-def _unique(h: Tensor) -> Tensor:
+def _get_unique(h: Tensor) -> Tensor:
     return h[:, : h.shape[1] // 2]
 
 
-def _common(h: Tensor) -> Tensor:
+def _get_common(h: Tensor) -> Tensor:
     return h[:, h.shape[1] // 2 :]
 
 
-def _unknown(count: int, like: Tensor) -> Tensor:
+def _fill(count: int, like: Tensor) -> Tensor:
     """Return targets of rows without a label, in the form of ``like``."""
     return like.new_full((count,), UNKNOWN) if like.dim() == 1 else like.new_zeros(count, like.shape[1])

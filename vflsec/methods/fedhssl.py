@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from vflsec.base.checks import non_negative, positive
+from vflsec.base.checks import check_non_negative, check_positive
 from vflsec.base.errors import UsageError
-from vflsec.base.seeds import generator, seed_weights
+from vflsec.base.seeds import make_rng, seed_weights
 from vflsec.core.federation import Federation
 from vflsec.core.message import SERVER, Kind, Message
 from vflsec.core.method import Progress
@@ -22,12 +22,12 @@ from vflsec.core.options import convert_options
 from vflsec.core.party import Party
 from vflsec.core.protocol import Averaging, Boundary
 from vflsec.core.settings import ModelSpec, TrainSpec
-from vflsec.inference.releases import flatten_parameters, parameters
+from vflsec.inference.releases import flatten_parameters, get_parameters
 from vflsec.methods.epochs import Epochs
-from vflsec.methods.local import training_rows
+from vflsec.methods.local import get_rows
 from vflsec.methods.split_method import RECEIVES, SPLIT, PretrainedMethod
 from vflsec.methods.ssl_steps import CrossPartySSL, LocalSSL
-from vflsec.nn.augmentation import two_views
+from vflsec.nn.augmentation import make_two_views
 from vflsec.nn.encoders import build_encoder
 from vflsec.nn.siamese import BYOL, MoCo, Siamese, SimSiam
 from vflsec.nn.wrappers import PooledEncoder
@@ -216,8 +216,8 @@ class FedHSSL(PretrainedMethod):
         self.pma = bool(self.pma if pma is None else pma)
         if average is not ModelAverage and not self.pma:
             raise UsageError(f"expected average={PLAIN} in {self.name}, which averages no models, got {average.name}")
-        non_negative(gamma=gamma)
-        positive(local_updates=local_updates, projector=projector, predictor=predictor)
+        check_non_negative(gamma=gamma)
+        check_positive(local_updates=local_updates, projector=projector, predictor=predictor)
         self.gamma = gamma if self.cross else 0.0  # nothing guides a local encoder alone
         self.local_updates = local_updates
         self.interleave = interleave
@@ -248,7 +248,7 @@ class FedHSSL(PretrainedMethod):
             self._towers[role][party.name] = tower.to(federation.device)
         party.modules["encoders"] = nn.ModuleDict(encoders)
         if self.pma:
-            party.modules["shared"] = Snapshot(self._towers["local"][party.name].modules_to_average())
+            party.modules["shared"] = Snapshot(self._towers["local"][party.name].list_averaged())
 
     @classmethod
     def messages_in(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:
@@ -299,7 +299,7 @@ class FedHSSL(PretrainedMethod):
         (party,) = names
         (other,) = set(federation.parties) - {party}
         messages = list(messages)
-        mean, sent = parameters(messages, sender=SERVER, receiver=party), parameters(messages, sender=party)
+        mean, sent = get_parameters(messages, sender=SERVER, receiver=party), get_parameters(messages, sender=party)
         if not mean:
             return {}
         encoder = copy.deepcopy(federation.parties[party].module("encoders", nn.ModuleDict)["local"])
@@ -337,7 +337,7 @@ class FedHSSL(PretrainedMethod):
     def _steps(self, federation: Federation) -> tuple[list[CrossPartySSL], dict[str, LocalSSL], list[Optimizer]]:
         """Steps 1 and 2, and the optimizers of all towers."""
         optimizers = {
-            role: {name: self._optimizer(tower) for name, tower in by_party.items()}
+            role: {name: self._make_optimizer(tower) for name, tower in by_party.items()}
             for role, by_party in self._towers.items()
         }
         towers, cross = self._towers, []
@@ -348,22 +348,22 @@ class FedHSSL(PretrainedMethod):
         local = {}
         for name, tower in towers["local"].items():
             party, guide = federation.parties[name], towers["cross"].get(name)
-            rows, optimizer = training_rows(party), optimizers["local"][name]
-            views = two_views(party.layout, rows)
+            rows, optimizer = get_rows(party), optimizers["local"][name]
+            views = make_two_views(party.layout, rows)
             local[name] = LocalSSL(rows, tower, views, guide, self.gamma, optimizer, self.batch)
         return cross, local, [optimizer for by_party in optimizers.values() for optimizer in by_party.values()]
 
-    def _optimizer(self, tower: Siamese) -> Optimizer:
-        scheduled, fixed = tower.online_parameters()
+    def _make_optimizer(self, tower: Siamese) -> Optimizer:
+        scheduled, fixed = tower.list_online()
         groups = [{"params": scheduled}, *([{"params": fixed}] if fixed else [])]
         return SGD(groups, self.lr, MOMENTUM, weight_decay=WEIGHT_DECAY, fused=True)
 
     def _collect_shared(self) -> dict[str, dict[str, nn.Module]]:
         """What step 3 averages: local top encoder, projector and predictor of each party."""
-        return {name: tower.modules_to_average() for name, tower in self._towers["local"].items()}
+        return {name: tower.list_averaged() for name, tower in self._towers["local"].items()}
 
     def _average(self, federation: Federation) -> Any:
-        noise = partial(generator, federation.seed, "noise", SERVER, device=federation.device)
+        noise = partial(make_rng, federation.seed, "noise", SERVER, device=federation.device)
         server = Party(SERVER, {}, federation.channel, noise=noise)
         average = self.average(list(federation.parties.values()), server)
         average.check(self._collect_shared())

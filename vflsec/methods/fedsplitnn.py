@@ -29,4 +29,4 @@ class FedSplitNN(SplitMethod):
 
     def updates(self, federation: Federation) -> int:
         """Return the number of epochs, times the local steps: a row is in one batch of each epoch."""
-        return self.train_spec.n_epochs(federation.n_rows("train")) * self.train_spec.local_steps
+        return self.train_spec.count_epochs(federation.n_rows("train")) * self.train_spec.local_steps

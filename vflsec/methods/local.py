@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vflsec.base.errors import Diverged
-from vflsec.base.seeds import generator, seed_weights
+from vflsec.base.seeds import make_rng, seed_weights
 from vflsec.core.defense import DefenseStack
 from vflsec.core.federation import Federation
 from vflsec.core.method import Method, Progress
 from vflsec.core.party import Party
 from vflsec.core.settings import ModelSpec, TrainSpec
-from vflsec.methods.epochs import EarlyStopping, Epochs, selection_split, set_rate
+from vflsec.methods.epochs import EarlyStopping, Epochs, get_selection, set_rate
 from vflsec.methods.split_training import PREDICTION_BATCH
 from vflsec.nn.encoders import build_encoder
-from vflsec.nn.stacked import batches
+from vflsec.nn.stacked import draw_batches
 from vflsec.nn.top import build_top
 from vflsec.results.metrics import METRICS
 
@@ -112,16 +112,16 @@ class LocalTraining(Learner):
         self.federation = federation
         self.defenses = defenses or DefenseStack()
         self.model, self.rows, self.labels, self.spec = model, rows, labels, spec
-        self.selection = selection_split(spec, federation)
-        self.state = EarlyStopping(model, epochs=spec.n_epochs(len(labels)), patience=spec.patience)
+        self.selection = get_selection(spec, federation)
+        self.state = EarlyStopping(model, epochs=spec.count_epochs(len(labels)), patience=spec.patience)
         self.optimizer = spec.optimize(model.parameters())
 
     def epoch(self) -> float:
         """Make one pass; the validation rows choose the epoch, if they are asked to."""
         number, spec = self.state.epoch, self.spec
         set_rate([self.optimizer], spec.rate(number, self.state.epochs))
-        order = generator(self.federation.seed, "batches", "local", number)
-        parts = batches(len(self.labels), spec.batch, order, self.federation.device)
+        order = make_rng(self.federation.seed, "batches", "local", number)
+        parts = draw_batches(len(self.labels), spec.batch, order, self.federation.device)
         mean = self._make_pass(parts, lambda b: F.cross_entropy(self.model(self.rows[b]), self.labels[b]), spec.clip)
         if not mean < float("inf"):
             raise Diverged(f"the loss of the local model is {mean} after epoch {number + 1}: lower train.lr")
@@ -136,14 +136,14 @@ class LocalTraining(Learner):
     def _score(self, split: str) -> float:
         """The headline metric on the active party's own columns of ``split``."""
         active = self.federation.active
-        z = logits(self.model, active.features[split])
+        z = predict_logits(self.model, active.features[split])
         if not torch.isfinite(z).all():
             raise Diverged(f"the local model predicts values that are not finite on {split} rows: lower train.lr")
         read = self.defenses.decode_logits(z)
         return METRICS[self.federation.metric](read.cpu().numpy(), active.labels[split].cpu().numpy())
 
 
-def local_model(federation: Federation, spec: ModelSpec) -> nn.Sequential:
+def build_local(federation: Federation, spec: ModelSpec) -> nn.Sequential:
     """Draw the active party's model of its own: ``encoder``, and a ``head`` as it would follow if there were no others.
 
     Its stream is not that of the federation's models, so that two models of the active party are independent draws.
@@ -154,7 +154,7 @@ def local_model(federation: Federation, spec: ModelSpec) -> nn.Sequential:
     return nn.Sequential(OrderedDict(encoder=encoder, head=top.head)).to(federation.device)
 
 
-def training_rows(party: Party) -> Tensor:
+def get_rows(party: Party) -> Tensor:
     """Return all training rows (n, d) that ``party`` may learn from without labels, aligned or not."""
     return torch.cat([party.features["aligned"], party.features["local"]])
 
@@ -171,7 +171,7 @@ def select_labeled_rows(federation: Federation) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def logits(model: nn.Module, rows: Tensor) -> Tensor:
+def predict_logits(model: nn.Module, rows: Tensor) -> Tensor:
     """Return what ``model`` makes of ``rows`` (n, d) in evaluation mode, (n, C)."""
     model.eval()
     return torch.cat([model(part) for part in torch.split(rows, PREDICTION_BATCH)])
@@ -198,11 +198,11 @@ class Local(Method):
 
     def build(self, federation: Federation) -> None:
         """Draw the active party's encoder and head."""
-        federation.active.modules["local"] = local_model(federation, self.model_spec)
+        federation.active.modules["local"] = build_local(federation, self.model_spec)
 
     def check(self, federation: Federation) -> None:
         """Raise UsageError if validation rows are needed, and there are none."""
-        selection_split(self.train_spec, federation)
+        get_selection(self.train_spec, federation)
 
     def train(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """Fit the model and return its mean loss by epoch."""
@@ -213,7 +213,7 @@ class Local(Method):
 
     def predict(self, federation: Federation, split: str) -> Tensor:
         """Return logits (n, C) from the active party's columns alone."""
-        return logits(federation.active.modules["local"], federation.active.features[split])
+        return predict_logits(federation.active.modules["local"], federation.active.features[split])
 
     def representation(self, party: Party) -> nn.Module:
         """Return the active party's encoder; any other party has its columns and no model."""

@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from torch import Tensor, nn
 
-from vflsec.base.checks import positive
+from vflsec.base.checks import check_positive
 from vflsec.base.errors import Diverged, UsageError
 from vflsec.base.seeds import derive
 from vflsec.core.federation import Federation
@@ -130,12 +130,12 @@ class PooledLogisticRegression(PooledMethod):
             federation.active.labels["train"].cpu().numpy(),
         )
         folds = min(self.folds, int(np.bincount(y).min()))
-        penalty = self._penalty(x, y, folds, derive(federation.seed, "folds") % 2**32) if folds > 1 else 1.0
+        penalty = self._choose_penalty(x, y, folds, derive(federation.seed, "folds") % 2**32) if folds > 1 else 1.0
         regression = LogisticRegression(C=penalty, max_iter=ITERATIONS).fit(x, y)
         assert isinstance(model, _LogisticModel)
         model.take(regression.coef_, regression.intercept_)
 
-    def _penalty(self, x: np.ndarray, y: np.ndarray, folds: int, seed: int) -> float:
+    def _choose_penalty(self, x: np.ndarray, y: np.ndarray, folds: int, seed: int) -> float:
         split = StratifiedKFold(folds, shuffle=True, random_state=seed)
         estimator = LogisticRegression(max_iter=ITERATIONS)
         search = GridSearchCV(estimator, {"C": PENALTIES}, scoring="neg_log_loss", cv=split, refit=False)
@@ -210,7 +210,7 @@ class PooledLightGBM(PooledMethod):
         patience: int = 20,
     ) -> None:
         super().__init__(train, model, columns=columns)
-        positive(rounds=rounds, learning_rate=learning_rate, leaf_rows=leaf_rows, patience=patience)
+        check_positive(rounds=rounds, learning_rate=learning_rate, leaf_rows=leaf_rows, patience=patience)
         if leaves < 2:
             raise UsageError(f"expected leaves >= 2, got {leaves}: a tree with one leaf splits nothing")
         self.rounds = rounds
@@ -225,11 +225,11 @@ class PooledLightGBM(PooledMethod):
 
     def check(self, federation: Federation) -> None:
         """Raise UsageError if LightGBM is not installed."""
-        _lightgbm()
+        _import_lightgbm()
 
     def fit_model(self, model: nn.Module, federation: Federation) -> None:
         """Grow the trees on one thread, so that the sums in them do not depend on how many there are."""
-        lightgbm, labels = _lightgbm(), federation.active.labels
+        lightgbm, labels = _import_lightgbm(), federation.active.labels
         several = federation.n_classes > 2
         parameters = {
             "objective": "multiclass" if several else "binary",
@@ -271,7 +271,7 @@ class _LightGBMText(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (B, C); of two classes the first has zeros."""
-        booster = _lightgbm().Booster(model_str=self.text.cpu().numpy().tobytes().decode())
+        booster = _import_lightgbm().Booster(model_str=self.text.cpu().numpy().tobytes().decode())
         scores = torch.from_numpy(booster.predict(x.cpu().numpy(), raw_score=True, num_threads=1))
         scores = scores if self.n_classes > 2 else torch.stack([torch.zeros_like(scores), scores], dim=1)
         return scores.float().to(x.device)
@@ -284,7 +284,7 @@ class _LightGBMText(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
-def _lightgbm() -> Any:
+def _import_lightgbm() -> Any:
     try:
         return import_module("lightgbm")  # imported where it is needed: an extra
     except ModuleNotFoundError:

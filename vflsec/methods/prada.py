@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from vflsec.base.checks import non_negative, positive, positive_or_none
+from vflsec.base.checks import check_non_negative, check_positive, check_positive_or_none
 from vflsec.base.errors import UsageError
-from vflsec.base.seeds import generator, seed_weights
+from vflsec.base.seeds import make_rng, seed_weights
 from vflsec.core.federation import Federation
 from vflsec.core.message import SOURCE, Kind, Step
 from vflsec.core.method import Progress
@@ -24,12 +24,12 @@ from vflsec.methods.feature_group_method import FeatureGroupMethod
 from vflsec.methods.split_method import SPLIT
 from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.feature_groups import DomainDiscriminators, FeatureGroups
-from vflsec.nn.stacked import batches
+from vflsec.nn.stacked import draw_batches
 from vflsec.nn.wrappers import Columns
 from vflsec.protocols.plain import PlainBoundary
 
 
-def reversal(q: float) -> float:
+def scale_reversal(q: float) -> float:
     """Return the factor of the adaptation weight after the share ``q`` of its ramp."""
     return 2 / (1 + math.exp(-10 * q)) - 1
 
@@ -99,20 +99,20 @@ class AdversarialTraining(SplitTraining):
         self._switch(training=True)
         for epoch in epochs:
             federation.begin(phase, epoch)
-            order = generator(federation.seed, "batches", phase, epoch)
+            order = make_rng(federation.seed, "batches", phase, epoch)
             total = torch.zeros((), device=federation.device)
-            parts = batches(len(labels), spec.batch, order, federation.device)
+            parts = draw_batches(len(labels), spec.batch, order, federation.device)
             with seed_weights(federation.seed, "dropout", phase, epoch):
                 for number, rows in enumerate(parts, epoch * len(parts)):
-                    rate = self._schedule(number / len(parts), optimizers)
+                    rate = self._set_schedule(number / len(parts), optimizers)
                     step = Step(number, phase, rows, labels[rows], split="source", rate=rate)
                     total += self._update(step, optimizers) * len(rows)
             epochs.end(float(total) / len(labels))
         return epochs.losses
 
-    def _schedule(self, epochs: float, optimizers: Sequence[torch.optim.Optimizer]) -> float:
+    def _set_schedule(self, epochs: float, optimizers: Sequence[torch.optim.Optimizer]) -> float:
         """Set alpha and the learning rate after so many ``epochs``, the last one in part; return the rate."""
-        ramp = 1.0 if self.ramp_epochs is None else reversal(epochs / self.ramp_epochs)
+        ramp = 1.0 if self.ramp_epochs is None else scale_reversal(epochs / self.ramp_epochs)
         self._alpha, rate = self.adaptation * ramp, self.spec.lr * decay(epochs / self.decay_epochs)
         set_rate(optimizers[: 2 if self.alternating else 1], rate)  # a malicious party keeps its own rate
         return rate
@@ -123,35 +123,35 @@ class AdversarialTraining(SplitTraining):
         first, passive, *malicious = optimizers
         passive.zero_grad()
         for party in self.federation.passive:
-            bottom = self._bottom(party)
+            bottom = self._get_bottom(party)
             bottom.extracted = bottom.extract(self._feed(party, step))
-            self._domain_loss(party, step).backward()  # type: ignore[no-untyped-call]
+            self._compute_domain_loss(party, step).backward()  # type: ignore[no-untyped-call]
         passive.step()
         return super()._update(step, [first, *malicious])
 
-    def _extra_losses(self, party: Party, step: Step) -> Sequence[Tensor]:
-        return () if self.alternating else (self._domain_loss(party, step),)
+    def _list_extra_losses(self, party: Party, step: Step) -> Sequence[Tensor]:
+        return () if self.alternating else (self._compute_domain_loss(party, step),)
 
-    def _domain_loss(self, party: Party, step: Step) -> Tensor:
+    def _compute_domain_loss(self, party: Party, step: Step) -> Tensor:
         """Return the loss of the party's discriminators; its gradient is reversed below them."""
-        bottom = self._bottom(party)
-        target = bottom.extract(party.features["adaptation"][self._target_rows(party, step.number)])
+        bottom = self._get_bottom(party)
+        target = bottom.extract(party.features["adaptation"][self._draw_target_rows(party, step.number)])
         return self.discriminators[party.name].loss(bottom.extracted, target, self._alpha)
 
-    def _bottom(self, party: Party) -> FeatureGroups:
+    def _get_bottom(self, party: Party) -> FeatureGroups:
         bottom = self.bottoms[party.name]
         assert isinstance(bottom, FeatureGroups)
         return bottom
 
-    def _target_rows(self, party: Party, number: int) -> Tensor:
+    def _draw_target_rows(self, party: Party, number: int) -> Tensor:
         """Return the batch of a step: the party goes through its rows again and again, each time in another order."""
         count = len(party.features["adaptation"])
         several = max(1, math.ceil(count / self.spec.batch) - (count % self.spec.batch == 1))
         turn, place = divmod(number, several)
         if (party.name, turn) not in self._targets:
-            order = generator(self.federation.seed, "batches", "adaptation", party.name, turn)
+            order = make_rng(self.federation.seed, "batches", "adaptation", party.name, turn)
             self._targets = {key: rows for key, rows in self._targets.items() if key[0] != party.name}
-            self._targets[party.name, turn] = batches(count, self.spec.batch, order, self.federation.device)
+            self._targets[party.name, turn] = draw_batches(count, self.spec.batch, order, self.federation.device)
         return self._targets[party.name, turn][place]
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
@@ -247,9 +247,9 @@ class PrADA(FeatureGroupMethod):
         finetune_extractors: bool = True,
     ) -> None:
         super().__init__(train, model, boundary=boundary)
-        non_negative(adaptation=adaptation)
-        positive(decay_epochs=decay_epochs)
-        positive_or_none(ramp_epochs=ramp_epochs)
+        check_non_negative(adaptation=adaptation)
+        check_positive(decay_epochs=decay_epochs)
+        check_positive_or_none(ramp_epochs=ramp_epochs)
         given = train.pretrain
         self.pretrain_spec = TrainSpec(
             epochs=given.epochs or 3,
@@ -285,9 +285,9 @@ class PrADA(FeatureGroupMethod):
         super().build(federation)
         if federation.source is None:
             raise UsageError(f"{self.name} expects a source to learn from, got none: add --dataset census-domains")
-        source = self.source_federation(federation)
+        source = self.make_source(federation)
         source.active.modules["bottom"] = Columns(source.active.n_features)
-        self._source_boundaries = self.connect(source, self.pretrain_spec, _rows(source), "top", "source")
+        self._source_boundaries = self.connect(source, self.pretrain_spec, _count_rows(source), "top", "source")
         for party in federation.passive:
             with seed_weights(federation.seed, "model", party.name, "discriminators"):
                 party.modules["discriminators"] = self.discriminators(party)
@@ -299,7 +299,7 @@ class PrADA(FeatureGroupMethod):
         widths = party.module("bottom", FeatureGroups).widths
         return DomainDiscriminators(widths, **({} if self.grouped else UNGROUPED))
 
-    def source_federation(self, federation: Federation) -> Federation:
+    def make_source(self, federation: Federation) -> Federation:
         """Return the federation of pre-training: the source is its active party."""
         assert federation.source is not None
         parties = {party.name: party for party in (federation.source, *federation.passive)}
@@ -340,18 +340,18 @@ class PrADA(FeatureGroupMethod):
 
     def cryptography(self, federation: Federation) -> float:
         """Return about how many CPU seconds the protocols at the cut layer take for the batches of both phases."""
-        batches = self.pretrain_spec.n_batches(_rows(self.source_federation(federation)))
+        batches = self.pretrain_spec.count_batches(_count_rows(self.make_source(federation)))
         return sum(boundary.seconds(batches) for boundary in self._source_boundaries.values()) + super().cryptography(
             federation
         )
 
     def pretrain(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """Learn from the source while domains are adapted; return the mean loss on the source's labels by epoch."""
-        return self.adversarial(federation).fit(phase, progress)
+        return self.make_adversarial(federation).fit(phase, progress)
 
-    def adversarial(self, federation: Federation) -> AdversarialTraining:
+    def make_adversarial(self, federation: Federation) -> AdversarialTraining:
         """Return the pre-training."""
-        source = self.source_federation(federation)
+        source = self.make_source(federation)
         return AdversarialTraining(
             source,
             {party.name: self.representation(party) for party in source.parties.values()},
@@ -372,6 +372,6 @@ class PrADA(FeatureGroupMethod):
         return super().split(federation) if self.finetune_extractors else self.build_head_training(federation)
 
 
-def _rows(source: Federation) -> int:
+def _count_rows(source: Federation) -> int:
     """How many the source learns from."""
     return len(source.active.labels["source"])

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vflsec.base.checks import expect_known, fraction, non_negative, positive, positive_or_none
+from vflsec.base.checks import check_fraction, check_non_negative, check_positive, check_positive_or_none, expect_known
 from vflsec.base.errors import Diverged, UsageError
-from vflsec.base.seeds import generator, seed_weights
+from vflsec.base.seeds import make_rng, seed_weights
 from vflsec.core import hooks
 from vflsec.core.checkpoint import Stateful
 from vflsec.core.federation import Federation
@@ -140,10 +140,10 @@ class SecureBoost(Method):
         self.order = self.order if order is None else order
         expect_known(EXCHANGES, exchange=exchange)
         expect_known(("together", "turns", "layers"), order=self.order)
-        positive(rounds=rounds, depth=depth, leaf_rows=leaf_rows, passive_levels=passive_levels)
-        fraction(learning_rate=learning_rate, rows=rows, columns=columns)
-        positive_or_none(patience=patience)
-        non_negative(l2=l2, leaf_hessian=leaf_hessian, least_gain=least_gain, alone=self.alone)
+        check_positive(rounds=rounds, depth=depth, leaf_rows=leaf_rows, passive_levels=passive_levels)
+        check_fraction(learning_rate=learning_rate, rows=rows, columns=columns)
+        check_positive_or_none(patience=patience)
+        check_non_negative(l2=l2, leaf_hessian=leaf_hessian, least_gain=least_gain, alone=self.alone)
         if self.alone > rounds:
             raise UsageError(f"expected alone of at most rounds={rounds}, got {self.alone}")
         if self.order == "layers" and passive_levels > depth:
@@ -184,7 +184,7 @@ class SecureBoost(Method):
         federation.active.modules["shape"] = Shape(trees, self.depth, outputs, len(federation.parties))
         for number, defense in enumerate(federation.active.defenses):
             with seed_weights(federation.seed, "model", "defense", number):
-                rng = generator(federation.seed, "defense", number, device=federation.device)
+                rng = make_rng(federation.seed, "defense", number, device=federation.device)
                 defense.prepare({}, n_classes=federation.n_classes, rng=rng)
         options = {"bits": self.key_bits} if self.exchange == "paillier" else {}
         for party in federation.passive:
@@ -204,7 +204,9 @@ class SecureBoost(Method):
         total = 0.0
         for name, exchange in self._exchanges.items():
             rounds = [round_ for round_, receivers in enumerate(heard) if name in receivers]
-            levels = max((self._levels(names.index(name), round_, outputs, len(names)) for round_ in rounds), default=0)
+            levels = max(
+                (self._get_levels(names.index(name), round_, outputs, len(names)) for round_ in rounds), default=0
+            )
             passes = 1 + 0.5 * (levels - 1)  # of two children, the smaller one is added up
             columns = len(self._bins[name].start)
             drawn = count_drawn_columns(columns, self.columns)
@@ -253,7 +255,7 @@ class SecureBoost(Method):
         for round_ in epochs:
             first = round_ * shape.outputs
             rows = self._draw_rows(federation, round_)
-            derivatives = boosting.release(rows, first, self._receivers(federation, round_), self._exchanges)
+            derivatives = boosting.release(rows, first, self._find_receivers(federation, round_), self._exchanges)
             grown = [growing.grow(first + k, k, rows, derivatives, boosting.labels) for k in range(shape.outputs)]
             boosting.add(first, torch.stack(grown, dim=1), rows)
             shape.grown.fill_(first + shape.outputs)
@@ -277,13 +279,13 @@ class SecureBoost(Method):
 
     def _list_receivers(self, federation: Federation) -> list[list[str]]:
         """Return the receivers of each round."""
-        return [self._receivers(federation, round_) for round_ in range(self.rounds)]
+        return [self._find_receivers(federation, round_) for round_ in range(self.rounds)]
 
-    def _levels(self, number: int, round_: int, outputs: int, parties: int) -> int:
+    def _get_levels(self, number: int, round_: int, outputs: int, parties: int) -> int:
         """Return in how many levels of a round's trees the columns of party ``number`` are candidates."""
         return sum(number in self.candidates(round_ * outputs, level, outputs, parties) for level in range(self.depth))
 
-    def _receivers(self, federation: Federation, round_: int) -> list[str]:
+    def _find_receivers(self, federation: Federation, round_: int) -> list[str]:
         """Return the names of the passive parties whose columns are candidates in some level of a round."""
         names, outputs = list(federation.parties), self.shape(federation).outputs
         tree, count = round_ * outputs, len(names)
@@ -295,7 +297,7 @@ class SecureBoost(Method):
         n = federation.n_rows("train")
         if self.rows == 1:
             return torch.arange(n, device=federation.device)
-        order = torch.randperm(n, generator=generator(federation.seed, "rows", round_))
+        order = torch.randperm(n, generator=make_rng(federation.seed, "rows", round_))
         return order[: self._count_drawn(federation)].sort().values.to(federation.device)
 
     def _count_drawn(self, federation: Federation) -> int:
@@ -338,10 +340,10 @@ class SecureBoost(Method):
         """Return the child (n, T) of each node that ``party`` splits, or 0."""
         splits = party.module("splits", Splits)
         if party is active:
-            return splits.route(party.features[split], first, nodes)
+            return splits.send_down(party.features[split], first, nodes)
         place: dict[str, Any] = {"step": first, "phase": phase, "rows": rows, "split": split}
         question = active.send(Kind.NODES, {"value": nodes.short()}, to=party.name, **place)
-        answer = splits.route(party.features[split], first, question.payload["value"].long())
+        answer = splits.send_down(party.features[split], first, question.payload["value"].long())
         value = party.send(Kind.NODES, {"value": answer.short()}, to=active.name, **place).payload["value"]
         children: Tensor = value.long()
         return children
@@ -365,7 +367,7 @@ class _Boosting:
         self.method, self.federation, self.phase = method, federation, phase
         self.shape = method.shape(federation)
         active, classes = federation.active, federation.n_classes
-        rng = federation.label_stream(phase)
+        rng = federation.get_label_stream(phase)
         true = active.labels["train"]
         self.labels, targets = active.defenses.training_targets(
             true, active.features["train"], n_classes=classes, rng=rng
@@ -399,7 +401,7 @@ class _Boosting:
         share = targets.mean(dim=0).clamp(1e-6, 1 - 1e-6)
         return share.logit() if self.shape.outputs == 1 else share.log()
 
-    def _derivatives(self, name: str) -> tuple[Tensor, Tensor]:
+    def _derive_loss(self, name: str) -> tuple[Tensor, Tensor]:
         """Return first and second derivatives (n, C') of the log loss by the scores."""
         scores = self.scores[name]
         p = scores.sigmoid() if self.shape.outputs == 1 else scores.softmax(dim=1)
@@ -413,7 +415,7 @@ class _Boosting:
         All receivers get the same release, so that they cannot average noise away together.
         """
         active = self.federation.active
-        value = torch.cat(self._derivatives("grown"), dim=1)[rows]
+        value = torch.cat(self._derive_loss("grown"), dim=1)[rows]
         if receivers:
             place = Step(step, self.phase, rows, self.labels[rows])
             mean = active.defend(Kind.GRADIENT, value / len(rows), place, to=receivers[0])  # of the mean loss, as ever
@@ -439,7 +441,7 @@ class _Boosting:
     def add(self, first: int, leaves: Tensor, rows: Tensor) -> None:
         """Fit the values of a round's trees to the derivatives of the drawn ``rows``; ``leaves`` (n, C') are of all."""
         for name in self.targets:
-            gradients, hessians = self._derivatives(name)
+            gradients, hessians = self._derive_loss(name)
             for k in range(self.shape.outputs):
                 values = self._values(gradients[:, k], hessians[:, k], leaves[:, k], rows)
                 self.scores[name][:, k] += values[leaves[:, k]]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.base.errors import NotStackable, UsageError
-from vflsec.base.seeds import generator, seed_weights
+from vflsec.base.seeds import make_rng, seed_weights
 from vflsec.cipher.roles.exposure import Exposure
 from vflsec.core import hooks
 from vflsec.core.federation import Federation
@@ -20,7 +20,7 @@ from vflsec.core.method import Method, Progress
 from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary, LinearBoundary
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
-from vflsec.methods.epochs import selection_split
+from vflsec.methods.epochs import get_selection
 from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.encoders import build_encoder
 from vflsec.nn.top import SharedTop, Top, build_top
@@ -81,7 +81,7 @@ class SplitMethod(Method):
             widths = [self.width(party) for party in federation.parties.values()]
             top = build_top(widths, federation.n_classes, self.model_spec, logistic=self.logistic)
             federation.active.modules["top"] = top
-        protocol, options = self._protocol(federation)
+        protocol, options = self._get_protocol(federation)
         for party in federation.passive:
             boundaries[party.name] = protocol(party, federation.active, **options)
         if any(isinstance(boundary, LinearBoundary) for boundary in boundaries.values()):
@@ -93,7 +93,7 @@ class SplitMethod(Method):
         self._prepare(federation)
         return boundaries
 
-    def _protocol(self, federation: Federation) -> tuple[type[Boundary], dict[str, Any]]:
+    def _get_protocol(self, federation: Federation) -> tuple[type[Boundary], dict[str, Any]]:
         """The protocol with its options at the cut layer: a defense's own goes before the method's."""
         protocols = federation.active.defenses.protocols()
         if len(protocols) > 1 or (protocols and self.boundary is not PlainBoundary):
@@ -113,7 +113,7 @@ class SplitMethod(Method):
             raise UsageError(
                 f"expected a linear head over concatenated embeddings, got another in {self.name}: {way_out}"
             )
-        changing = [d.name for party in federation.parties.values() for d in party.defenses.using(hooks.UPDATE)]
+        changing = [d.name for party in federation.parties.values() for d in party.defenses.select(hooks.UPDATE)]
         if changing:
             raise UsageError(
                 f"expected no defense of updates beside an encrypted head, got {changing[0]}: the head's weights learn "
@@ -132,7 +132,7 @@ class SplitMethod(Method):
             boundary = boundaries[party.name]
             assert isinstance(boundary, LinearBoundary), "all boundaries of a run are of one kind"
             with seed_weights(federation.seed, "model", party.name, "head", *stream):
-                boundary.join(part.T.clone(), train, batches=train.n_batches(rows), epochs=train.n_epochs(rows))
+                boundary.join(part.T.clone(), train, batches=train.count_batches(rows), epochs=train.count_epochs(rows))
         federation.active.modules["top"] = SharedTop(top, active_part.shape[1])
 
     def _prepare(self, federation: Federation) -> None:
@@ -143,7 +143,7 @@ class SplitMethod(Method):
         for number, defense in enumerate(federation.active.defenses):
             stream = () if federation.active.name == "active" else (federation.active.name,)
             with seed_weights(federation.seed, "model", "defense", number, *stream):
-                rng = generator(federation.seed, "defense", number, *stream, device=federation.device)
+                rng = make_rng(federation.seed, "defense", number, *stream, device=federation.device)
                 defense.prepare(widths, n_classes=federation.n_classes, rng=rng)
 
     def width(self, party: Party) -> int:
@@ -154,7 +154,7 @@ class SplitMethod(Method):
 
     def check(self, federation: Federation) -> None:
         """Raise UsageError if validation rows are needed, and there are none, or batches are too small."""
-        selection_split(self.train_spec, federation)
+        get_selection(self.train_spec, federation)
         layers = (layer for party in federation.parties.values() for layer in party.modules.modules())
         if self.train_spec.batch < 2 and any(isinstance(layer, BATCH_NORM) for layer in layers):
             raise UsageError(f"expected train.batch >= 2, got {self.train_spec.batch}: one row tells BatchNorm nothing")
@@ -202,7 +202,7 @@ class SplitMethod(Method):
         exposures = []
         for party in federation.passive:
             exposure = Exposure(
-                passes=self.train_spec.n_epochs(rows),
+                passes=self.train_spec.count_epochs(rows),
                 outputs=top.head.out_features,
                 width=self.width(party),
                 rows=rows,
@@ -217,12 +217,12 @@ class SplitMethod(Method):
 
     def cryptography(self, federation: Federation) -> float:
         """Return about how many CPU seconds the protocols at the cut layer take for the batches of the last phase."""
-        batches = self.train_spec.n_batches(federation.n_rows("train"))
+        batches = self.train_spec.count_batches(federation.n_rows("train"))
         return sum(boundary.seconds(batches) for boundary in self._boundaries.values())
 
     def max_releases(self, phase: str, federation: Federation) -> int | None:
         """Return the epochs of the last phase, in each of which every row is sent once; None for other phases."""
-        return self.train_spec.n_epochs(federation.n_rows("train")) if phase == self.phases[-1] else None
+        return self.train_spec.count_epochs(federation.n_rows("train")) if phase == self.phases[-1] else None
 
     def train(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """Run the last phase, split learning; ``pretrain`` runs the one before it."""

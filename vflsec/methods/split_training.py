@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vflsec.base.errors import Diverged
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.core import hooks
-from vflsec.core.attack import integrity_attacks
+from vflsec.core.attack import list_integrity
 from vflsec.core.checkpoint import Stateful
 from vflsec.core.federation import Federation
 from vflsec.core.message import Step
@@ -25,12 +25,12 @@ from vflsec.methods.epochs import (
     EarlyStopping,
     Epochs,
     Streams,
-    global_stream,
-    selection_split,
+    count_traffic,
+    get_selection,
+    get_stream,
     set_rate,
-    traffic_so_far,
 )
-from vflsec.nn.stacked import batches
+from vflsec.nn.stacked import draw_batches
 from vflsec.nn.wide import allow_sparse_gradients
 from vflsec.nn.wrappers import Columns, Frozen
 from vflsec.results.metrics import METRICS
@@ -69,7 +69,7 @@ class SplitTraining:
         self.bottoms = bottoms
         self.top = top
         self.boundaries = boundaries
-        self.malicious = integrity_attacks(federation.malicious)
+        self.malicious = list_integrity(federation.malicious)
         self.spec = spec
         self.constraint: Callable[[], Tensor] | None = None
         self.targets = federation.active.labels.get("train", torch.empty(0))  # a source has none
@@ -78,17 +78,17 @@ class SplitTraining:
     def fit(self, phase: str, progress: Progress) -> list[float]:
         """Train in place on the aligned labeled rows; return the mean loss of each epoch."""
         federation, spec = self.federation, self.spec
-        selection = selection_split(spec, federation)
+        selection = get_selection(spec, federation)
         labels = self._prepare_targets("train", phase)
-        optimizers, order = self._optimizers(), generator(federation.seed, "batches", phase)
+        optimizers, order = self._optimizers(), make_rng(federation.seed, "batches", phase)
         models = nn.ModuleDict({party.name: party.modules for party in federation.parties.values()})
-        best = EarlyStopping(models, epochs=spec.n_epochs(len(labels)), patience=spec.patience)
+        best = EarlyStopping(models, epochs=spec.count_epochs(len(labels)), patience=spec.patience)
         epochs = Epochs(
             federation,
             phase,
             progress,
             best.epochs,
-            kept={"models": best, "streams": Streams(order=order, torch=global_stream(federation.device)), **self.kept},
+            kept={"models": best, "streams": Streams(order=order, torch=get_stream(federation.device)), **self.kept},
             optimizers=optimizers,
             boundaries=self.boundaries.values(),
             done=lambda: best.is_done,
@@ -98,29 +98,29 @@ class SplitTraining:
             rate = spec.rate(epoch, epochs.total)
             set_rate(optimizers[:1], rate)  # a malicious party keeps its own rate
             total = torch.zeros((), device=federation.device)
-            parts = batches(len(labels), spec.batch, order, federation.device)
-            with allow_sparse_gradients(models) if self._allows_sparse_gradients() else nullcontext():
+            parts = draw_batches(len(labels), spec.batch, order, federation.device)
+            with allow_sparse_gradients(models) if self._can_use_sparse() else nullcontext():
                 for number, rows in enumerate(parts, epoch * len(parts)):
                     step = Step(number, phase, rows, labels[rows], rate=rate)
                     total = total + self._update(step, optimizers) * len(rows)  # of several runs, it is one for each
             epochs.end(total / len(labels))
             if spec.target and not federation.reached and self._measure_test() >= spec.target:
-                federation.reached = traffic_so_far(federation, epoch + 1)
+                federation.reached = count_traffic(federation, epoch + 1)
             best.count(self._score(selection) if selection else None)
         if spec.select != "last":
             best.take_best()
         return epochs.losses
 
-    def _allows_sparse_gradients(self) -> bool:
+    def _can_use_sparse(self) -> bool:
         """Whether nothing but Adam reads the gradients of the parties' own models."""
         federation, spec = self.federation, self.spec
-        changed = any(party.defenses.using(hooks.UPDATE) for party in federation.parties.values())
+        changed = any(party.defenses.select(hooks.UPDATE) for party in federation.parties.values())
         return spec.optimizer == "adam" and not (spec.clip or federation.malicious or changed)
 
     def _prepare_targets(self, split: str, phase: str) -> Tensor:
         """Let the active party's defenses set ``targets``; return the class numbers (n,) that it keeps."""
         federation, active = self.federation, self.federation.active
-        rng = federation.label_stream(phase)
+        rng = federation.get_label_stream(phase)
         labels, self.targets = active.defenses.training_targets(
             active.labels[split], active.features[split], n_classes=federation.n_classes, rng=rng
         )
@@ -142,14 +142,14 @@ class SplitTraining:
         for local_step in range(self.spec.local_steps):
             for optimizer in optimizers:
                 optimizer.zero_grad()
-            loss = self._loss(self.bottoms[active.name](active.features[step.split][step.rows]), arrived, step)
+            loss = self._compute_loss(self.bottoms[active.name](active.features[step.split][step.rows]), arrived, step)
             loss.backward()  # type: ignore[no-untyped-call]
             if local_step == 0:
                 first = loss.detach()
                 gradients = {name: self._backward(name, h, step) for name, h in arrived.items()}
             for party in self.federation.passive:
                 again = self.bottoms[party.name](fed[party.name]) if local_step else embedded[party.name]
-                further = self._extra_losses(party, step)
+                further = self._list_extra_losses(party, step)
                 torch.autograd.backward([again, *further], [gradients[party.name], *(None for _ in further)])
             for name, party in self.federation.parties.items():
                 if name not in self.federation.malicious:
@@ -159,7 +159,7 @@ class SplitTraining:
                 optimizer.step()
         return first
 
-    def _extra_losses(self, party: Party, step: Step) -> Sequence[Tensor]:
+    def _list_extra_losses(self, party: Party, step: Step) -> Sequence[Tensor]:
         """Losses of a passive party's own, which it learns from together with the gradient that it received."""
         return ()
 
@@ -169,7 +169,7 @@ class SplitTraining:
             for party in self.federation.parties.values():
                 nn.utils.clip_grad_norm_(party.modules.parameters(), self.spec.clip)
 
-    def _loss(self, h: Tensor, arrived: Mapping[str, Tensor], step: Step) -> Tensor:
+    def _compute_loss(self, h: Tensor, arrived: Mapping[str, Tensor], step: Step) -> Tensor:
         defenses = self.federation.active.defenses
         embeddings, targets = defenses.batch([h, *self._receive(arrived)], self.targets[step.rows])
         loss = self._penalize(F.cross_entropy(self.top(embeddings), targets, reduction="none").mean(), arrived, step)
@@ -277,8 +277,8 @@ class HeadTraining(SplitTraining):
         if not self.alter:
             self._sent["train"] = self._send_all("train", phase)
         for name in self.alter:
-            self._noise[name] = generator(self.federation.seed, "views", phase, name, device=self.federation.device)
-        selection = selection_split(self.spec, self.federation)
+            self._noise[name] = make_rng(self.federation.seed, "views", phase, name, device=self.federation.device)
+        selection = get_selection(self.spec, self.federation)
         if selection:
             self._sent[selection] = self._send_all(selection, "validate")
         return super().fit(phase, progress)
@@ -303,7 +303,7 @@ class HeadTraining(SplitTraining):
         for _ in range(self.spec.local_steps):
             for optimizer in optimizers:
                 optimizer.zero_grad()
-            loss = self._loss(active_h, arrived, step)
+            loss = self._compute_loss(active_h, arrived, step)
             loss.backward()  # type: ignore[no-untyped-call]
             self._clip()
             for optimizer in optimizers:

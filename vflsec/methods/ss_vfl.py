@@ -10,7 +10,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from vflsec.base.checks import expect_known, positive
+from vflsec.base.checks import check_positive, expect_known
 from vflsec.base.errors import UsageError
 from vflsec.base.layout import Layout
 from vflsec.base.seeds import seed_weights
@@ -21,11 +21,11 @@ from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.methods.epochs import Epochs, set_rate
-from vflsec.methods.local import training_rows
+from vflsec.methods.local import get_rows
 from vflsec.methods.split_method import RECEIVES, SPLIT, PretrainedMethod
 from vflsec.methods.split_training import Alter, HeadTraining, SplitTraining
-from vflsec.methods.ssl_steps import two_view_batches
-from vflsec.nn.augmentation import ImageAugmentation, TwoViews, UniformCorruption, two_views
+from vflsec.methods.ssl_steps import draw_two_views
+from vflsec.nn.augmentation import ImageAugmentation, TwoViews, UniformCorruption, make_two_views
 from vflsec.nn.encoders import Encoder, build_encoder
 from vflsec.nn.losses.info_nce import info_nce
 from vflsec.nn.losses.nt_xent import nt_xent
@@ -67,7 +67,7 @@ class LocalCL(nn.Module):
     def steps(self, *stream: object) -> Iterator[Tensor]:
         """Yield the loss of each update of one pass over the rows; ``stream`` names its randomness, seed first."""
         self.train()
-        for first, second in two_view_batches(self.views, self.rows, self.batch, *stream):
+        for first, second in draw_two_views(self.views, self.rows, self.batch, *stream):
             loss = self.loss(first, second)
             loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
@@ -98,7 +98,7 @@ class LocalMoCo(LocalCL):
     def __init__(self, model: Encoder, rows: Tensor, layout: Layout, *, batch: int, lr: float) -> None:
         super().__init__(model, rows, layout, batch=batch, lr=lr)
         self.average = copy.deepcopy(model).requires_grad_(False)
-        self.queue = Queue(queue_size(len(rows), batch), model.width).to(rows.device)
+        self.queue = Queue(size_queue(len(rows), batch), model.width).to(rows.device)
         self._keys = torch.empty(0)  # of the last step
 
     def loss(self, first: Tensor, second: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class LocalMoCo(LocalCL):
         self.queue.enqueue(self._keys)
 
 
-def queue_size(rows: int, batch: int) -> int:
+def size_queue(rows: int, batch: int) -> int:
     """Return how many keys are remembered: 65,536, or one for each row if these are fewer, in whole batches."""
     most = min(QUEUE, rows)
     return most - most % min(batch, most)
@@ -122,7 +122,7 @@ def queue_size(rows: int, batch: int) -> int:
 def make_views(layout: Layout, rows: Tensor) -> TwoViews:
     """Return what makes two views: of images MoCo v1's alterations, of a table those of all other methods."""
     if layout.image is None:
-        return two_views(layout, rows)
+        return make_two_views(layout, rows)
     alter = ImageAugmentation(
         layout.image, scale=(0.2, 1.0), jitter=(0.4, 0.4, 0.4, 0.4), jitter_p=1.0, grey_p=0.2, blur_p=0.0
     )
@@ -187,7 +187,7 @@ class SSVFL(PretrainedMethod):
         super().__init__(train, model, boundary=boundary)
         expect_known(LEARNERS, localcl=localcl)
         if projection is not None:
-            positive(projection=projection)
+            check_positive(projection=projection)
             if model.head == "none":
                 raise UsageError(
                     "expected no projection with model.head=none, got one: the cut is as wide as the number of classes"
@@ -208,7 +208,7 @@ class SSVFL(PretrainedMethod):
         """Raise UsageError if a party has fewer than two rows to learn from."""
         super().check(federation)
         for party in federation.parties.values():
-            if (rows := len(training_rows(party))) < 2:
+            if (rows := len(get_rows(party))) < 2:
                 raise UsageError(
                     f"{self.name} expects two training rows at each party, got {rows} at {party.name}: "
                     "raise data.aligned or lower data.overlap"
@@ -227,7 +227,7 @@ class SSVFL(PretrainedMethod):
 
     def pretrain(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """Run LocalCL at every party; return the mean loss of each global iteration."""
-        learners = {party.name: self._learner(party, federation.seed) for party in federation.parties.values()}
+        learners = {party.name: self._make_learner(party, federation.seed) for party in federation.parties.values()}
         optimizers = [learner.optimizer for learner in learners.values()]
         epochs = Epochs(federation, phase, progress, self.until, kept=learners, optimizers=optimizers)
         for iteration in epochs:
@@ -237,10 +237,10 @@ class SSVFL(PretrainedMethod):
             epochs.end(sum(losses) / len(losses))
         return epochs.losses
 
-    def _learner(self, party: Party, seed: int) -> LocalCL:
+    def _make_learner(self, party: Party, seed: int) -> LocalCL:
         with seed_weights(seed, "queue", party.name):
             return LEARNERS[self.localcl](
-                party.module("bottom", Encoder), training_rows(party), party.layout, batch=self.batch, lr=self.lr
+                party.module("bottom", Encoder), get_rows(party), party.layout, batch=self.batch, lr=self.lr
             )
 
     def _draw_projection(self, party: Party, seed: int) -> None:
@@ -324,7 +324,7 @@ class SSVFLIndependent(SSVFL):
         if model.head == "none":
             raise UsageError("ss-vfl-i trains the head alone: expected model.head linear or mlp, got none")
         if server_lr is not None:
-            positive(server_lr=server_lr)
+            check_positive(server_lr=server_lr)
         self.server_lr = server_lr
         self.recompute_augmented = recompute_augmented
 
@@ -335,13 +335,11 @@ class SSVFLIndependent(SSVFL):
         spec = msgspec.structs.replace(self.train_spec, lr=self.server_lr or self.train_spec.lr)
         alter = {}
         if self.recompute_augmented:
-            alter = {
-                party.name: _alteration(party.layout, training_rows(party)) for party in federation.parties.values()
-            }
+            alter = {party.name: _make_views(party.layout, get_rows(party)) for party in federation.parties.values()}
         return HeadTraining(federation, bottoms, federation.active.modules["top"], self._boundaries, spec, alter=alter)
 
 
-def _alteration(layout: Layout, rows: Tensor) -> Alter:
+def _make_views(layout: Layout, rows: Tensor) -> Alter:
     """Return random crops and flips of images; corruption of a table's rows (n, d)."""
     if layout.image is None:
         return UniformCorruption(layout, rows)

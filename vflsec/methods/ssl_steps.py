@@ -9,13 +9,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.core.federation import Federation
 from vflsec.core.message import Kind
 from vflsec.core.party import Party
 from vflsec.nn.augmentation import TwoViews
 from vflsec.nn.siamese import Siamese
-from vflsec.nn.stacked import batches
+from vflsec.nn.stacked import draw_batches
 
 CLIP = 5.0
 
@@ -44,10 +44,10 @@ class CrossPartySSL:
     def steps(self, phase: str, iteration: int) -> Iterator[Tensor]:
         """Yield the active party's loss on each batch of one pass over the aligned rows."""
         federation, active = self.federation, self.federation.active
-        order = generator(federation.seed, "batches", phase, "cross", iteration)
+        order = make_rng(federation.seed, "batches", phase, "cross", iteration)
         for tower in self.towers.values():
             tower.train()
-        per_pass = batches(federation.n_rows("aligned"), self.batch, order, federation.device)
+        per_pass = draw_batches(federation.n_rows("aligned"), self.batch, order, federation.device)
         for number, rows in enumerate(per_pass, start=iteration * len(per_pass)):
             z = {name: self._project(party, rows) for name, party in federation.parties.items()}
             send = partial(self._send, number=number, phase=phase, rows=rows)
@@ -81,13 +81,13 @@ class CrossPartySSL:
         return losses[0]
 
 
-def two_view_batches(views: TwoViews, rows: Tensor, batch: int, *stream: object) -> Iterator[tuple[Tensor, Tensor]]:
+def draw_two_views(views: TwoViews, rows: Tensor, batch: int, *stream: object) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield two views of each batch of one pass over ``rows`` (n, d); ``stream`` names its randomness, seed first."""
     seed, *names = stream
     assert isinstance(seed, int)
-    order = generator(seed, "batches", *names)
-    noise = generator(seed, "views", *names, device=rows.device)
-    for part in batches(len(rows), batch, order, rows.device):
+    order = make_rng(seed, "batches", *names)
+    noise = make_rng(seed, "views", *names, device=rows.device)
+    for part in draw_batches(len(rows), batch, order, rows.device):
         yield views(rows[part], noise)
 
 
@@ -119,8 +119,8 @@ class LocalSSL:
     def steps(self, *stream: object) -> Iterator[Tensor]:
         """Yield the loss of each update of one pass over the rows; ``stream`` names its randomness, seed first."""
         self.tower.train()
-        for first, second in two_view_batches(self.views, self.rows, self.batch, *stream):
-            loss = self.tower.two_views(first, second, guide=self._guidance(first, second), gamma=self.gamma)
+        for first, second in draw_two_views(self.views, self.rows, self.batch, *stream):
+            loss = self.tower.two_views(first, second, guide=self._compute_guidance(first, second), gamma=self.gamma)
             self.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(self.tower.parameters(), CLIP)
@@ -129,7 +129,7 @@ class LocalSSL:
             yield loss.detach()
 
     @torch.no_grad()
-    def _guidance(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor] | None:
+    def _compute_guidance(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return projections by the cross-party encoder, whose BatchNorm statistics must not drift here."""
         if self.guide is None or not self.gamma:
             return None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.base.errors import NotStackable
-from vflsec.base.seeds import Generators, Seeds, generator
+from vflsec.base.seeds import Generators, Seeds, make_rng
 from vflsec.base.sparse_rows import SparseRows
 from vflsec.core import hooks
 from vflsec.core.defense import Defense, DefenseStack, Release
@@ -34,9 +34,9 @@ class DefensesOfRuns:
         """Yield the defenses of all runs."""
         return (defense for defenses in self.stacks for defense in defenses)
 
-    def using(self, hook: Hook) -> list[Defense]:
+    def select(self, hook: Hook) -> list[Defense]:
         """Return the defenses of any run that use ``hook``."""
-        return [defense for defenses in self.stacks for defense in defenses.using(hook)]
+        return [defense for defenses in self.stacks for defense in defenses.select(hook)]
 
     def _call_each(self, method: str, *args: Any, **options: Any) -> Any:
         """Return what a method of each run's defenses returns for its part of the arguments, joined."""
@@ -46,7 +46,7 @@ class DefensesOfRuns:
     def apply_to_release(self, value: Any, release: Release) -> Any:
         """Return what leaves in place of ``value``, in which each run's defenses have changed its part."""
         hook = hooks.OF_KIND.get(release.kind)
-        if not hook or not self.using(hook):
+        if not hook or not self.select(hook):
             return value
         known = {name: getattr(release, name) for name in ("rows", "labels", "rng")}
         calls = zip(self.stacks, divide((value.detach(), known), len(self.stacks)), strict=True)
@@ -59,15 +59,15 @@ class DefensesOfRuns:
     def batch(self, embeddings: Sequence[Tensor], targets: Tensor) -> Any:
         """Return the embeddings and targets of an update."""
         given = list(embeddings), targets
-        return self._call_each("batch", *given) if self.using(hooks.BATCH) else given
+        return self._call_each("batch", *given) if self.select(hooks.BATCH) else given
 
     def apply_to_received(self, h: Tensor, sender: str) -> Any:
         """Return the input of the top model."""
-        return self._call_each("apply_to_received", h, sender) if self.using(hooks.RECEIVED) else h
+        return self._call_each("apply_to_received", h, sender) if self.select(hooks.RECEIVED) else h
 
     def penalize(self, loss: Tensor, received: Mapping[str, Tensor], labels: Tensor) -> Any:
         """Return the losses with penalties."""
-        return self._call_each("penalize", loss, dict(received), labels) if self.using(hooks.PENALTY) else loss
+        return self._call_each("penalize", loss, dict(received), labels) if self.select(hooks.PENALTY) else loss
 
     def training_hooks(self, modules: nn.Module, penalties: Sequence[str]) -> AbstractContextManager[None]:
         """Do nothing: ``join`` refuses defenses with training hooks."""
@@ -161,7 +161,7 @@ def join(federations: Sequence[Federation]) -> Federation:
         name: PartyOfRuns(
             [federation.parties[name] for federation in federations],
             channel,
-            noise=partial(generator, seeds, "noise", name, device=first.device),
+            noise=partial(make_rng, seeds, "noise", name, device=first.device),
         )
         for name in first.parties
     }
@@ -170,7 +170,7 @@ def join(federations: Sequence[Federation]) -> Federation:
     return joined
 
 
-def part(joined: Federation, federations: Sequence[Federation]) -> None:
+def separate(joined: Federation, federations: Sequence[Federation]) -> None:
     """Copy the models, traffic and releases of each run back into its own federation."""
     for name, party in joined.parties.items():
         unstack_modules(party.modules, [federation.parties[name].modules for federation in federations])
@@ -183,18 +183,18 @@ def _find_obstacle(federation: Federation, first: Federation) -> str | None:
     if federation.malicious:
         return "a malicious party acts in training"
     for name, party in federation.parties.items():
-        if party.defenses.using(hooks.TRAINING) or party.defenses.using(hooks.UPDATE):
+        if party.defenses.select(hooks.TRAINING) or party.defenses.select(hooks.UPDATE):
             return f"a defense changes how {name} computes its updates"
         if party.defenses.modules():
             return f"a defense of {name} learns"
         if isinstance(party.features["train"], SparseRows):
             return f"the rows of {name} are sparse"
-        if _shapes(party) != _shapes(first.parties[name]):
+        if _list_shapes(party) != _list_shapes(first.parties[name]):
             return f"rows or models of {name} have different shapes by run"
         if any(isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p for layer in party.modules.modules()):
             return f"the models of {name} draw at random in training"
     return None
 
 
-def _shapes(party: Party) -> list[object]:
+def _list_shapes(party: Party) -> list[object]:
     return [party.layout, party.features["train"].shape, *(p.shape for p in party.modules.parameters())]

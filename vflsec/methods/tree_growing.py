@@ -10,14 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.core.federation import Federation
 from vflsec.core.message import Kind, Step
 from vflsec.core.party import Party
 from vflsec.core.protocol import HistogramExchange, Histograms
 from vflsec.trees.bins import Bins
 from vflsec.trees.ensemble import Shape, Splits
-from vflsec.trees.histograms import Best, Rule, best_splits, histogram
+from vflsec.trees.histograms import Best, Rule, find_splits, sum_bins
 
 Candidates = Callable[[int, int, int, int], list[int]]
 """Returns whose columns may split a level, given tree, level, number of outputs and of parties."""
@@ -131,7 +131,7 @@ class _Source:
         growing = self.growing
         if growing.columns == 1 or count == 0:
             return np.arange(count)
-        rng = generator(growing.federation.seed, "columns", self.party.name, self.tree)
+        rng = make_rng(growing.federation.seed, "columns", self.party.name, self.tree)
         return np.sort(torch.randperm(count, generator=rng)[: count_drawn_columns(count, growing.columns)].numpy())
 
     def none(self, numbers: NDArray[np.int64]) -> Best:
@@ -156,15 +156,15 @@ class _Source:
         if not len(known) or not self.codes.shape[1]:
             return choice
         is_known = _mark(known, len(counts))
-        asked = [n for n in known if not self._follows(int(n), is_known, before, counts)]
+        asked = [n for n in known if not self._can_subtract(int(n), is_known, before, counts)]
         position = np.full(len(counts), -1, dtype=np.int64)
         position[asked] = np.arange(len(asked))
-        sums = self._sums(position.take(at), np.array(asked))
+        sums = self._sum(position.take(at), np.array(asked))
         self.sums = dict(zip(map(int, asked), sums, strict=True))
         for n in known:
             if int(n) not in self.sums:
                 self.sums[int(n)] = before[int(n) // 2] - self.sums[int(n) ^ 1]
-        best = best_splits(
+        best = find_splits(
             np.stack([self.sums[int(n)] for n in known]), self.bins.column, self.bins.ordered, self.growing.rule
         )
         place = np.searchsorted(numbers, known)
@@ -172,7 +172,7 @@ class _Source:
         return choice
 
     @staticmethod
-    def _follows(
+    def _can_subtract(
         node: int, known: NDArray[np.bool_], before: Mapping[int, NDArray[np.int64]], counts: NDArray[np.integer]
     ) -> bool:
         """Whether the histogram of ``node`` is that of its parent minus that of its smaller sibling."""
@@ -208,10 +208,10 @@ class _Source:
         disclosed: NDArray[np.int64] = message.payload["value"][:, 0].cpu().numpy().astype(np.int64)
         return disclosed
 
-    def _sums(self, nodes: NDArray[np.int64], asked: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _sum(self, nodes: NDArray[np.int64], asked: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the sums (N, V, 3) over the drawn rows of nodes ``asked``, at whose positions ``nodes`` (B,) are."""
         if self.exchange is None:
-            return histogram(self.codes, nodes, self.derivatives, len(asked), len(self.bins))
+            return sum_bins(self.codes, nodes, self.derivatives, len(asked), len(self.bins))
         place = Histograms(self.tree, self.growing.phase, self.output, asked)
         return self.exchange.sums(self.codes, nodes, len(self.bins), place)
 

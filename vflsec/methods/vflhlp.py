@@ -10,9 +10,9 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from vflsec.base.checks import fraction, non_negative, positive
+from vflsec.base.checks import check_fraction, check_non_negative, check_positive
 from vflsec.base.errors import Diverged, UsageError
-from vflsec.base.seeds import generator, seed_weights
+from vflsec.base.seeds import make_rng, seed_weights
 from vflsec.core import hooks
 from vflsec.core.federation import Federation
 from vflsec.core.hooks import Hook
@@ -21,12 +21,12 @@ from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.methods.epochs import EarlyStopping
-from vflsec.methods.local import Learner, LocalTraining, learn, local_model, select_labeled_rows, training_rows
+from vflsec.methods.local import Learner, LocalTraining, build_local, get_rows, learn, select_labeled_rows
 from vflsec.methods.split_method import SPLIT, SplitMethod
 from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.augmentation import ScarfCorruption
 from vflsec.nn.losses.scarf import scarf_loss
-from vflsec.nn.stacked import batches
+from vflsec.nn.stacked import draw_batches
 from vflsec.protocols.plain import PlainBoundary
 
 HELD_OUT, PATIENCE = 0.1, 3
@@ -66,8 +66,8 @@ class ScarfSSL(Learner):
         rate: float,
         temperature: float,
     ) -> None:
-        rows = training_rows(party)
-        order = torch.randperm(len(rows), generator=generator(seed, "held out", party.name)).to(rows.device)
+        rows = get_rows(party)
+        order = torch.randperm(len(rows), generator=make_rng(seed, "held out", party.name)).to(rows.device)
         held_out, rest = order.tensor_split([max(2, round(HELD_OUT * len(rows)))])
         self.rows, self.held_out = rows[rest], rows[held_out]
         self.model = model
@@ -81,10 +81,10 @@ class ScarfSSL(Learner):
     def epoch(self) -> float:
         """Make one pass; the loss of the rows held out chooses the epoch."""
         number, (seed, name) = self.state.epoch, self._streams
-        order = generator(seed, "batches", "scarf", name, number)
-        noise = generator(seed, "corruption", name, number, device=self.rows.device)
-        parts = batches(len(self.rows), self.batch, order, self.rows.device)
-        mean = self._make_pass(parts, lambda rows: self._loss(self.rows[rows], noise), None)
+        order = make_rng(seed, "batches", "scarf", name, number)
+        noise = make_rng(seed, "corruption", name, number, device=self.rows.device)
+        parts = draw_batches(len(self.rows), self.batch, order, self.rows.device)
+        mean = self._make_pass(parts, lambda rows: self._compute_loss(self.rows[rows], noise), None)
         held_out = self.compute_validation_loss()
         if not math.isfinite(mean + held_out):
             raise Diverged(
@@ -102,12 +102,12 @@ class ScarfSSL(Learner):
     def compute_validation_loss(self) -> float:
         """Return the mean loss of the rows held out, in evaluation mode."""
         seed, name = self._streams
-        noise = generator(seed, "corruption", name, "held out", device=self.rows.device)
+        noise = make_rng(seed, "corruption", name, "held out", device=self.rows.device)
         self.model.eval()
-        losses = [self._loss(rows, noise) * len(rows) for rows in torch.split(self.held_out, self.batch)]
+        losses = [self._compute_loss(rows, noise) * len(rows) for rows in torch.split(self.held_out, self.batch)]
         return float(torch.stack(losses).sum()) / len(self.held_out)
 
-    def _loss(self, rows: Tensor, noise: torch.Generator) -> Tensor:
+    def _compute_loss(self, rows: Tensor, noise: torch.Generator) -> Tensor:
         return scarf_loss(self.model(rows), self.model(self.corrupt(rows, noise)), self.temperature)
 
 
@@ -200,9 +200,9 @@ class VFLHLP(SplitMethod):
         temperature: float = 1.0,
     ) -> None:
         super().__init__(train, model, boundary=boundary)
-        non_negative(beta=beta)
-        fraction(rate=rate)
-        positive(temperature=temperature)
+        check_non_negative(beta=beta)
+        check_fraction(rate=rate)
+        check_positive(temperature=temperature)
         self.beta = beta
         self.rate = rate
         self.temperature = temperature
@@ -220,7 +220,7 @@ class VFLHLP(SplitMethod):
         """Draw what split learning has, the active party's model of its own, and Scarf's projection heads."""
         super().build(federation)
         if self.constrains:
-            federation.active.modules["pretrained"] = local_model(federation, self.model_spec)
+            federation.active.modules["pretrained"] = build_local(federation, self.model_spec)
         for party in federation.passive if self.initializes else ():
             width = self.width(party)
             with seed_weights(federation.seed, "model", party.name, "projection"):
@@ -237,7 +237,7 @@ class VFLHLP(SplitMethod):
                 f"{spec.aggregation}: only there is a part of the head the active party's own"
             )
         for party in federation.passive if self.initializes else ():
-            count = len(training_rows(party))
+            count = len(get_rows(party))
             if count < MIN_ROWS:
                 raise UsageError(
                     f"{self.name} expects {MIN_ROWS} rows at each passive party, got {count} at {party.name}: "
@@ -248,14 +248,14 @@ class VFLHLP(SplitMethod):
         """Return the training across the cut layer, with the active party's constraint."""
         training = super().split(federation)
         if self.constrains and self.beta:
-            training.constraint = lambda: self.beta * self.distance(federation)
+            training.constraint = lambda: self.beta * self.measure_distance(federation)
         return training
 
-    def distance(self, federation: Federation) -> Tensor:
+    def measure_distance(self, federation: Federation) -> Tensor:
         """Return L_cons of eq. 8; the pre-trained model is held fixed."""
-        return 0.5 * torch.stack([(now - then.detach()).square().sum() for now, then in self._pairs(federation)]).sum()
+        return 0.5 * torch.stack([(now - then.detach()).square().sum() for now, then in self._pair(federation)]).sum()
 
-    def _pairs(self, federation: Federation) -> Iterator[tuple[Tensor, Tensor]]:
+    def _pair(self, federation: Federation) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each parameter that is constrained, and what it was in the active party's own model."""
         modules = federation.active.modules
         encoder, local_head = (
@@ -271,9 +271,9 @@ class VFLHLP(SplitMethod):
 
     def pretrain(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """Run steps 1 and 2; return the mean loss of the parties that still learn, by global iteration."""
-        return learn(federation, phase, progress, dict(self._learners(federation)))
+        return learn(federation, phase, progress, dict(self._make_learners(federation)))
 
-    def _learners(self, federation: Federation) -> Iterator[tuple[str, Learner]]:
+    def _make_learners(self, federation: Federation) -> Iterator[tuple[str, Learner]]:
         given = self.train_spec.pretrain
         if self.constrains:
             numbers = {key: value for key, value in msgspec.structs.asdict(given).items() if value is not None}
@@ -298,6 +298,6 @@ class VFLHLP(SplitMethod):
         active = federation.active
         labels = active.labels[split]
         stream = [self.phases[-1], *([] if split == "train" else [split])]
-        rng = federation.label_stream(*stream)
+        rng = federation.get_label_stream(*stream)
         features = active.features[split][: len(labels)]
         return active.defenses.training_targets(labels, features, n_classes=federation.n_classes, rng=rng)[1]

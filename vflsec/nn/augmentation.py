@@ -77,8 +77,8 @@ class ImageAugmentation:
         ratio = torch.lerp(least, most, ratio).exp()
         width, height = (area * ratio).sqrt(), (area / ratio).sqrt()  # shares of the image's, at most 1
         _, h, w = self.image
-        across = _span(width, left, w).unsqueeze(1).expand(-1, h, -1)
-        down = _span(height, top, h).unsqueeze(2).expand(-1, -1, w)
+        across = _place_pixels(width, left, w).unsqueeze(1).expand(-1, h, -1)
+        down = _place_pixels(height, top, h).unsqueeze(2).expand(-1, -1, w)
         grid = torch.stack([across, down], dim=3)  # (B, h, w, 2)
         return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
@@ -87,7 +87,7 @@ class ImageAugmentation:
         brightness, contrast, saturation, hue = change * change.new_tensor(self.jitter).unsqueeze(1) * jittered
         if self.image[0] == 3:
             to_yiq = images.new_tensor(YIQ)
-            rotation = _chroma(torch.where(gray, 0, 1 + saturation), 2 * math.pi * hue)
+            rotation = _turn_chroma(torch.where(gray, 0, 1 + saturation), 2 * math.pi * hue)
             images = torch.einsum("bdc,bchw->bdhw", torch.linalg.inv(to_yiq) @ rotation @ to_yiq, images)
             light = torch.einsum("c,bchw->bhw", to_yiq[0], images)
         else:
@@ -113,7 +113,7 @@ def _interpolate(low: float, high: float, share: Tensor) -> Tensor:
     return low + (high - low) * share
 
 
-def _span(share: Tensor, place: Tensor, count: int) -> Tensor:
+def _place_pixels(share: Tensor, place: Tensor, count: int) -> Tensor:
     """Return ``count`` pixel centers (B, count) on a part of the side [-1, 1], of a share and a place in [0, 1]."""
     centers = (2 * torch.arange(count, device=share.device, dtype=share.dtype) + 1) / count - 1
     return torch.outer(share, centers) + ((2 * place - 1) * (1 - share)).unsqueeze(1)
@@ -124,7 +124,7 @@ def _spread(values: Tensor) -> Tensor:
     return values.view(-1, 1, 1, 1)
 
 
-def _chroma(saturation: Tensor, angle: Tensor) -> Tensor:
+def _turn_chroma(saturation: Tensor, angle: Tensor) -> Tensor:
     """Return (B, 3, 3), which keep the first coordinate, stretch the others by ``saturation`` and rotate them."""
     real, imaginary = saturation * angle.cos(), saturation * angle.sin()
     nothing, unit = torch.zeros_like(angle), torch.ones_like(angle)
@@ -238,12 +238,12 @@ class UniformCorruption:
         return torch.where(chosen, torch.lerp(self._low, self._high, share), x)
 
 
-__all__ = ["ImageAugmentation", "ScarfCorruption", "TwoViews", "UniformCorruption", "two_views"]
+__all__ = ["ImageAugmentation", "ScarfCorruption", "TwoViews", "UniformCorruption", "make_two_views"]
 
 TwoViews = Callable[[Tensor, torch.Generator], tuple[Tensor, Tensor]]
 
 
-def two_views(layout: Layout, reference: Tensor) -> TwoViews:
+def make_two_views(layout: Layout, reference: Tensor) -> TwoViews:
     """Return what makes two views of rows: of images two alterations, of a table the rows themselves and a corruption.
 
     Source: FedHSSL (He et al. 2022, arXiv 2208.08934), the authors' code.

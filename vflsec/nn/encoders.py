@@ -59,11 +59,11 @@ class MLPBottom(nn.Sequential):
         widths = [features, *hidden]
         layers: list[nn.Module] = []
         for before, after in pairwise(widths):
-            layers += [linear(before, after), nn.ReLU()]
-        super().__init__(*layers, linear(widths[-1], cut))
+            layers += [make_linear(before, after), nn.ReLU()]
+        super().__init__(*layers, make_linear(widths[-1], cut))
 
 
-def linear(features: int, width: int) -> nn.Module:
+def make_linear(features: int, width: int) -> nn.Module:
     """Return a linear layer, for many columns one that reads sparse rows in less time."""
     return WideLinear(features, width) if features > WIDE else nn.Linear(features, width)
 
@@ -137,15 +137,15 @@ class SmallCNN(Encoder):
     """
 
     def __init__(self, image: tuple[int, int, int], hidden: Sequence[int] = (128,), cut: int | None = None) -> None:
-        bottom = nn.Sequential(nn.Unflatten(1, image), *_convolution(image[0], 32, 1), *_convolution(32, 64, 2))
+        bottom = nn.Sequential(nn.Unflatten(1, image), *_build_conv(image[0], 32, 1), *_build_conv(32, 64, 2))
         pooled = 128 * 2 * 2
         top = nn.Sequential(
-            *_convolution(64, 128, 2), nn.AdaptiveAvgPool2d(2), nn.Flatten(), *build_dense(pooled, hidden, cut)
+            *_build_conv(64, 128, 2), nn.AdaptiveAvgPool2d(2), nn.Flatten(), *build_dense(pooled, hidden, cut)
         )
         super().__init__(bottom, top, cut or [pooled, *hidden][-1])
 
 
-def _convolution(before: int, after: int, stride: int) -> tuple[nn.Module, ...]:
+def _build_conv(before: int, after: int, stride: int) -> tuple[nn.Module, ...]:
     return nn.Conv2d(before, after, 3, stride, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()
 
 
@@ -169,11 +169,11 @@ class ResNet18(Encoder):
 
     def __init__(self, image: tuple[int, int, int], hidden: Sequence[int] = (), cut: int | None = None) -> None:
         stem = (_Convolution(image[0], 64, 7, 2), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1))
-        bottom = nn.Sequential(nn.Unflatten(1, image), _Resize(), *stem, *_stage(64, 64, 1))
+        bottom = nn.Sequential(nn.Unflatten(1, image), _Resize(), *stem, *_build_stage(64, 64, 1))
         top = nn.Sequential(
-            *_stage(64, 128, 2),
-            *_stage(128, 256, 2),
-            *_stage(256, 512, 2),
+            *_build_stage(64, 128, 2),
+            *_build_stage(128, 256, 2),
+            *_build_stage(256, 512, 2),
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
             *build_dense(512, hidden, cut),
@@ -221,7 +221,7 @@ class _Block(nn.Module):
         return F.relu(self.residual(x) + self.shortcut(x))
 
 
-def _stage(before: int, after: int, stride: int) -> tuple[nn.Module, ...]:
+def _build_stage(before: int, after: int, stride: int) -> tuple[nn.Module, ...]:
     return _Block(before, after, stride), _Block(after, after, 1)
 
 
@@ -257,7 +257,7 @@ def build_encoder(layout: Layout, spec: ModelSpec, n_classes: int) -> Encoder:
     if kind == "auto":
         kind = "cnn" if layout.image else "tabular"
     if kind == "mlp":
-        return _mlp(layout.width, (64,) if spec.bottom is None else spec.bottom, cut or n_classes)
+        return _build_mlp(layout.width, (64,) if spec.bottom is None else spec.bottom, cut or n_classes)
     if kind == "tabular":
         return TabularEncoder(layout, (128, 128) if spec.bottom is None else spec.bottom, cut)
     if layout.image is None:
@@ -270,6 +270,6 @@ def build_encoder(layout: Layout, spec: ModelSpec, n_classes: int) -> Encoder:
     return ResNet18(layout.image, spec.bottom or (), cut)
 
 
-def _mlp(features: int, hidden: tuple[int, ...], cut: int) -> Encoder:
+def _build_mlp(features: int, hidden: tuple[int, ...], cut: int) -> Encoder:
     *layers, last = MLPBottom(features, hidden, cut)
     return Encoder(nn.Sequential(*layers), last, cut)

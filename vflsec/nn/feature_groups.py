@@ -59,7 +59,7 @@ class UnitLength(nn.Module):
         return x * (square.clamp_min(1e-24).rsqrt() @ self.member.T)
 
 
-def parallel_layers(
+def build_layers(
     widths: Sequence[Sequence[int]], *, dropout: float = 0.0, wrap_first: Callable[[nn.Module], nn.Module] | None = None
 ) -> list[nn.Module]:
     """Return Linear-BatchNorm-Dropout-LeakyReLU for each layer of g parallel networks; the last has no Dropout.
@@ -123,7 +123,7 @@ class FeatureGroups(nn.Module):
         self.register_buffer("inputs", torch.cat(inputs), persistent=False)
         self.names = tuple(group.name for group in groups)
         self.widths = tuple(last for *_, last in sizes)
-        self.extractors = nn.Sequential(*parallel_layers(sizes, dropout=DROPOUT), UnitLength(self.widths))
+        self.extractors = nn.Sequential(*build_layers(sizes, dropout=DROPOUT), UnitLength(self.widths))
         self.aggregators = ParallelLinear(self.widths, [aggregated] * len(groups))
         self.width = aggregated * len(groups)
         self.extracted = torch.empty(0)
@@ -228,7 +228,7 @@ class DomainDiscriminators(nn.Module):
     def __init__(self, widths: Sequence[int], *, width: int = 24, spectral: bool = True) -> None:
         super().__init__()
         g = len(widths)
-        layers = parallel_layers(
+        layers = build_layers(
             [(size, width, HIDDEN) for size in widths], wrap_first=spectral_norm if spectral else None
         )
         self.layers = nn.Sequential(*layers, ParallelLinear([HIDDEN] * g, [2] * g))

@@ -9,12 +9,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from vflsec.base.checks import fraction, positive
+from vflsec.base.checks import check_fraction, check_positive
 from vflsec.nn.losses.info_nce import info_nce
 from vflsec.nn.losses.negative_cosine import negative_cosine
 from vflsec.nn.losses.nt_xent import nt_xent
 from vflsec.nn.losses.regression import regression
-from vflsec.nn.losses.unit import unit
+from vflsec.nn.losses.unit import normalize
 
 
 class Projector(nn.Sequential):
@@ -71,8 +71,8 @@ class Queue(nn.Module):
 
     def __init__(self, size: int, width: int) -> None:
         super().__init__()
-        positive(queue=size)
-        self.register_buffer("keys", unit(torch.randn(size, width)))
+        check_positive(queue=size)
+        self.register_buffer("keys", normalize(torch.randn(size, width)))
         self.register_buffer("pointer", torch.tensor(0))  # position of the oldest key, which is replaced next
 
     @torch.no_grad()
@@ -82,7 +82,7 @@ class Queue(nn.Module):
         new = torch.arange(
             max(0, n - size), n, device=self.keys.device
         )  # each slot once: the order of writes is undefined
-        self.keys[(self.pointer + new) % size] = unit(keys)[new]
+        self.keys[(self.pointer + new) % size] = normalize(keys)[new]
         self.pointer.add_(n).remainder_(size)
 
 
@@ -168,20 +168,20 @@ class Siamese(nn.Module, ABC):
         z1, z2 = self.project(v1), self.project(v2)
         p1, p2 = self.predict(z1), self.predict(z2)
         target1, target2 = self._targets(v1, v2, z1, z2)
-        loss = 0.5 * (self._ssl(p1, target2, 1) + self._ssl(p2, target1, 2))
+        loss = 0.5 * (self._compute_ssl(p1, target2, 1) + self._compute_ssl(p2, target1, 2))
         if guide is not None and gamma != 0:
-            loss = loss + gamma * (self._ssl(p1, guide[0], 1) + self._ssl(p2, guide[1], 2))
+            loss = loss + gamma * (self._compute_ssl(p1, guide[0], 1) + self._compute_ssl(p2, guide[1], 2))
         return loss
 
     def update_state(self) -> None:
         """Update the state that follows the online network; called after each optimizer step."""
 
-    def online_parameters(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    def list_online(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """Return the trained parameters: of encoder and projector, on a schedule; of the predictor, at a fixed rate."""
         scheduled = [*self.encoder.parameters(), *self.projector.parameters()]
         return scheduled, [] if self.predictor is None else [*self.predictor.parameters()]
 
-    def modules_to_average(self) -> dict[str, nn.Module]:
+    def list_averaged(self) -> dict[str, nn.Module]:
         """Return the modules that partial model aggregation averages: not the encoder's bottom nor target networks."""
         shared = {"top": self.encoder.get_submodule("top"), "projector": self.projector}
         return shared if self.predictor is None else {**shared, "predictor": self.predictor}
@@ -191,7 +191,7 @@ class Siamese(nn.Module, ABC):
         return z1, z2
 
     @abstractmethod
-    def _ssl(self, p: Tensor, z: Tensor, view: int) -> Tensor:
+    def _compute_ssl(self, p: Tensor, z: Tensor, view: int) -> Tensor:
         """Return the loss of predictions (B, d) from view 1 or 2 against targets (B, d), which are detached."""
 
 
@@ -205,7 +205,7 @@ class SimSiam(Siamese):
     cross_differs = ()
     local_differs = ()
 
-    def _ssl(self, p: Tensor, z: Tensor, view: int) -> Tensor:
+    def _compute_ssl(self, p: Tensor, z: Tensor, view: int) -> Tensor:
         return negative_cosine(p, z)
 
 
@@ -236,7 +236,7 @@ class BYOL(Siamese):
         self, encoder: nn.Module, width: int, *, projector: int = 512, predictor: int = 128, momentum: float = 0.995
     ) -> None:
         super().__init__(encoder, width, projector=projector, predictor=predictor)
-        fraction(momentum=momentum)
+        check_fraction(momentum=momentum)
         self.momentum = momentum
         self.target = copy.deepcopy(nn.Sequential(self.encoder, self.projector)).requires_grad_(False)
 
@@ -248,7 +248,7 @@ class BYOL(Siamese):
     def _targets(self, v1: Tensor, v2: Tensor, z1: Tensor, z2: Tensor) -> tuple[Tensor, Tensor]:
         return self.target(v1), self.target(v2)
 
-    def _ssl(self, p: Tensor, z: Tensor, view: int) -> Tensor:
+    def _compute_ssl(self, p: Tensor, z: Tensor, view: int) -> Tensor:
         return regression(p, z)
 
 
@@ -297,8 +297,8 @@ class MoCo(Siamese):
         out: int = 128,
     ) -> None:
         super().__init__(encoder, width, projector=projector, predictor=None, out=out)
-        fraction(momentum=momentum)
-        positive(temperature=temperature)
+        check_fraction(momentum=momentum)
+        check_positive(temperature=temperature)
         self.momentum = momentum
         self.temperature = temperature
         self.target = copy.deepcopy(nn.Sequential(self.encoder, self.projector)).requires_grad_(False)
@@ -323,6 +323,6 @@ class MoCo(Siamese):
         self._keys = keys if self.training else None
         return keys
 
-    def _ssl(self, p: Tensor, z: Tensor, view: int) -> Tensor:
+    def _compute_ssl(self, p: Tensor, z: Tensor, view: int) -> Tensor:
         bank = self.bank1 if view == 2 else self.bank2
         return info_nce(p, z, bank.keys, self.temperature)

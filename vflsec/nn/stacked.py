@@ -44,13 +44,13 @@ class Stacked(Tensor):
         rule, kwargs = _RULES.get(func), kwargs or {}
         with torch._C.DisableTorchFunction():
             if rule is None:
-                rule = _attribute if func.__name__ in _ATTRIBUTES else _run_by_run
+                rule = _access if func.__name__ in _ATTRIBUTES else _run_by_run
             result = rule(func, args, kwargs)
             return _run_by_run(func, args, kwargs) if result is NotImplemented else result
 
     def __repr__(self) -> str:  # type: ignore[override]
         """Return the shape, without the data."""
-        return f"Stacked({len(runs(self))} runs of {tuple(self.shape)})"
+        return f"Stacked({len(split_runs(self))} runs of {tuple(self.shape)})"
 
 
 def stack(parts: Sequence[Tensor]) -> Stacked:
@@ -66,13 +66,13 @@ def stack(parts: Sequence[Tensor]) -> Stacked:
     return torch.stack(list(parts)).as_subclass(Stacked)
 
 
-def runs(x: Tensor) -> tuple[Tensor, ...]:
+def split_runs(x: Tensor) -> tuple[Tensor, ...]:
     """Return the tensor of each run, which shares memory with ``x``."""
     with torch._C.DisableTorchFunction():
         return x.as_subclass(Tensor).unbind(0)
 
 
-def whole(x: Tensor) -> Tensor:
+def get_whole(x: Tensor) -> Tensor:
     """Return the tensor (R, ...) of all runs, which shares memory with ``x``."""
     with torch._C.DisableTorchFunction():
         return x.as_subclass(Tensor)
@@ -81,7 +81,7 @@ def whole(x: Tensor) -> Tensor:
 def divide(tree: Any, count: int) -> list[Any]:
     """Return the part of each of ``count`` runs of a tuple, list or dict of tensors and streams; all else is shared."""
     leaves, spec = tree_flatten(tree)
-    parts = [_parts(leaf, count) for leaf in leaves]
+    parts = [_split_leaf(leaf, count) for leaf in leaves]
     return [tree_unflatten([part[run] for part in parts], spec) for run in range(count)]
 
 
@@ -113,11 +113,11 @@ def unstack_modules(stacked: nn.Module, modules: Sequence[nn.Module]) -> None:
     """Copy the parameters and buffers of each run into its own module."""
     targets = [{**dict(module.named_parameters()), **dict(module.named_buffers())} for module in modules]
     for name, source in (*stacked.named_parameters(), *stacked.named_buffers()):
-        for target, value in zip(targets, runs(source), strict=True):
+        for target, value in zip(targets, split_runs(source), strict=True):
             target[name].copy_(value)
 
 
-def _parts(leaf: Any, count: int) -> Sequence[Any]:
+def _split_leaf(leaf: Any, count: int) -> Sequence[Any]:
     if type(leaf) is Stacked:
         return leaf.as_subclass(Tensor).unbind(0)
     return leaf if isinstance(leaf, Generators) else [leaf] * count
@@ -125,7 +125,7 @@ def _parts(leaf: Any, count: int) -> Sequence[Any]:
 
 def _run_by_run(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Apply any operation to one run after the other."""
-    if _writes(func) and type(args[0]) is not Stacked:
+    if _is_writing(func) and type(args[0]) is not Stacked:
         raise NotStackable(f"{func.__name__} writes the values of one run over those of another")
     count = next(len(leaf) for leaf in tree_leaves((args, kwargs)) if type(leaf) is Stacked)
     calls = divide((args, kwargs), count)
@@ -134,7 +134,7 @@ def _run_by_run(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return args[0] if results[0] is first and first is not None else stack_tree(results, func.__name__)
 
 
-def _writes(func: Callable[..., Any]) -> bool:
+def _is_writing(func: Callable[..., Any]) -> bool:
     """Whether an operation of torch, by its name, changes its first argument."""
     name = func.__name__
     return name in _WRITERS or (name.endswith("_") and not name.endswith("__"))
@@ -155,7 +155,7 @@ def _stack_or_share(name: str, values: Sequence[Any]) -> Any:
     return values[0]
 
 
-def _entrywise(func: Any, args: Any, kwargs: Any) -> Any:
+def _apply_entrywise(func: Any, args: Any, kwargs: Any) -> Any:
     """Apply an operation on entries to the memory of all runs; NotImplemented if shapes have to be aligned first."""
     return func(*args, **kwargs).as_subclass(Stacked) if _is_aligned(args, kwargs) else NotImplemented
 
@@ -206,7 +206,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """Compute the products of all runs at once, and keep what their gradients need."""
         ctx.save_for_backward(x, weight)
-        return _product(_affine_batch, _affine, x, weight, bias)
+        return _multiply(_affine_batch, _affine, x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -214,8 +214,8 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         need_x, need_weight, need_bias = ctx.needs_input_grad
         return (
-            _product(torch.bmm, torch.mm, g, weight) if need_x else None,
-            _product(torch.bmm, torch.mm, g.transpose(1, 2), x) if need_weight else None,
+            _multiply(torch.bmm, torch.mm, g, weight) if need_x else None,
+            _multiply(torch.bmm, torch.mm, g.transpose(1, 2), x) if need_weight else None,
             g.sum(dim=1) if need_bias else None,
         )
 
@@ -228,7 +228,7 @@ def _affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.addmm(bias, x, weight.t())
 
 
-def _product(batched: Callable[..., Tensor], single: Callable[..., Tensor], *factors: Tensor) -> Tensor:
+def _multiply(batched: Callable[..., Tensor], single: Callable[..., Tensor], *factors: Tensor) -> Tensor:
     """Return a product for all runs, in one call if that seems to have the rounding of a single run's.
 
     Libraries choose an order of summation by shapes and addresses; a batch of small matrices may have another than one
@@ -316,13 +316,13 @@ def _backward_of_several(func: Any, args: Any, kwargs: Any) -> Any:
     return func(tensors, **{**kwargs, "grad_tensors": gradients})
 
 
-def _attribute(func: Any, args: Any, kwargs: Any) -> Any:
+def _access(func: Any, args: Any, kwargs: Any) -> Any:
     """Get or set an attribute of the tensor of all runs; one such as ``x.T`` is another tensor, of each run."""
     value = func(*args, **kwargs)
     return NotImplemented if isinstance(value, Tensor) else value
 
 
-def _fact(read: Callable[[Tensor], Any]) -> Callable[..., Any]:
+def _read(read: Callable[[Tensor], Any]) -> Callable[..., Any]:
     return lambda func, args, kwargs: read(args[0])
 
 
@@ -349,13 +349,13 @@ _RULES: dict[Any, Callable[..., Any]] = {
     Tensor.backward: _backward,
     torch.autograd.backward: _backward_of_several,
     Tensor.size: _size,
-    _get("shape"): _fact(lambda x: x.shape[1:]),
-    _get("ndim"): _fact(lambda x: x.dim() - 1),
-    _get("nbytes"): _fact(lambda x: x.nbytes // len(x)),
-    _get("grad"): _fact(lambda x: x.grad.as_subclass(Stacked) if x.grad is not None else None),
-    Tensor.dim: _fact(lambda x: x.dim() - 1),
-    Tensor.numel: _fact(lambda x: x.numel() // len(x)),
-    Tensor.__len__: _fact(lambda x: x.shape[1]),
+    _get("shape"): _read(lambda x: x.shape[1:]),
+    _get("ndim"): _read(lambda x: x.dim() - 1),
+    _get("nbytes"): _read(lambda x: x.nbytes // len(x)),
+    _get("grad"): _read(lambda x: x.grad.as_subclass(Stacked) if x.grad is not None else None),
+    Tensor.dim: _read(lambda x: x.dim() - 1),
+    Tensor.numel: _read(lambda x: x.numel() // len(x)),
+    Tensor.__len__: _read(lambda x: x.shape[1]),
     **dict.fromkeys(
         (
             torch.relu, F.relu, torch.sigmoid, torch.tanh, torch.exp, torch.clone, torch.zeros_like, torch.ones_like,
@@ -363,7 +363,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
             Tensor.mul, Tensor.div, Tensor.neg, Tensor.__add__, Tensor.__radd__, Tensor.__sub__, Tensor.__rsub__,
             Tensor.__mul__, Tensor.__rmul__, Tensor.__truediv__, Tensor.__neg__, Tensor.abs, Tensor.clamp, _get("data"),
         ),
-        _entrywise,
+        _apply_entrywise,
     ),
     **dict.fromkeys(
         (Tensor.requires_grad_, Tensor.add_, Tensor.__iadd__, Tensor.mul_, Tensor.__imul__, Tensor.copy_, Tensor.zero_),
@@ -373,7 +373,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def batches(count: int, size: int, order: torch.Generator, device: torch.device) -> list[Tensor]:
+def draw_batches(count: int, size: int, order: torch.Generator, device: torch.device) -> list[Tensor]:
     """Return ``count`` rows in random batches; a last batch of one row joins the one before, for BatchNorm."""
     streams = order if isinstance(order, Generators) else [order]
     drawn = [torch.randperm(count, generator=stream) for stream in streams]

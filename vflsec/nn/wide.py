@@ -110,7 +110,7 @@ class CategoryEmbedding(WeightTable):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return embeddings and numbers (B, width)."""
-        if isinstance(x, SparseRows) and not x.requires_grad and self._fits(x):
+        if isinstance(x, SparseRows) and not x.requires_grad and self._is_complete(x):
             rows = x.places[:, self.is_category] + self.shift
             embedded = F.embedding(rows, self.weight, sparse=self.sparse).flatten(1)
             return torch.cat([embedded, x.entries[:, ~self.is_category]], dim=1)
@@ -118,7 +118,7 @@ class CategoryEmbedding(WeightTable):
         parts = [x[:, at : at + size] @ w for (at, size), w in zip(self.blocks, weights, strict=True)]
         return torch.cat([*parts, x[:, self.numbers]], dim=1)
 
-    def _fits(self, x: SparseRows) -> bool:
+    def _is_complete(self, x: SparseRows) -> bool:
         """Whether rows have an entry for each raw column of the layout, as those of ``ColumnEncoder`` have."""
         return x.places.shape[1] == len(self.is_category) and x.shape[1] == len(self.weight) + len(self.numbers)
 

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from vflsec.papers.recipe import Recipe
 from vflsec.papers.recipe_grid import TableEntry
 from vflsec.report.curve import COLORS, LABELS, MARKERS, Curve, fix_style
-from vflsec.results.statistics import interval_over_seeds
+from vflsec.results.statistics import bound_over_seeds
 
 STYLES = ("-", "--", "-.", ":")
 WIDTH, HEIGHT = 3.9, 3.1
@@ -31,9 +31,9 @@ def draw_curves(recipe: Recipe, entries: Sequence[TableEntry]) -> Curve:
     for row in recipe.rows:
         of_row = [entry for entry in entries if (entry.group, entry.row) == (row.group, row.name)]
         panels.setdefault((row.group, row.panel), {})[row.curve or row.name] = of_row
-    figure, grid = _grid(len(panels), most=3 if len(panels) > 4 else 2)
+    figure, grid = _draw_grid(len(panels), most=3 if len(panels) > 4 else 2)
     names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
-    places, ticks = _places([column.name for column in recipe.columns])
+    places, ticks = _place_columns([column.name for column in recipe.columns])
     step = min((b - a for a, b in pairwise(places)), default=1.0)
     for axes, ((group, panel), lines) in zip(grid, panels.items(), strict=True):
         for name, points in lines.items():
@@ -45,11 +45,11 @@ def draw_curves(recipe: Recipe, entries: Sequence[TableEntry]) -> Curve:
         axes.set_ylabel(LABELS.get(metric, metric))
         axes.set_xticks(places, ticks)
         axes.set_xlabel(recipe.axis)
-        _finish(axes, _title(recipe, group, panel))
+        _finish(axes, _write_title(recipe, group, panel))
     handles = [_handle(k, name) for k, name in enumerate(names)]
     if any(entry.printed is not None for entry in entries):
         handles.append(Line2D([], [], color="#666666", marker="o", markerfacecolor="white", ls="none", label="printed"))
-    return _add_legend(figure, handles, _whole(recipe))
+    return _add_legend(figure, handles, _title_all(recipe))
 
 
 @fix_style()
@@ -58,11 +58,11 @@ def draw_tradeoff(recipe: Recipe, entries: Sequence[TableEntry]) -> Curve:
 
     Colors are curves and markers are strengths. Crosses are 95 % intervals over seeds; printed values are open.
     """
-    leaks = [column.name for column in recipe.columns if recipe.question_at(recipe.rows[0], column).measure == "leak"]
+    leaks = [column.name for column in recipe.columns if recipe.get_question(recipe.rows[0], column).measure == "leak"]
     groups = list(dict.fromkeys(row.group for row in recipe.rows))
     names = list(dict.fromkeys(row.curve or row.name for row in recipe.rows))
-    strengths = sorted({recipe.question_at(row, recipe.columns[0]).strength for row in recipe.rows})
-    figure, grid = _grid(len(groups) * len(leaks), most=len(leaks) if len(leaks) > 1 else 2)
+    strengths = sorted({recipe.get_question(row, recipe.columns[0]).strength for row in recipe.rows})
+    figure, grid = _draw_grid(len(groups) * len(leaks), most=len(leaks) if len(leaks) > 1 else 2)
     for axes, (group, leak) in zip(grid, ((group, leak) for group in groups for leak in leaks), strict=True):
         measures: dict[str, str] = {}
         alone = []
@@ -73,20 +73,20 @@ def draw_tradeoff(recipe: Recipe, entries: Sequence[TableEntry]) -> Curve:
                     continue
                 by_column = {e.column: e for e in entries if (e.group, e.row) == (group, row.name)}
                 utility, at = next(e for e in by_column.values() if e.measure == "utility"), by_column[leak]
-                marker = MARKERS[strengths.index(recipe.question_at(row, recipe.columns[0]).strength) % len(MARKERS)]
+                marker = MARKERS[strengths.index(recipe.get_question(row, recipe.columns[0]).strength) % len(MARKERS)]
                 if utility.measured is not None and at.measured is not None:
                     measured.append((utility, at, marker))
                     measures |= {"x": utility.metric, "y": at.metric}
                 if utility.printed is not None and at.printed is not None:
                     printed.append((utility.printed, at.printed, marker))
                 if at.alone:
-                    alone.append(interval_over_seeds(list(at.alone.values())).mean)
+                    alone.append(bound_over_seeds(list(at.alone.values())).mean)
             _draw_curve(axes, measured, printed, k)
         if alone:
             axes.axhline(max(alone), color="#444444", linestyle=(0, (4, 3)), linewidth=1.1, zorder=1)
         axes.set_xlabel(f"utility: {LABELS.get(measures.get('x', ''), measures.get('x', ''))} of the joint model")
         axes.set_ylabel(f"leak: {LABELS.get(measures.get('y', ''), measures.get('y', ''))} of inferred labels")
-        _finish(axes, _title(recipe, group, leak))
+        _finish(axes, _write_title(recipe, group, leak))
     _share_scales(grid, len(leaks))
     handles = [Line2D([], [], color=COLORS[k % 6], ls=STYLES[k // 6], label=name) for k, name in enumerate(names)]
     signs = [
@@ -98,7 +98,7 @@ def draw_tradeoff(recipe: Recipe, entries: Sequence[TableEntry]) -> Curve:
     if any(entry.printed is not None for entry in entries):
         signs.append(Line2D([], [], color="#666666", marker="o", markerfacecolor="white", ls="none", label="printed"))
     figure.legend(handles=signs, loc="outside lower right", ncols=3, frameon=False, fontsize=9)
-    return _add_legend(figure, handles, _whole(recipe), loc="outside lower left", ncols=3 if len(names) > 3 else 2)
+    return _add_legend(figure, handles, _title_all(recipe), loc="outside lower left", ncols=3 if len(names) > 3 else 2)
 
 
 @fix_style()
@@ -127,7 +127,7 @@ def draw_changes(recipe: Recipe, entries: Sequence[TableEntry]) -> Curve:
     axes.set_yticks(range(len(rows)), rows, fontsize=8)
     axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
     axes.grid(visible=False)
-    title = f"{_whole(recipe)}: change of the advantage against {recipe.against}"
+    title = f"{_title_all(recipe)}: change of the advantage against {recipe.against}"
     figure.suptitle("\n".join(textwrap.wrap(title, 13 * len(columns))), x=0.01, ha="left", fontsize=10)
     return figure
 
@@ -185,16 +185,16 @@ def _draw_curve(
     axes.plot(*zip(*path, strict=True), style, color=color, linewidth=1.2, alpha=0.8, zorder=2 + k)
     for utility, leak, marker in measured:
         a, b = utility.measured or 0.0, leak.measured or 0.0
-        axes.plot(_span(utility), [b, b], color=color, linewidth=0.8, alpha=0.35, zorder=1.5)
-        axes.plot([a, a], _span(leak), color=color, linewidth=0.8, alpha=0.35, zorder=1.5)
+        axes.plot(_get_ends(utility), [b, b], color=color, linewidth=0.8, alpha=0.35, zorder=1.5)
+        axes.plot([a, a], _get_ends(leak), color=color, linewidth=0.8, alpha=0.35, zorder=1.5)
         axes.plot([a], [b], marker, color=color, ms=6.5, markeredgecolor="white", markeredgewidth=0.7, zorder=20 + k)
 
 
 def _draw_line(axes: Axes, x: Sequence[float], entries: Sequence[TableEntry], k: int, within: float) -> None:
-    color, marker = COLORS[k % len(COLORS)], _marker(k)
+    color, marker = COLORS[k % len(COLORS)], _get_marker(k)
     there = [(place, entry) for place, entry in zip(x, entries, strict=True) if entry.measured is not None]
     for place, entry in there:
-        axes.plot([place, place], _span(entry), color=color, linewidth=0.9, alpha=0.5, zorder=1.5)
+        axes.plot([place, place], _get_ends(entry), color=color, linewidth=0.9, alpha=0.5, zorder=1.5)
     axes.plot(
         [place for place, _ in there],
         [entry.measured or 0.0 for _, entry in there],
@@ -212,21 +212,21 @@ def _draw_line(axes: Axes, x: Sequence[float], entries: Sequence[TableEntry], k:
             axes.plot([place + 0.02 * within], [entry.printed], marker, color=color, markerfacecolor="white", ms=3.5)
 
 
-def _span(entry: TableEntry) -> list[float]:
+def _get_ends(entry: TableEntry) -> list[float]:
     """Return the ends of the interval; the mean twice where there is none."""
     mean = entry.measured or 0.0
     return [mean if entry.low is None else entry.low, mean if entry.high is None else entry.high]
 
 
-def _marker(k: int) -> str:
+def _get_marker(k: int) -> str:
     return MARKERS[(k + k // len(COLORS)) % len(MARKERS)]
 
 
 def _handle(k: int, name: str) -> Line2D:
-    return Line2D([], [], color=COLORS[k % len(COLORS)], ls=STYLES[k // len(COLORS)], marker=_marker(k), label=name)
+    return Line2D([], [], color=COLORS[k % len(COLORS)], ls=STYLES[k // len(COLORS)], marker=_get_marker(k), label=name)
 
 
-def _places(names: Sequence[str]) -> tuple[list[float], list[str]]:
+def _place_columns(names: Sequence[str]) -> tuple[list[float], list[str]]:
     """Return where columns stand on the x axis: at their numbers, or else evenly."""
     try:
         return [float(name.removesuffix("%").strip()) for name in names], list(names)
@@ -234,7 +234,7 @@ def _places(names: Sequence[str]) -> tuple[list[float], list[str]]:
         return [float(k) for k in range(len(names))], list(names)
 
 
-def _grid(panels: int, most: int) -> tuple[Curve, list[Axes]]:
+def _draw_grid(panels: int, most: int) -> tuple[Curve, list[Axes]]:
     across = min(panels, most)
     down = -(-panels // across)
     figure = Curve(figsize=(WIDTH * across + 0.3, HEIGHT * down + 0.9), layout="constrained")
@@ -246,13 +246,13 @@ def _grid(panels: int, most: int) -> tuple[Curve, list[Axes]]:
 
 def _share_scales(grid: Sequence[Axes], across: int) -> None:
     """Give the diagrams of one group, which are side by side, the same scales."""
-    for line in _lines(grid, across):
+    for line in _split_lines(grid, across):
         low, high = np.min([axes.get_ylim() for axes in line]), np.max([axes.get_ylim() for axes in line])
         for axes in line:
             axes.set_ylim(low, high)
 
 
-def _lines(grid: Sequence[Axes], across: int) -> Iterator[Sequence[Axes]]:
+def _split_lines(grid: Sequence[Axes], across: int) -> Iterator[Sequence[Axes]]:
     for k in range(0, len(grid), across):
         yield grid[k : k + across]
 
@@ -264,13 +264,13 @@ def _finish(axes: Axes, title: str) -> None:
     axes.margins(x=0.08, y=0.1)
 
 
-def _title(recipe: Recipe, group: str, panel: str) -> str:
+def _write_title(recipe: Recipe, group: str, panel: str) -> str:
     """Return the title of one diagram: the group, unless it is the only one, and what else tells diagrams apart."""
     several = len({row.group for row in recipe.rows}) > 1
     return ", ".join(filter(None, (_name_group(recipe, group) if several else "", panel)))
 
 
-def _whole(recipe: Recipe) -> str:
+def _title_all(recipe: Recipe) -> str:
     """Return the title of a picture, with the data if all of it is of one group."""
     groups = {row.group for row in recipe.rows}
     return f"{recipe.title} ({_name_group(recipe, *groups)})" if len(groups) == 1 and any(groups) else recipe.title

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from vflsec.base import files
-from vflsec.base.checks import unknown
+from vflsec.base.checks import describe_unknown
 from vflsec.base.errors import UsageError
 from vflsec.results.records.schema import Record
 from vflsec.run import engine
@@ -19,7 +19,7 @@ from vflsec.run import spec as specs
 from vflsec.run.describe import build_manifest
 from vflsec.run.engine import Plan
 from vflsec.run.job import Evaluation
-from vflsec.run.plan import Baseline, Names, Trial, resolve, training_cell, training_trial
+from vflsec.run.plan import Baseline, Names, Trial, build_cell, make_training, resolve
 from vflsec.run.spec import EvalSpec
 from vflsec.run.store import StageDone, Store
 
@@ -37,7 +37,7 @@ class Trainings(NamedTuple):
         """Yield all results, which have no attack."""
         method = self.spec.methods[0]
         for seed in range(self.spec.seeds):
-            yield training_trial(self.spec, method, training_cell(self.spec, method, seed))
+            yield make_training(self.spec, method, build_cell(self.spec, method, seed))
 
     def baselines(self) -> tuple[Baseline, ...]:
         """Return no results, since no attack has any without the federation."""
@@ -128,10 +128,10 @@ def prepare_evaluation(settings: Mapping[str, Any], seeds: int, target: str = ""
 
 def expect_measure(spec: EvalSpec, measure: str, attack: str, strength: float | None) -> None:
     """Raise UsageError unless an evaluation has a leak by ``attack``, and the strength; CAP needs several of these."""
-    strengths = {0.0, *(strength for defense in spec.defenses for strength in spec.strengths_of(defense))}
+    strengths = {0.0, *(strength for defense in spec.defenses for strength in spec.list_strengths(defense))}
     names = (*spec.labels, *(known.name for known in spec.attacks), "worst")
     if attack and attack not in names:
-        raise UsageError(unknown("attack", attack, spec.labels))
+        raise UsageError(describe_unknown("attack", attack, spec.labels))
     if measure in ("cap", "calibrated") and len(strengths) == 1:
         raise UsageError("expected a defense with strengths in settings.defenses for CAP, got none")
     if strength is not None and strength not in strengths:
@@ -150,7 +150,7 @@ def read_bundled(folder: Path, kind: str, name: str) -> Table:
         UsageError: no such name.
     """
     if name not in list_names(folder):
-        raise UsageError(unknown(kind, name, list_names(folder)))
+        raise UsageError(describe_unknown(kind, name, list_names(folder)))
     return files.parse_toml((folder / f"{name}.toml").read_text(encoding="utf-8"))
 
 

@@ -64,12 +64,12 @@ def command(
 
     if ALL in names and len(names) > 1:
         raise UsageError(f"expected all alone, got {' '.join(names)}")
-    chosen = tuple(study.names()) if ALL in names else names
+    chosen = tuple(study.list_studies()) if ALL in names else names
     stems = [Path(name).stem for name in chosen]
     if len(set(stems)) < len(stems):
         raise UsageError(f"expected each study once, got {', '.join(stems)}: rename one of equal names")
     for name, stem in zip(chosen, stems, strict=True):
-        if name.endswith(".toml") and stem in study.names():
+        if name.endswith(".toml") and stem in study.list_studies():
             raise UsageError(f"expected another name than that of a study of vflsec, got {name}: rename the file")
     if page and dry_run:
         raise UsageError("expected --page or --dry-run, got both: a page computes nothing")
@@ -80,7 +80,7 @@ def command(
         _write_page(chosen, page, results)
         return
     if not names:
-        for name in study.names():
+        for name in study.list_studies():
             done = "measured" if (results / f"{name}.json").exists() else ""
             click.echo(f"{name:15} {done:8} {study.read_study(name).title}")
         return
@@ -116,12 +116,12 @@ def _run(
     from vflsec import api
     from vflsec.base.checks import count
     from vflsec.cli.options import report_interrupt
-    from vflsec.papers.judgement import largest_changes
+    from vflsec.papers.judgement import compare_values
     from vflsec.papers.measurements import write_measurements
     from vflsec.papers.study_grid import StudyGrid, read_study
     from vflsec.papers.verdicts import MeasuredStudy
     from vflsec.report.progress import show_progress
-    from vflsec.run.store import Store, writing
+    from vflsec.run.store import Store, guard_writing
 
     registered, stem = read_study(name), Path(name).stem
     study = msgspec.structs.replace(registered, seeds=seeds or registered.seeds)
@@ -135,16 +135,16 @@ def _run(
     with store.lock():
         store.trim()
         with report_interrupt(store):
-            for _ in show_progress(job.compute(jobs=jobs or api.cores(), device=device), missing):
+            for _ in show_progress(job.compute(jobs=jobs or api.count_cores(), device=device), missing):
                 pass
         measurements = job.measure()
         if rounding:
             first = StudyGrid(stem, msgspec.structs.replace(study, seeds=1), store).measure()
             other = _measure_other_rounding(name, stem, out / "rounding", jobs, device)
-            measurements = msgspec.structs.replace(measurements, rounding=largest_changes(first, other))
+            measurements = msgspec.structs.replace(measurements, rounding=compare_values(first, other))
         else:
             measurements = msgspec.structs.replace(measurements, rounding=_read_rounding(path, measurements))
-        with writing(path.parent):
+        with guard_writing(path.parent):
             write_measurements(path, measurements)
     click.echo(f"measurements: {path}", err=True)
     return MeasuredStudy(stem, study, measurements)
@@ -188,10 +188,10 @@ def _write_page(names: Sequence[str], page: Path, results: Path) -> None:
     from vflsec.base.errors import UsageError
     from vflsec.papers.judgement import Judgement
     from vflsec.papers.measurements import read_measurements
-    from vflsec.papers.study_grid import names as known
+    from vflsec.papers.study_grid import list_studies as known
     from vflsec.papers.study_grid import read_study
     from vflsec.papers.verdicts import MeasuredStudy
-    from vflsec.run.store import writing
+    from vflsec.run.store import guard_writing
 
     chosen = names or [name for name in known() if (results / f"{name}.json").exists()]
     if not chosen:
@@ -201,6 +201,6 @@ def _write_page(names: Sequence[str], page: Path, results: Path) -> None:
         [MeasuredStudy(stem, study, read_measurements(results / f"{stem}.json")) for stem, study in read]
     )
     unmeasured = [] if names else [name for name in known() if name not in chosen]
-    with writing(page.parent):
+    with guard_writing(page.parent):
         page.write_text(judged.page(unmeasured), encoding="utf-8")
     click.echo(f"page: {page}", err=True)

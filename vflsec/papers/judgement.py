@@ -102,8 +102,8 @@ class Judgement:
             claim = measured.study.claims[verdict.number - 1]
             for k, link in enumerate(verdict.links):
                 of = "" if link.measure == claim.arm_measure.name else f", {link.measure}"
-                first = [str(verdict.number), verdict.data, _verdict(verdict, short=short)] if k == 0 else [""] * 3
-                rows.append([*first, f"{link.text}{of}", *_numbers(link)])
+                first = [str(verdict.number), verdict.data, _show_verdict(verdict, short=short)] if k == 0 else [""] * 3
+                rows.append([*first, f"{link.text}{of}", *_write_numbers(link)])
         header = ["claim", "data", "verdict", "comparison", "difference", "margin", "seen from", "seeds"]
         hidden = ("margin", "seen from") if short else ()
         return Cells.from_texts(measured.study.title, header, rows).only(lambda column: column.title not in hidden)
@@ -142,7 +142,7 @@ class Judgement:
 
     def to_markdown(self) -> str:
         """Return the tables as Markdown."""
-        sections = [self._section(measured) for measured in self.measured]
+        sections = [self._write_section(measured) for measured in self.measured]
         return "\n\n".join([*sections, formats.as_markdown(self.counts()), *self.remarks()]) + "\n"
 
     def to_json(self) -> str:
@@ -158,31 +158,31 @@ class Judgement:
         """Return the page of all studies; ``unmeasured`` are the names of those without measurements."""
         head = HEAD.format(
             fewest=MIN_SEEDS,
-            power=_percent(POWER),
+            power=_to_percent(POWER),
             verdicts=len(self.verdicts),
-            alpha=_percent(1 - LEVEL),
-            level=_percent(LEVEL),
+            alpha=_to_percent(1 - LEVEL),
+            level=_to_percent(LEVEL),
         )
         remarks = [f"* {line}" for line in self.remarks()]
         remarks += [f"* Registered, not measured yet: {', '.join(unmeasured)}"] if unmeasured else []
-        parts = [head, "## Summary", formats.as_markdown(self.counts()), formats.as_markdown(self._link_titles())]
+        parts = [head, "## Summary", formats.as_markdown(self.counts()), formats.as_markdown(self._list_titles())]
         parts += ["\n".join(remarks)] if remarks else []
-        parts += [self._section(measured) for measured in self.measured]
+        parts += [self._write_section(measured) for measured in self.measured]
         return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
-    def _link_titles(self) -> Cells:
+    def _list_titles(self) -> Cells:
         cells = self.studies()
         titles = {measured.name: measured.study.title for measured in self.measured}
         rows = [[f"{titles[row[0]]} ({row[0]})", *row[1:]] for row in cells.rows]
         return cells._replace(rows=rows)
 
-    def _section(self, measured: MeasuredStudy) -> str:
+    def _write_section(self, measured: MeasuredStudy) -> str:
         name, study, made = measured
         versions = ", ".join(f"{name} {made.versions[name]}" for name in ("vflsec", "torch") if name in made.versions)
         commit = f", commit {made.commit[:10]}" if made.commit else ""
         facts = (
             f"{study.source}. Registered {study.registered} as `{name}`; {count(made.seeds, 'seed')}, "
-            f"{made.seconds / 60:.1f} minutes; {versions}{commit}. {_rounding(made)}"
+            f"{made.seconds / 60:.1f} minutes; {versions}{commit}. {_write_rounding(made)}"
         )
         notes = [f"* {note}" for note in study.notes]
         open_attacks = sorted(
@@ -194,7 +194,7 @@ class Judgement:
         return "\n\n".join([*parts, "\n".join(notes)]).rstrip("\n")
 
 
-def largest_changes(measurements: Measurements, other: Measurements) -> dict[str, float]:
+def compare_values(measurements: Measurements, other: Measurements) -> dict[str, float]:
     """Return by measure the largest difference between the values of two runs with equal seeds."""
     theirs = {(values.data, values.arm, values.measure): values.by_seed for values in other.values}
     largest: dict[str, float] = {}
@@ -206,28 +206,28 @@ def largest_changes(measurements: Measurements, other: Measurements) -> dict[str
     return largest
 
 
-def _rounding(measurements: Measurements) -> str:
+def _write_rounding(measurements: Measurements) -> str:
     if not measurements.rounding:
         return "Sensitivity to the machine's rounding was not measured."
     changed = ", ".join(f"{name} {value:.4f}" for name, value in measurements.rounding.items())
     return f"Largest change of a value of the first seed under the rounding of another processor: {changed}."
 
 
-def _verdict(verdict: Verdict, *, short: bool) -> str:
+def _show_verdict(verdict: Verdict, *, short: bool) -> str:
     bold = verdict.decision if short else f"**{verdict.decision}**"
     return bold if verdict.decision == verdict.single else f"{bold} (by itself: {verdict.single})"
 
 
-def _numbers(link: ClaimComparison) -> list[str]:
+def _write_numbers(link: ClaimComparison) -> list[str]:
     n, lost = len(link.differences), f" ({len(link.lost)} lost)" if link.lost else ""
     if n == 0:
-        return ["–", _limit(link), "–", f"{n}{lost}"]
+        return ["–", _write_limit(link), "–", f"{n}{lost}"]
     ends = "" if math.isnan(link.low) else f" [{_format_signed(link.low)}, {_format_signed(link.high)}]"
     seen = f"{link.detectable:.3f}" if math.isfinite(link.detectable) else "–"
-    return [f"{_format_signed(link.mean)}{ends}", _limit(link), seen, f"{n}{lost}"]
+    return [f"{_format_signed(link.mean)}{ends}", _write_limit(link), seen, f"{n}{lost}"]
 
 
-def _limit(link: ClaimComparison) -> str:
+def _write_limit(link: ClaimComparison) -> str:
     return f"{link.margin:g}" if link.margin >= 0 else f"> −{-link.margin:g}"
 
 
@@ -235,5 +235,5 @@ def _format_signed(value: float) -> str:
     return f"{value:+.3f}".replace("-", "−")
 
 
-def _percent(value: float) -> str:
+def _to_percent(value: float) -> str:
     return f"{100 * value:.0f} %"

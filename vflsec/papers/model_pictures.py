@@ -104,8 +104,8 @@ def attribute(trained: Trained, split: str = "test", *, background: str = "train
     Raises:
         UsageError: the head is another.
     """
-    training = _training(trained)
-    inputs, mean = (torch.cat(list(_inputs(training, rows).values()), dim=1) for rows in (split, background))
+    training = _get_training(trained)
+    inputs, mean = (torch.cat(list(_get_inputs(training, rows).values()), dim=1) for rows in (split, background))
     top = training.top
     assert isinstance(top, Top)
     if not isinstance(top.head, nn.Linear) or top.aggregation != "concat" or top.head.in_features != inputs.shape[1]:
@@ -114,10 +114,10 @@ def attribute(trained: Trained, split: str = "test", *, background: str = "train
         )
     weight = top.head.weight.detach()
     weight = weight[0] if len(weight) == 1 else weight[1] - weight[0]
-    return Attribution(_names(training), weight * (inputs - mean.mean(dim=0)), inputs)
+    return Attribution(_list_names(training), weight * (inputs - mean.mean(dim=0)), inputs)
 
 
-def _training(trained: Trained) -> SplitTraining:
+def _get_training(trained: Trained) -> SplitTraining:
     method, federation = trained.method, trained.federation
     if not isinstance(method, SplitMethod) or federation.n_classes != 2:
         got = f"{method.name} and {federation.n_classes} classes"
@@ -129,13 +129,13 @@ def _training(trained: Trained) -> SplitTraining:
 
 
 @torch.no_grad()
-def _inputs(training: SplitTraining, split: str) -> dict[str, Tensor]:
+def _get_inputs(training: SplitTraining, split: str) -> dict[str, Tensor]:
     """Return each party's embeddings of the rows of ``split`` before its defenses, the active party's first."""
     parties = training.federation.parties.items()
     return {name: training.bottoms[name](party.features[split]) for name, party in parties}
 
 
-def _names(training: SplitTraining) -> tuple[str, ...]:
+def _list_names(training: SplitTraining) -> tuple[str, ...]:
     several = len(training.federation.passive) > 1
     return tuple(
         name for party in training.federation.parties.values() for name in _name_inputs(training, party, several)

@@ -15,11 +15,11 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from vflsec.base.checks import unknown
+from vflsec.base.checks import describe_unknown
 from vflsec.base.errors import UsageError
 from vflsec.core import hooks, registry
 from vflsec.core.attack import Target
-from vflsec.core.defense import Defense, touches
+from vflsec.core.defense import Defense, list_hooks
 from vflsec.core.hooks import Runs
 from vflsec.core.message import Kind
 from vflsec.papers.grid import Table, convert, list_names, merge_tables, read_bundled, read_table
@@ -153,7 +153,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError(f"expected seeds from 1 to {MAX_SEEDS}, got {got}")
         for metric in (self.metric, *(part.metric for part in (*self.rows, *self.columns))):
             if metric not in ("", *METRICS):
-                raise ValueError(unknown("metric", metric, METRICS))
+                raise ValueError(describe_unknown("metric", metric, METRICS))
         for kind, parts in (("column", self.columns), ("row", self.rows), ("group", self.groups)):
             _check_names(kind, parts, getattr(self.quick, f"{kind}s") or ())
         parts = [*self.groups, *self.rows, *self.columns]
@@ -166,7 +166,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for row in self.rows:
             self._check_row(row)
         if self.against and self.against not in {row.name for row in self.rows}:
-            raise ValueError(unknown("row in against", self.against, [row.name for row in self.rows]))
+            raise ValueError(describe_unknown("row in against", self.against, [row.name for row in self.rows]))
         self._check_measures()
 
     def _check_row(self, row: TablePart) -> None:
@@ -180,7 +180,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError(f"row {row.name}: expected no trials in a recipe with attacks, got {len(row.trials)}")
 
     def _check_measures(self) -> None:
-        measures = {self.question_at(row, column).measure for row in self.rows for column in self.columns}
+        measures = {self.get_question(row, column).measure for row in self.rows for column in self.columns}
         if self.has_attacks and measures & {"hours", "megabytes"}:
             raise ValueError(f"expected a measure of trainings or of attacks, got {', '.join(sorted(measures))}")
         if self.picture == "tradeoff" and not {"utility", "leak"} <= measures:
@@ -189,9 +189,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def has_attacks(self) -> bool:
         """Whether any cell needs an evaluation with attacks; then utilities are those of that evaluation."""
-        return any(self.question_at(row, column).measure in ATTACKED for row in self.rows for column in self.columns)
+        return any(self.get_question(row, column).measure in ATTACKED for row in self.rows for column in self.columns)
 
-    def question_at(self, row: TablePart, column: TablePart) -> Asked:
+    def get_question(self, row: TablePart, column: TablePart) -> Asked:
         """Return what is measured at one cell."""
         strengths = (part.strength for part in (column, row) if part.strength is not None)
         return Asked(
@@ -228,12 +228,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Return the group of a row."""
         return next((group for group in self.groups if group.name == row.group), None)
 
-    def settings_of(self, row: TablePart, column: TablePart) -> Table:
+    def get_settings(self, row: TablePart, column: TablePart) -> Table:
         """Return all settings of one cell of the table."""
         group = self.group_of(row)
         settings = merge_tables(self.settings, group.settings if group else {}, row.settings, column.settings)
         methods = {specs.parse_method(text).name for text in settings.get("methods", ())}
-        others = set(specs.method_names()) - methods  # a column may have options of the methods of several rows
+        others = set(specs.list_methods()) - methods  # a column may have options of the methods of several rows
         if "method" in settings:
             settings["method"] = {name: given for name, given in settings["method"].items() if name not in others}
         return merge_tables({"model": {"encoder": self._encoder}}, settings) if self._encoder else settings
@@ -243,7 +243,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """The encoder of all methods where settings name none: they are compared, and so they have the same."""
         parts = (self.settings, *(part.settings for part in (*self.groups, *self.rows, *self.columns)))
         named = {specs.parse_method(text).name for settings in parts for text in settings.get("methods", ())}
-        known = [specs.class_of("methods", name) for name in named if name in specs.method_names()]
+        known = [specs.load_class("methods", name) for name in named if name in specs.list_methods()]
         return "auto" if any(method.encoder == "auto" for method in known) else ""
 
 
@@ -256,7 +256,7 @@ def _check_names(kind: str, parts: Sequence[TablePart], quick: Collection[str]) 
         raise ValueError(f"expected different names of each {kind}, got {', '.join(names)}")
     for name in quick:
         if name not in names:
-            raise ValueError(f"quick: {unknown(kind, name, names)}")
+            raise ValueError(f"quick: {describe_unknown(kind, name, names)}")
 
 
 def _check_settings(settings: Table) -> None:
@@ -269,7 +269,7 @@ def _check_settings(settings: Table) -> None:
         raise ValueError("expected seeds beside settings, got them in settings: move them")
 
 
-def names() -> list[str]:
+def list_recipes() -> list[str]:
     """Return the names of the recipes that come with vflsec."""
     return list_names(FOLDER)
 
@@ -325,27 +325,27 @@ def list_defenses() -> dict[str, type[Defense]]:
     They change the gradients that it sends, or how it learns from labels. Encryption of what it receives is no such
     defense.
     """
-    known = {name: registry.load("defenses", name) for name in registry.entries("defenses")}
+    known = {name: registry.load("defenses", name) for name in registry.list_all("defenses")}
     return {
         name: kind
         for name, kind in known.items()
-        if registry.origin("defenses", name) == "built in"
-        and (kind.points[:1] == (Kind.GRADIENT,) or _acts_on_learning(kind))
+        if registry.get_origin("defenses", name) == "built in"
+        and (kind.points[:1] == (Kind.GRADIENT,) or _is_on_learning(kind))
     }
 
 
-def _acts_on_learning(kind: type[Defense]) -> bool:
-    return any(hook.run_by is Runs.ACTIVE for hook in touches(kind) - {hooks.PROTOCOL})
+def _is_on_learning(kind: type[Defense]) -> bool:
+    return any(hook.run_by is Runs.ACTIVE for hook in list_hooks(kind) - {hooks.PROTOCOL})
 
 
-def _ends(kind: type[Defense]) -> tuple[float, ...]:
+def _find_ends(kind: type[Defense]) -> tuple[float, ...]:
     """Return the first and the last of a defense's usual strengths."""
     return tuple(dict.fromkeys((kind.strengths[0], kind.strengths[-1])))
 
 
 def list_sweeps() -> list[str]:
     """Return each defense of labels with its strengths, as settings name them."""
-    return [f"{name}:lambda={','.join(map(repr, _ends(kind)))}" for name, kind in list_defenses().items()]
+    return [f"{name}:lambda={','.join(map(repr, _find_ends(kind)))}" for name, kind in list_defenses().items()]
 
 
 def list_rows(columns: int) -> list[Table]:
@@ -356,6 +356,6 @@ def list_rows(columns: int) -> list[Table]:
         *(
             {"name": f"{name} {strength:.4g}", "printed": printed, "defense": name, "strength": strength}
             for name, kind in list_defenses().items()
-            for strength in _ends(kind)
+            for strength in _find_ends(kind)
         ),
     ]

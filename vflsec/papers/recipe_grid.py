@@ -27,7 +27,7 @@ from vflsec.results.analysis.summary import summarize
 from vflsec.results.metrics import METRICS
 from vflsec.results.records.schema import Block, Record, Result
 from vflsec.run.cell import Cell
-from vflsec.run.federation import partition_of
+from vflsec.run.federation import get_partition
 from vflsec.run.job import Evaluation
 from vflsec.run.plan import Trial
 from vflsec.run.runner import load_cell
@@ -105,7 +105,7 @@ class RecipeGrid(Grid):
         made: dict[bytes, Trainings | Evaluation] = {}
         for i, row in enumerate(recipe.rows):
             for j, column in enumerate(recipe.columns):
-                settings, asked = recipe.settings_of(row, column), recipe.question_at(row, column)
+                settings, asked = recipe.get_settings(row, column), recipe.get_question(row, column)
                 for trial in row.trials or [{}]:
                     part = self._prepare(merge_tables(settings, trial), made)
                     if isinstance(part, Evaluation):
@@ -140,12 +140,12 @@ class RecipeGrid(Grid):
             for place, parts in self.parts.items()
         ]
 
-    def question_at(self, place: Place) -> Asked:
+    def get_question(self, place: Place) -> Asked:
         """Return what is measured at a cell of the table."""
-        return self.recipe.question_at(self.recipe.rows[place[0]], self.recipe.columns[place[1]])
+        return self.recipe.get_question(self.recipe.rows[place[0]], self.recipe.columns[place[1]])
 
     def _measure_trainings(self, place: Place, records: Mapping[str, Record]) -> CellValues:
-        asked, values = self.question_at(place), {}
+        asked, values = self.get_question(place), {}
         metric = asked.metric
         for rows in zip(*(part.trials() for part in self.parts[place]), strict=True):  # of one seed
             done = {row.key: record for row in rows if isinstance(record := records.get(row.key), Result)}
@@ -154,7 +154,7 @@ class RecipeGrid(Grid):
                 continue
             value: float | None
             if asked.measure == "hours":
-                value = self._hours(row.cell, asked.phase)
+                value = self._measure_hours(row.cell, asked.phase)
             elif asked.measure == "megabytes":
                 value = record.reached["paper_bytes"] / 2**20 if "paper_bytes" in record.reached else None
             else:
@@ -185,14 +185,14 @@ class RecipeGrid(Grid):
             return None
         return load_cell(cell, stored.path, facts.history, "cpu")
 
-    def _hours(self, cell: Cell, phase: str) -> float | None:
+    def _measure_hours(self, cell: Cell, phase: str) -> float | None:
         facts = self.store.cell(cell.key).read()
         spent = facts.phase_seconds if isinstance(facts, CellFacts) else {}
         seconds = spent.get(phase) if phase else sum(spent.values())
         return None if seconds is None else seconds / 3600
 
     def _measure_evaluation(self, place: Place, records: Mapping[str, Record], summary: Summary) -> CellValues:
-        asked = self.question_at(place)
+        asked = self.get_question(place)
         by_seed, metric = self._read_cell(place, records, summary)
         leak = _find_leak(asked, summary)
         alone = dict(leak.alone_by_seed) if leak and asked.measure == "leak" and not asked.metric else {}
@@ -203,7 +203,7 @@ class RecipeGrid(Grid):
 
     def _read_cell(self, place: Place, records: Mapping[str, Record], summary: Summary) -> tuple[dict[int, float], str]:
         """Return a number for each seed, and its metric, from the records of one evaluation."""
-        asked = self.question_at(place)
+        asked = self.get_question(place)
         if asked.measure == "cap":
             cap = next((cap for cap in summary.cap if cap.attack == asked.attack), None)
             return (dict(cap.by_seed) if cap else {}), summary.metric
@@ -217,7 +217,7 @@ class RecipeGrid(Grid):
             record = records.get(row.key)
             acts = row.attack is not None and row.attack.make().acts_in_training
             wanted = row.label == asked.attack or (asked.measure == "utility" and not acts)
-            if not _matches(asked, row.strength, row.defense) or not wanted or not isinstance(record, Result):
+            if not _is_match(asked, row.strength, row.defense) or not wanted or not isinstance(record, Result):
                 continue
             block = record.utility if asked.measure == "utility" else record.leak.get("test")
             if block is not None and not record.control and record.status in USABLE:
@@ -241,22 +241,22 @@ def _find_leak(asked: Asked, summary: Summary) -> Leak | Guessing | None:
     """Return the leak by the attack that is asked for, at its strength; on integrity, the success of its trigger."""
     if asked.target == "integrity":
         for d in summary.integrity:
-            if d.attack == asked.attack and _matches(asked, d.strength, d.defense):
+            if d.attack == asked.attack and _is_match(asked, d.strength, d.defense):
                 return Guessing(d.success.metric, d.success_by_seed, d.chance_by_seed, d.chance)
         return None
     points = (p for p in (*summary.points, *summary.worst) if p.target == asked.target and p.attack == asked.attack)
-    point = next((p for p in points if _matches(asked, p.strength, p.defense)), None)
+    point = next((p for p in points if _is_match(asked, p.strength, p.defense)), None)
     return None if point is None else point.leak_train if asked.guessed == "train" else point.leak
 
 
-def _matches(asked: Asked, strength: float, defense: str) -> bool:
+def _is_match(asked: Asked, strength: float, defense: str) -> bool:
     return strength == asked.strength and (not strength or asked.defense in ("", defense))
 
 
 def _expect_validation(parts: Sequence[Trainings | Evaluation]) -> None:
     """Raise UsageError unless there are validation rows to choose by."""
     for part in parts:
-        if not len(partition_of(next(iter(part.trials())).cell).labels["val"]):
+        if not len(get_partition(next(iter(part.trials())).cell).labels["val"]):
             raise UsageError("expected validation rows to choose between trials, got none: raise data.validation")
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vflsec.papers.recipe_grid import RecipeGrid
 
 
-def _time(missing: int, before: Iterable[RecipeGrid], jobs: int) -> str:
+def _forecast(missing: int, before: Iterable[RecipeGrid], jobs: int) -> str:
     """Return how long ``missing`` trainings or results take, by the first job that has some."""
     each = next((job.seconds() / done for job in before if (done := len(job.records()))), None)
     if each is None:
@@ -60,10 +60,10 @@ def command(
     from vflsec.papers.reproduction import Reproduction
     from vflsec.report.progress import show_progress
     from vflsec.run.engine import check_device
-    from vflsec.run.store import Store, writing
+    from vflsec.run.store import Store, guard_writing
 
     if name is None:
-        for known in recipe.names():
+        for known in recipe.list_recipes():
             click.echo(f"{known:20} {recipe.read_recipe(known).title}")
         return
     check_device(device)
@@ -80,15 +80,15 @@ def command(
         if not quick:
             folder = Path("runs") / f"reproduce-{stem}-quick"
             before.append(RecipeGrid(recipe.apply_seeds(read, None, quick=True), Store(folder)))
-        click.echo(_time(missing, before, jobs or api.cores()), err=True)
+        click.echo(_forecast(missing, before, jobs or api.count_cores()), err=True)
         return
     with store.lock():
         store.trim()
         with report_interrupt(store):
-            for _ in show_progress(job.compute(jobs=jobs or api.cores(), device=device), missing):
+            for _ in show_progress(job.compute(jobs=jobs or api.count_cores(), device=device), missing):
                 pass
     result = Reproduction(stem, chosen, job.measure(), job)
     show(result, form)
-    with writing(store.folder):
+    with guard_writing(store.folder):
         for path in result.save_curve(store.folder):
             click.echo(f"curve: {path}", err=True)

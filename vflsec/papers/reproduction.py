@@ -21,8 +21,8 @@ from vflsec.papers.recipe_grid import CellValues, RecipeGrid, TableEntry
 from vflsec.report import formats
 from vflsec.report.curve import Curve, save
 from vflsec.report.formats import NARROW, Cells
-from vflsec.results.analysis.intervals import longer_side
-from vflsec.results.statistics import Interval, interval_over_seeds
+from vflsec.results.analysis.intervals import get_longer_side
+from vflsec.results.statistics import Interval, bound_over_seeds
 
 WORSE, BETTER = "▲", "▽"
 
@@ -60,7 +60,7 @@ class Reproduction:
         base = {
             (rows[cell.row].group, cell.column): cell.by_seed for cell in cells if rows[cell.row].name == recipe.against
         }
-        self.entries = [_entry(recipe, cell, base.get((rows[cell.row].group, cell.column))) for cell in cells]
+        self.entries = [_make_entry(recipe, cell, base.get((rows[cell.row].group, cell.column))) for cell in cells]
 
     def orders(self) -> list[Order]:
         """Return for each group how many pairs differ as printed."""
@@ -74,7 +74,7 @@ class Reproduction:
             if a.printed is None or b.printed is None or a.printed == b.printed:
                 continue
             counts = by_group.setdefault(a.group, [0, 0, 0])
-            counts[_agreement(a, b)] += 1
+            counts[_compare(a, b)] += 1
         return [Order(group=g, same=c[0], other=c[1], open=c[2]) for g, c in by_group.items()]
 
     def cells(self, *, narrow: bool = False) -> Cells:
@@ -112,7 +112,7 @@ class Reproduction:
                 f"other way round, {order.open} are not told apart (95 %, paired over seeds)"
             )
         lines += _format_alone(self.entries)
-        lines += self._worse()
+        lines += self._count_worse()
         has_phase = [entry for entry in self.entries if entry.seeds or entry.measure != "hours"]
         lost = [entry for entry in has_phase if entry.seeds < self.recipe.seeds]
         if lost:
@@ -125,7 +125,7 @@ class Reproduction:
             lines.append(f"LOST seeds at {len(lost)} cells, for example {cells}: {reason}")
         return [*lines, *(f"NOTE {note}" for note in self.recipe.notes)]
 
-    def _worse(self) -> list[str]:
+    def _count_worse(self) -> list[str]:
         """Return which risks some defense makes worse, and how many marks are to be expected by chance."""
         changes = [entry for entry in self.entries if entry.against and entry.low is not None]
         if not changes:
@@ -148,7 +148,7 @@ class Reproduction:
     def heading(self) -> str:
         """The source, what is measured, and the number of seeds."""
         recipe = self.recipe
-        asked = [recipe.question_at(row, column) for row in recipe.rows for column in recipe.columns]
+        asked = [recipe.get_question(row, column) for row in recipe.rows for column in recipe.columns]
         metrics = dict.fromkeys(
             NAMES.get(entry.metric, entry.metric)
             for entry in self.entries
@@ -235,16 +235,16 @@ class Reproduction:
         return self.table()
 
 
-def _entry(recipe: Recipe, cell: CellValues, base: Mapping[int, float] | None = None) -> TableEntry:
+def _make_entry(recipe: Recipe, cell: CellValues, base: Mapping[int, float] | None = None) -> TableEntry:
     """Return what was measured, or the change against ``base`` for another row."""
     row, column = recipe.rows[cell.row], recipe.columns[cell.column]
     values, against = cell.by_seed, ""
     if base is not None and row.name != recipe.against:
         values = {seed: value - base[seed] for seed, value in cell.by_seed.items() if seed in base}
         against = recipe.against
-    interval = interval_over_seeds(list(values.values())) if values else None
+    interval = bound_over_seeds(list(values.values())) if values else None
     printed = _get_printed(row, cell.column)
-    measure = recipe.question_at(row, column).measure
+    measure = recipe.get_question(row, column).measure
     least, most = 0.0, math.inf if measure in ("hours", "megabytes") else 1.0
     if recipe.against:
         least, most = -math.inf, math.inf
@@ -275,10 +275,10 @@ def _format_alone(entries: Sequence[TableEntry]) -> list[str]:
     for entry in entries:
         place = entry.group, entry.column
         if entry.alone:
-            mean = interval_over_seeds(list(entry.alone.values()))
+            mean = bound_over_seeds(list(entry.alone.values()))
             best[place] = max(best.get(place, mean), mean, key=lambda interval: interval.mean)
     return [
-        f"ALONE in {column}{f' of {group}' if group else ''}: {formats.number(interval.mean)} without joining"
+        f"ALONE in {column}{f' of {group}' if group else ''}: {formats.write_number(interval.mean)} without joining"
         for (group, column), interval in best.items()
     ]
 
@@ -287,12 +287,12 @@ def _get_printed(row: TablePart, column: int) -> float | None:
     return None if math.isnan(row.printed[column]) else row.printed[column]
 
 
-def _agreement(a: TableEntry, b: TableEntry) -> int:
+def _compare(a: TableEntry, b: TableEntry) -> int:
     """Return 0 if two cells differ as printed, 1 if the other way round, 2 if they are not told apart."""
     both = a.by_seed.keys() & b.by_seed.keys()
     if len(both) < 2:
         return 2
-    difference: Interval = interval_over_seeds([a.by_seed[seed] - b.by_seed[seed] for seed in both])
+    difference: Interval = bound_over_seeds([a.by_seed[seed] - b.by_seed[seed] for seed in both])
     if difference.low <= 0 <= difference.high:
         return 2
     return 0 if (difference.mean > 0) == ((a.printed or 0.0) > (b.printed or 0.0)) else 1
@@ -303,13 +303,13 @@ def _format_entry(entry: TableEntry, *, bare: bool = False) -> str:
         mark = {True: f" {WORSE}", False: f" {BETTER}", None: ""}[entry.worse]
         spread = "" if bare else formats.spread(entry.measured, (entry.low, entry.high))
         return f"{formats.format_signed(entry.measured)}{spread}{mark}"
-    number = _hours if entry.measure == "hours" else formats.number
-    margin = None if bare else longer_side(entry.measured, (entry.low, entry.high))
+    number = _format_hours if entry.measure == "hours" else formats.write_number
+    margin = None if bare else get_longer_side(entry.measured, (entry.low, entry.high))
     spread = "" if margin is None else f" ±{number(margin)}"
     difference = "" if entry.difference is None else f", {formats.format_signed(entry.difference)}"
     printed = "" if entry.printed is None else f" ({number(entry.printed)}{difference})"
     return f"{number(entry.measured)}{spread}{printed}"
 
 
-def _hours(value: float | None) -> str:
+def _format_hours(value: float | None) -> str:
     return "–" if value is None else f"{value:.2g}"

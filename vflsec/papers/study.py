@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from vflsec.base.checks import unknown
+from vflsec.base.checks import describe_unknown
 from vflsec.results.metrics import METRICS
 
 Table = dict[str, Any]
@@ -114,7 +114,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if bool(self.attack) != (self.measure in ATTACKED):
             raise ValueError(f"claim {self.text!r}: expected attack with {' or '.join(ATTACKED)}, and only with them")
         if self.metric not in ("", *METRICS):
-            raise ValueError(f"claim {self.text!r}: {unknown('metric', self.metric, METRICS)}")
+            raise ValueError(f"claim {self.text!r}: {describe_unknown('metric', self.metric, METRICS)}")
         if ALONE in self.than and self.measure != "leak":
             raise ValueError(f"claim {self.text!r}: expected measure leak with than = ['alone'], got {self.measure}")
         if ALONE in self.order or self.better == ALONE:
@@ -188,10 +188,10 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for claim in self.claims:
             for arm, _ in claim.measures():
                 if arm not in arms:
-                    raise ValueError(f"claim {claim.text!r}: {unknown('arm', arm, arms)}")
+                    raise ValueError(f"claim {claim.text!r}: {describe_unknown('arm', arm, arms)}")
             for name in claim.data or ():
                 if name not in data:
-                    raise ValueError(f"claim {claim.text!r}: {unknown('data', name, data)}")
+                    raise ValueError(f"claim {claim.text!r}: {describe_unknown('data', name, data)}")
         for part in (self.settings, *(part.settings for part in (*self.data, *self.arms))):
             if "seeds" in part:
                 raise ValueError("expected seeds beside settings, got them in settings: move them")

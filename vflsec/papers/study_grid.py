@@ -27,15 +27,15 @@ from vflsec.papers.measurements import Measurements, Values, measure_leaks, meas
 from vflsec.papers.study import ALONE, ATTACKED, ArmMeasure, Study
 from vflsec.results.analysis.summary import summarize
 from vflsec.run import spec as specs
-from vflsec.run.cell import Cell, result_key
+from vflsec.run.cell import Cell, make_key
 from vflsec.run.describe import read_commit
 from vflsec.run.job import Evaluation
-from vflsec.run.store import Store, environment
+from vflsec.run.store import Store, get_environment
 
 FOLDER = Path(__file__).with_name("claims")
 
 
-def names() -> list[str]:
+def list_studies() -> list[str]:
     """Return the names of the studies that come with vflsec."""
     return list_names(FOLDER)
 
@@ -124,7 +124,7 @@ class StudyGrid(Grid):
             if measure.kind not in ATTACKED or row.attack is None:
                 keys.add(_drop_defaults(row.cell).key)
             elif measure.attack in ("worst", row.label, row.attack.name):
-                keys.add(result_key(_drop_defaults(row.cell), row.attack, row.adversary, row.aux))
+                keys.add(make_key(_drop_defaults(row.cell), row.attack, row.adversary, row.aux))
         return frozenset(keys)
 
     def measure(self) -> Measurements:
@@ -146,7 +146,7 @@ class StudyGrid(Grid):
             seeds=self.study.seeds,
             time=datetime.now(UTC).isoformat(timespec="seconds"),
             commit=read_commit(),
-            versions=environment(),
+            versions=get_environment(),
             seconds=round(self.seconds(), 1),
             values=values,
         )

@@ -16,7 +16,7 @@ import msgspec
 from vflsec.base.errors import UsageError
 from vflsec.papers.measurements import Measurements, Values
 from vflsec.papers.study import ALONE, MAX_SEEDS, ArmMeasure, Claim, Study
-from vflsec.results.statistics import ALPHA, MIN_SEEDS, Paired, compare_pairs, detectable_difference, holm
+from vflsec.results.statistics import ALPHA, MIN_SEEDS, Paired, compare_pairs, correct_holm, find_detectable
 
 Decision = Literal["holds", "does not hold here", "undecided"]
 HOLDS: Decision = "holds"
@@ -119,8 +119,8 @@ def judge(studies: Sequence[MeasuredStudy]) -> list[Verdict]:
     """
     verdicts = sum(len(measured.study.list_data(claim)) for measured in studies for claim in measured.study.claims)
     cases = [case for measured in studies for case in _list_cases(measured, ALPHA / max(1, verdicts))]
-    holding = holm([case.p_holds for case in cases])
-    failing = holm([case.p_fails for case in cases])
+    holding = correct_holm([case.p_holds for case in cases])
+    failing = correct_holm([case.p_fails for case in cases])
     return [
         Verdict(
             study=case.study,
@@ -231,7 +231,7 @@ def _compare(
         deviation=difference.deviation,
         p_above=difference.p_above,
         p_below=difference.p_below,
-        detectable=detectable_difference(difference.deviation, difference.n, level=level),
+        detectable=find_detectable(difference.deviation, difference.n, level=level),
         lost=sorted(lost),
         unconverged=max(better.unconverged, other.unconverged),
     )

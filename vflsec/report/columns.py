@@ -10,7 +10,7 @@ import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vflsec.report.formats import Column, format_signed, number, status, with_ends, with_margin
+from vflsec.report.formats import Column, format_signed, with_ends, with_margin, write_number, write_status
 from vflsec.results.analysis.results import Damage, Ends, Point, Summary
 from vflsec.results.records.manifest import INTEGRITY
 
@@ -36,7 +36,7 @@ def name_of_attack(row: Point | Damage) -> str:
     return f"{'worst' if row.attack == 'worst' else PICK}: {row.choice}{column}"
 
 
-def epsilon(point: Point) -> str:
+def get_epsilon(point: Point) -> str:
     """Return the epsilon of each defense that has one, to three digits; infinity where none has."""
     spent = [(shorten(float(f"{loss['epsilon']:.3g}")), loss.get("of")) for loss in point.spent]
     texts = [f"{value} ({of})" if of else value for value, of in spent]
@@ -58,7 +58,7 @@ def shorten(value: float) -> str:
     return f"{value / 1000:.3g}k" if value >= 1000 else f"{value:g}"
 
 
-def budget(point: Point) -> str:
+def get_budget(point: Point) -> str:
     """Return what the attack spent, and how certain its sign is, given the auxiliary labels."""
     parts = [f"{shorten(value)} {name}" for name, value in point.budget.items()]
     parts += [f"sign {100 * point.sureness:.0f} %"] if point.sureness is not None else []
@@ -70,14 +70,14 @@ def scale(value: float | None, unit: float) -> str:
     return "–" if value is None else f"{value / unit:.1f}"
 
 
-def _single(point: Point, key: str, default: Any = None) -> Any:
+def _get_single(point: Point, key: str, default: Any = None) -> Any:
     """Return what the only defense with an epsilon has spent; None if there are several, which the JSON has."""
     return point.spent[0].get(key, default) if len(point.spent) == 1 else None
 
 
 def _with_alone(name: str) -> Callable[[Point], str]:
     """Return the cell of another metric, with *alone* in brackets."""
-    return lambda p: f"{number(p.leak.others.get(name))} ({number(p.leak.alone_others.get(name))})"
+    return lambda p: f"{write_number(p.leak.others.get(name))} ({write_number(p.leak.alone_others.get(name))})"
 
 
 def _with_interval(name: str, get: Callable[[Any], tuple[float | None, Ends]], **shown: Any) -> tuple[Column, ...]:
@@ -107,7 +107,7 @@ RESULTS: tuple[Column, ...] = (
            help="The strength of the defense; 0 is no defense.", is_shown=_is_evaluation),
     Column("attack", lambda r: r.attack, "attack", name_of_attack, kind="prose", rows=BOTH, place=40),
     Column("target", lambda r: INTEGRITY if isinstance(r, Damage) else r.target, kind="name", rows=BOTH),
-    Column("status", lambda r: r.status, "status", status, kind="prose", rows=BOTH, place=200,
+    Column("status", lambda r: r.status, "status", write_status, kind="prose", rows=BOTH, place=200,
            help="What is unusual: unconverged is a lower bound; diverged, collapsed and error replace a number."),
     Column("utility_metric", lambda r: r.utility.metric, kind="name", rows=BOTH),
     *_with_interval("utility", lambda r: (r.utility.mean, r.utility.ci95), title="utility ↑", rows=BOTH, place=50,
@@ -118,16 +118,16 @@ RESULTS: tuple[Column, ...] = (
            help="The rows on which the leak is measured: test rows, training rows, or both."),
     *_with_interval("leak", lambda p: (p.leak.mean, p.leak.ci95), title="leak ↓", place=60,
                     help="How well an attack guesses what it is after, by the measure in the title of its table."),
-    Column("leak_train", lambda p: p.leak_train.mean, "on train", lambda p: number(p.leak_train.mean), detail=1,
+    Column("leak_train", lambda p: p.leak_train.mean, "on train", lambda p: write_number(p.leak_train.mean), detail=1,
            place=80, help="The leak on training rows, without the rows whose answer the adversary knows."),
     Column("chance", lambda r: r.chance if isinstance(r, Damage) else r.leak.chance, "chance",
-           lambda r: number(r.chance if isinstance(r, Damage) else r.leak.chance), rows=BOTH, detail=1, place=100,
+           lambda r: write_number(r.chance if isinstance(r, Damage) else r.leak.chance), rows=BOTH, detail=1, place=100,
            help="What a guess without any knowledge gives."),
-    Column("alone", lambda p: p.leak.alone, "alone", lambda p: number(p.leak.alone), detail=3, place=90,
+    Column("alone", lambda p: p.leak.alone, "alone", lambda p: write_number(p.leak.alone), detail=3, place=90,
            help="What the adversary infers without joining, by the best attack on its own columns."),
     *_with_interval("advantage", lambda p: (p.leak.advantage, p.leak.advantage_ci95), title="advantage", place=110,
                     cell=lambda p: format_signed(p.leak.advantage), help="Leak minus alone."),
-    Column("detectable", lambda p: p.leak.detectable, "seen from", lambda p: number(p.leak.detectable), detail=1,
+    Column("detectable", lambda p: p.leak.detectable, "seen from", lambda p: write_number(p.leak.detectable), detail=1,
            place=120,
            help="The smallest advantage that these runs would have told from 0, in about four of five cases.",
            is_shown=lambda summary: any(p.leak.detectable is not None for p in summary.points)),
@@ -144,13 +144,13 @@ RESULTS: tuple[Column, ...] = (
     *_with_interval("lost", lambda d: (d.lost.mean, d.lost.ci95), title="lost ↓", rows=(Damage,), place=52),
     *_with_interval("success", lambda d: (d.success.mean, d.success.ci95), title="success ↓", rows=(Damage,), place=53),
     Column("epsilon_at_least", lambda p: p.empirical.epsilon if p.empirical else None, "ε at least",
-           lambda p: number(p.empirical.epsilon if p.empirical else None), place=30, is_shown=has_lower_bound),
-    Column("epsilon", lambda p: _single(p, "epsilon"), "ε", epsilon, place=20, is_shown=is_private,
+           lambda p: write_number(p.empirical.epsilon if p.empirical else None), place=30, is_shown=has_lower_bound),
+    Column("epsilon", lambda p: _get_single(p, "epsilon"), "ε", get_epsilon, place=20, is_shown=is_private,
            help="The privacy loss of a defense with differential privacy. Smaller is better; ∞ is no guarantee."),
-    Column("delta", lambda p: _single(p, "delta")),
-    Column("epsilon_of", lambda p: _single(p, "of", "releases"), kind="name"),
-    Column("budget", lambda p: budget(p).replace(", ", "; "), "budget", budget, kind="prose", detail=1, place=130,
-           help="What the attack spent, and how surely the known labels give the sign of its score."),
+    Column("delta", lambda p: _get_single(p, "delta")),
+    Column("epsilon_of", lambda p: _get_single(p, "of", "releases"), kind="name"),
+    Column("budget", lambda p: get_budget(p).replace(", ", "; "), "budget", get_budget, kind="prose", detail=1,
+           place=130, help="What the attack spent, and how surely the known labels give the sign of its score."),
     *_with_interval("bits", lambda p: (p.leak.bits, p.leak.bits_ci95), title="bits per row ↓", where="per row",
                     help="What a guess tells of a row beyond alone, both calibrated on other rows."),
     Column("tpr@0.001", lambda p: p.leak.others.get("tpr@0.001"), "TPR at 0.1 % FPR ↓", _with_alone("tpr@0.001"),
@@ -190,7 +190,7 @@ def select_file_columns() -> list[Column]:
     return [column for column in RESULTS if column.name]
 
 
-def lines(summary: Summary) -> list[list[Any]]:
+def list_lines(summary: Summary) -> list[list[Any]]:
     """Return one line per point, per headline and per attack on integrity, with the columns of a CSV."""
     rows: Sequence[Point | Damage] = (*summary.points, *summary.worst, *summary.columns, *summary.integrity)
     return [[_format_cell(c, row) if isinstance(row, c.rows) else None for c in select_file_columns()] for row in rows]
@@ -203,7 +203,7 @@ def _format_cell(column: Column, row: Point | Damage) -> Any:
 
 
 def as_csv(summary: Summary) -> str:
-    """Return ``lines`` in full precision, below the names of their columns."""
+    """Return ``list_lines`` in full precision, below the names of their columns."""
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([[c.name for c in select_file_columns()], *lines(summary)])
+    csv.writer(out, lineterminator="\n").writerows([[c.name for c in select_file_columns()], *list_lines(summary)])
     return out.getvalue()

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from vflsec.base.errors import plain
-from vflsec.report.formats import Cells, Column, Document, format_signed, number
+from vflsec.base.errors import clean
+from vflsec.report.formats import Cells, Column, Document, format_signed, write_number
 from vflsec.report.table import TARGET
 from vflsec.results.analysis.results import Ends, Measure, Point, Summary, name_defense
 from vflsec.results.records.manifest import UNDEFENDED, Manifest
@@ -84,7 +84,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 def compare(before: tuple[Summary, Manifest], after: tuple[Summary, Manifest]) -> Comparison:
     """Return what changed."""
-    first, second = (_index(summary) for summary, _ in (before, after))
+    first, second = (_index_points(summary) for summary, _ in (before, after))
     old, new = (dict(_list_settings(manifest)) for _, manifest in (before, after))
     changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     return Comparison(
@@ -97,7 +97,7 @@ def compare(before: tuple[Summary, Manifest], after: tuple[Summary, Manifest]) -
     )
 
 
-def _index(summary: Summary) -> dict[tuple[str, ...], Point]:
+def _index_points(summary: Summary) -> dict[tuple[str, ...], Point]:
     return {
         (point.method, point.defense, f"{point.strength:g}", point.target, point.attack): point
         for point in (*summary.worst, *summary.points)
@@ -172,24 +172,24 @@ def show(comparison: Comparison) -> Document:
     return Document(above, [changed, moved] if comparison.settings else [moved], lines)
 
 
-def _cut(value: str | None) -> str:
-    text = "–" if value is None else plain(value)
+def _shorten(value: str | None) -> str:
+    text = "–" if value is None else clean(value)
     return text if len(text) <= MAX_LETTERS else f"{text[: MAX_LETTERS - 3]}..."
 
 
-def _attack_cell(move: Move) -> str:
+def _name_attack(move: Move) -> str:
     if move.attack != "worst":
         return move.attack
     before, after = move.choice
     return f"worst: {before}" if before == after else f"worst: {before}, then {after}"
 
 
-def _interval_cell(move: Move) -> str:
+def _write_interval(move: Move) -> str:
     low, high = move.leak.ci95
     return "–" if low is None else f"{format_signed(low)} to {format_signed(high)}"
 
 
-def _status_cell(move: Move) -> str:
+def _describe_move(move: Move) -> str:
     """Return how the leak changed, in words."""
     if move.leak.change is None:
         return "no number to compare"
@@ -201,19 +201,19 @@ def _status_cell(move: Move) -> str:
 
 SETTINGS = (
     Column("", lambda setting: setting.name, "setting"),
-    Column("", title="before", cell=lambda setting: _cut(setting.before), kind="prose"),
-    Column("", title="after", cell=lambda setting: _cut(setting.after), kind="prose"),
+    Column("", title="before", cell=lambda setting: _shorten(setting.before), kind="prose"),
+    Column("", title="after", cell=lambda setting: _shorten(setting.after), kind="prose"),
 )
 PLACE = Column("", title="where", cell=lambda move: f"{move.method}, {name_defense(move, UNDEFENDED)}")
 UTILITY = Column("", title="utility", cell=lambda move: format_signed(move.utility.change))
 MOVES = (
     PLACE,
-    Column("", title="attack", cell=_attack_cell, kind="prose"),
+    Column("", title="attack", cell=_name_attack, kind="prose"),
     TARGET._replace(detail=1),
-    Column("", title="leak before", cell=lambda move: number(move.leak.before), detail=1),
-    Column("", title="leak after", cell=lambda move: number(move.leak.after)),
+    Column("", title="leak before", cell=lambda move: write_number(move.leak.before), detail=1),
+    Column("", title="leak after", cell=lambda move: write_number(move.leak.after)),
     Column("", title="change", cell=lambda move: format_signed(move.leak.change)),
-    Column("", title="95 % interval", cell=_interval_cell, detail=1),
+    Column("", title="95 % interval", cell=_write_interval, detail=1),
     UTILITY,
-    Column("", title="status", cell=_status_cell, kind="prose"),
+    Column("", title="status", cell=_describe_move, kind="prose"),
 )

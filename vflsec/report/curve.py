@@ -114,14 +114,14 @@ class Line(NamedTuple):
         return ["" if n == seeds else f"{n}/{seeds}" for n, seeds in counts]
 
 
-def lines(points: Sequence[Point]) -> list[Line]:
+def list_lines(points: Sequence[Point]) -> list[Line]:
     """Return the curve of each method, defense and attack; a point without a number is left out."""
     several = len({p.attack for p in points}) > 1
     curves = _group(points, lambda p: _name(p, points) + (f", {p.attack}" if several else ""))
     return [Line(label, curve, [""] * len(curve)) for label, curve in curves.items()]
 
 
-def headline_lines(worst: Sequence[Point]) -> list[Line]:
+def list_headlines(worst: Sequence[Point]) -> list[Line]:
     """Return the curve of each method and defense: the headline, which at each strength is of some attack, or *alone*.
 
     A headline without a number is left out.
@@ -141,11 +141,11 @@ def _group(points: Sequence[Point], label: Callable[[Point], str]) -> dict[str, 
 def _name(point: Point, among: Sequence[Point]) -> str:
     """The defense, and the method where it could be another; both where there is one curve, which needs a name."""
     methods, defenses = ({getattr(p, field) for p in among} for field in ("method", "defense"))
-    method, defense = _short(point.method, methods), _short(point.defense, defenses)
+    method, defense = _shorten(point.method, methods), _shorten(point.defense, defenses)
     return defense if len(methods) == 1 < len(defenses) else f"{method}, {defense}"
 
 
-def _short(name: str, among: Collection[str]) -> str:
+def _shorten(name: str, among: Collection[str]) -> str:
     """The name without the path of a file, unless two of them would be called the same."""
     short = {full: _PATH.sub("", full) for full in among}
     return short[name] if len(set(short.values())) == len(short) else name
@@ -168,7 +168,7 @@ class Curve(Figure):
         return out.getvalue()
 
 
-def _limit(summary: Summary) -> Summary:
+def _limit_curves(summary: Summary) -> Summary:
     """Return ``summary`` with as many targets and curves as a picture can show, and a note on how many it omits."""
     targets = list(dict.fromkeys(p.target for p in summary.points))
     curves = list(dict.fromkeys((p.method, p.defense) for p in summary.points))
@@ -197,7 +197,7 @@ def draw(*summaries: Summary) -> Curve:
     The diagrams of several summaries share a legend if it says the same of each.
     """
     panels: list[tuple[Summary, str, list[Point]]] = []
-    for summary in map(_limit, summaries):
+    for summary in map(_limit_curves, summaries):
         targets: dict[str, list[Point]] = {}
         for p in summary.points:
             targets.setdefault(p.target, []).append(p)
@@ -223,14 +223,14 @@ def draw(*summaries: Summary) -> Curve:
         axes.set_ylabel(f"leak: {leak} {INFERRED[target.partition(' ')[0]]} (lower is better)")
         of_summary = [panel for panel in panels if panel[0] is summary]
         name = f": {target}" if len(of_summary) > 1 else ""
-        axes.set_title(target if name and len(summaries) == 1 else _title(summary) + name, loc="left")
+        axes.set_title(target if name and len(summaries) == 1 else _write_title(summary) + name, loc="left")
         shown = [*_note_not_run(summary), *summary.alarms, *summary.notes]
         if notes := "\n".join(textwrap.fill(note, 90) for note in shown):
             axes.text(0.99, 0.02, notes, transform=axes.transAxes, ha="right", va="bottom", fontsize=7, color="#d55e00")
     if len(summaries) > 1:
         widths = _share_legend(figure, widths)
     elif len(panels) > 1:
-        figure.suptitle(_title(summaries[0]))
+        figure.suptitle(_write_title(summaries[0]))
     down = -(-len(panels) // max(1, across))
     figure.set_size_inches(sum(widths[:across]) or 7.0, max(1, down) * (5.6 if max(widths, default=0.0) > 7.4 else 4.6))
     return figure
@@ -242,7 +242,7 @@ def _note_not_run(summary: Summary) -> list[str]:
     return [f"{others} that could be mounted did not run, and may infer far more"] if summary.not_run else []
 
 
-def _title(summary: Summary) -> str:
+def _write_title(summary: Summary) -> str:
     every, left = summary.mountable, len(summary.not_run)
     part = f" with {every - left} of {count(every, 'attack')}" if left else ""
     return f"{summary.dataset}: what {summary.adversary} infers{part}"
@@ -253,10 +253,10 @@ def _draw_target(axes: Axes, points: Sequence[Point], worst: Sequence[Point], un
 
     Return whether there are several headlines.
     """
-    curves = headline_lines(worst)
+    curves = list_headlines(worst)
     attacks = {p.attack for p in points}
     if len(attacks) > 1:
-        _draw_attacks(axes, lines(points), named=len(curves) == 1)
+        _draw_attacks(axes, list_lines(points), named=len(curves) == 1)
     else:  # of a single attack it goes without saying
         curves = [line._replace(attacks=["" if name in attacks else name for name in line.attacks]) for line in curves]
     if len(curves) > 1:  # names beside the points of several curves would cover each other
@@ -342,7 +342,7 @@ def _share_legend(figure: Figure, widths: Sequence[float]) -> list[float]:
 
     Return the widths of the diagrams, which need less room without a legend beside them.
     """
-    said = [_entries(axes) for axes in figure.axes]
+    said = [_list_entries(axes) for axes in figure.axes]
     fullest = max(range(len(said)), key=lambda i: len(said[i]))
     if any(not set(entries) <= set(said[fullest]) for entries in said) or not said[fullest]:
         return list(widths)
@@ -354,7 +354,7 @@ def _share_legend(figure: Figure, widths: Sequence[float]) -> list[float]:
     return [4.8] * (len(widths) - 1) + [widths[-1] - 2.2]
 
 
-def _entries(axes: Axes) -> list[tuple[str, Any, Any]]:
+def _list_entries(axes: Axes) -> list[tuple[str, Any, Any]]:
     """Return text, color and marker of each entry of the legend."""
     handles, texts = axes.get_legend_handles_labels()
     lines = [handle.lines[0] if isinstance(handle, ErrorbarContainer) else handle for handle in handles]
@@ -379,16 +379,16 @@ def _draw_legend(axes: Axes, *, beside: bool, like: Axes | None = None) -> None:
         axes.legend(*named, frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncol=3)
 
 
-def svg(summary: Summary) -> bytes:
+def to_svg(summary: Summary) -> bytes:
     """Return the curve as SVG, whose text is text."""
-    return _bytes(draw(summary), format="svg", metadata={"Date": None})
+    return _to_bytes(draw(summary), format="svg", metadata={"Date": None})
 
 
 def save(make: Callable[[], Figure], folder: Path) -> list[Path]:
     """Write ``curve.svg`` and ``curve.png`` of the figure that ``make`` returns: the same bytes each time."""
     pictures = {
-        folder / "curve.svg": _bytes(make(), format="svg", metadata={"Date": None}),
-        folder / "curve.png": _bytes(make(), format="png", dpi=160, metadata={"Software": None}),
+        folder / "curve.svg": _to_bytes(make(), format="svg", metadata={"Date": None}),
+        folder / "curve.png": _to_bytes(make(), format="png", dpi=160, metadata={"Software": None}),
     }
     for path, picture in pictures.items():
         files.replace(path, picture, mode=0o666)
@@ -396,13 +396,13 @@ def save(make: Callable[[], Figure], folder: Path) -> list[Path]:
 
 
 @fix_style()
-def _bytes(figure: Figure, **how: Any) -> bytes:
+def _to_bytes(figure: Figure, **how: Any) -> bytes:
     out = io.BytesIO()
     figure.savefig(out, **how)
     return out.getvalue()
 
 
-def margins(measures: Sequence[Measure]) -> tuple[list[float], list[float]]:
+def get_margins(measures: Sequence[Measure]) -> tuple[list[float], list[float]]:
     """Return the lengths of the error bars below and above each mean; none where there is no interval."""
     means = [(m, m.mean or 0.0) for m in measures]
     return [max(0.0, mean - m.lower) for m, mean in means], [max(0.0, m.upper - mean) for m, mean in means]
@@ -416,8 +416,8 @@ def _draw_line(axes: Axes, line: Line, color: str, marker: str, number: int | No
     axes.errorbar(
         line.utility,
         line.leak,
-        xerr=margins([p.utility for p in line.points]),
-        yerr=margins([p.leak for p in line.points]),
+        xerr=get_margins([p.utility for p in line.points]),
+        yerr=get_margins([p.leak for p in line.points]),
         color=color,
         ecolor=color if number is None else (color, 0.45),
         marker=marker,

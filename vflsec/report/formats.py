@@ -14,7 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from vflsec.results.analysis.intervals import longer_side
+from vflsec.results.analysis.intervals import get_longer_side
 from vflsec.results.analysis.results import Damage, Ends, Measure, Point, Summary
 
 MAX_NAME = 20
@@ -126,10 +126,10 @@ class Document(NamedTuple):
     def rich(self, width: int) -> RenderableType:
         """Return lines and tables for a terminal of ``width`` columns; a narrow one has fewer columns."""
         above, below = [list(map(Text, lines)) for lines in (self.above, self.below)]
-        if width >= NARROW and all(fits(cells, width, narrow=False) for cells in self.tables):
+        if width >= NARROW and all(can_fit(cells, width, narrow=False) for cells in self.tables):
             return Group(*above, *map(as_rich, self.tables), *below)
         turns = range(1, LAST_DETAIL)
-        turn = next((t for t in turns if all(fits(cells.narrow(t), width) for cells in self.tables)), LAST_DETAIL)
+        turn = next((t for t in turns if all(can_fit(cells.narrow(t), width) for cells in self.tables)), LAST_DETAIL)
         parts: list[RenderableType] = [*above]
         for cells in self.tables:
             parts += [Text(), as_rich(cells.narrow(turn), width)]
@@ -151,7 +151,7 @@ class Document(NamedTuple):
         return "\n\n".join([*above, *map(as_latex, (*self.tables, *self.details)), *below]) + "\n"
 
 
-def number(value: float | None) -> str:
+def write_number(value: float | None) -> str:
     """Return three decimals without the leading zero, or a dash."""
     return "–" if value is None else _shorten(f"{value:.3f}")
 
@@ -172,7 +172,7 @@ def with_margin(measure: Measure) -> str:
 
 def with_ends(mean: float | None, ends: Ends) -> str:
     """Return ``mean ±margin`` of a mean and the ends of its interval."""
-    return f"{number(mean)}{spread(mean, ends)}"
+    return f"{write_number(mean)}{spread(mean, ends)}"
 
 
 def spread(mean: float | None, ends: Ends) -> str:
@@ -180,18 +180,18 @@ def spread(mean: float | None, ends: Ends) -> str:
 
     Over rows, or near 0 or 1, the sides differ: both ends are shown where ± would cross 0 or 1 and they do not.
     """
-    margin = longer_side(mean, ends)
+    margin = get_longer_side(mean, ends)
     if mean is None or margin is None or ends[0] is None or ends[1] is None:
         return ""
     if any(
         mean - margin < bound - MIN_SHOWN < ends[0] or ends[1] < bound + MIN_SHOWN < mean + margin
         for bound in (0.0, 1.0)
     ):
-        return f" ({number(ends[0])} to {number(ends[1])})"
-    return f" ±{number(margin)}"
+        return f" ({write_number(ends[0])} to {write_number(ends[1])})"
+    return f" ±{write_number(margin)}"
 
 
-def status(row: Point | Damage) -> str:
+def write_status(row: Point | Damage) -> str:
     """Return ``ok``, or how many seeds ended in which way, or guess one class, and whether all lies below chance."""
     bad = sorted((name, n) for name, n in row.statuses.items() if name != "ok")
     leak = row.leak if isinstance(row, Point) else None
@@ -210,10 +210,10 @@ def as_text(shown: RenderableType, width: int) -> str:
     return out.getvalue()
 
 
-def fits(cells: Cells, width: int, *, narrow: bool = True) -> bool:
+def can_fit(cells: Cells, width: int, *, narrow: bool = True) -> bool:
     """Whether a table has room for whole words."""
     if narrow:
-        return sum(_least(cells)) + 2 * (len(cells.columns) - 1) <= width
+        return sum(_find_least(cells)) + 2 * (len(cells.columns) - 1) <= width
     shown = as_text(as_rich(cells), width).split()
     return all(word in shown for row in (cells.header, *cells.rows) for cell in row for word in cell.split())
 
@@ -226,8 +226,8 @@ def as_rich(cells: Cells, width: int | None = None) -> RichTable:
         title=Text(cells.title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=not narrow,
         pad_edge=not narrow,
     )  # fmt: skip
-    widths = [None] * len(cells.columns) if width is None else _widths(cells, width)
-    for i, (column, least) in enumerate(zip(cells.columns, _least(cells), strict=True)):
+    widths = [None] * len(cells.columns) if width is None else _find_widths(cells, width)
+    for i, (column, least) in enumerate(zip(cells.columns, _find_least(cells), strict=True)):
         is_prose = column.kind == "prose"
         longest = max((len(row[i]) for row in cells.rows), default=0)
         table.add_column(
@@ -250,18 +250,18 @@ def _break_names(cells: Cells) -> Cells:
     return cells._replace(rows=rows)
 
 
-def _least(cells: Cells) -> list[int]:
+def _find_least(cells: Cells) -> list[int]:
     """Return the width of each column in which its words are whole, those of up to ``MAX_NAME`` letters."""
     columns = zip(cells.header, *_break_names(cells).rows, strict=True)
     return [min(MAX_NAME, max(cell_len(word) for text in column for word in ("", *text.split()))) for column in columns]
 
 
-def _widths(cells: Cells, width: int) -> list[int]:
+def _find_widths(cells: Cells, width: int) -> list[int]:
     """Return the width of each column of a table of at most ``width``: of as many as possible their whole cells."""
     cells_of = zip(cells.header, *cells.rows, strict=True)
     columns = [[line for text in column for line in ("", *text.splitlines())] for column in cells_of]
     parts = [[part for line in column for part in re.split(r" (?=[(±])|(?<= to) ", line)] for column in columns]
-    widths = _least(cells)
+    widths = _find_least(cells)
     room = width - 2 * (len(widths) - 1) - sum(widths)
     for texts in (parts, columns):
         missing = [max(map(cell_len, column)) - least for column, least in zip(texts, widths, strict=True)]

@@ -64,24 +64,24 @@ ANNEX = (
 )
 
 
-def page(summary: Summary, manifest: Manifest, traffic: Sequence[tuple[str, str, str, int]]) -> str:
+def write_page(summary: Summary, manifest: Manifest, traffic: Sequence[tuple[str, str, str, int]]) -> str:
     """Return a whole HTML document; ``traffic`` is sender, receiver, kind and bytes of all seeds."""
     title = f"{summary.audited or summary.dataset}: what {summary.adversary} infers"
     shown = table.show(summary)
     tables = [*shown.tables, *shown.details]
     body = [
-        f"<header><h1>{escape(title)}</h1><p class=quiet>{escape(table.heading(summary))}</p></header>",
-        _verdict(summary),
-        _figure(summary),
+        f"<header><h1>{escape(title)}</h1><p class=quiet>{escape(table.write_heading(summary))}</p></header>",
+        _write_verdict(summary),
+        _write_figure(summary),
         _list_untested(summary),
         *(as_html(cells) for cells in tables),
-        _threat(summary, manifest),
-        _notes(summary),
-        _traffic(traffic),
-        _cards(manifest),
-        _definitions("What the columns mean", _explain_words(tables)),
-        _origin(manifest),
-        _annex(),
+        _write_threat(summary, manifest),
+        _write_notes(summary),
+        _write_traffic(traffic),
+        _write_cards(manifest),
+        _write_meanings("What the columns mean", _explain_words(tables)),
+        _write_origin(manifest),
+        _write_annex(),
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -93,7 +93,7 @@ def page(summary: Summary, manifest: Manifest, traffic: Sequence[tuple[str, str,
     )
 
 
-def fragment(summary: Summary) -> str:
+def write_fragment(summary: Summary) -> str:
     """Return what a notebook shows: verdict, tables, and what was not run."""
     said = [*(f"NOTE {alarm}" for alarm in summary.alarms), *summary.verdict]
     verdict = "".join(f"<p><b>{escape(sentence)}</b></p>" for sentence in said)
@@ -109,20 +109,20 @@ def fragment(summary: Summary) -> str:
     return f"<div class=vflsec>{''.join(parts).replace('h2>', 'h4>')}</div>"
 
 
-def _verdict(summary: Summary) -> str:
+def _write_verdict(summary: Summary) -> str:
     lines = [f"<p class=failed>NOTE {escape(alarm)}</p>" for alarm in summary.alarms]
     lines += [f"<p>{escape(sentence)}</p>" for sentence in summary.verdict]
     lines += [
-        f"<p{'' if gate.holds or gate.replaced else ' class=failed'}>{escape(table.gate_line(gate))}</p>"
+        f"<p{'' if gate.holds or gate.replaced else ' class=failed'}>{escape(table.write_gate(gate))}</p>"
         for gate in summary.gates
     ]
     return f"<section class=verdict>{''.join(lines) or '<p>No attack gave a number.</p>'}</section>"
 
 
-def _figure(summary: Summary) -> str:
+def _write_figure(summary: Summary) -> str:
     if summary.audited or not summary.points:  # one strength, whose utility is not known
         return ""
-    svg = curve.svg(summary).decode()
+    svg = curve.to_svg(summary).decode()
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     return f'<figure role="img" aria-label="Privacy-utility curve">{svg}</figure>'
 
@@ -138,9 +138,9 @@ def _list_untested(summary: Summary) -> str:
     return f"<section><h2>What was not tested, and why</h2><dl>{items}</dl></section>" if rows else ""
 
 
-def _notes(summary: Summary) -> str:
+def _write_notes(summary: Summary) -> str:
     orders = [f"ORDER {line}" for line in [*summary.orders, *summary.disagreements]]
-    lines = [*summary.notes, *summary.failures, *(table.front(summary) if summary.ranks else []), *orders]
+    lines = [*summary.notes, *summary.failures, *(table.get_front(summary) if summary.ranks else []), *orders]
     notes = "".join(f"<p>{escape(note)}</p>" for note in lines)
     return f"<section><h2>Notes</h2>{notes}</section>" if notes else ""
 
@@ -152,7 +152,7 @@ def _explain_words(tables: Sequence[Cells]) -> dict[str, str]:
     return columns | {word: meaning for word, meaning in WORDS.items() if word in texts}
 
 
-def _threat(summary: Summary, manifest: Manifest) -> str:
+def _write_threat(summary: Summary, manifest: Manifest) -> str:
     aux = manifest.settings.get("aux")
     known = aux.get("n", 0) if isinstance(aux, dict) else 0
     adaptive = aux.get("adaptive", True) if isinstance(aux, dict) else True
@@ -169,7 +169,7 @@ def _threat(summary: Summary, manifest: Manifest) -> str:
     return f"<section><h2>Threat model</h2><p>{escape(' '.join(filter(None, sentences)))}</p></section>"
 
 
-def _traffic(traffic: Sequence[tuple[str, str, str, int]]) -> str:
+def _write_traffic(traffic: Sequence[tuple[str, str, str, int]]) -> str:
     if not traffic:
         return ""
     names = [Column("", title=title, kind="name") for title in ("from", "to", "what")]
@@ -178,21 +178,21 @@ def _traffic(traffic: Sequence[tuple[str, str, str, int]]) -> str:
     return as_html(Cells(title, [*names, Column("", title="MB")], rows))
 
 
-def _cards(manifest: Manifest) -> str:
+def _write_cards(manifest: Manifest) -> str:
     meanings = {
         f"{name} ({kind[:-1]})": text
         for kind, cards in manifest.provenance.cards.items()
         for name, text in cards.items()
     }
-    return _definitions("Methods, defenses and attacks", meanings)
+    return _write_meanings("Methods, defenses and attacks", meanings)
 
 
-def _definitions(title: str, meanings: Mapping[str, str]) -> str:
+def _write_meanings(title: str, meanings: Mapping[str, str]) -> str:
     items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in meanings.items())
     return f"<section><h2>{title}</h2><dl>{items}</dl></section>" if items else ""
 
 
-def _origin(manifest: Manifest) -> str:
+def _write_origin(manifest: Manifest) -> str:
     origin = manifest.provenance
     facts: dict[str, Any] = {
         "command": " ".join(origin.command) or "from Python",
@@ -202,11 +202,11 @@ def _origin(manifest: Manifest) -> str:
         **{f"{kind}: {name}": value for kind, named in origin.sources.items() for name, value in named.items()},
     }
     items = "".join(f"<dt>{escape(str(k))}</dt><dd><code>{escape(str(v))}</code></dd>" for k, v in facts.items())
-    settings = f"<details><summary>All settings</summary><pre>{escape(files.toml(manifest.settings))}</pre></details>"
+    settings = f"<details><summary>All settings</summary><pre>{escape(files.dump(manifest.settings))}</pre></details>"
     return f"<section><h2>Where the numbers come from</h2><dl>{items}</dl>{settings}</section>"
 
 
-def _annex() -> str:
+def _write_annex() -> str:
     rows = "".join(
         f"<h3>{escape(asked)}</h3><dl><dt>Evidence here</dt><dd>{escape(here)}</dd><dt>Not covered</dt>"
         f"<dd>{escape(lacking)}</dd></dl>"

@@ -143,7 +143,7 @@ class Report(Shown):
                 f"expected an evaluation of vflsec in {folder}, found a damaged manifest or records "
                 f"({type(error).__name__}: {error}): compute them again with --fresh"
             ) from error
-        return cls(summary, manifest, _traffic(records.values()))
+        return cls(summary, manifest, _sum_traffic(records.values()))
 
     @property
     def points(self) -> list[Point]:
@@ -185,7 +185,7 @@ class Report(Shown):
         several reports can be joined by ``pandas.concat``.
         """
         shown = columns.select_file_columns()
-        frame = pd.DataFrame(columns.lines(self.summary), columns=[column.name for column in shown])
+        frame = pd.DataFrame(columns.list_lines(self.summary), columns=[column.name for column in shown])
         frame = frame.astype({column.name: float for column in shown if column.kind == "number"})
         frame["seeds"] = frame["seeds"].astype(int)
         frame.insert(0, "dataset", self.summary.dataset)
@@ -196,7 +196,7 @@ class Report(Shown):
 
         It needs no network and runs no script.
         """
-        return page.page(self.summary, self.manifest, self.traffic)
+        return page.write_page(self.summary, self.manifest, self.traffic)
 
     def save_page(self, folder: Path | str) -> Path:
         """Write ``report.html`` into ``folder``."""
@@ -214,7 +214,7 @@ class Report(Shown):
         return [*curves, self.save_page(folder)]
 
     def _repr_html_(self) -> str:
-        return page.fragment(self.summary)
+        return page.write_fragment(self.summary)
 
 
 def plot(reports: Iterable[Report]) -> Figure:
@@ -235,7 +235,7 @@ def plot(reports: Iterable[Report]) -> Figure:
     return curve.draw(*(report.summary for report in several))
 
 
-def _traffic(records: Iterable[Record]) -> list[Traffic]:
+def _sum_traffic(records: Iterable[Record]) -> list[Traffic]:
     """Return the bytes of each sender, receiver and kind in a training, on average; predictions are left out."""
     by_cell = {record.cell: record.traffic for record in records if isinstance(record, Result) and record.traffic}
     total: Counter[tuple[str, str, str]] = Counter()

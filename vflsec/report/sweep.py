@@ -16,10 +16,10 @@ from vflsec.base.checks import count
 from vflsec.report import table
 from vflsec.report.columns import is_private, select_columns
 from vflsec.report.curve import COLORS, GRAY, MARKERS, Curve, fix_style
-from vflsec.report.formats import Cells, Column, Document, as_html, format_signed, number, spread
+from vflsec.report.formats import Cells, Column, Document, as_html, format_signed, spread, write_number
 from vflsec.report.report import Report, Shown
 from vflsec.results.analysis.results import Cap, Measure, Point
-from vflsec.results.analysis.trainings import Rise, add_up, notes_on_spending, notes_on_trainings, rises
+from vflsec.results.analysis.trainings import Rise, add_up, compare, note_spending, note_trainings
 from vflsec.results.records.folder import POINTS, read_sweep
 from vflsec.results.records.manifest import Sweep, to_text
 
@@ -116,48 +116,48 @@ class SweepReport(Shown):
         axes = " x ".join(f"{path} ({len(values)})" for path, values in self.sweep.axes.items())
         how = "in pairs" if self.sweep.paired else "every combination"
         how = f", {how}" if len(self.sweep.axes) > 1 else ""
-        above = dict.fromkeys(table.heading(report.summary) for report in self.reports)
+        above = dict.fromkeys(table.write_heading(report.summary) for report in self.reports)
         return f"{chr(10).join(above)}\nswept: {axes}{how}, {count(len(self.reports), 'point')}"
 
     def tables(self) -> list[Cells]:
         """Return the headlines, then CAP where a defense has several strengths, then what a last step adds."""
         several = len(self._targets()) > 1
-        parts = [self._headline_cells(several)]
+        parts = [self._list_cells(several)]
         if caps := self.caps():
-            columns = [*self._settings(), *_select_place_columns("method", "defense"), *_target_if(several)]
+            columns = [*self._list_settings(), *_select_place_columns("method", "defense"), *_list_target(several)]
             columns += map(_convert_column, table.FOLDED)
             parts.append(Cells.fill("CAP over the defended strengths, by the strongest attack", columns, caps))
         shown = [rise for rise in self.rises() if rise.attack == "worst" or rise.still_rising]
-        return [*parts, self._rise_cells(shown, several)] if shown else parts
+        return [*parts, self._list_rise_cells(shown, several)] if shown else parts
 
-    def _settings(self) -> list[Column]:
+    def _list_settings(self) -> list[Column]:
         """Return a column for each swept setting; ``alone`` is also the title of another column."""
         names = {path: path.rpartition(".")[2] for path in self.sweep.axes}
         titles = [path.removeprefix("method.") if name == "alone" else name for path, name in names.items()]
-        return [_setting(title, k) for k, title in enumerate(titles)]
+        return [_make_setting(title, k) for k, title in enumerate(titles)]
 
-    def _headline_cells(self, several: bool) -> Cells:
+    def _list_cells(self, several: bool) -> Cells:
         private = any(is_private(report.summary) for report in self.reports)
         strongest = Column("", title="strongest", cell=lambda point: point.choice or point.attack, kind="name")
         columns = [
-            *self._settings(),
+            *self._list_settings(),
             *_select_place_columns("method", "defense", "strength", *(["epsilon"] if private else [])),
-            *_target_if(several),
+            *_list_target(several),
             _convert_column(strongest),
             *_select_place_columns("utility", "leak", "leak_rows", "alone", "advantage", "status"),
         ]
         columns = [column._replace(detail=int(column.title in HIDDEN and column.name != "")) for column in columns]
         return Cells.fill("The strongest attack at each point", columns, self.places())
 
-    def _rise_cells(self, shown: Sequence[Rise], several: bool) -> Cells:
-        before, after = self._last_two()
+    def _list_rise_cells(self, shown: Sequence[Rise], several: bool) -> Cells:
+        before, after = self._get_last_two()
         columns = [
-            *(_setting_of_rise(column.title, k) for k, column in enumerate(self._settings()[1:])),
+            *(_make_rise_setting(column.title, k) for k, column in enumerate(self._list_settings()[1:])),
             *select_columns("method", "defense", "strength"),
             *([table.TARGET] if several else []),
             table.ATTACK,
-            Column("", title=before, cell=lambda rise: number(rise.before)),
-            Column("", title=after, cell=lambda rise: number(rise.after)),
+            Column("", title=before, cell=lambda rise: write_number(rise.before)),
+            Column("", title=after, cell=lambda rise: write_number(rise.after)),
             Column("", title="rise", cell=lambda rise: f"{format_signed(rise.rise)}{spread(rise.rise, rise.ci95)}"),
             Column("", title="still rising", cell=lambda r: {True: "yes", False: "no", None: "–"}[r.still_rising]),
         ]
@@ -195,23 +195,23 @@ class SweepReport(Shown):
         return [
             rise
             for fixed, reports in groups.items()
-            for rise in rises(reports[-2].summary, reports[-1].summary, dict(zip(axes[1:], fixed, strict=False)))
+            for rise in compare(reports[-2].summary, reports[-1].summary, dict(zip(axes[1:], fixed, strict=False)))
         ]
 
     @property
     def _first_axis(self) -> str:
         return next(iter(self.sweep.axes))
 
-    def _last_two(self) -> tuple[str, str]:
+    def _get_last_two(self) -> tuple[str, str]:
         before, after = self.sweep.axes[self._first_axis][-2:]
         return to_text(before), to_text(after)
 
-    def _saturation(self) -> list[str]:
+    def _describe_saturation(self) -> list[str]:
         """Return a line that says whether the leak still rises with the last step of the adversary's means."""
         known = [rise for rise in self.rises() if rise.still_rising is not None]
         if not known:
             return []
-        before, after = self._last_two()
+        before, after = self._get_last_two()
         step = f"from {self._first_axis}={before} to {after}"
         rising = [rise for rise in known if rise.still_rising]
         headlines = [rise for rise in known if rise.attack == "worst"]
@@ -225,12 +225,12 @@ class SweepReport(Shown):
 
     def remarks(self) -> list[str]:
         """Return saturation, gates and errors of every point, after the values there."""
-        lines = self._saturation()
+        lines = self._describe_saturation()
         for where, report in zip(self._describe_points(), self.reports, strict=True):
-            lines += [f"{line} ({where})" for line in _remarks_of_point(report)]
+            lines += [f"{line} ({where})" for line in _list_remarks(report)]
         spending = add_up(report.summary.spending for report in self.reports)
         every = [point for report in self.reports for point in report.points]
-        lines += [f"NOTE {note}" for note in (*notes_on_spending(spending, every), *self.alarms())]
+        lines += [f"NOTE {note}" for note in (*note_spending(spending, every), *self.alarms())]
         others = self._targets()[1:]
         lines += [f"NOT DRAWN {', '.join(others)}: in the table only"] if others else []
         lines += [f"VERDICT ({places}) {sentence}" for sentence, places in self._group_sentences("verdict")]
@@ -273,11 +273,11 @@ class SweepReport(Shown):
         return "".join(map(as_html, self.tables()))
 
 
-def _setting(title: str, k: int) -> Column:
+def _make_setting(title: str, k: int) -> Column:
     return Column("", title=title, cell=lambda place: place.values[k])
 
 
-def _setting_of_rise(title: str, k: int) -> Column:
+def _make_rise_setting(title: str, k: int) -> Column:
     """Return the column of a setting beside the first; pairs have none."""
     return Column("", title=title, cell=lambda rise: dict(enumerate(rise.where.values())).get(k, ""))
 
@@ -293,15 +293,15 @@ def _select_place_columns(*names: str) -> list[Column]:
     return [c._replace(cell=lambda place: place.defense) if c.name == "defense" else c for c in columns]
 
 
-def _target_if(several: bool) -> list[Column]:
+def _list_target(several: bool) -> list[Column]:
     return [_convert_column(table.TARGET)] if several else []
 
 
-def _remarks_of_point(report: Report) -> list[str]:
+def _list_remarks(report: Report) -> list[str]:
     summary = report.summary
-    of_all = {*notes_on_spending(summary.spending, report.points), *notes_on_trainings(report.points)}
+    of_all = {*note_spending(summary.spending, report.points), *note_trainings(report.points)}
     return [
-        *map(table.gate_line, summary.gates),
+        *map(table.write_gate, summary.gates),
         *(f"ERROR {line}" for line in summary.failures),
         *table.list_lost(summary),
         *(f"NOTE {note}" for note in summary.notes if note not in of_all),
@@ -319,7 +319,7 @@ def _draw(report: SweepReport) -> Curve:
     measures = ["utility", "leak", *(["CAP"] if caps else [])]
     figure = Curve(figsize=(3.9 * len(measures), 1.1 + 2.9 * len(rows)), layout="constrained")
     grid = figure.subplots(len(rows), len(measures), squeeze=False, sharex=True, sharey="col")
-    x, labels = _x(report), list(dict.fromkeys(place.label for place in places))
+    x, labels = _place_values(report), list(dict.fromkeys(place.label for place in places))
     for row, fixed in enumerate(rows):
         for ax, measure in zip(grid[row], measures, strict=True):
             shown = [
@@ -328,7 +328,7 @@ def _draw(report: SweepReport) -> Curve:
             _draw_measure(ax, shown, measure, x, labels)
             where = ", ".join(f"{path} = {value}" for path, value in zip(split, fixed, strict=True))
             ax.set_title(where, loc="left", fontsize=9)
-            _dress(ax, x, axes[0] if row == len(rows) - 1 else "")
+            _label_axes(ax, x, axes[0] if row == len(rows) - 1 else "")
     named = {label: handle for ax in grid[0] for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     figure.legend(named.values(), named, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     of = dict.fromkeys(single.summary.dataset for single in report.reports)
@@ -378,14 +378,14 @@ def _draw_alone(ax: Axes, places: Sequence[SweepPlace], x: Mapping[str, float]) 
     ax.plot([x[v] for v in alone], list(alone.values()), color=GRAY, linestyle="--", marker=".", label="alone")
 
 
-def _x(report: SweepReport) -> dict[str, float]:
+def _place_values(report: SweepReport) -> dict[str, float]:
     """Return where each value of the first setting lies: numbers at their value, others in their order."""
     values = next(iter(report.sweep.axes.values()))
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     return {to_text(value): float(value) if numeric else float(k) for k, value in enumerate(values)}
 
 
-def _dress(ax: Axes, x: Mapping[str, float], path: str) -> None:
+def _label_axes(ax: Axes, x: Mapping[str, float], path: str) -> None:
     values = [value for value in x.values() if isfinite(value)]
     is_numeric = [to_text(value) for value in values] == list(x)
     is_logarithmic = is_numeric and min(values) > 0 and max(values) / min(values) >= LOGARITHMIC

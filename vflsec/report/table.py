@@ -8,9 +8,9 @@ import msgspec
 
 from vflsec.base.checks import count
 from vflsec.report.columns import MEASURES, has_lower_bound, select_columns, select_table_columns
-from vflsec.report.formats import LAST_DETAIL, MIN_SHOWN, Cells, Column, Document, number, with_ends, with_margin
+from vflsec.report.formats import LAST_DETAIL, MIN_SHOWN, Cells, Column, Document, with_ends, with_margin, write_number
 from vflsec.results.analysis.results import Cap, Damage, Gate, Point, Rank, Summary
-from vflsec.results.analysis.verdict import way_to_run
+from vflsec.results.analysis.verdict import suggest_run
 from vflsec.results.records.manifest import UNDEFENDED
 
 OF_MODELS = (
@@ -43,37 +43,37 @@ FOLDED = (
 CAPS = (
     ATTACK,
     *FOLDED,
-    Column("", title="CAP (accuracy)", cell=lambda cap: number(cap.accuracy_value), detail=1,
+    Column("", title="CAP (accuracy)", cell=lambda cap: write_number(cap.accuracy_value), detail=1,
            help="CAP with the accuracy of the guesses as the leak, as papers compute it."),
-    Column("", title="DCS", cell=lambda cap: number(cap.dcs), detail=1,
+    Column("", title="DCS", cell=lambda cap: write_number(cap.dcs), detail=1,
            help="The mean over the strengths of 1 / (1 + distance to no leak at full utility). 1 is best."),
     Column("", title="note", cell=lambda cap: cap.note, kind="prose", detail=1),
 )  # fmt: skip
 
 
-def points(summary: Summary) -> list[Cells]:
+def list_points(summary: Summary) -> list[Cells]:
     """Return one table per curve and target: a row per strength and attack.
 
     The headline comes first, then the adversary's pick where it is another, then the attacks by falling leak.
     """
     curves: dict[str, list[Point]] = {}
-    for point in sorted(_sort_points(summary), key=lambda p: _targets(summary).index(p.target)):
-        curves.setdefault(_label(point, summary), []).append(point)
+    for point in sorted(_sort_points(summary), key=lambda p: _list_targets(summary).index(p.target)):
+        curves.setdefault(_name_table(point, summary), []).append(point)
     shown = [column for column in select_table_columns(Point, summary) if column.name not in ("method", "defense")]
     if any(map(is_larger_on_train, summary.points)):
         shown = [column._replace(detail=0) if column.name == "leak_train" else column for column in shown]
-    return [Cells.fill(_title(label, points, summary), shown, points) for label, points in curves.items()]
+    return [Cells.fill(_write_title(label, points, summary), shown, points) for label, points in curves.items()]
 
 
-def caps(summary: Summary) -> Cells | None:
+def list_caps(summary: Summary) -> Cells | None:
     """Return one row per curve and attack, or None where nothing was swept."""
     if not summary.cap:
         return None
-    columns = [*select_columns("method", "defense"), *_target_if_several(summary.cap), *CAPS]
+    columns = [*select_columns("method", "defense"), *_list_target(summary.cap), *CAPS]
     return Cells.fill("CAP over the defended strengths", columns, summary.cap)
 
 
-def integrity(summary: Summary) -> Cells | None:
+def list_integrity(summary: Summary) -> Cells | None:
     """Return one row per curve, strength and attack on integrity, or None where there is no such attack."""
     if not summary.integrity:
         return None
@@ -89,7 +89,7 @@ def order(summary: Summary) -> Cells | None:
     if not summary.ranks:
         return None
     scores = [score for score in summary.ranks[0].values if any(score in rank.ranks for rank in summary.ranks)]
-    columns = [*select_columns("method", "defense"), *_target_if_several(summary.ranks), *map(_score_column, scores)]
+    columns = [*select_columns("method", "defense"), *_list_target(summary.ranks), *map(_score_column, scores)]
     ranked = sorted(summary.ranks, key=lambda rank: (rank.target, rank.ranks.get(scores[-1], 0)))
     title = "Defenses in the order of their means, each against the strongest attack that was run"
     return Cells.fill(title, columns, ranked)
@@ -99,16 +99,16 @@ def _score_column(score: str) -> Column:
     def cell(rank: Rank) -> str:
         close = "≈" if score in rank.close else ""
         place = f" ({close}{rank.ranks[score]})" if score in rank.ranks else ""
-        return f"{number(rank.values[score])}{place}"
+        return f"{write_number(rank.values[score])}{place}"
 
     return Column("", title=f"{score} (place)", cell=cell)
 
 
-def _target_if_several(rows: Iterable[Cap | Rank]) -> list[Column]:
+def _list_target(rows: Iterable[Cap | Rank]) -> list[Column]:
     return [TARGET] if len({row.target for row in rows}) > 1 else []
 
 
-def row_shares(summary: Summary) -> Cells | None:
+def list_row_shares(summary: Summary) -> Cells | None:
     """Return how much is known of how many rows, with *alone* in brackets; None if no attack guesses classes.
 
     A point that gains most on training rows is shown on these.
@@ -133,7 +133,7 @@ def is_larger_on_train(point: Point) -> bool:
     return point.attack != "worst" and test is not None and train is not None and train - test >= MIN_SHOWN
 
 
-def columns(summary: Summary) -> Cells | None:
+def list_columns(summary: Summary) -> Cells | None:
     """Return the headline of each column, the largest gain first; None if not several of one party are attacked."""
     headlines = [p for p in summary.columns if p.attack == "worst"]
     if not headlines:
@@ -149,7 +149,7 @@ def columns(summary: Summary) -> Cells | None:
     return Cells.fill("Every column that was attacked, the largest advantage first", shown, rows)
 
 
-def subgroups(summary: Summary) -> Cells | None:
+def list_subgroups(summary: Summary) -> Cells | None:
     """Return a row for each attack and group of rows, or None if no groups were asked for."""
     if not summary.subgroups:
         return None
@@ -161,7 +161,7 @@ def subgroups(summary: Summary) -> Cells | None:
         Column("", lambda group: group.group, column),
         Column("", lambda group: group.n, "n"),
         Column("", title="leak ↓", cell=lambda group: with_margin(group.leak)),
-        Column("", title="p (Holm)", cell=lambda group: number(group.p_holm)),
+        Column("", title="p (Holm)", cell=lambda group: write_number(group.p_holm)),
     ]
     return Cells.fill(f"Leak by {column}; p is small if its groups do not all leak the same", shown, summary.subgroups)
 
@@ -171,27 +171,27 @@ def show(summary: Summary) -> Document:
     others, details = (
         [_name_fixed(cells, summary) for cells in several if cells]
         for several in (
-            (caps(summary), order(summary), subgroups(summary), integrity(summary)),
-            (columns(summary), row_shares(summary)),
+            (list_caps(summary), order(summary), list_subgroups(summary), list_integrity(summary)),
+            (list_columns(summary), list_row_shares(summary)),
         )
     )
-    above = [heading(summary), *(f"NOTE {note}" for note in summary.notes)]
-    return Document(above, [*points(summary), *others], remarks(summary), details)
+    above = [write_heading(summary), *(f"NOTE {note}" for note in summary.notes)]
+    return Document(above, [*list_points(summary), *others], list_remarks(summary), details)
 
 
-def remarks(summary: Summary) -> list[str]:
+def list_remarks(summary: Summary) -> list[str]:
     """Return the lines below the tables: notes on epsilon, Pareto front, orders, gates, failures, what was not run."""
     return [
         *([OF_MODELS] if any("of" in spent for point in summary.points for spent in point.spent) else []),
         *([AT_LEAST] if has_lower_bound(summary) else []),
         *list_exceeded(summary),
-        *(front(summary) if summary.ranks else []),
-        *orders(summary),
+        *(get_front(summary) if summary.ranks else []),
+        *list_orders(summary),
         *(f"VERDICT NOTE {alarm}" for alarm in summary.alarms),
         *(f"VERDICT {sentence}" for sentence in summary.verdict),
-        *(gate_line(gate) for gate in summary.gates),
-        *next_columns(summary),
-        *hint_columns(summary),
+        *(write_gate(gate) for gate in summary.gates),
+        *list_next(summary),
+        *suggest_columns(summary),
         *(f"ERROR {line}" for line in summary.failures),
         *list_lost(summary),
         *list_not_run(summary),
@@ -208,22 +208,22 @@ def list_exceeded(summary: Summary) -> list[str]:
     ]
 
 
-def front(summary: Summary) -> list[str]:
+def get_front(summary: Summary) -> list[str]:
     """Return a line for each target: the places that no other beats in both utility and leak, by falling utility."""
     several = len({place.method for place in summary.front}) > 1
     lines = []
-    for target in _targets(summary):
+    for target in _list_targets(summary):
         places = []
         for p in sorted((p for p in summary.front if p.target == target), key=lambda p: -p.utility):
             method = f"{p.method}, " if several else ""
             place = f"{p.defense} {p.strength:.4g}" if p.strength else summary.undefended
-            places.append(f"{method}{place} ({number(p.utility)}, {number(p.leak)})")
+            places.append(f"{method}{place} ({write_number(p.utility)}, {write_number(p.leak)})")
         of = f" of {target}" if _is_mixed(summary) else ""
         lines.append(f"PARETO FRONT{of} (utility, strongest leak): {'; '.join(dict.fromkeys(places))}")
     return lines
 
 
-def orders(summary: Summary) -> list[str]:
+def list_orders(summary: Summary) -> list[str]:
     """Return the order of defenses by each score, and whether the scores agree."""
     apart = any(" > " in line for line in summary.orders)
     agreed = "all scores agree wherever they tell two defenses apart" if apart else "no score tells two defenses apart"
@@ -231,7 +231,7 @@ def orders(summary: Summary) -> list[str]:
     return [f"ORDER {line}" for line in lines]
 
 
-def gate_line(gate: Gate) -> str:
+def write_gate(gate: Gate) -> str:
     """Return the sentence on one gate."""
     why = gate.why or "a cell gave no number"
     if gate.gate == "max-undetected" and not gate.why:
@@ -245,20 +245,20 @@ def gate_line(gate: Gate) -> str:
     return f"GATE {gate.gate} {gate.limit:g}{earlier}: {verdict}{where}"
 
 
-def next_columns(summary: Summary) -> list[str]:
+def list_next(summary: Summary) -> list[str]:
     """Return a line for each party of which several columns are attacked: those that leak most without a defense."""
     undefended = [p for p in summary.columns if p.attack == "worst" and not p.strength and p.leak.mean is not None]
     lines = []
     for top in (p for p in summary.worst if p.among and not p.strength):
         rivals = [p for p in undefended if (*p.place, p.victim) == (*top.place, top.victim)]
         rivals.sort(key=lambda p: -(p.leak.advantage or 0.0))
-        names = [f"{p.column} {number(p.leak.mean)} ({number(p.leak.alone)})" for p in rivals[:FEW_COLUMNS]]
+        names = [f"{p.column} {write_number(p.leak.mean)} ({write_number(p.leak.alone)})" for p in rivals[:FEW_COLUMNS]]
         more = f"; all {top.among} are in --format markdown, csv and json" if top.among > len(names) else ""
         lines.append(f"COLUMNS of {top.victim}, leak and alone: {', '.join(names)}{more}")
     return list(dict.fromkeys(lines))
 
 
-def hint_columns(summary: Summary) -> list[str]:
+def suggest_columns(summary: Summary) -> list[str]:
     """Return the line that names the attack of this adversary which attacks every column, where it attacked few."""
     attacks = [p.attack.partition(":")[0] for p in summary.points if p.column and not p.among]
     attacks = [name for name in attacks if name.startswith("attribute")] or attacks
@@ -278,14 +278,14 @@ def list_not_run(summary: Summary) -> list[str]:
         return []
     attacks = count(len(summary.not_run), "attack")
     names = ", ".join(summary.not_run)
-    way = way_to_run(summary)
+    way = suggest_run(summary)
     way += "" if summary.audited else " or name them"
     if len({point.method for point in summary.points}) > 1:  # leaves out attacks that do not fit all of them
         way += ", with one --method for an attack that only fits that method"
     return [f"NOT RUN {attacks} that {summary.adversary} could mount: {names}; {way}"]
 
 
-def heading(summary: Summary) -> str:
+def write_heading(summary: Summary) -> str:
     """Return the line above the tables: dataset, adversary, metric, seeds."""
     if summary.audited:
         over = "rows" if summary.seeds == 1 else "draws and rows"
@@ -302,7 +302,7 @@ def has_fixed(summary: Summary) -> bool:
     return summary.undefended != UNDEFENDED
 
 
-def _defense(name: str, summary: Summary) -> str:
+def _get_defense(name: str, summary: Summary) -> str:
     """Return the swept defense, else what every training has."""
     return summary.undefended if has_fixed(summary) and name == "none" else name
 
@@ -311,7 +311,7 @@ def _name_fixed(cells: Cells, summary: Summary) -> Cells:
     """Return ``cells``, whose column of defenses names what every training has."""
     names = [column.name for column in cells.columns]
     rows = [
-        [_defense(text, summary) if name == "defense" else text for name, text in zip(names, row, strict=True)]
+        [_get_defense(text, summary) if name == "defense" else text for name, text in zip(names, row, strict=True)]
         for row in cells.rows
     ]
     return cells._replace(rows=rows)
@@ -325,33 +325,33 @@ def _sort_points(summary: Summary) -> list[Point]:
 
     def place(p: Point) -> tuple[int, int, int, float]:
         kind = {"worst": 0, "picked": 1}.get(p.attack, 2)
-        return order[p.place], _targets(summary).index(p.target), kind, -(p.leak.mean or 0.0)
+        return order[p.place], _list_targets(summary).index(p.target), kind, -(p.leak.mean or 0.0)
 
     return sorted([*summary.points, *summary.worst, *picked], key=place)
 
 
-def _targets(summary: Summary) -> list[str]:
+def _list_targets(summary: Summary) -> list[str]:
     """Return what is recovered, in the order of the attacks."""
     return list(dict.fromkeys(p.target for p in summary.points))
 
 
-def _label(point: Point, summary: Summary) -> str:
+def _name_table(point: Point, summary: Summary) -> str:
     """Return the name of the table in which a point stands."""
     asked = f"strongest {point.target} of {point.among} columns of {point.victim}" if point.among else point.question
     if summary.audited:
         return asked
     of = f", {asked}" if _is_mixed(summary) else ""
-    return f"{point.method}, {_defense(point.defense, summary)}{of}"
+    return f"{point.method}, {_get_defense(point.defense, summary)}{of}"
 
 
-def _title(label: str, points: Sequence[Point], summary: Summary) -> str:
+def _write_title(label: str, points: Sequence[Point], summary: Summary) -> str:
     """Return the title of a table, with the measure of its leaks where not all leaks are of labels."""
     leak = next((p.leak for p in points if p.leak.metric), None)
     if leak is None or not (_is_mixed(summary) or summary.audited):
         return label
     several = len({p.leak.metric for p in points if p.leak.metric}) > 1
     measure = "measure of the column" if several else MEASURES.get(leak.metric, leak.metric)
-    chance = f", {number(leak.chance)} by chance" if leak.chance is not None and not several else ""
+    chance = f", {write_number(leak.chance)} by chance" if leak.chance is not None and not several else ""
     return f"{label} (leak: {measure}{chance})"
 
 

@@ -37,7 +37,7 @@ def count_above(scores: Floats, thresholds: Floats) -> Floats:
     return len(scores) - np.searchsorted(np.sort(scores), thresholds).astype(float)
 
 
-def lower_rate(hits: ArrayLike, n: ArrayLike, error: float) -> Floats:
+def bound_rate(hits: ArrayLike, n: ArrayLike, error: float) -> Floats:
     """Return the lower Clopper-Pearson bound of a rate, wrong with a probability of at most ``error``."""
     hits, n = np.asarray(hits, dtype=float), np.asarray(n, dtype=float)
     bound = stats.beta.ppf(error, np.maximum(hits, 1e-9), n - hits + 1)
@@ -104,7 +104,7 @@ def count_confident(scores: ArrayLike, coins: ArrayLike, confidence: float = CON
     heads, wrong_heads = (count_above(chosen[coin], thresholds)[:, None] for coin in (known, ~known))
     wrong_tails, tails = (coin.sum() - count_above(chosen[coin], thresholds) for coin in (known, ~known))
     right = heads + tails
-    share = lower_rate(right, right + wrong_heads + wrong_tails, 1 - confidence)
+    share = bound_rate(right, right + wrong_heads + wrong_tails, 1 - confidence)
     ordered = np.where(np.tri(len(thresholds), dtype=bool), share, -1.0)
     high, low = (thresholds[k] for k in np.unravel_index(ordered.argmax(), ordered.shape))
     guessed = (counted >= high) | (counted < low)

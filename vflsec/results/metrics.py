@@ -22,13 +22,13 @@ WILD = 100.0
 """Scales from the middle beyond which a value is wild: an encoded column and an embedding are within it."""
 
 
-def positive_score(scores: Scores) -> Scores:
+def score_positive(scores: Scores) -> Scores:
     """Return the score (n,) of class 1 against class 0 on a binary task."""
     difference: Scores = scores[:, 1].astype(float) - scores[:, 0]  # large scores do not overflow
     return difference
 
 
-def margins(scores: Scores) -> Scores:
+def compute_margins(scores: Scores) -> Scores:
     """Return by how much the score of each class exceeds the largest of the others (n, C)."""
     second, largest = np.partition(np.asarray(scores, dtype=float), -2, axis=1)[:, -2:].T[:, :, None]
     return np.asarray(scores - np.where(scores == largest, second, largest))
@@ -37,7 +37,7 @@ def margins(scores: Scores) -> Scores:
 def auc(scores: Scores, labels: Labels) -> float:
     """Return the area under the ROC curve: of class 1 if C = 2, else the mean over classes, one against the rest."""
     if scores.shape[1] == 2:
-        area = roc_auc_score(labels, positive_score(scores))
+        area = roc_auc_score(labels, score_positive(scores))
     else:
         area = np.mean([roc_auc_score(labels == c, scores[:, c]) for c in np.unique(labels)])
     return min(1.0, float(area))  # its sum of trapezoids is subject to rounding
@@ -62,7 +62,7 @@ def f1(scores: Scores, labels: Labels) -> float:
 
 def ks(scores: Scores, labels: Labels) -> float:
     """Return the Kolmogorov-Smirnov distance between the scores of the two classes: max(TPR - FPR)."""
-    score = positive_score(scores)
+    score = score_positive(scores)
     steps = np.sort(score)
     at_most = [
         np.searchsorted(np.sort(part), steps, side="right") / len(part) for part in (score[labels == c] for c in (0, 1))
@@ -73,7 +73,7 @@ def ks(scores: Scores, labels: Labels) -> float:
 def tpr_at(scores: Scores, labels: Labels, *, fpr: float) -> float:
     """Return the true positive rate at a false positive rate of at most ``fpr``; NaN with fewer than 1 / fpr negatives.
 
-    It is that of class 1 if C = 2, else the mean over classes, one against the rest by ``margins``.
+    It is that of class 1 if C = 2, else the mean over classes, one against the rest by ``compute_margins``.
 
     Source: Carlini et al. 2022, "Membership inference attacks from first principles", section III: an attack that is
     confident about a few rows is a leak that its AUC hides.
@@ -81,12 +81,12 @@ def tpr_at(scores: Scores, labels: Labels, *, fpr: float) -> float:
     classes = np.array([1]) if scores.shape[1] == 2 else np.unique(labels)
     if min(np.sum(labels != c) for c in classes) * fpr < 1:
         return float("nan")
-    margin = margins(scores)
+    margin = compute_margins(scores)
     curves = (roc_curve(labels == c, margin[:, c], drop_intermediate=False) for c in classes)
     return float(np.mean([true[false <= fpr].max() for false, true, _ in curves]))
 
 
-def middle_and_scale(x: Scores) -> tuple[Scores, Scores]:
+def find_scale(x: Scores) -> tuple[Scores, Scores]:
     """Return middle and scale (d,) of the columns of ``x`` (n, d), which few rows cannot move.
 
     These are up to ``TAIL`` of the rows on either side. The scale is that of a normal distribution with the same 5 %
@@ -107,7 +107,7 @@ def remove_wild(values: Scores, truth: Scores) -> tuple[Scores, Scores]:
     Where the truth is beyond ``WILD`` scales of its column, both become the column's middle: the entry says nothing. A
     guess that is outside of the range of the truth by more than this range is cut off at its end.
     """
-    middle, scale = middle_and_scale(truth)
+    middle, scale = find_scale(truth)
     is_wild = np.abs(truth - middle) > WILD * scale
     values, truth = (np.where(is_wild, middle.astype(x.dtype), x) for x in (values, truth))
     low, high = truth.min(axis=0), truth.max(axis=0)
@@ -173,7 +173,7 @@ def is_possible(metric: str, value: float) -> bool:
     return 0 <= value <= 1
 
 
-def applicable_metrics(n_classes: int) -> tuple[str, ...]:
+def list_metrics(n_classes: int) -> tuple[str, ...]:
     """Return the metrics that say something about a task with C classes; the first is its headline."""
     if n_classes == 2:
         return ("auc", "accuracy", "f1", "ks")
@@ -193,7 +193,7 @@ VALUES = ("r2", "mse", "psnr")
 """The metrics of recovered columns."""
 
 
-def chance(metric: str, truth: NDArray[Any]) -> float:
+def score_chance(metric: str, truth: NDArray[Any]) -> float:
     """Return the metric of a guess without any information.
 
     That is an AUC of 1/2, the share of the commonest class, an R2 of 0, or the F1 of naming every row positive; of
@@ -230,7 +230,7 @@ def calibrate(scores: Scores, labels: Labels, first: NDArray[np.bool_]) -> Score
         labels: (n,), the answers.
         first: (n,), the rows of the first half.
     """
-    shares, margin, classes = np.empty(scores.shape), rankdata(margins(scores), axis=0), scores.shape[1]
+    shares, margin, classes = np.empty(scores.shape), rankdata(compute_margins(scores), axis=0), scores.shape[1]
     for scored in (first, ~first):
         for c in range(classes):
             shares[scored, c] = _predict_hits(margin[~scored, c], labels[~scored] == c, margin[scored, c], classes)
@@ -238,7 +238,7 @@ def calibrate(scores: Scores, labels: Labels, first: NDArray[np.bool_]) -> Score
     return probability
 
 
-def knowledge(probability: Scores, labels: Labels, first: NDArray[np.bool_]) -> dict[str, float]:
+def score_knowledge(probability: Scores, labels: Labels, first: NDArray[np.bool_]) -> dict[str, float]:
     """Return the cross-entropy in bits per row, the share of rows known almost surely, and how many of these are right.
 
     Args:

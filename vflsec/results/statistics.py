@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
-from vflsec.results.metrics import METRICS, Labels, Scores, positive_score, remove_wild
+from vflsec.results.metrics import METRICS, Labels, Scores, remove_wild, score_positive
 
 LEVEL = 0.95
 REPLICATES = 400
@@ -29,18 +29,18 @@ class Interval(NamedTuple):
     n: int
 
 
-def interval_over_seeds(values: Sequence[float]) -> Interval:
+def bound_over_seeds(values: Sequence[float]) -> Interval:
     """Return mean and t interval over seeds; with one seed there is no such interval and both ends are NaN."""
     x = np.asarray(values, dtype=float)
     mean = float(x.mean())
     if len(x) < 2:
         return Interval(mean, float("nan"), float("nan"), len(x))
-    half = float(_t_quantile(len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x)))
+    half = float(_get_quantile(len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x)))
     return Interval(mean, mean - half, mean + half, len(x))
 
 
 @lru_cache
-def _t_quantile(freedom: float) -> Any:
+def _get_quantile(freedom: float) -> Any:
     return stats.t.ppf((1 + LEVEL) / 2, freedom)  # slow, and the same for every pair of defenses
 
 
@@ -53,15 +53,15 @@ class StandardError(NamedTuple):
     @property
     def margin(self) -> float:
         """Half the width of the 95 % t interval."""
-        return float(_t_quantile(self.freedom) * self.size) if self.size else 0.0
+        return float(_get_quantile(self.freedom) * self.size) if self.size else 0.0
 
 
-def standard_error_of(low: float, high: float) -> float:
+def get_error(low: float, high: float) -> float:
     """Return the standard error behind a 95 % interval of many rows."""
-    return (high - low) / (2 * float(_t_quantile(math.inf)))
+    return (high - low) / (2 * float(_get_quantile(math.inf)))
 
 
-def error_over_seeds_and_rows(
+def combine_errors(
     values: Sequence[float], without: Sequence[Sequence[float]], *, known: float = 0.0, most: float = 0.0
 ) -> StandardError:
     """Return the standard error of the mean over seeds that split one data set, for other data sets of that kind.
@@ -127,7 +127,7 @@ def bound_interval(mean: float, margin: float, bounds: Bounds, n: float = math.i
     weight = np.polynomial.Polynomial([1.0])
     weight *= np.polynomial.Polynomial([1.0] if lowest is None else [-lowest, 1.0])
     weight *= np.polynomial.Polynomial([1.0] if highest is None else [highest, -1.0])
-    scale = margin**2 / weight(mean) if weight(mean) > 0 else _t_quantile(math.inf) ** 2 / n
+    scale = margin**2 / weight(mean) if weight(mean) > 0 else _get_quantile(math.inf) ** 2 / n
     if not scale:
         return mean, mean
     ends = sorted((np.polynomial.Polynomial([-mean, 1.0]) ** 2 - scale * weight).roots().real)
@@ -150,7 +150,7 @@ def leave_out_groups(metric: str, scores: Scores, labels: Any, groups: NDArray[n
     if labels.ndim == 1 and any(np.ptp(labels[rows]) == 0 for rows in kept):
         return None
     if metric == "auc" and scores.shape[1] == 2:
-        values = _compute_weighted_auc(positive_score(scores), labels, kept)
+        values = _compute_weighted_auc(score_positive(scores), labels, kept)
     else:
         values = np.array([METRICS[metric](scores[rows], labels[rows]) for rows in kept])
     return tuple(values.tolist()) if np.isfinite(values).all() else None
@@ -168,24 +168,24 @@ MANY = 50_000
 """Rows beyond which a bootstrap of R2 draws blocks of neighboring rows."""
 
 
-def interval_over_rows(metric: str, scores: Scores, labels: Any, rng: np.random.Generator) -> tuple[float, float]:
+def bound_over_rows(metric: str, scores: Scores, labels: Any, rng: np.random.Generator) -> tuple[float, float]:
     """Return the interval of ``auc`` or ``f1`` (binary), ``accuracy``, ``exact`` or ``r2`` over independent rows.
 
     DeLong's variance for ``auc``, Wilson's interval for a share, a bootstrap for the others.
     """
     if metric in ("accuracy", "exact"):
         hits = METRICS[metric](scores, labels)
-        return bound_interval(hits, _normal_margin(hits * (1 - hits) / len(labels)), SHARE, len(labels))
+        return bound_interval(hits, _get_margin(hits * (1 - hits) / len(labels)), SHARE, len(labels))
     if metric == "f1":
-        return _interval_of_f1(scores.argmax(axis=1), labels, rng)
+        return _bound_f1(scores.argmax(axis=1), labels, rng)
     if metric == "r2":
         low, high = np.quantile(_bootstrap_r2(scores, labels, rng), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
         return float(low), float(high)
-    return _interval_of_auc(positive_score(scores), labels)
+    return _bound_auc(score_positive(scores), labels)
 
 
-def _normal_margin(variance: float) -> float:
-    return float(_t_quantile(math.inf)) * math.sqrt(variance)
+def _get_margin(variance: float) -> float:
+    return float(_get_quantile(math.inf)) * math.sqrt(variance)
 
 
 def _bootstrap_r2(values: Scores, truth: Scores, rng: np.random.Generator) -> np.ndarray:
@@ -200,7 +200,7 @@ def _bootstrap_r2(values: Scores, truth: Scores, rng: np.random.Generator) -> np
     return np.asarray(1 - (weight @ errors) / (weight @ spread))
 
 
-def _interval_of_f1(guessed: Labels, labels: Labels, rng: np.random.Generator) -> tuple[float, float]:
+def _bound_f1(guessed: Labels, labels: Labels, rng: np.random.Generator) -> tuple[float, float]:
     """Return the interval by the variance of REPLICATES resamples, on the scale of a share of the rows that count.
 
     A resample is a draw of how many rows are of which class and guessed as which.
@@ -211,12 +211,10 @@ def _interval_of_f1(guessed: Labels, labels: Labels, rng: np.random.Generator) -
 
     counts = np.bincount(2 * labels + guessed, minlength=4)
     drawn = f1(*rng.multinomial(len(labels), counts / len(labels), REPLICATES).T[1:])
-    return bound_interval(
-        float(f1(*counts[1:])), _normal_margin(float(drawn.var())), SHARE, max(1, int(counts[1:].sum()))
-    )
+    return bound_interval(float(f1(*counts[1:])), _get_margin(float(drawn.var())), SHARE, max(1, int(counts[1:].sum())))
 
 
-def _interval_of_auc(score: Scores, labels: Labels) -> tuple[float, float]:
+def _bound_auc(score: Scores, labels: Labels) -> tuple[float, float]:
     """Return the interval by DeLong's variance, on the scale of a share.
 
     A class with a single row has the largest possible variance, since it shows none.
@@ -228,7 +226,7 @@ def _interval_of_auc(score: Scores, labels: Labels) -> tuple[float, float]:
     sides = [(ranks[rows] - stats.rankdata(score[rows])) / (~rows).sum() for rows in (positive, ~positive)]
     value = float(sides[0].mean())
     variances = [side.var(ddof=1) / len(side) if len(side) > 1 else value * (1 - value) for side in sides]
-    return bound_interval(value, _normal_margin(sum(variances)), SHARE, min(map(len, sides)))
+    return bound_interval(value, _get_margin(sum(variances)), SHARE, min(map(len, sides)))
 
 
 def _compute_weighted_auc(score: Scores, labels: Labels, weights: Iterable[np.ndarray]) -> np.ndarray:
@@ -287,7 +285,7 @@ def compare_pairs(differences: Sequence[float], *, floor: float = 0.0, margin: f
     """
     if not differences:
         return Paired(float("nan"), float("nan"), float("nan"), 0, float("nan"), 1.0, 1.0)
-    mean, low, high, n = interval_over_seeds(differences)
+    mean, low, high, n = bound_over_seeds(differences)
     deviation = float(np.std(differences, ddof=1)) if n > 1 else float("nan")
     if n < MIN_SEEDS:
         return Paired(mean, low, high, n, deviation, 1.0, 1.0)
@@ -300,12 +298,12 @@ def compare_pairs(differences: Sequence[float], *, floor: float = 0.0, margin: f
     return Paired(mean, low, high, n, deviation, above, below)
 
 
-def holm(p: Sequence[float]) -> list[float]:
+def correct_holm(p: Sequence[float]) -> list[float]:
     """Return the p values after Holm's correction, in their order.
 
     Rejecting those below 0.05 rejects any true hypothesis with a probability of at most 0.05, whatever depends on what.
 
-    >>> holm([0.01, 0.04, 0.03])
+    >>> correct_holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
     order = sorted(range(len(p)), key=lambda i: p[i])
@@ -316,13 +314,13 @@ def holm(p: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def detectable_difference(deviation: float, n: int, *, level: float = ALPHA, power: float = POWER) -> float:
+def find_detectable(deviation: float, n: int, *, level: float = ALPHA, power: float = POWER) -> float:
     """Return the smallest true difference that a one-sided paired t test of n seeds finds with this power."""
-    return deviation * noncentrality(n - 1, level, power) / n**0.5 if n >= MIN_SEEDS else float("inf")
+    return deviation * solve_mean(n - 1, level, power) / n**0.5 if n >= MIN_SEEDS else float("inf")
 
 
 @lru_cache
-def noncentrality(freedom: float, level: float, power: float = POWER) -> float:
+def solve_mean(freedom: float, level: float, power: float = POWER) -> float:
     """Return the true mean, in standard errors, that a one-sided t test finds with this power: its noncentrality."""
     freedom = min(freedom, NORMAL)
     critical = float(stats.t.isf(level, freedom))

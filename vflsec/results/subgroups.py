@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from vflsec.results.metrics import Labels, Scores, positive_score
+from vflsec.results.metrics import Labels, Scores, score_positive
 
 MIN_CLASS_ROWS = 10
 """Rows of each class below which the leak of a group is not measured."""
@@ -31,12 +31,12 @@ class Scored(NamedTuple):
     labels: Labels
 
 
-def leaks(scored: Scored, group: NDArray[np.integer], n_groups: int) -> NDArray[np.float64]:
+def find_leaks(scored: Scored, group: NDArray[np.integer], n_groups: int) -> NDArray[np.float64]:
     """Return the leak of each group (G,), the AUC within it if C = 2, else its accuracy; NaN if that is not defined.
 
     ``group`` (P,) is that of each person, 0 to G - 1, or -1 for none.
     """
-    return _leak_of_groups(_prepare(scored), group, n_groups)
+    return _find_aucs(_prepare(scored), group, n_groups)
 
 
 def differ(seeds: Sequence[Scored], group: NDArray[np.integer], n_groups: int, rng: np.random.Generator) -> float:
@@ -60,7 +60,7 @@ def differ(seeds: Sequence[Scored], group: NDArray[np.integer], n_groups: int, r
     weight = np.bincount(group[(label >= 0) & (group >= 0)], minlength=n_groups).astype(float)
 
     def spread(by_person: NDArray[np.integer]) -> float:
-        leaks = np.array([_leak_of_groups(scored, by_person, n_groups) for scored in prepared])
+        leaks = np.array([_find_aucs(scored, by_person, n_groups) for scored in prepared])
         known = ~np.isnan(leaks)
         mean, size = np.nansum(leaks, axis=0) / np.maximum(known.sum(axis=0), 1), weight * known.any(axis=0)
         return float(size @ (mean - size @ mean / size.sum()) ** 2)
@@ -84,11 +84,11 @@ class _Prepared(NamedTuple):
 def _prepare(scored: Scored) -> _Prepared:
     if scored.scores.shape[1] > 2:
         return _Prepared(scored.person, scored.scores.argmax(axis=1) == scored.labels, None)
-    place = rankdata(positive_score(scored.scores), method="dense").astype(int) - 1
+    place = rankdata(score_positive(scored.scores), method="dense").astype(int) - 1
     return _Prepared(scored.person, scored.labels == 1, place)
 
 
-def _leak_of_groups(scored: _Prepared, by_person: NDArray[np.integer], n_groups: int) -> NDArray[np.float64]:
+def _find_aucs(scored: _Prepared, by_person: NDArray[np.integer], n_groups: int) -> NDArray[np.float64]:
     group, hit, place = by_person[scored.person], scored.positive, scored.place
     grouped = group >= 0
     group, hit = group[grouped], hit[grouped]

@@ -29,7 +29,7 @@ from vflsec.run.spec import AuxSpec
 SPLITS = ("train", "test")
 
 
-def adversary(federation: Federation, name: str) -> tuple[Party, ...]:
+def get_adversary(federation: Federation, name: str) -> tuple[Party, ...]:
     """Return the attacking party, or the colluding parties of ``passive_1+passive_2``.
 
     Raises:
@@ -46,7 +46,7 @@ def adversary(federation: Federation, name: str) -> tuple[Party, ...]:
     return parties
 
 
-def side_of(method: Method, federation: Federation, name: str) -> str:
+def get_side(method: Method, federation: Federation, name: str) -> str:
     """Return the side of an adversary: ``active`` (also for a source), ``passive`` or ``server``.
 
     Raises:
@@ -62,10 +62,10 @@ def side_of(method: Method, federation: Federation, name: str) -> str:
             f"expected an adversary that takes part in {method.name}, got {name}, which it has not: "
             f"choose another --adversary"
         )
-    return "active" if adversary(federation, name)[0].active else "passive"
+    return "active" if get_adversary(federation, name)[0].active else "passive"
 
 
-def view_of(
+def observe(
     trained: Trained,
     parties: Sequence[Party],
     aux_rows: Tensor,
@@ -83,14 +83,14 @@ def view_of(
         party=_join_names(parties),
         side="active" if is_active else "passive",
         n_classes=federation.n_classes,
-        features={split: _columns(parties, split) for split in splits},
+        features={split: _join_columns(parties, split) for split in splits},
         model=_join_models(trained, parties),
         aux_rows=aux_rows.to(federation.device),
         aux_labels=active.labels["train"][aux_rows.to(federation.device)],
         messages=messages,
         labels={"train": active.labels["train"]} if is_active else {},
         top=active.modules["top"].eval() if is_active and "top" in active.modules else None,
-        unlabeled=torch.cat([_columns(parties, split) for split in splits_without_label]),
+        unlabeled=torch.cat([_join_columns(parties, split) for split in splits_without_label]),
         places=federation.places,
         models=trained.method.assemble_models(federation, [party.name for party in parties], messages),
         parties=tuple(federation.parties),
@@ -98,7 +98,7 @@ def view_of(
     )
 
 
-def view_of_source(trained: Trained, parties: Sequence[Party], aux_rows: Tensor, messages: tuple[Message, ...]) -> View:
+def observe_source(trained: Trained, parties: Sequence[Party], aux_rows: Tensor, messages: tuple[Message, ...]) -> View:
     """Return the view of parties on the source's rows after the pre-training that was done on them.
 
     These rows are the ``train`` split, the only one. The source itself may be the adversary.
@@ -110,7 +110,7 @@ def view_of_source(trained: Trained, parties: Sequence[Party], aux_rows: Tensor,
         party=_join_names(parties),
         side="active" if parties[0].active else "passive",
         n_classes=federation.n_classes,
-        features={"train": _columns(parties, "source")},
+        features={"train": _join_columns(parties, "source")},
         model=_join_models(trained, parties),
         aux_rows=aux_rows.to(federation.device),
         aux_labels=labels[aux_rows.to(federation.device)],
@@ -121,7 +121,7 @@ def view_of_source(trained: Trained, parties: Sequence[Party], aux_rows: Tensor,
     )
 
 
-def view_before(federation: Federation, party: Party, aux: AuxSpec) -> View:
+def observe_before(federation: Federation, party: Party, aux: AuxSpec) -> View:
     """Return the view of a passive party before training: its columns, and the labels of its auxiliary samples."""
     labels = federation.active.labels["train"]
     rows = draw_auxiliary(labels, federation.n_classes, aux, federation.seed, federation.canaries)
@@ -146,11 +146,11 @@ def _join_models(trained: Trained, parties: Sequence[Party]) -> nn.Module:
     return SideBySide(models, [party.n_features for party in parties]).eval() if len(parties) > 1 else models[0]
 
 
-def _columns(parties: Sequence[Party], split: str) -> Tensor:
+def _join_columns(parties: Sequence[Party], split: str) -> Tensor:
     return torch.cat([party.features[split] for party in parties], dim=1)
 
 
-def alone(view: View, seed: int) -> View:
+def isolate(view: View, seed: int) -> View:
     """Return the view that the same party has without the federation."""
     assert view.model is not None
     return view.drop_federation(reinitialize(view.model, derive(seed, "alone", view.party)))
@@ -220,15 +220,15 @@ def tune(attack: Attack, view: View, metric: str, aux: AuxSpec, seed: int) -> tu
             return attack, None, 1
         trials.append(on_folds)
     scores = np.array(trials)  # (trials, repeats, folds)
-    gain = gain_of_tuning(scores)
+    gain = compute_gain(scores)
     score, n = float(scores[0].mean()), len(trials)
-    if gain.mean() <= standard_error_of_folds(gain):
+    if gain.mean() <= estimate_error(gain):
         return attack, score, n
     best = int(scores.mean(axis=(1, 2)).argmax())
     return (attack, *others)[best], score + float(gain.mean()), n
 
 
-def gain_of_tuning(scores: NDArray[np.floating]) -> NDArray[np.floating]:
+def compute_gain(scores: NDArray[np.floating]) -> NDArray[np.floating]:
     """Return (repeats, folds) by how much the choice of the other folds beats the first trial on each fold.
 
     Args:
@@ -239,7 +239,7 @@ def gain_of_tuning(scores: NDArray[np.floating]) -> NDArray[np.floating]:
     return np.asarray(chosen - scores[0])
 
 
-def standard_error_of_folds(values: NDArray[np.floating]) -> float:
+def estimate_error(values: NDArray[np.floating]) -> float:
     """Return the standard error of the mean of (repeats, folds) values, whose training rows overlap."""
     folds = values.shape[1]
     return float(np.sqrt(1 / values.size + 1 / (folds - 1)) * values.std(ddof=1))
@@ -282,7 +282,7 @@ def fold_scores(
         places = torch.arange(len(auxiliary), device=view.aux_rows.device)
         view = replace(view, features={view.aux_split: auxiliary}, aux_rows=places)
     scores = []
-    for out, guess in zip(held_out, attack.on_each([view.knowing(k) for k in known], seed=seed), strict=True):
+    for out, guess in zip(held_out, attack.on_each([view.restrict(k) for k in known], seed=seed), strict=True):
         if view.aux_split not in guess.scores or view.aux_split in guess.rows:
             return None
         rows = view.aux_rows[torch.from_numpy(out).to(view.aux_rows.device)].cpu()

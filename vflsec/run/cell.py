@@ -17,7 +17,7 @@ import msgspec
 from vflsec.base.errors import UsageError
 from vflsec.base.seeds import derive
 from vflsec.core import hooks
-from vflsec.core.defense import touches
+from vflsec.core.defense import list_hooks
 from vflsec.core.hooks import Runs
 from vflsec.core.options import make
 from vflsec.core.settings import ModelSpec, TrainSpec
@@ -97,7 +97,7 @@ class Technique(msgspec.Struct, frozen=True, kw_only=True):
         spec = msgspec.structs.replace(self.spec, options=change(self.spec.options))
         return msgspec.structs.replace(self, spec=spec, options=change(self.options), keyed=change(self.keyed))
 
-    def takes(self, option: str) -> bool:
+    def has_option(self, option: str) -> bool:
         """Whether the class has an option of this name."""
         return option in inspect.signature(self.kind).parameters
 
@@ -159,13 +159,13 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
             return self.name  # which ends in a hash
         if self.loader is None:
             there = (path for path in source_files(Path(self.name)) if path.is_file())  # the loader reports others
-            return _hashes(there)
+            return _hash_files(there)
         module, folder = inspect.getmodule(self.loader), data.options.get("data_dir")
         fingerprint = getattr(module, "fingerprint", None)
         if folder is not None and fingerprint is not None:
             return [self.identity, fingerprint(folder)]
         files = getattr(module, "source_files", None)
-        return self.identity if folder is None or files is None else [self.identity, *_hashes(files(folder))]
+        return self.identity if folder is None or files is None else [self.identity, *_hash_files(files(folder))]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Send the name to another process, which resolves it again."""
@@ -200,7 +200,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def key(self) -> str:
         """Sixteen hex digits that name this cell."""
-        return digest(self._settings())
+        return digest(self._list_settings())
 
     @property
     def run_seed(self) -> int:
@@ -211,7 +211,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def data_key(self) -> str:
         """Sixteen hex digits that name the split data, which all methods share."""
-        settings = self._settings()
+        settings = self._list_settings()
         return digest(["data", settings["dataset"], settings["data"], self.seed])
 
     @property
@@ -223,9 +223,9 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         """Sixteen hex digits that name this cell up to and including ``phase``, whatever the later phases do."""
         method, given = self.method.kind, self.method.spec.options
         until = method.phases[: method.phases.index(phase) + 1]
-        acting = [defense for defense in self.defenses if acts_in(defense, self.method, until)]
+        acting = [defense for defense in self.defenses if can_act(defense, self.method, until)]
         unlabeled = not any(hooks.LABELS in method.runs(p, given) for p in until)
-        settings = msgspec.structs.replace(self, defenses=tuple(acting))._settings()
+        settings = msgspec.structs.replace(self, defenses=tuple(acting))._list_settings()
         for option in method.last_phase_options & given.keys():
             del settings["method_options"][option]
         del settings["train"]["target"], settings["model"]["aggregation"], settings["model"]["head_hidden"]
@@ -235,7 +235,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
             settings.pop("told", None)
             settings["data"].pop("canaries", None)
         pretrains_apart = unlabeled or set(until) <= method.source_phases  # no setting of the last phase applies
-        planned = any(hooks.PLAN_RELEASES in touches(defense.kind) for defense in acting)
+        planned = any(hooks.PLAN_RELEASES in list_hooks(defense.kind) for defense in acting)
         if pretrains_apart and not planned:  # planned noise may depend on the releases of the last phase
             settings["train"] = settings["train"]["pretrain"]
         return digest(["stage", phase, settings])
@@ -245,7 +245,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         pretrain = msgspec.structs.replace(self.train.pretrain, until=None)
         return msgspec.structs.replace(self, train=msgspec.structs.replace(self.train, pretrain=pretrain))
 
-    def _settings(self) -> dict[str, Any]:
+    def _list_settings(self) -> dict[str, Any]:
         """Everything that can change this cell's result: files by their content, plug-ins with their versions."""
         tables = {name: msgspec.to_builtins(getattr(self, name)) for name in ("data", "train", "model")}
         settings: dict[str, Any] = {
@@ -253,7 +253,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
             "dataset": self.dataset.key(self.data),
             "method": self.method.identity,
             "method_options": dict(self.method.keyed),
-            "defenses": [_defense_settings(defense) for defense in self.defenses],
+            "defenses": [_list_settings(defense) for defense in self.defenses],
             "seed": self.seed,
             "malicious": [self.malicious[0], self.malicious[1].settings] if self.malicious else None,
         }
@@ -272,7 +272,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         return settings
 
 
-def acts_in(defense: Technique, method: Technique, phases: Iterable[str]) -> bool:
+def can_act(defense: Technique, method: Technique, phases: Iterable[str]) -> bool:
     """Whether ``defense``, if it is on, changes the messages or the training of ``method`` in one of ``phases``."""
     made = defense.with_strength(defense.spec.strength or 1.0).defense()
     at_active = defense.spec.is_carried_by("active")
@@ -289,14 +289,14 @@ def repeat_training(cell: Cell, trainings: int) -> list[Cell]:
     return [msgspec.structs.replace(cell, training=number) for number in range(trainings)]
 
 
-def result_key(cell: Cell, attack: Technique, adversary: str, aux: AuxSpec, trainings: int = 1) -> str:
+def make_key(cell: Cell, attack: Technique, adversary: str, aux: AuxSpec, trainings: int = 1) -> str:
     """Return the key of one attack on one cell, or on several trainings of it."""
     after = [attack.spec.after] if attack.spec.after else []
     times = [["trainings", TRAININGS_VERSION, trainings]] if trainings > 1 else []
-    return digest(["result", cell.key, attack.settings, *after, adversary, aux_settings(aux), *times])
+    return digest(["result", cell.key, attack.settings, *after, adversary, list_aux(aux), *times])
 
 
-def aux_settings(aux: AuxSpec) -> dict[str, Any]:
+def list_aux(aux: AuxSpec) -> dict[str, Any]:
     """Return how keys identify what an adversary knows, and how it chooses among variants if it does."""
     tuning = {"tuning": TUNING_VERSION} if aux.budget != "paper" else {}
     return {**msgspec.to_builtins(aux), **tuning}
@@ -308,18 +308,18 @@ def digest(settings: Any) -> str:
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-def _hashes(paths: Iterable[Path]) -> list[str]:
-    return [_file_hash(path, path.stat().st_mtime_ns, path.stat().st_size) for path in paths]
+def _hash_files(paths: Iterable[Path]) -> list[str]:
+    return [_hash_file(path, path.stat().st_mtime_ns, path.stat().st_size) for path in paths]
 
 
 @lru_cache(maxsize=64)
-def _file_hash(path: Path, modified: int, size: int) -> str:  # noqa: ARG001  (arguments of the cache)
+def _hash_file(path: Path, modified: int, size: int) -> str:  # noqa: ARG001  (arguments of the cache)
     """SHA-256 of a file, read again only if its time or size has changed."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _defense_settings(defense: Technique) -> dict[str, Any]:
+def _list_settings(defense: Technique) -> dict[str, Any]:
     settings: dict[str, Any] = msgspec.to_builtins(defense.spec)
     del settings["strengths"]
     return {**settings, "name": defense.identity}

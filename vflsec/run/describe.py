@@ -20,11 +20,11 @@ from vflsec.data.partition import Partition, PartyData
 from vflsec.results.records.manifest import AttackEntry, BaselineEntry, Manifest, Provenance, RowEntry
 from vflsec.run import plan
 from vflsec.run.cell import Technique
-from vflsec.run.federation import partition_of
+from vflsec.run.federation import get_partition
 from vflsec.run.mounting import is_baseline
 from vflsec.run.plan import Baseline, Names, Trial
 from vflsec.run.spec import EvalSpec
-from vflsec.run.store import environment
+from vflsec.run.store import get_environment
 
 
 def build_manifest(spec: EvalSpec, command: Sequence[str] = (), names: Names | None = None) -> Manifest:
@@ -35,8 +35,8 @@ def build_manifest(spec: EvalSpec, command: Sequence[str] = (), names: Names | N
         command: the words of the command line.
         names: what the data call themselves and each party; None for the names that vflsec uses.
     """
-    data = partition_of(plan.training_cell(spec, spec.methods[0], 0))
-    methods = [plan.resolve(spec.method_of(label)) for label in spec.methods]
+    data = get_partition(plan.build_cell(spec, spec.methods[0], 0))
+    methods = [plan.resolve(spec.get_method(label)) for label in spec.methods]
     defenses = [plan.resolve(defense) for defense in (*spec.defenses, *spec.fixed)]
     attacks = [plan.resolve(attack) for attack in spec.attacks]
     return Manifest(
@@ -46,8 +46,8 @@ def build_manifest(spec: EvalSpec, command: Sequence[str] = (), names: Names | N
         target=spec.train.target,
         selected_on_test=spec.train.select == "paper_best_on_test",
         attacks=[describe_attack(a, b, spec.adversary, data) for a, b in zip(attacks, spec.labels, strict=True)],
-        rows=list_rows(plan.trials(spec)),
-        baselines=list_baselines(plan.baselines(spec)),
+        rows=list_rows(plan.list_trials(spec)),
+        baselines=list_baselines(plan.list_baselines(spec)),
         settings=msgspec.to_builtins(spec),
         provenance=describe_provenance(
             {"methods": methods, "defenses": defenses, "attacks": attacks},
@@ -64,17 +64,17 @@ def build_manifest(spec: EvalSpec, command: Sequence[str] = (), names: Names | N
 
 def describe_attack(attack: Technique, label: str, adversary: str, data: Partition) -> AttackEntry:
     """Return what a report must know of an attack of ``adversary``, with what it recovers as far as that is known."""
-    entry = AttackEntry(label=label, name=attack.name, target=plan.question_of(attack), baseline=is_baseline(attack))
-    if not attack.takes("victim"):
+    entry = AttackEntry(label=label, name=attack.name, target=plan.get_question(attack), baseline=is_baseline(attack))
+    if not attack.has_option("victim"):
         return entry
     others = [name for name in data.parties if name not in adversary.split("+")]
     victim = attack.spec.options.get("victim") or next(iter(others), "")
     column = attack.spec.options.get("column") or ""
-    above = _median(data.parties[victim], column) if column and victim in data.parties else None
+    above = _get_median(data.parties[victim], column) if column and victim in data.parties else None
     return msgspec.structs.replace(entry, victim=victim, column=column, above=above)
 
 
-def _median(party: PartyData, name: str) -> float | None:
+def _get_median(party: PartyData, name: str) -> float | None:
     """Return the median that splits a number, in its own units; None for a category."""
     learned = party.encoder.get(name, {})
     place = next((column.start for column in party.layout.columns if column.name == name), None)
@@ -106,7 +106,7 @@ def list_rows(trials: Iterable[Trial]) -> list[RowEntry]:
 def list_baselines(baselines: Iterable[Baseline]) -> list[BaselineEntry]:
     """Return what a report must know of the results without the federation."""
     return [
-        BaselineEntry(method=baseline.method, label=baseline.label, target=plan.question_of(baseline.attack),
+        BaselineEntry(method=baseline.method, label=baseline.label, target=plan.get_question(baseline.attack),
                       seed=baseline.seed, key=baseline.key)
         for baseline in baselines
     ]  # fmt: skip
@@ -127,14 +127,14 @@ def describe_provenance(
     return Provenance(
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         command=list(command),
-        versions=environment(),
+        versions=get_environment(),
         commit=read_commit(),
         sources={"dataset": dict(dataset), **sources},
-        cards={group: {name: _sentence(known.kind) for name, known in some.items()} for group, some in named.items()},
+        cards={group: {name: _summarize(known.kind) for name, known in some.items()} for group, some in named.items()},
     )
 
 
-def _sentence(kind: Any) -> str:
+def _summarize(kind: Any) -> str:
     """Return the first sentence of a card, and for a defense what it guarantees."""
     first = (inspect.getdoc(kind) or "").split("\n")[0]
     return f"{first} Guarantee: {kind.guarantee}." if issubclass(kind, Defense) else first

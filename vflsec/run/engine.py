@@ -26,26 +26,26 @@ from vflsec.data import memory
 from vflsec.data.dataset import VerticalDataset
 from vflsec.results.records.schema import Record
 from vflsec.run import runner
-from vflsec.run.adversary import side_of
-from vflsec.run.cell import Cell, Technique, acts_in
-from vflsec.run.federation import build_federation, build_method, malicious_attacks
-from vflsec.run.guesses import lacking
+from vflsec.run.adversary import get_side
+from vflsec.run.cell import Cell, Technique, can_act
+from vflsec.run.federation import build_federation, build_method, make_malicious
+from vflsec.run.guesses import list_lacking
 from vflsec.run.mounting import expand_victims, expect_phase, is_baseline, mount, with_columns
 from vflsec.run.plan import (
     Baseline,
     Trial,
-    baselines,
+    build_cell,
     list_attacks,
+    list_baselines,
+    list_trials,
     make_alone_attack,
     resolve,
-    training_cell,
-    trials,
 )
 from vflsec.run.questions import ask, is_about_source
-from vflsec.run.runner import Task, kinds_read
+from vflsec.run.runner import Task, list_kinds
 from vflsec.run.spec import AuxSpec, EvalSpec
 from vflsec.run.store import StageDone, Store
-from vflsec.run.training import batch_key, batches, is_stackable
+from vflsec.run.training import is_stackable, make_batch_key, split_shadows
 
 Item = TypeVar("Item", Trial, Baseline)
 Datasets = Mapping[str, VerticalDataset]
@@ -85,7 +85,7 @@ class Plan(NamedTuple):
 
 def plan(spec: EvalSpec, store: Store | None, *, keep: bool = False) -> Plan:
     """Return the plan of ``spec``, which has passed ``check``, less the results in ``store``."""
-    return plan_trials(trials(spec), baselines(spec), store, keep=keep)
+    return plan_trials(list_trials(spec), list_baselines(spec), store, keep=keep)
 
 
 def plan_trials(wanted: Iterable[Trial], alone: Iterable[Baseline], store: Store | None, *, keep: bool = False) -> Plan:
@@ -96,7 +96,7 @@ def plan_trials(wanted: Iterable[Trial], alone: Iterable[Baseline], store: Store
     """
     done = store.records() if store else {}
     rows, baselines = {row.key: row for row in wanted}, {baseline.key: baseline for baseline in alone}
-    lost = lacking(rows.values(), done, store.folder) if keep and store else []
+    lost = list_lacking(rows.values(), done, store.folder) if keep and store else []
     open_rows = [row for key, row in rows.items() if key not in done or row in lost]
     open_baselines = [baseline for key, baseline in baselines.items() if key not in done]
     registered = tuple(list_attacks())
@@ -140,7 +140,7 @@ def _open_groups(tasks: list[Task], store: Store | None) -> list[Task]:
     alike: dict[str, list[Task]] = {}
     for task in tasks:
         attacks = [row.attack.make() for row in task.rows if row.attack]
-        if not attacks or kinds_read(attacks) or task.cell.malicious or not is_stackable(task.cell.method):
+        if not attacks or list_kinds(attacks) or task.cell.malicious or not is_stackable(task.cell.method):
             continue
         common = msgspec.structs.replace(task.cell, seed=0, defenses=()).key
         missing = [cell for cell in task.cells if not (store and store.cell(cell.key).read())]
@@ -154,8 +154,8 @@ def _open_shadows(tasks: list[Task], store: Store | None) -> list[Task]:
     batches_by_key = {}
     for task in tasks:
         for row in task.rows:
-            for batch in batches(row.attack.make().shadows if row.attack else 0):
-                key = batch_key(task.cell, batch)
+            for batch in split_shadows(row.attack.make().shadows if row.attack else 0):
+                key = make_batch_key(task.cell, batch)
                 if key not in batches_by_key and not (store and store.cell(key).read()):
                     batches_by_key[key] = task._replace(rows=(), shadows=batch)
     return list(batches_by_key.values())
@@ -187,7 +187,7 @@ def check(spec: EvalSpec) -> None:
         )
     for label, method, federation in _build(spec):
         if method.receives or spec.adversary not in (SERVER, SOURCE):
-            side_of(method, federation, spec.adversary)
+            get_side(method, federation, spec.adversary)
         if not method.receives:
             continue
         if len({is_about_source(a, after, method, spec.adversary) for a, after in attacks if a.target == "labels"}) > 1:
@@ -196,11 +196,11 @@ def check(spec: EvalSpec) -> None:
                 f"evaluate those on gradients after a phase of {method.name} separately"
             )
         for attack, after in attacks:
-            mount(attack, after, spec.adversary, spec.aux, method, federation, spec.method_of(label).options)
+            mount(attack, after, spec.adversary, spec.aux, method, federation, spec.get_method(label).options)
             if not isinstance(attack, IntegrityAttack):
                 ask(attack, Trained(method, federation, {}), spec.adversary, spec.aux, after=after)
         for malicious in (attack for attack in wanted if attack.kind.target == "integrity"):
-            malicious_attacks(federation, spec.adversary, malicious, spec.aux)
+            make_malicious(federation, spec.adversary, malicious, spec.aux)
 
 
 def expand_attacks(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
@@ -233,7 +233,7 @@ def expand_attacks(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
                 chosen.append(wanted)
     if not chosen:
         raise UsageError(
-            f"expected an attack that {spec.adversary} can mount, got none: {'; '.join(reasons(left_out))}"
+            f"expected an attack that {spec.adversary} can mount, got none: {'; '.join(list_reasons(left_out))}"
         )
     spec = msgspec.structs.replace(spec, attacks=tuple(attack.spec for attack in chosen))
     return _with_columns(spec, named), left_out
@@ -242,9 +242,9 @@ def expand_attacks(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
 def _with_columns(spec: EvalSpec, named: Sequence[Technique] | None = None) -> EvalSpec:
     """Return ``spec`` with the names of the columns that its attacks are on; ``named`` are not those of ``all``."""
     attacks = [resolve(attack) for attack in spec.attacks]
-    if not any(attack.takes("column") for attack in attacks):
+    if not any(attack.has_option("column") for attack in attacks):
         return spec
-    federation = build_federation(training_cell(spec, spec.methods[0], seed=0), "cpu")
+    federation = build_federation(build_cell(spec, spec.methods[0], seed=0), "cpu")
     of_all = [] if named is None else [attack for attack in attacks if attack not in named]
     on_columns = with_columns(attacks, spec.adversary, federation, of_all=of_all)
     return msgspec.structs.replace(spec, attacks=tuple(attack.spec for attack in on_columns))
@@ -261,7 +261,7 @@ def _find_obstacle(wanted: Technique, spec: EvalSpec, built: Sequence[tuple[str,
         return f"trains {attack.shadows} shadow federations for each training: name it in --attack"
     try:
         for label, method, federation in built:
-            mount(attack, after, spec.adversary, spec.aux, method, federation, spec.method_of(label).options)
+            mount(attack, after, spec.adversary, spec.aux, method, federation, spec.get_method(label).options)
     except InsufficientView as error:
         return str(error)
     with_source = [method for _, method, _ in built if after in method.source_phases]
@@ -271,7 +271,7 @@ def _find_obstacle(wanted: Technique, spec: EvalSpec, built: Sequence[tuple[str,
     return None
 
 
-def reasons(left_out: Mapping[str, str]) -> list[str]:
+def list_reasons(left_out: Mapping[str, str]) -> list[str]:
     """Return a line for each reason why ``expand_attacks`` left attacks out, with their names."""
     names: dict[str, list[str]] = {}
     for name, reason in left_out.items():
@@ -290,13 +290,13 @@ def check_training(spec: EvalSpec) -> None:
         pass
 
 
-def cryptography(spec: EvalSpec) -> dict[str, float]:
+def time_cryptography(spec: EvalSpec) -> dict[str, float]:
     """Return by method the CPU seconds that encryption takes in one training on this machine, estimated now."""
     built = _build(spec)
     return {label: seconds for label, method, federation in built if (seconds := method.cryptography(federation))}
 
 
-def exposures(spec: EvalSpec) -> list[tuple[str, float]]:
+def list_exposures(spec: EvalSpec) -> list[tuple[str, float]]:
     """Return, for each passive party behind an encrypted layer, a sentence and the share of features it exposes."""
     if not any(resolve(defense).defense().protocol() for defense in (*spec.defenses, *spec.fixed)):
         return []
@@ -309,14 +309,14 @@ def _build(spec: EvalSpec) -> Iterator[tuple[str, Method, Federation]]:
     """Yield each label, its checked method and federation for seed 0, built, not trained; one per swept defense."""
     defenses, fixed = [resolve(defense) for defense in spec.defenses], [resolve(defense) for defense in spec.fixed]
     for defense in defenses:
-        for strength in (0.0, *spec.strengths_of(defense.spec)):
+        for strength in (0.0, *spec.list_strengths(defense.spec)):
             defense.with_strength(strength).defense()
     swept_or_none: list[Technique | None] = [*defenses] or [None]
-    cells = [training_cell(spec, label, seed=0) for label in spec.methods]
+    cells = [build_cell(spec, label, seed=0) for label in spec.methods]
     _check_points([*defenses, *fixed], [cell.method for cell in cells if cell.method.kind.receives])
     for label, cell in zip(spec.methods, cells, strict=True):
         for swept in swept_or_none:
-            at = [swept.with_strength(s) for s in spec.strengths_of(swept.spec) if s] if swept else []
+            at = [swept.with_strength(s) for s in spec.list_strengths(swept.spec) if s] if swept else []
             method = build_method(cell)
             strongest = at[-1:]  # refuses whatever no strength could do
             federation = build_federation(msgspec.structs.replace(cell, defenses=(*cell.defenses, *strongest)), "cpu")
@@ -327,7 +327,7 @@ def _build(spec: EvalSpec) -> Iterator[tuple[str, Method, Federation]]:
             if method.receives:  # others are trained without defenses
                 for defense in (*at, *fixed):
                     _check_serves(defense, method, federation)
-                if swept and not acts_in(swept, cell.method, method.phases):
+                if swept and not can_act(swept, cell.method, method.phases):
                     raise UsageError(
                         f"defense {swept.spec.label} changes nothing that {method.name} sends or learns, and its curve "
                         f"would be flat: choose another --at or by=, or fix the defense with --with"

@@ -10,9 +10,9 @@ import msgspec
 import torch
 from torch import Tensor
 
-from vflsec.base.checks import unknown
+from vflsec.base.checks import describe_unknown
 from vflsec.base.errors import UsageError
-from vflsec.base.seeds import derive, generator
+from vflsec.base.seeds import derive, make_rng
 from vflsec.base.sparse_rows import to_tensor
 from vflsec.core.attack import Attack, IntegrityAttack
 from vflsec.core.federation import Federation
@@ -20,8 +20,8 @@ from vflsec.core.message import Channel
 from vflsec.core.method import Method, Trained
 from vflsec.core.party import Party
 from vflsec.core.view import Need
-from vflsec.data.partition import Partition, PartyData, exchange_rows, partition
-from vflsec.run.adversary import adversary, view_before
+from vflsec.data.partition import Partition, PartyData, exchange_rows, split_dataset
+from vflsec.run.adversary import get_adversary, observe_before
 from vflsec.run.cell import Cell, Technique
 from vflsec.run.spec import AuxSpec
 
@@ -45,7 +45,7 @@ class Candidates(NamedTuple):
     @classmethod
     def draw(cls, seed: int, n_train: int, n_test: int) -> Candidates:
         """Draw the candidates of an attacked federation: all rows of the smaller split, and as many of the other."""
-        rng, n = generator(seed, "candidates"), min(n_train, n_test)
+        rng, n = make_rng(seed, "candidates"), min(n_train, n_test)
         members, others = torch.randperm(n_train, generator=rng)[:n], torch.randperm(n_test, generator=rng)[:n]
         order = torch.randperm(2 * n, generator=rng)
         return cls(torch.arange(n_train + n_test), torch.cat([members, n_train + others])[order], seed)
@@ -57,7 +57,7 @@ class Candidates(NamedTuple):
         The draw does not depend on where the candidates are now.
         """
         n = len(self.places) // 2
-        order = torch.randperm(2 * n, generator=generator(self.seed, "halves", shadow // 2))
+        order = torch.randperm(2 * n, generator=make_rng(self.seed, "halves", shadow // 2))
         order = order.roll(n) if shadow % 2 else order
         slots = self.places.sort().values  # as many among training rows as among test rows
         rows, places = self.rows.clone(), torch.empty_like(self.places)
@@ -80,12 +80,12 @@ _LAST: dict[tuple[str, bytes], Partition] = {}
 """The split that was made last."""
 
 
-def partition_of(cell: Cell) -> Partition:
+def get_partition(cell: Cell) -> Partition:
     """Return the cell's split data; the last one is cached, because neighboring cells share it."""
     wanted = str(cell.dataset.key(cell.data)), msgspec.json.encode((cell.dataset.name, cell.data, cell.seed))
     if wanted not in _LAST:  # a changed file is another dataset
         _LAST.clear()
-        _LAST[wanted] = partition(cell.dataset.load(**cell.data.options), cell.data, cell.seed)
+        _LAST[wanted] = split_dataset(cell.dataset.load(**cell.data.options), cell.data, cell.seed)
     data = _LAST[wanted]
     if cell.shadow is None:
         return data
@@ -95,10 +95,10 @@ def partition_of(cell: Cell) -> Partition:
 
 def build_federation(cell: Cell, device: str) -> Federation:
     """Return the federation of ``cell``; every party carries its defenses."""
-    data, where = partition_of(cell), torch.device(device)
+    data, where = get_partition(cell), torch.device(device)
     for defense in cell.defenses:
         if (by := defense.spec.by) and by not in ("passive", *data.parties):
-            raise UsageError(f"{defense.name}: {unknown('by', by, ('passive', *data.parties))}")
+            raise UsageError(f"{defense.name}: {describe_unknown('by', by, ('passive', *data.parties))}")
     channel = Channel()
     labels = {split: torch.tensor(y, device=where) for split, y in data.labels.items()}
     of_source = {split: labels.pop(split) for split in ("source",) if split in labels}
@@ -108,7 +108,7 @@ def build_federation(cell: Cell, device: str) -> Federation:
             columns.name,
             {split: to_tensor(x, where) for split, x in columns.features.items()},
             channel,
-            noise=partial(generator, cell.run_seed, "noise", columns.name, device=where),
+            noise=partial(make_rng, cell.run_seed, "noise", columns.name, device=where),
             layout=columns.layout,
             labels=labels,
             defenses=[defense.defense() for defense in cell.defenses if defense.spec.is_carried_by(columns.name)],
@@ -123,7 +123,7 @@ def build_federation(cell: Cell, device: str) -> Federation:
     if any(defense.fixed for defense in federation.active.defenses) and cell.shadow is None:
         federation.label_seed = derive(cell.seed, cell.data_key)
     if cell.malicious:
-        federation.malicious = malicious_attacks(federation, *cell.malicious, cell.aux)
+        federation.malicious = make_malicious(federation, *cell.malicious, cell.aux)
     return federation
 
 
@@ -141,7 +141,7 @@ def build_models(cell: Cell, device: str) -> tuple[Federation, Method]:
     return federation, method
 
 
-def malicious_attacks(federation: Federation, name: str, wanted: Technique, aux: AuxSpec | None) -> dict[str, Attack]:
+def make_malicious(federation: Federation, name: str, wanted: Technique, aux: AuxSpec | None) -> dict[str, Attack]:
     """Return the attack of each malicious party; an attack on integrity gets the view of its party.
 
     Args:
@@ -154,9 +154,9 @@ def malicious_attacks(federation: Federation, name: str, wanted: Technique, aux:
         UsageError: no such party, or the adversary knows too little.
     """
     attacks: dict[str, Attack] = {}
-    for party in adversary(federation, name):
+    for party in get_adversary(federation, name):
         attacks[party.name] = attack = wanted.make()
         if isinstance(attack, IntegrityAttack):
             known = aux if aux and Need.AUX_LABELS in attack.needs else AuxSpec(n=0)
-            attack.join(view_before(federation, party, known), seed=derive(federation.seed, "sabotage", attack.name))
+            attack.join(observe_before(federation, party, known), seed=derive(federation.seed, "sabotage", attack.name))
     return attacks

@@ -17,7 +17,7 @@ from vflsec.results.records.folder import read_manifest, read_records
 from vflsec.results.records.schema import FAILED, Record, Result
 from vflsec.run.engine import Plan
 from vflsec.run.federation import build_models
-from vflsec.run.plan import training_cell
+from vflsec.run.plan import build_cell
 from vflsec.run.spec import EvalSpec
 
 MAX_FOLDERS = 50
@@ -31,7 +31,7 @@ def describe_networks(spec: EvalSpec) -> Iterator[str]:
         DataError: the dataset cannot be read.
     """
     for label in spec.methods:
-        cell = training_cell(spec, label, seed=0)
+        cell = build_cell(spec, label, seed=0)
         federation, method = build_models(cell, "cpu")
         rows = len(federation.active.labels["train"])
         if not method.receives:
@@ -40,13 +40,13 @@ def describe_networks(spec: EvalSpec) -> Iterator[str]:
         if not method.embeds:
             yield f"{label}: {rows:,} labeled rows, without networks; settings of train and model are not read"
             continue
-        epochs = count(cell.train.n_epochs(rows), "epoch")
-        networks = "; ".join(_networks(method, federation))
+        epochs = count(cell.train.count_epochs(rows), "epoch")
+        networks = "; ".join(_list_networks(method, federation))
         steps = f"{epochs} of batches of {cell.train.batch}"
         yield f"{label}: {rows:,} labeled rows, {steps}; {cell.model.encoder}: {networks}"
 
 
-def _networks(method: Method, federation: Federation) -> Iterator[str]:
+def _list_networks(method: Method, federation: Federation) -> Iterator[str]:
     """Yield for each party the columns, the width of its embedding, and the number of its weights."""
     for party in federation.parties.values():
         width = getattr(method.representation(party), "width", None)

@@ -57,14 +57,14 @@ def parse_reference(text: str, what: str) -> tuple[str, dict[str, Any], tuple[st
 
 def format_reference(name: str, options: Mapping[str, Any]) -> str:
     """Return the reference with these options in the order of their names, such that equal options give equal texts."""
-    given = ",".join(f"{key}={_format_value(value)}" for key, value in sorted(_leaves(options)))
+    given = ",".join(f"{key}={_format_value(value)}" for key, value in sorted(_list_leaves(options)))
     return f"{name}:{given}" if given else name
 
 
-def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _list_leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in table.items():
         if isinstance(value, Mapping) and value:  # an empty table is a value, and often one of the wrong type
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from _list_leaves(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
 

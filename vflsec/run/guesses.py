@@ -18,22 +18,22 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from vflsec.base import files
-from vflsec.base.checks import count, unknown
-from vflsec.base.errors import StoreError, UsageError, plain
+from vflsec.base.checks import count, describe_unknown
+from vflsec.base.errors import StoreError, UsageError, clean
 from vflsec.base.seeds import derive
 from vflsec.data.dataset import VerticalDataset
 from vflsec.results import statistics
-from vflsec.results.metrics import Labels, Scores, applicable_metrics, calibrate
+from vflsec.results.metrics import Labels, Scores, calibrate, list_metrics
 from vflsec.results.records.folder import read_records
 from vflsec.results.records.manifest import Subgroup, Subgroups
 from vflsec.results.records.schema import Record
-from vflsec.results.subgroups import MIN_CLASS_ROWS, Scored, differ, leaks
-from vflsec.run.federation import partition_of
-from vflsec.run.plan import Trial, load_dataset, trials
+from vflsec.results.subgroups import MIN_CLASS_ROWS, Scored, differ, find_leaks
+from vflsec.run.federation import get_partition
+from vflsec.run.plan import Trial, list_trials, load_dataset
 from vflsec.run.questions import is_about_source
 from vflsec.run.score import draw_first_half
 from vflsec.run.spec import EvalSpec
-from vflsec.run.store import writing
+from vflsec.run.store import guard_writing
 
 Place = tuple[str, str, float, str]
 """Method, defense, strength and attack."""
@@ -60,24 +60,24 @@ def is_kept(row: Trial) -> bool:
     return attack.target == "labels" and not is_about_source(attack, row.attack.spec.after, method, row.adversary)
 
 
-def path_of(folder: Path, key: str) -> Path:
+def get_path(folder: Path, key: str) -> Path:
     """Return the file with the guesses of a result."""
     return folder / "guesses" / f"{key}.safetensors"
 
 
-def lacking(wanted: Iterable[Trial], done: Mapping[str, Record], folder: Path) -> list[Trial]:
+def list_lacking(wanted: Iterable[Trial], done: Mapping[str, Record], folder: Path) -> list[Trial]:
     """Return the results with numbers whose guesses should be kept and are not."""
     return [
         row
         for row in wanted
-        if row.key in done and done[row.key].leak and is_kept(row) and not path_of(folder, row.key).exists()
+        if row.key in done and done[row.key].leak and is_kept(row) and not get_path(folder, row.key).exists()
     ]
 
 
 def keep(folder: Path, key: str, scores: Mapping[str, torch.Tensor]) -> None:
     """Write the scores (n, C) of each split, NaN for rows that are not scored."""
-    path = path_of(folder, key)
-    with writing(folder):
+    path = get_path(folder, key)
+    with guard_writing(folder):
         path.parent.mkdir(parents=True, exist_ok=True)
         files.replace(path, safetensors.numpy.save({split: s.float().numpy() for split, s in scores.items()}))
 
@@ -124,17 +124,17 @@ def measure_subgroups(spec: EvalSpec, folder: Path, column: str) -> list[Subgrou
         UsageError: no party has such a column.
         StoreError: guesses are missing.
     """
-    groups = groups_of(load_dataset(spec.dataset, **spec.data.options), column)
+    groups = get_groups(load_dataset(spec.dataset, **spec.data.options), column)
     by_results: dict[tuple[str, ...], Subgroups] = {}
     for split in ("test", "train"):  # as the leak is reported
         for seeds in _read_guesses(spec, folder, split).values():
             keys = tuple(guessed.key for guessed in seeds)  # several defenses share the undefended row
             if keys not in by_results:
-                by_results[keys] = _subgroups(column, split, seeds, groups)
+                by_results[keys] = _score_groups(column, split, seeds, groups)
     return list(by_results.values())
 
 
-def groups_of(dataset: VerticalDataset, column: str) -> pd.Series:
+def get_groups(dataset: VerticalDataset, column: str) -> pd.Series:
     """Return the group of each row by id, in their order: its category, or the quartile of its number.
 
     Raises:
@@ -142,10 +142,11 @@ def groups_of(dataset: VerticalDataset, column: str) -> pd.Series:
     """
     holder = next((table for table in dataset.parties if column in table.frame.columns), None)
     if holder is None:
-        raise UsageError(unknown("column", column, [str(c) for table in dataset.parties for c in table.frame.columns]))
+        names = [str(name) for table in dataset.parties for name in table.frame.columns]
+        raise UsageError(describe_unknown("column", column, names))
     values = holder.frame[column]
     if column in holder.categorical:
-        groups = values.astype(str).astype("category").cat.rename_categories(plain)
+        groups = values.astype(str).astype("category").cat.rename_categories(clean)
     else:
         cut = pd.qcut(values, QUARTILES, duplicates="drop")
         groups = cut.cat.rename_categories(lambda interval: f"{interval.left:.6g} to {interval.right:.6g}")
@@ -155,15 +156,15 @@ def groups_of(dataset: VerticalDataset, column: str) -> pd.Series:
 def _read_guesses(spec: EvalSpec, folder: Path, split: str) -> dict[Place, list[_Guessed]]:
     """Return the scored rows of each attack that guesses ``split``, by seed."""
     by_place: dict[Place, list[_Guessed]] = {}
-    lost = lacking(trials(spec), read_records(folder), folder)
+    lost = list_lacking(list_trials(spec), read_records(folder), folder)
     if lost:
         raise StoreError(
             f"expected kept guesses in {folder / 'guesses'}, found none of {count(len(lost), 'result')}: run on one "
             f"machine, or let all workers share this folder"
         )
-    for row in trials(spec):
-        if is_kept(row) and (scores := _read(path_of(folder, row.key)).get(split)) is not None:
-            data, kept = partition_of(row.cell), ~np.isnan(scores).any(axis=1)
+    for row in list_trials(spec):
+        if is_kept(row) and (scores := _read(get_path(folder, row.key)).get(split)) is not None:
+            data, kept = get_partition(row.cell), ~np.isnan(scores).any(axis=1)
             guessed = _Guessed(row.key, row.seed, data.ids[split][kept], scores[kept], data.labels[split][kept])
             by_place.setdefault((row.method, row.defense, row.strength, row.label), []).append(guessed)
     return by_place
@@ -179,7 +180,7 @@ def _read(path: Path) -> dict[str, NDArray[np.floating]]:
         raise StoreError(f"cannot read {path}: {error}; remove it and run the same vflsec eval again") from None
 
 
-def _subgroups(column: str, split: str, seeds: list[_Guessed], groups: pd.Series) -> Subgroups:
+def _score_groups(column: str, split: str, seeds: list[_Guessed], groups: pd.Series) -> Subgroups:
     people = pd.Index(np.unique(np.concatenate([guessed.ids for guessed in seeds])))
     of_people = groups.loc[people].cat.remove_unused_categories()
     code, names = of_people.cat.codes.to_numpy().astype(int), of_people.cat.categories
@@ -193,24 +194,24 @@ def _subgroups(column: str, split: str, seeds: list[_Guessed], groups: pd.Series
     ).reshape(len(seeds), len(names), n_classes)
     large = counts.min(axis=(0, 2) if n_classes == 2 else 0).reshape(len(names), -1).sum(axis=1) >= MIN_CLASS_ROWS
     tested = np.where(large[code], code, -1)
-    by_seed = np.array([leaks(guessed, tested, len(names)) for guessed in scored])
-    metric = applicable_metrics(n_classes)[0]
+    by_seed = np.array([find_leaks(guessed, tested, len(names)) for guessed in scored])
+    metric = list_metrics(n_classes)[0]
     rng = np.random.default_rng(derive(0, "subgroups", column, seeds[0].key))
     return Subgroups(
-        column=plain(column), keys=[guessed.key for guessed in seeds], rows=split, metric=metric,
+        column=clean(column), keys=[guessed.key for guessed in seeds], rows=split, metric=metric,
         p=differ(scored, tested, len(names), rng) if large.sum() > 1 else None,
         groups=[
             Subgroup(
                 group=str(name),
                 n=round(counts[:, g].sum(axis=1).mean()),
                 by_seed=dict(zip((s.seed for s in seeds), by_seed[:, g].tolist(), strict=True)) if is_large else {},
-                ci95_rows=_interval(metric, scored[0], tested == g, rng) if is_large else (None, None),
+                ci95_rows=_bound(metric, scored[0], tested == g, rng) if is_large else (None, None),
             )
             for g, (name, is_large) in enumerate(zip(names, large, strict=True))
         ],
     )  # fmt: skip
 
 
-def _interval(metric: str, scored: Scored, member: NDArray[np.bool_], rng: np.random.Generator) -> tuple[float, float]:
+def _bound(metric: str, scored: Scored, member: NDArray[np.bool_], rng: np.random.Generator) -> tuple[float, float]:
     rows = member[scored.person]
-    return statistics.interval_over_rows(metric, scored.scores[rows], scored.labels[rows], rng)
+    return statistics.bound_over_rows(metric, scored.scores[rows], scored.labels[rows], rng)

@@ -13,16 +13,16 @@ import msgspec
 
 from vflsec.base.errors import UsageError
 from vflsec.results.analysis.gates import check_limits
-from vflsec.results.records.folder import home, is_sweep, with_given_names, write_sweep
+from vflsec.results.records.folder import find_home, is_sweep, with_given_names, write_sweep
 from vflsec.results.records.manifest import Manifest, RunLimits, Sweep, SweepPoint, to_text
 from vflsec.results.records.schema import Record
 from vflsec.run import engine as engines
 from vflsec.run import spec as specs
 from vflsec.run.describe import build_manifest
 from vflsec.run.engine import Plan
-from vflsec.run.plan import Baseline, Names, Trial, baselines, names_of, trials, with_standard_names
+from vflsec.run.plan import Baseline, Names, Trial, get_names, list_baselines, list_trials, with_standard_names
 from vflsec.run.spec import EvalSpec
-from vflsec.run.store import StageDone, Store, writing
+from vflsec.run.store import StageDone, Store, guard_writing
 
 
 class JobPart(Protocol):
@@ -73,11 +73,11 @@ class Evaluation(NamedTuple):
 
     def trials(self) -> Iterator[Trial]:
         """Yield all results with the federation."""
-        return trials(self.spec)
+        return list_trials(self.spec)
 
     def baselines(self) -> Iterator[Baseline]:
         """Yield all results without it."""
-        return baselines(self.spec)
+        return list_baselines(self.spec)
 
     def with_seeds(self, seeds: int, until: float) -> Evaluation:
         """Return the evaluation of so many seeds, of as many as the width ``until`` of intervals takes."""
@@ -102,7 +102,7 @@ def prepare(spec: EvalSpec, command: Sequence[str] = (), values: Mapping[str, An
         DataError: the dataset cannot be read.
         InsufficientView: an attack that its adversary cannot mount.
     """
-    names = names_of(spec)
+    names = get_names(spec)
     spec, exclusions = engines.expand_attacks(with_standard_names(spec, names))
     engines.check(spec)
     return Evaluation(spec, names, exclusions, build_manifest(spec, command, names), values or {})
@@ -141,7 +141,7 @@ class Job(Generic[PartType]):
     @property
     def exclusions(self) -> list[str]:
         """Why ``all`` does not stand for some attacks, in lines."""
-        return list(dict.fromkeys(line for part in self.parts for line in engines.reasons(part.exclusions)))
+        return list(dict.fromkeys(line for part in self.parts for line in engines.list_reasons(part.exclusions)))
 
     def check(self, max_leak: Mapping[str, float] | None = None, *, fresh: bool = False) -> None:
         """Raise unless the limits are on attacks that are run, and the folder may take the results."""
@@ -178,7 +178,7 @@ class Job(Generic[PartType]):
     ) -> Iterator[Record | StageDone]:
         """Write the settings, and return the records of ``todo`` as they are computed and stored."""
         if self.sweep is not None:
-            with writing(self.store.folder):
+            with guard_writing(self.store.folder):
                 write_sweep(self.store.folder, self.sweep)
         points = [point.name for point in self.sweep.points] if self.sweep else [""]
         for part, point in zip(self.parts, points, strict=True):
@@ -191,8 +191,8 @@ def expect_kind(folder: Path, *, sweep: bool) -> None:
 
     Also if it is a point of a sweep, whose results are those of the sweep.
     """
-    if home(folder) != folder:
-        of = f"a point of the sweep in {home(folder)}"
+    if find_home(folder) != folder:
+        of = f"a point of the sweep in {find_home(folder)}"
         raise UsageError(f"expected a folder of its own, got {of}: choose another --out")
     if sweep and (folder / "manifest.json").exists():
         raise UsageError(f"expected a folder for a sweep, got {folder} with an evaluation: choose another --out")

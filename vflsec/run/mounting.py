@@ -12,9 +12,9 @@ from vflsec.core.federation import Federation
 from vflsec.core.knowledge import KNOWLEDGE, Need
 from vflsec.core.message import SERVER, SOURCE, Kind
 from vflsec.core.method import Method
-from vflsec.run.adversary import adversary, side_of
+from vflsec.run.adversary import get_adversary, get_side
 from vflsec.run.cell import Technique
-from vflsec.run.questions import column_of, is_about_source, varying_columns, victim_of
+from vflsec.run.questions import get_column, get_victim, is_about_source, list_varying
 from vflsec.run.spec import AuxSpec
 
 
@@ -30,7 +30,7 @@ def mount(
     """Raise InsufficientView if the adversary ``party`` cannot mount ``attack`` on ``method`` with its ``options``."""
     if after is not None:
         expect_phase(attack.name, after, method)
-    side = side_of(method, federation, party)
+    side = get_side(method, federation, party)
     of_source = is_about_source(attack, after, method, party)
     if party == SOURCE and not of_source:
         phases = ", ".join(f"@{phase}" for phase in method.source_phases)
@@ -64,7 +64,7 @@ def expect_phase(attack: str, after: str, method: Method) -> None:
     expect_known(method.phases[:-1], **{f"phase of {method.name} after which to attack": after})
 
 
-def mountable(
+def list_mountable(
     attacks: Iterable[Technique],
     party: str,
     aux: AuxSpec,
@@ -102,7 +102,7 @@ def expand_victims(attack: Technique, party: str, federation: Federation) -> lis
         party: name of the adversary, ``passive_1+passive_2`` for colluding parties.
         federation: the parties.
     """
-    if not attack.takes("victim"):
+    if not attack.has_option("victim"):
         return [attack]
     others = [name for name in federation.parties if name not in party.split("+")][1:]
     return [attack, *(attack.with_options(victim=name) for name in others)]
@@ -134,16 +134,16 @@ def with_columns(
     chosen: list[Technique] = []
     for original in attacks:
         attack = original
-        if not attack.takes("column") or attack.spec.after or party in (SERVER, SOURCE):
+        if not attack.has_option("column") or attack.spec.after or party in (SERVER, SOURCE):
             chosen.append(attack)
             continue
         every = attack.spec.options.get("column") == EVERY
         attack = attack.drop_option("column") if every else attack
         made = attack.make()
-        victim = victim_of(made, federation, adversary(federation, party))
-        columns = varying_columns(victim) if every or (original in of_all and attack.name in QUICK) else []
+        victim = get_victim(made, federation, get_adversary(federation, party))
+        columns = list_varying(victim) if every or (original in of_all and attack.name in QUICK) else []
         columns = columns if every or len(columns) <= MAX_COLUMNS else []
-        names = [column.name for column in columns or [column_of(made, victim)]]
+        names = [column.name for column in columns or [get_column(made, victim)]]
         chosen += [attack.with_options(column=name) for name in names]
     return [attack for k, attack in enumerate(chosen) if attack not in chosen[:k]]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from vflsec.base.checks import unknown
+from vflsec.base.checks import describe_unknown
 from vflsec.base.errors import UsageError
 from vflsec.core import registry
 from vflsec.core.attack import Attack
@@ -19,11 +19,11 @@ from vflsec.data import memory
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.description import expect_no_table
 from vflsec.results.records.manifest import NO_ADVERSARY
-from vflsec.run.cell import Cell, Source, Technique, aux_settings, digest, result_key
-from vflsec.run.federation import partition_of
+from vflsec.run.cell import Cell, Source, Technique, digest, list_aux, make_key
+from vflsec.run.federation import get_partition
 from vflsec.run.mounting import is_baseline
 from vflsec.run.questions import is_about_source
-from vflsec.run.spec import AttackSpec, AuxSpec, DefenseSpec, EvalSpec, MethodSpec, class_of
+from vflsec.run.spec import AttackSpec, AuxSpec, DefenseSpec, EvalSpec, MethodSpec, load_class
 
 GROUPS = {MethodSpec: "methods", DefenseSpec: "defenses", AttackSpec: "attacks"}
 
@@ -35,14 +35,14 @@ def resolve(spec: MethodSpec | DefenseSpec | AttackSpec) -> Technique:
         UsageError: an unknown name.
     """
     group = GROUPS[type(spec)]
-    kind = class_of(group, spec.name)
+    kind = load_class(group, spec.name)
     return Technique(
         spec=spec,
         kind=kind,
         options=registry.resolve_classes(spec.name, kind, spec.options),
-        identity=[registry.identity(group, spec.name), kind.version],
+        identity=[registry.identify(group, spec.name), kind.version],
         keyed={key: _identify_file(value) for key, value in spec.options.items()},
-        built_in=registry.origin(group, spec.name) == "built in",
+        built_in=registry.get_origin(group, spec.name) == "built in",
         resolve=resolve,
     )
 
@@ -50,12 +50,12 @@ def resolve(spec: MethodSpec | DefenseSpec | AttackSpec) -> Technique:
 def _identify_file(value: Any) -> Any:
     """Replace an option that names a class in a file, such as a boundary, by the identity of its content."""
     is_file = isinstance(value, str) and registry.is_file(value)
-    return registry.identity("protocols", value) if is_file else value
+    return registry.identify("protocols", value) if is_file else value
 
 
 def list_attacks() -> list[Technique]:
     """Return every attack that has a name."""
-    return [resolve(AttackSpec(name=name)) for name in registry.entries("attacks")]
+    return [resolve(AttackSpec(name=name)) for name in registry.list_all("attacks")]
 
 
 def find_dataset(name: str) -> Source:
@@ -67,7 +67,7 @@ def find_dataset(name: str) -> Source:
     if name.startswith(memory.PREFIX) or name.endswith(".toml"):
         return Source(name=name, loader=None, identity=name, resolve=find_dataset)
     expect_no_table(name)
-    loader, identity = class_of("datasets", name), registry.identity("datasets", name)
+    loader, identity = load_class("datasets", name), registry.identify("datasets", name)
     return Source(name=name, loader=loader, identity=identity, resolve=find_dataset)
 
 
@@ -81,9 +81,9 @@ def load_dataset(name: str, **options: Any) -> VerticalDataset:
     return find_dataset(name).load(**options)
 
 
-def training_cell(spec: EvalSpec, method: str, seed: int, swept: tuple[DefenseSpec, ...] = ()) -> Cell:
+def build_cell(spec: EvalSpec, method: str, seed: int, swept: tuple[DefenseSpec, ...] = ()) -> Cell:
     """Return the cell of one method and seed, under the swept and the fixed defenses of positive strength."""
-    chosen = spec.method_of(method)
+    chosen = spec.get_method(method)
     return make_cell(
         dataset=spec.dataset,
         data=spec.data,
@@ -167,14 +167,14 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     asking: Technique | None = None
 
 
-def trials(spec: EvalSpec) -> Iterator[Trial]:
+def list_trials(spec: EvalSpec) -> Iterator[Trial]:
     """Yield every (method, defense, strength, seed, attack), seeds outermost so that neighbors share their data."""
-    attacks, sweep = [resolve(attack) for attack in spec.attacks], list(_strengths(spec))
+    attacks, sweep = [resolve(attack) for attack in spec.attacks], list(_list_strengths(spec))
     for seed in range(spec.seeds):
         for method in spec.methods:
-            honest = training_cell(spec, method, seed)
+            honest = build_cell(spec, method, seed)
             if not honest.method.kind.receives:  # nor does it send any message that a defense could change
-                yield training_trial(spec, method, msgspec.structs.replace(honest, defenses=()))
+                yield make_training(spec, method, msgspec.structs.replace(honest, defenses=()))
                 continue
             for (defense, swept), (attack, label) in product(sweep, zip(attacks, spec.labels, strict=True)):
                 cell = msgspec.structs.replace(honest, defenses=(swept, *honest.defenses)) if swept else honest
@@ -184,7 +184,7 @@ def trials(spec: EvalSpec) -> Iterator[Trial]:
                 yield from _with_keys(trial, attack)
 
 
-def training_trial(spec: EvalSpec, method: str, cell: Cell) -> Trial:
+def make_training(spec: EvalSpec, method: str, cell: Cell) -> Trial:
     """Return the result of a training without an attack: its utility and traffic."""
     key = _label_key(digest(["utility", cell.key]), cell, method)
     return Trial(method=method, seed=cell.seed, attack=None, label=NO_ADVERSARY, cell=cell, adversary=spec.adversary,
@@ -195,25 +195,25 @@ def _with_keys(trial: Trial, attack: Technique) -> Iterator[Trial]:
     """Yield the trial of an attack with its key, after its honest one if it is on integrity."""
     made, cell, who = attack.make(), trial.cell, (trial.adversary, trial.aux)
     if made.target == "integrity":
-        key = digest(["control", result_key(cell, attack, *who)])
+        key = digest(["control", make_key(cell, attack, *who)])
         yield msgspec.structs.replace(trial, key=_label_key(key, cell, trial.method), control=True)
     aux = trial.aux if made.target == "integrity" and Need.AUX_LABELS in made.needs else None
     malicious = (trial.adversary, attack) if made.acts_in_training else None
     cell = msgspec.structs.replace(cell, malicious=malicious, aux=aux)
-    key = _label_key(result_key(cell, attack, *who, trial.trainings), cell, trial.method)
+    key = _label_key(make_key(cell, attack, *who, trial.trainings), cell, trial.method)
     yield msgspec.structs.replace(trial, cell=cell, key=key)
 
 
-def _strengths(spec: EvalSpec) -> Iterator[tuple[str, Technique | None]]:
+def _list_strengths(spec: EvalSpec) -> Iterator[tuple[str, Technique | None]]:
     """Yield the label of each swept defense, and the defense at each strength; None at 0."""
     if not spec.defenses:
         yield "none", None
     for defense in map(resolve, spec.defenses):
-        for strength in sorted({0.0, *spec.strengths_of(defense.spec)}):
+        for strength in sorted({0.0, *spec.list_strengths(defense.spec)}):
             yield defense.label, defense.with_strength(strength) if strength else None
 
 
-def baselines(spec: EvalSpec) -> Iterator[Baseline]:
+def list_baselines(spec: EvalSpec) -> Iterator[Baseline]:
     """Yield, for each seed and method, each attack without the federation, and the baseline attacks on labels.
 
     A baseline takes the adversary's columns and the shape of its bottom model from the cell. If any party could have
@@ -228,7 +228,7 @@ def baselines(spec: EvalSpec) -> Iterator[Baseline]:
     if spec.adversary != "active" and any(attack.kind.target == "labels" for attack, _ in attacks):
         candidates += [(attack, name) for name, attack in always.items()]
     for seed, method in product(range(spec.seeds), spec.methods):
-        cell = training_cell(spec, method, seed)
+        cell = build_cell(spec, method, seed)
         if not cell.method.kind.receives:
             continue
         pretrained, kind = _build_pretraining_cell(cell), cell.method.kind
@@ -239,7 +239,7 @@ def baselines(spec: EvalSpec) -> Iterator[Baseline]:
             bare = msgspec.structs.replace(attack, spec=msgspec.structs.replace(attack.spec, after=None))
             alone = make_alone_attack(bare.make())
             settings: list[Any] = [bare.settings, [alone.name, alone.version] if alone else [], spec.adversary]
-            settings += [aux_settings(spec.aux), *(["of the source", asking.spec.after] if asking else [])]
+            settings += [list_aux(spec.aux), *(["of the source", asking.spec.after] if asking else [])]
             key = digest(["prior", cell.data_key if is_base else cell.key, *settings])  # baselines read no model
             baseline = Baseline(method=method, cell=cell, attack=bare, label=label, seed=seed, key=key, asking=asking,
                                 adversary=spec.adversary, aux=spec.aux)  # fmt: skip
@@ -257,7 +257,7 @@ def _build_pretraining_cell(cell: Cell) -> Cell | None:
     name = cell.method.kind.prior
     if name is None:
         return None
-    kind = class_of("methods", name)
+    kind = load_class("methods", name)
     shared = inspect.signature(kind).parameters.keys() - kind.joint - kind.last_phase_options
     options = {key: value for key, value in cell.method.spec.options.items() if key in shared}
     method = resolve(MethodSpec(name=name, options=options))
@@ -279,7 +279,7 @@ def make_alone_attack(attack: Attack) -> Attack | None:
     return alone
 
 
-def question_of(attack: Technique) -> str:
+def get_question(attack: Technique) -> str:
     """Return the question of an attack: what it recovers, of whom, and which column.
 
     Only leaks of one question can be compared.
@@ -301,7 +301,7 @@ class Names(msgspec.Struct, frozen=True):
     dataset: str
     parties: Mapping[str, str] = {}
 
-    def standard(self, text: str) -> str:
+    def to_standard(self, text: str) -> str:
         """Return ``bureau+shop`` as ``passive_1+passive_2``; other words stay."""
         back = {given: name for name, given in self.parties.items()}
         return "+".join(back.get(word, word) for word in text.split("+"))
@@ -311,13 +311,13 @@ class Names(msgspec.Struct, frozen=True):
         return "+".join(self.parties.get(word, word) for word in text.split("+"))
 
 
-def names_of(spec: EvalSpec) -> Names:
+def get_names(spec: EvalSpec) -> Names:
     """Return the names in the data of ``spec``.
 
     Raises:
         DataError: the dataset cannot be read.
     """
-    split = partition_of(training_cell(spec, spec.methods[0], seed=0))
+    split = get_partition(build_cell(spec, spec.methods[0], seed=0))
     return Names(split.dataset, split.names)
 
 
@@ -331,20 +331,20 @@ def with_standard_names(spec: EvalSpec, names: Names) -> EvalSpec:
         return spec
     for party in spec.adversary.split("+"):
         if party not in (*names.parties, *names.parties.values(), SERVER, SOURCE):
-            raise UsageError(unknown("adversary", party, names.parties.values()))
+            raise UsageError(describe_unknown("adversary", party, names.parties.values()))
 
     def standardize(defense: DefenseSpec) -> DefenseSpec:
-        return msgspec.structs.replace(defense, by=names.standard(defense.by)) if defense.by else defense
+        return msgspec.structs.replace(defense, by=names.to_standard(defense.by)) if defense.by else defense
 
     attacks = [
-        msgspec.structs.replace(attack, options={**attack.options, "victim": names.standard(victim)})
+        msgspec.structs.replace(attack, options={**attack.options, "victim": names.to_standard(victim)})
         if isinstance(victim := attack.options.get("victim"), str)
         else attack
         for attack in spec.attacks
     ]
     return msgspec.structs.replace(
         spec,
-        adversary=names.standard(spec.adversary),
+        adversary=names.to_standard(spec.adversary),
         attacks=tuple(attacks),
         defenses=tuple(standardize(technique) for technique in spec.defenses),
         fixed=tuple(standardize(technique) for technique in spec.fixed),

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vflsec.base.checks import unknown
+from vflsec.base.checks import describe_unknown
 from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.base.layout import EncodedColumn
 from vflsec.core.attack import Attack, Target
@@ -22,8 +22,8 @@ from vflsec.core.message import SERVER, SOURCE, Message
 from vflsec.core.method import Method, Trained
 from vflsec.core.party import Party
 from vflsec.core.view import GroundTruth, Need, View
-from vflsec.results.metrics import MEMBERSHIP, VALUES, applicable_metrics
-from vflsec.run.adversary import SPLITS, adversary, draw_auxiliary, view_of, view_of_source
+from vflsec.results.metrics import MEMBERSHIP, VALUES, list_metrics
+from vflsec.run.adversary import SPLITS, draw_auxiliary, get_adversary, observe, observe_source
 from vflsec.run.federation import MEMBER, Candidates, query_model
 from vflsec.run.spec import AuxSpec
 
@@ -80,7 +80,7 @@ def ask(
     if name == SOURCE and federation.source:
         parties = (federation.source,)
     elif name != SERVER or SERVER not in trained.method.observers():
-        parties = adversary(federation, name)
+        parties = get_adversary(federation, name)
     if not parties and attack.target != "parameters":
         raise InsufficientView(f"attack {attack.name!r} is on {attack.target}, for parties; {name} has no columns")
     question = ASK[attack.target](_Case(attack, trained, parties, aux, messages, on_source))
@@ -128,12 +128,12 @@ class _Case(NamedTuple):
 
     def view(self, aux_rows: Tensor, splits: Sequence[str] = SPLITS) -> View:
         if self.on_source:
-            return view_of_source(self.trained, self.parties, aux_rows, self.messages)
-        return view_of(self.trained, self.parties, aux_rows, self.messages, splits)
+            return observe_source(self.trained, self.parties, aux_rows, self.messages)
+        return observe(self.trained, self.parties, aux_rows, self.messages, splits)
 
     def victim(self) -> Party:
         others = [self.federation.active] if self.on_source else []  # whose rows these are not
-        return victim_of(self.attack, self.federation, [*others, *self.parties])
+        return get_victim(self.attack, self.federation, [*others, *self.parties])
 
     def columns(self, victim: Party) -> dict[str, Tensor]:
         """The victim's columns by split: training and test rows, and unlabeled ones if messages are about them."""
@@ -144,7 +144,7 @@ class _Case(NamedTuple):
         return {split: victim.features[split] for split in (*SPLITS, *(["unlabeled"] if unlabeled else []))}
 
 
-def _labels(case: _Case) -> Question:
+def _ask_labels(case: _Case) -> Question:
     federation = case.federation
     if case.on_source:
         assert federation.source is not None
@@ -153,21 +153,21 @@ def _labels(case: _Case) -> Question:
         labels = {split: federation.active.labels[split] for split in SPLITS}
         canaries = federation.canaries
     rows = draw_auxiliary(labels["train"], federation.n_classes, case.aux, federation.seed, canaries)
-    truth = replace(_ground_truth(labels), canaries=canaries)
-    return Question(case.view(rows), truth, applicable_metrics(federation.n_classes))
+    truth = replace(_make_truth(labels), canaries=canaries)
+    return Question(case.view(rows), truth, list_metrics(federation.n_classes))
 
 
-def _features(case: _Case) -> Question:
+def _ask_features(case: _Case) -> Question:
     victim = case.victim()
     return _ask_about_victim(case, victim, case.columns(victim), victim.n_features, VALUES)
 
 
-def _attribute(case: _Case) -> Question:
+def _ask_attribute(case: _Case) -> Question:
     victim = case.victim()
-    column = column_of(case.attack, victim, "source" if case.on_source else "train")
-    truth = _categories(case.columns(victim), column)
+    column = get_column(case.attack, victim, "source" if case.on_source else "train")
+    truth = _to_categories(case.columns(victim), column)
     n_categories = int(truth["train"].max()) + 1
-    return _ask_about_victim(case, victim, truth, n_categories, applicable_metrics(n_categories))
+    return _ask_about_victim(case, victim, truth, n_categories, list_metrics(n_categories))
 
 
 def _ask_about_victim(
@@ -185,10 +185,10 @@ def _ask_about_victim(
         layout=victim.layout,
         victim_model=case.trained.method.representation(victim).eval() if case.aux.victim_model else None,
     )
-    return Question(view, _ground_truth(truth), metrics)
+    return Question(view, _make_truth(truth), metrics)
 
 
-def _membership(case: _Case) -> Question:
+def _ask_membership(case: _Case) -> Question:
     """Training rows and as many test rows, shuffled; an active adversary may ask the joint model about them."""
     federation, active = case.federation, case.parties[0].active
     candidates = Candidates.draw(federation.seed, *(federation.n_rows(split) for split in MEMBER))
@@ -197,7 +197,7 @@ def _membership(case: _Case) -> Question:
     )
     rows = draw_auxiliary(is_member, 2, case.aux, federation.seed)
     # Auxiliary rows are positions among candidates, and messages would name the training rows: both stay out here.
-    view = view_of(case.trained, case.parties, rows[:0])
+    view = observe(case.trained, case.parties, rows[:0])
     view = replace(
         view,
         n_classes=2,
@@ -210,10 +210,10 @@ def _membership(case: _Case) -> Question:
     )
     drawn = {split: torch.tensor(group) for split, group in federation.groups.items()}
     groups = {"candidates": candidates.gather(drawn).numpy()} if drawn else {}
-    return Question(view, _ground_truth({"candidates": is_member}), MEMBERSHIP, groups)
+    return Question(view, _make_truth({"candidates": is_member}), MEMBERSHIP, groups)
 
 
-def _parameters(case: _Case) -> Question:
+def _ask_parameters(case: _Case) -> Question:
     """The difference of one party's shared parameters from the mean of all; nobody knows any of it beforehand."""
     federation, method = case.federation, case.trained.method
     victim, shared = case.victim(), method.local_parameters(federation)
@@ -227,19 +227,19 @@ def _parameters(case: _Case) -> Question:
     truth = {"parameters": (shared[victim.name] - torch.stack(list(shared.values())).mean(dim=0))[:, None]}  # (P, 1)
     empty = {split: values[:, :0] for split, values in truth.items()}
     view = replace(view, n_classes=1, features=empty, victim=victim.name)
-    return Question(view, _ground_truth(truth), VALUES)
+    return Question(view, _make_truth(truth), VALUES)
 
 
 ASK: Mapping[Target, Callable[[_Case], Question]] = {
-    "labels": _labels,
-    "attribute": _attribute,
-    "features": _features,
-    "membership": _membership,
-    "parameters": _parameters,
+    "labels": _ask_labels,
+    "attribute": _ask_attribute,
+    "features": _ask_features,
+    "membership": _ask_membership,
+    "parameters": _ask_parameters,
 }
 
 
-def victim_of(attack: Attack, federation: Federation, parties: Sequence[Party]) -> Party:
+def get_victim(attack: Attack, federation: Federation, parties: Sequence[Party]) -> Party:
     """Return the victim that ``attack`` names, or the first party that is not among ``parties``, the adversary's.
 
     For a passive adversary that is the active party, the only one whose messages it receives.
@@ -250,11 +250,11 @@ def victim_of(attack: Attack, federation: Federation, parties: Sequence[Party]) 
     others = {party.name: party for party in federation.parties.values() if party not in parties}
     name = attack.victim or next(iter(others), "")
     if name not in others:
-        raise UsageError(unknown("victim", name, others))
+        raise UsageError(describe_unknown("victim", name, others))
     return others[name]
 
 
-def column_of(attack: Attack, victim: Party, split: str = "train") -> EncodedColumn:
+def get_column(attack: Attack, victim: Party, split: str = "train") -> EncodedColumn:
     """Return the victim's column that ``attack`` names, or its first categorical column.
 
     Raises:
@@ -262,9 +262,9 @@ def column_of(attack: Attack, victim: Party, split: str = "train") -> EncodedCol
     """
     columns = {column.name: column for column in victim.layout.columns}
     if attack.column is not None and attack.column not in columns:
-        raise UsageError(unknown(f"column of {victim.name}", attack.column, columns))
+        raise UsageError(describe_unknown(f"column of {victim.name}", attack.column, columns))
 
-    varying = varying_columns(victim, split)
+    varying = list_varying(victim, split)
     if attack.column is None and varying:
         return next((column for column in varying if column.kind == "categorical"), varying[0])
     if attack.column is None or columns[attack.column] not in varying:
@@ -275,13 +275,13 @@ def column_of(attack: Attack, victim: Party, split: str = "train") -> EncodedCol
     return columns[attack.column]
 
 
-def varying_columns(victim: Party, split: str = "train") -> list[EncodedColumn]:
+def list_varying(victim: Party, split: str = "train") -> list[EncodedColumn]:
     """Return the victim's columns that are not the same for all rows of ``split``."""
     features = {"train": victim.features[split]}
-    return [column for column in victim.layout.columns if int(_categories(features, column)["train"].max()) > 0]
+    return [column for column in victim.layout.columns if int(_to_categories(features, column)["train"].max()) > 0]
 
 
-def _categories(features: Mapping[str, Tensor], column: EncodedColumn) -> dict[str, Tensor]:
+def _to_categories(features: Mapping[str, Tensor], column: EncodedColumn) -> dict[str, Tensor]:
     """Return the category of each row by split; for a number, whether it is above the median of the training rows.
 
     Categories are numbered by their frequency in training rows, the commonest first. A row with any other category is
@@ -298,5 +298,5 @@ def _categories(features: Mapping[str, Tensor], column: EncodedColumn) -> dict[s
     return {split: code[x.argmax(dim=1)] for split, x in values.items()}
 
 
-def _ground_truth(truth: Mapping[str, Tensor]) -> GroundTruth:
+def _make_truth(truth: Mapping[str, Tensor]) -> GroundTruth:
     return GroundTruth({split: y.cpu() for split, y in truth.items()})

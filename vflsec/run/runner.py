@@ -17,35 +17,35 @@ import msgspec
 from torch import Tensor
 
 from vflsec.base import files
-from vflsec.base.errors import TRACEBACK, Diverged, InsufficientView, NotStackable, VflsecError, plain
+from vflsec.base.errors import TRACEBACK, Diverged, InsufficientView, NotStackable, VflsecError, clean
 from vflsec.base.seeds import derive
-from vflsec.core.attack import Attack, IntegrityAttack, integrity_attacks
-from vflsec.core.auxiliary import sureness
+from vflsec.core.attack import Attack, IntegrityAttack, list_integrity
+from vflsec.core.auxiliary import measure_sureness
 from vflsec.core.federation import Federation, load_states
 from vflsec.core.message import BESIDE_TREES, OF_TREES, Kind, Message, Transcript
 from vflsec.core.method import Trained
 from vflsec.core.view import GroundTruth, Guess, Need, View
-from vflsec.inference.several_trainings import join_guesses, pool_guesses, side_by_side
+from vflsec.inference.several_trainings import join_guesses, join_views, pool_guesses
 from vflsec.inference.sources import EVERYTHING
 from vflsec.results.records.schema import AttackRun, BaselineResult, Guessed, Record, Result, Status
-from vflsec.run.adversary import alone, tune
+from vflsec.run.adversary import isolate, tune
 from vflsec.run.cell import Cell, Technique, repeat_training
-from vflsec.run.federation import build_models, malicious_attacks
+from vflsec.run.federation import build_models, make_malicious
 from vflsec.run.guesses import is_kept, keep
-from vflsec.run.mounting import mountable
+from vflsec.run.mounting import list_mountable
 from vflsec.run.plan import Baseline, Trial, make_alone_attack
 from vflsec.run.questions import Question, ask
-from vflsec.run.score import compute_spending, impact, is_scored, score, score_facts
+from vflsec.run.score import compute_spending, is_scored, measure_impact, score, score_facts
 from vflsec.run.spec import AuxSpec
 from vflsec.run.store import CellFacts, StageDone, StageFacts, Store
 from vflsec.run.training import (
     advance,
     collapse,
+    get_seconds,
+    get_shadows,
+    limit_stack,
     limit_threads,
-    max_stack_size,
-    quick,
-    seconds_of,
-    shadows_of,
+    score_columns,
     train,
     train_shadows,
     train_together,
@@ -114,8 +114,8 @@ def run(task: Task, folder: Path, device: str) -> Iterable[Record | StageDone]:
         if task.stage or task.group or task.shadows:
             return [_prepare(task, store, device)]
         if task.baselines:
-            return [_baseline(baseline, store, device) for baseline in task.baselines]
-        return _results(task, store, device)
+            return [_run_baseline(baseline, store, device) for baseline in task.baselines]
+        return _run_rows(task, store, device)
 
 
 def _prepare(task: Task, store: Store, device: str) -> StageDone:
@@ -144,25 +144,25 @@ def _prepare(task: Task, store: Store, device: str) -> StageDone:
 
 def _train_group(task: Task, store: Store, device: str) -> None:
     """Train cells as one and store each; cells that cannot be are left to train by themselves."""
-    most = max_stack_size(task.cell, device)
+    most = limit_stack(task.cell, device)
     for cells in (task.group[start : start + most] for start in range(0, len(task.group), most)):
         try:
             for cell, (trained, facts) in zip(cells, train_together(cells, device, store=store), strict=True):
                 _keep(cell, trained, facts, store)
         except Exception as error:  # noqa: BLE001  (a run that fails reports it when it trains by itself)
-            reason = error if isinstance(error, NotStackable) else _line(error)
+            reason = error if isinstance(error, NotStackable) else _format_error(error)
             _LOG.info("%s: runs train one after the other: %s", task.cell.method.name, reason)
 
 
-def _results(task: Task, store: Store, device: str) -> list[Result]:
+def _run_rows(task: Task, store: Store, device: str) -> list[Result]:
     attacks = [row.attack.make() if row.attack else None for row in task.rows]
     reading = [attack for attack in attacks if attack and not isinstance(attack, IntegrityAttack)]
     questions: Questions = {}
     runs: list[Run] = []
     for cell in task.cells:
-        runs += [_run(cell, task, kinds_read(reading), store, device)]
+        runs += [_run(cell, task, list_kinds(reading), store, device)]
     return [
-        _result(row, attack, task, runs[: row.trainings], questions, store, device)
+        _run_row(row, attack, task, runs[: row.trainings], questions, store, device)
         for row, attack in zip(task.rows, attacks, strict=True)
     ]
 
@@ -182,13 +182,13 @@ def _run(cell: Cell, task: Task, kinds: frozenset[Kind], store: Store, device: s
     except VflsecError:
         raise
     except Exception as error:  # noqa: BLE001  (a failure in one cell must not cost the others)
-        return Run(None, CellFacts(status="error", error=_line(error)))
+        return Run(None, CellFacts(status="error", error=_format_error(error)))
     if trained:  # what an adversary knows is drawn once, however often the same rows are trained on
         trained.federation.seed = cell.seed
     return Run(trained, facts, tuple(transcript.messages))
 
 
-def kinds_read(attacks: Sequence[Attack]) -> frozenset[Kind]:
+def list_kinds(attacks: Sequence[Attack]) -> frozenset[Kind]:
     """Return the kinds of messages that attacks read; a training whose messages are read is never reloaded."""
     kinds = {kind for attack in attacks for need in attack.needs | attack.wants for kind in need.kinds}
     return frozenset(kinds | BESIDE_TREES if kinds & OF_TREES else kinds)
@@ -197,9 +197,9 @@ def kinds_read(attacks: Sequence[Attack]) -> frozenset[Kind]:
 def _keep(cell: Cell, trained: Trained | None, facts: CellFacts, store: Store) -> None:
     """Store a trained cell; without defenses, also what quick models of the columns reach."""
     if trained and not cell.defenses and not cell.malicious and not cell.training:
-        facts.active_alone = quick(trained.federation, [trained.federation.active])
+        facts.active_alone = score_columns(trained.federation, [trained.federation.active])
         if cell.seed == 0:  # only for a note
-            facts.quick_joint = quick(trained.federation, list(trained.federation.parties.values()))
+            facts.quick_joint = score_columns(trained.federation, list(trained.federation.parties.values()))
     stored = store.cell(cell.key)
     stored.write(facts, lambda folder: trained.save(folder) if trained else folder.mkdir())
     files.discard(stored.partial)
@@ -222,7 +222,7 @@ def _restore_stage(run: Run, cell: Cell, phase: str, store: Store, device: str) 
     return Run(Trained(method, federation, {phase: facts.history}), run.facts, messages), facts
 
 
-def _result(
+def _run_row(
     row: Trial,
     attack: Attack | None,
     task: Task,
@@ -240,12 +240,12 @@ def _result(
         defenses=[f"{d.label}:{d.strength:g}" for d in (carried.spec for carried in row.cell.defenses)],
         seed=row.seed,
         adversary=row.adversary,
-        attack=attack_run(row.attack, attack) if row.attack else None,
+        attack=describe_run(row.attack, attack) if row.attack else None,
         status=facts.status,
         error=facts.error,
         utility=facts.utility if facts.status == "ok" else None,
         control=row.control,
-        mountable=_mountable(row, task.registered, trained) if trained else [],
+        mountable=_list_mountable(row, task.registered, trained) if trained else [],
         device=device,
         nbytes=sum(nbytes for phase, *_, nbytes in facts.traffic if phase != "predict"),
         traffic=facts.traffic,
@@ -259,7 +259,7 @@ def _result(
     )
     changes: dict[str, Any] = {}
     if trained and isinstance(attack, IntegrityAttack) and facts.status == "ok":
-        changes = _impact(row, trained, record)
+        changes = _measure_impact(row, trained, record)
     elif trained and attack and facts.status == "ok":
         if after:
             cells = repeat_training(row.cell, row.trainings)
@@ -272,7 +272,7 @@ def _result(
     return msgspec.structs.replace(record, **changes)
 
 
-def attack_run(technique: Technique, attack: Attack | None) -> AttackRun:
+def describe_run(technique: Technique, attack: Attack | None) -> AttackRun:
     """Return how an attack was run, for its record."""
     return AttackRun(name=technique.name, options=technique.spec.options, repr=repr(attack), after=technique.spec.after)
 
@@ -293,11 +293,11 @@ def _attack_trial(
     kept = partial(keep, store.folder, row.key) if task.keep and is_kept(row) else None
     if attack.shadows:
         try:
-            shadows = shadows_of(row.cell, attack.shadows, record.device, store)
+            shadows = get_shadows(row.cell, attack.shadows, record.device, store)
         except Exception as error:  # noqa: BLE001  (a failure of one attack must not cost the others)
-            return {"status": "error", "error": _line(error)}
+            return {"status": "error", "error": _format_error(error)}
         asked = [question._replace(view=replace(question.view, shadows=shadows)) for question in asked]
-        seconds["shadows"], began = seconds_of(row.cell, attack.shadows, store), time.perf_counter()
+        seconds["shadows"], began = get_seconds(row.cell, attack.shadows, store), time.perf_counter()
     question = asked[0]._replace(further=[other.view for other in asked[1:]])
     changes = try_attack(attack, question, runs[0].trained.federation, row.aux, kept)  # type: ignore[union-attr]
     return {**changes, "seconds": {**seconds, "attack": time.perf_counter() - began}}
@@ -310,28 +310,28 @@ def _find_question(attack: Attack, row: Trial, run: Run, number: int, questions:
     after = row.attack.spec.after
     key = (attack.target, attack.victim, attack.column, attack.needs | attack.wants, after, number)
     if key not in questions:
-        kinds = kinds_read([attack])
+        kinds = list_kinds([attack])
         messages = tuple(message for message in run.messages if message.kind in kinds)
         questions[key] = ask(attack, run.trained, row.adversary, row.aux, messages, after)
     return questions[key]
 
 
-def _impact(row: Trial, trained: Trained, record: Result) -> dict[str, Any]:
+def _measure_impact(row: Trial, trained: Trained, record: Result) -> dict[str, Any]:
     """Measure the impact of an attack on its cell, or of its trigger on the honest one; return the record's changes."""
     began, federation = time.perf_counter(), trained.federation
     assert row.attack is not None
     assert record.utility is not None, "the status of its cell is ok"
     try:
         malicious = (
-            malicious_attacks(federation, row.adversary, row.attack, row.aux) if row.control else federation.malicious
+            make_malicious(federation, row.adversary, row.attack, row.aux) if row.control else federation.malicious
         )
-        changes: dict[str, Any] = {"damage": impact(trained, integrity_attacks(malicious), record.utility)}
+        changes: dict[str, Any] = {"damage": measure_impact(trained, list_integrity(malicious), record.utility)}
     except VflsecError as error:
         if not isinstance(error, Diverged):
             raise
         changes = {"status": "diverged", "error": str(error), "utility": None}
     except Exception as error:  # noqa: BLE001  (a failure of one attack must not cost the others)
-        changes = {"status": "error", "error": _line(error)}
+        changes = {"status": "error", "error": _format_error(error)}
     return {**changes, "seconds": {**record.seconds, "attack": time.perf_counter() - began}}
 
 
@@ -344,7 +344,7 @@ def try_attack(
     except (Exception, SystemExit) as error:  # noqa: BLE001
         if isinstance(error, InsufficientView) and Need.RECORDING in attack.needs:  # what it has, only reading tells
             return {"status": "unmeasured", "notes": [str(error)]}
-        return {"status": "error", "error": _line(error)}
+        return {"status": "error", "error": _format_error(error)}
 
 
 def _attack_and_score(
@@ -361,7 +361,7 @@ def _attack_and_score(
         each = [guess, *(_guess(chosen, other, seed) for other in question.further)]
         guess = chosen.check_guess(pool_guesses(each, values=attack.target == "features"), view)
         if chosen.needs | chosen.wants >= EVERYTHING and not view.has() & {Need.NODES, Need.HISTOGRAMS}:
-            whole = chosen(side_by_side([view, *question.further]), seed=seed)
+            whole = chosen(join_views([view, *question.further]), seed=seed)
             guess = chosen.check_guess(join_guesses(guess, whole, view), view)
     if kept:
         kept(_mask_unscored_rows(guess, question))
@@ -389,7 +389,7 @@ def _attack_and_score(
         "guessed": _count_canaries(guess, question.truth),
         "fold": fold,
         "budget": {**guess.budget, **({"trials": trials} if trials > 1 else {})},
-        "sureness": sureness(view, guess) if is_signed else None,
+        "sureness": measure_sureness(view, guess) if is_signed else None,
         "tuned": repr(chosen) if chosen is not attack else None,
     }
 
@@ -420,13 +420,13 @@ def _mask_unscored_rows(guess: Guess, question: Question) -> dict[str, Tensor]:
     return kept
 
 
-def _mountable(row: Trial, registered: Sequence[Technique], trained: Trained) -> list[str]:
+def _list_mountable(row: Trial, registered: Sequence[Technique], trained: Trained) -> list[str]:
     """Return the attacks that the adversary can mount, so that a report can list those not run."""
     method = trained.method
     if not method.receives:
         return []
     options = row.cell.method.spec.options
-    return mountable(registered, row.adversary, row.aux, method, trained.federation, options)
+    return list_mountable(registered, row.adversary, row.aux, method, trained.federation, options)
 
 
 def attack_once(attack: Attack, trained: Trained, party: str, aux: AuxSpec) -> dict[str, Any]:
@@ -434,7 +434,7 @@ def attack_once(attack: Attack, trained: Trained, party: str, aux: AuxSpec) -> d
     return _attack_and_score(attack, ask(attack, trained, party, aux), trained.federation, aux)
 
 
-def _baseline(baseline: Baseline, store: Store, device: str) -> BaselineResult:
+def _run_baseline(baseline: Baseline, store: Store, device: str) -> BaselineResult:
     """Run an attack without the federation: on an untrained model, or on one that the adversary pre-trained itself."""
     began = time.perf_counter()
     attack = baseline.attack.make()
@@ -445,7 +445,7 @@ def _baseline(baseline: Baseline, store: Store, device: str) -> BaselineResult:
         method=baseline.cell.method.name if baseline.pretrained else baseline.method,
         seed=baseline.seed,
         adversary=baseline.adversary,
-        attack=attack_run(baseline.attack, bare),
+        attack=describe_run(baseline.attack, bare),
         seconds={"attack": time.perf_counter() - began},
         **changes,
     )
@@ -462,11 +462,11 @@ def _attack_alone(bare: Attack, baseline: Baseline, store: Store, device: str) -
     made, untrained = asking.make(), Trained(method, federation, {})
     question = ask(made, untrained, baseline.adversary, baseline.aux, after=asking.spec.after)
     view = question.view
-    view = view.drop_federation(view.model) if baseline.pretrained and view.model else alone(view, federation.seed)
+    view = view.drop_federation(view.model) if baseline.pretrained and view.model else isolate(view, federation.seed)
     return try_attack(bare, question._replace(view=view), federation, baseline.aux)
 
 
-def _line(error: BaseException) -> str:
+def _format_error(error: BaseException) -> str:
     """Return the cause of a failure in one line, with its place in the user's code; print the traceback if asked."""
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
@@ -474,4 +474,4 @@ def _line(error: BaseException) -> str:
     libraries = ("site-packages", f"{os.sep}lib{os.sep}python")
     user_frames = [frame for frame in frames if not any(part in frame.filename for part in libraries)] or frames
     place = f" ({Path(user_frames[-1].filename).name}, line {user_frames[-1].lineno})" if user_frames else ""
-    return plain(f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST_ERROR]}{place}")
+    return clean(f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST_ERROR]}{place}")

@@ -18,15 +18,15 @@ from torch import Tensor
 from vflsec.base.seeds import derive
 from vflsec.core import hooks
 from vflsec.core.attack import IntegrityAttack
-from vflsec.core.defense import Defense, touches
+from vflsec.core.defense import Defense, list_hooks
 from vflsec.core.federation import Federation
 from vflsec.core.message import AFTERWARDS, Kind, ReleaseCount
 from vflsec.core.method import Trained
 from vflsec.core.view import GroundTruth, Guess
 from vflsec.results import metrics, statistics
-from vflsec.results.metrics import calibrate, knowledge
+from vflsec.results.metrics import calibrate, score_knowledge
 from vflsec.results.records.schema import Block, Impact, Triggered
-from vflsec.results.statistics import interval_over_rows
+from vflsec.results.statistics import bound_over_rows
 
 MIN_KNOWN = 5
 """Known rows of a class, of which fewer may be so large a share of it by chance."""
@@ -77,7 +77,7 @@ def score(
             halves = _score_halves(scored, answers, headline, half_seed)
             row_groups = (groups or {}).get(split, statistics.draw_groups(len(truth)))[at.numpy()]
             block = measure(scored, answers, headline, seed, names, row_groups)
-            sure = _knowledge(scored, answers, half_seed) if halves and answers.dim() == 1 else {}
+            sure = _score_knowledge(scored, answers, half_seed) if halves and answers.dim() == 1 else {}
             blocks[split] = msgspec.structs.replace(
                 block, metrics=block.metrics | sure, halves=halves, known=len(exclude) / rows, known_of_class=of_class
             )
@@ -121,11 +121,11 @@ def measure(
     ``groups`` (n,) are those of the rows, by default of their positions.
     """
     s, y = scores.detach().cpu().numpy(), labels.cpu().numpy()
-    ordered = dict.fromkeys((headline, *(names or metrics.applicable_metrics(s.shape[1]))))
+    ordered = dict.fromkeys((headline, *(names or metrics.list_metrics(s.shape[1]))))
     return Block(
         metrics={name: metrics.METRICS[name](s, y) for name in ordered},
-        ci95_rows=statistics.interval_over_rows(headline, s, y, np.random.default_rng(seed)),
-        chance=metrics.chance(headline, y),
+        ci95_rows=statistics.bound_over_rows(headline, s, y, np.random.default_rng(seed)),
+        chance=metrics.score_chance(headline, y),
         n=len(y),
         single_class=is_single_class(labels, s),
         constant=is_constant(s),
@@ -155,13 +155,13 @@ def _score_halves(scores: Tensor, truth: Tensor, headline: str, seed: int) -> tu
     return measured(s[first], y[first]), measured(s[~first], y[~first])
 
 
-def _knowledge(scores: Tensor, truth: Tensor, seed: int) -> dict[str, float]:
+def _score_knowledge(scores: Tensor, truth: Tensor, seed: int) -> dict[str, float]:
     """Return how much a guess of classes tells of a row: few rows known surely, and bits of a calibrated guess."""
     s, y = scores.detach().cpu().numpy(), truth.cpu().numpy()
     rates = {name: metrics.METRICS[name](s, y) for name in metrics.RARE}
     resolved = {name: rate for name, rate in rates.items() if not np.isnan(rate)}
     first = draw_first_half(truth.cpu(), seed)
-    return resolved | knowledge(calibrate(s, y, first), y, first)
+    return resolved | score_knowledge(calibrate(s, y, first), y, first)
 
 
 def share_of_class(truth: Tensor, known: Tensor) -> float:
@@ -187,7 +187,7 @@ def is_single_class(labels: Tensor, scores: np.ndarray) -> bool:
     return not labels.is_floating_point() and len(np.unique(scores.argmax(axis=1))) == 1
 
 
-def impact(trained: Trained, malicious: Mapping[str, IntegrityAttack], utility: Block) -> Impact:
+def measure_impact(trained: Trained, malicious: Mapping[str, IntegrityAttack], utility: Block) -> Impact:
     """Return the impact on a federation under attack, or on the honest one that it is compared with.
 
     Args:
@@ -199,10 +199,10 @@ def impact(trained: Trained, malicious: Mapping[str, IntegrityAttack], utility: 
         Diverged: a prediction is not finite.
     """
     aim = next((attack.aim for attack in malicious.values()), None)  # colluding parties share one
-    return Impact(utility=utility, success=None if aim is None else success(trained, malicious, aim))
+    return Impact(utility=utility, success=None if aim is None else measure_success(trained, malicious, aim))
 
 
-def success(trained: Trained, malicious: Mapping[str, IntegrityAttack], aim: int) -> Triggered:
+def measure_success(trained: Trained, malicious: Mapping[str, IntegrityAttack], aim: int) -> Triggered:
     """Return the share of test rows of other classes that are predicted as class ``aim`` with the trigger."""
     federation = trained.federation
     with federation.pause_recording(), add_trigger(federation, malicious, "test"):
@@ -212,7 +212,7 @@ def success(trained: Trained, malicious: Mapping[str, IntegrityAttack], aim: int
     aims = np.full(len(z), aim)
     rng = np.random.default_rng(derive(federation.seed, "bootstrap"))
     share = float((z.argmax(axis=1) == aims).mean())
-    return Triggered(share=share, ci95_rows=interval_over_rows("accuracy", z, aims, rng), n=len(z))
+    return Triggered(share=share, ci95_rows=bound_over_rows("accuracy", z, aims, rng), n=len(z))
 
 
 @contextmanager
@@ -252,7 +252,7 @@ def compute_spending(
     most: dict[str, dict[str, Any]] = {}
     for party in trained.federation.all_parties:
         for defense in party.defenses if party.name not in adversaries else ():
-            if hooks.UPDATE in touches(defense):
+            if hooks.UPDATE in list_hooks(defense):
                 account = _compute_model_account(defense, trainings * method.updates(trained.federation))
             else:
                 received = [r for r in releases if r.receiver in adversaries]
@@ -286,7 +286,7 @@ def compute_account(
     once = defense.privacy_spent(1)
     if not defended or once is None:
         return None
-    count = trainings * most_per_row(defended)
+    count = trainings * count_most(defended)
     whole = defense.privacy_spent(trainings * sum(r.total for r in defended))
     assert whole is not None
     return {**(defense.privacy_spent(count) or once), "releases": count, "epsilon_transcript": whole["epsilon"]}
@@ -297,7 +297,7 @@ def _compute_model_account(defense: Defense, updates: int) -> dict[str, Any] | N
     return {**spent, "of": "models", "updates": updates} if spent else None
 
 
-def most_per_row(releases: Sequence[ReleaseCount]) -> int:
+def count_most(releases: Sequence[ReleaseCount]) -> int:
     """Return the largest number of releases of one row; phases may know the same row by other positions."""
     training = [r for r in releases if r.phase not in AFTERWARDS]
     most: dict[tuple[str, str, str], int] = {}

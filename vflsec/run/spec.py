@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from vflsec.base import files
-from vflsec.base.checks import positive, suggestion, unknown
+from vflsec.base.checks import check_positive, describe_unknown, suggest
 from vflsec.base.errors import UsageError
 from vflsec.core import registry
 from vflsec.core.options import list_options
@@ -161,7 +161,7 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         """Check the fields against each other."""
-        positive(seeds=self.seeds, trainings=self.trainings)
+        check_positive(seeds=self.seeds, trainings=self.trainings)
         if self.seeds > MAX_SEEDS:
             raise UsageError(f"expected at most {MAX_SEEDS} seeds, got {self.seeds}")
         if self.trainings > MAX_TRAININGS:
@@ -176,13 +176,13 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         known = {parse_method(text).name for text in self.methods}
         for name in self.method:
             if name not in known:
-                if name in method_names():
+                if name in list_methods():
                     raise UsageError(
                         f"expected settings for {', '.join(sorted(known))}, got method.{name}: "
                         f"write method.{min(known)}, or add --method {name}"
                     )
-                raise UsageError(f"settings for {unknown('method', name, known)}")
-        methods = [self.method_of(label) for label in self.methods]
+                raise UsageError(f"settings for {describe_unknown('method', name, known)}")
+        methods = [self.get_method(label) for label in self.methods]
         if any(method in methods[:k] for k, method in enumerate(methods)):
             raise UsageError(
                 f"expected different methods, got {', '.join(self.methods)} with the same options: drop one"
@@ -211,14 +211,14 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 f"--epsilon): drop one"
             )
         for defense in self.defenses:
-            strengths = self.strengths_of(defense)
+            strengths = self.list_strengths(defense)
             if any(not 0 <= s < LARGEST_STRENGTH for s in strengths):
                 raise UsageError(
                     f"expected finite strengths >= 0 for {defense.label}, below {LARGEST_STRENGTH:g}, got "
                     f"{list(strengths)}"
                 )
             if not any(strengths):
-                usual = ",".join(f"{strength:g}" for strength in class_of("defenses", defense.name).strengths)
+                usual = ",".join(f"{strength:g}" for strength in load_class("defenses", defense.name).strengths)
                 raise UsageError(f"expected a strength above 0 for {defense.label}, got none: add --lambda {usual}")
 
     def _check_fixed(self, defense: DefenseSpec) -> None:
@@ -227,13 +227,13 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             got = ", ".join(f"{strength:g}" for strength in defense.strengths)
             raise UsageError(f"expected one strength for the fixed defense {defense.name}, got {got}: choose one")
         if not defense.strength:
-            made = class_of("defenses", defense.name)
+            made = load_class("defenses", defense.name)
             knob = "epsilon" if made.by_epsilon is not None else made.strength_name
             usual = 5 if made.by_epsilon is not None else min(5, max(made.strengths, default=5))
             example = f"{defense.name}:{knob}={usual:g}"
             raise UsageError(f"expected a strength for the fixed defense {defense.name}, got 0: write {example}")
 
-    def method_of(self, label: str) -> MethodSpec:
+    def get_method(self, label: str) -> MethodSpec:
         """Return the method that ``label`` names, with the options in ``method`` and its own.
 
         Raises:
@@ -243,7 +243,7 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         table = self.method.get(named.name, {})
         return MethodSpec(name=named.name, options=_merge_options(table, named.options, label, f"method.{named.name}"))
 
-    def strengths_of(self, defense: DefenseSpec) -> tuple[float, ...]:
+    def list_strengths(self, defense: DefenseSpec) -> tuple[float, ...]:
         """Return the strengths over which ``defense`` is swept, in addition to 0."""
         return defense.strengths or self.strengths
 
@@ -252,7 +252,7 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """The model with its encoder resolved: the same one for all methods that are compared."""
         if self.model.encoder:
             return self.model
-        encoders = {class_of("methods", parse_method(label).name).encoder for label in self.methods}
+        encoders = {load_class("methods", parse_method(label).name).encoder for label in self.methods}
         return msgspec.structs.replace(self.model, encoder="auto" if "auto" in encoders else "mlp")
 
     @property
@@ -269,26 +269,26 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         names = [self.dataset.removeprefix(memory.PREFIX), *methods, *(d.label for d in self.defenses)]
         names += [attack.name + attack.place for attack in self.attacks]
         names += ["audit-epsilon"] if self.data.canaries else []
-        return "-".join(_stem(name) for name in names)
+        return "-".join(_get_stem(name) for name in names)
 
 
-def class_of(group: str, name: str) -> Any:
+def load_class(group: str, name: str) -> Any:
     """Return what a name of ``group`` stands for; looked up once for each name, or content of a file.
 
     Raises:
         UsageError: an unknown name, or a class of the wrong kind.
     """
-    return _class_of(group, name, registry.identity(group, name))
+    return _load_class(group, name, registry.identify(group, name))
 
 
 @lru_cache(maxsize=1024)
-def _class_of(group: str, name: str, identity: str) -> Any:  # noqa: ARG001  (an argument of the cache)
+def _load_class(group: str, name: str, identity: str) -> Any:  # noqa: ARG001  (an argument of the cache)
     return registry.load(group, name)
 
 
-def method_names() -> list[str]:
+def list_methods() -> list[str]:
     """Return the names of all methods."""
-    return list(registry.entries("methods"))
+    return list(registry.list_all("methods"))
 
 
 TABLES: dict[str, type[msgspec.Struct]] = {"data": DataSpec, "train": TrainSpec, "model": ModelSpec, "aux": AuxSpec}
@@ -301,18 +301,18 @@ def parse_defense(text: str) -> DefenseSpec:
     A defense with differential privacy also takes ``epsilon``. Several strengths, ``lambda=1,5``, are for a sweep.
     """
     name, options, at = parse_reference(text, "defense")
-    known = {*list_options(class_of("defenses", name)), *_strength_names(name), "by", "at"}
+    known = {*list_options(load_class("defenses", name)), *_list_names(name), "by", "at"}
     for option in options:
-        if option not in known and suggestion(option, _strength_names(name)):
-            raise UsageError(f"{name}: {unknown('option', option, known - {'at', 'by'})}")
+        if option not in known and suggest(option, _list_names(name)):
+            raise UsageError(f"{name}: {describe_unknown('option', option, known - {'at', 'by'})}")
     if "at" in options:
         raise UsageError(f"expected where a defense acts after @, as in {name}@embedding, got at= in {text!r}")
-    given = [key for key in _strength_names(name) if key in options]
+    given = [key for key in _list_names(name) if key in options]
     if len(given) > 1:
         raise UsageError(f"expected the strength once, got {text!r}: drop {' or '.join(given)}")
     values = [options.pop(key) for key in given]
     several = values[0] if values and isinstance(values[0], list) else values
-    strengths = tuple(_strength(value, given[0], text) for value in several)
+    strengths = tuple(_read_strength(value, given[0], text) for value in several)
     options |= _find_epsilon_options(name) if "epsilon" in given else {}
     by = options.pop("by", None)
     if len(strengths) > 1:
@@ -323,16 +323,16 @@ def parse_defense(text: str) -> DefenseSpec:
 def parse_swept(text: str) -> DefenseSpec:
     """Read a defense that is swept: a single strength is a list of one."""
     defense = parse_defense(text)
-    given = parse_reference(text, "defense")[1].keys() & set(_strength_names(defense.name))
+    given = parse_reference(text, "defense")[1].keys() & set(_list_names(defense.name))
     single = given and not defense.strengths
     return msgspec.structs.replace(defense, strength=0.0, strengths=(defense.strength,)) if single else defense
 
 
-def _strength_names(defense: str) -> list[str]:
-    return list(dict.fromkeys([class_of("defenses", defense).strength_name, "strength", "lambda", "epsilon"]))
+def _list_names(defense: str) -> list[str]:
+    return list(dict.fromkeys([load_class("defenses", defense).strength_name, "strength", "lambda", "epsilon"]))
 
 
-def _strength(value: Any, key: str, text: str) -> float:
+def _read_strength(value: Any, key: str, text: str) -> float:
     if key == "epsilon":
         return _from_epsilon(text, value)
     if not isinstance(value, int | float) or isinstance(value, bool):
@@ -463,7 +463,7 @@ def read_training(settings: Mapping[str, Any]) -> EvalSpec:
     """
     for key in settings:
         if key not in TRAINING:
-            raise UsageError(unknown("setting of a training", key, TRAINING))
+            raise UsageError(describe_unknown("setting of a training", key, TRAINING))
     spec = read(settings)
     if len(spec.methods) > 1:
         raise UsageError(f"expected one method to train, got {', '.join(spec.methods)}: choose with --method")
@@ -486,7 +486,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def to_toml(spec: EvalSpec) -> str:
     """Return ``spec`` as TOML with all defaults; None is left out, since TOML has no null."""
-    return files.toml(msgspec.to_builtins(spec))
+    return files.dump(msgspec.to_builtins(spec))
 
 
 _LISTS = ("methods", "attacks", "defenses", "fixed")
@@ -499,12 +499,12 @@ def _complete(defense: Any, *, shared: bool, epsilons: bool) -> Any:
         return defense  # complete, or not a defense: ``msgspec.convert`` reports it
     if epsilons:
         return {**defense, "options": {**defense.get("options", {}), **_find_epsilon_options(defense["name"])}}
-    return defense if shared else {**defense, "strengths": class_of("defenses", defense["name"]).strengths}
+    return defense if shared else {**defense, "strengths": load_class("defenses", defense["name"]).strengths}
 
 
 def _find_epsilon_options(name: str) -> Mapping[str, Any]:
     """Return the options under which the strength of a defense is 1/epsilon."""
-    kind = class_of("defenses", name)
+    kind = load_class("defenses", name)
     options: Mapping[str, Any] | None = kind.by_epsilon
     if options is None:
         raise UsageError(
@@ -520,7 +520,7 @@ def _from_epsilon(what: str, epsilon: Any) -> float:
     return 1 / epsilon
 
 
-def _stem(name: str) -> str:
+def _get_stem(name: str) -> str:
     """A name without its folders: ``own/mine.py:Mine@gradient`` is ``mine@gradient``."""
     reference, at, points = name.partition("@")
     return Path(reference).stem + at + points
@@ -534,7 +534,7 @@ def _teach(message: str) -> str:
         known = TABLES.get(table, EvalSpec).__struct_fields__
         named = message.split("'")[1]
         inner = [name for name, struct in TABLES.items() if named in struct.__struct_fields__] if not table else []
-        way = f" Write {inner[0]}.{named}." if inner else suggestion(named, known)
+        way = f" Write {inner[0]}.{named}." if inner else suggest(named, known)
         return f"{message}.{way} Known: {', '.join(known)}"
     if table == "method[...]":
         return f"{message}: write method.NAME.OPTION, with the name of the method"

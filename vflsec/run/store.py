@@ -93,7 +93,7 @@ SHARED = 0o666
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
+def guard_writing(folder: Path) -> Iterator[None]:
     """Raise StoreError, in one line, if the system refuses to write into ``folder``."""
     try:
         yield
@@ -110,14 +110,14 @@ def _acquire(lock: FileLock, folder: Path) -> None:
 
 
 @contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Hold a lock beside a folder that is still to be made.
 
     Raises:
         StoreError: another process holds it, or it cannot be made.
     """
     lock = FileLock(folder.with_name(f"{files.UNFINISHED}{folder.name[:200]}.lock"))
-    with writing(folder):
+    with guard_writing(folder):
         folder.exists()  # not with a name that is too long
         folder.parent.mkdir(parents=True, exist_ok=True)
         _acquire(lock, folder)
@@ -149,7 +149,7 @@ class Store:
         for path in (self.folder / ".lock", self.folder / "cells", self.folder / POINTS):
             if path.is_symlink():
                 raise StoreError(f"expected no link in a results folder, found {path}: remove it")
-        with writing(self.folder):
+        with guard_writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             _acquire(lock, self.folder)
             self._sweep()
@@ -171,7 +171,7 @@ class Store:
 
     def append(self, record: Record) -> None:
         """Write one result as one line, on the disk before this returns."""
-        with writing(self.folder):
+        with guard_writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             files.append(self._records, encode(record))
 
@@ -182,13 +182,13 @@ class Store:
     def trim(self) -> None:
         """Cut off an incomplete last line."""
         if self._records.exists():
-            with writing(self.folder):
+            with guard_writing(self.folder):
                 files.truncate(self._records, sum(map(len, complete_lines(self._records))))
 
     def forget(self, keep: Callable[[Record], bool], *, skip_damaged: bool = False) -> None:
         """Drop the results that ``keep`` rejects, in one atomic replacement; damaged ones with ``skip_damaged``."""
         kept = [encode(record) for record in self.records(skip_damaged=skip_damaged).values() if keep(record)]
-        with writing(self.folder):
+        with guard_writing(self.folder):
             files.replace(self._records, b"".join(kept), mode=SHARED)
 
     def forget_failures(self) -> None:
@@ -218,7 +218,7 @@ class Store:
             earlier = read_manifest(self.folder)
         except StoreError:  # there is none, or it is damaged and is written anew
             return
-        if differs := _difference(earlier, manifest):
+        if differs := _find_difference(earlier, manifest):
             raise StoreError(
                 f"expected no results of another system or other data in {self.folder}, found those of "
                 f"{earlier.audited or earlier.dataset} ({differs}): choose another --out, or delete them with --fresh"
@@ -231,7 +231,7 @@ class Store:
             StoreError: no evaluation wrote this folder.
         """
         self.expect_evaluation()
-        with writing(self.folder):
+        with guard_writing(self.folder):
             self._records.unlink(missing_ok=True)
             for kept in (GATES, MANIFEST):
                 (self.folder / kept).unlink(missing_ok=True)
@@ -245,7 +245,7 @@ class Store:
         versions = msgspec.json.encode(manifest.provenance.versions)
         folder = self.folder / POINTS / point if point else self.folder
         manifest = msgspec.structs.replace(manifest, limited=(self.folder / GATES).exists())
-        with writing(folder):
+        with guard_writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             files.replace(folder / "spec.toml", spec_toml.encode(), mode=SHARED)
             files.replace(folder / "env.json", msgspec.json.format(versions, indent=2), mode=SHARED)
@@ -263,7 +263,7 @@ class Store:
             earlier = None
         if earlier and given == RunLimits():
             expect_limits(self.folder, earlier)
-        with writing(self.folder):
+        with guard_writing(self.folder):
             write_limits(self.folder, given)
 
     def cell(self, key: str) -> CellFolder:
@@ -304,7 +304,7 @@ SUBJECT = {"sha256": "other content", "party": "another party", "train_rows": "o
 """The settings of an audit that say what it is about, and what it means if they differ."""
 
 
-def _difference(earlier: Manifest, later: Manifest) -> str:
+def _find_difference(earlier: Manifest, later: Manifest) -> str:
     """Return in which respect two manifests are about different things; an evaluation's data may have been edited."""
     if bool(earlier.audited) != bool(later.audited):
         return f"an {'audit' if earlier.audited else 'evaluation'}"
@@ -378,7 +378,7 @@ class CellFolder:
         """
         temporary = self.path.with_name(f"{files.UNFINISHED}{self.path.name}-{os.getpid()}")
         shutil.rmtree(temporary, ignore_errors=True)
-        with writing(self.path), _remove_if_unfinished(temporary):
+        with guard_writing(self.path), _remove_if_unfinished(temporary):
             temporary.parent.mkdir(parents=True, exist_ok=True)
             save_models(temporary)
             models = {path.name: _digest(path) for path in sorted(temporary.iterdir())}
@@ -397,7 +397,7 @@ class CellFolder:
 
     def check(self) -> None:
         """Raise StoreError unless this folder is new and can be made; it is created and removed again."""
-        with writing(self.path):
+        with guard_writing(self.path):
             if self.path.exists():
                 raise StoreError(f"expected a new folder for --out, got {self.path}, which exists: name another")
             made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
@@ -411,7 +411,7 @@ class CellFolder:
         files.discard(self.partial)
 
 
-def environment() -> dict[str, str]:
+def get_environment() -> dict[str, str]:
     """Return versions, without user names or paths."""
     packages = ("vflsec", "torch", "numpy", "scipy", "scikit-learn", "pandas")
     return {

@@ -50,7 +50,7 @@ def _with_method(path: str, settings: Mapping[str, Any]) -> str:
     kind, _, rest = path.partition(".")
     named: Iterable[str] = settings.get("methods", EvalSpec().methods)
     methods = [specs.parse_method(text).name for text in named]
-    if kind != "method" or rest.partition(".")[0] in {*methods, *specs.method_names()}:
+    if kind != "method" or rest.partition(".")[0] in {*methods, *specs.list_methods()}:
         return path
     if len(methods) != 1:
         raise UsageError(f"expected method.NAME.{rest} for one of {', '.join(methods)}, got {path}")

@@ -25,18 +25,18 @@ from torch.nn import functional as F
 from vflsec.base.errors import Diverged, NotStackable, VflsecError
 from vflsec.base.seeds import derive
 from vflsec.base.sparse_rows import to_matrix
-from vflsec.core.attack import integrity_attacks
+from vflsec.core.attack import list_integrity
 from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.federation import Federation, load_states, save_states
 from vflsec.core.message import Kind, Route, Transcript
 from vflsec.core.method import Method, Progress, Trained
 from vflsec.core.party import Party
 from vflsec.core.view import Shadows
-from vflsec.data.checkup import quick_utility
-from vflsec.data.encode import side_by_side
-from vflsec.methods.together import join, part
+from vflsec.data.checkup import score_quickly
+from vflsec.data.encode import join_columns
+from vflsec.methods.together import join, separate
 from vflsec.run.cell import Cell, Technique, digest
-from vflsec.run.federation import MEMBER, Candidates, build_federation, build_method, partition_of, query_model
+from vflsec.run.federation import MEMBER, Candidates, build_federation, build_method, get_partition, query_model
 from vflsec.run.score import measure
 from vflsec.run.store import CellFacts, StageFacts, Store
 
@@ -90,7 +90,7 @@ def train(
     run = _Run(cell, device, store=store, tap=tap, with_source=with_source, record=record)
     try:
         run.begin(progress)
-        phase, started = run.last_phase(), time.perf_counter()
+        phase, started = run.train_last_phase(), time.perf_counter()
         run.history[phase] = run.method.run(phase, run.federation, progress)
         run.facts.phase_seconds[phase] = time.perf_counter() - started
         run.measure()
@@ -130,7 +130,7 @@ def train_in_turn(cells: Sequence[Cell], device: str) -> Iterator[Trained | None
 
     They train as one, as many at once as memory allows, or one after the other where their method does not allow it.
     """
-    most = max_stack_size(cells[0], device)
+    most = limit_stack(cells[0], device)
     for some in (cells[start : start + most] for start in range(0, len(cells), most)):
         try:
             if not is_stackable(some[0].method):
@@ -146,7 +146,7 @@ def _train_alone(cell: Cell, device: str) -> Trained | None:
     run = _Run(cell, device)
     try:
         run.begin()
-        phase = run.last_phase()
+        phase = run.train_last_phase()
         run.history[phase] = run.method.run(phase, run.federation)
     except Diverged:
         return None
@@ -160,7 +160,7 @@ def is_stackable(method: Technique) -> bool:
     return method.built_in and method.kind.together is not Method.together
 
 
-def max_stack_size(cell: Cell, device: str) -> int:
+def limit_stack(cell: Cell, device: str) -> int:
     """Return how many cells like this one may train as one at most; they are held twice, by run and as one."""
     nbytes = sum(x.nbytes for party in build_federation(cell, device).all_parties for x in party.features.values())
     return max(1, MEMORY // (2 * nbytes + 1))
@@ -179,7 +179,7 @@ def _train_stacked(cells: Sequence[Cell], device: str, store: Store | None = Non
     first = each[0].method
     phase, started = first.phases[-1], time.perf_counter()
     losses = np.array(first.together(joined).run(phase, joined))  # (epochs, R)
-    part(joined, [run.federation for run in each])
+    separate(joined, [run.federation for run in each])
     seconds = time.perf_counter() - started
     for number, run in enumerate(each):
         run.history[phase] = losses[:, number].tolist()
@@ -223,7 +223,7 @@ class _Run:
             self.history[phase], self.facts.spread[phase] = stage.history, stage.spread
             self.facts.phase_seconds[phase] = stage.seconds
 
-    def last_phase(self) -> str:
+    def train_last_phase(self) -> str:
         """Return the last phase, which starts from where it was interrupted."""
         phase = self.method.phases[-1]
         partial = self.store.cell(self.cell.key).partial if self.store and not self._is_recorded(phase) else None
@@ -255,8 +255,8 @@ def _measure(trained: Trained, facts: CellFacts, seed: int) -> None:
     """
     method, federation = trained.method, trained.federation
     logits = trained.predict("test")
-    spread = facts.spread[method.phases[-1]] = spreads(method, federation)
-    malicious = integrity_attacks(federation.malicious)
+    spread = facts.spread[method.phases[-1]] = measure_spreads(method, federation)
+    malicious = list_integrity(federation.malicious)
     collapsed = collapse({name: value for name, value in spread.items() if name not in malicious})
     if float(F.log_softmax(logits, dim=1).std(dim=0).max()) < COLLAPSED:
         remedy = method.remedy(federation)
@@ -267,15 +267,15 @@ def _measure(trained: Trained, facts: CellFacts, seed: int) -> None:
     facts.utility = measure(logits, labels, federation.metric, seed, groups=groups)
 
 
-def quick(federation: Federation, parties: Sequence[Party]) -> float | None:
+def score_columns(federation: Federation, parties: Sequence[Party]) -> float | None:
     """Return the utility of a quick model of the columns of ``parties``, or None if they are too few rows."""
     active = federation.active
     train, test = (
-        side_by_side([to_matrix(party.features[split].flatten(1)) for party in parties]) for split in ("train", "test")
+        join_columns([to_matrix(party.features[split].flatten(1)) for party in parties]) for split in ("train", "test")
     )
     labels, answers = (active.labels[split].cpu().numpy() for split in ("train", "test"))
     classes = federation.n_classes
-    utility = quick_utility(train, labels, test, answers, n_classes=classes, metric=federation.metric)
+    utility = score_quickly(train, labels, test, answers, n_classes=classes, metric=federation.metric)
     return None if math.isnan(utility) else utility
 
 
@@ -315,7 +315,7 @@ def advance(
     facts = StageFacts(stage=phase)
     try:
         facts.history = method.run(phase, federation, progress)
-        facts.spread = spreads(method, federation)
+        facts.spread = measure_spreads(method, federation)
     except Diverged as error:
         facts.status, facts.error = "diverged", str(error)
         raise
@@ -329,7 +329,7 @@ def advance(
     return facts
 
 
-def spreads(method: Method, federation: Federation) -> dict[str, float]:
+def measure_spreads(method: Method, federation: Federation) -> dict[str, float]:
     """Return, by party, the spread of its embeddings of test rows; it is 0 if they are all the same.
 
     Rows are scaled to unit length; the spread is their root mean square distance to their mean, which is 1 at most.
@@ -358,17 +358,17 @@ SHADOWS_TOGETHER = 16
 """Shadows that are trained, and stored, together."""
 
 
-def batches(count: int) -> list[range]:
+def split_shadows(count: int) -> list[range]:
     """Return the numbers of the first ``count`` shadows in batches."""
     return [range(first, min(first + SHADOWS_TOGETHER, count)) for first in range(0, count, SHADOWS_TOGETHER)]
 
 
-def batch_key(cell: Cell, batch: range) -> str:
+def make_batch_key(cell: Cell, batch: range) -> str:
     """Return the key of a batch of shadows of ``cell``."""
     return digest(["shadows", SHADOWS_VERSION, cell.key, batch.start, batch.stop])
 
 
-def shadows_of(cell: Cell, count: int, device: str, store: Store | None = None) -> Shadows:
+def get_shadows(cell: Cell, count: int, device: str, store: Store | None = None) -> Shadows:
     """Return what the first ``count`` shadows of ``cell`` say of its candidates; those that diverged are left out.
 
     Args:
@@ -380,7 +380,7 @@ def shadows_of(cell: Cell, count: int, device: str, store: Store | None = None) 
     Raises:
         Diverged: all have.
     """
-    parts = [train_shadows(cell, batch, device, store) for batch in batches(count)]
+    parts = [train_shadows(cell, batch, device, store) for batch in split_shadows(count)]
     logits, members = (torch.cat(of_batches).to(device) for of_batches in zip(*parts, strict=True))
     finite = logits.isfinite().all(dim=(1, 2))
     if not finite.any():
@@ -388,15 +388,15 @@ def shadows_of(cell: Cell, count: int, device: str, store: Store | None = None) 
     return Shadows(logits[finite], members[finite])
 
 
-def seconds_of(cell: Cell, count: int, store: Store) -> float:
+def get_seconds(cell: Cell, count: int, store: Store) -> float:
     """Return how long the first ``count`` shadows of ``cell``, which are stored, were trained."""
-    stages = (store.cell(batch_key(cell, batch)).read() for batch in batches(count))
+    stages = (store.cell(make_batch_key(cell, batch)).read() for batch in split_shadows(count))
     return sum(facts.seconds for facts in stages if facts)
 
 
 def train_shadows(cell: Cell, batch: range, device: str, store: Store | None = None) -> Shadows:
     """Return what the shadows with numbers ``batch`` say; they are trained and stored unless they are there."""
-    folder = store.cell(batch_key(cell, batch)) if store else None
+    folder = store.cell(make_batch_key(cell, batch)) if store else None
     if folder is None or not folder.read():
         began, shadows = time.perf_counter(), _train_shadows(cell, batch, device)
         if folder is None:
@@ -408,7 +408,7 @@ def train_shadows(cell: Cell, batch: range, device: str, store: Store | None = N
 
 
 def _train_shadows(cell: Cell, batch: range, device: str) -> Shadows:
-    data = partition_of(cell)
+    data = get_partition(cell)
     rows = {split: len(data.ids[split]) for split in MEMBER}
     target = Candidates.draw(cell.seed, rows["train"], rows["test"])
     is_member = {split: torch.full((rows[split],), bool(member)) for split, member in MEMBER.items()}

@@ -12,15 +12,15 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from vflsec.base.checks import expect_known, positive
+from vflsec.base.checks import check_positive, expect_known
 from vflsec.base.errors import UsageError
-from vflsec.base.seeds import derive, generator
+from vflsec.base.seeds import derive, make_rng
 from vflsec.core.federation import Federation
 from vflsec.core.message import Channel, Kind, Message, Transcript
 from vflsec.core.method import Trained
 from vflsec.core.party import Party
 from vflsec.core.settings import ModelSpec, TrainSpec
-from vflsec.data.bundle import passive_names
+from vflsec.data.bundle import name_passive
 from vflsec.data.dataset import Card, PartyTable, VerticalDataset
 from vflsec.data.partition import DataSpec
 from vflsec.methods.secureboost import SecureBoost
@@ -32,7 +32,7 @@ SIGNALS = ("planted", "hidden", "none")
 SPLITS = ("train", "unlabeled", "aligned", "local", "val", "test")
 
 
-def toy(
+def make_toy(
     *,
     rows: int = 600,
     parties: int = 2,
@@ -59,7 +59,7 @@ def toy(
         UsageError: an unknown signal, or numbers too small.
     """
     expect_known(SIGNALS, signal=signal)
-    positive(rows=rows, columns=columns)
+    check_positive(rows=rows, columns=columns)
     if parties < 2 or classes < 2:
         raise UsageError(f"expected parties >= 2 and classes >= 2, got {parties} and {classes}")
     if signal == "hidden" and (classes != 2 or columns < 2):
@@ -68,7 +68,7 @@ def toy(
     labels, source_labels = (r.permutation(np.arange(n) % classes) for r, n in ((rng, rows), (other, source)))
     everyone = pd.Index(np.arange(rows + source) + 1000, name="id")
     tables, source_table = [], None
-    for name in ["active", *passive_names(parties - 1)]:
+    for name in ["active", *name_passive(parties - 1)]:
         names = [f"{name}_x{j}" for j in range(columns)]
         x, shifted = rng.normal(size=(rows, columns)), other.normal(size=(source, columns))
         means = 4.0 * rng.normal(size=(classes, columns)) if signal == "planted" else None
@@ -79,7 +79,7 @@ def toy(
             source_table = PartyTable("source", foreign)
         tables.append(PartyTable(name, pd.concat([frame, foreign]) if source and name != "active" else frame))
     all_labels = pd.Series(np.concatenate([labels, source_labels]), index=everyone)
-    named, card = tuple(f"class_{c}" for c in range(classes)), _card(rows, classes, signal)
+    named, card = tuple(f"class_{c}" for c in range(classes)), _make_card(rows, classes, signal)
     return VerticalDataset("toy", tuple(tables), all_labels, named, card=card, source=source_table)
 
 
@@ -91,7 +91,7 @@ def _with_signal(x: np.ndarray, labels: np.ndarray, signal: str, means: np.ndarr
     return x
 
 
-def _card(rows: int, classes: int, signal: str) -> Card:
+def _make_card(rows: int, classes: int, signal: str) -> Card:
     return Card(
         title=f"Toy federation, signal {signal}",
         source="drawn from a seed",
@@ -102,12 +102,12 @@ def _card(rows: int, classes: int, signal: str) -> Card:
     )
 
 
-def toy_federation(*, seed: int = 0, data: DataSpec | None = None, **options: Any) -> Federation:
-    """Return the federation of ``toy(**options)``, without models; ``seed`` draws both data and split."""
-    return build_federation(toy_cell(seed=seed, data=data, **options), "cpu")
+def make_toy_federation(*, seed: int = 0, data: DataSpec | None = None, **options: Any) -> Federation:
+    """Return the federation of ``make_toy(**options)``, without models; ``seed`` draws both data and split."""
+    return build_federation(make_toy_cell(seed=seed, data=data, **options), "cpu")
 
 
-def toy_cell(
+def make_toy_cell(
     *,
     seed: int = 0,
     data: DataSpec | None = None,
@@ -115,7 +115,7 @@ def toy_cell(
     model: ModelSpec | None = None,
     **options: Any,
 ) -> Cell:
-    """Return the cell of split learning on ``toy(**options)``; ``seed`` draws both data and split."""
+    """Return the cell of split learning on ``make_toy(**options)``; ``seed`` draws both data and split."""
     return make_cell(
         dataset="toy",
         data=msgspec.structs.replace(data or DataSpec(), options={"seed": seed, **options}),
@@ -145,20 +145,20 @@ def build_from_numbers(
         empty = next(iter(by_split.values()))[:0]
         features = {split: by_split.get(split, empty) for split in SPLITS}
         y = {split: labels.get(split, torch.zeros(len(x), dtype=torch.long)) for split, x in features.items()}
-        noise = partial(generator, seed, "noise", name)
+        noise = partial(make_rng, seed, "noise", name)
         made[name] = Party(name, features, channel, noise=noise, labels=None if made else y)
     metric = "auc" if n_classes == 2 else "accuracy"
     return Federation(made, channel, n_classes, metric, seed, torch.device("cpu"))
 
 
-def tiny_federation(
+def make_tiny_federation(
     *, parties: int = 2, rows: int = 8, columns: int = 3, classes: int = 2, seed: int = 0
 ) -> Federation:
     """Return parties with random features and no models, which can send messages."""
-    rng = generator(seed, "tiny world")
+    rng = make_rng(seed, "tiny world")
     features = {
         name: {split: torch.randn(rows, columns, generator=rng) for split in SPLITS}
-        for name in ["active", *passive_names(parties - 1)]
+        for name in ["active", *name_passive(parties - 1)]
     }
     labels = dict.fromkeys(SPLITS, torch.arange(rows) % classes)
     return build_from_numbers(features, labels, n_classes=classes, seed=seed)

@@ -27,7 +27,7 @@ from vflsec.run.spec import AuxSpec
 Floats = NDArray[np.float64]
 
 
-def generator(seed: int, *names: object) -> np.random.Generator:
+def make_rng(seed: int, *names: object) -> np.random.Generator:
     """Return a fresh generator for the stream called ``names``."""
     return np.random.default_rng(derive(seed, *names))
 
@@ -83,7 +83,7 @@ class LinearRun:
     def record(self, folder: Path) -> tuple[Recording, Recording]:
         """Train; return the recordings of the passive and the active party, new files in ``folder``."""
         layout = CipherLayout(width=self.width, outputs=self.outputs, batch=self.batch, order=self.order)
-        with _recorders(folder, layout, self.momentum, self.weight_decay) as (c, p):
+        with _open_writers(folder, layout, self.momentum, self.weight_decay) as (c, p):
             for number, (seen_by_c, seen_by_p) in enumerate(self._train()):
                 for recorder, notes in ((c, seen_by_c), (p, seen_by_p)):
                     recorder.begin(number, rate=self.rate if "delta" in seen_by_p else None)
@@ -93,7 +93,7 @@ class LinearRun:
 
     def batches(self) -> Iterator[tuple[NDArray[np.int64], Floats, NDArray[np.int64]]]:
         """Yield which samples, their columns and their labels, for each step."""
-        rng = generator(self.seed, "batches")
+        rng = make_rng(self.seed, "batches")
         true = rng.normal(size=(self.columns, self.outputs))
         if self.rows:
             yield from self._shuffle(rng, true)
@@ -123,13 +123,13 @@ class LinearRun:
 
     def start(self) -> tuple[Floats, Floats]:
         """Return W_0 (g, C) and the extractor (columns, g)."""
-        rng = generator(self.seed, "start")
+        rng = make_rng(self.seed, "start")
         extractor = rng.normal(size=(self.columns, self.width)) / np.sqrt(self.columns)
         return 0.3 * rng.normal(size=(self.width, self.outputs)), extractor
 
     def _train(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
         weights, extractor = self.start()
-        rng = generator(self.seed, "noise")
+        rng = make_rng(self.seed, "noise")
         share = rng.integers(-(1 << 62), 1 << 62, size=weights.shape).astype(object)
         velocity = np.zeros_like(weights)
         for rows, x, labels in self.batches():
@@ -140,7 +140,7 @@ class LinearRun:
             if self.rows and rows[0] >= self.rows:  # validation
                 yield {"rows": rows, "mu": mu}, {"rows": rows, "scores": scores}
                 continue
-            delta = loss_gradient(scores, labels)
+            delta = compute_gradient(scores, labels)
             velocity = self.momentum * velocity + mu.T @ delta / len(rows) + self.weight_decay * weights
             after = weights - self.rate * velocity
             released = delta + self.row_noise * rng.normal(size=delta.shape)
@@ -172,7 +172,7 @@ def attack_recording(
     return try_attack(attack, audit.build_question(attack, draw), draw.federation, audit.aux)
 
 
-def loss_gradient(scores: Floats, labels: NDArray[np.int64]) -> Floats:
+def compute_gradient(scores: Floats, labels: NDArray[np.int64]) -> Floats:
     """Return sigmoid(z) - y, or softmax(z) - y of several outputs, (B, C)."""
     if scores.shape[1] == 1:
         return np.asarray(1 / (1 + np.exp(-scores)) - labels[:, None])
@@ -218,12 +218,12 @@ class EncryptedRun:
         )
         optimizer = LinearSgd(run.momentum, run.weight_decay)
         weights, extractor = run.start()
-        rng = generator(run.seed, "noise")
+        rng = make_rng(run.seed, "noise")
         keys = Keys.generate(self.bits, self.mode)
         share0 = self.share0 * rng.normal(size=weights.shape)
         passive = self.passive(keys, layout, optimizer=optimizer, batches=1, share0=share0)
         active = self.active(keys.public, layout, weights, optimizer=optimizer, batches=1)
-        with _recorders(folder, layout, run.momentum, run.weight_decay, keys.public.n) as recorders:
+        with _open_writers(folder, layout, run.momentum, run.weight_decay, keys.public.n) as recorders:
             line: list[Any] = []
             seats = (
                 Seat(role, _RecordedLine(writer, line))
@@ -242,7 +242,7 @@ class EncryptedRun:
                 noise = run.noise * rng.normal(size=(run.batch, run.width)) if run.noise else None
                 unit = 2.0**-layout.feature_precision
                 mu: Floats = np.asarray(np.round(x @ extractor / unit) * unit)
-                delta = loss_gradient(scores(number, rows, run.rate), labels)
+                delta = compute_gradient(scores(number, rows, run.rate), labels)
                 recorders[1].note("labels", labels)
                 exchange.embedding_gradient(exchange.weights(delta, rate=run.rate), delta, noise)
             for number in range(run.steps, run.steps + self.inference):
@@ -267,7 +267,7 @@ class _RecordedLine:
 
 
 @contextmanager
-def _recorders(
+def _open_writers(
     folder: Path, layout: CipherLayout, momentum: float, weight_decay: float, n: bytes = b""
 ) -> Iterator[tuple[RecordingWriter, RecordingWriter]]:
     headers = [Header(role=role, layout=layout, n=n, momentum=momentum, weight_decay=weight_decay) for role in ROLES]

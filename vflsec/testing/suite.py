@@ -67,7 +67,7 @@ def are_same(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.nan_to_num(7.25), b.nan_to_num(7.25))
 
 
-def generators() -> dict[str, Any]:
+def get_generators() -> dict[str, Any]:
     """Return the states of the generators that everybody shares, by what they are called."""
     return {
         "torch's global generator": torch.get_rng_state(),
@@ -85,7 +85,7 @@ def _are_equal(a: Any, b: Any) -> bool:
     return are_same(a, b) if isinstance(a, Tensor) else bool(a == b)
 
 
-def auc_error(labels: Tensor, runs: int) -> float:
+def estimate_auc_error(labels: Tensor, runs: int) -> float:
     """Return the standard error of the mean, over ``runs``, of the AUC of a score that knows nothing of ``labels``."""
     positive = int((labels == 1).sum())
     negative = len(labels) - positive

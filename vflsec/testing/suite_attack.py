@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.base.errors import InsufficientView, VflsecError
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.federation import Federation
@@ -28,19 +28,19 @@ from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.results.metrics import METRICS
 from vflsec.run.cell import Cell
 from vflsec.run.federation import build_federation
-from vflsec.run.questions import ASK, Question, ask, victim_of
+from vflsec.run.questions import ASK, Question, ask, get_victim
 from vflsec.run.score import score
 from vflsec.run.spec import AuxSpec
-from vflsec.run.training import shadows_of
-from vflsec.testing.federations import Grown, grow_trees, toy_cell
+from vflsec.run.training import get_shadows
+from vflsec.testing.federations import Grown, grow_trees, make_toy_cell
 from vflsec.testing.suite import (
     SIGMAS,
     Suite,
     are_same,
-    auc_error,
     check_stated,
+    estimate_auc_error,
     expect_refusal,
-    generators,
+    get_generators,
     list_changed,
 )
 
@@ -93,7 +93,7 @@ class AttackConformance(Suite):
 
     def test_refuses_a_poor_view(self) -> None:
         """Each missing need is named, and so is the wrong side."""
-        attack, scene = self.make(), self._scene("planted", 0)
+        attack, scene = self.make(), self._get_scene("planted", 0)
         for need in attack.needs:
             with expect_refusal(InsufficientView, naming=need.name):
                 attack(scene.view.drop(need), seed=0)
@@ -105,7 +105,7 @@ class AttackConformance(Suite):
 
     def test_guesses_for_the_rows_it_was_given(self) -> None:
         """Finite scores (n, C), detached, for splits of the view."""
-        view, (_, guess) = self._scene("planted", 0).view, self._compute_guess("planted", 0)
+        view, (_, guess) = self._get_scene("planted", 0).view, self._compute_guess("planted", 0)
         for split, scores in guess.scores.items():
             assert tuple(scores.shape) == (len(view.features[split]), view.n_classes)
             assert torch.isfinite(scores).all()
@@ -113,20 +113,20 @@ class AttackConformance(Suite):
 
     def test_equal_seeds_give_equal_guesses(self) -> None:
         """Bit for bit, from one instance used twice: no state stays in it, no randomness comes from elsewhere."""
-        view, (attack, first) = self._scene("planted", 0).view, self._compute_guess("planted", 0)
+        view, (attack, first) = self._get_scene("planted", 0).view, self._compute_guess("planted", 0)
         assert are_equal(first, attack(view, seed=0)), f"{attack!r} is not reproducible"
 
     def test_leaves_no_trace(self) -> None:
         """The view, its model and its messages stay as they were, and so do all global generators."""
-        view = self._scene("planted", 0).view.private_copy()  # an attack that fails here must not taint the scene
-        before = footprint(view)
+        view = self._get_scene("planted", 0).view.copy_private()  # an attack that fails here must not taint the scene
+        before = copy_all(view)
         self.make()(view, seed=0)
-        traces = list_changed(before, footprint(view))
+        traces = list_changed(before, copy_all(view))
         assert not traces, f"the attack changed {', '.join(traces)}"
 
     def test_guess_does_not_depend_on_the_truth(self) -> None:
         """Answers changed after the view was built change nothing: nothing in the view reaches them."""
-        scene, (_, honest) = self._scene("planted", 0), self._compute_guess("planted", 0)
+        scene, (_, honest) = self._get_scene("planted", 0), self._compute_guess("planted", 0)
         kept = [y.clone() for y in scene.answers]
         try:
             for y in scene.answers:
@@ -144,12 +144,12 @@ class AttackConformance(Suite):
         Every party's columns give the class away; a federation whose members are to be told has learned few rows by
         heart.
         """
-        leak = self._leak("planted")
+        leak = self._rate("planted")
         assert leak.mean > leak.chance + SIGMAS * leak.error, f"{leak}: not above chance where the leak is planted"
 
     def test_is_at_chance_against_shuffled_labels(self) -> None:
         """The scorer's null: a guess cannot know an order that was drawn after it."""
-        leak = self._leak("planted", shuffled=True)
+        leak = self._rate("planted", shuffled=True)
         assert leak.mean - leak.chance < SIGMAS * leak.error, f"{leak} against shuffled answers"
         if leak.metric == "auc":  # of values, a guess for another row is worse than none
             assert leak.chance - leak.mean < SIGMAS * leak.error, f"{leak} against shuffled answers"
@@ -163,7 +163,7 @@ class AttackConformance(Suite):
         attack = self.make()
         if not all(need.is_local for need in attack.needs):
             raise SkipTest("reads messages, which carry labels and columns even where these have to do with nothing")
-        leak = self._leak("none", splits=("candidates",) if attack.target == "membership" else ("test",))
+        leak = self._rate("none", splits=("candidates",) if attack.target == "membership" else ("test",))
         assert leak.mean - leak.chance < SIGMAS * leak.error, f"{leak} where there is nothing to learn"
 
     def test_a_few_wild_rows_decide_nothing(self) -> None:
@@ -171,15 +171,15 @@ class AttackConformance(Suite):
 
         The rows are wild in everything that the adversary holds or receives. None of them is auxiliary.
         """
-        self._is_robust(lambda view: {split: wild_rows(view, split) for split in view.features})
+        self._is_robust(lambda view: {split: select_rows(view, split) for split in view.features})
 
     def test_a_wild_auxiliary_row_decides_nothing(self) -> None:
         """Nor does one row whose answer the adversary knows, and which may be wild itself, beyond what it told."""
-        if not len(self._scene("planted", 0).view.aux_rows):
+        if not len(self._get_scene("planted", 0).view.aux_rows):
             raise SkipTest("there are no auxiliary rows")
         self._is_robust(
             lambda view: (
-                {split: wild_rows(view, split) for split in view.features} | {view.aux_split: view.aux_rows[:1]}
+                {split: select_rows(view, split) for split in view.features} | {view.aux_split: view.aux_rows[:1]}
             )
         )
 
@@ -187,14 +187,14 @@ class AttackConformance(Suite):
         """Check the mean of the score over scenes, with wild rows and without what they tell of the others."""
         moved: dict[str, list[tuple[float, float]]] = {}
         for seed in range(self.wild_scenes):
-            view, truth, (metric, *_), *_ = self._scene("planted", seed).question
+            view, truth, (metric, *_), *_ = self._get_scene("planted", seed).question
             rows, (attack, clean) = wild(view), self._compute_guess("planted", seed)
             rest = torch.nonzero(~torch.isin(view.aux_rows, rows[view.aux_split]))[:, 0]
             try:
                 after = attack(with_wild(view, rows), seed=seed)
             except VflsecError:
                 return
-            controls = [clean] if len(rest) == len(view.aux_rows) else [clean, attack(view.knowing(rest), seed=seed)]
+            controls = [clean] if len(rest) == len(view.aux_rows) else [clean, attack(view.restrict(rest), seed=seed)]
             for split, scores in after.scores.items():
                 kept = torch.ones(len(scores), dtype=torch.bool).index_fill(0, rows[split], False)
                 if split == view.aux_split:
@@ -206,23 +206,23 @@ class AttackConformance(Suite):
             means = [abs(sum(each) / len(each)) for each in zip(*differences, strict=True)]
             assert min(means) <= MOVED, f"the score of other {split} rows moves by {min(means):.3f}"
 
-    def _scene(self, signal: str, seed: int) -> Scene:
+    def _get_scene(self, signal: str, seed: int) -> Scene:
         if (signal, seed) not in self._scenes:
-            self._scenes[signal, seed] = self._new_scene(signal, seed)
+            self._scenes[signal, seed] = self._make_scene(signal, seed)
         return self._scenes[signal, seed]
 
     def _compute_guess(self, signal: str, seed: int) -> tuple[Attack, Guess]:
         """Return an attack and its first guess in a scene."""
         if (signal, seed) not in self._first_guesses:
             attack = self.make()
-            self._first_guesses[signal, seed] = attack, attack(self._scene(signal, seed).view, seed=seed)
+            self._first_guesses[signal, seed] = attack, attack(self._get_scene(signal, seed).view, seed=seed)
         return self._first_guesses[signal, seed]
 
-    def _new_scene(self, signal: str, seed: int) -> Scene:
+    def _make_scene(self, signal: str, seed: int) -> Scene:
         attack = self.make()
         side = self.side if attack.side in ("either", "any") else attack.side
-        settings = (side, _task(attack, signal), seed, tuple(sorted(self.method_options.items())))
-        trained = _train(*settings, attack) if attack.acts_in_training else _federation(*settings)
+        settings = (side, _make_task(attack, signal), seed, tuple(sorted(self.method_options.items())))
+        trained = _train(*settings, attack) if attack.acts_in_training else _get_federation(*settings)
         aux = AuxSpec(n=self.aux, victim_model=Need.VICTIM_MODEL in attack.needs)
         federation = trained.trained.federation
         question = ask(attack, trained.trained, ADVERSARY[side], aux, trained.messages)
@@ -230,11 +230,11 @@ class AttackConformance(Suite):
             predictions = {split: trained.trained.method.predict(federation, split) for split in question.view.features}
             question = question._replace(view=replace(question.view, predictions=predictions))
         if attack.shadows:
-            shadows = _shadows(*settings[1:], attack.shadows)
+            shadows = _get_shadows(*settings[1:], attack.shadows)
             question = question._replace(view=replace(question.view, shadows=shadows))
-        return Scene(trained.trained, question, _truth(attack, question, federation, side))
+        return Scene(trained.trained, question, _get_truth(attack, question, federation, side))
 
-    def _leak(
+    def _rate(
         self,
         signal: str,
         *,
@@ -244,19 +244,19 @@ class AttackConformance(Suite):
         """Return the headline, mean over seeds, on the first of ``splits`` that the attack guesses."""
         values, errors, chances = [], [], []
         for seed in SEEDS:
-            view, truth, names, *_ = self._scene(signal, seed).question
+            view, truth, names, *_ = self._get_scene(signal, seed).question
             _, guess = self._compute_guess(signal, seed)
             split = next((split for split in splits if split in guess.scores), None)
             if split is None:
                 raise SkipTest(f"guesses nothing of {splits[0]} rows")
-            truth = truth.shuffle_labels(generator(seed, "shuffle")) if shuffled else truth
+            truth = truth.shuffle_labels(make_rng(seed, "shuffle")) if shuffled else truth
             leaks = score(
                 guess, truth, headline=names[0], exclude=view.aux_rows, seed=0, known=view.aux_split, names=names
             )
             leak = leaks[split]
             values.append(leak.headline)
             chances.append(leak.chance)
-            errors.append(_error(names[0], truth.labels[split]))
+            errors.append(_estimate_error(names[0], truth.labels[split]))
         return MeanLeak(float(np.mean(values)), max(errors), float(np.mean(chances)), names[0])
 
 
@@ -286,13 +286,13 @@ class Scene(NamedTuple):
         return self.question.view
 
 
-def _truth(attack: Attack, question: Question, federation: Federation, side: str) -> list[Tensor]:
+def _get_truth(attack: Attack, question: Question, federation: Federation, side: str) -> list[Tensor]:
     """Return the tensors from which the answers were made."""
     if attack.target in ("membership", "parameters"):
         return list(question.truth.labels.values())
     if attack.target == "labels":
         return list(federation.active.labels.values())
-    return list(victim_of(attack, federation, [federation.parties[ADVERSARY[side]]]).features.values())
+    return list(get_victim(attack, federation, [federation.parties[ADVERSARY[side]]]).features.values())
 
 
 class ToyTask(NamedTuple):
@@ -309,7 +309,7 @@ class ToyTask(NamedTuple):
     trees: bool = False
 
 
-def _task(attack: Attack, signal: str) -> ToyTask:
+def _make_task(attack: Attack, signal: str) -> ToyTask:
     if any(need.kinds & OF_TREES for need in attack.needs):
         return ToyTask(signal, trees=True)
     if attack.target == "parameters":
@@ -319,20 +319,20 @@ def _task(attack: Attack, signal: str) -> ToyTask:
     return ToyTask("none", n_labeled=100, epochs=200) if signal == "planted" else ToyTask("none", epochs=1, lr=1e-9)
 
 
-def _error(metric: str, truth: Tensor) -> float:
+def _estimate_error(metric: str, truth: Tensor) -> float:
     """Return the standard error over all seeds of a guess that knows nothing."""
     if metric == "auc":
-        return auc_error(truth, len(SEEDS))
+        return estimate_auc_error(truth, len(SEEDS))
     return float(1 / np.sqrt(len(SEEDS) * len(truth)))  # of R2: the correlation of independent values
 
 
 @lru_cache(maxsize=16)
-def _federation(side: str, task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...]) -> Grown:
+def _get_federation(side: str, task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...]) -> Grown:
     return _train(side, task, seed, model, None)
 
 
 def _train(side: str, task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...], attack: Attack | None) -> Grown:
-    cell, name = _cell(task, seed, model), ADVERSARY[side]
+    cell, name = _make_cell(task, seed, model), ADVERSARY[side]
     federation = build_federation(cell, "cpu")
     if task.trees:
         grown = grow_trees(federation)
@@ -351,19 +351,19 @@ def _train(side: str, task: ToyTask, seed: int, model: tuple[tuple[str, Any], ..
     return Grown(trained, tuple(transcript.messages))
 
 
-def _cell(task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...]) -> Cell:
+def _make_cell(task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...]) -> Cell:
     data = DataSpec() if task.n_labeled is None else DataSpec(n_labeled=task.n_labeled)
     spec = ModelSpec(**{"bottom": (16,), **dict(model)})
     train = TrainSpec(epochs=task.epochs, batch=64, lr=task.lr, pretrain=PretrainSpec(epochs=1, batch=64))
-    return toy_cell(seed=seed, data=data, train=train, model=spec, signal=task.signal)
+    return make_toy_cell(seed=seed, data=data, train=train, model=spec, signal=task.signal)
 
 
 @lru_cache(maxsize=16)
-def _shadows(task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...], count: int) -> Shadows:
-    return shadows_of(_cell(task, seed, model), count, "cpu")
+def _get_shadows(task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...], count: int) -> Shadows:
+    return get_shadows(_make_cell(task, seed, model), count, "cpu")
 
 
-def wild_rows(view: View, split: str) -> Tensor:
+def select_rows(view: View, split: str) -> Tensor:
     """Return the first rows of ``split`` that are not auxiliary, one percent of all and at least three."""
     n = len(view.features[split])
     rows = torch.arange(n)
@@ -401,10 +401,10 @@ def are_equal(a: Guess, b: Guess) -> bool:
     return a.scores.keys() == b.scores.keys() and all(are_same(a.scores[split], b.scores[split]) for split in a.scores)
 
 
-def footprint(view: View) -> dict[str, Any]:
+def copy_all(view: View) -> dict[str, Any]:
     """Return copies of everything that an attack might change, by what it is called."""
     kept = (_keep(attribute.name, getattr(view, attribute.name)) for attribute in fields(view) if attribute.init)
-    return {**generators(), **dict(chain.from_iterable(kept))}
+    return {**get_generators(), **dict(chain.from_iterable(kept))}
 
 
 def _keep(name: str, value: Any) -> Iterator[tuple[str, Any]]:

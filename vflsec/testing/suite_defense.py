@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vflsec.base.errors import UsageError
-from vflsec.base.seeds import generator, seed_weights
+from vflsec.base.seeds import make_rng, seed_weights
 from vflsec.core import hooks
-from vflsec.core.defense import Defense, touches
+from vflsec.core.defense import Defense, list_hooks
 from vflsec.core.message import Kind
 from vflsec.core.party import Party
-from vflsec.testing.federations import tiny_federation
+from vflsec.testing.federations import make_tiny_federation
 from vflsec.testing.suite import Suite, are_same, check_stated, expect_refusal
 
 ROWS, WIDTH, CLASSES, RELEASES = 32, 4, 3, 20
@@ -52,37 +52,37 @@ class DefenseConformance(Suite):
 
     def test_strength_zero_is_the_identity(self) -> None:
         """Bit for bit, for every release; not even the noise stream moves."""
-        for kind in self._points():
+        for kind in self._list_points():
             defense = self.make(0.0, at=[kind.value])
             assert defense.strength == 0, f"strength 0 became {defense.strength}"
-            sent = _releases(kind, ROWS)
+            sent = _draw_releases(kind, ROWS)
             for key, received in _send(defense, kind, sent).items():
                 assert are_same(received, sent[key]), f"{defense!r} is not the identity at {kind}"
 
     def test_is_visible_at_non_zero_strength(self) -> None:
         """The receiver gets something else; a defense without points uses some other hook."""
         defense = self.make(self.strong)
-        others = [hook for hook in touches(defense) & set(hooks.HOOKS) if not hook.kind]
-        assert self._points() or others, f"{defense!r} changes nothing"
-        for kind in self._points():
-            sent = _releases(kind, ROWS)
+        others = [hook for hook in list_hooks(defense) & set(hooks.HOOKS) if not hook.kind]
+        assert self._list_points() or others, f"{defense!r} changes nothing"
+        for kind in self._list_points():
+            sent = _draw_releases(kind, ROWS)
             received = _send(self.make(self.strong, at=[kind.value]), kind, sent)
             assert any(not are_same(received[key], sent[key]) for key in sent), f"{defense!r} changes nothing at {kind}"
 
     def test_keeps_shape_and_dtype(self) -> None:
         """For batches of 0, 1, 2 and many rows, in both precisions; and nothing becomes infinite or NaN."""
-        for kind in self._points():
+        for kind in self._list_points():
             for dtype in (torch.float32, torch.float64):
                 for rows in (0, 1, 2, ROWS):
-                    sent = {key: value.to(dtype) for key, value in _releases(kind, rows).items()}
+                    sent = {key: value.to(dtype) for key, value in _draw_releases(kind, rows).items()}
                     for key, received in _send(self.make(self.weak, at=[kind.value]), kind, sent).items():
                         assert (received.shape, received.dtype) == (sent[key].shape, dtype)
                         assert torch.isfinite(received).all(), f"not finite at {kind} with {rows} rows"
 
     def test_equal_seeds_give_equal_releases(self) -> None:
         """All randomness comes from the sender's stream, none from torch's global one."""
-        for kind in self._points():
-            sent, got = _releases(kind, ROWS), []
+        for kind in self._list_points():
+            sent, got = _draw_releases(kind, ROWS), []
             for other in (1, 2):
                 with torch.random.fork_rng(devices=[]):
                     torch.manual_seed(other)
@@ -91,15 +91,15 @@ class DefenseConformance(Suite):
 
     def test_noise_is_fresh_at_each_release(self) -> None:
         """The same value sent twice is not noised twice in the same way."""
-        for kind in self._points():
-            defense, party, sent = self.make(self.weak, at=[kind.value]), _sender(kind), _releases(kind, ROWS)
+        for kind in self._list_points():
+            defense, party, sent = self.make(self.weak, at=[kind.value]), _make_sender(kind), _draw_releases(kind, ROWS)
             first, second = (_send(defense, kind, sent, party) for _ in range(2))
             assert any(not are_same(first[key], second[key]) for key in sent), f"noise repeats at {kind}"
 
     def test_larger_strength_distorts_more(self) -> None:
         """On average over releases: the knob turns in one direction."""
-        for kind in self._points():
-            weak, strong = (self._distortion(strength, kind) for strength in (self.weak, self.strong))
+        for kind in self._list_points():
+            weak, strong = (self._measure_distortion(strength, kind) for strength in (self.weak, self.strong))
             assert strong > weak > 0, f"at {kind}: {weak:.3g} at {self.weak:g}, {strong:.3g} at {self.strong:g}"
 
     def test_labels_are_changed_reproducibly(self) -> None:
@@ -107,12 +107,12 @@ class DefenseConformance(Suite):
 
         It draws from its stream alone, and one that softens takes what another one has softened, or no row at all.
         """
-        if hooks.LABELS not in touches(self.make(self.weak)):
+        if hooks.LABELS not in list_hooks(self.make(self.weak)):
             return
         y = torch.arange(60) % CLASSES
-        kept, x = y.clone(), torch.randn(60, WIDTH, generator=generator(0, "columns")) + y[:, None]
+        kept, x = y.clone(), torch.randn(60, WIDTH, generator=make_rng(0, "columns")) + y[:, None]
         for strength in (0.0, self.weak):
-            first, second = (_label(self._prepare(strength), y, x) for _ in range(2))
+            first, second = (_release_labels(self._prepare(strength), y, x) for _ in range(2))
             assert are_same(first, second), f"{self.make(strength)!r} is not reproducible at labels"
             if not strength:
                 assert are_same(first, y), f"{self.make(strength)!r} is not the identity at labels"
@@ -120,17 +120,17 @@ class DefenseConformance(Suite):
         defense = self._prepare(self.weak)
         if defense.softens:
             _check_probabilities(first, 60, defense)
-            _check_probabilities(_label(defense, F.one_hot(y, CLASSES).float(), x), 60, defense)
-            _check_probabilities(_label(defense, y[:0], x[:0]), 0, defense)
+            _check_probabilities(_release_labels(defense, F.one_hot(y, CLASSES).float(), x), 60, defense)
+            _check_probabilities(_release_labels(defense, y[:0], x[:0]), 0, defense)
         else:
             assert (first.shape, first.dtype) == (y.shape, y.dtype)
             assert set(first.tolist()) <= set(range(CLASSES)), f"{defense!r} gives labels of no class"
 
     def test_batches_are_mixed_reproducibly(self) -> None:
         """A defense of updates keeps every embedding's shape, and returns class numbers or probabilities."""
-        if hooks.BATCH not in touches(self.make(self.weak)):
+        if hooks.BATCH not in list_hooks(self.make(self.weak)):
             return
-        y, rng, results = torch.arange(ROWS) % CLASSES, generator(0, "embeddings"), []
+        y, rng, results = torch.arange(ROWS) % CLASSES, make_rng(0, "embeddings"), []
         embeddings = [torch.randn(ROWS, width, generator=rng) for width in (WIDTH, 2 * WIDTH)]
         kept = [h.clone() for h in embeddings]
         for targets in (y, y, F.one_hot(y, CLASSES).float()):
@@ -150,16 +150,16 @@ class DefenseConformance(Suite):
 
         More strength distorts more.
         """
-        if hooks.UPDATE not in touches(self.make(self.weak)):
+        if hooks.UPDATE not in list_hooks(self.make(self.weak)):
             return
-        plain, other, off = _updates(None, 1)[0], _updates(self.make(self.weak), 1)[0], self.make(0.0)
-        again, next_ = _updates(self.make(self.weak), 2)
+        plain, other, off = _get_updates(None, 1)[0], _get_updates(self.make(self.weak), 1)[0], self.make(0.0)
+        again, next_ = _get_updates(self.make(self.weak), 2)
         assert are_same(other, again), f"{self.make(self.weak)!r} is not reproducible"
         assert not are_same(again, next_), "noise repeats"
         assert not are_same(other, plain), "changes no update"
         assert off.strength == 0, f"strength 0 became {off.strength}"
         weak, strong = (
-            float((torch.stack(_updates(self.make(strength), RELEASES)) - plain).square().sum())
+            float((torch.stack(_get_updates(self.make(strength), RELEASES)) - plain).square().sum())
             for strength in (self.weak, self.strong)
         )
         assert strong > weak > 0, f"{weak:.3g} at {self.weak:g}, {strong:.3g} at {self.strong:g}"
@@ -182,49 +182,49 @@ class DefenseConformance(Suite):
         defense = self.make(strength, at=["labels"])
         if strength:
             with seed_weights(0, "prepared"):
-                defense.prepare({"passive_1": WIDTH}, n_classes=CLASSES, rng=generator(0, "prepared"))
+                defense.prepare({"passive_1": WIDTH}, n_classes=CLASSES, rng=make_rng(0, "prepared"))
         return defense
 
-    def _points(self) -> tuple[Kind, ...]:
+    def _list_points(self) -> tuple[Kind, ...]:
         return type(self.make(self.weak)).points
 
-    def _distortion(self, strength: float, kind: Kind) -> float:
-        defense, party, total = self.make(strength, at=[kind.value]), _sender(kind), 0.0
+    def _measure_distortion(self, strength: float, kind: Kind) -> float:
+        defense, party, total = self.make(strength, at=[kind.value]), _make_sender(kind), 0.0
         for number in range(RELEASES):
-            sent = _releases(kind, ROWS, number)
+            sent = _draw_releases(kind, ROWS, number)
             received = _send(defense, kind, sent, party)
             total += sum(float((received[key] - sent[key]).square().sum()) for key in sent)
         return total
 
 
-def _releases(kind: Kind, rows: int, number: int = 0) -> dict[str, Tensor]:
+def _draw_releases(kind: Kind, rows: int, number: int = 0) -> dict[str, Tensor]:
     """Return what a party might send: a batch (rows, d), or parameters of one, two and four dimensions.
 
     Gradient rows point to opposite sides for the two classes, as those of a loss do.
     """
-    rng = generator(number, "release", kind)
+    rng = make_rng(number, "release", kind)
     if kind == Kind.PARAMETERS:
         shapes = {"filters": (3, 2, 3, 3), "weight": (5, WIDTH), "bias": (5,)}
         return {key: torch.randn(shape, generator=rng) for key, shape in shapes.items()}
     if kind == Kind.NODES:  # two nodes with rows of one class each, and two with a few rows of the other one
-        row, labels = torch.arange(rows), _labels(rows)
+        row, labels = torch.arange(rows), _make_labels(rows)
         mixed = torch.where(row % 8 < 2, 1 - labels, labels)
         return {"value": torch.where(row < rows // 2, 4 + labels, 6 + mixed)[:, None]}
     batch = torch.randn(rows, WIDTH, generator=rng)
-    return {"value": batch + 2.0 * (2.0 * _labels(rows)[:, None] - 1.0) if kind == Kind.GRADIENT else batch}
+    return {"value": batch + 2.0 * (2.0 * _make_labels(rows)[:, None] - 1.0) if kind == Kind.GRADIENT else batch}
 
 
-def _updates(defense: Defense | None, number: int) -> list[Tensor]:
+def _get_updates(defense: Defense | None, number: int) -> list[Tensor]:
     """Return the gradients of a linear model, flat, as its optimizer reads them in ``number`` equal updates."""
-    model, updates, rng = nn.Linear(WIDTH, 2), [], generator(0, "updates")
+    model, updates, rng = nn.Linear(WIDTH, 2), [], make_rng(0, "updates")
     nn.init.constant_(model.weight, 0.1)
     nn.init.zeros_(model.bias)
     modules = nn.ModuleDict({"bottom": model})
-    x, before = torch.randn(ROWS, WIDTH, generator=generator(0, "columns")), set(vars(model))
+    x, before = torch.randn(ROWS, WIDTH, generator=make_rng(0, "columns")), set(vars(model))
     with defense.training_hooks(modules, ()) if defense else nullcontext():
         for _ in range(number):
             modules.zero_grad()
-            F.cross_entropy(model(x), _labels(ROWS)).backward()  # type: ignore[no-untyped-call]
+            F.cross_entropy(model(x), _make_labels(ROWS)).backward()  # type: ignore[no-untyped-call]
             if defense:
                 defense.on_update(modules, ROWS, rng)
             updates.append(torch.cat([p.grad.flatten() for p in modules.parameters() if p.grad is not None]))
@@ -232,8 +232,8 @@ def _updates(defense: Defense | None, number: int) -> list[Tensor]:
     return updates
 
 
-def _label(defense: Defense, y: Tensor, x: Tensor) -> Tensor:
-    return defense.on_labels(y, features=x, n_classes=CLASSES, rng=generator(0, "labels"))
+def _release_labels(defense: Defense, y: Tensor, x: Tensor) -> Tensor:
+    return defense.on_labels(y, features=x, n_classes=CLASSES, rng=make_rng(0, "labels"))
 
 
 def _check_probabilities(given: Tensor, rows: int, defense: Defense) -> None:
@@ -243,22 +243,22 @@ def _check_probabilities(given: Tensor, rows: int, defense: Defense) -> None:
     assert torch.allclose(given.sum(dim=1), torch.ones(rows), atol=1e-5), f"{defense!r}: rows do not add up to 1"
 
 
-def _labels(rows: int) -> Tensor:
+def _make_labels(rows: int) -> Tensor:
     return torch.arange(rows) % 2
 
 
-def _sender(kind: Kind) -> Party:
+def _make_sender(kind: Kind) -> Party:
     """Return the party that sends messages of ``kind``, with a noise stream at its start."""
-    federation = tiny_federation(rows=ROWS)
+    federation = make_tiny_federation(rows=ROWS)
     return federation.passive[0] if kind == Kind.EMBEDDING else federation.active
 
 
 def _send(
     defense: Defense, kind: Kind, payload: Mapping[str, Tensor], party: Party | None = None
 ) -> Mapping[str, Tensor]:
-    party = party or _sender(kind)
+    party = party or _make_sender(kind)
     party.defenses = (defense,)
     rows = None if kind == Kind.PARAMETERS else torch.arange(len(payload["value"]))
-    labels = _labels(len(rows)) if rows is not None and party.active else None
+    labels = _make_labels(len(rows)) if rows is not None and party.active else None
     message = party.send(kind, payload, to="passive_1", step=0, phase="train", rows=rows, labels=labels)
     return message.payload

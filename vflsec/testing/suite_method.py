@@ -19,8 +19,8 @@ from vflsec.core.method import Method
 from vflsec.core.protocol import Boundary, LinearBoundary, Protocol
 from vflsec.core.settings import TrainSpec
 from vflsec.data.partition import DataSpec
-from vflsec.methods.together import join, part
-from vflsec.testing.federations import tiny_federation, toy_federation
+from vflsec.methods.together import join, separate
+from vflsec.testing.federations import make_tiny_federation, make_toy_federation
 from vflsec.testing.suite import Suite, are_same, check_stated, expect_refusal
 
 DATA = DataSpec(n_labeled=60, aligned=0.8, overlap=0.8, validation=0.2)
@@ -44,7 +44,7 @@ class MethodConformance(Suite):
     def federation(self, seed: int = 0, *, parties: int = 2, **options: Any) -> Federation:
         """Return the federation a check trains in, with a source; override it where a method asks for another."""
         settings = {"rows": 160, "columns": 4, "source": 96, **options}
-        return toy_federation(seed=seed, data=DATA, parties=parties, **settings)
+        return make_toy_federation(seed=seed, data=DATA, parties=parties, **settings)
 
     def test_states_what_it_is(self) -> None:
         """Name, reference, phases and version, what is sent in each phase, and what each side sees, if anybody does."""
@@ -91,7 +91,7 @@ class MethodConformance(Suite):
         for global_seed, seed in ((2, 0), (1, 1)):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(global_seed)
-                trained.append(_parameters(self.make().fit(self.federation(seed)).federation))
+                trained.append(_get_parameters(self.make().fit(self.federation(seed)).federation))
         again, other = trained
         assert all(are_same(first[key], again[key]) for key in first), "not reproducible"
         assert any(not are_same(first[key], other[key]) for key in first), "the seed changes nothing"
@@ -118,7 +118,7 @@ class MethodConformance(Suite):
                     load_states(federation, folder)
                 method.run(phase, federation)
                 save_states(federation, folder)
-        parts = _parameters(federation)
+        parts = _get_parameters(federation)
         assert all(are_same(whole[key], parts[key]) for key in whole), (
             "a phase depends on more than models, seed and name"
         )
@@ -135,7 +135,7 @@ class MethodConformance(Suite):
             for phase in method.phases[:-1]:
                 if hooks.LABELS not in method.runs(phase, {}):
                     method.run(phase, federation)
-            ends.append(_parameters(federation))
+            ends.append(_get_parameters(federation))
         assert all(are_same(ends[0][key], ends[1][key]) for key in ends[0]), "a label was read"
 
     def test_runs_only_the_hooks_that_it_declares(self) -> None:
@@ -156,19 +156,19 @@ class MethodConformance(Suite):
 
     def test_runs_that_train_together_are_as_by_themselves(self) -> None:
         """In models, losses, traffic and releases, with other seeds and defenses; a method may refuse."""
-        together = self._runs()
+        together = self._train_runs()
         phase = together[0][1].phases[-1]
         try:
             joined = join([federation for federation, _ in together])
             losses = together[0][1].together(joined).run(phase, joined)
         except NotStackable:
             return
-        apart = self._runs()
-        part(joined, [federation for federation, _ in together])
+        apart = self._train_runs()
+        separate(joined, [federation for federation, _ in together])
         for number, ((federation, method), (other, _)) in enumerate(zip(apart, together, strict=True)):
             expected = method.run(phase, federation)
             assert np.allclose(expected, np.array(losses)[:, number], rtol=1e-6), "the losses differ"
-            models, joint = _parameters(federation), _parameters(other)
+            models, joint = _get_parameters(federation), _get_parameters(other)
             assert all(torch.allclose(models[key], joint[key], atol=1e-6) for key in models), "the models differ"
             assert federation.channel.traffic == other.channel.traffic, "the bytes differ"
             assert federation.channel.releases() == other.channel.releases(), "the releases differ"
@@ -181,7 +181,7 @@ class MethodConformance(Suite):
         with expect_refusal(Diverged, naming="nan"):
             self.make().fit(federation)
 
-    def _runs(self) -> list[tuple[Federation, Method]]:
+    def _train_runs(self) -> list[tuple[Federation, Method]]:
         """Return federations with models trained up to the last phase: two seeds, one of them with noise as well."""
         runs = []
         for seed, noisy in ((0, False), (0, True), (1, True)):
@@ -199,7 +199,7 @@ class MethodConformance(Suite):
         if not self._models:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(1)
-                self._models.update(_parameters(self.make().fit(self.federation()).federation))
+                self._models.update(_get_parameters(self.make().fit(self.federation()).federation))
         return self._models
 
 
@@ -280,7 +280,7 @@ class ProtocolConformance(Suite):
         protocol = self.make()
         if not issubclass(protocol, Boundary):
             return
-        federation, heard = tiny_federation(), list[Message]()
+        federation, heard = make_tiny_federation(), list[Message]()
         federation.channel.taps.append(heard.append)
         passive, active = federation.passive[0], federation.active
         boundary = protocol(passive, active)
@@ -298,7 +298,7 @@ class ProtocolConformance(Suite):
         assert not any(value.requires_grad for value in tensors)
 
 
-def _parameters(federation: Federation) -> dict[str, Tensor]:
+def _get_parameters(federation: Federation) -> dict[str, Tensor]:
     return {
         f"{party.name}.{key}": value
         for party in federation.all_parties

@@ -21,7 +21,7 @@ from vflsec.run.questions import Question
 from vflsec.run.spec import AuxSpec
 from vflsec.testing.recordings import LinearRun
 from vflsec.testing.suite import Suite, are_same, expect_refusal, list_changed
-from vflsec.testing.suite_attack import footprint
+from vflsec.testing.suite_attack import copy_all
 
 
 class RecordingConformance(Suite):
@@ -50,7 +50,7 @@ class RecordingConformance(Suite):
     def test_refuses_a_poor_view(self) -> None:
         """The recording that is missing is named, and so is the wrong role."""
         attack = self.make()
-        with self._scene() as (question, _):
+        with self._get_scene() as (question, _):
             with expect_refusal(InsufficientView, naming=Need.RECORDING.name):
                 attack(replace(question.view, recording=None), seed=0)
             if attack.side != "either":
@@ -61,23 +61,23 @@ class RecordingConformance(Suite):
     def test_equal_seeds_give_equal_guesses(self) -> None:
         """Bit for bit, also where the same recording is opened anew, so that nothing is remembered of the first."""
         attack = self.make()
-        with self._scene() as (question, path):
+        with self._get_scene() as (question, path):
             first, again = (attack(replace(question.view, recording=Recording(path)), seed=0) for _ in range(2))
         assert _are_equal(first, again), f"{attack!r} is not reproducible"
 
     def test_leaves_no_trace(self) -> None:
         """The view, the recording and all global generators stay as they were."""
-        with self._scene() as (question, path):
-            before, content = footprint(question.view), path.read_bytes()
+        with self._get_scene() as (question, path):
+            before, content = copy_all(question.view), path.read_bytes()
             self.make()(question.view, seed=0)
-            traces = list_changed(before, footprint(question.view))
+            traces = list_changed(before, copy_all(question.view))
             assert not traces, f"the attack changed {', '.join(traces)}"
             assert path.read_bytes() == content, "the attack changed the recording"
 
     def test_reads_only_what_its_party_has(self) -> None:
         """The guess is the same where the other role's recording is not there and the answers are others."""
         attack = self.make()
-        with self._scene() as (question, path):
+        with self._get_scene() as (question, path):
             beside = attack(replace(question.view, recording=Recording(path)), seed=0)
             for answers in question.truth.labels.values():
                 answers.neg_().add_(1)
@@ -92,7 +92,7 @@ class RecordingConformance(Suite):
     def test_refuses_damaged_rows(self) -> None:
         """Rows that a note lacks, numbers that are not finite and changed bytes end in an error, not in a guess."""
         attack = self.make()
-        with self._scene() as (question, path):
+        with self._get_scene() as (question, path):
             for damage, named in (("missing", "other notes"), ("not finite", "finite"), ("bytes", "checksum")):
                 damaged = path.with_name("damaged.recording")
                 _damage(path, damaged, damage)
@@ -101,7 +101,7 @@ class RecordingConformance(Suite):
                 damaged.unlink()
 
     @contextmanager
-    def _scene(self) -> Iterator[tuple[Question, Path]]:
+    def _get_scene(self) -> Iterator[tuple[Question, Path]]:
         """Give the question to the attack's role, and its recording beside that of the other role; recorded once."""
         attack, cls = self.make(), type(self)
         with tempfile.TemporaryDirectory() as folder:

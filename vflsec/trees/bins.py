@@ -36,7 +36,7 @@ class Bins:
         place, threshold, ordered = [], [], []
         for number, column in enumerate(layout.columns):
             if column.kind == "numeric":
-                edges = self._edges[number] = _edges(_numbers(x, column.start), most)
+                edges = self._edges[number] = _find_edges(_get_numbers(x, column.start), most)
                 widths.append(len(edges) + 1)
                 place.append(np.full(widths[-1], column.start))
                 threshold.append(np.append(edges, np.inf))
@@ -63,7 +63,7 @@ class Bins:
 
     def _code(self, x: Tensor, number: int, column: EncodedColumn) -> NDArray[np.integer]:
         if column.kind == "numeric":
-            return np.searchsorted(self._edges[number], _numbers(x, column.start), side="left")
+            return np.searchsorted(self._edges[number], _get_numbers(x, column.start), side="left")
         part = select_columns(x, np.arange(column.start, column.start + column.width))
         return part.argmax(dim=1).cpu().numpy()
 
@@ -75,11 +75,11 @@ def select_columns(x: Tensor, columns: NDArray[np.integer]) -> Tensor:
     return x[:, torch.from_numpy(columns).to(x.device)]
 
 
-def _numbers(x: Tensor, column: int) -> NDArray[np.floating]:
+def _get_numbers(x: Tensor, column: int) -> NDArray[np.floating]:
     return select_columns(x, np.array([column]))[:, 0].cpu().numpy()
 
 
-def _edges(values: NDArray[np.floating], most: int) -> NDArray[np.floating]:
+def _find_edges(values: NDArray[np.floating], most: int) -> NDArray[np.floating]:
     """Return the edges between at most ``most`` bins, each halfway between two values that occur."""
     distinct, counts = np.unique(values, return_counts=True)
     lower, upper = distinct[:-1], distinct[1:]

@@ -46,7 +46,7 @@ class Splits(nn.Module):
         self.column[tree, nodes] = columns.to(self.column)
         self.threshold[tree, nodes] = thresholds.to(self.threshold)
 
-    def route(self, x: Tensor, first: int, nodes: Tensor) -> Tensor:
+    def send_down(self, x: Tensor, first: int, nodes: Tensor) -> Tensor:
         """Return the child (n, T') that each row goes to, or 0 where this party owns no split.
 
         Args:

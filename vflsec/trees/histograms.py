@@ -16,7 +16,7 @@ EXACT = 2.0**53
 """Sums of integers in float64 are exact below it."""
 
 
-def histogram(
+def sum_bins(
     bins: NDArray[np.int32], nodes: NDArray[np.int64], weights: NDArray[np.int64], n_nodes: int, n_bins: int
 ) -> NDArray[np.int64]:
     """Return exact sums (n_nodes, n_bins, k + 1) of integer weights; the last of them counts rows.
@@ -94,7 +94,7 @@ class Best(NamedTuple):
     bin: NDArray[np.integer]
 
 
-def best_splits(sums: NDArray[np.int64], column: NDArray[np.integer], ordered: NDArray[np.bool_], rule: Rule) -> Best:
+def find_splits(sums: NDArray[np.int64], column: NDArray[np.integer], ordered: NDArray[np.bool_], rule: Rule) -> Best:
     """Return the best split of each node: of a number the rows up to a bin go left, of a category all other rows.
 
     The gain is G_L^2 / (H_L + l2) + G_R^2 / (H_R + l2) - G^2 / (H + l2).

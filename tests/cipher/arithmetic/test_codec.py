@@ -78,7 +78,7 @@ def test_signed_slots_hold_what_was_packed_modulo_n(slot, data):
 @given(st.integers(48, 64), st.data())
 def test_the_ring_is_centered_and_adds_up(bits, data):
     a, b = (data.draw(st.integers(-(2 ** (bits - 2)), 2 ** (bits - 2) - 1)) for _ in range(2))
-    total = codec.ring([a], bits) + codec.ring([b], bits)
+    total = codec.to_ring([a], bits) + codec.to_ring([b], bits)
     assert codec.center(total, bits).tolist() == [a + b]
 
 
@@ -94,12 +94,12 @@ def test_bytes_of_another_length_are_refused():
 
 @given(st.integers(1, 2**200))
 def test_uniform_stays_below_its_count(count):
-    assert codec.uniform(count, lambda bits: (1 << bits) - 1) < count
-    assert codec.uniform(count, lambda bits: 0) == 0
+    assert codec.draw(count, lambda bits: (1 << bits) - 1) < count
+    assert codec.draw(count, lambda bits: 0) == 0
 
 
 def test_uniform_is_uniform():
     """Over a count that is no power of two, where a remainder of too few bits would be lopsided."""
     rng = np.random.default_rng(0)
-    drawn = [codec.uniform(3, lambda bits: int.from_bytes(rng.bytes(9), "little") >> 72 - bits) for _ in range(3000)]
+    drawn = [codec.draw(3, lambda bits: int.from_bytes(rng.bytes(9), "little") >> 72 - bits) for _ in range(3000)]
     assert np.abs(np.bincount(drawn) - 1000).max() < 4 * np.sqrt(3000 * 2 / 9)

@@ -50,7 +50,7 @@ def test_a_randomizer_takes_two_multiplications_for_two_digits_and_one_for_its_s
     layout, batches = CipherLayout(width=10, mode=mode), 3
     draws = sum(layout.traffic)  # modulo each of two primes
     table = FixedBase(7, gmpy2.mpz(2) ** 1024 - 1, bits, uses=batches * draws)
-    pairs = cost.work(layout, batches).half / (2 * draws)
+    pairs = cost.count_ops(layout, batches).half / (2 * draws)
     table._residues = [[Counted(residue) for residue in row] for row in table._residues]
     Counted.count = 0
     table.powers([5, 2**bits - 1])
@@ -59,7 +59,7 @@ def test_a_randomizer_takes_two_multiplications_for_two_digits_and_one_for_its_s
 
 @pytest.mark.parametrize("outputs", [1, 4])
 def test_the_count_of_a_forward_pass_is_that_of_its_multiplications(outputs):
-    from vflsec.cipher.arithmetic.powers import Straus, straus_schedule
+    from vflsec.cipher.arithmetic.powers import Straus, plan_straus
 
     layout = CipherLayout(width=10, outputs=outputs, batch=15)
     rng, modulus = np.random.default_rng(0), gmpy2.mpz(2**127 - 1)
@@ -69,25 +69,25 @@ def test_the_count_of_a_forward_pass_is_that_of_its_multiplications(outputs):
         powers = Straus(bases, modulus, bits=layout.ring, products=outputs)
         for _ in range(outputs):
             exponents = [int.from_bytes(rng.bytes(8), "little") for _ in range(10)]
-            powers.product(straus_schedule(exponents, powers.window))
-    assert cost._forward(layout) == pytest.approx(Counted.count / runs, rel=0.03)
+            powers.product(plan_straus(exponents, powers.window))
+    assert cost._count_forward(layout) == pytest.approx(Counted.count / runs, rel=0.03)
 
 
 def test_the_modes_differ_where_they_should():
     layout = CipherLayout(width=10)
-    standard, subgroup = (cost.work(CipherLayout(width=10, mode=mode), 625) for mode in ("standard", "subgroup"))
+    standard, subgroup = (cost.count_ops(CipherLayout(width=10, mode=mode), 625) for mode in ("standard", "subgroup"))
     assert layout.traffic == (155, 12)
     assert standard.half > 3 * subgroup.half > 0
     assert standard.full == subgroup.full
     assert standard.digits > 3 * subgroup.digits > 0
     assert standard.powers == subgroup.powers == 24
-    assert cost.work(layout, 5).residues == 12
-    assert standard.residues == 0 == cost.work(layout, 5).digits
+    assert cost.count_ops(layout, 5).residues == 12
+    assert standard.residues == 0 == cost.count_ops(layout, 5).digits
 
 
 def test_work_grows_linearly_with_rows_and_features():
     def total(**settings):
-        return np.array(cost.work(CipherLayout(**{"width": 10, "batch": 120, **settings}), 625)[:4])
+        return np.array(cost.count_ops(CipherLayout(**{"width": 10, "batch": 120, **settings}), 625)[:4])
 
     *most, digits = total(batch=480) / total()
     assert np.allclose(most, 4, rtol=0.25)
@@ -100,5 +100,5 @@ def test_the_estimate_is_what_decryption_takes():
     """Its unit is measured: half of a decryption, within a factor that a busy machine explains."""
     keys, layout = Keys.generate(2048), CipherLayout(width=10)
     assert 0.02 < cost.estimate(CipherLayout(width=10, mode="subgroup")) < cost.estimate(layout) < 5
-    seconds = cost._seconds(lambda: keys.decrypt([keys.n + 1]), 1, 0.6)
-    assert 0.5 < 2 * cost.units(2048).powers / seconds < 2
+    seconds = cost._time(lambda: keys.decrypt([keys.n + 1]), 1, 0.6)
+    assert 0.5 < 2 * cost.time_units(2048).powers / seconds < 2

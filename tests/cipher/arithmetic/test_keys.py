@@ -9,8 +9,8 @@ from gmpy2 import mpz
 from phe import PaillierPrivateKey, PaillierPublicKey
 
 from vflsec.base.errors import ProtocolError, UsageError
-from vflsec.cipher.arithmetic.keys import MODES, ORDER_BITS, Keys, PublicKey, residue_generator
-from vflsec.cipher.arithmetic.randomizers import FactorSource, active_source
+from vflsec.cipher.arithmetic.keys import MODES, ORDER_BITS, Keys, PublicKey, draw_generator
+from vflsec.cipher.arithmetic.randomizers import FactorSource, make_source
 
 
 @pytest.fixture(scope="module", params=MODES)
@@ -20,7 +20,7 @@ def pair(request):
 
 def test_decryption_is_phes(pair):
     n = int(pair.n)
-    fresh = FactorSource(pair, 4).draw(2) + active_source(pair.public, 2).draw(2)
+    fresh = FactorSource(pair, 4).draw(2) + make_source(pair.public, 2).draw(2)
     for plaintext, randomizer in zip([0, 1, n - 1, secrets.randbelow(n)], fresh, strict=True):
         ciphertext = (1 + n * plaintext) * randomizer % (n * n)
         assert pair.decrypt([mpz(ciphertext)]) == [pair.private.raw_decrypt(int(ciphertext))] == [plaintext]
@@ -56,7 +56,7 @@ def test_subgroup_keys_have_a_prime_order_of_256_bits():
 
 def test_a_residue_generator_reaches_all_small_cosets(keys):
     for half in keys.halves:
-        generator = residue_generator(half)
+        generator = draw_generator(half)
         assert gmpy2.powmod(generator, half.order, half.square) == 1
         for prime in (2, 3, 5, 7, 11, 13):
             if half.order % prime == 0:

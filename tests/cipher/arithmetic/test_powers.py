@@ -17,10 +17,10 @@ from vflsec.cipher.arithmetic.powers import (
     FixedWindow,
     Pippenger,
     Straus,
-    _digits,
+    _split_digits,
     find_fixed_base_window,
-    inverses,
-    straus_schedule,
+    invert_all,
+    plan_straus,
 )
 
 MODULUS = mpz(2**127 - 1)  # a prime
@@ -33,7 +33,7 @@ def naive(bases, exponents):
 
 @given(st.lists(units, min_size=1, max_size=12))
 def test_inverses(bases):
-    assert all(a * b % MODULUS == 1 for a, b in zip(bases, inverses(bases, MODULUS), strict=True))
+    assert all(a * b % MODULUS == 1 for a, b in zip(bases, invert_all(bases, MODULUS), strict=True))
 
 
 @given(st.lists(st.tuples(units, st.integers(0, 2**64 - 1)), min_size=1, max_size=6), st.integers(1, 20))
@@ -41,7 +41,7 @@ def test_straus(pairs, products):
     bases, exponents = zip(*pairs, strict=True)
     powers = Straus(bases, MODULUS, bits=64, products=products)
     for e in (exponents, exponents[::-1]):  # one table serves many
-        assert powers.product(straus_schedule(e, powers.window)) == naive(bases, e)
+        assert powers.product(plan_straus(e, powers.window)) == naive(bases, e)
 
 
 @given(st.lists(st.tuples(units, st.integers(-(2**24), 2**24)), min_size=1, max_size=6), st.integers(1, 20))
@@ -131,7 +131,7 @@ def test_a_fixed_base(data, root, bits, uses):
 def test_digits_are_those_of_each_exponent(window, data):
     places = data.draw(st.integers(1, 12))
     exponents = data.draw(st.lists(st.integers(0, 2 ** (window * places) - 1), min_size=1, max_size=5))
-    found = np.array(_digits(exponents, window, places)).T.tolist()
+    found = np.array(_split_digits(exponents, window, places)).T.tolist()
     assert found == [[e >> window * k & (1 << window) - 1 for k in range(places)] for e in exponents]
 
 

@@ -18,7 +18,7 @@ from vflsec.cipher.arithmetic.randomizers import (
     Pool,
     PowerSource,
     SubgroupSource,
-    active_source,
+    make_source,
 )
 
 DRAWS = 800
@@ -83,9 +83,9 @@ def test_the_exponents_of_the_key_holder_are_uniform_below_the_order(keys, monke
 
 
 def test_few_randomizers_need_no_table(keys, subgroup):
-    assert isinstance(active_source(keys.public, 100), PowerSource)
-    assert isinstance(active_source(keys.public, 1000), CosetSource)
-    assert isinstance(active_source(subgroup.public, 100), SubgroupSource)
+    assert isinstance(make_source(keys.public, 100), PowerSource)
+    assert isinstance(make_source(keys.public, 1000), CosetSource)
+    assert isinstance(make_source(subgroup.public, 100), SubgroupSource)
 
 
 def pool(keys, uses=50, **settings):

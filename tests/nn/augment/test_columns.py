@@ -11,7 +11,7 @@ from scipy import stats
 
 from vflsec.base.errors import UsageError
 from vflsec.base.layout import EncodedColumn, Layout
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.nn.augmentation import ColumnChoice, ScarfCorruption, UniformCorruption
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ def layout(*widths):
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=8), st.floats(0, 1), st.integers(0, 6))
 def test_exactly_the_rate_and_whole_blocks(widths, rate, rows):
-    chosen = ColumnChoice(layout(*widths), rate, CPU)(rows, generator(0))
+    chosen = ColumnChoice(layout(*widths), rate, CPU)(rows, make_rng(0))
     assert chosen.shape == (rows, sum(widths))
     blocks = chosen.split(widths, dim=1)
     assert all(torch.equal(block.all(dim=1), block.any(dim=1)) for block in blocks)
@@ -37,7 +37,7 @@ def test_exactly_the_rate_and_whole_blocks(widths, rate, rows):
 
 
 def test_every_set_of_columns_is_equally_likely():
-    chosen = ColumnChoice(layout(1, 3, 1, 2), 0.5, CPU)(6000, generator(0))[:, [0, 1, 4, 5]].tolist()
+    chosen = ColumnChoice(layout(1, 3, 1, 2), 0.5, CPU)(6000, make_rng(0))[:, [0, 1, 4, 5]].tolist()
     sets = [[j in pair for j in range(4)] for pair in combinations(range(4), 2)]
     seen = [chosen.count(one) for one in sets]
     assert sum(seen) == 6000

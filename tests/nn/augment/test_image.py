@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from vflsec.base.seeds import generator
+from vflsec.base.seeds import make_rng
 from vflsec.nn.augmentation import ImageAugmentation
 
 GREY, COLORS, WIDE = (1, 12, 8), (3, 16, 16), (2, 32, 32)
@@ -19,12 +19,12 @@ YIQ = torch.tensor([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, 
 
 def pixels(image, count=6, seed=0):
     """Standardized pixels."""
-    return torch.randn(count, math.prod(image), generator=generator(seed, "pixels"))
+    return torch.randn(count, math.prod(image), generator=make_rng(seed, "pixels"))
 
 
 def augmented(image, x, seed=0, **options):
     """One augmentation with everything off but ``options``."""
-    return ImageAugmentation(image, **{**OFF, **options})(x, generator(seed))
+    return ImageAugmentation(image, **{**OFF, **options})(x, make_rng(seed))
 
 
 def assert_uniform(values, low, high):
@@ -44,7 +44,7 @@ class TestAny:
         x = pixels(image)
         before, state = x.clone(), torch.get_rng_state()
         augment = ImageAugmentation(image)
-        view, again, other = (augment(x, generator(seed)) for seed in (0, 0, 1))
+        view, again, other = (augment(x, make_rng(seed)) for seed in (0, 0, 1))
         assert view.shape == x.shape
         assert torch.isfinite(view).all()
         assert torch.equal(view, again)
@@ -55,32 +55,32 @@ class TestAny:
     @pytest.mark.parametrize("count", [0, 1])
     def test_few_rows(self, image, count):
         x = pixels(image)[:count]
-        view = ImageAugmentation(image)(x, generator(0))
+        view = ImageAugmentation(image)(x, make_rng(0))
         assert view.shape == x.shape
         assert count == 0 or view.data_ptr() != x.data_ptr()
 
     def test_units_and_origin_of_the_pixels_do_not_matter(self, image):
         """Standardized pixels and those in [0, 255] are altered alike."""
         x, augment = pixels(image), ImageAugmentation(image, grey_p=0.3)
-        view, in_other_units = augment(x, generator(0)), augment(30 * x + 100, generator(0))
+        view, in_other_units = augment(x, make_rng(0)), augment(30 * x + 100, make_rng(0))
         torch.testing.assert_close(in_other_units, 30 * view + 100, rtol=1e-4, atol=1e-2)
 
     def test_rows_do_not_know_of_each_other(self, image):
         x = pixels(image)
-        view = ImageAugmentation(image)(x, generator(0))
+        view = ImageAugmentation(image)(x, make_rng(0))
         x[2:] = 9
-        torch.testing.assert_close(ImageAugmentation(image)(x, generator(0))[:2], view[:2])
+        torch.testing.assert_close(ImageAugmentation(image)(x, make_rng(0))[:2], view[:2])
 
 
 @pytest.mark.parametrize("image", [GREY, COLORS])
 def test_equal_rows_are_altered_differently(image):
     x = pixels(image, 1).expand(20, -1)
-    assert len(ImageAugmentation(image)(x, generator(0)).unique(dim=0)) == 20
+    assert len(ImageAugmentation(image)(x, make_rng(0)).unique(dim=0)) == 20
 
 
 def test_pictures_of_224_pixels():
     x = pixels((3, 224, 224), 1)
-    assert torch.isfinite(ImageAugmentation((3, 224, 224))(x, generator(0))).all()
+    assert torch.isfinite(ImageAugmentation((3, 224, 224))(x, make_rng(0))).all()
 
 
 def test_what_is_left_on_does_not_depend_on_what_is_off():

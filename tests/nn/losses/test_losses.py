@@ -13,7 +13,7 @@ from vflsec.nn.losses.negative_cosine import negative_cosine
 from vflsec.nn.losses.nt_xent import nt_xent
 from vflsec.nn.losses.regression import regression
 from vflsec.nn.losses.scarf import scarf_loss
-from vflsec.nn.losses.unit import unit
+from vflsec.nn.losses.unit import normalize
 
 quick = settings(max_examples=30, deadline=None)
 rows, widths, seeds = st.integers(1, 7), st.integers(1, 6), st.integers(0, 2**31)
@@ -100,7 +100,7 @@ def test_scarf_is_info_nce_less_log_n_with_the_other_rows_as_negatives():
 
 def test_scarf_does_not_overflow_at_a_small_temperature():
     z, corrupted = normal(0, (5, 4), (5, 4))
-    s = unit(z) @ unit(corrupted).T
+    s = normalize(z) @ normalize(corrupted).T
     nearly_the_largest = (s.max(dim=1).values - s.diagonal()).mean().item() / 1e-4 - np.log(5)
     assert scarf_loss(z.float(), corrupted.float(), 1e-4).item() == pytest.approx(nearly_the_largest, rel=1e-4)
 
@@ -186,5 +186,5 @@ def test_rows_are_paired_one_to_one(loss):
 
 def test_unit_rows_have_length_one_and_zero_stays_zero():
     x = torch.tensor([[3.0, 4.0], [0.0, 0.0], [0.0, -1e-6]])
-    torch.testing.assert_close(unit(x), torch.tensor([[0.6, 0.8], [0.0, 0.0], [0.0, -1.0]]))
-    assert unit(torch.ones(0, 3)).shape == (0, 3)
+    torch.testing.assert_close(normalize(x), torch.tensor([[0.6, 0.8], [0.0, 0.0], [0.0, -1.0]]))
+    assert normalize(torch.ones(0, 3)).shape == (0, 3)

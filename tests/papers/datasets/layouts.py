@@ -71,15 +71,15 @@ def write_nus_wide(folder, sizes=(60, 30), *, seed=0):
         truth = np.eye(10, dtype=int)[np.arange(rows) % 10]
         truth[0, :2] = 1
         truth[1] = 0
-        for j, path in enumerate(folder / name for name in nus_wide._labels(part)):
+        for j, path in enumerate(folder / name for name in nus_wide._list_labels(part)):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("".join(f"{value}\n" for value in truth[:, j]))
-        for name, width in zip(nus_wide._features(part), nus_wide.FEATURES.values(), strict=True):
+        for name, width in zip(nus_wide._list_features(part), nus_wide.FEATURES.values(), strict=True):
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             values = rng.random((rows, width)) + truth[:, :1]
             path.write_text("".join(" ".join(f"{value:.6f}" for value in row) + " \n" for row in values))
-        tags = folder / nus_wide._tags(part)
+        tags = folder / nus_wide._name_tags(part)
         tags.parent.mkdir(parents=True, exist_ok=True)
         words = (rng.random((rows, nus_wide.TAGS)) < 0.02).astype(int)
         tags.write_text("".join("\t".join(map(str, row)) + "\t\n" for row in words))
@@ -144,7 +144,7 @@ def write_imagenet(folder, photographs=(3, 1), *, seed=0):
 def write_census(folder, every=1, *, compressed=False):
     """Write UCI's two files from every n-th row of the bundled copy, with weights and years, which it leaves out."""
     folder.mkdir(parents=True, exist_ok=True)
-    arrays = bundle.arrays("census-income")
+    arrays = bundle.read_arrays("census-income")
     for name, is_test in zip(census_income.FILES, (False, True), strict=True):
         rows = np.flatnonzero(arrays["is_test"] == is_test)[::every]
         columns = []

@@ -7,7 +7,7 @@ import pytest
 from vflsec.base.errors import UsageError
 from vflsec.core import registry
 from vflsec.data import bundle, census_income
-from vflsec.data.partition import DataSpec, partition
+from vflsec.data.partition import DataSpec, split_dataset
 from vflsec.papers.datasets import FOLDER
 from vflsec.papers.datasets.census_domains import AGES, MERGED, YEARS, load
 
@@ -25,19 +25,19 @@ def raw():
 
 @pytest.fixture(scope="module")
 def split(dataset):
-    return partition(dataset, DataSpec(), 0)
+    return split_dataset(dataset, DataSpec(), 0)
 
 
 def test_the_card_is_true(dataset):
-    card = bundle.card("census-domains", FOLDER)
+    card = bundle.get_card("census-domains", FOLDER)
     assert dataset.card == card
-    assert card.sha256 == bundle.card("census-income").sha256
+    assert card.sha256 == bundle.get_card("census-income").sha256
     assert card.columns == sum(len(party.frame.columns) for party in dataset.parties)
     roles = dataset.draw(0)
     people = dataset.parties[0].frame.index.append(roles.source)
     assert people.is_unique
     assert len(people) == card.rows
-    assert registry.entries("datasets")["census-domains"].target == "vflsec.papers.datasets.census_domains:load"
+    assert registry.list_all("datasets")["census-domains"].target == "vflsec.papers.datasets.census_domains:load"
 
 
 def test_people_with_a_postgraduate_degree_are_the_active_partys_and_all_others_the_sources(dataset, raw):
@@ -168,7 +168,7 @@ def test_what_each_party_is_given(split):
 
 def test_the_sources_rows_may_be_the_active_partys():
     merged = load(source="merged")
-    split = partition(merged, DataSpec(), 0)
+    split = split_dataset(merged, DataSpec(), 0)
     assert merged.source is None is split.source
     assert len(split.labels["train"]) == 91_180
     assert split.labels["train"].sum() == 8_718 + 160
@@ -178,7 +178,7 @@ def test_the_sources_rows_may_be_the_active_partys():
 
 def test_the_task_says_who_is_in_which_role(dataset):
     with pytest.raises(UsageError, match="but options with census-domains"):
-        partition(dataset, DataSpec(n_labeled=100), 0)
+        split_dataset(dataset, DataSpec(n_labeled=100), 0)
     with pytest.raises(UsageError, match="source 'both'.*apart, merged"):
         load(source="both")
     with pytest.raises(UsageError, match=r"0\.00025 and 0\.5, got 0"):

@@ -17,10 +17,10 @@ from vflsec.cli import cli, options
 from vflsec.core import registry
 from vflsec.data import bundle
 from vflsec.data.dataset import Card
-from vflsec.data.partition import DataSpec, partition
+from vflsec.data.partition import DataSpec, split_dataset
 from vflsec.papers.datasets import FOLDER, fashion_mnist
 from vflsec.run import spec as specs
-from vflsec.run.plan import training_cell
+from vflsec.run.plan import build_cell
 
 N_TRAIN, N_TEST = 60, 20
 TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS = fashion_mnist.FILES
@@ -142,7 +142,7 @@ def test_columns_are_named_by_their_place_in_the_whole_image(folder):
 
 
 def test_partition_keeps_the_test_set_and_the_shape(folder):
-    split = partition(fashion_mnist.load(data_dir=str(folder)), DataSpec(n_labeled=40), 0)
+    split = split_dataset(fashion_mnist.load(data_dir=str(folder)), DataSpec(n_labeled=40), 0)
     assert split.ids["test"].tolist() == list(range(N_TRAIN, N_TRAIN + N_TEST))
     assert (len(split.ids["train"]), len(split.ids["unlabeled"])) == (40, 20)
     for party in split.parties.values():
@@ -244,10 +244,10 @@ def test_a_wrong_file_is_named_in_one_line(folder, name, content, expected):
 def test_the_card_is_complete():
     path = FOLDER / "fashion-mnist.toml"
     assert set(tomllib.loads(path.read_text("utf-8"))) == set(Card.__dataclass_fields__)
-    card = bundle.card("fashion-mnist", FOLDER)
+    card = bundle.get_card("fashion-mnist", FOLDER)
     assert (card.license, card.rows, card.columns) == ("MIT", 70_000, 784)
     assert "No personal data" in card.notes
-    assert registry.entries("datasets")["fashion-mnist"].target == "vflsec.papers.datasets.fashion_mnist:load"
+    assert registry.list_all("datasets")["fashion-mnist"].target == "vflsec.papers.datasets.fashion_mnist:load"
 
 
 def test_the_package_must_hold_what_the_card_says(any_folder, monkeypatch):
@@ -255,8 +255,8 @@ def test_the_package_must_hold_what_the_card_says(any_folder, monkeypatch):
     with pytest.raises(DataError, match="^expected .*sha256 1441.*Reinstall dataset-fashion-mnist$"):
         fashion_mnist.load()
     whole = b"".join(idx_bytes(values) for values in ARRAYS.values())
-    card = replace(bundle.card("fashion-mnist", FOLDER), sha256=hashlib.sha256(whole).hexdigest())
-    monkeypatch.setattr(bundle, "card", lambda *_: card)
+    card = replace(bundle.get_card("fashion-mnist", FOLDER), sha256=hashlib.sha256(whole).hexdigest())
+    monkeypatch.setattr(bundle, "get_card", lambda *_: card)
     assert fashion_mnist.load().card == card
 
 
@@ -309,7 +309,7 @@ def test_data_dir_on_the_command_line_wins_over_a_file_of_settings_and_keeps_the
 def test_keys_follow_the_files_and_not_their_folder(folder, tmp_path_factory):
     def key(where):
         settings = {"dataset": "fashion-mnist", "data": {"options": {"data_dir": str(where)}}}
-        return training_cell(specs.read_training({**settings, "methods": ["fedsplitnn"]}), "fedsplitnn", 0).key
+        return build_cell(specs.read_training({**settings, "methods": ["fedsplitnn"]}), "fedsplitnn", 0).key
 
     moved = tmp_path_factory.mktemp("moved")
     for file in folder.iterdir():

@@ -13,7 +13,7 @@ import pytest
 import vflsec
 from tests.papers.datasets.layouts import write_avazu, write_criteo, write_nus_wide, write_ppdai
 from vflsec.base.errors import DataError, UsageError
-from vflsec.data.partition import DataSpec, partition
+from vflsec.data.partition import DataSpec, split_dataset
 from vflsec.papers.datasets import avazu, criteo, nus_wide, ppdai, sampling
 
 
@@ -38,7 +38,7 @@ def test_avazu_is_split_as_in_vflhlp(tmp_path):
     data = vflsec.load_dataset("avazu", data_dir=str(tmp_path), rows=300, split="vflhlp", categories=5)
     assert [len(party.frame.columns) for party in data.parties] == [7, 7, 8]
     assert sum(len(party.categorical) for party in data.parties) == 22
-    split = partition(data, DataSpec(), 0)
+    split = split_dataset(data, DataSpec(), 0)
     assert max(column.width for party in split.parties.values() for column in party.layout.columns) == 6
 
 
@@ -79,7 +79,7 @@ def test_criteo_has_categories_and_counts_with_gaps(tmp_path):
     np.testing.assert_array_equal(passive.frame["I1"].to_numpy(), expected)
     assert (raw[14].replace("", "(missing)").to_numpy() == active.frame["C1"].astype(str).to_numpy()).all()
     assert len(active.frame.columns) == 26
-    partition(data, DataSpec(), 0)
+    split_dataset(data, DataSpec(), 0)
 
 
 def test_nus_wide_keeps_images_with_one_concept(tmp_path):
@@ -130,7 +130,7 @@ def test_ppdai_is_split_by_groups(tmp_path, parties, widths):
                 absent = (expected == -1) & (name.startswith(("Third", "Social")))
                 np.testing.assert_array_equal(party.frame[name].to_numpy(), np.where(absent, np.nan, expected))
     assert (data.classes, data.metric) == (("paid back", "default"), "auc")
-    partition(data, DataSpec(), 0)
+    split_dataset(data, DataSpec(), 0)
     few = vflsec.load_dataset("ppdai", data_dir=str(tmp_path), rows=50)
     assert set(few.labels.index) < set(data.labels.index)
 

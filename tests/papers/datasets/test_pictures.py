@@ -12,7 +12,7 @@ from PIL import Image
 import vflsec
 from tests.papers.datasets.layouts import write_bhi, write_imagenet, write_modelnet
 from vflsec.base.errors import DataError, UsageError
-from vflsec.data.partition import DataSpec, partition
+from vflsec.data.partition import DataSpec, split_dataset
 from vflsec.papers.datasets import bhi, imagenet_100, modelnet, pictures
 
 WRITERS = {"bhi": write_bhi, "modelnet": write_modelnet, "imagenet-100": write_imagenet}
@@ -80,7 +80,7 @@ def test_bhi_tests_on_other_patients(originals):
     # Ids count the pairs by patient, seven each.
     patients = {patient // 7 for patient in data.test_ids}
     assert len(patients) == 2
-    split = partition(data, DataSpec(), 0)
+    split = split_dataset(data, DataSpec(), 0)
     assert len(split.labels["test"]) == 14
     assert not {row // 7 for row in split.ids["train"]} & patients
     few = load("bhi", originals["bhi"], rows=40)
@@ -93,7 +93,7 @@ def test_bhi_tests_on_other_patients(originals):
 
 def test_bhi_scales_a_patch_of_a_border(originals):
     path = originals["bhi"] / "10253" / "0" / "10253_idx5_x1_y1001_class0.png"
-    found = bhi._patch(path, 10)
+    found = bhi._read_patch(path, 10)
     expected = opened(path).resize((10, 10), Image.Resampling.BILINEAR)
     np.testing.assert_array_equal(found, np.asarray(expected).transpose(2, 0, 1))
     assert opened(path).size == (50, 34)
@@ -145,7 +145,7 @@ def test_modelnet_takes_the_first_classes_and_fewer_rows(originals):
     assert set(data.labels.index) < set(every.labels.index)
     kept = every.parties[2].frame.loc[data.labels.index]
     np.testing.assert_array_equal(data.parties[2].frame.sort_index(), kept.sort_index())
-    partition(data, DataSpec(), 0)
+    split_dataset(data, DataSpec(), 0)
 
 
 # ImageNet-100
@@ -171,7 +171,7 @@ def test_a_square_of_a_photograph_is_known(tmp_path):
     pixels[:, 6:16] = (10, 20, 30)
     pixels[:, 16:26] = (110, 120, 130)
     Image.fromarray(pixels).save(tmp_path / "one.JPEG", "PNG")  # as one of ImageNet's is
-    found = imagenet_100._square(tmp_path / "one.JPEG", 20)
+    found = imagenet_100._read_square(tmp_path / "one.JPEG", 20)
     np.testing.assert_array_equal(found, pixels[:, 6:26].transpose(2, 0, 1))
 
 
@@ -248,7 +248,7 @@ def test_a_changed_folder_is_another_dataset(copied):
     path.unlink()
     after = find_dataset("bhi").key(data)
     assert after != before
-    pictures._fingerprint.cache_clear()
+    pictures._hash.cache_clear()
     other = next(folder.glob("*/0/*.png"))
     os.utime(other, (1, 1))
     assert find_dataset("bhi").key(data) != after
@@ -329,7 +329,7 @@ def test_damage_of_an_image_is_named(kind, originals, tmp_path):
     path = tmp_path / "one.png"
     path.write_bytes(change((originals["bhi"] / "10254" / "0" / "10254_idx5_x1_y1001_class0.png").read_bytes()))
     with pytest.raises(DataError, match=message) as caught:
-        bhi._patch(path, 8)
+        bhi._read_patch(path, 8)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
 
@@ -338,12 +338,12 @@ def test_every_changed_byte_of_an_image_is_noticed_or_changes_nothing(tmp_path):
     good = png(np.random.default_rng(0).integers(0, 255, (6, 7, 3), dtype=np.uint8))
     path = tmp_path / "one.png"
     path.write_bytes(good)
-    expected = bhi._patch(path, 6)
+    expected = bhi._read_patch(path, 6)
     passed = 0
     for place in range(len(good)):
         path.write_bytes(good[:place] + bytes([good[place] ^ 0x55]) + good[place + 1 :])
         try:
-            found = bhi._patch(path, 6)
+            found = bhi._read_patch(path, 6)
         except DataError as error:
             assert "\n" not in str(error)  # noqa: PT017
         else:
@@ -352,7 +352,7 @@ def test_every_changed_byte_of_an_image_is_noticed_or_changes_nothing(tmp_path):
     for size in range(len(good)):
         path.write_bytes(good[:size])
         try:
-            found = bhi._patch(path, 6)
+            found = bhi._read_patch(path, 6)
         except DataError:
             continue
         np.testing.assert_array_equal(found, expected)
@@ -367,11 +367,11 @@ def test_a_photograph_may_not_be_cut(originals, tmp_path):
     for size in range(0, len(good), 5):
         path.write_bytes(good[:size])
         with pytest.raises(DataError):
-            imagenet_100._square(path, 8)
+            imagenet_100._read_square(path, 8)
     for place in range(0, len(good), 3):  # it has no checksum; but the reader says one line or gives an image
         path.write_bytes(good[:place] + bytes([good[place] ^ 0xFF]) + good[place + 1 :])
         try:
-            assert imagenet_100._square(path, 8).shape == (3, 8, 8)
+            assert imagenet_100._read_square(path, 8).shape == (3, 8, 8)
         except DataError as error:
             assert "\n" not in str(error)  # noqa: PT017
 
@@ -379,14 +379,14 @@ def test_a_photograph_may_not_be_cut(originals, tmp_path):
 def test_what_is_no_file_is_not_opened(tmp_path):
     os.mkfifo(tmp_path / "one.png")
     with pytest.raises(DataError, match="of at most .*something else"):
-        bhi._patch(tmp_path / "one.png", 8)
+        bhi._read_patch(tmp_path / "one.png", 8)
     with (tmp_path / "large.png").open("wb") as file:
         file.truncate(pictures.MAX_FILE_BYTES + 1)
     with pytest.raises(DataError, match="33,554,432 bytes, got 33,554,433"):
-        bhi._patch(tmp_path / "large.png", 8)
+        bhi._read_patch(tmp_path / "large.png", 8)
     (tmp_path / "dead.png").symlink_to(tmp_path / "none.png")
     with pytest.raises(DataError, match="image, got .*No such file"):
-        bhi._patch(tmp_path / "dead.png", 8)
+        bhi._read_patch(tmp_path / "dead.png", 8)
 
 
 def renamed(pattern, change):

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from tests.results.analysis.made import made_baseline, made_result
 from vflsec.base.errors import UsageError
 from vflsec.core.view import GroundTruth, Guess
-from vflsec.report.table import remarks, show
+from vflsec.report.table import list_remarks, show
 from vflsec.results.analysis.gates import FAR, is_far_below
 from vflsec.results.analysis.summary import summarize
 from vflsec.results.records.manifest import RunLimits
@@ -16,7 +16,7 @@ from vflsec.results.records.schema import Block
 from vflsec.results.statistics import GROUPS
 from vflsec.run import spec as specs
 from vflsec.run.describe import build_manifest
-from vflsec.run.plan import baselines, trials
+from vflsec.run.plan import list_baselines, list_trials
 from vflsec.run.score import is_constant, score, share_of_class
 
 SPEC = specs.read({"dataset": "toy", "attacks": ["mc", "norm"], "defenses": [{"name": "iso"}], "strengths": [1],
@@ -35,11 +35,11 @@ def summary_of(leak=None, *, spec=SPEC, changes=None, alone=0.7, **manifest):
     """A report whose attacks leak ``leak``, by default .75; ``changes`` are those of the record of a row."""
     leak = leak or (lambda row: block(0.75 + 0.01 * row.seed))
     records = {}
-    for row in trials(spec):
+    for row in list_trials(spec):
         fields = {"seed": row.seed, "cell": row.cell.key, "utility": block(0.8), "leak": {"train": leak(row)}}
         fields["defenses"] = [f"iso:{row.strength:g}"] if row.strength else []
         records[row.key] = made_result(**{**fields, **(changes(row) if changes else {})})
-    for one in baselines(spec):
+    for one in list_baselines(spec):
         found = {} if one.label == "norm" else {"train": block(alone)}
         records[one.key] = made_baseline(seed=one.seed, leak=found)
     limits = RunLimits(max_leak={"worst": 0.9, "mc": 0.1}, min_utility=0.5, max_undetected=0.9)
@@ -50,11 +50,11 @@ def expect_alarm(summary, text):
     """The alarm is in the verdict; gates that would hold are undecided, and the one on mc still fails."""
     (alarm,) = summary.alarms
     assert text in alarm
-    assert f"VERDICT NOTE {alarm}" in remarks(summary)
+    assert f"VERDICT NOTE {alarm}" in list_remarks(summary)
     holds = {gate.gate: gate.holds for gate in summary.gates}
     assert holds.pop("max-leak mc") is False
     assert True not in holds.values()
-    assert any("UNDECIDED: see the NOTEs" in line for line in remarks(summary))
+    assert any("UNDECIDED: see the NOTEs" in line for line in list_remarks(summary))
 
 
 @pytest.mark.long
@@ -110,10 +110,10 @@ def test_attacks_far_below_alone():
 
 
 def summary_records(spec, *, changes, alone):
-    found = {row.key: made_result(seed=row.seed, utility=block(0.8), **changes(row)) for row in trials(spec)}
+    found = {row.key: made_result(seed=row.seed, utility=block(0.8), **changes(row)) for row in list_trials(spec)}
     return found | {
         one.key: made_baseline(seed=one.seed, leak={} if one.label == "norm" else {"train": block(alone)})
-        for one in baselines(spec)
+        for one in list_baselines(spec)
     }
 
 
@@ -264,7 +264,7 @@ def test_a_lost_attack_leaves_a_gate_on_worst_undecided(lost):
 
     records = summary_records(SPEC, changes=lambda row: {"leak": {"train": block(0.75)}, **changes(row)}, alone=0.7)
     if lost == "missing":
-        del records[next(row.key for row in trials(SPEC) if (row.label, row.strength, row.seed) == ("norm", 1, 0))]
+        del records[next(row.key for row in list_trials(SPEC) if (row.label, row.strength, row.seed) == ("norm", 1, 0))]
     limits = {"worst": 0.9, "mc": 0.9}
     found = summarize(build_manifest(SPEC), records, out="", limits=RunLimits(max_leak=limits))
     assert {gate.gate: gate.holds for gate in found.gates} == {"max-leak worst": None, "max-leak mc": True}
@@ -313,8 +313,8 @@ def test_a_gate_on_worst_tells_which_attacks_it_is_not_about():
     assert (partly.mountable, len(partly.not_run), whole.mountable, whole.not_run) == (4, 2, 2, [])
     for summary, why in ((partly, "holds, but 2 attacks that"), (whole, "holds, ")):
         assert [gate.holds for gate in summary.gates] == [True, True]
-        assert any(f"GATE max-leak worst 0.9: {why}" in line for line in remarks(summary))
-        assert any("GATE max-leak mc 0.9: holds, upper" in line for line in remarks(summary))
+        assert any(f"GATE max-leak worst 0.9: {why}" in line for line in list_remarks(summary))
+        assert any("GATE max-leak mc 0.9: holds, upper" in line for line in list_remarks(summary))
 
 
 def test_a_defense_is_recommended_only_with_all_attacks():

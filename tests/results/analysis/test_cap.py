@@ -9,11 +9,11 @@ from vflsec.results.analysis.results import Cap
 from vflsec.results.analysis.scores import (
     average_dcs,
     cap,
+    compare_area,
     compute_calibrated_cap,
     dcs,
     hypervolume,
-    privacy_kept,
-    relative_hypervolume,
+    score_privacy,
 )
 
 # FedHSSL (arXiv 2208.08934), table XI: (label recovery accuracy A, main metric) at lambda_f = 1, 5, 25.
@@ -109,9 +109,9 @@ def test_a_dominated_point_adds_nothing_and_a_better_one_never_takes_away(points
 
 
 def test_privacy_is_kept_from_alone_to_everything():
-    assert [privacy_kept(leak, 0.6) for leak in (0.5, 0.6, 0.8, 1.0)] == pytest.approx([1.0, 1.0, 0.5, 0.0])
-    assert privacy_kept(1.0, 1.0) == 1.0, "there was nothing left to infer"
-    assert privacy_kept(0.0, -0.5) == 1.0, "an R2 below 0"
+    assert [score_privacy(leak, 0.6) for leak in (0.5, 0.6, 0.8, 1.0)] == pytest.approx([1.0, 1.0, 0.5, 0.0])
+    assert score_privacy(1.0, 1.0) == 1.0, "there was nothing left to infer"
+    assert score_privacy(0.0, -0.5) == 1.0, "an R2 below 0"
 
 
 @pytest.mark.long
@@ -119,7 +119,7 @@ def test_pseudo_values_have_the_deviation_of_a_ratio_of_means():
     rng = np.random.default_rng(0)
     whole = rng.normal(1.0, 0.2, (2000, 20, 1))
     gains, kept = np.concatenate([whole, 0.7 * whole], axis=2), rng.uniform(0.4, 0.6, (2000, 20, 1))
-    found = [relative_hypervolume(*one) for one in zip(gains, kept, strict=True)]
+    found = [compare_area(*one) for one in zip(gains, kept, strict=True)]
     values = np.array([one.value for one in found])
     assert values == pytest.approx(0.7 * kept.mean(axis=(1, 2)))
     stated = np.sqrt(np.mean([np.var(own, ddof=1) / 20 for _, own, _ in found]))
@@ -131,35 +131,35 @@ def test_a_model_that_gains_nothing_but_noise_has_no_hypervolume():
     found = []
     for _ in range(400):
         joining, dead = rng.normal(0.05, 0.01, 5), rng.normal(0.0, 0.01, (4, 5))
-        found.append(relative_hypervolume(np.stack([joining, *dead]).T, np.ones((5, 4))).value or 0.0)
+        found.append(compare_area(np.stack([joining, *dead]).T, np.ones((5, 4))).value or 0.0)
     assert np.mean(np.array(found) > 0) < 0.15, "four strengths, of which each is taken for a gain once in forty times"
     assert np.mean(found) < 0.02
-    assert relative_hypervolume([[0.0, 0.1]] * 3, [[1.0]] * 3) == (0.0, [0.0] * 3, 0.0), "where joining gains nothing"
-    assert relative_hypervolume([[0.2, 0.1]], [[0.5]]) == (0.25, [0.25], 0.25)
+    assert compare_area([[0.0, 0.1]] * 3, [[1.0]] * 3) == (0.0, [0.0] * 3, 0.0), "where joining gains nothing"
+    assert compare_area([[0.2, 0.1]], [[0.5]]) == (0.25, [0.25], 0.25)
 
 
 def test_two_seeds_that_tell_nothing_from_everything_give_no_hypervolume():
     """With two seeds a t interval is 18 times as wide as one of five with the same deviation."""
     gains, kept = [[0.10, 0.09], [0.08, 0.07], [0.09, 0.08], [0.11, 0.10], [0.09, 0.08]], [[1.0]] * 5
-    assert relative_hypervolume(gains, kept).value == pytest.approx(0.42 / 0.47)
-    assert relative_hypervolume(gains[:2], kept[:2]) == (None, [], 1.0)
+    assert compare_area(gains, kept).value == pytest.approx(0.42 / 0.47)
+    assert compare_area(gains[:2], kept[:2]) == (None, [], 1.0)
 
 
 def test_gains_that_are_not_shown_widen_the_interval():
     """Of two strengths one gains .06 in every seed; the other may gain from nothing to everything."""
     gains = [[0.1, 0.06, 0.2], [0.1, 0.06, -0.1], [0.1, 0.06, 0.1]]
-    found = relative_hypervolume(gains, [[0.5, 0.9]] * 3)
+    found = compare_area(gains, [[0.5, 0.9]] * 3)
     assert found.value == pytest.approx(0.6 * 0.5)
     assert found.most == pytest.approx(0.9), "all that joining gains, at the privacy of this strength"
 
 
 def test_a_gain_that_is_seen_to_be_none_is_none():
     gains = [[0.1, 0.001], [0.1, -0.001], [0.1, 0.0]]
-    value, _, most = relative_hypervolume(gains, [[1.0]] * 3)
+    value, _, most = compare_area(gains, [[1.0]] * 3)
     assert value == 0.0
     assert most == pytest.approx(4.303 * 0.001 / np.sqrt(3) / 0.1, abs=1e-4)
 
 
 def test_the_hypervolume_can_be_written_as_json():
-    whole, by_seed, most = relative_hypervolume([[0.2, 0.1], [0.3, 0.15], [0.25, 0.1]], [[0.5], [0.6], [0.7]])
+    whole, by_seed, most = compare_area([[0.2, 0.1], [0.3, 0.15], [0.25, 0.1]], [[0.5], [0.6], [0.7]])
     assert {type(value) for value in (whole, *by_seed, most)} == {float}

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vflsec.results.analysis.choosing import Choice, choose, cross_score
-from vflsec.results.analysis.intervals import headline, interval
+from vflsec.results.analysis.choosing import Choice, choose, score_across
+from vflsec.results.analysis.intervals import get_headline, make_interval
 from vflsec.results.records.schema import Block
 from vflsec.results.statistics import GROUPS, SHARE
 
@@ -37,10 +37,10 @@ def world(rng, strengths, *, seeds=SEEDS, seed_noise=SEED_NOISE):
 
 
 def worst_of(candidates, seeds=SEEDS):
-    found = cross_score(candidates, choose(candidates))
+    found = score_across(candidates, choose(candidates))
     blocks = [found[seed] for seed in sorted(found)]
     gap = float(np.mean([one.overfit for one in blocks]))
-    return interval([headline(one) for one in blocks], seeds, SHARE, extended=gap)
+    return make_interval([get_headline(one) for one in blocks], seeds, SHARE, extended=gap)
 
 
 def largest_of(candidates):
@@ -94,7 +94,7 @@ def test_rows_that_chose_do_not_score():
     candidates = {("a", "test"): {0: block((0.9, 0.5))}, ("b", "train"): {0: block((0.6, 0.7))}}
     choice = choose(candidates)
     assert choice == Choice(on_first=("a", "test"), on_second=("b", "train"))
-    found = cross_score(candidates, choice)[0]
+    found = score_across(candidates, choice)[0]
     assert found.metrics == pytest.approx({"auc": (0.5 + 0.6) / 2, "accuracy": (0.6 + 0.55) / 2})
     assert found.halves == (0.6, 0.5)
     assert found.overfit == pytest.approx((0.9 + 0.7) / 2 - 0.55)
@@ -102,7 +102,7 @@ def test_rows_that_chose_do_not_score():
 
 def test_one_choice_is_scored_on_all_rows():
     candidates = {("a", "test"): {0: block((0.9, 0.8))}, ("b", "test"): {0: block((0.6, 0.7))}}
-    assert cross_score(candidates, choose(candidates)) == candidates["a", "test"]
+    assert score_across(candidates, choose(candidates)) == candidates["a", "test"]
 
 
 def test_candidates_without_a_common_seed_are_those_with_most():

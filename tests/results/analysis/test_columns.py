@@ -131,7 +131,7 @@ def test_every_format_says_whose_column_by_which_measure_and_chance(evaluated):
 
 
 def test_a_terminal_names_the_next_columns_in_one_line(evaluated):
-    (line,) = table.next_columns(summary_of(evaluated))
+    (line,) = table.list_next(summary_of(evaluated))
     assert line == "COLUMNS of passive_1, leak and alone: pay .910 (.600), town .580 (.500), age .600 (.550)"
     assert len(table.show(summary_of(evaluated)).tables) == 1
 

@@ -10,12 +10,12 @@ from vflsec.results.analysis.intervals import DIFFERENCE
 from vflsec.results.analysis.summary import summarize
 from vflsec.results.records.manifest import RunLimits
 from vflsec.results.records.schema import Block, Impact, Triggered
-from vflsec.results.statistics import GROUPS, SHARE, bound_interval, interval_over_seeds
+from vflsec.results.statistics import GROUPS, SHARE, bound_interval, bound_over_seeds
 from vflsec.run import engine
 from vflsec.run import spec as specs
 from vflsec.run.describe import build_manifest
 from vflsec.run.federation import build_federation
-from vflsec.run.plan import baselines, trials
+from vflsec.run.plan import list_baselines, list_trials
 from vflsec.run.store import Store
 
 PLAN = {"dataset": "toy", "defenses": [{"name": "iso"}], "strengths": [1], "seeds": 3}
@@ -44,11 +44,11 @@ def summary_of(spec, records, **limits):
 
 
 def test_every_cell_under_attack_has_its_honest_one_beside_it():
-    found = [r for r in trials(BROKEN) if (r.seed, r.strength) == (0, 1.0)]
+    found = [r for r in list_trials(BROKEN) if (r.seed, r.strength) == (0, 1.0)]
     assert [(r.label, r.control) for r in found] == [
         ("backdoor", True), ("backdoor", False), ("missing-feature", True), ("missing-feature", False),
     ]  # fmt: skip
-    honest = next(r.cell for r in trials(specs.read(PLAN)) if (r.seed, r.strength) == (0, 1.0))
+    honest = next(r.cell for r in list_trials(specs.read(PLAN)) if (r.seed, r.strength) == (0, 1.0))
     assert {r.cell.key for r in found if r.control} == {honest.key}, "that of any other attack"
     assert len({r.cell.key for r in found}) == 3
     assert len({r.key for r in found}) == 4
@@ -56,14 +56,14 @@ def test_every_cell_under_attack_has_its_honest_one_beside_it():
 
 
 def test_there_is_nothing_to_infer_alone():
-    assert not list(baselines(BROKEN))
+    assert not list(list_baselines(BROKEN))
     mixed = specs.read({**PLAN, "attacks": ["mc", "backdoor"]})
-    assert {p.label for p in baselines(mixed)} == {"mc", "logistic", "trees", "squares", "pseudo-labels"}
+    assert {p.label for p in list_baselines(mixed)} == {"mc", "logistic", "trees", "squares", "pseudo-labels"}
 
 
 def test_a_cell_depends_on_known_labels_only_if_its_attack_uses_them():
     def cells(name, **aux):
-        return {r.cell.key for r in trials(specs.read({**PLAN, "attacks": [name], "aux": aux})) if not r.control}
+        return {r.cell.key for r in list_trials(specs.read({**PLAN, "attacks": [name], "aux": aux})) if not r.control}
 
     assert not cells("backdoor") & cells("backdoor", n=40)
     assert cells("missing-feature") == cells("missing-feature", n=40)
@@ -85,7 +85,7 @@ SUCCESS = (0.9, 0.95, 1.0)
 
 def make_records(spec=BROKEN):
     found = {}
-    for row in trials(spec):
+    for row in list_trials(spec):
         utility = 0.8 + 0.05 * row.seed - (0.0 if row.control else LOST[row.seed])
         share = 0.1 if row.control else SUCCESS[row.seed]
         success = opened(share) if row.label == "backdoor" else None
@@ -101,7 +101,7 @@ def test_damages_are_paired_by_seed():
     ]  # fmt: skip
     assert {d.status for d in summary.integrity} == {"ok"}
     backdoor, missing = summary.integrity[:2]
-    expected = interval_over_seeds(LOST)
+    expected = bound_over_seeds(LOST)
     assert backdoor.lost.mean == pytest.approx(expected.mean)
     assert backdoor.lost.ci95 == pytest.approx(bound_interval(expected.mean, expected.mean - expected.low, DIFFERENCE))
     assert (backdoor.utility.mean, backdoor.under_attack.mean) == (pytest.approx(0.85), pytest.approx(0.80))
@@ -114,7 +114,7 @@ def test_damages_are_paired_by_seed():
 
 def test_a_seed_without_a_number_is_lost_on_both_sides():
     records = make_records()
-    for row in trials(BROKEN):
+    for row in list_trials(BROKEN):
         if (row.seed, row.strength, row.label, row.control) == (2, 1.0, "backdoor", False):
             records[row.key] = made_result(status="diverged")
         if (row.seed, row.strength, row.label, row.control) == (0, 1.0, "backdoor", True):
@@ -136,7 +136,7 @@ def test_one_seed_has_an_interval_over_rows():
 
 
 def test_a_limit_on_utility_holds_under_attack_and_there_is_none_on_a_leak():
-    mean, low, *_ = interval_over_seeds([0.78, 0.81, 0.81])
+    mean, low, *_ = bound_over_seeds([0.78, 0.81, 0.81])
     low, _ = bound_interval(mean, mean - low, SHARE)
     records = make_records()
     assert [summary_of(BROKEN, records, min_utility=x).gates[0].holds for x in (low - 0.01, low + 0.01)] == [
@@ -192,7 +192,7 @@ def test_parties_that_collude_have_an_attack_each(tmp_path):
     for name in ("passive_1", "passive_1+passive_2"):
         spec, store = finish(tmp_path / name, attacks=["missing-feature:rate=1"], data=data, adversary=name, seeds=1)
         lost[name] = summary_of(spec, store.records()).integrity[0].lost.mean
-        cell = next(r.cell for r in trials(spec) if not r.control)
+        cell = next(r.cell for r in list_trials(spec) if not r.control)
         assert list(build_federation(cell, "cpu").malicious) == name.split("+")
     assert lost["passive_1+passive_2"] != lost["passive_1"]
 

@@ -11,8 +11,8 @@ from scipy import stats
 
 import vflsec
 from vflsec.results.analysis.results import Cap, Leak, Measure, Place, Point, Rank
-from vflsec.results.analysis.scores import disagreements, find_differences, front, orders, place_headlines, ranks
-from vflsec.results.statistics import interval_over_seeds
+from vflsec.results.analysis.scores import contrast, find_differences, find_front, order, place_headlines, rank
+from vflsec.results.statistics import bound_over_seeds
 
 SURE = (0.0, 0.001, -0.001)
 SHAKY = (0.0, 0.4, -0.4)
@@ -68,14 +68,14 @@ def test_a_strength_at_which_an_attack_gave_no_number_is_left_out():
 
 def test_the_front_of_a_worked_example():
     best, cheap, beaten, twin = place(0.9, 0.8), place(0.7, 0.6), place(0.8, 0.85), place(0.7, 0.6)
-    assert front([best, cheap, beaten, twin]) == [best, cheap, twin]
-    assert front([best, place(0.95, 0.7, target="features")]) == [best, place(0.95, 0.7, target="features")]
+    assert find_front([best, cheap, beaten, twin]) == [best, cheap, twin]
+    assert find_front([best, place(0.95, 0.7, target="features")]) == [best, place(0.95, 0.7, target="features")]
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=12))
 def test_whatever_is_not_on_the_front_is_beaten_by_something_on_it(pairs):
     places = [place(float(u), float(a)) for u, a in pairs]
-    best = front(places)
+    best = find_front(places)
     assert best
     for one in places:
         dominated = any(
@@ -88,12 +88,12 @@ def test_whatever_is_not_on_the_front_is_beaten_by_something_on_it(pairs):
 def test_ranks_are_by_the_headline():
     caps = [folded("a", 0.2, 0.8), folded("a", 0.1, 0.1, "mc"), folded("b", 0.3, 0.7)]
     found = {
-        rank.defense: rank for rank in ranks(caps, exposed_by(point("a", 1.0, 0.8, 0.9), point("b", 1.0, 0.7, 0.7)))
+        rank.defense: rank for rank in rank(caps, exposed_by(point("a", 1.0, 0.8, 0.9), point("b", 1.0, 0.7, 0.7)))
     }
     assert found["a"].values == {"CAP": 0.2, "calibrated CAP": 0.8, "hypervolume": None, "strongest leak": 0.9}
     assert found["a"].ranks == {"CAP": 2, "calibrated CAP": 1, "strongest leak": 2}
     assert found["b"].ranks == {"CAP": 1, "calibrated CAP": 2, "strongest leak": 1}
-    assert disagreements(list(found.values())) == [
+    assert contrast(list(found.values())) == [
         "CAP and calibrated CAP disagree on m, a and m, b",
         "calibrated CAP and strongest leak disagree on m, a and m, b",
     ]
@@ -109,20 +109,20 @@ def ranked(*by_seed):
         )
         for cap, own in zip(caps, by_seed, strict=True)
     }  # fmt: skip
-    return ranks(caps, places)
+    return rank(caps, places)
 
 
 def test_neighbors_are_told_apart_by_paired_differences():
     """b and c vary together, so that c's small lead is certain; a's larger one over b is not, for a varies alone."""
     found = ranked([0.60, 0.80, 0.55], [0.70, 0.80, 0.90], [0.71, 0.81, 0.91])
-    assert orders(found) == ["by strongest leak: a ≈ b > c (≈: not told apart, paired over 3 seeds)"]
+    assert order(found) == ["by strongest leak: a ≈ b > c (≈: not told apart, paired over 3 seeds)"]
     assert [rank.close for rank in found] == [["strongest leak"], ["strongest leak"], []]
     assert [rank.ranks["strongest leak"] for rank in found] == [1, 2, 3]
 
 
 def test_by_one_seed_nothing_is_told_apart():
     found = ranked([0.6], [0.9])
-    (line,) = orders(found)
+    (line,) = order(found)
     assert re.match("by strongest leak: a ≈ b .*1 seed", line)
     assert not find_differences(found)
 
@@ -134,7 +134,7 @@ def test_equal_defenses_are_not_told_apart():
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=3, max_size=6))
 def test_of_two_defenses_told_apart_is_that_the_interval_of_the_difference_leaves_out_zero(pairs):
     differences = [a - b for a, b in pairs]
-    _, low, high, _ = interval_over_seeds(differences)
+    _, low, high, _ = bound_over_seeds(differences)
     assume(min(abs(low), abs(high)) > 1e-6)
     assert bool(find_differences(ranked(*map(list, zip(*pairs, strict=True))))) == (not low <= 0 <= high)
 
@@ -167,11 +167,11 @@ def test_seeds_that_one_lacks_are_left_out():
 def test_a_disagreement_within_noise_is_none(by, said):
     """The same means in the same order; where the seeds of one defense scatter, nothing is known of it."""
     caps = [folded("a", 0.2, 0.8, by=by), folded("b", 0.3, 0.7)]
-    found = ranks(caps, exposed_by(point("a", 1.0, 0.8, 0.9, by=by), point("b", 1.0, 0.7, 0.7)))
+    found = rank(caps, exposed_by(point("a", 1.0, 0.8, 0.9, by=by), point("b", 1.0, 0.7, 0.7)))
     assert [rank.ranks for rank in found] == [
         dict(zip(("CAP", "calibrated CAP", "strongest leak"), places, strict=True)) for places in ((2, 1, 2), (1, 2, 1))
     ]
-    assert len(disagreements(found)) == said
+    assert len(contrast(found)) == said
 
 
 def test_orders_of_several_targets_and_methods_are_told_apart():
@@ -179,21 +179,21 @@ def test_orders_of_several_targets_and_methods_are_told_apart():
         return Rank(target=target, method=method, defense=defense, values={}, ranks={"CAP": place})
 
     found = [rank("labels", "m", "a", 2), rank("labels", "n", "a", 1), rank("features", "m", "a", 1)]
-    assert re.match("by CAP of labels: n, a ≈ m, a .*0 seeds", orders(found)[0])
+    assert re.match("by CAP of labels: n, a ≈ m, a .*0 seeds", order(found)[0])
 
 
 def test_what_is_summed_up_by_seed_is_the_mean_over_strengths():
-    (found,) = ranks([folded("a", 0.3, 0.7)], exposed_by(point("a", 1.0, 0.8, 0.9), point("a", 5.0, 0.8, 0.5)))
+    (found,) = rank([folded("a", 0.3, 0.7)], exposed_by(point("a", 1.0, 0.8, 0.9), point("a", 5.0, 0.8, 0.5)))
     assert found.values["strongest leak"] == pytest.approx((0.9 + 0.5) / 2)
     assert found.by_seed["strongest leak"] == pytest.approx(spread(0.7))
 
 
 def test_without_a_score_there_is_no_place_by_it():
     caps = [folded("a", None, None), folded("b", 0.3, 0.7)]
-    found = ranks(caps, exposed_by(point("a", 1.0, 0.8, 0.9), point("b", 1.0, 0.7, 0.7)))
+    found = rank(caps, exposed_by(point("a", 1.0, 0.8, 0.9), point("b", 1.0, 0.7, 0.7)))
     assert found[0].ranks == {"strongest leak": 2}
     assert found[1].ranks == {"CAP": 1, "calibrated CAP": 1, "strongest leak": 1}
-    assert not disagreements(found)
+    assert not contrast(found)
 
 
 def test_an_attack_that_acts_in_training_lends_its_utility_to_nobody():

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from vflsec.cli import cli
 from vflsec.report.report import Report
-from vflsec.results.analysis.trainings import list_stops, note_on_seeds, widest
+from vflsec.results.analysis.trainings import find_widest, list_stops, note_on_seeds
 
 RUN = ["eval", "--dataset", "toy", "--attack", "direction", "--set", "data.options.rows=150", "--set", "train.epochs=1",
        "--set", "aux.n=20", "--set", "aux.folds=0", "--jobs", "1"]  # fmt: skip
@@ -29,7 +29,7 @@ def test_there_is_a_look_after_each_five_seeds_and_at_the_end():
 @pytest.mark.slow
 def test_seeds_are_added_until_intervals_are_narrow_and_are_not_computed_again(tmp_path):
     wide = run(tmp_path, "--until", "0.9")
-    half = widest(wide.summary)
+    half = find_widest(wide.summary)
     assert wide.summary.seeds == 5
     assert half is not None
     assert half <= 0.9

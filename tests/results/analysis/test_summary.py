@@ -10,16 +10,16 @@ from scipy import stats
 
 from tests.results.analysis.invariants import check_report
 from tests.results.analysis.made import made_baseline, made_result
-from vflsec.report.table import remarks
-from vflsec.results.analysis.intervals import SHARED, detectable_advantage
+from vflsec.report.table import list_remarks
+from vflsec.results.analysis.intervals import SHARED, find_detectable
 from vflsec.results.analysis.scores import cap
 from vflsec.results.analysis.summary import summarize
 from vflsec.results.records.manifest import RunLimits
 from vflsec.results.records.schema import Block
-from vflsec.results.statistics import GROUPS, SHARE, bound_interval, interval_over_seeds, noncentrality
+from vflsec.results.statistics import GROUPS, SHARE, bound_interval, bound_over_seeds, solve_mean
 from vflsec.run import spec as specs
 from vflsec.run.describe import build_manifest
-from vflsec.run.plan import baselines, trials
+from vflsec.run.plan import list_baselines, list_trials
 from vflsec.run.spec import AttackSpec
 
 SPEC = specs.read({"dataset": "toy", "defenses": [{"name": "iso"}], "strengths": [1, 5], "seeds": 3})
@@ -38,13 +38,13 @@ def block(value, accuracy=0.5, n=100, apart=0.0):
 
 def ends_of(values, bounds=SHARE):
     """The interval over seeds whose rows are all alike."""
-    mean, low, _, _ = interval_over_seeds(values)
+    mean, low, _, _ = bound_over_seeds(values)
     return bound_interval(mean, mean - low, bounds)
 
 
 def make_records(spec=SPEC, *, attack_fold=0.7, logistic_fold=0.6, mc_alone_fold=0.5):
     found = {}
-    for row in trials(spec):
+    for row in list_trials(spec):
         value = LEAK[row.strength] + JITTER[row.seed]
         found[row.key] = made_result(
             method=row.method,
@@ -56,7 +56,7 @@ def make_records(spec=SPEC, *, attack_fold=0.7, logistic_fold=0.6, mc_alone_fold
             nbytes=1000,
             seconds={"train": 1.0, "attack": 0.5},
         )
-    for baseline in baselines(spec):
+    for baseline in list_baselines(spec):
         alone, fold = (0.55, mc_alone_fold) if baseline.attack.name == "mc" else (0.58, logistic_fold)
         found[baseline.key] = made_baseline(
             leak={"test": block(alone + JITTER[baseline.seed]), "train": block(alone)}, fold=fold
@@ -78,7 +78,7 @@ def summary_of(records=None, spec=SPEC, *, contrived=False, **limits):
 
 
 def keys_of(strength, seed):
-    return [row.key for row in trials(SPEC) if (row.strength, row.seed) == (strength, seed)]
+    return [row.key for row in list_trials(SPEC) if (row.strength, row.seed) == (strength, seed)]
 
 
 def test_points_are_means_over_seeds_with_t_intervals():
@@ -105,17 +105,17 @@ def test_bits_are_those_beyond_alone_paired_by_seed():
         leak = {split: replace(own, metrics=own.metrics | metrics) for split, own in record.leak.items()}
         return replace(record, leak=leak)
 
-    for row in trials(SPEC):
+    for row in list_trials(SPEC):
         known = {"right@0.99": 1.0} if row.seed == 2 else {}
         bits = {"cross_entropy": 0.5 + 3 * JITTER[row.seed], "known@0.99": 0.1 * row.seed, **known}
         records[row.key] = with_bits(records[row.key], **bits)
     before = summary_of(records).points[0].leak
     assert (before.bits, before.bits_ci95) == (None, (None, None)), "records of alone of an earlier version"
-    for baseline in baselines(SPEC):
+    for baseline in list_baselines(SPEC):
         own = 0.75 + JITTER[baseline.seed]
         records[baseline.key] = with_bits(records[baseline.key], cross_entropy=own)
     leak = summary_of(records).points[0].leak
-    expected = interval_over_seeds([0.25 - 2 * j for j in JITTER])
+    expected = bound_over_seeds([0.25 - 2 * j for j in JITTER])
     assert leak.bits == pytest.approx(expected.mean)
     assert leak.bits_ci95 == pytest.approx((expected.low, expected.high))
     assert leak.others["known@0.99"] == pytest.approx(0.1)
@@ -132,9 +132,9 @@ def with_metrics(record, test, train=None):
 def test_alone_is_the_strongest_baseline_in_each_metric_by_the_mean_over_seeds():
     """mc has the lower AUC; it finds more rows surely, and is luckier in none but seed 0 of the cross-entropy."""
     records = make_records()
-    for row in trials(SPEC):
+    for row in list_trials(SPEC):
         records[row.key] = with_metrics(records[row.key], {"tpr@0.01": 0.07, "cross_entropy": 0.5})
-    for baseline in baselines(SPEC):
+    for baseline in list_baselines(SPEC):
         s, is_mc = baseline.seed, baseline.attack.name == "mc"
         rare = {"tpr@0.01": 0.08 + JITTER[s] if is_mc else 0.05, "known@0.99": 0.1 if is_mc else 0.3}
         sure = {"right@0.99": 1.0 if is_mc else 0.9, "cross_entropy": (0.4, 0.9, 0.9)[s] if is_mc else 0.7}
@@ -150,10 +150,10 @@ def test_alone_is_the_strongest_baseline_in_each_metric_by_the_mean_over_seeds()
 
 def test_a_headline_that_is_alone_has_no_more_and_no_less_than_alone():
     records = make_records()
-    for row in trials(SPEC):
+    for row in list_trials(SPEC):
         own = with_metrics(records[row.key], {"tpr@0.01": 0.01, "cross_entropy": 0.9})
         records[row.key] = replace(own, leak={split: replace_auc(one, 0.5) for split, one in own.leak.items()})
-    for baseline in baselines(SPEC):
+    for baseline in list_baselines(SPEC):
         tpr, bits = (0.08, 0.6) if baseline.attack.name == "mc" else (0.05, 0.7)
         records[baseline.key] = with_metrics(records[baseline.key], {"tpr@0.01": tpr, "cross_entropy": bits})
     for point in summary_of(records).worst:
@@ -179,7 +179,7 @@ def test_alone_is_the_strongest_baseline_on_the_truth_whatever_folds_say():
 def test_alone_is_chosen_on_one_half_and_scored_on_the_other():
     """On the first half the logistic regression is ahead and has .50 on the second; on the second mc, with .51."""
     records = make_records()
-    for baseline in baselines(SPEC):
+    for baseline in list_baselines(SPEC):
         own = block(0.54, apart=0.03) if baseline.attack.name == "mc" else block(0.56, apart=0.06)
         records[baseline.key] = replace(records[baseline.key], leak={"test": own})
     leak = summary_of(records).points[0].leak
@@ -195,7 +195,7 @@ def test_alone_is_one_value_for_all_methods_defenses_and_attacks():
     records = make_records(spec)
     summary = summary_of(records, spec)
     assert [p.leak.alone for p in summary.points] == pytest.approx([0.58] * 12)
-    for baseline in baselines(spec):
+    for baseline in list_baselines(spec):
         if baseline.method == "vertical-lr" and baseline.attack.name == "mc":
             records[baseline.key] = replace(records[baseline.key], leak={"test": block(0.65), "train": block(0.65)})
     summary = summary_of(records, spec)
@@ -229,7 +229,7 @@ def test_worst_takes_the_rows_on_which_an_attack_leaks_most():
 
 def test_worst_may_throw_the_model_away_and_not_joining_has_no_advantage():
     records = make_records(attack_fold=0.9)
-    for row in trials(SPEC):
+    for row in list_trials(SPEC):
         records[row.key] = replace(records[row.key], leak={"test": block(0.51), "train": block(0.51)})
     for point in summary_of(records).worst:
         assert (point.choice, point.leak.mean, point.leak.rows) == ("alone", pytest.approx(0.58), "test")
@@ -243,7 +243,7 @@ def test_worst_is_chosen_on_one_half_of_the_rows_and_scored_on_the_other():
     """
     spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="spectral-embedding")))
     records = make_records(spec)
-    for row in trials(spec):
+    for row in list_trials(spec):
         leak = block(0.80, apart=0.04) if row.label == "mc" else block(0.75, apart=-0.03)
         records[row.key] = replace(records[row.key], leak={"test": leak})
     point = summary_of(records, spec, contrived=True).worst[0]
@@ -266,10 +266,10 @@ def test_worst_of_columns_is_at_least_the_pick_of_the_adversary(picked, mean):
     def of_columns(value, apart=0.0):
         return {"test": replace(block(value, apart=apart), metrics={"r2": value})}
 
-    for row in trials(spec):
+    for row in list_trials(spec):
         leak = of_columns(0.80, apart=0.04) if row.label == "mc" else of_columns(0.75, apart=-0.03)
         records[row.key] = replace(records[row.key], leak=leak, fold=0.9 if row.label == picked else 0.5)
-    for baseline in baselines(spec):
+    for baseline in list_baselines(spec):
         records[baseline.key] = replace(records[baseline.key], leak=of_columns(0.1), fold=0.1)
     point = summary_of(records, spec, contrived=True).worst[0]
     assert (point.choice, point.leak.rows, point.leak.mean) == (picked, "test", pytest.approx(mean))
@@ -278,10 +278,10 @@ def test_worst_of_columns_is_at_least_the_pick_of_the_adversary(picked, mean):
 def test_halves_that_choose_other_rows_are_held_against_alone_on_these():
     """mc has .84 and .76 on the halves of test rows, .72 and .78 on those of training rows."""
     records = make_records()
-    for row in trials(SPEC):
+    for row in list_trials(SPEC):
         leak = {"test": block(0.80, apart=0.04), "train": block(0.75, apart=-0.03)}
         records[row.key] = replace(records[row.key], leak=leak)
-    for baseline in baselines(SPEC):
+    for baseline in list_baselines(SPEC):
         leak = {"test": block(0.60, apart=0.01), "train": block(0.50, apart=0.02)}
         records[baseline.key] = replace(records[baseline.key], leak=leak)
     leak = summary_of(records, contrived=True).worst[0].leak
@@ -294,7 +294,7 @@ def test_with_one_seed_the_interval_of_worst_is_over_rows_and_covers_the_choice(
         SPEC, seeds=1, attacks=(AttackSpec(name="mc"), AttackSpec(name="spectral-embedding"))
     )
     records = make_records(spec)
-    for row in trials(spec):
+    for row in list_trials(spec):
         leak = block(0.80, apart=0.04) if row.label == "mc" else block(0.75, apart=-0.03)
         records[row.key] = replace(records[row.key], leak={"test": leak})
     leak = summary_of(records, spec, contrived=True).worst[0].leak
@@ -317,7 +317,7 @@ def test_an_attack_that_fails_in_some_seeds_competes_on_those_that_all_have():
     """In seed 2, which is easy, one attack has no number. It leaks more in the others, and is not passed over."""
     spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="spectral-embedding")))
     records = make_records(spec)
-    for row in trials(spec):
+    for row in list_trials(spec):
         if row.label == "spectral-embedding":
             found = {"status": "error", "leak": {}} if row.seed == 2 else {"leak": {"test": block(0.85)}}
         else:
@@ -333,7 +333,7 @@ def test_what_the_adversary_would_have_picked_is_a_figure_of_its_own():
     """Its folds favor the weaker attack; the headline does not listen to them."""
     spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="spectral-embedding")))
     records = make_records(spec)
-    for row in trials(spec):
+    for row in list_trials(spec):
         if row.label == "spectral-embedding":
             records[row.key] = replace(records[row.key], fold=0.9, leak={"test": block(0.52), "train": block(0.52)})
     summary = summary_of(records, spec)
@@ -358,7 +358,7 @@ def test_picks_are_by_folds_over_all_seeds():
 def test_worst_shows_which_attacks_gave_no_number():
     spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="spectral-embedding")))
     records = make_records(spec)
-    for row in trials(spec):
+    for row in list_trials(spec):
         if row.label == "spectral-embedding" and row.strength == 1.0:
             records[row.key] = replace(records[row.key], status="error", leak={})
     summary = summary_of(records, spec, max_leak={"worst": 1.0})
@@ -370,7 +370,7 @@ def test_worst_is_unconverged_only_where_an_attack_that_it_names_is():
     spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="mc"), AttackSpec(name="logistic")))
     for unconverged, statuses in (("logistic", {"ok": 3}), ("mc", {"unconverged": 3})):
         records = make_records(spec)
-        for row in trials(spec):
+        for row in list_trials(spec):
             if row.label == unconverged:
                 records[row.key] = replace(records[row.key], status="unconverged")
         found = next(p for p in summary_of(records, spec).worst if p.strength == 0.0)
@@ -406,14 +406,14 @@ def test_notes_say_what_a_reader_must_know():
 
 def test_attacks_that_could_be_mounted_and_were_not_run_are_told():
     records = make_records()
-    for row in trials(SPEC):
+    for row in list_trials(SPEC):
         records[row.key] = replace(records[row.key], mountable=["mc", "norm"] if row.seed else ["averaging", "mc"])
     assert summary_of(records).not_run == ["averaging", "norm"]
 
 
 def test_what_trainings_noted_is_told_once():
     records = make_records()
-    for row in trials(SPEC):
+    for row in list_trials(SPEC):
         records[row.key] = replace(records[row.key], notes=["too narrow"])
     assert summary_of(records).notes == ["fedsplitnn: too narrow"]
 
@@ -433,7 +433,7 @@ def test_cap_is_the_mean_of_each_seeds_cap_over_the_defended_strengths():
 def reaching(alone, utility=UTILITY):
     """The records, where the active party alone reaches ``alone``."""
     records = make_records()
-    for row in trials(SPEC):
+    for row in list_trials(SPEC):
         own = None if row.strength or alone is None else alone - JITTER[row.seed]
         value = utility[row.strength] - JITTER[row.seed]
         records[row.key] = replace(records[row.key], utility=block(value), active_alone=own)
@@ -465,7 +465,7 @@ def test_hypervolume_needs_the_active_party_alone_and_a_gain():
 def test_the_best_undefended_model_is_that_of_any_method():
     spec = msgspec.structs.replace(SPEC, methods=("fedsplitnn", "vertical-lr"))
     records = make_records(spec)
-    for row in trials(spec):
+    for row in list_trials(spec):
         own, value = (0.90, 0.75) if row.method == "fedsplitnn" else (0.80, 0.75)
         utility = block(own if not row.strength else value)
         records[row.key] = replace(records[row.key], utility=utility, active_alone=None if row.strength else 0.70)
@@ -517,7 +517,7 @@ def test_alone_is_one_value_for_rows_that_lost_a_seed():
     for seed in range(3):
         for key in keys_of(1.0, seed):
             records[key] = replace(records[key], leak={"test": block((0.9, 0.6, 0.6)[seed])})
-    for baseline in baselines(SPEC):
+    for baseline in list_baselines(SPEC):
         records[baseline.key] = replace(records[baseline.key], leak={"test": block((0.7, 0.5, 0.5)[baseline.seed])})
     first = keys_of(1.0, 0)[0]
     records[first] = replace(records[first], status="error", leak={})
@@ -644,7 +644,7 @@ def test_a_lost_baseline_leaves_a_gate_on_the_headline_undecided(lost):
     records = make_records()
     whole = summary_of(records, max_leak={"worst": 0.99})
     assert (whole.lost, whole.gates[0].holds) == ([], True)
-    baseline = next(one for one in baselines(SPEC) if one.label == "logistic")
+    baseline = next(one for one in list_baselines(SPEC) if one.label == "logistic")
     if lost == "missing":
         del records[baseline.key]
     else:
@@ -652,21 +652,21 @@ def test_a_lost_baseline_leaves_a_gate_on_the_headline_undecided(lost):
     summary = summary_of(records, max_leak={"worst": 0.99, "mc": 0.99})
     assert summary.lost == ["logistic (1 seed)"]
     assert [gate.holds for gate in summary.gates] == [None, True]
-    assert any("LOST without the federation: logistic" in line for line in remarks(summary))
+    assert any("LOST without the federation: logistic" in line for line in list_remarks(summary))
     failed = summary_of(records, max_leak={"worst": 0.1})
     assert failed.gates[0].holds is False
 
 
 def test_a_baseline_that_needs_the_federation_is_not_lost():
     records = make_records()
-    baseline = next(one for one in baselines(SPEC) if one.label == "logistic")
+    baseline = next(one for one in list_baselines(SPEC) if one.label == "logistic")
     records[baseline.key] = replace(records[baseline.key], leak={}, fold=None)
     assert summary_of(records).lost == []
 
 
 def seen_from(leaks, alone, chance=0.5):
     """By bisection: where an advantage is as large as its interval would be with 80 % power."""
-    k, own = noncentrality(len(leaks) - 1, 0.025), sum(alone) / len(alone)
+    k, own = solve_mean(len(leaks) - 1, 0.025), sum(alone) / len(alone)
     e2 = stats.sem(np.subtract(leaks, alone)) ** 2
     total = stats.sem(leaks) ** 2 + stats.sem(alone) ** 2
     low, high = 1e-9, 1 - own
@@ -681,28 +681,28 @@ def seen_from(leaks, alone, chance=0.5):
 def test_the_smallest_advantage_that_would_have_been_seen(last):
     leaks, alone = [0.78, 0.80, last], [0.56, 0.58, 0.60]
     pairs = [tuple(map(block, pair)) for pair in zip(leaks, alone, strict=True)]
-    assert detectable_advantage(pairs, 3) == pytest.approx(seen_from(leaks, alone), rel=1e-4)
+    assert find_detectable(pairs, 3) == pytest.approx(seen_from(leaks, alone), rel=1e-4)
 
 
 def test_where_little_is_left_to_be_gained_nothing_smaller_would_have_been_seen():
     pairs = [(block(0.99 - j), block(0.97 + j)) for j in (0.0, 0.02, -0.06)]
-    assert detectable_advantage(pairs, 3) == pytest.approx(1 - np.mean([0.97, 0.99, 0.91]))
+    assert find_detectable(pairs, 3) == pytest.approx(1 - np.mean([0.97, 0.99, 0.91]))
 
 
 @pytest.mark.parametrize(("leak", "alone"), [(1.0, 1.0), (0.9, 1.0), (0.7, 0.7), (1.0, 0.6)])
 def test_where_nothing_varies_or_is_left_it_is_not_known_what_would_have_been_seen(leak, alone):
-    assert detectable_advantage([(block(leak), block(alone))] * 3, 3) is None
-    assert detectable_advantage([(block(leak), block(alone))], 1) is None
+    assert find_detectable([(block(leak), block(alone))] * 3, 3) is None
+    assert find_detectable([(block(leak), block(alone))], 1) is None
 
 
 def test_alone_at_its_end_leaves_nothing_to_be_seen():
-    assert detectable_advantage([(block(0.9 + j), block(1.0)) for j in JITTER], 3) is None
-    assert detectable_advantage([(block(0.9 + j), block(0.999)) for j in JITTER], 3) == pytest.approx(0.001)
+    assert find_detectable([(block(0.9 + j), block(1.0)) for j in JITTER], 3) is None
+    assert find_detectable([(block(0.9 + j), block(0.999)) for j in JITTER], 3) == pytest.approx(0.001)
 
 
 def test_not_joining_states_what_the_strongest_attack_would_have_shown():
     records = make_records()
-    for row in trials(SPEC):
+    for row in list_trials(SPEC):
         own = {"test": block(0.51 + JITTER[row.seed]), "train": block(0.40)}
         records[row.key] = replace(records[row.key], leak=own)
     summary = summary_of(records)
@@ -731,9 +731,9 @@ def test_a_gate_on_what_could_have_been_overlooked():
 
 def test_a_gate_on_what_is_not_known_is_undecided():
     records = make_records()
-    for baseline in baselines(SPEC):
+    for baseline in list_baselines(SPEC):
         records[baseline.key] = replace(records[baseline.key], leak={"test": block(1.0), "train": block(1.0)})
     found = summary_of(records, max_undetected=0.0)
     assert [(gate.gate, gate.worst, gate.holds) for gate in found.gates] == [("max-undetected", None, None)]
-    assert "GATE max-undetected 0: UNDECIDED" in "\n".join(remarks(found))
-    assert "seen from 0.000" not in "\n".join(remarks(found))
+    assert "GATE max-undetected 0: UNDECIDED" in "\n".join(list_remarks(found))
+    assert "seen from 0.000" not in "\n".join(list_remarks(found))

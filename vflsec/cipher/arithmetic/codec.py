@@ -92,12 +92,12 @@ def unpack_signed(packed: int, slot: int, count: int, bound: int, modulus: int) 
     return values
 
 
-def uniform(count: int, randbits: Randbits) -> int:
+def draw(count: int, randbits: Randbits) -> int:
     """Return a random integer in [0, count), uniform but for 2^-64."""
     return randbits(count.bit_length() + 64) % count
 
 
-def ring(values: Iterable[int], bits: int) -> NDArray[np.uint64]:
+def to_ring(values: Iterable[int], bits: int) -> NDArray[np.uint64]:
     """Return integers modulo 2^bits, bits <= 64."""
     full = (1 << bits) - 1
     return np.array([value & full for value in values], dtype=np.uint64)

@@ -12,7 +12,7 @@ from gmpy2 import mpz
 
 from vflsec.cipher.arithmetic.keys import ORDER_BITS
 from vflsec.cipher.arithmetic.layout import CipherLayout, Mode
-from vflsec.cipher.arithmetic.powers import find_fixed_base_window, find_fixed_window, pippenger_window, straus_window
+from vflsec.cipher.arithmetic.powers import choose_digits, choose_window, find_fixed_base_window, find_fixed_window
 from vflsec.cipher.arithmetic.randomizers import COSETS, SLACK, WITHOUT_TABLE
 
 
@@ -34,32 +34,32 @@ class Work(NamedTuple):
     residues: float
 
 
-def work(layout: CipherLayout, batches: int = 100) -> Work:
+def count_ops(layout: CipherLayout, batches: int = 100) -> Work:
     """Return the work of a full batch that the model learns from, among ``batches`` of them: expected counts."""
     to_labels, to_key = layout.traffic
     mode, exponent = layout.mode, _order_bits(layout.bits, layout.mode)
     window = find_fixed_base_window(layout.bits, exponent, batches * (to_labels + to_key))
-    half = 2 * (to_labels + to_key) * _pairs(-(-exponent // window))  # the decrypting party draws as well
-    full = to_labels + 3 * to_key + _forward(layout) + _gradient(layout) + _delta(layout)
+    half = 2 * (to_labels + to_key) * _count_pairs(-(-exponent // window))  # the decrypting party draws as well
+    full = to_labels + 3 * to_key + _count_forward(layout) + _count_gradient(layout) + _count_delta(layout)
     if mode != "subgroup" and batches * to_key <= WITHOUT_TABLE:
         return Work(half, 2 * to_key, full, 0, to_key)
     exponent = 2 * ORDER_BITS + SLACK if mode == "subgroup" else layout.bits + SLACK
     window = find_fixed_base_window(2 * layout.bits, exponent, batches * to_key)
     places = -(-exponent // window) + (0 if mode == "subgroup" else -(-COSETS // window))
-    return Work(half, 2 * to_key, full, to_key * _pairs(places), 0)
+    return Work(half, 2 * to_key, full, to_key * _count_pairs(places), 0)
 
 
-def units(bits: int, mode: Mode = "standard", seconds: float = 0.4) -> Work:
+def time_units(bits: int, mode: Mode = "standard", seconds: float = 0.4) -> Work:
     """Return the CPU seconds of one of each on this machine, each measured for ``seconds``."""
-    half, full = _odd(bits), _odd(2 * bits)
+    half, full = _draw_odd(bits), _draw_odd(2 * bits)
     exponents = mpz(secrets.randbits(_order_bits(bits, mode))), mpz(secrets.randbits(bits))
     base = mpz(secrets.randbits(bits - 1))
     return Work(
-        half=_seconds(lambda: _digits(half), 1000, seconds),
-        powers=_seconds(lambda: gmpy2.powmod(base, exponents[0], half), 1, seconds),
-        full=_seconds(lambda: _products(full), 1000, seconds),
-        digits=_seconds(lambda: _digits(full), 1000, seconds),
-        residues=_seconds(lambda: gmpy2.powmod(base, exponents[1], full), 1, seconds),
+        half=_time(lambda: _multiply_halves(half), 1000, seconds),
+        powers=_time(lambda: gmpy2.powmod(base, exponents[0], half), 1, seconds),
+        full=_time(lambda: _multiply(full), 1000, seconds),
+        digits=_time(lambda: _multiply_halves(full), 1000, seconds),
+        residues=_time(lambda: gmpy2.powmod(base, exponents[1], full), 1, seconds),
     )
 
 
@@ -68,35 +68,34 @@ def estimate(layout: CipherLayout, batches: int = 100) -> float:
 
     Tables are not counted; they are a few seconds once. Two cores take a little more than half of it in wall time.
     """
-    return sum(
-        count * seconds for count, seconds in zip(work(layout, batches), units(layout.bits, layout.mode), strict=True)
-    )
+    counts, seconds = count_ops(layout, batches), time_units(layout.bits, layout.mode)
+    return sum(count * each for count, each in zip(counts, seconds, strict=True))
 
 
-def _pairs(places: int) -> int:
+def _count_pairs(places: int) -> int:
     """Pairs of a randomizer's digits, and one multiplication by its slope."""
     return -(-places // 2) + 1
 
 
-def _forward(layout: CipherLayout) -> float:
+def _count_forward(layout: CipherLayout) -> float:
     """Multiplications modulo n^2 of z~ = mu W~: one table of odd powers for each feature and block of samples."""
-    window = straus_window(layout.ring, layout.outputs)
+    window = choose_window(layout.ring, layout.outputs)
     product = layout.ring + layout.width * layout.ring / (window + 1)
     return layout.scores.count(layout.batch) * (layout.width * (1 << window - 1) + layout.outputs * product)
 
 
-def _gradient(layout: CipherLayout) -> float:
+def _count_gradient(layout: CipherLayout) -> float:
     """Multiplications modulo n^2 of dW = mu^T delta."""
     packing, bits = layout.gradients, layout.delta_precision + layout.delta_bits
     bases, rows = packing.count(layout.batch) // packing.blocks, min(layout.batch, packing.rows)
-    window = pippenger_window(bases, bits)
+    window = choose_digits(bases, bits)
     digits = -(-(bits + 2) // window)
     product = digits * (bases + (1 << window) + window) + 1
     origin = 1.25 * window * (digits + 1)
     return packing.blocks * (3 * (bases + 1) + origin + layout.outputs * rows * product)
 
 
-def _delta(layout: CipherLayout) -> float:
+def _count_delta(layout: CipherLayout) -> float:
     """Multiplications modulo n^2 of delta W^T."""
     rows = min(layout.outputs, layout.batch) if layout.low_rank else layout.batch
     packing, bits = layout.deltas, layout.delta_precision + layout.delta_bits
@@ -113,28 +112,28 @@ def _order_bits(bits: int, mode: Mode) -> int:
     return ORDER_BITS if mode == "subgroup" else bits // 2
 
 
-def _odd(bits: int) -> mpz:
+def _draw_odd(bits: int) -> mpz:
     return mpz(secrets.randbits(bits) | 1 << bits - 1 | 1)
 
 
-def _products(modulus: mpz) -> None:
+def _multiply(modulus: mpz) -> None:
     """Multiply a thousand times."""
-    factors = _numbers(modulus.bit_length())
+    factors = _draw_numbers(modulus.bit_length())
     [a * b % modulus for a, b in zip(factors[::-1], factors, strict=True)]
 
 
-def _digits(modulus: mpz) -> None:
+def _multiply_halves(modulus: mpz) -> None:
     """Multiply a thousand times by two numbers half as long, as the tables of randomizers are used."""
     size = modulus.bit_length()
-    factors = zip(_numbers(size), _numbers(size // 2), _numbers(size // 2), strict=True)
+    factors = zip(_draw_numbers(size), _draw_numbers(size // 2), _draw_numbers(size // 2), strict=True)
     [a * (b * c) % modulus for a, b, c in factors]
 
 
-def _numbers(bits: int) -> list[mpz]:
+def _draw_numbers(bits: int) -> list[mpz]:
     return [mpz(secrets.randbits(bits - 1)) for _ in range(8)] * 125
 
 
-def _seconds(call: Callable[[], object], times: int, budget: float) -> float:
+def _time(call: Callable[[], object], times: int, budget: float) -> float:
     """Return the CPU seconds of one of the ``times`` that a call does, the mean of calls for ``budget`` seconds."""
     calls, began = 0, time.process_time()
     while (spent := time.process_time() - began) < budget:

@@ -48,7 +48,7 @@ class PairPacking(NamedTuple):
         """Return how many ciphertexts ``pairs`` pairs take."""
         return -(-pairs // self.pairs)
 
-    def plaintexts(self, first: Iterable[int], second: Iterable[int]) -> list[int]:
+    def join_pairs(self, first: Iterable[int], second: Iterable[int]) -> list[int]:
         """Return each pair as one number, negative ones as such."""
         slot = self.slot
         return [a + (b << slot) for a, b in zip(first, second, strict=True)]
@@ -84,7 +84,7 @@ class PairPacking(NamedTuple):
         return sums
 
 
-def bin_products(values: Sequence[mpz], places: NDArray[np.int64], modulus: mpz) -> dict[int, mpz]:
+def multiply_bins(values: Sequence[mpz], places: NDArray[np.int64], modulus: mpz) -> dict[int, mpz]:
     """Return the product of the rows' values by place; places without a row are left out.
 
     Columns are multiplied together where rows share their places in several of them: first once for each combination
@@ -118,20 +118,20 @@ def _merge_columns(places: NDArray[np.int64]) -> list[_Cells]:
     """Return sets of columns to add up together, merging the two with the fewest combinations while there are fewer."""
     heap = []
     for column in range(places.shape[1]):
-        cells = _combinations(places[:, column], (column,))
+        cells = _combine(places[:, column], (column,))
         heap.append((cells.number, column, cells))
     heapq.heapify(heap)
     while len(heap) > 1:
         first, second = heapq.heappop(heap), heapq.heappop(heap)
         a, b = first[2], second[2]
-        cells = _combinations(a.of_row * b.number + b.of_row, a.columns + b.columns, (a, b))
+        cells = _combine(a.of_row * b.number + b.of_row, a.columns + b.columns, (a, b))
         if cells.number > _WORTH * len(places):
             return [a, b, *(cells for _, _, cells in heap)]
         heapq.heappush(heap, (cells.number, first[1], cells))
     return [cells for _, _, cells in heap]
 
 
-def _combinations(codes: NDArray[np.int64], columns: tuple[int, ...], parts: tuple[_Cells, ...] = ()) -> _Cells:
+def _combine(codes: NDArray[np.int64], columns: tuple[int, ...], parts: tuple[_Cells, ...] = ()) -> _Cells:
     _, rows, of_row = np.unique(codes, return_index=True, return_inverse=True)
     return _Cells(of_row, rows, columns, parts)
 
@@ -154,7 +154,7 @@ def _multiply_groups(values: Sequence[mpz], groups: NDArray[np.int64], count: in
 
 
 def count_products(rows: float, widths: Sequence[float]) -> float:
-    """Return about how many multiplications ``bin_products`` takes if columns of ``widths`` places are independent."""
+    """Return about how many multiplications ``multiply_bins`` takes if columns of ``widths`` places are independent."""
 
     def count_occupied(places: float) -> float:
         return float(places * -np.expm1(-rows / places))

@@ -113,11 +113,11 @@ class Keys:
         ):
             raise UsageError("expected divisors of p - 1 and q - 1 as orders in subgroup mode, and in no other")
         self.halves = tuple(
-            self._half(p, mpz(order)) for p, order in zip(primes, orders or (p - 1 for p in primes), strict=True)
+            self._halve(p, mpz(order)) for p, order in zip(primes, orders or (p - 1 for p in primes), strict=True)
         )
         self._p_to_q = gmpy2.invert(primes[0], primes[1])
 
-    def _half(self, prime: mpz, order: mpz) -> Half:
+    def _halve(self, prime: mpz, order: mpz) -> Half:
         square = prime * prime
         logarithm = (gmpy2.powmod(self.n + 1, order, square) - 1) // prime
         return Half(prime, square, order, gmpy2.invert(logarithm, prime))
@@ -130,7 +130,7 @@ class Keys:
             return cls(generate_paillier_keypair(n_length=bits)[1], mode)
         primes: dict[int, int] = {}
         while len(primes) < 2:
-            primes.update([_prime_with_order(bits // 2)])
+            primes.update([_draw_prime(bits // 2)])
         p, q = sorted(primes)
         return cls(PaillierPrivateKey(PaillierPublicKey(p * q), p, q), mode, (primes[p], primes[q]))
 
@@ -151,14 +151,14 @@ class Keys:
             ProtocolError: in subgroup mode, a randomizer outside the subgroup: what would come out depends on the key.
         """
         with ThreadPoolExecutor(1) as second:  # powers of a list are taken without the interpreter's lock
-            modulo_q = second.submit(_messages, ciphertexts, self.halves[1])
-            modulo_p = _messages(ciphertexts, self.halves[0])
+            modulo_q = second.submit(_decrypt_half, ciphertexts, self.halves[1])
+            modulo_p = _decrypt_half(ciphertexts, self.halves[0])
         p, q = self.halves[0].prime, self.halves[1].prime
         pairs = zip(modulo_p, modulo_q.result(), strict=True)
         return [int(a + p * ((b - a) * self._p_to_q % q)) for a, b in pairs]
 
 
-def _messages(ciphertexts: Sequence[mpz], half: Half) -> list[mpz]:
+def _decrypt_half(ciphertexts: Sequence[mpz], half: Half) -> list[mpz]:
     """Return the messages modulo a prime factor of n."""
     messages = []
     for power in gmpy2.powmod_base_list(list(ciphertexts), half.order, half.square):
@@ -169,12 +169,12 @@ def _messages(ciphertexts: Sequence[mpz], half: Half) -> list[mpz]:
     return messages
 
 
-def residue_generator(half: Half) -> mpz:
+def draw_generator(half: Half) -> mpz:
     """Return a random n-th residue modulo p^2 that generates the group of order ``half.order``, or nearly all of it.
 
     If it misses some of the group, then by an index whose every prime factor is above 2^20; the odds are 2^-14 or less.
     """
-    small = _prime_factors(gmpy2.gcd(half.order, gmpy2.primorial(_SMALL)))
+    small = _list_factors(gmpy2.gcd(half.order, gmpy2.primorial(_SMALL)))
     exponent = half.prime * ((half.prime - 1) // half.order)
     while True:
         residue = gmpy2.powmod(secrets.randbelow(int(half.prime) - 2) + 2, exponent, half.square)
@@ -182,7 +182,7 @@ def residue_generator(half: Half) -> mpz:
             return residue
 
 
-def _prime_with_order(bits: int) -> tuple[int, int]:
+def _draw_prime(bits: int) -> tuple[int, int]:
     """Return a prime p of ``bits`` bits, its two highest set, and a prime of 256 bits that divides p - 1."""
 
     def random(size: int) -> mpz:
@@ -196,7 +196,7 @@ def _prime_with_order(bits: int) -> tuple[int, int]:
             return int(prime), int(order)
 
 
-def _prime_factors(product: mpz) -> list[mpz]:
+def _list_factors(product: mpz) -> list[mpz]:
     """Return the primes of a square-free product of small ones."""
     primes, candidate = [], mpz(2)
     while candidate * candidate <= product:

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from vflsec.base.checks import expect_known, non_negative, positive
+from vflsec.base.checks import check_non_negative, check_positive, expect_known
 from vflsec.base.errors import UsageError
 
 Mode = Literal["standard", "subgroup"]
@@ -112,7 +112,7 @@ class CipherSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for name in ("noise", "score_noise"):
             if not 0 <= (deviation := getattr(self, name)) < float("inf"):
                 raise UsageError(f"expected a finite {name} >= 0, got {deviation}")
-        non_negative(max_passes=self.max_passes)
+        check_non_negative(max_passes=self.max_passes)
         if self.bits % 8:
             raise UsageError(f"expected bits in whole bytes, got {self.bits}")
         if self.noise and self.delta != "outer":
@@ -185,7 +185,7 @@ class CipherLayout(CipherSpec, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Check every number, and that each kind of message fits the key."""
         super().__post_init__()
-        positive(width=self.width, outputs=self.outputs, batch=self.batch)
+        check_positive(width=self.width, outputs=self.outputs, batch=self.batch)
         if max(self.width, self.outputs, self.batch) > MAX_SIZE:
             got = f"{self.width}, {self.outputs} and {self.batch}"
             raise UsageError(f"expected at most {MAX_SIZE} features, outputs and samples in a batch, got {got}")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from vflsec.base.checks import non_negative
+from vflsec.base.checks import check_non_negative
 from vflsec.base.errors import UsageError
 
 PRECISION = 64  # fractional bits of a share and its velocity: a thousand steps round to less than 2^-53 together
@@ -36,7 +36,7 @@ class LinearSgd:
     """
 
     def __init__(self, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
-        non_negative(momentum=momentum, weight_decay=weight_decay)
+        check_non_negative(momentum=momentum, weight_decay=weight_decay)
         if not momentum < 1:
             raise UsageError(f"expected momentum < 1, got {momentum}")
         if not math.isfinite(weight_decay):
@@ -82,12 +82,12 @@ class LinearSgd:
         if not (math.isfinite(rate) and rate >= 0):
             raise UsageError(f"expected a finite learning rate >= 0, got {rate}")
         moved = [
-            _times(self.momentum, v) + g + _times(self.weight_decay, w)
+            _multiply(self.momentum, v) + g + _multiply(self.weight_decay, w)
             for w, v, g in zip(share, velocity, gradient, strict=True)
         ]
-        return Moved([w - _times(Fraction(rate), v) for w, v in zip(share, moved, strict=True)], moved)
+        return Moved([w - _multiply(Fraction(rate), v) for w, v in zip(share, moved, strict=True)], moved)
 
 
-def _times(factor: Fraction, value: int) -> int:
+def _multiply(factor: Fraction, value: int) -> int:
     """Return factor · value, rounded down."""
     return factor.numerator * value // factor.denominator

@@ -24,7 +24,7 @@ from vflsec.cipher.arithmetic.codec import cut, join
 Schedule = list[list[tuple[int, int]]]
 
 
-def inverses(bases: Sequence[mpz], modulus: mpz) -> list[mpz]:
+def invert_all(bases: Sequence[mpz], modulus: mpz) -> list[mpz]:
     """Return the inverses of units modulo ``modulus`` with one inversion (Montgomery's trick)."""
     prefix = [mpz(1)]
     for base in bases:
@@ -45,10 +45,10 @@ class Straus:
     """
 
     def __init__(self, bases: Sequence[mpz], modulus: mpz, *, bits: int, products: int = 1) -> None:
-        self.modulus, self.window = modulus, straus_window(bits, products)
-        self._tables = [self._odd_powers(base) for base in bases]
+        self.modulus, self.window = modulus, choose_window(bits, products)
+        self._tables = [self._compute_odd_powers(base) for base in bases]
 
-    def _odd_powers(self, base: mpz) -> list[mpz]:
+    def _compute_odd_powers(self, base: mpz) -> list[mpz]:
         powers, square = [base], base * base % self.modulus
         for _ in range((1 << self.window - 1) - 1):
             powers.append(powers[-1] * square % self.modulus)
@@ -64,12 +64,12 @@ class Straus:
         return product
 
 
-def straus_window(bits: int, products: int) -> int:
+def choose_window(bits: int, products: int) -> int:
     """Return the width of the window that takes the fewest multiplications for each base."""
     return min(range(1, 9), key=lambda w: products * bits / (w + 1) + (1 << w - 1))
 
 
-def straus_schedule(exponents: Sequence[int], window: int) -> Schedule:
+def plan_straus(exponents: Sequence[int], window: int) -> Schedule:
     """Return, from the highest bit down, which odd power of which base is multiplied in after the squaring."""
     digits: Schedule = [[] for _ in range(max(e.bit_length() for e in exponents))]
     for base, exponent in enumerate(exponents):
@@ -96,9 +96,9 @@ class FixedWindow:
         self.modulus, self._shift = modulus, 1 << bits
         self.window = find_fixed_window(bits, products)
         self.digits = -(-(bits + 2) // self.window)
-        factor = _random_unit(modulus)
+        factor = _draw_unit(modulus)
         self._tables = [self._powers(base, factor) for base in bases]
-        self._origin = gmpy2.invert(self._raw([0] * len(bases)), modulus)
+        self._origin = gmpy2.invert(self._multiply_raw([0] * len(bases)), modulus)
 
     def _powers(self, base: mpz, factor: mpz) -> list[mpz]:
         powers = [factor]
@@ -106,7 +106,7 @@ class FixedWindow:
             powers.append(powers[-1] * base % self.modulus)
         return powers
 
-    def _raw(self, exponents: Sequence[int]) -> mpz:
+    def _multiply_raw(self, exponents: Sequence[int]) -> mpz:
         modulus, window, product = self.modulus, self.window, mpz(1)
         shifted, full = [exponent + self._shift for exponent in exponents], (1 << self.window) - 1
         for k in reversed(range(self.digits)):
@@ -118,7 +118,7 @@ class FixedWindow:
 
     def product(self, exponents: Sequence[int]) -> mpz:
         """Return the product of all bases to these exponents."""
-        return self._raw(exponents) * self._origin % self.modulus
+        return self._multiply_raw(exponents) * self._origin % self.modulus
 
 
 def find_fixed_window(bits: int, products: int) -> int:
@@ -137,10 +137,10 @@ class Pippenger:
 
     def __init__(self, bases: Sequence[mpz], modulus: mpz, bits: int) -> None:
         self.modulus = modulus
-        self.window = pippenger_window(len(bases), bits)
+        self.window = choose_digits(len(bases), bits)
         self.digits = -(-(bits + 2) // self.window)
-        self._factor, half = _random_unit(modulus), 1 << self.window - 1
-        *inverted, origin = inverses([*bases, self._factor], modulus)
+        self._factor, half = _draw_unit(modulus), 1 << self.window - 1
+        *inverted, origin = invert_all([*bases, self._factor], modulus)
         self._bases = list(zip(bases, inverted, strict=True))
         times = half * (half + 1) // 2 * sum(1 << self.window * k for k in range(self.digits))
         self._origin = gmpy2.powmod(origin, times, modulus)
@@ -165,12 +165,12 @@ class Pippenger:
         return product * self._origin % modulus
 
 
-def _random_unit(modulus: mpz) -> mpz:
+def _draw_unit(modulus: mpz) -> mpz:
     """Return a random number below ``modulus``, which has no small factor: it is a unit, but for negligible odds."""
     return mpz(secrets.randbelow(int(modulus) - 1) + 1)
 
 
-def pippenger_window(bases: int, bits: int) -> int:
+def choose_digits(bases: int, bits: int) -> int:
     """Return the width of the digits that takes the fewest multiplications."""
     return min(range(2, 16), key=lambda w: -(-(bits + 2) // w) * (bases + (1 << w) + w))
 
@@ -236,15 +236,15 @@ class FixedBase:
     def powers(self, exponents: Sequence[int]) -> list[mpz]:
         """Return base^e for each e, place by place: a row of the table serves many while it is in the cache."""
         root, modulus, products = self.root, self.modulus, [mpz(1)] * len(exponents)
-        places = _digits(exponents, self.window, len(self._residues))
+        places = _split_digits(exponents, self.window, len(self._residues))
         for k in range(0, len(places), 2):
             (row, other), digits = self._residues[k : k + 2], (d.tolist() for d in places[k : k + 2])
             factors = zip(products, *digits, strict=True)
             products = [product * (row[i] * other[j]) % modulus for product, i, j in factors]
-        sums = zip(products, self._sums(places), strict=True)
+        sums = zip(products, self._sum(places), strict=True)
         return [product * (1 + root * (slope % root)) % modulus for product, slope in sums]
 
-    def _sums(self, places: Sequence[np.ndarray]) -> list[int]:
+    def _sum(self, places: Sequence[np.ndarray]) -> list[int]:
         """Return the sum of the slopes at each exponent's digits."""
         total = np.zeros((len(places[0]), self._size // 4), "<u8")  # room for carries, which are left in place
         for row, digits in zip(self._slopes, places, strict=True):
@@ -290,7 +290,7 @@ def find_fixed_base_window(size: int, bits: int, uses: int) -> int:
     return min((w for w in range(1, 17) if affordable(w) or w == 1), key=work)
 
 
-def _digits(exponents: Sequence[int], window: int, places: int) -> list[np.ndarray]:
+def _split_digits(exponents: Sequence[int], window: int, places: int) -> list[np.ndarray]:
     """Return for each place the digits of all exponents, lowest place first."""
     size = places * window // 8 + 4  # a digit is read from three bytes
     data = b"".join(exponent.to_bytes(size, "little") for exponent in exponents)

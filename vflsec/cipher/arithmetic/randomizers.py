@@ -16,7 +16,7 @@ from gmpy2 import mpz
 
 from vflsec.base.errors import ProtocolError, UsageError
 from vflsec.cipher.arithmetic.codec import cut, join
-from vflsec.cipher.arithmetic.keys import ORDER_BITS, Keys, PublicKey, residue_generator
+from vflsec.cipher.arithmetic.keys import ORDER_BITS, Keys, PublicKey, draw_generator
 from vflsec.cipher.arithmetic.powers import FixedBase
 
 SLACK = 64  # bits by which an exponent is longer than an order that its drawer does not know
@@ -63,8 +63,7 @@ class FactorSource(RandomizerSource):
         p, q = self.keys.halves
         if not self._tables:
             self._tables = [
-                FixedBase(residue_generator(half), half.prime, half.order.bit_length(), uses=self.uses)
-                for half in (p, q)
+                FixedBase(draw_generator(half), half.prime, half.order.bit_length(), uses=self.uses) for half in (p, q)
             ]
             self._p_to_q = gmpy2.invert(p.square, q.square)
         modulo_p, modulo_q = (
@@ -125,7 +124,7 @@ class SubgroupSource(RandomizerSource):
         return self._tables[0].powers([secrets.randbits(bits) for _ in range(count)])
 
 
-def active_source(public: PublicKey, uses: int) -> RandomizerSource:
+def make_source(public: PublicKey, uses: int) -> RandomizerSource:
     """Return what the active party draws about ``uses`` randomizers from."""
     if public.generator:
         return SubgroupSource(public, uses)
@@ -179,7 +178,7 @@ class Pool:
                 "a pool of randomizers serves the process that made it alone; make another after forking"
             )
         while lacking := max(count - len(self._stock), 0):
-            self._stock += self._receive(lacking) if self._links else self._source.draw(self._due(lacking))
+            self._stock += self._receive(lacking) if self._links else self._source.draw(self._count_due(lacking))
         rest = len(self._stock) - count
         taken, self._stock = self._stock[rest:], self._stock[:rest]
         return taken
@@ -189,14 +188,14 @@ class Pool:
         self._stock += self._source.draw(count)
         self._to_come = max(self._to_come - count, 0)
 
-    def _due(self, least: int = 0) -> int:
+    def _count_due(self, least: int = 0) -> int:
         """Return how many to draw next: a chunk, or what is still to come if that is less, and at least ``least``."""
         count = max(min(self._source.chunk, self._to_come), least)
         self._to_come = max(self._to_come - count, 0)
         return count
 
     def _ask(self, link: Connection, least: int = 0) -> None:
-        if count := self._due(least):
+        if count := self._count_due(least):
             link.send_bytes(count.to_bytes(_COUNT_BYTES, "little"))
             self._asked.append(link)
 

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from scipy import linalg
 
 from vflsec.base.errors import ProtocolError, UsageError
-from vflsec.cipher.arithmetic.codec import Randbits, center, cut, encode, pack, ring, uniform
+from vflsec.cipher.arithmetic.codec import Randbits, center, cut, draw, encode, pack, to_ring
 from vflsec.cipher.arithmetic.keys import PublicKey
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.arithmetic.linear_sgd import LinearSgd, Moved
-from vflsec.cipher.arithmetic.powers import FixedWindow, Pippenger, Schedule, Straus, straus_schedule
-from vflsec.cipher.arithmetic.randomizers import Pool, active_source
+from vflsec.cipher.arithmetic.powers import FixedWindow, Pippenger, Schedule, Straus, plan_straus
+from vflsec.cipher.arithmetic.randomizers import Pool, make_source
 from vflsec.cipher.roles.exchange import EncryptedDelta, Features, MaskedGradient, MaskedScores, NoisedGradient, Scores
 from vflsec.cipher.roles.role import Role
 
@@ -70,7 +70,7 @@ class ActiveRole(Role):
                 f"expected first weights of rank {layout.outputs} for delta=rank1, got rank {rank}: the coefficients "
                 "would tell of delta what delta W^T does not; start from random weights, or take delta=outer"
             )
-        source = active_source(public, batches * layout.traffic.to_key)
+        source = make_source(public, batches * layout.traffic.to_key)
         self.pool = Pool(source, self.ciphertexts.square, workers=workers)
         self._rows = 0
         self._used: list[int] = []  # the share in this turn's forward pass
@@ -85,7 +85,7 @@ class ActiveRole(Role):
         Raises:
             ProtocolError: a message of an earlier turn, or something that is no ciphertext.
         """
-        self._agrees(message)
+        self._is_agreed(message)
         layout, rows = self.layout, message.rows
         packing, outputs = layout.scores, layout.outputs
         if not self.turn < message.turn < 1 << 63:  # as it is saved
@@ -100,18 +100,18 @@ class ActiveRole(Role):
         count = layout.gradients.count(rows) if message.packs else 0
         columns = self.ciphertexts.read(message.columns, packing.count(rows) * layout.width, "features")
         packs = self.ciphertexts.read(message.packs, count, "packed features")
-        used = self._weights()
+        used = self._scale_weights()
         share = np.array([value % (1 << layout.ring) for value in used], object).reshape(layout.width, outputs)
         products, masks, masked = [], [], np.empty((rows, outputs), np.uint64)
         schedules: list[Schedule] = []
         for block in range(packing.count(rows)):
             bases = columns[block * layout.width : (block + 1) * layout.width]
             powers = Straus(bases, self.ciphertexts.square, bits=layout.ring, products=outputs)
-            schedules = schedules or [straus_schedule(share[:, c].tolist(), powers.window) for c in range(outputs)]
+            schedules = schedules or [plan_straus(share[:, c].tolist(), powers.window) for c in range(outputs)]
             part = slice(block * packing.rows, min(rows, (block + 1) * packing.rows))
             for output, schedule in enumerate(schedules):
-                drawn = [self._mask(layout.score_bound) for _ in range(part.start, part.stop)]
-                masked[part, output] = ring(drawn, layout.ring)
+                drawn = [self._draw_mask(layout.score_bound) for _ in range(part.start, part.stop)]
+                masked[part, output] = to_ring(drawn, layout.ring)
                 masks.append(pack(drawn, packing.slot))
                 products.append(powers.product(schedule))
         ciphers = self._release(products, masks)
@@ -150,7 +150,7 @@ class ActiveRole(Role):
         layout = self.layout
         if self._awaits is not None or not self._packs:
             raise UsageError("expected mask_gradient after the scores of a batch that the model learns from")
-        weights = self._delta(delta)
+        weights = self._to_delta(delta)
         packing, outputs = layout.gradients, layout.outputs
         used, chunks = min(self._rows, packing.rows), packing.count(self._rows) // packing.blocks
         totals = np.zeros((packing.blocks * packing.columns, outputs), object)
@@ -161,7 +161,7 @@ class ActiveRole(Role):
             columns = slice(block * packing.columns, (block + 1) * packing.columns)
             for output in range(outputs):
                 for k in range(used):  # row k of every pack; the other rows have wrong weights, and are masked
-                    mask = [self._mask(layout.gradient_bound) for _ in range(used * packing.columns)]
+                    mask = [self._draw_mask(layout.gradient_bound) for _ in range(used * packing.columns)]
                     totals[columns, output] += mask[k * packing.columns : (k + 1) * packing.columns]
                     exponents = weights[k::used, output].tolist()
                     sums.append(powers.product(exponents + [0] * (chunks - len(exponents))))
@@ -189,24 +189,24 @@ class ActiveRole(Role):
         packing, outputs = layout.deltas, layout.outputs
         if self._released:
             raise UsageError("expected embedding_gradient once in a turn")
-        rows, coefficients = self._delta(delta), b""
+        rows, coefficients = self._to_delta(delta), b""
         if noise is not None and layout.low_rank:
             raise UsageError("expected delta=outer in the layout for noise on every coordinate, got rank1: set it")
         bits = layout.delta_bits + layout.weight_bits - 1  # half of what a row may be, so that the sum has room
         precision = layout.delta_precision + layout.weight_precision
-        added = self._units(noise, (self._rows, layout.width), bits, precision, "", "raise weight_bits")
+        added = self._to_units(noise, (self._rows, layout.width), bits, precision, "", "raise weight_bits")
         if layout.low_rank:
             unit = 2.0**-layout.delta_precision
-            chosen, real = factor(np.asarray(delta, np.float64) + unit * self._dither(rows.shape), unit)
+            chosen, real = factor(np.asarray(delta, np.float64) + unit * self._draw_dither(rows.shape), unit)
             filled = ((0, min(rows.shape) - len(chosen)), (0, 0))  # the same work and size whatever the rank of delta
             rows, coefficients = np.pad(rows[chosen], filled), np.pad(real, filled[::-1]).astype("<f4").tobytes()
         ciphers = self.ciphertexts.read(message.share, packing.blocks * outputs, "a share of the weights")
-        used = self._weights(self._next(message).share) if layout.order == "paper" else self._used
+        used = self._scale_weights(self._get_next(message).share) if layout.order == "paper" else self._used
         share = np.array(used, object).reshape(-1, outputs)
         results, masks = [], []
         for block in range(packing.blocks):
             part = share[block * packing.columns : (block + 1) * packing.columns]
-            products = self._row_products(ciphers[block * outputs : (block + 1) * outputs], part, rows)
+            products = self._multiply_rows(ciphers[block * outputs : (block + 1) * outputs], part, rows)
             results += products
             masks += self._blur(rows, added[:, block * packing.columns : (block + 1) * packing.columns])
         self._released = True
@@ -230,7 +230,7 @@ class ActiveRole(Role):
             raise UsageError("expected one update in a turn")
         if message.rate != rate:
             raise ProtocolError(f"expected the other party to take the learning rate {rate}, got {message.rate}")
-        self._take(self._next(message))
+        self._take(self._get_next(message))
         self._updated = True
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
@@ -238,20 +238,20 @@ class ActiveRole(Role):
         super().load(state)
         self._packs, self._score_masks, self._gradient_masks = [], self._score_masks[:0], []
 
-    def _next(self, message: NoisedGradient) -> Moved:
+    def _get_next(self, message: NoisedGradient) -> Moved:
         """Return the share after the update by ``message``."""
         if self._updated:
             return Moved(self._share, self._velocity)
         values = cut(message.values, self.layout.gradient_bytes, len(self._share), "noised gradients")
         return self._move([a - b for a, b in zip(values, self._gradient_masks, strict=True)], self._rows, message.rate)
 
-    def _delta(self, delta: np.ndarray) -> NDArray[np.int64]:
+    def _to_delta(self, delta: np.ndarray) -> NDArray[np.int64]:
         delta = np.asarray(delta)
         if delta.shape != (self._rows, self.layout.outputs):
             raise UsageError(f"expected delta {(self._rows, self.layout.outputs)}, got {delta.shape}")
         return encode(delta, self.layout.delta_precision, self.layout.delta_bits, "delta")
 
-    def _row_products(self, share: Sequence[mpz], weights: np.ndarray, rows: NDArray[np.int64]) -> list[mpz]:
+    def _multiply_rows(self, share: Sequence[mpz], weights: np.ndarray, rows: NDArray[np.int64]) -> list[mpz]:
         """Return ciphertexts of rows delta W^T, packed, over a block of features, by [[e]] of each output and W~."""
         n, square, packing = self.ciphertexts.n, self.ciphertexts.square, self.layout.deltas
         packed = min(packing.rows, len(rows))
@@ -280,20 +280,18 @@ class ActiveRole(Role):
         limits = np.where(sizes > 0, sizes.clip(min=least), 1).tolist()
         added = np.zeros((len(rows), packing.columns), object)
         added[:, : noise.shape[1]] = noise[: len(rows)]
-        added[:, : noise.shape[1]] += [
-            [uniform(limit, self.randbits) - limit // 2 for _ in noise.T] for limit in limits
-        ]
+        added[:, : noise.shape[1]] += [[draw(limit, self.randbits) - limit // 2 for _ in noise.T] for limit in limits]
         chunks = (added[start : start + packing.rows] for start in range(0, len(rows), packing.rows))
         return [pack(chunk.ravel().tolist(), packing.slot) for chunk in chunks]
 
-    def _dither(self, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    def _draw_dither(self, shape: tuple[int, ...]) -> NDArray[np.float64]:
         """Return noise in ±1/2: float32 gradients are multiples of 2^-24 or so, and exact ratios reveal the scale."""
         drawn = [self.randbits(53) for _ in range(math.prod(shape))]
         return np.ldexp(np.array(drawn, np.float64), -53).reshape(shape) - 0.5
 
-    def _mask(self, bound: int) -> int:
+    def _draw_mask(self, bound: int) -> int:
         """Return a mask for a number within ±bound, which makes it non-negative."""
-        return bound + uniform(bound << self.layout.sigma, self.randbits)
+        return bound + draw(bound << self.layout.sigma, self.randbits)
 
     def _release(self, ciphertexts: Sequence[mpz], masks: Sequence[int]) -> bytes:
         """Return ciphertexts with masks, re-randomized: the only form in which results are sent."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import msgspec
 
-from vflsec.base.checks import count, positive
+from vflsec.base.checks import check_positive, count
 
 FEWER = "features that depend on each other, or have few values, are read from fewer"
 
@@ -41,7 +41,7 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Check every number."""
-        positive(passes=self.passes, outputs=self.outputs, width=self.width, rows=self.rows)
+        check_positive(passes=self.passes, outputs=self.outputs, width=self.width, rows=self.rows)
 
     @property
     def equations(self) -> int:

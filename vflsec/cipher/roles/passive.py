@@ -10,7 +10,7 @@ from gmpy2 import mpz
 from numpy.typing import NDArray
 
 from vflsec.base.errors import ProtocolError, UsageError
-from vflsec.cipher.arithmetic.codec import Randbits, decode, encode, join, pack, ring, uniform, unpack, unpack_signed
+from vflsec.cipher.arithmetic.codec import Randbits, decode, draw, encode, join, pack, to_ring, unpack, unpack_signed
 from vflsec.cipher.arithmetic.keys import Keys
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
@@ -122,18 +122,18 @@ class PassiveRole(Role):
         packing, outputs = layout.scores, layout.outputs
         precision = layout.feature_precision + layout.weight_precision
         shape = (rows, outputs)
-        added = self._units(noise, shape, layout.score_bits - 1, precision, " on the scores", "lower score_noise")
+        added = self._to_units(noise, shape, layout.score_bits - 1, precision, " on the scores", "lower score_noise")
         ciphers = self.ciphertexts.read(message.ciphers, packing.count(rows) * outputs, "masked scores")
         masked = np.empty((rows, outputs), np.uint64)
         for i, plaintext in enumerate(self._decrypt(ciphers)):
             block, output = divmod(i, outputs)
             part = slice(block * packing.rows, min(rows, (block + 1) * packing.rows))
             slots = unpack(plaintext, packing.slot, part.stop - part.start)
-            masked[part, output] = ring(slots, layout.ring)
-        share = ring(self._weights(), layout.ring).reshape(layout.width, outputs)
+            masked[part, output] = to_ring(slots, layout.ring)
+        share = to_ring(self._scale_weights(), layout.ring).reshape(layout.width, outputs)
         unit = 1 << layout.weight_precision
-        blur = [uniform(unit, self.randbits) - unit // 2 + value for value in added.ravel().tolist()]
-        masked += ring(blur, layout.ring).reshape(masked.shape)
+        blur = [draw(unit, self.randbits) - unit // 2 + value for value in added.ravel().tolist()]
+        masked += to_ring(blur, layout.ring).reshape(masked.shape)
         scores = masked + self._mu.view(np.uint64) @ share  # modulo 2^64, and so modulo 2^L
         scores &= np.uint64((1 << layout.ring) - 1)
         self._awaits = MaskedGradient if self._learns else None
@@ -158,10 +158,10 @@ class PassiveRole(Role):
             slots = unpack(plaintext, packing.slot, used * packing.columns)
             columns = slice(block * packing.columns, (block + 1) * packing.columns)
             sums[columns, output] += slots[k * packing.columns : (k + 1) * packing.columns]
-        noise = [uniform(layout.gradient_bound << layout.sigma, self.randbits) for _ in self._share]
+        noise = [draw(layout.gradient_bound << layout.sigma, self.randbits) for _ in self._share]
         noised = [a + b for a, b in zip(sums[: layout.width].ravel().tolist(), noise, strict=True)]
         moved = self._move([-n for n in noise], rows, rate)
-        weights = self._weights(moved.share if layout.order == "paper" else None)
+        weights = self._scale_weights(moved.share if layout.order == "paper" else None)
         answer = NoisedGradient(
             agreement=self.agreement,
             turn=self.turn,
@@ -185,7 +185,7 @@ class PassiveRole(Role):
         if rank != (expected := min(rows, layout.outputs) if layout.low_rank else rows):
             raise ProtocolError(f"expected {expected} rows of an embedding gradient, got {rank}")
         ciphers = self.ciphertexts.read(message.ciphers, packing.count(rank), "embedding gradients")
-        coefficients = self._coefficients(message)
+        coefficients = self._get_coefficients(message)
         sent = np.zeros((rank, packing.blocks * packing.columns))
         chunks = packing.count(rank) // packing.blocks
         for i, plaintext in enumerate(self._decrypt(ciphers)):
@@ -203,7 +203,7 @@ class PassiveRole(Role):
         self._awaits = None
         return gradient
 
-    def _coefficients(self, message: EncryptedDelta) -> NDArray[np.float64] | None:
+    def _get_coefficients(self, message: EncryptedDelta) -> NDArray[np.float64] | None:
         """Return the coefficients (B, rank) in ``message``, or None where every row was sent."""
         rows = len(self._mu)
         expected = 4 * rows * message.rank if self.layout.low_rank else 0

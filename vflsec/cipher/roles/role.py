@@ -90,7 +90,7 @@ class Role:
         """End the processes that prepare randomizers."""
         self.pool.close()
 
-    def _units(
+    def _to_units(
         self, noise: np.ndarray | None, shape: tuple[int, int], bits: int, precision: int, on: str, way_out: str
     ) -> NDArray[np.object_]:
         """Return noise of this shape, below 2^bits, as integers in units of 2^-precision; zeros for None.
@@ -107,7 +107,7 @@ class Role:
             raise UsageError(f"expected finite noise below {most:g}{on}, got other: {way_out}")
         return np.array([round(value * 2.0**precision) for value in noise.ravel().tolist()], object).reshape(shape)
 
-    def _weights(self, share: Sequence[int] | None = None) -> list[int]:
+    def _scale_weights(self, share: Sequence[int] | None = None) -> list[int]:
         """Return the share (g·C), or another, in units of the weights; the parties' add up to W within one unit."""
         unit = PRECISION - self.layout.weight_precision
         return [(value + (1 << unit - 1)) >> unit for value in (self._share if share is None else share)]
@@ -131,14 +131,14 @@ class Role:
 
     def _expect(self, message: PaillierMessage) -> None:
         """Raise ProtocolError unless ``message`` is the next one of this turn."""
-        self._agrees(message)
+        self._is_agreed(message)
         if type(message) is not self._awaits:
             waits = f"a message {self._awaits.__name__}" if self._awaits else "the next turn to begin"
             raise ProtocolError(f"expected {waits}, got {type(message).__name__}")
         if message.turn != self.turn:
             raise ProtocolError(f"expected a message of turn {self.turn}, got one of turn {message.turn}")
 
-    def _agrees(self, message: PaillierMessage) -> None:
+    def _is_agreed(self, message: PaillierMessage) -> None:
         if message.agreement != self.agreement:
             raise ProtocolError(
                 "a message was made under another key or layout, or for another optimizer; begin again with common ones"

@@ -75,18 +75,18 @@ def pool(batches: Sequence[GradientBatch], outputs: int, rng: np.random.Generato
     counts = np.array([len(gradient) for gradient in gradients])
     ids, members = np.unique(np.concatenate([batch.rows for batch in batches]), return_inverse=True)
     samples = np.split(members, np.cumsum(counts)[:-1])
-    axes, noise, exact = _axes(gradients, rank)
+    axes, noise, exact = _find_axes(gradients, rank)
     several = np.bincount(members)[members] > 1
     for _ in range(ROUNDS if several.mean() > 0.5 and not exact else 0):
-        visits, sure = _visits(gradients, axes, noise)
-        total, sureness = _sums(visits, sure, members, len(ids))
+        visits, sure = _find_visits(gradients, axes, noise)
+        total, sureness = _sum_visits(visits, sure, members, len(ids))
         rest = np.where(several, sureness[members] - sure, 1.0)
         others = np.where(several[:, None], total[members] - sure[:, None] * visits, 0.0) / rest[:, None]
         others = others @ _compute_whitening(others)
         parts = np.split(others, np.cumsum(counts)[:-1])
-        axes = _regression(gradients, parts, noise)
-    visits, sure = _visits(gradients, axes, noise)
-    total, sureness = _sums(visits, sure, members, len(ids))
+        axes = _regress(gradients, parts, noise)
+    visits, sure = _find_visits(gradients, axes, noise)
+    total, sureness = _sum_visits(visits, sure, members, len(ids))
     mean = total / sureness[:, None]
     signal = max(float(np.average((visits**2).mean(axis=1) - 1 / sure, weights=sure**2)), 1e-12)
     unit = 1.0
@@ -94,12 +94,12 @@ def pool(batches: Sequence[GradientBatch], outputs: int, rng: np.random.Generato
         turn = find_orientation(mean, outputs, rng)
         delta = mean @ turn
     else:
-        turn = np.ones((1, 1)) if outputs == 1 else simplex(2).T
+        turn = np.ones((1, 1)) if outputs == 1 else make_simplex(2).T
         odds = mean[:, 0] / np.sqrt(signal)
         if len(batches) > 1 and all(batch.mu is not None for batch in batches):
             scores = np.concatenate([batch.mu @ axis for batch, axis in zip(batches, axes, strict=True)])[:, 0]
             averages = np.bincount(members, sure * scores) / sureness
-            odds, unit = _odds(odds, 1 / (sureness * signal), np.bincount(members), averages)
+            odds, unit = _compute_odds(odds, 1 / (sureness * signal), np.bincount(members), averages)
         if (odds < 0).mean() > 0.5:  # of one output, class 1 is taken to be the rarer
             odds, axes = -odds, -axes
         delta = odds[:, None] @ turn
@@ -107,7 +107,7 @@ def pool(batches: Sequence[GradientBatch], outputs: int, rng: np.random.Generato
     return PooledLabels(delta, weights, samples, 0.0 if exact else float(np.sqrt(np.median(noise))))
 
 
-def _axes(gradients: Sequence[Floats], rank: int) -> tuple[Floats, Floats, bool]:
+def _find_axes(gradients: Sequence[Floats], rank: int) -> tuple[Floats, Floats, bool]:
     """Return the axes (T, g, r) at their length, the noise's variance (T,), and whether there is none."""
     moments = np.stack([gradient.T @ gradient for gradient in gradients])
     counts = np.array([len(gradient) for gradient in gradients], dtype=np.float64)
@@ -128,7 +128,7 @@ def _axes(gradients: Sequence[Floats], rank: int) -> tuple[Floats, Floats, bool]
     lengths = np.sqrt(np.maximum(sizes[:, -rank:] - noise[:, None], EXACT * sizes[:, -1:]))
     axes = vectors[:, :, -rank:] * lengths[:, None]
     for t in range(1, len(axes)):  # each is known up to a rotation of its outputs
-        axes[t] = axes[t] @ rotation(axes[t], axes[t - 1])
+        axes[t] = axes[t] @ find_rotation(axes[t], axes[t - 1])
     return axes, noise, exact
 
 
@@ -139,7 +139,7 @@ def _sum_around(values: Floats, decay: float) -> Floats:
     return np.asarray(before + after - values)
 
 
-def _visits(gradients: Sequence[Floats], axes: Floats, noise: Floats) -> tuple[Floats, Floats]:
+def _find_visits(gradients: Sequence[Floats], axes: Floats, noise: Floats) -> tuple[Floats, Floats]:
     """Return the loss gradients of each visit along the axes (N, r), and their sureness (N,), one over the variance."""
     visits = np.concatenate([gradient @ np.linalg.pinv(axis).T for gradient, axis in zip(gradients, axes, strict=True)])
     sure = (axes**2).sum(axis=1).mean(axis=1) / noise
@@ -147,7 +147,7 @@ def _visits(gradients: Sequence[Floats], axes: Floats, noise: Floats) -> tuple[F
     return visits, np.repeat(sure, [len(gradient) for gradient in gradients])
 
 
-def _sums(visits: Floats, sure: Floats, members: NDArray[np.int64], count: int) -> tuple[Floats, Floats]:
+def _sum_visits(visits: Floats, sure: Floats, members: NDArray[np.int64], count: int) -> tuple[Floats, Floats]:
     """Return the sums (n, r) of each sample's visits, weighted by ``sure``, and of the weights (n,)."""
     total: Floats = np.stack([np.bincount(members, sure * column, count) for column in visits.T], axis=1, dtype=float)
     return total, np.asarray(np.bincount(members, sure, count), dtype=np.float64)
@@ -159,7 +159,7 @@ def _compute_whitening(rows: Floats) -> Floats:
     return np.asarray(vectors / np.sqrt(np.maximum(sizes, 1e-300)) @ vectors.T)
 
 
-def _regression(gradients: Sequence[Floats], others: Sequence[Floats], noise: Floats) -> Floats:
+def _regress(gradients: Sequence[Floats], others: Sequence[Floats], noise: Floats) -> Floats:
     """Return W (T, g, r), up to a factor, by regression of delta^C on what other visits say, over near batches."""
     products = np.stack([gradient.T @ other / v for gradient, other, v in zip(gradients, others, noise, strict=True)])
     counts = np.array([len(gradient) for gradient in gradients]) / noise
@@ -172,7 +172,7 @@ def _regression(gradients: Sequence[Floats], others: Sequence[Floats], noise: Fl
     return _sum_around(products, decay) / _sum_around(counts, decay)[:, None, None]
 
 
-def _odds(mean: Floats, variance: Floats, visits: NDArray[np.int64], scores: Floats) -> tuple[Floats, float]:
+def _compute_odds(mean: Floats, variance: Floats, visits: NDArray[np.int64], scores: Floats) -> tuple[Floats, float]:
     """Return minus the log odds of class 1 of each sample, and the root mean square of the released delta.
 
     ``mean`` (n,) are averages of delta over ``visits``, in units of its root mean square, and ``variance`` that of the
@@ -185,23 +185,23 @@ def _odds(mean: Floats, variance: Floats, visits: NDArray[np.int64], scores: Flo
     usual = np.array([2, 2, 2, 1])  # a prior's deviations, which keep it from wandering
 
     def cost(parameters: Floats) -> float:
-        likelihood = _model(parameters, mean[few], variance[few], visits[few], scores[few])[0]
+        likelihood = _fit_model(parameters, mean[few], variance[few], visits[few], scores[few])[0]
         return float(((parameters / usual) ** 2).sum() / 2 - likelihood.sum())
 
     starts = [np.array([slope, sign, 0.5, 0.3]) for slope in (0.0, 1.0) for sign in (-1, 1)]
     options = {"maxiter": 150, "xatol": 0.02, "fatol": 0.05}
     fits = [minimize(cost, x, method="Nelder-Mead", options=options) for x in starts]
-    _, odds, unit = _model(min(fits, key=lambda fit: fit.fun).x, mean, variance, visits, scores)
+    _, odds, unit = _fit_model(min(fits, key=lambda fit: fit.fun).x, mean, variance, visits, scores)
     return -odds, unit
 
 
-def _model(
+def _fit_model(
     parameters: Floats, mean: Floats, variance: Floats, visits: NDArray[np.int64], scores: Floats
 ) -> tuple[Floats, Floats, float]:
     """Return the log likelihood of each average, the log odds of class 1, and the root mean square of delta.
 
     The parameters are slope, intercept and deviation of logit s given the passive party's part of the score, and the
-    deviation of noise that was added to delta itself at each visit. The rest is as in ``_odds``.
+    deviation of noise that was added to delta itself at each visit. The rest is as in ``_compute_odds``.
     """
     slope, intercept, spread, more = parameters
     s = expit(np.abs(slope) * scores[:, None] + intercept + spread * _NODES)
@@ -214,7 +214,7 @@ def _model(
     return np.log(first + zero) + np.log(unit) - np.log(variance[:, 0]) / 2, np.log(first) - np.log(zero), unit
 
 
-def simplex(classes: int) -> Floats:
+def make_simplex(classes: int) -> Floats:
     """Return an orthonormal basis (C, C - 1) of the vectors whose entries sum to zero, in which loss gradients lie."""
     basis: Floats = np.linalg.svd(np.ones((classes, 1)))[0][:, 1:]
     return basis
@@ -229,7 +229,7 @@ def find_orientation(rows: Floats, classes: int, rng: np.random.Generator) -> Fl
     """
     if classes == 1:
         return np.array([[1.0 if (rows < 0).mean() < 0.5 else -1.0]])
-    basis = simplex(classes)
+    basis = make_simplex(classes)
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     units = rows / np.where(lengths > 0, lengths, 1)
     best, most = basis.T, -1.0
@@ -239,14 +239,14 @@ def find_orientation(rows: Floats, classes: int, rng: np.random.Generator) -> Fl
             if np.array_equal(turn, fitted):
                 break
             turn = fitted
-            fitted = rotation(units, -basis[(units @ turn @ basis.T).argmin(axis=1)])
+            fitted = find_rotation(units, -basis[(units @ turn @ basis.T).argmin(axis=1)])
         share = (((units @ turn @ basis.T) < 0).sum(axis=1) == 1).mean()
         if share > most:
             best, most = turn @ basis.T, share
     return best
 
 
-def rotation(a: Floats, b: Floats) -> Floats:
+def find_rotation(a: Floats, b: Floats) -> Floats:
     """Return the orthogonal matrix R that brings ``a`` R nearest to ``b``; both (n, r)."""
     left, _, right = np.linalg.svd(a.T @ b)
     turn: Floats = left @ right

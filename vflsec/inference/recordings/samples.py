@@ -48,34 +48,34 @@ def get_ids(step: RecordedStep) -> NDArray[np.int64]:
 
 
 @lru_cache(maxsize=2)
-def samples(recording: Recording) -> NDArray[np.int64]:
+def list_samples(recording: Recording) -> NDArray[np.int64]:
     """Return the numbers (n,) of all samples, in ascending order: a sample's place here is its row in guesses."""
     return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *map(get_ids, recording.steps())]))
 
 
 @lru_cache(maxsize=2)
-def steps_with_weights(recording: Recording) -> tuple[int, ...]:
+def list_weighed(recording: Recording) -> tuple[int, ...]:
     """Return the numbers of the steps at whose start the role notes its share of W."""
     return tuple(step.number for step in recording.steps() if step.has("share"))
 
 
-def places(recording: Recording, ids: NDArray[np.int64]) -> Tensor:
+def locate(recording: Recording, ids: NDArray[np.int64]) -> Tensor:
     """Return the rows (k,) of the samples ``ids``."""
-    return torch.from_numpy(np.searchsorted(samples(recording), ids))
+    return torch.from_numpy(np.searchsorted(list_samples(recording), ids))
 
 
 def guess_of_samples(view: View, ids: NDArray[np.int64], scores: Tensor, note: str) -> Guess:
     """Return the guess ``scores`` (k, C) of the samples ``ids``, which are all different."""
-    rows = places(get_recording(view), ids)
-    if len(rows) < len(samples(get_recording(view))):
+    rows = locate(get_recording(view), ids)
+    if len(rows) < len(list_samples(get_recording(view))):
         return Guess({"train": scores}, rows={"train": rows}, notes=(note,))
     return Guess({"train": scores[torch.argsort(rows)]}, notes=(note,))
 
 
-def entries(recording: Recording, number: int) -> Tensor:
+def get_entries(recording: Recording, number: int) -> Tensor:
     """Return the rows (g C,) of the entries of W at the start of a step; none where no share is noted."""
     size = recording.header.layout.width * recording.header.layout.outputs
-    steps = steps_with_weights(recording)
+    steps = list_weighed(recording)
     if number not in steps:
         return torch.zeros(0, dtype=torch.long)
     return steps.index(number) * size + torch.arange(size)
@@ -83,7 +83,7 @@ def entries(recording: Recording, number: int) -> Tensor:
 
 def guess_of_weights(view: View, number: int, weights: NDArray[np.float64], note: str) -> Guess:
     """Return the guess ``weights`` (g, C) of W at the start of a step; where no share is noted, the note alone."""
-    rows = entries(get_recording(view), number)
+    rows = get_entries(get_recording(view), number)
     if not len(rows):
         return Guess(notes=(note,))
     return Guess({"parameters": torch.from_numpy(weights.reshape(-1, 1))}, rows={"parameters": rows}, notes=(note,))
@@ -95,7 +95,7 @@ def find_known(view: View, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], N
     Raises:
         InsufficientView: fewer than two of them are.
     """
-    order = {row: at for at, row in enumerate(places(get_recording(view), ids).tolist())}
+    order = {row: at for at, row in enumerate(locate(get_recording(view), ids).tolist())}
     pairs = [(order[row], k) for k, row in enumerate(view.aux_rows.tolist()) if row in order]
     if len(pairs) < 2:
         raise InsufficientView(f"expected two known samples or more among those with scores, got {len(pairs)}")
@@ -134,7 +134,7 @@ def get_masked_scores(step: RecordedStep, header: Header) -> Masked | None:
     layout = header.layout
     if not step.has("mu"):
         return None
-    mu, feature_precision = _integers(step.notes["mu"])
+    mu, feature_precision = _to_integers(step.notes["mu"])
     precision = layout.feature_precision + layout.weight_precision
     nothing = np.zeros((layout.width, layout.outputs), dtype=object)
     if step.has("masked_scores"):
@@ -149,7 +149,7 @@ def get_masked_scores(step: RecordedStep, header: Header) -> Masked | None:
     return None
 
 
-def _integers(values: NDArray[np.float64]) -> tuple[Integers, int]:
+def _to_integers(values: NDArray[np.float64]) -> tuple[Integers, int]:
     """Return floats as integers times 2^-precision, exactly."""
     ratios = [float(value).as_integer_ratio() for value in values.ravel()]
     precision = max((denominator.bit_length() - 1 for _, denominator in ratios), default=0)

@@ -161,7 +161,7 @@ class ScoreModel:
         weighted = [(visits * column[:, None, None]).reshape(-1, self.width) for column in self.basis.T]
         return np.stack([self._gather @ part for part in weighted], axis=1)
 
-    def sample_visits(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def draw_visits(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the steps and places of some visits."""
         s, b = np.nonzero(self.rows < self.n)
         most = max(SAMPLE // self.scores.shape[2], 4 * self.width)
@@ -203,17 +203,17 @@ def fit(model: ScoreModel, start: ScoreFit | None = None, sweeps: int = SWEEPS) 
     features = np.pad(features, ((0, 0), (0, missing), (0, 0)))
     features, weights = _descend(model, features, weights, sweeps)
     off = model.scores - model.predict_scores(features, model.weights(features, weights))
-    return ScoreFit(features, weights, _relative(model, off, model.fitted), _relative(model, off, model.left))
+    return ScoreFit(features, weights, _compare(model, off, model.fitted), _compare(model, off, model.left))
 
 
-def _inverse(matrices: Floats) -> Floats:
+def _invert(matrices: Floats) -> Floats:
     """Return the inverse of (n, d, d) matrices, of which those of rows with few scores are singular up to rounding."""
     d = matrices.shape[-1]
     ridge = 1e-13 * np.trace(matrices, axis1=1, axis2=2) / d + np.finfo(np.float64).tiny
     return np.asarray(np.linalg.inv(matrices + ridge[:, None, None] * np.eye(d)))
 
 
-def _relative(model: ScoreModel, off: Floats, which: NDArray[np.bool_]) -> float:
+def _compare(model: ScoreModel, off: Floats, which: NDArray[np.bool_]) -> float:
     return float(np.sqrt((off[which] ** 2).sum() / (model.scores[which] ** 2).sum())) if which.any() else np.nan
 
 
@@ -239,10 +239,10 @@ def _start(model: ScoreModel) -> tuple[Floats, Floats]:
     above, right = np.triu_indices(g)
     free = g * outputs
     scaled = np.c_[design[:, :free], design[:, free:] @ (above == right)]
-    size = max(float(_ridge(scaled, target, 1e-10)[-1]), 1e-3)
+    size = max(float(_solve(scaled, target, 1e-10)[-1]), 1e-3)
     prior = np.r_[np.zeros(free), size * (above == right)]
-    solution = prior + _ridge(design, target - design @ prior, np.r_[np.full(free, 1e-10), np.full(len(above), 1e-3)])
-    values, axes = np.linalg.eigh(_symmetric(solution[free:], g))
+    solution = prior + _solve(design, target - design @ prior, np.r_[np.full(free, 1e-10), np.full(len(above), 1e-3)])
+    values, axes = np.linalg.eigh(_fill_lower(solution[free:], g))
     linear = axes * np.sqrt(np.maximum(values, 0.05 * size))
     return features @ linear, np.linalg.solve(linear, solution[:free].reshape(-1, g).T).T
 
@@ -250,7 +250,7 @@ def _start(model: ScoreModel) -> tuple[Floats, Floats]:
 def _update_rule(model: ScoreModel, at: Floats, moved: Floats, known: NDArray[np.bool_]) -> tuple[Floats, Floats]:
     """Return the linear system in W_0 (C g) and the upper half of K, for a sample of the scores of known rows."""
     g, outputs = model.width, model.scores.shape[2]
-    s, b = model.sample_visits()
+    s, b = model.draw_visits()
     here, past = at[s, b], moved[s]  # (N, g), (N, C, g)
     above, right = np.triu_indices(g)
     design = np.zeros((len(s), outputs, outputs * g + len(above)))
@@ -272,7 +272,7 @@ def _descend(model: ScoreModel, features: Floats, first: Floats, sweeps: int) ->
     weights = model.weights(features, first)
     total = float((model.scores[model.fitted] ** 2).sum())
     prior = _Prior.create_first(features, total / model.fitted.sum())
-    loss, off = _loss(model, features, weights, prior)
+    loss, off = _compute_loss(model, features, weights, prior)
     calm = 0
     for _ in range(sweeps):
         system = _System(model, features, weights, prior)
@@ -282,7 +282,7 @@ def _descend(model: ScoreModel, features: Floats, first: Floats, sweeps: int) ->
             move, expected = system.solve(towards, damping)
             nearer, start = features + move[0], first + move[1]
             there = model.weights(nearer, start)
-            lower, rest = _loss(model, nearer, there, prior)
+            lower, rest = _compute_loss(model, nearer, there, prior)
             ratio = (loss - lower) / expected
             if ratio > 0:
                 break
@@ -293,7 +293,7 @@ def _descend(model: ScoreModel, features: Floats, first: Floats, sweeps: int) ->
         damping, growth = max(damping * max(0.2, 1 - (2 * ratio - 1) ** 3), 1e-13), 2.0
         squares = float((off**2).sum())
         before, prior = prior.noise, system.prior(features, squares)
-        loss, off = _loss(model, features, weights, prior)
+        loss, off = _compute_loss(model, features, weights, prior)
         calm = calm + 1 if abs(before / prior.noise - 1) < CALM else 0
         if squares < ENOUGH**2 * total or calm == 3:
             break
@@ -312,8 +312,8 @@ def _refine_features(
     design, target = _update_rule(model, at, model.accumulate_gradients(at), np.ones(model.n + 1, dtype=bool))
     above, right = np.triu_indices(model.width)
     now = np.r_[first.ravel(), above == right]
-    solution = now + _ridge(design, target - design @ now, POLISH)
-    values, axes = np.linalg.eigh(_symmetric(solution[first.size :], model.width))
+    solution = now + _solve(design, target - design @ now, POLISH)
+    values, axes = np.linalg.eigh(_fill_lower(solution[first.size :], model.width))
     if values[0] > 0:
         root = (axes * np.sqrt(values)) @ axes.T
         mapped, start = features @ root, np.linalg.solve(root, solution[: first.size].reshape(first.shape).T).T
@@ -324,7 +324,7 @@ def _refine_features(
     return features, first, weights, off
 
 
-def _loss(model: ScoreModel, features: Floats, weights: Floats, prior: _Prior) -> tuple[float, Floats]:
+def _compute_loss(model: ScoreModel, features: Floats, weights: Floats, prior: _Prior) -> tuple[float, Floats]:
     """Return the squared residuals and what the prior adds to them, and the residuals."""
     off = np.where(model.fitted, model.scores - model.predict_scores(features, weights), 0)
     return float((off**2).sum() + (prior.compute_pull(features) * features).sum()), off
@@ -376,7 +376,7 @@ class _System:
         self.damped_rows = self.rows + FLOOR * size * np.eye(k * g)
         self.damped_first = self.first + FLOOR * np.trace(self.first) / g * np.eye(g)
         # the linear map and W_0, on a sample
-        s, b = model.sample_visits()
+        s, b = model.draw_visits()
         here, now = self.at[s, b], weights[s]
         past = model.kept[s][:, None, None] * weights[0] - now  # P_t, since nothing has moved at the first step
         mapped = here[:, None, :, None] * now[:, :, None, :]
@@ -417,7 +417,7 @@ class _System:
     def prior(self, features: Floats, loss: float) -> _Prior:
         """Return the covariances that the features and the residuals bear out: one step of empirical Bayes."""
         n, k, g = features.shape
-        spread = self.before.noise * _inverse(self.rows)  # (n, k g, k g) of each row's features
+        spread = self.before.noise * _invert(self.rows)  # (n, k g, k g) of each row's features
         flat = features.reshape(n, k * g)
         covariance = (flat.T @ flat + spread.sum(axis=0)) / n
         explained = n * k * g - float((spread.sum(axis=0) * self.before.precision).sum())
@@ -429,7 +429,7 @@ class _System:
     def solve(self, towards: tuple[Floats, Floats], damping: float) -> tuple[tuple[Floats, Floats], float]:
         """Return the damped step, and by how much it should lower the loss."""
         n, k, g = self.features.shape
-        inverse = _inverse(self.rows + damping * self.damped_rows)
+        inverse = _invert(self.rows + damping * self.damped_rows)
         coarse = self.coarse + damping * self.damped_coarse
         coarse += 1e-12 * np.trace(coarse) / len(coarse) * np.eye(len(coarse))
         factor = cho_factor((coarse + coarse.T) / 2)
@@ -451,30 +451,30 @@ class _System:
         left = (towards[0].copy(), towards[1].copy())
         step = (np.zeros_like(left[0]), np.zeros_like(left[1]))
         ready = precondition(*left)
-        direction, size = ready, _dot(left, ready)
+        direction, size = ready, _multiply(left, ready)
         goal = 1e-4 * size
         for _ in range(INNER):
             bent = curvature(*direction)
-            length = size / _dot(direction, bent)
+            length = size / _multiply(direction, bent)
             step = (step[0] + length * direction[0], step[1] + length * direction[1])
             left = (left[0] - length * bent[0], left[1] - length * bent[1])
             ready = precondition(*left)
-            before, size = size, _dot(left, ready)
+            before, size = size, _multiply(left, ready)
             if size < goal:
                 break
             direction = (ready[0] + size / before * direction[0], ready[1] + size / before * direction[1])
         # 2 towards'x - x'Hx, where (H + damping D) x = towards - left
         damped = (self.damped_rows @ step[0].reshape(n, k * g, 1)).reshape(n, k, g)
-        lowered = _dot(step, towards) + _dot(step, left)
-        lowered += damping * (_dot(step, (damped, step[1] @ self.damped_first)))
+        lowered = _multiply(step, towards) + _multiply(step, left)
+        lowered += damping * (_multiply(step, (damped, step[1] @ self.damped_first)))
         return step, lowered
 
 
-def _dot(a: tuple[Floats, Floats], b: tuple[Floats, Floats]) -> float:
+def _multiply(a: tuple[Floats, Floats], b: tuple[Floats, Floats]) -> float:
     return float((a[0] * b[0]).sum() + (a[1] * b[1]).sum())
 
 
-def _symmetric(upper: Floats, size: int) -> Floats:
+def _fill_lower(upper: Floats, size: int) -> Floats:
     """Return the symmetric matrix with this upper half, diagonal included."""
     matrix = np.zeros((size, size))
     above, right = np.triu_indices(size)
@@ -482,7 +482,7 @@ def _symmetric(upper: Floats, size: int) -> Floats:
     return matrix
 
 
-def _ridge(design: Floats, target: Floats, penalty: Floats | float) -> Floats:
+def _solve(design: Floats, target: Floats, penalty: Floats | float) -> Floats:
     """Return the least-squares solution with ``penalty`` on each squared unknown, relative to its column's size."""
     normal = design.T @ design
     sizes = np.sqrt(np.maximum(np.diag(normal), 1e-300))

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from vflsec.core.message import Kind
 from vflsec.core.view import View, memoize
-from vflsec.inference.trees.histograms import PossibleBins, Unit, exact_equations, peel_bins, units_of
-from vflsec.inference.trees.nodes import messages_between
+from vflsec.inference.trees.histograms import PossibleBins, Unit, find_units, list_exact, peel_bins
+from vflsec.inference.trees.nodes import list_messages
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -40,15 +40,15 @@ class ColumnBounds(NamedTuple):
 
 
 @memoize
-def bounds(view: View, victim: str) -> ColumnBounds | None:
+def find_bounds(view: View, victim: str) -> ColumnBounds | None:
     """Return the bounds that the directions of rows at splits of ``victim`` imply; None if nothing was said of bins."""
-    declared = [m.payload for m in messages_between(view, victim, Kind.CONTROL) if "column" in m.payload]
+    declared = [m.payload for m in list_messages(view, victim, Kind.CONTROL) if "column" in m.payload]
     if not declared:
         return None
     column, ordered = (declared[0][key].cpu().numpy() for key in ("column", "ordered"))
     units = tuple(_make_units(column, ordered))
-    mass = _masses(view, victim, column)
-    places = _places_of(units)
+    mass = _find_masses(view, victim, column)
+    places = _get_places(units)
     least = np.array([unit.first if unit.ordered else 0 for unit in units])
     most = np.array([unit.last if unit.ordered else 1 for unit in units])
     low, high = (
@@ -57,11 +57,11 @@ def bounds(view: View, victim: str) -> ColumnBounds | None:
     )
     splits = {
         (m.step, node): int(b)
-        for m in messages_between(view, victim, Kind.CONTROL)
+        for m in list_messages(view, victim, Kind.CONTROL)
         if "nodes" in m.payload
         for node, b in zip(m.payload["nodes"].tolist(), m.payload["bins"].tolist(), strict=True)
     }
-    for split, rows, node, b in _directions(view, victim, splits):
+    for split, rows, node, b in _list_sides(view, victim, splits):
         u, right = places[b], node % 2 == 1
         if units[u].ordered and right:
             low[split][rows, u] = np.maximum(low[split][rows, u], b + 1)
@@ -72,7 +72,7 @@ def bounds(view: View, victim: str) -> ColumnBounds | None:
         else:
             high[split][rows, u] = 0
     for j in {unit.column for unit in units if not unit.ordered}:
-        here = units_of(units, j)
+        here = find_units(units, j)
         for split in view.features:  # a row that is of one category is of no other
             rows = np.flatnonzero(low[split][:, here].any(axis=1))
             high[split][rows[:, None], here] = low[split][rows[:, None], here]
@@ -86,14 +86,14 @@ def bounds(view: View, victim: str) -> ColumnBounds | None:
             share.cumsum() - share / 2 if unit.ordered else 1
         )  # quantile of its middle
     for split in view.features:
-        *_, expected[split] = _numbers(units, mass, weights, low[split], high[split])
+        *_, expected[split] = _bound_numbers(units, mass, weights, low[split], high[split])
     _set_exactly(view, victim, column, units, low[view.aux_split], high[view.aux_split])
     for split in view.features:
-        lowest[split], highest[split], _ = _numbers(units, mass, weights, low[split], high[split])
+        lowest[split], highest[split], _ = _bound_numbers(units, mass, weights, low[split], high[split])
     return ColumnBounds(units, lowest, highest, expected, weights, mass)
 
 
-def _places_of(units: Sequence[Unit]) -> dict[int, int]:
+def _get_places(units: Sequence[Unit]) -> dict[int, int]:
     """Return the unit of each bin."""
     return {b: u for u, unit in enumerate(units) for b in range(unit.first, unit.last + 1)}
 
@@ -107,10 +107,10 @@ def _make_units(column: Ints, ordered: NDArray[np.bool_]) -> Iterator[Unit]:
             yield from (Unit(j, b, b, ordered=False) for b in bins.tolist())
 
 
-def _masses(view: View, victim: str, column: Ints) -> Floats:
+def _find_masses(view: View, victim: str, column: Ints) -> Floats:
     """Return the share of rows in each bin (V,): from histograms of roots, else the same for all bins of a column."""
     total = np.zeros(len(column))
-    for m in messages_between(view, victim, Kind.HISTOGRAM):
+    for m in list_messages(view, victim, Kind.HISTOGRAM):
         total += m.payload["value"][m.payload["nodes"] == 1][:, :, 2].sum(dim=0).cpu().numpy()
     total = total.clip(0)
     for j in np.unique(column):
@@ -119,10 +119,10 @@ def _masses(view: View, victim: str, column: Ints) -> Floats:
     return total
 
 
-def _directions(view: View, victim: str, splits: Mapping[tuple[int, int], int]) -> Iterator[tuple[str, Ints, int, int]]:
+def _list_sides(view: View, victim: str, splits: Mapping[tuple[int, int], int]) -> Iterator[tuple[str, Ints, int, int]]:
     """Yield split, rows and the child to which they go, with the bin at which their node is split."""
-    first = min((m.step for m in messages_between(view, victim, Kind.NODES)), default=0)
-    for m in messages_between(view, victim, Kind.NODES):
+    first = min((m.step for m in list_messages(view, victim, Kind.NODES)), default=0)
+    for m in list_messages(view, victim, Kind.NODES):
         if m.sender != victim or m.rows is None or m.split not in view.features:
             continue
         value, rows = m.payload["value"].cpu().numpy(), m.rows.cpu().numpy()
@@ -134,7 +134,7 @@ def _directions(view: View, victim: str, splits: Mapping[tuple[int, int], int]) 
                     yield m.split, rows[value[:, j] == node], node, splits[m.step + j, node // 2]
 
 
-def _numbers(
+def _bound_numbers(
     units: Sequence[Unit], mass: Floats, weights: Floats, low: Ints, high: Ints
 ) -> tuple[Floats, Floats, Floats]:
     """Return the lowest, highest and expected number (n, U) of each unit, from the lowest and highest bin (n, U)."""
@@ -148,7 +148,7 @@ def _numbers(
         else:
             lowest[:, u], highest[:, u] = low[:, u], high[:, u]
     for j in {unit.column for unit in units if not unit.ordered}:
-        here = units_of(units, j)
+        here = find_units(units, j)
         possible = mass[[units[u].first for u in here]] * highest[:, here]
         expected[:, here] = possible / possible.sum(axis=1, keepdims=True).clip(np.finfo(float).tiny)
     return lowest, highest, expected
@@ -156,14 +156,14 @@ def _numbers(
 
 def _set_exactly(view: View, victim: str, column: Ints, units: Sequence[Unit], low: Ints, high: Ints) -> None:
     """Set the bounds (n, U) of training rows whose bins follow from histograms exactly."""
-    if not (equations := exact_equations(view, victim)):
+    if not (equations := list_exact(view, victim)):
         return
-    places = _places_of(units)
+    places = _get_places(units)
     for bins in peel_bins(equations, column, len(low), PossibleBins(units, low, high)).T:
         rows = np.flatnonzero(bins >= 0)
         here = np.array([places[b] for b in bins[rows]], dtype=np.int64)
         if len(rows) and units[here[0]].ordered:
             low[rows, here], high[rows, here] = bins[rows], bins[rows]
         elif len(rows):
-            high[rows[:, None], units_of(units, units[here[0]].column)] = 0
+            high[rows[:, None], find_units(units, units[here[0]].column)] = 0
             low[rows, here], high[rows, here] = 1, 1

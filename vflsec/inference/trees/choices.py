@@ -13,7 +13,7 @@ from torch import Tensor
 from vflsec.base.layout import Layout
 from vflsec.core.message import AFTERWARDS, Kind
 from vflsec.core.view import View
-from vflsec.inference.trees.nodes import collect_nodes, partners, sum_by_place
+from vflsec.inference.trees.nodes import collect_nodes, list_partners, sum_by_place
 from vflsec.trees.bins import Bins
 
 Ints = NDArray[np.int64]
@@ -63,7 +63,7 @@ class Choices:
 
     def __init__(self, view: View, drawn: Mapping[int, NDArray[np.bool_]], most: int) -> None:
         device = view.features[view.aux_split].device
-        place, bins, column, self.shape = _local_bins(view, most)
+        place, bins, column, self.shape = _make_bins(view, most)
         self.place, self.bins = torch.from_numpy(place).to(device), torch.from_numpy(bins).to(device)
         least = view.agreed.get("leaf_rows", LEAF_ROWS)
         self.rounds: dict[int, Round] = {}
@@ -73,7 +73,7 @@ class Choices:
             counted = nodes.new_ones(group.shape)
             if number in drawn:
                 counted *= torch.from_numpy(drawn[number]).to(counted)[:, None]
-            (beyond,), (whole,) = self._sums(group, nodes, counted[None])
+            (beyond,), (whole,) = self._sum(group, nodes, counted[None])
             possible = (beyond >= least) & (whole - beyond >= least)
             for t, tree in enumerate(trees):
                 if tree.number in candidates:
@@ -85,7 +85,7 @@ class Choices:
         """Number of known splits."""
         return sum(int(known.nodes.any(dim=1).sum()) for known in self.rounds.values())
 
-    def surprise(self, round_: int, derivatives: Tensor, *, temperature: float, l2: float) -> Tensor:
+    def score_surprise(self, round_: int, derivatives: Tensor, *, temperature: float, l2: float) -> Tensor:
         """Return minus the log likelihood of the splits of a round; 0 if none is known.
 
         The likelihood of a split is its share of exp(gain / temperature) over itself and all own bins.
@@ -101,13 +101,13 @@ class Choices:
             return derivatives.new_zeros(())
         known = self.rounds[round_]
         of_trees = derivatives[..., known.outputs]
-        beyond, whole = self._sums(known.group, known.nodes, of_trees)
+        beyond, whole = self._sum(known.group, known.nodes, of_trees)
         chosen = _sum_by_group(known.group, known.right.shape[1], of_trees) @ known.right
-        of_bins = _gain(beyond, whole, l2).masked_fill(~known.possible, -torch.inf)
-        gains = torch.cat([_gain(chosen, whole, l2), of_bins], dim=-2) / temperature
+        of_bins = _compute_gain(beyond, whole, l2).masked_fill(~known.possible, -torch.inf)
+        gains = torch.cat([_compute_gain(chosen, whole, l2), of_bins], dim=-2) / temperature
         return -gains.log_softmax(dim=-2)[..., 0, :].sum()
 
-    def _sums(self, group: Tensor, nodes: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def _sum(self, group: Tensor, nodes: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return sums of values (..., n, T) over rows beyond each own bin, (..., T, V, K), and all, (..., T, 1, K)."""
         (trees, count, _), (columns, width) = nodes.shape, self.shape
         whole = _sum_by_group(group, count, values)
@@ -130,7 +130,7 @@ def _number_groups(group: Tensor, count: int) -> Tensor:
     return group + count * torch.arange(group.shape[1], device=group.device)
 
 
-def _gain(right: Tensor, whole: Tensor, l2: float) -> Tensor:
+def _compute_gain(right: Tensor, whole: Tensor, l2: float) -> Tensor:
     """Return the gains of splits with sums of first and second derivatives, (2, ...), on the right and in the node.
 
     Source: Chen and Guestrin 2016 (XGBoost), equation 7.
@@ -139,7 +139,7 @@ def _gain(right: Tensor, whole: Tensor, l2: float) -> Tensor:
     return of_right + of_left - of_node
 
 
-def _local_bins(view: View, most: int) -> tuple[Ints, Ints, Ints, tuple[int, int]]:
+def _make_bins(view: View, most: int) -> tuple[Ints, Ints, Ints, tuple[int, int]]:
     """Return intervals of rows (n, c) and of bins (V,), the column of each bin (V,), and the shape (c, W) of intervals.
 
     The V bins divide each of the c columns that have any into intervals; a bin ends the interval that it is in. W is
@@ -180,7 +180,7 @@ def _collect_known_splits(view: View) -> dict[int, list[_Tree]]:
     """Return the trees with known splits by round."""
     outputs = view.n_classes if view.n_classes > 2 else 1
     by_round: dict[int, list[_Tree]] = {}
-    for other in partners(view):
+    for other in list_partners(view):
         known = collect_nodes(view, other)
         if known is None or view.aux_split not in known.nodes:
             continue

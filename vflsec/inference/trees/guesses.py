@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vflsec.core.view import View
-from vflsec.inference.kernel_mixture import Kernel, Mixture, class_likelihood, unit_rows
+from vflsec.inference.kernel_mixture import Kernel, Mixture, scale_rows, score_classes
 from vflsec.inference.opinion_pool import Opinion
 from vflsec.inference.trees.labels import (
     ROUNDS,
@@ -21,7 +21,7 @@ from vflsec.inference.trees.labels import (
     fit_labels_by_row,
     score_by_forest,
 )
-from vflsec.inference.trees.nodes import POWERS, node_components, partners, weigh_components
+from vflsec.inference.trees.nodes import POWERS, get_components, list_partners, weigh_components
 from vflsec.inference.trees.replay import MIN_CLASS_SHARE, Ensemble, Rates, observe_trees, replay_boosting
 
 FOLDS = 5
@@ -68,13 +68,13 @@ def _regress(view: View, rng: torch.Generator) -> NodeRegression:
     scores: dict[str, Tensor] = {}
     left_out, tried = None, 0
     for everywhere in (False, True):
-        tables = _node_tables(view, everywhere=everywhere)
+        tables = _list_tables(view, everywhere=everywhere)
         splits = [s for s in view.features if tables and all(s in table for table in tables.values())]
         if not set(splits) - scores.keys():
             continue
-        x = {name: {s: unit_rows(table[s], table[view.aux_split]) for s in splits} for name, table in tables.items()}
+        x = {name: {s: scale_rows(table[s], table[view.aux_split]) for s in splits} for name, table in tables.items()}
         kernels = {name: Kernel(units[view.aux_split]) for name, units in x.items()}
-        mixture = Mixture(kernels, view.aux_rows, targets, class_likelihood(view.aux_labels), rng)
+        mixture = Mixture(kernels, view.aux_rows, targets, score_classes(view.aux_labels), rng)
         tried += mixture.n_tried
         if view.aux_split not in scores:
             left_out = mixture.predict_left_out()
@@ -85,12 +85,12 @@ def _regress(view: View, rng: torch.Generator) -> NodeRegression:
     return NodeRegression(scores, left_out, tried)
 
 
-def _node_tables(view: View, *, everywhere: bool) -> dict[str, dict[str, Tensor]]:
+def _list_tables(view: View, *, everywhere: bool) -> dict[str, dict[str, Tensor]]:
     """Return tables (n, k) by split, for each party that sends nodes and each power."""
     device = view.aux_rows.device
     tables = {}
-    for other in partners(view):
-        components = node_components(view, other, everywhere=everywhere)
+    for other in list_partners(view):
+        components = get_components(view, other, everywhere=everywhere)
         for power in POWERS if components else ():
             weighed = {s: weigh_components(*parts, power).to(device) for s, parts in components.items()}
             tables[f"{other} {power}"] = weighed
@@ -121,7 +121,7 @@ class ReplaySettings(NamedTuple):
         return [Rates(rate, l2), *([Rates(LEARNING_RATE, l2)] if differs else [])]
 
 
-def guesses(
+def guess_labels(
     view: View, first: NodeRegression, rng: torch.Generator, settings: ReplaySettings | None = None
 ) -> dict[str, list[Opinion]]:
     """Return the opinions of each split: the regression on shared nodes, and two replays with each of the settings.
@@ -133,10 +133,10 @@ def guesses(
     for a view and its copies with the same auxiliary rows, settings and ``rng``, and must not be changed.
     """
     chosen = settings or ReplaySettings()
-    return view.memoize(f"guesses {chosen}", rng, lambda: _guesses(view, first, rng, chosen))
+    return view.memoize(f"guesses {chosen}", rng, lambda: _guess(view, first, rng, chosen))
 
 
-def _guesses(
+def _guess(
     view: View, first: NodeRegression, rng: torch.Generator, settings: ReplaySettings
 ) -> dict[str, list[Opinion]]:
     trees = observe_trees(view)
@@ -148,7 +148,7 @@ def _guesses(
     held_out = [parts[fold::FOLDS] for fold in range(min(FOLDS, len(parts)))]
     for out in held_out:
         rest = torch.ones(len(parts), dtype=torch.bool, device=out.device).index_fill(0, out, False)
-        part = view.knowing(torch.nonzero(rest)[:, 0])
+        part = view.restrict(torch.nonzero(rest)[:, 0])
         cases.append(Case(part, regress_on_nodes(part, rng), draw_forests(part, n_forests, rng)))
     size = max(1, TOGETHER // len(view.features[view.aux_split]))
     groups = [cases[start : start + size] for start in range(0, len(cases), size)]
@@ -189,7 +189,7 @@ def _score_cases(
     seen = observe_trees(views[0], everywhere=True) if len(cases[0].first.scores) > 1 else None
     for k, rates in enumerate(settings.rates(views[0])):
         replays = [_replay_repeatedly(case, trees, settings.replays, rates) for case in cases]
-        starts = [_targets(replay, view) for replay, view in zip(replays, views, strict=True)]
+        starts = [_get_targets(replay, view) for replay, view in zip(replays, views, strict=True)]
         by_columns = fit_labels_by_columns(views, trees, starts, rates)
         by_row = fit_labels_by_row(views, trees, starts, rates) if k == 0 else None
         by_forest = None
@@ -201,14 +201,14 @@ def _score_cases(
             explained = _replay(trees, by_columns[place], view, rates)
             guessed = {
                 f"replayed {k}": (replay, starts[place]),
-                f"explained {k}": (explained, _targets(explained, view)),
+                f"explained {k}": (explained, _get_targets(explained, view)),
             }
             if by_row is not None:
                 labels = by_row[place]
-                logits = _logits(_log_odds(labels), view) + _replay(trees, labels, view, rates).scores
+                logits = _to_logits(_log_odds(labels), view) + _replay(trees, labels, view, rates).scores
                 guessed[f"explained by row {k}"] = Opinion(logits, logits[view.aux_rows]), labels
             if by_forest is not None:
-                logits = _logits(_log_odds(by_forest[place]), view)
+                logits = _to_logits(_log_odds(by_forest[place]), view)
                 guessed[LEARNED] = Opinion(logits, logits[view.aux_rows]), by_forest[place]
             for name, (opinion, targets) in guessed.items():
                 scores[place][name] = {split: opinion.scores}
@@ -217,7 +217,7 @@ def _score_cases(
                     of_splits = again.scores
                     if name == LEARNED:
                         of_splits = score_by_forest(view, again, targets, next(case.draws))
-                    scores[place][f"{EVERYWHERE} {name}"] = {s: _logits(x, view) for s, x in of_splits.items()}
+                    scores[place][f"{EVERYWHERE} {name}"] = {s: _to_logits(x, view) for s, x in of_splits.items()}
     return scores
 
 
@@ -226,17 +226,17 @@ def _replay_repeatedly(case: Case, trees: Ensemble, replays: int, rates: Rates) 
     assert case.first.left_out is not None
     last = Opinion(case.first.scores[case.view.aux_split], case.first.left_out)
     for _ in range(replays):
-        last = _replay(trees, _targets(last, case.view), case.view, rates)
+        last = _replay(trees, _get_targets(last, case.view), case.view, rates)
     return last
 
 
 def _replay(trees: Ensemble, targets: Tensor, view: View, rates: Rates) -> Opinion:
     """Return what training rows score in a replay, each without its own target."""
-    logits = _logits(replay_boosting(trees, targets, view.aux_split, rates).left_out, view)
+    logits = _to_logits(replay_boosting(trees, targets, view.aux_split, rates).left_out, view)
     return Opinion(logits, logits[view.aux_rows])
 
 
-def _targets(guess: Opinion, view: View) -> Tensor:
+def _get_targets(guess: Opinion, view: View) -> Tensor:
     """Return probabilities (n, C') of training rows, of the last of two classes only, with the known labels put in."""
     q = guess.calibrate(view.aux_labels).scores.clone()
     q[view.aux_rows] = F.one_hot(view.aux_labels, view.n_classes).to(q)
@@ -249,6 +249,6 @@ def _log_odds(q: Tensor) -> Tensor:
     return q.logit() if q.shape[1] == 1 else q.log()
 
 
-def _logits(scores: Tensor, view: View) -> Tensor:
+def _to_logits(scores: Tensor, view: View) -> Tensor:
     """Return logits (n, C) of scores (n, C'); those of two classes sum to zero."""
     return torch.cat([-scores, scores], dim=1) / 2 if view.n_classes == 2 else scores

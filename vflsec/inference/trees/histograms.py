@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from vflsec.core.message import AFTERWARDS, Kind
 from vflsec.core.protocol import FRACTION_BITS
 from vflsec.core.view import View
-from vflsec.inference.trees.nodes import messages_between
+from vflsec.inference.trees.nodes import list_messages
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -23,11 +23,11 @@ SMALLEST = 2000
 """Nodes whose histograms are solved exactly."""
 
 
-def exact_equations(view: View, victim: str) -> list[Equation]:
+def list_exact(view: View, victim: str) -> list[Equation]:
     """Return what histograms say of nodes: sent ones, and those that follow by subtraction from their parents."""
-    derivatives, nodes = _local_knowledge(view, victim)
+    derivatives, nodes = _get_knowledge(view, victim)
     sums: dict[tuple[int, int], NDArray[np.float64]] = {}
-    for m in messages_between(view, victim, Kind.HISTOGRAM):
+    for m in list_messages(view, victim, Kind.HISTOGRAM):
         value = m.payload["value"].cpu().double().numpy()
         sums |= {(m.step, node): value[i] for i, node in enumerate(m.payload["nodes"].tolist())}
     for tree, of_tree in nodes.items():
@@ -52,18 +52,18 @@ def exact_equations(view: View, victim: str) -> list[Equation]:
     return sorted(equations, key=lambda equation: len(equation.rows))[:SMALLEST]
 
 
-def linear_equations(view: View, victim: str, column: Ints) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+def list_equations(view: View, victim: str, column: Ints) -> tuple[Floats, Floats, NDArray[np.bool_]]:
     """Return weights (E, n) of training rows and the sums (E, V) over them in each bin, of the first nodes.
 
     The third value says for which columns (E, columns) they hold: a tree may have drawn some columns only, and
     histograms without withheld rows say nothing. Bins belong to ``column`` (V,), numbered from 0.
     """
     n = len(view.features[view.aux_split])
-    derivatives, nodes = _local_knowledge(view, victim)
+    derivatives, nodes = _get_knowledge(view, victim)
     weights: list[Floats] = []
     sums: list[Floats] = []
     holds: list[NDArray[np.bool_]] = []
-    messages = messages_between(view, victim, Kind.HISTOGRAM)
+    messages = list_messages(view, victim, Kind.HISTOGRAM)
     entries = [(m, i, node) for m in messages for i, node in enumerate(m.payload["nodes"].tolist())]
     for m, i, node in entries:
         first = max((step for step in derivatives if step <= m.step), default=None)
@@ -89,7 +89,7 @@ def linear_equations(view: View, victim: str, column: Ints) -> tuple[Floats, Flo
     return np.stack(weights), np.stack(sums), np.stack(holds)
 
 
-def _local_knowledge(view: View, victim: str) -> tuple[dict[int, tuple[Ints, Floats]], dict[int, dict[int, Ints]]]:
+def _get_knowledge(view: View, victim: str) -> tuple[dict[int, tuple[Ints, Floats]], dict[int, dict[int, Ints]]]:
     """Return derivatives, with their rows, by step, and rows by tree and node, as the adversary sent or noted them."""
     names = view.party.split("+")
     derivatives: dict[int, tuple[Ints, Floats]] = {}
@@ -148,14 +148,14 @@ class PossibleBins:
     def __init__(self, units: Sequence[Unit], low: Ints, high: Ints) -> None:
         self._columns: dict[int, tuple[int, Ints, NDArray[np.bool_]]] = {}
         for j in dict.fromkeys(unit.column for unit in units):
-            here = units_of(units, j)
+            here = find_units(units, j)
             bins = np.arange(units[here[0]].first, units[here[-1]].last + 1)
             between = (low[:, here] <= bins) & (bins <= high[:, here]) if units[here[0]].ordered else high[:, here] > 0
             packed, set_of = np.unique(np.packbits(between, axis=1), axis=0, return_inverse=True)
             sets = np.unpackbits(packed, axis=1, count=len(bins)).astype(bool)
             self._columns |= dict.fromkeys(bins.tolist(), (int(bins[0]), set_of.reshape(-1), sets))
 
-    def rows_in(self, rows: Ints, b: int) -> NDArray[np.bool_]:
+    def find_rows(self, rows: Ints, b: int) -> NDArray[np.bool_]:
         """Return whether each of some rows (m,) can be in bin ``b``."""
         start, set_of, sets = self._columns[b]
         return np.asarray(sets[set_of[rows], b - start])
@@ -166,7 +166,7 @@ class PossibleBins:
         return np.bincount(set_of[rows], minlength=len(sets)) @ sets[:, start - first : stop - first]
 
 
-def units_of(units: Sequence[Unit], column: int) -> list[int]:
+def find_units(units: Sequence[Unit], column: int) -> list[int]:
     """Return the positions of the units of a column."""
     return [u for u, unit in enumerate(units) if unit.column == column]
 
@@ -228,7 +228,7 @@ def _peel_column(equation: Equation, bins: Ints, start: int, stop: int, possible
     rows, keys = equation.rows[~known], equation.keys[~known]
     others = possible.numbers(rows, start, stop) - counts
     for b in np.flatnonzero((counts > 0) & ((counts <= MAX_SEARCHED_ROWS) | (others <= MAX_SEARCHED_ROWS))):
-        open_rows = np.flatnonzero((bins[rows] < 0) & possible.rows_in(rows, start + int(b)))
+        open_rows = np.flatnonzero((bins[rows] < 0) & possible.find_rows(rows, start + int(b)))
         chosen = _choose(keys[open_rows], int(sums[b]), int(counts[b]))
         bins[rows[open_rows[chosen]]] = start + b
 

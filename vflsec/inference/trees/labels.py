@@ -14,7 +14,7 @@ from vflsec.core import scaling
 from vflsec.core.view import View, memoize
 from vflsec.inference.opinion_pool import fit_out_of_bag
 from vflsec.inference.trees.choices import Choices
-from vflsec.inference.trees.nodes import node_components, partners, weigh_components
+from vflsec.inference.trees.nodes import get_components, list_partners, weigh_components
 from vflsec.inference.trees.replay import Ensemble, Rates, Replay, observe_trees, replay_boosting
 
 FEW_BINS, MANY_BINS = 100, 400
@@ -63,7 +63,7 @@ def fit_labels_by_columns(views: Sequence[View], trees: Ensemble, starts: Sequen
         starts: (n, C') probabilities to start from, for each view, of the last of two classes only.
         rates: of the training.
     """
-    fit, x = LabelFit(views, trees, starts, FEW_BINS, rates), _columns_and_nodes(views[0])
+    fit, x = LabelFit(views, trees, starts, FEW_BINS, rates), _join_columns(views[0])
     slopes = x.new_zeros(len(views), x.shape[1], fit.base.shape[2]).requires_grad_()
     # auxiliary rows are balanced
     offset, of_aux = (x.new_zeros(len(views), 1, fit.base.shape[2]).requires_grad_() for _ in range(2))
@@ -75,7 +75,7 @@ def fit_labels_by_columns(views: Sequence[View], trees: Ensemble, starts: Sequen
         return error + COLUMN_PENALTY / 2 * slopes.square().sum() + SURPRISE_SHARE * surprise
 
     _minimize(loss, [slopes, offset, of_aux], COLUMN_STEPS, COLUMN_STEP)
-    return fit.probabilities((fit.base + x @ slopes + offset).detach()).double()
+    return fit.to_probabilities((fit.base + x @ slopes + offset).detach()).double()
 
 
 def fit_labels_by_row(views: Sequence[View], trees: Ensemble, starts: Sequence[Tensor], rates: Rates) -> Tensor | None:
@@ -98,17 +98,17 @@ def fit_labels_by_row(views: Sequence[View], trees: Ensemble, starts: Sequence[T
     def loss(step: int) -> Tensor:
         logits = fit.base + change
         replay = fit.replay(logits, HOTTEST * (COLDEST / HOTTEST) ** (step / (ROW_STEPS - 1)))
-        agreement = _cross_entropy(replay.left_out, fit.probabilities(logits)).sum()
+        agreement = _cross_entropy(replay.left_out, fit.to_probabilities(logits)).sum()
         return torch.stack(replay.notes).sum() + AGREEMENT * agreement + ROW_PENALTY / 2 * change.square().sum()
 
     _minimize(loss, [change], ROW_STEPS, ROW_STEP)
-    return fit.probabilities((fit.base + change).detach()).double()
+    return fit.to_probabilities((fit.base + change).detach()).double()
 
 
 def has_splits_for_each_row(view: View) -> bool:
     """Whether there are so few training rows for each known split that splits say much of a single row."""
     rows = len(view.features[view.aux_split])
-    return rows <= min(MAX_ROWS, ROWS_PER_SPLIT * _choices(view, FEW_BINS).n_splits)
+    return rows <= min(MAX_ROWS, ROWS_PER_SPLIT * _get_choices(view, FEW_BINS).n_splits)
 
 
 class LabelFit:
@@ -124,7 +124,7 @@ class LabelFit:
         self, views: Sequence[View], trees: Ensemble, starts: Sequence[Tensor], bins: int, rates: Rates
     ) -> None:
         self.rates, self.split = rates, views[0].aux_split
-        self.choices = _choices(views[0], bins)
+        self.choices = _get_choices(views[0], bins)
         self.trees = trees._replace(nodes={self.split: trees.nodes[self.split]})
         base = torch.stack(list(starts)).float().clamp(1e-3, 1 - 1e-3)
         self.base = base.logit() if base.shape[2] == 1 else base.log()
@@ -133,7 +133,7 @@ class LabelFit:
             self.known[k, view.aux_rows] = True
             self.answers[k, view.aux_rows] = F.one_hot(view.aux_labels, view.n_classes).to(base)[:, -base.shape[2] :]
 
-    def probabilities(self, logits: Tensor) -> Tensor:
+    def to_probabilities(self, logits: Tensor) -> Tensor:
         """Return probabilities (k, n, C'), of the auxiliary rows those of their labels."""
         return torch.where(self.known, self.answers, _to_probabilities(logits))
 
@@ -145,10 +145,10 @@ class LabelFit:
 
         def surprise(round_: int, derivatives: Tensor) -> Tensor:
             assert temperature is not None
-            return self.choices.surprise(round_, derivatives, temperature=temperature, l2=self.rates.l2)
+            return self.choices.score_surprise(round_, derivatives, temperature=temperature, l2=self.rates.l2)
 
         noted = None if temperature is None else surprise
-        return replay_boosting(self.trees, self.probabilities(logits), self.split, self.rates, noted)
+        return replay_boosting(self.trees, self.to_probabilities(logits), self.split, self.rates, noted)
 
 
 class ForestDraw(NamedTuple):
@@ -189,14 +189,14 @@ def fit_labels_by_forest(
     """
     bins, coldest, steps = (MANY_BINS, 0.5, 18) if has_splits_for_each_row(views[0]) else (FEW_BINS, 1.0, 12)
     fit = LabelFit(views, trees, starts, bins, rates)
-    known = torch.cat([_standardize_columns(views[0])[fit.split], *_component_tables(views[0])], dim=1)
+    known = torch.cat([_standardize_columns(views[0])[fit.split], *_get_components(views[0])], dim=1)
     logits = fit.base
     for temperature in np.geomspace(HOTTEST, coldest, ROUNDS).tolist():
-        scores, guess = fit.replay(logits).left_out.detach(), fit.probabilities(logits)
+        scores, guess = fit.replay(logits).left_out.detach(), fit.to_probabilities(logits)
         each = zip(views, scores, guess, map(next, draws), strict=True)
-        prior = torch.stack([_forest_prior(view, known, *parts) for view, *parts in each])
+        prior = torch.stack([_fit_prior(view, known, *parts) for view, *parts in each])
         logits = _fit_near(fit, prior, temperature, coldest, steps)
-    return fit.probabilities(logits).double()
+    return fit.to_probabilities(logits).double()
 
 
 def _fit_near(fit: LabelFit, prior: Tensor, hottest: float, coldest: float, steps: int) -> Tensor:
@@ -205,7 +205,7 @@ def _fit_near(fit: LabelFit, prior: Tensor, hottest: float, coldest: float, step
 
     def loss(step: int) -> Tensor:
         replay = fit.replay(prior + change, max(coldest, hottest * 0.5 ** (step / steps)))
-        return torch.stack(replay.notes).sum() + _divergence(fit.probabilities(prior + change), expected)
+        return torch.stack(replay.notes).sum() + _measure(fit.to_probabilities(prior + change), expected)
 
     _minimize(loss, [change], steps, ROW_STEP)
     return (prior + change).detach()
@@ -228,7 +228,7 @@ def score_by_forest(view: View, replay: Replay, targets: Tensor, draw: ForestDra
     return {s: ((_log_odds(forests[s]) + score) / 2).double() for s, score in scores.items()}
 
 
-def _forest_prior(view: View, known: Tensor, scores: Tensor, targets: Tensor, draw: ForestDraw) -> Tensor:
+def _fit_prior(view: View, known: Tensor, scores: Tensor, targets: Tensor, draw: ForestDraw) -> Tensor:
     """Return logits (n, C'), half of a forest that reads ``known`` (n, k) and the scores of a replay, half of these."""
     (prediction,) = _predict_by_forest(view, [torch.cat([known, scores], dim=1)], targets, draw)
     replay = scores if scores.shape[1] == 1 else scores.log_softmax(dim=1)
@@ -270,7 +270,7 @@ def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return -(targets * logits.log_softmax(dim=-1)).sum(dim=-1, keepdim=True)
 
 
-def _divergence(q: Tensor, expected: Tensor) -> Tensor:
+def _measure(q: Tensor, expected: Tensor) -> Tensor:
     """Return the divergence of probabilities (k, n, C') from those that are expected, summed over rows."""
     if q.shape[-1] == 1:
         q, expected = torch.cat([1 - q, q], dim=-1), torch.cat([1 - expected, expected], dim=-1)
@@ -288,7 +288,7 @@ def _minimize(loss: Callable[[int], Tensor], parameters: Sequence[Tensor], steps
 
 
 @memoize
-def _choices(view: View, bins: int) -> Choices:
+def _get_choices(view: View, bins: int) -> Choices:
     trees = observe_trees(view)
     return Choices(view, trees.drawn if trees else {}, bins)
 
@@ -298,15 +298,15 @@ def _standardize_columns(view: View) -> dict[str, Tensor]:
     return {s: scaling.standardize(x, view.features[view.aux_split]).float() for s, x in view.features.items()}
 
 
-def _component_tables(view: View) -> list[Tensor]:
+def _get_components(view: View) -> list[Tensor]:
     """Return principal components (n, k) of the nodes that training rows share, one table for each sender."""
-    tables = [node_components(view, other) for other in partners(view)]
+    tables = [get_components(view, other) for other in list_partners(view)]
     return [weigh_components(*table[view.aux_split], 1).float().to(view.aux_rows.device) for table in tables if table]
 
 
 @memoize
-def _columns_and_nodes(view: View) -> Tensor:
+def _join_columns(view: View) -> Tensor:
     """Return own columns and components of nodes, (n, k), whose rows have a mean squared length of one."""
     columns = _standardize_columns(view)[view.aux_split]
-    x = torch.cat([*_component_tables(view), columns / max(1, columns.shape[1]) ** 0.5], dim=1)
+    x = torch.cat([*_get_components(view), columns / max(1, columns.shape[1]) ** 0.5], dim=1)
     return x / x.square().sum(dim=1).mean().sqrt().clamp_min(torch.finfo(x.dtype).tiny)

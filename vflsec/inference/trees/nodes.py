@@ -51,7 +51,7 @@ def collect_nodes(view: View, other: str) -> KnownNodes | None:
     A passive adversary also knows the children to which its own columns send rows, the active party only what it
     receives. A node reveals those above it. An adversary that is not adaptive reads the first tree only.
     """
-    messages = [m for m in messages_between(view, other, Kind.NODES) if m.rows is not None]
+    messages = [m for m in list_messages(view, other, Kind.NODES) if m.rows is not None]
     if view.side == "active":
         messages = [m for m in messages if m.sender == other]
     numbers = sorted({m.step + j for m in messages for j in range(m.payload["value"].shape[1])})
@@ -75,16 +75,16 @@ def collect_nodes(view: View, other: str) -> KnownNodes | None:
         for level in range(depth - 2, -1, -1):
             nodes[:, :, level] = np.where(nodes[:, :, level] > 0, nodes[:, :, level], nodes[:, :, level + 1] // 2)
     trees = np.array(numbers, dtype=np.int64)
-    return KnownNodes({s: x for s, x in paths.items() if x.any()}, trees, trees // trees_per_round(view))
+    return KnownNodes({s: x for s, x in paths.items() if x.any()}, trees, trees // count_trees(view))
 
 
-def partners(view: View) -> list[str]:
+def list_partners(view: View) -> list[str]:
     """Return the parties from which the adversary received nodes, in order."""
     names = view.party.split("+")
     return list(dict.fromkeys(m.sender for m in view.messages if m.kind is Kind.NODES and m.receiver in names))
 
 
-def trees_per_round(view: View) -> int:
+def count_trees(view: View) -> int:
     """Return the number of trees between two messages with derivatives; without any, one for each class of several."""
     kinds = (Kind.GRADIENT, Kind.CIPHERTEXT)
     steps = sorted({m.step for m in view.messages if m.kind in kinds and m.rows is not None})
@@ -92,14 +92,14 @@ def trees_per_round(view: View) -> int:
     return min((b - a for a, b in pairwise(steps)), default=several)
 
 
-def local_splits(view: View, other: str) -> dict[int, set[int]]:
+def list_splits(view: View, other: str) -> dict[int, set[int]]:
     """Return the nodes that are split by columns of a passive party, by number of the tree.
 
     The party is the adversary itself; for an active adversary it is ``other``.
     """
     owners = [other] if view.side == "active" else view.party.split("+")
     splits: dict[int, set[int]] = {}
-    for m in messages_between(view, other, Kind.NODES):
+    for m in list_messages(view, other, Kind.NODES):
         if m.sender in owners:  # it answers to which children its splits send rows
             for j in range(m.payload["value"].shape[1]):
                 nodes = set(torch.unique(m.payload["value"][:, j].long() // 2).tolist()) - {0}
@@ -107,15 +107,15 @@ def local_splits(view: View, other: str) -> dict[int, set[int]]:
     return splits
 
 
-def nodes_at_prediction(view: View, other: str) -> dict[int, set[int]]:
+def list_new_nodes(view: View, other: str) -> dict[int, set[int]]:
     """Return the nodes of which a passive party knows rows of every split, by number of the tree.
 
     These are the nodes that it splits, and their children.
     """
-    return {t: {v for i in nodes for v in (i, 2 * i, 2 * i + 1)} for t, nodes in local_splits(view, other).items()}
+    return {t: {v for i in nodes for v in (i, 2 * i, 2 * i + 1)} for t, nodes in list_splits(view, other).items()}
 
 
-def messages_between(view: View, other: str, kind: Kind) -> list[Message]:
+def list_messages(view: View, other: str, kind: Kind) -> list[Message]:
     """Return the messages of ``kind`` between the adversary and ``other``."""
     pairs = {pair for name in view.party.split("+") for pair in ((name, other), (other, name))}
     return [m for m in view.messages if m.kind is kind and (m.sender, m.receiver) in pairs]
@@ -129,7 +129,7 @@ def sum_by_place(values: Tensor, place: Tensor, count: int) -> Tensor:
 
 
 @memoize
-def node_components(view: View, other: str, *, everywhere: bool = False) -> dict[str, tuple[Floats, Floats]]:
+def get_components(view: View, other: str, *, everywhere: bool = False) -> dict[str, tuple[Floats, Floats]]:
     """Return ``compute_components`` of the nodes that the adversary knows.
 
     Args:
@@ -143,7 +143,7 @@ def node_components(view: View, other: str, *, everywhere: bool = False) -> dict
         return {}
     if not everywhere:
         known = known._replace(nodes={view.aux_split: known.nodes[view.aux_split]})
-    kept = nodes_at_prediction(view, other) if everywhere and view.side != "active" else None
+    kept = list_new_nodes(view, other) if everywhere and view.side != "active" else None
     return compute_components(known, view.aux_split, kept)
 
 
@@ -177,8 +177,8 @@ def compute_components(
     if not sum(block.shape[1] for block in blocks):
         return {}
     columns = sparse.csr_array(sparse.block_diag([sparse.csr_array(block) for block in blocks]))
-    incidence = {s: _incidence(np.stack(parts, axis=1), n_codes) for s, parts in codes.items()}
-    axes, values = _principal_axes(incidence[split], columns)
+    incidence = {s: _encode_nodes(np.stack(parts, axis=1), n_codes) for s, parts in codes.items()}
+    axes, values = _find_axes(incidence[split], columns)
     onto = columns @ axes
     return {s: (np.asarray(which @ onto), values) for s, which in incidence.items()}
 
@@ -233,14 +233,14 @@ def _standardize(combinations: Ints, counts: Ints) -> Floats:
     return np.asarray((inside - share[nodes]) / np.sqrt(share[nodes] * (1 - share[nodes])))
 
 
-def _incidence(codes: Ints, n_codes: int) -> sparse.csr_array:
+def _encode_nodes(codes: Ints, n_codes: int) -> sparse.csr_array:
     """Return the matrix (n, n_codes) with a 1 for each code (n, T) of a row."""
     rows, trees = np.nonzero(codes >= 0)
     ones = np.ones(len(rows))
     return sparse.csr_array((ones, (rows, codes[rows, trees])), shape=(len(codes), n_codes))
 
 
-def _principal_axes(which: sparse.csr_array, columns: sparse.csr_array) -> tuple[Floats, Floats]:
+def _find_axes(which: sparse.csr_array, columns: sparse.csr_array) -> tuple[Floats, Floats]:
     """Return the principal axes (m, r) of ``which @ columns`` and its singular values (r,), the largest first.
 
     By subspace iteration (Halko, Martinsson, Tropp 2011, SIAM Review 53), or exactly if there are few columns.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vflsec.core.message import AFTERWARDS, Kind
 from vflsec.core.view import View, memoize
-from vflsec.inference.trees.nodes import collect_nodes, nodes_at_prediction, partners, sum_by_place
+from vflsec.inference.trees.nodes import collect_nodes, list_new_nodes, list_partners, sum_by_place
 
 Ints = NDArray[np.int64]
 
@@ -72,11 +72,11 @@ def observe_trees(view: View, *, everywhere: bool = False) -> Ensemble | None:
             rows that are in none of these nodes are together in 1: here that says something of a row.
     """
     columns: dict[str, dict[int, Ints]] = {}
-    for other in partners(view):
+    for other in list_partners(view):
         known = collect_nodes(view, other)
         if known is None or view.aux_split not in known.nodes:
             continue
-        kept = nodes_at_prediction(view, other)
+        kept = list_new_nodes(view, other)
         for split, nodes in known.nodes.items() if everywhere else [(view.aux_split, known.nodes[view.aux_split])]:
             by_tree = columns.setdefault(split, {})
             for t, tree in enumerate(known.trees.tolist()):
@@ -139,15 +139,15 @@ def replay_boosting(
         place = (nodes[split] + places).flatten()
         of_rows = derivatives[..., outputs].flatten(-2)  # (2, ..., n T)
         sums = sum_by_place(of_rows, place, length * len(here))
-        values = _leaf_values(sums, rates)
-        others = _leaf_values(sums[..., place] - of_rows, rates).view(*left_out.shape[:-1], -1)
+        values = _compute_values(sums, rates)
+        others = _compute_values(sums[..., place] - of_rows, rates).view(*left_out.shape[:-1], -1)
         for s, x in nodes.items():
             scores[s] = scores[s].index_add(-1, outputs, values[..., x + places] * (x > 0))
         left_out = left_out.index_add(-1, outputs, others * (nodes[split] > 0))
     return Replay(scores, left_out, notes)
 
 
-def _leaf_values(sums: Tensor, rates: Rates) -> Tensor:
+def _compute_values(sums: Tensor, rates: Rates) -> Tensor:
     """Return the values of nodes with sums (2, ...) of first and second derivatives."""
     return -rates.learning_rate * sums[0] / (sums[1] + rates.l2).clamp_min(TINY)
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from vflsec.base.layout import EncodedColumn, Layout
 from vflsec.core.view import View, memoize
 from vflsec.inference.opinion_pool import Opinion
-from vflsec.inference.regression import nearest_in_simplex, project_categories
-from vflsec.inference.trees.bounds import ColumnBounds, bounds
-from vflsec.inference.trees.histograms import linear_equations
+from vflsec.inference.regression import project_categories, project_simplex
+from vflsec.inference.trees.bounds import ColumnBounds, find_bounds
+from vflsec.inference.trees.histograms import list_equations
 
 Floats = NDArray[np.float64]
 
@@ -47,13 +47,13 @@ def solve_bins(view: View, victim: str) -> Floats:
     allow, which sum to one, alternate. They start from the shares of all rows in the bins between the bounds. The
     number of a row is the mean over its bins.
     """
-    known = bounds(view, victim)
+    known = find_bounds(view, victim)
     assert known is not None
     in_order = dict.fromkeys(unit.column for unit in known.units)
     columns = [[u for u, unit in enumerate(known.units) if unit.column == j] for j in in_order]
     ranges = [np.arange(known.units[units[0]].first, known.units[units[-1]].last + 1) for units in columns]
     of_bins = np.repeat(np.arange(len(columns)), [len(bins) for bins in ranges])
-    all_rows, all_sums, holds = linear_equations(view, victim, of_bins)
+    all_rows, all_sums, holds = list_equations(view, victim, of_bins)
     numbers = known.expected[view.aux_split].copy()
     length = np.linalg.norm(all_rows, axis=1, keepdims=True).clip(np.finfo(float).tiny)
     all_rows, all_sums = all_rows / length, all_sums / length
@@ -73,14 +73,14 @@ def solve_bins(view: View, victim: str) -> Floats:
             missing = sums[:, bins] - rows @ x
             if np.abs(missing).max() < CLOSE:
                 break
-            x = _nearest(x + step @ missing, allowed)
+            x = _project(x + step @ missing, allowed)
         numbers[:, units] = x @ known.weights[bins][:, units]
     return numbers
 
 
-def _nearest(x: Floats, allowed: NDArray[np.bool_]) -> Floats:
+def _project(x: Floats, allowed: NDArray[np.bool_]) -> Floats:
     """Return the nearest shares (n, k) that are at least 0, sum to one in each row and are 0 where not ``allowed``."""
-    return nearest_in_simplex(torch.from_numpy(np.where(allowed, x, FORBIDDEN))).numpy()
+    return project_simplex(torch.from_numpy(np.where(allowed, x, FORBIDDEN))).numpy()
 
 
 def _find_allowed_bins(known: ColumnBounds, split: str, units: list[int], bins: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -102,23 +102,23 @@ def recover_columns(view: View, victim: str) -> dict[str, Tensor]:
     by isotonic regression on the auxiliary rows, if there are at least 5, else by the quantiles of a normal
     distribution.
     """
-    return {**columns_between_bounds(view, victim), view.aux_split: columns_by_histograms(view, victim)}
+    return {**fill_between(view, victim), view.aux_split: solve_histograms(view, victim)}
 
 
-def columns_by_histograms(view: View, victim: str) -> Tensor:
+def solve_histograms(view: View, victim: str) -> Tensor:
     """Return the columns (n, d) of training rows, in accordance with bounds and histograms."""
-    known = bounds(view, victim)
+    known = find_bounds(view, victim)
     numbers = {} if known is None else {view.aux_split: solve_bins(view, victim)}
-    return _values(view, known, numbers)[view.aux_split]
+    return _fill_values(view, known, numbers)[view.aux_split]
 
 
-def columns_between_bounds(view: View, victim: str) -> dict[str, Tensor]:
+def fill_between(view: View, victim: str) -> dict[str, Tensor]:
     """Return the columns (n, d) of all rows by split, in accordance with bounds."""
-    known = bounds(view, victim)
-    return _values(view, known, {} if known is None else known.expected)
+    known = find_bounds(view, victim)
+    return _fill_values(view, known, {} if known is None else known.expected)
 
 
-def _values(view: View, known: ColumnBounds | None, numbers: Mapping[str, Floats]) -> dict[str, Tensor]:
+def _fill_values(view: View, known: ColumnBounds | None, numbers: Mapping[str, Floats]) -> dict[str, Tensor]:
     layout = view.layout or Layout.numeric(view.n_classes)
     mean = view.aux_labels.double().mean(dim=0).cpu().numpy() if len(view.aux_rows) else np.zeros(layout.width)
     values = {s: np.tile(mean, (len(view.features[s]), 1)) for s in numbers or view.features}
@@ -155,9 +155,9 @@ def learn_columns(view: View, victim: str, rng: torch.Generator) -> dict[str, li
     Randomized trees are fitted to the columns (n, d) that were recovered for training rows. One forest reads the own
     columns, the other also the bounds that follow from splits. The auxiliary rows are left out of both.
     """
-    known, device = bounds(view, victim), view.aux_rows.device
+    known, device = find_bounds(view, victim), view.aux_rows.device
     assert known is not None
-    targets = columns_by_histograms(view, victim).numpy()
+    targets = solve_histograms(view, victim).numpy()
     auxiliary = view.aux_rows.cpu().numpy()
     rows = np.setdiff1d(np.arange(len(targets)), auxiliary)
     rows = rows[torch.randperm(len(rows), generator=rng)[:MAX_FITTED_ROWS].numpy()]

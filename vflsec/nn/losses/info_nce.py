@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vflsec.nn.losses.unit import unit
+from vflsec.nn.losses.unit import normalize
 
 
 def info_nce(p: Tensor, z: Tensor, negatives: Tensor, temperature: float) -> Tensor:
@@ -23,7 +23,7 @@ def info_nce(p: Tensor, z: Tensor, negatives: Tensor, temperature: float) -> Ten
         temperature: tau.
     """
     assert p.shape == z.shape, "one positive per query"
-    query = unit(p)
-    positive = (query * unit(z.detach())).sum(dim=1, keepdim=True)  # (B, 1)
-    logits = torch.cat([positive, query @ unit(negatives.detach()).T], dim=1) / temperature  # (B, 1 + Q)
+    query = normalize(p)
+    positive = (query * normalize(z.detach())).sum(dim=1, keepdim=True)  # (B, 1)
+    logits = torch.cat([positive, query @ normalize(negatives.detach()).T], dim=1) / temperature  # (B, 1 + Q)
     return F.cross_entropy(logits, torch.zeros(len(p), dtype=torch.long, device=p.device))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vflsec.nn.losses.unit import unit
+from vflsec.nn.losses.unit import normalize
 
 
 def negative_cosine(p: Tensor, z: Tensor) -> Tensor:
@@ -17,4 +17,4 @@ def negative_cosine(p: Tensor, z: Tensor) -> Tensor:
         z: targets (B, d), detached here.
     """
     assert p.shape == z.shape, "one target per prediction"
-    return -(unit(p) * unit(z.detach())).sum(dim=1).mean()
+    return -(normalize(p) * normalize(z.detach())).sum(dim=1).mean()

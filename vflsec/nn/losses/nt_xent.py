@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vflsec.nn.losses.unit import unit
+from vflsec.nn.losses.unit import normalize
 
 
 def nt_xent(a: Tensor, b: Tensor, temperature: float) -> Tensor:
@@ -23,7 +23,7 @@ def nt_xent(a: Tensor, b: Tensor, temperature: float) -> Tensor:
         temperature: tau.
     """
     assert a.shape == b.shape, "one partner per row"
-    rows = unit(torch.cat([a, b]))  # (2B, d)
+    rows = normalize(torch.cat([a, b]))  # (2B, d)
     logits = rows @ rows.T / temperature  # (2B, 2B)
     itself = torch.eye(len(rows), dtype=torch.bool, device=rows.device)
     partner = torch.arange(len(rows), device=rows.device).roll(len(a))

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from vflsec.nn.losses.unit import unit
+from vflsec.nn.losses.unit import normalize
 
 
 def scarf_loss(z: Tensor, corrupted: Tensor, temperature: float) -> Tensor:
@@ -24,5 +24,5 @@ def scarf_loss(z: Tensor, corrupted: Tensor, temperature: float) -> Tensor:
         temperature: tau.
     """
     assert z.shape == corrupted.shape, "one corrupted row per clean row"
-    s = unit(z) @ unit(corrupted).T / temperature  # (N, N)
+    s = normalize(z) @ normalize(corrupted).T / temperature  # (N, N)
     return (torch.logsumexp(s, dim=1) - s.diagonal()).mean() - math.log(len(z))

@@ -9,7 +9,7 @@ TINY = 1e-12
 """Length below which a row counts as zero."""
 
 
-def unit(rows: Tensor) -> Tensor:
+def normalize(rows: Tensor) -> Tensor:
     """Return rows (B, d) scaled to length one.
 
     A zero row has no direction: it stays zero. Its gradient is the plain one, not that divided by a tiny length, which

@@ -73,7 +73,7 @@ def load(
     frame["hour"] = frame["hour"].str[-2:]
     ids = pd.Index(frame.index.to_numpy(), name="id")
     tables = []
-    for party, names in zip(["active", *bundle.passive_names(2)], SPLITS[split], strict=False):
+    for party, names in zip(["active", *bundle.name_passive(2)], SPLITS[split], strict=False):
         numeric = [name for name in names if name in NUMBERS[split]]
         numbers = sampling.read_numbers(path, frame, numeric)
         for name, values in numbers.items():
@@ -83,7 +83,7 @@ def load(
         table = pd.DataFrame(columns, index=ids)
         tables.append(PartyTable(party, table, coded, rare=dict.fromkeys(coded, categories)))
     labels = sampling.read_labels(path, frame, "click", ids)
-    return VerticalDataset(NAME, tuple(tables), labels, CLASSES, card=bundle.card(NAME, FOLDER))
+    return VerticalDataset(NAME, tuple(tables), labels, CLASSES, card=bundle.get_card(NAME, FOLDER))
 
 
 def source_files(data_dir: str | None = None) -> list[Path]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from vflsec.base.checks import expect_known, positive
+from vflsec.base.checks import check_positive, expect_known
 from vflsec.base.errors import DataError
 from vflsec.base.seeds import derive
 from vflsec.data import bundle
@@ -51,8 +51,8 @@ def load(*, data_dir: str | None = None, rows: int = 20_000, pairs: str = "drawn
         DataError: the folder is missing, or a name or an image is not as expected.
     """
     expect_known(("drawn", "ordered"), pairs=pairs)
-    positive(rows=rows, size=size)
-    root = _root(data_dir)
+    check_positive(rows=rows, size=size)
+    root = _find_root(data_dir)
     return _load(root, rows, pairs, size, pictures.fingerprint(root))
 
 
@@ -62,14 +62,14 @@ def fingerprint(data_dir: str | None = None) -> str:
     Raises:
         DataError: the folder is missing.
     """
-    return pictures.fingerprint(_root(data_dir))
+    return pictures.fingerprint(_find_root(data_dir))
 
 
 @lru_cache(maxsize=1)
 def _load(root: Path, rows: int, pairs: str, size: int, _: str) -> VerticalDataset:
     """Return the dataset; cached, since every seed of an evaluation splits the same rows."""
-    patients = _patients(root)
-    every_pair = _pairs(root, patients, pairs)
+    patients = _list_patients(root)
+    every_pair = _list_pairs(root, patients, pairs)
     drawn = np.random.default_rng(derive(0, NAME, "rows")).permutation(len(every_pair))[:rows]
     kept = [every_pair[place] for place in np.sort(drawn)]
     order = np.random.default_rng(derive(0, NAME, "test")).permutation(len(patients))
@@ -79,32 +79,32 @@ def _load(root: Path, rows: int, pairs: str, size: int, _: str) -> VerticalDatas
     shape = (3, size, size)
     tables = []
     for party, patches in zip(("active", "passive_1"), zip(*kept, strict=True), strict=True):
-        images = pictures.stack(patches, partial(_patch, size=size), shape)
-        tables.append(pictures.party_table(NAME, party, images, ids))
+        images = pictures.stack(patches, partial(_read_patch, size=size), shape)
+        tables.append(pictures.make_table(NAME, party, images, ids))
     labels = pd.Series([int(first.parent.name) for first, _ in kept], index=ids, name="label", dtype="int64")
     test_ids = ids[[first.parent.parent.name in tested for first, _ in kept]]
-    return VerticalDataset(NAME, tuple(tables), labels, CLASSES, test_ids, bundle.card(NAME, FOLDER), headline="f1")
+    return VerticalDataset(NAME, tuple(tables), labels, CLASSES, test_ids, bundle.get_card(NAME, FOLDER), headline="f1")
 
 
-def _patch(path: Path, size: int) -> np.ndarray:
+def _read_patch(path: Path, size: int) -> np.ndarray:
     """Return a patch (3, size, size)."""
     return pictures.resize(pictures.read(path, ("PNG",), ("RGB",), SIDE), size, "RGB")
 
 
-def _root(data_dir: str | None) -> Path:
+def _find_root(data_dir: str | None) -> Path:
     """Return the folder of the patients: the given one, or the nested one if it is all there is."""
-    given = pictures.folder(NAME, data_dir, PAGE)
-    inside = pictures.folders(given)
+    given = pictures.find_folder(NAME, data_dir, PAGE)
+    inside = pictures.list_folders(given)
     return inside[0] if [folder.name for folder in inside] == [NESTED] else given
 
 
-def _patients(root: Path) -> list[Path]:
+def _list_patients(root: Path) -> list[Path]:
     """Return the patients' folders.
 
     Raises:
         DataError: fewer than two, or a folder of another name.
     """
-    patients = [folder for folder in pictures.folders(root) if folder.name != NESTED]
+    patients = [folder for folder in pictures.list_folders(root) if folder.name != NESTED]
     other = next((folder for folder in patients if not re.fullmatch(r"\d+", folder.name)), None)
     if other:
         raise DataError(
@@ -118,7 +118,7 @@ def _patients(root: Path) -> list[Path]:
     return patients
 
 
-def _pairs(root: Path, patients: list[Path], pairs: str) -> list[tuple[Path, Path]]:
+def _list_pairs(root: Path, patients: list[Path], pairs: str) -> list[tuple[Path, Path]]:
     """Return all pairs, by patient and label.
 
     Raises:
@@ -126,7 +126,7 @@ def _pairs(root: Path, patients: list[Path], pairs: str) -> list[tuple[Path, Pat
     """
     every_pair: list[tuple[Path, Path]] = []
     for patient in patients:
-        for parent, patches in _patches(patient).items():
+        for parent, patches in _list_patches(patient).items():
             rng = np.random.default_rng(derive(0, NAME, "pairs", patient.name, parent.name))
             order = rng.permutation(len(patches)) if pairs == "drawn" else np.arange(len(patches))
             paths = [parent / patches[place] for place in order]
@@ -138,7 +138,7 @@ def _pairs(root: Path, patients: list[Path], pairs: str) -> list[tuple[Path, Pat
     return every_pair
 
 
-def _patches(patient: Path) -> dict[Path, list[str]]:
+def _list_patches(patient: Path) -> dict[Path, list[str]]:
     """Return the names of a patient's images in each folder of a label.
 
     Raises:
@@ -146,10 +146,10 @@ def _patches(patient: Path) -> dict[Path, list[str]]:
     """
     names_of: dict[Path, list[str]] = {}
     places: set[tuple[int, ...]] = set()
-    for parent in pictures.folders(patient):
+    for parent in pictures.list_folders(patient):
         if parent.name not in ("0", "1"):
             raise DataError(f"{patient}: expected the folders 0 and 1, got {parent.name!r}; remove it")
-        names_of[parent] = pictures.names(parent)
+        names_of[parent] = pictures.list_names(parent)
         for name in names_of[parent]:
             match = PATCH.fullmatch(name)
             expected = f"{patient.name}_idx5_xX_yY_class{parent.name}.png"

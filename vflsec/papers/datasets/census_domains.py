@@ -129,16 +129,16 @@ def load(*, ratio: float = 0.04, source: str = "apart", clean_split: bool = Fals
     expect_known(("apart", "merged"), source=source)
     if not 1 <= round(ratio * LABELED) <= LABELED // 2:
         raise UsageError(f"expected ratio between {1 / LABELED} and 0.5, got {ratio}: the paper has 0.01, 0.02, 0.04")
-    table = _table()
+    table = _read_table()
     labels, target = table["label"].astype("int64"), table["is_target"].to_numpy()
     grouping = _build_grouping()
     held = {"active": table[target] if source == "apart" else table, "source": table[~target]}
-    active, other = (bundle.party_table(NAME, name, rows[ACTIVE]) for name, rows in held.items())
+    active, other = (bundle.make_table(NAME, name, rows[ACTIVE]) for name, rows in held.items())
     columns = list(grouping.whole.columns)
-    passive = bundle.party_table(NAME, "passive_1", table[columns], columns, grouping=grouping)
+    passive = bundle.make_table(NAME, "passive_1", table[columns], columns, grouping=grouping)
 
     def draw(seed: int) -> Roles:
-        roles = _roles(labels, table["is_target"], table["is_test"], round(ratio * LABELED), clean_split, seed)
+        roles = _draw_roles(labels, table["is_target"], table["is_test"], round(ratio * LABELED), clean_split, seed)
         return roles if source == "apart" else roles._replace(train=roles.train.append(roles.source))
 
     return VerticalDataset(
@@ -146,13 +146,13 @@ def load(*, ratio: float = 0.04, source: str = "apart", clean_split: bool = Fals
         (active, passive),
         labels,
         CLASSES,
-        card=bundle.card(NAME, FOLDER),
+        card=bundle.get_card(NAME, FOLDER),
         source=other if source == "apart" else None,
         draw=draw,
     )
 
 
-def _roles(
+def _draw_roles(
     labels: pd.Series, is_target: pd.Series, is_test: pd.Series, positives: int, clean_split: bool, seed: int
 ) -> Roles:
     """Draw the role of each row; more positives are a superset of fewer."""
@@ -191,9 +191,9 @@ def _build_grouping() -> Grouping:
     return Grouping(single, tuple(pairs), Group("all", columns, WIDTHS["all"]), embeddings)
 
 
-def _table() -> pd.DataFrame:
+def _read_table() -> pd.DataFrame:
     """Return all rows, with the task's columns, except the source's rows of the official test set."""
-    arrays = bundle.arrays(TABLE)
+    arrays = bundle.read_arrays(TABLE)
     education = arrays["education.categories"][arrays["education"]]
     is_target = np.isin(education, POSTGRADUATE)
     kept = is_target | ~arrays["is_test"]

@@ -48,7 +48,7 @@ def load(*, data_dir: str | None = None, rows: int = 100_000, categories: int = 
         "active", pd.DataFrame(coded, index=ids), frozenset(CATEGORIES), rare=dict.fromkeys(CATEGORIES, categories)
     )
     passive = PartyTable("passive_1", pd.DataFrame(counts, index=ids), signed_log=frozenset(NUMBERS), impute="median")
-    return VerticalDataset(NAME, (active, passive), labels, CLASSES, card=bundle.card(NAME, FOLDER))
+    return VerticalDataset(NAME, (active, passive), labels, CLASSES, card=bundle.get_card(NAME, FOLDER))
 
 
 def source_files(data_dir: str | None = None) -> list[Path]:

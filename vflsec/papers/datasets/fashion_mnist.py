@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from vflsec.base.checks import positive
+from vflsec.base.checks import check_positive
 from vflsec.base.errors import DataError, UsageError
 from vflsec.base.seeds import derive
 from vflsec.data import bundle
@@ -54,14 +54,14 @@ def load(*, parties: int = 2, rows: int | None = None, data_dir: str | None = No
     contents = [_unpack(path) for path in paths]
     if data_dir is None:
         bundle.verify(NAME, b"".join(contents), f"Reinstall {PACKAGE}", FOLDER)
-    train_images, train_labels = _images_and_labels(paths[:2], contents[:2])
-    test_images, test_labels = _images_and_labels(paths[2:], contents[2:])
+    train_images, train_labels = _read_images(paths[:2], contents[:2])
+    test_images, test_labels = _read_images(paths[2:], contents[2:])
     kept = _select_rows(rows, len(train_images), paths[0])
     ids = pd.Index(np.append(kept, len(train_images) + np.arange(len(test_images))), name="id")
-    tables = bundle.image_tables(NAME, np.concatenate([train_images[kept], test_images]), ids, parties)
+    tables = bundle.split_images(NAME, np.concatenate([train_images[kept], test_images]), ids, parties)
     classes = np.concatenate([train_labels[kept], test_labels])
     labels = pd.Series(classes, index=ids, name="label", dtype="int64")
-    return VerticalDataset(NAME, tables, labels, CLASSES, ids[len(kept) :], bundle.card(NAME, FOLDER))
+    return VerticalDataset(NAME, tables, labels, CLASSES, ids[len(kept) :], bundle.get_card(NAME, FOLDER))
 
 
 def source_files(data_dir: str | None = None) -> list[Path]:
@@ -113,7 +113,7 @@ def _parse(content: bytes, dimensions: int, path: Path) -> np.ndarray:
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
-def _images_and_labels(paths: list[Path], contents: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+def _read_images(paths: list[Path], contents: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
     """Return images (n, 28, 28) and labels (n,) of the training or the test set."""
     images, labels = (
         _parse(content, dimensions, path) for content, dimensions, path in zip(contents, (3, 1), paths, strict=True)
@@ -137,7 +137,7 @@ def _select_rows(rows: int | None, available: int, path: Path) -> np.ndarray:
     """Return the positions of the training images that are kept."""
     if rows is None:
         return np.arange(available)
-    positive(rows=rows)
+    check_positive(rows=rows)
     if rows > available:
         raise UsageError(f"expected rows <= {available}, the images in {path}, got {rows}")
     return np.random.default_rng(derive(0, NAME, "rows")).permutation(available)[:rows]

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from vflsec.base.checks import positive
+from vflsec.base.checks import check_positive
 from vflsec.base.errors import DataError, UsageError
 from vflsec.base.seeds import derive
 from vflsec.data import bundle
@@ -47,12 +47,12 @@ def load(*, data_dir: str | None = None, rows: int = 20_000, size: int = 64, cla
         UsageError: an odd size, or numbers out of range.
         DataError: the folder is missing, or a name or an image is not as expected.
     """
-    positive(rows=rows)
+    check_positive(rows=rows)
     if size < 2 or size % 2:
         raise UsageError(f"expected an even size >= 2, got {size}")
     if not 2 <= classes <= CLASSES:
         raise UsageError(f"expected 2 <= classes <= {CLASSES}, got {classes}")
-    root = pictures.folder(NAME, data_dir, PAGE)
+    root = pictures.find_folder(NAME, data_dir, PAGE)
     return _load(root, rows, size, classes, pictures.fingerprint(root))
 
 
@@ -62,28 +62,28 @@ def fingerprint(data_dir: str | None = None) -> str:
     Raises:
         DataError: the folder is missing.
     """
-    return pictures.fingerprint(pictures.folder(NAME, data_dir, PAGE))
+    return pictures.fingerprint(pictures.find_folder(NAME, data_dir, PAGE))
 
 
 @lru_cache(maxsize=1)
 def _load(root: Path, rows: int, size: int, classes: int, _: str) -> VerticalDataset:
     """Return the dataset; cached, since every seed of an evaluation splits the same rows."""
-    words = _words(root)[:classes]
-    train, test = ([path for word in words for path in _photographs(root / part / word)] for part in ("train", "val"))
+    words = _list_words(root)[:classes]
+    train, test = ([path for word in words for path in _list_pictures(root / part / word)] for part in ("train", "val"))
     drawn = np.sort(np.random.default_rng(derive(0, NAME, "rows")).permutation(len(train))[:rows])
     kept = [*(train[place] for place in drawn), *test]
     ids = pd.Index(np.append(drawn, len(train) + np.arange(len(test))), name="id")
-    images = pictures.stack(kept, partial(_square, size=size), (3, size, size))
+    images = pictures.stack(kept, partial(_read_square, size=size), (3, size, size))
     tables = (
-        pictures.party_table(NAME, "active", images[..., : size // 2], ids),
-        pictures.party_table(NAME, "passive_1", images[..., size // 2 :], ids),
+        pictures.make_table(NAME, "active", images[..., : size // 2], ids),
+        pictures.make_table(NAME, "passive_1", images[..., size // 2 :], ids),
     )
     places = {word: place for place, word in enumerate(words)}
     labels = pd.Series([places[path.parent.name] for path in kept], index=ids, name="label", dtype="int64")
-    return VerticalDataset(NAME, tables, labels, tuple(words), ids[len(drawn) :], bundle.card(NAME, FOLDER))
+    return VerticalDataset(NAME, tables, labels, tuple(words), ids[len(drawn) :], bundle.get_card(NAME, FOLDER))
 
 
-def _square(path: Path, size: int) -> np.ndarray:
+def _read_square(path: Path, size: int) -> np.ndarray:
     """Return the middle square (3, size, size) of a photograph; one of ImageNet's is a PNG, and some are CMYK."""
     image = pictures.read(path, ("JPEG", "PNG"), ("RGB", "L", "CMYK", "RGBA"), MAX_SIDE)
     side = min(image.size)
@@ -91,7 +91,7 @@ def _square(path: Path, size: int) -> np.ndarray:
     return pictures.resize(image.crop((left, top, left + side, top + side)), size, "RGB")
 
 
-def _words(root: Path) -> list[str]:
+def _list_words(root: Path) -> list[str]:
     """Return the names of the classes.
 
     Raises:
@@ -104,7 +104,7 @@ def _words(root: Path) -> list[str]:
                 f"{NAME}: expected a folder {part} in {root}, found none: download it from {PAGE} and give --data-dir "
                 f"FOLDER"
             )
-        words = [folder.name for folder in pictures.folders(root / part)]
+        words = [folder.name for folder in pictures.list_folders(root / part)]
         other = next((word for word in words if not WORD.fullmatch(word)), None)
         if other:
             raise DataError(f"{root / part}: expected folders named like n01558993, got {other!r}; remove it")
@@ -123,13 +123,13 @@ def _words(root: Path) -> list[str]:
     return train
 
 
-def _photographs(parent: Path) -> list[Path]:
+def _list_pictures(parent: Path) -> list[Path]:
     """Return the files of a class.
 
     Raises:
         DataError: there is none, or one has another name.
     """
-    names = pictures.names(parent)
+    names = pictures.list_names(parent)
     other = next((name for name in names if not FILE.fullmatch(name)), None)
     if other:
         raise DataError(f"{parent}: expected files named NAME.JPEG, got {other!r}; remove it")

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from vflsec.base.checks import expect_known, positive
+from vflsec.base.checks import check_positive, expect_known
 from vflsec.base.errors import DataError, UsageError
 from vflsec.base.seeds import derive
 from vflsec.data import bundle
@@ -52,10 +52,10 @@ def load(
         DataError: the folder is missing, a view is, or a name or an image is not as expected.
     """
     expect_known(("2", "3", "4", "6", "12"), parties=str(parties))
-    positive(rows=rows, size=size)
+    check_positive(rows=rows, size=size)
     if classes < 2:
         raise UsageError(f"expected classes >= 2, got {classes}")
-    root = pictures.folder(NAME, data_dir, PAGE)
+    root = pictures.find_folder(NAME, data_dir, PAGE)
     return _load(root, parties, classes, rows, size, pictures.fingerprint(root))
 
 
@@ -65,13 +65,13 @@ def fingerprint(data_dir: str | None = None) -> str:
     Raises:
         DataError: the folder is missing.
     """
-    return pictures.fingerprint(pictures.folder(NAME, data_dir, PAGE))
+    return pictures.fingerprint(pictures.find_folder(NAME, data_dir, PAGE))
 
 
 @lru_cache(maxsize=1)
 def _load(root: Path, parties: int, classes: int, rows: int, size: int, _: str) -> VerticalDataset:
     """Return the dataset; cached, since every seed of an evaluation splits the same rows."""
-    kinds = pictures.folders(root)
+    kinds = pictures.list_folders(root)
     if len(kinds) < classes:
         raise DataError(
             f"{NAME}: expected the folders of {classes} classes in {root}, found {len(kinds)}: download it from {PAGE} "
@@ -80,7 +80,7 @@ def _load(root: Path, parties: int, classes: int, rows: int, size: int, _: str) 
     train: list[Row] = []
     test: list[Row] = []
     for kind in kinds[:classes]:
-        known, tested = (_objects(kind, part) for part in PARTS)
+        known, tested = (_list_objects(kind, part) for part in PARTS)
         both = sorted(known.keys() & tested.keys())
         if both:
             raise DataError(f"{kind}: expected each object in train or test, got {both[0]} in both; remove one")
@@ -94,16 +94,16 @@ def _load(root: Path, parties: int, classes: int, rows: int, size: int, _: str) 
     ids = pd.Index(np.append(drawn, len(train) + np.arange(len(test))), name="id")
     shape = (1, size, size)
     tables = []
-    for k, party in enumerate(["active", *bundle.passive_names(parties - 1)]):
+    for k, party in enumerate(["active", *bundle.name_passive(parties - 1)]):
         paths = [views[k] for _, views in kept]
-        images = pictures.stack(paths, partial(_view, size=size), shape)
-        tables.append(pictures.party_table(NAME, party, images, ids))
+        images = pictures.stack(paths, partial(_read_view, size=size), shape)
+        tables.append(pictures.make_table(NAME, party, images, ids))
     names = tuple(kind.name for kind in kinds[:classes])
     labels = pd.Series([names.index(kind) for kind, _ in kept], index=ids, name="label", dtype="int64")
-    return VerticalDataset(NAME, tuple(tables), labels, names, ids[len(drawn) :], bundle.card(NAME, FOLDER))
+    return VerticalDataset(NAME, tuple(tables), labels, names, ids[len(drawn) :], bundle.get_card(NAME, FOLDER))
 
 
-def _view(path: Path, size: int) -> np.ndarray:
+def _read_view(path: Path, size: int) -> np.ndarray:
     """Return an image (1, size, size) in gray."""
     return pictures.resize(pictures.read(path, ("PNG",), ("L", "RGB", "RGBA"), MAX_SIDE), size, "L")
 
@@ -122,7 +122,7 @@ def _shuffle_views(name: str, views: list[Path], parties: int) -> list[tuple[Pat
     )
 
 
-def _objects(kind: Path, part: str) -> dict[str, list[Path]]:
+def _list_objects(kind: Path, part: str) -> dict[str, list[Path]]:
     """Return the twelve views of each object of a class.
 
     Names are ``OBJECT_VIEW.png``, or ``OBJECT_060_DEGREES_VIEW.png`` as FedHSSL's renderer writes them.
@@ -135,7 +135,7 @@ def _objects(kind: Path, part: str) -> dict[str, list[Path]]:
         raise DataError(f"{NAME}: expected a folder {part} in {kind}, found none; is it complete?")
     pattern = re.compile(rf"({re.escape(kind.name)}_\d+)(?:_\d{{3}}_(\d{{3}}))?_(\d{{3}})\.png")
     objects: dict[str, dict[int, Path]] = {}
-    for name in pictures.names(parent):
+    for name in pictures.list_names(parent):
         match = pattern.fullmatch(name)
         view = int(match[3]) if match else 0
         turned = match is not None and match[2] is not None and int(match[2]) != 360 // VIEWS * (view - 1)

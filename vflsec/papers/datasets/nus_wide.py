@@ -44,7 +44,7 @@ def load(*, data_dir: str | None = None) -> VerticalDataset:
 
 def source_files(data_dir: str | None = None) -> list[Path]:
     """Return the files that ``load`` reads. If one changes, stored results are invalid."""
-    names = [name for part in PARTS for name in (*_labels(part), *_features(part), _tags(part))]
+    names = [name for part in PARTS for name in (*_list_labels(part), *_list_features(part), _name_tags(part))]
     return bundle.find_files(NAME, data_dir, [[name] for name in names], PAGE)
 
 
@@ -54,14 +54,14 @@ def _load(data_dir: str, _: tuple[tuple[int, int], ...]) -> VerticalDataset:
     folder = Path(data_dir).expanduser()
     images, tags, labels, sizes = [], [], [], []
     for part in PARTS:
-        truth = np.concatenate([_table(folder / name, 1, None) for name in _labels(part)], axis=1)
+        truth = np.concatenate([_read_table(folder / name, 1, None) for name in _list_labels(part)], axis=1)
         single = truth.sum(axis=1) == 1
         read = [
-            _table(folder / name, width, len(truth))
-            for name, width in zip(_features(part), FEATURES.values(), strict=True)
+            _read_table(folder / name, width, len(truth))
+            for name, width in zip(_list_features(part), FEATURES.values(), strict=True)
         ]
         images.append(np.concatenate(read, axis=1)[single])
-        tags.append(_table(folder / _tags(part), TAGS, len(truth))[single])
+        tags.append(_read_table(folder / _name_tags(part), TAGS, len(truth))[single])
         labels.append(truth[single].argmax(axis=1))
         sizes.append(int(single.sum()))
     ids = pd.RangeIndex(sum(sizes), name="id")
@@ -71,22 +71,22 @@ def _load(data_dir: str, _: tuple[tuple[int, int], ...]) -> VerticalDataset:
     tagged = pd.DataFrame(words, index=ids, columns=[f"tag_{k}" for k in range(TAGS)])
     tables = (active, PartyTable("passive_1", tagged))
     target = pd.Series(np.concatenate(labels).astype(np.int64), index=ids, name="label")
-    return VerticalDataset(NAME, tables, target, CONCEPTS, ids[sizes[0] :], bundle.card(NAME, FOLDER))
+    return VerticalDataset(NAME, tables, target, CONCEPTS, ids[sizes[0] :], bundle.get_card(NAME, FOLDER))
 
 
-def _labels(part: str) -> list[str]:
+def _list_labels(part: str) -> list[str]:
     return [f"Groundtruth/TrainTestLabels/Labels_{concept}_{part}.txt" for concept in CONCEPTS]
 
 
-def _features(part: str) -> list[str]:
+def _list_features(part: str) -> list[str]:
     return [f"Low_Level_Features/{part}_Normalized_{name}.dat" for name in FEATURES]
 
 
-def _tags(part: str) -> str:
+def _name_tags(part: str) -> str:
     return f"NUS_WID_Tags/{part}_Tags1k.dat"
 
 
-def _table(path: Path, width: int, rows: int | None) -> np.ndarray:
+def _read_table(path: Path, width: int, rows: int | None) -> np.ndarray:
     """Return the numbers (n, width) of a file of lines that are separated by blanks or tabs.
 
     Raises:

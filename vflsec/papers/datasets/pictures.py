@@ -30,7 +30,7 @@ JPEG_END = b"\xff\xd9"
 WAY_OUT = "get the original file again"
 
 
-def folder(name: str, data_dir: str | None, page: str) -> Path:
+def find_folder(name: str, data_dir: str | None, page: str) -> Path:
     """Return the user's folder.
 
     Raises:
@@ -45,17 +45,17 @@ def folder(name: str, data_dir: str | None, page: str) -> Path:
     return path
 
 
-def folders(parent: Path) -> list[Path]:
+def list_folders(parent: Path) -> list[Path]:
     """Return the folders in another one by name, without hidden ones."""
-    return [parent / name for name, is_folder in _entries(parent) if is_folder]
+    return [parent / name for name, is_folder in _list_entries(parent) if is_folder]
 
 
-def names(parent: Path) -> list[str]:
+def list_names(parent: Path) -> list[str]:
     """Return the names of what is in a folder but folders, in order, without hidden ones."""
-    return [name for name, is_folder in _entries(parent) if not is_folder]
+    return [name for name, is_folder in _list_entries(parent) if not is_folder]
 
 
-def _entries(parent: Path) -> list[tuple[str, bool]]:
+def _list_entries(parent: Path) -> list[tuple[str, bool]]:
     try:
         with os.scandir(parent) as entries:
             return sorted((entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith("."))
@@ -71,13 +71,13 @@ def fingerprint(root: Path) -> str:
     It is computed anew where a file has been added, removed or renamed, and once per process: reading the contents of
     hundreds of thousands of images for each result would take longer than the results.
     """
-    below = folders(root)
-    every = [root, *below, *(folder for parent in below for folder in folders(parent))]
-    return _fingerprint(tuple((str(folder), folder.stat().st_mtime_ns) for folder in every))
+    below = list_folders(root)
+    every = [root, *below, *(folder for parent in below for folder in list_folders(parent))]
+    return _hash(tuple((str(folder), folder.stat().st_mtime_ns) for folder in every))
 
 
 @lru_cache(maxsize=4)
-def _fingerprint(every: tuple[tuple[str, int], ...]) -> str:
+def _hash(every: tuple[tuple[str, int], ...]) -> str:
     digest = hashlib.sha256()
     for parent, _ in every:
         with os.scandir(parent) as entries:
@@ -147,10 +147,10 @@ def stack(paths: Sequence[Path], read_pixels: Callable[[Path], np.ndarray], shap
     return pixels
 
 
-def party_table(dataset: str, party: str, images: np.ndarray, ids: pd.Index) -> PartyTable:
+def make_table(dataset: str, party: str, images: np.ndarray, ids: pd.Index) -> PartyTable:
     """Return the table of a party that holds images (n, c, h, w), its columns ``red_0_0``, or ``pixel_0_0`` of gray."""
     _, channels, height, width = images.shape
     colors = ("pixel",) if channels == 1 else ("red", "green", "blue")
     columns = [f"{color}_{row}_{column}" for color in colors for row in range(height) for column in range(width)]
     frame = pd.DataFrame(images.reshape(len(images), -1), index=ids, columns=columns)
-    return bundle.party_table(dataset, party, frame, image=(channels, height, width))
+    return bundle.make_table(dataset, party, frame, image=(channels, height, width))

@@ -25,41 +25,41 @@ FILE = "PPD_Training_Master_GBK_3_1_Training_Set.csv"
 FILES = (FILE, f"Training Set/{FILE}")
 
 
-def _number_names(name: str, numbers: Iterable[int]) -> tuple[str, ...]:
+def _list_names(name: str, numbers: Iterable[int]) -> tuple[str, ...]:
     return tuple(f"{name}{k}" for k in numbers)
 
 
-PERIODS = tuple(name for k in range(1, 8) for name in _number_names(f"ThirdParty_Info_Period{k}_", range(1, 18)))
+PERIODS = tuple(name for k in range(1, 8) for name in _list_names(f"ThirdParty_Info_Period{k}_", range(1, 18)))
 COLUMNS = (
     "Idx",
-    *_number_names("UserInfo_", range(1, 5)),
-    *_number_names("WeblogInfo_", range(1, 19)),
-    *_number_names("UserInfo_", range(5, 25)),
-    *_number_names("Education_Info", range(1, 9)),
-    *_number_names("WeblogInfo_", (19, 20, 21, *range(23, 59))),  # there is no WeblogInfo_22
+    *_list_names("UserInfo_", range(1, 5)),
+    *_list_names("WeblogInfo_", range(1, 19)),
+    *_list_names("UserInfo_", range(5, 25)),
+    *_list_names("Education_Info", range(1, 9)),
+    *_list_names("WeblogInfo_", (19, 20, 21, *range(23, 59))),  # there is no WeblogInfo_22
     *PERIODS,
-    *_number_names("SocialNetwork_", range(1, 18)),
+    *_list_names("SocialNetwork_", range(1, 18)),
     *("target", "ListingInfo"),
 )
 LAYOUT = sampling.TextLayout(COLUMNS, ",", header=True, encoding="gbk")
 
 # The columns of the groups are those of PrADA's code. It replaces places by coordinates and ranks, and the periods by
 # their statistics, with tables that are not public; here these columns are what the file has.
-ACTIVE = _number_names("UserInfo_", (10, 14, 15, 18, 22, 23))
-LOCATION = _number_names("UserInfo_", (2, 4, 7, 8, 19, 20))
-EDUCATION = _number_names("Education_Info", range(1, 9))
-SOCIAL = _number_names("SocialNetwork_", (*range(2, 11), *range(12, 18)))
-WEBLOG = _number_names(
+ACTIVE = _list_names("UserInfo_", (10, 14, 15, 18, 22, 23))
+LOCATION = _list_names("UserInfo_", (2, 4, 7, 8, 19, 20))
+EDUCATION = _list_names("Education_Info", range(1, 9))
+SOCIAL = _list_names("SocialNetwork_", (*range(2, 11), *range(12, 18)))
+WEBLOG = _list_names(
     "WeblogInfo_", (*range(2, 10), *range(14, 22), *range(24, 31), *range(33, 37), 38, 39, 42, 48, 56, 57)
 )
 GROUPS = (LOCATION, PERIODS, EDUCATION, SOCIAL, WEBLOG)
 CATEGORIES = frozenset(
     (
-        *_number_names("UserInfo_", (22, 23)),
+        *_list_names("UserInfo_", (22, 23)),
         *LOCATION,
         *EDUCATION,
-        *_number_names("SocialNetwork_", (2, 7, 12)),
-        *_number_names("WeblogInfo_", (19, 20, 21)),
+        *_list_names("SocialNetwork_", (2, 7, 12)),
+        *_list_names("WeblogInfo_", (19, 20, 21)),
     )
 )
 WITH_ABSENT = frozenset((*PERIODS, *SOCIAL))
@@ -102,7 +102,7 @@ def load(
     last = parties - 2
     held = [ACTIVE, *GROUPS[:last], tuple(column for group in GROUPS[last:] for column in group)]
     tables = []
-    for party, columns in zip(["active", *bundle.passive_names(parties - 1)], held, strict=True):
+    for party, columns in zip(["active", *bundle.name_passive(parties - 1)], held, strict=True):
         coded = CATEGORIES & set(columns)
         numbers = sampling.read_numbers(path, frame, [name for name in columns if name not in coded])
         for name in WITH_ABSENT & numbers.keys():
@@ -110,7 +110,7 @@ def load(
         values = {name: sampling.read_categories(frame[name]) if name in coded else numbers[name] for name in columns}
         table = pd.DataFrame(values, index=ids)
         tables.append(PartyTable(party, table, coded, impute="median", rare=dict.fromkeys(coded, categories)))
-    return VerticalDataset(NAME, tuple(tables), labels, CLASSES, card=bundle.card(NAME, FOLDER))
+    return VerticalDataset(NAME, tuple(tables), labels, CLASSES, card=bundle.get_card(NAME, FOLDER))
 
 
 def source_files(data_dir: str | None = None) -> list[Path]:

@@ -15,7 +15,7 @@ import pandas as pd
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from vflsec.base.checks import positive
+from vflsec.base.checks import check_positive
 from vflsec.base.errors import DataError, UsageError
 
 PIECE = 100_000
@@ -169,6 +169,6 @@ def expect(path: Path, column: pd.Series, is_right: pd.Series | np.ndarray, expe
 
 def check_sizes(rows: int, categories: int) -> None:
     """Raise UsageError unless a loader can keep so many rows, and tell so many values of a category apart."""
-    positive(rows=rows)
+    check_positive(rows=rows)
     if categories < 2:
         raise UsageError(f"expected categories >= 2, got {categories}")

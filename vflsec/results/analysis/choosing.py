@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from vflsec.results.analysis.intervals import mean_of
+from vflsec.results.analysis.intervals import average
 from vflsec.results.records.manifest import AttackEntry
 from vflsec.results.records.schema import Block, Record
 
@@ -66,7 +66,7 @@ def choose(candidates: Candidates) -> Choice:
     return Choice(_choose_on(candidates, 0), _choose_on(candidates, 1))
 
 
-def cross_score(candidates: Candidates, choice: Choice) -> dict[int, Block]:
+def score_across(candidates: Candidates, choice: Choice) -> dict[int, Block]:
     """Return the block of each seed in which the choice of one half is scored on the other half.
 
     If both halves chose the same candidate, this is its block on all rows.
@@ -74,7 +74,7 @@ def cross_score(candidates: Candidates, choice: Choice) -> dict[int, Block]:
     first, second = candidates[choice.on_first], candidates[choice.on_second]
     if choice.on_first == choice.on_second:
         return dict(first)
-    return {seed: _cross(first[seed], second[seed]) for seed in sorted(first.keys() & second.keys())}
+    return {seed: _join_halves(first[seed], second[seed]) for seed in sorted(first.keys() & second.keys())}
 
 
 def _choose_on(candidates: Candidates, half: int) -> Candidate:
@@ -101,7 +101,7 @@ def _score_half(block: Block, half: int) -> float:
     return block.halves[half] if block.halves else block.headline
 
 
-def _cross(first: Block, second: Block) -> Block:
+def _join_halves(first: Block, second: Block) -> Block:
     """Join the second half's score of ``first`` with the first half's score of ``second``.
 
     The halves are disjoint, so their errors are independent. The interval of half the rows is sqrt(2) times as wide as
@@ -161,14 +161,14 @@ class Alone:
         if not {first, second} <= self._choices.keys():
             return {}
         choice = Choice(self._choices[first].on_first, self._choices[second].on_second)
-        return cross_score(self._candidates, choice)
+        return score_across(self._candidates, choice)
 
     def compute_other_metrics(self, rows: str) -> dict[str, float]:
         """Return the means over seeds of all metrics but the headline, each of the baseline that is best in it."""
         if rows not in self._others:
             blocks = [block for by_seed in self._candidates.values() for block in by_seed.values()]
             names = dict.fromkeys(name for block in blocks for name in block.metrics if name != block.metric)
-            means = {name: mean_of(self.best(name, rows).values()) for name in names}
+            means = {name: average(self.best(name, rows).values()) for name in names}
             self._others[rows] = {name: mean for name, mean in means.items() if mean is not None}
         return self._others[rows]
 
@@ -181,7 +181,7 @@ class Alone:
 
         def size(blocks: Blocks) -> tuple[int, float]:
             values = select_metric(blocks, metric.replace("right", "known")).values()
-            return len(values), (mean_of(values) or 0.0) * (-1 if metric in LESS else 1)
+            return len(values), (average(values) or 0.0) * (-1 if metric in LESS else 1)
 
         chosen = []
         for split in dict.fromkeys(rows.split("+")):
@@ -216,18 +216,18 @@ def choose_column(
     whose attack gains the largest share of what *alone* has left, or chance where *alone* is not known. If the halves
     choose columns of different measures, which have no mean, that measure counts whose columns gain more.
     """
-    gains = {name: _gains(by_seed, alone[name]) for name, by_seed in leaks.items()}
+    gains = {name: _compute_gains(by_seed, alone[name]) for name, by_seed in leaks.items()}
     chosen = []
     for metric in dict.fromkeys(block.metric for by_seed in leaks.values() for block in by_seed.values()):
         same = {name: gains[name] for name, by_seed in leaks.items() if next(iter(by_seed.values())).metric == metric}
         choice = choose(same)
-        gained = mean_of(block.headline for block in cross_score(same, choice).values()) or 0.0
+        gained = average(block.headline for block in score_across(same, choice).values()) or 0.0
         columns = list(dict.fromkeys(choice))
-        chosen.append((gained, columns, cross_score(leaks, choice), cross_score(alone, choice)))
+        chosen.append((gained, columns, score_across(leaks, choice), score_across(alone, choice)))
     return max(chosen, key=lambda candidate: candidate[0])[1:]
 
 
-def _gains(by_seed: Blocks, alone: Blocks) -> dict[int, Block]:
+def _compute_gains(by_seed: Blocks, alone: Blocks) -> dict[int, Block]:
     """Return which share of what *alone* has left is gained, on all rows and on each half."""
 
     def gain(leak: float, base: float) -> float:

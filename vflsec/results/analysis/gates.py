@@ -12,9 +12,9 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from vflsec.base.checks import count, unknown
+from vflsec.base.checks import count, describe_unknown
 from vflsec.base.errors import UsageError
-from vflsec.results.analysis.intervals import DIFFERENCE, interval, measure
+from vflsec.results.analysis.intervals import DIFFERENCE, make_interval, measure
 from vflsec.results.analysis.results import Damage, Gate, Leak, Measure, Point, Summary, name_defense
 from vflsec.results.records.manifest import AUDITED, INTEGRITY, Manifest, RowEntry, RunLimits
 from vflsec.results.records.schema import Block, Record, Result
@@ -67,7 +67,7 @@ def check_limits(manifest: Manifest, max_leak: Mapping[str, float]) -> None:
             )
         on_columns = {re.split("[:@]", attack.label)[0] for attack in manifest.attacks if attack.column}
         if name not in (*leaking, *on_columns, "worst"):
-            raise UsageError(f"{unknown('attack', name, [*leaking, 'worst'])}; --attack adds another")
+            raise UsageError(f"{describe_unknown('attack', name, [*leaking, 'worst'])}; --attack adds another")
 
 
 def check_gates(summary: Summary, limits: RunLimits, useless: Mapping[PlaceKey, Useless]) -> list[Gate]:
@@ -80,7 +80,7 @@ def check_gates(summary: Summary, limits: RunLimits, useless: Mapping[PlaceKey, 
     fails. The limit on utility also bounds the utility under attacks on integrity.
     """
     points = _select_defended([*summary.points, *summary.worst, *summary.columns])
-    gates = [_gate_on_leak(summary, points, attack, limit) for attack, limit in limits.max_leak.items()]
+    gates = [_check_leak(summary, points, attack, limit) for attack, limit in limits.max_leak.items()]
     if limits.min_utility is not None:
         honest = [p for p in points if p.attack != "worst"]
         broken = _select_defended(summary.integrity)
@@ -89,13 +89,13 @@ def check_gates(summary: Summary, limits: RunLimits, useless: Mapping[PlaceKey, 
         lows = [(utility.lower, where) for utility, where in utilities if utility.mean is not None]
         lowest = min(lows, key=lambda low: low[0], default=None)
         kept = lowest is not None and lowest[0] >= limits.min_utility
-        gates.append(_gate("min-utility", limits.min_utility, lowest, [*honest, *broken], kept, summary.undefended))
+        gates.append(_judge("min-utility", limits.min_utility, lowest, [*honest, *broken], kept, summary.undefended))
     if limits.max_undetected is not None:
         headlines = [p for p in points if p.attack == "worst"]
         seen = [(p.leak.detectable, p) for p in headlines if p.leak.detectable is not None]
         largest = max(seen, key=lambda pair: pair[0], default=None)
         kept = largest is not None and largest[0] <= limits.max_undetected
-        gate = _gate("max-undetected", limits.max_undetected, largest, headlines, kept, summary.undefended)
+        gate = _judge("max-undetected", limits.max_undetected, largest, headlines, kept, summary.undefended)
         gates.append(_withhold(gate) if len(seen) < len(headlines) else gate)
     spoiled = [(p, useless[p.place].why) for p in points if p.place in useless and useless[p.place].is_shown]
     if summary.alarms:
@@ -106,14 +106,14 @@ def check_gates(summary: Summary, limits: RunLimits, useless: Mapping[PlaceKey, 
     return [_withhold(gate, f"with {point.defense} {point.strength:g} the joint model is {why}") for gate in gates]
 
 
-def _gate_on_leak(summary: Summary, defended: Sequence[Point], attack: str, limit: float) -> Gate:
+def _check_leak(summary: Summary, defended: Sequence[Point], attack: str, limit: float) -> Gate:
     limited = [p for p in defended if _is_limited(p, attack)]
     covered = defended if attack == "worst" else limited
     leaks = [(leak, p) for p in covered for leak in (p.leak, p.leak_train) if leak.mean is not None]
     worst = max(leaks, key=lambda pair: (pair[0].upper, pair[1].choice == "alone"), default=None)
     kept = worst is not None and worst[0].upper <= limit
     end, rows = ((worst[0].upper, worst[1]), worst[0].rows) if worst else (None, "")
-    gate = _gate(f"max-leak {attack}", limit, end, limited, kept, summary.undefended, rows)
+    gate = _judge(f"max-leak {attack}", limit, end, limited, kept, summary.undefended, rows)
     if attack != "worst":
         return gate
     alone = [leak.alone if leak.alone_ci95[1] is None else leak.alone_ci95[1] for leak, _ in leaks]
@@ -143,7 +143,7 @@ def _select_defended(points: Sequence[Shown]) -> list[Shown]:
     return [p for p in points if p.strength > 0] or list(points)
 
 
-def _gate(
+def _judge(
     name: str,
     limit: float,
     worst: tuple[float, Point | Damage] | None,
@@ -168,7 +168,7 @@ def _gate(
     return Gate(gate=name, limit=limit, worst=value, at=at, holds=None if kept and lost else kept)
 
 
-def alarms(
+def list_alarms(
     manifest: Manifest, records: Mapping[str, Record], summary: Summary, useless: Mapping[PlaceKey, Useless]
 ) -> list[str]:
     """Return a sentence for each sign that the numbers are not about the system they name, with the way out.
@@ -190,7 +190,7 @@ def alarms(
     ]
 
 
-def useless_models(manifest: Manifest, records: Mapping[str, Record]) -> dict[PlaceKey, Useless]:
+def list_useless(manifest: Manifest, records: Mapping[str, Record]) -> dict[PlaceKey, Useless]:
     """Return the joint models that are of no use, by method, defense and strength.
 
     Of several trainings with one seed the best counts: an attack that acts in training may harm the model.
@@ -231,7 +231,7 @@ def _judge_model(blocks: Mapping[int, Block], alone: Mapping[int, float], active
     by_chance = f", {chance:.3f} by chance" * (joint <= chance)
     shared = [seed for seed in blocks if seed in alone]
     if shared:
-        gain = interval([measure(lambda u, base=alone[s]: u - base, blocks[s]) for s in shared], seeds, DIFFERENCE)
+        gain = make_interval([measure(lambda u, base=alone[s]: u - base, blocks[s]) for s in shared], seeds, DIFFERENCE)
         alone_mean, high = fmean(alone[s] for s in shared), gain["ci95"][1]
         if gain["mean"] < -SAME:
             both = f"{metric} {alone_mean + gain['mean']:.3f}, and {alone_mean:.3f}"

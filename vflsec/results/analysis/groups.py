@@ -18,9 +18,9 @@ from vflsec.results.analysis.choosing import (
     Choice,
     choose,
     choose_column,
-    cross_score,
     group_columns,
     list_candidates,
+    score_across,
     select_metric,
     select_rows,
 )
@@ -29,10 +29,10 @@ from vflsec.results.analysis.intervals import (
     DIFFERENCE,
     R2,
     SeedValue,
-    detectable_advantage,
-    headline,
-    interval,
-    mean_of,
+    average,
+    find_detectable,
+    get_headline,
+    make_interval,
     measure,
 )
 from vflsec.results.analysis.results import Empirical, Leak, Measure, Point
@@ -84,7 +84,7 @@ class CellScore(NamedTuple):
     columns: Sequence[str] = ()
 
 
-def alone_by_target(manifest: Manifest, records: Mapping[str, Record]) -> dict[str, Alone]:
+def find_alone(manifest: Manifest, records: Mapping[str, Record]) -> dict[str, Alone]:
     """Return by target what the adversary reaches alone."""
     by_target: dict[str, dict[str, dict[int, Record]]] = {}
     for baseline in manifest.baselines:
@@ -106,7 +106,7 @@ class CellGroup:
         self.seeds = manifest.seeds
         self.trainings = manifest.settings.get("trainings", 1)
         self.audited = bool(manifest.audited)
-        self._interval = partial(interval, seeds=manifest.seeds, single_model=self.audited)
+        self._interval = partial(make_interval, seeds=manifest.seeds, single_model=self.audited)
         self.by_attack: dict[str, dict[int, Result]] = {row.attack: {} for row in group}
         targets = {NO_ADVERSARY: "labels"} | {attack.label: attack.target for attack in manifest.attacks}
         self.targets = {label: targets[label] for label in self.by_attack}
@@ -151,24 +151,24 @@ class CellGroup:
 
     def points(self) -> list[Point]:
         """Return one point per attack."""
-        return [self._point(self.score(name)) for name in self.names]
+        return [self._make_point(self.score(name)) for name in self.names]
 
     def columns(self) -> list[Point]:
         """Return the headline and the attacks of each column where several of one party are attacked."""
         targets = [target for pool in self._pools for target in self._targets(pool)]
         single = [label for labels in self._members.values() for label in labels]
-        return [self._point(scored) for scored in (*map(self._headline, targets), *map(self.score, single))]
+        return [self._make_point(scored) for scored in (*map(self._make_headline, targets), *map(self.score, single))]
 
     def worst(self) -> list[Point]:
         """Return the headline of each target: the strongest of all attacks on it and of *alone*."""
-        return [self._point(scored) for scored in self.headlines.values()]
+        return [self._make_point(scored) for scored in self.headlines.values()]
 
     def pick_strongest(self) -> list[Point]:
         """Return the attack of each target that the adversary takes for the strongest, by folds of its labels.
 
         As for the headline, its rows are those on which it leaks most. Without folds there is none.
         """
-        return [self._point(picked) for target in self.headlines if (picked := self._pick(target))]
+        return [self._make_point(picked) for target in self.headlines if (picked := self._pick(target))]
 
     def score(self, attack: str, rows: str | None = None) -> CellScore:
         """Return one attack on ``rows``, by default those that its leak is reported on."""
@@ -180,7 +180,7 @@ class CellGroup:
         return CellScore(
             name=attack,
             target=self.targets[attack],
-            statuses=self._statuses([attack]),
+            statuses=self._count_statuses([attack]),
             choice=attack,
             records=records,
             rows=rows,
@@ -197,7 +197,7 @@ class CellGroup:
         half, and vice versa; the two scores are averaged. Of recovered columns the
         adversary's own pick takes its place if it leaks more.
         """
-        headlines = {target: self._headline(target) for target in dict.fromkeys(self.targets.values())}
+        headlines = {target: self._make_headline(target) for target in dict.fromkeys(self.targets.values())}
         for pool in self._pools:
             columns = [headlines.pop(target) for target in self._targets(pool)]
             headlines[pool] = self._score_columns("worst", pool, columns)
@@ -212,7 +212,7 @@ class CellGroup:
         labels = [label for label, target in self.targets.items() if target in {column.target for column in columns}]
         by_column = {(column.target, column.rows): column for column in columns if column.leak}
         if not by_column:
-            return CellScore(name, pool, self._statuses(labels))
+            return CellScore(name, pool, self._count_statuses(labels))
         leaks = {key: column.leak for key, column in by_column.items()}
         alone = {key: self.alone(column.target).select(column.rows) for key, column in by_column.items()}
         choice, leak, base = choose_column(leaks, alone)
@@ -224,19 +224,19 @@ class CellGroup:
             leak=leak,
             leak_train={} if both else first.leak_train,
             leak_test={} if both else first.leak_test,
-            statuses=self._statuses(labels, ", ".join(column.choice for column in chosen).split(", ")),
+            statuses=self._count_statuses(labels, ", ".join(column.choice for column in chosen).split(", ")),
             target=pool,
             choice=", ".join(dict.fromkeys(column.choice for column in chosen)),
             alone=base,
             columns=[column.target for column in chosen],
         )
 
-    def _headline(self, target: str) -> CellScore:
+    def _make_headline(self, target: str) -> CellScore:
         attacks = self._select_on(target)
         candidates = self._candidates(target)
         if not any(attacks.values()):  # no number: a status takes its place, for the utility as well
-            return CellScore("worst", target, self._statuses(attacks))
-        choice, blocks = self._prefer_pick(*self._strongest(candidates, target), candidates, target)
+            return CellScore("worst", target, self._count_statuses(attacks))
+        choice, blocks = self._prefer_pick(*self._choose(candidates, target), candidates, target)
         names = [name if (name, split) in candidates else ALONE for name, split in choice]
         records: dict[int, Result] = {}
         for by_seed in [attacks[name] for name in names if name != ALONE] or list(attacks.values()):
@@ -250,7 +250,7 @@ class CellGroup:
         return CellScore(
             name="worst",
             target=target,
-            statuses=self._statuses(attacks, names),
+            statuses=self._count_statuses(attacks, names),
             choice=", ".join(dict.fromkeys(names)),
             records={seed: records[seed] for seed in seeds},
             rows="+".join(dict.fromkeys(split for _, split in choice)),
@@ -274,7 +274,7 @@ class CellGroup:
         if picked is None or not by_seed.keys() >= blocks.keys():
             return choice, blocks
         of_pick = {seed: by_seed[seed] for seed in blocks}
-        if _mean_headline(of_pick) <= _mean_headline(blocks):
+        if _average(of_pick) <= _average(blocks):
             return choice, blocks
         return Choice(*[(picked.choice, picked.rows)] * 2), of_pick
 
@@ -282,7 +282,7 @@ class CellGroup:
         """Return the headline on rows of one kind, chosen anew; empty if no attack guesses these."""
         on_rows = {name: by_seed for name, by_seed in candidates.items() if name[1] == rows}
         on_alone = any(name[1] == rows for name in self.alone(target).candidates(0))
-        return self._strongest(on_rows, target, rows)[1] if on_rows or (on_alone and not candidates) else {}
+        return self._choose(on_rows, target, rows)[1] if on_rows or (on_alone and not candidates) else {}
 
     def _select_on(self, target: str) -> dict[str, dict[int, Result]]:
         return {name: self.select_usable(name) for name in self.by_attack if self.targets[name] == target}
@@ -292,7 +292,7 @@ class CellGroup:
         attacks = self._select_on(target).items()
         return list_candidates({name: records for name, records in attacks if name not in self.baselines})
 
-    def _strongest(self, attacks: Candidates, target: str, only: str | None = None) -> tuple[Choice, dict[int, Block]]:
+    def _choose(self, attacks: Candidates, target: str, only: str | None = None) -> tuple[Choice, dict[int, Block]]:
         """Choose among attacks and *alone* on one split or all: the choice and its cross-scored blocks."""
         by_half: list[dict[tuple[str, str], Blocks]] = []
         for half in (0, 1):
@@ -300,7 +300,7 @@ class CellGroup:
             kept = {name: by_seed for name, by_seed in alone if only in (None, name[1])}
             by_half.append({**kept, **attacks})  # *alone* first: an attack that only equals it has no advantage
         choice = Choice(choose(by_half[0]).on_first, choose(by_half[1]).on_second)
-        return choice, cross_score(by_half[0] | by_half[1], choice)
+        return choice, score_across(by_half[0] | by_half[1], choice)
 
     def _pick(self, target: str) -> CellScore | None:
         attacks, alone = self._select_on(target), self.alone(target)
@@ -313,7 +313,7 @@ class CellGroup:
             reported = choose_rows(attacks[name].values())
             ordered = sorted(splits, key=lambda rows: (rows != reported, rows))
             on_splits = [self.score(name, rows) for rows in ordered]
-            return max(on_splits, key=lambda scored: _mean_headline(scored.leak))._replace(name="picked")
+            return max(on_splits, key=lambda scored: _average(scored.leak))._replace(name="picked")
         rows = choose_rows(trained.values())
         leak, leak_train = (
             {seed: block for seed, block in alone.select(split).items() if seed in trained} for split in (rows, "train")
@@ -321,7 +321,7 @@ class CellGroup:
         return CellScore(
             name="picked",
             target=target,
-            statuses=self._statuses(attacks, [ALONE]),
+            statuses=self._count_statuses(attacks, [ALONE]),
             choice=ALONE,
             records={seed: _strip_details(record) for seed, record in trained.items()},
             rows=rows,
@@ -329,7 +329,7 @@ class CellGroup:
             leak_train=leak_train,
         )
 
-    def _statuses(self, attacks: Iterable[str], named: Sequence[str] | None = None) -> Counter[str]:
+    def _count_statuses(self, attacks: Iterable[str], named: Sequence[str] | None = None) -> Counter[str]:
         """Count the worst status among ``attacks`` of each seed; those not ``named`` count only without a number."""
 
         def status(attack: str, seed: int) -> str:
@@ -341,13 +341,13 @@ class CellGroup:
 
         return Counter(min((status(name, seed) for name in attacks), key=SEVERITY.index) for seed in range(self.seeds))
 
-    def _point(self, scored: CellScore) -> Point:
+    def _make_point(self, scored: CellScore) -> Point:
         records, alone = list(scored.records.values()), self.alone(scored.target)
         of_rows = alone.select(scored.rows) if scored.alone is None else scored.alone
         best = self.alone(scored.columns[0]) if len(scored.columns) == 1 else alone
-        leak = self._leak(scored.leak, of_rows, scored.rows, best)
-        leak_train = self._leak(scored.leak_train, alone.select("train"), "train", best)
-        leak_test = self._leak(scored.leak_test, alone.select("test"), "test", best) if scored.name == "worst" else None
+        leak = self._rate(scored.leak, of_rows, scored.rows, best)
+        leak_train = self._rate(scored.leak_train, alone.select("train"), "train", best)
+        leak_test = self._rate(scored.leak_test, alone.select("test"), "test", best) if scored.name == "worst" else None
         if scored.name in self.baselines:  # other rows choose the best baseline, this one or another
             leak, leak_train = (
                 msgspec.structs.replace(on, **NO_ADVANTAGE, **(NO_BITS if on.bits is not None else {}))
@@ -358,9 +358,9 @@ class CellGroup:
             bits = NO_BITS if leak.bits is not None else {}
             leak = msgspec.structs.replace(leak, others=leak.alone_others | accuracy, **bits)
         blocks = [record.usable_utility for record in records if record.utility or not self.audited]
-        utility = self._interval([headline(block) for block in blocks], bounds=SHARE)
+        utility = self._interval([get_headline(block) for block in blocks], bounds=SHARE)
         if ALONE in scored.choice.split(", "):  # its advantage is 0, whatever an attack could have shown
-            leak = msgspec.structs.replace(leak, detectable=self._detectable_by_attacks(scored.target))
+            leak = msgspec.structs.replace(leak, detectable=self._find_detectable(scored.target))
         entries = [self._entries[name] for name in scored.columns or [scored.target] if name in self._entries]
         return Point(
             victim=entries[0].victim if entries else "",
@@ -378,18 +378,18 @@ class CellGroup:
             leak_train=leak_train,
             leak_test=leak_test,
             nbytes=round(sum(r.nbytes for r in records) / len(records)) if records else None,
-            seconds=mean_of(sum(r.seconds.values()) for r in records),
+            seconds=average(sum(r.seconds.values()) for r in records),
             budget=records[0].budget if records else {},
             choice=scored.choice,
             target=scored.target,
-            reached=_mean_reached(records, self.seeds),
-            spent=_most_spent(records),
-            sureness=mean_of(record.sureness for record in records if record.sureness is not None),
-            empirical=self._empirical(scored),
+            reached=_average_reached(records, self.seeds),
+            spent=_find_most_spent(records),
+            sureness=average(record.sureness for record in records if record.sureness is not None),
+            empirical=self._bound_empirically(scored),
             trainings=self.trainings if self.has_adversary else 1,
         )
 
-    def _empirical(self, scored: CellScore) -> Empirical | None:
+    def _bound_empirically(self, scored: CellScore) -> Empirical | None:
         """Return the largest lower bound of epsilon of the attacks that compete; together they are wrong in 5 %."""
         names = list(self._select_on(scored.target)) if scored.name == "worst" else [scored.choice]
         by_attack = {name: list(self.select_usable(name).values()) for name in names if name in self.by_attack}
@@ -400,14 +400,14 @@ class CellGroup:
         ]
         return max(bounds, key=lambda bound: bound.epsilon, default=None)
 
-    def _detectable_by_attacks(self, target: str) -> float | None:
+    def _find_detectable(self, target: str) -> float | None:
         """Return the smallest advantage of the strongest attack that would have been seen."""
         candidates = self._candidates(target)
         if not candidates:
             return None
         choice = choose(candidates)
         alone = self.alone(target).select("+".join(dict.fromkeys(split for _, split in choice)))
-        return detectable_advantage(_pairs(cross_score(candidates, choice), alone), self.seeds)
+        return find_detectable(_pair_alone(score_across(candidates, choice), alone), self.seeds)
 
     def _is_lower(self, record: Result, other: Result) -> bool:
         """Whether ``record`` has a lower utility; that of an audited system may not be known."""
@@ -415,30 +415,30 @@ class CellGroup:
             return False
         return record.usable_utility.headline < other.usable_utility.headline
 
-    def _leak(self, by_seed: Blocks, alone_by_seed: Blocks, rows: str, best: Alone) -> Leak:
+    def _rate(self, by_seed: Blocks, alone_by_seed: Blocks, rows: str, best: Alone) -> Leak:
         """Return the leak with *alone*, which is over all seeds and so one number; the advantage is paired by seed.
 
         ``best`` has the other metrics of *alone*; those of two columns are of the baselines of ``alone_by_seed``.
         """
         blocks, base = list(by_seed.values()), list(alone_by_seed.values()) if by_seed else []
-        differences = [measure(sub, *pair) for pair in _pairs(by_seed, alone_by_seed)]
+        differences = [measure(sub, *pair) for pair in _pair_alone(by_seed, alone_by_seed)]
         metric = blocks[0].metric if blocks else ""
         bounds, of_difference = (R2, ANY) if metric in VALUES else (SHARE, DIFFERENCE)
-        overfit, base_overfit = (mean_of(block.overfit for block in chosen) or 0.0 for chosen in (blocks, base))
-        alone = self._interval([headline(block) for block in base], bounds=bounds, extended=base_overfit)
+        overfit, base_overfit = (average(block.overfit for block in chosen) or 0.0 for chosen in (blocks, base))
+        alone = self._interval([get_headline(block) for block in base], bounds=bounds, extended=base_overfit)
         advantage = self._interval(differences, bounds=of_difference, extended=max(0.0, overfit - base_overfit))
         entropy = select_metric(by_seed, "cross_entropy")
         without = best.best("cross_entropy", rows) or select_metric(alone_by_seed, "cross_entropy")
         bits = self._interval([SeedValue(without[seed] - entropy[seed]) for seed in entropy if seed in without])
         return Leak(
             metric=metric,
-            chance=mean_of(block.chance for block in blocks),
+            chance=average(block.chance for block in blocks),
             alone=alone["mean"],
             alone_ci95=alone["ci95"],
             advantage=advantage["mean"],
             advantage_ci95=advantage["ci95"],
-            detectable=detectable_advantage(_pairs(by_seed, alone_by_seed), self.seeds),
-            accuracy=mean_of(block.metrics["accuracy"] for block in blocks if "accuracy" in block.metrics),
+            detectable=find_detectable(_pair_alone(by_seed, alone_by_seed), self.seeds),
+            accuracy=average(block.metrics["accuracy"] for block in blocks if "accuracy" in block.metrics),
             others=_average_other_metrics(blocks),
             alone_others=(best.compute_other_metrics(rows) if base else {}) or _average_other_metrics(base),
             bits=bits["mean"],
@@ -447,7 +447,7 @@ class CellGroup:
             rows=rows,
             by_seed={seed: block.headline for seed, block in by_seed.items()},
             alone_by_seed={seed: block.headline for seed, block in alone_by_seed.items()} if by_seed else {},
-            **self._interval([headline(block) for block in blocks], bounds=bounds, extended=overfit),
+            **self._interval([get_headline(block) for block in blocks], bounds=bounds, extended=overfit),
         )
 
 
@@ -461,7 +461,7 @@ def _average_other_metrics(blocks: Sequence[Block]) -> dict[str, float]:
     return {name: sum(column) / len(column) for name, column in values.items()}
 
 
-def _pairs(by_seed: Blocks, alone: Blocks) -> list[tuple[Block, Block]]:
+def _pair_alone(by_seed: Blocks, alone: Blocks) -> list[tuple[Block, Block]]:
     return [(block, alone[seed]) for seed, block in by_seed.items() if seed in alone]
 
 
@@ -486,11 +486,11 @@ def choose_rows(records: Iterable[Record]) -> str:
     return next((split for split in ("test", "train", *sorted(guessed)) if split in guessed), "test")
 
 
-def _mean_headline(blocks: Blocks) -> float:
+def _average(blocks: Blocks) -> float:
     return sum(block.headline for block in blocks.values()) / len(blocks)
 
 
-def _mean_reached(records: Sequence[Result], seeds: int) -> dict[str, float] | None:
+def _average_reached(records: Sequence[Result], seeds: int) -> dict[str, float] | None:
     """Mean epochs and bytes until ``train.target`` was met; None if a seed missed it, or none was set."""
     met = [record.reached for record in records if record.reached]
     if len(met) < seeds:
@@ -505,7 +505,7 @@ def bound_by_guesses(attack: str, records: Sequence[Result], *, confidence: floa
     """
     guessed = [record.guessed for record in records if record.guessed]
     right, made, tossed = (sum(getattr(guesses, name) for guesses in guessed) for name in ("right", "made", "tossed"))
-    of_labels = [spent for spent in _most_spent(records) if "of" not in spent]
+    of_labels = [spent for spent in _find_most_spent(records) if "of" not in spent]
     promise = min(of_labels, key=lambda spent: spent["epsilon"], default=None)
     delta = promise["delta"] if promise else 0.0
     return Empirical(
@@ -519,7 +519,7 @@ def bound_by_guesses(attack: str, records: Sequence[Result], *, confidence: floa
     )
 
 
-def _most_spent(records: Sequence[Result]) -> list[dict[str, Any]]:
+def _find_most_spent(records: Sequence[Result]) -> list[dict[str, Any]]:
     """The privacy spent by each defense, of the seed that spent most."""
     most: dict[str, dict[str, Any]] = {}
     for spent in (spent for record in records for spent in record.spent):

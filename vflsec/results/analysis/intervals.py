@@ -17,10 +17,10 @@ from vflsec.results.statistics import (
     Bounds,
     StandardError,
     bound_interval,
-    error_over_seeds_and_rows,
+    combine_errors,
+    get_error,
     jackknife,
-    noncentrality,
-    standard_error_of,
+    solve_mean,
 )
 
 ANY: Bounds = (None, None)
@@ -71,19 +71,19 @@ def measure(function: Callable[..., float], *blocks: Block) -> SeedValue:
     if len(groups) == len(blocks):
         without = tuple(function(*column) for column in zip(*groups, strict=True))
         return SeedValue(value, jackknife(without), n, without, known)
-    errors = [standard_error_of(*block.row_interval) for block in blocks]
+    errors = [get_error(*block.row_interval) for block in blocks]
     moved = [[*headlines[:k], headlines[k] + error, *headlines[k + 1 :]] for k, error in enumerate(errors)]
     return SeedValue(value, sum((function(*values) - value) ** 2 for values in moved), n, known=known)
 
 
-def headline(block: Block | Triggered) -> SeedValue:
+def get_headline(block: Block | Triggered) -> SeedValue:
     """Return the headline of one seed's block, or the share of a trigger."""
     if isinstance(block, Triggered):
-        return SeedValue(block.share, standard_error_of(*block.row_interval) ** 2, block.n, ends=block.row_interval)
+        return SeedValue(block.share, get_error(*block.row_interval) ** 2, block.n, ends=block.row_interval)
     return measure(float, block)._replace(ends=block.row_interval)
 
 
-def interval(
+def make_interval(
     by_seed: Sequence[SeedValue],
     seeds: int,
     bounds: Bounds = ANY,
@@ -105,7 +105,7 @@ def interval(
             that is not the strongest, so the mean can only be too small: the upper side is extended, in quadrature.
         single_model: whether the seeds are draws of auxiliary samples for one trained model, whose rows they share.
     """
-    mean, n = mean_of(seed.value for seed in by_seed), len(by_seed)
+    mean, n = average(seed.value for seed in by_seed), len(by_seed)
     if mean is None or (n == 1 and seeds > 1):
         return {"mean": mean, "ci95": (None, None), "n": n, "interval": "none"}
     ends = by_seed[0].ends
@@ -114,7 +114,7 @@ def interval(
         if extended:
             high = min(mean + math.hypot(high - mean, extended), math.inf if bounds[1] is None else bounds[1])
         return {"mean": mean, "ci95": (low, high), "n": n, "interval": "rows"}
-    error = standard_error(by_seed)
+    error = estimate_error(by_seed)
     if math.isnan(error.size):
         return {"mean": mean, "ci95": (None, None), "n": n, "interval": "none"}
     rows = sum(seed.n for seed in by_seed) or math.inf
@@ -125,36 +125,36 @@ def interval(
     return {"mean": mean, "ci95": (low, high), "n": n, "interval": kind}
 
 
-def standard_error(by_seed: Sequence[SeedValue]) -> StandardError:
+def estimate_error(by_seed: Sequence[SeedValue]) -> StandardError:
     """Return the standard error of the mean over seeds and rows; NaN for one seed whose rows were not measured."""
     first = by_seed[0]
     if len(by_seed) == 1:
         return StandardError(math.sqrt(first.variance), len(first.without) - 1 if first.without else math.inf)
     without = [seed.without for seed in by_seed] if all(seed.without for seed in by_seed) else []
-    most = mean_of(seed.variance for seed in by_seed if not math.isnan(seed.variance)) or 0.0
-    return error_over_seeds_and_rows([seed.value for seed in by_seed], without, known=first.known, most=most)
+    most = average(seed.variance for seed in by_seed if not math.isnan(seed.variance)) or 0.0
+    return combine_errors([seed.value for seed in by_seed], without, known=first.known, most=most)
 
 
-def detectable_advantage(pairs: Sequence[tuple[Block, Block]], seeds: int) -> float | None:
+def find_detectable(pairs: Sequence[tuple[Block, Block]], seeds: int) -> float | None:
     """Return an advantage whose interval would exclude 0 in about four of five runs like this one.
 
     An attack that has gained nothing guesses almost as the adversary alone does: their difference has a small standard
     error e. With an advantage d it would vary more: if it came from information of its own, the two guesses would have
     the correlation z(alone) / z(alone + d), where z is the normal quantile of the share between chance and 1, and so
     the difference the variance v = e^2 + (1 - z(alone) / z(alone + d)) T, where T is the sum of both variances, and
-    ``SHARED`` of it with several seeds. Then d solves d^2 = k^2 v, with k of ``noncentrality``. It is all that is left
+    ``SHARED`` of it with several seeds. Then d solves d^2 = k^2 v, with k of ``solve_mean``. It is all that is left
     to be gained if there is no smaller solution. It is not known, and None, where no value varies over seeds or rows,
     and where *alone* is 1, so that nothing was left to be seen. ``pairs`` are by seed the blocks of the attack and of
     the adversary alone; ``seeds`` is how many were asked for.
     """
     if not pairs or (len(pairs) == 1 and seeds > 1):
         return None
-    error = standard_error([measure(sub, *pair) for pair in pairs])
-    parts = [standard_error([headline(block) for block in blocks]) for blocks in zip(*pairs, strict=True)]
+    error = estimate_error([measure(sub, *pair) for pair in pairs])
+    parts = [estimate_error([get_headline(block) for block in blocks]) for blocks in zip(*pairs, strict=True)]
     total = sum(part.size**2 for part in parts)
     if math.isnan(error.size + total):
         return None
-    k2 = noncentrality(min(part.freedom for part in (error, *parts)), (1 - LEVEL) / 2) ** 2
+    k2 = solve_mean(min(part.freedom for part in (error, *parts)), (1 - LEVEL) / 2) ** 2
     chance = sum(block.chance for _, block in pairs) / len(pairs)
     alone = max(chance, sum(block.headline for _, block in pairs) / len(pairs))
     growing, most = total * (SHARED if len(pairs) > 1 else 1.0), 1.0 - alone
@@ -170,13 +170,13 @@ def detectable_advantage(pairs: Sequence[tuple[Block, Block]], seeds: int) -> fl
     return float(brentq(exceeds, MIN_ADVANTAGE, most)) if exceeds(MIN_ADVANTAGE) < 0 < exceeds(most) else most
 
 
-def longer_side(mean: float | None, ends: Ends) -> float | None:
+def get_longer_side(mean: float | None, ends: Ends) -> float | None:
     """Return the longer of the two sides of an interval; None without one."""
     low, high = ends
     return None if mean is None or low is None or high is None else max(high - mean, mean - low)
 
 
-def mean_of(values: Iterable[float]) -> float | None:
+def average(values: Iterable[float]) -> float | None:
     """Return the mean; None without values."""
     numbers = list(values)
     return sum(numbers) / len(numbers) if numbers else None

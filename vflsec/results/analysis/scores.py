@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from vflsec.base.checks import count
 from vflsec.results.analysis.groups import USABLE, CellGroup, CellScore, choose_rows
-from vflsec.results.analysis.intervals import SeedValue, interval, mean_of, measure
+from vflsec.results.analysis.intervals import SeedValue, average, make_interval, measure
 from vflsec.results.analysis.results import Cap, Place, Point, Rank
-from vflsec.results.statistics import ALPHA, SHARE, bound_interval, compare_pairs, holm, interval_over_seeds
+from vflsec.results.statistics import ALPHA, SHARE, bound_interval, bound_over_seeds, compare_pairs, correct_holm
 
 SCORES = ("CAP", "calibrated CAP", "hypervolume", "strongest leak")
 TOO_FEW = "hypervolume not available: too few seeds to show what joining gains"
@@ -55,14 +55,14 @@ def hypervolume(gain: Sequence[float] | NDArray[np.floating], kept: Sequence[flo
 
     Args:
         gain: g per strength, at least 0: the utility that joining adds.
-        kept: k per strength, at least 0: see ``privacy_kept``.
+        kept: k per strength, at least 0: see ``score_privacy``.
     """
     order = np.argsort(gain)[::-1]
     width, height = np.asarray(gain, dtype=float)[order], np.maximum.accumulate(np.asarray(kept, dtype=float)[order])
     return float(-np.diff(width, append=0.0) @ height)
 
 
-def privacy_kept(leak: float, alone: float) -> float:
+def score_privacy(leak: float, alone: float) -> float:
     """Return (1 - A) / (1 - alone) in [0, 1]: 1 if nothing is inferred beyond *alone*, 0 if everything is."""
     alone = max(0.0, alone)  # an R2 below 0 is no leak
     return 1.0 if leak <= alone else max(0.0, (1 - leak) / (1 - alone))
@@ -82,7 +82,7 @@ class Volume(NamedTuple):
     most: float
 
 
-def relative_hypervolume(gains: Sequence[Sequence[float]], kept: Sequence[Sequence[float]]) -> Volume:
+def compare_area(gains: Sequence[Sequence[float]], kept: Sequence[Sequence[float]]) -> Volume:
     """Return the hypervolume of mean gains, as a share of what joining gains.
 
     Gains are averaged over seeds before negative ones are cut off, and a gain whose 95 % interval over seeds includes 0
@@ -94,11 +94,11 @@ def relative_hypervolume(gains: Sequence[Sequence[float]], kept: Sequence[Sequen
 
     Args:
         gains: (S, 1 + K) by seed the utility that joining adds, first without a defense and then at each strength.
-        kept: (S, K) by seed, see ``privacy_kept``.
+        kept: (S, K) by seed, see ``score_privacy``.
     """
     gain, privacy = np.asarray(gains), np.asarray(kept)
     n, mean = len(gain), gain.mean(axis=0)
-    ends = np.array([interval_over_seeds(column)[1:3] if n > 1 else (column[0],) * 2 for column in gain.T])
+    ends = np.array([bound_over_seeds(column)[1:3] if n > 1 else (column[0],) * 2 for column in gain.T])
     shown = ends[:, 0] > 0
     unclear = ~shown & (ends[:, 1] > 0) & (ends[:, 1] >= mean[0])
 
@@ -202,25 +202,25 @@ def _fold(cells: Sequence[CellScore], clean: CellGroup, defended: Sequence[CellG
     for seed in range(clean.seeds):
         ideal, *utility = (cell.records[seed].usable_utility for cell in cells)
         blocks = [cell.leak[seed] for cell in cells[1:]]
-        caps[seed] = measure(lambda *v: cap(v[:k], _leaks(v[k:])), *utility, *blocks)
+        caps[seed] = measure(lambda *v: cap(v[:k], _clip(v[k:])), *utility, *blocks)
         accuracy = [block.metrics["accuracy"] for block in blocks if "accuracy" in block.metrics]
         if len(accuracy) == len(blocks) and not single_class:
             accuracies.append(cap([block.headline for block in utility], accuracy))
-        leak = _leaks([block.headline for block in blocks])
+        leak = _clip([block.headline for block in blocks])
         if all(seed in by_seed for by_seed in alone_by_cell):
             alone = [by_seed[seed] for by_seed in alone_by_cell]
             calibrated_caps[seed] = measure(
-                lambda *v: compute_calibrated_cap(v[:k], _leaks(v[k : 2 * k]), v[2 * k :]), *utility, *blocks, *alone
+                lambda *v: compute_calibrated_cap(v[:k], _clip(v[k : 2 * k]), v[2 * k :]), *utility, *blocks, *alone
             )
             if reached:
                 active, best = reached[seed]
                 gains.append([best - active, *(u.headline - active for u in utility)])
-                kept.append([privacy_kept(a, b.headline) for a, b in zip(leak, alone, strict=True)])
+                kept.append([score_privacy(a, b.headline) for a, b in zip(leak, alone, strict=True)])
         by_strength = [dcs(a, u.headline, ideal_utility=ideal.headline) for u, a in zip(utility, leak, strict=True)]
         scores.append(sum(by_strength) / k)
-    plain, above = (interval(list(values.values()), clean.seeds, SHARE) for values in (caps, calibrated_caps))
+    plain, above = (make_interval(list(values.values()), clean.seeds, SHARE) for values in (caps, calibrated_caps))
     known = len(gains) == clean.seeds
-    volume = relative_hypervolume(gains, kept) if known else Volume(None, [], 1.0)
+    volume = compare_area(gains, kept) if known else Volume(None, [], 1.0)
     notes = [
         f"no CAP (accuracy): {count(single_class, 'cell')} {'guesses' if single_class == 1 else 'guess'} one class"
     ]
@@ -231,28 +231,28 @@ def _fold(cells: Sequence[CellScore], clean: CellGroup, defended: Sequence[CellG
         ci95=plain["ci95"],
         calibrated=above["mean"],
         calibrated_ci95=above["ci95"],
-        accuracy_value=mean_of(accuracies),
-        dcs=mean_of(scores),
+        accuracy_value=average(accuracies),
+        dcs=average(scores),
         n=clean.seeds,
         note="; ".join(notes),
         by_seed={seed: value.value for seed, value in caps.items()},
         calibrated_by_seed={seed: value.value for seed, value in calibrated_caps.items()},
         hypervolume=volume.value,
-        hypervolume_ci95=_ends(volume),
+        hypervolume_ci95=_bound_volume(volume),
         hypervolume_by_seed=dict(enumerate(volume.by_seed)),
     )
 
 
-def _ends(volume: Volume) -> tuple[float | None, float | None]:
+def _bound_volume(volume: Volume) -> tuple[float | None, float | None]:
     """Return the interval over seeds, up to what gains that are not shown may add."""
     if volume.value is None or len(volume.by_seed) < 2:
         return None, None
-    spread = interval_over_seeds(volume.by_seed)
+    spread = bound_over_seeds(volume.by_seed)
     low, high = bound_interval(volume.value, spread.high - spread.mean, SHARE)
     return low, max(high, volume.most)
 
 
-def _leaks(values: Sequence[float]) -> list[float]:
+def _clip(values: Sequence[float]) -> list[float]:
     return [max(0.0, value) for value in values]  # an R2 below 0 is no leak
 
 
@@ -279,7 +279,7 @@ def place_headlines(points: Sequence[Point], worst: Sequence[Point]) -> dict[tup
     return places
 
 
-def front(places: Sequence[Place]) -> list[Place]:
+def find_front(places: Sequence[Place]) -> list[Place]:
     """Return the Pareto front of utility and leak of each target."""
 
     def is_beaten(place: Place) -> bool:
@@ -294,7 +294,7 @@ def front(places: Sequence[Place]) -> list[Place]:
     return [place for place in places if not is_beaten(place)]
 
 
-def ranks(caps: Sequence[Cap], places: Mapping[tuple[str, str, str, float], Place]) -> list[Rank]:
+def rank(caps: Sequence[Cap], places: Mapping[tuple[str, str, str, float], Place]) -> list[Rank]:
     """Return the rank of each target, method and defense by each score that it has; 1 is the best.
 
     All scores are against the strongest attack at each strength: CAP, calibrated CAP and hypervolume of the headline,
@@ -302,14 +302,14 @@ def ranks(caps: Sequence[Cap], places: Mapping[tuple[str, str, str, float], Plac
     its difference, paired by seed, says so after Holm's correction for all pairs of defenses: with 95 % probability, no
     pair that a score tells apart is equal.
     """
-    ranked = [_values(cap, places) for cap in caps if cap.attack == "worst"]
-    ranked = [msgspec.structs.replace(rank, ranks=_ranks(rank, ranked)) for rank in ranked]
+    ranked = [_score_curve(cap, places) for cap in caps if cap.attack == "worst"]
+    ranked = [msgspec.structs.replace(rank, ranks=_rank_among(rank, ranked)) for rank in ranked]
     apart = find_differences(ranked)
     close = {
         (rank.target, rank.label, score)
         for target, score in product(dict.fromkeys(rank.target for rank in ranked), SCORES)
         for pair in pairwise(_order(ranked, target, score))
-        if _pair(*pair, score) not in apart
+        if _make_pair(*pair, score) not in apart
         for rank in pair
     }
     return [
@@ -318,7 +318,7 @@ def ranks(caps: Sequence[Cap], places: Mapping[tuple[str, str, str, float], Plac
     ]
 
 
-def _values(cap: Cap, places: Mapping[tuple[str, str, str, float], Place]) -> Rank:
+def _score_curve(cap: Cap, places: Mapping[tuple[str, str, str, float], Place]) -> Rank:
     """Return the scores of one curve, not ranked yet."""
     curve = (cap.target, cap.method, cap.defense)
     strengths = [place for key, place in places.items() if key[:3] == curve and place.strength > 0]
@@ -329,13 +329,13 @@ def _values(cap: Cap, places: Mapping[tuple[str, str, str, float], Place]) -> Ra
         "hypervolume": cap.hypervolume_by_seed,
         "strongest leak": {seed: sum(p.by_seed[seed] for p in strengths) / len(strengths) for seed in seeds},
     }
-    means = (cap.value, cap.calibrated, cap.hypervolume, mean_of(place.leak for place in strengths))
+    means = (cap.value, cap.calibrated, cap.hypervolume, average(place.leak for place in strengths))
     values = dict(zip(SCORES, means, strict=True))
     known = {score: by_seed[score] for score in SCORES if values[score] is not None}
     return Rank(target=cap.target, method=cap.method, defense=cap.defense, values=values, ranks={}, by_seed=known)
 
 
-def _ranks(rank: Rank, among: Sequence[Rank]) -> dict[str, int]:
+def _rank_among(rank: Rank, among: Sequence[Rank]) -> dict[str, int]:
     ranks = {}
     for score in SCORES:
         sign = 1 if score == "strongest leak" else -1
@@ -345,7 +345,7 @@ def _ranks(rank: Rank, among: Sequence[Rank]) -> dict[str, int]:
     return ranks
 
 
-def orders(ranked: Sequence[Rank]) -> list[str]:
+def order(ranked: Sequence[Rank]) -> list[str]:
     """Return a line for each target and score: the order, with ≈ between neighbors that do not differ."""
     lines, apart = [], find_differences(ranked)
     several_methods = len({rank.method for rank in ranked}) > 1
@@ -355,7 +355,7 @@ def orders(ranked: Sequence[Rank]) -> list[str]:
         if len(order) < 2:
             continue
         names = [rank.label if several_methods else rank.defense for rank in order]
-        signs = ["", *(" > " if _pair(a, b, score) in apart else " ≈ " for a, b in pairwise(order))]
+        signs = ["", *(" > " if _make_pair(a, b, score) in apart else " ≈ " for a, b in pairwise(order))]
         line = "".join(sign + name for sign, name in zip(signs, names, strict=True))
         seeds = count(min(len(rank.by_seed.get(score, ())) for rank in order), "seed")
         note = f" (≈: not told apart, paired over {seeds})" if " ≈ " in signs else ""
@@ -363,7 +363,7 @@ def orders(ranked: Sequence[Rank]) -> list[str]:
     return lines
 
 
-def disagreements(ranked: Sequence[Rank]) -> list[str]:
+def contrast(ranked: Sequence[Rank]) -> list[str]:
     """Return a sentence for each two scores by which two defenses differ in opposite directions."""
     sentences, apart = [], find_differences(ranked)
     for first, second in combinations(SCORES, 2):
@@ -371,7 +371,7 @@ def disagreements(ranked: Sequence[Rank]) -> list[str]:
             f"{a.label} and {b.label}"
             for a, b in combinations(ranked, 2)
             if a.target == b.target
-            and {_pair(a, b, first), _pair(a, b, second)} <= apart
+            and {_make_pair(a, b, first), _make_pair(a, b, second)} <= apart
             and (a.ranks[first] - b.ranks[first]) * (a.ranks[second] - b.ranks[second]) < 0
         ]
         if pairs:
@@ -387,16 +387,16 @@ def find_differences(ranked: Sequence[Rank]) -> set[Pair]:
     apart: set[Pair] = set()
     for target, score in product(dict.fromkeys(rank.target for rank in ranked), SCORES):
         pairs = list(combinations((rank for rank in ranked if rank.target == target), 2))
-        adjusted = holm([_p_value(a, b, score) for a, b in pairs])
-        apart |= {_pair(a, b, score) for (a, b), p in zip(pairs, adjusted, strict=True) if p < ALPHA}
+        adjusted = correct_holm([_get_p_value(a, b, score) for a, b in pairs])
+        apart |= {_make_pair(a, b, score) for (a, b), p in zip(pairs, adjusted, strict=True) if p < ALPHA}
     return apart
 
 
-def _pair(a: Rank, b: Rank, score: str) -> Pair:
+def _make_pair(a: Rank, b: Rank, score: str) -> Pair:
     return a.target, frozenset([a.label, b.label]), score
 
 
-def _p_value(a: Rank, b: Rank, score: str) -> float:
+def _get_p_value(a: Rank, b: Rank, score: str) -> float:
     first, second = a.by_seed.get(score, {}), b.by_seed.get(score, {})
     tests = compare_pairs([first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())])
     return min(1.0, 2 * min(tests.p_above, tests.p_below))

@@ -10,16 +10,16 @@ from operator import sub
 import msgspec
 
 from vflsec.base.checks import count
-from vflsec.results.analysis.gates import alarms, check_gates, check_limits, describe_useless, useless_models
-from vflsec.results.analysis.groups import SEVERITY, CellGroup, alone_by_target
-from vflsec.results.analysis.intervals import DIFFERENCE, SeedValue, headline, interval, measure
+from vflsec.results.analysis.gates import check_gates, check_limits, describe_useless, list_alarms, list_useless
+from vflsec.results.analysis.groups import SEVERITY, CellGroup, find_alone
+from vflsec.results.analysis.intervals import DIFFERENCE, SeedValue, get_headline, make_interval, measure
 from vflsec.results.analysis.results import Damage, GroupLeak, Measure, Summary, name_defense
-from vflsec.results.analysis.scores import average_dcs, disagreements, fold, front, orders, place_headlines, ranks
-from vflsec.results.analysis.trainings import note_on_seeds, notes_on_spending, notes_on_trainings, spending_of
-from vflsec.results.analysis.verdict import list_first, verdict
+from vflsec.results.analysis.scores import average_dcs, contrast, find_front, fold, order, place_headlines, rank
+from vflsec.results.analysis.trainings import find_spending, note_on_seeds, note_spending, note_trainings
+from vflsec.results.analysis.verdict import list_first, state_verdict
 from vflsec.results.records.manifest import INTEGRITY, AttackEntry, Manifest, RowEntry, RunLimits, Subgroup, Subgroups
 from vflsec.results.records.schema import FAILED, Impact, Record, Result
-from vflsec.results.statistics import SHARE, holm, standard_error_of
+from vflsec.results.statistics import SHARE, correct_holm, get_error
 
 MAX_DATA_NOTES = 8
 """So many warnings of the data are notes of a report."""
@@ -58,22 +58,22 @@ def summarize(
         UsageError: a limit on an attack that was not run.
     """
     check_limits(manifest, limits.max_leak)
-    broken = damages(manifest, records)
+    broken = list_damages(manifest, records)
     integrity = {damage.attack for damage in broken}
     rows: dict[tuple[str, str, float], list[RowEntry]] = {}
     for row in manifest.rows:
         if row.attack not in integrity:
             rows.setdefault((row.method, row.defense, row.strength), []).append(row)
-    alone = alone_by_target(manifest, records)
+    alone = find_alone(manifest, records)
     groups = [CellGroup(manifest, group, records, alone) for group in rows.values()]
     attacked = [group for group in groups if group.has_adversary]
     points = [point for group in groups for point in group.points()]
     worst = [point for group in attacked for point in group.worst()]
     utilities = [*(point.utility for point in points), *(damage.utility for damage in broken)]
     caps, places = fold(groups), place_headlines(points, worst)
-    ranked = ranks(caps, places) if len({(cap.method, cap.defense) for cap in caps}) > 1 else []
-    spending = spending_of(manifest, records)
-    run, not_run = _mountable(manifest, records)
+    ranked = rank(caps, places) if len({(cap.method, cap.defense) for cap in caps}) > 1 else []
+    spending = find_spending(manifest, records)
+    run, not_run = _list_mountable(manifest, records)
     summary = Summary(
         dataset=manifest.title or manifest.dataset,
         adversary=manifest.adversary,
@@ -85,15 +85,15 @@ def summarize(
         picked=[point for group in attacked for point in group.pick_strongest()],
         cap=caps,
         c_dcs=average_dcs(caps),
-        front=front(list(places.values())),
+        front=find_front(list(places.values())),
         ranks=ranked,
-        orders=orders(ranked),
-        disagreements=disagreements(ranked),
+        orders=order(ranked),
+        disagreements=contrast(ranked),
         gates=[],
         notes=[],
         spending=spending,
         lost=_list_failed_baselines(manifest, records),
-        failures=_failures(manifest, records),
+        failures=_list_failures(manifest, records),
         out=out,
         integrity=broken,
         not_run=not_run,
@@ -104,18 +104,18 @@ def summarize(
         undefended=manifest.baseline_defense,
         subgroups=group_leaks(subgroups, manifest),
     )
-    useless = useless_models(manifest, records)
+    useless = list_useless(manifest, records)
     notes = [
-        *_notes(manifest, records),
+        *_list_notes(manifest, records),
         *describe_useless(useless, is_shown=False),
-        *([] if manifest.audited else notes_on_trainings(points)),
-        *notes_on_spending(spending, points),
+        *([] if manifest.audited else note_trainings(points)),
+        *note_spending(spending, points),
         *([] if manifest.until is None else [note_on_seeds(summary, manifest.until)]),
     ]
-    summary = msgspec.structs.replace(summary, notes=notes, alarms=alarms(manifest, records, summary, useless))
+    summary = msgspec.structs.replace(summary, notes=notes, alarms=list_alarms(manifest, records, summary, useless))
     aux = manifest.settings.get("aux")
     known = aux.get("n") if isinstance(aux, dict) else None
-    sentences = verdict(summary, run, known if isinstance(known, int) else 0, useless)
+    sentences = state_verdict(summary, run, known if isinstance(known, int) else 0, useless)
     # The gates in force, stored ones first, then those whose limits a later run has replaced.
     in_force = [gate for given in (*stored[-1:], limits) for gate in check_gates(summary, given, useless)]
     replaced = [gate for given in stored[:-1] for gate in check_gates(summary, given, useless)]
@@ -123,7 +123,7 @@ def summarize(
     return msgspec.structs.replace(summary, verdict=sentences, gates=list(dict.fromkeys([*in_force, *earlier])))
 
 
-def _mountable(manifest: Manifest, records: Mapping[str, Record]) -> tuple[list[str], list[str]]:
+def _list_mountable(manifest: Manifest, records: Mapping[str, Record]) -> tuple[list[str], list[str]]:
     """Return the attacks that this adversary can mount on some method, those that were run and those that were not."""
     results = [records[row.key] for row in manifest.rows if row.key in records]
     known = {name for record in results if isinstance(record, Result) for name in record.mountable}
@@ -147,7 +147,7 @@ def _list_failed_baselines(manifest: Manifest, records: Mapping[str, Record]) ->
     return [f"{label} ({count(len(seeds), 'seed')})" for label, seeds in lost.items()]
 
 
-def _failures(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
+def _list_failures(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
     """Return the causes of results without a number, each with its place, its attacks and the number of seeds."""
     several = len({row.method for row in manifest.rows}) > 1
     failures: dict[tuple[str, str], dict[str, set[int]]] = {}
@@ -164,7 +164,7 @@ def _failures(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
     ]
 
 
-def _notes(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
+def _list_notes(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
     """Return the caveats of the numbers, and what looks wrong in the data."""
     notes = manifest.data_notes[:MAX_DATA_NOTES]
     if (more := len(manifest.data_notes) - MAX_DATA_NOTES) > 0:
@@ -188,12 +188,12 @@ def _notes(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
     utilities = [result.utility for result in trained if result.utility]
     if manifest.seeds > 1 and any(block.without is None for block in (*leaks, *utilities)):
         notes.append(UNGROUPED)
-    notes += _weak_models(trained)
+    notes += _note_weak(trained)
     notes += [note if manifest.audited else f"{result.method}: {note}" for result in trained for note in result.notes]
     return list(dict.fromkeys(notes))
 
 
-def _weak_models(trained: Sequence[Result]) -> list[str]:
+def _note_weak(trained: Sequence[Result]) -> list[str]:
     """Return a note for each method whose joint model is far below a quick model of all columns, without a defense."""
     notes = {
         result.method: f"{result.method}: the joint model reaches {result.utility.metric} "
@@ -206,17 +206,17 @@ def _weak_models(trained: Sequence[Result]) -> list[str]:
     return list(notes.values())
 
 
-def damages(manifest: Manifest, records: Mapping[str, Record]) -> list[Damage]:
+def list_damages(manifest: Manifest, records: Mapping[str, Record]) -> list[Damage]:
     """Return the cost of each attack on integrity at each method, defense and strength."""
     groups: dict[tuple[str, str, float, str], list[RowEntry]] = {}
     labels = [attack.label for attack in manifest.attacks if attack.target == INTEGRITY]
     for row in manifest.rows:
         if row.attack in labels:
             groups.setdefault((row.method, row.defense, row.strength, row.attack), []).append(row)
-    return [_damage(group, records, manifest.seeds) for group in groups.values()]
+    return [_find_damage(group, records, manifest.seeds) for group in groups.values()]
 
 
-def _damage(group: Sequence[RowEntry], records: Mapping[str, Record], seeds: int) -> Damage:
+def _find_damage(group: Sequence[RowEntry], records: Mapping[str, Record], seeds: int) -> Damage:
     """Compare each seed with the honest training of that seed."""
     first = group[0]
     statuses = {seed: "ok" for seed in range(seeds)}
@@ -233,12 +233,12 @@ def _damage(group: Sequence[RowEntry], records: Mapping[str, Record], seeds: int
     metric = next((impact.utility.metric for impact in (*honest.values(), *attacked.values())), "")
 
     def utility(impacts: Mapping[int, Impact]) -> Measure:
-        values = [headline(impact.utility) for impact in impacts.values()]
-        return Measure(metric=metric, **interval(values, seeds, SHARE))
+        values = [get_headline(impact.utility) for impact in impacts.values()]
+        return Measure(metric=metric, **make_interval(values, seeds, SHARE))
 
     def success(impacts: Mapping[int, Impact]) -> Measure:
-        values = [headline(impact.success) for impact in impacts.values() if impact.success]
-        return Measure(metric="share", **interval(values, seeds, SHARE))
+        values = [get_headline(impact.success) for impact in impacts.values() if impact.success]
+        return Measure(metric="share", **make_interval(values, seeds, SHARE))
 
     def success_by_seed(impacts: Mapping[int, Impact]) -> dict[int, float]:
         return {seed: impact.success.share for seed, impact in impacts.items() if impact.success}
@@ -252,7 +252,7 @@ def _damage(group: Sequence[RowEntry], records: Mapping[str, Record], seeds: int
         statuses=dict(counts),
         utility=utility(honest),
         under_attack=utility(attacked),
-        lost=Measure(metric=metric, **interval([measure(sub, *pair) for pair in both], seeds, DIFFERENCE)),
+        lost=Measure(metric=metric, **make_interval([measure(sub, *pair) for pair in both], seeds, DIFFERENCE)),
         success=success(attacked),
         chance=success(honest).mean,
         success_by_seed=success_by_seed(attacked),
@@ -270,7 +270,7 @@ def group_leaks(tested: Sequence[Subgroups], manifest: Manifest) -> list[GroupLe
         curves.setdefault((row.method, row.defense, row.strength, row.attack), []).append(row.key)
     kept = [(place, groups) for place, keys in curves.items() for groups in tested if set(groups.keys) == set(keys)]
     p_values = {id(groups): groups.p for _, groups in kept if groups.p is not None}
-    corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
+    corrected = dict(zip(p_values, correct_holm(list(p_values.values())), strict=True))
     return [
         GroupLeak(
             column=groups.column, method=method, defense=defense, strength=strength, attack=attack, rows=groups.rows,
@@ -285,5 +285,5 @@ def group_leaks(tested: Sequence[Subgroups], manifest: Manifest) -> list[GroupLe
 def _group_measure(group: Subgroup, metric: str, seeds: int) -> Measure:
     values = list(group.by_seed.values())
     low, high = (math.nan if end is None else end for end in group.ci95_rows)
-    first = [SeedValue(value, standard_error_of(low, high) ** 2, group.n, ends=(low, high)) for value in values[:1]]
-    return Measure(metric=metric, **interval([*first, *map(SeedValue, values[1:])], seeds, SHARE))
+    first = [SeedValue(value, get_error(low, high) ** 2, group.n, ends=(low, high)) for value in values[:1]]
+    return Measure(metric=metric, **make_interval([*first, *map(SeedValue, values[1:])], seeds, SHARE))

@@ -8,7 +8,7 @@ import msgspec
 
 from vflsec.base.checks import count
 from vflsec.results.analysis.groups import ALONE
-from vflsec.results.analysis.intervals import longer_side
+from vflsec.results.analysis.intervals import get_longer_side
 from vflsec.results.analysis.results import Ends, Point, Summary
 from vflsec.results.records.manifest import Manifest
 from vflsec.results.records.schema import Record, Result
@@ -33,30 +33,30 @@ def list_stops(most: int) -> Iterator[int]:
     yield most
 
 
-def widest(summary: Summary) -> float | None:
+def find_widest(summary: Summary) -> float | None:
     """Return the longest side of an interval of a headline's leak or of a utility; None if one is missing."""
-    sides = [longer_side(point.leak.mean, point.leak.ci95) for point in summary.worst]
-    sides += [longer_side(point.utility.mean, point.utility.ci95) for point in summary.points]
+    sides = [get_longer_side(point.leak.mean, point.leak.ci95) for point in summary.worst]
+    sides += [get_longer_side(point.utility.mean, point.utility.ci95) for point in summary.points]
     known = [side for side in sides if side is not None]
     return max(known) if known and len(known) == len(sides) else None
 
 
 def is_reached(summary: Summary, until: float) -> bool:
     """Whether each interval is at most ``until`` wide to one side."""
-    half = widest(summary)
+    half = find_widest(summary)
     return half is not None and half <= until
 
 
 def note_on_seeds(summary: Summary, until: float) -> str:
     """Return the note on how many seeds there are, and why."""
-    half = widest(summary)
+    half = find_widest(summary)
     if half is None:
         return f"seeds were added until each interval is at most ±{until:g}: some result gave none"
     reached = "reached" if half <= until else "not reached"
     return f"seeds were added until each interval is at most ±{until:g}: {reached} with {summary.seeds}, ±{half:.4f}"
 
 
-def spending_of(manifest: Manifest, records: Mapping[str, Record]) -> Spending:
+def find_spending(manifest: Manifest, records: Mapping[str, Record]) -> Spending:
     """Return what each defense spends in each training of an evaluation; of an audited system nothing."""
     spending: Spending = {}
     trainings = manifest.settings.get("trainings", 1)
@@ -86,7 +86,7 @@ def _add(spending: Spending, defense: str, training: str, spent: tuple[float, in
     by_training[training] = max(by_training.get(training, (0.0, 0)), spent)
 
 
-def notes_on_spending(spending: Spending, points: Sequence[Point]) -> list[str]:
+def note_spending(spending: Spending, points: Sequence[Point]) -> list[str]:
     """Return a note for each defense with several trainings: what they would spend on one row in all."""
     trained = [{spent["defense"].partition(":")[0] for spent in p.spent} for p in points if p.status != "missing"]
     notes = []
@@ -101,7 +101,7 @@ def notes_on_spending(spending: Spending, points: Sequence[Point]) -> list[str]:
     return notes
 
 
-def notes_on_trainings(points: Iterable[Point]) -> list[str]:
+def note_trainings(points: Iterable[Point]) -> list[str]:
     """Return the note for how many trainings the numbers hold, if several or if an epsilon depends on it."""
     relevant = [point for point in points if point.trainings > 1 or point.spent]
     if not relevant:
@@ -140,7 +140,7 @@ class Rise(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.ci95[0] is None else self.ci95[0] >= VISIBLE
 
 
-def rises(before: Summary, after: Summary, where: Mapping[str, str]) -> list[Rise]:
+def compare(before: Summary, after: Summary, where: Mapping[str, str]) -> list[Rise]:
     """Return the rise of each headline and attack; none if the evaluations have other attacks.
 
     The undefended row, which all defenses share, comes once. A headline that is *alone* is left out: it rises with what
@@ -150,7 +150,7 @@ def rises(before: Summary, after: Summary, where: Mapping[str, str]) -> list[Ris
     if first.keys() != second.keys():
         return []
     return [
-        _rise(point, second[place], where)
+        _find_rise(point, second[place], where)
         for place, point in first.items()
         if point.leak.by_seed.keys() & second[place].leak.by_seed.keys() and second[place].choice != ALONE
     ]
@@ -164,7 +164,7 @@ def _index_by_place(summary: Summary) -> dict[tuple[str, str, float, str, str], 
     return points
 
 
-def _rise(before: Point, after: Point, where: Mapping[str, str]) -> Rise:
+def _find_rise(before: Point, after: Point, where: Mapping[str, str]) -> Rise:
     a, b = before.leak.by_seed, after.leak.by_seed
     seeds = sorted(a.keys() & b.keys())
     test = compare_pairs([b[seed] - a[seed] for seed in seeds])

@@ -46,7 +46,7 @@ HIGH = 0.9
 SURE = "tpr@0.001"
 
 
-def verdict(
+def state_verdict(
     summary: Summary, run: Sequence[str], known: int, useless: Mapping[tuple[str, str, float], Useless]
 ) -> list[str]:
     """Return sentences: what the adversary infers without a defense, labels first, then what a defense leaves.
@@ -87,7 +87,7 @@ def verdict(
     return [*filter(None, sentences), last]
 
 
-def way_to_run(summary: Summary) -> str:
+def suggest_run(summary: Summary) -> str:
     """Return how to run all attacks, also those that ``all`` leaves out."""
     if summary.audited:
         return "leave --attack out"
@@ -98,10 +98,10 @@ def _describe_start(point: Point, adversary: str, known: int) -> str:
     """Return what the adversary infers without a defense, and whether joining helps it."""
     leak, what = point.leak, _name_target(point)
     rows = " and ".join(ROWS.get(name, name) for name in leak.rows.split("+"))
-    by_chance = f"{_two(leak.chance)} by chance"
+    by_chance = f"{_say(leak.chance)} by chance"
     low = leak.ci95[0]
     if leak.chance is not None and (leak.alone is None if low is None else low <= leak.chance):
-        alone = "" if leak.alone is None else f" and {_two(leak.alone)} without joining"
+        alone = "" if leak.alone is None else f" and {_say(leak.alone)} without joining"
         return f"These runs do not show that {adversary} infers {what}: {_state(leak)} on {rows}, {by_chance}{alone}."
     if leak.alone is None:
         return f"{adversary} infers {what} of {rows} with {_state(leak)} ({by_chance})."
@@ -111,7 +111,7 @@ def _describe_start(point: Point, adversary: str, known: int) -> str:
     if _is_more_than_alone(leak):
         all_of = "practically all " if leak.metric != "r2" and (leak.mean or 0.0) >= 0.995 else ""
         return (
-            f"{subject} infers {what} of {all_of}{rows} ({measure}; {_two(leak.alone)} without joining)."
+            f"{subject} infers {what} of {all_of}{rows} ({measure}; {_say(leak.alone)} without joining)."
             f"{_add_sure(leak)}"
         )
     if (leak.advantage or 0.0) > 0:
@@ -124,27 +124,27 @@ def _end_open_gain(leak: Leak) -> str:
     is_few = leak.interval == "draws and rows" and leak.n < MIN_DRAWS
     runs = f"these {leak.n} draws" if is_few else "these runs"
     more = f": add --draws {MIN_DRAWS}" if is_few else ""
-    shown = f"{runs} do not show whether this is more than without joining ({_two(leak.alone)}){more}"
+    shown = f"{runs} do not show whether this is more than without joining ({_say(leak.alone)}){more}"
     if _is_surer(leak):
-        return f". By {_metric(leak)}, {shown}, but {_count_sure(leak)}"
+        return f". By {_name_metric(leak)}, {shown}, but {_count_sure(leak)}"
     return f"; {shown}.{_add_sure(leak)}"
 
 
 def _end_no_gain(point: Point, measure: str, rows: str) -> str:
     """Return the end of the sentence on a leak that is no larger than *alone*."""
     leak = point.leak
-    shows = f"{_metric(leak)} shows" if _is_surer(leak) else "these attacks show"
+    shows = f"{_name_metric(leak)} shows" if _is_surer(leak) else "these attacks show"
     comma = "," if "," in measure else ""
     is_below = not point.victim and leak.mean is not None and leak.chance is not None and leak.mean < leak.chance
-    below = f", {_two(leak.chance)} by chance" * is_below
+    below = f", {_say(leak.chance)} by chance" * is_below
     gain = _state_detectable(leak)
     ends = f"; but {_count_sure(leak)}" if _is_surer(leak) else f".{_add_sure(leak)}"
-    return f"{shows}: {measure}{comma} on {rows}, {_two(leak.alone)} without joining{below}{gain}{ends}"
+    return f"{shows}: {measure}{comma} on {rows}, {_say(leak.alone)} without joining{below}{gain}{ends}"
 
 
 def _state_detectable(leak: Leak) -> str:
     """Return the gain that these runs would have shown, unless it is as good as none."""
-    return f"; a gain of {_two(leak.detectable)} would have been seen" * ((leak.detectable or 0.0) >= MIN_GAIN)
+    return f"; a gain of {_say(leak.detectable)} would have been seen" * ((leak.detectable or 0.0) >= MIN_GAIN)
 
 
 def _name_target(point: Point) -> str:
@@ -198,20 +198,20 @@ def _describe_target(point: Point, adversary: str) -> str:
     leak = point.leak
     if leak.mean is None or leak.alone is None or leak.mean <= (leak.chance or 0.0) or not _is_more_than_alone(leak):
         return ""
-    chance = f", {_two(leak.chance)} by chance" if point.victim else ""
-    measured = f"{_state(leak)}; {_two(leak.alone)} without joining{chance}"
+    chance = f", {_say(leak.chance)} by chance" if point.victim else ""
+    measured = f"{_state(leak)}; {_say(leak.alone)} without joining{chance}"
     return f"{adversary} also infers {_name_target(point)} ({measured})."
 
 
-def _metric(leak: Leak) -> str:
+def _name_metric(leak: Leak) -> str:
     return NAMES.get(leak.metric, leak.metric)
 
 
 def _state(leak: Leak) -> str:
     """Return the measure with the upper end of its interval, since the strongest of many attacks may be stronger."""
     upper = leak.upper
-    up_to = f", interval up to {_two(upper)}" if upper >= (leak.mean or 0.0) + MIN_GAIN else ""
-    return f"{_metric(leak)} {_two(leak.mean)}{up_to}"
+    up_to = f", interval up to {_say(upper)}" if upper >= (leak.mean or 0.0) + MIN_GAIN else ""
+    return f"{_name_metric(leak)} {_say(leak.mean)}{up_to}"
 
 
 def list_first(names: Sequence[str]) -> str:
@@ -249,20 +249,20 @@ def _describe_part(summary: Summary, run: Sequence[str], start: Point, defended:
     A strength gives away more than *alone* if the interval of an attack on some rows shows it.
     """
     ran, every = len(run), count(len(run) + len(summary.not_run), "attack")
-    others = f"may infer far more: {way_to_run(summary)} to run them."
+    others = f"may infer far more: {suggest_run(summary)} to run them."
     if not ran:  # nothing but baselines, which read no message
         return f"No defense is recommended: none of the {every} that it could mount was run; they {others}"
-    leaks = {point.place: _leaks(point, summary.points) for point in defended}
+    leaks = {point.place: _list_leaks(point, summary.points) for point in defended}
     attacked = [p for p in defended if any(leak.alone is None or _is_more_than_alone(leak) for leak in leaks[p.place])]
     who = run[0] if ran == 1 else "the strongest of them"
-    most = {place: max(at_place, key=_gain) for place, at_place in leaks.items()}
+    most = {place: max(at_place, key=_find_gain) for place, at_place in leaks.items()}
     reached = []
     if attacked:
-        reached.append(f"{_name_all(attacked, defended)}, {who} reaches {_range_of([most[p.place] for p in attacked])}")
+        reached.append(f"{_name_all(attacked, defended)}, {who} reaches {_span([most[p.place] for p in attacked])}")
     if alone := [point for point in defended if point not in attacked]:
         those = "the attacks that ran reach" if ran != 1 else f"{run[0]} reaches"
-        leak = max((most[point.place] for point in alone), key=_gain)
-        measured = f"{_range_of([leak])}, {_two(leak.alone)} without joining{_state_detectable(leak)}"
+        leak = max((most[point.place] for point in alone), key=_find_gain)
+        measured = f"{_span([leak])}, {_say(leak.alone)} without joining{_state_detectable(leak)}"
         reached.append(
             f"{_name_all(alone, defended)}, {count(leak.n, 'seed')} do{'es' * (leak.n == 1)} not show that {those} "
             f"more than {summary.adversary} does without joining ({measured}){_list_costs(start, alone, defended)}"
@@ -273,24 +273,24 @@ def _describe_part(summary: Summary, run: Sequence[str], start: Point, defended:
     )
 
 
-def _leaks(point: Point, attacks: Sequence[Point]) -> list[Leak]:
+def _list_leaks(point: Point, attacks: Sequence[Point]) -> list[Leak]:
     """Return the leaks at the place of a headline, that and those of all attacks on the same, on all rows."""
     same = [p for p in attacks if (p.place, p.target) == (point.place, point.target)]
     return [leak for p in (point, *same) for leak in (p.leak, p.leak_train) if leak.mean is not None]
 
 
-def _cost(start: Point, point: Point) -> float:
+def _find_cost(start: Point, point: Point) -> float:
     return (start.utility.mean or 0.0) - (point.utility.mean or 0.0)
 
 
 def _list_costs(start: Point, points: Sequence[Point], defended: Sequence[Point]) -> str:
     """Return what defenses cost in points of utility, those that cost any."""
-    named = zip(points, _names(points, defended), strict=True)
-    costs = [f"{100 * _cost(start, p):.1f} with {name}" for p, name in named if _cost(start, p) >= MIN_COST]
+    named = zip(points, _list_names(points, defended), strict=True)
+    costs = [f"{100 * _find_cost(start, p):.1f} with {name}" for p, name in named if _find_cost(start, p) >= MIN_COST]
     return f", at a cost in points of utility of {list_first(costs)}" if costs else ""
 
 
-def _names(points: Sequence[Point], defended: Sequence[Point]) -> list[str]:
+def _list_names(points: Sequence[Point], defended: Sequence[Point]) -> list[str]:
     """Return defense and strength, with the method if there are several."""
     several = len({point.method for point in defended}) > 1
     return [f"{p.method} with " * several + f"{p.defense} {p.strength:g}" for p in points]
@@ -300,14 +300,14 @@ def _name_all(points: Sequence[Point], defended: Sequence[Point]) -> str:
     """Return under which of the defenses, all of them if so."""
     if len(points) == len(defended):
         return "Under the tested defenses"
-    names = list_first(_names(points, defended))
+    names = list_first(_list_names(points, defended))
     return f"Under {names if ' and ' in names else ' and '.join(names.rsplit(', ', 1))}"
 
 
-def _range_of(leaks: Sequence[Leak]) -> str:
+def _span(leaks: Sequence[Leak]) -> str:
     """Return the measure with the least and the largest leak."""
-    means = [_two(mean) for mean in sorted(leak.mean or 0.0 for leak in leaks)]
-    return f"{_metric(leaks[0])} {' to '.join(dict.fromkeys([means[0], means[-1]]))}"
+    means = [_say(mean) for mean in sorted(leak.mean or 0.0 for leak in leaks)]
+    return f"{_name_metric(leaks[0])} {' to '.join(dict.fromkeys([means[0], means[-1]]))}"
 
 
 def _describe_best(start: Point, defended: Sequence[Point], *, several: bool) -> str:
@@ -317,23 +317,23 @@ def _describe_best(start: Point, defended: Sequence[Point], *, several: bool) ->
     """
     if not defended:
         return ""
-    cheap = [point for point in defended if _cost(start, point) <= LARGE_COST]
-    best = min(cheap or defended, key=lambda point: (_measure_excess(point)[1], _cost(start, point)))
+    cheap = [point for point in defended if _find_cost(start, point) <= LARGE_COST]
+    best = min(cheap or defended, key=lambda point: (_measure_excess(point)[1], _find_cost(start, point)))
     within = " that costs at most two points of utility" if cheap else ""
     if not _is_lower(start, best):
         return f"No tested defense{within} is shown to lower this."
-    cost = 100 * _cost(start, best)
+    cost = 100 * _find_cost(start, best)
     price = f"at a cost of {cost:.1f} points of utility" if cost >= 0.05 else "at no cost in utility"
     price += "" if cheap else "; each one costs more than two"
     method = f"{best.method} with " if several else ""
     before, after = _group_by_rows(start), _group_by_rows(best)
-    rows = max(before.keys() & after.keys(), key=lambda name: _gain(before[name]))
+    rows = max(before.keys() & after.keys(), key=lambda name: _find_gain(before[name]))
     leak = after[rows]
-    alone = "" if leak.alone is None else f"; {_two(before[rows].mean)} without it, {_two(leak.alone)} without joining"
+    alone = "" if leak.alone is None else f"; {_say(before[rows].mean)} without it, {_say(leak.alone)} without joining"
     return (
         f"By the upper end of the interval, the best defense{within} is {method}{best.defense} at strength "
-        f"{best.strength:g}: on {ROWS.get(rows, rows)} it leaves {_two(leak.mean)} (interval up to "
-        f"{_two(leak.upper)}{alone}), {price}.{_count_sure_left(before[rows], leak)}"
+        f"{best.strength:g}: on {ROWS.get(rows, rows)} it leaves {_say(leak.mean)} (interval up to "
+        f"{_say(leak.upper)}{alone}), {price}.{_count_sure_left(before[rows], leak)}"
     )
 
 
@@ -343,14 +343,14 @@ def _group_by_rows(point: Point) -> dict[str, Leak]:
     return {leak.rows: leak for leak in leaks or [point.leak]}
 
 
-def _gain(leak: Leak) -> float:
+def _find_gain(leak: Leak) -> float:
     return (leak.mean or 0.0) - (leak.alone or 0.0)
 
 
 def _measure_excess(point: Point) -> tuple[float, float]:
     """Return the largest mean and upper end beyond *alone* on the same rows, of all kinds of rows."""
     leaks = _group_by_rows(point).values()
-    return max(map(_gain, leaks)), max(leak.upper - (leak.alone or 0.0) for leak in leaks)
+    return max(map(_find_gain, leaks)), max(leak.upper - (leak.alone or 0.0) for leak in leaks)
 
 
 def _is_lower(start: Point, left: Point) -> bool:
@@ -367,7 +367,7 @@ def _is_lower(start: Point, left: Point) -> bool:
 def _describe_untested(summary: Summary) -> str:
     """Return what was not tested."""
     not_run, left_out = count(len(summary.not_run), "attack"), count(len(summary.left_out), "attack")
-    mountable = f"{not_run} that it could mount on this and other targets ({way_to_run(summary)} to run them)"
+    mountable = f"{not_run} that it could mount on this and other targets ({suggest_run(summary)} to run them)"
     parts = [mountable] * bool(summary.not_run)
     parts += [f"{left_out} that could not be run on this material"] * bool(summary.left_out)
     if not parts:
@@ -380,7 +380,7 @@ def _is_more_than_alone(leak: Leak) -> bool:
     return (leak.advantage or 0.0) > 0 and (low is None or low > 0)
 
 
-def _two(value: float | None) -> str:
+def _say(value: float | None) -> str:
     if value is None:
         return "unknown"
     text = f"{round(value, 2) + 0.0:.2f}"  # no -0.00

@@ -71,7 +71,7 @@ def read_records(folder: Path, *, skip_damaged: bool = False) -> dict[str, Recor
     Raises:
         StoreError: a line is damaged, or is of another schema.
     """
-    path = home(folder) / RECORDS
+    path = find_home(folder) / RECORDS
     records: dict[str, Record] = {}
     for number, line in enumerate(complete_lines(path), start=1):
         try:
@@ -92,7 +92,7 @@ def read_records(folder: Path, *, skip_damaged: bool = False) -> dict[str, Recor
     return records
 
 
-def home(folder: Path) -> Path:
+def find_home(folder: Path) -> Path:
     """Return the folder that holds the records of ``folder``: of a point of a sweep, that of the sweep."""
     place = folder.resolve()
     if place.parent.name != POINTS or (place / RECORDS).exists() or not (place / MANIFEST).exists():
@@ -126,7 +126,7 @@ def write_limits(folder: Path, given: RunLimits) -> None:
 
 def expect_limits(folder: Path, manifest: Manifest) -> None:
     """Raise StoreError if the limits that a folder was given are lost."""
-    path = home(folder) / GATES
+    path = find_home(folder) / GATES
     if manifest.limited and not path.exists():
         raise StoreError(f"expected {path} with the limits of earlier runs, found none: restore it, or add --fresh")
 
@@ -139,7 +139,7 @@ def read_limits(folder: Path) -> list[RunLimits]:
     """
     try:
         runs: list[RunLimits] = _read(
-            home(folder) / GATES, _Limits, "restore it, or run the command again with --fresh"
+            find_home(folder) / GATES, _Limits, "restore it, or run the command again with --fresh"
         ).runs
     except FileNotFoundError:
         return []

@@ -30,7 +30,7 @@ Maybe = float | None
 """None stands for NaN, which JSON does not have."""
 
 
-def _ends(ends: tuple[Maybe, Maybe]) -> tuple[float, float]:
+def _to_ends(ends: tuple[Maybe, Maybe]) -> tuple[float, float]:
     low, high = (math.nan if end is None else end for end in ends)
     return low, high
 
@@ -78,7 +78,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @property
     def row_interval(self) -> tuple[float, float]:
         """``ci95_rows`` with NaN for None."""
-        return _ends(self.ci95_rows)
+        return _to_ends(self.ci95_rows)
 
 
 class Triggered(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,7 +91,7 @@ class Triggered(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def row_interval(self) -> tuple[float, float]:
         """``ci95_rows`` with NaN for None."""
-        return _ends(self.ci95_rows)
+        return _to_ends(self.ci95_rows)
 
 
 class Impact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -252,7 +252,7 @@ def decode(line: bytes) -> Record:
         ValueError: it is damaged; the message states how.
     """
     record: Record = unseal(line, Record)
-    for fault in _faults(record):
+    for fault in _list_faults(record):
         raise ValueError(fault)
     return record
 
@@ -277,7 +277,7 @@ def unseal(line: bytes, kind: Any) -> Any:
         sealed = msgspec.json.decode(line, type=_Sealed)
         if sealed.check != _digest(bytes(sealed.record)):
             raise ValueError("its checksum does not match")
-        for text in _texts(msgspec.json.decode(sealed.record)):
+        for text in _list_texts(msgspec.json.decode(sealed.record)):
             if len(text) > MAX_TEXT or CONTROL.search(text):
                 raise ValueError(f"it has a text with control characters, or longer than {MAX_TEXT}")
         return msgspec.json.decode(sealed.record, type=kind)
@@ -285,33 +285,33 @@ def unseal(line: bytes, kind: Any) -> Any:
         raise ValueError(f"it cannot be read ({error})") from None
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _list_texts(value: Any) -> Iterator[str]:
     """Yield all texts in ``value``, including keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
         for key, content in value.items():
             yield key
-            yield from _texts(content)
+            yield from _list_texts(content)
     elif isinstance(value, list):
         for item in value:
-            yield from _texts(item)
+            yield from _list_texts(item)
 
 
 def _digest(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()[:16]
 
 
-def _faults(record: Record) -> Iterator[str]:
+def _list_faults(record: Record) -> Iterator[str]:
     """Yield the faults of a record that no run can have written."""
     blocks = dict(record.leak)
     coins = record.guessed
     if coins and not 0 <= coins.right <= coins.made <= coins.tossed:
         yield f"of {coins.tossed} tossed labels it guesses {coins.made}, and {coins.right} right"
-    if not all(math.isfinite(value) for value in map(_finite, record.budget.values())):
+    if not all(math.isfinite(value) for value in map(_to_finite, record.budget.values())):
         yield "its budget is not finite"
     if isinstance(record, Result):
-        yield from _result_faults(record)
+        yield from _check_result(record)
         blocks |= {"utility": record.utility} if record.utility else {}
         blocks |= {"utility under attack": record.damage.utility} if record.damage else {}
     for name, block in blocks.items():
@@ -322,7 +322,7 @@ def _faults(record: Record) -> Iterator[str]:
         yield from (f"{name} has {metric} = {value:g}" for metric, value in values if not is_possible(metric, value))
 
 
-def _result_faults(record: Result) -> Iterator[str]:
+def _check_result(record: Result) -> Iterator[str]:
     for spent in record.spent:
         numbers = [spent.get(name) for name in ("epsilon", "delta")]
         if not isinstance(spent.get("defense"), str) or not all(isinstance(number, int | float) for number in numbers):
@@ -331,7 +331,7 @@ def _result_faults(record: Result) -> Iterator[str]:
             yield "it does not say in a text of what its epsilon is"
 
 
-def _finite(value: Number) -> float:
+def _to_finite(value: Number) -> float:
     try:
         return float(value)
     except OverflowError:
