@@ -25,11 +25,10 @@ from vflsec.report.sweep import SweepReport
 from vflsec.run import engine, plan, runner, training
 from vflsec.run import spec as specs
 from vflsec.run.grammar import split_list
-from vflsec.run.job import Job, prepare
+from vflsec.run.job import Job, name_sweep, prepare, prepare_sweep
 from vflsec.run.plan import build_cell, resolve
 from vflsec.run.spec import EvalSpec
 from vflsec.run.store import CellFacts, guard_writing
-from vflsec.run.sweep import name_sweep, prepare_sweep
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -410,7 +409,6 @@ def count_cores() -> int:
 
 
 def _collect_fields(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``evaluate`` as fields of ``EvalSpec``."""
     _expect_known(settings, evaluate)
     if isinstance(settings.get("method"), str):
         raise UsageError(f"expected a table of options for method, got {settings['method']!r}: name methods= instead")

@@ -5,8 +5,8 @@ import pytest
 from scipy.stats import kstest
 from sklearn.metrics import roc_auc_score
 
-from vflsec.results import subgroups
-from vflsec.results.subgroups import Scored, differ, find_leaks
+from vflsec.results import statistics
+from vflsec.results.statistics import Scored, differ, find_leaks
 
 PEOPLE, SEEDS = 240, 2
 
@@ -49,14 +49,14 @@ def test_the_leak_of_a_group_is_its_accuracy_for_more_classes():
 @pytest.mark.long
 def test_p_is_uniform_where_the_groups_leak_the_same(monkeypatch):
     """Also where their shares of classes differ, and where people are scored by several seeds alike."""
-    monkeypatch.setattr(subgroups, "DRAWS", 49)
+    monkeypatch.setattr(statistics, "DRAWS", 49)
     rng = np.random.default_rng(1)
     p = [differ(*world(seed), 3, rng) - rng.random() / 50 for seed in range(300)]  # steps of 1/50, filled in evenly
     assert kstest(p, "uniform").pvalue > 0.01
 
 
 def test_a_group_without_a_leak_does_not_count(monkeypatch):
-    monkeypatch.setattr(subgroups, "DRAWS", 99)
+    monkeypatch.setattr(statistics, "DRAWS", 99)
     scored, group = world(3)
     group[group == 1] = -1
     again = [

@@ -719,7 +719,7 @@ def test_how_much_of_how_many_rows_stands_beside_alone(summary):
     assert cells.rows[-1][-5:] == [".042 ±.012", ".050 (–)", ".200 (.100)", ".031 (–)", "– (–)"]
     assert cells.title in table.show(one).markdown()
     assert cells.title not in Report(one, build_manifest(specs.EvalSpec())).table(140), "a terminal has no room"
-    assert table.list_row_shares(summary) is None, "records of an earlier version"
+    assert not table.list_row_shares(summary).rows, "records of an earlier version"
     line = next(csv.DictReader(io.StringIO(columns.as_csv(one))))
     assert [line[name] for name in ("bits", "bits_low", "tpr@0.001", "right@0.99")] == ["0.042", "0.03", "0.05", ""]
 

@@ -18,7 +18,7 @@ from vflsec.cli.eval_ import is_several, parse_axes
 from vflsec.report.report import Report
 from vflsec.report.sweep import SweepReport
 from vflsec.results.analysis.trainings import compare
-from vflsec.run import sweep
+from vflsec.run import job
 
 SMALL = {
     "dataset": "toy", "data": {"options": {"rows": 300}}, "train": {"epochs": 2}, "attack": "mc:epochs=5",
@@ -152,10 +152,10 @@ def test_the_command_line_sweeps_by_set_and_by_sweep(tmp_path):
 
 
 def test_options_of_the_only_method_need_not_name_it(tmp_path):
-    spec = sweep.read_point({"methods": ["fedhssl-simsiam"], "dataset": "toy"}, {"method.gamma": 0.5})
+    spec = job.read_point({"methods": ["fedhssl-simsiam"], "dataset": "toy"}, {"method.gamma": 0.5})
     assert spec.method == {"fedhssl-simsiam": {"gamma": 0.5}}
     with pytest.raises(UsageError, match=r"method\.NAME\.gamma .*fedsplitnn, fedhssl-simsiam"):
-        sweep.read_point({"methods": ["fedsplitnn", "fedhssl-simsiam"], "dataset": "toy"}, {"method.gamma": 0.5})
+        job.read_point({"methods": ["fedsplitnn", "fedhssl-simsiam"], "dataset": "toy"}, {"method.gamma": 0.5})
 
 
 @pytest.mark.parametrize(

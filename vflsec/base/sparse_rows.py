@@ -133,7 +133,6 @@ def to_matrix(rows: Tensor) -> np.ndarray | csr_array:
 
 
 def _list_written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-    """Return the arguments that an operation writes to."""
     expected = func._schema.arguments
     given = {**dict(zip((x.name for x in expected), args, strict=False)), **kwargs}
     written = [x.name for x in expected if x.alias_info is not None and x.alias_info.is_write]

@@ -37,7 +37,6 @@ def list_all() -> dict[str, Entry]:
 
 
 def _get_entry(name: str) -> Entry:
-    """Return where a built-in command is defined."""
     return Entry(name, "vflsec.cli.show_:list_plugins" if name == "list" else f"vflsec.cli.{name}_:command", "built in")
 
 

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from vflsec.base.errors import UsageError
+from vflsec.cli import options
 from vflsec.cli.eval_ import read_limits
-from vflsec.cli.options import (
-    add_max_undetected,
-    add_technique,
-    check_job,
-    data_dir,
-    finish,
-    output_format,
-    read_report,
-    show_progress,
-    split_references,
-)
-
-if TYPE_CHECKING:
-    from vflsec.run.spec import AttackSpec, AuxSpec
 
 
 @click.command("audit")
@@ -34,7 +21,7 @@ if TYPE_CHECKING:
     metavar="FILE.toml|NAME",
     help="The columns of all parties and the labels: a TOML file, or a registered dataset.",
 )
-@data_dir
+@options.data_dir
 @click.option(
     "--party", help="The adversary.  [default: who recorded the transcript; passive_1 for models and embeddings]"
 )
@@ -50,8 +37,10 @@ if TYPE_CHECKING:
 @click.option(
     "--test-ids", type=click.Path(path_type=Path), help="Ids that it was not trained on.  [default: the rest]"
 )
-@add_technique("--attack", "attacks", "attacks", help="NAME[:option=value,...]; repeat or list.  [default: all]")
-@add_technique(
+@options.add_technique(
+    "--attack", "attacks", "attacks", help="NAME[:option=value,...]; repeat or list.  [default: all]"
+)
+@options.add_technique(
     "--defense",
     "defenses",
     "defenses",
@@ -73,8 +62,8 @@ if TYPE_CHECKING:
 )
 @click.option("--max-leak", multiple=True, metavar="NAME=X", help="Fail (exit code 1) if the upper end of a leak's "
               "interval is above X, for example worst=0.8; repeat.")  # fmt: skip
-@add_max_undetected
-@output_format
+@options.add_max_undetected
+@options.output_format
 def command(
     what: Path,
     dataset: str | None,
@@ -97,6 +86,7 @@ def command(
     """
     from vflsec.audit.job import name_folder, prepare_audit
     from vflsec.results.records.manifest import RunLimits
+    from vflsec.run import spec as specs
     from vflsec.run.job import Job
 
     if not what.exists():
@@ -106,42 +96,25 @@ def command(
         if read is not None and read.is_dir() and folder.resolve().is_relative_to(read.resolve()):
             raise UsageError(f"expected --out outside of what is audited, got {folder}, which is in {read}")
     limit = RunLimits(max_leak=read_limits(max_leak), max_undetected=max_undetected)
-    options, words = ({"data_dir": data_dir} if data_dir else {}), ["vflsec", *sys.argv[1:]]
+    texts, settings = options.split_references(attacks), specs.merge({}, assignments)
+    if others := [key for key in settings if key != "aux"]:
+        raise UsageError(f"expected --set aux.KEY=VALUE, got {others[0]}: what is audited is trained already")
     audit = prepare_audit(
         what,
         dataset,
-        options=options,
-        attacks=parse_attacks(attacks),
-        aux=parse_aux(assignments),
-        command=words,
+        options={"data_dir": data_dir} if data_dir else {},
+        attacks=[] if texts in ([], ["all"]) else [specs.parse_attack(text) for text in texts],
+        aux=specs.read(settings).aux,
+        command=["vflsec", *sys.argv[1:]],
         **given,
     )
     for line in audit.subject.notes:
         click.echo(line, err=True)
     job = Job(folder, [audit])
-    check_job(job, limit, fresh=fresh)
+    options.check_job(job, limit, fresh=fresh)
     with job.open(limit, fresh=fresh):
         todo = job.plan()
-        with show_progress(job, todo) as show:
+        with options.show_progress(job, todo) as show:
             for record in job.run(todo):
                 show(record)
-    finish(read_report(folder), folder, form)
-
-
-def parse_attacks(attacks: tuple[str, ...]) -> list[AttackSpec]:
-    """Return the attacks named on the command line; none for all."""
-    from vflsec.run import spec as specs
-
-    texts = split_references(attacks)
-    return [] if texts in ([], ["all"]) else [specs.parse_attack(text) for text in texts]
-
-
-def parse_aux(assignments: tuple[str, ...]) -> AuxSpec:
-    """Return the auxiliary labels that ``--set aux.KEY=VALUE`` describes."""
-    from vflsec.run import spec as specs
-
-    settings = specs.merge({}, assignments)
-    others = [key for key in settings if key != "aux"]
-    if others:
-        raise UsageError(f"expected --set aux.KEY=VALUE, got {others[0]}: what is audited is trained already")
-    return specs.read(settings).aux
+    options.finish(options.read_report(folder), folder, form)

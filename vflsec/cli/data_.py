@@ -125,6 +125,9 @@ def render(report: Checkup, path: Path) -> str:
             made.add_row(*map(Text, row))
         console.print(Text(title), made, sep="")
 
+    def three_digits(value: float) -> str:
+        return "–" if math.isnan(value) else f"{value:.3f}"
+
     def show_warnings() -> None:
         for warning in report.warnings:
             console.print(Text(f"WARNING {warning}"), soft_wrap=True)
@@ -143,19 +146,11 @@ def render(report: Checkup, path: Path) -> str:
     show("label, on rows in common", "class|rows|share", rows, 1)
     measure = "AUC" if report.metric == "auc" else report.metric
     rows = [
-        [
-            entry.party,
-            entry.column,
-            entry.kind,
-            f"{entry.missing:.1%}",
-            f"{entry.values:,}",
-            str(entry.encoded),
-            "–" if math.isnan(entry.predicts) else f"{entry.predicts:.3f}",
-        ]
-        for entry in report.columns
+        [c.party, c.column, c.kind, f"{c.missing:.1%}", f"{c.values:,}", str(c.encoded), three_digits(c.predicts)]
+        for c in report.columns
     ]
     show("columns", f"party|column|type|missing|values|encoded|{measure} alone", rows, 3)
-    rows = [[who, "–" if math.isnan(value) else f"{value:.3f}"] for who, value in report.utility.items()]
+    rows = [[who, three_digits(value)] for who, value in report.utility.items()]
     show("quick models, test rows of one split", f"columns of|{measure}", rows, 1)
     show_warnings()
     fewer, _ = limit_labels(report)

@@ -12,31 +12,9 @@ import click
 
 from vflsec.base.checks import count
 from vflsec.base.errors import UsageError
-from vflsec.cli.options import (
-    add_limits,
-    add_max_exposure,
-    add_technique,
-    check_finite,
-    check_job,
-    config,
-    data_dir,
-    dataset,
-    device,
-    expect_folder,
-    expose,
-    finish,
-    output_format,
-    read_numbers,
-    read_report,
-    resolve,
-    settings,
-    show_progress,
-    split_references,
-)
+from vflsec.cli import options
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from vflsec.run.engine import Plan
     from vflsec.run.job import Evaluation, Job
 
@@ -45,15 +23,15 @@ CANARIES = 1000
 
 
 @click.command("eval")
-@dataset
-@add_technique(
+@options.dataset
+@options.add_technique(
     "--method",
     "methods",
     "methods",
     help="NAME[:option=value,...]; repeat or list for several curves.  [default: fedsplitnn]",
 )
-@add_technique("--attack", "attacks", "attacks", help="NAME[:option=value,...]; repeat or list.  [default: mc]")
-@add_technique(
+@options.add_technique("--attack", "attacks", "attacks", help="NAME[:option=value,...]; repeat or list.  [default: mc]")
+@options.add_technique(
     "--defense",
     "defenses",
     "defenses",
@@ -75,7 +53,7 @@ CANARIES = 1000
     "for example 1,2,8.",
 )
 @click.option("--at", "at", multiple=True, help="What the defense acts on: gradient, embedding, parameters, nodes.")
-@add_technique(
+@options.add_technique(
     "--with",
     "fixed",
     "defenses",
@@ -115,7 +93,7 @@ CANARIES = 1000
 @click.option(
     "--until",
     type=click.FloatRange(0, 1, min_open=True),
-    callback=check_finite,
+    callback=options.check_finite,
     help="Add seeds, five at a time, until the interval of each headline and utility is at most this wide to one side, "
     "for example 0.01, or until there are --seeds, here by default 50.",
 )
@@ -125,7 +103,7 @@ CANARIES = 1000
     help="How many trainings on the same rows the adversary has seen, each with models, batches and noise of its own; "
     "several numbers, 1,2,5,10, are compared.  [default: 1]",
 )
-@settings
+@options.settings
 @click.option(
     "--sweep",
     "swept",
@@ -134,12 +112,12 @@ CANARIES = 1000
     help="Values of a setting, for example data.n_labeled=200,400; repeat for a grid. --set with commas does the same.",
 )
 @click.option("--paired", is_flag=True, help="Take the values of --sweep in their order, not every combination.")
-@config
-@data_dir
+@options.config
+@options.data_dir
 @click.option("--out", type=click.Path(path_type=Path), help="Results folder.  [default: runs/<name>]")
 @click.option("--jobs", type=click.IntRange(min=1), help="How many worker processes.  [default: the number of cores]")
 @click.option("--engine", default="local", show_default=True, help="local, or dask:ADDRESS of a running scheduler.")
-@device
+@options.device
 @click.option(
     "--rows",
     "rows",
@@ -157,9 +135,9 @@ CANARIES = 1000
 @click.option("--dry-run", is_flag=True, help="Print the plan, its time and the resolved settings; compute nothing.")
 @click.option("--fresh", is_flag=True, help="Delete the results in the folder and compute them again.")
 @click.option("--retry-errors", is_flag=True, help="Recompute results that errored, diverged or are damaged.")
-@add_limits
-@add_max_exposure
-@output_format
+@options.add_limits
+@options.add_max_exposure
+@options.output_format
 def command(
     out: Path | None,
     jobs: int | None,
@@ -188,15 +166,16 @@ def command(
     is finished. The undefended row, --lambda 0, is always added.
     """
     from vflsec import api
+    from vflsec.base import files
     from vflsec.results.analysis import trainings as seeding
     from vflsec.results.records.folder import write_subgroups
     from vflsec.results.records.manifest import RunLimits
     from vflsec.run import engine as engines
     from vflsec.run import guesses
     from vflsec.run import spec as specs
-    from vflsec.run.job import Job, prepare
+    from vflsec.run.job import Job, name_sweep, prepare, prepare_sweep
     from vflsec.run.plan import load_dataset
-    from vflsec.run.sweep import name_sweep, prepare_sweep
+    from vflsec.run.store import guard_writing
 
     limit = RunLimits(max_leak=read_limits(max_leak), min_utility=min_utility, max_undetected=max_undetected)
     assignments = (*([f"trainings={trainings}"] if trainings is not None else []), *assignments)
@@ -212,9 +191,9 @@ def command(
     if until is not None:
         chosen["seeds"] = min(seeding.BLOCK, most)
     if axes:
-        for options, given in (("--rows or --by", keep), ("--until", until), ("--max-exposure", max_exposure)):
+        for name, given in (("--rows or --by", keep), ("--until", until), ("--max-exposure", max_exposure)):
             if given not in (None, False):
-                raise UsageError(f"expected no {options} with --sweep: evaluate a single point with it")
+                raise UsageError(f"expected no {name} with --sweep: evaluate a single point with it")
         parts = prepare_sweep(collect_settings(**chosen), axes, paired=paired, command=words)
         job = Job(out or Path("runs") / name_sweep(parts[0], axes), parts, axes, paired=paired)
     else:
@@ -229,10 +208,10 @@ def command(
         if rows:
             expect_rows(rows, folder)
         job = Job(folder, [prepare(spec, words)])
-    check_job(job, limit, fresh=fresh)  # before anything is written: bad input leaves nothing behind
+    options.check_job(job, limit, fresh=fresh)  # before anything is written: bad input leaves nothing behind
     evaluation, folder = job.parts[0], job.store.folder
     if not axes:
-        expose(engines.list_exposures(evaluation.spec), max_exposure)
+        options.expose(engines.list_exposures(evaluation.spec), max_exposure)
     if dry_run:
         show_plan(job, job.plan(fresh=fresh, keep=keep), how["jobs"])
         return
@@ -244,26 +223,26 @@ def command(
                 job.parts = [evaluation.with_seeds(seeds, until)]
             todo = job.plan(keep=keep)
             announce(job, todo)
-            with show_progress(job, todo) as show:
+            with options.show_progress(job, todo) as show:
                 for record in job.run(todo, **how):
                     show(record)
-            if until is not None and seeding.is_reached(read_report(folder).summary, until):
+            if until is not None and seeding.is_reached(options.read_report(folder).summary, until):
                 break
         if by:
             click.echo(f"comparing the groups of {by}", err=True)
             write_subgroups(folder, guesses.measure_subgroups(job.parts[0].spec, folder, by))
     if rows:
-        write_rows(rows, guesses.tabulate_rows(job.parts[0].spec, folder))
-    finish(read_report(folder), folder, form)
+        table = guesses.tabulate_rows(job.parts[0].spec, folder)
+        with guard_writing(rows.parent):  # only their owner may read them
+            files.replace(rows, table.to_csv(index=False).encode())
+        click.echo(f"rows: {rows} (sensitive: how surely the label of each person is inferred)", err=True)
+    options.finish(options.read_report(folder), folder, form)
 
 
 def parse_axes(texts: Sequence[str]) -> dict[str, list[Any]]:
     """Return the values of each setting of which ``path.to.key=1,2,3`` names several.
 
     Values that hold commas are written as a TOML list.
-
-    Raises:
-        UsageError: a text of another form, or a setting twice.
     """
     from vflsec.run.grammar import parse_value
 
@@ -310,17 +289,17 @@ def collect_settings(
     if at and not defenses:
         raise UsageError(f"expected --defense with --at {','.join(at)}, got none: name it, for example --defense iso")
     if attacks:
-        file["attacks"] = split_references(attacks)
+        file["attacks"] = options.split_references(attacks)
     if defenses:
-        if "none" in (names := split_references(defenses)):
+        if "none" in (names := options.split_references(defenses)):
             raise UsageError("expected names of defenses, got none: a run without one is always part, so leave it out")
         file["defenses"] = locate_defenses(names, at)
         if all(specs.parse_swept(text).strengths for text in file["defenses"]):
             file.pop("strengths", None)
     if strengths:
-        file["strengths"] = read_numbers(strengths)
+        file["strengths"] = options.read_numbers(strengths)
     if epsilons:
-        file["epsilons"] = read_numbers(epsilons, "--epsilon")
+        file["epsilons"] = options.read_numbers(epsilons, "--epsilon")
         if not strengths:
             file.pop("strengths", None)
     if attack_budget:
@@ -331,7 +310,7 @@ def collect_settings(
         assignments = [f"data.canaries={canaries}", *assignments]
     if adaptive is not None:
         assignments = [f"aux.adaptive={str(adaptive).lower()}", *assignments]
-    return resolve(file, assignments, **shared)
+    return options.resolve(file, assignments, **shared)
 
 
 def locate_defenses(defenses: Sequence[str], at: Sequence[str]) -> list[str]:
@@ -349,21 +328,11 @@ def expect_rows(path: Path, folder: Path) -> None:
     if not path.name:
         raise UsageError("expected the name of a file for --rows, got none: name one, such as rows.csv")
     if path.parent.resolve() != folder.resolve():  # which the run makes
-        expect_folder(path, "--rows")
+        options.expect_folder(path, "--rows")
     if path.is_symlink() or path.exists():
         head = ",".join(COLUMNS).encode()
         if not (path.is_file() and path.read_bytes().startswith(head)):
             raise UsageError(f"expected a new file for --rows, found {path}, which is no table of rows: name another")
-
-
-def write_rows(path: Path, table: pd.DataFrame) -> None:
-    """Write the table of rows, which only its owner may read."""
-    from vflsec.base import files
-    from vflsec.run.store import guard_writing
-
-    with guard_writing(path.parent):
-        files.replace(path, table.to_csv(index=False).encode())
-    click.echo(f"rows: {path} (sensitive: how surely the label of each person is inferred)", err=True)
 
 
 def show_plan(job: Job[Evaluation], todo: Plan, jobs: int) -> None:
@@ -418,12 +387,8 @@ def announce(job: Job[Evaluation], todo: Plan) -> None:
 
 
 def read_limits(texts: Sequence[str]) -> dict[str, float]:
-    """Read ``NAME=X`` limits.
-
-    Raises:
-        click.BadParameter: a text of another form, or a limit that is not from 0 to 1.
-    """
-    limit = {}
+    """Read ``NAME=X`` limits."""
+    limit: dict[str, float] = {}
     for text in texts:
         name, _, value = text.rpartition("=")  # a name may have options, mc:epochs=5=0.35
         try:

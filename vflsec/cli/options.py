@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -200,40 +200,27 @@ def expose(exposures: Sequence[tuple[str, float]], limit: float | None) -> None:
 
 
 def check_finite(_: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
-    """Return an option's number.
-
-    Raises:
-        click.BadParameter: it is infinite or not a number.
-    """
+    """Return an option's number, or raise BadParameter if it is infinite or not a number."""
     if value is not None and not math.isfinite(value):
         raise click.BadParameter(f"expected a finite number, got {value}", param=parameter)
     return value
 
 
 def from_0_to_1(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
-    """Return an option's number.
-
-    Raises:
-        click.BadParameter: it is less, more or not a number.
-    """
+    """Return an option's number, or raise BadParameter if it is less, more or not a number."""
     check_finite(context, parameter, value)
-    if value is not None and value < 0:
-        raise click.BadParameter(f"expected a number of at least 0, got {value:g}", param=parameter)
-    if value is not None and value > 1:
-        raise click.BadParameter(f"expected a number of at most 1, got {value:g}", param=parameter)
+    if value is not None and not 0 <= value <= 1:
+        bound = "at least 0" if value < 0 else "at most 1"
+        raise click.BadParameter(f"expected a number of {bound}, got {value:g}", param=parameter)
     return value
 
 
 def read_numbers(texts: Sequence[str], option: str = "--lambda") -> list[float]:
-    """Read comma lists of numbers.
-
-    Raises:
-        click.BadParameter: something else.
-    """
+    """Read comma lists of numbers."""
     values = []
     for text in texts:
         try:
-            values += [float(piece) for piece in text.split(",")]
+            values += map(float, text.split(","))
         except ValueError:
             raise click.BadParameter(f"{text!r} is not a comma-separated list of numbers", param_hint=option) from None
     return values
@@ -241,25 +228,6 @@ def read_numbers(texts: Sequence[str], option: str = "--lambda") -> list[float]:
 
 MAX_WIDTH = 2000
 """So many columns a table has at most in files and pipes."""
-
-
-class Printable(Protocol):
-    """A report that prints itself in every format."""
-
-    def rich(self, width: int) -> RenderableType:
-        """Return the tables for a terminal of ``width`` columns."""
-
-    def to_json(self) -> str:
-        """Return one JSON object."""
-
-    def to_csv(self) -> str:
-        """Return one line per row."""
-
-    def to_markdown(self) -> str:
-        """Return the tables as Markdown."""
-
-    def to_latex(self) -> str:
-        """Return the tables as LaTeX."""
 
 
 @contextmanager
@@ -323,7 +291,7 @@ def save(report: Report | SweepReport, folder: Path) -> None:
         click.echo(f"no curve was drawn: cannot write to {folder}: {error.strerror or error}", err=True)
 
 
-def show(report: Printable, form: str) -> None:
+def show(report: Any, form: str) -> None:
     """Print the results on stdout."""
     if form == "table":
         print_to_terminal(report.rich)

@@ -128,7 +128,6 @@ def _list_differences(plugin: Any) -> tuple[str, ...]:
 
 
 def _get_docs(plugin: Any) -> list[str]:
-    """Return the docstrings of a function, or of a class and its bases but the common one, without their arguments."""
     texts = [inspect.getdoc(source) or "" for source in _list_documented(plugin, 3)]
     return [re.split(r"\n(?:Args|Class attributes|Attributes|Raises)\b", text)[0].strip() for text in texts if text]
 

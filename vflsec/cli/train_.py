@@ -11,27 +11,19 @@ from typing import Any
 import click
 
 from vflsec.base.errors import UsageError
-from vflsec.cli.options import (
-    add_max_exposure,
-    add_technique,
-    config,
-    data_dir,
-    dataset,
-    device,
-    expose,
-    resolve,
-    settings,
-)
+from vflsec.cli import options
 
 
 @click.command("train")
-@dataset
-@add_technique("--method", "methods", "methods", help="NAME[:option=value,...].  [default: fedsplitnn]")
-@add_technique("--defense", "fixed", "defenses", help="NAME:option=value[@point]; repeat for several, in order.")
+@options.dataset
+@options.add_technique("--method", "methods", "methods", help="NAME[:option=value,...].  [default: fedsplitnn]")
+@options.add_technique(
+    "--defense", "fixed", "defenses", help="NAME:option=value[@point]; repeat for several, in order."
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@settings
-@config
-@data_dir
+@options.settings
+@options.config
+@options.data_dir
 @click.option("--out", type=click.Path(path_type=Path), help="Write the checkpoint to this new folder.")
 @click.option(
     "--record",
@@ -40,8 +32,8 @@ from vflsec.cli.options import (
     help="Record the messages for vflsec audit: embeddings, gradients and nodes of all parties, or, with phe, "
     "what both roles of the encrypted layer see.",
 )
-@device
-@add_max_exposure
+@options.device
+@options.add_max_exposure
 def command(
     seed: int,
     assignments: tuple[str, ...],
@@ -66,11 +58,14 @@ def command(
     from vflsec.run.score import compute_largest_spending
     from vflsec.run.store import CellFolder, lock_folder
 
-    spec = specs.read_training(resolve(read_settings(config) if config else {}, assignments, **chosen))
+    file = specs.read_toml(config) if config else {}
+    specs.read(file)  # also what does not concern training must be right
+    training = {key: value for key, value in file.items() if key in specs.TRAINING}
+    spec = specs.read_training(options.resolve(training, assignments, **chosen))
     engine.check_device(device)
     spec = plan.with_standard_names(spec, plan.get_names(spec))
     engine.check_training(spec)
-    expose(engine.list_exposures(spec), max_exposure)
+    options.expose(engine.list_exposures(spec), max_exposure)
     folders = [folder for folder in (out, record) if folder]
     if len(folders) == 2 and any(a.resolve().is_relative_to(b.resolve()) for a, b in permutations(folders)):
         raise UsageError(f"expected --out and --record apart from each other, got {out} and {record}")
@@ -119,12 +114,3 @@ def describe_budget(account: Mapping[str, Any]) -> str:
     else:
         of = "one label, over all messages of the training"
     return f"{account['epsilon']:.4g} at delta {account['delta']:g} by {name}: {of}"
-
-
-def read_settings(config: Path) -> dict[str, Any]:
-    """Return the settings of training in a file, all of whose settings are checked."""
-    from vflsec.run import spec as specs
-
-    settings = specs.read_toml(config)
-    specs.read(settings)
-    return {key: value for key, value in settings.items() if key in specs.TRAINING}

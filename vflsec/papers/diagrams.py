@@ -13,7 +13,8 @@ from matplotlib.lines import Line2D
 
 from vflsec.papers.recipe import Recipe
 from vflsec.papers.recipe_grid import TableEntry
-from vflsec.report.curve import COLORS, LABELS, MARKERS, Curve, fix_style
+from vflsec.report.curve import COLORS, MARKERS, Curve, fix_style
+from vflsec.results.analysis.verdict import MEASURES
 from vflsec.results.statistics import bound_over_seeds
 
 STYLES = ("-", "--", "-.", ":")
@@ -42,7 +43,7 @@ def draw_curves(recipe: Recipe, entries: Sequence[TableEntry]) -> Curve:
             x = [place + aside for place in places]
             _draw_line(axes, x, points, k, within=step)
         metric = next((e.metric for points in lines.values() for e in points if e.metric), "")
-        axes.set_ylabel(LABELS.get(metric, metric))
+        axes.set_ylabel(MEASURES.get(metric, metric))
         axes.set_xticks(places, ticks)
         axes.set_xlabel(recipe.axis)
         _finish(axes, _write_title(recipe, group, panel))
@@ -84,8 +85,8 @@ def draw_tradeoff(recipe: Recipe, entries: Sequence[TableEntry]) -> Curve:
             _draw_curve(axes, measured, printed, k)
         if alone:
             axes.axhline(max(alone), color="#444444", linestyle=(0, (4, 3)), linewidth=1.1, zorder=1)
-        axes.set_xlabel(f"utility: {LABELS.get(measures.get('x', ''), measures.get('x', ''))} of the joint model")
-        axes.set_ylabel(f"leak: {LABELS.get(measures.get('y', ''), measures.get('y', ''))} of inferred labels")
+        axes.set_xlabel(f"utility: {MEASURES.get(measures.get('x', ''), measures.get('x', ''))} of the joint model")
+        axes.set_ylabel(f"leak: {MEASURES.get(measures.get('y', ''), measures.get('y', ''))} of inferred labels")
         _finish(axes, _write_title(recipe, group, leak))
     _share_scales(grid, len(leaks))
     handles = [Line2D([], [], color=COLORS[k % 6], ls=STYLES[k // 6], label=name) for k, name in enumerate(names)]

@@ -14,7 +14,6 @@ from vflsec.report.formats import Column, format_signed, with_ends, with_margin,
 from vflsec.results.analysis.results import Damage, Ends, Point, Summary
 from vflsec.results.records.manifest import INTEGRITY
 
-MEASURES = {"auc": "AUC", "f1": "F1", "r2": "R²"}
 PICK = "adversary's pick"
 
 WORDS = {
@@ -76,7 +75,6 @@ def _get_single(point: Point, key: str, default: Any = None) -> Any:
 
 
 def _with_alone(name: str) -> Callable[[Point], str]:
-    """Return the cell of another metric, with *alone* in brackets."""
     return lambda p: f"{write_number(p.leak.others.get(name))} ({write_number(p.leak.alone_others.get(name))})"
 
 
@@ -89,7 +87,6 @@ def _with_interval(name: str, get: Callable[[Any], tuple[float | None, Ends]], *
 
 
 def _build_target_column(title: str, key: str, unit: float, place: int) -> Column:
-    """Return a column of the way to ``train.target``."""
     return Column("", title=title, cell=lambda p: scale((p.reached or {}).get(key), unit), detail=1, place=place,
                   is_shown=lambda summary: summary.target is not None)  # fmt: skip
 

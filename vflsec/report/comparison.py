@@ -65,14 +65,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """What changed from one evaluation or audit to another.
-
-    Attributes:
-        settings: that differ.
-        moves: the headlines, then the attacks, that both have.
-        only_before: the lines that the second lacks.
-        only_after: the lines that the first lacks.
-    """
+    """What changed from one evaluation or audit to another."""
 
     before: str
     after: str
@@ -136,7 +129,6 @@ def _subtract(before: Measure, after: Measure) -> Difference:
 
 
 def _list_settings(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Yield settings, adversary, seeds, versions and hashes by name, as text."""
     where = manifest.provenance
     yield from _flatten({"adversary": manifest.adversary, "seeds": manifest.seeds, **manifest.settings})
     yield from _flatten({"versions": where.versions, "commit": where.commit, "sources": where.sources})
@@ -190,7 +182,6 @@ def _write_interval(move: Move) -> str:
 
 
 def _describe_move(move: Move) -> str:
-    """Return how the leak changed, in words."""
     if move.leak.change is None:
         return "no number to compare"
     rows = "" if move.rows[0] == move.rows[1] else f"; of {move.rows[0]}, then {move.rows[1]} rows"

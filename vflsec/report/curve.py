@@ -23,12 +23,12 @@ from matplotlib.text import Annotation
 from vflsec.base import files
 from vflsec.base.checks import count
 from vflsec.results.analysis.results import Measure, Place, Point, Summary
+from vflsec.results.analysis.verdict import MEASURES
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 """Okabe and Ito's colors, told apart by color-blind readers; markers and line styles differ too."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
-LABELS = {"auc": "AUC", "accuracy": "accuracy", "f1": "F1", "r2": "R²"}
 INFERRED = {
     "labels": "of the inferred labels",
     "attribute": "of the inferred attribute",
@@ -161,11 +161,8 @@ def fix_style() -> Iterator[None]:
 class Curve(Figure):
     """A figure that notebooks show without pyplot."""
 
-    @fix_style()
     def _repr_png_(self) -> bytes:
-        out = io.BytesIO()
-        self.savefig(out, format="png", dpi=110)
-        return out.getvalue()
+        return _to_bytes(self, format="png", dpi=110)
 
 
 def _limit_curves(summary: Summary) -> Summary:
@@ -218,13 +215,14 @@ def draw(*summaries: Summary) -> Curve:
         _draw_legend(axes, beside=several)
         widths.append(9.6 if beside else 7.0)
         measures = [p.leak.metric for p in points if p.leak.metric] or [summary.metric]
-        utility, leak = (LABELS.get(name, name) for name in (summary.metric, measures[0]))
+        utility, leak = (MEASURES.get(name, name) for name in (summary.metric, measures[0]))
         axes.set_xlabel(f"utility: {utility} of the joint model on test rows (higher is better)")
         axes.set_ylabel(f"leak: {leak} {INFERRED[target.partition(' ')[0]]} (lower is better)")
         of_summary = [panel for panel in panels if panel[0] is summary]
         name = f": {target}" if len(of_summary) > 1 else ""
         axes.set_title(target if name and len(summaries) == 1 else _write_title(summary) + name, loc="left")
-        shown = [*_note_not_run(summary), *summary.alarms, *summary.notes]
+        others = f"{count(len(summary.not_run), 'attack')} that could be mounted did not run, and may infer far more"
+        shown = [others] * bool(summary.not_run) + [*summary.alarms, *summary.notes]
         if notes := "\n".join(textwrap.fill(note, 90) for note in shown):
             axes.text(0.99, 0.02, notes, transform=axes.transAxes, ha="right", va="bottom", fontsize=7, color="#d55e00")
     if len(summaries) > 1:
@@ -234,12 +232,6 @@ def draw(*summaries: Summary) -> Curve:
     down = -(-len(panels) // max(1, across))
     figure.set_size_inches(sum(widths[:across]) or 7.0, max(1, down) * (5.6 if max(widths, default=0.0) > 7.4 else 4.6))
     return figure
-
-
-def _note_not_run(summary: Summary) -> list[str]:
-    """Return the note that attacks which could be mounted were not run, so that leaks may be larger."""
-    others = count(len(summary.not_run), "attack")
-    return [f"{others} that could be mounted did not run, and may infer far more"] if summary.not_run else []
 
 
 def _write_title(summary: Summary) -> str:
@@ -268,14 +260,7 @@ def _draw_target(axes: Axes, points: Sequence[Point], worst: Sequence[Point], un
         _draw_line(axes, line, COLORS[i % len(COLORS)], marker, i if len(curves) > 1 else None, undefended)
     _draw_baselines(axes, worst)
     if any(any(line.training) for line in curves):
-        axes.plot(
-            [],
-            [],
-            "o",
-            color=COLORS[0],
-            markerfacecolor="white",
-            label="open: on training rows only",
-        )
+        axes.plot([], [], "o", color=COLORS[0], markerfacecolor="white", label="open: on training rows only")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.margins(x=0.12, y=0.12)
@@ -355,7 +340,6 @@ def _share_legend(figure: Figure, widths: Sequence[float]) -> list[float]:
 
 
 def _list_entries(axes: Axes) -> list[tuple[str, Any, Any]]:
-    """Return text, color and marker of each entry of the legend."""
     handles, texts = axes.get_legend_handles_labels()
     lines = [handle.lines[0] if isinstance(handle, ErrorbarContainer) else handle for handle in handles]
     pairs = zip(lines, texts, strict=True)
@@ -413,6 +397,7 @@ def _draw_line(axes: Axes, line: Line, color: str, marker: str, number: int | No
 
     Points without a defense that lie near each other, as those of one method do, are named once.
     """
+    size = 6 if number is None else 8
     axes.errorbar(
         line.utility,
         line.leak,
@@ -421,7 +406,7 @@ def _draw_line(axes: Axes, line: Line, color: str, marker: str, number: int | No
         color=color,
         ecolor=color if number is None else (color, 0.45),
         marker=marker,
-        markersize=6 if number is None else 8,
+        markersize=size,
         markeredgecolor=color if number is None else "white",
         linewidth=1.6,
         elinewidth=0.8,
@@ -429,10 +414,9 @@ def _draw_line(axes: Axes, line: Line, color: str, marker: str, number: int | No
         label=line.label,
         zorder=2 + (number or 0),
     )
-    trained = [(x, y) for x, y, on in zip(line.utility, line.leak, line.training, strict=True) if on]
-    size = 6 if number is None else 8
-    for x, y in trained:
-        axes.plot([x], [y], marker, color=color, markersize=size, markerfacecolor="white", zorder=3 + (number or 0))
+    for x, y, trained in zip(line.utility, line.leak, line.training, strict=True):
+        if trained:
+            axes.plot([x], [y], marker, color=color, markersize=size, markerfacecolor="white", zorder=3 + (number or 0))
     if not line.written:
         return
     named = {tuple(text.xy) for text in axes.texts if isinstance(text, Annotation)}
@@ -460,7 +444,6 @@ def _draw_line(axes: Axes, line: Line, color: str, marker: str, number: int | No
 
 
 def _draw_baselines(axes: Axes, points: Sequence[Point]) -> None:
-    """A dashed line for what the adversary reaches alone, with its interval; a dotted one for chance."""
     shown = [p.leak for p in points if p.leak.alone is not None]
     if shown:
         leak = max(shown, key=lambda leak: leak.alone or 0.0)

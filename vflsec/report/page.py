@@ -134,8 +134,7 @@ def _list_untested(summary: Summary) -> str:
     for name, reason in summary.left_out.items():
         reasons.setdefault(reason.removeprefix(f"attack {name!r} "), []).append(name)
     rows += [(", ".join(names), reason) for reason, names in reasons.items()]
-    items = "".join(f"<dt>{escape(names)}</dt><dd>{escape(reason)}</dd>" for names, reason in rows)
-    return f"<section><h2>What was not tested, and why</h2><dl>{items}</dl></section>" if rows else ""
+    return _write_meanings("What was not tested, and why", dict(rows))
 
 
 def _write_notes(summary: Summary) -> str:
@@ -146,7 +145,6 @@ def _write_notes(summary: Summary) -> str:
 
 
 def _explain_words(tables: Sequence[Cells]) -> dict[str, str]:
-    """Return the meaning of each column of the tables, and of each word in their cells."""
     columns = {c.title.rstrip(" ↑↓"): c.help for cells in tables for c in cells.columns if c.help}
     texts = " ".join(text for cells in tables for row in (cells.header, *cells.rows) for text in row)
     return columns | {word: meaning for word, meaning in WORDS.items() if word in texts}
@@ -179,11 +177,8 @@ def _write_traffic(traffic: Sequence[tuple[str, str, str, int]]) -> str:
 
 
 def _write_cards(manifest: Manifest) -> str:
-    meanings = {
-        f"{name} ({kind[:-1]})": text
-        for kind, cards in manifest.provenance.cards.items()
-        for name, text in cards.items()
-    }
+    groups = manifest.provenance.cards.items()
+    meanings = {f"{name} ({kind[:-1]})": text for kind, cards in groups for name, text in cards.items()}
     return _write_meanings("Methods, defenses and attacks", meanings)
 
 

@@ -11,16 +11,8 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from vflsec.results.records.manifest import AUDITED
 from vflsec.results.records.schema import FAILED, BaselineResult, Record, Result
@@ -46,14 +38,14 @@ def display(missing: int) -> Iterator[Callable[[Any], None]]:
     if not missing:
         yield lambda _: None
     elif console.is_terminal and not console.is_jupyter:
-        times = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        with Progress(TextColumn("{task.description}"), *times, console=console, transient=True) as progress:
+        times = (bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeElapsedColumn(), bars.TimeRemainingColumn())
+        with bars.Progress(bars.TextColumn("{task.description}"), *times, console=console, transient=True) as progress:
             yield partial(_advance_bar, progress, progress.add_task("results", total=missing))
     else:
         yield (_InNotebook if console.is_jupyter else _Lines)(missing)
 
 
-def _advance_bar(progress: Progress, bar: TaskID, record: Record | StageDone | str) -> None:
+def _advance_bar(progress: bars.Progress, bar: bars.TaskID, record: Record | StageDone | str) -> None:
     if not isinstance(record, str) and record.status in FAILED:
         progress.console.print(describe(record), markup=False)
     progress.update(bar, advance=1, description=describe(record))

@@ -20,14 +20,7 @@ from vflsec.report import columns, curve, page, table
 from vflsec.report.formats import Document, as_text
 from vflsec.results.analysis.results import Cap, Damage, Point, Summary
 from vflsec.results.analysis.summary import summarize
-from vflsec.results.records.folder import (
-    expect_limits,
-    read_limits,
-    read_manifest,
-    read_records,
-    read_subgroups,
-    with_given_names,
-)
+from vflsec.results.records import folder as folders
 from vflsec.results.records.manifest import Manifest, RunLimits
 from vflsec.results.records.schema import Record, Result
 
@@ -119,15 +112,15 @@ class Report(Shown):
             UsageError: a limit on an attack that was not run.
         """
         folder = Path(folder)
-        manifest, records = read_manifest(folder), read_records(folder)
-        expect_limits(folder, manifest)
-        subgroups, stored = read_subgroups(folder), read_limits(folder)
+        manifest, records = folders.read_manifest(folder), folders.read_records(folder)
+        folders.expect_limits(folder, manifest)
+        subgroups, stored = folders.read_subgroups(folder), folders.read_limits(folder)
         try:
             limits = RunLimits(max_leak=dict(max_leak or {}), min_utility=min_utility, max_undetected=max_undetected)
         except ValueError as error:
             raise UsageError(str(error)) from None
         try:
-            manifest, records = with_given_names(manifest, records)
+            manifest, records = folders.with_given_names(manifest, records)
             summary = summarize(
                 manifest,
                 records,

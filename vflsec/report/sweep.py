@@ -58,12 +58,7 @@ class SweepPlace(NamedTuple):
 
 
 class SweepReport(Shown):
-    """The result of a sweep.
-
-    Args:
-        sweep: what differs between its points.
-        reports: of each point, in its order.
-    """
+    """The result of a sweep."""
 
     def __init__(self, sweep: Sweep, reports: Sequence[Report]) -> None:
         self.sweep = sweep
@@ -121,14 +116,14 @@ class SweepReport(Shown):
 
     def tables(self) -> list[Cells]:
         """Return the headlines, then CAP where a defense has several strengths, then what a last step adds."""
-        several = len(self._targets()) > 1
-        parts = [self._list_cells(several)]
+        target = [table.TARGET] if len(self._targets()) > 1 else []
+        parts = [self._list_cells(target)]
         if caps := self.caps():
-            columns = [*self._list_settings(), *_select_place_columns("method", "defense"), *_list_target(several)]
-            columns += map(_convert_column, table.FOLDED)
+            columns = [*self._list_settings(), *_select_place_columns("method", "defense")]
+            columns += map(_convert_column, [*target, *table.FOLDED])
             parts.append(Cells.fill("CAP over the defended strengths, by the strongest attack", columns, caps))
         shown = [rise for rise in self.rises() if rise.attack == "worst" or rise.still_rising]
-        return [*parts, self._list_rise_cells(shown, several)] if shown else parts
+        return [*parts, self._list_rise_cells(shown, target)] if shown else parts
 
     def _list_settings(self) -> list[Column]:
         """Return a column for each swept setting; ``alone`` is also the title of another column."""
@@ -136,25 +131,24 @@ class SweepReport(Shown):
         titles = [path.removeprefix("method.") if name == "alone" else name for path, name in names.items()]
         return [_make_setting(title, k) for k, title in enumerate(titles)]
 
-    def _list_cells(self, several: bool) -> Cells:
+    def _list_cells(self, target: Sequence[Column]) -> Cells:
         private = any(is_private(report.summary) for report in self.reports)
         strongest = Column("", title="strongest", cell=lambda point: point.choice or point.attack, kind="name")
         columns = [
             *self._list_settings(),
             *_select_place_columns("method", "defense", "strength", *(["epsilon"] if private else [])),
-            *_list_target(several),
-            _convert_column(strongest),
+            *map(_convert_column, [*target, strongest]),
             *_select_place_columns("utility", "leak", "leak_rows", "alone", "advantage", "status"),
         ]
         columns = [column._replace(detail=int(column.title in HIDDEN and column.name != "")) for column in columns]
         return Cells.fill("The strongest attack at each point", columns, self.places())
 
-    def _list_rise_cells(self, shown: Sequence[Rise], several: bool) -> Cells:
+    def _list_rise_cells(self, shown: Sequence[Rise], target: Sequence[Column]) -> Cells:
         before, after = self._get_last_two()
         columns = [
             *(_make_rise_setting(column.title, k) for k, column in enumerate(self._list_settings()[1:])),
             *select_columns("method", "defense", "strength"),
-            *([table.TARGET] if several else []),
+            *target,
             table.ATTACK,
             Column("", title=before, cell=lambda rise: write_number(rise.before)),
             Column("", title=after, cell=lambda rise: write_number(rise.after)),
@@ -241,7 +235,6 @@ class SweepReport(Shown):
         return [f"{alarm} ({places})" for alarm, places in self._group_sentences("alarms")]
 
     def _group_sentences(self, name: str) -> list[tuple[str, str]]:
-        """Return each alarm, or each sentence of a verdict, with the points where it is said."""
         said: dict[str, list[str]] = {}
         for where, report in zip(self._describe_points(), self.reports, strict=True):
             for sentence in getattr(report.summary, name):
@@ -249,7 +242,6 @@ class SweepReport(Shown):
         return [(sentence, "; ".join(places)) for sentence, places in said.items()]
 
     def _describe_points(self) -> list[str]:
-        """Return the settings of each point, in words."""
         names = [path.rpartition(".")[2] for path in self.sweep.axes]
         return [", ".join(f"{name}={v}" for name, v in zip(names, values, strict=True)) for values in self._values()]
 
@@ -283,7 +275,6 @@ def _make_rise_setting(title: str, k: int) -> Column:
 
 
 def _convert_column(column: Column) -> Column:
-    """Return a column of points as one of places."""
     return column._replace(cell=lambda place: column.text(place.point))
 
 
@@ -291,10 +282,6 @@ def _select_place_columns(*names: str) -> list[Column]:
     """Return columns of the result table for places, whose defense may be what every training has."""
     columns = [_convert_column(column) for column in select_columns(*names)]
     return [c._replace(cell=lambda place: place.defense) if c.name == "defense" else c for c in columns]
-
-
-def _list_target(several: bool) -> list[Column]:
-    return [_convert_column(table.TARGET)] if several else []
 
 
 def _list_remarks(report: Report) -> list[str]:
@@ -371,7 +358,6 @@ def _draw_curve(
 
 
 def _draw_alone(ax: Axes, places: Sequence[SweepPlace], x: Mapping[str, float]) -> None:
-    """Draw what the adversary infers without joining, as far as all headlines of a value agree on its rows."""
     headlines = [(place.values[0], place.point) for place in places if isinstance(place.point, Point)]
     undefended = [(value, point.leak.alone) for value, point in headlines if not point.strength]
     alone = {value: leak for value, leak in undefended if leak is not None}

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from vflsec.base.checks import count
-from vflsec.report.columns import MEASURES, has_lower_bound, select_columns, select_table_columns
+from vflsec.report.columns import has_lower_bound, select_columns, select_table_columns
 from vflsec.report.formats import LAST_DETAIL, MIN_SHOWN, Cells, Column, Document, with_ends, with_margin, write_number
 from vflsec.results.analysis.results import Cap, Damage, Gate, Point, Rank, Summary
-from vflsec.results.analysis.verdict import suggest_run
+from vflsec.results.analysis.verdict import MEASURES, suggest_run
 from vflsec.results.records.manifest import UNDEFENDED
 
 OF_MODELS = (
@@ -65,18 +65,14 @@ def list_points(summary: Summary) -> list[Cells]:
     return [Cells.fill(_write_title(label, points, summary), shown, points) for label, points in curves.items()]
 
 
-def list_caps(summary: Summary) -> Cells | None:
-    """Return one row per curve and attack, or None where nothing was swept."""
-    if not summary.cap:
-        return None
+def list_caps(summary: Summary) -> Cells:
+    """Return one row per curve and attack; none where nothing was swept."""
     columns = [*select_columns("method", "defense"), *_list_target(summary.cap), *CAPS]
     return Cells.fill("CAP over the defended strengths", columns, summary.cap)
 
 
-def list_integrity(summary: Summary) -> Cells | None:
-    """Return one row per curve, strength and attack on integrity, or None where there is no such attack."""
-    if not summary.integrity:
-        return None
+def list_integrity(summary: Summary) -> Cells:
+    """Return one row per curve, strength and attack on integrity."""
     title = "Integrity: what a malicious party can break"
     return Cells.fill(title, select_table_columns(Damage, summary), summary.integrity)
 
@@ -108,16 +104,14 @@ def _list_target(rows: Iterable[Cap | Rank]) -> list[Column]:
     return [TARGET] if len({row.target for row in rows}) > 1 else []
 
 
-def list_row_shares(summary: Summary) -> Cells | None:
-    """Return how much is known of how many rows, with *alone* in brackets; None if no attack guesses classes.
+def list_row_shares(summary: Summary) -> Cells:
+    """Return how much is known of how many rows, with *alone* in brackets; nothing if no attack guesses classes.
 
     A point that gains most on training rows is shown on these.
     """
     columns = select_table_columns(Point, summary, "per row")
     names = [column.name for column in columns]
     shown = [point for point in _sort_points(summary) if any(name in point.leak.others for name in names)]
-    if not shown:
-        return None
     rows = [msgspec.structs.replace(p, leak=p.leak_train) if is_larger_on_train(p) else p for p in shown]
     before = [*select_columns("method", "defense", "strength"), *([TARGET] if _is_mixed(summary) else [])]
     title = "How much, of how many rows (alone in brackets)"
@@ -133,11 +127,9 @@ def is_larger_on_train(point: Point) -> bool:
     return point.attack != "worst" and test is not None and train is not None and train - test >= MIN_SHOWN
 
 
-def list_columns(summary: Summary) -> Cells | None:
-    """Return the headline of each column, the largest gain first; None if not several of one party are attacked."""
+def list_columns(summary: Summary) -> Cells:
+    """Return the headline of each column where several of one party are attacked, the largest gain first."""
     headlines = [p for p in summary.columns if p.attack == "worst"]
-    if not headlines:
-        return None
     shown = [
         *([] if summary.audited else select_columns("method", "defense", "strength")),
         Column("", title="column", cell=lambda p: p.question.removeprefix("attribute "), kind="name"),
@@ -169,7 +161,7 @@ def list_subgroups(summary: Summary) -> Cells | None:
 def show(summary: Summary) -> Document:
     """Return all that a report shows: a table per curve, CAP, the order of defenses, integrity, then details."""
     others, details = (
-        [_name_fixed(cells, summary) for cells in several if cells]
+        [_name_fixed(cells, summary) for cells in several if cells and cells.rows]
         for several in (
             (list_caps(summary), order(summary), list_subgroups(summary), list_integrity(summary)),
             (list_columns(summary), list_row_shares(summary)),
@@ -293,18 +285,13 @@ def write_heading(summary: Summary) -> str:
         return f"{summary.audited} · {summary.dataset} · adversary {summary.adversary} · {draws}"
     seeds = f"{summary.seeds} seeds, ± 95 % over seeds and rows" if summary.seeds > 1 else "1 seed, ± 95 % over rows"
     metric = MEASURES.get(summary.metric, summary.metric)
-    every = f" · every training with {summary.undefended}" if has_fixed(summary) else ""
+    every = f" · every training with {summary.undefended}" if summary.undefended != UNDEFENDED else ""
     return f"{summary.dataset} · adversary {summary.adversary} · utility: {metric} on test rows · {seeds}{every}"
-
-
-def has_fixed(summary: Summary) -> bool:
-    """Whether some defense is in every training."""
-    return summary.undefended != UNDEFENDED
 
 
 def _get_defense(name: str, summary: Summary) -> str:
     """Return the swept defense, else what every training has."""
-    return summary.undefended if has_fixed(summary) and name == "none" else name
+    return summary.undefended if summary.undefended != UNDEFENDED and name == "none" else name
 
 
 def _name_fixed(cells: Cells, summary: Summary) -> Cells:
@@ -336,7 +323,6 @@ def _list_targets(summary: Summary) -> list[str]:
 
 
 def _name_table(point: Point, summary: Summary) -> str:
-    """Return the name of the table in which a point stands."""
     asked = f"strongest {point.target} of {point.among} columns of {point.victim}" if point.among else point.question
     if summary.audited:
         return asked

@@ -30,11 +30,7 @@ SPLITS = ("train", "test")
 
 
 def get_adversary(federation: Federation, name: str) -> tuple[Party, ...]:
-    """Return the attacking party, or the colluding parties of ``passive_1+passive_2``.
-
-    Raises:
-        UsageError: no such party, the same one twice, or the active party among several: it has the labels.
-    """
+    """Return the attacking party, or the colluding parties of ``passive_1+passive_2``."""
     names = name.split("+")
     for party in names:
         expect_known(federation.parties, adversary=party)
@@ -47,11 +43,7 @@ def get_adversary(federation: Federation, name: str) -> tuple[Party, ...]:
 
 
 def get_side(method: Method, federation: Federation, name: str) -> str:
-    """Return the side of an adversary: ``active`` (also for a source), ``passive`` or ``server``.
-
-    Raises:
-        UsageError: no party, and no observer, has this name.
-    """
+    """Return the side of an adversary: ``active`` (also for a source), ``passive`` or ``server``."""
     if name in method.observers():
         return "active" if name == SOURCE else name
     if name == SERVER:
@@ -207,9 +199,6 @@ def tune(attack: Attack, view: View, metric: str, aux: AuxSpec, seed: int) -> tu
     Sources: Cawley and Talbot 2010, "On over-fitting in model selection", section 5, for scoring the selection and not
     its winner; Breiman et al. 1984, "Classification and regression trees", section 3.4.3, for one standard error;
     Nadeau and Bengio 2003, "Inference for the generalization error", equation 8, for that of overlapping folds.
-
-    Returns:
-        The attack, the mean fold score of what was chosen on other folds (None without folds), the number of trials.
     """
     others = attack.variants(TRIALS[aux.budget], np.random.default_rng(derive(seed, "variants")))
     repeats = range(REPEATS if others else 1)

@@ -28,13 +28,7 @@ from vflsec.run.store import get_environment
 
 
 def build_manifest(spec: EvalSpec, command: Sequence[str] = (), names: Names | None = None) -> Manifest:
-    """Return the manifest of ``spec``, which has passed its checks.
-
-    Args:
-        spec: the evaluation.
-        command: the words of the command line.
-        names: what the data call themselves and each party; None for the names that vflsec uses.
-    """
+    """Return the manifest of ``spec``, which has passed its checks."""
     data = get_partition(plan.build_cell(spec, spec.methods[0], 0))
     methods = [plan.resolve(spec.get_method(label)) for label in spec.methods]
     defenses = [plan.resolve(defense) for defense in (*spec.defenses, *spec.fixed)]
@@ -115,13 +109,7 @@ def list_baselines(baselines: Iterable[Baseline]) -> list[BaselineEntry]:
 def describe_provenance(
     techniques: Mapping[str, Iterable[Technique]], dataset: Mapping[str, Any], command: Sequence[str] = ()
 ) -> Provenance:
-    """Return where the records of an evaluation come from.
-
-    Args:
-        techniques: methods, defenses and attacks, by group.
-        dataset: the identity of the dataset by its name.
-        command: the words of the command line.
-    """
+    """Return where the records of an evaluation come from."""
     named = {group: {technique.name: technique for technique in some} for group, some in techniques.items()}
     sources = {group: {name: technique.identity for name, technique in some.items()} for group, some in named.items()}
     return Provenance(
@@ -135,7 +123,6 @@ def describe_provenance(
 
 
 def _summarize(kind: Any) -> str:
-    """Return the first sentence of a card, and for a defense what it guarantees."""
     first = (inspect.getdoc(kind) or "").split("\n")[0]
     return f"{first} Guarantee: {kind.guarantee}." if issubclass(kind, Defense) else first
 

@@ -142,17 +142,7 @@ def build_models(cell: Cell, device: str) -> tuple[Federation, Method]:
 
 
 def make_malicious(federation: Federation, name: str, wanted: Technique, aux: AuxSpec | None) -> dict[str, Attack]:
-    """Return the attack of each malicious party; an attack on integrity gets the view of its party.
-
-    Args:
-        federation: parties with their columns, trained or not.
-        name: of the adversary, ``passive_1+passive_2`` for colluding parties.
-        wanted: the attack.
-        aux: the labels that they know, or None.
-
-    Raises:
-        UsageError: no such party, or the adversary knows too little.
-    """
+    """Return the attack of each malicious party; an attack on integrity gets the view of its party."""
     attacks: dict[str, Attack] = {}
     for party in get_adversary(federation, name):
         attacks[party.name] = attack = wanted.make()

@@ -25,11 +25,7 @@ MAX_FOLDERS = 50
 
 
 def describe_networks(spec: EvalSpec) -> Iterator[str]:
-    """Yield a line for each method: the rows, epochs and networks of one training.
-
-    Raises:
-        DataError: the dataset cannot be read.
-    """
+    """Yield a line for each method: the rows, epochs and networks of one training."""
     for label in spec.methods:
         cell = build_cell(spec, label, seed=0)
         federation, method = build_models(cell, "cpu")

@@ -27,11 +27,7 @@ _OPTION_FIRST = re.compile(r"[^:]*:[^:=]*=")
 
 
 def parse_reference(text: str, what: str) -> tuple[str, dict[str, Any], tuple[str, ...] | None]:
-    """Split ``NAME[:option=value,...][@point+...]`` into name, options and points; several numbers are a list.
-
-    Raises:
-        UsageError: an option without a value, or twice.
-    """
+    """Split ``NAME[:option=value,...][@point+...]`` into name, options and points; several numbers are a list."""
     head, _, points = text.partition("@")
     if ".py:" in head and not _OPTION_FIRST.match(head.partition(".py:")[0]):
         path, _, rest = head.partition(".py:")

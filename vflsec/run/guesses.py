@@ -27,7 +27,7 @@ from vflsec.results.metrics import Labels, Scores, calibrate, list_metrics
 from vflsec.results.records.folder import read_records
 from vflsec.results.records.manifest import Subgroup, Subgroups
 from vflsec.results.records.schema import Record
-from vflsec.results.subgroups import MIN_CLASS_ROWS, Scored, differ, find_leaks
+from vflsec.results.statistics import MIN_CLASS_ROWS, Scored, differ, find_leaks
 from vflsec.run.federation import get_partition
 from vflsec.run.plan import Trial, list_trials, load_dataset
 from vflsec.run.questions import is_about_source
@@ -43,8 +43,6 @@ MISSING = "(missing)"
 
 
 class _Guessed(NamedTuple):
-    """The scored rows of one result and split."""
-
     key: str
     seed: int
     ids: NDArray[np.generic]
@@ -91,9 +89,6 @@ def tabulate_rows(spec: EvalSpec, folder: Path) -> pd.DataFrame:
 
     The probability is calibrated, see ``vflsec.results.metrics``. It is over the ``seeds`` in which the row was a
     training row: the mean in ``probability``, the largest in ``highest``.
-
-    Raises:
-        StoreError: guesses are missing.
     """
     parts = []
     for place, seeds in _read_guesses(spec, folder, "train").items():
@@ -113,17 +108,7 @@ def tabulate_rows(spec: EvalSpec, folder: Path) -> pd.DataFrame:
 
 
 def measure_subgroups(spec: EvalSpec, folder: Path, column: str) -> list[Subgroups]:
-    """Return what each attack on labels leaks of each group of rows, and whether the groups differ.
-
-    Args:
-        spec: of the evaluation.
-        folder: with its kept guesses.
-        column: a raw column of any party: its categories, or the quartiles of a number.
-
-    Raises:
-        UsageError: no party has such a column.
-        StoreError: guesses are missing.
-    """
+    """Return what each attack on labels leaks of each group of rows, and whether the groups differ."""
     groups = get_groups(load_dataset(spec.dataset, **spec.data.options), column)
     by_results: dict[tuple[str, ...], Subgroups] = {}
     for split in ("test", "train"):  # as the leak is reported
@@ -135,11 +120,7 @@ def measure_subgroups(spec: EvalSpec, folder: Path, column: str) -> list[Subgrou
 
 
 def get_groups(dataset: VerticalDataset, column: str) -> pd.Series:
-    """Return the group of each row by id, in their order: its category, or the quartile of its number.
-
-    Raises:
-        UsageError: no party has such a column.
-    """
+    """Return the group of each row by id, in their order: its category, or the quartile of its number."""
     holder = next((table for table in dataset.parties if column in table.frame.columns), None)
     if holder is None:
         names = [str(name) for table in dataset.parties for name in table.frame.columns]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -51,15 +52,7 @@ class JobPart(Protocol):
 
 
 class Evaluation(NamedTuple):
-    """One evaluation, resolved and checked.
-
-    Attributes:
-        spec: with every attack by its name, and standard names of parties.
-        names: what the data call themselves and the parties.
-        exclusions: why ``all`` does not stand for some attacks.
-        manifest: what a report must know.
-        values: of the settings in which it differs from other points of a sweep, by path.
-    """
+    """One evaluation, resolved and checked."""
 
     spec: EvalSpec
     names: Names
@@ -88,6 +81,8 @@ class Evaluation(NamedTuple):
 
 PartType = TypeVar("PartType", bound=JobPart)
 
+MAX_POINTS = 1000
+
 
 def prepare(spec: EvalSpec, command: Sequence[str] = (), values: Mapping[str, Any] | None = None) -> Evaluation:
     """Return a checked evaluation; nothing is trained or written.
@@ -106,6 +101,52 @@ def prepare(spec: EvalSpec, command: Sequence[str] = (), values: Mapping[str, An
     spec, exclusions = engines.expand_attacks(with_standard_names(spec, names))
     engines.check(spec)
     return Evaluation(spec, names, exclusions, build_manifest(spec, command, names), values or {})
+
+
+def list_points(axes: Mapping[str, Sequence[Any]], *, paired: bool) -> list[dict[str, Any]]:
+    """Return the values of each point by path: every combination, or the first of each axis, the second, and so on."""
+    for path, values in axes.items():
+        if not values or any(value in values[:k] for k, value in enumerate(values)):
+            raise UsageError(f"expected different values for {path}, got {list(values)}")
+    if paired and len({len(values) for values in axes.values()}) > 1:
+        sizes = ", ".join(f"{len(values)} of {path}" for path, values in axes.items())
+        raise UsageError(f"expected as many values of each setting with --paired, got {sizes}")
+    combined = list(zip(*axes.values(), strict=True) if paired else product(*axes.values()))
+    if len(combined) > MAX_POINTS:
+        raise UsageError(f"expected at most {MAX_POINTS} points, got {len(combined)}: sweep fewer values")
+    return [dict(zip(axes, values, strict=True)) for values in combined]
+
+
+def read_point(settings: Mapping[str, Any], values: Mapping[str, Any]) -> EvalSpec:
+    """Return the evaluation at one point."""
+    chosen: dict[str, Any] = copy.deepcopy(dict(settings))
+    for path, value in values.items():
+        specs.put(chosen, _with_method(path, chosen), value, path)
+    return specs.read(chosen)
+
+
+def _with_method(path: str, settings: Mapping[str, Any]) -> str:
+    """Return ``method.gamma`` with the name of the method, of which there must be a single one."""
+    kind, _, rest = path.partition(".")
+    named: Iterable[str] = settings.get("methods", EvalSpec().methods)
+    methods = [specs.parse_method(text).name for text in named]
+    if kind != "method" or rest.partition(".")[0] in {*methods, *specs.list_methods()}:
+        return path
+    if len(methods) != 1:
+        raise UsageError(f"expected method.NAME.{rest} for one of {', '.join(methods)}, got {path}")
+    return f"method.{methods[0]}.{rest}"
+
+
+def prepare_sweep(
+    settings: Mapping[str, Any], axes: Mapping[str, Sequence[Any]], *, paired: bool, command: Sequence[str] = ()
+) -> list[Evaluation]:
+    """Return the points of a sweep, after checking each; nothing is computed or written."""
+    return [prepare(read_point(settings, values), command, values) for values in list_points(axes, paired=paired)]
+
+
+def name_sweep(first: Evaluation, axes: Iterable[str]) -> str:
+    """Return a name for the folder of a sweep."""
+    return f"{first.spec.name}-by-{'-'.join(path.rpartition('.')[2] for path in axes)}"
 
 
 class Job(Generic[PartType]):

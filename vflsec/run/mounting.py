@@ -95,13 +95,7 @@ def is_baseline(attack: Technique) -> bool:
 
 
 def expand_victims(attack: Technique, party: str, federation: Federation) -> list[Technique]:
-    """Return ``attack``, and the same attack on each party besides the first that it could be on.
-
-    Args:
-        attack: without a victim, which stands for the first other party.
-        party: name of the adversary, ``passive_1+passive_2`` for colluding parties.
-        federation: the parties.
-    """
+    """Return ``attack``, and the same attack on each party besides the first that it could be on."""
     if not attack.has_option("victim"):
         return [attack]
     others = [name for name in federation.parties if name not in party.split("+")][1:]
@@ -127,9 +121,6 @@ def with_columns(
         party: the adversary.
         federation: the parties.
         of_all: those of ``attacks`` that nobody named, since ``all`` stands for them.
-
-    Raises:
-        UsageError: no such victim, or none of its columns varies.
     """
     chosen: list[Technique] = []
     for original in attacks:

@@ -29,11 +29,7 @@ GROUPS = {MethodSpec: "methods", DefenseSpec: "defenses", AttackSpec: "attacks"}
 
 
 def resolve(spec: MethodSpec | DefenseSpec | AttackSpec) -> Technique:
-    """Return what a name in the settings stands for.
-
-    Raises:
-        UsageError: an unknown name.
-    """
+    """Return what a name in the settings stands for."""
     group = GROUPS[type(spec)]
     kind = load_class(group, spec.name)
     return Technique(
@@ -59,11 +55,7 @@ def list_attacks() -> list[Technique]:
 
 
 def find_dataset(name: str) -> Source:
-    """Return the source of the rows of a dataset.
-
-    Raises:
-        UsageError: an unknown name.
-    """
+    """Return the source of the rows of a dataset."""
     if name.startswith(memory.PREFIX) or name.endswith(".toml"):
         return Source(name=name, loader=None, identity=name, resolve=find_dataset)
     expect_no_table(name)
@@ -121,9 +113,6 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         method: its label, with its options where these are part of the name.
         swept: the defense whose strength differs from trial to trial; None at strength 0.
-        cell: the training that is attacked.
-        adversary: the attacking party.
-        aux: its auxiliary knowledge.
         control: whether the cell is the honest one to which an attack on integrity is compared.
         trainings: of the cell on the same rows, which the attack combines.
     """
@@ -265,11 +254,7 @@ def _build_pretraining_cell(cell: Cell) -> Cell | None:
 
 
 def make_alone_attack(attack: Attack) -> Attack | None:
-    """Return the attack that the same adversary could run without the federation, or None.
-
-    Raises:
-        UsageError: its ``alone`` fails, or returns something else.
-    """
+    """Return the attack that the same adversary could run without the federation, or None."""
     try:
         alone = attack.alone()
     except Exception as error:
@@ -312,21 +297,13 @@ class Names(msgspec.Struct, frozen=True):
 
 
 def get_names(spec: EvalSpec) -> Names:
-    """Return the names in the data of ``spec``.
-
-    Raises:
-        DataError: the dataset cannot be read.
-    """
+    """Return the names in the data of ``spec``."""
     split = get_partition(build_cell(spec, spec.methods[0], seed=0))
     return Names(split.dataset, split.names)
 
 
 def with_standard_names(spec: EvalSpec, names: Names) -> EvalSpec:
-    """Return ``spec`` with each party that it names under its standard name.
-
-    Raises:
-        UsageError: an adversary that the data do not name.
-    """
+    """Return ``spec`` with each party that it names under its standard name."""
     if not names.parties:
         return spec
     for party in spec.adversary.split("+"):

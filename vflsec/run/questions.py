@@ -108,12 +108,7 @@ def is_about_source(attack: Attack, after: str | None, method: Method | type[Met
 
 
 class _Case(NamedTuple):
-    """Who attacks what: the arguments of each question.
-
-    Attributes:
-        parties: of the adversary; none for a server.
-        on_source: whether the rows are the source's.
-    """
+    """Who attacks what: the arguments of each question."""
 
     attack: Attack
     trained: Trained
@@ -243,9 +238,6 @@ def get_victim(attack: Attack, federation: Federation, parties: Sequence[Party])
     """Return the victim that ``attack`` names, or the first party that is not among ``parties``, the adversary's.
 
     For a passive adversary that is the active party, the only one whose messages it receives.
-
-    Raises:
-        UsageError: no such party, or the adversary itself.
     """
     others = {party.name: party for party in federation.parties.values() if party not in parties}
     name = attack.victim or next(iter(others), "")
@@ -255,11 +247,7 @@ def get_victim(attack: Attack, federation: Federation, parties: Sequence[Party])
 
 
 def get_column(attack: Attack, victim: Party, split: str = "train") -> EncodedColumn:
-    """Return the victim's column that ``attack`` names, or its first categorical column.
-
-    Raises:
-        UsageError: the victim has no such column, or it has the same value in all rows.
-    """
+    """Return the victim's column that ``attack`` names, or its first categorical column."""
     columns = {column.name: column for column in victim.layout.columns}
     if attack.column is not None and attack.column not in columns:
         raise UsageError(describe_unknown(f"column of {victim.name}", attack.column, columns))

@@ -73,11 +73,12 @@ def score(
         at = guessed_rows[keep]
         if len(torch.unique(truth[at])) > 1:  # metrics need two classes
             scored, answers = guessed[keep], truth[at]
-            half_seed = derive(seed, "halves", split)
-            halves = _score_halves(scored, answers, headline, half_seed)
+            s, y = scored.detach().cpu().numpy(), answers.numpy()
+            first = draw_first_half(answers, derive(seed, "halves", split))
+            halves = _score_halves(s, y, first, headline)
             row_groups = (groups or {}).get(split, statistics.draw_groups(len(truth)))[at.numpy()]
             block = measure(scored, answers, headline, seed, names, row_groups)
-            sure = _score_knowledge(scored, answers, half_seed) if halves and answers.dim() == 1 else {}
+            sure = _score_knowledge(s, y, first) if halves and answers.dim() == 1 else {}
             blocks[split] = msgspec.structs.replace(
                 block, metrics=block.metrics | sure, halves=halves, known=len(exclude) / rows, known_of_class=of_class
             )
@@ -145,22 +146,18 @@ def draw_first_half(truth: Tensor, seed: int) -> NDArray[np.bool_]:
     return first
 
 
-def _score_halves(scores: Tensor, truth: Tensor, headline: str, seed: int) -> tuple[float, float] | None:
+def _score_halves(s: np.ndarray, y: np.ndarray, first: NDArray[np.bool_], headline: str) -> tuple[float, float] | None:
     """Return the headline on each half, or None if a half has a single answer."""
-    s, y = scores.detach().cpu().numpy(), truth.cpu().numpy()
-    first = draw_first_half(truth.cpu(), seed)
     if any(len(np.unique(y[half], axis=0)) < 2 for half in (first, ~first)):
         return None
     measured = metrics.METRICS[headline]
     return measured(s[first], y[first]), measured(s[~first], y[~first])
 
 
-def _score_knowledge(scores: Tensor, truth: Tensor, seed: int) -> dict[str, float]:
+def _score_knowledge(s: np.ndarray, y: np.ndarray, first: NDArray[np.bool_]) -> dict[str, float]:
     """Return how much a guess of classes tells of a row: few rows known surely, and bits of a calibrated guess."""
-    s, y = scores.detach().cpu().numpy(), truth.cpu().numpy()
     rates = {name: metrics.METRICS[name](s, y) for name in metrics.RARE}
     resolved = {name: rate for name, rate in rates.items() if not np.isnan(rate)}
-    first = draw_first_half(truth.cpu(), seed)
     return resolved | score_knowledge(calibrate(s, y, first), y, first)
 
 
@@ -194,9 +191,6 @@ def measure_impact(trained: Trained, malicious: Mapping[str, IntegrityAttack], u
         trained: the federation.
         malicious: the attacks whose trigger is tried, by party.
         utility: of ``trained`` on test rows without a trigger; malicious parties act in its predictions.
-
-    Raises:
-        Diverged: a prediction is not finite.
     """
     aim = next((attack.aim for attack in malicious.values()), None)  # colluding parties share one
     return Impact(utility=utility, success=None if aim is None else measure_success(trained, malicious, aim))
@@ -253,7 +247,9 @@ def compute_spending(
     for party in trained.federation.all_parties:
         for defense in party.defenses if party.name not in adversaries else ():
             if hooks.UPDATE in list_hooks(defense):
-                account = _compute_model_account(defense, trainings * method.updates(trained.federation))
+                updates = trainings * method.updates(trained.federation)
+                spent = defense.privacy_spent(updates)
+                account = {**spent, "of": "models", "updates": updates} if spent else None
             else:
                 received = [r for r in releases if r.receiver in adversaries]
                 account = compute_account(defense, party.name, received, trainings)
@@ -290,11 +286,6 @@ def compute_account(
     whole = defense.privacy_spent(trainings * sum(r.total for r in defended))
     assert whole is not None
     return {**(defense.privacy_spent(count) or once), "releases": count, "epsilon_transcript": whole["epsilon"]}
-
-
-def _compute_model_account(defense: Defense, updates: int) -> dict[str, Any] | None:
-    spent = defense.privacy_spent(updates)
-    return {**spent, "of": "models", "updates": updates} if spent else None
 
 
 def count_most(releases: Sequence[ReleaseCount]) -> int:

@@ -190,7 +190,6 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         self._check_defenses()
 
     def _check_defenses(self) -> None:
-        """Check that every defense has its strengths, and each strength its defense."""
         for defense in self.defenses:
             if defense.strength:
                 got = f"{defense.label} with strength {defense.strength:g}"
@@ -222,7 +221,6 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise UsageError(f"expected a strength above 0 for {defense.label}, got none: add --lambda {usual}")
 
     def _check_fixed(self, defense: DefenseSpec) -> None:
-        """Check that a fixed defense has one strength."""
         if defense.strengths:
             got = ", ".join(f"{strength:g}" for strength in defense.strengths)
             raise UsageError(f"expected one strength for the fixed defense {defense.name}, got {got}: choose one")
@@ -234,11 +232,7 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise UsageError(f"expected a strength for the fixed defense {defense.name}, got 0: write {example}")
 
     def get_method(self, label: str) -> MethodSpec:
-        """Return the method that ``label`` names, with the options in ``method`` and its own.
-
-        Raises:
-            UsageError: an option has one value in ``label`` and another in ``method``.
-        """
+        """Return the method that ``label`` names, with the options in ``method`` and its own."""
         named = parse_method(label)
         table = self.method.get(named.name, {})
         return MethodSpec(name=named.name, options=_merge_options(table, named.options, label, f"method.{named.name}"))
@@ -273,11 +267,7 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def load_class(group: str, name: str) -> Any:
-    """Return what a name of ``group`` stands for; looked up once for each name, or content of a file.
-
-    Raises:
-        UsageError: an unknown name, or a class of the wrong kind.
-    """
+    """Return what a name of ``group`` stands for; looked up once for each name, or content of a file."""
     return _load_class(group, name, registry.identify(group, name))
 
 
@@ -349,11 +339,7 @@ def parse_attack(text: str) -> AttackSpec:
 
 
 def parse_method(text: str) -> MethodSpec:
-    """Read a method; a dot in the name of an option leads into a table.
-
-    Raises:
-        UsageError: a point, or an option that is a value and a table at once.
-    """
+    """Read a method; a dot in the name of an option leads into a table."""
     name, given, points = parse_reference(text, "method")
     if points:
         raise UsageError(f"expected a method without a point, got {text!r}: drop @{'+'.join(points)}")
@@ -386,11 +372,7 @@ def _merge_options(table: Mapping[str, Any], options: Mapping[str, Any], label: 
 
 
 def merge(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
-    """Return ``settings`` after each assignment ``path.to.key=value``.
-
-    Raises:
-        UsageError: an assignment without ``=``, or a path through a value that is no table.
-    """
+    """Return ``settings`` after each assignment ``path.to.key=value``."""
     merged: dict[str, Any] = copy.deepcopy(dict(settings))
     for assignment in assignments:
         path, equals, value = (part.strip() for part in assignment.partition("="))
@@ -401,17 +383,7 @@ def merge(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, 
 
 
 def put(settings: dict[str, Any], path: str, value: Any, given: str) -> None:
-    """Set the value at ``path.to.key``; tables that are missing are made.
-
-    Args:
-        settings: are changed.
-        path: to the key.
-        value: of the key.
-        given: what the user wrote, for the error.
-
-    Raises:
-        UsageError: the path leads through a value that is no table.
-    """
+    """Set the value at ``path.to.key``; tables that are missing are made."""
     *tables, key = path.split(".")
     table = settings
     for name in tables:
@@ -456,11 +428,7 @@ def read(settings: Mapping[str, Any]) -> EvalSpec:
 
 
 def read_training(settings: Mapping[str, Any]) -> EvalSpec:
-    """Return the checked specification of one training.
-
-    Raises:
-        UsageError: a setting that training does not have, or several methods.
-    """
+    """Return the checked specification of one training."""
     for key in settings:
         if key not in TRAINING:
             raise UsageError(describe_unknown("setting of a training", key, TRAINING))
@@ -471,11 +439,7 @@ def read_training(settings: Mapping[str, Any]) -> EvalSpec:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the settings in a TOML file.
-
-    Raises:
-        UsageError: no such file, or not TOML.
-    """
+    """Return the settings in a TOML file."""
     try:
         return files.parse_toml(files.read(path).decode())
     except OSError:
@@ -503,7 +467,6 @@ def _complete(defense: Any, *, shared: bool, epsilons: bool) -> Any:
 
 
 def _find_epsilon_options(name: str) -> Mapping[str, Any]:
-    """Return the options under which the strength of a defense is 1/epsilon."""
     kind = load_class("defenses", name)
     options: Mapping[str, Any] | None = kind.by_epsilon
     if options is None:

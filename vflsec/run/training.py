@@ -167,11 +167,7 @@ def limit_stack(cell: Cell, device: str) -> int:
 
 
 def _train_stacked(cells: Sequence[Cell], device: str, store: Store | None = None) -> list[_Run]:
-    """Return the trainings of cells after they were run as one.
-
-    Raises:
-        NotStackable: they cannot be.
-    """
+    """Return the trainings of cells after they were run as one."""
     each = [_Run(cell, device, store=store) for cell in cells]
     for run in each:
         run.begin()
@@ -248,11 +244,7 @@ class _Run:
 
 
 def _measure(trained: Trained, facts: CellFacts, seed: int) -> None:
-    """Add the utility and the spreads of a trained federation to its facts, and the status if it has collapsed.
-
-    Raises:
-        Diverged: a prediction is not finite.
-    """
+    """Add the utility and the spreads of a trained federation to its facts, and the status if it has collapsed."""
     method, federation = trained.method, trained.federation
     logits = trained.predict("test")
     spread = facts.spread[method.phases[-1]] = measure_spreads(method, federation)

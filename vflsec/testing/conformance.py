@@ -24,11 +24,9 @@ No suite imports pytest. All use fixed seeds, and random quantities are compared
 
 from __future__ import annotations
 
-from vflsec.testing.suite_attack import AttackConformance
+from vflsec.testing.suite_attack import AttackConformance, IntegrityConformance, RecordingConformance
 from vflsec.testing.suite_defense import DefenseConformance
-from vflsec.testing.suite_integrity import IntegrityConformance
 from vflsec.testing.suite_method import MethodConformance, ProtocolConformance
-from vflsec.testing.suite_recording import RecordingConformance
 
 __all__ = [
     "AttackConformance",

@@ -79,7 +79,15 @@ def make_toy(
             source_table = PartyTable("source", foreign)
         tables.append(PartyTable(name, pd.concat([frame, foreign]) if source and name != "active" else frame))
     all_labels = pd.Series(np.concatenate([labels, source_labels]), index=everyone)
-    named, card = tuple(f"class_{c}" for c in range(classes)), _make_card(rows, classes, signal)
+    named = tuple(f"class_{c}" for c in range(classes))
+    card = Card(
+        title=f"Toy federation, signal {signal}",
+        source="drawn from a seed",
+        license="none needed",
+        rows=rows,
+        label=f"{classes} classes, equally frequent",
+        split="the same number of columns for each party",
+    )
     return VerticalDataset("toy", tuple(tables), all_labels, named, card=card, source=source_table)
 
 
@@ -89,17 +97,6 @@ def _with_signal(x: np.ndarray, labels: np.ndarray, signal: str, means: np.ndarr
     if signal == "hidden":
         x[:, 0] = np.abs(x[:, 0]) * np.sign(x[:, 1]) * (2 * labels - 1)
     return x
-
-
-def _make_card(rows: int, classes: int, signal: str) -> Card:
-    return Card(
-        title=f"Toy federation, signal {signal}",
-        source="drawn from a seed",
-        license="none needed",
-        rows=rows,
-        label=f"{classes} classes, equally frequent",
-        split="the same number of columns for each party",
-    )
 
 
 def make_toy_federation(*, seed: int = 0, data: DataSpec | None = None, **options: Any) -> Federation:

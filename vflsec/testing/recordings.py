@@ -82,14 +82,17 @@ class LinearRun:
 
     def record(self, folder: Path) -> tuple[Recording, Recording]:
         """Train; return the recordings of the passive and the active party, new files in ``folder``."""
-        layout = CipherLayout(width=self.width, outputs=self.outputs, batch=self.batch, order=self.order)
-        with _open_writers(folder, layout, self.momentum, self.weight_decay) as (c, p):
+        with _open_writers(folder, self.layout(), self.momentum, self.weight_decay) as (c, p):
             for number, (seen_by_c, seen_by_p) in enumerate(self._train()):
                 for recorder, notes in ((c, seen_by_c), (p, seen_by_p)):
                     recorder.begin(number, rate=self.rate if "delta" in seen_by_p else None)
                     for name, array in notes.items():
                         recorder.note(name, array)
         return Recording(c.path), Recording(p.path)
+
+    def layout(self, **further: Any) -> CipherLayout:
+        """Return the layout of the encrypted layer."""
+        return CipherLayout(width=self.width, outputs=self.outputs, batch=self.batch, order=self.order, **further)
 
     def batches(self) -> Iterator[tuple[NDArray[np.int64], Floats, NDArray[np.int64]]]:
         """Yield which samples, their columns and their labels, for each step."""
@@ -108,7 +111,6 @@ class LinearRun:
     def _shuffle(
         self, rng: np.random.Generator, true: Floats
     ) -> Iterator[tuple[NDArray[np.int64], Floats, NDArray[np.int64]]]:
-        """Yield shuffled batches of the same rows, and after each epoch the validation rows."""
         x = rng.normal(size=(self.rows + self.validation, self.columns))
         labels = self._labels(x @ true + rng.normal(size=(len(x), self.outputs)))
         kept = np.arange(self.rows, len(x))
@@ -207,15 +209,7 @@ class EncryptedRun:
     def record(self, folder: Path) -> tuple[Recording, Recording]:
         """Train and infer; return the recordings of the passive and the active party, new files in ``folder``."""
         run = self.run
-        layout = CipherLayout(
-            width=run.width,
-            outputs=run.outputs,
-            batch=run.batch,
-            order=run.order,
-            bits=self.bits,
-            mode=self.mode,
-            delta=self.delta,
-        )
+        layout = run.layout(bits=self.bits, mode=self.mode, delta=self.delta)
         optimizer = LinearSgd(run.momentum, run.weight_decay)
         weights, extractor = run.start()
         rng = make_rng(run.seed, "noise")
@@ -251,8 +245,6 @@ class EncryptedRun:
 
 
 class _RecordedLine:
-    """Passes messages to the other role, and records them."""
-
     def __init__(self, recorder: RecordingWriter, line: list[Any]) -> None:
         self.recorder, self.line, self.note = recorder, line, recorder.note
 

@@ -1,11 +1,14 @@
-"""Conformance of attacks; see ``vflsec.testing.conformance`` for how to use it."""
+"""Conformance of attacks, also of those on integrity and on recordings; see ``vflsec.testing.conformance``."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import lru_cache
 from itertools import chain
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 from unittest import SkipTest
 
@@ -14,35 +17,32 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vflsec.base.errors import InsufficientView, VflsecError
+from vflsec.audit.recordings import open_recording
+from vflsec.base.errors import DataError, InsufficientView, VflsecError
 from vflsec.base.seeds import make_rng
+from vflsec.cipher.recording import NOTES, Note, Recording, RecordingWriter
+from vflsec.cipher.roles.exchange import ROLES
 from vflsec.core import registry
-from vflsec.core.attack import Attack
+from vflsec.core.attack import Attack, IntegrityAttack
 from vflsec.core.federation import Federation
-from vflsec.core.message import OF_TREES, Kind, Message, Transcript
+from vflsec.core.message import OF_TREES, Kind, Message, Step, Transcript
 from vflsec.core.method import Trained
+from vflsec.core.party import Party
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.core.view import Guess, Need, Shadows, View
 from vflsec.data.partition import DataSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.results.metrics import METRICS
+from vflsec.run.adversary import observe_before
 from vflsec.run.cell import Cell
 from vflsec.run.federation import build_federation
 from vflsec.run.questions import ASK, Question, ask, get_victim
 from vflsec.run.score import score
 from vflsec.run.spec import AuxSpec
 from vflsec.run.training import get_shadows
-from vflsec.testing.federations import Grown, grow_trees, make_toy_cell
-from vflsec.testing.suite import (
-    SIGMAS,
-    Suite,
-    are_same,
-    check_stated,
-    estimate_auc_error,
-    expect_refusal,
-    get_generators,
-    list_changed,
-)
+from vflsec.testing import suite
+from vflsec.testing.federations import Grown, grow_trees, make_toy_cell, make_toy_federation
+from vflsec.testing.recordings import LinearRun
 
 SEEDS = (0, 1, 2)
 ADVERSARY = {"passive": "passive_1", "active": "active"}
@@ -55,7 +55,7 @@ MOVED = 0.02
 """By which wild rows may move the score on the others."""
 
 
-class AttackConformance(Suite):
+class AttackConformance(suite.Suite):
     """Checks of one attack, against a small split network in toy federations of two parties and two classes.
 
     An attack on federated trees meets ``secureboost`` instead (``vflsec.testing.federations.grow_trees``).
@@ -86,7 +86,7 @@ class AttackConformance(Suite):
     def test_states_what_it_is(self) -> None:
         """The card is complete, and an earlier version cannot be zero."""
         attack = self.make()
-        check_stated(attack, ("name", "side", "target", "needs", "reference", "verified", "version"))
+        suite.check_stated(attack, ("name", "side", "target", "needs", "reference", "verified", "version"))
         assert attack.side in {*ADVERSARY, "either", "any"}
         assert attack.target in ASK
         assert attack.name in repr(attack)
@@ -95,12 +95,12 @@ class AttackConformance(Suite):
         """Each missing need is named, and so is the wrong side."""
         attack, scene = self.make(), self._get_scene("planted", 0)
         for need in attack.needs:
-            with expect_refusal(InsufficientView, naming=need.name):
+            with suite.expect_refusal(InsufficientView, naming=need.name):
                 attack(scene.view.drop(need), seed=0)
         if attack.side in ("either", "any"):
             return
         other = "active" if attack.side == "passive" else "passive"
-        with expect_refusal(InsufficientView, naming=other):
+        with suite.expect_refusal(InsufficientView, naming=other):
             attack(replace(scene.view, side=other), seed=0)
 
     def test_guesses_for_the_rows_it_was_given(self) -> None:
@@ -117,11 +117,11 @@ class AttackConformance(Suite):
         assert are_equal(first, attack(view, seed=0)), f"{attack!r} is not reproducible"
 
     def test_leaves_no_trace(self) -> None:
-        """The view, its model and its messages stay as they were, and so do all global generators."""
+        """The view, its model and its messages stay as they were, and so do all global suite.generators."""
         view = self._get_scene("planted", 0).view.copy_private()  # an attack that fails here must not taint the scene
         before = copy_all(view)
         self.make()(view, seed=0)
-        traces = list_changed(before, copy_all(view))
+        traces = suite.list_changed(before, copy_all(view))
         assert not traces, f"the attack changed {', '.join(traces)}"
 
     def test_guess_does_not_depend_on_the_truth(self) -> None:
@@ -145,14 +145,14 @@ class AttackConformance(Suite):
         heart.
         """
         leak = self._rate("planted")
-        assert leak.mean > leak.chance + SIGMAS * leak.error, f"{leak}: not above chance where the leak is planted"
+        assert leak.mean > leak.chance + suite.SIGMAS * leak.error, f"{leak}: not above chance where a leak is planted"
 
     def test_is_at_chance_against_shuffled_labels(self) -> None:
         """The scorer's null: a guess cannot know an order that was drawn after it."""
         leak = self._rate("planted", shuffled=True)
-        assert leak.mean - leak.chance < SIGMAS * leak.error, f"{leak} against shuffled answers"
+        assert leak.mean - leak.chance < suite.SIGMAS * leak.error, f"{leak} against shuffled answers"
         if leak.metric == "auc":  # of values, a guess for another row is worse than none
-            assert leak.chance - leak.mean < SIGMAS * leak.error, f"{leak} against shuffled answers"
+            assert leak.chance - leak.mean < suite.SIGMAS * leak.error, f"{leak} against shuffled answers"
 
     def test_is_at_chance_without_a_signal(self) -> None:
         """Where columns have to do with nothing, features and models tell nothing of rows not trained on.
@@ -164,7 +164,7 @@ class AttackConformance(Suite):
         if not all(need.is_local for need in attack.needs):
             raise SkipTest("reads messages, which carry labels and columns even where these have to do with nothing")
         leak = self._rate("none", splits=("candidates",) if attack.target == "membership" else ("test",))
-        assert leak.mean - leak.chance < SIGMAS * leak.error, f"{leak} where there is nothing to learn"
+        assert leak.mean - leak.chance < suite.SIGMAS * leak.error, f"{leak} where there is nothing to learn"
 
     def test_a_few_wild_rows_decide_nothing(self) -> None:
         """One percent of the rows at up to 1e30 moves the score on the others by ``MOVED`` at most, or it is refused.
@@ -212,7 +212,6 @@ class AttackConformance(Suite):
         return self._scenes[signal, seed]
 
     def _compute_guess(self, signal: str, seed: int) -> tuple[Attack, Guess]:
-        """Return an attack and its first guess in a scene."""
         if (signal, seed) not in self._first_guesses:
             attack = self.make()
             self._first_guesses[signal, seed] = attack, attack(self._get_scene(signal, seed).view, seed=seed)
@@ -234,13 +233,7 @@ class AttackConformance(Suite):
             question = question._replace(view=replace(question.view, shadows=shadows))
         return Scene(trained.trained, question, _get_truth(attack, question, federation, side))
 
-    def _rate(
-        self,
-        signal: str,
-        *,
-        shuffled: bool = False,
-        splits: tuple[str, ...] = ASKED,
-    ) -> MeanLeak:
+    def _rate(self, signal: str, *, shuffled: bool = False, splits: tuple[str, ...] = ASKED) -> MeanLeak:
         """Return the headline, mean over seeds, on the first of ``splits`` that the attack guesses."""
         values, errors, chances = [], [], []
         for seed in SEEDS:
@@ -287,7 +280,6 @@ class Scene(NamedTuple):
 
 
 def _get_truth(attack: Attack, question: Question, federation: Federation, side: str) -> list[Tensor]:
-    """Return the tensors from which the answers were made."""
     if attack.target in ("membership", "parameters"):
         return list(question.truth.labels.values())
     if attack.target == "labels":
@@ -322,7 +314,7 @@ def _make_task(attack: Attack, signal: str) -> ToyTask:
 def _estimate_error(metric: str, truth: Tensor) -> float:
     """Return the standard error over all seeds of a guess that knows nothing."""
     if metric == "auc":
-        return estimate_auc_error(truth, len(SEEDS))
+        return suite.estimate_auc_error(truth, len(SEEDS))
     return float(1 / np.sqrt(len(SEEDS) * len(truth)))  # of R2: the correlation of independent values
 
 
@@ -396,19 +388,13 @@ def with_wild(view: View, rows: Mapping[str, Tensor], values: Sequence[float] = 
     )
 
 
-def are_equal(a: Guess, b: Guess) -> bool:
-    """Whether two guesses are equal bit for bit."""
-    return a.scores.keys() == b.scores.keys() and all(are_same(a.scores[split], b.scores[split]) for split in a.scores)
-
-
 def copy_all(view: View) -> dict[str, Any]:
     """Return copies of everything that an attack might change, by what it is called."""
     kept = (_keep(attribute.name, getattr(view, attribute.name)) for attribute in fields(view) if attribute.init)
-    return {**get_generators(), **dict(chain.from_iterable(kept))}
+    return {**suite.get_generators(), **dict(chain.from_iterable(kept))}
 
 
 def _keep(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield copies of the tensors in ``value``, and of the modes of models."""
     if isinstance(value, Tensor):
         yield name, value.clone()
     elif isinstance(value, nn.Module):
@@ -419,3 +405,232 @@ def _keep(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     parts = dict(enumerate(parts)) if isinstance(parts, tuple) else parts
     for key, part in parts.items() if isinstance(parts, Mapping) else ():
         yield from _keep(f"{name}[{key!r}]", part)
+
+
+class IntegrityConformance(suite.Suite):
+    """Checks of one attack on integrity, in a toy federation of two parties and two classes.
+
+    Class attributes:
+        aux: how many labels the adversary knows.
+    """
+
+    aux: ClassVar[int] = 40
+
+    def make(self) -> IntegrityAttack:
+        """Return the attack."""
+        raise NotImplementedError
+
+    def test_states_what_it_is(self) -> None:
+        """The card is complete, and an earlier version cannot be zero."""
+        attack = self.make()
+        suite.check_stated(attack, ("name", "side", "target", "needs", "reference", "verified", "version"))
+        assert (attack.side, attack.target) == ("passive", "integrity")
+        assert attack.name in repr(attack)
+
+    def test_keeps_shape_and_dtype(self) -> None:
+        """Whatever it feeds, sends and learns from is of the kind that it stands for, and finite."""
+        attack, party = self._join()
+        for step in _run_steps():
+            for hook, value in _list_hooks(attack, party, step):
+                result = hook(value.clone(), step)
+                assert result.shape == value.shape, f"{hook.__name__} made {tuple(value.shape)} {tuple(result.shape)}"
+                assert result.dtype == value.dtype
+                assert torch.isfinite(result).all()
+
+    def test_leaves_its_input_untouched(self) -> None:
+        """What a hook is given stays as it was: it may be the party's own columns."""
+        attack, party = self._join()
+        for step in _run_steps():
+            for hook, value in _list_hooks(attack, party, step):
+                given = value.clone()
+                hook(given, step)
+                assert suite.are_same(given, value), f"{hook.__name__} changed what it was given"
+
+    def test_equal_seeds_give_equal_models(self) -> None:
+        """Bit for bit, and the same predictions when asked twice."""
+        first, again = (self._train(self.make()) for _ in range(2))
+        assert all(suite.are_same(a, b) for a, b in zip(_collect(first), _collect(again), strict=True)), (
+            "not reproducible"
+        )
+        assert suite.are_same(first.predict("test"), again.predict("test"))
+        assert suite.are_same(first.predict("test"), first.predict("test")), "a prediction depends on those before it"
+
+    def test_leaves_no_trace(self) -> None:
+        """The party's columns stay as they were, and so do all global suite.generators."""
+        attack, party = self._join()
+        before = _copy_all(party)
+        for step in _run_steps():
+            for hook, value in _list_hooks(attack, party, step):
+                hook(value.clone(), step)
+        traces = suite.list_changed(before, _copy_all(party))
+        assert not traces, f"the attack changed {', '.join(traces)}"
+
+    def test_makes_a_difference(self) -> None:
+        """With its defaults, predictions on test rows are others than those of an honest federation."""
+        honest, attacked = self._train(None), self._train(self.make())
+        assert not suite.are_same(honest.predict("test"), attacked.predict("test")), "the attack changes nothing"
+
+    def test_a_trigger_has_an_aim(self) -> None:
+        """An attack with an aim has a trigger that can be seen on every row, and one without has none."""
+        attack, party = self._join()
+        x = party.features["test"]
+        changed = (attack.trigger(x.clone()) != x).any(dim=1)
+        assert bool(changed.float().mean() > 0.5) is (attack.aim is not None)
+
+    def _join(self) -> tuple[IntegrityAttack, Party]:
+        federation, attack = make_toy_federation(seed=0), self.make()
+        party = federation.parties[ADVERSARY["passive"]]
+        attack.join(observe_before(federation, party, AuxSpec(n=self.aux)), seed=7)
+        return attack, party
+
+    def _train(self, attack: IntegrityAttack | None) -> Trained:
+        federation = make_toy_federation(seed=0)
+        if attack:
+            attack.join(
+                observe_before(federation, federation.parties[ADVERSARY["passive"]], AuxSpec(n=self.aux)), seed=7
+            )
+            federation.malicious = {ADVERSARY["passive"]: attack}
+        return FedSplitNN(TrainSpec(epochs=2, batch=64, lr=5e-3), ModelSpec(bottom=(8,))).fit(federation)
+
+
+def _run_steps() -> list[Step]:
+    rows = torch.arange(100)
+    return [Step(0, "train", rows), Step(1, "train", rows), Step(0, "predict", rows, split="test")]
+
+
+def _list_hooks(attack: IntegrityAttack, party: Party, step: Step) -> list[tuple[Any, Tensor]]:
+    h = torch.randn(len(step.rows), 3, generator=torch.Generator().manual_seed(step.number))
+    hooks = [(attack.on_features, party.features[step.split][step.rows]), (attack.on_embedding, h)]
+    return [*hooks, (attack.on_gradient, h)] if step.learns else hooks
+
+
+def _collect(trained: Trained) -> list[Tensor]:
+    return [p.detach() for party in trained.federation.parties.values() for p in party.modules.parameters()]
+
+
+def _copy_all(party: Party) -> dict[str, Any]:
+    return suite.get_generators() | {f"the {split} columns": x.clone() for split, x in party.features.items()}
+
+
+class RecordingConformance(suite.Suite):
+    """Checks of one attack on recordings of an encrypted layer.
+
+    Class attributes:
+        aux: of how many samples the adversary knows the answer.
+        side: of the adversary, for an attack that either side can mount.
+    """
+
+    aux: ClassVar[int] = 8
+    side: ClassVar[str] = "passive"
+    _contents: ClassVar[Sequence[bytes]] = ()
+
+    def make(self) -> Attack:
+        """Return the attack."""
+        raise NotImplementedError
+
+    def record(self, folder: Path) -> tuple[Recording, Recording]:
+        """Return the recordings of the passive and the active party, from which the attack infers something.
+
+        By default without messages, as a linear layer in clear would have made them.
+        """
+        return LinearRun(rows=72, steps=12, width=3, batch=24, rounding=2.0**-51).record(folder)
+
+    def test_refuses_a_poor_view(self) -> None:
+        """The recording that is missing is named, and so is the wrong role."""
+        attack = self.make()
+        with self._get_scene() as (question, _):
+            with suite.expect_refusal(InsufficientView, naming=Need.RECORDING.name):
+                attack(replace(question.view, recording=None), seed=0)
+            if attack.side != "either":
+                other = "active" if attack.side == "passive" else "passive"
+                with suite.expect_refusal(InsufficientView, naming=other):
+                    attack(replace(question.view, side=other), seed=0)
+
+    def test_equal_seeds_give_equal_guesses(self) -> None:
+        """Bit for bit, also where the same recording is opened anew, so that nothing is remembered of the first."""
+        attack = self.make()
+        with self._get_scene() as (question, path):
+            first, again = (attack(replace(question.view, recording=Recording(path)), seed=0) for _ in range(2))
+        assert are_equal(first, again), f"{attack!r} is not reproducible"
+
+    def test_leaves_no_trace(self) -> None:
+        """The view, the recording and all global suite.generators stay as they were."""
+        with self._get_scene() as (question, path):
+            before, content = copy_all(question.view), path.read_bytes()
+            self.make()(question.view, seed=0)
+            traces = suite.list_changed(before, copy_all(question.view))
+            assert not traces, f"the attack changed {', '.join(traces)}"
+            assert path.read_bytes() == content, "the attack changed the recording"
+
+    def test_reads_only_what_its_party_has(self) -> None:
+        """The guess is the same where the other role's recording is not there and the answers are others."""
+        attack = self.make()
+        with self._get_scene() as (question, path):
+            beside = attack(replace(question.view, recording=Recording(path)), seed=0)
+            for answers in question.truth.labels.values():
+                answers.neg_().add_(1)
+            with tempfile.TemporaryDirectory() as folder:
+                alone = Path(folder) / path.name
+                alone.write_bytes(path.read_bytes())
+                for other in path.parent.iterdir():
+                    other.unlink()
+                apart = attack(replace(question.view, recording=Recording(alone)), seed=0)
+        assert are_equal(beside, apart), "the guess follows what the adversary cannot see"
+
+    def test_refuses_damaged_rows(self) -> None:
+        """Rows that a note lacks, numbers that are not finite and changed bytes end in an error, not in a guess."""
+        attack = self.make()
+        with self._get_scene() as (question, path):
+            for damage, named in (("missing", "other notes"), ("not finite", "finite"), ("bytes", "checksum")):
+                damaged = path.with_name("damaged.recording")
+                _damage(path, damaged, damage)
+                with suite.expect_refusal(DataError, naming=named):
+                    attack(replace(question.view, recording=Recording(damaged)), seed=0)
+                damaged.unlink()
+
+    @contextmanager
+    def _get_scene(self) -> Iterator[tuple[Question, Path]]:
+        """Give the question to the attack's role, and its recording beside that of the other role; recorded once."""
+        attack, cls = self.make(), type(self)
+        with tempfile.TemporaryDirectory() as folder:
+            paths = [Path(folder) / f"{role}.recording" for role in ROLES]
+            if not cls._contents:
+                with tempfile.TemporaryDirectory() as made:
+                    cls._contents = [recording.path.read_bytes() for recording in self.record(Path(made))]
+            for path, content in zip(paths, cls._contents, strict=True):
+                path.write_bytes(content)
+            side = self.side if attack.side == "either" else attack.side
+            path, other = paths[::-1] if side == "active" else paths
+            audit = open_recording(path, other, aux=AuxSpec(n=self.aux))
+            yield audit.build_question(attack, audit.joint(0)), path
+
+
+def are_equal(a: Guess, b: Guess) -> bool:
+    """Whether two guesses are equal bit for bit, with their rows, facts and notes."""
+    tensors = all(
+        first.keys() == second.keys() and all(suite.are_same(value, second[split]) for split, value in first.items())
+        for first, second in ((a.scores, b.scores), (a.rows, b.rows))
+    )
+    return tensors and (a.facts, a.notes, a.untested) == (b.facts, b.notes, b.untested)
+
+
+def _damage(path: Path, damaged: Path, damage: str) -> None:
+    if damage == "bytes":
+        content = bytearray(path.read_bytes())
+        content[len(content) // 8] ^= 1
+        damaged.write_bytes(content)
+        return
+    recording = Recording(path)
+    with RecordingWriter(damaged, recording.header) as writer:
+        for step in recording.steps():
+            writer.begin(step.number, rate=step.rate)
+            for message in step.messages:
+                writer._write(message)
+            spoiled = [name for name in step.notes if NOTES[name][0] == "B"][-1] if step.number == 1 else None
+            for name, array in step.notes.items():
+                if name != spoiled:
+                    writer.note(name, array)
+                elif damage == "missing":
+                    writer.note(name, array[:-1])
+                else:
+                    writer._write(Note(name, "<f8", array.shape, np.full(array.shape, np.nan).tobytes()))

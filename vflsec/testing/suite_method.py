@@ -203,6 +203,16 @@ class MethodConformance(Suite):
         return self._models
 
 
+def _note(hook: hooks.Hook) -> Any:
+    """Return a method that notes that its hook was called, and returns what it was given; for a penalty, None."""
+
+    def note(probe: _Probe, value: Tensor, *_: Any, **__: Any) -> Tensor | None:
+        probe.called.add(hook.name)
+        return None if hook is hooks.PENALTY else value
+
+    return note
+
+
 class _Probe(Defense):
     """Changes nothing, and notes which of its hooks are called while a method trains."""
 
@@ -210,37 +220,13 @@ class _Probe(Defense):
     reference = "none: made for a check"
     guarantee = "none"
     points = (Kind.EMBEDDING, Kind.GRADIENT, Kind.PARAMETERS, Kind.NODES)
+    on_embedding, on_gradient = _note(hooks.EMBEDDING), _note(hooks.GRADIENT)
+    on_parameters, on_nodes = _note(hooks.PARAMETERS), _note(hooks.NODES)
+    on_labels, on_received, penalty = _note(hooks.LABELS), _note(hooks.RECEIVED), _note(hooks.PENALTY)
 
     def __init__(self, strength: float) -> None:
         super().__init__(strength, at=[point.value for point in self.points])
         self.called: set[str] = set()
-
-    def on_embedding(self, h: Tensor, release: Release) -> Tensor:
-        self.called.add(hooks.EMBEDDING.name)
-        return h
-
-    def on_gradient(self, g: Tensor, release: Release) -> Tensor:
-        self.called.add(hooks.GRADIENT.name)
-        return g
-
-    def on_parameters(self, p: Tensor, release: Release) -> Tensor:
-        self.called.add(hooks.PARAMETERS.name)
-        return p
-
-    def on_nodes(self, nodes: Tensor, release: Release) -> Tensor:
-        self.called.add(hooks.NODES.name)
-        return nodes
-
-    def on_labels(self, y: Tensor, *, features: Tensor, n_classes: int, rng: torch.Generator) -> Tensor:
-        self.called.add(hooks.LABELS.name)
-        return y
-
-    def on_received(self, h: Tensor, sender: str) -> Tensor:
-        self.called.add(hooks.RECEIVED.name)
-        return h
-
-    def penalty(self, h: Tensor, labels: Tensor, sender: str) -> None:
-        self.called.add(hooks.PENALTY.name)
 
 
 class _Noise(Defense):

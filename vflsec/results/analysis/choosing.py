@@ -137,9 +137,6 @@ class Alone:
     The candidates are the baselines of all methods in the report, since an adversary alone could train any of them.
     The strongest is chosen on one half of the rows and scored on the other, as the headline is. Otherwise the largest
     of several noisy scores would be too large, and each advantage over it too small.
-
-    Args:
-        records: of the baselines, by name and seed.
     """
 
     def __init__(self, records: Mapping[str, Mapping[int, Record]]) -> None:

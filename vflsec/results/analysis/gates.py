@@ -139,7 +139,6 @@ def _is_limited(point: Point, name: str) -> bool:
 
 
 def _select_defended(points: Sequence[Shown]) -> list[Shown]:
-    """Return the points with a defense, or all if none has any."""
     return [p for p in points if p.strength > 0] or list(points)
 
 
@@ -302,7 +301,6 @@ def _warn_constant(manifest: Manifest, records: Mapping[str, Record]) -> Iterato
 
 
 def _is_constant(record: Record) -> bool:
-    """Whether some split has the same scores in all rows."""
     return any(block.constant for block in record.leak.values())
 
 

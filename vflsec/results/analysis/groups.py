@@ -11,30 +11,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from vflsec.base.errors import StoreError
-from vflsec.results.analysis.choosing import (
-    Alone,
-    Blocks,
-    Candidates,
-    Choice,
-    choose,
-    choose_column,
-    group_columns,
-    list_candidates,
-    score_across,
-    select_metric,
-    select_rows,
-)
-from vflsec.results.analysis.intervals import (
-    ANY,
-    DIFFERENCE,
-    R2,
-    SeedValue,
-    average,
-    find_detectable,
-    get_headline,
-    make_interval,
-    measure,
-)
+from vflsec.results.analysis import choosing, intervals
+from vflsec.results.analysis.choosing import Alone, Blocks, Candidates, Choice
+from vflsec.results.analysis.intervals import ANY, DIFFERENCE, R2, SeedValue, average
 from vflsec.results.analysis.results import Empirical, Leak, Measure, Point
 from vflsec.results.canaries import CONFIDENCE, bound_epsilon
 from vflsec.results.metrics import VALUES
@@ -106,7 +85,7 @@ class CellGroup:
         self.seeds = manifest.seeds
         self.trainings = manifest.settings.get("trainings", 1)
         self.audited = bool(manifest.audited)
-        self._interval = partial(make_interval, seeds=manifest.seeds, single_model=self.audited)
+        self._interval = partial(intervals.make_interval, seeds=manifest.seeds, single_model=self.audited)
         self.by_attack: dict[str, dict[int, Result]] = {row.attack: {} for row in group}
         targets = {NO_ADVERSARY: "labels"} | {attack.label: attack.target for attack in manifest.attacks}
         self.targets = {label: targets[label] for label in self.by_attack}
@@ -119,7 +98,7 @@ class CellGroup:
                 self.by_attack[row.attack][row.seed] = record
         self._alone = alone
         self._entries = {attack.target: attack for attack in manifest.attacks}
-        self._pools = group_columns(attack for attack in manifest.attacks if attack.label in self.targets)
+        self._pools = choosing.group_columns(attack for attack in manifest.attacks if attack.label in self.targets)
         self._members = {
             name: [attack.label for attack in attacks]
             for pool in self._pools.values()
@@ -184,8 +163,8 @@ class CellGroup:
             choice=attack,
             records=records,
             rows=rows,
-            leak=select_rows(records, rows),
-            leak_train=select_rows(records, "train"),
+            leak=choosing.select_rows(records, rows),
+            leak_train=choosing.select_rows(records, "train"),
         )
 
     @cached_property
@@ -204,18 +183,16 @@ class CellGroup:
         return headlines
 
     def _targets(self, pool: str) -> list[str]:
-        """Return the columns of a pool; none of another target."""
         return list(dict.fromkeys(a.target for attacks in self._pools.get(pool, {}).values() for a in attacks))
 
     def _score_columns(self, name: str, pool: str, columns: Sequence[CellScore]) -> CellScore:
-        """Return the strongest of several columns."""
         labels = [label for label, target in self.targets.items() if target in {column.target for column in columns}]
         by_column = {(column.target, column.rows): column for column in columns if column.leak}
         if not by_column:
             return CellScore(name, pool, self._count_statuses(labels))
         leaks = {key: column.leak for key, column in by_column.items()}
         alone = {key: self.alone(column.target).select(column.rows) for key, column in by_column.items()}
-        choice, leak, base = choose_column(leaks, alone)
+        choice, leak, base = choosing.choose_column(leaks, alone)
         chosen = [by_column[key] for key in choice]
         first, both = chosen[0], len(chosen) > 1
         return first._replace(
@@ -288,9 +265,8 @@ class CellGroup:
         return {name: self.select_usable(name) for name in self.by_attack if self.targets[name] == target}
 
     def _candidates(self, target: str) -> dict[tuple[str, str], Blocks]:
-        """Return the attacks that read the federation."""
         attacks = self._select_on(target).items()
-        return list_candidates({name: records for name, records in attacks if name not in self.baselines})
+        return choosing.list_candidates({name: records for name, records in attacks if name not in self.baselines})
 
     def _choose(self, attacks: Candidates, target: str, only: str | None = None) -> tuple[Choice, dict[int, Block]]:
         """Choose among attacks and *alone* on one split or all: the choice and its cross-scored blocks."""
@@ -299,8 +275,8 @@ class CellGroup:
             alone = self.alone(target).candidates(half).items()
             kept = {name: by_seed for name, by_seed in alone if only in (None, name[1])}
             by_half.append({**kept, **attacks})  # *alone* first: an attack that only equals it has no advantage
-        choice = Choice(choose(by_half[0]).on_first, choose(by_half[1]).on_second)
-        return choice, score_across(by_half[0] | by_half[1], choice)
+        choice = Choice(choosing.choose(by_half[0]).on_first, choosing.choose(by_half[1]).on_second)
+        return choice, choosing.score_across(by_half[0] | by_half[1], choice)
 
     def _pick(self, target: str) -> CellScore | None:
         attacks, alone = self._select_on(target), self.alone(target)
@@ -358,7 +334,7 @@ class CellGroup:
             bits = NO_BITS if leak.bits is not None else {}
             leak = msgspec.structs.replace(leak, others=leak.alone_others | accuracy, **bits)
         blocks = [record.usable_utility for record in records if record.utility or not self.audited]
-        utility = self._interval([get_headline(block) for block in blocks], bounds=SHARE)
+        utility = self._interval([intervals.get_headline(block) for block in blocks], bounds=SHARE)
         if ALONE in scored.choice.split(", "):  # its advantage is 0, whatever an attack could have shown
             leak = msgspec.structs.replace(leak, detectable=self._find_detectable(scored.target))
         entries = [self._entries[name] for name in scored.columns or [scored.target] if name in self._entries]
@@ -401,16 +377,14 @@ class CellGroup:
         return max(bounds, key=lambda bound: bound.epsilon, default=None)
 
     def _find_detectable(self, target: str) -> float | None:
-        """Return the smallest advantage of the strongest attack that would have been seen."""
         candidates = self._candidates(target)
         if not candidates:
             return None
-        choice = choose(candidates)
+        choice = choosing.choose(candidates)
         alone = self.alone(target).select("+".join(dict.fromkeys(split for _, split in choice)))
-        return find_detectable(_pair_alone(score_across(candidates, choice), alone), self.seeds)
+        return intervals.find_detectable(_pair_alone(choosing.score_across(candidates, choice), alone), self.seeds)
 
     def _is_lower(self, record: Result, other: Result) -> bool:
-        """Whether ``record`` has a lower utility; that of an audited system may not be known."""
         if self.audited and not (record.utility and other.utility):
             return False
         return record.usable_utility.headline < other.usable_utility.headline
@@ -421,14 +395,14 @@ class CellGroup:
         ``best`` has the other metrics of *alone*; those of two columns are of the baselines of ``alone_by_seed``.
         """
         blocks, base = list(by_seed.values()), list(alone_by_seed.values()) if by_seed else []
-        differences = [measure(sub, *pair) for pair in _pair_alone(by_seed, alone_by_seed)]
+        differences = [intervals.measure(sub, *pair) for pair in _pair_alone(by_seed, alone_by_seed)]
         metric = blocks[0].metric if blocks else ""
         bounds, of_difference = (R2, ANY) if metric in VALUES else (SHARE, DIFFERENCE)
         overfit, base_overfit = (average(block.overfit for block in chosen) or 0.0 for chosen in (blocks, base))
-        alone = self._interval([get_headline(block) for block in base], bounds=bounds, extended=base_overfit)
+        alone = self._interval([intervals.get_headline(block) for block in base], bounds=bounds, extended=base_overfit)
         advantage = self._interval(differences, bounds=of_difference, extended=max(0.0, overfit - base_overfit))
-        entropy = select_metric(by_seed, "cross_entropy")
-        without = best.best("cross_entropy", rows) or select_metric(alone_by_seed, "cross_entropy")
+        entropy = choosing.select_metric(by_seed, "cross_entropy")
+        without = best.best("cross_entropy", rows) or choosing.select_metric(alone_by_seed, "cross_entropy")
         bits = self._interval([SeedValue(without[seed] - entropy[seed]) for seed in entropy if seed in without])
         return Leak(
             metric=metric,
@@ -437,7 +411,7 @@ class CellGroup:
             alone_ci95=alone["ci95"],
             advantage=advantage["mean"],
             advantage_ci95=advantage["ci95"],
-            detectable=find_detectable(_pair_alone(by_seed, alone_by_seed), self.seeds),
+            detectable=intervals.find_detectable(_pair_alone(by_seed, alone_by_seed), self.seeds),
             accuracy=average(block.metrics["accuracy"] for block in blocks if "accuracy" in block.metrics),
             others=_average_other_metrics(blocks),
             alone_others=(best.compute_other_metrics(rows) if base else {}) or _average_other_metrics(base),
@@ -447,12 +421,11 @@ class CellGroup:
             rows=rows,
             by_seed={seed: block.headline for seed, block in by_seed.items()},
             alone_by_seed={seed: block.headline for seed, block in alone_by_seed.items()} if by_seed else {},
-            **self._interval([get_headline(block) for block in blocks], bounds=bounds, extended=overfit),
+            **self._interval([intervals.get_headline(block) for block in blocks], bounds=bounds, extended=overfit),
         )
 
 
 def _average_other_metrics(blocks: Sequence[Block]) -> dict[str, float]:
-    """Return the means of all metrics but the headline, each over the seeds that have it."""
     values: dict[str, list[float]] = {}
     for block in blocks:
         for name, value in block.metrics.items():
@@ -466,7 +439,6 @@ def _pair_alone(by_seed: Blocks, alone: Blocks) -> list[tuple[Block, Block]]:
 
 
 def _strip_details(record: Result) -> Result:
-    """Return ``record`` without the details of a single attack."""
     return msgspec.structs.replace(record, budget={}, sureness=None)
 
 

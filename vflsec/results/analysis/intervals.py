@@ -10,18 +10,10 @@ from typing import Any, NamedTuple
 from scipy.optimize import brentq
 from scipy.special import ndtri
 
+from vflsec.results import statistics
 from vflsec.results.analysis.results import Ends
 from vflsec.results.records.schema import Block, Triggered
-from vflsec.results.statistics import (
-    LEVEL,
-    Bounds,
-    StandardError,
-    bound_interval,
-    combine_errors,
-    get_error,
-    jackknife,
-    solve_mean,
-)
+from vflsec.results.statistics import Bounds, StandardError, bound_interval, get_error
 
 ANY: Bounds = (None, None)
 DIFFERENCE: Bounds = (-1.0, 1.0)
@@ -70,7 +62,7 @@ def measure(function: Callable[..., float], *blocks: Block) -> SeedValue:
     groups = [block.without for block in blocks if block.without]
     if len(groups) == len(blocks):
         without = tuple(function(*column) for column in zip(*groups, strict=True))
-        return SeedValue(value, jackknife(without), n, without, known)
+        return SeedValue(value, statistics.jackknife(without), n, without, known)
     errors = [get_error(*block.row_interval) for block in blocks]
     moved = [[*headlines[:k], headlines[k] + error, *headlines[k + 1 :]] for k, error in enumerate(errors)]
     return SeedValue(value, sum((function(*values) - value) ** 2 for values in moved), n, known=known)
@@ -84,12 +76,7 @@ def get_headline(block: Block | Triggered) -> SeedValue:
 
 
 def make_interval(
-    by_seed: Sequence[SeedValue],
-    seeds: int,
-    bounds: Bounds = ANY,
-    *,
-    extended: float = 0.0,
-    single_model: bool = False,
+    by_seed: Sequence[SeedValue], seeds: int, bounds: Bounds = ANY, *, extended: float = 0.0, single_model: bool = False
 ) -> dict[str, Any]:
     """Return mean, ``ci95``, n and kind of the interval.
 
@@ -132,7 +119,7 @@ def estimate_error(by_seed: Sequence[SeedValue]) -> StandardError:
         return StandardError(math.sqrt(first.variance), len(first.without) - 1 if first.without else math.inf)
     without = [seed.without for seed in by_seed] if all(seed.without for seed in by_seed) else []
     most = average(seed.variance for seed in by_seed if not math.isnan(seed.variance)) or 0.0
-    return combine_errors([seed.value for seed in by_seed], without, known=first.known, most=most)
+    return statistics.combine_errors([seed.value for seed in by_seed], without, known=first.known, most=most)
 
 
 def find_detectable(pairs: Sequence[tuple[Block, Block]], seeds: int) -> float | None:
@@ -142,7 +129,7 @@ def find_detectable(pairs: Sequence[tuple[Block, Block]], seeds: int) -> float |
     error e. With an advantage d it would vary more: if it came from information of its own, the two guesses would have
     the correlation z(alone) / z(alone + d), where z is the normal quantile of the share between chance and 1, and so
     the difference the variance v = e^2 + (1 - z(alone) / z(alone + d)) T, where T is the sum of both variances, and
-    ``SHARED`` of it with several seeds. Then d solves d^2 = k^2 v, with k of ``solve_mean``. It is all that is left
+    ``SHARED`` of it with several seeds. Then d solves d^2 = k^2 v, with k of ``noncentrality``. It is all that is left
     to be gained if there is no smaller solution. It is not known, and None, where no value varies over seeds or rows,
     and where *alone* is 1, so that nothing was left to be seen. ``pairs`` are by seed the blocks of the attack and of
     the adversary alone; ``seeds`` is how many were asked for.
@@ -154,7 +141,7 @@ def find_detectable(pairs: Sequence[tuple[Block, Block]], seeds: int) -> float |
     total = sum(part.size**2 for part in parts)
     if math.isnan(error.size + total):
         return None
-    k2 = solve_mean(min(part.freedom for part in (error, *parts)), (1 - LEVEL) / 2) ** 2
+    k2 = statistics.solve_mean(min(part.freedom for part in (error, *parts)), (1 - statistics.LEVEL) / 2) ** 2
     chance = sum(block.chance for _, block in pairs) / len(pairs)
     alone = max(chance, sum(block.headline for _, block in pairs) / len(pairs))
     growing, most = total * (SHARED if len(pairs) > 1 else 1.0), 1.0 - alone

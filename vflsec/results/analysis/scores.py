@@ -181,7 +181,6 @@ def _score_on_same_rows(attack: str, groups: Sequence[CellGroup]) -> list[CellSc
 
 
 def _fold(cells: Sequence[CellScore], clean: CellGroup, defended: Sequence[CellGroup], reached: Reach) -> Cap:
-    """Fold the cells of all strengths, the undefended one first, seed by seed."""
     target, k = cells[0].target, len(defended)
     curve = Cap(method=clean.method, defense=clean.defense, attack=cells[0].name, target=target, n=0)
     usable = [sum(n for status, n in cell.statuses.items() if status in USABLE) for cell in cells]
@@ -281,17 +280,17 @@ def place_headlines(points: Sequence[Point], worst: Sequence[Point]) -> dict[tup
 
 def find_front(places: Sequence[Place]) -> list[Place]:
     """Return the Pareto front of utility and leak of each target."""
-
-    def is_beaten(place: Place) -> bool:
-        return any(
+    return [
+        place
+        for place in places
+        if not any(
             other.target == place.target
             and other.utility >= place.utility
             and other.leak <= place.leak
             and (other.utility, other.leak) != (place.utility, place.leak)
             for other in places
         )
-
-    return [place for place in places if not is_beaten(place)]
+    ]
 
 
 def rank(caps: Sequence[Cap], places: Mapping[tuple[str, str, str, float], Place]) -> list[Rank]:
@@ -319,7 +318,6 @@ def rank(caps: Sequence[Cap], places: Mapping[tuple[str, str, str, float], Place
 
 
 def _score_curve(cap: Cap, places: Mapping[tuple[str, str, str, float], Place]) -> Rank:
-    """Return the scores of one curve, not ranked yet."""
     curve = (cap.target, cap.method, cap.defense)
     strengths = [place for key, place in places.items() if key[:3] == curve and place.strength > 0]
     seeds = sorted(set.intersection(*(set(place.by_seed) for place in strengths))) if strengths else []
@@ -403,6 +401,5 @@ def _get_p_value(a: Rank, b: Rank, score: str) -> float:
 
 
 def _order(ranked: Sequence[Rank], target: str, score: str) -> list[Rank]:
-    """Return the defenses that have the score on a target, the best first."""
     having = [rank for rank in ranked if rank.target == target and score in rank.ranks]
     return sorted(having, key=lambda rank: rank.ranks[score])

@@ -18,7 +18,7 @@ from vflsec.results.analysis.scores import average_dcs, contrast, find_front, fo
 from vflsec.results.analysis.trainings import find_spending, note_on_seeds, note_spending, note_trainings
 from vflsec.results.analysis.verdict import list_first, state_verdict
 from vflsec.results.records.manifest import INTEGRITY, AttackEntry, Manifest, RowEntry, RunLimits, Subgroup, Subgroups
-from vflsec.results.records.schema import FAILED, Impact, Record, Result
+from vflsec.results.records.schema import FAILED, Impact, Record, Result, Triggered
 from vflsec.results.statistics import SHARE, correct_holm, get_error
 
 MAX_DATA_NOTES = 8
@@ -44,18 +44,9 @@ def summarize(
     stored: Sequence[RunLimits] = (),
     subgroups: Sequence[Subgroups] = (),
 ) -> Summary:
-    """Fold ``records`` into the points, scores and gates of an evaluation.
+    """Fold ``records``, by key, into the points, scores and gates of the evaluation in the folder ``out``.
 
-    Args:
-        manifest: of the evaluation.
-        records: by key.
-        out: the folder.
-        limits: beside those of earlier runs.
-        stored: the limits of earlier runs, the last of which are in force.
-        subgroups: the leaks of groups of rows.
-
-    Raises:
-        UsageError: a limit on an attack that was not run.
+    ``limits`` are beside those ``stored`` by earlier runs, the last of which are in force.
     """
     check_limits(manifest, limits.max_leak)
     broken = list_damages(manifest, records)
@@ -138,7 +129,6 @@ def _name_with_victim(attack: AttackEntry) -> str:
 
 
 def _list_failed_baselines(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
-    """Return the attacks without the federation that gave no number though they could have."""
     lost: dict[str, set[int]] = {}
     for baseline in manifest.baselines:
         record = records.get(baseline.key)
@@ -165,7 +155,6 @@ def _list_failures(manifest: Manifest, records: Mapping[str, Record]) -> list[st
 
 
 def _list_notes(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
-    """Return the caveats of the numbers, and what looks wrong in the data."""
     notes = manifest.data_notes[:MAX_DATA_NOTES]
     if (more := len(manifest.data_notes) - MAX_DATA_NOTES) > 0:
         notes.append(f"{count(more, 'more warning')} of the data: see vflsec data check")
@@ -217,7 +206,6 @@ def list_damages(manifest: Manifest, records: Mapping[str, Record]) -> list[Dama
 
 
 def _find_damage(group: Sequence[RowEntry], records: Mapping[str, Record], seeds: int) -> Damage:
-    """Compare each seed with the honest training of that seed."""
     first = group[0]
     statuses = {seed: "ok" for seed in range(seeds)}
     honest: dict[int, Impact] = {}
@@ -236,13 +224,10 @@ def _find_damage(group: Sequence[RowEntry], records: Mapping[str, Record], seeds
         values = [get_headline(impact.utility) for impact in impacts.values()]
         return Measure(metric=metric, **make_interval(values, seeds, SHARE))
 
-    def success(impacts: Mapping[int, Impact]) -> Measure:
-        values = [get_headline(impact.success) for impact in impacts.values() if impact.success]
-        return Measure(metric="share", **make_interval(values, seeds, SHARE))
+    def success(triggered: Mapping[int, Triggered]) -> Measure:
+        return Measure(metric="share", **make_interval([get_headline(t) for t in triggered.values()], seeds, SHARE))
 
-    def success_by_seed(impacts: Mapping[int, Impact]) -> dict[int, float]:
-        return {seed: impact.success.share for seed, impact in impacts.items() if impact.success}
-
+    honestly, then = ({seed: i.success for seed, i in each.items() if i.success} for each in (honest, attacked))
     return Damage(
         method=first.method,
         defense=first.defense,
@@ -253,10 +238,10 @@ def _find_damage(group: Sequence[RowEntry], records: Mapping[str, Record], seeds
         utility=utility(honest),
         under_attack=utility(attacked),
         lost=Measure(metric=metric, **make_interval([measure(sub, *pair) for pair in both], seeds, DIFFERENCE)),
-        success=success(attacked),
-        chance=success(honest).mean,
-        success_by_seed=success_by_seed(attacked),
-        chance_by_seed=success_by_seed(honest),
+        success=success(then),
+        chance=success(honestly).mean,
+        success_by_seed={seed: triggered.share for seed, triggered in then.items()},
+        chance_by_seed={seed: triggered.share for seed, triggered in honestly.items()},
     )
 
 

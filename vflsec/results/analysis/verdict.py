@@ -10,7 +10,9 @@ from vflsec.results.analysis.groups import USABLE
 from vflsec.results.analysis.results import Leak, Point, Summary
 from vflsec.results.records.manifest import UNDEFENDED
 
-NAMES = {"auc": "AUC", "accuracy": "accuracy", "r2": "R²"}
+MEASURES = {"auc": "AUC", "f1": "F1", "r2": "R²"}
+"""What readers call a metric, where that is not its name."""
+
 ROWS = {"train": "training rows", "test": "rows that the model was not trained on", "candidates": "candidate rows"}
 TARGETS = {
     "labels": "the labels",
@@ -53,12 +55,6 @@ def state_verdict(
 
     A defense is recommended only if all attacks that could be mounted were run and gave a number, if there is no alarm,
     and if the joint model that it leaves is of use. Without a defense, the last sentence says what was not tested.
-
-    Args:
-        summary: all else of the report.
-        run: the attacks that could be mounted and were run.
-        known: the number of labels that the adversary knows.
-        useless: the joint models that are of no use.
     """
     targets = [point.target for point in summary.worst]
     first = "labels" if "labels" in targets else targets[0] if targets else ""
@@ -143,7 +139,6 @@ def _end_no_gain(point: Point, measure: str, rows: str) -> str:
 
 
 def _state_detectable(leak: Leak) -> str:
-    """Return the gain that these runs would have shown, unless it is as good as none."""
     return f"; a gain of {_say(leak.detectable)} would have been seen" * ((leak.detectable or 0.0) >= MIN_GAIN)
 
 
@@ -172,7 +167,6 @@ def _count_sure(leak: Leak) -> str:
 
 
 def _add_sure(leak: Leak) -> str:
-    """Return ``_count_sure`` as a sentence that follows another."""
     return (sure := _count_sure(leak)) and f" I{sure[1:]}"
 
 
@@ -204,7 +198,7 @@ def _describe_target(point: Point, adversary: str) -> str:
 
 
 def _name_metric(leak: Leak) -> str:
-    return NAMES.get(leak.metric, leak.metric)
+    return MEASURES.get(leak.metric, leak.metric)
 
 
 def _state(leak: Leak) -> str:
@@ -284,14 +278,12 @@ def _find_cost(start: Point, point: Point) -> float:
 
 
 def _list_costs(start: Point, points: Sequence[Point], defended: Sequence[Point]) -> str:
-    """Return what defenses cost in points of utility, those that cost any."""
     named = zip(points, _list_names(points, defended), strict=True)
     costs = [f"{100 * _find_cost(start, p):.1f} with {name}" for p, name in named if _find_cost(start, p) >= MIN_COST]
     return f", at a cost in points of utility of {list_first(costs)}" if costs else ""
 
 
 def _list_names(points: Sequence[Point], defended: Sequence[Point]) -> list[str]:
-    """Return defense and strength, with the method if there are several."""
     several = len({point.method for point in defended}) > 1
     return [f"{p.method} with " * several + f"{p.defense} {p.strength:g}" for p in points]
 
@@ -305,7 +297,6 @@ def _name_all(points: Sequence[Point], defended: Sequence[Point]) -> str:
 
 
 def _span(leaks: Sequence[Leak]) -> str:
-    """Return the measure with the least and the largest leak."""
     means = [_say(mean) for mean in sorted(leak.mean or 0.0 for leak in leaks)]
     return f"{_name_metric(leaks[0])} {' to '.join(dict.fromkeys([means[0], means[-1]]))}"
 
@@ -338,7 +329,6 @@ def _describe_best(start: Point, defended: Sequence[Point], *, several: bool) ->
 
 
 def _group_by_rows(point: Point) -> dict[str, Leak]:
-    """Return the headline on each kind of rows."""
     leaks = [leak for leak in (point.leak_train, point.leak_test) if leak and leak.mean is not None]
     return {leak.rows: leak for leak in leaks or [point.leak]}
 
@@ -365,7 +355,6 @@ def _is_lower(start: Point, left: Point) -> bool:
 
 
 def _describe_untested(summary: Summary) -> str:
-    """Return what was not tested."""
     not_run, left_out = count(len(summary.not_run), "attack"), count(len(summary.left_out), "attack")
     mountable = f"{not_run} that it could mount on this and other targets ({suggest_run(summary)} to run them)"
     parts = [mountable] * bool(summary.not_run)

@@ -2,13 +2,14 @@
 
 ``manifest.json`` and ``records.jsonl`` are always there, ``gates.json`` and ``subgroups.json`` only if they were asked
 for. A sweep has ``sweep.json``, ``points/<name>/{manifest.json,spec.toml}``, and records that all points share.
+What is damaged, or of another schema, raises StoreError.
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -23,6 +24,8 @@ GATES = "gates.json"
 SUBGROUPS = "subgroups.json"
 SWEEP = "sweep.json"
 POINTS = "points"
+
+Content = TypeVar("Content")
 
 MAX_RUNS = 100
 """Runs whose limits are kept."""
@@ -44,14 +47,10 @@ class _Groups(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest of ``folder``.
-
-    Raises:
-        StoreError: there is none, it is damaged, or it is of another schema.
-    """
+    """Return the manifest of ``folder``."""
     path = folder / MANIFEST
     try:
-        manifest: Manifest = _read(path, Manifest, EVALUATE)
+        manifest = _read(path, Manifest, EVALUATE)
     except FileNotFoundError:
         raise StoreError(
             f"expected results in {folder}, found no {MANIFEST}: run vflsec eval --out {folder} first"
@@ -62,15 +61,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def read_records(folder: Path, *, skip_damaged: bool = False) -> dict[str, Record]:
-    """Return all finished results by key; an incomplete last line counts as unfinished.
-
-    Args:
-        folder: of results.
-        skip_damaged: leave damaged lines out.
-
-    Raises:
-        StoreError: a line is damaged, or is of another schema.
-    """
+    """Return all finished results by key; an incomplete last line, or with ``skip_damaged`` any other, is left out."""
     path = find_home(folder) / RECORDS
     records: dict[str, Record] = {}
     for number, line in enumerate(complete_lines(path), start=1):
@@ -103,11 +94,7 @@ def find_home(folder: Path) -> Path:
 
 
 def complete_lines(path: Path) -> list[bytes]:
-    """Return the lines of a file that end in a line feed; none if there is no file.
-
-    Raises:
-        StoreError: it cannot be read.
-    """
+    """Return the lines of a file that end in a line feed; none if there is no file."""
     try:
         data = files.read(path)
     except FileNotFoundError:
@@ -132,18 +119,10 @@ def expect_limits(folder: Path, manifest: Manifest) -> None:
 
 
 def read_limits(folder: Path) -> list[RunLimits]:
-    """Return the limits in a results folder, the last ones in force; for a point of a sweep, those of the sweep.
-
-    Raises:
-        StoreError: they are damaged.
-    """
-    try:
-        runs: list[RunLimits] = _read(
-            find_home(folder) / GATES, _Limits, "restore it, or run the command again with --fresh"
-        ).runs
-    except FileNotFoundError:
-        return []
-    return runs
+    """Return the limits in a results folder, the last ones in force; for a point of a sweep, those of the sweep."""
+    return _read(
+        find_home(folder) / GATES, _Limits, "restore it, or run the command again with --fresh", _Limits([])
+    ).runs
 
 
 def write_subgroups(folder: Path, groups: list[Subgroups]) -> None:
@@ -152,16 +131,8 @@ def write_subgroups(folder: Path, groups: list[Subgroups]) -> None:
 
 
 def read_subgroups(folder: Path) -> list[Subgroups]:
-    """Return the leaks of groups in a results folder; none if they were not asked for.
-
-    Raises:
-        StoreError: they are damaged.
-    """
-    try:
-        groups: list[Subgroups] = _read(folder / SUBGROUPS, _Groups, "run the same vflsec eval --by again").subgroups
-    except FileNotFoundError:
-        return []
-    return groups
+    """Return the leaks of groups in a results folder; none if they were not asked for."""
+    return _read(folder / SUBGROUPS, _Groups, "run the same vflsec eval --by again", _Groups([])).subgroups
 
 
 def is_sweep(folder: Path) -> bool:
@@ -170,16 +141,11 @@ def is_sweep(folder: Path) -> bool:
 
 
 def read_sweep(folder: Path) -> Sweep:
-    """Return the sweep in ``folder``.
-
-    Raises:
-        StoreError: there is none, or it is damaged.
-    """
+    """Return the sweep in ``folder``."""
     try:
-        sweep: Sweep = _read(folder / SWEEP, Sweep, EVALUATE)
+        return _read(folder / SWEEP, Sweep, EVALUATE)
     except FileNotFoundError as error:
         raise StoreError(f"cannot read {folder / SWEEP}: {error.strerror}") from None
-    return sweep
 
 
 def write_sweep(folder: Path, sweep: Sweep) -> None:
@@ -215,12 +181,15 @@ def with_given_names(manifest: Manifest, records: dict[str, Record]) -> tuple[Ma
     return msgspec.structs.replace(manifest, **named), {key: rename(record) for key, record in records.items()}
 
 
-def _read(path: Path, kind: Any, way_out: str) -> Any:
-    """Return the value in a sealed file, or raise FileNotFoundError; ``way_out`` of damage."""
+def _read(path: Path, kind: type[Content], way_out: str, missing: Content | None = None) -> Content:
+    """Return the value in a sealed file; without ``missing``, FileNotFoundError is raised if there is none."""
     try:
-        return unseal(files.read(path), kind)
+        content: Content = unseal(files.read(path), kind)
+        return content
     except FileNotFoundError:
-        raise
+        if missing is None:
+            raise
+        return missing
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from None
     except OtherSchema as error:

@@ -245,12 +245,7 @@ def encode(record: Record) -> bytes:
 
 
 def decode(line: bytes) -> Record:
-    """Return the record of one line.
-
-    Raises:
-        OtherSchema: it has another schema.
-        ValueError: it is damaged; the message states how.
-    """
+    """Return the record of one line."""
     record: Record = unseal(line, Record)
     for fault in _list_faults(record):
         raise ValueError(fault)
@@ -286,7 +281,6 @@ def unseal(line: bytes, kind: Any) -> Any:
 
 
 def _list_texts(value: Any) -> Iterator[str]:
-    """Yield all texts in ``value``, including keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -303,7 +297,6 @@ def _digest(body: bytes) -> str:
 
 
 def _list_faults(record: Record) -> Iterator[str]:
-    """Yield the faults of a record that no run can have written."""
     blocks = dict(record.leak)
     coins = record.guessed
     if coins and not 0 <= coins.right <= coins.made <= coins.tossed:
