@@ -217,7 +217,7 @@ def from_0_to_1(context: click.Context, parameter: click.Parameter, value: float
 
 def read_numbers(texts: Sequence[str], option: str = "--lambda") -> list[float]:
     """Read comma lists of numbers."""
-    values = []
+    values: list[float] = []
     for text in texts:
         try:
             values += map(float, text.split(","))
