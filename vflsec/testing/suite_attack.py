@@ -117,7 +117,7 @@ class AttackConformance(suite.Suite):
         assert are_equal(first, attack(view, seed=0)), f"{attack!r} is not reproducible"
 
     def test_leaves_no_trace(self) -> None:
-        """The view, its model and its messages stay as they were, and so do all global suite.generators."""
+        """The view, its model and its messages stay as they were, and so do all global generators."""
         view = self._get_scene("planted", 0).view.copy_private()  # an attack that fails here must not taint the scene
         before = copy_all(view)
         self.make()(view, seed=0)
@@ -456,7 +456,7 @@ class IntegrityConformance(suite.Suite):
         assert suite.are_same(first.predict("test"), first.predict("test")), "a prediction depends on those before it"
 
     def test_leaves_no_trace(self) -> None:
-        """The party's columns stay as they were, and so do all global suite.generators."""
+        """The party's columns stay as they were, and so do all global generators."""
         attack, party = self._join()
         before = _copy_all(party)
         for step in _run_steps():
@@ -554,7 +554,7 @@ class RecordingConformance(suite.Suite):
         assert are_equal(first, again), f"{attack!r} is not reproducible"
 
     def test_leaves_no_trace(self) -> None:
-        """The view, the recording and all global suite.generators stay as they were."""
+        """The view, the recording and all global generators stay as they were."""
         with self._get_scene() as (question, path):
             before, content = copy_all(question.view), path.read_bytes()
             self.make()(question.view, seed=0)
