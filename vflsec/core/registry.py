@@ -14,7 +14,7 @@ import sys
 from collections.abc import Container, Mapping
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,7 +78,8 @@ def list_all(kind: str) -> dict[str, Entry]:
         UsageError: an unknown kind, or a plug-in that takes a built-in name.
     """
     expect_known(PACKAGES, kind=kind)
-    built_in = {name: Entry(name, target, "built in") for name, target in _get_catalogue(kind).items()}
+    catalogue: Mapping[str, str | Preset] = import_module(PACKAGES[kind]).CATALOGUE
+    built_in = {name: Entry(name, target, "built in") for name, target in catalogue.items()}
     return add_plugins(kind, built_in)
 
 
@@ -103,7 +104,7 @@ def load(kind: str, name: str) -> Any:
     if is_file(name):
         loaded = _load_file(name)
     else:
-        entry = _get_entry(kind, name)
+        entry = list_all(kind).get(name)
         if entry is None:
             raise UsageError(describe_unknown(kind.removesuffix("s"), name, list_all(kind)))
         loaded = resolve(entry)
@@ -166,7 +167,7 @@ def _load(name: str, option: str, value: str, base: type) -> Any:
 def identify(kind: str, name: str) -> str:
     """Return what cache keys call ``name``: for a file, its class and a hash of its text, wherever it lies."""
     if not is_file(name):
-        entry = _get_entry(kind, name)
+        entry = list_all(kind).get(name)
         return name if entry is None or entry.origin == "built in" else f"{name}@{entry.origin}"
     path, attribute = name.rsplit(":", 1)
     if not Path(path).is_file():
@@ -176,7 +177,7 @@ def identify(kind: str, name: str) -> str:
 
 def get_origin(kind: str, name: str) -> str:
     """Return where ``name`` comes from: ``built in``, a package with its version, or ``file``."""
-    entry = None if is_file(name) else _get_entry(kind, name)
+    entry = None if is_file(name) else list_all(kind).get(name)
     return entry.origin if entry else "file"
 
 
@@ -205,38 +206,32 @@ def is_file(name: str) -> bool:
 
 
 @cache
-def _list_installed(kind: str) -> list[EntryPoint]:
-    """Plug-ins of installed packages; looked up once, because a look-up reads every package on the path."""
-    return sorted(entry_points(group=f"vflsec.{kind}"), key=lambda point: point.name)
+def _list_installed(kind: str) -> list[Entry]:
+    """Return the entries of installed packages; looked up once, because a look-up reads the metadata of each package.
 
-
-def _get_catalogue(kind: str) -> Mapping[str, str | Preset]:
-    catalogue: Mapping[str, str | Preset] = import_module(PACKAGES[kind]).CATALOGUE
-    return catalogue
-
-
-def _get_entry(kind: str, name: str) -> Entry | None:
-    catalogue = _get_catalogue(kind)
-    plugged = _list_plugins(kind, catalogue)
-    return Entry(name, catalogue[name], "built in") if name in catalogue else plugged.get(name)
+    Those of vflsec itself count as built in, and are left out where their folder was deleted.
+    """
+    installed = []
+    for point in sorted(entry_points(group=f"vflsec.{kind}"), key=lambda point: point.name):
+        origin = f"{point.dist.name} {point.dist.version}" if point.dist else "unknown package"
+        is_ours = point.dist is not None and point.dist.name == "vflsec"
+        if not is_ours or _is_importable(point.module):
+            installed.append(Entry(point.name, point.value, "built in" if is_ours else origin))
+    return installed
 
 
 def _list_plugins(kind: str, catalogue: Container[str]) -> dict[str, Entry]:
-    """Return the entries of installed packages.
-
-    Those of vflsec itself count as built in, and are left out where their folder was deleted.
+    """Return the entries of installed packages by name.
 
     Raises:
         UsageError: a plug-in takes a name of the catalogue.
     """
     plugged: dict[str, Entry] = {}
-    for point in _list_installed(kind):
-        origin = f"{point.dist.name} {point.dist.version}" if point.dist else "unknown package"
-        if point.name in catalogue or point.name in plugged:
-            raise UsageError(f"plug-in {origin} claims the name {point.name!r} in {kind}, which is taken: uninstall it")
-        is_ours = point.dist is not None and point.dist.name == "vflsec"
-        if not is_ours or _is_importable(point.module):
-            plugged[point.name] = Entry(point.name, point.value, "built in" if is_ours else origin)
+    for entry in _list_installed(kind):
+        name, _, origin = entry
+        if name in catalogue or name in plugged:
+            raise UsageError(f"plug-in {origin} claims the name {name!r} in {kind}, which is taken: uninstall it")
+        plugged[name] = entry
     return plugged
 
 
