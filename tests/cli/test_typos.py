@@ -61,6 +61,8 @@ eval --dataset missing.toml | expected a TOML file missing.toml, found none
 eval --dataset bank.csv | expected a TOML file that describes bank.csv, got the table: vflsec data init
 eval --dataset toy --adversary pasive_1 | unknown adversary 'pasive_1'. Did you mean passive_1?
 eval --dataset data.toml --adversary bureu | unknown adversary 'bureu'. Did you mean bureau? Known: bank, bureau
+eval --out "" | Invalid value for '--out': expected a path, got an empty text; see vflsec eval --help
+eval --dataset data.toml --dry-run --by nope | unknown column 'nope'. Known: a, b
 eval --seed 3 | no such option --seed. Did you mean --seeds or --set or --sweep?
 eval --seeds 0 | Invalid value for '--seeds': 0 is not in the range x>=1; see vflsec eval --help
 eval --seeds 99999999999999 | expected at most 10000 seeds, got 99999999999999

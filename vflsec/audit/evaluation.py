@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from vflsec.audit.subject import Subject
-from vflsec.base.errors import InsufficientView, UsageError
+from vflsec.base.errors import InsufficientView, UsageError, clean
 from vflsec.base.seeds import derive
 from vflsec.core.attack import Attack
 from vflsec.core.message import Kind, Message
@@ -104,7 +104,7 @@ class SystemAudit:
             baselines=list_baselines(self.baselines()),
             settings={"audit": self.subject.name, **self.settings},
             provenance=describe_provenance({"attacks": self.attacks}, {name: identity}, self.command),
-            audited=self.subject.name,
+            audited=clean(self.subject.name),
             left_out=dict(self.exclusions),
             title=self.data.dataset,
             names=dict(self.data.names),

@@ -49,7 +49,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         ValueError: it is not TOML, is nested too deeply, or has a number that is too large.
     """
     try:
-        return tomllib.loads(text)
+        return tomllib.loads(text.removeprefix("\ufeff"))  # the byte order mark of some editors
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

@@ -82,6 +82,15 @@ def _explain_unknown_option(error: click.NoSuchOption) -> str:
     return f"{text}; it is one of {' and '.join(f'vflsec {name}' for name in others)}" if others else text
 
 
+def _explain_os_error(error: OSError | RuntimeError) -> str:
+    """Return the file and what is wrong with it; an error without a file comes from printing."""
+    if isinstance(error, OSError) and error.filename is None:
+        return f"cannot write the output: {error.strerror or error}; free some space, or print elsewhere"
+    if isinstance(error, OSError):
+        return f"cannot use {str(error.filename)[:100]}: {error.strerror}; choose another path"
+    return f"{error}; choose another path"
+
+
 SETTINGS = {
     "train": ("epochs", "batch", "lr", "optimizer", "momentum", "weight_decay", "schedule", "patience", "clip"),
     "data": ("n_labeled", "aligned", "overlap", "test", "validation"),
@@ -130,6 +139,13 @@ class Lazy(Suggesting):
                 raise
             text = f"too large for the memory of this machine ({error}): use less data, or a machine with more memory"
             raise Failure(UsageError(text)) from None
+        except BrokenPipeError:  # ``| head`` has read enough
+            sys.exit(128 + signal.SIGPIPE)
+        except (OSError, RuntimeError) as error:
+            loop = str(error).startswith("Symlink loop")  # of pathlib before Python 3.13
+            if ctx.params["traceback"] or not (loop or isinstance(error, OSError)):
+                raise
+            raise Failure(UsageError(_explain_os_error(error))) from None
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             sys.exit(130)
@@ -172,6 +188,12 @@ def main() -> None:
     """Run the command line; SIGTERM, which cluster schedulers send, ends it as Ctrl-C does."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+        if isinstance(stream, TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a sign shows a question mark instead
-    cli(prog_name="vflsec")
+    try:
+        cli(prog_name="vflsec")
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError:  # or Python tries again at its end, and exits with a code of its own
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

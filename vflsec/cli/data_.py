@@ -11,7 +11,7 @@ import click
 
 from vflsec.base.errors import UsageError
 from vflsec.cli import Suggesting
-from vflsec.cli.options import expect_folder
+from vflsec.cli.options import FilePath, expect_folder
 
 if TYPE_CHECKING:
     from vflsec.data.checkup import Checkup
@@ -29,12 +29,12 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, required=True, type=FilePath(path_type=Path))
 @click.option("--label", help="The column of labels.  [default: guessed from names and values]")
 @click.option("--id", "key", help="The columns that identify a row, comma-separated.  [default: guessed]")
 @click.option("--active", help="The file of the active party.  [default: the one with the label]")
 @click.option(
-    "--out", type=click.Path(path_type=Path), default="data.toml", show_default=True, help="Where to write the draft."
+    "--out", type=FilePath(path_type=Path), default="data.toml", show_default=True, help="Where to write the draft."
 )
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def init(
@@ -57,7 +57,7 @@ def init(
 
 
 @command.command()
-@click.argument("path", type=click.Path(path_type=Path), metavar="TOML")
+@click.argument("path", type=FilePath(path_type=Path), metavar="TOML")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def check(path: Path, form: str) -> None:
     """Report what is in your data, and everything that is wrong with them.

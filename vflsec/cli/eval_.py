@@ -114,14 +114,14 @@ CANARIES = 1000
 @click.option("--paired", is_flag=True, help="Take the values of --sweep in their order, not every combination.")
 @options.config
 @options.data_dir
-@click.option("--out", type=click.Path(path_type=Path), help="Results folder.  [default: runs/<name>]")
+@click.option("--out", type=options.FilePath(path_type=Path), help="Results folder.  [default: runs/<name>]")
 @click.option("--jobs", type=click.IntRange(min=1), help="How many worker processes.  [default: the number of cores]")
 @click.option("--engine", default="local", show_default=True, help="local, or dask:ADDRESS of a running scheduler.")
 @options.device
 @click.option(
     "--rows",
     "rows",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=options.FilePath(path_type=Path, dir_okay=False),
     metavar="FILE.csv",
     help="Also write, for the owner of the data, how surely each attack infers the label of each training row. It is "
     "sensitive, as are the guesses that are then kept in DIR/guesses; without --rows and --by none are.",
@@ -212,11 +212,11 @@ def command(
     evaluation, folder = job.parts[0], job.store.folder
     if not axes:
         options.expose(engines.list_exposures(evaluation.spec), max_exposure)
+    if by:
+        guesses.get_groups(load_dataset(spec.dataset, **spec.data.options), by)
     if dry_run:
         show_plan(job, job.plan(fresh=fresh, keep=keep), how["jobs"])
         return
-    if by:
-        guesses.get_groups(load_dataset(spec.dataset, **spec.data.options), by)
     with job.open(limit, fresh=fresh, retry_errors=retry_errors):
         for seeds in seeding.list_stops(most) if until is not None else [None]:
             if seeds is not None and until is not None:
@@ -376,14 +376,15 @@ def announce(job: Job[Evaluation], todo: Plan) -> None:
     known = "no labels needed" if side == "server" else f"{spec.aux.n} labeled rows"
     who = side if side == "server" else names.display_name(spec.adversary)
     click.echo(f"adversary: {who}, {behavior}, {known}", err=True)
-    missing = todo.missing - len(todo.stages) - len(todo.groups)
-    what = f"{missing} to compute" if missing else "nothing to compute"
+    what = f"{todo.missing} to compute" if todo.missing else "nothing to compute"
     trainings = len({cell.key for task in todo.tasks if task.rows for cell in task.cells})
     what += f" in {count(trainings, 'training')}" if trainings else ""
     what += f" after {count(len(todo.stages), 'pre-training')}" if todo.stages else ""
     shadows = sum(len(task.shadows) for task in todo.groups if task.shadows)
     what += f" and {count(shadows, 'shadow training')}" if shadows else ""
-    click.echo(f"{count(todo.cached + missing, 'result')}: {todo.cached} cached, {what}   {job.store.folder}", err=True)
+    click.echo(
+        f"{count(todo.cached + todo.missing, 'result')}: {todo.cached} cached, {what}   {job.store.folder}", err=True
+    )
 
 
 def read_limits(texts: Sequence[str]) -> dict[str, float]:

@@ -54,6 +54,20 @@ class KindOfPlugin(click.ParamType):  # type: ignore[type-arg]  # generic from c
         return [CompletionItem(kind) for kind in registry.PACKAGES if kind.startswith(incomplete)]
 
 
+class FilePath(click.Path):
+    """A path; an empty text, as of a variable that is not set, would be the current folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path.
+
+        Raises:
+            click.BadParameter: it is empty, or does not exist where it must.
+        """
+        if not str(value):
+            self.fail("expected a path, got an empty text", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def complete_names(kind: str, *more: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
     """Return the shell completion of a comma list of names of ``kind``, and of ``more`` words."""
 
@@ -97,12 +111,12 @@ settings = click.option(
 )
 config = click.option(
     "--config",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=FilePath(path_type=Path, exists=True, dir_okay=False),
     help="Settings in a TOML file; options take precedence.",
 )
 data_dir = click.option(
     "--data-dir",
-    type=click.Path(file_okay=False),
+    type=FilePath(file_okay=False),
     help="Folder with the files of a dataset that is not bundled; short for --set data.options.data_dir.",
 )
 device = click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")

@@ -11,15 +11,15 @@ import msgspec
 from vflsec.base import files
 from vflsec.base.errors import UsageError
 from vflsec.cli.eval_ import read_limits
-from vflsec.cli.options import add_limits, exit_code, output_format, read_report, save, show
+from vflsec.cli.options import FilePath, add_limits, exit_code, output_format, read_report, save, show
 
 
 @click.command("report")
-@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="DIR...")
+@click.argument("folders", nargs=-1, required=True, type=FilePath(path_type=Path), metavar="DIR...")
 @click.option("--compare", is_flag=True, help="Print what changed from the first of two folders to the second.")
 @click.option(
     "--html",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FilePath(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="Write the page of one folder to FILE, for example if the folder is read-only.  [default: DIR/report.html]",
 )

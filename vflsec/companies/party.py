@@ -11,7 +11,7 @@ import click
 
 from vflsec.base.errors import UsageError
 from vflsec.cipher.roles.exchange import ROLES
-from vflsec.cli.options import add_max_exposure, expose
+from vflsec.cli.options import FilePath, add_max_exposure, expose
 
 
 class Seconds(click.FloatRange):
@@ -35,8 +35,8 @@ def add_role(text: str) -> Callable[[Any], Any]:
 
 @click.group("party", invoke_without_command=True)
 @add_role("passive has features and the key, active the labels.")
-@click.option("--job", type=click.Path(path_type=Path), help="The agreement: one TOML file, the same on both sides.")
-@click.option("--data", type=click.Path(path_type=Path), help="Our own CSV or Parquet file; nobody else needs it.")
+@click.option("--job", type=FilePath(path_type=Path), help="The agreement: one TOML file, the same on both sides.")
+@click.option("--data", type=FilePath(path_type=Path), help="Our own CSV or Parquet file; nobody else needs it.")
 @click.option("--id", "key", default="id", show_default=True, help="The column of row ids.")
 @click.option("--label", help="The column of labels, of the active party.")
 @click.option("--columns", help="Our columns, by commas.  [default: all others]")
@@ -44,9 +44,9 @@ def add_role(text: str) -> Callable[[Any], Any]:
 @click.option("--signed-log", default="", help="Those that are heavy-tailed numbers, such as money, by commas.")
 @click.option("--listen", metavar="HOST:PORT", help="Wait for the other party here ...")
 @click.option("--connect", metavar="HOST:PORT", help="... or reach it there.")
-@click.option("--keys", type=click.Path(path_type=Path), help="Folder that vflsec party keys has made.")
-@click.option("--out", type=click.Path(path_type=Path), help="Our models and results; meanwhile, our state.")
-@click.option("--record", type=click.Path(path_type=Path), help="Record what this party sees, for vflsec audit.")
+@click.option("--keys", type=FilePath(path_type=Path), help="Folder that vflsec party keys has made.")
+@click.option("--out", type=FilePath(path_type=Path), help="Our models and results; meanwhile, our state.")
+@click.option("--record", type=FilePath(path_type=Path), help="Record what this party sees, for vflsec audit.")
 @add_max_exposure
 @click.option("--timeout", type=SECONDS, default=60.0, show_default=True, help="Seconds a message may take.")
 @click.option("--patience", type=SECONDS, default=300.0, show_default=True, help="Seconds for a peer to return.")
@@ -96,7 +96,7 @@ def command(ctx: click.Context, /, **given: Any) -> None:
 
 
 @command.command("keys")
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=FilePath(path_type=Path))
 @add_role("Only ours.  [default: both, to try it out]")
 @click.option("--days", type=click.IntRange(1, 36500), default=365, show_default=True, help="For which they hold.")
 def keys(folder: Path, role: str | None, days: int) -> None:

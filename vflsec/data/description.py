@@ -41,12 +41,15 @@ from typing import Literal
 import msgspec
 
 from vflsec.base.checks import describe_unknown
-from vflsec.base.errors import DataError, UsageError
+from vflsec.base.errors import DataError, UsageError, clean
 from vflsec.base.files import parse_toml, read
 
 Imputation = Literal["mean", "median", "mode"]
 
 MAX_CATEGORIES = 100
+
+LONGEST_NAME = 200
+"""Characters of the name of a dataset."""
 
 
 class Format(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -127,6 +130,7 @@ def read_description(path: Path) -> DataFile:
     except ValueError as error:
         way_out = "; vflsec data init drafts a description of tables" if path.suffix in (".csv", ".parquet") else ""
         raise DataError(f"{path.name}: expected TOML in utf-8: {error}{way_out}") from None
+    check_title(config.name or path.stem)
     _check_parties(path.name, config)
     _check_files(path.name, config)
     return config
@@ -163,9 +167,17 @@ def _check_parties(file: str, config: DataFile) -> None:
             raise DataError(f"{file}: expected id to name one column or several, {place}, got {key or 'none'}")
 
 
+def check_title(name: str) -> None:
+    """Raise DataError unless a report can call a dataset so."""
+    if not 0 < len(name) <= LONGEST_NAME or clean(name) != name:
+        expected = f"a name of one line of at most {LONGEST_NAME} characters"
+        raise DataError(f"expected {expected}, got {name[:LONGEST_NAME]!r}; set another name")
+
+
 def check_name(party: str) -> None:
     """Raise DataError unless tables and options can call a party so."""
-    if not re.fullmatch(r"[A-Za-z][\w-]*", party) or party in ("server", "source", "all", "none", "passive"):
+    reserved = party in ("server", "source", "all", "none", "passive")
+    if reserved or not re.fullmatch(r"[A-Za-z][\w-]*", party) or len(party) > LONGEST_NAME:
         raise DataError(
             f"expected a party's name of letters, digits, - and _, got {party!r}; call it as its tables should, for "
             f"example bureau"

@@ -14,7 +14,7 @@ import pandas as pd
 from vflsec.base.checks import describe_unknown, expect_known
 from vflsec.base.errors import DataError, UsageError
 from vflsec.data.dataset import VerticalDataset
-from vflsec.data.description import MAX_CATEGORIES, DataFile, Format, Imputation, PartyFile, check_name
+from vflsec.data.description import MAX_CATEGORIES, DataFile, Format, Imputation, PartyFile, check_name, check_title
 from vflsec.data.files import Reading, assemble
 from vflsec.data.tables import RawTable
 
@@ -70,6 +70,7 @@ def dataset(
         DataError: a frame is wrong; the line names frame, column and row.
         UsageError: a column that no frame has.
     """
+    check_title(name)
     if impute is not None:
         expect_known(get_args(Imputation), impute=impute)
     if not isinstance(max_categories, int) or max_categories < 2:

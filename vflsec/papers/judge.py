@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vflsec.cli.options import device, expect_folder
+from vflsec.cli.options import FilePath, device, expect_folder
 
 if TYPE_CHECKING:
     from vflsec.papers.measurements import Measurements
@@ -20,16 +20,16 @@ ALL = "all"
 
 @click.command("judge")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--page", type=click.Path(path_type=Path, dir_okay=False), help="Write the page of all that is measured.")
+@click.option("--page", type=FilePath(path_type=Path, dir_okay=False), help="Write the page of all that is measured.")
 @click.option(
-    "--results", type=click.Path(path_type=Path, file_okay=False), default=Path("results"), show_default=True,
+    "--results", type=FilePath(path_type=Path, file_okay=False), default=Path("results"), show_default=True,
     help="Folder of the measurements.",
 )  # fmt: skip
 @click.option(
     "--seeds", type=click.IntRange(1, 1000), help="How many; measurements then stay in --out.  [default: as registered]"
 )
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("runs/judge"), show_default=True,
+    "--out", type=FilePath(path_type=Path, file_okay=False), default=Path("runs/judge"), show_default=True,
     help="Folder of trainings, which studies share.",
 )  # fmt: skip
 @click.option("--jobs", type=click.IntRange(min=1), help="How many worker processes.  [default: the number of cores]")

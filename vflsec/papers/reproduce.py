@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vflsec.cli.options import device, output_format
+from vflsec.cli.options import FilePath, device, output_format
 
 if TYPE_CHECKING:
     from vflsec.papers.recipe_grid import RecipeGrid
@@ -28,9 +28,9 @@ def _forecast(missing: int, before: Iterable[RecipeGrid], jobs: int) -> str:
 @click.option("--quick", is_flag=True, help="Fewer seeds, rows and columns: to see what it looks like, not to judge.")
 @click.option("--seeds", type=click.IntRange(1, 1000), help="How many seeds.  [default: those of the recipe]")
 @click.option(
-    "--data-dir", type=click.Path(path_type=Path), help="Folder with avazu, bhi, criteo...: the paper's own data."
+    "--data-dir", type=FilePath(path_type=Path), help="Folder with avazu, bhi, criteo...: the paper's own data."
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Results folder.  [default: runs/reproduce-NAME]")
+@click.option("--out", type=FilePath(path_type=Path), help="Results folder.  [default: runs/reproduce-NAME]")
 @click.option("--jobs", type=click.IntRange(min=1), help="How many worker processes.  [default: the number of cores]")
 @device
 @click.option("--dry-run", is_flag=True, help="Print how much is to be computed; compute nothing.")

@@ -48,11 +48,13 @@ def display(missing: int) -> Iterator[Callable[[Any], None]]:
 def _advance_bar(progress: bars.Progress, bar: bars.TaskID, record: Record | StageDone | str) -> None:
     if not isinstance(record, str) and record.status in FAILED:
         progress.console.print(describe(record), markup=False)
-    progress.update(bar, advance=1, description=describe(record))
+    progress.update(bar, advance=is_counted(record), description=describe(record))
 
 
 class _Lines:
     """Writes a line for each record, with the time that is left, if there is some and enough is done to tell.
+
+    Only results count, not the trainings before them.
 
     Time counts from the first record on, which may be a training of many runs and take longer than all others.
     """
@@ -61,11 +63,12 @@ class _Lines:
         self.missing, self.done, self.first = missing, 0, math.inf
 
     def __call__(self, record: Record | StageDone | str) -> None:
-        passed, left = time.monotonic() - self.first, self.missing - self.done - 1
+        passed, results = time.monotonic() - self.first, self.done
         self.first = min(self.first, time.monotonic())
-        tells = passed >= 1 and left > 0
-        rest = f", {timedelta(seconds=round(passed / self.done * left))} left" if tells else ""
-        self.done += 1
+        self.done += is_counted(record)
+        left = self.missing - self.done
+        tells = passed >= 1 and left > 0 and results
+        rest = f", {timedelta(seconds=round(passed / results * left))} left" if tells else ""
         self.write(rest, record)
 
     def write(self, rest: str, record: Record | StageDone | str) -> None:
@@ -87,6 +90,13 @@ class _InNotebook(_Lines):
     def write(self, rest: str, record: Record | StageDone | str) -> None:
         """Show how many there are."""
         self._text.update(self._html(f"<code>{self.done}/{self.missing} results{rest}</code>"))  # type: ignore[no-untyped-call]
+
+
+def is_counted(record: Record | StageDone | str) -> bool:
+    """Whether it is one of the results that are counted."""
+    from vflsec.run.store import StageDone
+
+    return not isinstance(record, StageDone)
 
 
 def describe(record: Record | StageDone | str) -> str:

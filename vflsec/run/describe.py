@@ -14,10 +14,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from vflsec.base.errors import clean
 from vflsec.core.defense import Defense
 from vflsec.data.encode import densify
 from vflsec.data.partition import Partition, PartyData
 from vflsec.results.records.manifest import AttackEntry, BaselineEntry, Manifest, Provenance, RowEntry
+from vflsec.results.records.schema import MAX_TEXT
 from vflsec.run import plan
 from vflsec.run.cell import Technique
 from vflsec.run.federation import get_partition
@@ -114,7 +116,7 @@ def describe_provenance(
     sources = {group: {name: technique.identity for name, technique in some.items()} for group, some in named.items()}
     return Provenance(
         time=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=list(command),
+        command=[clean(" ".join(word.split()))[:MAX_TEXT] for word in command],
         versions=get_environment(),
         commit=read_commit(),
         sources={"dataset": dict(dataset), **sources},

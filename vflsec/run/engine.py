@@ -71,7 +71,7 @@ class Plan(NamedTuple):
         groups: missing cells or shadows that train as one, as tasks for processes; they run before the results.
         tasks: the missing results, as tasks for processes.
         cached: the number of results that the store already has.
-        missing: the number of results and stages that it lacks.
+        missing: the number of results that it lacks.
     """
 
     rows: list[Trial]
@@ -106,8 +106,7 @@ def plan_trials(wanted: Iterable[Trial], alone: Iterable[Baseline], store: Store
     stages, groups = _open_stages(trained, store), _open_groups(trained, store) + _open_shadows(trained, store)
     missing = len(open_rows) + len(open_baselines)
     cached = len(rows) + len(baselines) - missing
-    total = missing + len(stages) + len(groups)
-    return Plan([*rows.values()], [*baselines.values()], stages, groups, tasks, cached, total)
+    return Plan([*rows.values()], [*baselines.values()], stages, groups, tasks, cached, missing)
 
 
 def _group_by_cell(items: Iterable[Item]) -> list[list[Item]]:

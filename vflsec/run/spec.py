@@ -20,6 +20,7 @@ from vflsec.data import memory
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.partition import DataSpec
 from vflsec.results.records.manifest import LARGEST_STRENGTH
+from vflsec.results.records.schema import MAX_TEXT, is_readable, list_texts
 from vflsec.run.grammar import format_reference, parse_reference, parse_value, split_list
 
 TRAINING = ("dataset", "data", "methods", "method", "train", "model", "fixed")
@@ -422,9 +423,13 @@ def read(settings: Mapping[str, Any]) -> EvalSpec:
             for defense in values["defenses"]
         ]
     try:
-        return msgspec.convert(values, EvalSpec)
+        spec = msgspec.convert(values, EvalSpec)
     except msgspec.ValidationError as error:
         raise UsageError(f"settings: {_teach(str(error))}") from None
+    if unreadable := next((text for text in list_texts(msgspec.to_builtins(spec)) if not is_readable(text)), None):
+        got = f"{unreadable[:100]!r} of {len(unreadable)}"
+        raise UsageError(f"settings: expected texts of at most {MAX_TEXT} characters without line breaks, got {got}")
+    return spec
 
 
 def read_training(settings: Mapping[str, Any]) -> EvalSpec:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from vflsec.base.errors import CONTROL
+from vflsec.base.errors import CONTROL, clean
 from vflsec.results.metrics import is_possible
 
 SCHEMA = 1
@@ -253,8 +253,13 @@ def decode(line: bytes) -> Record:
 
 
 def seal(value: msgspec.Struct) -> bytes:
-    """Return ``value`` as a line of JSON with the version of the schema and a checksum."""
+    """Return ``value`` as a line of JSON with the version of the schema and a checksum.
+
+    Texts that ``unseal`` would refuse are made readable.
+    """
     body = msgspec.json.encode(value)
+    if not all(map(is_readable, list_texts(content := msgspec.json.decode(body)))):
+        body = msgspec.json.encode(_make_readable(content))
     return msgspec.json.encode({"schema": SCHEMA, "check": _digest(body), "record": msgspec.Raw(body)}) + b"\n"
 
 
@@ -272,24 +277,38 @@ def unseal(line: bytes, kind: Any) -> Any:
         sealed = msgspec.json.decode(line, type=_Sealed)
         if sealed.check != _digest(bytes(sealed.record)):
             raise ValueError("its checksum does not match")
-        for text in _list_texts(msgspec.json.decode(sealed.record)):
-            if len(text) > MAX_TEXT or CONTROL.search(text):
-                raise ValueError(f"it has a text with control characters, or longer than {MAX_TEXT}")
+        if not all(map(is_readable, list_texts(msgspec.json.decode(sealed.record)))):
+            raise ValueError(f"it has a text with control characters, or longer than {MAX_TEXT}")
         return msgspec.json.decode(sealed.record, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"it cannot be read ({error})") from None
 
 
-def _list_texts(value: Any) -> Iterator[str]:
+def is_readable(text: str) -> bool:
+    """Whether a record or a manifest may hold the text."""
+    return len(text) <= MAX_TEXT and not CONTROL.search(text)
+
+
+def list_texts(value: Any) -> Iterator[str]:
+    """Yield all texts in ``value``, including keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
         for key, content in value.items():
             yield key
-            yield from _list_texts(content)
-    elif isinstance(value, list):
+            yield from list_texts(content)
+    elif isinstance(value, list | tuple):
         for item in value:
-            yield from _list_texts(item)
+            yield from list_texts(item)
+
+
+def _make_readable(value: Any) -> Any:
+    """Return plain data with question marks for control characters, and no text that is longer than ``MAX_TEXT``."""
+    if isinstance(value, str):
+        return clean(value)[:MAX_TEXT]
+    if isinstance(value, dict):
+        return {_make_readable(key): _make_readable(content) for key, content in value.items()}
+    return list(map(_make_readable, value)) if isinstance(value, list) else value
 
 
 def _digest(body: bytes) -> str:
