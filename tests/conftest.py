@@ -1,4 +1,7 @@
-"""Fixtures that several packages' tests share."""
+"""Fixtures that several packages' tests share.
+
+They import the package when they run: the process that hands tests to workers reads this file, but runs no test.
+"""
 
 import os
 import runpy
@@ -6,13 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from threadpoolctl import threadpool_limits
-
-from tests.results.analysis.invariants import check_report
-from vflsec.core.federation import Federation
-from vflsec.report import report
-from vflsec.testing.federations import make_tiny_federation
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # whose games of an epsilon tests play, too
 
@@ -26,8 +23,10 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture
-def federation() -> Federation:
+def federation():
     """Bare parties, ``active`` and ``passive_1``, of eight rows on a bare wire."""
+    from vflsec.testing.federations import make_tiny_federation
+
     return make_tiny_federation()
 
 
@@ -42,6 +41,9 @@ def dirty(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session", autouse=True)
 def checked_reports():
     """Check every report that a test reads."""
+    from tests.results.analysis.invariants import check_report
+    from vflsec.report import report
+
     summarize = report.summarize
 
     def checked(*args, **options):
@@ -73,6 +75,8 @@ def small_forests(few_trees, monkeypatch):
 @pytest.fixture(scope="session", autouse=True)
 def limit_threads():
     """Leave the cores to pytest's workers: on small tensors more threads only wait for each other."""
+    import torch
+
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start
     torch.set_num_threads(1)
     with threadpool_limits(1):
