@@ -51,13 +51,15 @@ class Line(NamedTuple):
 def evaluated(seeds: int, jobs: int) -> vflsec.Report:
     """Run what is missing of all attacks."""
     names = [name for name in registry.list_all("defenses") if name not in LEFT_OUT]
-    return vflsec.evaluate(attack=ATTACKS, defense=names, seeds=seeds, aux={"folds": 0}, out=FOLDER, jobs=jobs)
+    return vflsec.evaluate(attack=ATTACKS, defense=names, seeds=seeds, out=FOLDER, jobs=jobs)
 
 
 def judged(report: vflsec.Report, seeds: int, jobs: int) -> vflsec.Report:
     """Run what is missing of the page's cells with folds of the auxiliary rows, by which an adversary picks."""
     chosen = [f"{name}:strength={strength!r}" for name, strength in (line.place for line in lines(report.worst)[1])]
-    return vflsec.evaluate(attack=ATTACKS, defense=chosen, seeds=seeds, aux={"folds": FOLDS}, out=PICKS, jobs=jobs)
+    return vflsec.evaluate(
+        attack=ATTACKS, defense=chosen, seeds=seeds, aux={"pick": True, "folds": FOLDS}, out=PICKS, jobs=jobs
+    )
 
 
 def local_utility(seeds: int) -> float:

@@ -121,15 +121,27 @@ class Threshold(Attack):
 
 def test_a_large_budget_finds_the_best_variant_and_says_what_it_tried():
     apart = (torch.arange(40) % 2)[:, None] * 10.0
-    chosen, score, trials = tune(Threshold(), make_view(apart), "accuracy", AuxSpec(budget="large"), seed=0)
+    chosen, score, trials = tune(Threshold(), make_view(apart), "accuracy", AuxSpec(budget="large", pick=True), seed=0)
     assert (chosen.at, score, trials) == (5.0, 1.0, 5)
 
 
 def test_the_papers_budget_is_the_attack_as_it_is():
     attack = Threshold()
-    chosen, score, trials = tune(attack, make_view(torch.zeros(40, 1)), "accuracy", AuxSpec(), seed=0)
+    chosen, score, trials = tune(attack, make_view(torch.zeros(40, 1)), "accuracy", AuxSpec(pick=True), seed=0)
     assert chosen is attack
     assert (score, trials) == (0.5, 1)
+
+
+def test_without_a_pick_no_attack_runs_on_folds(monkeypatch):
+    monkeypatch.setattr("vflsec.run.adversary.fold_scores", None)
+    attack, view = Threshold(), make_view(torch.zeros(40, 1))
+    assert tune(attack, view, "accuracy", AuxSpec(), seed=0) == (attack, None, 1)
+
+
+def test_folds_that_choose_settings_are_no_pick():
+    apart = (torch.arange(40) % 2)[:, None] * 10.0
+    chosen, score, trials = tune(Threshold(), make_view(apart), "accuracy", AuxSpec(budget="large"), seed=0)
+    assert (chosen.at, score, trials) == (5.0, None, 5)
 
 
 @pytest.mark.sampled
@@ -218,6 +230,8 @@ def test_where_no_variant_is_better_the_source_stays():
 def test_without_folds_nothing_is_searched():
     with pytest.raises(UsageError, match="expected aux.folds >= 2 with aux.budget=small"):
         AuxSpec(budget="small", folds=0)
+    with pytest.raises(UsageError, match="expected aux.folds >= 2 with aux.pick"):
+        AuxSpec(pick=True, folds=0)
 
 
 # Colluding parties

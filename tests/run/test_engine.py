@@ -35,7 +35,7 @@ SETTINGS = {
     "aux": {"n": 20, "folds": 0},
     "seeds": 2,
 }
-FOLDED = {**SETTINGS, "strengths": [5], "aux": {"n": 20, "folds": 2}}
+FOLDED = {**SETTINGS, "strengths": [5], "aux": {"n": 20, "pick": True, "folds": 2}}
 WITHOUT_BASELINES = {"n": 0}
 """Known rows of an adversary whose attack needs none: what it could do alone is then not run."""
 
@@ -364,7 +364,7 @@ def test_a_broken_baseline_is_a_status_too(tmp_path):
 
 
 def test_one_auxiliary_label_is_enough_to_run(tmp_path):
-    store = finish(tmp_path, aux={"n": 1, "folds": 2}, seeds=1, strengths=[1])
+    store = finish(tmp_path, aux={"n": 1, "pick": True, "folds": 2}, seeds=1, strengths=[1])
     assert all(r.fold is None for r in store.records().values())
 
 

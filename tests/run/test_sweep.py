@@ -360,7 +360,7 @@ def test_only_means_of_the_adversary_can_be_exhausted(swept):
 @pytest.mark.long
 def test_a_sweep_of_the_budget_says_whether_more_trials_leak_more(tmp_path):
     """Of an attack that stops after one epoch, more epochs leak more; as many leak the same."""
-    settings = SMALL | {"seeds": 3, "aux": {"n": 40, "folds": 2}, "out": tmp_path}
+    settings = SMALL | {"seeds": 3, "aux": {"n": 40, "pick": True, "folds": 2}, "out": tmp_path}
     settings["data"] = {"options": {"rows": 300, "signal": "hidden"}}
     del settings["attack"]
     axes = {"attacks": [["mc:epochs=1"], ["mc:epochs=2"]], "aux.budget": ["paper", "small"]}

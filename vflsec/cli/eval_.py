@@ -71,6 +71,12 @@ CANARIES = 1000
     "labels: small 4, paper only the default ones, large 16.  [default: paper]",
 )
 @click.option(
+    "--pick",
+    is_flag=True,
+    help="Also name the attack that the adversary would pick, by cross-validation of every attack on its auxiliary "
+    "labels. Attacks then take about six times as long.",
+)
+@click.option(
     "--adaptive/--no-adaptive",
     default=None,
     help="Whether attacks read every release of a row, so that noise averages out over epochs, or only one.  "
@@ -275,6 +281,7 @@ def collect_settings(
     epsilons: Sequence[str],
     at: Sequence[str],
     attack_budget: str | None,
+    pick: bool,
     adaptive: bool | None,
     canaries: int | None,
     **shared: Any,
@@ -304,6 +311,8 @@ def collect_settings(
             file.pop("strengths", None)
     if attack_budget:
         assignments = [f'aux.budget="{attack_budget}"', *assignments]
+    if pick:
+        assignments = ["aux.pick=true", *assignments]
     if canaries:
         if any(text.partition("=")[0].strip() == "data.canaries" for text in assignments):
             raise UsageError("expected --audit-epsilon or --set data.canaries, got both: drop one")

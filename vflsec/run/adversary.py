@@ -199,8 +199,14 @@ def tune(attack: Attack, view: View, metric: str, aux: AuxSpec, seed: int) -> tu
     Sources: Cawley and Talbot 2010, "On over-fitting in model selection", section 5, for scoring the selection and not
     its winner; Breiman et al. 1984, "Classification and regression trees", section 3.4.3, for one standard error;
     Nadeau and Bengio 2003, "Inference for the generalization error", equation 8, for that of overlapping folds.
+
+    Returns:
+        The attack, the mean fold score of what was chosen on other folds (None without ``aux.pick``, or where folds
+        cannot be made), and the number of trials.
     """
     others = attack.variants(TRIALS[aux.budget], np.random.default_rng(derive(seed, "variants")))
+    if not (others or aux.pick):
+        return attack, None, 1
     repeats = range(REPEATS if others else 1)
     trials = []
     for variant in (attack, *others):
@@ -210,11 +216,10 @@ def tune(attack: Attack, view: View, metric: str, aux: AuxSpec, seed: int) -> tu
         trials.append(on_folds)
     scores = np.array(trials)  # (trials, repeats, folds)
     gain = compute_gain(scores)
-    score, n = float(scores[0].mean()), len(trials)
-    if gain.mean() <= estimate_error(gain):
-        return attack, score, n
-    best = int(scores.mean(axis=(1, 2)).argmax())
-    return (attack, *others)[best], score + float(gain.mean()), n
+    is_better = gain.mean() > estimate_error(gain)
+    best = int(scores.mean(axis=(1, 2)).argmax()) if is_better else 0
+    score = float(scores[0].mean() + gain.mean() * is_better)
+    return (attack, *others)[best], score if aux.pick else None, len(trials)
 
 
 def compute_gain(scores: NDArray[np.floating]) -> NDArray[np.floating]:

@@ -102,7 +102,8 @@ class AuxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Attributes:
         n: number of these rows.
         balanced: the same number of each class (the papers' setting), else drawn at random.
-        folds: of these rows, on which the adversary tests its attacks and picks one; 0 for none.
+        pick: compare all attacks on folds of these rows, and name the one that the adversary would pick.
+        folds: of these rows, on which attacks are compared and tuned.
         adaptive: use all releases of a row, over which noise averages out, else only the first.
         budget: settings of a learned attack that the adversary tries on its folds: ``paper`` only the source's own,
             ``small`` 4, ``large`` 16, the source's own among them.
@@ -111,6 +112,7 @@ class AuxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     n: int = 80
     balanced: bool = True
+    pick: bool = False
     folds: int = 5
     adaptive: bool = True
     budget: Literal["paper", "small", "large"] = "paper"
@@ -118,8 +120,9 @@ class AuxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def __post_init__(self) -> None:
         """Check every number."""
-        if self.budget != "paper" and not self.folds:
-            raise UsageError(f"expected aux.folds >= 2 with aux.budget={self.budget}, got 0: they choose the settings")
+        if not self.folds and (self.pick or self.budget != "paper"):
+            reason = "aux.pick" if self.pick else f"aux.budget={self.budget}"
+            raise UsageError(f"expected aux.folds >= 2 with {reason}, got 0: attacks are compared on folds")
         if self.n < 0 or self.folds < 0 or self.folds == 1:
             raise UsageError(f"expected aux.n >= 0 and aux.folds 0 or >= 2, got n={self.n}, folds={self.folds}")
 
