@@ -112,11 +112,11 @@ class SelfTraining(Attack):
         z = _whiten_tables(tables, len(guessed))
         weight = torch.ones(len(guessed), dtype=torch.float64, device=guessed.device)
         weight[view.aux_rows] = WEIGHT
-        for _ in range(self.iterations):
+        for left in reversed(range(self.iterations)):
             guessed[view.aux_rows] = known
-            log_p = self.join_models(
-                [model.fit(guessed, weight, split, view.aux_rows) for model in models], split, view
-            )
+            splits = [split] if left else list(x)  # other splits are guessed by the last models alone
+            fitted = [model.fit(guessed, weight, split, view.aux_rows, splits) for model in models]
+            log_p = self.join_models(fitted, split, view)
             posterior = log_p[split] + self.trust * _log_density(z, guessed)
             guessed = torch.softmax(posterior, dim=1).round(decimals=GUESS_DECIMALS)
         return Guess({**log_p, split: posterior}, budget={"iterations": self.iterations})
@@ -242,8 +242,8 @@ class _Regressions:
         self.x = {name: rows @ self.axes.T for name, rows in with_bias.items()}
         self.coefficients = torch.zeros(N_FOLDS * n_classes, len(curvature), dtype=fitted.dtype, device=device)
 
-    def fit(self, guessed: Tensor, weight: Tensor, split: str, known: Tensor) -> dict[str, Tensor]:
-        """Fit to guesses (n, C) of ``split``; return log probabilities by split."""
+    def fit(self, guessed: Tensor, weight: Tensor, split: str, known: Tensor, splits: Sequence[str]) -> Table:
+        """Fit to guesses (n, C) of ``split``; return log probabilities of ``splits``."""
         n_classes = guessed.shape[1]
         rows = torch.unique(torch.cat([self.order, known]))
         # (n, N_FOLDS)
@@ -251,7 +251,8 @@ class _Regressions:
         share = (inside / inside.sum(dim=0))[:, :, None] * guessed[rows, None, :]
         self.coefficients = self._minimize_loss(self.x[split][rows], share)
         predicted = {}
-        for name, x in self.x.items():
+        for name in splits:
+            x = self.x[name]
             logits = (x @ self.coefficients.T).view(len(x), N_FOLDS, n_classes)
             log_p = torch.log_softmax(logits, dim=2)
             held_out = (torch.arange(len(self.fold), device=log_p.device), self.fold)
@@ -287,8 +288,8 @@ class _OutOfBagForest:
         self.x = {name: rows.float().cpu().numpy() for name, rows in x.items()}
         self.rng = rng
 
-    def fit(self, guessed: Tensor, weight: Tensor, split: str, known: Tensor) -> dict[str, Tensor]:
-        """Fit to guesses (n, C) of ``split``; return log probabilities by split."""
+    def fit(self, guessed: Tensor, weight: Tensor, split: str, known: Tensor, splits: Sequence[str]) -> Table:
+        """Fit to guesses (n, C) of ``split``; return log probabilities of ``splits``."""
         order = torch.randperm(len(guessed), generator=self.rng)[:MAX_FOREST_ROWS]
         rows = torch.unique(torch.cat([order, known.cpu()])).numpy()
         trees = ExtraTreesRegressor(
@@ -299,7 +300,7 @@ class _OutOfBagForest:
             warnings.simplefilter("ignore", UserWarning)
             trees.fit(self.x[split][rows], guessed.cpu().numpy()[rows], sample_weight=weight.cpu().numpy()[rows])
         others = np.setdiff1d(np.arange(len(guessed)), rows)
-        predicted = {name: trees.predict(x) for name, x in self.x.items() if name != split}
+        predicted = {name: trees.predict(self.x[name]) for name in splits if name != split}
         predicted[split] = np.empty(guessed.shape)
         predicted[split][rows] = trees.oob_prediction_
         if len(others):
