@@ -40,10 +40,11 @@ def test_no_more_folds_than_the_rarest_class_has_samples(labels, fits):
 def test_with_one_sample_of_a_class_the_penalty_is_not_searched():
     view, _ = make_view([1, 10])
     found = LogisticRegression()(view, seed=0).scores["train"]
-    plain = Classifier(max_iter=2000, tol=1e-8)
-    plain.fit(view.features["train"][view.aux_rows].numpy(), view.aux_labels.numpy())
-    expected = torch.from_numpy(plain.predict_log_proba(view.features["train"].numpy()))
-    assert torch.allclose(found.double(), expected.double(), atol=1e-6)
+    plain, x = Classifier(max_iter=2000, tol=1e-10), view.features["train"].double().numpy()
+    plain.fit(x[view.aux_rows], view.aux_labels.numpy())
+    expected = torch.from_numpy(plain.predict_log_proba(x))
+    # The attack fits in float32, whose search ends within 1e-5 of the optimum, by the order of sums of the processor.
+    assert torch.allclose(found.double(), expected, atol=1e-4)
 
 
 def test_a_class_without_a_sample_is_the_least_likely():
