@@ -112,11 +112,13 @@ class SelfTraining(Attack):
         z = _whiten_tables(tables, len(guessed))
         weight = torch.ones(len(guessed), dtype=torch.float64, device=guessed.device)
         weight[view.aux_rows] = WEIGHT
-        for left in reversed(range(self.iterations)):
+        for iteration in range(self.iterations):
             guessed[view.aux_rows] = known
-            splits = [split] if left else list(x)  # other splits are guessed by the last models alone
+            # Maximization: fit p(y | x) to the guesses. The last models alone guess the other splits.
+            splits = list(x) if iteration == self.iterations - 1 else [split]
             fitted = [model.fit(guessed, weight, split, view.aux_rows, splits) for model in models]
             log_p = self.join_models(fitted, split, view)
+            # Expectation: combine it with the density of z.
             posterior = log_p[split] + self.trust * _log_density(z, guessed)
             guessed = torch.softmax(posterior, dim=1).round(decimals=GUESS_DECIMALS)
         return Guess({**log_p, split: posterior}, budget={"iterations": self.iterations})
@@ -213,6 +215,8 @@ def _log_density(z: Tensor | None, guessed: Tensor) -> Tensor:
     within = (z.T @ z - (sums / counts.clamp_min(MIN_SHARE)[:, None]).T @ sums) / len(z)
     inverse = torch.linalg.inv(within + 1e-6 * torch.eye(z.shape[1], dtype=z.dtype, device=z.device))
     scaled = z @ inverse
+    # Without row i, a class has the mean m = (sums - g_i z_i) / (counts - g_i). This is z S^-1 m - m S^-1 m / 2,
+    # expanded so that no tensor (n, C, r) is needed; z S^-1 z is the same for all classes.
     others = (counts - guessed).clamp_min(MIN_SHARE)
     square = (scaled * z).sum(dim=1, keepdim=True)  # (n, 1)
     cross = scaled @ sums.T  # (n, C)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from vflsec.audit import job
-from vflsec.audit.fit import MOSTLY
+from vflsec.audit.fit import MIN_R2_WITHOUT_NOISE
 from vflsec.audit.matching import ColumnRegression, clip_columns
 from vflsec.audit.recorder import Recorder
 from vflsec.audit.transcript import TranscriptFolder, TranscriptWriter
@@ -571,7 +571,7 @@ def test_vectors_of_the_same_people_in_another_year_are_no_all_clear(turn):
     assert right.p <= 0.01
     assert right.r2 > 0.9
     assert wrong.p <= 0.01
-    assert wrong.r2 < MOSTLY
+    assert wrong.r2 < MIN_R2_WITHOUT_NOISE
 
 
 def test_a_few_wild_values_change_nothing():

@@ -32,24 +32,24 @@ from vflsec.run.score import measure
 from vflsec.run.spec import parse_defense
 from vflsec.run.store import CellFacts
 
-LEVEL = 0.01  # the rate at which material of other rows passes for that of the stated ones
+MAX_P = 0.01  # the rate at which material of other rows passes for that of the stated ones
 MAX_COMPARED_ROWS = 600  # rows that are compared; of more, some are drawn
 MAX_COUNTED_ROWS = 2000  # rows among which those with vectors of other rows are counted
-PREDICTED = 0.8  # the R2 above which the rows that are predicted badly are counted
+MIN_R2_OF_COUNTS = 0.8  # the R2 above which the rows that are predicted badly are counted
 MAX_COLUMNS = 2000  # columns of a party that are read; of more, those that are filled most
 MIN_ROWS = 50  # fewer rows than this never show a misfit
-WILD = 1e4  # times the median size of a coordinate
-WEAK = 0.3  # a smaller R2 of noisy embeddings or of predictions may be that of other rows in part
+WILD_FACTOR = 1e4  # times the median size of a coordinate
+MIN_R2_WITH_NOISE = 0.3  # a smaller R2 of noisy embeddings or of predictions may be that of other rows in part
 # a smaller R2 of embeddings without noise may be that of the same people at another time, who change in part
-MOSTLY = 0.7
-NOISY = 0.5  # the largest correlation of a component of two releases of the same rows below which they are noise
-CLEAR = 0.9  # the same, above which gradients have so little noise that they would tell of labels
-REPEATED = 0.2  # the share of rows with the same embedding, but other columns, at which it may stand for missing ones
-EQUAL = 0.99  # the share of rows with the same vector at which a model counts as constant
+MIN_R2_WITHOUT_NOISE = 0.7
+MIN_CORRELATION = 0.5  # two releases of the same rows whose components correlate less are noise
+CLEAR_CORRELATION = 0.9  # the same, above which gradients have so little noise that they would tell of labels
+REPEATED_SHARE = 0.2  # the share of rows with one embedding for other columns, at which it may stand for a missing one
+CONSTANT_SHARE = 0.99  # the share of rows with the same vector at which a model counts as constant
 SAME_UTILITY = 0.05  # a utility of a checkpoint that differs by more from that of its training is of other data
-LOST = 0.002  # the largest range of a column that is lost, as a multiple of the standard deviation of others
-RESPONSES = 50  # rows on which it is measured how a model responds to a column
-ORDERS = 59  # random orders of the columns to which the stated one is compared
+LOST_RANGE = 0.002  # the largest range of a column that is lost, as a multiple of the standard deviation of others
+N_RESPONSES = 50  # rows on which it is measured how a model responds to a column
+N_ORDERS = 59  # random orders of the columns to which the stated one is compared
 ROWS_OF_ORDERS = 600  # rows on which a model is run in each order
 
 
@@ -86,7 +86,7 @@ class Rows:
         return np.concatenate([_read_columns(x, SPLITS, drawn) for x in held], axis=1)
 
     def list_alignments(self) -> dict[str, Ints]:
-        """Return, by name, of each row (N,) the row that the material may call by its id; -1 for none."""
+        """Return likely misalignments by name: of each row (N,), the row whose vector may have its id; -1 for none."""
         if not len(self.file):
             return {}
         ids = self.ids
@@ -273,25 +273,27 @@ def _judge_embeddings(
             "misfit", f"the {what} fit the {of} better with ids {name}: correlation {fit.better[name]:.2f}, and "
             f"{fit.correlation:.2f} as stated; use the ids of the training",
         )  # fmt: skip
-    quiet = not noisy and not ((fit.p > LEVEL or fit.r2 < WEAK) and _correlate_releases(sent, rng) < NOISY)
+    fits_well = fit.p <= MAX_P and fit.r2 >= MIN_R2_WITH_NOISE
+    # A bad fit is that of noise or of other rows. Without noise, two releases of one row agree.
+    quiet = not noisy and (fits_well or not _correlate_releases(sent, rng) < MIN_CORRELATION)
     repeated = 0.0 if noisy else _measure_repeats(sent.last[drawn], regressions.x)
-    if repeated >= REPEATED and fit.p <= LEVEL:
+    if repeated >= REPEATED_SHARE and fit.p <= MAX_P:
         return Finding(
             "unverified", f"the {what} are the same in {repeated:.0%} of the rows whose columns differ: check that "
             f"none of them stands for a missing one",
         )  # fmt: skip
-    if fit.p <= LEVEL and regressions.is_copied(sent.mean[drawn]):
+    if fit.p <= MAX_P and regressions.is_copied(sent.mean[drawn]):
         return Finding(
             "unverified", f"the {what} are the {of} themselves: check that they are the outputs of the bottom model "
             f"and not its inputs",
         )  # fmt: skip
-    if fit.p <= LEVEL:
+    if fit.p <= MAX_P:
         many = _draw(sent.mean, rng, MAX_COUNTED_ROWS)
         read, vectors = _read_columns(features, splits, many), [sent.mean[many], sent.last[many]]
         ends = np.cumsum([features[split].shape[0] for split in splits])
         parts = np.split(np.arange(len(many)), np.searchsorted(many, ends[:-1]))
         wrong = _find_others(ColumnRegression(read, rng), vectors, what, least=0.02, sure=0.1)
-        partly = fit.r2 < MOSTLY and quiet and len(drawn) >= MIN_ROWS
+        partly = fit.r2 < MIN_R2_WITHOUT_NOISE and quiet and len(drawn) >= MIN_ROWS
         if (wrong or partly) and not all(_belong(read[at], [each[at] for each in vectors], rng) for at in parts):
             return wrong or Finding(
                 "unverified", f"the {what} fit the {of} only in part ({numbers}): check that ids and files are of the "
@@ -302,7 +304,7 @@ def _judge_embeddings(
         why = "too few rows" if len(drawn) < MIN_ROWS else "too much noise"
         return Finding("unverified", f"whether the {what} belong to the {of} cannot be verified, {why} ({numbers})")
     size = np.abs(sent.mean[drawn])
-    wild = int((size > WILD * np.maximum(np.median(size, axis=0), 1e-12)).any(axis=1).sum())
+    wild = int((size > WILD_FACTOR * np.maximum(np.median(size, axis=0), 1e-12)).any(axis=1).sum())
     return Finding(
         "misfit",
         f"expected {what} that its columns predict, found none that they do ({numbers}"
@@ -322,7 +324,7 @@ def _find_others(
         return None
     mixtures = [read.mixture(each) for each in releases]
     share = min(each.others for each in mixtures)
-    if max(each.r2 for each in mixtures) <= PREDICTED or share <= least * (1 + 200 / read.n):
+    if max(each.r2 for each in mixtures) <= MIN_R2_OF_COUNTS or share <= least * (1 + 200 / read.n):
         return None
     text = f"at least an estimated {share:.0%} of the rows have {what} that belong to other rows: use their own ids"
     return Finding("misfit" if share >= sure else "unverified", text)
@@ -333,10 +335,10 @@ def _belong(columns: Floats, releases: Sequence[Floats], rng: np.random.Generato
     if not len(columns):
         return True
     read = ColumnRegression(columns, rng)
-    if read.n < MIN_ROWS or read.fit(releases[0]).r2 < MOSTLY:
+    if read.n < MIN_ROWS or read.fit(releases[0]).r2 < MIN_R2_WITHOUT_NOISE:
         return False
     mixtures = [read.mixture(each) for each in releases]
-    return any(each.r2 > PREDICTED and each.others <= 0.02 * (1 + 200 / read.n) for each in mixtures)
+    return any(each.r2 > MIN_R2_OF_COUNTS and each.others <= 0.02 * (1 + 200 / read.n) for each in mixtures)
 
 
 def _draw(values: Floats, rng: np.random.Generator, most: int = MAX_COMPARED_ROWS) -> Ints:
@@ -349,7 +351,7 @@ def _describe_constant(values: Floats) -> str | None:
     kept = values[np.isfinite(values).all(axis=1)]
     _, counts = np.unique(np.round(kept, 12), axis=0, return_counts=True)
     share = counts.max(initial=0) / max(len(kept), 1)
-    return f"are the same in {share:.0%} of {len(kept)} rows" if share >= EQUAL else None
+    return f"are the same in {share:.0%} of {len(kept)} rows" if share >= CONSTANT_SHARE else None
 
 
 def _measure_repeats(values: Floats, columns: Floats) -> float:
@@ -419,22 +421,22 @@ def _judge_gradients(
     fit = ColumnRegression(sent.mean[drawn], rng).fit(labels)
     numbers = f"correlation {fit.correlation:.2f}, p = {fit.p:.3f} against permuted rows, {count(len(drawn), 'row')}"
     shared = 0.0 if declared else _correlate_releases(sent, rng)
-    if fit.p <= LEVEL and not declared and fit.correlation < CLEAR:
+    if fit.p <= MAX_P and not declared and fit.correlation < CLEAR_CORRELATION:
         return Finding(
             "unverified", f"the gradients fit the labels only in part ({numbers}): check their ids and task, or name "
             f"the defense with --defense",
         )  # fmt: skip
-    if fit.p <= LEVEL:
+    if fit.p <= MAX_P:
         return Finding("fits", f"fit check: the gradients fit the labels ({numbers})")
     text = f"the gradients tell nothing of the labels ({numbers})"
     if declared:
         belong = any(each.outcome == "fits" for each in known)
         return Finding("fits" if belong else "unverified", f"fit check: {text}, as with a strong defense")
-    if len(drawn) < MIN_ROWS or shared < NOISY:
+    if len(drawn) < MIN_ROWS or shared < MIN_CORRELATION:
         return Finding("unverified", f"{text}, as with a strong defense: name it with --defense")
     if not known:
         return Finding("misfit", f"{text}: use the ids of the training, or name its defense with --defense")
-    if shared > CLEAR:
+    if shared > CLEAR_CORRELATION:
         return Finding("misfit", f"{text} though they have little noise: one of them belongs to other rows")
     return Finding("unverified", f"{text} though they have little noise: check the ids of the labels")
 
@@ -466,7 +468,7 @@ def _read_rows(table: pd.DataFrame, rows: Rows) -> Floats:
 
 
 def _judge_labels(rows: Rows, drawn: Ints, embeddings: Floats) -> Finding:
-    """Return how well labels follow from what a joint model reads; whether that is too little, the user knows."""
+    """Return how well labels follow from what a joint model reads; the user must judge whether that is enough."""
     data = rows.data
     labels = np.concatenate([data.labels[split] for split in SPLITS])[drawn]
     share = accuracy(np.concatenate([rows.columns(drawn, "active"), embeddings], axis=1), labels, len(data.classes))
@@ -502,14 +504,14 @@ def _judge_output(values: Floats, rows: Rows, what: str, embeddings: Floats, *, 
     both = np.concatenate([values, embeddings], axis=1)
     drawn, many = _draw(both, rng), _draw(both, rng, MAX_COUNTED_ROWS)
     fits = [ColumnRegression(read(drawn), rng).fit(values[drawn]) for read in sources]
-    fit, read = max(zip(fits, sources, strict=True), key=lambda each: (each[0].p <= LEVEL, each[0].r2))
+    fit, read = max(zip(fits, sources, strict=True), key=lambda each: (each[0].p <= MAX_P, each[0].r2))
     numbers = f"held-out R2 {fit.r2:.2f}, p = {fit.p:.3f} against permuted rows, {count(len(drawn), 'row')}"
-    if fit.p <= LEVEL and what == "predictions" and not declared:
+    if fit.p <= MAX_P and what == "predictions" and not declared:
         if wrong := _find_others(ColumnRegression(read(many), rng), [values[many]], what, least=0.04, sure=0.35):
             return wrong
-        if fit.r2 < WEAK:
+        if fit.r2 < MIN_R2_WITH_NOISE:
             return Finding("unverified", f"the {what} fit the columns only in part ({numbers}): check their ids")
-    if fit.p <= LEVEL:
+    if fit.p <= MAX_P:
         return Finding("fits", f"fit check: the {what} fit the columns of all parties ({numbers})")
     outcome: Literal["misfit", "unverified"] = "unverified" if len(drawn) < MIN_ROWS or declared else "misfit"
     return Finding(outcome, f"the {what} do not fit the columns of any party ({numbers}): use the ids of the training")
@@ -547,7 +549,7 @@ def _judge_model(audit: SystemAudit) -> Iterator[Finding]:
 def _judge_lost_columns(
     audit: SystemAudit, run: Callable[[Floats], Floats], given: Floats, names: Sequence[str]
 ) -> Iterator[Finding]:
-    """Yield that a column is constant which the model reads as much as others, as it would not after a training on it.
+    """Yield a finding if a column that is constant changes the model like others, so that it varied in training.
 
     A layer keeps its first, small weights on columns that were always constant.
     """
@@ -558,15 +560,15 @@ def _judge_lost_columns(
         return
     unit = float(np.median(scale[varies]))
     rng = np.random.default_rng(0)
-    live = rng.permutation(np.flatnonzero(varies & (width > LOST * unit)))[:ORDERS]
-    rows = given[:RESPONSES]
+    live = rng.permutation(np.flatnonzero(varies & (width > LOST_RANGE * unit)))[:N_ORDERS]
+    rows = given[:N_RESPONSES]
 
     def response(column: int) -> float:
         moved = rows + unit * (np.arange(rows.shape[1]) == column)
         return float(np.square(run(moved) - run(rows)).sum())
 
     usual = float(np.median([response(column) for column in live]))
-    for column in np.flatnonzero(width <= LOST * unit).tolist():
+    for column in np.flatnonzero(width <= LOST_RANGE * unit).tolist():
         if response(column) > usual:
             yield Finding(
                 "unverified", f"{audit.subject.name} reads {clean(names[column])} as much as other columns, but it is "
@@ -615,11 +617,11 @@ def _judge_order(
         "reversed": list(range(width))[::-1],
     }
     tried = {key: order for key, order in by_name.items() if order != list(range(width))}
-    orders = [*map(np.array, tried.values()), *(rng.permutation(width) for _ in range(ORDERS))]
+    orders = [*map(np.array, tried.values()), *(rng.permutation(width) for _ in range(N_ORDERS))]
     result = np.split(run(np.concatenate([given[:, order] for order in orders])), len(orders))
     scores: Floats = np.array([[correlate_labels(each, labels), spread(each)] for each in [stated, *result]])
     controls = scores[1 + len(tried) :]
-    ranks = (1 + (controls >= scores[0]).sum(axis=0)) / (1 + ORDERS)
+    ranks = (1 + (controls >= scores[0]).sum(axis=0)) / (1 + N_ORDERS)
     p = min(1.0, 2 * float(ranks.min()))
     for k, key in enumerate(tried, start=1):
         gain, wider = scores[k] - scores[0]

@@ -69,7 +69,7 @@ class SplitTraining:
         self.bottoms = bottoms
         self.top = top
         self.boundaries = boundaries
-        self.malicious = list_integrity(federation.malicious)
+        self.integrity_attacks = list_integrity(federation.malicious)
         self.spec = spec
         self.constraint: Callable[[], Tensor] | None = None
         self.targets = federation.active.labels.get("train", torch.empty(0))  # a source has none
@@ -102,7 +102,7 @@ class SplitTraining:
             with allow_sparse_gradients(models) if self._can_use_sparse() else nullcontext():
                 for number, rows in enumerate(parts, epoch * len(parts)):
                     step = Step(number, phase, rows, labels[rows], rate=rate)
-                    total = total + self._update(step, optimizers) * len(rows)  # of several runs, it is one for each
+                    total = total + self._update(step, optimizers) * len(rows)  # stacked runs have one loss each
             epochs.end(total / len(labels))
             if spec.target and not federation.reached and self._measure_test() >= spec.target:
                 federation.reached = count_traffic(federation, epoch + 1)
@@ -189,9 +189,10 @@ class SplitTraining:
         for party in self.federation.parties.values():
             parameters = list(party.modules.parameters())
             attack = self.federation.malicious.get(party.name)
-            malicious = attack.optimizer(parameters, self.spec.lr) if attack else None
-            others += [malicious] if malicious else []
-            honest += [] if malicious else parameters
+            if attack and (optimizer := attack.optimizer(parameters, self.spec.lr)):
+                others.append(optimizer)
+            else:
+                honest += parameters
         return [self.spec.optimize(honest), *others]
 
     def _score(self, split: str) -> float:
@@ -225,7 +226,7 @@ class SplitTraining:
 
     def _change(self, hook: str, name: str, value: Tensor, step: Step) -> Tensor:
         """Return ``value``, or what a malicious party has in its place."""
-        attack = self.malicious.get(name)
+        attack = self.integrity_attacks.get(name)
         return getattr(attack, hook)(value.detach(), step._replace(labels=None)) if attack else value
 
     def _feed(self, party: Party, step: Step) -> Tensor:
@@ -320,7 +321,7 @@ class HeadTraining(SplitTraining):
 
     @torch.no_grad()
     def _exchange(self, step: Step) -> Embedded:
-        """Every party embeds the rows of ``step``, those that train the head altered if need be; they go up."""
+        """Embed ``step`` at every party, training rows altered by ``alter``, and send the embeddings."""
         embedded = {}
         for party in self.federation.parties.values():
             x = self._feed(party, step)
