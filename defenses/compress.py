@@ -13,7 +13,7 @@ from vflsec.core.message import Kind
 
 
 class Compression(Defense):
-    """Top-k: the entries of largest magnitude are released as they are, all others as zeros.
+    """Top-k of a whole batch: the entries of largest magnitude are released as they are, all others as zeros.
 
     For a tensor (B, d) with n = B·d entries, and k = floor((1 - strength)·n), an entry is released if |g| > t, where t
     is the k-th largest |g| of the tensor. The comparison is strict, as in the source: the k-th largest entry is zeroed,

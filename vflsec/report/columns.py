@@ -1,6 +1,7 @@
 """The columns of a report, each described once: tables, CSV, LaTeX, Markdown, HTML and glossary read ``RESULTS``.
 
-A column that is shown by default changes the layout that tests/report pins: widths of a terminal, LaTeX, Markdown.
+JSON has the fields of ``Point``, and a new number is one of them. A column that is shown by default
+changes the layout that tests/report pins: widths of a terminal, LaTeX, Markdown.
 """
 
 from __future__ import annotations
