@@ -7,6 +7,7 @@ from contextlib import nullcontext
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import vflsec
 from vflsec.base.errors import Diverged, InsufficientView, UsageError, VflsecError
@@ -205,3 +206,34 @@ def test_the_victims_model_may_be_given_away():
     trained = vflsec.train(**SMALL)
     with pytest.raises(InsufficientView, match=r"train\(\) does not keep.*vflsec\.evaluate"):
         vflsec.attack(trained, "inversion-whitebox", adversary="active", n_aux=20, victim_model=True)
+
+
+def test_arguments_may_be_of_numpy_and_torch(tmp_path):
+    given = {"defense": "iso", "seeds": np.int64(1), "device": torch.device("cpu"), "progress": False, "jobs": 1}
+    given |= {"attack": "norm", "train": {"epochs": np.int64(2)}, "engine": "local"}
+    report = vflsec.evaluate(**{**SMALL, **given}, strengths=np.array([1.0]), out=tmp_path / "run")
+    again = vflsec.evaluate(**{**SMALL, **given}, strengths=1, out=tmp_path / "run")
+    assert {point.strength for point in again.points} == {0.0, 1.0}
+    assert again.to_csv() == report.to_csv()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: vflsec.evaluate(**SMALL, attack=None),
+        lambda: vflsec.evaluate(**SMALL, methods=None),
+        lambda: vflsec.evaluate(**SMALL, defense="iso", strengths=None),
+        lambda: vflsec.evaluate(**SMALL, out=3),
+        lambda: vflsec.evaluate(**SMALL, out=""),
+        lambda: vflsec.evaluate(**SMALL, engine="ray"),
+        lambda: vflsec.train(dataset="toy", seed="x"),
+        lambda: vflsec.train(dataset="toy", options=3),
+        lambda: vflsec.audit_system(None),
+        lambda: vflsec.audit_system("toy", attack=None),
+        lambda: vflsec.Report.read(None),
+        lambda: vflsec.SweepReport.read(3),
+    ],
+)
+def test_arguments_of_other_types_are_one_line(call):
+    with pytest.raises(UsageError, match=r"^expected [^\n]*, got [^\n]*$"):
+        call()

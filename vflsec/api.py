@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
+import numpy as np
+import torch
 
 from vflsec.audit.checkpoint import TranscriptTap
+from vflsec.base import files
 from vflsec.base.checks import describe_unknown
 from vflsec.base.errors import Diverged, InsufficientView, StoreError, UsageError, VflsecError
 from vflsec.core.method import Progress, Trained
@@ -22,7 +25,8 @@ from vflsec.data.memory import keep
 from vflsec.report.progress import show_progress
 from vflsec.report.report import Report
 from vflsec.report.sweep import SweepReport
-from vflsec.run import engine, plan, runner, training
+from vflsec.run import engine as engines
+from vflsec.run import plan, runner, training
 from vflsec.run import spec as specs
 from vflsec.run.grammar import split_list
 from vflsec.run.job import Job, name_sweep, prepare, prepare_sweep
@@ -40,7 +44,7 @@ _RENAMED = {"lambda": "strengths", "with": "fixed"}
 
 
 def _name_as_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Return ``function`` with errors that say what the options they name are called in Python."""
+    """Return ``function`` with plain arguments, and errors that say what options are called in Python."""
     known = inspect.signature(function).parameters
 
     def argument(option: re.Match[str]) -> str | None:
@@ -52,7 +56,7 @@ def _name_as_arguments(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return function(*args, **kwargs)
+            return function(*map(_to_plain, args), **{name: _to_plain(value) for name, value in kwargs.items()})
         except VflsecError as error:
             named = {option[0]: argument(option) for option in _OPTION.finditer(str(error))}
             renamed = [f"{option} is {name}" for option, name in named.items() if name]
@@ -68,8 +72,8 @@ def evaluate(
     *,
     attack: str | Iterable[str] = "mc",
     defense: str | Iterable[str] = (),
-    strengths: Iterable[float] = (),
-    epsilons: Iterable[float] = (),
+    strengths: float | Iterable[float] = (),
+    epsilons: float | Iterable[float] = (),
     dataset: str | VerticalDataset = "credit-default",
     methods: str | Iterable[str] = "fedsplitnn",
     adversary: str = "passive_1",
@@ -82,6 +86,7 @@ def evaluate(
     out: Path | str | None = None,
     jobs: int | None = None,
     device: str = "cpu",
+    engine: str = "local",
     progress: bool = True,
     **settings: Any,
 ) -> Report:
@@ -107,6 +112,7 @@ def evaluate(
         out: results folder; by default ``runs/<name>``.
         jobs: number of worker processes; by default the number of cores.
         device: ``cpu`` or ``cuda``.
+        engine: ``local``, or ``dask:ADDRESS`` of a running scheduler.
         progress: whether to show how far it is: a bar in notebooks and terminals, lines elsewhere.
         settings: further fields of ``EvalSpec``.
 
@@ -115,12 +121,13 @@ def evaluate(
         InsufficientView: the adversary lacks what an attack needs.
     """
     given = {name: value for name, value in locals().items() if name != "settings"}
-    engine.check_device(device)
+    engines.check_engine(engine)
+    engines.check_device(device, here=engine == "local")
     evaluation = prepare(specs.read(_collect_fields(given, settings)))
-    job = Job(Path(out or Path("runs") / evaluation.spec.name), [evaluation])
+    job = Job(Path("runs") / evaluation.spec.name if out is None else files.make_path(out), [evaluation])
     if job.exclusions:
         warnings.warn(f"left out of all attacks: {'; '.join(job.exclusions)}", stacklevel=3)
-    compute(job, progress=progress, jobs=jobs or count_cores(), device=device)
+    compute(job, progress=progress, jobs=jobs or count_cores(), device=device, engine=engine)
     return _save(Report.read(job.store.folder), job.store.folder)
 
 
@@ -132,6 +139,7 @@ def sweep(
     out: Path | str | None = None,
     jobs: int | None = None,
     device: str = "cpu",
+    engine: str = "local",
     progress: bool = True,
     **arguments: Any,
 ) -> SweepReport:
@@ -146,6 +154,7 @@ def sweep(
         out: results folder; by default ``runs/<name>-by-<settings>``.
         jobs: number of worker processes; by default the number of cores.
         device: ``cpu`` or ``cuda``.
+        engine: ``local``, or ``dask:ADDRESS`` of a running scheduler.
         progress: whether to show how far it is.
         arguments: as of ``evaluate``, for example ``attack="mc"``.
 
@@ -153,7 +162,8 @@ def sweep(
         UsageError: a setting or a name is wrong at one of the points.
         InsufficientView: the adversary lacks what an attack needs.
     """
-    engine.check_device(device)
+    engines.check_engine(engine)
+    engines.check_device(device, here=engine == "local")
     parameters = inspect.signature(evaluate).parameters
     defaults = {name: parameter.default for name, parameter in parameters.items() if name != "settings"}
     known = {name: value for name, value in arguments.items() if name in defaults}
@@ -164,21 +174,22 @@ def sweep(
     for path, several in axes.items():
         if isinstance(several, str) or not isinstance(several, Iterable):
             raise UsageError(f"expected a list of values for {path}, got {several!r}")
-    values = {path: [x.item() if hasattr(x, "item") else x for x in several] for path, several in axes.items()}
+    values = {path: _to_plain(list(several)) for path, several in axes.items()}
     if not values:
         raise UsageError("expected a setting with several values in axes, got none: name one, such as data.n_labeled")
     parts = prepare_sweep(_collect_fields(defaults | known, others), values, paired=paired)
-    job = Job(Path(out or Path("runs") / name_sweep(parts[0], values)), parts, values, paired=paired)
-    compute(job, progress=progress, jobs=jobs or count_cores(), device=device)
+    folder = Path("runs") / name_sweep(parts[0], values) if out is None else files.make_path(out)
+    job = Job(folder, parts, values, paired=paired)
+    compute(job, progress=progress, jobs=jobs or count_cores(), device=device, engine=engine)
     return _save(SweepReport.read(job.store.folder), job.store.folder)
 
 
-def compute(job: Job[Any], *, progress: bool, jobs: int = 1, device: str = "cpu") -> None:
+def compute(job: Job[Any], *, progress: bool, jobs: int = 1, device: str = "cpu", engine: str = "local") -> None:
     """Compute the results of ``job`` that its folder lacks."""
     job.check()
     with job.open():
         todo = job.plan()
-        records = job.run(todo, jobs=jobs, device=device)
+        records = job.run(todo, jobs=jobs, device=device, engine=engine)
         for _ in show_progress(records, todo.missing) if progress else records:
             pass
 
@@ -230,6 +241,10 @@ def train(
         Diverged: the loss is not finite, or the model predicts the same for all rows.
     """
     _expect_known(settings, globals()["train"])
+    if not isinstance(seed, int) or seed < 0:
+        raise UsageError(f"expected a whole number of at least 0 as seed, got {seed!r}")
+    if not isinstance(options, Mapping | None):
+        raise UsageError(f"expected a table of options such as {{'boundary': 'plain'}}, got {options!r}")
     tables = {"data": data, "train": train, "model": model}
     settings |= {name: table for name, table in tables.items() if table is not None}
     by_method = {specs.parse_method(method).name: dict(options)} if options else {}
@@ -237,9 +252,9 @@ def train(
     spec = specs.read_training(
         {"dataset": dataset, "methods": [method], "method": by_method, "fixed": fixed, **settings}
     )
-    engine.check_device(device)
+    engines.check_device(device)
     spec = plan.with_standard_names(spec, plan.get_names(spec))
-    engine.check_training(spec)
+    engines.check_training(spec)
     return fit(spec, seed, device, progress)[0]
 
 
@@ -258,7 +273,7 @@ def fit(
         Diverged: the loss is not finite, or the model predicts the same for all rows.
     """
     cell = build_cell(spec, spec.methods[0], seed)
-    encrypted = bool(record and engine.list_exposures(spec))
+    encrypted = bool(record and engines.list_exposures(spec))
     tap = TranscriptTap(record, spec, seed) if record and not encrypted else None
     with training.limit_threads():
         trained, facts = training.train(cell, device, progress, tap=tap, record=record if encrypted else None)
@@ -379,7 +394,7 @@ def audit_system(
     from vflsec.audit.job import name_folder, prepare_audit
 
     attacks = [] if _split_names(attack) == ["all"] else [specs.parse_attack(text) for text in _split_names(attack)]
-    what = Path(what)
+    what = files.make_path(what)
     audit = prepare_audit(
         what,
         keep(data) if isinstance(data, VerticalDataset) else data,
@@ -412,7 +427,7 @@ def _collect_fields(given: Mapping[str, Any], settings: Mapping[str, Any]) -> di
     _expect_known(settings, evaluate)
     if isinstance(settings.get("method"), str):
         raise UsageError(f"expected a table of options for method, got {settings['method']!r}: name methods= instead")
-    strengths, epsilons = list(given["strengths"]), list(given["epsilons"])
+    strengths, epsilons = _list_numbers(given["strengths"]), _list_numbers(given["epsilons"])
     defenses = _split_names(given["defense"])
     if (strengths or epsilons) and not defenses:
         raise UsageError("expected defense= with strengths=, got no defense: name one, for example defense='iso'")
@@ -448,4 +463,23 @@ def _to_path(name: Path | str | None) -> Path | None:
 
 
 def _split_names(names: str | Iterable[str]) -> list[str]:
+    if not isinstance(names, Iterable):
+        raise UsageError(f"expected a name or several, got {names!r}: leave the argument out for its default")
     return split_list(names) if isinstance(names, str) else list(names)
+
+
+def _list_numbers(numbers: float | Iterable[float]) -> list[float]:
+    if not isinstance(numbers, Iterable | int | float):
+        raise UsageError(f"expected a number or several as strengths and epsilons, got {numbers!r}")
+    return _to_plain(list(numbers) if isinstance(numbers, Iterable) else [numbers])  # type: ignore[no-any-return]
+
+
+def _to_plain(value: Any) -> Any:
+    """Return an argument without the types of NumPy and PyTorch that settings do not have."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, torch.device):
+        return str(value)
+    if type(value) is dict:
+        return {key: _to_plain(item) for key, item in value.items()}
+    return list(map(_to_plain, value)) if type(value) in (list, tuple) else value

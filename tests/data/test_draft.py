@@ -103,8 +103,35 @@ def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path):
     with pytest.raises(DataError, match="all files have .*found p"):
         drafted(tmp_path, "a.csv", "c.csv", label="q")
     with pytest.raises(UsageError, match="label 'p', .*a.csv and c.csv"):
-        drafted(tmp_path, "a.csv", "c.csv", label="p", key=["p"])
+        drafted(tmp_path, "a.csv", "c.csv", label="p", keys=[["p"]])
     with pytest.raises(UsageError, match=r"--id: .*'idd'.*mean id\?.*in a\.csv"):
-        drafted(tmp_path, "a.csv", "b.csv", label="p", key=["idd"])
+        drafted(tmp_path, "a.csv", "b.csv", label="p", keys=[["idd"]])
     with pytest.raises(UsageError, match="two parties .*got 1"):
         drafted(tmp_path, "a.csv", label="p")
+
+
+def test_ids_of_different_names_are_found_by_their_values(tmp_path: Path):
+    rng = np.random.default_rng(0)
+    ids = rng.permutation(80)
+    table(tmp_path, "a.csv", id=ids, age=rng.permutation(80) + 1000, y=ids % 2)
+    table(
+        tmp_path, "b.csv", rank=rng.permutation(80) + 5000, patient=rng.permutation(80), x=rng.normal(size=80).round(2)
+    )
+    for keys in ((), [["id"], ["patient"]]):
+        made = drafted(tmp_path, "a.csv", "b.csv", keys=keys)
+        assert "id" not in made
+        assert [party["id"] for party in made["parties"].values()] == ["id", "patient"]
+        assert len(load_toml(tmp_path / "data.toml").labels) == 80
+    with pytest.raises(UsageError, match="--id once, or once for each of 2 files, got 3"):
+        drafted(tmp_path, "a.csv", "b.csv", keys=[["id"]] * 3)
+
+
+def test_dates_of_one_file_may_be_written_in_several_ways(tmp_path: Path):
+    days = pd.to_datetime("2020-01-01") + pd.to_timedelta(np.arange(80), unit="D")
+    table(tmp_path, "a.csv", id=range(80), x=range(80), y=np.arange(80) % 2)
+    opened, closed = days.strftime("%d.%m.%Y"), days.strftime("%Y-%m-%d")
+    table(tmp_path, "b.csv", id=range(80), opened=opened, closed=closed)
+    made = drafted(tmp_path, "a.csv", "b.csv", label="y")
+    assert made["parties"]["b"]["dates"] == {"opened": "%d.%m.%Y", "closed": ""}
+    frame = load_toml(tmp_path / "data.toml").parties[1].frame
+    assert (frame["opened"] == frame["closed"]).all()

@@ -7,8 +7,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 
 from vflsec.base.errors import DataError
+from vflsec.cli import cli
+from vflsec.data.checkup import check
 from vflsec.data.description import Format
 from vflsec.data.files import load_toml
 from vflsec.data.partition import DataSpec, split_dataset
@@ -336,3 +339,35 @@ def test_parquet_without_pyarrow_names_the_install_line(parquet: Path, monkeypat
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DataError, match=r"pyarrow: pip install 'vflsec\[parquet\]'"):
         read_table(parquet.with_name("bureau.parquet"), Format())
+
+
+def test_the_active_party_may_have_labels_alone(tmp_path: Path):
+    rows = range(200)
+    (tmp_path / "bank.csv").write_text("id,y\n" + "".join(f"{k},{k % 2}\n" for k in rows), "utf-8")
+    (tmp_path / "bureau.csv").write_text("id,x\n" + "".join(f"{k},{k % 2 + k % 7 / 7}\n" for k in rows), "utf-8")
+    text = 'label = "y"\nid = "id"\n[parties.bank]\nfile = "bank.csv"\n[parties.bureau]\nfile = "bureau.csv"\n'
+    (tmp_path / "data.toml").write_text(text, "utf-8")
+    report = check(tmp_path / "data.toml")
+    assert not report.faults
+    assert report.parties[0].columns == 0
+    assert report.utility["bank"] == 0.5 < report.utility["bureau"]
+    result = CliRunner().invoke(cli, [
+        "eval", "--dataset", str(tmp_path / "data.toml"), "--method", "fedsplitnn,secureboost", "--attack", "logistic",
+        "--set", "train.epochs=2", "--set", "aux.n=10", "--seeds", "1", "--jobs", "1", "--out", str(tmp_path / "run"),
+    ])  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+
+
+def test_what_is_wrong_comes_at_once(two: Path):
+    replace(two.parent / "bank.csv", "c2,30,,2000,yes\n", "c2,30,,2000,\nc1,60,cook,10,no\n")
+    replace(two.parent / "bureau.csv", OVERLAP, "7,x4,1\n5,x3,0\n4,x2,2\n9,x1,3\n")
+    faults = " ".join(check(two).faults)
+    for expected in ("expected each id once", "expected a label, got nothing", "expected ids that all parties hold"):
+        assert expected in faults
+
+
+def test_all_classes_of_several_spellings_are_named(two: Path):
+    replace(two.parent / "bank.csv", "yes\nc3", "Yes\nc3")
+    replace(two.parent / "bank.csv", "50,no", "50,NO")
+    (fault,) = check(two).faults
+    assert "'NO' and 'no', 'Yes' and 'yes'; correct it in 2 rows" in fault

@@ -147,3 +147,20 @@ def test_settings_with_frames_are_refused_by_dask():
     spec = specs.read({"dataset": loans()})
     assert spec.dataset.startswith("memory:loans-")
     assert spec.name.startswith("loans-")
+
+
+@pytest.mark.parametrize("kind", ["date32", "date64"])
+def test_dates_of_arrow_are_dates(kind: str):
+    pyarrow = pytest.importorskip("pyarrow")
+    bank, _ = frames()
+    plain = loans().parties[0].frame
+    bank["opened"] = pd.array(bank["opened"].dt.date, dtype=pd.ArrowDtype(getattr(pyarrow, kind)()))
+    pd.testing.assert_frame_equal(loans(active={"bank": bank}).parties[0].frame, plain)
+
+
+def test_columns_of_dates_may_have_formats_of_their_own():
+    bank, bureau = frames()
+    bureau["late"] = bank["opened"].dt.strftime("%d.%m.%Y")
+    bureau["back"] = bank["opened"].dt.strftime("%m/%d/%Y")
+    made = loans(passive={"bureau": bureau}, dates={"late": "%d.%m.%Y", "back": "%m/%d/%Y"}).parties[1].frame
+    assert (made["late"] == made["back"]).all()

@@ -765,3 +765,13 @@ def test_the_attack_that_was_mounted_is_named_for_the_other_columns(summary, nam
     (line,) = [text for text in table.list_remarks(with_points(summary, [one])) if text.startswith("ONE COLUMN")]
     assert line.endswith(f"run {name}:column=all")
     assert "categorical" not in line
+
+
+def test_names_are_text_in_markdown_and_minus_signs_are_no_hyphens():
+    cells = formats.Cells.from_texts("[a](b) <i>", ["x|y"], [["-.060 to -.010"], ["mc-mixmatch"], ["2024-01"]])
+    made = formats.Document(["of `c`"], [cells], [])
+    assert made.markdown() == (
+        "of \\`c\\`\n\n\\[a](b) \\<i>\n\n| x\\|y |\n| --- |\n| -.060 to -.010 |\n| mc-mixmatch |\n| 2024-01 |\n"
+    )
+    for expected in ("$-$.060 to $-$.010", "mc-mixmatch", "2024-01"):
+        assert expected in made.latex()

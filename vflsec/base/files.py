@@ -13,11 +13,20 @@ from typing import Any
 
 import tomli_w
 
+from vflsec.base.errors import UsageError
+
 SEAL = b"vflsec sealed 1\n"
 UNFINISHED = ".writing-"
 """Prefix of the name of a file while it is being written."""
 
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # not on Windows
+
+
+def make_path(name: Path | str) -> Path:
+    """Return a path, or raise UsageError for what names none; an empty text would be the current folder."""
+    if not isinstance(name, str | os.PathLike) or not os.fspath(name):
+        raise UsageError(f"expected a path, got {name!r}")
+    return Path(name)
 
 
 def create(path: Path, content: bytes) -> None:

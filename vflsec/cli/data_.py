@@ -31,14 +31,20 @@ def command() -> None:
 @command.command()
 @click.argument("files", nargs=-1, required=True, type=FilePath(path_type=Path))
 @click.option("--label", help="The column of labels.  [default: guessed from names and values]")
-@click.option("--id", "key", help="The columns that identify a row, comma-separated.  [default: guessed]")
+@click.option(
+    "--id",
+    "keys",
+    multiple=True,
+    help="The columns that identify a row, comma-separated; where their names differ, once for each file in turn.  "
+    "[default: guessed]",
+)
 @click.option("--active", help="The file of the active party.  [default: the one with the label]")
 @click.option(
     "--out", type=FilePath(path_type=Path), default="data.toml", show_default=True, help="Where to write the draft."
 )
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def init(
-    files: tuple[Path, ...], label: str | None, key: str | None, active: str | None, out: Path, force: bool
+    files: tuple[Path, ...], label: str | None, keys: tuple[str, ...], active: str | None, out: Path, force: bool
 ) -> None:
     """Draft the TOML file for one CSV or Parquet file per party.
 
@@ -48,7 +54,7 @@ def init(
     from vflsec.data.draft import draft
 
     expect_folder(out, "--out")
-    text = draft(files, out.parent, label=label, key=key.split(",") if key else None, active=active)
+    text = draft(files, out.parent, label=label, keys=[key.split(",") for key in keys], active=active)
     if out.exists() and not force:
         raise UsageError(f"expected a new file {out}, found one: name another with --out, or overwrite it with --force")
     out.write_text(text, "utf-8")

@@ -9,7 +9,8 @@
     file = "bank.csv"               # CSV with a header line, or .parquet; relative to the TOML file
     categorical = ["job"]           # categories; columns that no list names are numbers, and true/false is 1/0
     signed_log = ["income"]         # heavy-tailed numbers, such as money
-    dates = ["opened"]              # become days since 1970, month, weekday and, if there are times, the hour
+    dates = ["opened"]              # become days since 1970, month, weekday and, if there are times, the hour; or with
+                                    # formats of their own, empty for ISO 8601: { opened = "%d.%m.%Y", closed = "" }
     impute = "mean"                 # missing numbers: mean, median or mode of training rows, and an indicator column
 
     [parties.bureau]
@@ -78,7 +79,7 @@ class PartyFile(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
     drop: list[str] = []
     categorical: list[str] = []
     signed_log: list[str] = []
-    dates: list[str] = []
+    dates: list[str] | dict[str, str] = []
     group_rare: dict[str, int] = {}
     hash: dict[str, int] = {}
     image: list[int] | None = None

@@ -34,7 +34,7 @@ def draft(
     folder: Path,
     *,
     label: str | None = None,
-    key: list[str] | None = None,
+    keys: Sequence[list[str]] = (),
     active: str | None = None,
 ) -> str:
     """Return the text of a TOML file in ``folder`` that describes ``files``, one for each party.
@@ -43,7 +43,8 @@ def draft(
         files: CSV or Parquet.
         folder: to which paths in the TOML file are relative.
         label: the column of labels; by default a column with a usual name, or the only one of two values.
-        key: the columns that identify a row; by default those that all files share and that differ in all rows.
+        keys: the columns that identify a row, in all files or in each in its turn; by default those that all files
+            share and that differ in all rows, or one of each file with mostly the same values.
         active: the file of the active party; by default the one with the label.
 
     Raises:
@@ -56,16 +57,21 @@ def draft(
     names = _list_names(files)
     if active is not None and Path(active) not in tables:
         raise UsageError(describe_unknown("--active", active, [str(path) for path in files]))
-    key = key or _find_key(tables)
-    for column in key:
-        for path, table in tables.items():
-            if column not in table.frame.columns:
-                known = list(table.frame.columns)
+    if len(keys) not in (0, 1, len(files)):
+        raise UsageError(f"expected --id once, or once for each of {len(files)} files, got {len(keys)}")
+    ids = dict(zip(files, keys if len(keys) > 1 else [*keys] * len(files), strict=True)) if keys else _find_keys(tables)
+    for path, key in ids.items():
+        for column in key:
+            if column not in (known := list(tables[path].frame.columns)):
                 raise UsageError(f"--id: {describe_unknown('column', column, known)} in {path.name}")
-    holder, label = _locate(tables, key, label, Path(active) if active else None)
+    holder, label = _locate(tables, ids, label, Path(active) if active else None)
     ordered = [holder, *(path for path in files if path != holder)]
-    parts = [_write_head(names[holder], key, label, tables[holder])]
-    parts += [_write_section(names[path], path, folder, tables[path], [*key, label]) for path in ordered]
+    shared = ids[holder] if all(key == ids[holder] for key in ids.values()) else None
+    parts = [_write_head(names[holder], shared, label, tables[holder])]
+    parts += [
+        _write_section(names[path], path, folder, tables[path], ids[path], label, shared=bool(shared))
+        for path in ordered
+    ]
     return "\n".join(parts)
 
 
@@ -98,8 +104,8 @@ def _list_names(files: Sequence[Path]) -> dict[Path, str]:
     return names
 
 
-def _find_key(tables: dict[Path, RawTable]) -> list[str]:
-    """Return the fewest columns that all files have and that identify a row in each."""
+def _find_keys(tables: dict[Path, RawTable]) -> dict[Path, list[str]]:
+    """Return the fewest columns that all files have and that identify a row in each, or a column of each file."""
     frames = [table.frame for table in tables.values()]
     shared = [name for name in frames[0].columns if all(name in frame.columns for frame in frames[1:])]
     for size in (1, 2, 3):
@@ -109,13 +115,34 @@ def _find_key(tables: dict[Path, RawTable]) -> list[str]:
             if not any(frame.duplicated(list(columns)).any() for frame in frames)
         ]
         if fitting:
-            return max(fitting, key=lambda columns: _count_common(frames, columns))
+            return dict.fromkeys(tables, max(fitting, key=lambda columns: _count_common(frames, columns)))
     expected = "expected columns that all files have and that differ in all rows"
     if not shared:
-        raise DataError(f"{expected}, found none in all files: give the ids the same name in each")
+        if matching := _match_columns(tables):
+            return matching
+        raise DataError(f"{expected}, found none in all files: name that of each file with --id, once for each")
     raise DataError(
         f"{expected}, found {', '.join(shared)}, whose values repeat: name the id with --id, and drop repeated rows"
     )
+
+
+def _match_columns(tables: dict[Path, RawTable]) -> dict[Path, list[str]]:
+    """Return the column of each file whose values differ in all rows and are mostly those of the other files."""
+    ids = {
+        path: {str(name): set(frame[name].astype(str)) for name in frame.columns[:12] if frame[name].is_unique}
+        for path, frame in ((path, table.frame) for path, table in tables.items())
+    }
+    first, *others = ids
+    for name, values in ids[first].items():
+        chosen = {first: [name]}
+        for path in others:
+            known = ids[path]
+            best = max(known, key=lambda column: len(values & known[column]), default="")
+            if best and 2 * len(values & known[best]) >= min(len(values), len(known[best])):
+                chosen[path] = [best]
+        if len(chosen) == len(ids):
+            return chosen
+    return {}
 
 
 def _count_common(frames: list[pd.DataFrame], columns: list[str]) -> int:
@@ -123,7 +150,9 @@ def _count_common(frames: list[pd.DataFrame], columns: list[str]) -> int:
     return len(set.intersection(*known))
 
 
-def _locate(tables: dict[Path, RawTable], key: list[str], label: str | None, active: Path | None) -> tuple[Path, str]:
+def _locate(
+    tables: dict[Path, RawTable], ids: dict[Path, list[str]], label: str | None, active: Path | None
+) -> tuple[Path, str]:
     """Return the active party's file, and its column of labels."""
     places = [active] if active else list(tables)
     if label is not None:
@@ -133,7 +162,7 @@ def _locate(tables: dict[Path, RawTable], key: list[str], label: str | None, act
         got = "none" if not holders else " and ".join(path.name for path in holders)
         way_out = "name the active party's file with --active" if holders else "name another with --label"
         raise UsageError(f"expected one file with the label {label!r}, got {got}: {way_out}")
-    columns = [(path, str(name)) for path in places for name in tables[path].frame.columns if name not in key]
+    columns = [(path, str(name)) for path in places for name in tables[path].frame.columns if name not in ids[path]]
     binary = [(path, name) for path, name in columns if tables[path].frame[name].nunique() == 2]
     usual = [(path, name) for path, name in columns if name.lower() in LABELS]
     few = [(path, name) for path, name in binary if name == tables[path].frame.columns[-1]]
@@ -145,27 +174,41 @@ def _locate(tables: dict[Path, RawTable], key: list[str], label: str | None, act
     raise DataError(f"expected a label, could not guess it: name it with --label COLUMN; {known}")
 
 
-def _write_head(active: str, key: list[str], label: str, table: RawTable) -> str:
+def _write_head(active: str, key: list[str] | None, label: str, table: RawTable) -> str:
     classes = table.frame[label].nunique(dropna=True)
     values = ", ".join(map(str, sorted(table.frame[label].astype(str).unique())[:5]))
     lines = [
         _write_line("label", label, f"{classes} values: {values}{', ...' * (classes > 5)}"),
-        _write_line("id", key[0] if len(key) == 1 else key, "in every file, different in every row"),
+        *([_write_id(key, "in every file, different in every row")] if key else []),
         _write_line("active", active, "the party that has the labels"),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _write_section(name: str, path: Path, folder: Path, table: RawTable, reserved: list[str]) -> str:
-    """Return the section of one party."""
-    columns = [str(column) for column in table.frame.columns if column not in reserved]
+def _write_id(key: list[str], why: str) -> str:
+    return _write_line("id", key[0] if len(key) == 1 else key, why)
+
+
+def _write_section(
+    name: str, path: Path, folder: Path, table: RawTable, key: list[str], label: str, *, shared: bool
+) -> str:
+    """Return the section of one party, with its id unless it is ``shared``."""
+    columns = [str(column) for column in table.frame.columns if column not in (*key, label)]
     style = _find_style(table, columns)
     table = table._replace(style=style)
     guesses = {column: _guess(table, column) for column in columns}
+    forms = {c: _find_date_format(table, c) or "" for c, (guess, _) in guesses.items() if guess == "dates"}
+    several = len(set(forms.values())) > 1
+    style = msgspec.structs.replace(style, date_format=None) if several else style
     relative = Path(os.path.relpath(path, folder)).as_posix()
     lines = [f"[parties.{name}]", _write_line("file", relative, f"{len(table.frame):,} rows, {len(columns)} columns")]
+    lines += [] if shared else [_write_id(key, "different in every row")]
     lines += [_write_line(key, value) for key, value in msgspec.structs.asdict(style).items() if value is not None]
-    for role in ("drop", "categorical", "dates", "signed_log"):
+    if several:
+        lines += [f"# {column}: {guesses[column][1]}" for column in forms]
+        shown = ", ".join(f"{_write_key(column)} = {_write_value(form)}" for column, form in forms.items())
+        lines.append(f"dates = {{ {shown} }}")
+    for role in ("drop", "categorical", *(() if several else ("dates",)), "signed_log"):
         chosen = [column for column, (guess, _) in guesses.items() if guess == role]
         if chosen:
             lines.append(f"{role} = [")
@@ -220,7 +263,7 @@ def _guess(table: RawTable, column: str) -> tuple[str, str]:
             return ("categorical", f"{different} whole numbers that seem to be codes")
         heavy = np.abs(values).max() > 1000 and abs(_compute_skew(values)) > 3
         return ("signed_log", f"heavy-tailed, up to {np.abs(values).max():.3g}") if heavy else ("number", "")
-    if _is_date(table, column):
+    if _find_date_format(table, column) is not None:
         return ("dates", f"for example {known.iloc[0]}")
     if different > 0.5 * len(known):
         return ("drop", f"{different:,} different texts in {len(known):,} rows")
@@ -243,6 +286,14 @@ def _is_date(table: RawTable, column: str) -> bool:
         return bool(table.dates(column, gaps=True).notna().any())
     except DataError:
         return False
+
+
+def _find_date_format(table: RawTable, column: str) -> str | None:
+    """Return how the dates of a column are written, by choice as in its file: empty for ISO 8601, None for others."""
+    for form in (table.style.date_format, None, *DATES[1:]):
+        if _is_date(table._replace(style=msgspec.structs.replace(table.style, date_format=form)), column):
+            return form or ""
+    return None
 
 
 def _compute_skew(values: np.ndarray) -> float:

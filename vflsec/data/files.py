@@ -18,6 +18,9 @@ from vflsec.data.description import ROLES, DataFile, Format, PartyFile, read_des
 from vflsec.data.review import check_id_spelling, group_alike, review
 from vflsec.data.tables import RawTable, read_columns, read_table
 
+NO_COLUMN = "(constant)"
+"""The column of a party that has nothing but labels; its network learns an offset."""
+
 
 class Faults(list[str]):
     """What is wrong, each in one line; reading goes on after a fault to find the others."""
@@ -105,17 +108,20 @@ def assemble(reading: Reading, name: str) -> None:
             continue
         raw, ids = reading.raw[given], None
         with faults.collect():
-            indices[given] = ids = _get_ids(raw, config.key(given), given)
+            indices[given] = ids = _get_ids(raw, config.key(given))
+            _expect_once(raw, config.key(given), ids, given)
+        index = pd.RangeIndex(len(raw.frame)) if ids is None else ids
         with faults.collect():
             reading.columns[given] = columns = _list_columns(config, given, active, raw, faults)
-            index = pd.RangeIndex(len(raw.frame)) if ids is None else ids
             tables.append(_make_table(standard, given, config.parties[given], config, raw, columns, index, faults))
-        if given == active and ids is not None and config.label in raw.frame.columns:
+        if given == active and config.label in raw.frame.columns:
             with faults.collect():
-                labels, classes = _read_labels(raw, config.label, ids)
+                labels, classes = _read_labels(raw, config.label, index)
     if faults or labels is None:
         with faults.collect():  # what is wrong with the ids does not depend on the other faults
-            list(check_id_spelling(indices) if indices.keys() == set(reading.order) else ())
+            if indices.keys() == set(reading.order):
+                list(check_id_spelling(indices))
+                align([PartyTable(given, pd.DataFrame(index=ids.unique())) for given, ids in indices.items()])
         return
     names = {standard: given for standard, given in _name_parties(reading.order).items() if standard != given}
     with faults.collect():
@@ -142,7 +148,8 @@ def load_party(
         DataError: the file is wrong; the line names column and row.
     """
     raw, faults = read_table(path, party, toml=False), Faults()
-    ids = _get_ids(raw, [key], name)
+    ids = _get_ids(raw, [key])
+    _expect_once(raw, [key], ids, name)
     if label is not None:
         _expect_column(raw, label, "the label")
     columns = _list_features(party, name, raw, {key: "id"} if label is None else {key: "id", label: "label"}, faults)
@@ -172,7 +179,7 @@ def _name_parties(order: list[str]) -> dict[str, str]:
     return {f"passive_{k}" if k else "active": name for k, name in enumerate(order)}
 
 
-def _get_ids(table: RawTable, key: list[str], party: str) -> pd.Index:
+def _get_ids(table: RawTable, key: list[str]) -> pd.Index:
     """Return the ids as text, so that 7 in a CSV file and 7 in a Parquet file are equal."""
     parts = []
     for column in key:
@@ -183,13 +190,17 @@ def _get_ids(table: RawTable, key: list[str], party: str) -> pd.Index:
     ids = parts[0]
     for part in parts[1:]:
         ids = ids + " | " + part
+    index: pd.Index = pd.Index(ids, dtype=object, name="id")  # faster to hash than Arrow text
+    return index
+
+
+def _expect_once(table: RawTable, key: list[str], ids: pd.Index, party: str) -> None:
+    """Raise DataError if a party has several rows of one id."""
     double = np.flatnonzero(ids.duplicated())
     if len(double):
         place, way_out = table.place(", ".join(key), double[0]), f"{party} must hold one row per id"
         more = f" (and {count(len(double) - 1, 'more row')})" if len(double) > 1 else ""
         raise DataError(f"{place}: expected each id once, got {ids[double[0]]!r} again; {way_out}{more}")
-    index: pd.Index = pd.Index(ids, dtype=object, name="id")  # faster to hash than Arrow text
-    return index
 
 
 def _read_labels(table: RawTable, column: str, ids: pd.Index) -> tuple[pd.Series, tuple[str, ...]]:
@@ -201,10 +212,10 @@ def _read_labels(table: RawTable, column: str, ids: pd.Index) -> tuple[pd.Series
     if _is_continuous(names, len(texts)):
         way_out = "vflsec has no regression yet: cut it into classes, for example above and below its median"
         raise DataError(f"{place}: expected classes, got {len(names)} different numbers; {way_out}")
-    for group in group_alike(names):
-        numbers = texts[texts.isin(group)].value_counts()
-        rows = count(int(numbers.sum() - numbers.max()), "row")  # all but those of the usual spelling
-        got = " and ".join(map(repr, group[:5]))
+    if groups := group_alike(names):
+        numbers = [texts[texts.isin(group)].value_counts() for group in groups]
+        rows = count(int(sum(n.sum() - n.max() for n in numbers)), "row")  # all but those of the usual spelling
+        got = ", ".join(" and ".join(map(repr, group[:5])) for group in groups[:5])
         raise DataError(f"{place}: expected each class written alike, got {got}; correct it in {rows}")
     codes = pd.Index(names).get_indexer(pd.Index(texts))
     return pd.Series(codes, index=ids, name="label", dtype="int64"), tuple(names)
@@ -233,18 +244,26 @@ def _list_columns(config: DataFile, name: str, active: str, table: RawTable, fau
             f'active = "{name}"'
         )
     reserved = {**dict.fromkeys(config.key(name), "id"), config.label: "label"}
-    return _list_features(config.parties[name], name, table, reserved, faults)
+    return _list_features(config.parties[name], name, table, reserved, faults, optional=name == active)
 
 
-def _list_features(party: PartyFile, name: str, table: RawTable, reserved: dict[str, str], faults: Faults) -> list[str]:
-    """Return the party's feature columns; roles of columns that it has not become faults."""
+def _list_features(
+    party: PartyFile,
+    name: str,
+    table: RawTable,
+    reserved: dict[str, str],
+    faults: Faults,
+    *,
+    optional: bool = False,
+) -> list[str]:
+    """Return the party's feature columns, ``optional`` if labels will do; roles of unknown columns become faults."""
     left = [c for c in table.frame.columns if c not in reserved]
     features = [c for c in left if c not in party.drop] if party.columns is None else party.columns
     for column in party.drop:
         _expect_column(table, column, f"a column of {name} to drop")
         if column in (party.columns or ()):
             raise DataError(f"{table.setting('drop', name)}: expected other columns than in columns, got {column!r}")
-    if not features:
+    if not features and not optional:
         raise DataError(f"{table.file}: expected a column for {name} besides id and label, got none; add one")
     for column in features:
         _expect_column(table, column, f"a column of {name}")
@@ -273,7 +292,7 @@ def _make_table(
     read = read_columns(table, name, party, columns, config.max_categories if config else None, faults.collect)
     if faults:
         return PartyTable(standard, pd.DataFrame(index=ids))
-    frame = pd.DataFrame(read.values, index=ids)
+    frame = pd.DataFrame(read.values or {NO_COLUMN: 0.0}, index=ids)
     impute = party.impute or (config.impute if config else None)
     roles = frozenset(read.categorical), frozenset(party.signed_log)
     return PartyTable(standard, frame, *roles, image, impute=impute, rare=dict(party.group_rare))

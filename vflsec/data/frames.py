@@ -30,7 +30,7 @@ def dataset(
     name: str = "frames",
     categorical: Iterable[str] = (),
     signed_log: Iterable[str] = (),
-    dates: Iterable[str] = (),
+    dates: Iterable[str] | Mapping[str, str] = (),
     date_format: str | None = None,
     drop: Iterable[str] = (),
     group_rare: Mapping[str, int] | None = None,
@@ -58,7 +58,7 @@ def dataset(
         name: of the dataset, in tables and pictures.
         categorical: further columns of categories, for example numbers that are codes.
         signed_log: heavy-tailed numbers, such as money.
-        dates: columns of dates as text.
+        dates: columns of dates as text; ``{column: format}`` where they are written in several ways.
         date_format: how dates are written, as for ``datetime.strptime``; by default ISO 8601.
         drop: columns that are not used.
         group_rare: categories of which only the most frequent values are told apart, and how many.
@@ -97,7 +97,7 @@ def dataset(
     roles: dict[str, dict[str, Any]] = {
         "categorical": dict.fromkeys(categorical),
         "signed_log": dict.fromkeys(signed_log),
-        "dates": dict.fromkeys(dates),
+        "dates": dict(dates) if isinstance(dates, Mapping) else dict.fromkeys(dates),
         "drop": dict.fromkeys(drop),
         "group_rare": dict(group_rare or {}),
         "hash": dict(hash or {}),
@@ -148,7 +148,9 @@ def _assign_roles(table: RawTable, roles: Mapping[str, Mapping[str, Any]], reser
             given["dates"][column] = None
         elif isinstance(kind, pd.CategoricalDtype) or _is_text(frame[column]):
             given["categorical"][column] = None
-    lists = {role: list(given[role]) for role in ("categorical", "signed_log", "dates", "drop")}
+    lists: dict[str, Any] = {role: list(given[role]) for role in ("categorical", "signed_log", "dates", "drop")}
+    if any(given["dates"].values()):
+        lists["dates"] = {column: form or table.style.date_format or "" for column, form in given["dates"].items()}
     return msgspec.convert({**lists, "group_rare": given["group_rare"], "hash": given["hash"]}, PartyFile)
 
 

@@ -13,6 +13,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 import pandas as pd
 
@@ -107,6 +108,8 @@ class RawTable(NamedTuple):
         """
         raw, form = self.frame[column], self.style.date_format
         missing = self.find_missing(column)
+        if str(raw.dtype).startswith("date32") or str(raw.dtype).startswith("date64"):  # of pyarrow
+            raw = raw.astype("datetime64[s]")
         if pd.api.types.is_datetime64_any_dtype(raw.dtype):
             text, form = raw.dt.tz_localize(None), None
         else:
@@ -425,6 +428,8 @@ def _read(table: RawTable, party: str, roles: PartyFile, column: str, limit: int
         )
     gaps = bool(roles.impute or table.style.impute)
     if column in roles.dates:
+        if isinstance(roles.dates, dict):
+            table = table._replace(style=msgspec.structs.replace(table.style, date_format=roles.dates[column]))
         return _expand_dates(table, column, gaps=gaps)
     if not several:
         return PartyColumns({column: table.numbers(column, gaps=gaps)}, [])

@@ -139,8 +139,9 @@ class Document(NamedTuple):
 
     def markdown(self) -> str:
         """Return lines and tables as Markdown."""
-        shown = [f"{cells.title}\n\n{as_markdown(cells)}" for cells in (*self.tables, *self.details)]
-        return "\n\n".join([*self.above, *shown, *self.below]) + "\n"
+        shown = [f"{as_markdown_text(c.title)}\n\n{as_markdown(c)}" for c in (*self.tables, *self.details)]
+        above, below = (list(map(as_markdown_text, lines)) for lines in (self.above, self.below))
+        return "\n\n".join([*above, *shown, *below]) + "\n"
 
     def latex(self) -> str:
         """Return the tables as LaTeX, what stands around them as comments."""
@@ -276,8 +277,13 @@ def _find_widths(cells: Cells, width: int) -> list[int]:
 
 def as_markdown(cells: Cells) -> str:
     """Return a table as Markdown, whose cells are read as text."""
-    rows = [[re.sub(r"([\\|<\[`])", r"\\\1", cell) for cell in row] for row in cells.rows]
-    return "\n".join("| " + " | ".join(row) + " |" for row in (cells.header, ["---"] * len(cells.columns), *rows))
+    header, *rows = [list(map(as_markdown_text, row)) for row in (cells.header, *cells.rows)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (header, ["---"] * len(cells.columns), *rows))
+
+
+def as_markdown_text(text: str) -> str:
+    """Return Markdown that is read as ``text``."""
+    return re.sub(r"([\\|<\[`])", r"\\\1", text)
 
 
 def as_latex(cells: Cells) -> str:
@@ -293,7 +299,8 @@ def _as_latex_text(cell: str) -> str:
     """Return a cell of LaTeX that is read as text; a number with a minus is set as one."""
     if re.fullmatch(r"[+-][\d.]+", cell):
         return f"${cell}$"
-    return "".join(LATEX.get(sign, sign) for sign in cell)
+    text = "".join(LATEX.get(sign, sign) for sign in cell)
+    return re.sub(r"(?<![\w.)}-])-(?=[.\d])", "$-$", text)  # else it is a hyphen
 
 
 def as_html(cells: Cells) -> str:

@@ -111,7 +111,7 @@ class Report(Shown):
             StoreError: the folder holds no evaluation, or a damaged one.
             UsageError: a limit on an attack that was not run.
         """
-        folder = Path(folder)
+        folder = files.make_path(folder)
         manifest, records = folders.read_manifest(folder), folders.read_records(folder)
         folders.expect_limits(folder, manifest)
         subgroups, stored = folders.read_subgroups(folder), folders.read_limits(folder)

@@ -12,6 +12,7 @@ import msgspec
 import pandas as pd
 from matplotlib.axes import Axes
 
+from vflsec.base import files
 from vflsec.base.checks import count
 from vflsec.report import table
 from vflsec.report.columns import is_private, select_columns
@@ -75,8 +76,9 @@ class SweepReport(Shown):
         Raises:
             StoreError: the folder holds no sweep, or a damaged one.
         """
-        sweep = read_sweep(Path(folder))
-        return cls(sweep, [Report.read(Path(folder) / POINTS / point.name, **limits) for point in sweep.points])
+        folder = files.make_path(folder)
+        sweep = read_sweep(folder)
+        return cls(sweep, [Report.read(folder / POINTS / point.name, **limits) for point in sweep.points])
 
     def to_frame(self) -> pd.DataFrame:
         """Return the rows of ``Report.to_frame`` of every point, with a column for each setting that differs."""

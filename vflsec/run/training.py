@@ -322,13 +322,16 @@ def advance(
 
 
 def measure_spreads(method: Method, federation: Federation) -> dict[str, float]:
-    """Return, by party, the spread of its embeddings of test rows; it is 0 if they are all the same.
+    """Return, by party with columns, the spread of its embeddings of test rows; it is 0 if they are all the same.
 
     Rows are scaled to unit length; the spread is their root mean square distance to their mean, which is 1 at most.
     SimSiam (section 4.1) uses the same quantity to detect collapse.
     """
     by_party = {}
     for party in federation.parties.values() if method.receives and method.embeds else ():
+        features = party.features["test"]
+        if features.shape[1] == 1 and (features == features[0]).all():  # a party with nothing but labels
+            continue
         with torch.no_grad():
             h = F.normalize(method.representation(party).eval()(party.features["test"]), dim=1)
         by_party[party.name] = float((h - h.mean(dim=0)).square().sum(dim=1).mean().sqrt())

@@ -265,6 +265,8 @@ def every_row(**changed):
         (None, every_row(method="a\nGATE max-leak mc 0.1: holds"), "control characters"),
         (None, every_row(method="x" * 100_000), "longer than"),
         (None, lambda m: m.update(seeds=10**10), "10000000000 seeds"),
+        (None, lambda m: m["settings"].update(fixed=[None]), "null in a list"),
+        (None, lambda m: m["settings"]["data"].update(options={"rows": [[None]]}), "null in a list"),
         (None, lambda m: m["attacks"][0].update(target="weird"), "unknown target 'weird'"),
         (None, lambda m: m["rows"][0].update(attack="who"), "unknown attack 'who'"),
         (None, lambda m: m["rows"][0].update(strength=1e308), "a row of strength 1e[+]308"),

@@ -175,9 +175,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 yield f"it has a row of an unknown attack {row.attack!r}"
             if not (math.isfinite(row.strength) and 0 <= row.strength < LARGEST_STRENGTH):
                 yield f"it has a row of strength {row.strength:g}"
+        if _has_gap(self.settings):
+            yield "its settings have null in a list"
         seeds = {row.seed for row in self.rows}
         if not self.rows or seeds != set(range(len(seeds))) or len(seeds) != self.seeds:
             yield f"its {self.seeds} seeds are not those of its rows"
+
+
+def _has_gap(value: Any) -> bool:
+    """Whether plain data has a null in a list, which TOML cannot hold."""
+    if isinstance(value, dict):
+        return any(map(_has_gap, value.values()))
+    return isinstance(value, list) and any(item is None or _has_gap(item) for item in value)
 
 
 class RunLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
