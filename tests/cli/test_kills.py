@@ -19,7 +19,8 @@ ROOM = 6_000
 
 def children(pid):
     found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)  # noqa: PLW1510, S607
-    return [int(one) for one in found.stdout.split()]
+    direct = [int(one) for one in found.stdout.split()]
+    return [*direct, *(further for child in direct for further in children(child))]
 
 
 def alive(pid):
@@ -68,3 +69,18 @@ def test_a_full_disk_is_no_result(tmp_path, jobs):
     assert last.startswith(f"Error: cannot write {tmp_path}/cells/")
     assert last.endswith("choose another --out")
     assert not [record for record in read_records(tmp_path).values() if record.status == "error"]
+
+
+def test_a_model_that_has_no_room_is_said_before_training(tmp_path):
+    """With so many epochs the training would not end."""
+    run = subprocess.run(
+        [sys.executable, "-m", "vflsec", "train", "--dataset", "toy", "--set", "train.epochs=1000000", "--set",
+         "model.bottom=[256]", "--out", tmp_path / "model"],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, ROOM)),
+        check=False, capture_output=True, text=True, timeout=500,
+    )  # fmt: skip
+    assert run.returncode == 2
+    last = run.stderr.splitlines()[-1]
+    assert last.startswith(f"Error: cannot write to {tmp_path}/model: ")
+    assert "File too large" in last
+    assert not list(tmp_path.iterdir())

@@ -18,7 +18,7 @@ from vflsec.base.errors import UsageError
 from vflsec.core import registry
 from vflsec.inference import fused
 from vflsec.results.analysis.summary import summarize
-from vflsec.results.records.schema import BaselineResult, Result
+from vflsec.results.records.schema import BaselineResult, Result, decode
 from vflsec.run import engine, runner
 from vflsec.run import spec as specs
 from vflsec.run.describe import build_manifest
@@ -160,11 +160,14 @@ def test_a_worker_that_cannot_write_the_folder_keeps_its_models_in_its_own(tmp_p
 
     (tmp_path / "file").write_text("not a folder")
     own = tmp_path / "own"
-    monkeypatch.setattr(distributed, "get_worker", lambda: SimpleNamespace(local_directory=str(own)))
+    events = []
+    worker = SimpleNamespace(local_directory=str(own), log_event=lambda *event: events.append(event))
+    monkeypatch.setattr(distributed, "get_worker", lambda: worker)
     store = Store(tmp_path / "run")
     (task, *_) = (one for one in engine.plan(specs.read(SETTINGS), store).tasks if one.rows)
-    (record, *_) = engine._run_on_worker({}, task, tmp_path / "file" / "run", "cpu")
-    assert record.status in ("ok", "unconverged")
+    records = engine._run_on_worker({}, task, tmp_path / "file" / "run", "cpu", "topic")
+    assert records[0].status in ("ok", "unconverged")
+    assert [(topic, decode(line)) for topic, line in events] == [("topic", record) for record in records]
     assert list((own / "vflsec" / "run" / "cells").iterdir())
 
 

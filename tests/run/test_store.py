@@ -192,12 +192,16 @@ def test_lock_that_cannot_be_made(store):
 
 
 def test_a_cell_folder_is_checked_before_it_is_needed(tmp_path):
-    CellFolder(tmp_path / "a" / "b" / "cell").check()
+    def make(folder):
+        folder.mkdir(parents=True)
+        (folder / "file").touch()
+
+    CellFolder(tmp_path / "a" / "b" / "cell").check(make)
     assert not list(tmp_path.iterdir())
     with pytest.raises(StoreError, match="got .*, which exists: name"):
-        CellFolder(tmp_path).check()
+        CellFolder(tmp_path).check(make)
     with pytest.raises(StoreError, match="cannot write to /proc/x/y"):
-        CellFolder(Path("/proc/x/y")).check()
+        CellFolder(Path("/proc/x/y")).check(make)
 
 
 def test_environment_names_no_person_and_no_place(store):

@@ -34,7 +34,6 @@ from vflsec.run.plan import Baseline, Trial, list_attacks, make_alone_attack, re
 from vflsec.run.questions import Question, ask
 from vflsec.run.runner import Task, describe_run, try_attack
 from vflsec.run.spec import AttackSpec, AuxSpec
-from vflsec.run.training import limit_threads
 
 VERSION = 1  # of what an audit makes of its material: part of every key
 # the way out where an attack reads messages and there are none
@@ -261,12 +260,11 @@ class AuditedDraw:
 
     def results(self, task: Task) -> Iterator[Result | BaselineResult]:
         """Yield the records of some trials or baselines of this draw."""
-        with limit_threads():
-            if task.baselines:
-                alone = self.audit.apart(self.number)
-                yield from (_score_alone(baseline, alone, self.audit) for baseline in task.baselines)
-            if task.rows:
-                yield from _make_results(self.audit, task.rows, self.audit.joint(self.number))
+        if task.baselines:
+            alone = self.audit.apart(self.number)
+            yield from (_score_alone(baseline, alone, self.audit) for baseline in task.baselines)
+        if task.rows:
+            yield from _make_results(self.audit, task.rows, self.audit.joint(self.number))
 
 
 def _make_results(audit: SystemAudit, rows: Sequence[Trial], trained: Trained) -> Iterator[Result]:

@@ -180,7 +180,7 @@ def command(
     from vflsec.run import guesses
     from vflsec.run import spec as specs
     from vflsec.run.job import Job, name_sweep, prepare, prepare_sweep
-    from vflsec.run.plan import load_dataset
+    from vflsec.run.plan import find_dataset
     from vflsec.run.store import guard_writing
 
     limit = RunLimits(max_leak=read_limits(max_leak), min_utility=min_utility, max_undetected=max_undetected)
@@ -219,7 +219,7 @@ def command(
     if not axes:
         options.expose(engines.list_exposures(evaluation.spec), max_exposure)
     if by:
-        guesses.get_groups(load_dataset(spec.dataset, **spec.data.options), by)
+        guesses.get_groups(find_dataset(spec.dataset).load_once(spec.data), by)
     if dry_run:
         show_plan(job, job.plan(fresh=fresh, keep=keep), how["jobs"])
         return

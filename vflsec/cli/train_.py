@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -64,13 +65,14 @@ def command(
     spec = specs.read_training(options.resolve(training, assignments, **chosen))
     engine.check_device(device)
     spec = plan.with_standard_names(spec, plan.get_names(spec))
-    engine.check_training(spec)
+    untrained = engine.check_training(spec)
     options.expose(engine.list_exposures(spec), max_exposure)
     folders = [folder for folder in (out, record) if folder]
     if len(folders) == 2 and any(a.resolve().is_relative_to(b.resolve()) for a, b in permutations(folders)):
         raise UsageError(f"expected --out and --record apart from each other, got {out} and {record}")
     if out:
-        CellFolder(out).check()
+        CellFolder(out).check(partial(checkpoint.save, trained=untrained, spec=spec, seed=seed))
+    del untrained  # which holds the data once more
     with ExitStack() as locked:
         for folder in folders:
             locked.enter_context(lock_folder(folder))

@@ -112,6 +112,10 @@ class Technique(msgspec.Struct, frozen=True, kw_only=True):
         return self.resolve, (self.spec,)
 
 
+_LAST: dict[bytes, VerticalDataset] = {}
+"""The dataset that was loaded last."""
+
+
 class Source(msgspec.Struct, frozen=True, kw_only=True):
     """Where the rows come from: a dataset of this process, the user's TOML file, or a function of a registered name.
 
@@ -148,6 +152,14 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
         loaded = make(self.name, self.loader, **options)
         assert isinstance(loaded, VerticalDataset)
         return loaded
+
+    def load_once(self, data: DataSpec) -> VerticalDataset:
+        """Return the dataset of some settings, which this process keeps until it needs another; do not change it."""
+        wanted = msgspec.json.encode((self.name, self.key(data), data.options))
+        if wanted not in _LAST:
+            _LAST.clear()
+            _LAST[wanted] = self.load(**data.options)
+        return _LAST[wanted]
 
     def key(self, data: DataSpec) -> Any:
         """Return how keys identify the rows: a name, or a hash of each of the user's files that they are read from.

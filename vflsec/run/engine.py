@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
-import time
+import signal
+import sys
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from itertools import product
+from contextlib import suppress
+from itertools import chain, product
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
+from queue import SimpleQueue
+from subprocess import PIPE, Popen
 from threading import Thread
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
+from uuid import uuid4
 
 import msgspec
 import torch
-from joblib import Parallel, delayed
-from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.core import hooks
@@ -24,7 +28,7 @@ from vflsec.core.message import SERVER, SOURCE
 from vflsec.core.method import Method, Trained
 from vflsec.data import memory
 from vflsec.data.dataset import VerticalDataset
-from vflsec.results.records.schema import Record
+from vflsec.results.records.schema import Record, decode, encode
 from vflsec.run import runner
 from vflsec.run.adversary import get_side
 from vflsec.run.cell import Cell, Technique, can_act
@@ -278,15 +282,16 @@ def list_reasons(left_out: Mapping[str, str]) -> list[str]:
     return [f"{', '.join(alike)}: {reason}" for reason, alike in names.items()]
 
 
-def check_training(spec: EvalSpec) -> None:
-    """Check as ``check`` does, but for what concerns attacks.
+def check_training(spec: EvalSpec) -> Trained:
+    """Check as ``check`` does, but for what concerns attacks; return the last federation that was built, untrained.
 
     Raises:
         UsageError: an unknown name or option, settings that the data cannot serve, or a defense that never acts.
         DataError: the dataset cannot be read.
     """
-    for _ in _build(spec):
-        pass
+    for _, method, federation in _build(spec):
+        untrained = Trained(method, federation, {})
+    return untrained
 
 
 def time_cryptography(spec: EvalSpec) -> dict[str, float]:
@@ -363,9 +368,9 @@ def _check_points(defenses: Sequence[Technique], methods: Sequence[Technique]) -
 def evaluate(
     todo: Plan, store: Store, *, jobs: int = 1, device: str = "cpu", engine: str = "local"
 ) -> Iterator[Record | StageDone]:
-    """Compute the missing results in the order of the plan, and yield each once it is on the disk.
+    """Compute the missing results, and yield each once it is on the disk, which is when it is computed.
 
-    The order and all numbers but the timings are the same for any ``jobs`` and ``engine``, and after an interruption.
+    In the end all but the timings is the same for any ``jobs`` and ``engine``, and after an interruption.
 
     Args:
         todo: the plan.
@@ -377,18 +382,20 @@ def evaluate(
     Raises:
         UsageError: no scheduler at that address, or dask is not installed.
     """
-    for tasks in filter(None, _order_tasks(todo)):
-        if engine != "local":
-            results = _run_on_dask(tasks, store.folder, engine.removeprefix("dask:"), device)
-        elif jobs > 1 and len(tasks) > 1:
-            results = _run_in_parallel(tasks, store.folder, jobs, device)
-        else:
-            results = None
-        for task in tasks:
-            for record in runner.run(task, store.folder, device) if results is None else next(results):
-                if not isinstance(record, StageDone):
-                    store.append(record)
-                yield record
+    ordered = _order_tasks(todo)
+    count = min(jobs, max(map(len, ordered))) if engine == "local" else 0
+    if count > 1:
+        records = _run_in_parallel(ordered, store.folder, count, device)
+    elif engine == "local":
+        records = chain.from_iterable(runner.run(task, store.folder, device) for task in chain(*ordered))
+    else:
+        records = chain.from_iterable(_run_on_dask(tasks, store.folder, engine, device) for tasks in ordered if tasks)
+    for record in records:
+        if not isinstance(record, StageDone):
+            store.append(record)
+        yield record
+    groups: list[Sequence[Trial | Baseline]] = [*_group_by_cell(todo.baselines), *_group_by_cell(todo.rows)]
+    store.sort(item.key for group in groups for item in group)
 
 
 def _order_tasks(todo: Plan) -> tuple[list[Task], ...]:
@@ -412,15 +419,17 @@ def check_device(device: str, *, here: bool = True) -> None:
     raise UsageError(f"expected --device cpu, or cuda where torch finds a GPU ({gpus} here), got {device!r}")
 
 
-def _run_on_dask(tasks: list[Task], folder: Path, address: str, device: str) -> Iterator[Sequence[Record | StageDone]]:
+def _run_on_dask(tasks: list[Task], folder: Path, engine: str, device: str) -> Iterator[Record | StageDone]:
     """Run on a scheduler's workers. Records come back here; trained models stay where the workers can write.
 
-    A task whose worker dies is run by another. Data frames of this process are sent to each worker once.
+    A task whose worker dies is run by another. Data frames of this process are sent to each worker once. A record comes
+    as an event when it is computed, and again with its task.
     """
     try:
         from distributed import Client
     except ImportError:
         raise UsageError("--engine dask:ADDRESS needs distributed: pip install 'vflsec[dask]'") from None
+    address = engine.removeprefix("dask:")
     try:
         client = Client(address, timeout=10)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:
@@ -429,9 +438,20 @@ def _run_on_dask(tasks: list[Task], folder: Path, address: str, device: str) -> 
         data = _load_memory_datasets(tasks)
         if data:  # dask scatters no empty mapping
             data = client.scatter(data, broadcast=True)  # type: ignore[no-untyped-call]
-        futures = [client.submit(_run_on_worker, data, task, folder.resolve(), device, pure=False) for task in tasks]
+        topic, news, seen = f"vflsec-{uuid4()}", SimpleQueue[Any](), set[str]()
+        client.subscribe_topic(topic, lambda event: news.put([decode(event[1])]))  # type: ignore[no-untyped-call]
+        place = folder.resolve()
+        futures = [client.submit(_run_on_worker, data, task, place, device, topic, pure=False) for task in tasks]
         for future in futures:
-            yield future.result()
+            future.add_done_callback(news.put)  # type: ignore[no-untyped-call]
+        running = len(futures)
+        while running:
+            new = news.get()
+            if not isinstance(new, list):
+                new, running = new.result(), running - 1
+            fresh = [record for record in new if isinstance(record, StageDone) or record.key not in seen]
+            seen.update(record.key for record in fresh if not isinstance(record, StageDone))
+            yield from fresh
 
 
 def _load_memory_datasets(tasks: Iterable[Task]) -> Datasets:
@@ -446,7 +466,7 @@ def _keep_all(data: Datasets) -> None:
             memory.keep(dataset)
 
 
-def _run_on_worker(data: Datasets, task: Task, folder: Path, device: str) -> Sequence[Record | StageDone]:
+def _run_on_worker(data: Datasets, task: Task, folder: Path, device: str, topic: str) -> list[Record | StageDone]:
     """Run ``task`` on a worker of dask, with its models in ``folder``, or in its own place if it cannot write there."""
     from distributed import get_worker
 
@@ -455,33 +475,99 @@ def _run_on_worker(data: Datasets, task: Task, folder: Path, device: str) -> Seq
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         folder = Path(get_worker().local_directory) / "vflsec" / folder.name
-    return list(runner.run(task, folder, device))
+    records = []
+    for record in runner.run(task, folder, device):
+        records.append(record)
+        if not isinstance(record, StageDone):
+            get_worker().log_event(topic, encode(record))
+    return records
 
 
-def _run_in_parallel(tasks: list[Task], folder: Path, jobs: int, device: str) -> Iterator[Sequence[Record | StageDone]]:
-    parallel = Parallel(n_jobs=min(jobs, len(tasks)), return_as="generator", batch_size=1)
-    data = _load_memory_datasets(tasks)
+_START = """import sys
+sys.path += [folder for folder in sys.argv[2:] if folder not in sys.path]
+from vflsec.run import engine
+engine.serve(sys.argv[1])"""
+"""What workers run. Folders of the parent's path come last on theirs, so that no file in them hides a package."""
+
+
+def _run_in_parallel(
+    ordered: Sequence[list[Task]], folder: Path, count: int, device: str
+) -> Iterator[Record | StageDone]:
+    """Run lists of tasks one after the other, in processes that start without the current folder on their path.
+
+    Frames and tasks go out, and records come in, through a pipe of each process: nothing stays in shared memory if this
+    process is killed. A worker goes on when the next record is asked for.
+    """
+    setup, at = (_load_memory_datasets(chain(*ordered)), folder, device), ""
+    pipes, ends = zip(*(Pipe() for _ in range(count)), strict=True)
+    processes = [_start_workers(group) for group in ([ends] if sys.platform == "linux" else [[end] for end in ends])]
     try:
-        yield from parallel(delayed(_run_in_worker)(os.getpid(), data, task, folder, device) for task in tasks)
-    except TerminatedWorkerError:
+        for pipe in pipes:
+            pipe.send(setup)
+        for waiting in map(iter, ordered):
+            busy: dict[Any, Task] = dict(zip(pipes, waiting, strict=False))
+            for pipe, task in busy.items():
+                pipe.send(task)
+            while busy:
+                for pipe in busy.keys() & wait(list(busy)):
+                    at = f" at {busy[pipe].cell.method.name}, seed {busy[pipe].cell.seed}"
+                    record = pipe.recv()
+                    if isinstance(record, Exception):
+                        raise record
+                    if record is not None:
+                        yield record
+                        pipe.send(None)
+                    elif following := next(waiting, None):
+                        busy[pipe] = following
+                        pipe.send(following)
+                    else:
+                        del busy[pipe]
+    except (EOFError, ConnectionError):
         raise UsageError(
-            "a worker process has died: it was killed, ran out of memory, or an attack ended it. Finished results "
-            "are kept; start again, with --jobs 1 to see which cell it is"
+            f"a worker process has died{at}: it was killed, ran out of memory, or an attack ended it. Finished results "
+            f"are kept; start again, with fewer --jobs to save memory"
         ) from None
+    finally:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
 
 
-def _run_in_worker(parent: int, data: Datasets, task: Task, folder: Path, device: str) -> Sequence[Record | StageDone]:
-    """Run ``task`` in a process that ends with its parent, so that a killed run does not go on writing."""
-    _watch(parent)
+def _start_workers(ends: Sequence[Any]) -> Popen[bytes]:
+    """Start a process group with a worker at the end of each pipe; only of one on macOS, where forks may crash."""
+    isolated, descriptors = "-I" if sys.flags.isolated else "-P", [end.fileno() for end in ends]
+    command = [sys.executable, isolated, "-c", _START, ",".join(map(str, descriptors)), *filter(None, sys.path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    started = Popen(command, stdin=PIPE, pass_fds=descriptors, process_group=0, env=environment)  # noqa: S603
+    for end in ends:
+        end.close()
+    return started
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()  # which ends when the parent has, however that was
+    os._exit(1)
+
+
+def serve(descriptors: str) -> None:
+    """Run the tasks that come through each pipe, in processes that share what is imported by now."""
+    pipes: list[Any] = [Connection(int(descriptor)) for descriptor in descriptors.split(",")]
+    while len(pipes) > 1 and os.fork():
+        pipes.pop().close()
+    pipe = pipes.pop()
+    pipes.clear()  # which closes those of other workers
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which a scheduler sends to all: the parent then ends this process
+    Thread(target=_end_with_parent, daemon=True).start()
+    data, folder, device = pipe.recv()
     _keep_all(data)
-    return list(runner.run(task, folder, device))
-
-
-@lru_cache(maxsize=1)
-def _watch(parent: int) -> None:
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    Thread(target=watch, daemon=True).start()
+    while True:
+        task, end = pipe.recv(), None
+        try:
+            for record in runner.run(task, folder, device):
+                pipe.send(record)
+                pipe.recv()  # until it is stored
+        except Exception as error:  # noqa: BLE001  (it is raised by the process that sent the task)
+            error.add_note(traceback.format_exc())
+            end = error
+        pipe.send(end)

@@ -85,7 +85,7 @@ def get_partition(cell: Cell) -> Partition:
     wanted = str(cell.dataset.key(cell.data)), msgspec.json.encode((cell.dataset.name, cell.data, cell.seed))
     if wanted not in _LAST:  # a changed file is another dataset
         _LAST.clear()
-        _LAST[wanted] = split_dataset(cell.dataset.load(**cell.data.options), cell.data, cell.seed)
+        _LAST[wanted] = split_dataset(cell.dataset.load_once(cell.data), cell.data, cell.seed)
     data = _LAST[wanted]
     if cell.shadow is None:
         return data

@@ -29,7 +29,7 @@ from vflsec.results.records.manifest import Subgroup, Subgroups
 from vflsec.results.records.schema import Record
 from vflsec.results.statistics import MIN_CLASS_ROWS, Scored, differ, find_leaks
 from vflsec.run.federation import get_partition
-from vflsec.run.plan import Trial, list_trials, load_dataset
+from vflsec.run.plan import Trial, find_dataset, list_trials
 from vflsec.run.questions import is_about_source
 from vflsec.run.score import draw_first_half
 from vflsec.run.spec import EvalSpec
@@ -101,7 +101,7 @@ def tabulate_rows(spec: EvalSpec, folder: Path) -> pd.DataFrame:
         raise UsageError("expected an attack that guesses the labels of training rows with --rows, got none: add one")
     by_row = pd.concat(parts).groupby(list(COLUMNS[:6]), sort=False)
     table = by_row["probability"].agg(seeds="count", probability="mean", highest="max").reset_index()
-    classes = load_dataset(spec.dataset, **spec.data.options).classes
+    classes = find_dataset(spec.dataset).load_once(spec.data).classes
     return table.assign(label=[classes[label] for label in table["label"]]).sort_values(
         "probability", ascending=False, kind="stable", ignore_index=True
     )
@@ -109,7 +109,7 @@ def tabulate_rows(spec: EvalSpec, folder: Path) -> pd.DataFrame:
 
 def measure_subgroups(spec: EvalSpec, folder: Path, column: str) -> list[Subgroups]:
     """Return what each attack on labels leaks of each group of rows, and whether the groups differ."""
-    groups = get_groups(load_dataset(spec.dataset, **spec.data.options), column)
+    groups = get_groups(find_dataset(spec.dataset).load_once(spec.data), column)
     by_results: dict[tuple[str, ...], Subgroups] = {}
     for split in ("test", "train"):  # as the leak is reported
         for seeds in _read_guesses(spec, folder, split).values():

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -102,20 +102,27 @@ class Run(NamedTuple):
     messages: tuple[Message, ...] = ()
 
 
-def run(task: Task, folder: Path, device: str) -> Iterable[Record | StageDone]:
-    """Return a record for each row or baseline of ``task``, in order; for a stage, that it is done.
+def run(task: Task, folder: Path, device: str) -> Iterator[Record | StageDone]:
+    """Yield a record for each row or baseline of ``task`` when it is computed; for a stage, that it is done.
 
     A failure within a cell becomes the status of its records. Wrong settings are raised.
     """
-    if not isinstance(task.cell, Cell):
-        return task.cell.results(task)
-    store = Store(folder)
-    with _TRAINING_LOCK, limit_threads():
-        if task.stage or task.group or task.shadows:
-            return [_prepare(task, store, device)]
-        if task.baselines:
-            return [_run_baseline(baseline, store, device) for baseline in task.baselines]
-        return _run_rows(task, store, device)
+    records = _compute(task, Store(folder), device) if isinstance(task.cell, Cell) else task.cell.results(task)
+    while True:
+        with _TRAINING_LOCK, limit_threads():  # not for as long as the caller keeps a record
+            record = next(records, None)
+        if record is None:
+            return
+        yield record
+
+
+def _compute(task: Task, store: Store, device: str) -> Iterator[Record | StageDone]:
+    if task.stage or task.group or task.shadows:
+        yield _prepare(task, store, device)
+    elif task.baselines:
+        yield from (_run_baseline(baseline, store, device) for baseline in task.baselines)
+    else:
+        yield from _run_rows(task, store, device)
 
 
 def _prepare(task: Task, store: Store, device: str) -> StageDone:
@@ -154,17 +161,15 @@ def _train_group(task: Task, store: Store, device: str) -> None:
             _LOG.info("%s: runs train one after the other: %s", task.cell.method.name, reason)
 
 
-def _run_rows(task: Task, store: Store, device: str) -> list[Result]:
+def _run_rows(task: Task, store: Store, device: str) -> Iterator[Result]:
     attacks = [row.attack.make() if row.attack else None for row in task.rows]
     reading = [attack for attack in attacks if attack and not isinstance(attack, IntegrityAttack)]
     questions: Questions = {}
     runs: list[Run] = []
     for cell in task.cells:
         runs += [_run(cell, task, list_kinds(reading), store, device)]
-    return [
-        _run_row(row, attack, task, runs[: row.trainings], questions, store, device)
-        for row, attack in zip(task.rows, attacks, strict=True)
-    ]
+    for row, attack in zip(task.rows, attacks, strict=True):
+        yield _run_row(row, attack, task, runs[: row.trainings], questions, store, device)
 
 
 def _run(cell: Cell, task: Task, kinds: frozenset[Kind], store: Store, device: str) -> Run:

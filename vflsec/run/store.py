@@ -11,7 +11,7 @@ import hashlib
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -191,6 +191,14 @@ class Store:
         with guard_writing(self.folder):
             files.replace(self._records, b"".join(kept), mode=SHARED)
 
+    def sort(self, keys: Iterable[str]) -> None:
+        """Put the results with these keys in this order behind all others, since processes end in any order."""
+        records, places = self.records(), {key: place for place, key in enumerate(keys)}
+        ordered = sorted(records, key=lambda key: places.get(key, -1))
+        if ordered != [*records]:
+            with guard_writing(self.folder):
+                files.replace(self._records, b"".join(encode(records[key]) for key in ordered), mode=SHARED)
+
     def forget_failures(self) -> None:
         """Drop the results that errored, diverged or are damaged, and their cells, so that these are trained again."""
         for path in self.folder.glob("cells/*/cell.json"):
@@ -290,16 +298,6 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-@contextmanager
-def _remove_if_unfinished(temporary: Path) -> Iterator[None]:
-    """Remove a folder that could not be finished, so that it does not fill a full disk further."""
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-
-
 SUBJECT = {"sha256": "other content", "party": "another party", "train_rows": "other rows", "test_rows": "other rows"}
 """The settings of an audit that say what it is about, and what it means if they differ."""
 
@@ -328,6 +326,16 @@ class CellFolder:
     def partial(self) -> Path:
         """The file with the state of a phase while it is being trained."""
         return self.path.with_name(f"{self.path.name}.partial")
+
+    @contextmanager
+    def _prepare_folder(self) -> Iterator[Path]:
+        """Yield the path of a new folder; it is removed unless it is moved here, lest it fill a full disk further."""
+        temporary = self.path.with_name(f"{files.UNFINISHED}{self.path.name}-{os.getpid()}")
+        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            yield temporary
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
     def read(self) -> CellFacts | StageFacts | None:
         """Return the cell's facts, or None if it must be computed.
@@ -376,9 +384,7 @@ class CellFolder:
             save_models: writes all other files into a folder that it makes.
             portable: whether the folder may be renamed later.
         """
-        temporary = self.path.with_name(f"{files.UNFINISHED}{self.path.name}-{os.getpid()}")
-        shutil.rmtree(temporary, ignore_errors=True)
-        with guard_writing(self.path), _remove_if_unfinished(temporary):
+        with guard_writing(self.path), self._prepare_folder() as temporary:
             temporary.parent.mkdir(parents=True, exist_ok=True)
             save_models(temporary)
             models = {path.name: _digest(path) for path in sorted(temporary.iterdir())}
@@ -390,18 +396,18 @@ class CellFolder:
                 temporary.rename(self.path)
             except OSError:  # another process was first, or this is an incomplete cell
                 if self.read() is not None:
-                    shutil.rmtree(temporary)
                     return
                 files.discard(self.path)
                 temporary.rename(self.path)
 
-    def check(self) -> None:
-        """Raise StoreError unless this folder is new and can be made; it is created and removed again."""
+    def check(self, save_models: Callable[[Path], None]) -> None:
+        """Raise StoreError unless this folder is new and has room for such files, which are removed again."""
         with guard_writing(self.path):
             if self.path.exists():
                 raise StoreError(f"expected a new folder for --out, got {self.path}, which exists: name another")
-            made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
-            self.path.mkdir(parents=True)
+            made = [folder for folder in self.path.parents if not folder.exists()]
+            with self._prepare_folder() as temporary:
+                save_models(temporary)
             for folder in made:
                 folder.rmdir()
 
