@@ -13,13 +13,17 @@ from torch import Tensor
 
 from vflsec.attacks.fusion import AttributeFusion
 from vflsec.base.checks import check_positive, check_positive_or_none
-from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import THRESHOLD
+from vflsec.core.attack import THRESHOLD, Attack
 from vflsec.core.message import Kind
-from vflsec.core.scaling import standardize
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.fused import fuse_classes
-from vflsec.inference.regression import SearchedModel, has_unfinished_fit, log_probabilities, search_penalty
+from vflsec.inference.regression import (
+    SearchedModel,
+    has_unfinished_fit,
+    log_probabilities,
+    search_penalty,
+    standardize,
+)
 from vflsec.inference.releases import average, read_last_values
 from vflsec.inference.trajectories import has_several_releases, join_functions
 

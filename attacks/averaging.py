@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import THRESHOLD, draw_references
+from vflsec.core.attack import THRESHOLD, Attack
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.auxiliary import draw_references
 from vflsec.inference.releases import read_releases
 
 

@@ -11,8 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from vflsec.base.checks import check_positive, check_positive_or_none
 from vflsec.base.errors import InsufficientView
-from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import THRESHOLD
+from vflsec.core.attack import THRESHOLD, Attack
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.releases import Releases, find_span, read_releases

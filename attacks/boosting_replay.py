@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from vflsec.base.checks import check_non_negative, check_positive, check_positive_or_none
-from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import THRESHOLD
+from vflsec.core.attack import THRESHOLD, Attack
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.opinion_pool import pool_opinions
 from vflsec.inference.sources import EVERYTHING

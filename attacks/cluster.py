@@ -14,11 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vflsec.base.checks import check_positive
-from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import THRESHOLD
+from vflsec.core.attack import THRESHOLD, Attack
 from vflsec.core.message import Kind
-from vflsec.core.scaling import standardize
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.regression import standardize
 from vflsec.inference.releases import read_releases
 
 

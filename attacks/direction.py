@@ -7,10 +7,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vflsec.base.checks import check_positive_or_none
-from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import THRESHOLD, draw_references
+from vflsec.core.attack import THRESHOLD, Attack
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.auxiliary import draw_references
 from vflsec.inference.releases import Releases, read_releases
 
 

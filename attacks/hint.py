@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from vflsec.base.checks import check_positive_or_none
-from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import THRESHOLD, draw_references
+from vflsec.core.attack import THRESHOLD, Attack
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.auxiliary import draw_references
 from vflsec.inference.releases import Releases, read_releases
 
 

@@ -13,10 +13,9 @@ from sklearn.exceptions import ConvergenceWarning
 
 from vflsec.base.checks import check_positive_or_none, share
 from vflsec.base.sparse_rows import to_matrix
-from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import THRESHOLD
-from vflsec.core.scaling import standardize
+from vflsec.core.attack import THRESHOLD, Attack
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.regression import standardize
 from vflsec.inference.trees.nodes import get_components, list_partners
 
 STARTS = 5

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import THRESHOLD
+from vflsec.core.attack import THRESHOLD, Attack
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.regression import regress_classes
 

@@ -12,9 +12,8 @@ from torch.nn import functional as F
 from vflsec.base.checks import check_positive
 from vflsec.base.errors import InsufficientView
 from vflsec.core.attack import Attack
-from vflsec.core.scaling import standardize
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.regression import search_penalty
+from vflsec.inference.regression import search_penalty, standardize
 
 NEIGHBORS = 3
 

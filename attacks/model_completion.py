@@ -17,11 +17,9 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from vflsec.base.checks import check_positive
 from vflsec.base.sparse_rows import SparseRows
-from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import THRESHOLD
-from vflsec.core.scaling import Standardize
+from vflsec.core.attack import THRESHOLD, Attack
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.regression import is_still_falling
+from vflsec.inference.regression import Standardize, is_still_falling
 from vflsec.nn.stacked import draw_batches, split_runs, stack, stack_modules, unstack_modules
 
 WARM_AVERAGE = 3000

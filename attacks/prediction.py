@@ -7,8 +7,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from vflsec.base.errors import InsufficientView
-from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import THRESHOLD, apply_threshold
+from vflsec.core.attack import THRESHOLD, Attack, apply_threshold
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.regression import regress_classes
 

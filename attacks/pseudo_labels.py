@@ -14,11 +14,9 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from vflsec.base.checks import check_positive
-from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import THRESHOLD
-from vflsec.core.scaling import standardize
+from vflsec.core.attack import THRESHOLD, Attack
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.regression import log_probabilities
+from vflsec.inference.regression import log_probabilities, standardize
 
 RIDGE = 0.1
 """Share of the identity in each class's covariance."""

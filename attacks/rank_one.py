@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import orient
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.auxiliary import orient
 from vflsec.inference.releases import project_batches, read_releases
 
 

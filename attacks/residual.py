@@ -7,9 +7,9 @@ from torch import Tensor
 
 from vflsec.base.checks import check_positive_or_none
 from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import orient
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.auxiliary import orient
 from vflsec.inference.releases import Releases, find_span, project_batches, read_releases
 
 

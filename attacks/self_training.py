@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 from vflsec.base.checks import check_positive
 from vflsec.core.attack import Attack
-from vflsec.core.scaling import standardize
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.fused import fuse_classes
 from vflsec.inference.opinion_pool import Opinion, pool_opinions
+from vflsec.inference.regression import standardize
 from vflsec.inference.sources import EVERYTHING, SourceTable, Table, list_sources
 
 WEIGHT = 3.0

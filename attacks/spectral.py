@@ -6,9 +6,9 @@ import torch
 
 from vflsec.base.checks import check_positive_or_none
 from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import separate
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.auxiliary import separate
 from vflsec.inference.releases import find_component, rank_releases, read_releases
 
 

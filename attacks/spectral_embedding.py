@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import separate
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.auxiliary import separate
 from vflsec.inference.releases import find_component
 
 

@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from vflsec.core.attack import Attack
-from vflsec.core.auxiliary import THRESHOLD
-from vflsec.core.scaling import standardize
+from vflsec.core.attack import THRESHOLD, Attack
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.regression import regress_classes
+from vflsec.inference.regression import regress_classes, standardize
 
 
 class Squares(Attack):

@@ -17,8 +17,8 @@ from vflsec.base.errors import DataError, InsufficientView
 from vflsec.cipher.arithmetic.codec import cut
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.recording import RecordedMessage, Recording
-from vflsec.core.auxiliary import measure_sureness, separate
 from vflsec.core.view import Fact, Guess, Need, View
+from vflsec.inference.auxiliary import measure_sureness, separate
 from vflsec.inference.recordings.samples import RecordingAttack, get_ids, get_recording, locate
 
 CIPHERTEXTS = ("columns", "packs", "ciphers", "share")

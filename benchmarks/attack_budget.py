@@ -20,7 +20,7 @@ from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
 from vflsec.results.metrics import METRICS, score_positive
 from vflsec.results.statistics import bound_over_seeds
-from vflsec.run.adversary import TRIALS, fold_scores, tune
+from vflsec.run.adversary import TRIALS, draw_variants, fold_scores, tune
 from vflsec.run.spec import AuxSpec
 
 COLUMNS, KNOWN, ROWS = 12, 80, 1000
@@ -95,7 +95,7 @@ def draw(world: World, seed: int) -> tuple[Ridge, View, np.ndarray]:
 
 def largest(attack: Ridge, view: View, seed: int) -> Ridge:
     """Return the variant with the largest score on one set of folds, the attack itself among equal ones."""
-    trials = [attack, *attack.variants(TRIALS["large"], np.random.default_rng(seed))]
+    trials = [attack, *draw_variants(attack, TRIALS["large"], np.random.default_rng(seed))]
     found = [fold_scores(one, view, "auc", LARGE.folds, seed) for one in trials]
     return trials[int(np.argmax([own.mean() for own in found if own is not None]))]
 

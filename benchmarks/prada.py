@@ -30,9 +30,9 @@ from rich.progress import track
 from torch import nn
 
 from vflsec.cipher.arithmetic.layout import CipherLayout
-from vflsec.core.federation import load_states
 from vflsec.core.message import Step
 from vflsec.core.method import Trained
+from vflsec.methods.checkpoint import load_states
 from vflsec.nn.feature_groups import DROPOUT, DomainDiscriminators, ParallelLinear, UnitLength, build_layers
 from vflsec.results.metrics import auc, ks
 from vflsec.run import spec as specs

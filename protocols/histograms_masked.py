@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vflsec.core.message import Kind
-from vflsec.core.protocol import HistogramExchange, Histograms
-from vflsec.protocols.histograms_plain import select_output
+from vflsec.protocols.histograms_plain import build_payload, select_output
 from vflsec.protocols.masked_plain import Sealed
-from vflsec.trees.histograms import sum_bins
+from vflsec.trees.histograms import HistogramExchange, Histograms, sum_bins
 
 
 class EncryptedHistograms(HistogramExchange):
@@ -68,7 +67,8 @@ class EncryptedHistograms(HistogramExchange):
         )
         heard = message.payload["rows"].numpy().astype(np.int64)
         sums = np.concatenate([self.decrypt_sums(message.payload["value"], heard), heard[..., None]], axis=2)
-        self.note(sums, place)
+        payload = build_payload(sums, place)  # what the active party has decrypted, for the taps
+        self.active.note(Kind.HISTOGRAM, payload, sender=self.passive.name, step=place.tree, phase=place.phase)
         return sums
 
     @abstractmethod

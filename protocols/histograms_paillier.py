@@ -13,14 +13,11 @@ from numpy.typing import NDArray
 from vflsec.base.checks import expect_known
 from vflsec.base.errors import ProtocolError, UsageError
 from vflsec.cipher.arithmetic.codec import Ciphertexts
-from vflsec.cipher.arithmetic.cost import time_units
-from vflsec.cipher.arithmetic.histograms import PairPacking, count_products, multiply_bins
-from vflsec.cipher.arithmetic.keys import ORDER_BITS, Keys, PublicKey
+from vflsec.cipher.arithmetic.cost import count_pairs, time_units
+from vflsec.cipher.arithmetic.histograms import PairPacking, check_size, count_products, multiply_bins
+from vflsec.cipher.arithmetic.keys import Keys, PublicKey
 from vflsec.cipher.arithmetic.layout import MODES, Mode
-from vflsec.cipher.arithmetic.powers import find_fixed_base_window
 from vflsec.cipher.arithmetic.randomizers import (
-    COSETS,
-    SLACK,
     WITHOUT_TABLE,
     FactorSource,
     PowerSource,
@@ -29,9 +26,8 @@ from vflsec.cipher.arithmetic.randomizers import (
 )
 from vflsec.core.message import Kind
 from vflsec.core.party import Party
-from vflsec.core.protocol import FRACTION_BITS, MAX_KEY_BITS, MIN_KEY_BITS
 from vflsec.protocols.histograms_masked import EncryptedHistograms
-from vflsec.trees.histograms import sum_bins
+from vflsec.trees.histograms import FRACTION_BITS, sum_bins
 
 NOISE_BITS = 10  # that defenses may add to a derivative by noise
 RANGE_BITS = 2  # of derivatives of the log loss, with room for what changes labels
@@ -87,8 +83,7 @@ class PaillierHistograms(EncryptedHistograms):
     ) -> None:
         super().__init__(passive, active)
         expect_known(MODES, mode=mode)
-        if not MIN_KEY_BITS <= bits <= MAX_KEY_BITS or bits % 8:
-            raise UsageError(f"expected {MIN_KEY_BITS} <= bits <= {MAX_KEY_BITS} in whole bytes, got {bits}")
+        check_size(bits=bits)
         if range_bits is not None and not 0 <= range_bits <= 16:
             raise UsageError(f"expected 0 <= range_bits <= 16, got {range_bits}")
         self.bits, self.mode, self._range_bits = bits, mode, range_bits
@@ -170,9 +165,8 @@ class PaillierHistograms(EncryptedHistograms):
         if not (rounds and outputs and rows and columns and passes):
             return 0.0
         unit, packing = time_units(self.bits, self.mode, CALIBRATION), self._choose_packing(rows)
-        order = ORDER_BITS if self.mode == "subgroup" else self.bits // 2
-        window = find_fixed_base_window(self.bits, order, ROUNDS * rows * outputs)
-        encryption = OVERHEAD * 2 * _count_pairs(-(-order // window)) * unit.half + unit.full
+        pairs = count_pairs(self.bits, self.mode, ROUNDS * rows * outputs, through_factors=True)
+        encryption = OVERHEAD * 2 * pairs * unit.half + unit.full
         levels = max(1.0, 2 * passes - 1)
         products = bins = 0.0
         for level in range(round(levels)):
@@ -182,17 +176,12 @@ class PaillierHistograms(EncryptedHistograms):
             bins += min(asked * n_bins, inside * columns)
         answers = bins / packing.pairs + round(levels) / 2
         per_tree = products * unit.full + bins * 2 * packing.slot * unit.full
-        per_tree += answers * (2 * unit.powers + self._time_randomizer(unit, rounds * outputs * answers))
+        if self.mode == "standard" and rounds * outputs * answers <= WITHOUT_TABLE:
+            randomizer = unit.residues
+        else:
+            randomizer = count_pairs(self.bits, self.mode, ANSWERS, through_factors=False) * unit.digits
+        per_tree += answers * (2 * unit.powers + randomizer)
         return rounds * outputs * (rows * encryption + per_tree)
-
-    def _time_randomizer(self, unit: Any, uses: float) -> float:
-        """Return the seconds of a randomizer of the passive party."""
-        if self.mode == "standard" and uses <= WITHOUT_TABLE:
-            return float(unit.residues)
-        exponent = 2 * ORDER_BITS + SLACK if self.mode == "subgroup" else self.bits + SLACK
-        window = find_fixed_base_window(2 * self.bits, exponent, ANSWERS)
-        places = -(-exponent // window) + (0 if self.mode == "subgroup" else -(-COSETS // window))
-        return float(_count_pairs(places) * unit.digits)
 
     def _choose_packing(self, rows: int) -> PairPacking:
         return PairPacking.from_sizes(self.bits, rows, FRACTION_BITS + self.range_bits)
@@ -292,8 +281,3 @@ class _Randomizers:
             self._many = self._many or make_source(self._public, ANSWERS)
             drawn += self._many.draw(count - single)
         return drawn
-
-
-def _count_pairs(places: int) -> int:
-    """Pairs of a randomizer's digits, and one multiplication by its slope."""
-    return -(-places // 2) + 1

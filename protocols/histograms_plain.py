@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vflsec.core.message import Kind
-from vflsec.core.protocol import FRACTION_BITS, HistogramExchange, Histograms
-from vflsec.trees.histograms import sum_bins
+from vflsec.trees.histograms import FRACTION_BITS, HistogramExchange, Histograms, sum_bins
 
 UNITS = np.array([2.0**FRACTION_BITS, 2.0**FRACTION_BITS, 1.0])
 
@@ -53,13 +52,18 @@ class PlainHistograms(HistogramExchange):
         sums = sum_bins(bins, nodes, select_output(self._kept, place.output), len(place.numbers), n_bins)
         message = self.passive.send(
             Kind.HISTOGRAM,
-            self.build_payload(sums, place),
+            build_payload(sums, place),
             to=self.active.name,
             step=place.tree,
             phase=place.phase,
         )
         received: NDArray[np.int64] = np.rint(message.payload["value"].numpy() * UNITS).astype(np.int64)
         return received
+
+
+def build_payload(sums: NDArray[np.int64], place: Histograms) -> dict[str, Tensor]:
+    """Return the payload of histograms in clear: ``value`` (N, n_bins, 3) in units of the loss, and ``nodes``."""
+    return {"value": torch.from_numpy(sums / UNITS), "nodes": torch.from_numpy(place.numbers)}
 
 
 def select_output(derivatives: NDArray[np.int64], output: int) -> NDArray[np.int64]:

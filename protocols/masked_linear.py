@@ -127,7 +127,10 @@ class MaskedLinearBoundary(LinearBoundary):
             part = step._replace(rows=step.rows[rows.to(step.rows.device)])
             features = _to_numpy(mu[rows.to(mu.device)])
             self._begin(part)
-            parts.append(self._exchange(part).scores(features, self._score_noise(len(features)), learns=step.learns))
+            score_noise = None
+            if self.spec.score_noise:
+                score_noise = _draw(self.passive, len(features), self._outputs) * self.spec.score_noise
+            parts.append(self._exchange(part).scores(features, score_noise, learns=step.learns))
         z = torch.as_tensor(np.concatenate(parts), dtype=h.dtype, device=h.device)
         return self.active.open(Kind.EMBEDDING, z, step, sender=self.passive.name)
 
@@ -169,10 +172,6 @@ class MaskedLinearBoundary(LinearBoundary):
             self.spec.noise * float(np.linalg.norm(delta, axis=1).max())
         )
 
-    def _score_noise(self, rows: int) -> np.ndarray | None:
-        """Noise (B, C) on the scores, or None."""
-        return _draw(self.passive, rows, self._outputs) * self.spec.score_noise if self.spec.score_noise else None
-
     def _count(self, step: Step) -> None:
         """Count a pass of the samples of ``step``; the passive party refuses one too many."""
         most = self.spec.max_passes
@@ -189,16 +188,13 @@ class MaskedLinearBoundary(LinearBoundary):
 
     def _begin(self, step: Step) -> None:
         """Begin a step of the recordings: each forward pass is one, whatever the training calls it."""
-        rows = step.rows.cpu().numpy() + self._count_rows_before(step.split)
+        names = list(self.passive.features)  # no two samples have one number: those of the splits before come first
+        before = sum(len(self.passive.features[name]) for name in names[: names.index(step.split)])
+        rows = step.rows.cpu().numpy() + before
         for recorder in self.recorders.values():
             recorder.begin(self._steps, rate=step.rate if step.learns else None)
             recorder.note("rows", rows)
         self._steps += 1
-
-    def _count_rows_before(self, split: str) -> int:
-        """The number of rows in the splits before ``split``, so that no two samples have one number."""
-        names = list(self.passive.features)
-        return sum(len(self.passive.features[name]) for name in names[: names.index(split)])
 
     def _get_current(self) -> RolePair:
         """Return the roles, with the shares of the parties' models: stored ones may have been loaded since."""

@@ -52,7 +52,9 @@ class PaillierBoundary(MaskedLinearBoundary):
 
     def start(self, weight: np.ndarray, share: np.ndarray, train: TrainSpec) -> RolePair:
         """Return roles with a fresh key."""
-        optimizer = _make_optimizer(train)
+        optimizer = LinearSgd.build(
+            train.optimizer, momentum=train.momentum, weight_decay=train.weight_decay, clip=train.clip
+        )
         width, outputs = weight.shape
         self.layout = layout = self.spec.layout(
             width=width, outputs=outputs, batch=self.batch, delta_bits=self.delta_bits
@@ -94,7 +96,3 @@ class PaillierBoundary(MaskedLinearBoundary):
     def seconds(self, batches: int) -> float:
         """Return the CPU seconds of both parties for ``batches`` full batches, by a calibration of two seconds."""
         return batches * estimate(self.layout, batches)
-
-
-def _make_optimizer(train: TrainSpec) -> LinearSgd:
-    return LinearSgd.build(train.optimizer, momentum=train.momentum, weight_decay=train.weight_decay, clip=train.clip)

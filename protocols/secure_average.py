@@ -73,7 +73,11 @@ class SecureAverage(ModelAverage):
                     mask = _draw_mask(private[party.name], public[party.name][other], len(words))
                     words = words + mask if names.index(party.name) < names.index(other) else words - mask
             message = party.send(
-                Kind.CIPHERTEXT, {"words": _to_tensor(words)}, to=self.server.name, step=step, phase=phase
+                Kind.CIPHERTEXT,
+                {"words": torch.from_numpy(words.view(np.int64))},
+                to=self.server.name,
+                step=step,
+                phase=phase,
             )
             received = message.payload["words"].numpy().view(np.uint64)
             total = received if total is None else total + received
@@ -125,7 +129,3 @@ def _draw_mask(private: X25519PrivateKey, public: bytes, size: int) -> Words:
     key = HKDF(SHA256(), 32, salt=None, info=b"vflsec secure-average").derive(secret)
     stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
     return np.frombuffer(stream.update(bytes(8 * size)), dtype=np.uint64)
-
-
-def _to_tensor(words: Words) -> Tensor:
-    return torch.from_numpy(words.view(np.int64))

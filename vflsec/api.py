@@ -21,7 +21,7 @@ from vflsec.base.checks import describe_unknown
 from vflsec.base.errors import Diverged, InsufficientView, StoreError, UsageError, VflsecError
 from vflsec.core.method import Progress, Trained
 from vflsec.data.dataset import VerticalDataset
-from vflsec.data.memory import keep
+from vflsec.data.frames import keep
 from vflsec.report.progress import show_progress
 from vflsec.report.report import Report
 from vflsec.report.sweep import SweepReport

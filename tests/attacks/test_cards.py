@@ -7,16 +7,17 @@ import numpy as np
 import pytest
 
 from vflsec.base.errors import UsageError
+from vflsec.cli.show_ import describe
 from vflsec.core import registry
-from vflsec.core.attack import describe
 from vflsec.core.options import list_choices
 from vflsec.core.view import Need
+from vflsec.run.adversary import draw_variants
 
 
 @pytest.mark.parametrize("name", sorted(registry.list_all("attacks")))
 def test_a_card_tells_source_threat_cost_and_failure(name):
     attack = registry.load("attacks", name)
-    card = describe(attack)
+    card = describe("attack", attack)
     assert card["name"] == name
     assert all(str(value) for value in card.values())
     malicious = ("active-mc", "backdoor", "missing-feature", "noisy-sample")
@@ -73,7 +74,7 @@ def test_unverified_attacks_and_those_without_a_source_are_marked():
     assert marked == {"exploit", "batch-label", "residual", *made_here}
     for name, entry in registry.list_all("attacks").items():
         assert registry.summarize(entry).endswith(" (contrib)") == (name in marked)
-        assert ("contrib" in describe(registry.load("attacks", name))) == (name in marked)
+        assert ("contrib" in describe("attack", registry.load("attacks", name))) == (name in marked)
 
 
 @pytest.mark.parametrize("name", sorted(registry.list_all("attacks")))
@@ -85,7 +86,7 @@ def test_the_name_in_tables_is_options_and_no_need(name):
 @pytest.mark.parametrize("name", sorted(registry.list_all("attacks")))
 def test_a_search_tries_other_settings_of_the_same_attack(name):
     attack = registry.build("attacks", name)
-    variants = attack.variants(16, np.random.default_rng(0))
+    variants = draw_variants(attack, 16, np.random.default_rng(0))
     assert all(type(variant) is type(attack) for variant in variants)
     assert len({repr(one) for one in (attack, *variants)}) == 1 + len(variants)
     size = np.prod([len(values) for values in attack.search.values()])

@@ -18,6 +18,7 @@ from vflsec.core.view import Shadows, View
 from vflsec.data.partition import DataSpec
 from vflsec.inference.shadows import log_odds
 from vflsec.results import metrics
+from vflsec.run.adversary import draw_variants
 from vflsec.run.federation import Candidates, build_federation, build_method
 from vflsec.run.questions import ask
 from vflsec.run.spec import AuxSpec
@@ -268,8 +269,8 @@ def test_it_beats_chance_and_never_the_optimum(mode):
 
 
 def test_a_search_varies_the_weight_of_offline_shadows_alone():
-    assert RobustMembershipInference().variants(4, np.random.default_rng(0)) == []
-    found = RobustMembershipInference(mode="offline").variants(4, np.random.default_rng(0))
+    assert draw_variants(RobustMembershipInference(), 4, np.random.default_rng(0)) == []
+    found = draw_variants(RobustMembershipInference(mode="offline"), 4, np.random.default_rng(0))
     assert sorted(variant.a for variant in found) == [0.0, 0.6, 1.0]
 
 

@@ -20,7 +20,7 @@ from vflsec.companies.link import Dialer, Listener
 from vflsec.companies.party_rows import PartyRows, split
 from vflsec.companies.session import Session, make_side
 from vflsec.companies.snapshots import Snapshots
-from vflsec.core.checkpoint import select_entries
+from vflsec.methods.checkpoint import select_entries
 
 HERE = "127.0.0.1"
 CIPHER = CipherSpec(bits=1024)

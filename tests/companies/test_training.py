@@ -26,6 +26,7 @@ from vflsec.companies.session import make_side
 from vflsec.companies.side import Schedule, draw_first_share
 from vflsec.companies.snapshots import Snapshots
 from vflsec.nn.encoders import build_encoder
+from vflsec.nn.wide import create_optimizer
 from vflsec.results.metrics import METRICS
 
 
@@ -59,7 +60,7 @@ def plain(job, own):
     columns = own["active"].layout.width
     with torch.no_grad():
         joint.weight[:, columns:] += torch.from_numpy(share.T)
-    optimizer = job.train.spec.optimize([*bottom.parameters(), *joint.parameters()])
+    optimizer = create_optimizer([*bottom.parameters(), *joint.parameters()], job.train.spec)
     x = {role: torch.from_numpy(own[role].features["train"]) for role in own}
     schedule = Schedule(job, len(x["active"]))
     for _, rows, rate in (schedule[step] for step in range(len(schedule))):
@@ -88,7 +89,7 @@ def in_process(job, own):
     p = ActiveRole(keys.public, layout, first, randbits=masks["active"], **sgd)
     top = nn.Linear(columns, layout.outputs, dtype=torch.float64)
     top.weight.data, top.bias.data = joint.weight.data[:, :columns].clone(), joint.bias.data.clone()
-    optimizers = [job.train.spec.optimize(m.parameters()) for m in (bottom, top) if list(m.parameters())]
+    optimizers = [create_optimizer(m.parameters(), job.train.spec) for m in (bottom, top) if list(m.parameters())]
     x = {role: torch.from_numpy(own[role].features["train"]) for role in own}
     for step in range(len(schedule)):
         _, rows, rate = schedule[step]

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from vflsec.base.errors import BadGuess, InsufficientView
-from vflsec.core.attack import Attack, describe
+from vflsec.cli.show_ import describe
+from vflsec.core.attack import Attack
 from vflsec.core.knowledge import KNOWLEDGE
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import Guess, Need, View
@@ -137,7 +138,7 @@ def test_acting_in_training_is_bringing_an_optimizer():
 
 def test_repr_and_card():
     assert repr(Draw(size=4)) == "draw(at='end', size=4)"
-    assert describe(Draw) == {
+    assert describe("attack", Draw) == {
         "name": "draw",
         "recovers": "labels",
         "adversary": "passive",

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from vflsec.base.errors import UsageError
+from vflsec.cli.show_ import describe
 from vflsec.core import hooks
-from vflsec.core.defense import Defense, DefenseStack, describe, list_hooks
+from vflsec.core.defense import Defense, DefenseStack, list_hooks
 from vflsec.core.message import Kind
 
 
@@ -137,7 +138,7 @@ def test_a_defense_of_updates_acts_at_labels_and_says_so():
     assert DefenseStack([Mixing(1.0)]).select(hooks.BATCH)
     assert not DefenseStack([Mixing(0.0), Coding(1.0)]).select(hooks.BATCH)
     assert Mixing(1.0, at=["labels"]).at == frozenset()
-    assert describe(Mixing)["acts at"] == describe(Coding)["acts at"] == "labels"
+    assert describe("defense", Mixing)["acts at"] == describe("defense", Coding)["acts at"] == "labels"
     with pytest.raises(UsageError, match="plain without a point.*@labels"):
         AtHome(1.0, at=["labels"])
 
@@ -168,14 +169,14 @@ def test_every_hook_of_a_defense_is_declared_or_changes_nothing():
 
 
 def test_the_card_says_who_runs_it_when_and_whether_training_changes():
-    card = describe(Coding)
+    card = describe("defense", Coding)
     assert card["runs at"] == "the active party: learning from labels, prediction"
     assert card["changes training"] == "yes"
-    assert describe(Inherited)["acts at"] == "the updates of its party's own models"
+    assert describe("defense", Inherited)["acts at"] == "the updates of its party's own models"
 
 
 def test_the_card_is_data():
-    assert describe(Plain) == {
+    assert describe("defense", Plain) == {
         "name": "plain",
         "acts at": "gradient, embedding",
         "runs at": "",

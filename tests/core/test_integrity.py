@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from vflsec.base.errors import UsageError
-from vflsec.core.attack import IntegrityAttack, describe, list_integrity
+from vflsec.cli.show_ import describe
+from vflsec.core.attack import IntegrityAttack, list_integrity
 from vflsec.core.message import Step
 from vflsec.core.view import View
 
@@ -67,5 +68,5 @@ def test_it_guesses_nothing_and_its_card_says_what_it_breaks():
     view = View("passive_1", "passive", 2, {"train": torch.ones(4, 2)}, None, torch.tensor([1]), torch.tensor([0]))
     with pytest.raises(UsageError, match="'idle' .*vflsec eval"):
         attack(view, seed=0)
-    assert describe(Idle)["breaks"] == "integrity"
+    assert describe("attack", Idle)["breaks"] == "integrity"
     assert repr(attack) == "idle()"

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from vflsec.base.errors import Diverged, UsageError
-from vflsec.core.federation import load_states, save_states
 from vflsec.core.method import Method, Trained
 from vflsec.core.settings import ModelSpec, TrainSpec
+from vflsec.methods.checkpoint import load_states, save_states
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_prediction_that_is_not_finite_is_a_divergence(method, federation, val
 
 
 def test_models_survive_the_disk(method, federation, tmp_path):
-    method.fit(federation).save(tmp_path / "new" / "folder")
+    save_states(method.fit(federation).federation, tmp_path / "new" / "folder")
     kept = {name: party.modules["bottom"].weight.clone() for name, party in federation.parties.items()}
     method.build(federation)
     load_states(federation, tmp_path / "new" / "folder")

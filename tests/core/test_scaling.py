@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from vflsec.core.message import Kind, Message
-from vflsec.core.scaling import FAR, Bounds, clip_outliers, clip_softly, shorten, standardize, tame
+from vflsec.core.scaling import FAR, Bounds, clip_outliers, clip_softly, shorten, tame
 from vflsec.core.view import View
+from vflsec.inference.regression import standardize
 from vflsec.results.metrics import mse, r2
 
 WILD = (1e6, 1e12, 1e30)

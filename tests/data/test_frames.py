@@ -9,8 +9,8 @@ import pytest
 
 import vflsec
 from vflsec.base.errors import DataError, UsageError
-from vflsec.data import memory
 from vflsec.data.files import load_toml
+from vflsec.data.frames import keep
 from vflsec.run import spec as specs
 
 
@@ -72,13 +72,13 @@ def test_evaluation_of_frames_names_the_parties_and_writes_no_data(tmp_path: Pat
 
 
 def test_equal_frames_have_one_name_and_others_another():
-    assert memory.keep(loans()) == memory.keep(loans())
+    assert keep(loans()) == keep(loans())
     bank, bureau = frames()
     changed = bureau.assign(score=bureau["score"].where(bureau.index != 5, 0.0))
-    assert memory.keep(loans(passive={"bureau": changed})) != memory.keep(loans())
-    assert memory.keep(loans(impute="median")) != memory.keep(loans())
-    assert memory.keep(loans(active={"bank": bank.assign(defaulted=bank["defaulted"].iloc[::-1].to_numpy())})) != (
-        memory.keep(loans())
+    assert keep(loans(passive={"bureau": changed})) != keep(loans())
+    assert keep(loans(impute="median")) != keep(loans())
+    assert keep(loans(active={"bank": bank.assign(defaulted=bank["defaulted"].iloc[::-1].to_numpy())})) != (
+        keep(loans())
     )
 
 

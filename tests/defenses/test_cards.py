@@ -2,14 +2,14 @@
 
 import pytest
 
+from vflsec.cli.show_ import describe
 from vflsec.core import registry
-from vflsec.core.defense import describe
 
 
 @pytest.mark.parametrize("name", sorted(registry.list_all("defenses")))
 def test_a_card_tells_what_is_hidden_at_what_cost_and_where_it_fails(name):
     defense = registry.load("defenses", name)
-    card = describe(defense)
+    card = describe("defense", defense)
     assert "Source: " in defense.__doc__
     for fact in ("hides", "costs", "fails"):
         assert card[fact] == getattr(defense, fact)
@@ -21,4 +21,4 @@ def test_unverified_defenses_and_those_without_a_source_are_marked():
     assert marked == {"sign", "average"}
     for name, entry in registry.list_all("defenses").items():
         assert registry.summarize(entry).endswith(" (contrib)") == (name in marked)
-        assert ("contrib" in describe(registry.load("defenses", name))) == (name in marked)
+        assert ("contrib" in describe("defense", registry.load("defenses", name))) == (name in marked)

@@ -11,11 +11,11 @@ from torch.nn import functional as F
 from vflsec.base.errors import Diverged
 from vflsec.base.seeds import make_rng, seed_weights
 from vflsec.core.defense import DefenseStack
-from vflsec.core.federation import load_states
 from vflsec.core.party import Party
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.defenses.coae import ConfusionalAutoencoder
 from vflsec.defenses.label_dp import LabelDP
+from vflsec.methods.checkpoint import load_states, save_states
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.results.metrics import accuracy
 from vflsec.testing.federations import make_toy_federation
@@ -145,7 +145,7 @@ def test_a_federation_learns_codes_and_predicts_classes(tmp_path):
     truth = trained.federation.active.labels["test"].numpy()
     predicted = trained.predict("test")
     assert accuracy(predicted.numpy(), truth) > 0.9
-    trained.save(tmp_path)
+    save_states(trained.federation, tmp_path)
     later, again = FedSplitNN(method.train_spec, method.model_spec), federation(ConfusionalAutoencoder(1.0))
     later.build(again)
     load_states(again, tmp_path)

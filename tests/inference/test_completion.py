@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from vflsec.core.scaling import standardize
 from vflsec.inference import trajectories
+from vflsec.inference.regression import standardize
 from vflsec.inference.releases import Releases
 from vflsec.inference.trajectories import complete_coordinates, smooth_models
 

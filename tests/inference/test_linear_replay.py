@@ -10,6 +10,7 @@ from vflsec.core.settings import TrainSpec
 from vflsec.core.view import View
 from vflsec.inference.linear_replay import LastModel, find_nearest, read_training, refine_by_replay
 from vflsec.inference.opinion_pool import Opinion
+from vflsec.nn.wide import create_optimizer
 from vflsec.results import metrics
 
 N, KNOWN, CUT, RATE = 400, 60, 3, 1e-3
@@ -26,7 +27,7 @@ def train(*, noise=0.0, continuous=False, hidden=False, epochs=12, seed=0, **opt
     layer = torch.nn.Linear(6, CUT)
     layer.weight.data, layer.bias.data = torch.randn(CUT, 6, generator=rng) / 3, torch.randn(CUT, generator=rng)
     spec, messages, step = TrainSpec(**{"epochs": epochs, "batch": 100, "lr": RATE, **optimizer}), [], 0
-    optimizer = spec.optimize(layer.parameters())
+    optimizer = create_optimizer(layer.parameters(), spec)
 
     def embed(rows):
         return layer(rows).tanh() if hidden else layer(rows)

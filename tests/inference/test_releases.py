@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from vflsec.base.errors import InsufficientView
-from vflsec.core.auxiliary import apply_threshold, draw_references, measure_sureness, orient, separate
+from vflsec.core.attack import apply_threshold
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.auxiliary import draw_references, measure_sureness, orient, separate
 from vflsec.inference.releases import average, get_parameters, rank_releases, read_last_values, read_releases
 
 

@@ -13,9 +13,8 @@ from vflsec.attacks.fusion import ColumnFusion
 from vflsec.attacks.inversion_blackbox import BlackBoxInversion
 from vflsec.base.layout import Layout
 from vflsec.core.message import Kind, Message
-from vflsec.core.scaling import standardize
 from vflsec.core.view import View
-from vflsec.inference.regression import RIDGE_PENALTIES
+from vflsec.inference.regression import RIDGE_PENALTIES, standardize
 from vflsec.inference.releases import Releases, read_releases
 from vflsec.inference.sources import list_sources
 from vflsec.inference.trajectories import (

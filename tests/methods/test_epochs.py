@@ -8,7 +8,7 @@ from msgspec import structs
 from safetensors.torch import load_file
 
 from vflsec.base.errors import Diverged
-from vflsec.core.checkpoint import Checkpoint
+from vflsec.core.federation import Checkpoint
 from vflsec.core.message import Kind, Transcript
 from vflsec.methods.epochs import Epochs
 from vflsec.run import runner, training

@@ -12,12 +12,12 @@ from vflsec.base.errors import Diverged, UsageError
 from vflsec.base.seeds import make_rng
 from vflsec.core.attack import Attack, IntegrityAttack
 from vflsec.core.defense import Defense
-from vflsec.core.federation import load_states
 from vflsec.core.message import Kind, Route, Transcript
 from vflsec.core.party import Party
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.defenses.iso import IsotropicNoise
+from vflsec.methods.checkpoint import load_states, save_states
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.split_training import SplitTraining
 from vflsec.protocols.plain import PlainBoundary
@@ -470,7 +470,7 @@ def test_what_a_defense_learned_is_stored_with_its_party(tmp_path):
     made = Learned()
     made.penalty = lambda h, labels, sender: made._scale(torch.ones(len(h), 1)).square().mean()
     federation, trained = fitted(made)
-    trained.save(tmp_path)
+    save_states(trained.federation, tmp_path)
     learned = made._scale.weight.item()
     torch.nn.init.zeros_(made._scale.weight)
     load_states(federation, tmp_path)
@@ -532,7 +532,7 @@ def test_a_boundary_keeps_its_state_and_is_stored_with_its_owner(tmp_path):
     trained = method(epochs=1, batch=1000, boundary=Counted).fit(make_federation())
     trained.predict("test")
     assert [boundary.ups for boundary in made] == [2], "one boundary, in training and at prediction"
-    trained.save(tmp_path)
+    save_states(trained.federation, tmp_path)
     assert "boundary_passive_1.factor" in load_file(tmp_path / "active.safetensors")
 
 

@@ -7,8 +7,8 @@ import torch
 
 from vflsec.base.errors import UsageError
 from vflsec.core import registry
-from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.defense import Defense
+from vflsec.core.federation import Checkpoint
 from vflsec.core.message import Kind
 from vflsec.core.method import Trained
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec

@@ -11,10 +11,10 @@ from sklearn.model_selection import StratifiedKFold, cross_val_score
 
 from vflsec.base.errors import Diverged, UsageError
 from vflsec.base.seeds import derive
-from vflsec.core.federation import load_states
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.methods import pooled
+from vflsec.methods.checkpoint import load_states, save_states
 from vflsec.methods.pooled import PooledLightGBM, PooledLogisticRegression
 from vflsec.testing.federations import make_toy_federation
 
@@ -102,7 +102,7 @@ def test_lightgbm_is_lightgbm(lightgbm, classes, validation):
 
 def test_stored_models_predict_the_same_bit_for_bit(made, tmp_path):
     trained = made.fit(make_federation())
-    trained.save(tmp_path)
+    save_states(trained.federation, tmp_path)
     federation, again = make_federation(), type(made)(*SPECS)
     again.build(federation)
     load_states(federation, tmp_path)

@@ -12,8 +12,8 @@ from vflsec.base.errors import Diverged, UsageError
 from vflsec.base.layout import Group, Grouping
 from vflsec.base.seeds import make_rng, seed_weights
 from vflsec.core import registry
-from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.defense import Defense
+from vflsec.core.federation import Checkpoint
 from vflsec.core.message import Kind, Transcript
 from vflsec.core.protocol import Boundary
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec

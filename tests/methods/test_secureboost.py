@@ -13,11 +13,9 @@ import vflsec.methods.tree_growing
 from vflsec.base.errors import Diverged, UsageError
 from vflsec.base.seeds import make_rng
 from vflsec.core import registry
-from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.defense import Defense
-from vflsec.core.federation import Federation
+from vflsec.core.federation import Checkpoint, Federation
 from vflsec.core.message import Kind
-from vflsec.core.protocol import FRACTION_BITS
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.defenses.coae import ConfusionalAutoencoder
@@ -27,6 +25,7 @@ from vflsec.defenses.label_dp import LabelDP
 from vflsec.methods.secureboost import SecureBoost
 from vflsec.run import score
 from vflsec.testing.federations import build_from_numbers, make_toy_federation
+from vflsec.trees.histograms import FRACTION_BITS
 
 SMALL = {"rounds": 3, "depth": 3, "leaf_rows": 4, "bins": 8}
 VALIDATION = DataSpec(validation=0.3)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from vflsec.base.errors import Diverged, UsageError
 from vflsec.base.layout import Layout
 from vflsec.base.seeds import make_rng, seed_weights
-from vflsec.core.checkpoint import Checkpoint
+from vflsec.core.federation import Checkpoint
 from vflsec.core.message import Kind, Route
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.data.partition import DataSpec

@@ -10,13 +10,13 @@ from torch.nn import functional as F
 from vflsec.base.errors import Diverged, UsageError
 from vflsec.base.seeds import make_rng
 from vflsec.core import registry
-from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.defense import Defense
-from vflsec.core.federation import load_states, save_states
+from vflsec.core.federation import Checkpoint
 from vflsec.core.message import Kind, Route, Step
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.defenses.iso import IsotropicNoise
+from vflsec.methods.checkpoint import load_states, save_states
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.local import Local
 from vflsec.methods.split_training import SplitTraining

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from vflsec.base.errors import NotStackable
 from vflsec.base.seeds import Generators, Seeds, derive, make_rng
-from vflsec.core.settings import LazyAdam
 from vflsec.nn.stacked import Stacked, split_runs, stack, stack_modules, unstack_modules
+from vflsec.nn.wide import LazyAdam
 
 RUNS, ROWS = 3, 11
 

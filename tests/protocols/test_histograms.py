@@ -19,9 +19,8 @@ from vflsec.core import registry
 from vflsec.core.message import Channel, Kind
 from vflsec.core.options import list_options
 from vflsec.core.party import Party
-from vflsec.core.protocol import FRACTION_BITS, Histograms
 from vflsec.protocols.histograms_paillier import PaillierHistograms, _KeySide, _Randomizers, _SumSide
-from vflsec.trees.histograms import sum_bins
+from vflsec.trees.histograms import FRACTION_BITS, Histograms, sum_bins
 
 NAMES = ("histograms-plain", "histograms-masked", "histograms-paillier")
 UNIT = 1 << FRACTION_BITS

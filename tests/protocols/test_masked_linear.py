@@ -11,13 +11,13 @@ from scipy.stats import kstest, norm
 from vflsec.base.errors import UsageError
 from vflsec.cipher.arithmetic.layout import CipherSpec
 from vflsec.core import registry
-from vflsec.core.federation import load_states
 from vflsec.core.message import Kind, Step
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.defenses.dp_sgd import DPSGD
 from vflsec.defenses.iso import IsotropicNoise
 from vflsec.defenses.label_dp import LabelDP
 from vflsec.defenses.phe import EncryptedBoundary
+from vflsec.methods.checkpoint import load_states, save_states
 from vflsec.methods.feature_group_method import VerticalLogisticRegression
 from vflsec.methods.fedcvt import FedCVT
 from vflsec.methods.fedsplitnn import FedSplitNN
@@ -153,7 +153,7 @@ def test_the_printed_order_runs_at_the_boundary():
 @pytest.mark.parametrize("defense", [SEALED, PAILLIER], ids=["sealed", "paillier"])
 def test_stored_shares_are_taken_up_again(defense, tmp_path):
     trained, logits = train([defense])
-    trained.save(tmp_path)
+    save_states(trained.federation, tmp_path)
     federation = make_toy_federation(rows=150, columns=4)
     federation.active.defenses = (defense,)
     method = FedSplitNN(SGD, MODEL)

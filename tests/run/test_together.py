@@ -11,7 +11,7 @@ from scipy.stats import ks_2samp
 from vflsec.base.errors import NotStackable
 from vflsec.core import registry
 from vflsec.core.method import Method
-from vflsec.data import memory
+from vflsec.data import frames
 from vflsec.results.metrics import METRICS
 from vflsec.results.records.schema import Result
 from vflsec.run import engine, plan, runner, training
@@ -47,7 +47,7 @@ ONE_BY_ONE = {
 
 @pytest.fixture(scope="module")
 def toy():
-    return memory.keep(federations.make_toy(rows=400, columns=5))
+    return frames.keep(federations.make_toy(rows=400, columns=5))
 
 
 def cells(dataset, seeds=2, **settings):

@@ -7,7 +7,7 @@ import torch
 
 import vflsec
 from vflsec.base.sparse_rows import SparseRows, to_tensor
-from vflsec.data import encode, memory
+from vflsec.data import encode, frames
 from vflsec.data.dataset import PartyTable, VerticalDataset
 from vflsec.nn import wide
 from vflsec.run import federation as federations
@@ -29,7 +29,7 @@ def name() -> str:
     active, passive = table("active", 4), table("passive_1", 600)
     score = active.frame["amount"] + passive.frame["amount"] + (passive.frame["passive_10"].astype(int) % 2)
     labels = (score > score.median()).astype(int)
-    return memory.keep(VerticalDataset("wide", (active, passive), labels, ("no", "yes")))
+    return frames.keep(VerticalDataset("wide", (active, passive), labels, ("no", "yes")))
 
 
 def trained(name: str, method: str, encoder: str | None = None) -> tuple[list[float], torch.Tensor, bool]:

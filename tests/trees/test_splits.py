@@ -6,8 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from vflsec.core.protocol import FRACTION_BITS
-from vflsec.trees.histograms import Rule, find_splits, sum_bins
+from vflsec.trees.histograms import FRACTION_BITS, Rule, find_splits, sum_bins
 
 UNIT = 2**FRACTION_BITS
 EVERY = Rule(l2=1.0, least_rows=1, least_hessian=0.0, least_gain=0.0)

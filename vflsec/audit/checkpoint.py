@@ -24,10 +24,10 @@ from vflsec.base import files
 from vflsec.base.checks import count
 from vflsec.base.errors import StoreError, UsageError
 from vflsec.base.seeds import derive
-from vflsec.core.federation import load_states
 from vflsec.core.message import SERVER, Kind, Message, Transcript
 from vflsec.core.method import Trained
 from vflsec.data.partition import Partition
+from vflsec.methods.checkpoint import load_states, save_states
 from vflsec.run import spec as specs
 from vflsec.run.cell import Cell
 from vflsec.run.federation import build_federation, build_method, get_partition
@@ -79,7 +79,7 @@ class Restored(NamedTuple):
 
 def save(folder: Path, trained: Trained, spec: EvalSpec, seed: int) -> None:
     """Write the models of ``trained`` and what describes them into a new folder."""
-    trained.save(folder)
+    save_states(trained.federation, folder)
     data = get_partition(build_cell(spec, spec.methods[0], seed))
     settings = {key: value for key, value in msgspec.to_builtins(spec).items() if key in specs.TRAINING}
     (folder / SETTINGS).write_text(files.dump({"seed": seed, **settings}), encoding="utf-8")

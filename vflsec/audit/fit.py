@@ -90,7 +90,8 @@ class Rows:
         if not len(self.file):
             return {}
         ids = self.ids
-        file, material = (_find_places(ids, order) for order in (self.file, self.material))
+        file, material = (ids.get_indexer(pd.Index(order)) for order in (self.file, self.material))
+        file, material = file[file >= 0], material[material >= 0]
         numbers = pd.to_numeric(pd.Series(ids), errors="coerce").to_numpy()
         by_text = np.argsort(ids.to_numpy(), kind="stable")
         numeric = bool(np.isfinite(numbers).all()) and len(np.unique(numbers)) == len(ids)
@@ -130,11 +131,6 @@ def _read_columns(features: Mapping[str, Matrix], splits: Sequence[str], drawn: 
         kept = np.sort(np.argsort(filled, kind="stable")[-MAX_COLUMNS:])
         parts = [part[:, kept] for part in parts]
     return np.concatenate([densify(part) for part in parts])
-
-
-def _find_places(ids: pd.Index, order: Sequence[str]) -> Ints:
-    places = ids.get_indexer(pd.Index(order))
-    return np.asarray(places[places >= 0])
 
 
 class ReleaseMeans(NamedTuple):

@@ -187,7 +187,8 @@ def build_federation(data: Partition, subject: Subject, seed: int, *, alone: boo
             table = subject.inputs if subject.model is not None else None if alone else subject.embeddings
             if table is not None and (rows := _split_rows(table, data)):
                 last, features = _append_columns(features, rows)
-                layout = _add_columns(layout, len(last.mean))
+                extra = (EncodedColumn(f"embedding_{k}", "numeric", layout.width + k, 1) for k in range(len(last.mean)))
+                layout = Layout((*layout.columns, *extra))
                 bottom = nn.Sequential(last, *([bottom] if bottom is not None else []))
         noise, known = partial(make_rng, seed, "noise", name), labels if name == "active" else None
         party = Party(name, features, channel, noise=noise, layout=layout, labels=known)
@@ -332,8 +333,3 @@ def _append_columns(features: dict[str, Tensor], rows: dict[str, Tensor]) -> tup
         split: torch.cat([x, ((rows.get(split, nothing) - middle) / scale)], dim=1) for split, x in features.items()
     }
     return LastColumns(middle, scale), joined
-
-
-def _add_columns(layout: Layout, width: int) -> Layout:
-    extra = (EncodedColumn(f"embedding_{k}", "numeric", layout.width + k, 1) for k in range(width))
-    return Layout((*layout.columns, *extra))

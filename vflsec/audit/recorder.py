@@ -287,7 +287,9 @@ class Recorder:
             try:
                 self._write_block(seen)
             except Exception as error:  # noqa: BLE001  (the thread must go on, or the training would wait for it)
-                self._fail(error)
+                known = isinstance(error, VflsecError | OSError)
+                self._error = error if known else UsageError(f"cannot record: {type(error).__name__}: {error}")
+                warnings.warn(f"recording has stopped, training goes on: {error}", stacklevel=2)
 
     def _write_block(self, seen: list[_Seen]) -> None:
         """Write messages as one file, up to the first whose vectors are not finite.
@@ -307,13 +309,6 @@ class Recorder:
             self._writer.write_lines([(*each.head, each.step) for each in seen], shapes, rows, numbers)
         if bad is not None:
             raise UsageError(f"expected finite numbers in {bad.head.kind} {bad.step} of {bad.head.phase}, got others")
-
-    def _fail(self, error: Exception) -> None:
-        if self._error is not None:
-            return
-        known = isinstance(error, VflsecError | OSError)
-        self._error = error if known else UsageError(f"cannot record: {type(error).__name__}: {error}")
-        warnings.warn(f"recording has stopped, training goes on: {error}", stacklevel=2)
 
 
 def _copy_ids(rows: Rows) -> np.ndarray | Tensor:

@@ -72,7 +72,9 @@ class TranscriptWriter:
                     f"expected the same parties and task as in {self.folder}, found others: choose another folder"
                 )
             self.parts, self._earlier = earlier.next_part, earlier
-            _cut_torn_line(self.folder / INDEX)
+            index = self.folder / INDEX
+            if index.is_file():  # which may end in a torn line
+                files.truncate(index, index.read_bytes().rfind(b"\n") + 1)
             return
         if self.folder.exists() and not self.folder.is_dir():
             raise UsageError(f"expected a folder for a transcript, found the file {self.folder}: choose another")
@@ -307,9 +309,3 @@ def _read(path: Path, largest: int, missing: str) -> bytes:
     if len(content) > largest:
         raise DataError(f"{path}: expected at most {largest} bytes, found more")
     return content
-
-
-def _cut_torn_line(path: Path) -> None:
-    if path.is_file():
-        content = path.read_bytes()
-        files.truncate(path, content.rfind(b"\n") + 1)

@@ -172,7 +172,10 @@ class Lines:
         short = np.array([len(row) <= LONGEST_ID for row in ids], dtype=bool)  # before they take memory in an array
         expect(short, f"a row of at most {LONGEST_ID} characters", lambda line: len(ids[line]))
         expect(np.array(["\0" not in row for row in ids], dtype=bool), "no NUL in the id of a row")
-        flat, lengths = _read_vectors(batch.column("value"))
+        vectors = batch.column("value")
+        lengths = np.asarray(vectors.value_lengths().to_numpy(zero_copy_only=False), dtype=np.int64)
+        with np.errstate(over="ignore"):
+            flat = vectors.flatten().to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
         expect((lengths >= 1) & (lengths <= MAX_VALUES), f"1 to {MAX_VALUES} numbers as value")
         if not len(lengths):
             return
@@ -231,13 +234,6 @@ def _encode_texts(column: Arrow) -> tuple[np.ndarray, list[str]]:
     """Return a column of texts as codes (n,) and the text of each code."""
     encoded = column if import_arrow()[0].types.is_dictionary(column.type) else column.dictionary_encode()
     return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary.to_pylist()
-
-
-def _read_vectors(column: Arrow) -> tuple[np.ndarray, np.ndarray]:
-    """Return all numbers of a column of lists as float32, and the length of each list."""
-    lengths = np.asarray(column.value_lengths().to_numpy(zero_copy_only=False), dtype=np.int64)
-    with np.errstate(over="ignore"):
-        return column.flatten().to_numpy(zero_copy_only=False).astype(np.float32, copy=False), lengths
 
 
 def _check_lines(fits: np.ndarray, ends: np.ndarray) -> np.ndarray:

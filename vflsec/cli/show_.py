@@ -19,6 +19,8 @@ from vflsec.core import registry
 from vflsec.core.options import convert_options, list_choices, list_options
 
 if TYPE_CHECKING:
+    from vflsec.core.attack import Attack
+    from vflsec.core.defense import Defense
     from vflsec.core.message import Kind
     from vflsec.core.method import Method
     from vflsec.data.dataset import VerticalDataset
@@ -55,7 +57,7 @@ def command(kind: str, name: str, form: str) -> None:
     name, given = _parse_reference(kind, name)
     plugin = registry.load(plural, name)
     convert_options(name, plugin, registry.resolve_classes(name, plugin, given))  # refuses unknown options
-    facts = _describe_dataset(name, plugin) if kind == "dataset" else _list_facts(kind, plugin)
+    facts = _describe_dataset(name, plugin) if kind == "dataset" else describe(kind, plugin)
     if form == "json":
         differs = {"differs": plugin.differs} if getattr(plugin, "differs", ()) else {}
         click.echo(json.dumps({**facts, **differs, "options": _list_options(plugin)}, default=str, ensure_ascii=False))
@@ -180,15 +182,12 @@ def _print_text(text: str, indent: str) -> None:
         click.echo(textwrap.fill(item.strip(), WIDTH, initial_indent=first, subsequent_indent=later))
 
 
-def _list_facts(kind: str, plugin: Any) -> dict[str, Any]:
+def describe(kind: str, plugin: Any) -> dict[str, Any]:
+    """Return the card of a plug-in as data, without its options."""
     if kind == "attack":
-        from vflsec.core.attack import describe
-
-        return describe(plugin)
+        return _describe_attack(plugin)
     if kind == "defense":
-        from vflsec.core.defense import describe as describe_defense
-
-        return describe_defense(plugin)
+        return _describe_defense(plugin)
     facts = {"name": plugin.name, "reference": plugin.reference}
     if kind == "method":
         from vflsec.core.knowledge import KNOWLEDGE
@@ -213,6 +212,53 @@ def _list_facts(kind: str, plugin: Any) -> dict[str, Any]:
             **{f"the {side} side sees": what for side, what in shows.items()},
         }
     return {**facts, **{f"{role} learns": "; ".join(what) for role, what in plugin.reveals.items()}}
+
+
+def _describe_attack(attack: type[Attack]) -> dict[str, Any]:
+    from vflsec.core.attack import Attack
+
+    modifies = attack.optimizer is not Attack.optimizer
+    return {
+        "name": attack.name,
+        "breaks" if attack.target == "integrity" else "recovers": attack.target,
+        "adversary": attack.side,
+        "behavior": "acts in training" if attack.target == "integrity" or modifies else "honest-but-curious",
+        "needs": ", ".join(sorted(map(str, attack.needs))),
+        **({"also reads": ", ".join(sorted(map(str, attack.wants)))} if attack.wants else {}),
+        "classes": "any number" if attack.classes is None else attack.classes,
+        "head": "any" if attack.head is None else attack.head,
+        "reference": attack.reference,
+        "verified": attack.verified,
+        "version": attack.version,
+        **({"costs": attack.costs} if attack.costs else {}),
+        **({"fails": attack.fails} if attack.fails else {}),
+        **({"contrib": CONTRIB} if attack.contrib else {}),
+    }
+
+
+def _describe_defense(defense: type[Defense]) -> dict[str, Any]:
+    from vflsec.core import hooks
+    from vflsec.core.defense import list_hooks
+
+    used = [hook for hook in hooks.HOOKS if hook in list_hooks(defense)]
+    places = [point.value for point in defense.points]
+    places += [hook.acts_at for hook in used if hook.acts_at and not hook.kind]
+    when: dict[str, list[str]] = {}
+    for hook in used:
+        when.setdefault(hook.run_by, []).extend(hook.when)
+    changes = [change for change in hooks.Changes if any(hook.changes == change for hook in used)]
+    return {
+        "name": defense.name,
+        "acts at": ", ".join(dict.fromkeys(places)),
+        "runs at": "; ".join(f"{who}: {', '.join(dict.fromkeys(times))}" for who, times in when.items()),
+        "changes training": next(iter(changes), "no"),
+        "strength": defense.strength_name,
+        "usual strengths": ", ".join(f"{strength:.3g}" for strength in defense.strengths),
+        "reference": defense.reference,
+        "guarantee": defense.guarantee,
+        **{fact: text for fact in ("hides", "costs", "fails") if (text := getattr(defense, fact))},
+        **({"contrib": CONTRIB} if defense.contrib else {}),
+    }
 
 
 def _describe_condition(method: type[Method], phases: Sequence[str], kinds: Set[Kind]) -> str:

@@ -22,7 +22,7 @@ from vflsec.companies.job import JobFile
 from vflsec.companies.messages import Committed, Hello
 from vflsec.companies.party_rows import PartyRows
 from vflsec.companies.side import Batch, Commit, Side, draw_first_share, draw_normal, step
-from vflsec.core.checkpoint import State, copy_state, load_model_state, prefix_entries, select_entries
+from vflsec.methods.checkpoint import State, copy_state, load_model_state, prefix_entries, select_entries
 from vflsec.results.metrics import METRICS, list_metrics
 
 

@@ -24,8 +24,9 @@ from vflsec.cipher.roles.exchange import NoisedGradient, Port, RoleName
 from vflsec.companies.job import JobFile
 from vflsec.companies.messages import Hello
 from vflsec.companies.party_rows import PartyRows
-from vflsec.core.checkpoint import State
+from vflsec.methods.checkpoint import State
 from vflsec.nn.stacked import draw_batches
+from vflsec.nn.wide import create_optimizer
 
 KEY_BITS = 256
 """Of the key from which noise is drawn."""
@@ -166,7 +167,7 @@ class Side(ABC):
         return LinearSgd(self.job.train.momentum, self.job.train.weight_decay)
 
     def _make_sgd(self, model: nn.Module) -> torch.optim.Optimizer:
-        return self.job.train.spec.optimize(model.parameters())
+        return create_optimizer(model.parameters(), self.job.train.spec)
 
 
 def step(optimizer: torch.optim.Optimizer, output: Tensor, gradient: Tensor, rate: float) -> None:

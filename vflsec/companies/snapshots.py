@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from vflsec.base.errors import PeerRefused, StoreError
 from vflsec.base.files import replace, seal, sweep, sync, unseal
-from vflsec.core import checkpoint
+from vflsec.methods import checkpoint
 
 KEPT = 2
 """Newest checkpoints that are kept: the parties are at most one batch apart, and the one ahead may have to go back."""

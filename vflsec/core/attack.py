@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
-from typing import Any, ClassVar, Literal, Self, final
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vflsec.base.errors import BadGuess, InsufficientView, UsageError, clean
 from vflsec.base.seeds import make_rng
-from vflsec.core.auxiliary import apply_threshold
 from vflsec.core.knowledge import Knowledge, Need
 from vflsec.core.message import Step
-from vflsec.core.options import CONTRIB
 from vflsec.core.scaling import tame
 from vflsec.core.view import Guess, View
 
 Target = Literal["labels", "features", "attribute", "membership", "parameters", "exposure", "integrity"]
+
+
+SURE = 2.0
+"""A new threshold must gain more auxiliary labels than it loses by this many standard deviations."""
+
+THRESHOLD = "Two classes: if argmax separates the auxiliary labels badly, a threshold that they support replaces it."
+"""How ``apply_threshold`` makes an attack differ from its source."""
 
 
 class Attack(ABC):
@@ -84,15 +87,6 @@ class Attack(ABC):
         """The options that a search for a stronger attack varies, with the values worth trying; none unless learned."""
         return {}
 
-    @final
-    def variants(self, n: int, rng: np.random.Generator) -> list[Self]:
-        """Return up to ``n - 1`` others of this kind, drawn from ``search`` without repetition."""
-        names, values = list(self.search), list(product(*self.search.values()))
-        options = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
-        others = [combination for combination in values if combination != tuple(options[name] for name in names)]
-        drawn = rng.permutation(len(others))[: n - 1]
-        return [type(self)(**{**options, **dict(zip(names, others[i], strict=True))}) for i in drawn]
-
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Check what a subclass declares.
 
@@ -134,7 +128,7 @@ class Attack(ABC):
     def __call__(self, view: View, *, seed: int) -> Guess:
         """Check the view, seed, run on a private copy without wild values (``scaling.tame``), check the guess.
 
-        Scores of two classes get a threshold that the auxiliary labels support (``auxiliary.apply_threshold``), if the
+        Scores of two classes get a threshold that the auxiliary labels support (``apply_threshold``), if the
         attack reads these labels.
 
         Raises:
@@ -216,25 +210,54 @@ class Attack(ABC):
         return f"{self.name}({options})"
 
 
-def describe(attack: type[Attack]) -> dict[str, Any]:
-    """Return the card of an attack as data."""
-    modifies = attack.optimizer is not Attack.optimizer
-    return {
-        "name": attack.name,
-        "breaks" if attack.target == "integrity" else "recovers": attack.target,
-        "adversary": attack.side,
-        "behavior": "acts in training" if attack.target == "integrity" or modifies else "honest-but-curious",
-        "needs": ", ".join(sorted(map(str, attack.needs))),
-        **({"also reads": ", ".join(sorted(map(str, attack.wants)))} if attack.wants else {}),
-        "classes": "any number" if attack.classes is None else attack.classes,
-        "head": "any" if attack.head is None else attack.head,
-        "reference": attack.reference,
-        "verified": attack.verified,
-        "version": attack.version,
-        **({"costs": attack.costs} if attack.costs else {}),
-        **({"fails": attack.fails} if attack.fails else {}),
-        **({"contrib": CONTRIB} if attack.contrib else {}),
-    }
+def apply_threshold(view: View, guess: Guess) -> Guess:
+    """Return a guess of two classes with the threshold that the auxiliary labels support; the order of scores is kept.
+
+    The candidate is the threshold with the highest accuracy on the auxiliary labels. It replaces zero if it gains more
+    labels than it loses by ``SURE`` standard deviations (a sign test), so that a good threshold is kept, bit for bit.
+    Each label counts once: labels drawn evenly from uneven classes weigh the classes alike, and labels drawn at random
+    have the base rate of the task. Scores of the auxiliary samples flatter an attack that was fitted on them, but show
+    on which side of zero it puts them.
+
+    Args:
+        view: of the adversary; without labels of both classes the guess is unchanged.
+        guess: scores (n, 2) by split.
+    """
+    if view.aux_split not in guess.scores or view.aux_split in guess.rows:
+        return guess
+    margins = {split: s[:, 1].double() - s[:, 0].double() for split, s in guess.scores.items()}
+    known, labels = select_known(view, margins[view.aux_split])
+    if known is None:
+        return guess
+    ones = labels == 1
+    zero = find_threshold(known, ones, balanced=False)
+    before, after = (known > 0) == ones, (known > zero) == ones
+    gained, lost = int((after & ~before).sum()), int((before & ~after).sum())
+    if gained - lost < SURE * max(1, gained + lost) ** 0.5:
+        return guess
+    return replace(guess, scores={s: torch.stack([zero - m, m - zero], dim=1) / 2 for s, m in margins.items()})
+
+
+def find_threshold(known: Tensor, ones: Tensor, *, balanced: bool) -> Tensor:
+    """Return the midpoint between two neighboring scores with the highest accuracy, or balanced accuracy.
+
+    Args:
+        known: (n,) scores.
+        ones: (n,) whether each is of class 1.
+        balanced: whether each class counts the same, however many there are of it.
+    """
+    order = torch.argsort(known)
+    zeros_below, ones_below = (~ones[order]).cumsum(0), ones[order].cumsum(0)  # with everything up to here as class 0
+    n_zeros, n_ones = ((~ones).sum(), ones.sum()) if balanced else (1, 1)
+    right = zeros_below / n_zeros + 1 - ones_below / n_ones  # up to a constant
+    best = int(right[:-1].argmax())
+    return (known[order[best]] + known[order[best + 1]]) / 2
+
+
+def select_known(view: View, train: Tensor) -> tuple[Tensor | None, Tensor]:
+    """Return the scores and labels of the auxiliary samples; no scores if they are of one class."""
+    labels = view.aux_labels.cpu()
+    return (train.cpu()[view.aux_rows.cpu()] if len(set(labels.tolist())) == 2 else None), labels
 
 
 When = Literal["train", "predict", "both"]

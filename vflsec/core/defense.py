@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from vflsec.base.checks import check_non_negative, expect_known
 from vflsec.base.errors import UsageError
 from vflsec.core import hooks
-from vflsec.core.hooks import Changes, Hook
+from vflsec.core.hooks import Hook
 from vflsec.core.message import Kind
-from vflsec.core.options import CONTRIB
 
 if TYPE_CHECKING:
     from vflsec.results.canaries import Tradeoff
@@ -270,29 +269,6 @@ def list_hooks(defense: Defense | type[Defense]) -> frozenset[Hook]:
         if overridden and (hook.kind is None or hook.kind in defense.points):
             used.add(hook)
     return frozenset(used)
-
-
-def describe(defense: type[Defense]) -> dict[str, Any]:
-    """Return the card of a defense as data."""
-    used = [hook for hook in hooks.HOOKS if hook in list_hooks(defense)]
-    places = [point.value for point in defense.points]
-    places += [hook.acts_at for hook in used if hook.acts_at and not hook.kind]
-    when: dict[str, list[str]] = {}
-    for hook in used:
-        when.setdefault(hook.run_by, []).extend(hook.when)
-    changes = [change for change in Changes if any(hook.changes == change for hook in used)]
-    return {
-        "name": defense.name,
-        "acts at": ", ".join(dict.fromkeys(places)),
-        "runs at": "; ".join(f"{who}: {', '.join(dict.fromkeys(times))}" for who, times in when.items()),
-        "changes training": next(iter(changes), "no"),
-        "strength": defense.strength_name,
-        "usual strengths": ", ".join(f"{strength:.3g}" for strength in defense.strengths),
-        "reference": defense.reference,
-        "guarantee": defense.guarantee,
-        **{fact: text for fact in ("hides", "costs", "fails") if (text := getattr(defense, fact))},
-        **({"contrib": CONTRIB} if defense.contrib else {}),
-    }
 
 
 class DefenseStack(tuple[Defense, ...]):

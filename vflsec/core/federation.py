@@ -1,8 +1,8 @@
-"""A federation: the parties, the channel between them and their task; reads and writes its models."""
+"""A federation: the parties, the channel between them and their task."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,20 +11,37 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load, save_file
 from torch import Tensor
 
-from vflsec.base import files
-from vflsec.base.errors import StoreError
 from vflsec.base.seeds import make_rng
 from vflsec.core.attack import Attack
-from vflsec.core.checkpoint import Checkpoint
 from vflsec.core.message import Channel
 from vflsec.core.party import Party
 
 if TYPE_CHECKING:
     from vflsec.results.canaries import Canaries
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The file from which a killed phase resumes.
+
+    Attributes:
+        path: of the file; None keeps nothing.
+        every: seconds between two writes, at least; what is written does not depend on it.
+        most: epochs; a state after more of them is not restored.
+        kept: whether ``remove`` leaves the file, from which a longer run of the phase goes on.
+    """
+
+    path: Path | None = None
+    every: float = 0.0
+    most: int | None = None
+    kept: bool = False
+
+    def remove(self) -> None:
+        """Remove the file, unless it is kept."""
+        if self.path is not None and not self.kept:
+            self.path.unlink(missing_ok=True)
 
 
 @dataclass
@@ -40,7 +57,7 @@ class Federation:
         label_seed: of what the active party's defenses draw for labels; None for ``seed``.
         device: of models and features.
         malicious: the attack of each party that acts in training, by party.
-        checkpoint: the state from which a killed phase resumes.
+        checkpoint: where a phase keeps its state between epochs.
         reached: the epochs and bytes after which ``train.target`` was met, once it is.
         source: another active party with rows and labels of its own, the source of a domain adaptation; or None.
         places: by split, the positions (n_train,) of the training rows among its rows, for ``aligned``.
@@ -56,7 +73,7 @@ class Federation:
     seed: int
     device: torch.device
     malicious: Mapping[str, Attack] = field(default_factory=dict)
-    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    checkpoint: Checkpoint = Checkpoint()
     reached: dict[str, float] = field(default_factory=dict)
     source: Party | None = None
     places: Mapping[str, Tensor] = field(default_factory=dict)
@@ -115,53 +132,3 @@ class Federation:
     def n_rows(self, split: str) -> int:
         """Return the number of aligned rows of ``split``."""
         return len(self.active.features[split])
-
-
-def save_states(federation: Federation, folder: Path, roles: Collection[str] | None = None) -> None:
-    """Write each party's models, or those in the given roles, to ``folder/<party>.safetensors``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for party in federation.all_parties:
-        kept = {role: module for role, module in party.modules.items() if roles is None or role in roles}
-        state = {
-            f"{role}.{key}": value.detach().cpu().contiguous().clone()
-            for role, module in kept.items()
-            for key, value in module.state_dict().items()
-        }
-        save_file(state, folder / f"{party.name}.safetensors", metadata={"format": "vflsec", "party": party.name})
-
-
-def load_states(federation: Federation, folder: Path, *, complete: bool = False) -> None:
-    """Load what ``save_states`` wrote into each party's models, already built; other roles stay as they are.
-
-    Args:
-        federation: with models of the same shapes.
-        folder: of the files.
-        complete: whether they must hold every role of every party, and nothing else.
-
-    Raises:
-        StoreError: a file is damaged, or its values do not fit the models.
-    """
-    for party in federation.all_parties:
-        path = folder / f"{party.name}.safetensors"
-        try:
-            stored = load(files.read(path))
-            if complete:
-                _expect_types(stored, party)
-            for role, module in party.modules.items():
-                start = f"{role}."
-                state = {key.removeprefix(start): value for key, value in stored.items() if key.startswith(start)}
-                if state:
-                    module.load_state_dict(state)
-        except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-            raise StoreError(f"{path} is damaged ({' '.join(str(error).split())[:200]}): train it again") from None
-
-
-def _expect_types(stored: Mapping[str, Tensor], party: Party) -> None:
-    """Raise ValueError unless ``stored`` has the names and types of a party's models."""
-    states = {f"{role}.{key}": x for role, module in party.modules.items() for key, x in module.state_dict().items()}
-    if stored.keys() != states.keys():
-        odd = sorted(stored.keys() ^ states.keys())[0]
-        raise ValueError(f"expected {'no ' * (odd in stored)}{odd}")
-    for name, x in states.items():
-        if stored[name].dtype != x.dtype:
-            raise ValueError(f"expected {name} as {x.dtype}, found {stored[name].dtype}")

@@ -31,9 +31,6 @@ class Kind(StrEnum):
 OF_TREES = frozenset({Kind.NODES, Kind.HISTOGRAM})
 """What trees send."""
 
-BESIDE_TREES = frozenset({Kind.CONTROL, Kind.GRADIENT, Kind.CIPHERTEXT})
-"""What is read with it: which bins and splits it is about, and the derivatives of each round, encrypted or not."""
-
 AFTERWARDS = ("predict", "validate")
 """Phases after training; their rows are others, unless their split was used in training as well."""
 
@@ -77,7 +74,7 @@ class Message:
     @property
     def nbytes(self) -> int:
         """Size of the payload in bytes."""
-        return sum(_count_bytes(value) for value in self.payload.values())
+        return sum(value.nbytes for value in self.payload.values())
 
     @property
     def readers(self) -> frozenset[str]:
@@ -86,7 +83,7 @@ class Message:
 
     def copy_private(self) -> Message:
         """Return the same message with tensors that share neither graph nor memory with this one."""
-        payload = {key: _copy(value) for key, value in self.payload.items()}
+        payload = {k: x.detach().clone() if isinstance(x, Tensor) else x for k, x in self.payload.items()}
         rows = None if self.rows is None else self.rows.clone()
         return replace(self, payload=payload, rows=rows)
 
@@ -239,13 +236,3 @@ class Transcript:
 
 def _get_route(message: Message) -> Route:
     return Route(message.phase, message.sender, message.receiver, message.kind)
-
-
-def _copy(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
-
-
-def _count_bytes(value: Any) -> int:
-    size = value.nbytes
-    assert isinstance(size, int), "a payload consists of tensors, or of objects that know their size in bytes"
-    return size

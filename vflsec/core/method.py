@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vflsec.base.errors import Diverged, NotStackable, UsageError
 from vflsec.core import hooks
 from vflsec.core.defense import Defense, list_hooks
-from vflsec.core.federation import Federation, save_states
+from vflsec.core.federation import Federation
 from vflsec.core.hooks import Hook
 from vflsec.core.message import Kind, Message
 from vflsec.core.party import Party
@@ -283,7 +283,3 @@ class Trained:
         if not torch.isfinite(logits).all():
             raise Diverged(f"{self.method.name} predicts values that are not finite on {split} rows")
         return logits
-
-    def save(self, folder: Path) -> None:
-        """Write each party's models to ``folder/<party>.safetensors``; no pickle, nothing to execute."""
-        save_states(self.federation, folder)

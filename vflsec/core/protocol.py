@@ -5,15 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vflsec.base.errors import UsageError
-from vflsec.core.message import Kind, Step
+from vflsec.core.message import Step
 from vflsec.core.party import Party
 from vflsec.core.settings import TrainSpec
 
@@ -135,99 +132,3 @@ class LinearBoundary(Boundary):
     @abstractmethod
     def learn(self, g: Tensor, step: Step) -> None:
         """Update W as ``backward`` does, without a gradient for the passive party, whose model is frozen."""
-
-
-FRACTION_BITS = 24
-"""Derivatives of a loss are multiples of 2^-24 in every exchange of histograms, so that all choose the same splits."""
-
-
-MIN_KEY_BITS, MAX_KEY_BITS = 1024, 4096
-"""Sizes of the key of an exchange of encrypted histograms, in whole bytes."""
-
-
-class Histograms(NamedTuple):
-    """The place of histograms in the run.
-
-    Attributes:
-        tree: its number.
-        phase: the method's phase.
-        output: the logit that the tree adds to, from 0.
-        numbers: (N,) of the nodes, as in messages.
-    """
-
-    tree: int
-    phase: str
-    output: int
-    numbers: NDArray[np.int64]
-
-
-class HistogramExchange(Protocol):
-    """The protocol by which the active party learns sums of its derivatives over a passive party's bins.
-
-    One instance serves one passive party.
-
-    Args:
-        passive: holds columns, in bins.
-        active: holds labels, and so derivatives of the loss.
-    """
-
-    roles: ClassVar[tuple[str, ...]] = ("passive", "active")
-
-    def __init__(self, passive: Party, active: Party) -> None:
-        self.passive = passive
-        self.active = active
-
-    @abstractmethod
-    def share(self, derivatives: NDArray[np.int64], rows: Tensor, *, step: int, phase: str) -> None:
-        """Send the derivatives of one round of boosting to the passive party, which keeps them until the next round.
-
-        Args:
-            derivatives: (B, 2 C) in units of 2^-FRACTION_BITS: the first derivatives by each of C logits, then the
-                second ones. One logit if there are two classes.
-            rows: (B,) sample positions.
-            step: number of the first tree of the round.
-            phase: the method's phase.
-        """
-
-    @abstractmethod
-    def sums(
-        self, bins: NDArray[np.int32], nodes: NDArray[np.int64], n_bins: int, place: Histograms
-    ) -> NDArray[np.int64]:
-        """Return the sums (N, n_bins, 3) of first and second derivatives, and of rows, that the active party learns.
-
-        The passive party computes them and sends them; numbers of rows are in clear in every exchange.
-
-        Args:
-            bins: (B, d) the bin of each shared row in each of d columns; no two columns share a bin.
-            nodes: (B,) the position in ``place.numbers`` of each shared row's node, or -1 for a row in none of them.
-            n_bins: of all columns.
-            place: in the run.
-        """
-
-    def seconds(self, rounds: int, outputs: int, rows: int, columns: int, n_bins: int, passes: float) -> float:
-        """Return an estimate of the CPU seconds of cryptography in training; 0 without any.
-
-        Args:
-            rounds: of boosting.
-            outputs: C, trees in each round.
-            rows: that are shared in each round.
-            columns: d.
-            n_bins: of all columns.
-            passes: over all of these rows, for the histograms of one tree.
-        """
-        return 0.0
-
-    def build_payload(self, sums: NDArray[np.int64], place: Histograms) -> dict[str, Tensor]:
-        """Return the payload of histograms in clear: ``value`` (N, n_bins, 3) in units of the loss, and ``nodes``."""
-        value = torch.from_numpy(sums / np.array([2.0**FRACTION_BITS, 2.0**FRACTION_BITS, 1.0]))
-        return {"value": value, "nodes": torch.from_numpy(place.numbers)}
-
-    def note(self, sums: NDArray[np.int64], place: Histograms) -> None:
-        """Pass to the taps the histograms that the active party has decrypted."""
-        self.active.note(
-            Kind.HISTOGRAM,
-            self.build_payload(sums, place),
-            sender=self.passive.name,
-            step=place.tree,
-            phase=place.phase,
-        )

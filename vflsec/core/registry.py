@@ -11,7 +11,8 @@ import ast
 import hashlib
 import inspect
 import sys
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -79,20 +80,7 @@ def list_all(kind: str) -> dict[str, Entry]:
     """
     expect_known(PACKAGES, kind=kind)
     catalogue: Mapping[str, str | Preset] = import_module(PACKAGES[kind]).CATALOGUE
-    built_in = {name: Entry(name, target, "built in") for name, target in catalogue.items()}
-    return add_plugins(kind, built_in)
-
-
-def add_plugins(kind: str, catalogue: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Return ``catalogue`` and the entry points of the group ``vflsec.<kind>`` by name, see ``_list_plugins``."""
-    return {**catalogue, **_list_plugins(kind, catalogue)}
-
-
-def _is_importable(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # of its package
-        return False
+    return add_plugins(kind, {name: Entry(name, target, "built in") for name, target in catalogue.items()})
 
 
 def load(kind: str, name: str) -> Any:
@@ -104,10 +92,10 @@ def load(kind: str, name: str) -> Any:
     if is_file(name):
         loaded = _load_file(name)
     else:
-        entry = list_all(kind).get(name)
-        if entry is None:
-            raise UsageError(describe_unknown(kind.removesuffix("s"), name, list_all(kind)))
-        loaded = resolve(entry)
+        known = list_all(kind)
+        if name not in known:
+            raise UsageError(describe_unknown(kind.removesuffix("s"), name, known))
+        loaded = resolve(known[name])
     if isinstance(loaded, Preset):
         loaded = _specialize(name.rpartition(":")[2], loaded)
     base = _resolve(_BASES[kind]) if kind in _BASES else None
@@ -147,21 +135,18 @@ def resolve_classes(name: str, factory: Any, options: Mapping[str, Any]) -> dict
     Raises:
         UsageError: no such protocol, or one of another kind; the message starts with ``name``.
     """
-    bases = list_classes(factory)
-    return {
-        option: _load(name, option, value, bases[option]) if option in bases and isinstance(value, str) else value
-        for option, value in options.items()
-    }
-
-
-def _load(name: str, option: str, value: str, base: type) -> Any:
-    if is_file(value) or value in list_all("protocols"):
-        loaded = load("protocols", value)
-        if issubclass(loaded, base):
-            return loaded
-    fitting = [known for known in list_all("protocols") if issubclass(load("protocols", known), base)]
-    way = f"or file.py:Class, a subclass of {base.__module__}.{base.__name__}"
-    raise UsageError(f"{name}: {describe_unknown(option, value, fitting)}, {way}")
+    resolved = dict(options)
+    for option, base in list_classes(factory).items():
+        value = options.get(option)
+        if not isinstance(value, str):
+            continue
+        known = list_all("protocols")
+        resolved[option] = load("protocols", value) if is_file(value) or value in known else None
+        if resolved[option] is None or not issubclass(resolved[option], base):
+            fitting = [other for other in known if issubclass(load("protocols", other), base)]
+            way = f"or file.py:Class, a subclass of {base.__module__}.{base.__name__}"
+            raise UsageError(f"{name}: {describe_unknown(option, value, fitting)}, {way}")
+    return resolved
 
 
 def identify(kind: str, name: str) -> str:
@@ -215,24 +200,25 @@ def _list_installed(kind: str) -> list[Entry]:
     for point in sorted(entry_points(group=f"vflsec.{kind}"), key=lambda point: point.name):
         origin = f"{point.dist.name} {point.dist.version}" if point.dist else "unknown package"
         is_ours = point.dist is not None and point.dist.name == "vflsec"
-        if not is_ours or _is_importable(point.module):
-            installed.append(Entry(point.name, point.value, "built in" if is_ours else origin))
+        with suppress(ModuleNotFoundError):  # of the package of the module
+            if not is_ours or find_spec(point.module):
+                installed.append(Entry(point.name, point.value, "built in" if is_ours else origin))
     return installed
 
 
-def _list_plugins(kind: str, catalogue: Container[str]) -> dict[str, Entry]:
-    """Return the entries of installed packages by name.
+def add_plugins(kind: str, catalogue: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Return ``catalogue`` and the entries of installed packages by name.
 
     Raises:
         UsageError: a plug-in takes a name of the catalogue.
     """
-    plugged: dict[str, Entry] = {}
+    known = dict(catalogue)
     for entry in _list_installed(kind):
-        name, _, origin = entry
-        if name in catalogue or name in plugged:
-            raise UsageError(f"plug-in {origin} claims the name {name!r} in {kind}, which is taken: uninstall it")
-        plugged[name] = entry
-    return plugged
+        if entry.name in known:
+            way_out = "which is taken: uninstall it"
+            raise UsageError(f"plug-in {entry.origin} claims the name {entry.name!r} in {kind}, {way_out}")
+        known[entry.name] = entry
+    return known
 
 
 def _resolve(target: str | Preset) -> Any:

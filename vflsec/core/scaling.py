@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vflsec.base.sparse_rows import SparseRows
 from vflsec.core.message import Kind, Message
@@ -76,42 +76,7 @@ def clip_outliers(x: Tensor, reference: Tensor | None = None, far: float = FAR) 
     return Bounds.from_columns(reference).clip(x, far)
 
 
-class Standardize(nn.Module):
-    """Brings far values of (B, d) near and gives columns mean 0 and deviation 1; nothing is learned.
-
-    Args:
-        reference: (n, d) rows whose columns give scales, mean and deviation. A column that is constant in them becomes
-            0.
-    """
-
-    middle: Tensor
-    scale: Tensor
-    mean: Tensor
-    deviation: Tensor
-
-    def __init__(self, reference: Tensor) -> None:
-        super().__init__()
-        middle, scale = Bounds.from_columns(reference)
-        z = clip_softly((reference.double() - middle) / scale)
-        deviation = z.std(dim=0, correction=0)
-        # rounding errors of a constant are no information
-        deviation[(deviation == 0) | (scale <= 1e-12 * middle.abs())] = torch.inf
-        scales = {"middle": middle, "scale": scale, "mean": z.mean(dim=0), "deviation": deviation}
-        for name, value in scales.items():
-            self.register_buffer(name, value.to(reference.dtype))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the standardized rows (B, d)."""
-        return (clip_softly((x - self.middle) / self.scale) - self.mean) / self.deviation
-
-
-def standardize(x: Tensor, reference: Tensor | None = None) -> Tensor:
-    """Return ``x`` (n, d) in double precision, standardized by the rows of ``reference``; None for its own."""
-    result: Tensor = Standardize((x if reference is None else reference).double())(x.double())
-    return result
-
-
-def shorten(x: Tensor, long: float = LONG) -> Tensor:
+def shorten(x: Tensor) -> Tensor:
     """Return rows ``x`` (n, d), of which one that is much longer than those around it is shorter, with its direction.
 
     Rows of equal direction stay in the order of their lengths.
@@ -124,9 +89,9 @@ def shorten(x: Tensor, long: float = LONG) -> Tensor:
         ]
     )
     times = length / usual
-    if not (times > long).any():
+    if not (times > LONG).any():
         return x
-    factor = torch.where(times > long, clip_softly(times, long) / times, 1.0)
+    factor = torch.where(times > LONG, clip_softly(times, LONG) / times, 1.0)
     return (x.double() * factor[:, None]).to(x.dtype)
 
 

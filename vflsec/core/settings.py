@@ -3,53 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
-import torch
-from torch import nn
 
 from vflsec.base.checks import check_finite, check_fraction, check_non_negative, check_positive, check_positive_or_none
 from vflsec.base.errors import UsageError
-
-
-class LazyAdam(torch.optim.Adam):
-    """Adam; a parameter with a sparse gradient is updated in the rows of the gradient, and so are its moments.
-
-    Other rows keep their values and moments, where Adam would decay the moments and move the rows by them. With dense
-    gradients it is Adam.
-
-    Source: the sparse form of Adam of PyTorch's ``SparseAdam``, in one optimizer with the dense one.
-    """
-
-    def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Make one update; ``closure`` is for the base class."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None and parameter.grad.is_sparse:
-                    self._update(parameter, group)
-                    parameter.grad = None
-        return super().step(closure)
-
-    @torch.no_grad()
-    def _update(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
-        assert parameter.grad is not None
-        gradient = parameter.grad.coalesce()
-        rows, values = gradient.indices()[0], gradient.values()
-        if group["weight_decay"]:
-            values = values + group["weight_decay"] * parameter[rows]
-        state = self.state[parameter]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-        state["step"] += 1
-        step, (beta1, beta2) = float(state["step"]), group["betas"]
-        mean = torch.lerp(state["exp_avg"][rows], values, 1 - beta1)
-        square = torch.lerp(state["exp_avg_sq"][rows], values.square(), 1 - beta2)
-        state["exp_avg"][rows], state["exp_avg_sq"][rows] = mean, square
-        deviation = (square / (1 - beta2**step)).sqrt_().add_(group["eps"])
-        parameter.index_add_(0, rows, mean / deviation, alpha=-group["lr"] / (1 - beta1**step))
 
 
 class PretrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -126,14 +85,6 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def count_batches(self, rows: int) -> int:
         """Return the number of batches in all passes."""
         return self.count_epochs(rows) * math.ceil(rows / self.batch)
-
-    def optimize(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return a new optimizer of ``parameters``."""
-        if self.optimizer == "sgd":
-            return torch.optim.SGD(parameters, self.lr, self.momentum, weight_decay=self.weight_decay, fused=True)
-        if self.optimizer == "adagrad":
-            return torch.optim.Adagrad(parameters, self.lr, weight_decay=self.weight_decay, fused=True)
-        return LazyAdam(parameters, self.lr, weight_decay=self.weight_decay, fused=True)
 
     def rate(self, epoch: int, epochs: int) -> float:
         """Return the learning rate in ``epoch`` (from 0)."""

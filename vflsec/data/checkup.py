@@ -206,14 +206,13 @@ def _score_column(values: pd.Series, labels: np.ndarray, metric: str, *, is_cate
 def _score_best(dataset: VerticalDataset, split: Partition) -> dict[str, float]:
     """Return the utility of the better of two quick models on the columns of all parties, and of each."""
     names = list(split.parties)
-    several = {"all": names, **{dataset.display_name(name): [name] for name in names}}
-    return {who: _compute_utility(split, parties) for who, parties in several.items()}
-
-
-def _compute_utility(split: Partition, parties: list[str]) -> float:
-    train, test = (join_columns([split.parties[name].features[part] for name in parties]) for part in ("train", "test"))
     labels, answers = split.labels["train"], split.labels["test"]
-    return score_quickly(train, labels, test, answers, n_classes=len(split.classes), metric=split.metric)
+    utility = {}
+    for who, parties in {"all": names, **{dataset.display_name(name): [name] for name in names}}.items():
+        train, test = (join_columns([split.parties[p].features[part] for p in parties]) for part in ("train", "test"))
+        n_classes = len(split.classes)
+        utility[who] = score_quickly(train, labels, test, answers, n_classes=n_classes, metric=split.metric)
+    return utility
 
 
 def _warn_of_copies(columns: list[ColumnFacts], dataset: VerticalDataset) -> list[str]:

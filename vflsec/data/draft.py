@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 import tomli_w
+from scipy.stats import skew
 
 from vflsec.base.checks import describe_unknown
 from vflsec.base.errors import DataError, UsageError
@@ -261,7 +262,7 @@ def _guess(table: RawTable, column: str) -> tuple[str, str]:
         whole = (values % 1 == 0).all()
         if whole and different <= MAX_CATEGORIES and re.search(CODE, column.lower()):
             return ("categorical", f"{different} whole numbers that seem to be codes")
-        heavy = np.abs(values).max() > 1000 and abs(_compute_skew(values)) > 3
+        heavy = np.abs(values).max() > 1000 and abs(skew(values)) > 3
         return ("signed_log", f"heavy-tailed, up to {np.abs(values).max():.3g}") if heavy else ("number", "")
     if _find_date_format(table, column) is not None:
         return ("dates", f"for example {known.iloc[0]}")
@@ -294,11 +295,6 @@ def _find_date_format(table: RawTable, column: str) -> str | None:
         if _is_date(table._replace(style=msgspec.structs.replace(table.style, date_format=form)), column):
             return form or ""
     return None
-
-
-def _compute_skew(values: np.ndarray) -> float:
-    spread = values.std()
-    return float((((values - values.mean()) / spread) ** 3).mean()) if spread else 0.0
 
 
 def _write_line(key: str, value: Any, why: str = "") -> str:

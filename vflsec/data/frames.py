@@ -1,7 +1,8 @@
-"""Makes a dataset of pandas data frames, one for each party."""
+"""Makes a dataset of pandas data frames, one for each party, and keeps it for this process."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from numbers import Number
@@ -16,9 +17,11 @@ from vflsec.base.errors import DataError, UsageError
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.description import MAX_CATEGORIES, DataFile, Format, Imputation, PartyFile, check_name, check_title
 from vflsec.data.files import Reading, assemble
-from vflsec.data.tables import RawTable
+from vflsec.data.tables import RawTable, is_text
 
 _INDEX = "(index)"
+PREFIX = "memory:"
+_KEPT: dict[str, VerticalDataset] = {}
 
 
 def dataset(
@@ -162,6 +165,52 @@ def _is_date(values: pd.Series) -> bool:
 
 def _is_text(values: pd.Series) -> bool:
     """Whether a column holds text; one of true and false with gaps is of numbers."""
-    if not (pd.api.types.is_string_dtype(values.dtype) or pd.api.types.is_object_dtype(values.dtype)):
-        return False
-    return not values.dropna().map(lambda value: isinstance(value, bool | Number | np.bool_)).all()
+    return is_text(values) and not values.dropna().map(lambda value: isinstance(value, bool | Number | np.bool_)).all()
+
+
+def keep(dataset: VerticalDataset) -> str:
+    """Keep ``dataset`` for this process, and return the name that settings use for it.
+
+    The name ends in a hash of the content, so that results of other data are never taken for results of these.
+    """
+    name = f"{PREFIX}{dataset.name}-{_hash(dataset)}"
+    _KEPT[name] = dataset
+    return name
+
+
+def has(name: str) -> bool:
+    """Whether this process has the dataset that ``keep`` has named so."""
+    return name in _KEPT
+
+
+def get_kept(name: str) -> VerticalDataset:
+    """Return the dataset that ``keep`` has named so.
+
+    Raises:
+        UsageError: this process has none.
+    """
+    if name not in _KEPT:
+        raise UsageError(
+            f"expected the data frames of {name.removeprefix(PREFIX)} in this process, found none: make them again "
+            f"with vflsec.dataset(...), or save them as files"
+        )
+    return _KEPT[name]
+
+
+def _hash(dataset: VerticalDataset) -> str:
+    tables = [*dataset.parties, *([dataset.source] if dataset.source else [])]
+    hashed = hashlib.sha256(repr((dataset.classes, dataset.test_ids is None)).encode())
+    for table in tables:
+        roles = (
+            sorted(table.categorical),
+            sorted(table.signed_log),
+            table.image,
+            table.impute,
+            sorted(table.rare.items()),
+        )
+        hashed.update(repr((table.name, list(table.frame.columns), roles)).encode())
+        hashed.update(pd.util.hash_pandas_object(table.frame).to_numpy().tobytes())
+    hashed.update(pd.util.hash_pandas_object(dataset.labels).to_numpy().tobytes())
+    if dataset.test_ids is not None:
+        hashed.update(pd.util.hash_pandas_object(dataset.test_ids).to_numpy().tobytes())
+    return hashed.hexdigest()[:12]

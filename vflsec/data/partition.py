@@ -170,8 +170,10 @@ def split_dataset(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partit
         ("test", "raise test, keep stratify on, or drop the class"),
         ("source", "give the source rows of it"),
     ):
-        if split in labels:
-            _expect_every_class(dataset.classes, labels[split], split, way_out)
+        if split in labels and not (counts := np.bincount(labels[split], minlength=len(dataset.classes))).all():
+            got = f"no {dataset.classes[int(counts.argmin())]!r}"
+            rows = f"the {len(labels[split])} {split} rows"
+            raise DataError(f"expected every class among {rows}, got {got}: {way_out}")
     canaries = None
     if spec.canaries:
         if spec.canaries > len(labels["train"]):
@@ -187,7 +189,12 @@ def split_dataset(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partit
     local = pd.Index(parties[active.name].local_ids)
     labels["local"] = dataset.labels.loc[local[:0] if spec.n_labeled else local].to_numpy(np.int64)
     arrays = {split: index.to_numpy() for split, index in every.items()}
-    source = _encode_source(dataset.source, foreign["source"]) if dataset.source else None
+    source = None
+    if dataset.source:
+        frame = dataset.source.frame.loc[foreign["source"]]
+        encoder = ColumnEncoder(dataset.source, frame)
+        nobody = foreign["source"][:0].to_numpy()
+        source = PartyData(dataset.source.name, {"source": encoder(frame)}, encoder.layout, nobody)
     places = {"aligned": ids["aligned"].get_indexer(ids["train"])}
     facts = dataset.classes, dataset.metric
     drawn = draw_groups(len(dataset.labels))
@@ -302,19 +309,6 @@ def _encode_party(
     if len(ids["train"]) == len(ids["aligned"]):  # the same rows need no second copy
         features["aligned"] = features["train"]
     return PartyData(table.name, features, encoder.layout, local.to_numpy(), encoder.describe())
-
-
-def _encode_source(table: PartyTable, ids: pd.Index) -> PartyData:
-    frame = table.frame.loc[ids]
-    encoder = ColumnEncoder(table, frame)
-    return PartyData(table.name, {"source": encoder(frame)}, encoder.layout, ids[:0].to_numpy())
-
-
-def _expect_every_class(classes: tuple[str, ...], labels: np.ndarray, split: str, way_out: str) -> None:
-    counts = np.bincount(labels, minlength=len(classes))
-    if not counts.all():
-        missing = classes[int(counts.argmin())]
-        raise DataError(f"expected every class among the {len(labels)} {split} rows, got no {missing!r}: {way_out}")
 
 
 def exchange_rows(data: Partition, rows: NDArray[np.integer]) -> Partition:

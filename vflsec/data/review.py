@@ -85,10 +85,19 @@ def _check_column(
     values = raw.categories(column) if column in roles.hash else table.frame[column]
     is_category, is_date = column in table.categorical, column in roles.dates
     place = f"{name}: {raw.file}, column {column!r}"
-    if is_category:
-        yield from _check_spellings(place, values)
-    else:
-        yield from _check_numbers(name, raw, column, odd, merged, is_date=is_date)
+    groups = group_alike(map(str, pd.unique(values))) if is_category else []
+    if groups:
+        example = " and ".join(map(repr, groups[0][:2]))
+        several = count(len(groups), "category is", "categories are")
+        yield f"{place}: {several} written in several ways, such as {example}; write each alike"
+    for number in odd:
+        value, low, high = (_format_value(each, is_date=is_date) for each in (number.value, *number.others))
+        where = f"{name}: {raw.place(column, number.rows[0])}{count_more(number.rows)}"
+        what = "looks like a code beside" if number.is_code else "is far from"
+        way_out = "; correct it"
+        if number.is_code:
+            way_out = "" if merged else f"; if it stands for a missing value, {_as_missing([value], raw)}"
+        yield f"{where}: {value} {what} the other values, {low} to {high}{way_out}"
     if not is_date and _is_id(values, is_category=is_category):
         got = f"{values.nunique():,} different values in {count(len(values), 'row')}"
         yield f'{place}: it looks like an id, {got}; leave it out with drop = ["{column}"]'
@@ -129,25 +138,6 @@ def _warn_unused(indices: Mapping[str, pd.Index]) -> Iterator[str]:
     if common and shares:
         forms = ", ".join(f"{name} has {index[0]!r}" for name, index in indices.items())
         yield f"only {' and '.join(shares)} are used, those of ids that all parties hold: are ids of one form? {forms}"
-
-
-def _check_spellings(place: str, values: pd.Series) -> Iterator[str]:
-    groups = group_alike(map(str, pd.unique(values)))
-    if groups:
-        example = " and ".join(map(repr, groups[0][:2]))
-        several = count(len(groups), "category is", "categories are")
-        yield f"{place}: {several} written in several ways, such as {example}; write each alike"
-
-
-def _check_numbers(
-    name: str, raw: RawTable, column: str, several: list[Odd], merged: str, *, is_date: bool
-) -> Iterator[str]:
-    for odd in several:
-        value, low, high = (_format_value(number, is_date=is_date) for number in (odd.value, *odd.others))
-        place = f"{name}: {raw.place(column, odd.rows[0])}{count_more(odd.rows)}"
-        what = "looks like a code beside" if odd.is_code else "is far from"
-        way_out = f"; if it stands for a missing value, {_as_missing([value], raw)}" if odd.is_code else "; correct it"
-        yield f"{place}: {value} {what} the other values, {low} to {high}{'' if odd.is_code and merged else way_out}"
 
 
 def _format_value(value: float, *, is_date: bool) -> str:

@@ -80,7 +80,7 @@ class RawTable(NamedTuple):
         if pd.api.types.is_datetime64_any_dtype(raw.dtype):
             way_out = f"list it in {self.setting('dates')}"
             raise DataError(f"{self.file}, column {column!r}: expected numbers, got {raw.dtype}; {way_out}")
-        if pd.api.types.is_complex_dtype(raw.dtype) or not (pd.api.types.is_numeric_dtype(raw.dtype) or _is_text(raw)):
+        if pd.api.types.is_complex_dtype(raw.dtype) or not (pd.api.types.is_numeric_dtype(raw.dtype) or is_text(raw)):
             way_out = f"convert it, or list it in {self.setting('categorical')}"
             raise DataError(f"{self.file}, column {column!r}: expected numbers, got {raw.dtype}; {way_out}")
         values = self._parse_numbers(column)
@@ -170,7 +170,7 @@ class RawTable(NamedTuple):
     def find_missing(self, column: str) -> np.ndarray:
         """Return (n,) whether a value is missing: nothing, or a text that stands for it."""
         raw = self.frame[column]
-        if not _is_text(raw):
+        if not is_text(raw):
             named = pd.to_numeric(pd.Series(self.style.missing or (), dtype=object), errors="coerce").dropna()
             gaps: np.ndarray = raw.isna().to_numpy()
             numeric = pd.api.types.is_numeric_dtype(raw.dtype) and len(named)
@@ -181,7 +181,7 @@ class RawTable(NamedTuple):
     def _parse_numbers(self, column: str) -> np.ndarray:
         """Return a column as float64 with NaN where a value is missing or no number."""
         raw = self.frame[column]
-        if not _is_text(raw):
+        if not is_text(raw):
             return raw.to_numpy(dtype=np.float64, na_value=np.nan, copy=True)
         if not _is_written(raw):
             return pd.to_numeric(raw, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan, copy=True)
@@ -239,7 +239,8 @@ def _is_written(values: pd.Series) -> bool:
     return not values.dropna().map(lambda value: isinstance(value, Decimal | date | np.number)).any()
 
 
-def _is_text(values: pd.Series) -> bool:
+def is_text(values: pd.Series) -> bool:
+    """Whether a column has a type of text, or that of any objects."""
     return bool(pd.api.types.is_string_dtype(values.dtype) or pd.api.types.is_object_dtype(values.dtype))
 
 
@@ -435,7 +436,9 @@ def _read(table: RawTable, party: str, roles: PartyFile, column: str, limit: int
         return PartyColumns({column: table.numbers(column, gaps=gaps)}, [])
     texts = table.categories(column)
     if column in roles.hash:
-        texts = _hash_texts(texts, _check_at_least_two(table, party, "hash", roles.hash[column]))
+        buckets = _check_at_least_two(table, party, "hash", roles.hash[column])
+        digits = len(str(buckets - 1))  # CRC-32 is the same on every machine
+        texts = texts.map({t: f"{zlib.crc32(t.encode()) % buckets:0{digits}}" for t in texts.unique()})
     elif column in roles.group_rare:
         _check_at_least_two(table, party, "group_rare", roles.group_rare[column])
     elif limit is not None and (different := texts.nunique()) > limit:
@@ -467,13 +470,6 @@ def _suggest(table: RawTable, column: str, different: int) -> str:
         f"{start}leave it out with {table.setting('drop')}, keep the most frequent with {ways[0]}, hash it with "
         f"{ways[1]}, or raise max_categories"
     )
-
-
-def _hash_texts(texts: pd.Series, buckets: int) -> pd.Series:
-    """Return the bucket of each text; the same on every machine."""
-    digits = len(str(buckets - 1))
-    buckets_of = {text: f"{zlib.crc32(text.encode()) % buckets:0{digits}}" for text in texts.unique()}
-    return texts.map(buckets_of)
 
 
 def _expand_dates(table: RawTable, column: str, *, gaps: bool) -> PartyColumns:

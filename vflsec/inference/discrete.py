@@ -71,13 +71,12 @@ def find_discrete(targets: Tensor, layout: Layout | None) -> Iterator[DistinctVa
         values, counts = torch.unique(targets[:, at], dim=0, return_counts=True)
         if 1 < len(values) <= min(MAX_VALUES, max(2, len(targets) // ROWS_PER_VALUE)):
             grid = extend_grid(values[:, 0]) if len(at) == 1 else None
-            yield DistinctValues(at, values, counts.double()) if grid is None else _count_on(grid, values, counts, at)
-
-
-def _count_on(grid: Tensor, values: Tensor, counts: Tensor, columns: list[int]) -> DistinctValues:
-    on_grid = torch.full_like(grid, UNSEEN)
-    on_grid[(values - grid).abs().argmin(dim=1)] = counts.to(grid)
-    return DistinctValues(columns, grid[:, None], on_grid)
+            if grid is None:
+                yield DistinctValues(at, values, counts.double())
+            else:
+                on_grid = torch.full_like(grid, UNSEEN)
+                on_grid[(values - grid).abs().argmin(dim=1)] = counts.to(grid)
+                yield DistinctValues(at, grid[:, None], on_grid)
 
 
 def extend_grid(values: Tensor) -> Tensor | None:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vflsec.core.scaling import standardize
 from vflsec.inference.opinion_pool import TEMPERATURES
+from vflsec.inference.regression import standardize
 
 NOISE = torch.logspace(-4, 2, 13, dtype=torch.float64)
 """Candidate variances of the noise; a kernel has variance one."""

@@ -21,6 +21,7 @@ from vflsec.core.view import View
 from vflsec.inference.discrete import FOLDS, extend_grid, find_discrete, round_softly
 from vflsec.inference.opinion_pool import Opinion, blend_opinions
 from vflsec.inference.releases import read_last_values, read_releases
+from vflsec.nn.wide import create_optimizer
 
 ITERATIONS, PATIENCE = 16, 2
 """Iterations at most, and those without a smaller error after which the replay ends."""
@@ -91,7 +92,7 @@ class Training(NamedTuple):
     def replay(self, x: Tensor) -> Tensor:
         """Return the changes (S + 1, d + 1, c) of the model until each step, if the rows are ``x`` (n, d + 1)."""
         weights = nn.Parameter(torch.zeros(x.shape[1], self.values.shape[2], dtype=x.dtype, device=x.device))
-        optimizer, changes = self.spec.optimize([weights]), [weights.detach().clone()]
+        optimizer, changes = create_optimizer([weights], self.spec), [weights.detach().clone()]
         passes, n_batches = self.spec.count_epochs(len(x)), math.ceil(len(x) / self.spec.batch)
         for step, (rows, gradient) in enumerate(self.batches):
             optimizer.param_groups[0]["lr"] = self.spec.rate(step // n_batches, passes)

@@ -18,11 +18,11 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.model_selection import StratifiedKFold
 from sklearn.neural_network import MLPRegressor
-from torch import Tensor
+from torch import Tensor, nn
 
 from vflsec.base.layout import Layout
 from vflsec.base.sparse_rows import to_matrix
-from vflsec.core.scaling import clip_outliers, standardize
+from vflsec.core.scaling import Bounds, clip_outliers, clip_softly
 from vflsec.core.view import Guess, View
 
 PENALTIES = np.logspace(-4, 2, 7)
@@ -30,6 +30,41 @@ PENALTIES = np.logspace(-4, 2, 7)
 
 SMALL = 200
 """Number of weights up to which Newton's method is much faster than L-BFGS."""
+
+
+class Standardize(nn.Module):
+    """Brings far values of (B, d) near and gives columns mean 0 and deviation 1; nothing is learned.
+
+    Args:
+        reference: (n, d) rows whose columns give scales, mean and deviation. A column that is constant in them becomes
+            0.
+    """
+
+    middle: Tensor
+    scale: Tensor
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, reference: Tensor) -> None:
+        super().__init__()
+        middle, scale = Bounds.from_columns(reference)
+        z = clip_softly((reference.double() - middle) / scale)
+        deviation = z.std(dim=0, correction=0)
+        # rounding errors of a constant are no information
+        deviation[(deviation == 0) | (scale <= 1e-12 * middle.abs())] = torch.inf
+        scales = {"middle": middle, "scale": scale, "mean": z.mean(dim=0), "deviation": deviation}
+        for name, value in scales.items():
+            self.register_buffer(name, value.to(reference.dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the standardized rows (B, d)."""
+        return (clip_softly((x - self.middle) / self.scale) - self.mean) / self.deviation
+
+
+def standardize(x: Tensor, reference: Tensor | None = None) -> Tensor:
+    """Return ``x`` (n, d) in double precision, standardized by the rows of ``reference``; None for its own."""
+    result: Tensor = Standardize((x if reference is None else reference).double())(x.double())
+    return result
 
 
 def regress_classes(view: View, *, folds: int, rng: torch.Generator) -> Guess:

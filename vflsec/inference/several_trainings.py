@@ -42,11 +42,12 @@ def pool_guesses(guesses: Sequence[Guess], *, values: bool) -> Guess:
 
     Trainings are repetitions of each other, so that a unit of the scores of each is worth the same evidence.
     """
-    pool = _average if values else sum_margins
-    splits = set.intersection(*(set(guess.scores) for guess in guesses))
+    scores = {
+        s: [guess.scores[s] for guess in guesses] for s in guesses[0].scores if all(s in g.scores for g in guesses)
+    }
     converged = [guess.converged for guess in guesses]
     return Guess(
-        {split: pool([guess.scores[split] for guess in guesses]) for split in guesses[0].scores if split in splits},
+        {s: torch.stack(x).double().mean(dim=0) if values else sum_margins(x) for s, x in scores.items()},
         converged=None if None in converged else all(converged),
         budget={name: sum(guess.budget.get(name, 0) for guess in guesses) for name in guesses[0].budget},
     )
@@ -91,7 +92,3 @@ def weigh_trainings(z: Tensor) -> Tensor:
     agreement = others.sort(dim=1).values[:, others.shape[1] // 2]  # the upper median, as few may tell nothing
     usual = agreement.sort().values[trainings // 2]
     return (agreement / usual).clamp(-1, 1) if usual > CLEAR / rows**0.5 else z.new_ones(trainings)
-
-
-def _average(values: Sequence[Tensor]) -> Tensor:
-    return torch.stack([value.double() for value in values]).mean(dim=0)

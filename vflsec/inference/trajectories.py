@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from vflsec.base.layout import Layout
 from vflsec.core.message import Kind
-from vflsec.core.scaling import standardize
 from vflsec.core.view import View, memoize
+from vflsec.inference.regression import standardize
 from vflsec.inference.releases import Releases, read_releases
 from vflsec.inference.trees.nodes import weigh_components
 
@@ -271,24 +271,19 @@ class _ReleaseModel:
     def fit(self, x: Tensor) -> Tensor:
         """Return the functions (S, k + 1, d) of the coordinates ``x`` (n, k + 1) that explain rows that fit them."""
         k = x.shape[1]
-        squares, products = (
-            x.new_zeros(self.n_messages, k, k),
-            x.new_zeros(self.n_messages, k, self.releases.values.shape[1]),
-        )
+        squares = x.new_zeros(self.n_messages, k, k)
+        products = x.new_zeros(self.n_messages, k, self.releases.values.shape[1])
         for messages, releases in self.by_message:
             of_rows = x[self.fitted.rows[releases]]
             squares[messages] = of_rows.mT @ of_rows
             products[messages] = of_rows.mT @ self.fitted.values[releases]
         models = smooth_models(squares, products, self.order, self.noise / self.change)
-        self._learn_variances(models, squares, products)
-        return models
-
-    def _learn_variances(self, models: Tensor, squares: Tensor, products: Tensor) -> None:
-        """Set the variance of the noise and that of the changes of models from the residuals of both."""
+        # the variances of the noise and of the changes of models, from the residuals of both
         residual = self.total + (models * (squares @ models - 2 * products)).sum()
         self.noise = max(float(residual) / max(self.n_values, 1), MIN_NOISE)
         if self.n_messages > self.order:
             self.change = max(float(models.diff(n=self.order, dim=0).square().mean()), MIN_CHANGE)
+        return models
 
 
 class _ByRow:

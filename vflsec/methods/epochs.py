@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -10,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.base.errors import Diverged, NotStackable, UsageError
-from vflsec.core.checkpoint import Checkpoint, Stateful
 from vflsec.core.defense import Defense
-from vflsec.core.federation import Federation
+from vflsec.core.federation import Checkpoint, Federation
 from vflsec.core.message import Kind
 from vflsec.core.method import Progress
 from vflsec.core.protocol import Boundary
 from vflsec.core.settings import TrainSpec
+from vflsec.methods import checkpoint
+from vflsec.methods.checkpoint import Stateful
 from vflsec.nn.stacked import Stacked, get_whole
 
 
@@ -157,8 +159,9 @@ class Epochs:
         self._optimizers = optimizers
         holding = [boundary for boundary in boundaries if not vars(boundary).keys() <= {"passive", "active"}]
         self._checkpoint = Checkpoint() if federation.malicious or holding else federation.checkpoint
+        self._written = time.monotonic()
         self._defenses = _copy_all(federation)
-        self.losses = self._checkpoint.restore(self._kept, optimizers, federation.channel)
+        self.losses = checkpoint.restore(self._checkpoint, self._kept, optimizers, federation.channel)
 
     def __iter__(self) -> Iterator[int]:
         """Yield the number of each epoch, from 0; keep the state and report progress after it."""
@@ -166,7 +169,10 @@ class Epochs:
             yield len(self.losses)
             if self._checkpoint.path is not None and not _are_equal(self._defenses, _copy_all(self.federation)):
                 self._checkpoint = Checkpoint()
-            self._checkpoint.save(self._kept, self._optimizers, self.losses, self.federation.channel)
+            path = self._checkpoint.path
+            if path is not None and time.monotonic() - self._written >= self._checkpoint.every:
+                checkpoint.save(path, self._kept, self._optimizers, self.losses, self.federation.channel)
+                self._written = time.monotonic()
             self._progress(self.phase, len(self.losses), self.total)
 
     def end(self, loss: Tensor | float) -> None:

@@ -22,6 +22,7 @@ from vflsec.methods.split_training import PREDICTION_BATCH
 from vflsec.nn.encoders import build_encoder
 from vflsec.nn.stacked import draw_batches
 from vflsec.nn.top import build_top
+from vflsec.nn.wide import create_optimizer
 from vflsec.results.metrics import METRICS
 
 
@@ -114,7 +115,7 @@ class LocalTraining(Learner):
         self.model, self.rows, self.labels, self.spec = model, rows, labels, spec
         self.selection = get_selection(spec, federation)
         self.state = EarlyStopping(model, epochs=spec.count_epochs(len(labels)), patience=spec.patience)
-        self.optimizer = spec.optimize(model.parameters())
+        self.optimizer = create_optimizer(model.parameters(), spec)
 
     def epoch(self) -> float:
         """Make one pass; the validation rows choose the epoch, if they are asked to."""

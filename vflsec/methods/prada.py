@@ -25,6 +25,7 @@ from vflsec.methods.split_method import SPLIT
 from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.feature_groups import DomainDiscriminators, FeatureGroups
 from vflsec.nn.stacked import draw_batches
+from vflsec.nn.wide import create_optimizer
 from vflsec.nn.wrappers import Columns
 from vflsec.protocols.plain import PlainBoundary
 
@@ -163,7 +164,7 @@ class AdversarialTraining(SplitTraining):
         if not self.alternating:
             return [honest, *malicious]
         alone = (p for party in self.federation.passive for p in party.modules.parameters())
-        return [honest, self.spec.optimize(alone), *malicious]
+        return [honest, create_optimizer(alone, self.spec), *malicious]
 
 
 UNGROUPED: dict[str, Any] = {"width": 36, "spectral": False}

@@ -15,15 +15,15 @@ from torch.nn import functional as F
 from vflsec.base.checks import check_fraction, check_non_negative, check_positive, check_positive_or_none, expect_known
 from vflsec.base.errors import Diverged, UsageError
 from vflsec.base.seeds import make_rng, seed_weights
+from vflsec.cipher.arithmetic.histograms import check_size
 from vflsec.core import hooks
-from vflsec.core.checkpoint import Stateful
 from vflsec.core.federation import Federation
 from vflsec.core.hooks import Hook
 from vflsec.core.message import Kind, Step
 from vflsec.core.method import Method, Progress
 from vflsec.core.party import Party
-from vflsec.core.protocol import FRACTION_BITS, MAX_KEY_BITS, MIN_KEY_BITS, HistogramExchange
 from vflsec.core.settings import ModelSpec, TrainSpec
+from vflsec.methods.checkpoint import Stateful
 from vflsec.methods.epochs import Epochs
 from vflsec.methods.tree_growing import TreeGrowing, count_drawn_columns
 from vflsec.protocols.histograms_masked import MaskedHistograms
@@ -31,7 +31,7 @@ from vflsec.protocols.histograms_paillier import PaillierHistograms
 from vflsec.protocols.histograms_plain import PlainHistograms
 from vflsec.trees.bins import Bins
 from vflsec.trees.ensemble import Shape, Splits
-from vflsec.trees.histograms import Rule
+from vflsec.trees.histograms import FRACTION_BITS, HistogramExchange, Rule
 
 EXCHANGES: dict[str, type[HistogramExchange]] = {
     "plain": PlainHistograms,
@@ -152,8 +152,7 @@ class SecureBoost(Method):
             raise UsageError(f"expected depth of at most {DEEPEST}, got {depth}: grow more rounds instead")
         if not 2 <= bins <= 2**15:
             raise UsageError(f"expected 2 <= bins <= {2**15}, got {bins}")
-        if not MIN_KEY_BITS <= key_bits <= MAX_KEY_BITS or key_bits % 8:
-            raise UsageError(f"expected {MIN_KEY_BITS} <= key_bits <= {MAX_KEY_BITS}, a multiple of 8, got {key_bits}")
+        check_size(key_bits=key_bits)
         self.exchange, self.key_bits, self.graft = exchange, key_bits, graft
         self.rounds, self.depth, self.bins, self.learning_rate = rounds, depth, bins, learning_rate
         self.rule = Rule(l2, leaf_rows, leaf_hessian, least_gain)

@@ -14,13 +14,13 @@ from vflsec.base.errors import Diverged
 from vflsec.base.seeds import make_rng
 from vflsec.core import hooks
 from vflsec.core.attack import list_integrity
-from vflsec.core.checkpoint import Stateful
 from vflsec.core.federation import Federation
 from vflsec.core.message import Step
 from vflsec.core.method import Progress
 from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary, LinearBoundary
 from vflsec.core.settings import TrainSpec
+from vflsec.methods.checkpoint import Stateful
 from vflsec.methods.epochs import (
     EarlyStopping,
     Epochs,
@@ -31,7 +31,7 @@ from vflsec.methods.epochs import (
     set_rate,
 )
 from vflsec.nn.stacked import draw_batches
-from vflsec.nn.wide import allow_sparse_gradients
+from vflsec.nn.wide import allow_sparse_gradients, create_optimizer
 from vflsec.nn.wrappers import Columns, Frozen
 from vflsec.results.metrics import METRICS
 
@@ -193,7 +193,7 @@ class SplitTraining:
                 others.append(optimizer)
             else:
                 honest += parameters
-        return [self.spec.optimize(honest), *others]
+        return [create_optimizer(honest, self.spec), *others]
 
     def _score(self, split: str) -> float:
         """Return the headline metric on ``split``; embeddings are sent for it, and are counted and seen."""
@@ -334,7 +334,8 @@ class HeadTraining(SplitTraining):
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         """The optimizer of what the active party holds besides its bottom model; there is no other."""
         held = self.federation.active.modules
-        return [self.spec.optimize(p for role, module in held.items() if role != "bottom" for p in module.parameters())]
+        parameters = [p for role, module in held.items() if role != "bottom" for p in module.parameters()]
+        return [create_optimizer(parameters, self.spec)]
 
     def _switch(self, *, training: bool) -> None:
         super()._switch(training=False)

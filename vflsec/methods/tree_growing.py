@@ -14,10 +14,9 @@ from vflsec.base.seeds import make_rng
 from vflsec.core.federation import Federation
 from vflsec.core.message import Kind, Step
 from vflsec.core.party import Party
-from vflsec.core.protocol import HistogramExchange, Histograms
 from vflsec.trees.bins import Bins
 from vflsec.trees.ensemble import Shape, Splits
-from vflsec.trees.histograms import Best, Rule, find_splits, sum_bins
+from vflsec.trees.histograms import Best, HistogramExchange, Histograms, Rule, find_splits, sum_bins
 
 Candidates = Callable[[int, int, int, int], list[int]]
 """Returns whose columns may split a level, given tree, level, number of outputs and of parties."""

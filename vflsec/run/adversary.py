@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import torch
@@ -188,6 +190,15 @@ REPEATS = 3
 """Of the folds on which variants are compared: which rows share a fold is luck, too."""
 
 
+def draw_variants(attack: Attack, n: int, rng: np.random.Generator) -> list[Attack]:
+    """Return up to ``n - 1`` others of the kind of ``attack``, drawn from its ``search`` without repetition."""
+    names, values = list(attack.search), list(product(*attack.search.values()))
+    options = {name: getattr(attack, name) for name in inspect.signature(type(attack)).parameters}
+    others = [combination for combination in values if combination != tuple(options[name] for name in names)]
+    drawn = rng.permutation(len(others))[: n - 1]
+    return [type(attack)(**{**options, **dict(zip(names, others[i], strict=True))}) for i in drawn]
+
+
 def tune(attack: Attack, view: View, metric: str, aux: AuxSpec, seed: int) -> tuple[Attack, float | None, int]:
     """Return the best variant of ``attack`` on the adversary's folds, the score of tuning there, and the trials.
 
@@ -204,7 +215,7 @@ def tune(attack: Attack, view: View, metric: str, aux: AuxSpec, seed: int) -> tu
         The attack, the mean fold score of what was chosen on other folds (None without ``aux.pick``, or where folds
         cannot be made), and the number of trials.
     """
-    others = attack.variants(TRIALS[aux.budget], np.random.default_rng(derive(seed, "variants")))
+    others = draw_variants(attack, TRIALS[aux.budget], np.random.default_rng(derive(seed, "variants")))
     if not (others or aux.pick):
         return attack, None, 1
     repeats = range(REPEATS if others else 1)

@@ -21,7 +21,7 @@ from vflsec.core.defense import list_hooks
 from vflsec.core.hooks import Runs
 from vflsec.core.options import make
 from vflsec.core.settings import ModelSpec, TrainSpec
-from vflsec.data import memory
+from vflsec.data import frames
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.description import source_files
 from vflsec.data.files import load_toml
@@ -134,7 +134,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_in_memory(self) -> bool:
         """Whether it is a dataset of this process."""
-        return self.name.startswith(memory.PREFIX)
+        return self.name.startswith(frames.PREFIX)
 
     def load(self, **options: Any) -> VerticalDataset:
         """Return the dataset.
@@ -144,7 +144,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
             DataError: a file is wrong.
         """
         if self.is_in_memory:
-            return memory.get_kept(self.name)
+            return frames.get_kept(self.name)
         if self.loader is None:
             if options:
                 raise UsageError(f"expected no data.options with the user's own {self.name}, got {', '.join(options)}")

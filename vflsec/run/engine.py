@@ -26,7 +26,7 @@ from vflsec.core.attack import IntegrityAttack
 from vflsec.core.federation import Federation
 from vflsec.core.message import SERVER, SOURCE
 from vflsec.core.method import Method, Trained
-from vflsec.data import memory
+from vflsec.data import frames
 from vflsec.data.dataset import VerticalDataset
 from vflsec.results.records.schema import Record, decode, encode
 from vflsec.run import runner
@@ -462,8 +462,8 @@ def _load_memory_datasets(tasks: Iterable[Task]) -> Datasets:
 
 def _keep_all(data: Datasets) -> None:
     for name, dataset in data.items():
-        if not memory.has(name):
-            memory.keep(dataset)
+        if not frames.has(name):
+            frames.keep(dataset)
 
 
 def _run_on_worker(data: Datasets, task: Task, folder: Path, device: str, topic: str) -> list[Record | StageDone]:

@@ -15,7 +15,7 @@ from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.message import SERVER, SOURCE
 from vflsec.core.view import Need
-from vflsec.data import memory
+from vflsec.data import frames
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.description import expect_no_table
 from vflsec.results.records.manifest import NO_ADVERSARY
@@ -56,7 +56,7 @@ def list_attacks() -> list[Technique]:
 
 def find_dataset(name: str) -> Source:
     """Return the source of the rows of a dataset."""
-    if name.startswith(memory.PREFIX) or name.endswith(".toml"):
+    if name.startswith(frames.PREFIX) or name.endswith(".toml"):
         return Source(name=name, loader=None, identity=name, resolve=find_dataset)
     expect_no_table(name)
     loader, identity = load_class("datasets", name), registry.identify("datasets", name)

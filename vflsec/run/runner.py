@@ -20,13 +20,14 @@ from vflsec.base import files
 from vflsec.base.errors import TRACEBACK, Diverged, InsufficientView, NotStackable, VflsecError, clean
 from vflsec.base.seeds import derive
 from vflsec.core.attack import Attack, IntegrityAttack, list_integrity
-from vflsec.core.auxiliary import measure_sureness
-from vflsec.core.federation import Federation, load_states
-from vflsec.core.message import BESIDE_TREES, OF_TREES, Kind, Message, Transcript
+from vflsec.core.federation import Federation
+from vflsec.core.message import OF_TREES, Kind, Message, Transcript
 from vflsec.core.method import Trained
 from vflsec.core.view import GroundTruth, Guess, Need, View
+from vflsec.inference.auxiliary import measure_sureness
 from vflsec.inference.several_trainings import join_guesses, join_views, pool_guesses
 from vflsec.inference.sources import EVERYTHING
+from vflsec.methods.checkpoint import load_states, save_states
 from vflsec.results.records.schema import AttackRun, BaselineResult, Guessed, Record, Result, Status
 from vflsec.run.adversary import isolate, tune
 from vflsec.run.cell import Cell, Technique, repeat_training
@@ -196,7 +197,8 @@ def _run(cell: Cell, task: Task, kinds: frozenset[Kind], store: Store, device: s
 def list_kinds(attacks: Sequence[Attack]) -> frozenset[Kind]:
     """Return the kinds of messages that attacks read; a training whose messages are read is never reloaded."""
     kinds = {kind for attack in attacks for need in attack.needs | attack.wants for kind in need.kinds}
-    return frozenset(kinds | BESIDE_TREES if kinds & OF_TREES else kinds)
+    beside_trees = {Kind.CONTROL, Kind.GRADIENT, Kind.CIPHERTEXT}  # bins and splits, and the derivatives of each round
+    return frozenset(kinds | beside_trees if kinds & OF_TREES else kinds)
 
 
 def _keep(cell: Cell, trained: Trained | None, facts: CellFacts, store: Store) -> None:
@@ -206,7 +208,7 @@ def _keep(cell: Cell, trained: Trained | None, facts: CellFacts, store: Store) -
         if cell.seed == 0:  # only for a note
             facts.quick_joint = score_columns(trained.federation, list(trained.federation.parties.values()))
     stored = store.cell(cell.key)
-    stored.write(facts, lambda folder: trained.save(folder) if trained else folder.mkdir())
+    stored.write(facts, lambda folder: save_states(trained.federation, folder) if trained else folder.mkdir())
     files.discard(stored.partial)
 
 

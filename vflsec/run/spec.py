@@ -16,7 +16,7 @@ from vflsec.base.errors import UsageError
 from vflsec.core import registry
 from vflsec.core.options import list_options
 from vflsec.core.settings import ModelSpec, TrainSpec
-from vflsec.data import memory
+from vflsec.data import frames
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.partition import DataSpec
 from vflsec.results.records.manifest import LARGEST_STRENGTH
@@ -264,7 +264,7 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def name(self) -> str:
         """A short name for folders and titles, without any path."""
         methods = dict.fromkeys(parse_method(label).name for label in self.methods)
-        names = [self.dataset.removeprefix(memory.PREFIX), *methods, *(d.label for d in self.defenses)]
+        names = [self.dataset.removeprefix(frames.PREFIX), *methods, *(d.label for d in self.defenses)]
         names += [attack.name + attack.place for attack in self.attacks]
         names += ["audit-epsilon"] if self.data.canaries else []
         return "-".join(_get_stem(name) for name in names)
@@ -411,7 +411,7 @@ def read(settings: Mapping[str, Any]) -> EvalSpec:
         key: split_list(v) if key in _LISTS and isinstance(v, str) else v for key, v in settings.items()
     }
     if isinstance(values.get("dataset"), VerticalDataset):
-        values["dataset"] = memory.keep(values["dataset"])
+        values["dataset"] = frames.keep(values["dataset"])
     epsilons = values.pop("epsilons", ())
     if epsilons:
         if values.get("strengths"):

@@ -26,14 +26,14 @@ from vflsec.base.errors import Diverged, NotStackable, VflsecError
 from vflsec.base.seeds import derive
 from vflsec.base.sparse_rows import to_matrix
 from vflsec.core.attack import list_integrity
-from vflsec.core.checkpoint import Checkpoint
-from vflsec.core.federation import Federation, load_states, save_states
+from vflsec.core.federation import Checkpoint, Federation
 from vflsec.core.message import Kind, Route, Transcript
 from vflsec.core.method import Method, Progress, Trained
 from vflsec.core.party import Party
 from vflsec.core.view import Shadows
 from vflsec.data.checkup import score_quickly
 from vflsec.data.encode import join_columns
+from vflsec.methods.checkpoint import load_states, save_states
 from vflsec.methods.together import join, separate
 from vflsec.run.cell import Cell, Technique, digest
 from vflsec.run.federation import MEMBER, Candidates, build_federation, build_method, get_partition, query_model

@@ -13,12 +13,13 @@ from torch import Tensor
 from vflsec.base.errors import Diverged, NotStackable
 from vflsec.core import hooks
 from vflsec.core.defense import Defense, Release
-from vflsec.core.federation import Federation, load_states, save_states
+from vflsec.core.federation import Federation
 from vflsec.core.message import SERVER, Kind, Message, Step
 from vflsec.core.method import Method
 from vflsec.core.protocol import Boundary, LinearBoundary, Protocol
 from vflsec.core.settings import TrainSpec
 from vflsec.data.partition import DataSpec
+from vflsec.methods.checkpoint import load_states, save_states
 from vflsec.methods.together import join, separate
 from vflsec.testing.federations import make_tiny_federation, make_toy_federation
 from vflsec.testing.suite import Suite, are_same, check_stated, expect_refusal
@@ -100,7 +101,7 @@ class MethodConformance(Suite):
         """Models saved, and loaded into a fresh federation that was only built, give equal logits."""
         with TemporaryDirectory() as folder:
             trained = self.make().fit(self.federation())
-            trained.save(Path(folder))
+            save_states(trained.federation, Path(folder))
             federation, method = self.federation(), self.make()
             method.build(federation)
             load_states(federation, Path(folder))

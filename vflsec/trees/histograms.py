@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from functools import lru_cache
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csc_array
+from torch import Tensor
 
 from vflsec.base.errors import UsageError
-from vflsec.core.protocol import FRACTION_BITS
+from vflsec.core.party import Party
+from vflsec.core.protocol import Protocol
+
+FRACTION_BITS = 24
+"""Derivatives of a loss are multiples of 2^-24 in every exchange of histograms, so that all choose the same splits."""
 
 EXACT = 2.0**53
 """Sums of integers in float64 are exact below it."""
@@ -127,3 +133,76 @@ def find_splits(sums: NDArray[np.int64], column: NDArray[np.integer], ordered: N
     gain = np.where(allowed & (gain > rule.least_gain), gain, -np.inf)
     chosen = gain.argmax(axis=1)
     return Best(gain[np.arange(len(gain)), chosen], chosen)
+
+
+class Histograms(NamedTuple):
+    """The place of histograms in the run.
+
+    Attributes:
+        tree: its number.
+        phase: the method's phase.
+        output: the logit that the tree adds to, from 0.
+        numbers: (N,) of the nodes, as in messages.
+    """
+
+    tree: int
+    phase: str
+    output: int
+    numbers: NDArray[np.int64]
+
+
+class HistogramExchange(Protocol):
+    """The protocol by which the active party learns sums of its derivatives over a passive party's bins.
+
+    One instance serves one passive party.
+
+    Args:
+        passive: holds columns, in bins.
+        active: holds labels, and so derivatives of the loss.
+    """
+
+    roles: ClassVar[tuple[str, ...]] = ("passive", "active")
+
+    def __init__(self, passive: Party, active: Party) -> None:
+        self.passive = passive
+        self.active = active
+
+    @abstractmethod
+    def share(self, derivatives: NDArray[np.int64], rows: Tensor, *, step: int, phase: str) -> None:
+        """Send the derivatives of one round of boosting to the passive party, which keeps them until the next round.
+
+        Args:
+            derivatives: (B, 2 C) in units of 2^-FRACTION_BITS: the first derivatives by each of C logits, then the
+                second ones. One logit if there are two classes.
+            rows: (B,) sample positions.
+            step: number of the first tree of the round.
+            phase: the method's phase.
+        """
+
+    @abstractmethod
+    def sums(
+        self, bins: NDArray[np.int32], nodes: NDArray[np.int64], n_bins: int, place: Histograms
+    ) -> NDArray[np.int64]:
+        """Return the sums (N, n_bins, 3) of first and second derivatives, and of rows, that the active party learns.
+
+        The passive party computes them and sends them; numbers of rows are in clear in every exchange.
+
+        Args:
+            bins: (B, d) the bin of each shared row in each of d columns; no two columns share a bin.
+            nodes: (B,) the position in ``place.numbers`` of each shared row's node, or -1 for a row in none of them.
+            n_bins: of all columns.
+            place: in the run.
+        """
+
+    def seconds(self, rounds: int, outputs: int, rows: int, columns: int, n_bins: int, passes: float) -> float:
+        """Return an estimate of the CPU seconds of cryptography in training; 0 without any.
+
+        Args:
+            rounds: of boosting.
+            outputs: C, trees in each round.
+            rows: that are shared in each round.
+            columns: d.
+            n_bins: of all columns.
+            passes: over all of these rows, for the histograms of one tree.
+        """
+        return 0.0

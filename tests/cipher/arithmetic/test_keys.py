@@ -36,7 +36,7 @@ def test_what_phe_encrypts_is_decrypted(keys):
 
 def test_keys_have_the_bits_asked_for_and_are_fresh(pair):
     assert pair.n.bit_length() == 1024
-    assert pair.public.modulus == pair.private.public_key.n == pair.public.phe.n
+    assert pair.public.modulus == pair.private.public_key.n
     assert Keys.generate(1024, pair.mode).n != pair.n
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(pair.public), type=PublicKey).modulus == pair.n
 

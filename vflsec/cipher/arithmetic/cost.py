@@ -37,16 +37,13 @@ class Work(NamedTuple):
 def count_ops(layout: CipherLayout, batches: int = 100) -> Work:
     """Return the work of a full batch that the model learns from, among ``batches`` of them: expected counts."""
     to_labels, to_key = layout.traffic
-    mode, exponent = layout.mode, _order_bits(layout.bits, layout.mode)
-    window = find_fixed_base_window(layout.bits, exponent, batches * (to_labels + to_key))
-    half = 2 * (to_labels + to_key) * _count_pairs(-(-exponent // window))  # the decrypting party draws as well
+    bits, mode, drawn = layout.bits, layout.mode, to_labels + to_key  # the decrypting party draws as well
+    half = 2 * drawn * count_pairs(bits, mode, batches * drawn, through_factors=True)
     full = to_labels + 3 * to_key + _count_forward(layout) + _count_gradient(layout) + _count_delta(layout)
     if mode != "subgroup" and batches * to_key <= WITHOUT_TABLE:
         return Work(half, 2 * to_key, full, 0, to_key)
-    exponent = 2 * ORDER_BITS + SLACK if mode == "subgroup" else layout.bits + SLACK
-    window = find_fixed_base_window(2 * layout.bits, exponent, batches * to_key)
-    places = -(-exponent // window) + (0 if mode == "subgroup" else -(-COSETS // window))
-    return Work(half, 2 * to_key, full, to_key * _count_pairs(places), 0)
+    digits = to_key * count_pairs(bits, mode, batches * to_key, through_factors=False)
+    return Work(half, 2 * to_key, full, digits, 0)
 
 
 def time_units(bits: int, mode: Mode = "standard", seconds: float = 0.4) -> Work:
@@ -72,8 +69,18 @@ def estimate(layout: CipherLayout, batches: int = 100) -> float:
     return sum(count * each for count, each in zip(counts, seconds, strict=True))
 
 
-def _count_pairs(places: int) -> int:
-    """Pairs of a randomizer's digits, and one multiplication by its slope."""
+def count_pairs(bits: int, mode: Mode, uses: int, *, through_factors: bool) -> int:
+    """Return the pairs of a randomizer's digits, plus one for its slope.
+
+    The holder of a key of ``bits`` bits draws ``through_factors`` of n, the other party by a table modulo n^2.
+    """
+    if through_factors:
+        exponent = _order_bits(bits, mode)
+        places = -(-exponent // find_fixed_base_window(bits, exponent, uses))
+    else:
+        exponent = 2 * ORDER_BITS + SLACK if mode == "subgroup" else bits + SLACK
+        window = find_fixed_base_window(2 * bits, exponent, uses)
+        places = -(-exponent // window) + (0 if mode == "subgroup" else -(-COSETS // window))
     return -(-places // 2) + 1
 
 

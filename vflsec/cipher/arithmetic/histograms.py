@@ -18,6 +18,13 @@ from vflsec.cipher.arithmetic.layout import SPARE_BITS
 _WORTH = 0.9  # columns are added up together if they have fewer cells than this share of the rows
 
 
+def check_size(**bits: int) -> None:
+    """Raise UsageError unless the size of a key suits an exchange of histograms: 1024 to 4096 bits, in whole bytes."""
+    for name, size in bits.items():
+        if not 1024 <= size <= 4096 or size % 8:
+            raise UsageError(f"expected 1024 <= {name} <= 4096, a multiple of 8, got {size}")
+
+
 class PairPacking(NamedTuple):
     """How pairs of signed numbers lie in plaintexts.
 

@@ -37,11 +37,6 @@ class PublicKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The modulus n."""
         return int.from_bytes(self.n, "little")
 
-    @property
-    def phe(self) -> PaillierPublicKey:
-        """The key as an object of ``phe``."""
-        return PaillierPublicKey(self.modulus)
-
     def check(self, bits: int, mode: Mode = "standard") -> None:
         """Raise ProtocolError unless this can be a key of ``bits`` bits and this mode."""
         n, generator = self.modulus, int.from_bytes(self.generator, "little")

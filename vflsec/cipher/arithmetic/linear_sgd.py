@@ -54,7 +54,6 @@ class LinearSgd:
         *,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
-        nesterov: bool = False,
         clip: float | None = None,
     ) -> LinearSgd:
         """Return the optimizer of these settings, if shares of the weights can be moved by it.
@@ -73,8 +72,6 @@ class LinearSgd:
                 f"expected no clipping of encrypted weights, got clip={clip:g}: the norm of the gradient is not "
                 f"linear, and {why}; set train.clip to none"
             )
-        if nesterov:
-            raise UsageError("expected plain momentum for encrypted weights, got nesterov, which is not implemented")
         return cls(momentum, weight_decay)
 
     def step(self, share: Sequence[int], velocity: Sequence[int], gradient: Sequence[int], rate: float) -> Moved:

@@ -36,6 +36,14 @@ def invert_all(bases: Sequence[mpz], modulus: mpz) -> list[mpz]:
     return inverted[::-1]
 
 
+def _compute_powers(first: mpz, factor: mpz, count: int, modulus: mpz) -> list[mpz]:
+    """Return ``first`` and its products with ``factor`` to the powers up to ``count``."""
+    powers = [first]
+    for _ in range(count):
+        powers.append(powers[-1] * factor % modulus)
+    return powers
+
+
 class Straus:
     """Products of powers of the same few bases: squarings are shared by all bases, odd powers by all products.
 
@@ -46,13 +54,8 @@ class Straus:
 
     def __init__(self, bases: Sequence[mpz], modulus: mpz, *, bits: int, products: int = 1) -> None:
         self.modulus, self.window = modulus, choose_window(bits, products)
-        self._tables = [self._compute_odd_powers(base) for base in bases]
-
-    def _compute_odd_powers(self, base: mpz) -> list[mpz]:
-        powers, square = [base], base * base % self.modulus
-        for _ in range((1 << self.window - 1) - 1):
-            powers.append(powers[-1] * square % self.modulus)
-        return powers
+        count = (1 << self.window - 1) - 1  # odd powers after the first
+        self._tables = [_compute_powers(base, base * base % modulus, count, modulus) for base in bases]
 
     def product(self, schedule: Schedule) -> mpz:
         """Return the product of all bases to the exponents that ``schedule`` was made of, with this window."""
@@ -97,14 +100,8 @@ class FixedWindow:
         self.window = find_fixed_window(bits, products)
         self.digits = -(-(bits + 2) // self.window)
         factor = _draw_unit(modulus)
-        self._tables = [self._powers(base, factor) for base in bases]
+        self._tables = [_compute_powers(factor, base, (1 << self.window) - 1, modulus) for base in bases]
         self._origin = gmpy2.invert(self._multiply_raw([0] * len(bases)), modulus)
-
-    def _powers(self, base: mpz, factor: mpz) -> list[mpz]:
-        powers = [factor]
-        for _ in range((1 << self.window) - 1):
-            powers.append(powers[-1] * base % self.modulus)
-        return powers
 
     def _multiply_raw(self, exponents: Sequence[int]) -> mpz:
         modulus, window, product = self.modulus, self.window, mpz(1)

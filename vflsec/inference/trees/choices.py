@@ -69,15 +69,17 @@ class Choices:
         self.rounds: dict[int, Round] = {}
         candidates = infer_drawn_columns(view)
         for number, trees in _collect_known_splits(view).items():
-            outputs, group, nodes, right = (torch.from_numpy(x).to(device) for x in _join_trees(trees))
+            numbers, levels = zip(*trees, strict=True)
+            group, nodes, right = (torch.from_numpy(x).to(device) for x in _join_trees(levels))
+            outputs = torch.tensor(numbers, device=device) % (view.n_classes if view.n_classes > 2 else 1)
             counted = nodes.new_ones(group.shape)
             if number in drawn:
                 counted *= torch.from_numpy(drawn[number]).to(counted)[:, None]
             (beyond,), (whole,) = self._sum(group, nodes, counted[None])
             possible = (beyond >= least) & (whole - beyond >= least)
-            for t, tree in enumerate(trees):
-                if tree.number in candidates:
-                    possible[t, torch.from_numpy(~candidates[tree.number][column]).to(device)] = False
+            for t, tree in enumerate(numbers):
+                if tree in candidates:
+                    possible[t, torch.from_numpy(~candidates[tree][column]).to(device)] = False
             self.rounds[number] = Round(outputs, group, nodes, right, possible)
 
     @property
@@ -160,14 +162,6 @@ def _make_bins(view: View, most: int) -> tuple[Ints, Ints, Ints, tuple[int, int]
     return place, np.concatenate([np.zeros(0, dtype=np.int64), *intervals]), bins.column[inner], (len(kept), width)
 
 
-class _Tree(NamedTuple):
-    """A tree with known splits: its number, the logit to which it adds, and its levels."""
-
-    number: int
-    output: int
-    levels: list[_Level]
-
-
 class _Level(NamedTuple):
     """One level of one tree: node (n,) and side (n,) of the rows, and the number of nodes, which is that of no node."""
 
@@ -176,10 +170,9 @@ class _Level(NamedTuple):
     size: int
 
 
-def _collect_known_splits(view: View) -> dict[int, list[_Tree]]:
-    """Return the trees with known splits by round."""
-    outputs = view.n_classes if view.n_classes > 2 else 1
-    by_round: dict[int, list[_Tree]] = {}
+def _collect_known_splits(view: View) -> dict[int, list[tuple[int, list[_Level]]]]:
+    """Return the number of each tree with known splits and its levels, by round."""
+    by_round: dict[int, list[tuple[int, list[_Level]]]] = {}
     for other in list_partners(view):
         known = collect_nodes(view, other)
         if known is None or view.aux_split not in known.nodes:
@@ -189,20 +182,19 @@ def _collect_known_splits(view: View) -> dict[int, list[_Tree]]:
             levels = [_split_level(nodes[:, t, k], nodes[:, t, k + 1]) for k in range(nodes.shape[2] - 1)]
             levels = [level for level in levels if level.size]
             if levels:
-                by_round.setdefault(int(known.rounds[t]), []).append(_Tree(tree, tree % outputs, levels))
+                by_round.setdefault(int(known.rounds[t]), []).append((tree, levels))
     return by_round
 
 
-def _join_trees(trees: Sequence[_Tree]) -> tuple[Ints, Ints, Floats, Floats]:
-    """Return outputs (T,), groups (n, T), and the nodes and right sides (T, M, K) in which groups are."""
-    outputs = np.array([tree.output for tree in trees], dtype=np.int64)
-    grouped = [_group_rows(tree.levels) for tree in trees]
+def _join_trees(trees: Sequence[Sequence[_Level]]) -> tuple[Ints, Floats, Floats]:
+    """Return groups (n, T), and the nodes and right sides (T, M, K) in which groups are."""
+    grouped = [_group_rows(levels) for levels in trees]
     shape = [len(trees), *np.max([nodes.shape for _, nodes, _ in grouped], axis=0)]
     nodes, right = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
     for t, (_, inside, beyond) in enumerate(grouped):
         m, k = inside.shape
         nodes[t, :m, :k], right[t, :m, :k] = inside, beyond
-    return outputs, np.stack([group for group, *_ in grouped], axis=1), nodes, right
+    return np.stack([group for group, *_ in grouped], axis=1), nodes, right
 
 
 def _group_rows(levels: Sequence[_Level]) -> tuple[Ints, NDArray[np.bool_], NDArray[np.bool_]]:

@@ -188,7 +188,13 @@ def _score_cases(
     split = views[0].aux_split
     seen = observe_trees(views[0], everywhere=True) if len(cases[0].first.scores) > 1 else None
     for k, rates in enumerate(settings.rates(views[0])):
-        replays = [_replay_repeatedly(case, trees, settings.replays, rates) for case in cases]
+        replays = []
+        for case in cases:
+            assert case.first.left_out is not None
+            last = Opinion(case.first.scores[case.view.aux_split], case.first.left_out)
+            for _ in range(settings.replays):  # each takes the guess before it for the labels
+                last = _replay(trees, _get_targets(last, case.view), case.view, rates)
+            replays.append(last)
         starts = [_get_targets(replay, view) for replay, view in zip(replays, views, strict=True)]
         by_columns = fit_labels_by_columns(views, trees, starts, rates)
         by_row = fit_labels_by_row(views, trees, starts, rates) if k == 0 else None
@@ -219,15 +225,6 @@ def _score_cases(
                         of_splits = score_by_forest(view, again, targets, next(case.draws))
                     scores[place][f"{EVERYWHERE} {name}"] = {s: _to_logits(x, view) for s, x in of_splits.items()}
     return scores
-
-
-def _replay_repeatedly(case: Case, trees: Ensemble, replays: int, rates: Rates) -> Opinion:
-    """Return the last of some replays, each of which takes the guess before it for the labels."""
-    assert case.first.left_out is not None
-    last = Opinion(case.first.scores[case.view.aux_split], case.first.left_out)
-    for _ in range(replays):
-        last = _replay(trees, _get_targets(last, case.view), case.view, rates)
-    return last
 
 
 def _replay(trees: Ensemble, targets: Tensor, view: View, rates: Rates) -> Opinion:

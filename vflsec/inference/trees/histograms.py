@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vflsec.core.message import AFTERWARDS, Kind
-from vflsec.core.protocol import FRACTION_BITS
 from vflsec.core.view import View
 from vflsec.inference.trees.nodes import list_messages
+from vflsec.trees.histograms import FRACTION_BITS
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vflsec.core import scaling
 from vflsec.core.view import View, memoize
 from vflsec.inference.opinion_pool import fit_out_of_bag
+from vflsec.inference.regression import standardize
 from vflsec.inference.trees.choices import Choices
 from vflsec.inference.trees.nodes import get_components, list_partners, weigh_components
 from vflsec.inference.trees.replay import Ensemble, Rates, Replay, observe_trees, replay_boosting
@@ -295,7 +295,7 @@ def _get_choices(view: View, bins: int) -> Choices:
 
 def _standardize_columns(view: View) -> dict[str, Tensor]:
     """Return own columns (n, d) by split, with mean 0 and deviation 1 on training rows."""
-    return {s: scaling.standardize(x, view.features[view.aux_split]).float() for s, x in view.features.items()}
+    return {s: standardize(x, view.features[view.aux_split]).float() for s, x in view.features.items()}
 
 
 def _get_components(view: View) -> list[Tensor]:

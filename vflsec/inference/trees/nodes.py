@@ -177,7 +177,12 @@ def compute_components(
     if not sum(block.shape[1] for block in blocks):
         return {}
     columns = sparse.csr_array(sparse.block_diag([sparse.csr_array(block) for block in blocks]))
-    incidence = {s: _encode_nodes(np.stack(parts, axis=1), n_codes) for s, parts in codes.items()}
+    incidence = {}
+    for s, parts in codes.items():
+        of_rows = np.stack(parts, axis=1)  # (n, T)
+        rows, of_trees = np.nonzero(of_rows >= 0)
+        entries = np.ones(len(rows)), (rows, of_rows[rows, of_trees])
+        incidence[s] = sparse.csr_array(entries, shape=(len(of_rows), n_codes))
     axes, values = _find_axes(incidence[split], columns)
     onto = columns @ axes
     return {s: (np.asarray(which @ onto), values) for s, which in incidence.items()}
@@ -231,13 +236,6 @@ def _standardize(combinations: Ints, counts: Ints) -> Floats:
         codes = np.flatnonzero(nodes[at] == level)
         inside[codes, at[codes]] = 1
     return np.asarray((inside - share[nodes]) / np.sqrt(share[nodes] * (1 - share[nodes])))
-
-
-def _encode_nodes(codes: Ints, n_codes: int) -> sparse.csr_array:
-    """Return the matrix (n, n_codes) with a 1 for each code (n, T) of a row."""
-    rows, trees = np.nonzero(codes >= 0)
-    ones = np.ones(len(rows))
-    return sparse.csr_array((ones, (rows, codes[rows, trees])), shape=(len(codes), n_codes))
 
 
 def _find_axes(which: sparse.csr_array, columns: sparse.csr_array) -> tuple[Floats, Floats]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from vflsec.core.settings import LazyAdam
+from vflsec.nn.wide import LazyAdam
 
 
 def losses(sparse: bool, optimizers, steps: int = 30):
