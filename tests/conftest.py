@@ -3,7 +3,9 @@
 They import the package when they run: the process that hands tests to workers reads this file, but runs no test.
 """
 
+import importlib.util
 import os
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -20,6 +22,38 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("sampled") and sum(item.callspec.indices.values()) % 10:
             item.add_marker(pytest.mark.long)
+
+
+EXTRAS = {"pyarrow": "parquet|audit", "onnxruntime": "audit", "onnx": "test"}
+"""Modules that tests need, and the extras of vflsec that install them."""
+
+
+def skip_without_extra(error: Exception) -> None:
+    """Skip a test whose error asks for an extra, or for a module of one, that is not installed."""
+    for module, extras in EXTRAS.items():
+        asked = rf"vflsec\[({extras})\]|No module named '{module}'|import of {module}\b|{module} is required"
+        if importlib.util.find_spec(module) is None and re.search(asked, str(error)):
+            pytest.skip(f"{module} is not installed")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item):
+    """Skip a test whose fixtures need an extra that is not installed."""
+    try:
+        return (yield)
+    except Exception as error:
+        skip_without_extra(error)
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Skip a test that needs an extra that is not installed."""
+    try:
+        return (yield)
+    except Exception as error:
+        skip_without_extra(error)
+        raise
 
 
 @pytest.fixture

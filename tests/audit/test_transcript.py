@@ -7,12 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from pyarrow import parquet
 
 from vflsec.audit import transcript_lines
 from vflsec.audit.subject import collect_last
@@ -20,6 +18,8 @@ from vflsec.audit.transcript import TranscriptFolder, TranscriptWriter
 from vflsec.audit.transcript_lines import NodePaths, Sent, TranscriptHeader
 from vflsec.base.errors import DataError, UsageError
 
+pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
 HEADER = TranscriptHeader(observer="bureau", parties={"bank": "active", "bureau": "passive"}, classes=2)
 
 

@@ -104,3 +104,19 @@ def test_data_that_cannot_be_split_are_a_fault(tmp_path: Path):
         "expected every class among the 420 train rows, got no 'b': raise n_labeled, aligned or overlap, or drop the "
         "class"
     ]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("rows", [2, 3, 4])
+def test_a_class_of_few_rows_is_described_without_warnings_of_libraries(tmp_path: Path, rows: int):
+    labels = ["rare" if k < rows else "ab"[k % 2] for k in range(203)]
+    bank = "".join(f"{k},{k % 7},{'uvw'[k % 3]},{label}\n" for k, label in enumerate(labels))
+    (tmp_path / "bank.csv").write_text("id,x,job,y\n" + bank, "utf-8")
+    (tmp_path / "bureau.csv").write_text("id,z\n" + "".join(f"{k},{k % 5}\n" for k in range(203)), "utf-8")
+    text = 'label = "y"\nid = "id"\n[parties.bank]\nfile = "bank.csv"\ncategorical = ["job"]\n'
+    (tmp_path / "d.toml").write_text(text + '[parties.bureau]\nfile = "bureau.csv"\n', "utf-8")
+    report = check(tmp_path / "d.toml")
+    assert not report.faults
+    predicts = {entry.column: entry.predicts for entry in report.columns}
+    assert not np.isnan(predicts["x"])
+    assert np.isnan(predicts["job"]) == (rows == 2), "target encoding needs two rows of each class beside the fold"

@@ -193,12 +193,13 @@ def _inspect(
 
 def _score_column(values: pd.Series, labels: np.ndarray, metric: str, *, is_category: bool) -> float:
     """Return how well one column predicts the label, by a small tree on folds."""
-    folds = min(3, int(np.bincount(labels).min()))
-    if folds < 2:
+    folds = min(3, rarest := int(np.bincount(labels).min()))
+    within = min(3, rarest - -(-rarest // max(1, folds)))  # folds of the rows that are not held out
+    if folds < 2 or (is_category and within < 2):
         return float("nan")
     tree = DecisionTreeClassifier(max_leaf_nodes=16, min_samples_leaf=5, random_state=0)
     # A tree could not find a few telling ones among thousands of categories: it reads the class shares of each.
-    model = make_pipeline(TargetEncoder(cv=StratifiedKFold(3)), tree) if is_category else tree
+    model = make_pipeline(TargetEncoder(cv=StratifiedKFold(within)), tree) if is_category else tree
     column = values.astype(str if is_category else np.float64).to_numpy()[:, None]
     return METRICS[metric](cross_val_predict(model, column, labels, cv=folds, method="predict_proba"), labels)
 
