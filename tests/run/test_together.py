@@ -157,7 +157,7 @@ def test_models_do_not_depend_on_what_else_was_missing(toy, tmp_path):
             settings = {"attacks": ["mc"], "seeds": seeds, "defenses": [{"name": "iso", "strengths": strengths}]}
             todo = engine.plan(specs.read({"dataset": toy, "train": {"epochs": 5}, **settings}), store)
             for task in todo.groups:
-                runner.run(task, folder, "cpu")
+                list(runner.run(task, folder, "cpu"))
         return {path.name: load_file(path / "active.safetensors") for path in sorted((folder / "cells").iterdir())}
 
     once = trained(tmp_path / "once", (3, [0, 5, 25]))
