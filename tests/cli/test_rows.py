@@ -126,7 +126,7 @@ def test_a_file_in_a_folder_that_is_not_there_is_refused_before_anything_is_comp
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("", "file for --rows, got none"),
+        ("", "expected a path, got an empty text"),
         ("data.toml", "no table of rows"),
         ("link.csv", "no table of rows"),
     ],
