@@ -7,12 +7,11 @@ import tomllib
 import pytest
 import torch
 
-from vflsec import api
 from vflsec.api import evaluate, train
 from vflsec.base.errors import UsageError
 from vflsec.report.report import Report
+from vflsec.run import engine, training
 from vflsec.run import spec as specs
-from vflsec.run import training
 from vflsec.run.describe import build_manifest
 from vflsec.run.federation import build_method
 from vflsec.run.plan import build_cell, list_baselines, list_trials
@@ -125,7 +124,7 @@ def test_one_method_under_two_options_is_compared_with_itself(tmp_path):
     assert list(spec.methods) == labels
     assert {row.method for row in build_manifest(spec).rows} == set(labels)
     assert Report.read(tmp_path).table() == table
-    assert not api.engine.plan(spec, Store(tmp_path)).tasks, "running it again computes nothing"
+    assert not engine.plan(spec, Store(tmp_path)).tasks, "running it again computes nothing"
 
 
 def _texts(figure):
