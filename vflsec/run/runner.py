@@ -119,11 +119,10 @@ def run(task: Task, folder: Path, device: str) -> Iterator[Record | StageDone]:
 
 def _compute(task: Task, store: Store, device: str) -> Iterator[Record | StageDone]:
     if task.stage or task.group or task.shadows:
-        yield _prepare(task, store, device)
-    elif task.baselines:
-        yield from (_run_baseline(baseline, store, device) for baseline in task.baselines)
-    else:
-        yield from _run_rows(task, store, device)
+        return (_prepare(only, store, device) for only in [task])
+    if task.baselines:
+        return (_run_baseline(baseline, store, device) for baseline in task.baselines)
+    return _run_rows(task, store, device)
 
 
 def _prepare(task: Task, store: Store, device: str) -> StageDone:
