@@ -92,10 +92,10 @@ def load(kind: str, name: str) -> Any:
     if is_file(name):
         loaded = _load_file(name)
     else:
-        known = list_all(kind)
-        if name not in known:
-            raise UsageError(describe_unknown(kind.removesuffix("s"), name, known))
-        loaded = resolve(known[name])
+        entry = _find(kind, name)
+        if entry is None:
+            raise UsageError(describe_unknown(kind.removesuffix("s"), name, list_all(kind)))
+        loaded = resolve(entry)
     if isinstance(loaded, Preset):
         loaded = _specialize(name.rpartition(":")[2], loaded)
     base = _resolve(_BASES[kind]) if kind in _BASES else None
@@ -152,7 +152,7 @@ def resolve_classes(name: str, factory: Any, options: Mapping[str, Any]) -> dict
 def identify(kind: str, name: str) -> str:
     """Return what cache keys call ``name``: for a file, its class and a hash of its text, wherever it lies."""
     if not is_file(name):
-        entry = list_all(kind).get(name)
+        entry = _find(kind, name)
         return name if entry is None or entry.origin == "built in" else f"{name}@{entry.origin}"
     path, attribute = name.rsplit(":", 1)
     if not Path(path).is_file():
@@ -162,7 +162,7 @@ def identify(kind: str, name: str) -> str:
 
 def get_origin(kind: str, name: str) -> str:
     """Return where ``name`` comes from: ``built in``, a package with its version, or ``file``."""
-    entry = None if is_file(name) else list_all(kind).get(name)
+    entry = None if is_file(name) else _find(kind, name)
     return entry.origin if entry else "file"
 
 
@@ -188,6 +188,13 @@ def summarize(entry: Entry) -> str:
 def is_file(name: str) -> bool:
     """Whether ``name`` has the form ``path/to/file.py:Class``."""
     return ".py:" in name
+
+
+def _find(kind: str, name: str) -> Entry | None:
+    """Return one entry; the list of all is made only for a name that is not built in."""
+    expect_known(PACKAGES, kind=kind)
+    target = import_module(PACKAGES[kind]).CATALOGUE.get(name)
+    return list_all(kind).get(name) if target is None else Entry(name, target, "built in")
 
 
 @cache
