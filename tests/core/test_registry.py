@@ -1,5 +1,6 @@
 """Names, suggestions, files, entry points; nothing heavy is imported to list what there is."""
 
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -106,6 +107,16 @@ def test_a_file_that_exits_is_refused(tmp_path):
     path.write_text("import sys; sys.exit(0)")
     with pytest.raises(UsageError, match=r"leaves\.py .*SystemExit: 0"):
         registry.load("attacks", f"{path}:Mine")
+
+
+def test_a_file_is_run_as_it_is_whatever_bytecode_was_kept(mine, tmp_path, monkeypatch):
+    """Python takes bytecode for that of a text with the same size and time."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    path = tmp_path / "mine.py"
+    for number in (3, 4):
+        path.write_text(MINE.replace("bound: int = 2", f"bound: int = {number}"))
+        os.utime(path, (1e9, 1e9))
+        assert registry.build("defenses", f"{path}:Mine", 1.0).bound == number
 
 
 def test_identity_of_a_file_is_its_text(mine, tmp_path):

@@ -15,9 +15,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import entry_points
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import CodeType
 from typing import Any, NamedTuple
 
 from vflsec.base.checks import describe_unknown, expect_known
@@ -255,6 +257,13 @@ def _specialize(name: str, preset: Preset) -> Any:
     )
 
 
+class _TextLoader(SourceFileLoader):
+    """Runs the text of a file: bytecode on the disk may be that of an earlier text with the same size and time."""
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def _load_file(name: str) -> Any:
     path_text, attribute = name.rsplit(":", 1)
     path = Path(path_text).resolve()
@@ -263,7 +272,7 @@ def _load_file(name: str) -> Any:
     content = hashlib.sha256(str(path).encode() + path.read_bytes())  # an edited file is another module
     module_name = f"vflsec_file_{content.hexdigest()[:12]}"
     if module_name not in sys.modules:
-        spec = spec_from_file_location(module_name, path)
+        spec = spec_from_file_location(module_name, path, loader=_TextLoader(module_name, str(path)))
         assert spec is not None
         assert spec.loader is not None
         module = module_from_spec(spec)
