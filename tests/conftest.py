@@ -38,7 +38,7 @@ def skip_without_extra(error: Exception) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item):
-    """Skip a test whose fixtures need an extra that is not installed."""
+    """Skip a test that needs, or whose fixtures need, an extra that is not installed."""
     try:
         return (yield)
     except Exception as error:
@@ -46,14 +46,7 @@ def pytest_runtest_setup(item):
         raise
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item):
-    """Skip a test that needs an extra that is not installed."""
-    try:
-        return (yield)
-    except Exception as error:
-        skip_without_extra(error)
-        raise
+pytest_runtest_call = pytest_runtest_setup
 
 
 @pytest.fixture
