@@ -102,7 +102,8 @@ class AuxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Attributes:
         n: number of these rows.
         balanced: the same number of each class (the papers' setting), else drawn at random.
-        pick: compare all attacks on folds of these rows, and name the one that the adversary would pick.
+        pick: compare all attacks on folds of these rows, and name the one that the adversary would pick. Attacks on
+            numeric columns are compared without it, too, since their headline may be the pick.
         folds: of these rows, on which attacks are compared and tuned.
         adaptive: use all releases of a row, over which noise averages out, else only the first.
         budget: settings of a learned attack that the adversary tries on its folds: ``paper`` only the source's own,
