@@ -100,10 +100,11 @@ def test_a_replay_of_digits_beats_shared_nodes():
 
 @pytest.mark.long
 @pytest.mark.usefixtures("few_trees")
-@pytest.mark.parametrize(("name", "strength"), [("gaussian-dp", 5.0), ("id-lmid", 20.0)])
-def test_a_replay_of_trees_that_do_not_follow_the_labels_gets_little_weight(name, strength):
+@pytest.mark.parametrize(("name", "strength", "seeds"), [("gaussian-dp", 5.0, 3), ("id-lmid", 20.0, 6)])
+def test_a_replay_of_trees_that_do_not_follow_the_labels_gets_little_weight(name, strength, seeds):
+    """On average over seeds: rounding decides which trees id-lmid grows, and with one seed in twelve it loses .1."""
     gained = []
-    for seed in range(3):
+    for seed in range(seeds):
         asked = question(defenses=(DefenseSpec(name=name, strength=strength),), seed=seed)
         pairs = zip(leak(asked, BoostingReplay()), leak(asked, InstanceSpaces()), strict=True)
         gained.append([found - start for found, start in pairs])

@@ -370,7 +370,7 @@ def evaluate(
 ) -> Iterator[Record | StageDone]:
     """Compute the missing results, and yield each once it is on the disk, which is when it is computed.
 
-    In the end all but the timings is the same for any ``jobs`` and ``engine``, and after an interruption.
+    All but the order and the timings is the same for any ``jobs`` and ``engine``, and after an interruption.
 
     Args:
         todo: the plan.
@@ -394,8 +394,6 @@ def evaluate(
         if not isinstance(record, StageDone):
             store.append(record)
         yield record
-    groups: list[Sequence[Trial | Baseline]] = [*_group_by_cell(todo.baselines), *_group_by_cell(todo.rows)]
-    store.sort(item.key for group in groups for item in group)
 
 
 def _order_tasks(todo: Plan) -> tuple[list[Task], ...]:

@@ -11,7 +11,7 @@ import hashlib
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -190,14 +190,6 @@ class Store:
         kept = [encode(record) for record in self.records(skip_damaged=skip_damaged).values() if keep(record)]
         with guard_writing(self.folder):
             files.replace(self._records, b"".join(kept), mode=SHARED)
-
-    def sort(self, keys: Iterable[str]) -> None:
-        """Put the results with these keys in this order behind all others, since processes end in any order."""
-        records, places = self.records(), {key: place for place, key in enumerate(keys)}
-        ordered = sorted(records, key=lambda key: places.get(key, -1))
-        if ordered != [*records]:
-            with guard_writing(self.folder):
-                files.replace(self._records, b"".join(encode(records[key]) for key in ordered), mode=SHARED)
 
     def forget_failures(self) -> None:
         """Drop the results that errored, diverged or are damaged, and their cells, so that these are trained again."""
