@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 import torch
 from torch import Tensor
 
+from vflsec.base.seeds import Generators
 from vflsec.core.defense import Defense, Release
 from vflsec.core.message import Kind
 
@@ -43,9 +47,17 @@ class IsotropicNoise(Defense):
         """Return noised gradients (B, m)."""
         if rows.numel() == 0:
             return rows
-        scale = torch.linalg.vector_norm(rows, dim=1).max() * (self.strength / rows.shape[1] ** 0.5)
         noise = torch.randn(rows.shape, generator=release.rng, device=rows.device, dtype=rows.dtype)
-        return noise.mul_(scale).add_(rows)
+        return add_noise(rows, noise, self.strength / rows.shape[1] ** 0.5)
+
+    @staticmethod
+    def change_runs(defenses: Sequence[Defense], rows: Tensor, release: Release) -> Tensor:
+        """Return noised rows (R, B, m); each run draws from its own stream."""
+        noise = torch.empty_like(rows)
+        for part, stream in zip(noise, cast("Generators", release.rng), strict=True):
+            part.normal_(generator=stream)
+        factors = [defense.strength / rows.shape[2] ** 0.5 for defense in defenses]
+        return add_noise(rows, noise, rows.new_tensor(factors)[:, None, None])
 
     def on_embedding(self, h: Tensor, release: Release) -> Tensor:
         """Return noised embeddings (B, m)."""
@@ -57,3 +69,9 @@ class IsotropicNoise(Defense):
             return p
         rows = p.reshape(len(p), -1) if p.dim() > 1 else p.reshape(1, -1)
         return self.on_gradient(rows, release).reshape(p.shape)
+
+
+def add_noise(rows: Tensor, noise: Tensor, factor: float | Tensor) -> Tensor:
+    """Return ``rows`` (..., B, m) and ``noise``, ``factor`` (..., 1, 1) times as long as the longest of the B rows."""
+    scale = torch.linalg.vector_norm(rows, dim=-1, keepdim=True).amax(dim=-2, keepdim=True) * factor
+    return noise.mul_(scale).add_(rows)
