@@ -229,13 +229,7 @@ def _restore_stage(run: Run, cell: Cell, phase: str, store: Store, device: str) 
 
 
 def _run_row(
-    row: Trial,
-    attack: Attack | None,
-    task: Task,
-    runs: Sequence[Run],
-    questions: Questions,
-    store: Store,
-    device: str,
+    row: Trial, attack: Attack | None, task: Task, runs: Sequence[Run], questions: Questions, store: Store, device: str
 ) -> Result:
     after = row.attack.spec.after if row.attack else None
     trained, facts, _ = next((run for run in runs if run.facts.status != "ok"), runs[0])
@@ -284,13 +278,7 @@ def describe_run(technique: Technique, attack: Attack | None) -> AttackRun:
 
 
 def _attack_trial(
-    attack: Attack,
-    row: Trial,
-    task: Task,
-    runs: Sequence[Run],
-    questions: Questions,
-    record: Result,
-    store: Store,
+    attack: Attack, row: Trial, task: Task, runs: Sequence[Run], questions: Questions, record: Result, store: Store
 ) -> dict[str, Any]:
     """Run ``attack`` on the messages of the kinds that it reads, and return the changes to its record."""
     assert row.attack is not None
