@@ -77,15 +77,21 @@ def query_model(trained: Trained) -> dict[str, Tensor]:
 
 
 _LAST: dict[tuple[str, bytes], Partition] = {}
-"""The split that was made last."""
+"""The splits that were made last."""
+
+MOST_KEPT = 2**25
+"""Entries of their matrices."""
 
 
 def get_partition(cell: Cell) -> Partition:
-    """Return the cell's split data; the last one is cached, because neighboring cells share it."""
+    """Return the cell's split data; the last ones are kept, as cells of several seeds are trained, then attacked."""
     wanted = str(cell.dataset.key(cell.data)), msgspec.json.encode((cell.dataset.name, cell.data, cell.seed))
     if wanted not in _LAST:  # a changed file is another dataset
-        _LAST.clear()
-        _LAST[wanted] = split_dataset(cell.dataset.load_once(cell.data), cell.data, cell.seed)
+        split = split_dataset(cell.dataset.load_once(cell.data), cell.data, cell.seed)
+        kept = (party for data in (split, *_LAST.values()) for party in data.parties.values())
+        if sum(x.size for party in kept for x in party.features.values()) > MOST_KEPT:
+            _LAST.clear()
+        _LAST[wanted] = split
     data = _LAST[wanted]
     if cell.shadow is None:
         return data
