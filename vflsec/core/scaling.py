@@ -82,12 +82,10 @@ def shorten(x: Tensor) -> Tensor:
     Rows of equal direction stay in the order of their lengths.
     """
     length = torch.linalg.vector_norm(x, dim=1, dtype=torch.double)
-    usual = torch.cat(
-        [
-            _compute_usual_length(block).expand(len(block))
-            for block in torch.tensor_split(length, max(1, len(x) // BLOCK))
-        ]
-    )
+    number = max(1, len(x) // BLOCK)
+    size, longer = divmod(len(x), number)  # the first blocks have a row more, as in torch.tensor_split
+    parts = length.tensor_split([longer * (size + 1)])
+    usual = torch.cat([_compute_usual_lengths(part, rows) for part, rows in zip(parts, (size + 1, size), strict=True)])
     times = length / usual
     if not (times > LONG).any():
         return x
@@ -95,12 +93,15 @@ def shorten(x: Tensor) -> Tensor:
     return (x.double() * factor[:, None]).to(x.dtype)
 
 
-def _compute_usual_length(length: Tensor) -> Tensor:
-    """Return the 90 % quantile of lengths (n,), at least the median of those above zero; infinite without any."""
-    above = length[length > 0]
-    if not len(above):
-        return length.new_tensor(torch.inf)
-    return torch.maximum(length.sort().values[int(0.9 * (len(length) - 1))], above.median())
+def _compute_usual_lengths(length: Tensor, size: int) -> Tensor:
+    """Return for each of (n,) lengths the 90 % quantile of its block, at least the median of those above 0."""
+    if not len(length):
+        return length
+    blocks = length.view(-1, size).sort(dim=1).values
+    zeros = (blocks == 0).sum(dim=1, keepdim=True)
+    median = blocks.gather(1, (zeros + (size - zeros - 1) // 2).clamp_max(size - 1))
+    usual = torch.maximum(blocks[:, [int(0.9 * (size - 1))]], median)
+    return usual.masked_fill(zeros == size, torch.inf).expand(-1, size).flatten()
 
 
 def tame(view: View) -> View:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vflsec.core.view import Guess, View
+from vflsec.core.view import Guess, View, memoize
 from vflsec.inference.discrete import expect_values
 from vflsec.inference.kernel_mixture import Kernel, Likelihood, Mixture, scale_rows, score_classes
 from vflsec.inference.linear_replay import refine_by_replay
@@ -62,7 +62,7 @@ def _fuse_classes(view: View, rng: torch.Generator) -> Guess:
     forests: dict[tuple[str, ...], Forest] = {}
     scores = {}
     for split, model in models.items():
-        opinions = [Opinion(model.predict(split, known), model.mixture.predict_left_out()), *of_nodes.get(split, [])]
+        opinions = [Opinion(model.predict(split), model.mixture.predict_left_out()), *of_nodes.get(split, [])]
         for names in model.read_by_trees if split not in of_nodes else []:
             if names not in forests:
                 forests[names] = Forest(model.join_tables(names, known)[view.aux_rows], labels, view.n_classes, rng)
@@ -98,7 +98,7 @@ def fuse_values(view: View, rng: torch.Generator) -> Guess:
     blended = {}
     for split, model in models.items():
         if split not in opinions:
-            direct = Opinion(model.predict(split, view.aux_split), model.mixture.predict_left_out())
+            direct = Opinion(model.predict(split), model.mixture.predict_left_out())
             opinions[split] = [direct, *of_splits.get(split, [])]
         together = blend_opinions(opinions[split], targets, by_column=split in of_splits)
         blended[split] = expect_values(together, targets, view.layout)
@@ -118,7 +118,7 @@ def _pool_guesses(view: View, models: Mapping[str, FusedModel], rng: torch.Gener
     pool, folds = draw_rows(len(view.features[known]), rows, rng), min(FOLDS, m)
     part = (torch.randperm(m, generator=rng) % folds).to(rows.device)
     out = [torch.zeros_like(part, dtype=torch.bool), *(part == fold for fold in range(folds))]
-    guessed = teacher.mixture.predict_without(out, {n: x[pool] for n, x in teacher.units(known, known).items()})
+    guessed = teacher.mixture.predict_without(out, {n: x[pool] for n, x in teacher.units(known).items()})
     for left, guess in zip(out, guessed, strict=True):
         guess[:m] = torch.where(left[:, None], guess[:m], targets)
     d, opinions = targets.shape[1], {}
@@ -128,12 +128,10 @@ def _pool_guesses(view: View, models: Mapping[str, FusedModel], rng: torch.Gener
         parts = [[n for n in model.read_by_trees[-1] if (n in LOCAL) == is_local] for is_local in (False, True)]
         pairs = [(model.join_tables(names, known)[pool], model.join_tables(names, split)) for names in parts if names]
         learned = learn_guesses(torch.cat(guessed, dim=1), pairs, d, rng)
-        units = {name: x[rows] for name, x in model.units(known, known).items()}
+        units = {name: x[rows] for name, x in model.units(known).items()}
         indirect = torch.split(learned.left_out[:m], d, dim=1)[1:]
         opinions[split] = [
-            Opinion(
-                model.predict(split, known), _assemble_folds(model.mixture.predict_without(out[1:], units), out[1:])
-            ),
+            Opinion(model.predict(split), _assemble_folds(model.mixture.predict_without(out[1:], units), out[1:])),
             Opinion(learned.guesses[:, :d], _assemble_folds(indirect, out[1:])),
         ]
     return opinions
@@ -170,12 +168,12 @@ class FusedModel(NamedTuple):
     Attributes:
         mixture: Gaussian processes on the tables, fitted to the auxiliary rows.
         tables: those that cover the splits, by name.
-        n_rows: by split.
+        view: whose tables they are.
     """
 
     mixture: Mixture
     tables: Mapping[str, SourceTable]
-    n_rows: Mapping[str, int]
+    view: View
 
     @property
     def read_by_trees(self) -> list[tuple[str, ...]]:
@@ -184,15 +182,15 @@ class FusedModel(NamedTuple):
         columns = tuple(name for name in everything if name == COLUMNS)
         return [names for names in dict.fromkeys((columns, everything)) if names]
 
-    def predict(self, split: str, known: str) -> Tensor:
-        """Return predictions (n, d) of the rows of ``split``; ``known`` is the split of the auxiliary rows."""
-        prediction = self.mixture.predict(self.units(split, known))
-        return prediction.expand(self.n_rows[split], -1)  # without tables there is one prediction for all rows
+    def predict(self, split: str) -> Tensor:
+        """Return predictions (n, d) of the rows of ``split``."""
+        prediction = self.mixture.predict(self.units(split))
+        return prediction.expand(len(self.view.features[split]), -1)  # one for all rows without tables
 
-    def units(self, split: str, known: str) -> dict[str, Tensor]:
+    def units(self, split: str) -> dict[str, Tensor]:
         """Return the tables of ``split`` that the mixture reads, by the name of the kernel."""
-        tables = {name: self.tables[name.removesuffix(_DISTANCES)].table for name in self.mixture.coefficients}
-        return {name: scale_rows(table[split], table[known]) for name, table in tables.items()}
+        names = self.mixture.coefficients
+        return {name: _scale_source(self.view, name.removesuffix(_DISTANCES), split) for name in names}
 
     def join_tables(self, names: Iterable[str], split: str) -> Tensor:
         """Return tables of ``split`` side by side, (n, k)."""
@@ -208,8 +206,8 @@ def _fit_models(view: View, targets: Tensor, likelihood: Likelihood, rng: torch.
         covering = frozenset(name for name, source in held.items() if split in source.table)
         if covering not in by_tables:
             tables = {name: held[name] for name in held if name in covering}
-            mixture = Mixture(_make_kernels(tables, view.aux_split), view.aux_rows, targets, likelihood, rng)
-            by_tables[covering] = FusedModel(mixture, tables, {name: len(x) for name, x in view.features.items()})
+            mixture = Mixture(_make_kernels(tables, view), view.aux_rows, targets, likelihood, rng)
+            by_tables[covering] = FusedModel(mixture, tables, view)
         models[split] = by_tables[covering]
     return models
 
@@ -218,11 +216,18 @@ def _count_budget(models: Iterable[FusedModel]) -> dict[str, float]:
     return {"candidates": sum(mixture.n_tried for mixture in {id(m.mixture): m.mixture for m in models}.values())}
 
 
-def _make_kernels(held: Mapping[str, SourceTable], split: str) -> dict[str, Kernel]:
+@memoize
+def _scale_source(view: View, name: str, split: str) -> Tensor:
+    """Return a source's rows of ``split``, scaled by those of the auxiliary split."""
+    table = list_sources(view)[name].table
+    return scale_rows(table[split], table[view.aux_split])
+
+
+def _make_kernels(held: Mapping[str, SourceTable], view: View) -> dict[str, Kernel]:
     """Return a linear kernel for each source, and one of distances where the source asks for it."""
     kernels = {}
     for name, source in held.items():
-        x = scale_rows(source.table[split], source.table[split])
+        x = _scale_source(view, name, view.aux_split)
         if source.linear:
             kernels[name] = Kernel(x)
         if source.distances:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
-from vflsec.results.metrics import METRICS, Labels, Scores, count_places, count_wins, remove_wild, score_positive
+from vflsec.results.metrics import METRICS, Labels, Scores, remove_wild, score_positive
 
 LEVEL = 0.95
 REPLICATES = 400
@@ -150,7 +150,12 @@ def leave_out_groups(metric: str, scores: Scores, labels: Any, groups: NDArray[n
     if labels.ndim == 1 and any(np.ptp(labels[rows]) == 0 for rows in kept):
         return None
     if metric == "auc" and scores.shape[1] == 2:
-        values = _leave_out_aucs(score_positive(scores), labels == 1, groups)
+        values = _compute_weighted_auc(score_positive(scores), labels, kept)
+    elif metric == "r2":
+        guesses, truth = remove_wild(scores, labels)  # once, since it takes several times as long as the rest
+        spread = np.array([((truth[rows] - truth[rows].mean(axis=0)) ** 2).sum() for rows in kept])
+        errors = [((guesses[rows] - truth[rows]) ** 2).sum() for rows in kept]
+        values = 1 - errors / np.where(spread > 0, spread, np.nan)
     else:
         values = np.array([METRICS[metric](scores[rows], labels[rows]) for rows in kept])
     return tuple(values.tolist()) if np.isfinite(values).all() else None
@@ -222,25 +227,26 @@ def _bound_auc(score: Scores, labels: Labels) -> tuple[float, float]:
     Source: DeLong et al. 1988, "Comparing the areas under two or more correlated receiver operating characteristic
     curves", Biometrics 44, by the ranks of Sun and Xu 2014, IEEE Signal Processing Letters 21.
     """
-    positive = labels == 1
-    wins = count_wins(score, positive)
-    sides = [wins[rows] / (~rows).sum() for rows in (positive, ~positive)]
+    ranks, positive = stats.rankdata(score), labels == 1
+    sides = [(ranks[rows] - stats.rankdata(score[rows])) / (~rows).sum() for rows in (positive, ~positive)]
     value = float(sides[0].mean())
     variances = [side.var(ddof=1) / len(side) if len(side) > 1 else value * (1 - value) for side in sides]
     return bound_interval(value, _get_margin(sum(variances)), SHARE, min(map(len, sides)))
 
 
-def _leave_out_aucs(score: Scores, positive: NDArray[np.bool_], groups: NDArray[np.integer]) -> Scores:
-    """AUC without each group (G,): of all pairs that are ordered right, less those with a row of the group."""
-    wins, place = count_wins(score, positive), count_places(score, positive)[0]
-    cell, hits, misses = count_places(groups * len(score) + place, positive)  # the cells of a group are neighbors
-    group = np.empty(len(hits), int)
-    group[cell] = groups
-    rows, others = (np.bincount(groups[of], minlength=GROUPS) for of in (positive, ~positive))
-    below = misses.cumsum() - misses / 2 - (others.cumsum() - others)[group]
-    within = np.bincount(group, hits * below, GROUPS)
-    left = wins[positive].sum() - np.bincount(groups, wins, GROUPS) + within
-    return np.asarray(left / ((rows.sum() - rows) * (others.sum() - others)))
+def _compute_weighted_auc(score: Scores, labels: Labels, weights: Iterable[np.ndarray]) -> np.ndarray:
+    """AUC with each weighting (n,) of the rows, 1/2 if a class has no weight. Rows are sorted once; ties count half."""
+    order = np.argsort(score, kind="stable")
+    positive = labels[order] == 1
+    starts = np.flatnonzero(np.r_[True, np.diff(score[order]) > 0])  # first row of each group of equal scores
+    values = []
+    for unordered in weights:
+        weight = unordered[order].astype(float)
+        above = np.add.reduceat(weight * positive, starts)
+        below = np.add.reduceat(weight * ~positive, starts)
+        pairs = (above * (np.cumsum(below) - below / 2)).sum()
+        values.append(pairs / (above.sum() * below.sum()) if above.sum() and below.sum() else 0.5)
+    return np.array(values)
 
 
 ALPHA = 1 - LEVEL

@@ -67,6 +67,9 @@ Keep = Callable[[Mapping[str, Tensor]], None]
 Questions = dict[tuple[object, ...], Question]
 """The questions that attacks on one cell answer; several attacks share one, and what is computed from its view."""
 
+QuestionsAlone = dict[tuple[object, ...], tuple[Question, Federation]]
+"""Those of an adversary alone, each with its untrained federation."""
+
 
 class Task(NamedTuple):
     """Work for one process: a stage, cells or shadows that train together, or missing results or baselines of one cell.
@@ -121,7 +124,8 @@ def _compute(task: Task, store: Store, device: str) -> Iterator[Record | StageDo
     if task.stage or task.group or task.shadows:
         return (_prepare(only, store, device) for only in [task])
     if task.baselines:
-        return (_run_baseline(baseline, store, device) for baseline in task.baselines)
+        questions: QuestionsAlone = {}
+        return (_run_baseline(baseline, questions, store, device) for baseline in task.baselines)
     return _run_rows(task, store, device)
 
 
@@ -229,7 +233,13 @@ def _restore_stage(run: Run, cell: Cell, phase: str, store: Store, device: str) 
 
 
 def _run_row(
-    row: Trial, attack: Attack | None, task: Task, runs: Sequence[Run], questions: Questions, store: Store, device: str
+    row: Trial,
+    attack: Attack | None,
+    task: Task,
+    runs: Sequence[Run],
+    questions: Questions,
+    store: Store,
+    device: str,
 ) -> Result:
     after = row.attack.spec.after if row.attack else None
     trained, facts, _ = next((run for run in runs if run.facts.status != "ok"), runs[0])
@@ -278,7 +288,13 @@ def describe_run(technique: Technique, attack: Attack | None) -> AttackRun:
 
 
 def _attack_trial(
-    attack: Attack, row: Trial, task: Task, runs: Sequence[Run], questions: Questions, record: Result, store: Store
+    attack: Attack,
+    row: Trial,
+    task: Task,
+    runs: Sequence[Run],
+    questions: Questions,
+    record: Result,
+    store: Store,
 ) -> dict[str, Any]:
     """Run ``attack`` on the messages of the kinds that it reads, and return the changes to its record."""
     assert row.attack is not None
@@ -428,12 +444,17 @@ def attack_once(attack: Attack, trained: Trained, party: str, aux: AuxSpec) -> d
     return _attack_and_score(attack, ask(attack, trained, party, aux), trained.federation, aux)
 
 
-def _run_baseline(baseline: Baseline, store: Store, device: str) -> BaselineResult:
+def _run_baseline(baseline: Baseline, questions: QuestionsAlone, store: Store, device: str) -> BaselineResult:
     """Run an attack without the federation: on an untrained model, or on one that the adversary pre-trained itself."""
     began = time.perf_counter()
     attack = baseline.attack.make()
     bare = attack if baseline.pretrained or attack.baseline else make_alone_attack(attack)
-    changes = _attack_alone(bare, baseline, store, device) if bare and baseline.aux.n else {}
+    changes: dict[str, Any] = {}
+    if bare and baseline.aux.n:
+        try:
+            changes = try_attack(bare, *_find_question_alone(baseline, questions, store, device), baseline.aux)
+        except Diverged as error:
+            changes = {"status": "diverged", "error": str(error)}
     return BaselineResult(
         key=baseline.key,
         method=baseline.cell.method.name if baseline.pretrained else baseline.method,
@@ -445,19 +466,22 @@ def _run_baseline(baseline: Baseline, store: Store, device: str) -> BaselineResu
     )
 
 
-def _attack_alone(bare: Attack, baseline: Baseline, store: Store, device: str) -> dict[str, Any]:
-    federation, method = build_models(baseline.cell, device)
-    try:
+def _find_question_alone(
+    baseline: Baseline, questions: QuestionsAlone, store: Store, device: str
+) -> tuple[Question, Federation]:
+    """Return the question to an adversary alone, the same to all attacks that ask for the same."""
+    asking = baseline.asking or baseline.attack
+    made, after = asking.make(), asking.spec.after
+    key = (made.target, made.victim, made.column, made.needs | made.wants, after, baseline.pretrained)
+    if key not in questions:
+        federation, method = build_models(baseline.cell, device)
         for phase in baseline.cell.stages if baseline.pretrained else ():
             advance(baseline.cell, phase, method, federation, store=store)
-    except Diverged as error:
-        return {"status": "diverged", "error": str(error)}
-    asking = baseline.asking or baseline.attack
-    made, untrained = asking.make(), Trained(method, federation, {})
-    question = ask(made, untrained, baseline.adversary, baseline.aux, after=asking.spec.after)
-    view = question.view
-    view = view.drop_federation(view.model) if baseline.pretrained and view.model else isolate(view, federation.seed)
-    return try_attack(bare, question._replace(view=view), federation, baseline.aux)
+        question = ask(made, Trained(method, federation, {}), baseline.adversary, baseline.aux, after=after)
+        view, model = question.view, question.view.model
+        view = view.drop_federation(model) if baseline.pretrained and model else isolate(view, federation.seed)
+        questions[key] = question._replace(view=view), federation
+    return questions[key]
 
 
 def _format_error(error: BaseException) -> str:
