@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
 import torch
-from sklearn.ensemble import ExtraTreesRegressor
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -16,7 +14,7 @@ from vflsec.base.checks import check_positive
 from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.fused import fuse_classes
-from vflsec.inference.opinion_pool import Opinion, pool_opinions
+from vflsec.inference.opinion_pool import Opinion, fit_out_of_bag, pool_opinions
 from vflsec.inference.regression import standardize
 from vflsec.inference.sources import EVERYTHING, SourceTable, Table, list_sources
 
@@ -32,8 +30,8 @@ MAX_REGRESSION_ROWS = 20_000
 MAX_FOREST_ROWS = 5_000
 """Rows to which trees are fitted, at most."""
 
-N_TREES = 100
-MIN_LEAF_ROWS = 3
+EARLY_TREES = 50
+"""Of each forest but the last, whose trees guess the rows."""
 
 N_FOLDS = 4
 """Parts of the training rows; each is predicted by a regression on the others."""
@@ -70,7 +68,7 @@ class SelfTraining(Attack):
 
     name = "self-training"
     stream = "fusion"  # whose guess it starts from
-    version = 12
+    version = 13
     needs = frozenset({Need.FEATURES, Need.AUX_LABELS})
     wants = EVERYTHING
     reference = "Nigam et al. 2000, Machine Learning 39, by expectation maximization"
@@ -115,8 +113,8 @@ class SelfTraining(Attack):
         for iteration in range(self.iterations):
             guessed[view.aux_rows] = known
             # Maximization: fit p(y | x) to the guesses. The last models alone guess the other splits.
-            splits = list(x) if iteration == self.iterations - 1 else [split]
-            fitted = [model.fit(guessed, weight, split, view.aux_rows, splits) for model in models]
+            last = iteration == self.iterations - 1
+            fitted = [model.fit(guessed, weight, split, view.aux_rows, last=last) for model in models]
             log_p = self.join_models(fitted, split, view)
             # Expectation: combine it with the density of z.
             posterior = log_p[split] + self.trust * _log_density(z, guessed)
@@ -148,7 +146,7 @@ class ForestTraining(SelfTraining):
     """
 
     name = "forest-training"
-    version = 12
+    version = 13
     costs = "iterations forests on thousands of rows, after fusion"
     fails = "if classes are smooth functions of few columns, which trees approximate in steps"
     trust = 1.0
@@ -246,8 +244,8 @@ class _Regressions:
         self.x = {name: rows @ self.axes.T for name, rows in with_bias.items()}
         self.coefficients = torch.zeros(N_FOLDS * n_classes, len(curvature), dtype=fitted.dtype, device=device)
 
-    def fit(self, guessed: Tensor, weight: Tensor, split: str, known: Tensor, splits: Sequence[str]) -> Table:
-        """Fit to guesses (n, C) of ``split``; return log probabilities of ``splits``."""
+    def fit(self, guessed: Tensor, weight: Tensor, split: str, known: Tensor, *, last: bool) -> Table:
+        """Fit to guesses (n, C) of ``split``; return log probabilities of it, the last time of all splits."""
         n_classes = guessed.shape[1]
         rows = torch.unique(torch.cat([self.order, known]))
         # (n, N_FOLDS)
@@ -255,7 +253,7 @@ class _Regressions:
         share = (inside / inside.sum(dim=0))[:, :, None] * guessed[rows, None, :]
         self.coefficients = self._minimize_loss(self.x[split][rows], share)
         predicted = {}
-        for name in splits:
+        for name in self.x if last else [split]:
             x = self.x[name]
             logits = (x @ self.coefficients.T).view(len(x), N_FOLDS, n_classes)
             log_p = torch.log_softmax(logits, dim=2)
@@ -292,21 +290,20 @@ class _OutOfBagForest:
         self.x = {name: rows.float().cpu().numpy() for name, rows in x.items()}
         self.rng = rng
 
-    def fit(self, guessed: Tensor, weight: Tensor, split: str, known: Tensor, splits: Sequence[str]) -> Table:
-        """Fit to guesses (n, C) of ``split``; return log probabilities of ``splits``."""
+    def fit(self, guessed: Tensor, weight: Tensor, split: str, known: Tensor, *, last: bool) -> Table:
+        """Fit to guesses (n, C) of ``split``; return log probabilities of it, the last time of all splits."""
         order = torch.randperm(len(guessed), generator=self.rng)[:MAX_FOREST_ROWS]
         rows = torch.unique(torch.cat([order, known.cpu()])).numpy()
-        trees = ExtraTreesRegressor(
-            N_TREES, min_samples_leaf=MIN_LEAF_ROWS, max_features="sqrt", bootstrap=True, oob_score=True,
-            random_state=int(torch.randint(2**31, (), generator=self.rng)),
+        seed = int(torch.randint(2**31, (), generator=self.rng))
+        # a row of large weight may be in every sample: its probabilities are 0
+        trees, left_out = fit_out_of_bag(
+            self.x[split][rows], guessed.cpu().numpy()[rows], seed,
+            share="sqrt", weights=weight.cpu().numpy()[rows], trees=None if last else EARLY_TREES,
         )  # fmt: skip
-        with warnings.catch_warnings():  # a row of large weight may be in every sample: its probabilities are 0
-            warnings.simplefilter("ignore", UserWarning)
-            trees.fit(self.x[split][rows], guessed.cpu().numpy()[rows], sample_weight=weight.cpu().numpy()[rows])
         others = np.setdiff1d(np.arange(len(guessed)), rows)
-        predicted = {name: trees.predict(self.x[name]) for name in splits if name != split}
+        predicted = {name: trees.predict(self.x[name]) for name in self.x if last and name != split}
         predicted[split] = np.empty(guessed.shape)
-        predicted[split][rows] = trees.oob_prediction_
+        predicted[split][rows] = left_out
         if len(others):
             predicted[split][others] = trees.predict(self.x[split][others])
         return {name: _log_shares(torch.as_tensor(p)).to(guessed.device) for name, p in predicted.items()}

@@ -89,7 +89,7 @@ def few_trees(monkeypatch):
     monkeypatch.setattr("vflsec.inference.opinion_pool.TREES", 40)
     monkeypatch.setattr("vflsec.inference.opinion_pool.BAGGED_TREES", 20)
     monkeypatch.setattr("vflsec.inference.trees.values.TREES", 20)
-    monkeypatch.setattr("vflsec.attacks.self_training.N_TREES", 20)
+    monkeypatch.setattr("vflsec.attacks.self_training.EARLY_TREES", 10)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from itertools import combinations
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -126,7 +126,13 @@ class Forest:
 
 
 def fit_out_of_bag(
-    x: np.ndarray, y: np.ndarray, seed: int, *, share: float, weights: np.ndarray | None = None
+    x: np.ndarray,
+    y: np.ndarray,
+    seed: int,
+    *,
+    share: float | Literal["sqrt"],
+    weights: np.ndarray | None = None,
+    trees: int | None = None,
 ) -> tuple[ExtraTreesRegressor, np.ndarray]:
     """Return randomized trees that regress ``y`` (n, k) on ``x``, and their out-of-bag predictions (n, k).
 
@@ -134,11 +140,12 @@ def fit_out_of_bag(
         x: (n, p) rows.
         y: (n, k) targets.
         seed: of the trees.
-        share: of the columns among which each split is chosen.
+        share: of the columns among which each split is chosen, or ``sqrt`` for the square root of their number.
         weights: (n,) of the rows; None for equal ones.
+        trees: their number; None for ``BAGGED_TREES``.
     """
     forest = ExtraTreesRegressor(
-        BAGGED_TREES,
+        trees or BAGGED_TREES,
         min_samples_leaf=BAGGED_LEAF,
         max_features=share,
         bootstrap=True,
