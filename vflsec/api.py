@@ -190,7 +190,7 @@ def compute(job: Job[Any], *, progress: bool, jobs: int = 1, device: str = "cpu"
     with job.open():
         todo = job.plan()
         records = job.run(todo, jobs=jobs, device=device, engine=engine)
-        for _ in show_progress(records, todo.missing) if progress else records:
+        for _ in show_progress(records, todo, jobs) if progress else records:
             pass
 
 

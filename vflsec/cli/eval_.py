@@ -229,7 +229,7 @@ def command(
                 job.parts = [evaluation.with_seeds(seeds, until)]
             todo = job.plan(keep=keep)
             announce(job, todo)
-            with options.show_progress(job, todo) as show:
+            with options.show_progress(job, todo, how["jobs"]) as show:
                 for record in job.run(todo, **how):
                     show(record)
             if until is not None and seeding.is_reached(options.read_report(folder).summary, until):

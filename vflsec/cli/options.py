@@ -266,11 +266,11 @@ def check_job(job: Job[Any], limits: RunLimits, *, fresh: bool) -> None:
 
 
 @contextmanager
-def show_progress(job: Job[Any], todo: Plan) -> Iterator[Callable[[Any], None]]:
+def show_progress(job: Job[Any], todo: Plan, jobs: int = 1) -> Iterator[Callable[[Any], None]]:
     """Return a function that shows each record; on Ctrl-C, print what is kept and exit."""
     from vflsec.report.progress import display
 
-    with report_interrupt(job.store), display(todo.missing) as show:
+    with report_interrupt(job.store), display(todo, jobs) as show:
         yield show
 
 

@@ -61,8 +61,8 @@ class Grid:
         self.store = store
         self.parts: dict[Place, list[Trainings | Evaluation]] = {}
 
-    def plan(self, kind: type[Trainings | Evaluation]) -> Plan:
-        """Return what is to be computed of one kind of parts."""
+    def plan(self, kind: Any = Trainings | Evaluation) -> Plan:
+        """Return what is to be computed of one kind of parts, or of both."""
         every = (part for parts in self.parts.values() for part in parts if isinstance(part, kind))
         parts = {id(part): part for part in every}.values()
         wanted, alone = ([part.trials() for part in parts], [part.baselines() for part in parts])
@@ -70,7 +70,7 @@ class Grid:
 
     def missing(self) -> int:
         """Return the number of trainings and results that are to be computed."""
-        return self.plan(Trainings).missing + self.plan(Evaluation).missing
+        return self.plan().missing
 
     def compute(self, *, jobs: int, device: str) -> Iterator[Record | StageDone]:
         """Compute what is missing; yield each record."""
@@ -79,15 +79,13 @@ class Grid:
 
     def records(self) -> dict[str, Record]:
         """Return the results in the store that belong to this grid, by key."""
-        plans = self.plan(Trainings), self.plan(Evaluation)
-        keys = {row.key for todo in plans for row in todo.rows}
-        keys |= {baseline.key for todo in plans for baseline in todo.baselines}
+        todo = self.plan()
+        keys = {item.key for item in (*todo.rows, *todo.baselines)}
         return {key: record for key, record in self.store.records().items() if key in keys}
 
     def seconds(self) -> float:
         """Return the time of all trainings, with the phases that they share, and attacks that are in the store."""
-        rows = [*self.plan(Trainings).rows, *self.plan(Evaluation).rows]
-        keys = {key for row in rows for key in (row.cell.key, *map(row.cell.stage_key, row.cell.stages))}
+        keys = {key for row in self.plan().rows for key in (row.cell.key, *map(row.cell.stage_key, row.cell.stages))}
         trained = [self.store.cell(key).read() for key in keys]
         attacked = sum(record.seconds.get("attack", 0.0) for record in self.records().values())
         return attacked + sum(facts.seconds for facts in trained if facts)

@@ -127,7 +127,7 @@ def _run(
     study = msgspec.structs.replace(registered, seeds=seeds or registered.seeds)
     store = Store(out)
     job = StudyGrid(stem, study, store)
-    missing = job.missing()
+    missing, workers = job.missing(), jobs or api.count_cores()
     click.echo(f"vflsec judge {stem}: {count(missing, 'result')} to compute   {store.folder}", err=True)
     if dry_run:
         return None
@@ -135,7 +135,7 @@ def _run(
     with store.lock():
         store.trim()
         with report_interrupt(store):
-            for _ in show_progress(job.compute(jobs=jobs or api.count_cores(), device=device), missing):
+            for _ in show_progress(job.compute(jobs=workers, device=device), job.plan(), workers):
                 pass
         measurements = job.measure()
         if rounding:

@@ -72,7 +72,7 @@ def command(
     stem = Path(name).stem
     store = Store(out or Path("runs") / f"reproduce-{stem}{'-quick' * quick}")
     job = RecipeGrid(chosen, store)
-    missing = job.missing()
+    missing, workers = job.missing(), jobs or api.count_cores()
     what = "result" if chosen.has_attacks else "training"
     click.echo(f"vflsec reproduce {stem}: {count(missing, what)} to compute   {store.folder}", err=True)
     if dry_run:
@@ -80,12 +80,12 @@ def command(
         if not quick:
             folder = Path("runs") / f"reproduce-{stem}-quick"
             before.append(RecipeGrid(recipe.apply_seeds(read, None, quick=True), Store(folder)))
-        click.echo(_forecast(missing, before, jobs or api.count_cores()), err=True)
+        click.echo(_forecast(missing, before, workers), err=True)
         return
     with store.lock():
         store.trim()
         with report_interrupt(store):
-            for _ in show_progress(job.compute(jobs=jobs or api.count_cores(), device=device), missing):
+            for _ in show_progress(job.compute(jobs=workers, device=device), job.plan(), workers):
                 pass
     result = Reproduction(stem, chosen, job.measure(), job)
     show(result, form)
