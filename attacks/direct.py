@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from vflsec.base.checks import check_positive_or_none
 from vflsec.base.errors import InsufficientView
-from vflsec.core.attack import Attack
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.releases import read_releases
+from vflsec.inference.releases import OnReleases, read_releases
 
 
-class Direct(Attack):
+class Direct(OnReleases):
     """Label inference if nothing is trained above the cut layer: embeddings are logits, which the top model adds up.
 
     The gradient of a row is then softmax(z) - onehot(y), divided by the batch size: only the entry of its class is
@@ -40,10 +38,6 @@ class Direct(Attack):
     )
     costs = "one pass over the messages; no auxiliary label"
     fails = "under noise that is longer than the gradients; without a defense it recovers every label"
-
-    def __init__(self, *, releases: int | None = None) -> None:
-        check_positive_or_none(releases=releases)
-        self.releases = releases
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, C) of the training rows.

@@ -21,7 +21,6 @@ from vflsec.core.attack import THRESHOLD, Attack
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.regression import Standardize, is_still_falling
 from vflsec.nn.stacked import draw_batches, split_runs, stack, stack_modules, unstack_modules
-from vflsec.nn.wide import LazyAdam
 
 WARM_AVERAGE = 3000
 """Updates after which the first thousand have a weight below 1/7 in the average, whose decay is 0.999."""
@@ -213,7 +212,7 @@ class ModelCompletion(Attack):
 
     def _fit_network(self, completed: nn.Module, x: Tensor, y: Tensor, rng: torch.Generator) -> Tensor:
         """Fit a network to rows (n, p) of classes (n,); return the mean loss of each epoch."""
-        optimizer = LazyAdam(completed.parameters(), self.lr, weight_decay=DECAY, fused=True)
+        optimizer = torch.optim.Adam(completed.parameters(), self.lr, weight_decay=DECAY, fused=True)
         losses = []
         for _ in range(self.epochs):
             total = torch.zeros((), device=x.device)

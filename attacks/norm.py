@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from vflsec.base.checks import check_positive_or_none
-from vflsec.core.attack import Attack
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.auxiliary import separate
-from vflsec.inference.releases import rank_releases, read_releases
+from vflsec.inference.releases import OnReleases, rank_releases, read_releases
 
 
-class Norm(Attack):
+class Norm(OnReleases):
     """Label inference from the length of the gradient of each row. Two classes.
 
     A model that has learned that one class is rare predicts the other with more confidence, so that errors on the rare
@@ -43,10 +41,6 @@ class Norm(Attack):
         "if classes are balanced, if the model is confident on all rows, and under noise that makes all rows equally "
         "long (max-norm)"
     )
-
-    def __init__(self, *, releases: int | None = None) -> None:
-        check_positive_or_none(releases=releases)
-        self.releases = releases
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, 2) of the training rows."""

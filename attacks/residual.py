@@ -5,15 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vflsec.base.checks import check_positive_or_none
-from vflsec.core.attack import Attack
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.auxiliary import orient
-from vflsec.inference.releases import Releases, find_span, project_batches, read_releases
+from vflsec.inference.releases import OnReleases, Releases, find_span, project_batches, read_releases
 
 
-class Residual(Attack):
+class Residual(OnReleases):
     """Label inference from the sum over a batch, X'g, which is the gradient of a linear bottom model. Two classes.
 
     In vertical logistic regression a party receives, or decrypts, Σ_i d_i x_i over a batch of B rows, and knows its own
@@ -48,10 +46,6 @@ class Residual(Attack):
     contrib = True
     costs = "one decomposition of a (k, k) matrix for each batch"
     fails = "if batches have far more rows than there are columns, and if many rows have the same columns"
-
-    def __init__(self, *, releases: int | None = None) -> None:
-        check_positive_or_none(releases=releases)
-        self.releases = releases
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, 2) of the training rows."""

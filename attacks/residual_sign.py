@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from vflsec.base.checks import check_positive_or_none
-from vflsec.core.attack import THRESHOLD, Attack
+from vflsec.core.attack import THRESHOLD
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.releases import read_releases
+from vflsec.inference.releases import OnReleases, read_releases
 
 
-class ResidualSign(Attack):
+class ResidualSign(OnReleases):
     """Label inference from the derivatives p - y that federated boosting sends to passive parties in clear.
 
     With two classes the derivative is p - 1 < 0 for class 1, and p > 0 for class 0. With C classes its entry for the
@@ -38,10 +37,6 @@ class ResidualSign(Attack):
     )
     costs = "one pass over the messages"
     fails = "if derivatives are encrypted or masked, and if labels were changed before training"
-
-    def __init__(self, *, releases: int | None = None) -> None:
-        check_positive_or_none(releases=releases)
-        self.releases = releases
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, C) of the training rows."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from vflsec.base.checks import check_positive_or_none
-from vflsec.core.attack import Attack
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.auxiliary import separate
-from vflsec.inference.releases import find_component, rank_releases, read_releases
+from vflsec.inference.releases import OnReleases, find_component, rank_releases, read_releases
 
 
-class Spectral(Attack):
+class Spectral(OnReleases):
     """Label inference from the first principal component of the received gradients. Two classes.
 
     In each epoch, gradients are centered and projected on their first right singular vector. The sign of each epoch is
@@ -40,10 +38,6 @@ class Spectral(Attack):
     fails = (
         "if something else than the class has the largest effect on gradients, and under noise longer than their spread"
     )
-
-    def __init__(self, *, releases: int | None = None) -> None:
-        check_positive_or_none(releases=releases)
-        self.releases = releases
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, 2) of the training rows."""

@@ -58,15 +58,13 @@ class Compression(Defense):
         super().__init__(strength, at=at)
         share(strength=strength)
 
-    def on_gradient(self, value: Tensor, release: Release) -> Tensor:
+    def on_gradient(self, h: Tensor, release: Release) -> Tensor:
         """Return gradients (B, d) with zeros in place of the smaller entries."""
-        magnitude, n = value.abs(), value.numel()
+        magnitude, n = h.abs(), h.numel()
         kept = int((1 - self.strength) * n + 1e-6)  # 1 - .9 is slightly less than .1
         if kept < 1:
-            return torch.zeros_like(value)
+            return torch.zeros_like(h)
         threshold = magnitude.flatten().kthvalue(n - kept + 1).values
-        return torch.where(magnitude > threshold, value, 0.0)
+        return torch.where(magnitude > threshold, h, 0.0)
 
-    def on_embedding(self, h: Tensor, release: Release) -> Tensor:
-        """Return the embeddings (B, d) with zeros in place of the smaller entries."""
-        return self.on_gradient(h, release)
+    on_embedding = on_gradient

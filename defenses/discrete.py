@@ -67,16 +67,14 @@ class Discretization(Defense):
         self.bound = bound
         self.clip = clip
 
-    def on_gradient(self, value: Tensor, release: Release) -> Tensor:
+    def on_gradient(self, h: Tensor, release: Release) -> Tensor:
         """Return gradients (B, d) on the grid."""
-        if value.numel() == 0:
-            return value
-        bound = value.abs().max() if self.bound is None else value.new_tensor(self.bound)
+        if h.numel() == 0:
+            return h
+        bound = h.abs().max() if self.bound is None else h.new_tensor(self.bound)
         if self.clip:
-            value = value.clamp(-bound, bound)
+            h = h.clamp(-bound, bound)
         spacing = bound * self.strength
-        return torch.where(spacing > 0, (value / spacing).round() * spacing, value)
+        return torch.where(spacing > 0, (h / spacing).round() * spacing, h)
 
-    def on_embedding(self, h: Tensor, release: Release) -> Tensor:
-        """Return the embeddings (B, d) on the grid."""
-        return self.on_gradient(h, release)
+    on_embedding = on_gradient

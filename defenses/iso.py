@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
-
 import torch
 from torch import Tensor
 
-from vflsec.base.seeds import Generators
 from vflsec.core.defense import Defense, Release
 from vflsec.core.message import Kind
 
@@ -43,25 +39,15 @@ class IsotropicNoise(Defense):
     costs = "one pass over the batch and B m random numbers; utility, because noise slows learning"
     fails = "over epochs: the noise is drawn anew, so the mean of a row's releases is its own value (averaging)"
 
-    def on_gradient(self, rows: Tensor, release: Release) -> Tensor:
+    def on_gradient(self, h: Tensor, release: Release) -> Tensor:
         """Return noised gradients (B, m)."""
-        if rows.numel() == 0:
-            return rows
-        noise = torch.randn(rows.shape, generator=release.rng, device=rows.device, dtype=rows.dtype)
-        return add_noise(rows, noise, self.strength / rows.shape[1] ** 0.5)
+        if h.numel() == 0:
+            return h
+        scale = torch.linalg.vector_norm(h, dim=1).max() * (self.strength / h.shape[1] ** 0.5)
+        noise = torch.randn(h.shape, generator=release.rng, device=h.device, dtype=h.dtype)
+        return noise.mul_(scale).add_(h)
 
-    @staticmethod
-    def change_runs(defenses: Sequence[Defense], rows: Tensor, release: Release) -> Tensor:
-        """Return noised rows (R, B, m); each run draws from its own stream."""
-        noise = torch.empty_like(rows)
-        for part, stream in zip(noise, cast("Generators", release.rng), strict=True):
-            part.normal_(generator=stream)
-        factors = [defense.strength / rows.shape[2] ** 0.5 for defense in defenses]
-        return add_noise(rows, noise, rows.new_tensor(factors)[:, None, None])
-
-    def on_embedding(self, h: Tensor, release: Release) -> Tensor:
-        """Return noised embeddings (B, m)."""
-        return self.on_gradient(h, release)
+    on_embedding = on_gradient
 
     def on_parameters(self, p: Tensor, release: Release) -> Tensor:
         """Return a noised copy of one parameter tensor, any shape; running statistics stay as they are."""
@@ -69,9 +55,3 @@ class IsotropicNoise(Defense):
             return p
         rows = p.reshape(len(p), -1) if p.dim() > 1 else p.reshape(1, -1)
         return self.on_gradient(rows, release).reshape(p.shape)
-
-
-def add_noise(rows: Tensor, noise: Tensor, factor: float | Tensor) -> Tensor:
-    """Return ``rows`` (..., B, m) and ``noise``, ``factor`` (..., 1, 1) times as long as the longest of the B rows."""
-    scale = torch.linalg.vector_norm(rows, dim=-1, keepdim=True).amax(dim=-2, keepdim=True) * factor
-    return noise.mul_(scale).add_(rows)

@@ -60,14 +60,12 @@ class SignOnly(Defense):
         share(strength=strength)
         self.scale = scale
 
-    def on_gradient(self, value: Tensor, release: Release) -> Tensor:
+    def on_gradient(self, h: Tensor, release: Release) -> Tensor:
         """Return gradients (B, d) with signs in place of entries."""
-        if value.numel() == 0:
-            return value
-        magnitude = value.abs().mean(dim=1, keepdim=True) if self.scale == "row" else value.abs().mean()
-        drawn = torch.rand(value.shape, generator=release.rng, device=value.device)  # below 1: strength 1 replaces all
-        return torch.where(drawn < self.strength, value.sign() * magnitude, value)
+        if h.numel() == 0:
+            return h
+        magnitude = h.abs().mean(dim=1, keepdim=True) if self.scale == "row" else h.abs().mean()
+        drawn = torch.rand(h.shape, generator=release.rng, device=h.device)  # below 1: strength 1 replaces all
+        return torch.where(drawn < self.strength, h.sign() * magnitude, h)
 
-    def on_embedding(self, h: Tensor, release: Release) -> Tensor:
-        """Return the embeddings (B, d) with signs in place of entries."""
-        return self.on_gradient(h, release)
+    on_embedding = on_gradient

@@ -17,7 +17,13 @@ from vflsec.cipher.arithmetic.cost import count_pairs, time_units
 from vflsec.cipher.arithmetic.histograms import PairPacking, check_size, count_products, multiply_bins
 from vflsec.cipher.arithmetic.keys import Keys, PublicKey
 from vflsec.cipher.arithmetic.layout import MODES, Mode
-from vflsec.cipher.arithmetic.randomizers import WITHOUT_TABLE, FactorSource, PowerSource, RandomizerSource, make_source
+from vflsec.cipher.arithmetic.randomizers import (
+    WITHOUT_TABLE,
+    FactorSource,
+    PowerSource,
+    RandomizerSource,
+    make_source,
+)
 from vflsec.core.message import Kind
 from vflsec.core.party import Party
 from vflsec.protocols.histograms_masked import EncryptedHistograms
@@ -67,7 +73,13 @@ class PaillierHistograms(EncryptedHistograms):
     )
 
     def __init__(
-        self, passive: Party, active: Party, *, bits: int = 2048, mode: Mode = "standard", range_bits: int | None = None
+        self,
+        passive: Party,
+        active: Party,
+        *,
+        bits: int = 2048,
+        mode: Mode = "standard",
+        range_bits: int | None = None,
     ) -> None:
         super().__init__(passive, active)
         expect_known(MODES, mode=mode)

@@ -51,7 +51,11 @@ class PlainHistograms(HistogramExchange):
         """Return the sums (N, n_bins, 3) that the passive party sends."""
         sums = sum_bins(bins, nodes, select_output(self._kept, place.output), len(place.numbers), n_bins)
         message = self.passive.send(
-            Kind.HISTOGRAM, build_payload(sums, place), to=self.active.name, step=place.tree, phase=place.phase
+            Kind.HISTOGRAM,
+            build_payload(sums, place),
+            to=self.active.name,
+            step=place.tree,
+            phase=place.phase,
         )
         received: NDArray[np.int64] = np.rint(message.payload["value"].numpy() * UNITS).astype(np.int64)
         return received

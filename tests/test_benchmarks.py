@@ -3,14 +3,12 @@
 import importlib.util
 import re
 import sys
-from collections import Counter
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from vflsec.results.statistics import Interval
 
@@ -50,37 +48,6 @@ def test_one_pair_of_the_overhead(monkeypatch):
     monkeypatch.setattr(overhead, "EPOCHS", 1)
     assert all(overhead.split(defense) > 0 for defense in overhead.DEFENSES.values())
     assert overhead.joint() > 0
-
-
-class Operations(TorchDispatchMode):
-    """Counts the operations of torch by name."""
-
-    def __init__(self):
-        super().__init__()
-        self.counts = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.counts[str(func)] += 1
-        return func(*args, **(kwargs or {}))
-
-
-def count_operations(run):
-    with Operations() as operations:
-        run()
-    return operations.counts
-
-
-@pytest.mark.parametrize(("name", "most"), [("no defense", 1.25), ("iso, λ = 5, at the gradient", 1.3)])
-def test_a_step_has_few_operations_beside_the_joint_ones_and_reads_no_value(name, most, monkeypatch):
-    overhead = load("overhead")
-    monkeypatch.setattr(overhead, "EPOCHS", 2)
-    cell = overhead.cell(overhead.DEFENSES[name])
-    federation, method = overhead.build_federation(cell, "cpu"), overhead.build_method(cell)
-    method.build(federation)
-    joint = count_operations(lambda: overhead.joint_loop(federation))
-    split = count_operations(lambda: method.run("train", federation))
-    assert split.total() <= most * joint.total()
-    assert split["aten._local_scalar_dense.default"] == overhead.EPOCHS  # the loss of each, after its last step
 
 
 @pytest.mark.slow

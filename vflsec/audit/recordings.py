@@ -16,6 +16,7 @@ from torch import Tensor
 from vflsec.audit.evaluation import SystemAudit
 from vflsec.audit.foreign import build_federation
 from vflsec.audit.subject import Subject
+from vflsec.base import files
 from vflsec.base.checks import count
 from vflsec.base.errors import DataError, InsufficientView, UsageError
 from vflsec.cipher.recording import Recording
@@ -140,7 +141,7 @@ def open_recording(what: Path, truth: Path | None = None, *, aux: AuxSpec, draws
             raise UsageError(f"expected two recordings of one run, got {what} and {truth} of different keys")
     steps = sum(1 for _ in recording.steps())
     scored = "scored against the other role" if other else "not scored: --truth takes the other role's recording"
-    digests = [_digest(path) for path in (what, truth) if path]
+    digests = [files.hash_file(path) for path in (what, truth) if path]
     subject = Subject(
         name=what.name,
         adversary=role,
@@ -164,11 +165,6 @@ def open_recording(what: Path, truth: Path | None = None, *, aux: AuxSpec, draws
         recording=recording,
         answers=_read_answers(recording, other) if other else None,
     )
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read_answers(recording: Recording, other: Recording) -> Answers:

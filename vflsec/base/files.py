@@ -133,6 +133,12 @@ def truncate(path: Path, size: int) -> None:
         file.truncate(size)
 
 
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file as hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def seal(content: bytes) -> bytes:
     """Return ``content`` with its SHA-256 in front, so that ``unseal`` detects any damage."""
     return SEAL + hashlib.sha256(content).digest() + content

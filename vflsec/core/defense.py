@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -77,7 +77,6 @@ class Defense(ABC):
             for another, or none.
         softens: whether ``on_labels`` gives probabilities of the classes in place of their numbers.
         fixed: whether ``on_labels`` draws the same in every training on the same rows; an option may set it.
-        change_runs: what messages (R, B, d) of R runs that train as one, with a defense of this class each, become.
         strengths: the usual ones, over which it is swept where nobody says any: of the source where these spread over
             the curve, else such that on credit-default the first costs two points of AUC at most, and the last no more
             than joining is worth to the active party, five points, if the defense is of use at so little.
@@ -103,7 +102,6 @@ class Defense(ABC):
     tradeoff: ClassVar[Tradeoff | None] = None
     softens: ClassVar[bool] = False
     fixed: bool = False
-    change_runs: ClassVar[Callable[[Sequence[Any], Tensor, Release], Tensor] | None] = None
     strengths: ClassVar[tuple[float, ...]] = (1.0, 5.0, 25.0)
     version: ClassVar[int] = 1
 

@@ -71,7 +71,11 @@ BATCH = _make_active("on_batch", "labels", _CROSSING)
 RECEIVED = _make_active("on_received", "the received embeddings", _CROSSING, "prediction")
 PENALTY = _make_active("penalty", "the loss", _CROSSING)
 PROTOCOL = _make_active(
-    "protocol", "the cut layer, in place of the plain protocol", _CROSSING, "prediction", changes=Changes.MESSAGES
+    "protocol",
+    "the cut layer, in place of the plain protocol",
+    _CROSSING,
+    "prediction",
+    changes=Changes.MESSAGES,
 )
 TRAINING = Hook("training_hooks", "", Runs.CARRIER, ("every phase",), Changes.TRAINING)
 UPDATE = Hook(

@@ -162,7 +162,6 @@ class Channel:
         self.traffic: Counter[Route] = Counter()
         self.counts: dict[tuple[Route, str], Tensor] = {}
         self.earlier: list[ReleaseCount] = []
-        self._uncounted: dict[tuple[Route, str], list[Tensor]] = {}
         self.taps: list[Callable[[Message], None]] = []
         self._muted = False
 
@@ -196,29 +195,24 @@ class Channel:
     def count_release(self, message: Message) -> None:
         """Count a release that no tap sees: an encrypted one, from which the receiver learns what is computed of it."""
         if not self._muted and message.rows is not None and len(message.rows):
-            self._uncounted.setdefault((_get_route(message), message.split), []).append(message.rows)
-
-    def count_rows(self) -> None:
-        """Bring ``counts`` up to date: after an epoch, since counting waits for the values of the rows."""
-        for key, rows in self._uncounted.items():
-            self._count(key, torch.cat(rows))
-        self._uncounted.clear()
+            self._count((_get_route(message), message.split), message.rows)
 
     def releases(self) -> list[ReleaseCount]:
         """Return the number of releases by route and split, by which a privacy budget is spent."""
-        self.count_rows()
         counts = [ReleaseCount(*route, split, int(n.max()), int(n.sum())) for (route, split), n in self.counts.items()]
         return [*self.earlier, *counts]
 
     def _record(self, message: Message) -> None:
-        self.count_release(message)
+        if message.rows is not None and len(message.rows):
+            self._count((_get_route(message), message.split), message.rows)
         for tap in self.taps:
             tap(message)
 
     def _count(self, key: tuple[Route, str], rows: Tensor) -> None:
         before = self.counts.get(key, rows.new_zeros(0))
-        self.counts[key] = torch.bincount(rows, minlength=len(before))
-        self.counts[key][: len(before)] += before
+        lacking = int(rows.max()) + 1 - len(before)
+        counts = torch.cat([before, before.new_zeros(lacking + len(before))]) if lacking > 0 else before
+        self.counts[key] = counts.index_add_(0, rows, torch.ones_like(rows))
 
 
 class Transcript:

@@ -226,7 +226,10 @@ class Method(ABC):
         return {}
 
     def assemble_models(
-        self, federation: Federation, names: Collection[str], messages: Iterable[Message]
+        self,
+        federation: Federation,
+        names: Collection[str],
+        messages: Iterable[Message],
     ) -> Mapping[str, nn.Module]:
         """Return the models (B, features) -> (B, d) that parties can assemble from messages, by a readable name.
 

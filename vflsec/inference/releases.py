@@ -10,7 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vflsec.base.checks import check_positive_or_none
 from vflsec.base.errors import InsufficientView
+from vflsec.core.attack import Attack
 from vflsec.core.message import AFTERWARDS, Kind, Message
 from vflsec.core.view import View
 
@@ -28,6 +30,14 @@ def restrict_to_training(view: View, phase: str) -> View:
         return name.partition(OF_TRAINING)[2]
 
     return replace(view, messages=tuple(m for m in view.messages if number(m.phase) == number(phase)))
+
+
+class OnReleases(Attack):
+    """An attack whose only option is how many releases of each row it uses, from the first; None for all."""
+
+    def __init__(self, *, releases: int | None = None) -> None:
+        check_positive_or_none(releases=releases)
+        self.releases = releases
 
 
 class Releases(NamedTuple):

@@ -13,7 +13,11 @@ def _make_fedhssl(doc: str, reference: str, family: str, **steps: bool | None) -
     """Return one row of the FedHSSL family for each self-supervised method."""
     return {
         f"{family}-{ssl}": make_preset(
-            "vflsec.methods.fedhssl:FedHSSL", doc.format(title), ssl=ssl, reference=f"{_FEDHSSL}, {reference}", **steps
+            "vflsec.methods.fedhssl:FedHSSL",
+            doc.format(title),
+            ssl=ssl,
+            reference=f"{_FEDHSSL}, {reference}",
+            **steps,
         )
         for ssl, title in _SSL.items()
     }
@@ -43,7 +47,10 @@ CATALOGUE: dict[str, str | Preset] = {
         pma=None,
     ),
     **_make_fedhssl(
-        "{} guided across parties, then split learning.", "algorithm 1, steps 1 and 2; table V", "fedgssl", pma=None
+        "{} guided across parties, then split learning.",
+        "algorithm 1, steps 1 and 2; table V",
+        "fedgssl",
+        pma=None,
     ),
     **_make_fedhssl(
         "{} across parties, guided locally, with averaged top encoders; then split learning.", "algorithm 1", "fedhssl"

@@ -128,7 +128,10 @@ def save(
 
 
 def restore(
-    checkpoint: Checkpoint, kept: Mapping[str, Stateful], optimizers: Sequence[torch.optim.Optimizer], channel: Channel
+    checkpoint: Checkpoint,
+    kept: Mapping[str, Stateful],
+    optimizers: Sequence[torch.optim.Optimizer],
+    channel: Channel,
 ) -> list[float]:
     """Load what ``save`` has stored, in place; return the losses of the epochs done, none where nothing is stored.
 

@@ -167,7 +167,6 @@ class Epochs:
         """Yield the number of each epoch, from 0; keep the state and report progress after it."""
         while len(self.losses) < self.total and not self._done():
             yield len(self.losses)
-            self.federation.channel.count_rows()
             if self._checkpoint.path is not None and not _are_equal(self._defenses, _copy_all(self.federation)):
                 self._checkpoint = Checkpoint()
             path = self._checkpoint.path

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from vflsec.core.federation import Federation
 from vflsec.core.hooks import Hook
 from vflsec.core.message import Channel, Message, Route
 from vflsec.core.party import Noise, Party
-from vflsec.nn.stacked import Stacked, divide, get_whole, stack, stack_modules, stack_tree, unstack_modules
+from vflsec.nn.stacked import divide, stack, stack_modules, stack_tree, unstack_modules
 
 
 class DefensesOfRuns:
@@ -46,17 +46,8 @@ class DefensesOfRuns:
     def apply_to_release(self, value: Any, release: Release) -> Any:
         """Return what leaves in place of ``value``, in which each run's defenses have changed its part."""
         hook = hooks.OF_KIND.get(release.kind)
-        of_hook = enumerate(defenses.select(hook) if hook else () for defenses in self.stacks)
-        acting = [(r, d) for r, defenses in of_hook for d in defenses if d.acts(release.kind, release.phase)]
-        if not acting:
+        if not hook or not self.select(hook):
             return value
-        runs, kinds = [run for run, _ in acting], {type(defense) for _, defense in acting}
-        change = vars(kinds.pop()).get("change_runs") if len(kinds) == 1 else None  # a subclass may change otherwise
-        if change and len(set(runs)) == len(runs) and type(value) is Stacked and value.dim() == 2:
-            at, whole = torch.tensor(runs, device=value.device), get_whole(value.detach())
-            rng = Generators(cast("Generators", release.rng)[run] for run in runs)
-            changed = change.__func__([defense for _, defense in acting], whole[at], replace(release, rng=rng))
-            return whole.index_copy(0, at, changed).as_subclass(Stacked)
         known = {name: getattr(release, name) for name in ("rows", "labels", "rng")}
         calls = zip(self.stacks, divide((value.detach(), known), len(self.stacks)), strict=True)
         return stack([defenses.apply_to_release(part, replace(release, **rest)) for defenses, (part, rest) in calls])
@@ -102,14 +93,20 @@ class ChannelOfRuns(Channel):
                     tap(replace(message, payload=payload, rows=rows))
 
     def _count(self, key: tuple[Route, str], rows: Tensor) -> None:
-        for channel, part in zip(self.channels, divide(rows, len(self.channels)), strict=True):
-            channel._count(key, part)
+        at = torch.stack(divide(rows, len(self.channels)))
+        before = self.counts.get(key, at.new_zeros(len(at), 0))
+        lacking = int(at.max()) + 1 - before.shape[1]
+        if lacking > 0:
+            before = torch.cat([before, before.new_zeros(len(at), lacking + before.shape[1])], dim=1)
+        self.counts[key] = before.scatter_add_(1, at, torch.ones_like(at))
 
     def settle(self) -> None:
         """Add the bytes and releases of each run to its own channel."""
-        self.count_rows()
         for channel in self.channels:
             channel.traffic.update(self.traffic)
+        for key, counts in self.counts.items():
+            for channel, count in zip(self.channels, counts, strict=True):
+                channel.counts[key] = count
 
 
 class PartyOfRuns(Party):

@@ -24,7 +24,14 @@ class Top(nn.Module):
     """
 
     def __init__(
-        self, widths: Sequence[int], n_classes: int, *, aggregation: str, head: str, hidden: int, logistic: bool = False
+        self,
+        widths: Sequence[int],
+        n_classes: int,
+        *,
+        aggregation: str,
+        head: str,
+        hidden: int,
+        logistic: bool = False,
     ) -> None:
         super().__init__()
         self.logistic = logistic and n_classes == 2
@@ -50,7 +57,12 @@ class Top(nn.Module):
 def build_top(widths: Sequence[int], n_classes: int, spec: ModelSpec, *, logistic: bool = False) -> Top:
     """Return the top model that ``spec`` describes."""
     return Top(
-        widths, n_classes, aggregation=spec.aggregation, head=spec.head, hidden=spec.head_hidden, logistic=logistic
+        widths,
+        n_classes,
+        aggregation=spec.aggregation,
+        head=spec.head,
+        hidden=spec.head_hidden,
+        logistic=logistic,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -147,19 +146,14 @@ class LazyAdam(torch.optim.Adam):
     Source: the sparse form of Adam of PyTorch's ``SparseAdam``, in one optimizer with the dense one.
     """
 
-    # Decorators of these methods import torch's compiler, which takes longer than many a training.
-    add_param_group = inspect.unwrap(torch.optim.Adam.add_param_group)
-    zero_grad = inspect.unwrap(torch.optim.Adam.zero_grad)
-    _step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
-
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Make one update; ``closure`` is for the base class."""
         for group in self.param_groups:
             for parameter in group["params"]:
-                if (gradient := parameter.grad) is not None and gradient.is_sparse:
+                if parameter.grad is not None and parameter.grad.is_sparse:
                     self._update(parameter, group)
                     parameter.grad = None
-        return self._step(closure)
+        return super().step(closure)
 
     @torch.no_grad()
     def _update(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:

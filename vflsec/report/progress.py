@@ -53,7 +53,7 @@ class Countdown:
         self.left = {
             item.key: (item.attack.name if item.attack else "", item.method if task.rows else None, task.cell.key)
             for task in todo.tasks
-            for item in (*task.rows, *task.baselines)
+            for item in list[Any]([*task.rows, *task.baselines])
         }
         self.open = {task.cell.key: task.rows[0].method for task in todo.tasks if task.rows}
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 from scipy.stats import rankdata
+from sklearn.metrics import f1_score, roc_auc_score, roc_curve
 
 Scores = NDArray[np.floating]
 Labels = NDArray[np.integer]
@@ -35,29 +36,11 @@ def compute_margins(scores: Scores) -> Scores:
 
 def auc(scores: Scores, labels: Labels) -> float:
     """Return the area under the ROC curve: of class 1 if C = 2, else the mean over classes, one against the rest."""
-    two = scores.shape[1] == 2
-    by_class = {1: score_positive(scores)} if two else {c: scores[:, c] for c in np.unique(labels)}
-    wins = {c: count_wins(score, labels == c)[labels == c].mean() for c, score in by_class.items()}
-    return float(np.mean([won / np.count_nonzero(labels != c) for c, won in wins.items()]))
-
-
-def count_wins(score: Scores, positive: NDArray[np.bool_]) -> Scores:
-    """Return, for each row (n,), the rows of the other class that it is ordered right with; ties count half."""
-    place, hits, misses = count_places(score, positive)
-    below, above = misses.cumsum() - misses / 2, hits[::-1].cumsum()[::-1] - hits / 2
-    return np.where(positive, below[place], above[place])
-
-
-def count_places(score: Scores, positive: NDArray[np.bool_]) -> tuple[Labels, Labels, Labels]:
-    """Return the place (n,) of each finite score among T different ones, and the positive and other rows there (T,)."""
-    return _count_places(score.astype(float).tobytes(), positive.tobytes())
-
-
-@lru_cache(maxsize=4)  # all metrics of a guess are from one sort
-def _count_places(score: bytes, positive: bytes) -> tuple[Labels, Labels, Labels]:
-    place = rankdata(np.asarray_chkfinite(np.frombuffer(score)), method="dense").astype(int) - 1
-    hits = np.bincount(place, np.frombuffer(positive, bool)).astype(int)
-    return place, hits, np.bincount(place) - hits
+    if scores.shape[1] == 2:
+        area = roc_auc_score(labels, score_positive(scores))
+    else:
+        area = np.mean([roc_auc_score(labels == c, scores[:, c]) for c in np.unique(labels)])
+    return min(1.0, float(area))  # its sum of trapezoids is subject to rounding
 
 
 def accuracy(scores: Scores, labels: Labels) -> float:
@@ -73,17 +56,18 @@ def top5(scores: Scores, labels: Labels) -> float:
 
 def f1(scores: Scores, labels: Labels) -> float:
     """Return F1 over the whole set (macro if C > 2); 0 where nothing is predicted positive."""
-    guessed, classes = scores.argmax(axis=1), scores.shape[1]
-    hits = np.bincount(labels[guessed == labels], minlength=classes)
-    rows = np.bincount(labels, minlength=classes) + np.bincount(guessed, minlength=classes)
-    by_class = 2 * hits / np.maximum(rows, 1)
-    return float(by_class[1] if classes == 2 else by_class[rows > 0].mean())
+    average = "binary" if scores.shape[1] == 2 else "macro"
+    return float(f1_score(labels, scores.argmax(axis=1), average=average, zero_division=0))
 
 
 def ks(scores: Scores, labels: Labels) -> float:
     """Return the Kolmogorov-Smirnov distance between the scores of the two classes: max(TPR - FPR)."""
-    _, hits, misses = count_places(score_positive(scores), labels == 1)
-    return float(np.abs(hits.cumsum() / hits.sum() - misses.cumsum() / misses.sum()).max())
+    score = score_positive(scores)
+    steps = np.sort(score)
+    at_most = [
+        np.searchsorted(np.sort(part), steps, side="right") / len(part) for part in (score[labels == c] for c in (0, 1))
+    ]
+    return float(np.abs(at_most[1] - at_most[0]).max())
 
 
 def tpr_at(scores: Scores, labels: Labels, *, fpr: float) -> float:
@@ -98,12 +82,8 @@ def tpr_at(scores: Scores, labels: Labels, *, fpr: float) -> float:
     if min(np.sum(labels != c) for c in classes) * fpr < 1:
         return float("nan")
     margin = compute_margins(scores)
-    rates = []
-    for c in classes:
-        _, hits, misses = count_places(margin[:, c], labels == c)
-        allowed = misses[::-1].cumsum() / misses.sum() <= fpr
-        rates.append(hits[::-1].cumsum()[allowed].max(initial=0) / hits.sum())
-    return float(np.mean(rates))
+    curves = (roc_curve(labels == c, margin[:, c], drop_intermediate=False) for c in classes)
+    return float(np.mean([true[false <= fpr].max() for false, true, _ in curves]))
 
 
 def find_scale(x: Scores) -> tuple[Scores, Scores]:
@@ -252,10 +232,8 @@ def calibrate(scores: Scores, labels: Labels, first: NDArray[np.bool_]) -> Score
     """
     shares, margin, classes = np.empty(scores.shape), rankdata(compute_margins(scores), axis=0), scores.shape[1]
     for scored in (first, ~first):
-        for c in range(1 if classes == 2 else classes):  # the margins of two classes are each other's negative
+        for c in range(classes):
             shares[scored, c] = _predict_hits(margin[~scored, c], labels[~scored] == c, margin[scored, c], classes)
-    if classes == 2:
-        shares[:, 1] = 1 - shares[:, 0]
     probability: Scores = shares / shares.sum(axis=1, keepdims=True)
     return probability
 

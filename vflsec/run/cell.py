@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from vflsec.base import files
 from vflsec.base.errors import UsageError
 from vflsec.base.seeds import derive
 from vflsec.core import hooks
@@ -327,8 +328,7 @@ def _hash_files(paths: Iterable[Path]) -> list[str]:
 @lru_cache(maxsize=64)
 def _hash_file(path: Path, modified: int, size: int) -> str:  # noqa: ARG001  (arguments of the cache)
     """SHA-256 of a file, read again only if its time or size has changed."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return files.hash_file(path)
 
 
 def _list_settings(defense: Technique) -> dict[str, Any]:

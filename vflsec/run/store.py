@@ -7,7 +7,6 @@ A stage that several cells share is a cell of its own; while one is being traine
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import shutil
@@ -285,11 +284,6 @@ class _Stored(msgspec.Struct, frozen=True):
     models: dict[str, str]
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 SUBJECT = {"sha256": "other content", "party": "another party", "train_rows": "other rows", "test_rows": "other rows"}
 """The settings of an audit that say what it is about, and what it means if they differ."""
 
@@ -357,7 +351,7 @@ class CellFolder:
         except (msgspec.DecodeError, ValueError, OSError) as error:
             raise StoreError(f"{path} is damaged ({error}): compute it again with vflsec eval --retry-errors") from None
         intact = stored.name in ("", self.path.name) and all(
-            path.is_file() and _digest(path) == digest
+            path.is_file() and files.hash_file(path) == digest
             for path, digest in ((self.path / name, digest) for name, digest in stored.models.items())
         )
         return facts if intact else None
@@ -379,7 +373,7 @@ class CellFolder:
         with guard_writing(self.path), self._prepare_folder() as temporary:
             temporary.parent.mkdir(parents=True, exist_ok=True)
             save_models(temporary)
-            models = {path.name: _digest(path) for path in sorted(temporary.iterdir())}
+            models = {path.name: files.hash_file(path) for path in sorted(temporary.iterdir())}
             stored = _Stored(
                 name="" if portable else self.path.name, facts=msgspec.Raw(msgspec.json.encode(facts)), models=models
             )
