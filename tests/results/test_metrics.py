@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import f1_score, roc_auc_score, roc_curve
 
 from vflsec.results import metrics
+from vflsec.results.statistics import leave_out_groups
 
 RNG = np.random.default_rng(0)
 
@@ -157,3 +158,27 @@ def test_an_auc_is_at_most_one():
     score = labels * 10 + np.round(rng.normal(size=n), int(rng.integers(0, 2)))
     assert roc_auc_score(labels, score) > 1
     assert metrics.auc(binary(score), labels) == 1
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("step", [0.0, 0.25])  # without ties, and with many
+def test_metrics_from_one_sort_are_those_of_scikit_learn(classes, step):
+    rng = np.random.default_rng(classes)
+    labels = rng.permutation(np.arange(800) % classes)
+    scores = rng.normal(size=(800, classes)) + np.eye(classes)[labels]
+    scores = np.round(scores / step) * step if step else scores
+    columns = {1: scores[:, 1] - scores[:, 0]} if classes == 2 else dict(enumerate(scores.T))
+    expected = np.mean([roc_auc_score(labels == c, score) for c, score in columns.items()])
+    assert metrics.auc(scores, labels) == pytest.approx(expected, abs=1e-12)
+    average = "binary" if classes == 2 else "macro"
+    assert metrics.f1(scores, labels) == pytest.approx(
+        f1_score(labels, scores.argmax(axis=1), average=average), abs=1e-12
+    )
+    margin = metrics.compute_margins(scores)
+    curves = [roc_curve(labels == c, margin[:, c]) for c in columns]
+    expected = np.mean([true[false <= 0.05].max() for false, true, _ in curves])
+    assert metrics.tpr_at(scores, labels, fpr=0.05) == pytest.approx(expected, abs=1e-12)
+    if classes == 2:
+        groups = rng.integers(50, size=800)
+        without = [metrics.auc(scores[groups != k], labels[groups != k]) for k in range(50)]
+        assert leave_out_groups("auc", scores, labels, groups) == pytest.approx(without, abs=1e-12)
