@@ -31,10 +31,7 @@ class ResidualSign(OnReleases):
     needs = frozenset({Need.GRADIENTS, Need.NODES})
     reference = "Cheng et al. 2021 (SecureBoost), arXiv 1901.08755"
     verified = "exact labels from derivatives in clear, closed-form AUC under known noise"
-    differs = (
-        "The source states that derivatives reveal labels; averaging over rounds is added here.",
-        THRESHOLD,
-    )
+    differs = ("The source states that derivatives reveal labels; averaging over rounds is added here.", THRESHOLD)
     costs = "one pass over the messages"
     fails = "if derivatives are encrypted or masked, and if labels were changed before training"
 

@@ -59,12 +59,7 @@ class RobustMembershipInference(Attack):
     version = 3
 
     def __init__(
-        self,
-        *,
-        shadows: int = 64,
-        mode: Literal["online", "offline"] = "online",
-        gamma: float = 1.0,
-        a: float = 0.3,
+        self, *, shadows: int = 64, mode: Literal["online", "offline"] = "online", gamma: float = 1.0, a: float = 0.3
     ) -> None:
         check_shadow_count(shadows=shadows)
         share(a=a)

@@ -135,3 +135,13 @@ def test_dates_of_one_file_may_be_written_in_several_ways(tmp_path: Path):
     assert made["parties"]["b"]["dates"] == {"opened": "%d.%m.%Y", "closed": ""}
     frame = load_toml(tmp_path / "data.toml").parties[1].frame
     assert (frame["opened"] == frame["closed"]).all()
+
+
+def test_ids_of_other_names_are_matched_behind_many_columns(tmp_path: Path):
+    rng, n = np.random.default_rng(0), 60
+    bank = pd.DataFrame(rng.normal(size=(n, 15)), columns=[f"a{k}" for k in range(15)])
+    bank.assign(customer=[f"c{k}" for k in range(n)], y=np.arange(n) % 2).to_csv(tmp_path / "a.csv", index=False)
+    clinic = pd.DataFrame(rng.normal(size=(n, 15)), columns=[f"b{k}" for k in range(15)])
+    clinic.assign(patient=[f"c{k}" for k in rng.permutation(n)]).to_csv(tmp_path / "b.csv", index=False)
+    parties = drafted(tmp_path, "a.csv", "b.csv")["parties"]
+    assert [parties["a"]["id"], parties["b"]["id"]] == ["customer", "patient"]

@@ -371,3 +371,19 @@ def test_all_classes_of_several_spellings_are_named(two: Path):
     replace(two.parent / "bank.csv", "50,no", "50,NO")
     (fault,) = check(two).faults
     assert "'NO' and 'no', 'Yes' and 'yes'; correct it in 2 rows" in fault
+
+
+@pytest.mark.parametrize("score", ["7,5,4,9,3", "7,,4,9,NA", "true,false,true,true,false", " 1e3 ,0.5,-2,.5,007"])
+def test_numbers_are_those_of_their_texts(two: Path, score: str):
+    frame = pd.read_csv(two.with_name("bureau.csv"), dtype=str).assign(score=score.split(","))
+    frame.to_csv(two.with_name("bureau.csv"), index=False)
+    file, style = two.with_name("bureau.csv"), Format()
+    tables = [read_table(file, style), read_table(file, style, {"customer"})]
+    as_text, as_numbers = (table.numbers("score", gaps=True) for table in tables)
+    np.testing.assert_array_equal(as_numbers, as_text)
+    pd.testing.assert_series_equal(tables[0].keys("customer", "an id"), tables[1].keys("customer", "an id"))
+
+
+def test_a_table_of_numbers_is_read_without_texts(two: Path):
+    table = read_table(two.with_name("bureau.csv"), Format(), {"customer"})
+    assert [table.frame[name].dtype.kind for name in ("score", "late")] == ["i", "i"]

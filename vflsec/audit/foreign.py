@@ -27,7 +27,7 @@ from vflsec.core.method import Method, Progress, Trained
 from vflsec.core.party import Party
 from vflsec.core.scaling import Bounds
 from vflsec.core.settings import ModelSpec, TrainSpec
-from vflsec.data.dataset import Roles, VerticalDataset, align
+from vflsec.data.dataset import Roles, VerticalDataset
 from vflsec.data.encode import densify
 from vflsec.data.partition import Partition
 from vflsec.results.records.manifest import AUDITED
@@ -94,7 +94,7 @@ def assign_roles(
     """
     if dataset.draw is not None or dataset.source is not None:
         raise UsageError(f"expected data of which any row can be of training or test, got {dataset.name}")
-    aligned = align(dataset.parties)
+    aligned = dataset.common
     by_text = pd.Series(aligned, index=aligned.astype(str))
     asked = subject.train if train is None else subject.train.union(train)
     held_out = subject.test if test is None else test

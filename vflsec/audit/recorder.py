@@ -117,13 +117,7 @@ class Recorder:
         atexit.register(self.close)
 
     def cut(
-        self,
-        h: Tensor,
-        *,
-        rows: Rows,
-        party: str | None = None,
-        split: str = "train",
-        phase: str | None = None,
+        self, h: Tensor, *, rows: Rows, party: str | None = None, split: str = "train", phase: str | None = None
     ) -> Tensor:
         """Record the embedding ``h``, and its gradient in the backward pass; return ``h`` itself.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,17 +12,17 @@ import pandas as pd
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import StratifiedKFold, cross_val_predict
+from sklearn.model_selection import StratifiedKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler, TargetEncoder
 from sklearn.tree import DecisionTreeClassifier
 
 from vflsec.base.checks import count
 from vflsec.base.errors import VflsecError
-from vflsec.data.dataset import GAPS, PartyTable, VerticalDataset, align
+from vflsec.data.dataset import GAPS, PartyTable, VerticalDataset
 from vflsec.data.encode import Matrix, densify, join_columns
 from vflsec.data.files import Reading, read_all
-from vflsec.data.partition import DataSpec, Partition, split_dataset
+from vflsec.data.partition import DataSpec, Partition, draw_rows, split_dataset
 from vflsec.data.tables import MISSING
 from vflsec.results.metrics import METRICS, score_chance
 
@@ -31,7 +32,8 @@ MAX_NAMED_CLASSES = 8
 ALMOST = 0.99
 """A column that alone predicts the label better than this is nearly a copy of it."""
 
-
+MAX_ROWS, MAX_SCORES, FEW = 30_000, 3_000_000, 5
+"""Common rows on which columns and models are judged, rows times classes, and rows of each class that are kept."""
 MAX_FITTED_ROWS = 20_000
 MAX_FITTED_VALUES = 2_000_000
 """Rows, and rows times columns, that the models are fitted to; more hardly change what they show."""
@@ -108,40 +110,53 @@ def check(path: Path) -> Checkup:
     reading = read_all(path)
     if reading.dataset is None:
         return Checkup(name=path.stem, faults=list(reading.faults))
+    rows, _ = draw_rows(reading.dataset, DataSpec(), 0)
     try:
-        split = split_dataset(reading.dataset, DataSpec(), 0)
+        split = split_dataset(_draw_sample(reading.dataset, [rows["train"], rows["test"]]), DataSpec(), 0)
     except VflsecError as error:
         return Checkup(name=reading.dataset.name, warnings=list(reading.dataset.warnings), faults=[str(error)])
-    return examine(reading.dataset, split, reading)
+    return examine(reading.dataset, rows["train"], rows["test"], split, reading)
 
 
-def examine(dataset: VerticalDataset, split: Partition, reading: Reading) -> Checkup:
-    """Return what is in ``dataset``, of which ``split`` is the split of seed 0."""
-    common = align(dataset.parties)
-    labels = dataset.labels.loc[common].to_numpy()
+def _draw_sample(dataset: VerticalDataset, parts: list[pd.Index]) -> VerticalDataset:
+    """Return ``dataset`` with some of its training and test rows, ``parts``, of which each prefix is a fair sample."""
+    common, kept = dataset.common, []
+    for ids in parts:
+        most = min(MAX_ROWS, MAX_SCORES // len(dataset.classes)) * len(ids) / len(common)
+        labels = dataset.labels.loc[ids]
+        kept.append(ids[(np.arange(len(ids)) < most) | (labels.groupby(labels).cumcount() < FEW).to_numpy()])
+    parties = []
+    for table in dataset.parties:
+        others = table.frame.index[common.get_indexer(table.frame.index) < 0][:MAX_ROWS]
+        parties.append(replace(table, frame=table.frame.loc[others.append(kept)]))
+    return replace(dataset, parties=tuple(parties), test_ids=kept[1])
+
+
+def examine(dataset: VerticalDataset, train: pd.Index, test: pd.Index, split: Partition, reading: Reading) -> Checkup:
+    """Return what is in ``dataset``, given its training and test rows of seed 0 and the split of a sample of them."""
+    labels = dataset.labels.loc[dataset.common].to_numpy()
     parties = [
         PartyFacts(
             name=given,
             role="active" if table is dataset.parties[0] else "passive",
             file=reading.raw[given].file,
             rows=len(table.frame),
-            common=len(common),
+            common=len(labels),
             columns=len(reading.columns[given]),
             encoded=split.parties[table.name].layout.width,
         )
         for table in dataset.parties
         for given in [dataset.display_name(table.name)]
     ]
-    columns = [facts for table in dataset.parties for facts in _inspect(dataset, table, common, labels, split, reading)]
+    columns = [facts for table in dataset.parties for facts in _inspect(dataset, table, split, reading)]
     counts = np.bincount(labels, minlength=len(dataset.classes))
-    known = split.labels["train"]
-    trained = np.bincount(known[known >= 0], minlength=len(dataset.classes))
+    trained = np.bincount(dataset.labels.loc[train], minlength=len(dataset.classes))
     utility = _score_best(dataset, split)
     warnings = [
         *dataset.warnings,
         *_warn_of_copies(columns, dataset),
         *_warn_of_rare(dict(zip(dataset.classes, counts.tolist(), strict=True))),
-        *_warn_of_repeats(split),
+        *_warn_of_repeats(dataset, train, test),
         *_check_gain(utility, dataset),
     ]
     return Checkup(
@@ -156,15 +171,11 @@ def examine(dataset: VerticalDataset, split: Partition, reading: Reading) -> Che
     )
 
 
-def _inspect(
-    dataset: VerticalDataset,
-    table: PartyTable,
-    common: pd.Index,
-    labels: np.ndarray,
-    split: Partition,
-    reading: Reading,
-) -> list[ColumnFacts]:
-    frame, given = table.frame.loc[common], dataset.display_name(table.name)
+def _inspect(dataset: VerticalDataset, table: PartyTable, split: Partition, reading: Reading) -> list[ColumnFacts]:
+    frame, given = table.frame, dataset.display_name(table.name)
+    is_common = dataset.common.get_indexer(frame.index) >= 0
+    ids = pd.Index(np.concatenate([split.ids["train"], split.ids["test"]])).sort_values()
+    sample, labels = frame.index.get_indexer(ids), dataset.labels.loc[ids].to_numpy()
     facts = []
     dates = reading.config.parties[given].dates
     widths: dict[str, int] = {}
@@ -172,9 +183,9 @@ def _inspect(
         raw = name if name in frame else name.removesuffix(GAPS)
         widths[raw] = widths.get(raw, 0) + width
     for name in frame.columns:
-        values = frame[name]
+        values = frame.loc[is_common, name]
         is_category = name in table.categorical
-        missing = (values.astype(str) == MISSING) if is_category else values.isna()
+        missing = (values == MISSING) if is_category else values.isna()
         kind = "category" if is_category else "signed log" if name in table.signed_log else "number"
         kind = "date" if name in dates else kind
         facts.append(
@@ -185,7 +196,7 @@ def _inspect(
                 missing=float(missing.mean()),
                 values=int(values.nunique()),
                 encoded=widths[name],
-                predicts=_score_column(values, labels, dataset.metric, is_category=is_category),
+                predicts=_score_column(frame[name].iloc[sample], labels, dataset.metric, is_category=is_category),
             )
         )
     return facts
@@ -201,7 +212,10 @@ def _score_column(values: pd.Series, labels: np.ndarray, metric: str, *, is_cate
     # A tree could not find a few telling ones among thousands of categories: it reads the class shares of each.
     model = make_pipeline(TargetEncoder(cv=StratifiedKFold(within)), tree) if is_category else tree
     column = values.astype(str if is_category else np.float64).to_numpy()[:, None]
-    return METRICS[metric](cross_val_predict(model, column, labels, cv=folds, method="predict_proba"), labels)
+    scores = np.empty((len(labels), labels.max() + 1))
+    for train, test in StratifiedKFold(folds).split(labels, labels):
+        scores[test] = model.fit(column[train], labels[train]).predict_proba(column[test])
+    return METRICS[metric](scores, labels)
 
 
 def _score_best(dataset: VerticalDataset, split: Partition) -> dict[str, float]:
@@ -235,26 +249,16 @@ def _warn_of_rare(classes: dict[str, int]) -> list[str]:
     return [f"few common rows of class {named}: their figures will vary by seed"] if few else []
 
 
-def _warn_of_repeats(split: Partition) -> list[str]:
+def _warn_of_repeats(dataset: VerticalDataset, train: pd.Index, test: pd.Index) -> list[str]:
     """Warn of test rows whose columns are all equal to those of a training row."""
-    train, test = (
-        join_columns([party.features[part] for party in split.parties.values()]) for part in ("train", "test")
-    )
-    known = set(_to_keys(train))
-    double = sum(row in known for row in _to_keys(test))
-    if double < 0.01 * test.shape[0]:
+    hashes = [pd.util.hash_pandas_object(table.frame, index=False).loc[dataset.common] for table in dataset.parties]
+    rows = pd.util.hash_pandas_object(pd.concat(hashes, axis=1), index=False)
+    double = int(rows.loc[test].isin(rows.loc[train]).sum())
+    if double < 0.01 * len(test):
         return []
     return [
-        f"{count(double, 'test row')} of {test.shape[0]} equal a training row in all columns: has a person several ids?"
+        f"{count(double, 'test row')} of {len(test)} equal a training row in all columns: has a person several ids?"
     ]
-
-
-def _to_keys(rows: Matrix) -> list[bytes]:
-    """Return what tells the rows apart; equal rows of a sparse matrix have equal entries in equal order."""
-    if isinstance(rows, np.ndarray):
-        return [row.tobytes() for row in rows]
-    parts = [np.split(values, rows.indptr[1:-1]) for values in (rows.data, rows.indices)]
-    return [values.tobytes() + places.tobytes() for values, places in zip(*parts, strict=True)]
 
 
 def _check_gain(utility: dict[str, float], dataset: VerticalDataset) -> list[str]:

@@ -26,7 +26,7 @@ from scipy.spatial.distance import squareform
 
 from vflsec.base.errors import UsageError
 from vflsec.base.seeds import derive
-from vflsec.data.dataset import PartyTable, VerticalDataset, align
+from vflsec.data.dataset import PartyTable, VerticalDataset
 
 ColumnSplit = Literal["given", "even", "random", "dirichlet", "together", "apart"]
 
@@ -71,13 +71,12 @@ def deal_again(
 
 def _join_tables(dataset: VerticalDataset) -> PartyTable:
     """Return one table of all columns on common rows; a name that two parties use is preceded by the party."""
-    common = align(dataset.parties)
     used = [column for table in dataset.parties for column in table.frame.columns]
     frames, roles = [], {"categorical": set[str](), "signed_log": set[str]()}
     rare: dict[str, int] = {}
     for table in dataset.parties:
         new = {c: _make_unique(c, dataset.display_name(table.name), used) for c in table.frame.columns}
-        frames.append(table.frame.loc[common].rename(columns=new))
+        frames.append(table.frame.loc[dataset.common].rename(columns=new))
         for role, columns in roles.items():
             columns |= {new[column] for column in getattr(table, role)}
         rare |= {new[column]: most for column, most in table.rare.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -185,6 +186,11 @@ class VerticalDataset:
         """Return what tables and pictures call a party."""
         return self.names.get(party, party)
 
+    @cached_property
+    def common(self) -> pd.Index:
+        """The sorted ids that every party holds."""
+        return align(self.parties)
+
     @property
     def metric(self) -> str:
         """The headline of the utility: ``auc`` on binary tasks (accuracy hides a rare class), else ``accuracy``.
@@ -210,7 +216,7 @@ def align(tables: Sequence[PartyTable]) -> pd.Index:
             )
     common = tables[0].frame.index
     for table in tables[1:]:
-        common = common[common.isin(table.frame.index)]
+        common = common[table.frame.index.get_indexer(common) >= 0]
     if common.empty:
         samples = ", ".join(f"{table.name} has {table.frame.index[:2].tolist()}" for table in tables)
         raise DataError(f"expected ids that all parties hold, got none: {samples}; give them ids of one form")

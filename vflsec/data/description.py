@@ -1,36 +1,16 @@
 """The TOML file that describes the user's own data: each party's file, or its columns of one file.
 
-    name = "loans"                  # default: the TOML file's stem
     label = "defaulted"             # a column of the active party's file
     id = "customer_id"              # in every file; a list for a key of several columns
-    active = "bank"                 # default: the section called active, or the party whose file has the label
 
     [parties.bank]
     file = "bank.csv"               # CSV with a header line, or .parquet; relative to the TOML file
     categorical = ["job"]           # categories; columns that no list names are numbers, and true/false is 1/0
-    signed_log = ["income"]         # heavy-tailed numbers, such as money
-    dates = ["opened"]              # become days since 1970, month, weekday and, if there are times, the hour; or with
-                                    # formats of their own, empty for ISO 8601: { opened = "%d.%m.%Y", closed = "" }
-    impute = "mean"                 # missing numbers: mean, median or mode of training rows, and an indicator column
 
     [parties.bureau]
     file = "bureau.parquet"
-    drop = ["remarks"]              # or columns = ["score", "age"]; default: all but id and label
-    group_rare = { merchant = 50 }  # a category: the 50 most frequent values of training rows, others together
-    hash = { postcode = 32 }        # a category: values hashed to 32 buckets
 
-or with one ``file = "all.csv"`` at the top and ``columns`` for every party. How files are written is set at the top or
-in a party's own section: ``encoding`` (default utf-8), ``separator`` (default a comma), ``decimal`` (default a point),
-``thousands`` (default none), ``date_format`` (default ISO 8601), ``missing`` (texts or numbers, such as -999, that
-stand for a missing number or date, besides nothing, NA, NaN, null and the like), and so is ``impute``. A missing
-category is a category of its own; a missing number without ``impute`` is an error, as are a constant column, a category
-of more than ``max_categories`` values (default 100), and a passive column that is a copy of the label.
-
-``image`` declares that a party's columns are the pixels of an image, for networks that read images:
-
-    [parties.clinic]
-    file = "scans.parquet"
-    image = [1, 28, 14]             # channels, height, width: channel by channel, each row by row; may be constant
+The page on your own data (``docs/your_own_data.md``) has all settings.
 """
 
 from __future__ import annotations
@@ -83,6 +63,10 @@ class PartyFile(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
     group_rare: dict[str, int] = {}
     hash: dict[str, int] = {}
     image: list[int] | None = None
+
+    def list_texts(self, key: list[str]) -> set[str]:
+        """Return the columns whose values are read as text: ids, categories and dates."""
+        return set(key).union(self.categorical, self.dates, self.group_rare, self.hash)
 
 
 ROLES = ("categorical", "signed_log", "dates", "group_rare", "hash")

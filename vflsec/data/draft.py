@@ -26,6 +26,8 @@ LABELS = ("label", "target", "y", "class", "outcome", "default", "defaulted", "c
 DATES = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%Y-%m-%d %H:%M:%S", "%d.%m.%Y %H:%M")
 """Usual ways to write a date, of which the first that fits all values is taken."""
 
+SAMPLE = 1000
+"""Rows whose values are looked up in all columns of other files."""
 CODE = r"(^|_)(id|code|zip|plz|postcode|nr|no)$"
 """Names of whole numbers that are codes."""
 
@@ -112,7 +114,7 @@ def _find_keys(tables: dict[Path, RawTable]) -> dict[Path, list[str]]:
     for size in (1, 2, 3):
         fitting = [
             list(columns)
-            for columns in combinations(shared[:12], size)
+            for columns in combinations(shared if size == 1 else shared[:12], size)
             if not any(frame.duplicated(list(columns)).any() for frame in frames)
         ]
         if fitting:
@@ -129,19 +131,18 @@ def _find_keys(tables: dict[Path, RawTable]) -> dict[Path, list[str]]:
 
 def _match_columns(tables: dict[Path, RawTable]) -> dict[Path, list[str]]:
     """Return the column of each file whose values differ in all rows and are mostly those of the other files."""
-    ids = {
-        path: {str(name): set(frame[name].astype(str)) for name in frame.columns[:12] if frame[name].is_unique}
-        for path, frame in ((path, table.frame) for path, table in tables.items())
-    }
-    first, *others = ids
-    for name, values in ids[first].items():
-        chosen = {first: [name]}
+    frames = {path: table.frame for path, table in tables.items()}
+    unique = {p: [c for c in f if all(f[c][:n].is_unique for n in (SAMPLE, None))] for p, f in frames.items()}
+    first, *others = frames
+    for name in unique[first]:
+        rows, chosen = len(frames[first]), {first: [str(name)]}
+        sample = frames[first][name].iloc[:: max(1, rows // SAMPLE)].astype(str)
         for path in others:
-            known = ids[path]
-            best = max(known, key=lambda column: len(values & known[column]), default="")
-            if best and 2 * len(values & known[best]) >= min(len(values), len(known[best])):
-                chosen[path] = [best]
-        if len(chosen) == len(ids):
+            shares = {c: frames[path][c].astype(str).isin(sample).sum() / len(sample) for c in unique[path]}
+            best = max(shares, key=lambda column: shares[column], default="")
+            if shares and 2 * shares[best] * rows >= min(rows, len(frames[path])):
+                chosen[path] = [str(best)]
+        if len(chosen) == len(frames):
             return chosen
     return {}
 

@@ -48,7 +48,6 @@ NO_BOUNDS = (-np.inf, np.inf)
 FARTHEST = 1e12
 """A number that is farther away than so many standard deviations is a mistake, and stays an error."""
 
-
 SPREAD = 0.98
 """This quantile of the distances from the median is the spread of a column; fewer than 2 % of rows cannot move it."""
 

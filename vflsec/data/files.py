@@ -16,7 +16,7 @@ from vflsec.base.errors import DataError
 from vflsec.data.dataset import PartyTable, VerticalDataset, align
 from vflsec.data.description import ROLES, DataFile, Format, PartyFile, read_description
 from vflsec.data.review import check_id_spelling, group_alike, review
-from vflsec.data.tables import RawTable, read_columns, read_table
+from vflsec.data.tables import RawTable, count_more, read_columns, read_table
 
 NO_COLUMN = "(constant)"
 """The column of a party that has nothing but labels; its network learns an offset."""
@@ -81,10 +81,11 @@ def read_all(path: Path) -> Reading:
     config = read_description(path)
     reading = Reading(config)
     shared: dict[str, RawTable] = {}
+    texts = {config.label}.union(*(party.list_texts(config.key(name)) for name, party in config.parties.items()))
     for name, party in config.parties.items():
         with reading.faults.collect():
             file, style = party.file or config.file or "", party.fill_from(config)
-            reading.raw[name] = table = shared[file] if file in shared else read_table(path.parent / file, style)
+            reading.raw[name] = table = shared.get(file) or read_table(path.parent / file, style, texts)
             shared |= {file: table} if config.file else {}
     incomplete = bool(reading.faults)
     try:
@@ -117,19 +118,22 @@ def assemble(reading: Reading, name: str) -> None:
         if given == active and config.label in raw.frame.columns:
             with faults.collect():
                 labels, classes = _read_labels(raw, config.label, index)
+        # The table has the values by now; the review reads the texts that were hashed.
+        reading.raw[given] = raw._replace(frame=raw.frame.filter(items=list(config.parties[given].hash)))
     if faults or labels is None:
         with faults.collect():  # what is wrong with the ids does not depend on the other faults
             if indices.keys() == set(reading.order):
-                list(check_id_spelling(indices))
-                align([PartyTable(given, pd.DataFrame(index=ids.unique())) for given, ids in indices.items()])
+                different = {given: ids.unique() for given, ids in indices.items()}
+                list(check_id_spelling(different))
+                align([PartyTable(given, pd.DataFrame(index=ids)) for given, ids in different.items()])
         return
     names = {standard: given for standard, given in _name_parties(reading.order).items() if standard != given}
     with faults.collect():
         dataset = VerticalDataset(name, tuple(tables), labels, classes, names=names)
-        warnings = tuple(review(dataset, reading.raw, config))
+        dataset = replace(dataset, warnings=tuple(review(dataset, reading.raw, config)))
         _reject_label_copies(dataset, reading)
         if not faults:
-            reading.dataset = replace(dataset, warnings=warnings)
+            reading.dataset = dataset
 
 
 def load_party(
@@ -147,7 +151,7 @@ def load_party(
     Raises:
         DataError: the file is wrong; the line names column and row.
     """
-    raw, faults = read_table(path, party, toml=False), Faults()
+    raw, faults = read_table(path, party, {*party.list_texts([key]), label or key}, toml=False), Faults()
     ids = _get_ids(raw, [key])
     _expect_once(raw, [key], ids, name)
     if label is not None:
@@ -199,13 +203,12 @@ def _expect_once(table: RawTable, key: list[str], ids: pd.Index, party: str) -> 
     double = np.flatnonzero(ids.duplicated())
     if len(double):
         place, way_out = table.place(", ".join(key), double[0]), f"{party} must hold one row per id"
-        more = f" (and {count(len(double) - 1, 'more row')})" if len(double) > 1 else ""
-        raise DataError(f"{place}: expected each id once, got {ids[double[0]]!r} again; {way_out}{more}")
+        raise DataError(f"{place}: expected each id once, got {ids[double[0]]!r} again; {way_out}{count_more(double)}")
 
 
 def _read_labels(table: RawTable, column: str, ids: pd.Index) -> tuple[pd.Series, tuple[str, ...]]:
     texts = table.keys(column, "a label")
-    names = sorted(set(texts), key=_make_key)
+    names = sorted(texts.unique(), key=_make_key)
     place = f"{table.file}, column {column!r}"
     if len(names) < 2:
         raise DataError(f"{place}: expected two classes or more, got {names[0]!r} in every row")
@@ -217,7 +220,7 @@ def _read_labels(table: RawTable, column: str, ids: pd.Index) -> tuple[pd.Series
         rows = count(int(sum(n.sum() - n.max() for n in numbers)), "row")  # all but those of the usual spelling
         got = ", ".join(" and ".join(map(repr, group[:5])) for group in groups[:5])
         raise DataError(f"{place}: expected each class written alike, got {got}; correct it in {rows}")
-    codes = pd.Index(names).get_indexer(pd.Index(texts))
+    codes = pd.Categorical(texts, categories=names).codes
     return pd.Series(codes, index=ids, name="label", dtype="int64"), tuple(names)
 
 
@@ -248,13 +251,7 @@ def _list_columns(config: DataFile, name: str, active: str, table: RawTable, fau
 
 
 def _list_features(
-    party: PartyFile,
-    name: str,
-    table: RawTable,
-    reserved: dict[str, str],
-    faults: Faults,
-    *,
-    optional: bool = False,
+    party: PartyFile, name: str, table: RawTable, reserved: dict[str, str], faults: Faults, *, optional: bool = False
 ) -> list[str]:
     """Return the party's feature columns, ``optional`` if labels will do; roles of unknown columns become faults."""
     left = [c for c in table.frame.columns if c not in reserved]
@@ -312,21 +309,27 @@ def _check_image(name: str, sizes: list[int], columns: int) -> tuple[int, int, i
 
 def _reject_label_copies(dataset: VerticalDataset, reading: Reading) -> None:
     """Reject passive columns that are copies of the label: the passive party would have nothing to infer."""
-    common = align(dataset.parties)
+    common = dataset.common
     labels = dataset.labels.loc[common].to_numpy()
     for party in dataset.parties[1:]:
         name = dataset.display_name(party.name)
-        shared = party.frame.loc[common]
-        for column in shared.columns:
-            codes, values = pd.factorize(shared[column], use_na_sentinel=False)
-            pairs = np.unique(codes * len(dataset.classes) + labels)
-            if len(pairs) == len(values) == len(np.unique(labels)):
+        rows = party.frame.index.get_indexer(common)
+        for column, values in party.frame.items():
+            # Few rows tell of nearly every column that it is no copy.
+            if all(_is_copy(values.iloc[rows[:n]], labels[:n]) for n in (1000, None)):
                 place = f"{reading.raw[name].file}, column {column!r}"
                 got = f"a copy of the label on the {len(common)} common rows"
                 reading.faults.append(f"{place}: expected features of {name}, got {got}; drop it")
 
 
+def _is_copy(values: pd.Series, labels: np.ndarray) -> bool:
+    """Whether each value has a label (n,) of its own."""
+    codes, different = pd.factorize(values, use_na_sentinel=False)
+    pairs = np.unique(codes * (labels.max() + 1) + labels)
+    return len(pairs) == len(different) == len(np.unique(labels))
+
+
 def _expect_column(table: RawTable, column: str, role: str) -> None:
-    known = [str(name) for name in table.frame.columns]
-    if column not in known:
+    known = table.frame.columns
+    if column not in known and column not in (known := list(map(str, known))):
         raise DataError(f"{table.file}: expected {role}, got an {describe_unknown('column', column, known)}")

@@ -159,7 +159,7 @@ def split_dataset(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partit
     """
     if spec.columns != "given":
         dataset = deal_again(dataset, spec.columns, spec.parties, spec.concentration, seed)
-    shared, dealt = _draw_roles(dataset, spec, seed) if dataset.draw else _draw(dataset, spec, seed)
+    shared, dealt = _draw_roles(dataset, spec, seed) if dataset.draw else draw_rows(dataset, spec, seed)
     ids = {split: index.sort_values() for split, index in shared.items()}
     foreign = _take_foreign(dataset, ids)
     every = {**ids, **foreign}
@@ -199,7 +199,7 @@ def split_dataset(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partit
     facts = dataset.classes, dataset.metric
     drawn = draw_groups(len(dataset.labels))
     groups = {split: drawn[dataset.labels.index.get_indexer(index)] for split, index in every.items()}
-    used = len(align(dataset.parties)) / min(len(table.frame) for table in dataset.parties)
+    used = len(dataset.common) / min(len(table.frame) for table in dataset.parties)
     return Partition(
         dataset.name,
         parties,
@@ -240,9 +240,9 @@ def _take_foreign(dataset: VerticalDataset, ids: dict[str, pd.Index]) -> dict[st
     return {"source": held.sort_values(), "adaptation": ids["aligned"]}
 
 
-def _draw(dataset: VerticalDataset, spec: DataSpec, seed: int) -> tuple[dict[str, pd.Index], dict[str, pd.Index]]:
+def draw_rows(dataset: VerticalDataset, spec: DataSpec, seed: int) -> tuple[dict[str, pd.Index], dict[str, pd.Index]]:
     """Return the ids of each shared split, and those dealt to each party."""
-    labels = dataset.labels.loc[align(dataset.parties)]
+    labels = dataset.labels.loc[dataset.common]
     if dataset.test_ids is None:
         order = _order(labels, derive(seed, "split", "test"), spec.stratify)
         test, rest = _cut(order, spec.test)

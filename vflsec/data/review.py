@@ -107,7 +107,7 @@ def check_id_spelling(indices: Mapping[str, pd.Index]) -> Iterator[str]:
     """Yield a warning of ids that are common only in another spelling.
 
     Args:
-        indices: the ids of each party by its given name.
+        indices: the ids of each party by its given name, each once.
 
     Raises:
         DataError: more than a few are.
@@ -115,9 +115,9 @@ def check_id_spelling(indices: Mapping[str, pd.Index]) -> Iterator[str]:
     first, *others = indices.values()
     common = first
     for index in others:
-        common = common[common.isin(index)]
+        common = common[index.get_indexer(common) >= 0]
     left = [
-        {" | ".join(map(normalize, text.split(" | "))): text for text in index[~index.isin(common)]}
+        {" | ".join(map(normalize, text.split(" | "))): text for text in index[common.get_indexer(index) < 0]}
         for index in indices.values()
     ]
     lost = sorted(set.intersection(*map(set, left)))
@@ -132,7 +132,7 @@ def check_id_spelling(indices: Mapping[str, pd.Index]) -> Iterator[str]:
 
 def _warn_unused(indices: Mapping[str, pd.Index]) -> Iterator[str]:
     first, *others = indices.values()
-    common = int(np.logical_and.reduce([first.isin(index) for index in others]).sum())
+    common = int(np.logical_and.reduce([index.get_indexer(first) >= 0 for index in others]).sum())
     shares = [f"{common / len(index):.0%} of the rows of {name}" for name, index in indices.items()
               if common < 0.5 * len(index)]  # fmt: skip
     if common and shares:
@@ -211,20 +211,22 @@ def _find_code(values: np.ndarray) -> float | None:
 
 def _is_code(code: float, rows: int, others: np.ndarray) -> bool:
     """Whether a value of so many rows, less or larger than ``others``, looks as if it stood for a missing one."""
-    nearest, spread = np.abs(others - code).min(), 2 * measure_spread(others)[1]
+    nearest = np.abs(others - code).min()
     if abs(code) not in USUAL:
-        return bool(ENOUGH <= rows < len(others) and code and nearest > APART * spread)
+        return bool(ENOUGH <= rows < len(others) and code and nearest > APART * 2 * measure_spread(others)[1])
     if code < 0 <= others.min() and rows >= ENOUGH:  # the only negative value of many
         different = np.unique(others)
         is_apart = bool(nearest > np.diff(different).max()) or rows > APART * len(others) / len(different)
         return len(different) >= DIFFERENT and is_apart
-    return bool(nearest > spread and (rows >= ENOUGH or abs(code) >= LARGE))
+    return bool((rows >= ENOUGH or abs(code) >= LARGE) and nearest > 2 * measure_spread(others)[1])
 
 
 def _find_wild(values: np.ndarray) -> NDArray[np.integer]:
     """Return the rows of the values that are very far from all others, the farthest first."""
     center, spread = measure_spread(values)
     distances = np.abs(values - center)
+    if distances.max() <= WILD * spread:
+        return np.arange(0)
     order = np.argsort(distances)[int(SPREAD * (len(values) - 1)) :]
     nearer, farther = distances[order[:-1]], distances[order[1:]]
     gaps = np.flatnonzero((farther > WILD * spread) & (farther > GAP * nearer) & (spread > 0))

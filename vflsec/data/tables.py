@@ -6,10 +6,11 @@ import codecs
 import csv
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from datetime import date
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,6 +25,8 @@ from vflsec.data.description import Format, PartyFile
 MISSING = "(missing)"
 MISSING_TEXTS = frozenset(["", "na", "n/a", "#n/a", "nan", "null", "none", "nat", "<na>"])
 """Texts, in small letters, that stand for a missing number, date, label or id."""
+_USUAL_GAPS = ["NaN", "NaT", *{form(text) for text in MISSING_TEXTS for form in (str, str.upper, str.capitalize)}]
+"""Those that pandas reads as gaps; a column of numbers with another spelling of them is read as text."""
 MAX_NUMBER = 1e30
 """Numbers must be below this: standardizing larger ones overflows."""
 _GAP = ("nothing", "fill it or drop the row")
@@ -45,6 +48,7 @@ class RawTable(NamedTuple):
             arguments of a function.
         style: how numbers and dates are written.
         lines: of a CSV in which a row has several lines, the first line of each row.
+        read_text: of a CSV whose numbers are not kept as text, reads a column of it again.
     """
 
     frame: pd.DataFrame
@@ -53,6 +57,7 @@ class RawTable(NamedTuple):
     settings: Literal["toml", "options", "arguments"] = "toml"
     style: Format = Format()
     lines: np.ndarray | None = None
+    read_text: Callable[[str], pd.Series] | None = None
 
     def place(self, column: str, position: int) -> str:
         """Return ``bank.csv, column 'age', line 7`` for the row at ``position``."""
@@ -204,6 +209,9 @@ class RawTable(NamedTuple):
 
     def _explain_number(self, column: str, position: int, value: float) -> str:
         """Return what is wrong with the value at ``position``, and the way out."""
+        if self.read_text and not is_text(self.frame[column]):
+            frame = self.read_text(column).to_frame()
+            return self._replace(frame=frame, read_text=None)._explain_number(column, position, value)
         text = self._strip(column).iloc[position]
         number = f"a number below {MAX_NUMBER:g}" if np.isfinite(value) else "a finite number"
         if self.find_missing(column)[position]:
@@ -226,7 +234,8 @@ class RawTable(NamedTuple):
         whole = pd.api.types.is_float_dtype(raw.dtype) and (raw.dropna() % 1 == 0).all()
         if whole and (raw.dropna().abs() < 2.0**63).all():
             raw = raw.astype("Int64")
-        return raw.astype(object).where(raw.notna(), "").astype(str).str.strip()
+        text = raw if raw.dtype == "str" else raw.astype(object).where(raw.notna(), "").astype(str)
+        return text.str.strip()
 
 
 def count_more(bad: np.ndarray) -> str:
@@ -236,6 +245,8 @@ def count_more(bad: np.ndarray) -> str:
 
 def _is_written(values: pd.Series) -> bool:
     """Whether a column holds text; Parquet and frames also have objects, such as decimals and dates."""
+    if not pd.api.types.is_object_dtype(values.dtype) or pd.api.types.infer_dtype(values) == "string":
+        return True
     return not values.dropna().map(lambda value: isinstance(value, Decimal | date | np.number)).any()
 
 
@@ -244,12 +255,14 @@ def is_text(values: pd.Series) -> bool:
     return bool(pd.api.types.is_string_dtype(values.dtype) or pd.api.types.is_object_dtype(values.dtype))
 
 
-def read_table(path: Path, style: Format, *, toml: bool = True) -> RawTable:
+def read_table(path: Path, style: Format, texts: Collection[str] | None = None, *, toml: bool = True) -> RawTable:
     """Read ``path``: Parquet by its suffix ``.parquet``, else CSV with a header line.
 
     Args:
         path: of the file.
         style: how it is written.
+        texts: the columns of a CSV that are kept as text; the others are if they hold more than plain numbers and gaps.
+            By default all.
         toml: whether a TOML file names it, for the way out in errors.
 
     Raises:
@@ -288,13 +301,28 @@ def read_table(path: Path, style: Format, *, toml: bool = True) -> RawTable:
         # Spreadsheet programs put a byte order mark in front, which would become part of the first column's name.
         encoding = "utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding
         starts = _check_lines(path, encoding, separator, toml=toml)
-        frame = pd.read_csv(
-            path, encoding=encoding, sep=separator, dtype=str, keep_default_na=False, index_col=False, compression=None
-        )
-        table = RawTable(frame, path.name, 2, settings, style, starts)
+        form = {"encoding": encoding, "sep": separator, "compression": None}
+        read = partial(pd.read_csv, path, **form, keep_default_na=False, index_col=False)
+        frame = read(dtype=str) if texts is None else _read_numbers(read, texts, style)
+        read_text = None if texts is None else lambda column: read(dtype=str, usecols=[column])[column]
+        table = RawTable(frame, path.name, 2, settings, style, starts, read_text)
     if table.frame.empty:
         raise DataError(f"{path.name}: expected data rows, got none; is the export complete?")
     return table
+
+
+def _read_numbers(read: Callable[..., pd.DataFrame], texts: Collection[str], style: Format) -> pd.DataFrame:
+    """Return a CSV with numbers in the columns of plain numbers and gaps that ``texts`` does not name, and text."""
+    header = read(dtype=str, nrows=0).columns
+    gaps = [*_USUAL_GAPS, *(str(text) for text in style.missing or ())]
+    frame = read(
+        dtype={name: str for name in header if name in texts},
+        na_values={name: gaps for name in header if name not in texts},
+        decimal=style.decimal or ".",
+        low_memory=False,  # which takes a column for numbers or for text as a whole
+    )
+    mixed = [name for name in header if name not in texts and frame.dtypes[name].kind not in "iuf"]
+    return frame.assign(**read(dtype=str, usecols=mixed)) if mixed else frame
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
@@ -324,6 +352,14 @@ def _check_lines(path: Path, encoding: str, separator: str, *, toml: bool) -> np
             lines = csv.reader(stream, delimiter=separator, strict=True)
             header = next(lines, [])
             _check_header(path.name, header)
+            commas = len(header) - 1
+            if commas and all(
+                line.count(separator) == commas and '"' not in line and "\0" not in line for line in stream
+            ):
+                return None  # each line is a row without quotes
+            stream.seek(0)
+            lines = csv.reader(stream, delimiter=separator, strict=True)
+            next(lines)
             blank, starts = 0, [lines.line_num + 1]
             for fields in lines:
                 if not fields:
@@ -407,7 +443,8 @@ def read_columns(
             if double:
                 raise DataError(f"{table.file}: expected different columns, got {double[0]!r} twice; rename one")
             # Pixels may be constant: the margins of many images are blank.
-            if roles.image is None and pd.Series(made.values[column]).nunique(dropna=False) == 1:
+            values = pd.Series(made.values[column])
+            if roles.image is None and all(values[:n].nunique(dropna=False) == 1 for n in (1000, None)):
                 leave = "columns" if table.settings == "options" else "drop"
                 way_out = f"drop it, or leave it out with {table.setting(leave)}"
                 got = made.values[column][0]

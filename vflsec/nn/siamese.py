@@ -49,8 +49,7 @@ class Predictor(nn.Sequential):
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__(
-            *(nn.Linear(width, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU()),
-            nn.Linear(hidden, width),
+            *(nn.Linear(width, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU()), nn.Linear(hidden, width)
         )
 
 

@@ -49,12 +49,7 @@ class LinearSgd:
 
     @classmethod
     def build(
-        cls,
-        optimizer: str,
-        *,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
-        clip: float | None = None,
+        cls, optimizer: str, *, momentum: float = 0.0, weight_decay: float = 0.0, clip: float | None = None
     ) -> LinearSgd:
         """Return the optimizer of these settings, if shares of the weights can be moved by it.
 

@@ -94,11 +94,7 @@ def observe_trees(view: View, *, everywhere: bool = False) -> Ensemble | None:
 
 
 def replay_boosting(
-    trees: Ensemble,
-    targets: Tensor,
-    split: str,
-    rates: Rates,
-    noted: Callable[[int, Tensor], Tensor] | None = None,
+    trees: Ensemble, targets: Tensor, split: str, rates: Rates, noted: Callable[[int, Tensor], Tensor] | None = None
 ) -> Replay:
     """Return what boosting on ``targets`` would make rows score, in trees of which the nodes are given.
 
