@@ -330,6 +330,6 @@ def _is_copy(values: pd.Series, labels: np.ndarray) -> bool:
 
 
 def _expect_column(table: RawTable, column: str, role: str) -> None:
-    known = table.frame.columns
-    if column not in known and column not in (known := list(map(str, known))):
+    known = list(map(str, table.frame.columns)) if column not in table.frame.columns else [column]
+    if column not in known:
         raise DataError(f"{table.file}: expected {role}, got an {describe_unknown('column', column, known)}")

@@ -302,7 +302,7 @@ def read_table(path: Path, style: Format, texts: Collection[str] | None = None, 
         encoding = "utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding
         starts = _check_lines(path, encoding, separator, toml=toml)
         form = {"encoding": encoding, "sep": separator, "compression": None}
-        read = partial(pd.read_csv, path, **form, keep_default_na=False, index_col=False)
+        read: Any = partial(pd.read_csv, path, **form, keep_default_na=False, index_col=False)
         frame = read(dtype=str) if texts is None else _read_numbers(read, texts, style)
         read_text = None if texts is None else lambda column: read(dtype=str, usecols=[column])[column]
         table = RawTable(frame, path.name, 2, settings, style, starts, read_text)
