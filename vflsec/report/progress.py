@@ -60,7 +60,7 @@ class Countdown:
     def __call__(self, record: Record | StageDone) -> str:
         """Return in words what is left after ``record``."""
         if isinstance(record, Result | BaselineResult):
-            attack, method, cell = self.left.pop(record.key)
+            attack, method, cell = self.left.pop(record.key, ("", None, ""))  # a forecast never ends a run
             self.came += 1
             self.times[attack, method].append(record.seconds.get("attack", 0.0))
             if method and self.open.pop(cell, None):
