@@ -80,7 +80,7 @@ class Grid:
     def records(self) -> dict[str, Record]:
         """Return the results in the store that belong to this grid, by key."""
         todo = self.plan()
-        keys = {item.key for item in (*todo.rows, *todo.baselines)}
+        keys = {*(row.key for row in todo.rows), *(baseline.key for baseline in todo.baselines)}
         return {key: record for key, record in self.store.records().items() if key in keys}
 
     def seconds(self) -> float:
