@@ -5,6 +5,7 @@ CATALOGUE = {
     "mc": "vflsec.attacks.model_completion:ModelCompletion",
     "active-mc": "vflsec.attacks.active_model_completion:ActiveModelCompletion",
     "prediction": "vflsec.attacks.prediction:ReceivedPredictions",
+    "sums": "vflsec.attacks.sums:SolvedSums",
     "rank-one": "vflsec.attacks.rank_one:RankOne",
     "direct": "vflsec.attacks.direct:Direct",
     "norm": "vflsec.attacks.norm:Norm",

@@ -22,4 +22,5 @@ CATALOGUE = {
     "id-lmid": "vflsec.defenses.id_lmid:NodeInformation",
     "label-dp": "vflsec.defenses.label_dp:LabelDP",
     "phe": "vflsec.defenses.phe:EncryptedBoundary",
+    "sealed": "vflsec.defenses.sealed:SealedGradients",
 }

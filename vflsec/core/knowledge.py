@@ -61,6 +61,8 @@ _AS_PASSIVE, _AS_ACTIVE = "choose --adversary passive_1", "choose --adversary ac
 _GROWING = "a method that grows trees, such as secureboost"
 _LOCAL, _RELEASES, _TREES = (f"vflsec.inference.sources:tabulate_{what}" for what in ("local", "releases", "trees"))
 
+_SUMS = "vflsec.inference.sums:tabulate_sums"
+
 
 class Need:
     """The kinds that vflsec knows, which an attack may require of a view."""
@@ -92,6 +94,7 @@ class Need:
         tables=_RELEASES,
     )
     EMBEDDINGS = Knowledge("received embeddings", _AS_ACTIVE, frozenset({Kind.EMBEDDING}), tables=_RELEASES)
+    SUMS = Knowledge("noised sums", f"{_AS_PASSIVE} and --defense sealed", frozenset({Kind.SUM}), tables=_SUMS)
     NODES = Knowledge("node memberships", f"choose {_GROWING}", frozenset({Kind.NODES}), tables=_TREES)
     HISTOGRAMS = Knowledge(
         "histograms",

@@ -25,6 +25,7 @@ class Kind(StrEnum):
     NODES = "nodes"
     HISTOGRAM = "histogram"
     CIPHERTEXT = "ciphertext"
+    SUM = "sum"
     CONTROL = "control"
 
 

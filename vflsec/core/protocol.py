@@ -10,7 +10,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from vflsec.base.errors import UsageError
-from vflsec.core.message import Step
+from vflsec.core.message import Kind, Step
 from vflsec.core.party import Party
 from vflsec.core.settings import TrainSpec
 
@@ -36,9 +36,13 @@ class Boundary(Protocol):
     """The protocol between one passive party's bottom model and the active party's top model.
 
     One instance serves one passive party, so that a boundary may hold state (an encrypted layer holds weights).
+
+    Class attributes:
+        instead: what the passive party receives in place of gradients; empty for gradients.
     """
 
     roles: ClassVar[tuple[str, ...]] = ("passive", "active")
+    instead: ClassVar[frozenset[Kind]] = frozenset()
 
     def __init__(self, passive: Party, active: Party) -> None:
         self.passive = passive

@@ -157,7 +157,7 @@ class Epochs:
         self._progress, self._done = progress, done
         self._kept = {**kept, "run": _RunState(federation)}
         self._optimizers = optimizers
-        holding = [boundary for boundary in boundaries if not vars(boundary).keys() <= {"passive", "active"}]
+        holding = [boundary for boundary in boundaries if not vars(boundary).keys() <= {"passive", "active", "plan"}]
         self._checkpoint = Checkpoint() if federation.malicious or holding else federation.checkpoint
         self._written = time.monotonic()
         self._defenses = _copy_all(federation)

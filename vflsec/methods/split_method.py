@@ -21,10 +21,12 @@ from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary, LinearBoundary
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 from vflsec.methods.epochs import get_selection
-from vflsec.methods.split_training import SplitTraining
+from vflsec.methods.sealed_training import PRIVATE, PrivateModel, SealedTraining
+from vflsec.methods.split_training import HeadTraining, SplitTraining
 from vflsec.nn.encoders import build_encoder
 from vflsec.nn.top import SharedTop, Top, build_top
 from vflsec.protocols.plain import PlainBoundary
+from vflsec.protocols.sealed_plain import SealedPlan, SealedSums
 
 BATCH_NORM = nn.BatchNorm1d | nn.BatchNorm2d
 
@@ -86,6 +88,10 @@ class SplitMethod(Method):
             boundaries[party.name] = protocol(party, federation.active, **options)
         if any(isinstance(boundary, LinearBoundary) for boundary in boundaries.values()):
             self._share_head(federation, boundaries, train, rows, *stream[1:])
+        if any(isinstance(boundary, SealedSums) for boundary in boundaries.values()):
+            width = sum(widths[1:], federation.active.n_features)
+            with seed_weights(federation.seed, "model", "private", *stream):
+                federation.active.modules[PRIVATE] = PrivateModel(width, federation.n_classes)
         for party in federation.passive:
             role = "_".join(["boundary", *stream[1:], party.name])
             for owner, module in boundaries[party.name].modules().items():  # stored with its owner's own models
@@ -146,6 +152,12 @@ class SplitMethod(Method):
                 rng = make_rng(federation.seed, "defense", number, *stream, device=federation.device)
                 defense.prepare(widths, n_classes=federation.n_classes, rng=rng)
 
+    @property
+    def sums_plan(self) -> SealedPlan | None:
+        """The plan of sealed training; None for any other."""
+        plans = (boundary.plan for boundary in self._boundaries.values() if isinstance(boundary, SealedSums))
+        return next(plans, None)
+
     def width(self, party: Party) -> int:
         """Return the width of the embedding that ``party`` sends."""
         width = self.representation(party).width
@@ -155,9 +167,17 @@ class SplitMethod(Method):
     def check(self, federation: Federation) -> None:
         """Raise UsageError if validation rows are needed, and there are none, or batches are too small."""
         get_selection(self.train_spec, federation)
+        if self.sums_plan:
+            self._check_sealed(self.split(federation))
         layers = (layer for party in federation.parties.values() for layer in party.modules.modules())
         if self.train_spec.batch < 2 and any(isinstance(layer, BATCH_NORM) for layer in layers):
             raise UsageError(f"expected train.batch >= 2, got {self.train_spec.batch}: one row tells BatchNorm nothing")
+
+    def _check_sealed(self, training: SplitTraining) -> None:
+        if isinstance(training, SealedTraining):
+            training.check()
+        elif not isinstance(training, HeadTraining):
+            raise UsageError(f"expected plain split learning for sealed, got {self.name}: choose --method fedsplitnn")
 
     def together(self, joined: Federation) -> SplitMethod:
         """Return this method with plain boundaries between the parties of all runs."""
@@ -222,7 +242,9 @@ class SplitMethod(Method):
 
     def max_releases(self, phase: str, federation: Federation) -> int | None:
         """Return the epochs of the last phase, in each of which every row is sent once; None for other phases."""
-        return self.train_spec.count_epochs(federation.n_rows("train")) if phase == self.phases[-1] else None
+        if phase != self.phases[-1]:
+            return None
+        return self.sums_plan.epochs + 1 if self.sums_plan else self.train_spec.count_epochs(federation.n_rows("train"))
 
     def train(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
         """Run the last phase, split learning; ``pretrain`` runs the one before it."""
@@ -250,7 +272,8 @@ class SplitMethod(Method):
     def split(self, federation: Federation) -> SplitTraining:
         """Return the training across the cut layer, from the models as they are."""
         bottoms = {party.name: self.representation(party) for party in federation.parties.values()}
-        return SplitTraining(federation, bottoms, federation.active.modules["top"], self._boundaries, self.train_spec)
+        training = SealedTraining if self.sums_plan else SplitTraining
+        return training(federation, bottoms, federation.active.modules["top"], self._boundaries, self.train_spec)
 
 
 class PretrainedMethod(SplitMethod):

@@ -40,7 +40,7 @@ def get_epsilon(point: Point) -> str:
     """Return the epsilon of each defense that has one, to three digits; infinity where none has."""
     spent = [(shorten(float(f"{loss['epsilon']:.3g}")), loss.get("of")) for loss in point.spent]
     texts = [f"{value} ({of})" if of else value for value, of in spent]
-    return ", ".join(texts) or ("∞" if point.status != "missing" else "–")
+    return ", ".join(texts) or ("–" if point.status in ("missing", "unseen") else "∞")
 
 
 def has_lower_bound(summary: Summary) -> bool:

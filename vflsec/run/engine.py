@@ -24,7 +24,7 @@ from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.core import hooks
 from vflsec.core.attack import IntegrityAttack
 from vflsec.core.federation import Federation
-from vflsec.core.message import SERVER, SOURCE
+from vflsec.core.message import SERVER, SOURCE, Kind
 from vflsec.core.method import Method, Trained
 from vflsec.data import frames
 from vflsec.data.dataset import VerticalDataset
@@ -34,7 +34,14 @@ from vflsec.run.adversary import get_side
 from vflsec.run.cell import Cell, Technique, can_act
 from vflsec.run.federation import build_federation, build_method, make_malicious
 from vflsec.run.guesses import list_lacking
-from vflsec.run.mounting import expand_victims, expect_phase, is_baseline, mount, with_columns
+from vflsec.run.mounting import (
+    expand_victims,
+    expect_phase,
+    is_baseline,
+    list_instead,
+    mount,
+    with_columns,
+)
 from vflsec.run.plan import (
     Baseline,
     Trial,
@@ -188,6 +195,7 @@ def check(spec: EvalSpec) -> None:
             f"expected an attack on labels with --audit-epsilon (data.canaries), got {', '.join(spec.labels)}: "
             f"add one, for example --attack direction"
         )
+    added = _list_instead(spec)
     for label, method, federation in _build(spec):
         if method.receives or spec.adversary not in (SERVER, SOURCE):
             get_side(method, federation, spec.adversary)
@@ -199,7 +207,9 @@ def check(spec: EvalSpec) -> None:
                 f"evaluate those on gradients after a phase of {method.name} separately"
             )
         for attack, after in attacks:
-            mount(attack, after, spec.adversary, spec.aux, method, federation, spec.get_method(label).options)
+            mount(
+                attack, after, spec.adversary, spec.aux, method, federation, spec.get_method(label).options, added=added
+            )
             if not isinstance(attack, IntegrityAttack):
                 ask(attack, Trained(method, federation, {}), spec.adversary, spec.aux, after=after)
         for malicious in (attack for attack in wanted if attack.kind.target == "integrity"):
@@ -262,9 +272,12 @@ def _find_obstacle(wanted: Technique, spec: EvalSpec, built: Sequence[tuple[str,
         return f"is on {attack.target}, which several trainings do not share"
     if attack.shadows:
         return f"trains {attack.shadows} shadow federations for each training: name it in --attack"
+    added = _list_instead(spec)
     try:
         for label, method, federation in built:
-            mount(attack, after, spec.adversary, spec.aux, method, federation, spec.get_method(label).options)
+            mount(
+                attack, after, spec.adversary, spec.aux, method, federation, spec.get_method(label).options, added=added
+            )
     except InsufficientView as error:
         return str(error)
     with_source = [method for _, method, _ in built if after in method.source_phases]
@@ -302,11 +315,22 @@ def time_cryptography(spec: EvalSpec) -> dict[str, float]:
 
 def list_exposures(spec: EvalSpec) -> list[tuple[str, float]]:
     """Return, for each passive party behind an encrypted layer, a sentence and the share of features it exposes."""
-    if not any(resolve(defense).defense().protocol() for defense in (*spec.defenses, *spec.fixed)):
+    if not _list_protocols(spec):
         return []
     return list(
         dict.fromkeys(exposure for _, method, federation in _build(spec) for exposure in method.exposures(federation))
     )
+
+
+def _list_protocols(spec: EvalSpec) -> list[Any]:
+    """Return the protocols that defenses put at the cut layer."""
+    defenses = (resolve(defense).with_strength(defense.strength or 1.0) for defense in (*spec.defenses, *spec.fixed))
+    return [protocol for defense in defenses if (protocol := defense.defense().protocol())]
+
+
+def _list_instead(spec: EvalSpec) -> frozenset[Kind]:
+    """Return the kinds of messages that passive parties receive in place of gradients under one of the defenses."""
+    return list_instead(_list_protocols(spec))
 
 
 def _build(spec: EvalSpec) -> Iterator[tuple[str, Method, Federation]]:

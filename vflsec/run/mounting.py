@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from vflsec.base.checks import expect_known
@@ -12,6 +12,7 @@ from vflsec.core.federation import Federation
 from vflsec.core.knowledge import KNOWLEDGE, Need
 from vflsec.core.message import SERVER, SOURCE, Kind
 from vflsec.core.method import Method
+from vflsec.core.protocol import Boundary
 from vflsec.run.adversary import get_adversary, get_side
 from vflsec.run.cell import Technique
 from vflsec.run.questions import get_column, get_victim, is_about_source, list_varying
@@ -26,8 +27,14 @@ def mount(
     method: Method,
     federation: Federation,
     options: Mapping[str, Any],
+    *,
+    added: Collection[Kind] = (),
+    withheld: Collection[Kind] = (),
 ) -> None:
-    """Raise InsufficientView if the adversary ``party`` cannot mount ``attack`` on ``method`` with its ``options``."""
+    """Raise InsufficientView if the adversary ``party`` cannot mount ``attack`` on ``method`` with its ``options``.
+
+    In the last phase, passive parties receive the kinds ``added`` as well, but not those ``withheld``.
+    """
     if after is not None:
         expect_phase(attack.name, after, method)
     side = get_side(method, federation, party)
@@ -35,13 +42,16 @@ def mount(
     if party == SOURCE and not of_source:
         phases = ", ".join(f"@{phase}" for phase in method.source_phases)
         raise InsufficientView(f"attack {attack.name!r} cannot be mounted by {SOURCE} but at {phases}, on columns")
-    sent = _list_sent(method, after, options, of_source=of_source)
+    sent, receives = _list_sent(method, after, options, of_source=of_source), method.receives
+    if after is None and "passive" in receives:
+        passive = receives["passive"] - {*withheld} | {*added}
+        sent, receives = sent | {*added}, {**receives, "passive": passive}
     attack.check(
         side,
         [
             need
             for need in {*KNOWLEDGE, *attack.needs}
-            if need.select_kinds(side, method.receives) & sent
+            if need.select_kinds(side, receives) & sent
             or (side in need.sides and not (need.at_end and after) and (not need.setting or getattr(aux, need.setting)))
         ],
     )
@@ -53,6 +63,11 @@ def mount(
     if after and isinstance(attack, IntegrityAttack):
         raise UsageError(f"expected {attack.name} without a phase, got @{after}: it acts in training itself")
     attack.check_task(federation.n_classes if attack.target == "labels" else None, method.model_spec.head)
+
+
+def list_instead(protocols: Iterable[tuple[type[Boundary], Any]]) -> frozenset[Kind]:
+    """Return the kinds of messages that passive parties receive in place of gradients."""
+    return frozenset[Kind]().union(*(boundary.instead for boundary, _ in protocols))
 
 
 def expect_phase(attack: str, after: str, method: Method) -> None:
@@ -76,13 +91,14 @@ def list_mountable(
 
     An attack on one party stands there once for each party that it can be on, as in ``expand_victims``.
     """
-    labels = []
+    labels, added = [], list_instead(federation.active.defenses.protocols())
+    withheld = {Kind.GRADIENT} if added else ()
     for attack in sorted(attacks, key=lambda attack: attack.name):
         if is_baseline(attack) or attack.kind.target == "integrity":
             continue
         for on_victim in expand_victims(attack, party, federation):
             try:
-                mount(on_victim.make(), None, party, aux, method, federation, options)
+                mount(on_victim.make(), None, party, aux, method, federation, options, added=added, withheld=withheld)
             except InsufficientView:
                 continue
             labels.append(on_victim.spec.label)

@@ -352,8 +352,8 @@ def try_attack(
     try:
         return _attack_and_score(attack, question, federation, aux, kept)
     except (Exception, SystemExit) as error:  # noqa: BLE001
-        if isinstance(error, InsufficientView) and Need.RECORDING in attack.needs:  # what it has, only reading tells
-            return {"status": "unmeasured", "notes": [str(error)]}
+        if isinstance(error, InsufficientView):  # of a recording, only reading tells what it has
+            return {"status": "unmeasured" if Need.RECORDING in attack.needs else "unseen", "notes": [str(error)]}
         return {"status": "error", "error": _format_error(error)}
 
 

@@ -299,6 +299,7 @@ class ToyTask(NamedTuple):
     lr: float = 5e-3
     averaged: bool = False
     trees: bool = False
+    boundary: str = "plain"
 
 
 def _make_task(attack: Attack, signal: str) -> ToyTask:
@@ -306,6 +307,8 @@ def _make_task(attack: Attack, signal: str) -> ToyTask:
         return ToyTask(signal, trees=True)
     if attack.target == "parameters":
         return ToyTask(signal, epochs=1, averaged=True)
+    if Need.SUMS in attack.needs:
+        return ToyTask(signal, boundary="sealed-plain")
     if attack.target != "membership":
         return ToyTask(signal)
     return ToyTask("none", n_labeled=100, epochs=200) if signal == "planted" else ToyTask("none", epochs=1, lr=1e-9)
@@ -338,7 +341,7 @@ def _train(side: str, task: ToyTask, seed: int, model: tuple[tuple[str, Any], ..
         method = registry.build("methods", "fedhssl-simsiam", cell.train, averaging, projector=16, predictor=8)
         trained = method.fit(federation)
     else:
-        trained = FedSplitNN(cell.train, cell.model).fit(federation)
+        trained = FedSplitNN(cell.train, cell.model, boundary=registry.load("protocols", task.boundary)).fit(federation)
     trained.predict("test")
     return Grown(trained, tuple(transcript.messages))
 

@@ -155,7 +155,7 @@ def _judge(
     if worst is None:
         return Gate(gate=name, limit=limit, worst=None, at="", holds=None)
     value, point = worst
-    lost = any(set(p.statuses) - {"ok", "unconverged"} for p in among)
+    lost = any(set(p.statuses) - {"ok", "unconverged", "unseen"} for p in among)
     at = f"{point.method}, {name_defense(point, undefended)}"
     if isinstance(point, Damage):
         at += f" under {point.attack}"

@@ -27,7 +27,7 @@ NO_ADVANTAGE: dict[str, Any] = {"advantage": 0.0, "advantage_ci95": (0.0, 0.0), 
 NO_BITS: dict[str, Any] = {"bits": 0.0, "bits_ci95": (0.0, 0.0)}
 """The bits that such an attack gains per row."""
 
-SEVERITY = ("error", "diverged", "collapsed", "missing", "unmeasured", "unconverged", "ok")
+SEVERITY = ("error", "diverged", "collapsed", "missing", "unmeasured", "unconverged", "ok", "unseen")
 USABLE = ("ok", "unconverged", "unmeasured")
 ALONE = "alone"
 """The choice of the headline if the adversary does best without the federation."""

@@ -186,7 +186,9 @@ def _fold(cells: Sequence[CellScore], clean: CellGroup, defended: Sequence[CellG
     usable = [sum(n for status, n in cell.statuses.items() if status in USABLE) for cell in cells]
     lost = sum(clean.seeds - min(len(cell.leak), n) for cell, n in zip(cells, usable, strict=True))
     if lost:
-        note = f"{count(lost, 'run')} collapsed or failed, so there is no CAP"
+        unseen = any("unseen" in cell.statuses for cell in cells)
+        why = "saw nothing that it reads" if unseen else "collapsed or failed"
+        note = f"{count(lost, 'run')} {why}, so there is no CAP"
         return msgspec.structs.replace(curve, note=note)
     alone_by_cell = [
         group.alone(target).select(cell.rows) if cell.alone is None else cell.alone

@@ -232,7 +232,7 @@ def _explain_none(
     """Return why no defense is recommended; empty if one may be."""
     if summary.not_run and defended:
         return _describe_part(summary, run, start, defended)
-    if any(set(point.statuses) - set(USABLE) for point in defended):
+    if any(set(point.statuses) - {*USABLE, "unseen"} for point in defended):
         return "No defense is recommended: some results are missing or failed, and the leak may be larger there."
     return "No defense is recommended." if defended and not useful else ""
 

@@ -19,8 +19,9 @@ from vflsec.results.metrics import is_possible
 SCHEMA = 1
 """Raised whenever a field changes its meaning."""
 
-Status = Literal["ok", "unmeasured", "unconverged", "collapsed", "diverged", "error"]
-"""``unmeasured``: the material leaves open whether more leaks, so that no limit holds; a number is a lower bound."""
+Status = Literal["ok", "unmeasured", "unseen", "unconverged", "collapsed", "diverged", "error"]
+"""``unseen``: under this defense the adversary does not see what the attack reads, so that there is nothing to attack.
+``unmeasured``: the material leaves open whether more leaks, so that no limit holds; a number is a lower bound."""
 
 FAILED = ("error", "diverged")
 """The status of results without a number, which may be computed again."""

@@ -1,0 +1,39 @@
+"""Sums attack: noised sums over batches, of all epochs, solved for the residual of each row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from vflsec.core.attack import THRESHOLD, Attack
+from vflsec.core.view import Guess, Need, View
+from vflsec.inference.regression import regress_classes
+from vflsec.inference.sums import solve_sums
+
+
+class SolvedSums(Attack):
+    """Label inference from sealed sums: a linear system in the residuals p - y, with known weights and known noise.
+
+    A passive party knows the weight of each row in each sum, since it has computed them, and the variance of the noise.
+    A Kalman filter over the batches of all epochs gives the mean of each row's residuals (``vflsec.inference.sums``). A
+    regularized logistic regression on these and on own columns is fitted to the auxiliary samples. Without noise and
+    with at least as many parameters as a batch has rows, the residuals are exact, and their signs are the labels.
+
+    Source: this project; reconstruction from noised sums: Dinur and Nissim 2003.
+    """
+
+    name = "sums"
+    needs = frozenset({Need.SUMS, Need.FEATURES, Need.MODEL, Need.AUX_LABELS})
+    reference = "this project; Dinur and Nissim 2003, Revealing information while preserving privacy"
+    verified = "exact residuals of a batch without noise; a naive posterior of a Gaussian linear model"
+    differs = (THRESHOLD,)
+    costs = "the Jacobians of each row in each epoch, and a linear system of (P, P) or (B, B) for each batch"
+    fails = "with noise, and if a batch has many more rows than the model has parameters"
+
+    def run(self, view: View, *, rng: torch.Generator) -> Guess:
+        """Return log-probabilities (n, C) of the training rows."""
+        solved, split = solve_sums(view), view.aux_split
+        assert solved is not None, "the view has sums"
+        joined = torch.cat([view.features[split], solved], dim=1)
+        return regress_classes(replace(view, features={split: joined}), folds=5, rng=rng)

@@ -1,0 +1,126 @@
+"""Sealed training: a passive party receives noised sums over a batch in place of a gradient for each row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from vflsec.base.checks import check_positive
+from vflsec.base.errors import UsageError
+from vflsec.core.defense import Defense
+from vflsec.core.protocol import Boundary
+from vflsec.protocols.sealed_plain import SealedPlan, SealedSums
+
+MAX_MU = 50.0
+"""The largest mu; beyond, a label is as good as public."""
+
+
+class SealedGradients(Defense):
+    """Split learning in which only noised sums over a batch reach a passive party.
+
+    The active party seals the residual of each row; the passive party weighs the sealed numbers with the Jacobians of
+    its own model, of which none is longer than 1, and returns masked sums over the batch; the active party adds noise
+    and returns them. So the noise hides the label of each row, and hardly disturbs the sum. The active party's own
+    models learn from such sums as well while passive parties train, since later residuals depend on them; afterwards
+    they are fitted in private to the embeddings that it has.
+
+    Source: this project. Noise on sums: Abadi et al. 2016. Composition, exact for Gaussian noise: Dong et al. 2019
+    (arXiv 1905.02383), corollaries 2.13 and 3.3.
+
+    Guarantee: (epsilon, delta)-differential privacy of one training label, replaced by any other, in everything that
+    all passive parties together learn in training, if all parties follow the protocol. A row is in one batch of each
+    epoch and everybody knows in which, so sampling amplifies nothing. A passive party that puts one row into a sum with
+    another weight than agreed can read it: it is not bounded. Predictions that the active party hands out, and
+    settings that it chooses by labels, are not part of it.
+
+    Noise and masks come from seeded generators: this measures a mechanism and protects no real data.
+
+    Args:
+        strength: 1/epsilon.
+        at: no point: it changes no release, but who learns what.
+        epochs: passes over the training rows in which passive parties learn.
+        batch: rows of a sum, about; all rows if they are fewer.
+        lr: learning rate of Adam in these passes.
+        delta: at which epsilon is meant.
+        bits: of the fraction of both factors of a sum.
+
+    Raises:
+        UsageError: an option out of range.
+    """
+
+    name = "sealed"
+    reference = "this project; Abadi et al. 2016; Dong et al. 2019 (Gaussian differential privacy)"
+    guarantee = (
+        "(epsilon, delta)-differential privacy of one training label in everything that all passive parties together "
+        "learn in training, if they follow the protocol"
+    )
+    points = ()
+    strength_name = "1/epsilon"
+    by_epsilon = {}  # noqa: RUF012  (declared ClassVar in the base class)
+    tradeoff = "gaussian"
+    strengths = (0.25, 0.5, 1.0)
+    hides = "from passive parties: the label of each training row, within epsilon"
+    costs = "the Jacobian of each row, memory and time; cryptography; half a point to two points of utility"
+    fails = "against a passive party that breaks the protocol; and for what own columns say of labels without training"
+
+    def __init__(
+        self,
+        strength: float,
+        *,
+        at: Iterable[str] | None = None,
+        epochs: int = 10,
+        batch: int = 2048,
+        lr: float = 0.02,
+        delta: float = 1e-5,
+        bits: int = 14,
+    ) -> None:
+        super().__init__(strength, at=at)
+        check_positive(epochs=epochs, batch=batch, lr=lr)
+        if not 0 < delta < 1:
+            raise UsageError(f"expected delta between 0 and 1, got {delta}")
+        if not 8 <= bits <= 16:
+            raise UsageError(f"expected 8 to 16 bits, got {bits}")
+        self.epochs, self.batch, self.lr, self.delta, self.bits = epochs, batch, lr, delta, bits
+
+    def protocol(self) -> tuple[type[Boundary], dict[str, SealedPlan]] | None:
+        """Return the boundary of sealed sums, or None at strength 0."""
+        if not self.strength:
+            return None
+        mu = find_mu(1 / self.strength, self.delta)
+        return SealedSums, {"plan": SealedPlan(mu, self.epochs, self.batch, self.lr, self.bits)}
+
+    def privacy_spent(self, releases: int) -> dict[str, float] | None:
+        """Return epsilon and delta of one label after so many trainings, or None at strength 0."""
+        if not self.strength:
+            return None
+        mu = find_mu(1 / self.strength, self.delta) * math.sqrt(releases)
+        return {"epsilon": compute_epsilon(mu, self.delta), "delta": self.delta}
+
+
+def compute_delta(mu: float, epsilon: float) -> float:
+    """Return the delta at ``epsilon`` of mu-Gaussian differential privacy (Dong et al. 2019, corollary 2.13)."""
+    return float(norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon + norm.logcdf(-mu / 2 - epsilon / mu)))
+
+
+@lru_cache(maxsize=256)
+def compute_epsilon(mu: float, delta: float) -> float:
+    """Return the smallest epsilon with which mu-Gaussian differential privacy has this ``delta``."""
+    if compute_delta(mu, 0.0) <= delta:
+        return 0.0
+    return float(brentq(lambda epsilon: compute_delta(mu, epsilon) - delta, 0.0, mu**2 + 40 * mu, xtol=1e-12))
+
+
+@lru_cache(maxsize=256)
+def find_mu(epsilon: float, delta: float) -> float:
+    """Return the mu of Gaussian differential privacy with this ``epsilon`` at ``delta``.
+
+    Raises:
+        UsageError: an epsilon so large that nothing is hidden.
+    """
+    if compute_epsilon(MAX_MU, delta) <= epsilon:
+        raise UsageError(f"expected epsilon below {compute_epsilon(MAX_MU, delta):.0f} for sealed, got {epsilon:g}")
+    return float(brentq(lambda mu: compute_epsilon(mu, delta) - epsilon, 1e-9, MAX_MU, xtol=1e-12))

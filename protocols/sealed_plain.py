@@ -1,0 +1,155 @@
+"""Sealed sums over a batch in place of a gradient for each row; sealed numbers, without encryption."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from vflsec.base.errors import UsageError
+from vflsec.core.message import Kind, Step
+from vflsec.core.party import Party
+from vflsec.core.protocol import Boundary
+
+MODULUS = 2**50
+"""Of the masked sums; a sum must be below half of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SealedPlan:
+    """What both parties agree on before sealed training.
+
+    Attributes:
+        mu: the Gaussian privacy of one label in all releases of the training together (Dong et al. 2019); infinite
+            without noise.
+        epochs: passes over the training rows.
+        batch: rows of an update, about.
+        lr: learning rate of Adam.
+        bits: of the fraction of each factor.
+    """
+
+    mu: float = math.inf
+    epochs: int = 10
+    batch: int = 2048
+    lr: float = 0.02
+    bits: int = 14
+
+
+@dataclass(frozen=True)
+class SealedIntegers:
+    """Integers that can be weighed, added and masked, and that only the key's owner can read."""
+
+    _values: Tensor = field(repr=False)
+    _key: object = field(repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the numbers."""
+        return self._values.nbytes
+
+    def open(self, key: object) -> Tensor:
+        """Return the numbers.
+
+        Raises:
+            PermissionError: not with this key.
+        """
+        if key is not self._key:
+            raise PermissionError("sealed numbers can be read with the key alone, which the active party holds")
+        return self._values
+
+    def weigh(self, blocks: Iterable[Tensor]) -> SealedIntegers:
+        """Return the sum (P,) over rows of these numbers (B, m) with the weights (b, m, P) of consecutive rows."""
+        total, first = torch.zeros((), dtype=torch.float64), 0
+        for block in blocks:  # exact: sums stay below 2^53
+            part = self._values[first : first + len(block)].double().flatten()
+            total = total + part @ block.double().flatten(0, 1)
+            first += len(block)
+        assert first == len(self._values), "each row has weights"
+        return SealedIntegers(total.long(), self._key)
+
+    def add(self, mask: Tensor) -> SealedIntegers:
+        """Return the numbers plus ``mask``, modulo ``MODULUS``."""
+        return SealedIntegers((self._values + mask) % MODULUS, self._key)
+
+
+class SealedSums(Boundary):
+    """The boundary of sealed training: embeddings go up, and only noised sums over a batch come down.
+
+    The active party seals one row of numbers for each sample; the passive party weighs them with the Jacobians of its
+    model, masks the sums and returns them; the active party opens them, adds noise, and returns them. So the passive
+    party learns one noised sum for each of its parameters, and the active party nothing.
+
+    Here sealed numbers are not encrypted, and masks and noise come from seeded generators: this measures what the
+    protocol would leak, and protects no real data.
+
+    Source: this project.
+
+    Args:
+        passive: the party with the model below the cut layer.
+        active: the party with the labels, and the key.
+        plan: what both agree on; by default without noise.
+    """
+
+    name = "sealed-plain"
+    reference = "this project; noise on sums: Abadi et al. 2016; composition: Dong et al. 2019 (arXiv 1905.02383)"
+    reveals = {  # noqa: RUF012  (declared ClassVar in the base class)
+        "active": ("the embedding of every row that it asks for, after the passive party's defenses",),
+        "passive": (
+            "of each batch, the sum over its rows of its own weighted gradients, with noise; no gradient of a row",
+            "the part of a linear head that reads its embedding, which learns from noised sums as well",
+        ),
+    }
+    instead = frozenset({Kind.SUM})
+
+    def __init__(self, passive: Party, active: Party, *, plan: SealedPlan | None = None) -> None:
+        super().__init__(passive, active)
+        self.plan = plan or SealedPlan()
+
+    def forward(self, h: Tensor, step: Step) -> Tensor:
+        """Send the embedding (B, d); return what the active party received (B, d)."""
+        message = self.passive.send(Kind.EMBEDDING, {"value": h}, to=self.active.name, **step.place)
+        received: Tensor = message.payload["value"]
+        return received
+
+    def backward(self, g: Tensor, step: Step) -> Tensor:
+        """Raise UsageError: no gradient of a row is sent."""
+        raise UsageError(
+            "expected a method whose last phase is split learning for sealed training, got one that sends a gradient "
+            "for each row: choose --method fedsplitnn"
+        )
+
+    def sum(
+        self, values: Tensor, blocks: Iterable[Tensor], noise: Tensor, known: Mapping[str, Tensor], step: Step
+    ) -> Tensor:
+        """Return the noised sums (P,) that the passive party learns, in units of ``2^-2 bits``.
+
+        Args:
+            values: (B, m) integers, known to the active party.
+            blocks: (b, m, P) integers for consecutive rows, known to the passive party.
+            noise: (P,) integers, known to the active party.
+            known: what the passive party knows of these sums besides, for attacks on them.
+            step: the place of the exchange.
+        """
+        key = object()
+        place = {"to": self.passive.name, **step.place}
+        sealed = self.active.send(Kind.CIPHERTEXT, {"values": SealedIntegers(values, key)}, **place).payload["values"]
+        sums = sealed.weigh(blocks)
+        mask = torch.randint(MODULUS, noise.shape, device=noise.device)  # whatever it is, the sums are the same
+        back = self.passive.send(Kind.CIPHERTEXT, {"sums": sums.add(mask)}, to=self.active.name, **step.place)
+        answer = (back.payload["sums"].open(key) + noise) % MODULUS
+        masked = self.active.send(Kind.CIPHERTEXT, {"sums": answer}, **place).payload["sums"]
+        result = (masked - mask + MODULUS // 2) % MODULUS - MODULUS // 2
+        unit = 4.0**-self.plan.bits
+        self.passive.note(
+            Kind.SUM,
+            {"sum": (result * unit).float(), **known},
+            sender=self.active.name,
+            step=step.number,
+            phase=step.phase,
+            rows=step.rows,
+        )
+        noised: Tensor = result * unit
+        return noised

@@ -1,0 +1,232 @@
+"""Sealed training: sums equal naive ones, a label changes them by no more than is stated, and noise 0 hides nothing."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import nn
+from torch.nn import functional as F
+
+import vflsec
+from vflsec.attacks.sums import SolvedSums
+from vflsec.base.errors import UsageError
+from vflsec.core.message import Kind, Step, Transcript
+from vflsec.core.settings import ModelSpec, TrainSpec
+from vflsec.data.partition import DataSpec
+from vflsec.defenses import gaussian_dp
+from vflsec.defenses.sealed import compute_epsilon, find_mu
+from vflsec.inference.sums import solve_sums
+from vflsec.methods.sealed_training import SealedTraining, compute_residuals
+from vflsec.run.federation import build_federation, build_method
+from vflsec.run.plan import make_cell
+from vflsec.run.questions import ask
+from vflsec.run.spec import AuxSpec, DefenseSpec
+
+
+def build(*, dataset="toy", rows=200, epsilon=1.0, seed=0, train=None, model=None, method="fedsplitnn", **options):
+    """Return a method under sealed training and its federation, built."""
+    data = DataSpec(options={"rows": rows}) if dataset == "toy" else DataSpec(n_labeled=rows)
+    cell = make_cell(
+        dataset=dataset,
+        data=data,
+        method=method,
+        method_options={},
+        train=TrainSpec(**(train or {})),
+        model=ModelSpec(**(model or {})),
+        defenses=(DefenseSpec(name="sealed", strength=1 / epsilon, options=options),),
+        seed=seed,
+    )
+    federation, made = build_federation(cell, "cpu"), build_method(cell)
+    made.build(federation)
+    return made, federation
+
+
+def silence(method):
+    """Leave out the noise."""
+    for boundary in method._boundaries.values():
+        boundary.plan = dataclasses.replace(boundary.plan, mu=math.inf)
+
+
+def sum_of_batch(training, rows, labels):
+    """Return what each party learns from one batch, by name, with these labels and the models as they are."""
+    federation, before = training.federation, {}
+    training.targets = labels
+    training._update(Step(0, "train", rows, labels[rows]), [])
+    for name, bottom in training.bottoms.items():
+        model = training.scores if name == federation.active.name else bottom
+        before[name] = torch.cat([p.grad.flatten() for p in model.parameters()]) * len(rows)
+    return before
+
+
+@pytest.mark.parametrize(
+    ("dataset", "head"), [("toy", "linear"), ("digits", "linear"), ("toy", "mlp"), ("digits", "mlp")]
+)
+def test_sums_are_those_of_a_loop_over_rows(dataset, head):
+    method, federation = build(dataset=dataset, model={"bottom": (5,), "head": head}, bits=16)
+    silence(method)
+    training = method.split(federation)
+    rows, labels = torch.arange(40), federation.active.labels["train"]
+    sums = sum_of_batch(training, rows, labels)
+    own, passive = federation.active, federation.passive[0]
+    bottom = training.bottoms[passive.name]
+    naive = {own.name: 0.0, passive.name: 0.0}
+    for row in rows:
+        x, x_p = own.features["train"][row : row + 1], passive.features["train"][row : row + 1]
+        h = bottom(x_p)
+        scores = training.scores(x, h)[0]
+        residual = compute_residuals(scores[None], labels[row : row + 1])[0].detach()
+        jacobian = torch.stack([_flat_gradient(z, list(training.scores.parameters())) for z in scores])
+        naive[own.name] += (jacobian / torch.linalg.matrix_norm(jacobian, 2)).T @ residual
+        slope = torch.stack([torch.autograd.grad(z, h, retain_graph=True)[0][0] for z in scores])
+        of_bottom = torch.stack([_flat_gradient(value, list(bottom.parameters())) for value in h[0]])
+        if head == "linear":
+            joined = slope @ of_bottom
+            naive[passive.name] += (joined / torch.linalg.matrix_norm(joined, 2)).T @ residual
+        else:
+            sealed = (slope / torch.linalg.matrix_norm(slope, 2)).T @ residual
+            naive[passive.name] += (of_bottom / torch.linalg.matrix_norm(of_bottom, 2)).T @ sealed
+    for name, expected in naive.items():
+        torch.testing.assert_close(sums[name], expected, atol=40 * 2e-4, rtol=0)  # 40 rows, factors of 16 bits
+
+
+def _flat_gradient(value, parameters):
+    gradients = torch.autograd.grad(value, parameters, retain_graph=True)
+    return torch.cat([g.flatten() for g in gradients])
+
+
+@pytest.mark.parametrize("dataset", ["toy", "digits"])
+@pytest.mark.parametrize("head", ["linear", "mlp"])
+@pytest.mark.parametrize("bits", [8, 14])
+def test_one_label_changes_all_sums_together_by_no_more_than_stated(dataset, head, bits):
+    method, federation = build(dataset=dataset, model={"bottom": (7,), "head": head}, bits=bits)
+    silence(method)
+    training = method.split(federation)
+    for p in [*training.scores.parameters(), *training.bottoms["passive_1"].parameters()]:
+        p.data *= 3  # far from where training starts
+    labels, rows, largest = federation.active.labels["train"], torch.arange(50), 0.0
+    before = sum_of_batch(training, rows, labels)
+    for row in rows[:12]:
+        for other in range(federation.n_classes):
+            changed = labels.clone()
+            changed[row] = other
+            after = sum_of_batch(training, rows, changed)
+            moved = math.sqrt(sum(float((after[k] - before[k]).square().sum()) for k in before))
+            assert moved <= training._bound_change() + 1e-5
+            largest = max(largest, moved)
+    assert bits == 8 or largest > 0.4 * training._bound_change()  # not much larger than necessary
+
+
+def test_noise_has_the_deviation_that_epsilon_asks_for():
+    method, federation = build(rows=600, epsilon=2.0, epochs=4, batch=1000, model={"bottom": (32,)})
+    training = method.split(federation)
+    rows, labels = torch.arange(federation.n_rows("train")), federation.active.labels["train"]
+    noised = [sum_of_batch(training, rows, labels)["passive_1"] for _ in range(8)]
+    silence(method)
+    exact = sum_of_batch(method.split(federation), rows, labels)["passive_1"]
+    drawn = torch.cat([x - exact for x in noised])
+    expected = training._bound_change() * math.sqrt(4) / find_mu(2.0, 1e-5)
+    n = len(drawn)
+    assert abs(float(drawn.square().mean().sqrt()) / expected - 1) < 4 / math.sqrt(2 * n)
+
+
+def test_epsilon_is_that_of_opacus():
+    for mu, epochs in ((0.25, 10), (1.0, 10), (2.0, 3)):
+        prv = gaussian_dp.compute_epsilon(math.sqrt(epochs) / mu, epochs, 1e-5, "prv")  # of which .01 is its error
+        assert compute_epsilon(mu, 1e-5) == pytest.approx(prv, abs=0.011)
+    assert find_mu(compute_epsilon(0.7, 1e-5), 1e-5) == pytest.approx(0.7)
+
+
+def attacked(epsilon, *, noise=True, rows=150, batch=60, **options):
+    method, federation = build(rows=rows, epsilon=epsilon, batch=batch, model={"bottom": (40,)}, **options)
+    if not noise:
+        silence(method)
+    seen = Transcript(frozenset({"passive_1"}), frozenset(Kind))
+    federation.channel.taps.append(seen)
+    federation.begin("train")
+    method.split(federation).fit("train", lambda *_: None)
+    trained = _Trained(method, federation)
+    return ask(SolvedSums(), trained, "passive_1", AuxSpec(n=20), tuple(seen.messages)), seen
+
+
+class _Trained:
+    def __init__(self, method, federation):
+        self.method, self.federation = method, federation
+
+
+def area(asked):
+    guess = SolvedSums()(asked.view, seed=0).scores["train"]
+    rest = torch.ones(len(guess), dtype=torch.bool)
+    rest[asked.view.aux_rows] = False
+    return roc_auc_score(asked.truth.labels["train"][rest], (guess[:, 1] - guess[:, 0])[rest])
+
+
+def test_without_noise_and_with_many_parameters_sums_are_the_labels():
+    asked, _ = attacked(1.0, noise=False, bits=16)
+    _, solved = solve_sums(asked.view).T
+    assert roc_auc_score(asked.truth.labels["train"], -solved) > 0.99
+    assert area(asked) > 0.99
+
+
+def test_a_passive_party_receives_sums_and_no_gradient():
+    _, seen = attacked(1.0)
+    received = {m.kind for m in seen.messages if (m.receiver == "passive_1" and m.sender == "active") or m.noted}
+    assert received == {Kind.SUM, Kind.CIPHERTEXT}
+    sealed = next(m for m in seen.messages if m.kind is Kind.CIPHERTEXT)
+    with pytest.raises(PermissionError):
+        sealed.payload["values"].open(object())
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"train": {"select": "best_on_val"}}, "train.select"),
+        ({"train": {"local_steps": 2}}, "train.local_steps"),
+        ({"model": {"encoder": "tabular"}}, "BatchNorm"),
+    ],
+)
+def test_what_epsilon_does_not_bound_is_refused(settings, said):
+    method, federation = build(**settings)
+    with pytest.raises(UsageError, match=said):
+        method.split(federation).fit("train", lambda *_: None)
+
+
+def test_the_loss_falls_without_noise():
+    method, federation = build(rows=400, epsilon=1.0, epochs=20, batch=100)
+    silence(method)
+    federation.begin("train")
+    losses = method.split(federation).fit("train", lambda *_: None)
+    assert losses[-1] < 0.7 * losses[0]
+    logits = method.predict(federation, "test")
+    assert F.cross_entropy(logits, federation.active.labels["test"]) < 0.6
+    assert isinstance(federation.active.modules["private"], nn.Module)
+    assert type(method.split(federation)) is SealedTraining
+
+
+def test_what_a_defense_does_not_send_is_unseen_and_no_number():
+    settings = {"dataset": "toy", "data": {"options": {"rows": 200}}, "train": {"epochs": 2}, "seeds": 1}
+    report = vflsec.evaluate(attack=["norm", "sums"], defense="sealed", epsilons=[1.0], progress=False, **settings)
+    statuses = {(point.attack, point.strength): point.status for point in report.points}
+    assert statuses == {("norm", 0): "ok", ("sums", 0): "unseen", ("norm", 1): "unseen", ("sums", 1): "ok"}
+    (leak,) = (point.leak.mean for point in report.points if (point.attack, point.strength) == ("norm", 1))
+    assert leak is None
+    (worst,) = (point for point in report.summary.worst if point.strength == 1)
+    assert worst.status == "ok"
+    spent = [s["epsilon"] for point in report.points for s in point.spent]
+    assert spent == [pytest.approx(1.0)]
+
+
+@pytest.mark.parametrize("parties", [2, 3])
+def test_colluding_parties_solve_their_sums_together(parties):
+    settings = {
+        "dataset": "multiple-features",
+        "data": {"parties": parties + 1, "columns": "even", "n_labeled": 300},
+        "seeds": 1,
+    }
+    adversary = "+".join(f"passive_{k + 1}" for k in range(parties))
+    report = vflsec.evaluate(
+        attack="sums", defense="sealed", epsilons=[4.0], adversary=adversary, model={"bottom": [8]}, progress=False,
+        train={"epochs": 2}, **settings,
+    )  # fmt: skip
+    assert {point.status for point in report.points if point.strength} == {"ok"}

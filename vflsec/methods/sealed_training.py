@@ -1,0 +1,279 @@
+"""Sealed training: split learning in which a passive party receives noised sums over a batch, and no row's gradient."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vflsec.base.errors import UsageError
+from vflsec.base.seeds import make_rng
+from vflsec.core import hooks
+from vflsec.core.message import Step
+from vflsec.core.method import Progress
+from vflsec.core.party import Party
+from vflsec.methods.split_training import PREDICTION_BATCH, SplitTraining
+from vflsec.nn.jacobians import check_rows_apart, compute_jacobians, get_learned, scale_to_unit
+from vflsec.nn.stacked import draw_batches
+from vflsec.nn.top import Top
+from vflsec.nn.wide import create_optimizer
+from vflsec.protocols.sealed_plain import MODULUS, SealedSums
+
+UNBOUNDED = (hooks.BATCH, hooks.RECEIVED, hooks.PENALTY, hooks.UPDATE)
+"""Hooks of defenses under which a label could change a sum by more than the noise allows for."""
+
+PRIVATE = "private"
+"""The role of the active party's private model."""
+
+
+class JointScores(nn.Module):
+    """The active party's models as one: its own columns (B, p) and each received embedding to scores (B, m).
+
+    m is the number of classes, or 1 for two classes: the difference of their logits.
+    """
+
+    def __init__(self, bottom: nn.Module, top: nn.Module) -> None:
+        super().__init__()
+        self.bottom, self.top = bottom, top
+
+    def forward(self, x: Tensor, *received: Tensor) -> Tensor:
+        """Return the scores."""
+        logits: Tensor = self.top([self.bottom(x), *received])
+        return logits[:, 1:] - logits[:, :1] if logits.shape[1] == 2 else logits
+
+
+class SealedTraining(SplitTraining):
+    """Split learning under ``SealedSums``, then a fit of the active party's own models that nobody sees.
+
+    In each batch the active party has the residual r = p - y of each row, (m,). All that leaves, and all that it learns
+    itself in this phase, are sums over the batch of J' r with noise, where J (m, P) is the Jacobian of the scores with
+    respect to a party's parameters, divided by its largest singular value. So a label that is replaced changes each of
+    the sums of K + 1 parties by at most |r - r'|, 1 for two classes and sqrt(2) for more, and all of them together by
+    sqrt(K + 1) times as much. A row is in one batch of each epoch. E epochs are E Gaussian mechanisms, whose noise is
+    sqrt(E) / mu times that (Dong et al. 2019, corollary 3.3), for every adversary who does as it is told.
+
+    With a linear head, J of a passive party is the product of its own Jacobian with its part of the head, which it is
+    told and which has learned from noised sums: r is sealed. Else the product of r with the scaled Jacobian of the
+    scores with respect to the embedding is sealed, d numbers a row.
+
+    Args: as ``SplitTraining``; every boundary is ``SealedSums``.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        boundaries = [boundary for boundary in self.boundaries.values() if isinstance(boundary, SealedSums)]
+        self.plan, self.private_spec = boundaries[0].plan, self.spec
+        self.sums = {boundary.passive.name: boundary for boundary in boundaries}
+        rows = self.federation.n_rows("train")
+        batches = max(1, round(rows / self.plan.batch))
+        self.spec = msgspec.structs.replace(
+            self.private_spec,
+            epochs=self.plan.epochs,
+            batch=math.ceil(rows / batches),
+            lr=self.plan.lr,
+            optimizer="adam",
+            weight_decay=0.0,
+            schedule="constant",
+        )
+        self.private = self.federation.active.module(PRIVATE, PrivateModel)
+        self.scores = JointScores(self.bottoms[self.federation.active.name], self.top)
+        self.is_linear = isinstance(self.top, Top) and (
+            self.top.aggregation != "max" and isinstance(self.top.head, nn.Linear | nn.Identity)
+        )
+        self.unit = 2.0**self.plan.bits
+        self.scale = self._bound_change() * math.sqrt(self.plan.epochs) / self.plan.mu
+
+    def _bound_change(self) -> float:
+        """Return by how much a label that is replaced changes all sums of a batch together, with rounded factors."""
+        m = 1 if self.federation.n_classes == 2 else self.federation.n_classes
+        weights = 1.0  # the largest singular value of a row's weights
+        for party in self.federation.passive:
+            learned = sum(p.numel() for p in get_learned(self.bottoms[party.name]).values())
+            width = m if self.is_linear else int(self.bottoms[party.name].width)  # type: ignore[arg-type]
+            of_weights = (width > 1) * math.sqrt(width * learned)
+            of_values = (not self.is_linear) * 2 * math.sqrt(width)
+            weights = max(weights, (1 + of_weights / self.unit) * (1 + of_values / self.unit))
+        return (1.0 if m == 1 else math.sqrt(2)) * weights * math.sqrt(len(self.federation.parties))
+
+    def check(self) -> None:
+        """Raise UsageError if a label could change the sums by more than the noise allows for."""
+        spec = self.private_spec
+        if spec.select != "last" or spec.patience or spec.target or spec.local_steps > 1 or spec.clip:
+            raise UsageError(
+                "expected train.select=last and no train.patience, train.target, train.clip or train.local_steps with "
+                "sealed training: a choice by labels, or another step, is not part of its epsilon"
+            )
+        if self.spec.batch * self.federation.n_classes * self.unit**2 > MODULUS / 4:
+            raise UsageError(f"expected sums below 2^48 for sealed, got batches of {self.spec.batch}: lower batch")
+        if self.constraint is not None:
+            raise UsageError("expected no further loss with sealed training: choose a method without one")
+        for party in self.federation.parties.values():
+            for hook in UNBOUNDED:
+                if clashing := party.defenses.select(hook):
+                    raise UsageError(
+                        f"expected no {clashing[0].name} beside sealed training, whose epsilon does not bound what it "
+                        f"changes: leave one out"
+                    )
+            check_rows_apart(self.bottoms[party.name], "sealed training")
+
+    def fit(self, phase: str, progress: Progress) -> list[float]:
+        """Train all parties on noised sums, then the active party's models in private; return the loss by epoch."""
+        self.check()
+        losses = super().fit(phase, progress)
+        self._fit_private(phase)
+        return losses
+
+    def _update(self, step: Step, optimizers: list[torch.optim.Optimizer]) -> Tensor:
+        """Exchange embeddings for noised sums; every party updates its own models by them."""
+        active, passive = self.federation.active, self.federation.passive
+        x, targets = active.features[step.split][step.rows], self.targets[step.rows]
+        with torch.no_grad():
+            fed = [self._feed(party, step) for party in passive]
+            arrived = [
+                self._forward(p.name, self.bottoms[p.name](x_p), step) for p, x_p in zip(passive, fed, strict=True)
+            ]
+            scores = self.scores(x, *arrived)
+        residuals = self._round(compute_residuals(scores, targets))  # (B, m)
+        total, slopes, first = torch.zeros((), device=x.device), [], 0
+        for block, of_h in compute_jacobians(self.scores, x, *arrived):
+            of_block = residuals[first : first + len(block)].to(block) / self.unit
+            total = total + torch.einsum("bmp,bm->p", scale_to_unit(block), of_block)
+            slopes.append(of_h)
+            first += len(block)
+        assign_gradient(self.scores, (total + self._draw(total).to(total)) / len(x))
+        for number, party in enumerate(passive):
+            slope = torch.cat([block[number] for block in slopes])  # (B, m, d)
+            noised = self._sum(party, fed[number], slope, residuals, step)
+            assign_gradient(self.bottoms[party.name], noised / len(x))
+        for optimizer in optimizers:
+            optimizer.step()
+        return measure_loss(scores, targets)
+
+    def _sum(self, party: Party, x: Tensor, slope: Tensor, residuals: Tensor, step: Step) -> Tensor:
+        """Return the noised sum (P,) that ``party`` learns.
+
+        Args:
+            party: a passive one.
+            x: (B, p) what it feeds its model.
+            slope: (B, m, d) of the scores with respect to its embedding.
+            residuals: (B, m) integers.
+            step: the place of the exchange.
+        """
+        bottom, known = self.bottoms[party.name], {}
+        learned = get_learned(bottom)
+        jacobians = (block for block, _ in compute_jacobians(bottom, x))
+        if self.is_linear:
+            head = slope[0]  # the same for all rows
+            jacobians, known = (head @ block for block in jacobians), {"head": head}
+            values = residuals
+        else:
+            values = torch.einsum("bmd,bm->bd", scale_to_unit(slope), residuals.to(slope)).trunc().long()
+        blocks = ((scale_to_unit(block) * self.unit).trunc().long() for block in jacobians)
+        size = sum(p.numel() for p in learned.values())
+        noise = (self._draw(torch.empty(size, device=x.device)) * self.unit**2).round().long()
+        known |= {
+            "parameters": torch.cat([p.flatten() for p in learned.values()]),
+            "noise": torch.tensor([self.scale], device=x.device),
+        }
+        return self.sums[party.name].sum(values, blocks, noise, known, step)
+
+    def _round(self, x: Tensor) -> Tensor:
+        return (x * self.unit).round().long()
+
+    def _draw(self, like: Tensor) -> Tensor:
+        """Return the noise on a sum, with the shape of ``like``, in float64."""
+        rng = self.federation.active.rng
+        return torch.randn(like.shape, generator=rng, device=like.device, dtype=torch.float64) * self.scale
+
+    def _fit_private(self, phase: str) -> None:
+        """Fit the active party's private model to its columns and the last embeddings that it received.
+
+        No noise is necessary: nothing that the passive parties see depends on this model.
+        """
+        federation, spec = self.federation, self.private_spec
+        rows = torch.arange(federation.n_rows("train"), device=federation.device)
+        step = Step(self.spec.count_batches(len(rows)), phase, rows)
+        with torch.no_grad():
+            inputs = self._gather(step)
+        self.private.standardize(inputs)
+        order, optimizer = (
+            make_rng(federation.seed, "private", phase),
+            create_optimizer(self.private.parameters(), spec),
+        )
+        for _ in range(spec.count_epochs(len(rows))):
+            for batch in draw_batches(len(rows), spec.batch, order, federation.device):
+                optimizer.zero_grad()
+                F.cross_entropy(self.private(inputs[batch]), self.targets[batch]).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+
+    def _gather(self, step: Step) -> Tensor:
+        """Have the rows of ``step`` sent; return the active party's columns and all embeddings (B, p)."""
+        active = self.federation.active
+        arrived = [
+            self._forward(p.name, self.bottoms[p.name](self._feed(p, step)), step) for p in self.federation.passive
+        ]
+        return torch.cat([active.features[step.split][step.rows], *arrived], dim=1)
+
+    @torch.no_grad()
+    def predict(self, split: str, phase: str = "predict") -> Tensor:
+        """Return the logits (n, C) of the private model for ``split``."""
+        everybody = torch.arange(self.federation.n_rows(split), device=self.federation.device)
+        parts = torch.split(everybody, PREDICTION_BATCH)
+        logits = [self.private(self._gather(Step(k, phase, rows, split=split))) for k, rows in enumerate(parts)]
+        return self.federation.active.defenses.decode_logits(torch.cat(logits))
+
+
+class PrivateModel(nn.Module):
+    """What the active party predicts with after sealed training: a network on its columns and all embeddings.
+
+    Args:
+        width: of both together.
+        n_classes: C.
+        hidden: units.
+    """
+
+    def __init__(self, width: int, n_classes: int, hidden: int = 32) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, n_classes))
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("deviation", torch.ones(width))
+
+    def standardize(self, inputs: Tensor) -> None:
+        """Subtract the mean of ``inputs`` (n, width) from now on, and divide by their standard deviation."""
+        self.mean, self.deviation = inputs.mean(dim=0), inputs.std(dim=0).clamp(min=1e-6)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return logits (B, C)."""
+        logits: Tensor = self.layers((inputs - self.mean) / self.deviation)
+        return logits
+
+
+def compute_residuals(scores: Tensor, targets: Tensor) -> Tensor:
+    """Return p - y (B, m): the gradient of each row's loss with respect to its scores.
+
+    Args:
+        scores: (B, m), of two classes their difference.
+        targets: (B,) class numbers, or (B, C) probabilities.
+    """
+    if scores.shape[1] == 1:
+        positive = targets[:, 1] if targets.dim() == 2 else targets.to(scores)
+        return torch.sigmoid(scores) - positive[:, None]
+    hot = targets if targets.dim() == 2 else F.one_hot(targets, scores.shape[1])
+    return torch.softmax(scores, dim=1) - hot
+
+
+def measure_loss(scores: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean loss of a batch, which the active party alone knows."""
+    logits = F.pad(scores, (1, 0)) if scores.shape[1] == 1 else scores
+    return F.cross_entropy(logits, targets)
+
+
+def assign_gradient(model: nn.Module, gradient: Tensor) -> None:
+    """Give each parameter that learns its part of ``gradient`` (P,)."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    for p, part in zip(parameters, torch.split(gradient, [p.numel() for p in parameters]), strict=True):
+        p.grad = part.reshape(p.shape).to(p)

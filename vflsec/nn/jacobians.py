@@ -1,0 +1,70 @@
+"""Jacobians of each row's output with respect to the parameters of a model, in blocks that fit in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev, vmap
+
+from vflsec.base.errors import UsageError
+
+BATCH_NORM = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+
+BLOCK = 2**24
+"""Entries of the Jacobians that are held at a time."""
+
+
+def check_rows_apart(model: nn.Module, purpose: str) -> None:
+    """Raise UsageError if a row's output depends on other rows of the batch."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, BATCH_NORM):
+            raise UsageError(
+                f"expected models without BatchNorm for {purpose}, got it in {name}: a row's gradient would depend on "
+                f"the other rows; take model.encoder=mlp"
+            )
+
+
+def get_learned(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters that learn, detached, by name."""
+    return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def compute_jacobians(
+    model: nn.Module, *inputs: Tensor, learned: Mapping[str, Tensor] | None = None
+) -> Iterator[tuple[Tensor, list[Tensor]]]:
+    """Yield the Jacobians of consecutive rows of the model's output (B, m), in blocks.
+
+    Args:
+        model: from ``inputs`` to (B, m); a row's output may depend on that row alone.
+        inputs: (B, ...) each.
+        learned: the parameters that it is taken at; by default its own.
+
+    Yields:
+        (b, m, P) with respect to all learned parameters in order, and (b, m, d) for each input but the first.
+    """
+    learned = dict(learned or get_learned(model))
+
+    def compute(parameters: Mapping[str, Tensor], *row: Tensor) -> Tensor:
+        output: Tensor = functional_call(model, dict(parameters), tuple(x[None] for x in row))
+        return output[0]
+
+    wanted = (0, *range(2, 1 + len(inputs)))
+    derive = vmap(jacrev(compute, argnums=wanted), in_dims=(None, *(0 for _ in inputs)))
+    with torch.no_grad():
+        width = compute(learned, *(x[0] for x in inputs)).numel()
+    size = max(1, BLOCK // (width * sum(p.numel() for p in learned.values())))
+    for block in zip(*(torch.split(x.detach(), size) for x in inputs), strict=True):
+        of_parameters, *of_inputs = derive(learned, *block)
+        yield torch.cat([j.flatten(2) for j in of_parameters.values()], dim=2).detach(), [j.detach() for j in of_inputs]
+
+
+def scale_to_unit(jacobians: Tensor) -> Tensor:
+    """Return the matrices (b, m, P), each divided by its largest singular value; zeros stay zeros."""
+    if jacobians.shape[1] == 1:
+        largest = torch.linalg.vector_norm(jacobians, dim=(1, 2))
+    else:
+        largest = torch.linalg.eigvalsh(jacobians @ jacobians.mT)[:, -1].clamp(min=0).sqrt()
+    scaled: Tensor = jacobians / largest.clamp(min=1e-12)[:, None, None]
+    return scaled
