@@ -33,6 +33,7 @@ APART = {
     "mixup": "shapes",
     "mid": "learns",
     "phe": "shapes",
+    "sealed": "shapes",
 }  # defenses with which runs train one after the other, and why
 
 
