@@ -22,13 +22,18 @@ def hooks():
 def test_hosted_ci_runs_what_a_laptop_runs():
     workflow = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
     assert set(workflow[True]) == {"push", "pull_request"}  # YAML reads the key ``on`` as true
-    (job,) = workflow["jobs"].values()
+    job = workflow["jobs"]["ci"]
     assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
     assert [step["uses"].split("@")[0] for step in job["steps"] if "uses" in step] == [
         "actions/checkout",
         "actions/setup-python",
     ]
     assert [step["with"]["python-version"] for step in job["steps"] if "python" in step.get("uses", "")] == ["3.11"]
+    versions = workflow["jobs"]["versions"]["strategy"]["matrix"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    oldest = project["requires-python"].removeprefix(">=")
+    assert (versions["python"][0], versions["resolution"]) == (oldest, ["highest"])
+    assert versions["include"] == [{"python": oldest, "resolution": "lowest-direct"}]
     assert "secrets" not in WORKFLOW.read_text(encoding="utf-8")
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
 
