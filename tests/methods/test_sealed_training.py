@@ -11,14 +11,14 @@ from torch.nn import functional as F
 
 import vflsec
 from vflsec.attacks.sums import SolvedSums
-from vflsec.base.errors import UsageError
+from vflsec.base.errors import Diverged, UsageError
 from vflsec.core.message import Kind, Step, Transcript
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.defenses import gaussian_dp
 from vflsec.defenses.sealed import compute_epsilon, find_mu
 from vflsec.inference.sums import solve_sums
-from vflsec.methods.sealed_training import SealedTraining, compute_residuals
+from vflsec.methods.sealed_training import SealedTraining, round_residuals
 from vflsec.run.federation import build_federation, build_method
 from vflsec.run.plan import make_cell
 from vflsec.run.questions import ask
@@ -76,7 +76,7 @@ def test_sums_are_those_of_a_loop_over_rows(dataset, head):
         x, x_p = own.features["train"][row : row + 1], passive.features["train"][row : row + 1]
         h = bottom(x_p)
         scores = training.scores(x, h)[0]
-        residual = compute_residuals(scores[None], labels[row : row + 1])[0].detach()
+        residual = round_residuals(scores[None], labels[row : row + 1], 2.0**16)[0].float() / 2**16
         jacobian = torch.stack([_flat_gradient(z, list(training.scores.parameters())) for z in scores])
         naive[own.name] += (jacobian / torch.linalg.matrix_norm(jacobian, 2)).T @ residual
         slope = torch.stack([torch.autograd.grad(z, h, retain_graph=True)[0][0] for z in scores])
@@ -116,6 +116,14 @@ def test_one_label_changes_all_sums_together_by_no_more_than_stated(dataset, hea
             assert moved <= training._bound_change() + 1e-5
             largest = max(largest, moved)
     assert bits == 8 or largest > 0.4 * training._bound_change()  # not much larger than necessary
+
+
+@pytest.mark.parametrize("unit", [2.0**8, 2.0**14])
+def test_another_label_changes_integers_by_one_unit_exactly(unit):
+    scores = torch.logit((torch.arange(1, int(unit)) + 0.5) / unit + 1e-7)[:, None]  # p is just above a half unit
+    zero, ones = torch.zeros(len(scores), dtype=torch.long), torch.ones(len(scores), dtype=torch.long)
+    moved = round_residuals(scores, zero, unit) - round_residuals(scores, ones, unit)
+    assert (moved == int(unit)).all()
 
 
 def test_noise_has_the_deviation_that_epsilon_asks_for():
@@ -190,6 +198,34 @@ def test_what_epsilon_does_not_bound_is_refused(settings, said):
     method, federation = build(**settings)
     with pytest.raises(UsageError, match=said):
         method.split(federation).fit("train", lambda *_: None)
+
+
+@pytest.mark.parametrize("other", ["kd-k:weight=0.4,k=2", "coae:strength=1", "label-dp:epsilon=1", "mixup:strength=1"])
+def test_labels_that_may_depend_on_other_rows_are_refused(other):
+    with pytest.raises(UsageError, match="beside sealed training"):
+        vflsec.evaluate(
+            attack="mc", defense="sealed", epsilons=[1.0], fixed=other, dataset="digits", seeds=1, progress=False,
+            data={"n_labeled": 200}, train={"epochs": 1},
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("wild", [1e19, float("nan"), float("inf")])
+@pytest.mark.parametrize("dataset", ["toy", "digits"])
+def test_values_that_are_not_finite_are_a_divergence_and_large_ones_are_bounded(wild, dataset):
+    method, federation = build(dataset=dataset)
+    silence(method)
+    training = method.split(federation)
+    federation.passive[0].features["train"][0, 0] = wild
+    labels = federation.active.labels["train"]
+    if math.isfinite(wild):
+        before = sum_of_batch(training, torch.arange(20), labels)
+        changed = torch.cat([(labels[:1] + 1) % federation.n_classes, labels[1:]])
+        after = sum_of_batch(training, torch.arange(20), changed)
+        moved = math.sqrt(sum(float((after[k] - before[k]).square().sum()) for k in before))
+        assert moved <= training._bound_change() + 1e-5
+    else:
+        with pytest.raises(Diverged, match="not finite"):
+            sum_of_batch(training, torch.arange(20), labels)
 
 
 def test_the_loss_falls_without_noise():

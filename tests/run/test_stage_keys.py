@@ -120,6 +120,8 @@ def refused(method, defense):
         return "all training is split learning"
     if defense.startswith("perp") and method in ("prada", "prada-no-ir"):
         return "cut layer of width 2"  # three columns are one group, of one number
+    if defense.startswith("sealed") and method.startswith("prada"):
+        return "last phase is split learning"
     if defense.startswith("phe") and method == "ss-vfl-i":
         return "expected a linear head"
     return None

@@ -23,7 +23,7 @@ from vflsec.nn.top import Top
 from vflsec.nn.wide import create_optimizer
 from vflsec.protocols.sealed_plain import MODULUS, SealedSums
 
-UNBOUNDED = (hooks.BATCH, hooks.RECEIVED, hooks.PENALTY, hooks.UPDATE)
+UNBOUNDED = (hooks.LABELS, hooks.BATCH, hooks.RECEIVED, hooks.PENALTY, hooks.UPDATE)
 """Hooks of defenses under which a label could change a sum by more than the noise allows for."""
 
 PRIVATE = "private"
@@ -119,6 +119,8 @@ class SealedTraining(SplitTraining):
                         f"changes: leave one out"
                     )
             check_rows_apart(self.bottoms[party.name], "sealed training")
+            if not get_learned(self.bottoms[party.name]):
+                raise UsageError(f"expected models that learn for sealed training, got a fixed one of {party.name}")
 
     def fit(self, phase: str, progress: Progress) -> list[float]:
         """Train all parties on noised sums, then the active party's models in private; return the loss by epoch."""
@@ -137,7 +139,7 @@ class SealedTraining(SplitTraining):
                 self._forward(p.name, self.bottoms[p.name](x_p), step) for p, x_p in zip(passive, fed, strict=True)
             ]
             scores = self.scores(x, *arrived)
-        residuals = self._round(compute_residuals(scores, targets))  # (B, m)
+        residuals = round_residuals(scores, targets, self.unit)  # (B, m)
         total, slopes, first = torch.zeros((), device=x.device), [], 0
         for block, of_h in compute_jacobians(self.scores, x, *arrived):
             of_block = residuals[first : first + len(block)].to(block) / self.unit
@@ -180,9 +182,6 @@ class SealedTraining(SplitTraining):
             "noise": torch.tensor([self.scale], device=x.device),
         }
         return self.sums[party.name].sum(values, blocks, noise, known, step)
-
-    def _round(self, x: Tensor) -> Tensor:
-        return (x * self.unit).round().long()
 
     def _draw(self, like: Tensor) -> Tensor:
         """Return the noise on a sum, with the shape of ``like``, in float64."""
@@ -252,18 +251,21 @@ class PrivateModel(nn.Module):
         return logits
 
 
-def compute_residuals(scores: Tensor, targets: Tensor) -> Tensor:
-    """Return p - y (B, m): the gradient of each row's loss with respect to its scores.
+def round_residuals(scores: Tensor, targets: Tensor, unit: float) -> Tensor:
+    """Return p - y (B, m), the gradient of each row's loss with respect to its scores, as integers.
+
+    p alone is rounded, so that another label changes the integers by ``unit`` exactly.
 
     Args:
         scores: (B, m), of two classes their difference.
-        targets: (B,) class numbers, or (B, C) probabilities.
+        targets: (B,) class numbers.
+        unit: integers that make 1.
     """
     if scores.shape[1] == 1:
-        positive = targets[:, 1] if targets.dim() == 2 else targets.to(scores)
-        return torch.sigmoid(scores) - positive[:, None]
-    hot = targets if targets.dim() == 2 else F.one_hot(targets, scores.shape[1])
-    return torch.softmax(scores, dim=1) - hot
+        p, y = torch.sigmoid(scores), targets[:, None]
+    else:
+        p, y = torch.softmax(scores, dim=1), F.one_hot(targets, scores.shape[1])
+    return (p.double() * unit).round().long() - y.long() * int(unit)
 
 
 def measure_loss(scores: Tensor, targets: Tensor) -> Tensor:

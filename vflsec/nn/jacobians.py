@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
-from vflsec.base.errors import UsageError
+from vflsec.base.errors import Diverged, UsageError
 
 BATCH_NORM = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
@@ -61,7 +61,14 @@ def compute_jacobians(
 
 
 def scale_to_unit(jacobians: Tensor) -> Tensor:
-    """Return the matrices (b, m, P), each divided by its largest singular value; zeros stay zeros."""
+    """Return the matrices (b, m, P), each divided by its largest singular value; zeros stay zeros.
+
+    Raises:
+        Diverged: an entry is not finite.
+    """
+    jacobians = jacobians / jacobians.abs().amax(dim=(1, 2), keepdim=True).clamp(min=1e-30)  # squares do not overflow
+    if not jacobians.isfinite().all():
+        raise Diverged("the gradient of a row is not finite: lower the lr of sealed, or look for wild values")
     if jacobians.shape[1] == 1:
         largest = torch.linalg.vector_norm(jacobians, dim=(1, 2))
     else:
