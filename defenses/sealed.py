@@ -24,7 +24,7 @@ class SealedGradients(Defense):
 
     The active party seals the residual of each row; the passive party weighs the sealed numbers with the Jacobians of
     its own model, of which none is longer than 1, and returns masked sums over the batch; the active party adds noise
-    and returns them. So the noise hides the label of each row, and hardly disturbs the sum. The active party's own
+    and returns them. Noise as large as the part of one row is small beside a sum. The active party's own
     models learn from such sums as well while passive parties train, since later residuals depend on them; afterwards
     they are fitted in private to the embeddings that it has.
 
@@ -56,7 +56,7 @@ class SealedGradients(Defense):
     reference = "this project; Abadi et al. 2016; Dong et al. 2019 (Gaussian differential privacy)"
     guarantee = (
         "(epsilon, delta)-differential privacy of one training label in everything that all passive parties together "
-        "learn in training, if they follow the protocol"
+        "learn in training, if they follow the protocol; noise is simulated, and protects no real data"
     )
     points = ()
     strength_name = "1/epsilon"
@@ -64,7 +64,7 @@ class SealedGradients(Defense):
     tradeoff = "gaussian"
     strengths = (0.25, 0.5, 1.0)
     hides = "from passive parties: the label of each training row, within epsilon"
-    costs = "the Jacobian of each row, memory and time; cryptography; half a point to two points of utility"
+    costs = "memory and time for the Jacobian of each row; utility, less with fewer parameters and more rows"
     fails = "against a passive party that breaks the protocol; and for what own columns say of labels without training"
 
     def __init__(

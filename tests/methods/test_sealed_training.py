@@ -266,3 +266,25 @@ def test_colluding_parties_solve_their_sums_together(parties):
         train={"epochs": 2}, **settings,
     )  # fmt: skip
     assert {point.status for point in report.points if point.strength} == {"ok"}
+
+
+def test_an_attack_that_lacks_something_else_has_failed_and_is_not_unseen(tmp_path):
+    body = """
+from vflsec.base.errors import InsufficientView
+from vflsec.core.attack import Attack
+from vflsec.core.view import Need
+
+class Lacks(Attack):
+    name = "lacks"
+    needs = frozenset({Need.FEATURES})
+    reference = verified = "test"
+
+    def run(self, view, *, rng):
+        raise InsufficientView("too few rows")
+"""
+    (tmp_path / "lacks.py").write_text(body)
+    settings = {"dataset": "toy", "data": {"options": {"rows": 200}}, "train": {"epochs": 1}, "seeds": 1}
+    report = vflsec.evaluate(
+        attack=f"{tmp_path / 'lacks.py'}:Lacks", defense="sealed", epsilons=[1.0], progress=False, **settings
+    )
+    assert {point.status for point in report.points} == {"error"}

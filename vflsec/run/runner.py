@@ -33,7 +33,7 @@ from vflsec.run.adversary import isolate, tune
 from vflsec.run.cell import Cell, Technique, repeat_training
 from vflsec.run.federation import build_models, make_malicious
 from vflsec.run.guesses import is_kept, keep
-from vflsec.run.mounting import list_mountable
+from vflsec.run.mounting import list_instead, list_mountable
 from vflsec.run.plan import Baseline, Trial, make_alone_attack
 from vflsec.run.questions import Question, ask
 from vflsec.run.score import compute_spending, is_scored, measure_impact, score, score_facts
@@ -352,9 +352,18 @@ def try_attack(
     try:
         return _attack_and_score(attack, question, federation, aux, kept)
     except (Exception, SystemExit) as error:  # noqa: BLE001
-        if isinstance(error, InsufficientView):  # of a recording, only reading tells what it has
-            return {"status": "unmeasured" if Need.RECORDING in attack.needs else "unseen", "notes": [str(error)]}
+        if isinstance(error, InsufficientView) and Need.RECORDING in attack.needs:  # what it has, only reading tells
+            return {"status": "unmeasured", "notes": [str(error)]}
+        if isinstance(error, InsufficientView) and _is_unseen(attack, question.view, federation):
+            return {"status": "unseen", "notes": [str(error)]}
         return {"status": "error", "error": _format_error(error)}
+
+
+def _is_unseen(attack: Attack, view: View, federation: Federation) -> bool:
+    """Whether all that ``attack`` lacks is what the protocol at the cut layer does not send; else it has failed."""
+    sums = list_instead(federation.active.defenses.protocols())
+    missing = attack.needs - view.has(attack.needs)
+    return bool(missing) and missing <= {Need.GRADIENTS if sums else Need.SUMS}
 
 
 def _attack_and_score(
