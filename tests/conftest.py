@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.long)
 
 
-EXTRAS = {"pyarrow": "parquet|audit", "onnxruntime": "audit", "onnx": "test"}
+EXTRAS = {"pyarrow": "parquet|audit", "onnxruntime": "audit", "onnx": "test", "tenseal": "sealed"}
 """Modules that tests need, and the extras of vflsec that install them."""
 
 
