@@ -8,6 +8,7 @@ CATALOGUE = {
     "model-average": "vflsec.protocols.model_average:ModelAverage",
     "paillier": "vflsec.protocols.paillier:PaillierBoundary",
     "plain": "vflsec.protocols.plain:PlainBoundary",
+    "sealed-bfv": "vflsec.protocols.sealed_bfv:EncryptedSums",
     "sealed-plain": "vflsec.protocols.sealed_plain:SealedSums",
     "secure-average": "vflsec.protocols.secure_average:SecureAverage",
 }

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from click.testing import CliRunner
 from sklearn.metrics import roc_auc_score
 from torch import nn
 from torch.nn import functional as F
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 import vflsec
 from vflsec.attacks.sums import SolvedSums
 from vflsec.base.errors import Diverged, UsageError
+from vflsec.cli import cli
 from vflsec.core.message import Kind, Step, Transcript
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
@@ -288,3 +290,28 @@ class Lacks(Attack):
         attack=f"{tmp_path / 'lacks.py'}:Lacks", defense="sealed", epsilons=[1.0], progress=False, **settings
     )
     assert {point.status for point in report.points} == {"error"}
+
+
+@pytest.mark.parametrize("head", ["linear", "mlp"])
+def test_encryption_changes_no_bit_of_the_models_and_its_bytes_are_those_foretold(head):
+    models, routes = [], []
+    for backend in ("plain", "bfv"):
+        method, federation = build(rows=60, epochs=2, batch=20, model={"bottom": (4,), "head": head}, backend=backend)
+        federation.begin("train")
+        method.split(federation).fit("train", lambda *_: None)
+        models.append([p for party in federation.parties.values() for p in party.modules.parameters()])
+        traffic = {route: sent for route, sent in federation.channel.traffic.items() if route.kind is Kind.CIPHERTEXT}
+        assert sum(traffic.values()) == method.count_sums_bytes(federation)
+        routes.append(traffic)
+    assert all(torch.equal(*pair) for pair in zip(*models, strict=True))
+    assert routes[0].keys() == routes[1].keys()
+    assert sum(routes[1].values()) > 100 * sum(routes[0].values())
+
+
+def test_a_dry_run_tells_what_sums_take():
+    settings = ["--dataset", "toy", "--attack", "norm", "--epsilon", "1", "--set", "train.epochs=1", "--dry-run"]
+    for backend, said in (("plain", ("0.1 MB",)), ("bfv", ("CPU s of each training of fedsplitnn", "MB"))):
+        done = CliRunner().invoke(cli, ["eval", "--defense", f"sealed:backend={backend}", *settings])
+        assert done.exit_code == 0, done.output
+        assert ("encryption takes about" in done.output) == (backend == "bfv")
+        assert all(text in done.output for text in said)

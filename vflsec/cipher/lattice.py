@@ -6,12 +6,14 @@ import os
 import secrets
 import struct
 import tempfile
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import IO, Any
 
 import numpy as np
+from scipy.optimize import nnls
 
 from vflsec.base.errors import ProtocolError, UsageError
 
@@ -88,6 +90,11 @@ class SumsLayout:
     def products(self) -> int:
         """The number of ciphertexts of the sums."""
         return -(-self.sums // self.columns)
+
+    @property
+    def work(self) -> tuple[int, int, int]:
+        """The numbers of ciphertexts that both parties make or read, and of products of polynomials."""
+        return self.pieces, self.products, self.pieces * self.products
 
     @property
     def size_of_values(self) -> int:
@@ -326,6 +333,22 @@ def draw_mask(sums: int) -> np.ndarray:
 def draw_flood() -> int:
     """Return a uniform integer from -2^FLOOD_BITS to 2^FLOOD_BITS - 1."""
     return secrets.randbits(FLOOD_BITS + 1) - (1 << FLOOD_BITS)
+
+
+def estimate_seconds(layouts: Sequence[SumsLayout]) -> float:
+    """Return the CPU seconds of both parties for exchanges of these layouts, by a calibration of a second."""
+    keys = LatticeKeys()
+    public = LatticePublic(keys.public)
+
+    def measure(layout: SumsLayout) -> float:
+        began, weights = time.process_time(), np.ones((layout.values, layout.sums), dtype=np.int64)
+        keys.open(public.weigh(keys.seal(weights[:, 0], layout), [weights], draw_mask(layout.sums), layout), layout)
+        return time.process_time() - began
+
+    measured = [SumsLayout(DEGREE, 1), SumsLayout(2048, 256), SumsLayout(5 * DEGREE, 1)]
+    measure(measured[0])  # for the first time, it takes longer
+    each, _ = nnls(np.array([layout.work for layout in measured]), np.array([measure(layout) for layout in measured]))
+    return float(sum(each @ layout.work for layout in layouts))
 
 
 def pack_residues(residues: np.ndarray) -> bytes:

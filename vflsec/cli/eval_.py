@@ -359,8 +359,8 @@ def show_plan(job: Job[Evaluation], todo: Plan, jobs: int) -> None:
         click.echo(line, err=True)
     if todo.missing:
         click.echo(forecast_time(todo, read_past_results(job.store.folder, spec.dataset)).text(jobs), err=True)
-    for method, seconds in engine.time_cryptography(spec).items():
-        click.echo(f"encryption takes about {seconds:.0f} CPU s of each training of {method} here", err=True)
+    for line in engine.list_costs(spec):
+        click.echo(line, err=True)
     click.echo(job.parts[0].to_toml(), nl=False)
 
 

@@ -163,6 +163,10 @@ class Method(ABC):
         """Return an estimate of the CPU seconds of cryptography in training on this machine; 0 without any."""
         return 0.0
 
+    def count_sums_bytes(self, federation: Federation) -> int:
+        """Return the bytes that sums in place of gradients take in training, known before it; 0 without any."""
+        return 0
+
     def public_options(self) -> dict[str, Any]:
         """Return the options that every party knows and an attack may use, by name."""
         return {}

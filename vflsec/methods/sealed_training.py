@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from vflsec.base.errors import UsageError
 from vflsec.base.seeds import make_rng
+from vflsec.cipher.lattice import MODULUS
 from vflsec.core import hooks
 from vflsec.core.message import Step
 from vflsec.core.method import Progress
@@ -21,7 +22,7 @@ from vflsec.nn.jacobians import check_rows_apart, compute_jacobians, get_learned
 from vflsec.nn.stacked import draw_batches
 from vflsec.nn.top import Top
 from vflsec.nn.wide import create_optimizer
-from vflsec.protocols.sealed_plain import MODULUS, SealedSums
+from vflsec.protocols.sealed_plain import SealedSums
 
 UNBOUNDED = (hooks.LABELS, hooks.BATCH, hooks.RECEIVED, hooks.PENALTY, hooks.UPDATE)
 """Hooks of defenses under which a label could change a sum by more than the noise allows for."""
@@ -89,15 +90,27 @@ class SealedTraining(SplitTraining):
 
     def _bound_change(self) -> float:
         """Return by how much a label that is replaced changes all sums of a batch together, with rounded factors."""
-        m = 1 if self.federation.n_classes == 2 else self.federation.n_classes
         weights = 1.0  # the largest singular value of a row's weights
-        for party in self.federation.passive:
-            learned = sum(p.numel() for p in get_learned(self.bottoms[party.name]).values())
-            width = m if self.is_linear else int(self.bottoms[party.name].width)  # type: ignore[arg-type]
+        for width, learned in self._list_sizes().values():
             of_weights = (width > 1) * math.sqrt(width * learned)
             of_values = (not self.is_linear) * 2 * math.sqrt(width)
             weights = max(weights, (1 + of_weights / self.unit) * (1 + of_values / self.unit))
-        return (1.0 if m == 1 else math.sqrt(2)) * weights * math.sqrt(len(self.federation.parties))
+        label = 1.0 if self.federation.n_classes == 2 else math.sqrt(2)
+        return label * weights * math.sqrt(len(self.federation.parties))
+
+    def _list_sizes(self) -> dict[str, tuple[int, int]]:
+        """Return by passive party how many numbers of a row are sealed, and how many sums come back."""
+        m, sizes = 1 if self.federation.n_classes == 2 else self.federation.n_classes, {}
+        for name in self.sums:
+            learned = sum(p.numel() for p in get_learned(self.bottoms[name]).values())
+            sizes[name] = (m if self.is_linear else int(self.bottoms[name].width), learned)  # type: ignore[arg-type]
+        return sizes
+
+    def list_exchanges(self) -> list[tuple[SealedSums, list[int], int]]:
+        """Return each boundary, how many numbers are sealed in each of its batches, and how many sums come back."""
+        rows = draw_batches(self.federation.n_rows("train"), self.spec.batch, torch.Generator(), torch.device("cpu"))
+        sizes = self.plan.epochs * [len(batch) for batch in rows]
+        return [(self.sums[k], [width * n for n in sizes], sums) for k, (width, sums) in self._list_sizes().items()]
 
     def check(self) -> None:
         """Raise UsageError if a label could change the sums by more than the noise allows for."""

@@ -237,8 +237,18 @@ class SplitMethod(Method):
 
     def cryptography(self, federation: Federation) -> float:
         """Return about how many CPU seconds the protocols at the cut layer take for the batches of the last phase."""
+        if self.sums_plan:
+            return sum(boundary.time_exchanges(values, sums) for boundary, values, sums in self._list_sums(federation))
         batches = self.train_spec.count_batches(federation.n_rows("train"))
         return sum(boundary.seconds(batches) for boundary in self._boundaries.values())
+
+    def count_sums_bytes(self, federation: Federation) -> int:
+        """Return the bytes of sealed training besides embeddings; 0 for any other."""
+        return sum(boundary.count_bytes(values, sums) for boundary, values, sums in self._list_sums(federation))
+
+    def _list_sums(self, federation: Federation) -> list[tuple[SealedSums, list[int], int]]:
+        training = self.split(federation)
+        return training.list_exchanges() if isinstance(training, SealedTraining) else []
 
     def max_releases(self, phase: str, federation: Federation) -> int | None:
         """Return the epochs of the last phase, in each of which every row is sent once; None for other phases."""
