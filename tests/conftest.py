@@ -83,13 +83,26 @@ def checked_reports():
         yield
 
 
+def limit_trees(patch: pytest.MonkeyPatch) -> None:
+    """Fit a fifth of the randomized trees of joint attacks."""
+    patch.setattr("vflsec.inference.opinion_pool.TREES", 40)
+    patch.setattr("vflsec.inference.opinion_pool.BAGGED_TREES", 20)
+    patch.setattr("vflsec.inference.trees.values.TREES", 20)
+    patch.setattr("vflsec.attacks.self_training.EARLY_TREES", 10)
+
+
 @pytest.fixture
 def few_trees(monkeypatch):
     """Fit a fifth of the randomized trees of joint attacks."""
-    monkeypatch.setattr("vflsec.inference.opinion_pool.TREES", 40)
-    monkeypatch.setattr("vflsec.inference.opinion_pool.BAGGED_TREES", 20)
-    monkeypatch.setattr("vflsec.inference.trees.values.TREES", 20)
-    monkeypatch.setattr("vflsec.attacks.self_training.EARLY_TREES", 10)
+    limit_trees(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def few_trees_in_module():
+    """Fit a fifth of them in fixtures of a module, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        limit_trees(patch)
+        yield
 
 
 @pytest.fixture

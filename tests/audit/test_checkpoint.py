@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def evaluated(tmp_path_factory):
+def evaluated(tmp_path_factory, few_trees_in_module):
     """Return the folder of the evaluation of two seeds."""
     folder = tmp_path_factory.mktemp("evaluated")
     run("eval", *SETTINGS, "--with", "iso:lambda=1", "--seeds", 2, "--jobs", 1, "--set", "aux.folds=0",

@@ -125,7 +125,7 @@ def test_the_same_generator_gives_the_same_labels():
 @pytest.mark.long
 @pytest.mark.parametrize("n_classes", [2, 3])
 def test_several_views_at_once_are_as_one_after_the_other(n_classes):
-    view = passive(world(n=200, rounds=5, n_classes=n_classes)[2])
+    view = passive(world(n=120, rounds=3, n_classes=n_classes)[2])
     views = [view, view.restrict(torch.arange(0, KNOWN, 2)), view.restrict(torch.arange(KNOWN - 7))]
     trees, starts = observe_trees(view), [start(one) for one in views]
 

@@ -234,6 +234,7 @@ def test_columns_are_averaged_and_only_common_splits_are_guessed():
 
 
 @pytest.mark.sampled
+@pytest.mark.usefixtures("few_trees")
 @pytest.mark.parametrize(
     "attack", ["mc:epochs=20", "membership", pytest.param("attribute-fusion", marks=pytest.mark.long), "column-fusion"]
 )

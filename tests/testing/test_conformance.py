@@ -70,6 +70,7 @@ COSTLY = (
     *("lira", "rmia", "shadow-classifier"),
 )
 WITH_SMALL_FORESTS = ("attribute-fusion", "boosting-replay", "forest-training")
+WITH_FEW_TREES = ("fusion", "self-training")
 OF_MANY_DRAWS = (
     "test_beats_chance_on_a_planted_leak",
     "test_is_at_chance_against_shuffled_labels",
@@ -120,6 +121,8 @@ def _over_the_registry(kind, suite, make, names=None):
         made = type(title, (suite,), body)
         if name in WITH_SMALL_FORESTS:
             made = pytest.mark.usefixtures("small_forests")(made)
+        elif name in WITH_FEW_TREES:
+            made = pytest.mark.usefixtures("few_trees")(made)
         globals()[title] = pytest.mark.long(made) if name in siblings else made
 
 
