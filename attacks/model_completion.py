@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.nn.modules.dropout import _DropoutNd
 
 from vflsec.base.checks import check_positive
+from vflsec.base.seeds import seed_torch
 from vflsec.base.sparse_rows import SparseRows
 from vflsec.core.attack import THRESHOLD, Attack
 from vflsec.core.view import Guess, Need, View
@@ -147,7 +148,7 @@ class ModelCompletion(Attack):
         guesses: dict[int, Guess] = {}
         for size in {len(view.aux_rows) for view in views}:
             places = [k for k, view in enumerate(views) if len(view.aux_rows) == size]
-            torch.manual_seed(seed)
+            seed_torch(seed)
             fitted = fit([views[k] for k in places], torch.Generator().manual_seed(seed))
             guesses |= zip(places, fitted, strict=True)
         return [guesses[k] for k in range(len(views))]

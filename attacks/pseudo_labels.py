@@ -94,7 +94,10 @@ class PseudoLabels(Attack):
             name: torch.stack([rule(rows) for rule in rules]).mean(0) for name, rows in x.items() if name != split
         }
         by_split = {split: guessed, **others}
-        scores = {name: _with_all_classes(log_p, classes, view.n_classes) for name, log_p in by_split.items()}
+        scores = {}
+        for name, log_p in by_split.items():  # a class without an auxiliary sample is the least likely of every row
+            unlikely = log_p.new_full((len(log_p), view.n_classes), float(log_p.min()) - 1.0)
+            scores[name] = unlikely.index_copy(1, classes, log_p)
         return Guess(scores, budget={"fits": 1 + self.rounds * len(rules)})
 
 
@@ -158,11 +161,6 @@ def _fit_lda(x: Tensor, y: Tensor) -> Rule:
     with warnings.catch_warnings():  # a class of one row adds nothing to the shared covariance
         warnings.filterwarnings("ignore", message="Only one sample available")
         return partial(log_probabilities, model.fit(np.asarray(x), np.asarray(y)), n_classes=int(y.max()) + 1)
-
-
-def _with_all_classes(scores: Tensor, classes: Tensor, n_classes: int) -> Tensor:
-    """Return the scores (n, C) of all classes; one without an auxiliary sample is the least likely of every row."""
-    return scores.new_full((len(scores), n_classes), float(scores.min()) - 1.0).index_copy(1, classes, scores)
 
 
 def _with_ones(x: Tensor) -> Tensor:

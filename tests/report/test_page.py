@@ -326,7 +326,7 @@ def test_hostile_names_are_text(report):
     renamed = {
         field: [replace(p, defense=bad, choice=bad) for p in getattr(summary, field)] for field in ("points", "worst")
     }
-    text = write_page(replace(summary, **renamed, verdict=[bad]), report.manifest, [(bad, bad, bad, 1)])
+    text = write_page(replace(summary, **renamed, verdict=[bad]), report.manifest, [(bad, bad, bad, 1)], b"")
     reader = parsed(text)
     assert "script" not in reader.tags
     assert any(bad in one for one in reader.text)

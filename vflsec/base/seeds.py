@@ -61,9 +61,15 @@ def make_rng(seed: int, *names: object, device: torch.device | str = "cpu") -> t
     return torch.Generator(device).manual_seed(derive(seed, *names))
 
 
+def seed_torch(seed: int) -> None:
+    """Seed torch's global generators; for accelerators that are not there ``torch.manual_seed`` would keep stacks."""
+    seed_all = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
+    seed_all(seed)
+
+
 @contextmanager
 def seed_weights(seed: int, *names: object) -> Iterator[None]:
     """Draw the initial weights of layers that are made in this context from the stream called ``names``."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(seed, *names))
+        seed_torch(derive(seed, *names))
         yield

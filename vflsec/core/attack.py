@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.base.errors import BadGuess, InsufficientView, UsageError, clean
-from vflsec.base.seeds import make_rng
+from vflsec.base.seeds import make_rng, seed_torch
 from vflsec.core.knowledge import Knowledge, Need
 from vflsec.core.message import Step
 from vflsec.core.scaling import tame
@@ -120,7 +120,7 @@ class Attack(ABC):
         """
         guesses = []
         for view in views:
-            torch.manual_seed(seed)
+            seed_torch(seed)
             guesses.append(self.run(view, rng=torch.Generator().manual_seed(seed)))
         return guesses
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -58,9 +59,10 @@ def make(name: str, factory: Any, *args: Any, **options: Any) -> Any:
         raise UsageError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
 
 
-def list_options(factory: Any) -> set[str]:
+@lru_cache(maxsize=1024)
+def list_options(factory: Any) -> frozenset[str]:
     """Return the names of the keyword-only arguments of ``factory``."""
-    return {p.name for p in inspect.signature(factory).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    return frozenset(p.name for p in inspect.signature(factory).parameters.values() if p.kind is p.KEYWORD_ONLY)
 
 
 def convert_options(name: str, factory: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,6 +107,7 @@ def list_classes(factory: Any) -> dict[str, type]:
     return {option: get_args(hint)[0] for option, hint in hints.items() if get_origin(hint) is type}
 
 
+@lru_cache(maxsize=1024)
 def _get_hints(factory: Any) -> dict[str, Any]:
     return get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 
 from vflsec.base.checks import expect_known
@@ -35,13 +34,10 @@ def load(*, parties: int = 2) -> VerticalDataset:
     if parties == len(PASSIVE) + 2:
         held = [["zernike"], *held[1:], ["morphological"]]
     names = ["active", *bundle.name_passive(parties - 1)]
+    blocks = {view: pd.DataFrame(arrays[view], ids).add_prefix(f"{view}_") for views in held for view in views}
     tables = tuple(
-        bundle.make_table(NAME, name, pd.concat([_make_view(arrays[view], view, ids) for view in views], axis=1))
+        bundle.make_table(NAME, name, pd.concat([blocks[view] for view in views], axis=1))
         for name, views in zip(names, held, strict=True)
     )
     labels = pd.Series(arrays["label"], index=ids, name="label", dtype="int64")
     return VerticalDataset(NAME, tables, labels, CLASSES, card=bundle.get_card(NAME))
-
-
-def _make_view(values: np.ndarray, name: str, ids: pd.Index) -> pd.DataFrame:
-    return pd.DataFrame(values, index=ids, columns=[f"{name}_{column}" for column in range(values.shape[1])])

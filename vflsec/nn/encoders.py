@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from vflsec.base.errors import UsageError
 from vflsec.base.layout import Layout
+from vflsec.base.seeds import seed_torch
 from vflsec.base.sparse_rows import WIDE
 from vflsec.core.settings import ModelSpec
 from vflsec.nn.wide import CategoryEmbedding, WideLinear
@@ -81,7 +82,7 @@ def reinitialize(model: M, seed: int) -> M:
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     fresh = copy.deepcopy(model).cpu()  # drawn there, so that all devices get the same
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        seed_torch(seed)
         for module in fresh.modules():
             reset = getattr(module, "reset_parameters", None)
             if callable(reset):

@@ -363,17 +363,15 @@ def _draw_legend(axes: Axes, *, beside: bool, like: Axes | None = None) -> None:
         axes.legend(*named, frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncol=3)
 
 
-def to_svg(summary: Summary) -> bytes:
-    """Return the curve as SVG, whose text is text."""
-    return _to_bytes(draw(summary), format="svg", metadata={"Date": None})
+def to_svg(figure: Figure) -> bytes:
+    """Return a figure as SVG, whose text is text."""
+    return _to_bytes(figure, format="svg", metadata={"Date": None})
 
 
-def save(make: Callable[[], Figure], folder: Path) -> list[Path]:
-    """Write ``curve.svg`` and ``curve.png`` of the figure that ``make`` returns: the same bytes each time."""
-    pictures = {
-        folder / "curve.svg": _to_bytes(make(), format="svg", metadata={"Date": None}),
-        folder / "curve.png": _to_bytes(make(), format="png", dpi=160, metadata={"Software": None}),
-    }
+def save(svg: bytes, figure: Figure, folder: Path) -> list[Path]:
+    """Write ``curve.svg``, and the figure as ``curve.png``: the same bytes each time."""
+    png = _to_bytes(figure, format="png", dpi=160, metadata={"Software": None})
+    pictures = {folder / "curve.svg": svg, folder / "curve.png": png}
     for path, picture in pictures.items():
         files.replace(path, picture, mode=0o666)
     return list(pictures)

@@ -8,7 +8,7 @@ from typing import Any
 
 from vflsec.base import files
 from vflsec.base.checks import count
-from vflsec.report import curve, table
+from vflsec.report import table
 from vflsec.report.columns import WORDS
 from vflsec.report.formats import Cells, Column, as_html, escape
 from vflsec.results.analysis.results import Summary
@@ -64,15 +64,15 @@ ANNEX = (
 )
 
 
-def write_page(summary: Summary, manifest: Manifest, traffic: Sequence[tuple[str, str, str, int]]) -> str:
-    """Return a whole HTML document; ``traffic`` is sender, receiver, kind and bytes of all seeds."""
+def write_page(summary: Summary, manifest: Manifest, traffic: Sequence[tuple[str, str, str, int]], svg: bytes) -> str:
+    """Return a whole HTML document; ``traffic`` is sender, receiver, kind and bytes of all seeds, ``svg`` the curve."""
     title = f"{summary.audited or summary.dataset}: what {summary.adversary} infers"
     shown = table.show(summary)
     tables = [*shown.tables, *shown.details]
     body = [
         f"<header><h1>{escape(title)}</h1><p class=quiet>{escape(table.write_heading(summary))}</p></header>",
         _write_verdict(summary),
-        _write_figure(summary),
+        _write_figure(svg.decode()),
         _list_untested(summary),
         *(as_html(cells) for cells in tables),
         _write_threat(summary, manifest),
@@ -119,10 +119,9 @@ def _write_verdict(summary: Summary) -> str:
     return f"<section class=verdict>{''.join(lines) or '<p>No attack gave a number.</p>'}</section>"
 
 
-def _write_figure(summary: Summary) -> str:
-    if summary.audited or not summary.points:  # one strength, whose utility is not known
+def _write_figure(svg: str) -> str:
+    if not svg:
         return ""
-    svg = curve.to_svg(summary).decode()
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     return f'<figure role="img" aria-label="Privacy-utility curve">{svg}</figure>'
 

@@ -6,6 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,14 @@ class Shown(ABC):
         r"""Return the tables as LaTeX, for ``\usepackage{booktabs}``; what stands around them is in comments."""
         return self.document().latex()
 
+    @cached_property
+    def svg(self) -> bytes:
+        """The curve as SVG."""
+        return curve.to_svg(self.plot())
+
     def save_curve(self, folder: Path | str) -> list[Path]:
         """Write ``curve.svg`` and ``curve.png`` into ``folder``."""
-        return curve.save(self.plot, Path(folder))
+        return curve.save(self.svg, self.plot(), Path(folder))
 
     def __repr__(self) -> str:
         """Show the table."""
@@ -189,7 +195,8 @@ class Report(Shown):
 
         It needs no network and runs no script.
         """
-        return page.write_page(self.summary, self.manifest, self.traffic)
+        drawn = self.summary.points and not self.summary.audited  # an audit has one strength, and no utility
+        return page.write_page(self.summary, self.manifest, self.traffic, self.svg if drawn else b"")
 
     def save_page(self, folder: Path | str) -> Path:
         """Write ``report.html`` into ``folder``."""

@@ -20,7 +20,7 @@ from vflsec.base.seeds import derive
 from vflsec.core import hooks
 from vflsec.core.defense import list_hooks
 from vflsec.core.hooks import Runs
-from vflsec.core.options import make
+from vflsec.core.options import list_options, make
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data import frames
 from vflsec.data.dataset import VerticalDataset
@@ -100,7 +100,7 @@ class Technique(msgspec.Struct, frozen=True, kw_only=True):
 
     def has_option(self, option: str) -> bool:
         """Whether the class has an option of this name."""
-        return option in inspect.signature(self.kind).parameters
+        return option in list_options(self.kind)
 
     @property
     def settings(self) -> list[Any]:

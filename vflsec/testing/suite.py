@@ -78,11 +78,8 @@ def get_generators() -> dict[str, Any]:
 
 def list_changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Return what is not as it was, by what it is called."""
-    return [name for name, value in before.items() if not _are_equal(value, after[name])]
-
-
-def _are_equal(a: Any, b: Any) -> bool:
-    return are_same(a, b) if isinstance(a, Tensor) else bool(a == b)
+    pairs = {name: (value, after[name]) for name, value in before.items()}
+    return [name for name, (a, b) in pairs.items() if not (are_same(a, b) if isinstance(a, Tensor) else a == b)]
 
 
 def estimate_auc_error(labels: Tensor, runs: int) -> float:

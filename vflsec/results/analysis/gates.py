@@ -107,7 +107,8 @@ def check_gates(summary: Summary, limits: RunLimits, useless: Mapping[PlaceKey, 
 
 
 def _check_leak(summary: Summary, defended: Sequence[Point], attack: str, limit: float) -> Gate:
-    limited = [p for p in defended if _is_limited(p, attack)]
+    # a limit covers an attack of this name, on whatever column
+    limited = [p for p in defended if attack == p.attack or (p.column and attack == re.split("[:@]", p.attack)[0])]
     covered = defended if attack == "worst" else limited
     leaks = [(leak, p) for p in covered for leak in (p.leak, p.leak_train) if leak.mean is not None]
     worst = max(leaks, key=lambda pair: (pair[0].upper, pair[1].choice == "alone"), default=None)
@@ -131,11 +132,6 @@ def _check_leak(summary: Summary, defended: Sequence[Point], attack: str, limit:
 def _withhold(gate: Gate, why: str = "") -> Gate:
     """Return ``gate``, undecided where it would hold."""
     return msgspec.structs.replace(gate, holds=None, why=why) if gate.holds else gate
-
-
-def _is_limited(point: Point, name: str) -> bool:
-    """Whether a limit on ``name`` covers a point: its attack, or one with ``name`` on any column."""
-    return name == point.attack or (bool(point.column) and name == re.split("[:@]", point.attack)[0])
 
 
 def _select_defended(points: Sequence[Shown]) -> list[Shown]:

@@ -169,15 +169,13 @@ def fold(groups: Sequence[CellGroup]) -> list[Cap]:
         defended = [group for group in curve if group.strength > 0 and group.has_adversary]
         if defended:
             clean = next(group for group in curve if group.strength == 0)
-            cells = [[group.headlines[target] for group in (clean, *defended)] for target in clean.headlines]
-            cells += [_score_on_same_rows(attack, (clean, *defended)) for attack in clean.names]
+            compared = (clean, *defended)
+            cells = [[group.headlines[target] for group in compared] for target in clean.headlines]
+            for attack in clean.names:
+                rows = choose_rows(record for group in compared for record in group.select_usable(attack).values())
+                cells.append([group.score(attack, rows) for group in compared])
             caps += [_fold(scored, clean, defended, reached) for scored in cells]
     return caps
-
-
-def _score_on_same_rows(attack: str, groups: Sequence[CellGroup]) -> list[CellScore]:
-    rows = choose_rows(record for group in groups for record in group.select_usable(attack).values())
-    return [group.score(attack, rows) for group in groups]
 
 
 def _fold(cells: Sequence[CellScore], clean: CellGroup, defended: Sequence[CellGroup], reached: Reach) -> Cap:
