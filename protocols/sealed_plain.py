@@ -59,19 +59,15 @@ class SealedIntegers:
             raise PermissionError("sealed numbers can be read with the key alone, which the active party holds")
         return self._values
 
-    def weigh(self, blocks: Iterable[Tensor]) -> SealedIntegers:
-        """Return the sum (P,) over rows of these numbers (B, m) with the weights (b, m, P) of consecutive rows."""
+    def weigh(self, blocks: Iterable[Tensor], mask: Tensor) -> SealedIntegers:
+        """Return the sum (P,) of these numbers (B, m) with weights (b, m, P) of consecutive rows, plus ``mask``."""
         total, first = torch.zeros((), dtype=torch.float64), 0
         for block in blocks:  # exact: sums stay below 2^53
             part = self._values[first : first + len(block)].double().flatten()
             total = total + part @ block.double().flatten(0, 1)
             first += len(block)
         assert first == len(self._values), "each row has weights"
-        return SealedIntegers(total.long(), self._key)
-
-    def add(self, mask: Tensor) -> SealedIntegers:
-        """Return the numbers plus ``mask``, modulo ``MODULUS``."""
-        return SealedIntegers((self._values + mask) % MODULUS, self._key)
+        return SealedIntegers((total.long() + mask) % MODULUS, self._key)
 
 
 class SealedSums(Boundary):
@@ -163,7 +159,7 @@ class SealedSums(Boundary):
 
     def weigh(self, sealed: Any, blocks: Iterable[Tensor], mask: Tensor) -> Any:
         """Return what the passive party sends back: sums of sealed values with weights, plus its mask."""
-        return sealed.weigh(blocks).add(mask)
+        return sealed.weigh(blocks, mask)
 
     def open(self, sums: Any) -> Tensor:
         """Return the masked sums (P,) that the active party reads."""

@@ -81,8 +81,7 @@ def test_a_layout_is_small_and_says_what_does_not_fit():
     layout = SumsLayout(2048, 256)
     assert (layout.pieces, layout.products) == (4, 16)
     assert layout.size_of_values + layout.size_of_sums < 2.3e6
-    taken = sorted(k for product in range(16) for k in range(DEGREE)[layout.positions(product)])
-    assert len(taken) == 256
+    assert len(range(DEGREE)[layout.places]) == layout.columns == 16
     SumsLayout(MAX_PIECES * DEGREE, 1)
     for values, sums in ((MAX_PIECES * DEGREE + 1, 1), (0, 1), (1, 0)):
         with pytest.raises(UsageError, match="lower batch"):
@@ -126,9 +125,7 @@ def measure_noise(keys, public, values, weights, monkeypatch):
         residues = public._lattice.read_ciphertext(ciphertext).astype(object)
         lifts = [q // p * pow(q // p, -1, p) for p in PRIMES[:FLOODED]]
         first, second = (sum(r * lift for r, lift in zip(poly, lifts, strict=True)) % q for poly in residues)
-        for place, sum_ in zip(
-            range(DEGREE)[layout.positions(product)], expected[product * layout.columns :], strict=False
-        ):
+        for place, sum_ in zip(range(DEGREE)[layout.places], expected[product * layout.columns :], strict=False):
             rotated = np.concatenate([secret[: place + 1][::-1], -secret[place + 1 :][::-1]])
             phase = int(first[place] + second @ rotated) - (q * int(sum_) + MODULUS // 2) // MODULUS
             noise.append((phase + q // 2) % q - q // 2)

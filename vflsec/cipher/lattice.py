@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import struct
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import IO, Any
 
 import numpy as np
-from scipy.optimize import nnls
 
 from vflsec.base.errors import ProtocolError, UsageError
 
@@ -36,7 +37,7 @@ FLOOD_BITS = 84
 """Of the noise that hides the passive party's weights; see ``LatticePublic``."""
 
 MAX_PIECES = 1024
-"""The most ciphertexts for the values of a batch."""
+"""The most ciphertexts for the values of a batch, within which the flood is large enough."""
 
 FLOODED, SENT = 3, 1
 """Primes of the ciphertexts of values and of products, and of those of sums, which are smaller."""
@@ -74,7 +75,7 @@ class SumsLayout:
         fewest = -(-self.values // DEGREE)
         lengths = -(-self.values // np.arange(fewest, min(self.values, MAX_PIECES) + 1))
         up, down = -(-self.values // lengths), -(-self.sums // (DEGREE // lengths))
-        return int(lengths[np.argmin(up * _count_bytes(FLOODED) * 2 + down * _count_bytes(SENT))])
+        return int(lengths[np.argmin(2 * up * sum(SIZES[:FLOODED]) + down * sum(SIZES[:SENT]))])
 
     @property
     def pieces(self) -> int:
@@ -83,8 +84,8 @@ class SumsLayout:
 
     @property
     def columns(self) -> int:
-        """The sums of a product."""
-        return DEGREE // self.length
+        """The sums of a product; of the last, those beyond P are zero."""
+        return min(self.sums, DEGREE // self.length)
 
     @property
     def products(self) -> int:
@@ -92,24 +93,24 @@ class SumsLayout:
         return -(-self.sums // self.columns)
 
     @property
-    def work(self) -> tuple[int, int, int]:
-        """The numbers of ciphertexts that both parties make or read, and of products of polynomials."""
-        return self.pieces, self.products, self.pieces * self.products
+    def places(self) -> slice:
+        """Which coefficients of a product are sums."""
+        return slice(self.length - 1, self.columns * self.length, self.length)
+
+    @property
+    def work(self) -> int:
+        """What an exchange takes, in units of a product of two polynomials; the others are measured."""
+        return 14 * self.pieces + 7 * self.products + self.pieces * self.products
 
     @property
     def size_of_values(self) -> int:
-        """The bytes that the active party sends of the values: both polynomials of each ciphertext."""
-        return self.pieces * 2 * _count_bytes(FLOODED)
+        """The bytes that the active party sends of the values."""
+        return self.pieces * 2 * DEGREE * sum(SIZES[:FLOODED])
 
     @property
     def size_of_sums(self) -> int:
-        """The bytes that the passive party sends back: a polynomial of each ciphertext, and a number for each sum."""
-        return self.products * _count_bytes(SENT) + self.sums * SIZES[0]
-
-    def positions(self, product: int) -> slice:
-        """Return which coefficients of a product are sums."""
-        columns = min(self.columns, self.sums - product * self.columns)
-        return slice(self.length - 1, columns * self.length, self.length)
+        """The bytes that the passive party sends back: of each product a polynomial, and a number for each sum."""
+        return self.products * (DEGREE + self.columns) * sum(SIZES[:SENT])
 
 
 class Lattice:
@@ -138,8 +139,8 @@ class Lattice:
                 f"expected parameters of 128-bit security, but SEAL says: {self.context.parameters_error_message()}"
             )
         self.evaluator = sealapi.Evaluator(self.context)
-        with open_private_file() as file:
-            sealapi.Plaintext().save(name_file(file))
+        with open_private_file() as (file, path):
+            sealapi.Plaintext().save(path)
             file.seek(0)
             self._header = file.read(5) + bytes(3)  # of this version of SEAL, and not compressed
 
@@ -154,13 +155,7 @@ class Lattice:
         return self._load(self.api.Plaintext(), struct.pack("<4QQd", 0, 0, 0, 0, size, 1.0), coefficients)
 
     def load_ciphertext(self, residues: np.ndarray, kind: str = "Ciphertext", *, transformed: bool = False) -> Any:
-        """Return residues (2, primes, N) as a ciphertext, or as another ``kind`` that is stored as such.
-
-        Args:
-            residues: below their primes.
-            kind: of SEAL's classes.
-            transformed: whether they are values of the polynomials and not coefficients.
-        """
+        """Return residues (2, primes, N), of coefficients or ``transformed`` for products, as what SEAL stores so."""
         size, primes, degree = residues.shape
         fields = struct.pack("<4Q?QQQdQ", *self.get_level(primes), transformed, size, degree, primes, 1.0, 1)
         return self._load(getattr(self.api, kind)(), fields, residues)
@@ -173,10 +168,10 @@ class Lattice:
     def _load(self, empty: Any, fields: bytes, numbers: np.ndarray) -> Any:
         array = numbers.astype("<u8", copy=False).tobytes()
         array = self._frame(struct.pack("<Q", numbers.size) + array)
-        with open_private_file() as file:
+        with open_private_file() as (file, path):
             file.write(self._frame(fields + array))
             file.seek(0)
-            empty.load(self.context, name_file(file))
+            empty.load(self.context, path)
         return empty
 
     def _frame(self, content: bytes) -> bytes:
@@ -203,13 +198,13 @@ class LatticeKeys:
     def seal(self, values: np.ndarray, layout: SumsLayout) -> bytes:
         """Return ciphertexts of integers of any shape, ``layout.values`` of them, in the order of their memory."""
         numbers = (values.reshape(layout.values) % MODULUS).astype(np.uint64)
-        parts = []
+        pieces = []
         for first in range(0, layout.values, layout.length):
             ciphertext = self._lattice.api.Ciphertext()
             plain = self._lattice.load_plaintext(numbers[first : first + layout.length])
             self._encryptor.encrypt_symmetric(plain, ciphertext)
-            parts.append(pack_residues(self._lattice.read_ciphertext(ciphertext)))
-        return b"".join(parts)
+            pieces.append(self._lattice.read_ciphertext(ciphertext))
+        return pack_residues(np.concatenate(pieces))
 
     def open(self, data: bytes, layout: SumsLayout) -> np.ndarray:
         """Return the masked sums (P,) modulo t of what ``LatticePublic.weigh`` returned.
@@ -217,20 +212,14 @@ class LatticeKeys:
         Raises:
             ProtocolError: bytes that cannot be such ciphertexts.
         """
-        check_size(data, layout.size_of_sums, "sums")
-        split = layout.products * _count_bytes(SENT)
-        seconds = unpack_residues(data[:split], (layout.products, SENT, DEGREE), "sums")
-        firsts = unpack_residues(data[split:], (1, SENT, layout.sums), "sums").ravel()
-        sums = np.zeros(layout.sums, dtype=np.int64)
-        for product in range(layout.products):
-            places, here = layout.positions(product), slice(product * layout.columns, (product + 1) * layout.columns)
+        sums, plain = [], self._lattice.api.Plaintext()
+        for numbers in unpack_residues(data, (layout.products, SENT, DEGREE + layout.columns), "sums"):
             residues = np.zeros((2, SENT, DEGREE), dtype=np.uint64)
-            residues[0, 0, places], residues[1] = firsts[here], seconds[product]
-            plain = self._lattice.api.Plaintext()
+            residues[0, :, layout.places], residues[1] = numbers[:, DEGREE:], numbers[:, :DEGREE]
             self._decryptor.decrypt(self._lattice.load_ciphertext(residues), plain)
             size = plain.coeff_count()
-            sums[here] = [plain[k] if k < size else 0 for k in range(DEGREE)[places]]
-        return sums
+            sums += [plain[k] if k < size else 0 for k in range(DEGREE)[layout.places]]
+        return np.array(sums[: layout.sums], dtype=np.int64)
 
 
 class LatticePublic:
@@ -274,40 +263,32 @@ class LatticePublic:
         self._encryptor = lattice.api.Encryptor(lattice.context, key)
 
     def weigh(self, data: bytes, blocks: Iterable[np.ndarray], mask: np.ndarray, layout: SumsLayout) -> bytes:
-        """Return ciphertexts of the weighted sums plus ``mask``, modulo t.
-
-        Args:
-            data: from ``LatticeKeys.seal``.
-            blocks: integer weights (v, P) of consecutive values.
-            mask: (P,) from ``draw_mask``.
-            layout: of values and sums.
+        """Return ciphertexts of the sums of sealed values with weights (v, P), in blocks of values, plus a mask (P,).
 
         Raises:
             ProtocolError: bytes that cannot be such ciphertexts.
             UsageError: a weight beyond 2^WEIGHT_BITS.
         """
-        check_size(data, layout.size_of_values, "values")
-        evaluator, size = self._lattice.evaluator, 2 * _count_bytes(FLOODED)
+        evaluator, product = self._lattice.evaluator, self._lattice.api.Ciphertext()
         totals = [self._draw_zero() for _ in range(layout.products)]
-        product = self._lattice.api.Ciphertext()
-        parts = (data[first : first + size] for first in range(0, len(data), size))
-        for part, piece in zip(parts, _group(blocks, layout), strict=True):
-            ciphertext = self._lattice.load_ciphertext(unpack_residues(part, (2, FLOODED, DEGREE), "values"))
+        pieces = unpack_residues(data, (layout.pieces * 2, FLOODED, DEGREE), "values")
+        for residues, weights in zip(np.split(pieces, layout.pieces), _group(blocks, layout), strict=True):
+            ciphertext = self._lattice.load_ciphertext(residues)
             evaluator.transform_to_ntt_inplace(ciphertext)
-            for total, coefficients in zip(totals, _encode(piece, layout), strict=True):
+            for total, coefficients in zip(totals, _encode(weights, layout), strict=True):
                 if coefficients.any():  # SEAL refuses a product by zero, whose ciphertext would be no secret
                     plain = self._lattice.load_plaintext(coefficients)
                     evaluator.transform_to_ntt_inplace(plain, ciphertext.parms_id())
                     evaluator.multiply_plain(ciphertext, plain, product)
                     evaluator.add_inplace(total, product)
-        sent = []
-        for number, total in enumerate(totals):
+        sent, masks = [], np.pad(mask, (0, layout.products * layout.columns - layout.sums))
+        for total, masks_here in zip(totals, np.split(masks, layout.products), strict=True):
             evaluator.transform_from_ntt_inplace(total)
-            self._flood(total, mask[number * layout.columns :][: layout.columns], layout.positions(number))
+            self._flood(total, masks_here, layout.places)
             evaluator.mod_switch_to_inplace(total, self._lattice.get_level(SENT))
-            sent.append(self._lattice.read_ciphertext(total))
-        firsts = [residues[:1, :, layout.positions(number)] for number, residues in enumerate(sent)]
-        return b"".join(pack_residues(part) for part in [*(residues[1:] for residues in sent), *firsts])
+            first, second = self._lattice.read_ciphertext(total)
+            sent.append(np.concatenate([second, first[:, layout.places]], axis=1))
+        return pack_residues(np.stack(sent))
 
     def _draw_zero(self) -> Any:
         zero = self._lattice.api.Ciphertext()
@@ -315,12 +296,12 @@ class LatticePublic:
         self._lattice.evaluator.transform_to_ntt_inplace(zero)
         return zero
 
-    def _flood(self, total: Any, mask: np.ndarray, positions: slice) -> None:
+    def _flood(self, total: Any, mask: np.ndarray, places: slice) -> None:
         """Add the mask and the noise to a ciphertext of sums."""
-        q = int(np.prod([int(prime) for prime in PRIMES[:FLOODED]], dtype=object))
+        q = math.prod(PRIMES[:FLOODED])
         added = [(q * int(m) + MODULUS // 2) // MODULUS + draw_flood() for m in mask]
         residues = np.zeros((2, FLOODED, DEGREE), dtype=np.uint64)
-        residues[0, :, positions] = [[a % prime for a in added] for prime in PRIMES[:FLOODED]]
+        residues[0, :, places] = [[a % prime for a in added] for prime in PRIMES[:FLOODED]]
         self._lattice.evaluator.add_inplace(total, self._lattice.load_ciphertext(residues))
 
 
@@ -335,26 +316,18 @@ def draw_flood() -> int:
     return secrets.randbits(FLOOD_BITS + 1) - (1 << FLOOD_BITS)
 
 
-def estimate_seconds(layouts: Sequence[SumsLayout]) -> float:
-    """Return the CPU seconds of both parties for exchanges of these layouts, by a calibration of a second."""
-    keys = LatticeKeys()
-    public = LatticePublic(keys.public)
-
-    def measure(layout: SumsLayout) -> float:
-        began, weights = time.process_time(), np.ones((layout.values, layout.sums), dtype=np.int64)
-        keys.open(public.weigh(keys.seal(weights[:, 0], layout), [weights], draw_mask(layout.sums), layout), layout)
-        return time.process_time() - began
-
-    measured = [SumsLayout(DEGREE, 1), SumsLayout(2048, 256), SumsLayout(5 * DEGREE, 1)]
-    measure(measured[0])  # for the first time, it takes longer
-    each, _ = nnls(np.array([layout.work for layout in measured]), np.array([measure(layout) for layout in measured]))
-    return float(sum(each @ layout.work for layout in layouts))
+def estimate_seconds(layouts: Iterable[SumsLayout]) -> float:
+    """Return the CPU seconds of both parties for exchanges of these layouts, in proportion to one that is timed."""
+    keys, probe, weights = LatticeKeys(), SumsLayout(2048, 256), np.ones((2048, 256), dtype=np.int64)
+    public, began = LatticePublic(keys.public), time.process_time()
+    keys.open(public.weigh(keys.seal(weights[:, 0], probe), [weights], draw_mask(256), probe), probe)
+    return (time.process_time() - began) / probe.work * sum(layout.work for layout in layouts)
 
 
 def pack_residues(residues: np.ndarray) -> bytes:
-    """Return residues (n, primes, count) as little-endian bytes of a fixed size for each prime."""
-    split = np.ascontiguousarray(residues, "<u8").view(np.uint8).reshape(*residues.shape, 8)
-    return b"".join(split[:, k, :, :size].tobytes() for k, size in enumerate(SIZES[: residues.shape[1]]))
+    """Return residues (n, primes, count) as bytes, little-endian, of a fixed size for each prime."""
+    split = np.ascontiguousarray(residues.swapaxes(1, 2), "<u8").view(np.uint8)
+    return split.reshape(*split.shape[:2], -1, 8)[..., _find_used(residues.shape[1])].tobytes()
 
 
 def unpack_residues(data: bytes, shape: tuple[int, int, int], what: str) -> np.ndarray:
@@ -364,37 +337,29 @@ def unpack_residues(data: bytes, shape: tuple[int, int, int], what: str) -> np.n
         ProtocolError: bytes of another number, or a number that is no residue.
     """
     n, primes, count = shape
-    check_size(data, n * count * sum(SIZES[:primes]), what)
-    parts = np.split(np.frombuffer(data, np.uint8), n * count * np.cumsum(SIZES[:primes])[:-1])
-    split = np.zeros((*shape, 8), dtype=np.uint8)
-    for k, (part, size) in enumerate(zip(parts, SIZES[:primes], strict=True)):
-        split[:, k, :, :size] = part.reshape(n, count, size)
-    residues = split.view("<u8")[..., 0]
+    size = n * count * sum(SIZES[:primes])
+    if len(data) != size:
+        raise ProtocolError(f"expected {size} bytes as {what}, got {len(data)}")
+    split = np.zeros((n, count, primes, 8), dtype=np.uint8)
+    split[..., _find_used(primes)] = np.frombuffer(data, np.uint8).reshape(n, count, -1)
+    residues: np.ndarray = split.view("<u8")[..., 0].swapaxes(1, 2)
     if (residues >= np.array(PRIMES[:primes], np.uint64)[:, None]).any():
         raise ProtocolError(f"expected residues below their primes as {what}, got a larger number")
     return residues
 
 
-def open_private_file() -> IO[bytes]:
-    """Return an empty file without a name, in memory where the system has such files."""
-    in_memory = hasattr(os, "memfd_create")
-    return open(os.memfd_create("vflsec"), "w+b", 0) if in_memory else tempfile.TemporaryFile(buffering=0)
+@contextmanager
+def open_private_file() -> Iterator[tuple[IO[bytes], str]]:
+    """Yield an empty file without a name, in memory where the system has such files, and its path for this process."""
+    descriptor = os.memfd_create("vflsec") if hasattr(os, "memfd_create") else None
+    with tempfile.TemporaryFile(buffering=0) if descriptor is None else open(descriptor, "w+b", 0) as file:
+        yield file, f"/dev/fd/{file.fileno()}"
 
 
-def name_file(file: IO[bytes]) -> str:
-    """Return a path under which this process alone can open the file."""
-    return f"/dev/fd/{file.fileno()}"
-
-
-def check_size(data: bytes, size: int, what: str) -> None:
-    """Raise ProtocolError unless ``data`` has ``size`` bytes."""
-    if len(data) != size:
-        raise ProtocolError(f"expected {size} bytes as {what}, got {len(data)}")
-
-
-def _count_bytes(primes: int) -> int:
-    """Return the bytes of a polynomial."""
-    return DEGREE * sum(SIZES[:primes])
+def _find_used(primes: int) -> np.ndarray:
+    """Return which of the eight bytes of a residue modulo each prime are sent, (primes, 8)."""
+    used: np.ndarray = np.arange(8) < np.array(SIZES[:primes])[:, None]
+    return used
 
 
 def _group(blocks: Iterable[np.ndarray], layout: SumsLayout) -> Iterator[np.ndarray]:

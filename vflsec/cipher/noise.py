@@ -19,9 +19,8 @@ MAX_SCALE = 2.0**42
 def draw_rounded_normal(scale: float, size: int, randbits: Callable[[int], int] = secrets.randbits) -> np.ndarray:
     """Return ``size`` integers, each a normal number of deviation ``scale``, rounded.
 
-    For an integer x and a normal number y, x + round(y) = round(x + y), so adding them is the Gaussian mechanism and
-    then rounding what it releases: its guarantee holds as it is. Noise in floating point has gaps, by which outputs
-    can tell what it was added to (Mironov 2012).
+    For an integer x and a normal number y, x + round(y) = round(x + y): adding them is the Gaussian mechanism, rounded
+    afterwards, and its guarantee holds. Noise in floating point has gaps that tell what it was added to (Mironov 2012).
 
     Pairs are computed by Box and Muller's method from middles of cells of 2^-256, with 320 bits. If a uniform number in
     the cell stood in place of its middle, the result would be another with a probability below 2^-100: but for a
