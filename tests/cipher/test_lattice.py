@@ -1,5 +1,6 @@
 """Lattice sums: exact, of the size that is stated, deaf to hostile bytes, and their noise tells nothing of weights."""
 
+import os
 import secrets
 import subprocess
 import sys
@@ -189,7 +190,7 @@ def test_bytes_of_a_hostile_peer_are_refused_in_a_line_or_are_numbers(keys, publ
         secrets.token_bytes(len(valid)),
         bytes(16),
     ]
-    for data in wrong + ([bytes(len(valid))] if what == "public" else []):
+    for data in wrong + ([bytes(len(valid))] if what != "weighed" else []):
         with pytest.raises(ProtocolError, match="expected") as refused:
             use(data)
         assert "\n" not in str(refused.value)
@@ -200,6 +201,19 @@ def test_bytes_of_a_hostile_peer_are_refused_in_a_line_or_are_numbers(keys, publ
             use(bytes(flipped))
         except ProtocolError as refused:
             assert "residues" in str(refused)  # noqa: PT017  (most are residues too)
+
+
+def test_a_key_that_hides_nothing_is_refused(keys):
+    layout, key = SumsLayout(3, 2), np.ones((2, len(PRIMES), DEGREE), dtype=np.uint64)  # the second polynomial is 1
+    public = LatticePublic(pack_residues(key))
+    with pytest.raises(ProtocolError, match="that hide numbers, but SEAL says"):
+        public.weigh(keys.seal(draw((3, 1)), layout), [draw((3, 2))], draw_mask(2), layout)
+
+
+def test_a_system_without_files_in_memory_gives_the_same(keys, public, monkeypatch):
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    opened, expected = exchange(keys, public, draw((9, 1)), draw((9, 2), seed=1))
+    assert (opened == expected).all()
 
 
 def test_residues_are_packed_without_loss():

@@ -144,6 +144,17 @@ class Lattice:
             file.seek(0)
             self._header = file.read(5) + bytes(3)  # of this version of SEAL, and not compressed
 
+    def evaluate(self, operation: str, *operands: Any) -> None:
+        """Run an operation of SEAL's evaluator.
+
+        Raises:
+            ProtocolError: its result would be no secret, which only a hostile peer's key or ciphertext leads to.
+        """
+        try:
+            getattr(self.evaluator, operation)(*operands)
+        except RuntimeError as error:
+            raise ProtocolError(f"expected keys and ciphertexts that hide numbers, but SEAL says: {error}") from None
+
     def get_level(self, primes: int) -> Any:
         """Return how SEAL identifies ciphertexts with as many of the primes."""
         levels = {len(PRIMES): self.context.key_parms_id, FLOODED: self.context.first_parms_id}
@@ -269,23 +280,23 @@ class LatticePublic:
             ProtocolError: bytes that cannot be such ciphertexts.
             UsageError: a weight beyond 2^WEIGHT_BITS.
         """
-        evaluator, product = self._lattice.evaluator, self._lattice.api.Ciphertext()
+        evaluate, product = self._lattice.evaluate, self._lattice.api.Ciphertext()
         totals = [self._draw_zero() for _ in range(layout.products)]
         pieces = unpack_residues(data, (layout.pieces * 2, FLOODED, DEGREE), "values")
         for residues, weights in zip(np.split(pieces, layout.pieces), _group(blocks, layout), strict=True):
             ciphertext = self._lattice.load_ciphertext(residues)
-            evaluator.transform_to_ntt_inplace(ciphertext)
+            evaluate("transform_to_ntt_inplace", ciphertext)
             for total, coefficients in zip(totals, _encode(weights, layout), strict=True):
-                if coefficients.any():  # SEAL refuses a product by zero, whose ciphertext would be no secret
+                if coefficients.any():  # SEAL refuses a product by zero
                     plain = self._lattice.load_plaintext(coefficients)
-                    evaluator.transform_to_ntt_inplace(plain, ciphertext.parms_id())
-                    evaluator.multiply_plain(ciphertext, plain, product)
-                    evaluator.add_inplace(total, product)
+                    evaluate("transform_to_ntt_inplace", plain, ciphertext.parms_id())
+                    evaluate("multiply_plain", ciphertext, plain, product)
+                    evaluate("add_inplace", total, product)
         sent, masks = [], np.pad(mask, (0, layout.products * layout.columns - layout.sums))
         for total, masks_here in zip(totals, np.split(masks, layout.products), strict=True):
-            evaluator.transform_from_ntt_inplace(total)
+            evaluate("transform_from_ntt_inplace", total)
             self._flood(total, masks_here, layout.places)
-            evaluator.mod_switch_to_inplace(total, self._lattice.get_level(SENT))
+            evaluate("mod_switch_to_inplace", total, self._lattice.get_level(SENT))
             first, second = self._lattice.read_ciphertext(total)
             sent.append(np.concatenate([second, first[:, layout.places]], axis=1))
         return pack_residues(np.stack(sent))
@@ -293,7 +304,7 @@ class LatticePublic:
     def _draw_zero(self) -> Any:
         zero = self._lattice.api.Ciphertext()
         self._encryptor.encrypt_zero(zero)
-        self._lattice.evaluator.transform_to_ntt_inplace(zero)
+        self._lattice.evaluate("transform_to_ntt_inplace", zero)
         return zero
 
     def _flood(self, total: Any, mask: np.ndarray, places: slice) -> None:
@@ -302,7 +313,7 @@ class LatticePublic:
         added = [(q * int(m) + MODULUS // 2) // MODULUS + draw_flood() for m in mask]
         residues = np.zeros((2, FLOODED, DEGREE), dtype=np.uint64)
         residues[0, :, places] = [[a % prime for a in added] for prime in PRIMES[:FLOODED]]
-        self._lattice.evaluator.add_inplace(total, self._lattice.load_ciphertext(residues))
+        self._lattice.evaluate("add_inplace", total, self._lattice.load_ciphertext(residues))
 
 
 def draw_mask(sums: int) -> np.ndarray:
