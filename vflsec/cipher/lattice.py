@@ -10,8 +10,6 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 from typing import IO, Any
 
 import numpy as np
@@ -43,7 +41,6 @@ FLOODED, SENT = 3, 1
 """Primes of the ciphertexts of values and of products, and of those of sums, which are smaller."""
 
 
-@dataclass(frozen=True)
 class SumsLayout:
     """How a batch of values and its sums lie in ciphertexts; a function of their numbers, which both parties know.
 
@@ -55,62 +52,37 @@ class SumsLayout:
         values: V of a batch.
         sums: P.
 
+    Attributes:
+        length: L, with which both parties together send the fewest bytes.
+        pieces: ciphertexts of the values.
+        columns: sums of a product; of the last, those beyond P are zero.
+        products: ciphertexts of the sums.
+        places: which coefficients of a product are sums.
+        size_of_values: the bytes that the active party sends.
+        size_of_sums: the bytes that the passive party sends back: of each product a polynomial, and its sums' numbers.
+        work: what an exchange takes, in units of a product of two polynomials; the others are measured.
+
     Raises:
         UsageError: more values than MAX_PIECES polynomials have coefficients.
     """
 
-    values: int
-    sums: int
-
-    def __post_init__(self) -> None:
-        if not (0 < self.values <= MAX_PIECES * DEGREE and self.sums > 0):
+    def __init__(self, values: int, sums: int) -> None:
+        if not (0 < values <= MAX_PIECES * DEGREE and sums > 0):
             raise UsageError(
-                f"expected 1 to {MAX_PIECES * DEGREE} numbers in a sealed batch, got {self.values} for {self.sums} "
-                "sums: lower batch"
+                f"expected 1 to {MAX_PIECES * DEGREE} numbers in a sealed batch, got {values} for {sums} sums: lower "
+                "batch"
             )
-
-    @cached_property
-    def length(self) -> int:
-        """L, with which both parties together send the fewest bytes."""
-        fewest = -(-self.values // DEGREE)
-        lengths = -(-self.values // np.arange(fewest, min(self.values, MAX_PIECES) + 1))
-        up, down = -(-self.values // lengths), -(-self.sums // (DEGREE // lengths))
-        return int(lengths[np.argmin(2 * up * sum(SIZES[:FLOODED]) + down * sum(SIZES[:SENT]))])
-
-    @property
-    def pieces(self) -> int:
-        """The number of ciphertexts of the values."""
-        return -(-self.values // self.length)
-
-    @property
-    def columns(self) -> int:
-        """The sums of a product; of the last, those beyond P are zero."""
-        return min(self.sums, DEGREE // self.length)
-
-    @property
-    def products(self) -> int:
-        """The number of ciphertexts of the sums."""
-        return -(-self.sums // self.columns)
-
-    @property
-    def places(self) -> slice:
-        """Which coefficients of a product are sums."""
-        return slice(self.length - 1, self.columns * self.length, self.length)
-
-    @property
-    def work(self) -> int:
-        """What an exchange takes, in units of a product of two polynomials; the others are measured."""
-        return 14 * self.pieces + 7 * self.products + self.pieces * self.products
-
-    @property
-    def size_of_values(self) -> int:
-        """The bytes that the active party sends of the values."""
-        return self.pieces * 2 * DEGREE * sum(SIZES[:FLOODED])
-
-    @property
-    def size_of_sums(self) -> int:
-        """The bytes that the passive party sends back: of each product a polynomial, and a number for each sum."""
-        return self.products * (DEGREE + self.columns) * sum(SIZES[:SENT])
+        self.values, self.sums = values, sums
+        lengths = -(-values // np.arange(-(-values // DEGREE), min(values, MAX_PIECES) + 1))
+        up, down = -(-values // lengths), -(-sums // (DEGREE // lengths))
+        self.length = int(lengths[np.argmin(2 * up * sum(SIZES[:FLOODED]) + down * sum(SIZES[:SENT]))])
+        self.pieces = -(-values // self.length)
+        self.columns = min(sums, DEGREE // self.length)
+        self.products = -(-sums // self.columns)
+        self.places = slice(self.length - 1, self.columns * self.length, self.length)
+        self.size_of_values = self.pieces * 2 * DEGREE * sum(SIZES[:FLOODED])
+        self.size_of_sums = self.products * (DEGREE + self.columns) * sum(SIZES[:SENT])
+        self.work = 14 * self.pieces + 7 * self.products + self.pieces * self.products
 
 
 class Lattice:
@@ -145,11 +117,7 @@ class Lattice:
             self._header = file.read(5) + bytes(3)  # of this version of SEAL, and not compressed
 
     def evaluate(self, operation: str, *operands: Any) -> None:
-        """Run an operation of SEAL's evaluator.
-
-        Raises:
-            ProtocolError: its result would be no secret, which only a hostile peer's key or ciphertext leads to.
-        """
+        """Run an operation of SEAL's evaluator, or raise ProtocolError if a hostile peer's zeros make it no secret."""
         try:
             getattr(self.evaluator, operation)(*operands)
         except RuntimeError as error:
