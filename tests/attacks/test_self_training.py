@@ -42,6 +42,7 @@ def auc(guess, y, split):
 
 
 @pytest.mark.statistical
+@pytest.mark.usefixtures("few_trees")
 def test_with_few_labels_it_comes_near_the_bayes_rule_of_both_splits():
     own, gradient = 1.5, 4.0
     view, y = federation(own, gradient)
@@ -51,6 +52,7 @@ def test_with_few_labels_it_comes_near_the_bayes_rule_of_both_splits():
 
 
 @pytest.mark.statistical
+@pytest.mark.usefixtures("few_trees")
 def test_rows_without_a_label_teach_what_few_labels_cannot():
     """Gradients give training rows away; test rows have nothing but columns, of which fusion sees twenty labels."""
     view, y = federation(1.5, 4.0)
@@ -58,6 +60,7 @@ def test_rows_without_a_label_teach_what_few_labels_cannot():
 
 
 @pytest.mark.statistical
+@pytest.mark.usefixtures("few_trees")
 def test_without_messages_it_reads_own_columns():
     view, y = federation(3.0, 4.0)
     assert auc(SelfTraining()(replace(view, messages=()), seed=0), y, "test") > 0.85

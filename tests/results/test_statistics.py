@@ -56,8 +56,13 @@ def test_bootstrap_of_f1_equals_a_naive_one():
     score = labels + rng.normal(size=300)
     scores = np.stack([0.8 - score, score - 0.8], axis=1)
     found = bound_over_rows("f1", scores, labels, np.random.default_rng(1))
-    rows = (rng.integers(300, size=300) for _ in range(2000))
-    naive = np.quantile([f1(scores[some], labels[some]) for some in rows], [0.025, 0.975])
+    guessed = scores.argmax(axis=1)
+
+    def resampled(rows):
+        return 2 * (guessed[rows] & labels[rows]).sum() / (guessed[rows].sum() + labels[rows].sum())
+
+    assert resampled(slice(None)) == pytest.approx(f1(scores, labels))
+    naive = np.quantile([resampled(rng.integers(300, size=300)) for _ in range(2000)], [0.025, 0.975])
     assert found == pytest.approx(tuple(naive), abs=0.015)
     low, high = bound_over_rows("f1", scores, np.zeros(300, dtype=int), rng)  # nothing to find
     wrong, z = (scores.argmax(axis=1) == 1).sum(), stats.norm.ppf(0.975) ** 2

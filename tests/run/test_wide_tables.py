@@ -35,7 +35,7 @@ def name() -> str:
 def trained(name: str, method: str, encoder: str | None = None) -> tuple[list[float], torch.Tensor, bool]:
     federations._LAST.clear()
     settings = {"dataset": name, "methods": [method], "model": {"encoder": encoder}, "train": {"epochs": 3}}
-    settings["train"] |= {"pretrain": {"epochs": 5}} if method.startswith("fedhssl") else {}
+    settings["train"] |= {"pretrain": {"epochs": 2}} if method.startswith(("fedhssl", "ss-vfl", "vflhlp")) else {}
     spec = specs.read_training({key: value for key, value in settings.items() if value != {"encoder": None}})
     cell = build_cell(spec, spec.methods[0], 0)
     federation, built = build_federation(cell, "cpu"), build_method(cell)
@@ -112,6 +112,7 @@ def test_attacks_leak_the_same_from_sparse_rows(name, monkeypatch, tmp_path):
         federations._LAST.clear()
         chosen = ["mc", "norm", "trees", "pseudo-labels", "self-training:iterations=2", "fusion"]
         settings = {"aux": {"folds": 0}, "train": {"epochs": 1}, "jobs": 1, "out": tmp_path / folder}
+        settings["data"] = {"n_labeled": 200}
         report = vflsec.evaluate(attack=chosen, dataset=name, seeds=1, **settings)
         return {point.attack: point.leak.mean for point in report.points}
 

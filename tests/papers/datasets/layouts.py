@@ -1,6 +1,7 @@
 """Writes small files in the exact layout of datasets that cannot be bundled."""
 
 import gzip
+from functools import cache
 
 import numpy as np
 from PIL import Image
@@ -45,8 +46,16 @@ def write_criteo(folder, rows=600, *, seed=0):
 
 def write_ppdai(folder, rows=600, *, seed=0):
     """Write the master file: GBK, Chinese places, blanks after an operator, empty fields, -1 for absent numbers."""
-    rng = np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ppdai.FILE
+    path.write_bytes(make_ppdai(rows, seed))
+    return path
+
+
+@cache
+def make_ppdai(rows, seed):
+    """Return the content of the master file."""
+    rng = np.random.default_rng(seed)
     lines = [",".join(ppdai.COLUMNS)]
     for k in range(rows):
         default = int(rng.random() < 0.2)
@@ -59,9 +68,7 @@ def write_ppdai(folder, rows=600, *, seed=0):
         fields |= {"WeblogInfo_2": "", "WeblogInfo_20": f"I{k % 5}", "Education_Info2": "AM"[k % 2]}
         fields |= {"SocialNetwork_3": "-1", "target": str(default), "ListingInfo": f"2014/{1 + k % 12}/{1 + k % 28}"}
         lines.append(",".join(fields[name] for name in ppdai.COLUMNS))
-    path = folder / ppdai.FILE
-    path.write_bytes(("\n".join(lines) + "\n").encode("gbk"))
-    return path
+    return ("\n".join(lines) + "\n").encode("gbk")
 
 
 def write_nus_wide(folder, sizes=(60, 30), *, seed=0):
