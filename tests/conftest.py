@@ -16,12 +16,17 @@ from threadpoolctl import threadpool_limits
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # whose games of an epsilon tests play, too
 
 
+LONGEST = ("test_notebook.py", "test_benchmarks.py", "test_boosting_replay.py", "test_workers.py")
+"""Files whose tests take longest, so that they begin first: no worker is left with one when others have none."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Leave nine of ten cases of a ``sampled`` test to make test-extended; the first always stays."""
     for item in items:
         if item.get_closest_marker("sampled") and sum(item.callspec.indices.values()) % 10:
             item.add_marker(pytest.mark.long)
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 EXTRAS = {"pyarrow": "parquet|audit", "onnxruntime": "audit", "onnx": "test", "tenseal": "sealed"}
@@ -99,9 +104,12 @@ def few_trees(monkeypatch):
 
 @pytest.fixture(scope="module")
 def few_trees_in_module():
-    """Fit a fifth of them in fixtures of a module, too."""
+    """Fit a fifth of them in all tests and fixtures of a module, and of those of the adversary alone."""
+    from vflsec.attacks.trees import Trees
+
     with pytest.MonkeyPatch.context() as patch:
         limit_trees(patch)
+        patch.setitem(Trees.__init__.__kwdefaults__, "trees", 40)
         yield
 
 

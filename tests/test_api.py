@@ -16,6 +16,8 @@ from vflsec.core import registry
 from vflsec.defenses.iso import IsotropicNoise
 from vflsec.run import engine
 
+pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
+
 SMALL = {"dataset": "toy", "data": {"options": {"rows": 300}}, "train": {"epochs": 2}}
 ATTACKED = {**SMALL, "attack": "mc:epochs=5", "aux": {"n": 20, "folds": 0}, "seeds": 2, "jobs": 1}
 

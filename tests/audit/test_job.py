@@ -34,6 +34,8 @@ from vflsec.run.job import Job
 from vflsec.run.spec import AttackSpec, AuxSpec
 from vflsec.run.store import Store
 
+pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
+
 ROOT = Path(__file__).parents[2]
 FAST = ("spectral-embedding", "direction", "norm")
 

@@ -15,6 +15,8 @@ from vflsec.cli import cli
 from vflsec.run.plan import resolve
 from vflsec.run.spec import parse_defense
 
+pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
+
 PARTIES = ["active", "passive_1"]
 
 
@@ -82,7 +84,9 @@ def test_a_checkpoint_and_its_transcript_spend_what_eval_reports(tmp_path, monke
             ["messages", "--data", "toy", "--party", "passive_1", "--defense", "gaussian-dp:epsilon=2"],
         )
     ]
-    points = json.loads(run("eval", *common, "--attack", "norm", "--seeds", "1", "--format", "json"))["points"]
+    points = json.loads(run("eval", *common, "--attack", "norm", "--seeds", "1", "--jobs", "1", "--format", "json"))[
+        "points"
+    ]
     (expected,) = [one for point in points for one in point["spent"]]
     assert found[0] == [expected]
     assert found[1][0]["releases"] == expected["releases"]

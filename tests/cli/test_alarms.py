@@ -7,6 +7,8 @@ from click.testing import CliRunner
 
 from vflsec.cli import cli
 
+pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
+
 FAST = ["--seeds", 1, "--jobs", 1, "--attack", "mc:epochs=5", "--set", "train.epochs=1", "--set", "aux.folds=0"]
 
 

@@ -21,6 +21,8 @@ from vflsec.core.method import Method
 from vflsec.core.options import CONTRIB
 from vflsec.core.party import Party
 
+pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
+
 SMALL = ["--dataset", "toy", "--set", "train.epochs=2", "--set", "aux.folds=0", "--set", "aux.n=20", "--jobs", "1"]
 TOY = ["--dataset", "toy"]
 SWEEP = ["eval", "--attack", "mc:epochs=20", "--defense", "iso", "--lambda", "1,5", "--seeds", "2", *SMALL]

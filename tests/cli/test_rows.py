@@ -15,6 +15,8 @@ from vflsec.data.partition import DataSpec, split_dataset
 from vflsec.run.guesses import get_groups
 from vflsec.run.plan import load_dataset
 
+pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
+
 EVAL = ["eval", "--dataset", "toy", "--attack", "mc:epochs=5,direction", "--defense", "iso", "--lambda", "5"]
 SMALL = ["--set", "train.epochs=2", "--set", "aux.folds=0", "--set", "aux.n=20", "--jobs", "1", "--format", "json"]
 COLUMN = "active_x1"

@@ -26,6 +26,8 @@ from vflsec.run.plan import make_cell
 from vflsec.run.questions import ask
 from vflsec.run.spec import AuxSpec, DefenseSpec
 
+pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
+
 
 def build(*, dataset="toy", rows=200, epsilon=1.0, seed=0, train=None, model=None, method="fedsplitnn", **options):
     """Return a method under sealed training and its federation, built."""
@@ -243,7 +245,7 @@ def test_the_loss_falls_without_noise():
 
 
 def test_what_a_defense_does_not_send_is_unseen_and_no_number():
-    settings = {"dataset": "toy", "data": {"options": {"rows": 200}}, "train": {"epochs": 2}, "seeds": 1}
+    settings = {"dataset": "toy", "data": {"options": {"rows": 200}}, "train": {"epochs": 2}, "seeds": 1, "jobs": 1}
     report = vflsec.evaluate(attack=["norm", "sums"], defense="sealed", epsilons=[1.0], progress=False, **settings)
     statuses = {(point.attack, point.strength): point.status for point in report.points}
     assert statuses == {("norm", 0): "ok", ("sums", 0): "unseen", ("norm", 1): "unseen", ("sums", 1): "ok"}
@@ -261,6 +263,7 @@ def test_colluding_parties_solve_their_sums_together(parties):
         "dataset": "multiple-features",
         "data": {"parties": parties + 1, "columns": "even", "n_labeled": 300},
         "seeds": 1,
+        "jobs": 1,
     }
     adversary = "+".join(f"passive_{k + 1}" for k in range(parties))
     report = vflsec.evaluate(
@@ -285,7 +288,7 @@ class Lacks(Attack):
         raise InsufficientView("too few rows")
 """
     (tmp_path / "lacks.py").write_text(body)
-    settings = {"dataset": "toy", "data": {"options": {"rows": 200}}, "train": {"epochs": 1}, "seeds": 1}
+    settings = {"dataset": "toy", "data": {"options": {"rows": 200}}, "train": {"epochs": 1}, "seeds": 1, "jobs": 1}
     report = vflsec.evaluate(
         attack=f"{tmp_path / 'lacks.py'}:Lacks", defense="sealed", epsilons=[1.0], progress=False, **settings
     )

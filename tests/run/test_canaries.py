@@ -23,6 +23,8 @@ from vflsec.run.federation import build_federation
 from vflsec.run.plan import build_cell
 from vflsec.run.spec import AuxSpec
 
+pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
+
 SETTINGS = {
     "attack": ["direction", "mc:epochs=5"], "defense": "label-dp:epsilon=1", "dataset": "toy", "seeds": 2, "jobs": 1,
     "train": {"epochs": 3}, "aux": {"n": 100, "folds": 0},

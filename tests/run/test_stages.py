@@ -14,6 +14,8 @@ from vflsec.run.plan import NO_ADVERSARY, build_cell, list_trials
 from vflsec.run.store import StageDone, Store
 from vflsec.run.training import limit_threads, train
 
+pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
+
 SMALL = {"projector": 16, "predictor": 8}
 SETTINGS = {
     "dataset": "toy",

@@ -20,6 +20,8 @@ from vflsec.report.sweep import SweepReport
 from vflsec.results.analysis.trainings import compare
 from vflsec.run import job
 
+pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
+
 SMALL = {
     "dataset": "toy", "data": {"options": {"rows": 300}}, "train": {"epochs": 2}, "attack": "mc:epochs=5",
     "aux": {"n": 20, "folds": 0}, "seeds": 2, "jobs": 1, "progress": False,

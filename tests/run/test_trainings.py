@@ -29,6 +29,8 @@ from vflsec.run.plan import build_cell, resolve
 from vflsec.run.score import compute_spending
 from vflsec.run.store import Store
 
+pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
+
 ROWS = 600
 TOY = {
     "dataset": "toy", "data": {"options": {"rows": ROWS, "signal": "none"}}, "train": {"epochs": 4, "batch": 64},

@@ -17,6 +17,8 @@ from vflsec.run import spec as specs
 from vflsec.run.questions import ask
 from vflsec.run.store import Store
 
+pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
+
 UNREADABLE = frozenset({Kind.CIPHERTEXT, Kind.CONTROL})
 """Of no use without a key; what is decrypted or unmasked is shown as a message of the kind that it then is."""
 
@@ -171,7 +173,8 @@ def test_views_of_the_source_hold_its_rows_and_what_was_said_of_them():
 
 @pytest.mark.long
 def test_the_server_mounts_what_it_can_and_all_strikes_after_a_phase(tmp_path):
-    spec = settings("fedhssl-simsiam", "server", attacks=["all", "all@pretrain"], seeds=1)
+    small = {"fedhssl-simsiam": {"projector": 16, "predictor": 8}}
+    spec = settings("fedhssl-simsiam", "server", attacks=["all", "all@pretrain"], seeds=1, method=small)
     found, left_out = engine.expand_attacks(spec)
     victims = ["", ":victim=passive_1", ":victim=passive_2"]  # without a name, the active party
     expected = [f"model-recovery{victim}{phase}" for phase in ("", "@pretrain") for victim in victims]

@@ -123,7 +123,7 @@ def test_a_killed_run_repeats_at_most_the_attack_that_it_was_at(tmp_path, attack
 
 def test_a_report_is_the_same_in_whatever_order_results_came(tmp_path, attack):
     plan = {**SMALL, "dataset": "toy", "attack": [f"{attack}:number={k}" for k in range(3)], "seeds": 3}
-    report = vflsec.evaluate(**plan, out=tmp_path / "run", progress=False)
+    report = vflsec.evaluate(**plan, jobs=1, out=tmp_path / "run", progress=False)
     records = tmp_path / "run" / "records.jsonl"
     lines = records.read_bytes().splitlines(keepends=True)
     assert len(lines) > 9

@@ -9,6 +9,8 @@ from vflsec.cli import cli
 from vflsec.report.report import Report
 from vflsec.results.analysis.trainings import find_widest, list_stops, note_on_seeds
 
+pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
+
 RUN = ["eval", "--dataset", "toy", "--attack", "direction", "--set", "data.options.rows=150", "--set", "train.epochs=1",
        "--set", "aux.n=20", "--set", "aux.folds=0", "--jobs", "1"]  # fmt: skip
 

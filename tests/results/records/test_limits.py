@@ -16,6 +16,8 @@ from vflsec.results.records.manifest import RunLimits
 from vflsec.results.records.schema import seal
 from vflsec.run.store import Store
 
+pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
+
 QUICK = [
     "eval", "--attack", "logistic", "--defense", "iso", "--lambda", "1", "--seeds", "1", "--jobs", "1",
     "--set", "train.epochs=10", "--set", "data.n_labeled=3000",
