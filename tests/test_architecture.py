@@ -182,6 +182,7 @@ def without_guests(tmp_path_factory):
     return results
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["help", "list", "show", "train", "eval", "report", "audit"])
 def test_the_house_works_without_its_guests(without_guests, name):
     code, output = without_guests[name]
@@ -189,6 +190,7 @@ def test_the_house_works_without_its_guests(without_guests, name):
     assert output
 
 
+@pytest.mark.long
 def test_deleted_guests_leave_neither_commands_nor_datasets(without_guests):
     assert {"judge", "party", "reproduce"} <= set(list_all())
     assert {"avazu", "ppdai"} <= set(registry.list_all("datasets"))

@@ -558,7 +558,7 @@ def test_stopping_when_intervals_are_narrow_costs_little_coverage(coverage):
     assert 0.9 < held < 0.955
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "seeds", "low", "high"),

@@ -100,6 +100,7 @@ def test_doors_with_the_same_embeddings_agree(trained, tmp_path, what):
             assert getattr(one, split).mean == pytest.approx(getattr(other, split).mean, abs=2e-3)
 
 
+@pytest.mark.long
 def test_onnx_agrees(trained, tmp_path):
     pytest.importorskip("onnxruntime")
     export(trained.bottom, trained.folder / "bottom.onnx")
@@ -283,6 +284,7 @@ def test_embeddings_without_information_have_no_advantage(trained, tmp_path):
     assert worst.leak.advantage_ci95[0] <= 0.0
 
 
+@pytest.mark.long
 def test_gates_and_exit_codes(trained, tmp_path):
     words = ["transcript", "--data", trained.folder / "mine.toml", "--attack", "direction", "--draws", 1]
     words = [trained.folder / words[0], *words[1:], "--set", "aux.n=20", "--set", "aux.folds=0", "--format", "json"]

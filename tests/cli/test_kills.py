@@ -71,6 +71,7 @@ def test_a_full_disk_is_no_result(tmp_path, jobs):
     assert not [record for record in read_records(tmp_path).values() if record.status == "error"]
 
 
+@pytest.mark.long
 def test_a_model_that_has_no_room_is_said_before_training(tmp_path):
     """With so many epochs the training would not end."""
     run = subprocess.run(

@@ -77,6 +77,7 @@ def test_a_reader_that_leaves_is_no_failed_gate():
     assert (process.returncode, said) == (141, b"")
 
 
+@pytest.mark.long
 def test_line_breaks_in_words_and_paths_are_stored_and_read_again(folder: Path):
     few = ["--dataset", "toy", "--set", "train.epochs=1", "--set", "data.options.rows=200", "--seeds", "1"]
     words = ["--attack", "norm,\n direction", "--jobs", "1", "--out", "two\nlines"]

@@ -173,6 +173,7 @@ SETTINGS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: "-".join(str(v) for v in s.values()))
 def test_no_choice_of_releases_beats_the_attack_that_reads_all(setting):
     view, truth = federation(**setting)

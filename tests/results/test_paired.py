@@ -62,6 +62,7 @@ def _p_values(mean, n, draws, margin, deviation=1.0):
     return [compare_pairs(list(row), margin=margin) for row in x]
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize("n", [3, 6])
 def test_a_true_hypothesis_is_rejected_as_often_as_stated(n):
     """The error of a share of 0.05 in 2,000 draws is 0.005; four of these are allowed."""
@@ -71,11 +72,13 @@ def test_a_true_hypothesis_is_rejected_as_often_as_stated(n):
     assert below == pytest.approx(ALPHA, abs=0.02)
 
 
+@pytest.mark.statistical
 def test_intervals_cover_the_mean_as_often_as_stated():
     covered = np.mean([one.low <= 0.3 <= one.high for one in _p_values(0.3, 5, 2000, 1.0)])
     assert covered == pytest.approx(0.95, abs=0.02)
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize(("n", "level"), [(5, 0.05), (6, 0.001)])
 def test_the_stated_difference_is_found_with_the_stated_power(n, level):
     def found(scale):
@@ -87,6 +90,7 @@ def test_the_stated_difference_is_found_with_the_stated_power(n, level):
     assert found(n**-0.5) < POWER - 0.036
 
 
+@pytest.mark.statistical
 def test_holm_keeps_the_error_of_a_whole_page():
     rng = np.random.default_rng(2)
     pages = [[compare_pairs(list(row), margin=1.0).p_above for row in rng.normal(0, 1, (20, 5))] for _ in range(300)]

@@ -134,6 +134,7 @@ def test_pairs_are_taken_in_their_order(tmp_path):
     assert len(report.plot().axes) == 2  # utility and leak; pairs lie on one line
 
 
+@pytest.mark.long
 def test_the_command_line_sweeps_by_set_and_by_sweep(tmp_path):
     words = ["--set", "data.n_labeled=60,150", "--sweep", "model.cut=2", "--out", str(tmp_path / "run")]
     done = run(*words, "--format", "json")

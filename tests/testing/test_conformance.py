@@ -1,6 +1,5 @@
 """The suites run over the whole registry, and each check catches a plug-in broken in the way it is for."""
 
-import functools
 import inspect
 from unittest import SkipTest
 
@@ -65,18 +64,12 @@ STRENGTHS = {  # a weak and a strong setting, where 1 and 10 are not
     "ppdl": {"weak": 1e-5, "strong": 10.0},
     "sign": {"weak": 0.5, "strong": 1.0},
 }
-COSTLY = (
+COSTLY = (  # which train forests or shadows: the suite of others holds the checks in the README's command
     *("attribute-fusion", "boosting-replay", "forest-training", "fusion", "self-training"),
     *("lira", "rmia", "shadow-classifier"),
 )
 WITH_SMALL_FORESTS = ("attribute-fusion", "boosting-replay", "forest-training")
 WITH_FEW_TREES = ("fusion", "self-training")
-OF_MANY_DRAWS = (
-    "test_beats_chance_on_a_planted_leak",
-    "test_is_at_chance_against_shuffled_labels",
-    "test_is_at_chance_without_a_signal",
-)
-OF_WILD_ROWS = ("test_a_few_wild_rows_decide_nothing", "test_a_wild_auxiliary_row_decides_nothing")
 SMALL = {"projector": 16, "predictor": 8}  # heads of self-supervised methods
 
 
@@ -86,16 +79,6 @@ def small(name):
     train = TrainSpec(epochs=2, batch=32, pretrain=PretrainSpec(epochs=2, batch=32))
     options = {key: value for key, value in SMALL.items() if key in inspect.signature(method).parameters}
     return registry.build("methods", name, train, ModelSpec(bottom=(8, 8), encoder=method.encoder), **options)
-
-
-def statistical(check):
-    """The check ``check``, marked."""
-
-    @functools.wraps(check)
-    def marked(self):
-        check(self)
-
-    return pytest.mark.statistical(marked)
 
 
 def _siblings(kind):
@@ -115,15 +98,13 @@ def _over_the_registry(kind, suite, make, names=None):
         body |= {"side": SIDE[name]} if name in SIDE else {}
         body |= STRENGTHS.get(name, {})
         body |= {"method_options": METHOD_OPTIONS[name]} if name in METHOD_OPTIONS else {}
-        body |= {check: statistical(getattr(suite, check)) for check in OF_MANY_DRAWS if name in COSTLY}
-        body |= {check: statistical(getattr(suite, check)) for check in OF_WILD_ROWS if name in COSTLY}
         title = f"Test{suite.__name__}_{name}"
         made = type(title, (suite,), body)
         if name in WITH_SMALL_FORESTS:
             made = pytest.mark.usefixtures("small_forests")(made)
         elif name in WITH_FEW_TREES:
             made = pytest.mark.usefixtures("few_trees")(made)
-        globals()[title] = pytest.mark.long(made) if name in siblings else made
+        globals()[title] = pytest.mark.long(made) if name in siblings or name in COSTLY else made
 
 
 _over_the_registry(
@@ -164,6 +145,7 @@ def protocol(name):
 _over_the_registry("protocols", ProtocolConformance, protocol)
 
 
+@pytest.mark.long
 class TestMixMatch(AttackConformance):
     def make(self):
         return registry.build("attacks", "mc", mode="mixmatch", epochs=4, steps=200)
