@@ -24,6 +24,8 @@ from vflsec.run.job import Job
 from vflsec.run.spec import AttackSpec, AuxSpec
 from vflsec.run.store import Store
 
+pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
+
 PARTIES = {"bank": "active", "bureau": "passive"}
 TRAIN = 400
 

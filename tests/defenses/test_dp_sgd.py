@@ -23,6 +23,8 @@ from vflsec.run.plan import make_cell
 from vflsec.run.score import compute_spending
 from vflsec.run.spec import AttackSpec, parse_defense
 
+pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
+
 DELTA = 1e-5
 FAINT = 1e-12  # noise far below anything else
 

@@ -100,6 +100,7 @@ def _flat_gradient(value, parameters):
     return torch.cat([g.flatten() for g in gradients])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dataset", ["toy", "digits"])
 @pytest.mark.parametrize("head", ["linear", "mlp"])
 @pytest.mark.parametrize("bits", [8, 14])
@@ -257,6 +258,7 @@ def test_what_a_defense_does_not_send_is_unseen_and_no_number():
     assert spent == [pytest.approx(1.0)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("parties", [2, 3])
 def test_colluding_parties_solve_their_sums_together(parties):
     settings = {

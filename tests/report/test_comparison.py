@@ -15,6 +15,8 @@ from vflsec.run import spec as specs
 from vflsec.run.describe import build_manifest
 from vflsec.run.store import Store
 
+pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
+
 
 def evaluated(folder, **changes):
     spec = specs.read({

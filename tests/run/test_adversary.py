@@ -32,6 +32,8 @@ from vflsec.run.spec import AuxSpec
 from vflsec.run.store import Store
 from vflsec.testing.federations import make_toy_federation
 
+pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
+
 LABELS = torch.tensor([0] * 70 + [1] * 20 + [2] * 10)
 
 

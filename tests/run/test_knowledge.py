@@ -13,6 +13,8 @@ from vflsec.core.view import Need
 from vflsec.inference.sources import EVERYTHING
 from vflsec.testing.conformance import AttackConformance
 
+pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
+
 FILE = """
 from dataclasses import replace
 import torch

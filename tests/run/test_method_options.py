@@ -18,6 +18,8 @@ from vflsec.run.plan import build_cell, list_baselines, list_trials
 from vflsec.run.spec import EvalSpec, MethodSpec, parse_method
 from vflsec.run.store import Store
 
+pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
+
 QUICK = {
     "dataset": "toy",
     "data": {"options": {"rows": 160, "columns": 4}},

@@ -16,6 +16,8 @@ from vflsec.run import plan
 from vflsec.run import spec as specs
 from vflsec.run.cell import Technique
 
+pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
+
 ROOT = Path(__file__).parents[2]
 PLACES = tuple(str(ROOT / name) for name in ("vflsec", "defenses", "attacks", "protocols"))
 TOY = {"dataset": "toy", "data": {"options": {"rows": 150}}, "attack": "norm", "defense": "iso:lambda=5",

@@ -19,6 +19,8 @@ from vflsec.run.score import compute_spending, count_most
 from vflsec.run.spec import parse_defense
 from vflsec.run.store import Store
 
+pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
+
 
 def releases(phase="train", receiver="passive_1", split="train", most=3, total=300, sender="active", kind="gradient"):
     return ReleaseCount(phase, sender, receiver, Kind(kind), split, most, total)

@@ -25,6 +25,8 @@ from vflsec.run.spec import AuxSpec
 from vflsec.run.store import StageDone, Store
 from vflsec.testing.federations import make_toy, make_toy_cell
 
+pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
+
 SETTINGS = {
     "dataset": "toy",
     "data": {"options": {"rows": 300}},

@@ -21,6 +21,8 @@ from vflsec.run.spec import AuxSpec
 from vflsec.run.store import Store
 from vflsec.testing import federations
 
+pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
+
 IsotropicNoise = registry.load("defenses", "iso")
 
 STRENGTHS = {"compress": 0.5, "discrete": 0.5, "kd-k": 0.2, "sign": 0.5}

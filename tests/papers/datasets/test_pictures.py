@@ -15,6 +15,8 @@ from vflsec.base.errors import DataError, UsageError
 from vflsec.data.partition import DataSpec, split_dataset
 from vflsec.papers.datasets import bhi, imagenet_100, modelnet, pictures
 
+pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
+
 WRITERS = {"bhi": write_bhi, "modelnet": write_modelnet, "imagenet-100": write_imagenet}
 OPTIONS = {
     "bhi": {"size": 8},

@@ -18,6 +18,8 @@ from vflsec.run.federation import build_federation
 from vflsec.run.plan import list_baselines, list_trials
 from vflsec.run.store import Store
 
+pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
+
 PLAN = {"dataset": "toy", "defenses": [{"name": "iso"}], "strengths": [1], "seeds": 3}
 BROKEN = specs.read({**PLAN, "attacks": ["backdoor", "missing-feature"]})
 RUN = {

@@ -14,6 +14,8 @@ from vflsec.results.analysis.results import Cap, Leak, Measure, Place, Point, Ra
 from vflsec.results.analysis.scores import contrast, find_differences, find_front, order, place_headlines, rank
 from vflsec.results.statistics import bound_over_seeds
 
+pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
+
 SURE = (0.0, 0.001, -0.001)
 SHAKY = (0.0, 0.4, -0.4)
 

@@ -20,6 +20,8 @@ from vflsec.cli import cli
 from vflsec.results.records.folder import read_manifest, read_records
 from vflsec.results.records.schema import SCHEMA, unseal
 
+pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
+
 ATTACK = """
 from pathlib import Path
 from vflsec.attacks.direction import Direction
