@@ -36,6 +36,10 @@ class SealedPlan:
     lr: float = 0.02
     bits: int = 14
 
+    def scale(self, change: float) -> float:
+        """Return the noise's deviation, where a label that is replaced changes the sums of a batch by ``change``."""
+        return change * math.sqrt(self.epochs) / self.mu
+
 
 @dataclass(frozen=True)
 class SealedIntegers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -17,12 +18,13 @@ from vflsec.core import hooks
 from vflsec.core.message import Step
 from vflsec.core.method import Progress
 from vflsec.core.party import Party
+from vflsec.core.settings import TrainSpec
 from vflsec.methods.split_training import PREDICTION_BATCH, SplitTraining
-from vflsec.nn.jacobians import check_rows_apart, compute_jacobians, get_learned, scale_to_unit
+from vflsec.nn.jacobians import check_rows_apart, compute_jacobians, count_learned, get_learned, scale_to_unit
 from vflsec.nn.stacked import draw_batches
 from vflsec.nn.top import Top
 from vflsec.nn.wide import create_optimizer
-from vflsec.protocols.sealed_plain import SealedSums
+from vflsec.protocols.sealed_plain import SealedPlan, SealedSums
 
 UNBOUNDED = (hooks.LABELS, hooks.BATCH, hooks.RECEIVED, hooks.PENALTY, hooks.UPDATE)
 """Hooks of defenses under which a label could change a sum by more than the noise allows for."""
@@ -69,41 +71,28 @@ class SealedTraining(SplitTraining):
         boundaries = [boundary for boundary in self.boundaries.values() if isinstance(boundary, SealedSums)]
         self.plan, self.private_spec = boundaries[0].plan, self.spec
         self.sums = {boundary.passive.name: boundary for boundary in boundaries}
-        rows = self.federation.n_rows("train")
-        batches = max(1, round(rows / self.plan.batch))
-        self.spec = msgspec.structs.replace(
-            self.private_spec,
-            epochs=self.plan.epochs,
-            batch=math.ceil(rows / batches),
-            lr=self.plan.lr,
-            optimizer="adam",
-            weight_decay=0.0,
-            schedule="constant",
-        )
+        self.spec = plan_batches(self.plan, self.federation.n_rows("train"), self.private_spec)
         self.private = self.federation.active.module(PRIVATE, PrivateModel)
         self.scores = JointScores(self.bottoms[self.federation.active.name], self.top)
         self.is_linear = isinstance(self.top, Top) and (
             self.top.aggregation != "max" and isinstance(self.top.head, nn.Linear | nn.Identity)
         )
         self.unit = 2.0**self.plan.bits
-        self.scale = self._bound_change() * math.sqrt(self.plan.epochs) / self.plan.mu
+        self.scale = self.plan.scale(self._bound_change())
 
     def _bound_change(self) -> float:
         """Return by how much a label that is replaced changes all sums of a batch together, with rounded factors."""
-        weights = 1.0  # the largest singular value of a row's weights
-        for width, learned in self._list_sizes().values():
-            of_weights = (width > 1) * math.sqrt(width * learned)
-            of_values = (not self.is_linear) * 2 * math.sqrt(width)
-            weights = max(weights, (1 + of_weights / self.unit) * (1 + of_values / self.unit))
-        label = 1.0 if self.federation.n_classes == 2 else math.sqrt(2)
-        return label * weights * math.sqrt(len(self.federation.parties))
+        m = 1 if self.federation.n_classes == 2 else self.federation.n_classes
+        too_long = 0.0 if self.is_linear else 2.0
+        weights = ((width, learned, too_long * math.sqrt(width)) for width, learned in self._list_sizes().values())
+        return bound_change(m, weights, self.unit)
 
     def _list_sizes(self) -> dict[str, tuple[int, int]]:
         """Return by passive party how many numbers of a row are sealed, and how many sums come back."""
         m, sizes = 1 if self.federation.n_classes == 2 else self.federation.n_classes, {}
         for name in self.sums:
-            learned = sum(p.numel() for p in get_learned(self.bottoms[name]).values())
-            sizes[name] = (m if self.is_linear else int(self.bottoms[name].width), learned)  # type: ignore[arg-type]
+            width = m if self.is_linear else int(self.bottoms[name].width)  # type: ignore[arg-type]
+            sizes[name] = width, count_learned(self.bottoms[name])
         return sizes
 
     def list_exchanges(self) -> list[tuple[SealedSums, list[int], int]]:
@@ -132,7 +121,7 @@ class SealedTraining(SplitTraining):
                         f"changes: leave one out"
                     )
             check_rows_apart(self.bottoms[party.name], "sealed training")
-            if not get_learned(self.bottoms[party.name]):
+            if not count_learned(self.bottoms[party.name]):
                 raise UsageError(f"expected models that learn for sealed training, got a fixed one of {party.name}")
 
     def fit(self, phase: str, progress: Progress) -> list[float]:
@@ -153,12 +142,7 @@ class SealedTraining(SplitTraining):
             ]
             scores = self.scores(x, *arrived)
         residuals = round_residuals(scores, targets, self.unit)  # (B, m)
-        total, slopes, first = torch.zeros((), device=x.device), [], 0
-        for block, of_h in compute_jacobians(self.scores, x, *arrived):
-            of_block = residuals[first : first + len(block)].to(block) / self.unit
-            total = total + torch.einsum("bmp,bm->p", scale_to_unit(block), of_block)
-            slopes.append(of_h)
-            first += len(block)
+        total, slopes = sum_rows(self.scores, residuals, self.unit, x, *arrived)
         assign_gradient(self.scores, (total + self._draw(total).to(total)) / len(x))
         for number, party in enumerate(passive):
             slope = torch.cat([block[number] for block in slopes])  # (B, m, d)
@@ -187,9 +171,8 @@ class SealedTraining(SplitTraining):
             values = residuals
         else:
             values = torch.einsum("bmd,bm->bd", scale_to_unit(slope), residuals.to(slope)).trunc().long()
-        blocks = ((scale_to_unit(block) * self.unit).trunc().long() for block in jacobians)
-        size = sum(p.numel() for p in learned.values())
-        noise = (self._draw(torch.empty(size, device=x.device)) * self.unit**2).round().long()
+        blocks = round_weights(jacobians, self.unit)
+        noise = (self._draw(torch.empty(count_learned(bottom), device=x.device)) * self.unit**2).round().long()
         known |= {
             "parameters": torch.cat([p.flatten() for p in learned.values()]),
             "noise": torch.tensor([self.scale], device=x.device),
@@ -211,16 +194,9 @@ class SealedTraining(SplitTraining):
         step = Step(self.spec.count_batches(len(rows)), phase, rows)
         with torch.no_grad():
             inputs = self._gather(step)
-        self.private.standardize(inputs)
-        order, optimizer = (
-            make_rng(federation.seed, "private", phase),
-            create_optimizer(self.private.parameters(), spec),
-        )
-        for _ in range(spec.count_epochs(len(rows))):
-            for batch in draw_batches(len(rows), spec.batch, order, federation.device):
-                optimizer.zero_grad()
-                F.cross_entropy(self.private(inputs[batch]), self.targets[batch]).backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
+        order = make_rng(federation.seed, "private", phase)
+        for _ in fit_private(self.private, inputs, self.targets, spec, order):
+            pass
 
     def _gather(self, step: Step) -> Tensor:
         """Have the rows of ``step`` sent; return the active party's columns and all embeddings (B, p)."""
@@ -262,6 +238,70 @@ class PrivateModel(nn.Module):
         """Return logits (B, C)."""
         logits: Tensor = self.layers((inputs - self.mean) / self.deviation)
         return logits
+
+
+def fit_private(
+    model: PrivateModel, inputs: Tensor, targets: Tensor, spec: TrainSpec, order: torch.Generator
+) -> Iterator[int]:
+    """Fit the active party's private model to ``inputs`` (n, width); yield the number of each epoch."""
+    model.standardize(inputs)
+    optimizer = create_optimizer(model.parameters(), spec)
+    for epoch in range(spec.count_epochs(len(inputs))):
+        for batch in draw_batches(len(inputs), spec.batch, order, inputs.device):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs[batch]), targets[batch]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        yield epoch
+
+
+def plan_batches(plan: SealedPlan, rows: int, spec: TrainSpec) -> TrainSpec:
+    """Return the settings of the passes under noise over ``rows``, in batches of about one size."""
+    batch = math.ceil(rows / max(1, round(rows / plan.batch)))
+    return msgspec.structs.replace(
+        spec, epochs=plan.epochs, batch=batch, lr=plan.lr, optimizer="adam", weight_decay=0.0, schedule="constant"
+    )
+
+
+def bound_change(m: int, weights: Iterable[tuple[int, int, float]], unit: float) -> float:
+    """Return by how much a label that is replaced changes the sums of a batch of all parties together.
+
+    Args:
+        m: numbers of a residual.
+        weights: of each passive party, the numbers that are sealed for a row, its parameters, and by how many units
+            the sealed numbers of a row may be too long for being rounded.
+        unit: integers that make 1.
+    """
+    largest, parties = 1.0, 1  # the active party's own sums have weights that are not rounded
+    for width, learned, rounded in weights:
+        of_weights = (width > 1) * math.sqrt(width * learned)
+        largest, parties = max(largest, (1 + of_weights / unit) * (1 + rounded / unit)), parties + 1
+    return (1.0 if m == 1 else math.sqrt(2)) * largest * math.sqrt(parties)
+
+
+def sum_rows(model: nn.Module, residuals: Tensor, unit: float, *inputs: Tensor) -> tuple[Tensor, list[list[Tensor]]]:
+    """Return the sum (P,) over rows of J' r, where J is the scaled Jacobian of the model's scores and r the residual.
+
+    Args:
+        model: of the active party, from ``inputs`` to scores (B, m).
+        residuals: (B, m) integers.
+        unit: integers that make 1.
+        inputs: (B, ...) each.
+
+    Returns:
+        The sum, and in blocks of rows the Jacobians (b, m, d) of the scores with respect to each input but the first.
+    """
+    total, slopes, first = torch.zeros((), device=residuals.device), [], 0
+    for block, of_inputs in compute_jacobians(model, *inputs):
+        of_block = residuals[first : first + len(block)].to(block) / unit
+        total = total + torch.einsum("bmp,bm->p", scale_to_unit(block), of_block)
+        slopes.append(of_inputs)
+        first += len(block)
+    return total, slopes
+
+
+def round_weights(jacobians: Iterable[Tensor], unit: float) -> Iterator[Tensor]:
+    """Yield the weights (b, m, P) of consecutive rows as integers: no row's are longer than ``unit``."""
+    return ((scale_to_unit(block) * unit).trunc().long() for block in jacobians)
 
 
 def round_residuals(scores: Tensor, targets: Tensor, unit: float) -> Tensor:

@@ -31,6 +31,11 @@ def get_learned(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
 
+def count_learned(model: nn.Module) -> int:
+    """Return the number P of parameters that learn."""
+    return sum(p.numel() for p in get_learned(model).values())
+
+
 def compute_jacobians(
     model: nn.Module, *inputs: Tensor, learned: Mapping[str, Tensor] | None = None
 ) -> Iterator[tuple[Tensor, list[Tensor]]]:
