@@ -27,13 +27,14 @@ CIPHER = CipherSpec(bits=1024)
 SEEDS = {"passive": 11, "active": 12}
 
 
-def make_job(*, rows=40, encoder="mlp", outputs=1, model=None, paillier=CIPHER, **train):
+def make_job(*, rows=40, encoder="mlp", outputs=1, model=None, paillier=CIPHER, sealed=None, **train):
     shape = {"hidden": (5,), "width": 3} if encoder != "identity" else {}
     return JobFile(
         name=f"{rows} rows",
         model=JobModel(encoder=encoder, outputs=outputs, **{**shape, **(model or {})}),
         train=JobTraining(**{"epochs": 2, "batch": 16, "lr": 0.2, **train}),
-        paillier=paillier,
+        paillier=CipherSpec() if sealed else paillier,
+        sealed=sealed,
     )
 
 

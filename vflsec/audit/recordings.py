@@ -1,9 +1,10 @@
-"""An audit of a recording: what one role of an encrypted layer can infer, scored by the other role's recording."""
+"""An audit of a recording: what one role of an encrypted boundary can infer, scored by the other role's recording."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils import vector_to_parameters
 
 from vflsec.audit.evaluation import SystemAudit
 from vflsec.audit.foreign import build_federation
@@ -19,12 +21,16 @@ from vflsec.audit.subject import Subject
 from vflsec.base import files
 from vflsec.base.checks import count
 from vflsec.base.errors import DataError, InsufficientView, UsageError
-from vflsec.cipher.recording import Recording
+from vflsec.base.layout import Layout
+from vflsec.cipher.recording import Recording, SealedHeader
 from vflsec.core.attack import Attack
+from vflsec.core.message import Kind, Message
 from vflsec.core.method import Trained
+from vflsec.core.settings import ModelSpec
 from vflsec.core.view import GroundTruth, Need, View
-from vflsec.data.partition import Partition
+from vflsec.data.partition import Partition, PartyData
 from vflsec.inference.recordings.samples import get_ids, list_samples, list_weighed
+from vflsec.nn.encoders import build_encoder
 from vflsec.results.metrics import VALUES, list_metrics
 from vflsec.run.adversary import draw_auxiliary
 from vflsec.run.questions import Question
@@ -121,7 +127,7 @@ def _draw(has_answer: Tensor, labels: Tensor, classes: int, aux: AuxSpec, seed: 
     return rows[draw_auxiliary(labels[rows], classes, aux, seed)]
 
 
-def open_recording(what: Path, truth: Path | None = None, *, aux: AuxSpec, draws: int = 1) -> RecordingAudit:
+def open_recording(what: Path, truth: Path | None = None, *, aux: AuxSpec, draws: int = 1) -> SystemAudit:
     """Return the audit of a recording, without attacks.
 
     The other role's recording of the same run, ``truth``, scores them. ``aux`` says how many samples the adversary
@@ -132,12 +138,12 @@ def open_recording(what: Path, truth: Path | None = None, *, aux: AuxSpec, draws
         DataError: a recording is damaged.
     """
     recording, other = Recording(what), Recording(truth) if truth else None
-    role = recording.header.role
+    role = recording.first.role
     if other:
-        a, b = recording.header, other.header
+        a, b = recording.first, other.first
         if a.role == b.role:
             raise UsageError(f"expected the recording of the other role as truth, got two of role {a.role}")
-        if (a.layout, a.n) != (b.layout, b.n):
+        if a.agreement != b.agreement:
             raise UsageError(f"expected two recordings of one run, got {what} and {truth} of different keys")
     steps = sum(1 for _ in recording.steps())
     scored = "scored against the other role" if other else "not scored: --truth takes the other role's recording"
@@ -149,6 +155,8 @@ def open_recording(what: Path, truth: Path | None = None, *, aux: AuxSpec, draws
         fingerprint=hashlib.sha256(" ".join(digests).encode()).hexdigest(),
         notes=[f"recording of role {role}: {count(steps, 'step')}, {scored}"],
     )
+    if isinstance(recording.first, SealedHeader):
+        return _audit_sums(recording, other, subject, aux, draws)
     ids = {"train": list_samples(recording).astype(str), "test": np.zeros(0, dtype=str)}
     data = Partition("", {}, {}, ids, (), "")
     without_parties = partial(build_federation, data, subject)
@@ -165,6 +173,99 @@ def open_recording(what: Path, truth: Path | None = None, *, aux: AuxSpec, draws
         recording=recording,
         answers=_read_answers(recording, other) if other else None,
     )
+
+
+def _audit_sums(
+    recording: Recording, other: Recording | None, subject: Subject, aux: AuxSpec, draws: int
+) -> SystemAudit:
+    """Return the audit of what a role of sealed training has: noised sums, or the numbers of each row."""
+    header = recording.first
+    assert isinstance(header, SealedHeader)
+    if other is None:
+        raise UsageError(
+            f"expected --truth with {subject.name}, got none: the other role's recording has the labels and columns "
+            f"that score an audit of sealed training"
+        )
+    names = {"active": "active", "passive": "passive_1"}
+    tables = {each.first.role: _read_columns(each) for each in (recording, other)}
+    rows = tables["active"].train, len(tables["active"].labels)
+    if rows != (tables["passive"].train, len(tables["passive"].columns)):
+        raise DataError(f"expected the same rows in both recordings, got others: record {subject.name} again")
+    places = {
+        "train": slice(0, rows[0]),
+        "test": slice(*rows),
+        **dict.fromkeys(("unlabeled", "val", "local"), slice(0)),
+    }
+    ids = {split: np.arange(rows[1])[at].astype(str) for split, at in places.items()}
+    parties = {}
+    for role in ("active", "passive"):
+        columns = tables[role].columns
+        features = {split: columns[at] for split, at in places.items()}
+        parties[names[role]] = PartyData(names[role], features, Layout.numeric(columns.shape[1]), ids["train"])
+    labels = {split: tables["active"].labels[at] for split, at in places.items()}
+    classes = tuple(map(str, range(header.classes)))
+    data = Partition("", parties, labels, ids, classes, list_metrics(header.classes)[0])
+    if header.role == "passive":
+        bottom = build_encoder(
+            Layout.numeric(header.columns), ModelSpec(encoder="mlp", bottom=header.hidden), header.outputs
+        )
+        vector_to_parameters(tables["passive"].parameters, bottom.parameters())
+        subject = replace(subject, model=bottom)
+    subject = replace(subject, adversary=names[header.role])
+    spent = {"defense": "sealed", "epsilon": header.epsilon, "delta": header.delta}
+    return SystemAudit(
+        subject=subject,
+        data=data,
+        joint=partial(build_federation, data, subject),
+        apart=partial(build_federation, data, subject, alone=True),
+        messages=tuple(_list_messages(recording, header, rows[0])),
+        aux=aux,
+        draws=draws,
+        dataset=(subject.name, {}),
+        spent=[spent] * (header.role == "passive"),
+        confirmed=True,
+        declared=True,
+    )
+
+
+class _Columns(NamedTuple):
+    """What one role of sealed training has noted of all rows: ``train`` of them, then the test rows."""
+
+    columns: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    parameters: Tensor
+    train: int
+
+
+def _read_columns(recording: Recording) -> _Columns:
+    rows, columns, labels, parameters, learned = [], [], [], np.zeros(0), 0
+    for step in recording.steps():
+        if step.rate is not None:
+            learned = max(learned, int(step.notes["rows"].max(initial=-1)) + 1)
+        elif step.has("columns"):
+            rows.append(step.notes["rows"])
+            columns.append(step.notes["columns"])
+            labels.append(step.notes.get("labels", np.zeros(0, np.int64)))
+            parameters = step.notes.get("parameters", parameters)
+    everything = np.concatenate([np.zeros(0, np.int64), *rows])
+    if len(everything) <= learned or (everything != np.arange(len(everything))).any():
+        raise DataError(f"expected a recording of all rows, got one that ends before in {recording.path}: record again")
+    flat = torch.from_numpy(parameters.astype(np.float32))
+    return _Columns(np.concatenate(columns).astype(np.float32), np.concatenate(labels), flat, learned)
+
+
+def _list_messages(recording: Recording, header: SealedHeader, train: int) -> Iterator[Message]:
+    """Yield the noised sums that the passive party learned, or the numbers that the active party received."""
+    for step in recording.steps():
+        if step.has("sum", "parameters"):
+            notes = {name: torch.from_numpy(step.notes[name].astype(np.float32)) for name in ("sum", "parameters")}
+            payload, rows = {**notes, "noise": torch.tensor([header.noise])}, torch.tensor(step.notes["rows"])
+            yield Message(Kind.SUM, "active", "passive_1", step.number, "train", payload, rows, noted=True)
+        if step.has("numbers"):
+            split, first = ("train", 0) if step.notes["rows"][0] < train else ("test", train)
+            value = {"value": torch.from_numpy(step.notes["numbers"].astype(np.float32))}
+            rows, phase = torch.tensor(step.notes["rows"]) - first, "train" if split == "train" else "predict"
+            yield Message(Kind.EMBEDDING, "passive_1", "active", step.number, phase, value, rows, split)
 
 
 def _read_answers(recording: Recording, other: Recording) -> Answers:

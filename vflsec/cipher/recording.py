@@ -49,6 +49,10 @@ NOTES: Mapping[str, str] = {
     "delta": "BC",  # active: its loss gradients, not divided by B, before any defense
     "labels": "B",  # active
     "loss": "1",  # active: the mean loss of the batch
+    "columns": "Bd",  # sealed training: the role's columns, after training
+    "numbers": "BC",  # sealed training, active: the scores of the passive party's model
+    "parameters": "P",  # sealed training, passive: of its model, before the batch
+    "sum": "P",  # sealed training, passive: its noised gradients, summed over the batch
 }
 """The arrays that a role may note, with their shapes: B and m are free, but B is the same in all notes of a step."""
 
@@ -79,6 +83,56 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     weight_decay: float = 0.0
     score_precision: int | None = None
     version: int = VERSION
+
+    @property
+    def agreement(self) -> object:
+        """What is the same in the recordings of both roles of a run."""
+        return self.layout, self.n
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes of the axes of notes that are the same in all steps."""
+        return {"g": self.layout.width, "C": self.layout.outputs}
+
+
+class SealedHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """What is the same in every step of sealed training.
+
+    Attributes:
+        role: who recorded.
+        run: which both roles' recordings share.
+        classes: of the task.
+        outputs: m, the scores of a row.
+        columns: d, of the role.
+        hidden: widths of the hidden layers of the role's model.
+        parameters: P, of the passive party's model.
+        noise: deviation of the noise on each sum.
+        epsilon: of every label.
+        delta: at which it is meant.
+        version: of this format.
+    """
+
+    role: Literal["passive", "active"]
+    run: str
+    classes: int
+    outputs: int
+    columns: int
+    hidden: tuple[int, ...]
+    parameters: int
+    noise: float
+    epsilon: float
+    delta: float
+    version: int = VERSION
+
+    @property
+    def agreement(self) -> object:
+        """What is the same in the recordings of both roles of a run."""
+        return self.run
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes of the axes of notes that are the same in all steps."""
+        return {"C": self.outputs, "d": self.columns, "P": self.parameters}
 
 
 class Begin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -161,7 +215,7 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
         return values
 
 
-Frame = Header | Begin | RecordedMessage | Note
+Frame = Header | SealedHeader | Begin | RecordedMessage | Note
 
 
 @dataclass
@@ -195,7 +249,7 @@ class RecordingWriter:
     _checksum = 0
     """Of the last frame."""
 
-    def __init__(self, path: Path, header: Header) -> None:
+    def __init__(self, path: Path, header: Header | SealedHeader) -> None:
         self.path = path
         with _guard_writing(path):
             private = functools.partial(os.open, mode=0o600)
@@ -204,7 +258,7 @@ class RecordingWriter:
         self._write(header)
 
     @classmethod
-    def resume(cls, path: Path, header: Header, step: int) -> Self:
+    def resume(cls, path: Path, header: Header | SealedHeader, step: int) -> Self:
         """Go on with a recording whose steps from ``step`` on did not count; the next ``begin`` cuts them off.
 
         Raises:
@@ -212,7 +266,7 @@ class RecordingWriter:
             DataError: the file is no recording.
         """
         recording = Recording(path)
-        if recording.header != header:
+        if recording.first != header:
             raise UsageError(f"expected the recording of this run in {path}, got one with other settings: name another")
         made = cls.__new__(cls)
         made.path = path
@@ -275,7 +329,7 @@ class Recording:
     """Reads a recording, step by step. Everything in the file is checked; a torn last frame counts as never written.
 
     Attributes:
-        header: what is the same in every step.
+        first: what is the same in every step.
 
     Raises:
         DataError: the file cannot be read, or is not a recording of this version.
@@ -287,11 +341,17 @@ class Recording:
             raise DataError(f"expected a recording of vflsec, got {path}, which starts otherwise")
         with path.open("rb") as file:
             _, first, _ = next(self._read_frames(file), (0, None, 0))
-        if not isinstance(first, Header):
+        if not isinstance(first, Header | SealedHeader):
             raise DataError(f"expected {path} to start with a header, got {type(first).__name__}")
         if first.version != VERSION:
             raise DataError(f"expected a recording of version {VERSION}, got {first.version} in {path}")
-        self.header = first
+        self.first = first
+
+    @property
+    def header(self) -> Header:
+        """The header of a recording of the encrypted layer, which attacks on recordings read."""
+        assert isinstance(self.first, Header), "attacks on recordings read no sealed training"
+        return self.first
 
     def steps(self) -> Iterator[RecordedStep]:
         """Return the steps in order.
@@ -314,7 +374,7 @@ class Recording:
                         step.messages.append(frame)
                     else:
                         step.notes[frame.name] = frame.array()
-                elif step or not isinstance(frame, Header):
+                elif step or not isinstance(frame, Header | SealedHeader):
                     raise DataError(f"expected a step at byte {at} of {self.path}, got {type(frame).__name__}")
         if step:
             self._check(step)
@@ -322,8 +382,7 @@ class Recording:
 
     def _check(self, step: RecordedStep) -> None:
         """Raise DataError unless the notes have the shapes of one batch under this layout: no attack reads others."""
-        layout = self.header.layout
-        sizes = {"g": layout.width, "C": layout.outputs, "1": 1, "2": 2}
+        sizes = {"1": 1, "2": 2, **self.first.sizes}
         for name, array in step.notes.items():
             expected = tuple(sizes.setdefault(axis, size) for axis, size in zip(NOTES[name], array.shape, strict=True))
             if array.shape != expected:

@@ -16,17 +16,18 @@ from vflsec.base.errors import Diverged, PeerRefused, UsageError
 from vflsec.base.seeds import seed_weights
 from vflsec.cipher.arithmetic.keys import PublicKey
 from vflsec.cipher.arithmetic.layout import CipherLayout
+from vflsec.cipher.recording import Header
 from vflsec.cipher.roles.active import ActiveRole, ScoresTooLarge
 from vflsec.cipher.roles.exchange import Exchange, Port, Seat
 from vflsec.companies.job import JobFile
-from vflsec.companies.messages import Committed, Hello
+from vflsec.companies.messages import Committed, Hello, get_limits
 from vflsec.companies.party_rows import PartyRows
-from vflsec.companies.side import Batch, Commit, Side, draw_first_share, draw_normal, step
+from vflsec.companies.side import Batch, Commit, Limits, PaillierSide, draw_first_share, draw_normal, step
 from vflsec.methods.checkpoint import State, copy_state, load_model_state, prefix_entries, select_entries
 from vflsec.results.metrics import METRICS, list_metrics
 
 
-class ActiveSide(Side):
+class ActiveSide(PaillierSide):
     """The active party's side: computes on encrypted embeddings, and learns their part of each score alone.
 
     See ``Side`` for the arguments.
@@ -39,17 +40,12 @@ class ActiveSide(Side):
 
     def __init__(self, data: PartyRows, job: JobFile, **options: Any) -> None:
         super().__init__(data, job, **options)
-        assert data.labels is not None, "the active party has labels"
-        classes, outputs = len(data.classes), job.model.outputs
-        if outputs not in ((1, 2) if classes == 2 else (classes,)):
-            expected = "1 or 2" if classes == 2 else str(classes)
-            raise UsageError(f"expected model.outputs = {expected} for {classes} classes, got {outputs}")
-        self.y = data.labels
+        self.y = get_labels(data, job, (1, 2))
         self._public: PublicKey | None = None
-        self.scores = np.zeros((len(data.ids["test"]), outputs))
+        self.scores = np.zeros((len(data.ids["test"]), job.model.outputs))
         self.loss = float("nan")
 
-    def meet(self, theirs: Hello) -> CipherLayout:
+    def meet(self, theirs: Hello) -> Limits:
         """Make the top model for the width and the key of the passive party."""
         width = theirs.layout.get("width")
         if theirs.key is None or type(width) is not int or not 0 < width <= 1 << 20:
@@ -66,7 +62,13 @@ class ActiveSide(Side):
         theirs.key.check(layout.bits, layout.mode)
         if theirs.key != self._public:
             self._make(layout, theirs.key)
-        return layout
+        self.agreed = layout
+        return get_limits(layout)
+
+    def make_header(self, run: str) -> Header:
+        """Return the header of a recording of this role."""
+        assert self._public is not None, "the parties have met"
+        return self._make_header(self._public)
 
     def _make(self, layout: CipherLayout, public: PublicKey) -> None:
         """Draw the linear layer over own columns and embedding, and give the part of the embedding to the role."""
@@ -117,9 +119,9 @@ class ActiveSide(Side):
         return deviation * float(np.linalg.norm(delta, axis=1).max()) * drawn
 
     @torch.no_grad()
-    def infer(self, port: Port, rows: Tensor) -> None:
+    def infer(self, port: Port, split: str, rows: Tensor) -> None:
         """Compute the scores of test rows."""
-        shared, local = self._score(port, "test", rows)
+        shared, local = self._score(port, split, rows)
         self.scores[rows.numpy()] = shared + local.numpy()
 
     def _exchange(self, port: Port) -> Exchange:
@@ -140,17 +142,6 @@ class ActiveSide(Side):
         """Return the logits (n, classes) of the test rows."""
         z = self.scores
         return np.hstack([np.zeros_like(z), z]) if z.shape[1] == 1 else z
-
-    def predictions(self) -> bytes:
-        """Return ids, labels and scores of the test rows as CSV."""
-        labels = np.array(self.data.classes)[self.y["test"]]
-        columns = {"id": self.data.ids["test"], "label": labels}
-        scores = {f"score_{name}": z for name, z in zip(self.data.classes, self.logits().T, strict=True)}
-        return pd.DataFrame({**columns, **scores}).to_csv(index=False).encode()
-
-    def utility(self) -> dict[str, float]:
-        """Return every metric of the test rows, the headline first."""
-        return {name: METRICS[name](self.logits(), self.y["test"]) for name in list_metrics(len(self.data.classes))}
 
     def state(self) -> State:
         """Return the top model over the own columns, its optimizer, and the share of the weights over the embedding."""
@@ -173,6 +164,35 @@ class ActiveSide(Side):
         """End the processes that prepare randomizers."""
         if self._public is not None:
             self.holder.close()
+
+
+def get_labels(data: PartyRows, job: JobFile, of_two: tuple[int, ...]) -> dict[str, np.ndarray]:
+    """Return the class of each row by split, if the job's outputs fit the classes; two may have ``of_two`` outputs.
+
+    Raises:
+        UsageError: they do not.
+    """
+    assert data.labels is not None, "the active party has labels"
+    classes, outputs = len(data.classes), job.model.outputs
+    fitting = of_two if classes == 2 else (classes,)
+    if outputs not in fitting:
+        expected = " or ".join(map(str, fitting))
+        raise UsageError(f"expected model.outputs = {expected} for {classes} classes, got {outputs}")
+    return data.labels
+
+
+def tabulate_predictions(data: PartyRows, logits: np.ndarray) -> bytes:
+    """Return ids, labels and scores of the test rows as CSV."""
+    assert data.labels is not None, "the active party has labels"
+    columns = {"id": data.ids["test"], "label": np.array(data.classes)[data.labels["test"]]}
+    scores = {f"score_{name}": z for name, z in zip(data.classes, logits.T, strict=True)}
+    return pd.DataFrame({**columns, **scores}).to_csv(index=False).encode()
+
+
+def measure_utility(data: PartyRows, logits: np.ndarray) -> dict[str, float]:
+    """Return every metric of the test rows, the headline first."""
+    assert data.labels is not None, "the active party has labels"
+    return {name: METRICS[name](logits, data.labels["test"]) for name in list_metrics(len(data.classes))}
 
 
 def compute_residual(z: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, float]:

@@ -23,6 +23,17 @@
     bits = 2048
     feature_bits = 4            # |feature| <= 2^4
 
+In place of [paillier], sealed training; [train] then describes the last fit, of the active party alone:
+
+    [sealed]                    # all of them optional
+    epsilon = 1.0               # of every label, at this delta, in everything that the passive party learns
+    delta = 1e-5
+    epochs = 10                 # passes in which both parties learn from noised sums
+    batch = 2048                # rows of a sum, about
+    lr = 0.02                   # of Adam
+    bits = 14                   # of the fraction of both factors of a sum
+    parameters = 4096           # the most that the passive party's model may have: a sum is answered for each
+
 What is a party's own affair stands in no job: its file, its columns, and the seed of its first weights, which nobody
 else may know.
 """
@@ -42,6 +53,9 @@ from vflsec.base.checks import check_positive
 from vflsec.base.errors import UsageError
 from vflsec.cipher.arithmetic.layout import CipherSpec
 from vflsec.core.settings import ModelSpec, TrainSpec
+from vflsec.defenses.sealed import SealedGradients
+from vflsec.methods.sealed_training import plan_batches
+from vflsec.protocols.sealed_plain import SealedPlan
 
 MAX_COUNT = 1_000_000
 """Of rows in a batch, and epochs."""
@@ -49,6 +63,8 @@ MAX_UNITS = 65_536
 """Of any layer."""
 MAX_WEIGHTS = 1 << 28
 """Between the layers of the passive party's encoder: 1 GiB as float32."""
+PLAN = SealedPlan()
+"""The defaults of sealed training."""
 LONGEST_SETTING = 1_000
 """Characters that one setting may have when the parties compare theirs."""
 
@@ -73,12 +89,22 @@ class JobModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     share: bool = True
 
     def __post_init__(self) -> None:
-        """Check every number, and that an encoder has its width."""
+        """Check the number of outputs."""
         check_positive(**{"model.outputs": self.outputs})
+
+    def check_width(self) -> None:
+        """Raise UsageError unless an encoder has its width."""
         if self.encoder == "identity" and self.width is not None:
             raise UsageError(f"expected no model.width with model.encoder=identity, got {self.width}: leave it out")
         if self.encoder != "identity" and self.width is None:
             raise UsageError(f"expected model.width with model.encoder={self.encoder}, got none: say width = 10")
+
+    def check_additive(self) -> None:
+        """Raise UsageError unless both parties' models give scores that are added."""
+        if self.encoder != "mlp":
+            raise UsageError(f"expected model.encoder = 'mlp' with [sealed], got {self.encoder!r}: change it")
+        if self.width is not None:
+            raise UsageError(f"expected no model.width with [sealed], got {self.width}: leave it out")
 
     @property
     def spec(self) -> ModelSpec:
@@ -116,6 +142,47 @@ class JobTraining(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return TrainSpec(optimizer="sgd", **msgspec.structs.asdict(self))
 
 
+class JobSealed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sealed training: noised sums over a batch in place of a gradient for each row.
+
+    Attributes:
+        epsilon: of every label, in everything that the passive party learns if both follow the protocol.
+        delta: at which epsilon is meant.
+        epochs: passes in which both parties learn from noised sums.
+        batch: rows of a sum, about.
+        lr: learning rate of Adam in these passes.
+        bits: of the fraction of both factors of a sum.
+        parameters: the most that the passive party's model may have. The active party answers as many sums for each
+            batch, and a passive party that deviates can read the label of as many rows.
+    """
+
+    epsilon: float = 1.0
+    delta: float = 1e-5
+    epochs: int = PLAN.epochs
+    batch: int = PLAN.batch
+    lr: float = PLAN.lr
+    bits: int = PLAN.bits
+    parameters: int = 4096
+
+    def __post_init__(self) -> None:
+        """Check every number as the defense does."""
+        check_positive(**{"sealed.epsilon": self.epsilon, "sealed.parameters": self.parameters})
+        _ = self.plan
+
+    @property
+    def plan(self) -> SealedPlan:
+        """The same in the words of the boundary.
+
+        Raises:
+            UsageError: a number is out of its range.
+        """
+        given = msgspec.structs.asdict(self)
+        protocol = SealedGradients(1 / given.pop("epsilon"), **{k: v for k, v in given.items() if k != "parameters"})
+        boundary = protocol.protocol()
+        assert boundary is not None, "an epsilon is finite"
+        return boundary[1]["plan"]
+
+
 class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole agreement.
 
@@ -128,6 +195,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         model: the shape of the networks.
         train: how everything is fitted.
         paillier: how the boundary is encrypted.
+        sealed: sealed training in place of it, or None.
     """
 
     name: str
@@ -138,6 +206,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     model: JobModel = JobModel()
     train: JobTraining = JobTraining()
     paillier: CipherSpec = CipherSpec()
+    sealed: JobSealed | None = None
 
     def __post_init__(self) -> None:
         """Check what the types do not."""
@@ -155,6 +224,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             ("model.hidden", max(model.hidden, default=1), MAX_UNITS),
             ("model.width", width, MAX_UNITS),
             ("model.outputs", model.outputs, MAX_UNITS),
+            *((f"sealed.{key}", getattr(self.sealed, key, 1), MAX_COUNT) for key in ("epochs", "batch", "parameters")),
         ):
             if value > most:
                 raise UsageError(f"expected {name} <= {most}, got {value}")
@@ -164,7 +234,17 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         for name, text in self.settings.items():
             if len(text) > LONGEST_SETTING:
                 raise UsageError(f"expected {name} of at most {LONGEST_SETTING} characters, got {len(text)}")
-        self.paillier.allow(self.train.epochs)
+        if self.sealed is None:
+            self.model.check_width()
+            self.paillier.allow(self.train.epochs)
+            return
+        self.model.check_additive()
+        if self.paillier != CipherSpec():
+            raise UsageError("expected [sealed] or [paillier], got both: leave one out")
+
+    def get_training(self, rows: int) -> TrainSpec:
+        """Return how both parties learn together from ``rows`` training rows."""
+        return plan_batches(self.sealed.plan, rows, self.train.spec) if self.sealed else self.train.spec
 
     @property
     def settings(self) -> dict[str, str]:

@@ -4,10 +4,11 @@ The parties compare job, rows and run, and agree on the batch after which they r
 
 The active party saves its new state before it sends the last message of a batch, and the passive party saves its own
 when that message has arrived. Whichever of them is killed, the active party is thus level or ahead by one batch. Both
-keep their last two states and resume after the last batch that both have; the active party goes back by one if need
-be, and the batch is done again with fresh masks. A party whose newest states are damaged or unusable declares them
-``lost``, and both go back to the last common state, at worst the end of an epoch. A digest over the messages of every
-batch tells whether both states have one history, so that a batch counts exactly once on both sides.
+keep their last two states and resume after the last batch that both have; the active party goes back by one if need be,
+and the batch is done again with fresh masks. In sealed training it does not go back: its state holds the answer, which
+it sends again, and the passive party has kept the mask. A party whose newest states are damaged or unusable declares
+them ``lost``, and both go back to the last common state, at worst the end of an epoch. A digest over the messages of
+every batch tells whether both states have one history, so that a batch counts exactly once on both sides.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         predicted: whether the active party has its predictions.
         lost: whether newer states than those in the history were damaged or dropped, so that more than one batch has
             to be done again.
-        layout: from the passive party, which alone knows the width of its embedding.
+        layout: from the passive party, which alone knows the width of its embedding, or its number of parameters.
         key: from the passive party.
     """
 
@@ -67,6 +68,36 @@ class Committed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The active party has saved the batch, and there is no gradient to send."""
 
 
+class LatticeKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The active party's public key of sealed training."""
+
+    public: bytes
+
+
+class Numbers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The scores (B, m) of the passive party's model, float32."""
+
+    values: bytes
+
+
+class SealedResiduals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The residuals (B, m) of a batch, sealed by the active party's key."""
+
+    ciphertexts: bytes
+
+
+class MaskedSums(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The sums (P,) of the weighed residuals under masks, sealed by the active party's key."""
+
+    ciphertexts: bytes
+
+
+class NoisedSums(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The sums (P,) with noise, under masks, each 8 bytes modulo t."""
+
+    values: bytes
+
+
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The sender needs nothing more."""
 
@@ -81,6 +112,11 @@ KINDS: tuple[type[msgspec.Struct], ...] = (
     EncryptedDelta,
     Committed,
     Done,
+    LatticeKey,
+    Numbers,
+    SealedResiduals,
+    MaskedSums,
+    NoisedSums,
 )
 """The types by their numbers on the wire; a change here is another version there."""
 

@@ -50,7 +50,9 @@ def add_role(text: str) -> Callable[[Any], Any]:
 @add_max_exposure
 @click.option("--timeout", type=SECONDS, default=60.0, show_default=True, help="Seconds a message may take.")
 @click.option("--patience", type=SECONDS, default=300.0, show_default=True, help="Seconds for a peer to return.")
-@click.option("--repeats", type=click.IntRange(min=0), help="Times we answer one batch again.  [default: 3]")
+@click.option(
+    "--repeats", type=click.IntRange(min=0), help="Times we answer one batch again.  [default: 3; with [sealed]: 0]"
+)
 @click.option("--workers", type=click.IntRange(0, 256), default=0, help="Processes that prepare encryption ahead.")
 @click.pass_context
 def command(ctx: click.Context, /, **given: Any) -> None:
@@ -82,6 +84,11 @@ def command(ctx: click.Context, /, **given: Any) -> None:
          [paillier]
          bits = 2048
          max_passes = 1              # passes of each sample that it answers
+       Or, so that the passive party learns noised sums in place of each row's gradient, [sealed] in place of
+       [paillier], without width; the active party then holds the key (`vflsec show defense sealed`):
+    \b
+         [sealed]
+         epsilon = 1.0               # of every label, at delta = 1e-5
     \b
     3. Start both, in any order:
          vflsec party --role passive --job job.toml --keys KEYS --listen 0.0.0.0:7700 --out passive
@@ -133,12 +140,17 @@ def run(**given: Any) -> None:
     data = _read_rows(agreed, role, given)
     identity = Identity(keys_folder / role)
     where = parse_address(given["listen"] or given["connect"])
-    _expose(agreed, data, role, given["max_exposure"])
+    if agreed.sealed is None:
+        _expose(agreed, data, role, given["max_exposure"])
+    elif given["max_exposure"] is not None:
+        raise UsageError("expected no --max-exposure with [sealed], whose numbers are not encrypted: leave it out")
     console = Console(stderr=True)
 
     def tell(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)  # a message is one line of a log
 
+    if agreed.sealed:
+        tell(_describe_epsilon(agreed, agreed.sealed.epsilon))
     snapshots = Snapshots(out)
     try:
         side = session.make_side(role, data, agreed, snapshots, workers=given["workers"])
@@ -160,14 +172,20 @@ def run(**given: Any) -> None:
                 tell=tell,
                 progress=lambda done, total: progress.update(bar, completed=done, total=total),
                 record=given["record"],
-                repeats=session.REPEATS if given["repeats"] is None else given["repeats"],
+                repeats=given["repeats"],
             ).finish()
     finally:
         snapshots.close()
     for name, value in result.utility.items():
         click.echo(f"{name:10} {value:.4f}")
+    if result.epsilon is not None:
+        click.echo(_describe_epsilon(agreed, result.epsilon))
     click.echo(f"{'traffic':10} {(result.sent + result.received) / 1e6:.1f} MB", err=role == "passive")
     click.echo(f"run {result.run[:8]}, {result.batches} batches, history {result.history[:12]}: {out}", err=True)
+
+
+def _describe_epsilon(agreed: Any, epsilon: float) -> str:
+    return f"every label: epsilon {epsilon:.4g} at delta {agreed.sealed.delta:g}"
 
 
 def _expose(agreed: Any, data: Any, role: str, limit: float | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from phe import PaillierPrivateKey, PaillierPublicKey
@@ -14,13 +15,15 @@ from vflsec.base.errors import ProtocolError, UsageError
 from vflsec.base.seeds import seed_weights
 from vflsec.cipher.arithmetic.codec import encode
 from vflsec.cipher.arithmetic.keys import Keys
-from vflsec.cipher.arithmetic.layout import CipherLayout, Mode
+from vflsec.cipher.arithmetic.layout import Mode
+from vflsec.cipher.recording import Header
 from vflsec.cipher.roles.exchange import Exchange, Port, Seat
 from vflsec.cipher.roles.passive import PassiveRole
 from vflsec.companies.job import JobFile
-from vflsec.companies.messages import Committed, Hello
+from vflsec.companies.messages import Committed, Hello, get_limits
 from vflsec.companies.party_rows import PARTY, PartyRows
-from vflsec.companies.side import Batch, Commit, Side, draw_first_share, draw_normal, step
+from vflsec.companies.side import Batch, Commit, Limits, PaillierSide, draw_first_share, draw_normal, step
+from vflsec.companies.snapshots import Snapshots
 from vflsec.data.encode import densify
 from vflsec.methods.checkpoint import State, copy_state, load_model_state, prefix_entries, select_entries
 from vflsec.nn.encoders import build_encoder
@@ -29,7 +32,7 @@ CHUNK = 8192
 """Rows that are embedded at once where all are checked."""
 
 
-class PassiveSide(Side):
+class PassiveSide(PaillierSide):
     """The passive party's side: encrypts its embedding, decrypts masked numbers, and trains its bottom model.
 
     It learns nothing but its own gradient delta^C = delta W^T, which reveals the labels (``reveals`` of the protocol);
@@ -71,9 +74,21 @@ class PassiveSide(Side):
         )
         self.optimizer = self._make_sgd(self.bottom) if self.gradients else None
 
-    def meet(self, theirs: Hello) -> CipherLayout:
-        """Return the layout that this side has made."""
-        return self.agreed
+    def introduce(self) -> dict[str, Any]:
+        """Return the layout that this side has made, and its key."""
+        return {"layout": msgspec.to_builtins(self.agreed), "key": self.public}
+
+    def save_keys(self, snapshots: Snapshots) -> None:
+        """Keep the private key."""
+        snapshots.save_key(pack_keys(self.keys))
+
+    def meet(self, theirs: Hello) -> Limits:
+        """Return the limits of the layout that this side has made."""
+        return get_limits(self.agreed)
+
+    def make_header(self, run: str) -> Header:
+        """Return the header of a recording of this role."""
+        return self._make_header(self.public)
 
     def learn(self, port: Port, batch: Batch, commit: Commit) -> None:
         """Send features, scores and the noised gradient of the weights; then train the bottom model on delta^C."""
@@ -117,10 +132,10 @@ class PassiveSide(Side):
                 ) from None
 
     @torch.no_grad()
-    def infer(self, port: Port, rows: Tensor) -> None:
+    def infer(self, port: Port, split: str, rows: Tensor) -> None:
         """Send features and scores of test rows."""
         self.bottom.eval()
-        mu = self.bottom(self.x["test"][rows])
+        mu = self.bottom(self.x[split][rows])
         self._exchange(port).scores(_to_double(mu), self._score_noise(len(rows)), learns=False)
 
     def _exchange(self, port: Port) -> Exchange:

@@ -16,14 +16,16 @@ from safetensors.numpy import save
 
 from vflsec.base.errors import Diverged, PeerLost, PeerRefused, ProtocolError, StoreError, UsageError, VflsecError
 from vflsec.cipher.arithmetic.keys import Keys
-from vflsec.cipher.recording import Header, RecordingWriter, expect_writable
-from vflsec.cipher.roles.exchange import EncryptedDelta, MaskedScores, NoisedGradient, RoleName
-from vflsec.companies.active_side import ActiveSide
+from vflsec.cipher.recording import Direction, RecordingWriter, expect_writable
+from vflsec.cipher.roles.exchange import EncryptedDelta, MaskedScores, RoleName
+from vflsec.companies.active_side import ActiveSide, measure_utility, tabulate_predictions
 from vflsec.companies.job import JobFile
 from vflsec.companies.link import Link
-from vflsec.companies.messages import FIRST, KINDS, Done, Hello, agree, get_limits
+from vflsec.companies.messages import FIRST, KINDS, Done, Hello, MaskedSums, NoisedSums, SealedResiduals, agree
 from vflsec.companies.party_rows import PartyRows
-from vflsec.companies.passive_side import PassiveSide, pack_keys, restore_keys
+from vflsec.companies.passive_side import PassiveSide, restore_keys
+from vflsec.companies.sealed_sides import SealedActiveSide, SealedPassiveSide
+from vflsec.companies.side import Side
 from vflsec.companies.snapshots import AnswerLimits, Facts, Journal, PartyResult, Snapshots, read_result, write_result
 from vflsec.companies.wire import Connection, clean
 
@@ -35,16 +37,17 @@ WIDTHS = {"paillier.feature_bits", "paillier.weight_bits", "paillier.delta_bits"
 """Settings that both parties may change together during a run, where numbers have grown: no state depends on them."""
 FAREWELL = 10.0
 """Seconds that an active party with its predictions waits for the passive party's last message."""
-REPEATS = 3
-"""Default limit of the repeated answers to one batch; in all, as many for every third batch."""
 M = TypeVar("M", bound=msgspec.Struct)
 SECURE_BITS = 2048
 """Bits of the smallest key that needs no warning: about 112 bits of security."""
 
 
+Active = ActiveSide | SealedActiveSide
+
+
 def make_side(
     role: RoleName, data: PartyRows, job: JobFile, snapshots: Snapshots, **options: Any
-) -> PassiveSide | ActiveSide:
+) -> PassiveSide | SealedPassiveSide | Active:
     """Return the side of ``role``; the passive one has the key of the run in ``snapshots``, or a new one.
 
     Args:
@@ -54,6 +57,8 @@ def make_side(
         snapshots: what is kept of the run.
         options: of the side.
     """
+    if job.sealed:
+        return (SealedActiveSide if role == "active" else SealedPassiveSide)(data, job, **options)
     if role == "active":
         return ActiveSide(data, job, **options)
     bits, mode = job.paillier.bits, job.paillier.mode
@@ -69,7 +74,8 @@ class BatchPort:
         step: number of the batch.
         recorder: of this party's messages and notes, or None.
         answer: called with the number of the batch when the passive party receives a request for scores, and before
-            the active party sends delta^C; returns how often the batch has been answered, or refuses.
+            the active party sends delta^C or noised sums; returns how often the batch has been answered, or refuses.
+        keep: writes this party's state before the batch again.
     """
 
     def __init__(
@@ -78,22 +84,25 @@ class BatchPort:
         step: int,
         recorder: RecordingWriter | None,
         answer: Callable[[int], int] = lambda step: 1,
+        keep: Callable[[], object] = lambda: None,
     ) -> None:
-        self._wire, self._step, self._recorder, self._answer = wire, step, recorder, answer
+        self._wire, self._step, self._recorder, self._answer, self._keep = wire, step, recorder, answer, keep
+
+    def keep(self) -> None:
+        """Write this party's state before the batch again."""
+        self._keep()
 
     def send(self, message: msgspec.Struct) -> None:
         """Send ``message``."""
-        if isinstance(message, EncryptedDelta):
+        if isinstance(message, EncryptedDelta | NoisedSums):
             self._answer(self._step)
-        if self._recorder:
-            self._recorder.message("sent", message)
+        self._record("sent", message)
         self._wire.send(message, self._step)
 
     def receive(self, expected: type[M]) -> M:
         """Return the next message, which must be an ``expected`` one."""
         message = self._wire.receive(expected, self._step)
-        if self._recorder:
-            self._recorder.message("received", message)
+        self._record("received", message)
         if isinstance(message, MaskedScores):  # once they are decrypted, even a refusal gives information
             self.note("answers", np.array([self._answer(self._step)]))
         return message
@@ -102,6 +111,11 @@ class BatchPort:
         """Record an array."""
         if self._recorder:
             self._recorder.note(name, values)
+
+    def _record(self, direction: Direction, message: msgspec.Struct) -> None:
+        """Record a message, but for the large ciphertexts whose content the key's owner notes."""
+        if self._recorder and not isinstance(message, SealedResiduals | MaskedSums):
+            self._recorder.message(direction, message)
 
 
 class Session:
@@ -118,8 +132,8 @@ class Session:
         begin: called with the number of each batch before it starts; for tests.
         record: the file in which this party's view is recorded, or None.
         repeats: how often a batch is answered again, by the passive party with scores and by the active party with
-            delta^C. Each answer gives a dishonest peer new information; an honest one asks again only after a broken
-            connection.
+            delta^C or noised sums; None for the side's own. Each answer gives a dishonest peer new information; an
+            honest one asks again only after a broken connection.
 
     Raises:
         StoreError: the kept state belongs to another role, job or set of rows.
@@ -127,7 +141,7 @@ class Session:
 
     def __init__(
         self,
-        side: PassiveSide | ActiveSide,
+        side: Side,
         link: Link,
         snapshots: Snapshots,
         *,
@@ -137,7 +151,7 @@ class Session:
         progress: Callable[[int, int], object] = lambda done, total: None,
         begin: Callable[[int], object] = lambda step: None,
         record: Path | None = None,
-        repeats: int = REPEATS,
+        repeats: int | None = None,
     ) -> None:
         self.side = side
         self.link = link
@@ -150,10 +164,12 @@ class Session:
         kept = snapshots.list_checkpoints(side.schedule.per_epoch)
         for facts in kept.values():
             self._expect_same_job(facts)
-        tested = len(side.test_batches())  # all of which are asked for again after a break among them
+        tested = len(side.later)  # all of which are asked for again after a break among them
+        repeats = side.repeats if repeats is None else repeats
         in_all = repeats * (max(20, self.batches // 3) + tested)
         journal = snapshots.load_journal() if kept else Journal()
-        self.answers = AnswerLimits(side.role, journal, snapshots, each=repeats, in_all=in_all)
+        self.answers = AnswerLimits(side.role, journal, snapshots, each=repeats, in_all=in_all, cost=side.cost)
+        self._ahead = False
         self._resumed = 0
         self.history = {step: facts.history for step, facts in kept.items()}
         self._at = max(self.history, default=0)
@@ -181,7 +197,8 @@ class Session:
         """
         if self.record:
             expect_writable(self.record)
-        if (bits := self.side.job.paillier.bits) < SECURE_BITS and not self._is_over():
+        job = self.side.job
+        if not job.sealed and (bits := job.paillier.bits) < SECURE_BITS and not self._is_over():
             self.tell(f"a key of {bits} bits protects nothing that matters: take bits = {SECURE_BITS} or more")
         for step in self.snapshots.damaged:
             self.tell(f"the state after batch {step} is damaged; going on from one that is not, if both parties can")
@@ -263,7 +280,7 @@ class Session:
         with ExitStack() as stack:
             try:
                 step, predicted = self._greet(wire)
-                done = step + sum(1 for _ in self.side.test_batches()) if predicted else step
+                done = step + len(self.side.later) if predicted else step + self._is_settled()
                 recorder = stack.enter_context(self._open_recording(done)) if self.record else None
                 met = True
                 self._train(wire, step, recorder)
@@ -293,9 +310,9 @@ class Session:
             theirs = wire.receive(Hello)
             wire.send(ours)
         step = agree(ours, theirs)
-        layout = side.meet(theirs)
-        wire.limits.update(get_limits(layout))
-        self._layout, self._key = layout, theirs.key or ours.key
+        wire.limits.update(side.meet(theirs))
+        self._ahead = side.resends and step + 1 in (ours if side.role == "active" else theirs).history
+        side.exchange_keys(BatchPort(wire, 0, None))
         self._resume(step, theirs.run if side.role == "active" else self.run)
         return step, (ours if side.role == "active" else theirs).predicted
 
@@ -310,8 +327,7 @@ class Session:
             history=self.history,
             predicted=self.result is not None,
             lost=bool(self.snapshots.damaged) or self.answers.journal.failed >= max(self.history),
-            layout=msgspec.to_builtins(side.agreed) if isinstance(side, PassiveSide) else {},
-            key=side.public if isinstance(side, PassiveSide) else None,
+            **side.introduce(),
         )
 
     def _resume(self, step: int, run: str) -> None:
@@ -320,13 +336,13 @@ class Session:
         if self.run != run or self.history == {0: NOTHING}:
             assert step == 0, "a party that joins a run has no batch"
             self.run, self.history = run, {}
-            if isinstance(self.side, PassiveSide):
-                self.snapshots.save_key(pack_keys(self.side.keys))
+            self.side.save_keys(self.snapshots)
             self.snapshots.save_journal(self.answers.journal)
             self._keep(0, sha256(run.encode()).hexdigest())
             return
         if step < max(self.history) - 1:
             self.tell(f"going back from batch {max(self.history)} to batch {step}, the last one that both parties have")
+        step += self._is_settled()
         self.side.load(self.snapshots.load(step))
         self.history = {at: digest for at, digest in self.history.items() if at <= step}
         self.snapshots.forget_after(step)
@@ -335,27 +351,43 @@ class Session:
     def _train(self, wire: Connection, start: int, recorder: RecordingWriter | None) -> None:
         for step in range(start, self.batches):
 
-            def commit(message: NoisedGradient, step: int = step) -> None:
+            def commit(message: msgspec.Struct, step: int = step) -> None:
                 digest = sha256(bytes.fromhex(self.history[step]) + msgspec.msgpack.encode(message))
                 self._keep(step + 1, digest.hexdigest())
 
+            def keep(step: int = step) -> None:
+                self._keep(step, self.history[step])
+
             batch = self.side.schedule[step]
-            self._begin(recorder, step, batch.rate)
-            self.side.learn(BatchPort(wire, step, recorder, self.answers.count), batch, commit)
+            if self._ahead and step == start:
+                recorded = None if self._is_settled() else recorder
+                self._begin(recorded, step, batch.rate)
+                self.side.resend(BatchPort(wire, step, recorded, self._count_once), batch, commit)
+            else:
+                self._begin(recorder, step, batch.rate)
+                self.side.learn(BatchPort(wire, step, recorder, self.answers.count, keep), batch, commit)
             self._advance(step + 1)
             self.progress(step + 1, self.batches)
 
+    def _is_settled(self) -> bool:
+        """Whether this party has kept the batch whose last message is sent again."""
+        return self._ahead and self.side.role == "active"
+
+    def _count_once(self, step: int) -> int:
+        """Count an answer unless it has been: one that is sent again is the same."""
+        return self.answers.times(step) or self.answers.count(step)
+
     def _predict(self, wire: Connection, recorder: RecordingWriter | None) -> None:
-        for number, rows in enumerate(self.side.test_batches(), start=self.batches):
+        for number, (split, rows) in enumerate(self.side.later, start=self.batches):
             self._begin(recorder, number, None)
-            self.side.infer(BatchPort(wire, number, recorder, self.answers.count), rows)
+            self.side.infer(BatchPort(wire, number, recorder, self.answers.count), split, rows)
             self._advance(number + 1)
-        if isinstance(self.side, ActiveSide):
+        if self.side.role == "active":
             self._settle(wire)
 
     def _part(self, wire: Connection) -> None:
         """Let the active party report that it has its predictions, and the passive party confirm that."""
-        if isinstance(self.side, ActiveSide):
+        if self.side.role == "active":
             self._is_alive()
             wire.send(Done())
             wire.receive(Done)
@@ -369,8 +401,9 @@ class Session:
         """Write the models, the active party's predictions, and last the result."""
         side = self.side
         files = {f"{side.role}.safetensors": save(side.models())}
-        if isinstance(side, ActiveSide):
-            files["predictions.csv"] = side.predictions()
+        logits = side.logits() if isinstance(side, Active) else None
+        if logits is not None:
+            files["predictions.csv"] = tabulate_predictions(side.data, logits)
         result = PartyResult(
             role=side.role,
             run=self.run,
@@ -378,7 +411,8 @@ class Session:
             history=self.history[self.batches],
             settings=side.job.settings,
             rows=side.data.digest,
-            utility=side.utility() if isinstance(side, ActiveSide) else {},
+            utility={} if logits is None else measure_utility(side.data, logits),
+            epsilon=side.measure_epsilon(self.answers.times) if isinstance(side, SealedActiveSide) else None,
             sent=self._sent + wire.sent,
             received=self._received + wire.received,
         )
@@ -410,14 +444,7 @@ class Session:
     def _open_recording(self, step: int) -> RecordingWriter:
         """Return the recording from ``step`` on, without the batches that are done again."""
         assert self.record is not None, "nothing is to be recorded"
-        train = self.side.job.train
-        header = Header(
-            role=self.side.role,
-            layout=self._layout,
-            n=self._key.n if self._key else b"",
-            momentum=train.momentum,
-            weight_decay=train.weight_decay,
-        )
+        header = self.side.make_header(self.run)
         return (
             RecordingWriter.resume(self.record, header, step)
             if self.record.exists()

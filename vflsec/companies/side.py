@@ -7,8 +7,9 @@ import math
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -18,12 +19,15 @@ from torch import Tensor, nn
 from vflsec.base.seeds import make_rng
 from vflsec.base.sparse_rows import to_tensor
 from vflsec.cipher.arithmetic.codec import Randbits
+from vflsec.cipher.arithmetic.keys import PublicKey
 from vflsec.cipher.arithmetic.layout import CipherLayout
 from vflsec.cipher.arithmetic.linear_sgd import LinearSgd
-from vflsec.cipher.roles.exchange import NoisedGradient, Port, RoleName
+from vflsec.cipher.recording import Header, SealedHeader
+from vflsec.cipher.roles.exchange import Port, RoleName
 from vflsec.companies.job import JobFile
 from vflsec.companies.messages import Hello
 from vflsec.companies.party_rows import PartyRows
+from vflsec.companies.snapshots import Snapshots
 from vflsec.methods.checkpoint import State
 from vflsec.nn.stacked import draw_batches
 from vflsec.nn.wide import create_optimizer
@@ -31,7 +35,7 @@ from vflsec.nn.wide import create_optimizer
 KEY_BITS = 256
 """Of the key from which noise is drawn."""
 
-Commit = Callable[[NoisedGradient], object]
+Commit = Callable[[msgspec.Struct], object]
 """Saves the state after a batch; the message, new in every attempt, identifies the batch in both histories."""
 
 
@@ -52,36 +56,51 @@ class Schedule:
     """
 
     def __init__(self, job: JobFile, rows: int) -> None:
-        self._job, self._rows = job, rows
+        self._job, self._rows, self._spec = job, rows, job.get_training(rows)
         self._epoch, self._batches = 0, self._draw(1)
         self.per_epoch = len(self._batches)
 
     def __len__(self) -> int:
         """Return the number of batches of the whole job."""
-        return self.per_epoch * self._job.train.epochs
+        return self.per_epoch * self._spec.count_epochs(self._rows)
 
     def __getitem__(self, step: int) -> Batch:
         """Return batch ``step``, from 0."""
         epoch, number = divmod(step, self.per_epoch)
         if epoch != self._epoch:
             self._epoch, self._batches = epoch, self._draw(epoch + 1)
-        return Batch(step, self._batches[number], self._job.train.spec.rate(epoch, self._job.train.epochs))
+        return Batch(step, self._batches[number], self._spec.rate(epoch, self._spec.count_epochs(self._rows)))
+
+    @property
+    def sizes(self) -> set[int]:
+        """The numbers of rows that batches have: one row left over joins the batch before."""
+        return {len(rows) for rows in self._batches}
 
     @property
     def largest(self) -> int:
-        """Rows of the largest batch: one row left over joins the batch before."""
-        return max(len(rows) for rows in self._batches)
+        """Rows of the largest batch."""
+        return max(self.sizes)
 
     def _draw(self, epochs: int) -> list[Tensor]:
         """Return the batches of the last of ``epochs`` epochs; one stream runs through all of them."""
         order = make_rng(self._job.seed, "batches", "train")
         for _ in range(epochs):
-            drawn = draw_batches(self._rows, self._job.train.batch, order, torch.device("cpu"))
+            drawn = draw_batches(self._rows, self._spec.batch, order, torch.device("cpu"))
         return drawn
 
 
+class StatePort(Port, Protocol):
+    """A port in training, by which a party can write its state before the batch again."""
+
+    def keep(self) -> None: ...  # noqa: D102
+
+
+Limits = dict[type[msgspec.Struct], int]
+"""The largest payload of each type of message, in bytes."""
+
+
 class Side(ABC):
-    """One party's models, its role in the encrypted layer, and its part of every batch.
+    """One party's models, its role in the boundary, and its part of every batch.
 
     Args:
         data: its columns of the common rows.
@@ -90,9 +109,18 @@ class Side(ABC):
         batches: expected number of batches, by which tables are sized; None for the whole job.
         workers: processes that prepare randomizers.
         randbits: source of masks, of the first share and of the noise; ``secrets`` but in tests.
+
+    Class attributes:
+        role: of this party.
+        repeats: how often a batch is answered again, unless the user says otherwise.
+        resends: whether a batch that the active party has kept is not done again: what it has sent is sent again.
+        cost: of an answer that is given again, for whoever may allow it.
     """
 
     role: ClassVar[RoleName]
+    repeats: ClassVar[int] = 3
+    resends: ClassVar[bool] = False
+    cost: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -113,40 +141,50 @@ class Side(ABC):
         self._workers, self._randbits = workers, randbits
 
     @property
-    def gradients(self) -> bool:
-        """Whether the passive party gets delta^C; without a network it needs none, and learns nothing of the labels."""
-        return self.job.model.encoder != "identity"
-
-    def layout(self, width: int) -> CipherLayout:
-        """Return the layout for an embedding of ``width``."""
-        return self.job.paillier.layout(width=width, outputs=self.job.model.outputs, batch=self.schedule.largest)
-
-    def test_batches(self) -> tuple[Tensor, ...]:
-        """Return the test rows in batches that the layout admits."""
-        return torch.split(torch.arange(len(self.data.ids["test"])), self.schedule.largest)
+    @abstractmethod
+    def later(self) -> list[tuple[str, Tensor]]:
+        """What is done after training, in order: the split, and which of its rows."""
 
     def samples(self, step: int) -> np.ndarray:
-        """Return the samples (B,) of batch ``step``; batches of test rows follow those of training."""
-        later = step - len(self.schedule)
-        if later < 0:
+        """Return the samples (B,) of batch ``step``; test rows are numbered after training rows."""
+        if step < len(self.schedule):
             return self.schedule[step].rows.numpy()
-        return self.test_batches()[later].numpy() + len(self.data.ids["train"])
+        split, rows = self.later[step - len(self.schedule)]
+        return rows.numpy() + (split != "train") * len(self.data.ids["train"])
+
+    def introduce(self) -> dict[str, Any]:
+        """Return what the greeting says of the layout and the key."""
+        return {}
+
+    def exchange_keys(self, port: Port) -> None:  # noqa: B027  (a side may have none)
+        """Send or receive a key that is too large for a greeting."""
+
+    def save_keys(self, snapshots: Snapshots) -> None:  # noqa: B027  (a side may have none)
+        """Keep what must last for the whole run."""
 
     @abstractmethod
-    def meet(self, theirs: Hello) -> CipherLayout:
-        """Read what the role needs from the peer's greeting, and return the layout.
+    def make_header(self, run: str) -> Header | SealedHeader:
+        """Return the header of this party's recording; after ``meet``."""
+
+    @abstractmethod
+    def meet(self, theirs: Hello) -> Limits:
+        """Read what the role needs from the peer's greeting, and return how large messages may be.
 
         Raises:
             PeerRefused: it does not fit the job.
         """
 
     @abstractmethod
-    def learn(self, port: Port, batch: Batch, commit: Commit) -> None:
+    def learn(self, port: StatePort, batch: Batch, commit: Commit) -> None:
         """Take part in one update; call ``commit`` when the batch is done."""
 
     @abstractmethod
-    def infer(self, port: Port, rows: Tensor) -> None:
-        """Take part in the prediction of test rows."""
+    def infer(self, port: Port, split: str, rows: Tensor) -> None:
+        """Take part in what is done after training."""
+
+    def resend(self, port: Port, batch: Batch, commit: Commit) -> None:
+        """Send, or receive, the last message of a batch that the active party has kept."""
+        raise NotImplementedError("a batch is done again")
 
     @abstractmethod
     def state(self) -> State:
@@ -162,6 +200,37 @@ class Side(ABC):
 
     def close(self) -> None:  # noqa: B027  (a side may have none)
         """End the processes that it has started."""
+
+
+class PaillierSide(Side):
+    """A side of the encrypted linear layer.
+
+    Attributes:
+        agreed: the layout, once it is known.
+    """
+
+    agreed: CipherLayout
+
+    @property
+    def gradients(self) -> bool:
+        """Whether the passive party gets delta^C; without a network it needs none, and learns nothing of the labels."""
+        return self.job.model.encoder != "identity"
+
+    def layout(self, width: int) -> CipherLayout:
+        """Return the layout for an embedding of ``width``."""
+        return self.job.paillier.layout(width=width, outputs=self.job.model.outputs, batch=self.schedule.largest)
+
+    @property
+    def later(self) -> list[tuple[str, Tensor]]:
+        """The test rows, in batches that the layout admits."""
+        rows = torch.arange(len(self.data.ids["test"]))
+        return [("test", part) for part in torch.split(rows, self.schedule.largest)]
+
+    def _make_header(self, key: PublicKey) -> Header:
+        train = self.job.train
+        return Header(
+            role=self.role, layout=self.agreed, n=key.n, momentum=train.momentum, weight_decay=train.weight_decay
+        )
 
     def _make_linear_sgd(self) -> LinearSgd:
         return LinearSgd(self.job.train.momentum, self.job.train.weight_decay)

@@ -267,11 +267,14 @@ class AnswerLimits:
         snapshots: where the journal is kept.
         each: limit of the repeats of one batch.
         in_all: limit of the repeats of all batches together.
+        cost: what is said of another answer.
     """
 
-    def __init__(self, role: str, journal: Journal, snapshots: Snapshots, *, each: int, in_all: int) -> None:
+    def __init__(
+        self, role: str, journal: Journal, snapshots: Snapshots, *, each: int, in_all: int, cost: str = ""
+    ) -> None:
         self.role, self.journal, self.each, self.in_all = role, journal, each, in_all
-        self._snapshots = snapshots
+        self._snapshots, self._cost = snapshots, cost
 
     def count(self, step: int) -> int:
         """Count an answer to batch ``step``, and return how often it has been answered.
@@ -288,7 +291,7 @@ class AnswerLimits:
                 raise PeerRefused(
                     f"batch {step} is not answered again: it was answered {again} times, and there were {in_all - 1} "
                     f"repeats of all batches (limits: {self.each} repeats of one, {self.in_all} of all); "
-                    f"if the network is to blame, start {self.role} with more --repeats"
+                    f"if the network is to blame, start {self.role} with more --repeats{self._cost}"
                 )
             journal.repeats[step] = again
         self._snapshots.save_journal(journal)
@@ -320,6 +323,7 @@ class PartyResult(msgspec.Struct, frozen=True, kw_only=True):
         settings: the job.
         rows: digest of the row ids.
         utility: the active party's metrics of test rows by name, the headline first.
+        epsilon: of every label, from the active party of sealed training, which counts its answers; else None.
         sent: bytes sent by the process that ended the run.
         received: bytes received by it.
         files: SHA-256 of each file beside this one, by its name.
@@ -333,6 +337,7 @@ class PartyResult(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, str]
     rows: str
     utility: dict[str, float] = {}
+    epsilon: float | None = None
     sent: int = 0
     received: int = 0
     files: dict[str, str] = {}

@@ -24,7 +24,7 @@ import msgspec
 from vflsec.base.errors import PeerLost, PeerRefused, ProtocolError
 
 MAGIC = b"vfls"
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct(">4sHBQI16s")
 LOOK_UP = 0.5
 """Seconds between two looks whether the peer has connected anew."""
