@@ -40,7 +40,7 @@ class SealedGradients(Defense):
     settings that it chooses by labels, are not part of it.
 
     Noise comes from seeded generators: this measures a mechanism and protects no real data, with either backend. Both
-    give the same numbers.
+    give the same numbers. ``vflsec party`` trains in this way between two companies, with noise that nobody can know.
 
     Args:
         strength: 1/epsilon.
