@@ -73,7 +73,7 @@ class Fusion(OfClasses):
     """
 
     name = "fusion"
-    version = 13
+    version = 14
 
 
 class AttributeFusion(OfClasses):
@@ -123,7 +123,7 @@ class ColumnFusion(FromAllSources):
     name = "column-fusion"
     side = "either"
     target = "features"
-    version = 13
+    version = 14
 
     def __init__(self, *, victim: str | None = None) -> None:
         self.victim = victim

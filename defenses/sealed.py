@@ -72,7 +72,7 @@ class SealedGradients(Defense):
         "memory and time for the Jacobian of each row; utility, less with fewer parameters and more rows; with "
         "backend=bfv megabytes and a fraction of a second for each batch"
     )
-    fails = "against a passive party that breaks the protocol; and for what own columns say of labels without training"
+    fails = "against a passive party that breaks the protocol; and for how own columns go with labels, which it learns"
 
     def __init__(
         self,

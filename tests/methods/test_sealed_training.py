@@ -19,7 +19,7 @@ from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.defenses import gaussian_dp
 from vflsec.defenses.sealed import compute_epsilon, find_mu
-from vflsec.inference.sums import solve_sums
+from vflsec.inference.sums import estimate_labels, solve_sums
 from vflsec.methods.sealed_training import SealedTraining, round_residuals
 from vflsec.run.federation import build_federation, build_method
 from vflsec.run.plan import make_cell
@@ -151,10 +151,12 @@ def test_epsilon_is_that_of_opacus():
     assert find_mu(compute_epsilon(0.7, 1e-5), 1e-5) == pytest.approx(0.7)
 
 
-def attacked(epsilon, *, noise=True, rows=150, batch=60, **options):
+def attacked(epsilon, *, noise=True, rows=150, batch=60, own_columns=True, **options):
     method, federation = build(rows=rows, epsilon=epsilon, batch=batch, model={"bottom": (40,)}, **options)
     if not noise:
         silence(method)
+    if not own_columns:
+        federation.passive[0].features["train"].normal_(generator=torch.Generator().manual_seed(0))
     seen = Transcript(frozenset({"passive_1"}), frozenset(Kind))
     federation.channel.taps.append(seen)
     federation.begin("train")
@@ -180,6 +182,14 @@ def test_without_noise_and_with_many_parameters_sums_are_the_labels():
     _, solved = solve_sums(asked.view).T
     assert roc_auc_score(asked.truth.labels["train"], -solved) > 0.99
     assert area(asked) > 0.99
+
+
+def test_labels_are_estimated_where_own_columns_say_nothing_of_them():
+    asked, _ = attacked(4.0, dataset="credit-default", rows=800, batch=100, own_columns=False)
+    labels, rest = asked.truth.labels["train"], torch.ones(len(asked.truth.labels["train"]), dtype=torch.bool)
+    rest[asked.view.aux_rows] = False
+    assert 0.58 < roc_auc_score(labels[rest], estimate_labels(asked.view)[rest, 0]) < 0.78  # all else known: .74
+    assert area(asked) > 0.58
 
 
 def test_a_passive_party_receives_sums_and_no_gradient():

@@ -1,25 +1,49 @@
-"""Noised sums over batches, solved for the numbers of each row that were summed."""
+"""Noised sums over batches, solved for the numbers of each row that were summed, and for its label."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View, memoize
+from vflsec.inference.regression import standardize
 from vflsec.nn.jacobians import compute_jacobians, get_learned, scale_to_unit
 from vflsec.nn.wrappers import SideBySide
 
 PRIOR, DRIFT = 0.25, 0.01
 """Variance of a number before any sum is read, and what it gains from one epoch to the next."""
 
+WAVES, SHARED, REST, MISSED, MOVED = 100, 0.04, 0.2, 1e-3, 1e-5
+"""Number of random features of own columns. Variances before any sum is read: of the part of a label that is a function
+of them, of the row's own part, of the function that p is besides what is known of it, and what that gains by batch."""
+
+
+class WhiteSums(NamedTuple):
+    """Sums of a batch, in directions in which they have variance 1 given the functions of own columns.
+
+    Attributes:
+        rows: (B,) of the batch.
+        weights: (B, k).
+        totals: (k,) less what is known of p.
+    """
+
+    rows: Tensor
+    weights: Tensor
+    totals: Tensor
+
 
 def tabulate_sums(view: View) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
     """Yield what the noised sums say of each training row."""
     if (solved := solve_sums(view)) is not None:
         yield "solved sums", {view.aux_split: solved}
+    if (labels := estimate_labels(view)) is not None:
+        yield "labels by sums", {view.aux_split: labels}
 
 
 @memoize
@@ -33,8 +57,8 @@ def solve_sums(view: View) -> Tensor | None:
     independent, with mean 0, and drift from epoch to epoch. Batches are read in order by a Kalman filter that keeps the
     variance of each number, and forgets covariances between rows: each batch is solved exactly.
     """
-    messages = [m for m in view.messages if m.kind is Kind.SUM and m.split == view.aux_split and m.rows is not None]
-    if not messages or view.model is None:
+    messages = _list_messages(view)
+    if not messages:
         return None
     states: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
     for message in messages:
@@ -52,27 +76,98 @@ def solve_sums(view: View) -> Tensor | None:
     return torch.cat([torch.cat(half, dim=1) for half in halves], dim=1).float()
 
 
+@memoize
+def estimate_labels(view: View) -> Tensor | None:
+    """Return the mean of each row's label given all sums, (n, 1), or None without a linear head and two classes.
+
+    A residual is p - y. Of p the adversary knows its own part of the score; the rest is a function of its columns that
+    moves as training goes on. y is another one, which does not, plus a part of the row's own. All are Gaussian, the
+    functions linear in random features. A Kalman filter over all batches gives the functions; with y's function given,
+    a second one gives what the sums leave unexplained, which is the rows' own parts. No label has to be known.
+    """
+    messages = [m for m in _list_messages(view) if len(m.payload.get("head", ())) == 1]
+    if not messages:
+        return None
+    scores: dict[int, Tensor] = {}
+    for message in messages:  # colluding parties add theirs up
+        scores[message.step] = scores.get(message.step, torch.zeros(())) + _compute_score(view, message)
+    batches = [_whiten(view, message, torch.sigmoid(scores[message.step])) for message in messages]
+    features = _draw_features(view.features[view.aux_split].cpu())
+    width = features.shape[1]
+    mean, rest, informed = features.new_zeros(width), *features.new_zeros(2, len(features))
+    for variance in (SHARED, 1e-9):
+        rest, informed = rest * 0, informed * 0
+        state = torch.cat([mean, mean.new_zeros(width)])
+        covariance = torch.diag(torch.cat([mean.new_full((width,), variance), mean.new_full((width,), MISSED)]))
+        for rows, weights, totals in batches:
+            a = features[rows].T @ weights
+            a = torch.cat([-a, a])  # of the function of y, and of that of p
+            covariance.diagonal()[width:] += MOVED
+            covariance = torch.linalg.inv(torch.linalg.inv(covariance) + a @ a.T)
+            state = state + covariance @ (a @ (totals - state @ a))
+            rest[rows] -= weights @ (totals - state @ a)
+            informed[rows] += weights.square().sum(dim=1)
+        mean = state[:width]
+    return (features @ mean + REST * rest / (REST * informed).clamp(min=1))[:, None].float()
+
+
+def _list_messages(view: View) -> list[Message]:
+    """Return those with sums over the rows of the auxiliary split; none without a model to weigh rows with."""
+    messages = [m for m in view.messages if m.kind is Kind.SUM and m.split == view.aux_split and m.rows is not None]
+    return [] if view.model is None else messages
+
+
+def _draw_features(x: Tensor) -> Tensor:
+    """Return cosines (n, WAVES + 1) in random directions of the columns (n, p), and 1."""
+    rng = torch.Generator().manual_seed(0)
+    directions = torch.randn(x.shape[1], WAVES, generator=rng, dtype=torch.float64) / max(1, x.shape[1]) ** 0.5
+    shifts = 2 * math.pi * torch.rand(WAVES, generator=rng, dtype=torch.float64)
+    waves = torch.cos(standardize(x) @ directions + shifts) * (2 / WAVES) ** 0.5
+    return torch.cat([waves, waves.new_ones(len(x), 1)], dim=1)
+
+
+def _compute_score(view: View, message: Message) -> Tensor:
+    """Return the part of the scores (B,) that the receiver of ``message`` knows."""
+    model, learned, x = _restore(view, message)
+    with torch.no_grad():
+        embedded: Tensor = functional_call(model, learned, (x,))
+    return (embedded @ message.payload["head"][0]).double().cpu()
+
+
+def _whiten(view: View, message: Message, p: Tensor) -> WhiteSums:
+    """Return the sums of ``message`` less those of ``p`` (B,); directions that noise hides are left out."""
+    a, noise = compute_weights(view, message)[:, 0].cpu(), float(message.payload["noise"])  # (B, P)
+    small = a.T @ a if a.shape[1] <= a.shape[0] else a @ a.T
+    energy, basis = torch.linalg.eigh(small)
+    seen = energy > 1e-9 * energy[-1] + 1e-3 * noise**2
+    energy, basis = energy[seen], basis[:, seen]
+    directions = basis if a.shape[1] <= a.shape[0] else a.T @ basis / energy.sqrt()
+    directions = directions / (noise**2 + REST * energy).sqrt()
+    weights = a @ directions
+    assert message.rows is not None
+    return WhiteSums(message.rows.cpu(), weights, message.payload["sum"].double().cpu() @ directions - p @ weights)
+
+
 def compute_weights(view: View, message: Message) -> Tensor:
     """Return the weights (B, m, P) of the rows in the sums of ``message``, as their receiver computed them."""
-    model, columns = _get_model(view, message.receiver)
-    shapes = get_learned(model)
-    parts = torch.split(message.payload["parameters"], [p.numel() for p in shapes.values()])
-    learned = {name: part.reshape(p.shape) for (name, p), part in zip(shapes.items(), parts, strict=True)}
-    x = view.features[view.aux_split][message.rows, columns]
+    model, learned, x = _restore(view, message)
     jacobians = (block for block, _ in compute_jacobians(model, x, learned=learned))
     head = message.payload.get("head")
     return torch.cat([scale_to_unit(block if head is None else head @ block) for block in jacobians]).double()
 
 
-def _get_model(view: View, party: str) -> tuple[nn.Module, slice]:
-    """Return the bottom model of one of the adversary's parties, and its columns among all of the adversary's."""
-    model = view.model
+def _restore(view: View, message: Message) -> tuple[nn.Module, dict[str, Tensor], Tensor]:
+    """Return the model of the receiver of ``message``, its parameters then, and its columns of the batch."""
+    model, columns = view.model, slice(None)
+    if isinstance(model, SideBySide):
+        number = view.party.split("+").index(message.receiver)
+        start = sum(model.columns[:number])
+        model, columns = model.models[number], slice(start, start + model.columns[number])
     assert model is not None
-    if not isinstance(model, SideBySide):
-        return model, slice(None)
-    number = view.party.split("+").index(party)
-    start = sum(model.columns[:number])
-    return model.models[number], slice(start, start + model.columns[number])
+    shapes = get_learned(model)
+    parts = torch.split(message.payload["parameters"], [p.numel() for p in shapes.values()])
+    learned = {name: part.reshape(p.shape) for (name, p), part in zip(shapes.items(), parts, strict=True)}
+    return model, learned, view.features[view.aux_split][message.rows, columns]
 
 
 def _update(mean: Tensor, variance: Tensor, weights: Tensor, total: Tensor, noise: float) -> tuple[Tensor, Tensor]:
