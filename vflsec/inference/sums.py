@@ -108,7 +108,8 @@ def estimate_labels(view: View) -> Tensor | None:
             rest[rows] -= weights @ (totals - state @ a)
             informed[rows] += weights.square().sum(dim=1)
         mean = state[:width]
-    return (features @ mean + REST * rest / (REST * informed).clamp(min=1))[:, None].float()
+    labels: Tensor = features @ mean + REST * rest / (REST * informed).clamp(min=1)
+    return labels[:, None].float()
 
 
 def _list_messages(view: View) -> list[Message]:
@@ -130,8 +131,8 @@ def _compute_score(view: View, message: Message) -> Tensor:
     """Return the part of the scores (B,) that the receiver of ``message`` knows."""
     model, learned, x = _restore(view, message)
     with torch.no_grad():
-        embedded: Tensor = functional_call(model, learned, (x,))
-    return (embedded @ message.payload["head"][0]).double().cpu()
+        score: Tensor = functional_call(model, learned, (x,)) @ message.payload["head"][0]
+    return score.double().cpu()
 
 
 def _whiten(view: View, message: Message, p: Tensor) -> WhiteSums:
@@ -159,11 +160,11 @@ def compute_weights(view: View, message: Message) -> Tensor:
 def _restore(view: View, message: Message) -> tuple[nn.Module, dict[str, Tensor], Tensor]:
     """Return the model of the receiver of ``message``, its parameters then, and its columns of the batch."""
     model, columns = view.model, slice(None)
-    if isinstance(model, SideBySide):
-        number = view.party.split("+").index(message.receiver)
-        start = sum(model.columns[:number])
-        model, columns = model.models[number], slice(start, start + model.columns[number])
     assert model is not None
+    if isinstance(model, SideBySide):
+        number, widths = view.party.split("+").index(message.receiver), model.columns
+        start = sum(widths[:number])
+        model, columns = model.models[number], slice(start, start + widths[number])
     shapes = get_learned(model)
     parts = torch.split(message.payload["parameters"], [p.numel() for p in shapes.values()])
     learned = {name: part.reshape(p.shape) for (name, p), part in zip(shapes.items(), parts, strict=True)}
