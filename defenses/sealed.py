@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Literal
 
-from scipy.optimize import brentq
-from scipy.stats import norm
-
-from vflsec.base.checks import check_positive
-from vflsec.base.errors import UsageError
+from vflsec.cipher.noise import SealedPlan, compute_epsilon, find_mu
 from vflsec.core.defense import Defense
 from vflsec.core.protocol import Boundary
 from vflsec.protocols.sealed_bfv import EncryptedSums
-from vflsec.protocols.sealed_plain import SealedPlan, SealedSums
-
-MAX_MU = 50.0
-"""The largest mu; beyond, a label is as good as public."""
+from vflsec.protocols.sealed_plain import SealedSums
 
 
 class SealedGradients(Defense):
@@ -87,11 +79,8 @@ class SealedGradients(Defense):
         backend: Literal["plain", "bfv"] = "plain",
     ) -> None:
         super().__init__(strength, at=at)
-        check_positive(epochs=epochs, batch=batch, lr=lr)
-        if not 0 < delta < 1:
-            raise UsageError(f"expected delta between 0 and 1, got {delta}")
-        if not 8 <= bits <= 16:
-            raise UsageError(f"expected 8 to 16 bits, got {bits}")
+        mu = find_mu(1 / strength, delta) if strength else math.inf
+        self.plan = SealedPlan(mu, epochs, batch, lr, bits)
         self.epochs, self.batch, self.lr, self.delta, self.bits = epochs, batch, lr, delta, bits
         self.backend = backend
 
@@ -99,38 +88,11 @@ class SealedGradients(Defense):
         """Return the boundary of sealed sums, or None at strength 0."""
         if not self.strength:
             return None
-        mu = find_mu(1 / self.strength, self.delta)
         boundary = EncryptedSums if self.backend == "bfv" else SealedSums
-        return boundary, {"plan": SealedPlan(mu, self.epochs, self.batch, self.lr, self.bits)}
+        return boundary, {"plan": self.plan}
 
     def privacy_spent(self, releases: int) -> dict[str, float] | None:
         """Return epsilon and delta of one label after so many trainings, or None at strength 0."""
         if not self.strength:
             return None
-        mu = find_mu(1 / self.strength, self.delta) * math.sqrt(releases)
-        return {"epsilon": compute_epsilon(mu, self.delta), "delta": self.delta}
-
-
-def compute_delta(mu: float, epsilon: float) -> float:
-    """Return the delta at ``epsilon`` of mu-Gaussian differential privacy (Dong et al. 2019, corollary 2.13)."""
-    return float(norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon + norm.logcdf(-mu / 2 - epsilon / mu)))
-
-
-@lru_cache(maxsize=256)
-def compute_epsilon(mu: float, delta: float) -> float:
-    """Return the smallest epsilon with which mu-Gaussian differential privacy has this ``delta``."""
-    if compute_delta(mu, 0.0) <= delta:
-        return 0.0
-    return float(brentq(lambda epsilon: compute_delta(mu, epsilon) - delta, 0.0, mu**2 + 40 * mu, xtol=1e-12))
-
-
-@lru_cache(maxsize=256)
-def find_mu(epsilon: float, delta: float) -> float:
-    """Return the mu of Gaussian differential privacy with this ``epsilon`` at ``delta``.
-
-    Raises:
-        UsageError: an epsilon so large that nothing is hidden.
-    """
-    if compute_epsilon(MAX_MU, delta) <= epsilon:
-        raise UsageError(f"expected epsilon below {compute_epsilon(MAX_MU, delta):.0f} for sealed, got {epsilon:g}")
-    return float(brentq(lambda mu: compute_epsilon(mu, delta) - epsilon, 1e-9, MAX_MU, xtol=1e-12))
+        return {"epsilon": compute_epsilon(self.plan.mu * math.sqrt(releases), self.delta), "delta": self.delta}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,33 +11,10 @@ from torch import Tensor
 
 from vflsec.base.errors import UsageError
 from vflsec.cipher.lattice import MODULUS
+from vflsec.cipher.noise import SealedPlan
 from vflsec.core.message import Kind, Step
 from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary
-
-
-@dataclass(frozen=True, slots=True)
-class SealedPlan:
-    """What both parties agree on before sealed training.
-
-    Attributes:
-        mu: the Gaussian privacy of one label in all releases of the training together (Dong et al. 2019); infinite
-            without noise.
-        epochs: passes over the training rows.
-        batch: rows of an update, about.
-        lr: learning rate of Adam.
-        bits: of the fraction of each factor.
-    """
-
-    mu: float = math.inf
-    epochs: int = 10
-    batch: int = 2048
-    lr: float = 0.02
-    bits: int = 14
-
-    def scale(self, change: float) -> float:
-        """Return the noise's deviation, where a label that is replaced changes the sums of a batch by ``change``."""
-        return change * math.sqrt(self.epochs) / self.mu
 
 
 @dataclass(frozen=True)

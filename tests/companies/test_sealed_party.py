@@ -24,7 +24,7 @@ from vflsec.audit.job import prepare_audit
 from vflsec.base.errors import PeerLost, PeerRefused, ProtocolError, UsageError, VflsecError
 from vflsec.base.seeds import make_rng, seed_weights
 from vflsec.cipher.lattice import LatticeKeys
-from vflsec.cipher.noise import draw_rounded_normal
+from vflsec.cipher.noise import compute_epsilon, draw_rounded_normal
 from vflsec.cipher.recording import Recording
 from vflsec.companies import party
 from vflsec.companies.job import JobSealed
@@ -36,7 +36,6 @@ from vflsec.core.federation import Federation
 from vflsec.core.message import Channel
 from vflsec.core.party import Party
 from vflsec.core.settings import ModelSpec
-from vflsec.defenses.sealed import compute_epsilon
 from vflsec.methods.sealed_training import PRIVATE, PrivateModel, SealedTraining
 from vflsec.nn.encoders import build_encoder
 from vflsec.nn.top import Top

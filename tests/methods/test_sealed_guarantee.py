@@ -8,10 +8,10 @@ import pytest
 import torch
 from scipy import stats
 
+from vflsec.cipher.noise import compute_delta
 from vflsec.core.message import Step
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
-from vflsec.defenses.sealed import compute_delta
 from vflsec.run.federation import build_federation, build_method
 from vflsec.run.plan import make_cell
 from vflsec.run.spec import DefenseSpec

@@ -13,12 +13,12 @@ from torch.nn import functional as F
 import vflsec
 from vflsec.attacks.sums import SolvedSums
 from vflsec.base.errors import Diverged, UsageError
+from vflsec.cipher.noise import compute_epsilon, find_mu
 from vflsec.cli import cli
 from vflsec.core.message import Kind, Step, Transcript
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.defenses import gaussian_dp
-from vflsec.defenses.sealed import compute_epsilon, find_mu
 from vflsec.inference.sums import estimate_labels, solve_sums
 from vflsec.methods.sealed_training import SealedTraining, round_residuals
 from vflsec.run.federation import build_federation, build_method

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from vflsec.cipher.lattice import MODULUS
+from vflsec.cipher.noise import SealedPlan
 from vflsec.core.message import Kind, Step, Transcript
 from vflsec.protocols.sealed_bfv import EncryptedSums
-from vflsec.protocols.sealed_plain import SealedIntegers, SealedPlan, SealedSums
+from vflsec.protocols.sealed_plain import SealedIntegers, SealedSums
 from vflsec.testing.federations import make_toy_federation
 
 UNIT = 2**16

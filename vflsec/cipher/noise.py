@@ -1,19 +1,88 @@
-"""Gaussian noise for integers that protects real data: no bit of it depends on how a computer rounds."""
+"""Gaussian noise of sealed training: how much an epsilon takes, and integers of it that protect real data."""
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
 
 import gmpy2
 import numpy as np
+from scipy.optimize import brentq
+from scipy.stats import norm
 
+from vflsec.base.checks import check_positive
 from vflsec.base.errors import UsageError
+
+MAX_MU = 50.0
+"""The largest mu; beyond, a label is as good as public."""
 
 BITS = 256
 """Of each of the two uniform numbers that a pair of normal ones is computed from."""
 
 MAX_SCALE = 2.0**42
+
+
+@dataclass(frozen=True, slots=True)
+class SealedPlan:
+    """What both parties agree on before sealed training.
+
+    Attributes:
+        mu: the Gaussian privacy of one label in all releases of the training together (Dong et al. 2019); infinite
+            without noise.
+        epochs: passes over the training rows.
+        batch: rows of an update, about.
+        lr: learning rate of Adam.
+        bits: of the fraction of each factor.
+
+    Raises:
+        UsageError: a number out of range.
+    """
+
+    mu: float = math.inf
+    epochs: int = 10
+    batch: int = 2048
+    lr: float = 0.02
+    bits: int = 14
+
+    def __post_init__(self) -> None:
+        """Check every number."""
+        check_positive(epochs=self.epochs, batch=self.batch, lr=self.lr)
+        if not 8 <= self.bits <= 16:
+            raise UsageError(f"expected 8 to 16 bits, got {self.bits}")
+
+    def scale(self, change: float) -> float:
+        """Return the noise's deviation, where a label that is replaced changes the sums of a batch by ``change``."""
+        return change * math.sqrt(self.epochs) / self.mu
+
+
+def compute_delta(mu: float, epsilon: float) -> float:
+    """Return the delta at ``epsilon`` of mu-Gaussian differential privacy (Dong et al. 2019, corollary 2.13)."""
+    return float(norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon + norm.logcdf(-mu / 2 - epsilon / mu)))
+
+
+@lru_cache(maxsize=256)
+def compute_epsilon(mu: float, delta: float) -> float:
+    """Return the smallest epsilon with which mu-Gaussian differential privacy has this ``delta``."""
+    if compute_delta(mu, 0.0) <= delta:
+        return 0.0
+    return float(brentq(lambda epsilon: compute_delta(mu, epsilon) - delta, 0.0, mu**2 + 40 * mu, xtol=1e-12))
+
+
+@lru_cache(maxsize=256)
+def find_mu(epsilon: float, delta: float) -> float:
+    """Return the mu of Gaussian differential privacy with this ``epsilon`` at ``delta``.
+
+    Raises:
+        UsageError: a delta out of range, or an epsilon so large that nothing is hidden.
+    """
+    if not 0 < delta < 1:
+        raise UsageError(f"expected delta between 0 and 1, got {delta}")
+    if compute_epsilon(MAX_MU, delta) <= epsilon:
+        raise UsageError(f"expected epsilon below {compute_epsilon(MAX_MU, delta):.0f} for sealed, got {epsilon:g}")
+    return float(brentq(lambda mu: compute_epsilon(mu, delta) - epsilon, 1e-9, MAX_MU, xtol=1e-12))
 
 
 def draw_rounded_normal(scale: float, size: int, randbits: Callable[[int], int] = secrets.randbits) -> np.ndarray:

@@ -52,10 +52,9 @@ from vflsec.base import files
 from vflsec.base.checks import check_positive
 from vflsec.base.errors import UsageError
 from vflsec.cipher.arithmetic.layout import CipherSpec
+from vflsec.cipher.noise import SealedPlan, find_mu
 from vflsec.core.settings import ModelSpec, TrainSpec
-from vflsec.defenses.sealed import SealedGradients
 from vflsec.methods.sealed_training import plan_batches
-from vflsec.protocols.sealed_plain import SealedPlan
 
 MAX_COUNT = 1_000_000
 """Of rows in a batch, and epochs."""
@@ -176,11 +175,7 @@ class JobSealed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         Raises:
             UsageError: a number is out of its range.
         """
-        given = msgspec.structs.asdict(self)
-        protocol = SealedGradients(1 / given.pop("epsilon"), **{k: v for k, v in given.items() if k != "parameters"})
-        boundary = protocol.protocol()
-        assert boundary is not None, "an epsilon is finite"
-        return boundary[1]["plan"]
+        return SealedPlan(find_mu(self.epsilon, self.delta), self.epochs, self.batch, self.lr, self.bits)
 
 
 class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -16,7 +16,7 @@ from vflsec.base.errors import PeerRefused, ProtocolError, StoreError, UsageErro
 from vflsec.base.seeds import make_rng, seed_weights
 from vflsec.base.sparse_rows import to_tensor
 from vflsec.cipher.lattice import MODULUS, LatticeKeys, LatticePublic, SumsLayout, draw_mask
-from vflsec.cipher.noise import draw_rounded_normal
+from vflsec.cipher.noise import compute_epsilon, draw_rounded_normal
 from vflsec.cipher.recording import SealedHeader
 from vflsec.cipher.roles.exchange import Port
 from vflsec.companies.active_side import get_labels
@@ -35,7 +35,6 @@ from vflsec.companies.party_rows import PARTY, PartyRows
 from vflsec.companies.side import Batch, Commit, Limits, Side, StatePort
 from vflsec.core.settings import ModelSpec
 from vflsec.data.encode import densify
-from vflsec.defenses.sealed import compute_epsilon
 from vflsec.methods.checkpoint import State, copy_state, load_model_state, prefix_entries, select_entries
 from vflsec.methods.sealed_training import (
     PrivateModel,

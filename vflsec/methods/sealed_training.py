@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from vflsec.base.errors import UsageError
 from vflsec.base.seeds import make_rng
 from vflsec.cipher.lattice import MODULUS
+from vflsec.cipher.noise import SealedPlan
 from vflsec.core import hooks
 from vflsec.core.message import Step
 from vflsec.core.method import Progress
@@ -24,7 +25,7 @@ from vflsec.nn.jacobians import check_rows_apart, compute_jacobians, count_learn
 from vflsec.nn.stacked import draw_batches
 from vflsec.nn.top import Top
 from vflsec.nn.wide import create_optimizer
-from vflsec.protocols.sealed_plain import SealedPlan, SealedSums
+from vflsec.protocols.sealed_plain import SealedSums
 
 UNBOUNDED = (hooks.LABELS, hooks.BATCH, hooks.RECEIVED, hooks.PENALTY, hooks.UPDATE)
 """Hooks of defenses under which a label could change a sum by more than the noise allows for."""

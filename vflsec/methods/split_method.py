@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vflsec.base.errors import NotStackable, UsageError
 from vflsec.base.seeds import make_rng, seed_weights
+from vflsec.cipher.noise import SealedPlan
 from vflsec.cipher.roles.exposure import Exposure
 from vflsec.core import hooks
 from vflsec.core.federation import Federation
@@ -26,7 +27,7 @@ from vflsec.methods.split_training import HeadTraining, SplitTraining
 from vflsec.nn.encoders import build_encoder
 from vflsec.nn.top import SharedTop, Top, build_top
 from vflsec.protocols.plain import PlainBoundary
-from vflsec.protocols.sealed_plain import SealedPlan, SealedSums
+from vflsec.protocols.sealed_plain import SealedSums
 
 BATCH_NORM = nn.BatchNorm1d | nn.BatchNorm2d
 
