@@ -36,6 +36,7 @@ from vflsec.core.federation import Federation
 from vflsec.core.message import Channel
 from vflsec.core.party import Party
 from vflsec.core.settings import ModelSpec
+from vflsec.inference.sums import estimate_labels
 from vflsec.methods.sealed_training import PRIVATE, PrivateModel, SealedTraining
 from vflsec.nn.encoders import build_encoder
 from vflsec.nn.top import Top
@@ -377,6 +378,8 @@ def test_the_passive_party_s_recording_is_audited(keys, tmp_path, outputs):
         made, paths = record(keys, tmp_path / str(epsilon), job, own)
         audit, result = attack_sums(paths)
         assert result["status"] == "ok"
+        view = audit.build_question(audit.attacks[0].make(), audit.joint(0)).view
+        assert (estimate_labels(view) is None) == (outputs > 1)  # it knows its own part of the scores
         assert [loss["epsilon"] for loss in audit.spent] == [epsilon]
         leaks[epsilon] = result["leak"]["train"].metrics["auc"]
         x = torch.from_numpy(own["passive"].features["train"])

@@ -259,7 +259,8 @@ def _list_messages(recording: Recording, header: SealedHeader, train: int) -> It
     for step in recording.steps():
         if step.has("sum", "parameters"):
             notes = {name: torch.from_numpy(step.notes[name].astype(np.float32)) for name in ("sum", "parameters")}
-            payload, rows = {**notes, "noise": torch.tensor([header.noise])}, torch.tensor(step.notes["rows"])
+            known = {"noise": torch.tensor([header.noise]), "head": torch.eye(header.outputs)}  # scores are added up
+            payload, rows = {**notes, **known}, torch.tensor(step.notes["rows"])
             yield Message(Kind.SUM, "active", "passive_1", step.number, "train", payload, rows, noted=True)
         if step.has("numbers"):
             split, first = ("train", 0) if step.notes["rows"][0] < train else ("test", train)
