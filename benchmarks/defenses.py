@@ -27,7 +27,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "choosing_a_defense.md"
 FOLDER = Path("runs/choosing-a-defense")
 PICKS = FOLDER.with_name(FOLDER.name + "-picks")
 JOINING = ("fusion", "self-training", "forest-training")
-ATTACKS = (*JOINING, "mc", "averaging", "norm")
+ATTACKS = (*JOINING, "mc", "averaging", "norm", "sums")
 FOLDS = 3
 BUDGET = 0.02
 LEFT_OUT = {
@@ -140,6 +140,8 @@ def page(report: vflsec.Report, picks: vflsec.Report, alone: float) -> str:
         "What a defense is worth depends on the data. Compare on your own: "
         "`vflsec eval --dataset mine.toml --attack all --defense iso,gaussian-dp,label-dp`.",
         *(f"`{name}` is not in the table: it {why}." for name, why in LEFT_OUT.items()),
+        "[Sealed training](sealed_training.md) shows what is left where a passive party receives noised sums over a "
+        "batch in place of a gradient for each row.",
         "[Other risks of a defense](cross_risk.md) shows what defenses of labels do to columns, attributes, membership "
         "and backdoors.",
     ]
