@@ -1,6 +1,6 @@
 """What sealed training leaves of labels and columns, and what it costs.
 
-    python benchmarks/sealed.py            compute, about an hour on two cores, and print the page
+    python benchmarks/sealed.py            compute, twenty minutes with --jobs 2, and print the page
     python benchmarks/sealed.py --write    write docs/sealed_training.md as well
 
 What is computed is kept in ``runs/sealed``, so that an interrupted run goes on.

@@ -155,3 +155,16 @@ def killed_at_a_state(kills, folder, *given):
 
     os.fsync = fsync
     work("passive", *given[:3], folder, *given[3:])
+
+
+def train_calmly(keys, job, own, folder):
+    """Return the models of an undisturbed run with masks and noise that can be drawn again, by role."""
+    made, _, errors = run_both(keys, job, own, folder, masks=True)
+    assert not errors
+    return {role: side.side.models() for role, side in made.items()}
+
+
+def assert_same(made, calm):
+    for role, expected in calm.items():
+        models = made[role].side.models()
+        assert all((models[key] == value).all() for key, value in expected.items()), role

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from remote_pair import HERE, killed_at_a_state, make_job, owns, run_both, session, work
+from remote_pair import HERE, assert_same, killed_at_a_state, make_job, owns, run_both, session, train_calmly, work
 
 from vflsec.attacks.forward_passes import ForwardPasses
 from vflsec.base.errors import Diverged, PeerLost, PeerRefused, ProtocolError, StoreError, UsageError, VflsecError
@@ -37,15 +37,7 @@ replace = msgspec.structs.replace
 @pytest.fixture(scope="module")
 def calm(keys, tmp_path_factory):
     """The models of an undisturbed run with masks that can be drawn again."""
-    made, _, errors = run_both(keys, JOB, OWN, tmp_path_factory.mktemp("calm"), masks=True)
-    assert not errors
-    return {role: side.side.models() for role, side in made.items()}
-
-
-def assert_same(made, calm):
-    for role, expected in calm.items():
-        models = made[role].side.models()
-        assert all((models[key] == value).all() for key, value in expected.items()), role
+    return train_calmly(keys, JOB, OWN, tmp_path_factory.mktemp("calm"))
 
 
 # Repeats ------------------------------------------------------------------------------------------------------------

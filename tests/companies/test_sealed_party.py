@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from remote_pair import HERE, SEEDS, Masks, make_job, owns, run_both, work
+from remote_pair import HERE, SEEDS, Masks, assert_same, make_job, owns, run_both, train_calmly, work
 from safetensors.numpy import load_file
 
 pytest.importorskip("tenseal")
@@ -58,15 +58,7 @@ OWN = owns(JOB)
 @pytest.fixture(scope="module")
 def calm(keys, tmp_path_factory):
     """The models of an undisturbed run with noise that can be drawn again."""
-    made, _, errors = run_both(keys, JOB, OWN, tmp_path_factory.mktemp("calm"), masks=True)
-    assert not errors
-    return {role: side.side.models() for role, side in made.items()}
-
-
-def assert_same(made, calm):
-    for role, expected in calm.items():
-        models = made[role].side.models()
-        assert all((models[key] == value).all() for key, value in expected.items()), role
+    return train_calmly(keys, JOB, OWN, tmp_path_factory.mktemp("calm"))
 
 
 def train_in_one_process(job, own):
