@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 from scipy.stats import rankdata
-from sklearn.metrics import roc_curve
+from sklearn.metrics import f1_score, roc_curve
 
 Scores = NDArray[np.floating]
 Labels = NDArray[np.integer]
@@ -54,10 +54,8 @@ def top5(scores: Scores, labels: Labels) -> float:
 
 def f1(scores: Scores, labels: Labels) -> float:
     """Return F1 over the whole set (macro if C > 2); 0 where nothing is predicted positive."""
-    guessed, classes = scores.argmax(axis=1), scores.shape[1]
-    hits, rows = (np.bincount(of, minlength=classes) for of in (labels[guessed == labels], np.r_[labels, guessed]))
-    shares = 2 * hits / np.maximum(rows, 1)
-    return float(shares[1] if classes == 2 else shares[rows > 0].mean())
+    average = "binary" if scores.shape[1] == 2 else "macro"
+    return float(f1_score(labels, scores.argmax(axis=1), average=average, zero_division=0))
 
 
 def ks(scores: Scores, labels: Labels) -> float:
