@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vflsec.base.checks import check_inside
 from vflsec.base.errors import UsageError
 from vflsec.defenses.clipped_noise import ClippedNoise
 
@@ -61,8 +62,7 @@ class GaussianDP(ClippedNoise):
         accountant: Accountant = "rdp",
     ) -> None:
         super().__init__(strength, at=at, clip=clip, unit=unit)
-        if not 0 < delta < 1:
-            raise UsageError(f"expected delta between 0 and 1, got {delta}")
+        check_inside(delta=delta)
         self.delta = delta
         self.accountant: Accountant = accountant
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Literal
 
+from vflsec.base.checks import check_inside
 from vflsec.cipher.noise import SealedPlan, compute_epsilon, find_mu
 from vflsec.core.defense import Defense
 from vflsec.core.protocol import Boundary
@@ -79,6 +80,7 @@ class SealedGradients(Defense):
         backend: Literal["plain", "bfv"] = "plain",
     ) -> None:
         super().__init__(strength, at=at)
+        check_inside(delta=delta)
         mu = find_mu(1 / strength, delta) if strength else math.inf
         self.plan = SealedPlan(mu, epochs, batch, lr, bits)
         self.epochs, self.batch, self.lr, self.delta, self.bits = epochs, batch, lr, delta, bits

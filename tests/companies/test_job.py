@@ -78,7 +78,7 @@ def test_what_is_written_is_read(tmp_path):
         ("[sealed]\n[model]\nencoder = 'mlp'\nwidth = 3", "no model.width with .sealed., got 3"),
         ("[sealed]\nepsilon = 0.0", "sealed.epsilon > 0, got 0"),
         ("[sealed]\nepsilon = 1e9", "expected epsilon below"),
-        ("[sealed]\ndelta = 1.5", "delta between 0 and 1"),
+        ("[sealed]\ndelta = 1.5", "0 < delta < 1"),
         ("[sealed]\nbits = 17", "8 to 16 bits"),
         ("[sealed]\nparameters = 2000000", "sealed.parameters <= 1000000"),
         ("[sealed]\nlr = -1.0", "expected lr > 0"),

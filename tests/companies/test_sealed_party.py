@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from click.exceptions import Exit
 from remote_pair import HERE, SEEDS, Masks, assert_same, make_job, owns, run_both, train_calmly, work
 from safetensors.numpy import load_file
 
@@ -458,5 +459,7 @@ def test_the_command_prints_epsilon_on_both_sides(keys, tmp_path, capsys):
     assert "every label: epsilon 2 at delta 1e-05\n" in out
     assert err.count("every label: epsilon 2 at delta 1e-05\n") == 2
     assert re.search(r"auc +[01]\.\d+\n", out)
-    with pytest.raises(UsageError, match=r"no --max-exposure with .sealed."):
-        party.run(**{**active, "max_exposure": 0.5})
+    assert err.count("exposure 0.50: 2 passes x 1 output give the active party 2 equations in the 4 features") == 2
+    with pytest.raises(Exit):
+        party.run(**{**active, "max_exposure": 0.3})
+    assert "exposure 0.50 > 0.3; nothing was sent" in capsys.readouterr().err

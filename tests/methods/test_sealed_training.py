@@ -19,6 +19,8 @@ from vflsec.core.message import Kind, Step, Transcript
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data.partition import DataSpec
 from vflsec.defenses import gaussian_dp
+from vflsec.defenses.sealed import SealedGradients
+from vflsec.inference import sums
 from vflsec.inference.sums import estimate_labels, solve_sums
 from vflsec.methods.sealed_training import SealedTraining, round_residuals
 from vflsec.run.federation import build_federation, build_method
@@ -72,7 +74,7 @@ def test_sums_are_those_of_a_loop_over_rows(dataset, head):
     silence(method)
     training = method.split(federation)
     rows, labels = torch.arange(40), federation.active.labels["train"]
-    sums = sum_of_batch(training, rows, labels)
+    summed = sum_of_batch(training, rows, labels)
     own, passive = federation.active, federation.passive[0]
     bottom = training.bottoms[passive.name]
     naive = {own.name: 0.0, passive.name: 0.0}
@@ -92,7 +94,7 @@ def test_sums_are_those_of_a_loop_over_rows(dataset, head):
             sealed = (slope / torch.linalg.matrix_norm(slope, 2)).T @ residual
             naive[passive.name] += (of_bottom / torch.linalg.matrix_norm(of_bottom, 2)).T @ sealed
     for name, expected in naive.items():
-        torch.testing.assert_close(sums[name], expected, atol=40 * 2e-4, rtol=0)  # 40 rows, factors of 16 bits
+        torch.testing.assert_close(summed[name], expected, atol=40 * 2e-4, rtol=0)  # 40 rows, factors of 16 bits
 
 
 def _flat_gradient(value, parameters):
@@ -144,6 +146,12 @@ def test_noise_has_the_deviation_that_epsilon_asks_for():
     assert abs(float(drawn.square().mean().sqrt()) / expected - 1) < 4 / math.sqrt(2 * n)
 
 
+@pytest.mark.parametrize("strength", [0.0, 1.0])
+def test_a_delta_out_of_range_is_refused_with_and_without_noise(strength):
+    with pytest.raises(UsageError, match="expected 0 < delta < 1, got 1.5"):
+        SealedGradients(strength, delta=1.5)
+
+
 def test_epsilon_is_that_of_opacus():
     for mu, epochs in ((0.25, 10), (1.0, 10), (2.0, 3)):
         prv = gaussian_dp.compute_epsilon(math.sqrt(epochs) / mu, epochs, 1e-5, "prv")  # of which .01 is its error
@@ -190,6 +198,33 @@ def test_labels_are_estimated_where_own_columns_say_nothing_of_them():
     rest[asked.view.aux_rows] = False
     assert 0.58 < roc_auc_score(labels[rest], estimate_labels(asked.view)[rest, 0]) < 0.78  # all else known: .74
     assert area(asked) > 0.58
+
+
+def test_two_filters_at_once_estimate_what_one_after_the_other_does():
+    asked, seen = attacked(1.0)
+    view = asked.view
+    features = sums._draw_features(view.features["train"])
+    batches = []
+    for message in (m for m in seen.messages if m.kind is Kind.SUM):
+        p = torch.sigmoid(sums._compute_score(view, message))
+        batches.append((message.rows, *sums._whiten(view, message, p)))
+    n, width = features.shape
+    mean = features.new_zeros(width)
+    for variance in (sums.SHARED, 1e-9):  # the second time, with the function that the first one has left
+        rest, informed = features.new_zeros(2, n)
+        state = torch.cat([mean, mean.new_zeros(width)])
+        covariance = torch.diag(torch.cat([mean.new_full((width,), variance), mean.new_full((width,), sums.MISSED)]))
+        for rows, weights, totals in batches:
+            a = features[rows].T @ weights
+            a = torch.cat([-a, a])
+            covariance.diagonal()[width:] += sums.MOVED
+            covariance = torch.linalg.inv(torch.linalg.inv(covariance) + a @ a.T)
+            state = state + covariance @ (a @ (totals - state @ a))
+            rest[rows] -= weights @ (totals - state @ a)
+            informed[rows] += weights.square().sum(dim=1)
+        mean = state[:width]
+    naive = features @ mean + sums.REST * rest / (sums.REST * informed).clamp(min=1)
+    torch.testing.assert_close(estimate_labels(view)[:, 0], naive.float(), rtol=1e-5, atol=1e-5)
 
 
 def test_a_passive_party_receives_sums_and_no_gradient():

@@ -9,7 +9,7 @@ vflsec.base.errors.UsageError: expected epochs > 0, got 0
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 
 from vflsec.base.errors import UsageError
@@ -17,9 +17,7 @@ from vflsec.base.errors import UsageError
 
 def check_positive(**named: float) -> None:
     """Raise UsageError unless every named number is greater than zero."""
-    for name, value in named.items():
-        if not value > 0:
-            raise UsageError(f"expected {name} > 0, got {value}")
+    _check(named, "{} > 0", lambda value: value > 0)
 
 
 def check_positive_or_none(**named: float | None) -> None:
@@ -29,30 +27,33 @@ def check_positive_or_none(**named: float | None) -> None:
 
 def check_finite(**named: float) -> None:
     """Raise UsageError unless every named number is finite."""
-    for name, value in named.items():
-        if not math.isfinite(value):
-            raise UsageError(f"expected a finite {name}, got {value}")
+    _check(named, "a finite {}", math.isfinite)
 
 
 def check_non_negative(**named: float) -> None:
     """Raise UsageError unless every named number is at least zero."""
-    for name, value in named.items():
-        if not value >= 0:
-            raise UsageError(f"expected {name} >= 0, got {value}")
+    _check(named, "{} >= 0", lambda value: value >= 0)
 
 
 def check_fraction(**named: float) -> None:
     """Raise UsageError unless every named number lies in (0, 1]."""
-    for name, value in named.items():
-        if not 0 < value <= 1:
-            raise UsageError(f"expected 0 < {name} <= 1, got {value}")
+    _check(named, "0 < {} <= 1", lambda value: 0 < value <= 1)
+
+
+def check_inside(**named: float) -> None:
+    """Raise UsageError unless every named number lies in (0, 1)."""
+    _check(named, "0 < {} < 1", lambda value: 0 < value < 1)
 
 
 def share(**named: float) -> None:
     """Raise UsageError unless every named number lies in [0, 1]."""
+    _check(named, "0 <= {} <= 1", lambda value: 0 <= value <= 1)
+
+
+def _check(named: Mapping[str, float], wanted: str, holds: Callable[[float], bool]) -> None:
     for name, value in named.items():
-        if not 0 <= value <= 1:
-            raise UsageError(f"expected 0 <= {name} <= 1, got {value}")
+        if not holds(value):
+            raise UsageError(f"expected {wanted.format(name)}, got {value}")
 
 
 def expect_known(known: Collection[str], **named: str) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from vflsec.base.checks import check_positive
+from vflsec.base.checks import check_inside, check_positive
 from vflsec.base.errors import UsageError
 
 MAX_MU = 50.0
@@ -78,8 +78,7 @@ def find_mu(epsilon: float, delta: float) -> float:
     Raises:
         UsageError: a delta out of range, or an epsilon so large that nothing is hidden.
     """
-    if not 0 < delta < 1:
-        raise UsageError(f"expected delta between 0 and 1, got {delta}")
+    check_inside(delta=delta)
     if compute_epsilon(MAX_MU, delta) <= epsilon:
         raise UsageError(f"expected epsilon below {compute_epsilon(MAX_MU, delta):.0f} for sealed, got {epsilon:g}")
     return float(brentq(lambda mu: compute_epsilon(mu, delta) - epsilon, 1e-9, MAX_MU, xtol=1e-12))

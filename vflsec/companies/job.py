@@ -49,7 +49,7 @@ from typing import Any, Literal
 import msgspec
 
 from vflsec.base import files
-from vflsec.base.checks import check_positive
+from vflsec.base.checks import check_inside, check_positive
 from vflsec.base.errors import UsageError
 from vflsec.cipher.arithmetic.layout import CipherSpec
 from vflsec.cipher.noise import SealedPlan, find_mu
@@ -205,8 +205,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def __post_init__(self) -> None:
         """Check what the types do not."""
-        if not 0 < self.test < 1:
-            raise UsageError(f"expected 0 < test < 1, got {self.test}")
+        check_inside(test=self.test)
         if self.seed < 0:
             raise UsageError(f"expected seed >= 0, got {self.seed}")
         if self.options and self.dataset is None:

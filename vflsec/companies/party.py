@@ -140,10 +140,7 @@ def run(**given: Any) -> None:
     data = _read_rows(agreed, role, given)
     identity = Identity(keys_folder / role)
     where = parse_address(given["listen"] or given["connect"])
-    if agreed.sealed is None:
-        _expose(agreed, data, role, given["max_exposure"])
-    elif given["max_exposure"] is not None:
-        raise UsageError("expected no --max-exposure with [sealed], whose numbers are not encrypted: leave it out")
+    _expose(agreed, data, role, given["max_exposure"])
     console = Console(stderr=True)
 
     def tell(line: str) -> None:
@@ -192,7 +189,9 @@ def _expose(agreed: Any, data: Any, role: str, limit: float | None) -> None:
     """Print how much of the passive party's features its peer can compute; stop if that is more than ``limit``."""
     from vflsec.cipher.roles.exposure import Exposure
 
-    width = data.layout.width if role == "passive" and agreed.model.width is None else agreed.model.width
+    model, sealed = agreed.model, agreed.sealed
+    width = model.hidden[-1] if sealed and model.hidden else model.width
+    width = data.layout.width if width is None and role == "passive" else width
     if width is None:
         if limit is not None:
             raise UsageError(
@@ -200,11 +199,11 @@ def _expose(agreed: Any, data: Any, role: str, limit: float | None) -> None:
             )
         return
     exposure = Exposure(
-        passes=agreed.train.epochs,
-        outputs=agreed.model.outputs,
+        passes=sealed.epochs + 1 if sealed else agreed.train.epochs,
+        outputs=model.outputs,
         width=width,
         rows=len(data.ids["train"]),
-        frozen=agreed.model.encoder == "identity",
+        frozen=not model.hidden if sealed else model.encoder == "identity",
     )
     expose([(str(exposure), exposure.share)], limit)
 

@@ -304,8 +304,8 @@ class SealedActiveSide(SealedSide):
             scores = self.bottom(x) + received
         residuals = round_residuals(scores, torch.from_numpy(y), self.unit)  # (B, m)
         port.send(SealedResiduals(self.keys.seal(residuals.numpy(), layout)))
-        total, _ = sum_rows(self.bottom, residuals, self.unit, x)
-        rounded = np.rint(total.double().numpy() * self.unit**2).astype(np.int64)  # which noise on integers hides
+        total, _ = sum_rows(self.bottom, residuals, self.unit, x, dtype=torch.float64)
+        rounded = np.rint(total.numpy() * self.unit**2).astype(np.int64)  # which noise on integers hides
         noised = torch.from_numpy((rounded + self._draw(len(rounded))) * self.unit**-2)
         sums = self.keys.open(port.receive(MaskedSums).ciphertexts, layout)
         self.answer = NoisedSums(((sums + self._draw(self.parameters)) % MODULUS).astype("<u8").tobytes())

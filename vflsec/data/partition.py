@@ -29,7 +29,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.sparse import issparse, vstack
 
-from vflsec.base.checks import check_fraction, check_positive
+from vflsec.base.checks import check_fraction, check_inside, check_positive
 from vflsec.base.errors import DataError, UsageError
 from vflsec.base.layout import Layout
 from vflsec.base.seeds import derive
@@ -82,8 +82,7 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 check_fraction(**{name: share})
             elif share % 1:
                 raise UsageError(f"expected {name} as a fraction up to 1 or a whole number of rows, got {share}")
-        if not 0 < self.test < 1:
-            raise UsageError(f"expected 0 < data.test < 1, got {self.test}")
+        check_inside(**{"data.test": self.test})
         if not 0 <= self.validation < 1:
             raise UsageError(f"expected 0 <= data.validation < 1, got {self.validation}")
         if self.parties is not None and self.columns == "given":

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.functional import pad
 
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View, memoize
@@ -22,20 +22,6 @@ PRIOR, DRIFT = 0.25, 0.01
 WAVES, SHARED, REST, MISSED, MOVED = 100, 0.04, 0.2, 1e-3, 1e-5
 """Number of random features of own columns. Variances before any sum is read: of the part of a label that is a function
 of them, of the row's own part, of the function that p is besides what is known of it, and what that gains by batch."""
-
-
-class WhiteSums(NamedTuple):
-    """Sums of a batch, in directions in which they have variance 1 given the functions of own columns.
-
-    Attributes:
-        rows: (B,) of the batch.
-        weights: (B, k).
-        totals: (k,) less what is known of p.
-    """
-
-    rows: Tensor
-    weights: Tensor
-    totals: Tensor
 
 
 def tabulate_sums(view: View) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
@@ -83,7 +69,8 @@ def estimate_labels(view: View) -> Tensor | None:
     A residual is p - y. Of p the adversary knows its own part of the score; the rest is a function of its columns that
     moves as training goes on. y is another one, which does not, plus a part of the row's own. All are Gaussian, the
     functions linear in random features. A Kalman filter over all batches gives the functions; with y's function given,
-    a second one gives what the sums leave unexplained, which is the rows' own parts. No label has to be known.
+    a second one gives what the sums leave unexplained, which is the rows' own parts. It reads the batches at the same
+    time, before that function is known: what it leaves is linear in it. No label has to be known.
     """
     messages = [m for m in _list_messages(view) if len(m.payload.get("head", ())) == 1]
     if not messages:
@@ -91,25 +78,29 @@ def estimate_labels(view: View) -> Tensor | None:
     scores: dict[int, Tensor] = {}
     for message in messages:  # colluding parties add theirs up
         scores[message.step] = scores.get(message.step, torch.zeros(())) + _compute_score(view, message)
-    batches = [_whiten(view, message, torch.sigmoid(scores[message.step])) for message in messages]
     features = _draw_features(view.features[view.aux_split].cpu())
     width = features.shape[1]
-    mean, rest, informed = features.new_zeros(width), *features.new_zeros(2, len(features))
-    for variance in (SHARED, 1e-9):
-        rest, informed = rest * 0, informed * 0
-        state = torch.cat([mean, mean.new_zeros(width)])
-        covariance = torch.diag(torch.cat([mean.new_full((width,), variance), mean.new_full((width,), MISSED)]))
-        for rows, weights, totals in batches:
-            a = features[rows].T @ weights
-            a = torch.cat([-a, a])  # of the function of y, and of that of p
-            covariance.diagonal()[width:] += MOVED
-            covariance = torch.linalg.inv(torch.linalg.inv(covariance) + a @ a.T)
-            state = state + covariance @ (a @ (totals - state @ a))
-            rest[rows] -= weights @ (totals - state @ a)
-            informed[rows] += weights.square().sum(dim=1)
-        mean = state[:width]
-    labels: Tensor = features @ mean + REST * rest / (REST * informed).clamp(min=1)
-    return labels[:, None].float()
+    rest, informed = features.new_zeros(len(features), width + 1), features.new_zeros(len(features), 1)
+    states = [features.new_zeros(2 * width, 1), pad(torch.eye(2 * width, width).to(features), (0, 1))]
+    covariances = [torch.eye(2 * width).to(features) * MISSED for _ in states]
+    for covariance, variance in zip(covariances, (SHARED, 1e-9), strict=True):
+        covariance.diagonal()[:width] = variance
+    for message in messages:  # both filters at once, so that no weights are kept
+        assert message.rows is not None
+        rows, (weights, totals) = message.rows.cpu(), _whiten(view, message, torch.sigmoid(scores[message.step]))
+        a = features[rows].T @ weights
+        a = torch.cat([-a, a])  # of the function of y, and of that of p
+        for k, state in enumerate(states):
+            covariances[k].diagonal()[width:] += MOVED
+            covariances[k] = torch.linalg.inv(torch.linalg.inv(covariances[k]) + a @ a.T)
+            surprise = pad(totals[:, None], (state.shape[1] - 1, 0)) - a.T @ state
+            states[k] = state + covariances[k] @ (a @ surprise)
+        rest[rows] -= weights @ (pad(totals[:, None], (width, 0)) - a.T @ states[1])
+        informed[rows] += weights.square().sum(dim=1, keepdim=True)
+    mean = states[0][:width]
+    apart = rest @ torch.cat([mean, mean.new_ones(1, 1)])
+    labels: Tensor = features @ mean + REST * apart / (REST * informed).clamp(min=1)
+    return labels.float()
 
 
 def _list_messages(view: View) -> list[Message]:
@@ -135,8 +126,11 @@ def _compute_score(view: View, message: Message) -> Tensor:
     return score.double().cpu()
 
 
-def _whiten(view: View, message: Message, p: Tensor) -> WhiteSums:
-    """Return the sums of ``message`` less those of ``p`` (B,); directions that noise hides are left out."""
+def _whiten(view: View, message: Message, p: Tensor) -> tuple[Tensor, Tensor]:
+    """Return weights (B, k) of the rows and the sums (k,) of ``message``, less those of ``p`` (B,).
+
+    In each direction the sum has variance 1 given the functions of own columns. Those that noise hides are left out.
+    """
     a, noise = compute_weights(view, message)[:, 0].cpu(), float(message.payload["noise"])  # (B, P)
     small = a.T @ a if a.shape[1] <= a.shape[0] else a @ a.T
     energy, basis = torch.linalg.eigh(small)
@@ -145,8 +139,7 @@ def _whiten(view: View, message: Message, p: Tensor) -> WhiteSums:
     directions = basis if a.shape[1] <= a.shape[0] else a.T @ basis / energy.sqrt()
     directions = directions / (noise**2 + REST * energy).sqrt()
     weights = a @ directions
-    assert message.rows is not None
-    return WhiteSums(message.rows.cpu(), weights, message.payload["sum"].double().cpu() @ directions - p @ weights)
+    return weights, message.payload["sum"].double().cpu() @ directions - p @ weights
 
 
 def compute_weights(view: View, message: Message) -> Tensor:

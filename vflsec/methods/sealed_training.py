@@ -279,7 +279,9 @@ def bound_change(m: int, weights: Iterable[tuple[int, int, float]], unit: float)
     return (1.0 if m == 1 else math.sqrt(2)) * largest * math.sqrt(parties)
 
 
-def sum_rows(model: nn.Module, residuals: Tensor, unit: float, *inputs: Tensor) -> tuple[Tensor, list[list[Tensor]]]:
+def sum_rows(
+    model: nn.Module, residuals: Tensor, unit: float, *inputs: Tensor, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, list[list[Tensor]]]:
     """Return the sum (P,) over rows of J' r, where J is the scaled Jacobian of the model's scores and r the residual.
 
     Args:
@@ -287,14 +289,15 @@ def sum_rows(model: nn.Module, residuals: Tensor, unit: float, *inputs: Tensor) 
         residuals: (B, m) integers.
         unit: integers that make 1.
         inputs: (B, ...) each.
+        dtype: of the sum. Its rounding depends on labels as well, which the noise leaves out of account.
 
     Returns:
         The sum, and in blocks of rows the Jacobians (b, m, d) of the scores with respect to each input but the first.
     """
     total, slopes, first = torch.zeros((), device=residuals.device), [], 0
     for block, of_inputs in compute_jacobians(model, *inputs):
-        of_block = residuals[first : first + len(block)].to(block) / unit
-        total = total + torch.einsum("bmp,bm->p", scale_to_unit(block), of_block)
+        of_block = residuals[first : first + len(block)].to(dtype) / unit
+        total = total + torch.einsum("bmp,bm->p", scale_to_unit(block).to(dtype), of_block)
         slopes.append(of_inputs)
         first += len(block)
     return total, slopes
