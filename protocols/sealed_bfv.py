@@ -17,10 +17,8 @@ class EncryptedSums(SealedSums):
     """The boundary of sealed training under encryption: every message is what two companies would send.
 
     The active party encrypts the numbers of a batch under its own key, made for this run: BFV with 128-bit security.
-    The passive party masks the sums uniformly, and hides its weights by a fresh encryption of zero and by noise that is
-    larger by 2^40; ``LatticePublic`` has the proof, for an active party that follows the protocol. Keys, masks and that
-    noise come from the operating system. The noise that epsilon is about comes from a seeded generator here, so that
-    a run can be repeated and gives what ``sealed-plain`` gives, bit for bit; ``draw_rounded_normal`` protects data.
+    ``LatticePublic`` says what hides the passive party's weights. The noise that epsilon is about comes from a seeded
+    generator here, so that a run gives what ``sealed-plain`` gives, bit for bit; ``draw_rounded_normal`` protects data.
 
     Source: this project; BFV: Fan and Vercauteren 2012, as in Microsoft SEAL.
 

@@ -117,16 +117,15 @@ class SealedSums(Boundary):
         answer = (self.open(back.payload["sums"]).to(noise) + noise) % MODULUS
         masked = self.active.send(Kind.CIPHERTEXT, {"sums": answer}, **place).payload["sums"]
         result = (masked - mask + MODULUS // 2) % MODULUS - MODULUS // 2
-        unit = 4.0**-self.plan.bits
+        noised: Tensor = result * 4.0**-self.plan.bits
         self.passive.note(
             Kind.SUM,
-            {"sum": (result * unit).float(), **known},
+            {"sum": noised.float(), **known},
             sender=self.active.name,
             step=step.number,
             phase=step.phase,
             rows=step.rows,
         )
-        noised: Tensor = result * unit
         return noised
 
     def seal(self, values: Tensor, sums: int) -> Any:

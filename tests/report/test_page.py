@@ -20,6 +20,7 @@ from vflsec.run.store import Store
 
 pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
 
+SEALED = "All leave labels readable: try --defense sealed --epsilon 1,4, which sends no gradient of a row."
 VOID = {"meta", "link", "br", "path", "use", "rect", "img"}
 
 
@@ -62,7 +63,7 @@ def test_two_sentences_state_the_leak_and_what_a_defense_leaves():
     assert second == (
         "By the upper end of the interval, the best defense that costs at most two points of utility is iso at "
         "strength 5: on training rows it leaves .84 (interval up to .86; 1.00 without it, .70 without joining), at a "
-        "cost of 1.4 points of utility."
+        f"cost of 1.4 points of utility. {SEALED}"
     )
 
 
@@ -211,7 +212,18 @@ def test_a_defense_that_costs_more_is_named_only_if_every_one_does():
 def test_a_defense_that_is_not_told_from_none_is_not_recommended(lower):
     wide = replace(lower, strength=20, leak=replace(lower.leak, ci95=(0.6, 0.73)))
     _, second = say([point(0.71), wide], "bureau", 80)
-    assert second == "No tested defense that costs at most two points of utility is shown to lower this."
+    assert second == f"No tested defense that costs at most two points of utility is shown to lower this. {SEALED}"
+
+
+def test_sealed_training_is_the_next_step_where_every_defense_leaves_labels_readable():
+    """It is not where a defense leaves no more than *alone*, where it was tried, or where a method cannot have it."""
+    left, gone = (point(0.9, strength=strength, advantage=gain) for strength, gain in ((5, 0.1), (25, 0.04)))
+    attribute = [replace(point(0.9, strength=strength), target="attribute") for strength in (0, 5)]
+    trees = [replace(point(0.9, strength=strength), method="secureboost") for strength in (0, 5)]
+    tried = point(0.8, strength=1, defense="sealed")
+    for worst in ([point(1.0), left, gone], [point(1.0), left, tried], attribute, trees):
+        assert "sealed --" not in " ".join(say(worst, "bureau", 80))
+    assert say([point(1.0), left], "bureau", 80)[-1].endswith(f" {SEALED}")
 
 
 def test_no_more_than_without_joining_is_said_so():

@@ -29,7 +29,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.sparse import issparse, vstack
 
-from vflsec.base.checks import check_fraction, check_inside, check_positive
+from vflsec.base.checks import check_fraction, check_inside, check_non_negative, check_positive
 from vflsec.base.errors import DataError, UsageError
 from vflsec.base.layout import Layout
 from vflsec.base.seeds import derive
@@ -87,8 +87,7 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise UsageError(f"expected 0 <= data.validation < 1, got {self.validation}")
         if self.parties is not None and self.columns == "given":
             raise UsageError("expected data.columns=even, random, dirichlet, together or apart with data.parties")
-        if self.canaries < 0:
-            raise UsageError(f"expected data.canaries >= 0, got {self.canaries}")
+        check_non_negative(**{"data.canaries": self.canaries})
         if not 0 < self.concentration < 1e6:
             raise UsageError(f"expected 0 < data.concentration < 1e6, got {self.concentration}")
 

@@ -82,9 +82,7 @@ def estimate_labels(view: View) -> Tensor | None:
     width = features.shape[1]
     rest, informed = features.new_zeros(len(features), width + 1), features.new_zeros(len(features), 1)
     states = [features.new_zeros(2 * width, 1), pad(torch.eye(2 * width, width).to(features), (0, 1))]
-    covariances = [torch.eye(2 * width).to(features) * MISSED for _ in states]
-    for covariance, variance in zip(covariances, (SHARED, 1e-9), strict=True):
-        covariance.diagonal()[:width] = variance
+    covariances = [torch.diag(features.new_tensor([v, MISSED]).repeat_interleave(width)) for v in (SHARED, 1e-9)]
     for message in messages:  # both filters at once, so that no weights are kept
         assert message.rows is not None
         rows, (weights, totals) = message.rows.cpu(), _whiten(view, message, torch.sigmoid(scores[message.step]))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vflsec.base.errors import UsageError
+from vflsec.base.checks import share
 from vflsec.base.layout import Layout
 
 YIQ = ((0.299, 0.587, 0.114), (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))  # of red, green and blue
@@ -154,8 +154,7 @@ class ColumnChoice:
     """
 
     def __init__(self, layout: Layout, rate: float, device: torch.device) -> None:
-        if not 0 <= rate <= 1:
-            raise UsageError(f"expected 0 <= rate <= 1, got {rate}")
+        share(rate=rate)
         self.columns = len(layout.columns)
         owners = [j for j, column in enumerate(layout.columns) for _ in range(column.width)]
         self.owner = torch.tensor(owners, device=device)
