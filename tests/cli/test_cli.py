@@ -84,7 +84,7 @@ def test_list_names_everything_with_a_summary():
             [
                 "Optimizers are those of the authors' code",
                 "gamma = 0.5\n      weight of the cross-party guidance",
-                "train.pretrain: epochs = 40, batch = 512, lr = 0.05",
+                "train.pretrain: epochs = 40, batch = 512, lr = 0.8",
                 "view 2 a corruption of it",
                 "encoder = 'auto'",
             ],

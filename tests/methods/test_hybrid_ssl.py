@@ -1,6 +1,7 @@
 """FedHSSL's family: what each step trains, what crosses, what is averaged, and that a killed pre-training goes on."""
 
 import inspect
+import math
 
 import pytest
 import torch
@@ -251,6 +252,34 @@ def test_unknown_options_of_the_self_supervised_method_are_refused():
 def test_wrong_options_of_the_self_supervised_method_are_refused(name, options, match):
     with pytest.raises(UsageError, match=match):
         make(name, ssl_options=options)
+
+
+@pytest.mark.parametrize(
+    ("given", "numbers"),
+    [
+        ({}, {"lr": 0.8, "weight_decay": 3e-5}),
+        ({"paper": True}, {"lr": 0.05, "weight_decay": 3e-5}),
+        ({"weight_decay": 0.0, "lr": 0.1}, {"lr": 0.1, "weight_decay": 0.0}),
+    ],
+)
+def test_the_numbers_of_pre_training(given, numbers):
+    made = registry.build("methods", "fedhssl-byol", TrainSpec(pretrain=PretrainSpec(**given)), ModelSpec())
+    assert made.pretraining == PretrainSpec(epochs=40, batch=512, **numbers)
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "momentum"),
+    [({}, {}, math.exp(-7 / 4)), ({"paper": True}, {}, 0.995), ({}, {"momentum": 0.9}, 0.9)],
+)
+def test_the_momentum_of_targets_fits_the_number_of_updates(given, options, momentum):
+    """Two iterations of two batches."""
+    train = TrainSpec(epochs=1, batch=32, pretrain=PretrainSpec(epochs=2, batch=32, **given))
+    federation = make_toy_federation(rows=90)
+    made = registry.build("methods", "fedlocal-byol", train, ModelSpec(encoder="mlp"), ssl_options=options)
+    made.build(federation)
+    made.run("pretrain", federation)
+    assert len(federation.active.features["aligned"]) == 63
+    assert [tower.momentum for tower in made._towers["local"].values()] == pytest.approx([momentum] * 2)
 
 
 def test_batches_of_one_row_are_refused():

@@ -51,10 +51,10 @@ def test_fedhssl_without_averaging_is_fedgssl(ssl):
 @pytest.mark.parametrize(
     ("family", "kinds", "version"),
     [
-        ("fedlocal", {Kind.PARAMETERS}, 2),
-        ("fedcssl", {Kind.EMBEDDING}, 1),
-        ("fedgssl", {Kind.EMBEDDING}, 1),
-        ("fedhssl", {Kind.EMBEDDING, Kind.PARAMETERS}, 2),
+        ("fedlocal", {Kind.PARAMETERS}, 3),
+        ("fedcssl", {Kind.EMBEDDING}, 2),
+        ("fedgssl", {Kind.EMBEDDING}, 2),
+        ("fedhssl", {Kind.EMBEDDING, Kind.PARAMETERS}, 3),
     ],
 )
 def test_what_a_member_of_the_family_declares(family, ssl, kinds, version):

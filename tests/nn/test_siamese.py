@@ -1,6 +1,7 @@
 """SimSiam, BYOL and MoCo against compositions by hand: values, gradients, what moves after a step and what does not."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -395,6 +396,17 @@ def test_names_and_defaults_are_those_of_the_paper():
     assert BYOL(Encoder(), WIDTH).momentum == 0.995
     moco = MoCo(Encoder(), WIDTH)
     assert (moco.momentum, moco.temperature, moco.bank1.keys.shape) == (0.99, 0.5, (4096, 128))
+
+
+@pytest.mark.parametrize("kind", [BYOL, MoCo])
+@pytest.mark.parametrize("updates", [1, 40, 120])
+def test_a_target_network_forgets_its_random_start(kind, updates):
+    model = kind(Encoder(), WIDTH)
+    model.fit_momentum(updates)
+    assert model.momentum**updates == pytest.approx(math.exp(-7))
+    of_the_paper = kind(Encoder(), WIDTH)
+    of_the_paper.fit_momentum(10_000)
+    assert of_the_paper.momentum == kind(Encoder(), WIDTH).momentum
 
 
 def test_only_the_last_linear_of_a_head_has_a_bias():

@@ -12,12 +12,15 @@ from vflsec.base.errors import UsageError
 
 
 class PretrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of pre-training; None is the method's own default, that of its paper.
+    """Settings of pre-training; None is the method's own default.
 
     Attributes:
         epochs: global iterations.
         batch: rows per update.
         lr: learning rate.
+        weight_decay: L2 factor.
+        paper: take the numbers of the method's paper and its authors' code where its defaults differ, which fit fewer
+            updates.
         until: global iterations after which pre-training stops, at the learning rates of all ``epochs``; None for all
             of them. In one results folder a longer pre-training goes on from a shorter one.
     """
@@ -25,10 +28,14 @@ class PretrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     epochs: int | None = None
     batch: int | None = None
     lr: float | None = None
+    weight_decay: float | None = None
+    paper: bool = False
     until: int | None = None
 
     def __post_init__(self) -> None:
         """Check every number."""
+        if self.weight_decay is not None:
+            check_non_negative(**{"train.pretrain.weight_decay": self.weight_decay})
         check_positive_or_none(
             **{f"train.pretrain.{name}": getattr(self, name) for name in ("epochs", "batch", "lr", "until")}
         )

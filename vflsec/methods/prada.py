@@ -258,7 +258,7 @@ class PrADA(FeatureGroupMethod):
             lr=given.lr or 5e-4,
             optimizer="sgd",
             momentum=0.99,
-            weight_decay=1e-5,
+            weight_decay=1e-5 if given.weight_decay is None else given.weight_decay,
         )
         if self.pretrain_spec.batch < 2:
             raise UsageError("expected train.pretrain.batch >= 2, got 1: one row tells BatchNorm nothing")
@@ -271,9 +271,9 @@ class PrADA(FeatureGroupMethod):
 
     @property
     def pretraining(self) -> PretrainSpec:
-        """Epochs, batch and first learning rate."""
+        """Epochs, batch, first learning rate and weight decay."""
         spec = self.pretrain_spec
-        return PretrainSpec(epochs=spec.epochs, batch=spec.batch, lr=spec.lr)
+        return PretrainSpec(epochs=spec.epochs, batch=spec.batch, lr=spec.lr, weight_decay=spec.weight_decay)
 
     @classmethod
     def messages_in(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -295,17 +296,19 @@ class PretrainedMethod(SplitMethod):
         until: after which pre-training stops.
         batch: rows per update.
         lr: learning rate.
+        weight_decay: L2 factor.
     """
 
     phases = ("pretrain", "finetune")
     snapshots = True
 
-    def plan_pretraining(self, *, epochs: int, batch: int, lr: float) -> None:
+    def plan_pretraining(self, *, epochs: int, batch: int, lr: float, weight_decay: float) -> None:
         """Set the numbers of pre-training: those of ``train.pretrain``, else these."""
         spec = self.train_spec.pretrain
         self.iterations = spec.epochs or epochs
         self.until = min(spec.until or self.iterations, self.iterations)
         self.batch, self.lr = spec.batch or batch, spec.lr or lr
+        self.weight_decay = weight_decay if spec.weight_decay is None else spec.weight_decay
         if self.batch < 2:
             raise UsageError(
                 f"expected train.pretrain.batch >= 2, got {self.batch}: one row has no other to learn from"
@@ -313,5 +316,9 @@ class PretrainedMethod(SplitMethod):
 
     @property
     def pretraining(self) -> PretrainSpec:
-        """Global iterations, batch and learning rate."""
-        return PretrainSpec(epochs=self.iterations, batch=self.batch, lr=self.lr)
+        """Global iterations, batch, learning rate and weight decay."""
+        return PretrainSpec(epochs=self.iterations, batch=self.batch, lr=self.lr, weight_decay=self.weight_decay)
+
+    def count_updates(self, rows: int) -> int:
+        """Return how many updates of pre-training ``rows`` make; a last batch of a single row is none of its own."""
+        return self.iterations * max(1, math.ceil(rows / self.batch) - (rows % self.batch == 1))

@@ -29,7 +29,7 @@ from vflsec.nn.augmentation import ImageAugmentation, TwoViews, UniformCorruptio
 from vflsec.nn.encoders import Encoder, build_encoder
 from vflsec.nn.losses.info_nce import info_nce
 from vflsec.nn.losses.nt_xent import nt_xent
-from vflsec.nn.siamese import Queue, update_average
+from vflsec.nn.siamese import Queue, fit_momentum, update_average
 from vflsec.protocols.plain import PlainBoundary
 
 MOMENTUM, WEIGHT_DECAY, TEMPERATURE = 0.9, 1e-4, 0.2
@@ -51,18 +51,30 @@ class LocalCL(nn.Module):
         layout: of its columns.
         batch: rows per update.
         lr: first learning rate.
+        weight_decay: L2 factor.
+        updates: in all, by which a moving average is to forget its start; None for the momentum of the released code.
 
     Attributes:
         optimizer: of the model.
     """
 
-    def __init__(self, model: Encoder, rows: Tensor, layout: Layout, *, batch: int, lr: float) -> None:
+    def __init__(
+        self,
+        model: Encoder,
+        rows: Tensor,
+        layout: Layout,
+        *,
+        batch: int,
+        lr: float,
+        weight_decay: float = WEIGHT_DECAY,
+        updates: int | None = None,
+    ) -> None:
         super().__init__()
         self.model = model
         self.rows = rows
         self.views = make_views(layout, rows)
         self.batch = batch
-        self.optimizer = torch.optim.SGD(model.parameters(), lr, MOMENTUM, weight_decay=WEIGHT_DECAY, fused=True)
+        self.optimizer = torch.optim.SGD(model.parameters(), lr, MOMENTUM, weight_decay=weight_decay, fused=True)
 
     def steps(self, *stream: object) -> Iterator[Tensor]:
         """Yield the loss of each update of one pass over the rows; ``stream`` names its randomness, seed first."""
@@ -95,8 +107,11 @@ class LocalMoCo(LocalCL):
     Args: those of ``LocalCL``.
     """
 
-    def __init__(self, model: Encoder, rows: Tensor, layout: Layout, *, batch: int, lr: float) -> None:
-        super().__init__(model, rows, layout, batch=batch, lr=lr)
+    def __init__(
+        self, model: Encoder, rows: Tensor, layout: Layout, *, batch: int, updates: int | None = None, **rates: float
+    ) -> None:
+        super().__init__(model, rows, layout, batch=batch, **rates)
+        self.momentum = fit_momentum(AVERAGE, updates) if updates else AVERAGE
         self.average = copy.deepcopy(model).requires_grad_(False)
         self.queue = Queue(size_queue(len(rows), batch), model.width).to(rows.device)
         self._keys = torch.empty(0)  # of the last step
@@ -109,7 +124,7 @@ class LocalMoCo(LocalCL):
 
     def update_state(self) -> None:
         """Move the average towards the model; remember the last keys."""
-        update_average(self.average, self.model, AVERAGE)
+        update_average(self.average, self.model, self.momentum)
         self.queue.enqueue(self._keys)
 
 
@@ -149,15 +164,17 @@ class SSVFL(PretrainedMethod):
             after 60 % and after 80 % of the epochs, as released; and to 40 epochs, as in FedHSSL, where the paper has
             200.
         boundary: the protocol at the cut layer.
-        localcl: what a party learns from its rows: ``moco``, as released, or ``inbatch``, as printed.
+        localcl: what a party learns from its rows: ``inbatch``, as printed, or ``moco``, as released.
         projection: width of the projection; None for ``model.cut``, or the paper's 128 if there is none.
         keep_projection: whether what pre-training made of the projection is kept.
     """
 
     differs: ClassVar[tuple[str, ...]] = (
-        "LocalCL is MoCo v1 by default (localcl=moco), as in the released code; the paper prints an in-batch loss "
-        "(localcl=inbatch), and that in one direction where both are taken here.",
-        "The queue of MoCo holds 65,536 keys, or one for each row where these are fewer.",
+        "LocalCL has the in-batch loss of equation 2, in both directions where the paper prints one; the released code "
+        "has MoCo v1 (localcl=moco).",
+        "The queue of MoCo holds 65,536 keys, or one for each row where these are fewer; its moving average has the "
+        "momentum 0.999, or less where few updates would leave much of its random start (not with "
+        "train.pretrain.paper=true).",
         "Temperature 0.2, SGD at 0.03 with momentum 0.9 and weight decay 1e-4, and two steps of the rate are the "
         "released code's.",
         "Pre-training takes 40 epochs by default, with the rate divided by ten after 60 % and 80 % of them; the "
@@ -169,6 +186,7 @@ class SSVFL(PretrainedMethod):
         "Encoders are those of model, and fine-tuning follows train: by default Adam at 0.001 in batches of 256. "
         "The paper has ResNet-18 and ResNet-50 and 500 epochs, its code SGD with rates for each dataset.",
     )
+    version = 2
     stored_modules = frozenset({"bottom"})
     learns = {"pretrain": frozenset()}  # noqa: RUF012  (declared ClassVar in the base)
     last_phase_options = frozenset({"boundary", "keep_projection"})
@@ -180,7 +198,7 @@ class SSVFL(PretrainedMethod):
         model: ModelSpec,
         *,
         boundary: type[Boundary] = PlainBoundary,
-        localcl: Literal["moco", "inbatch"] = "moco",
+        localcl: Literal["inbatch", "moco"] = "inbatch",
         projection: int | None = None,
         keep_projection: bool = False,
     ) -> None:
@@ -195,7 +213,7 @@ class SSVFL(PretrainedMethod):
         self.localcl = localcl
         self.projection = projection or model.cut or WIDTH
         self.keep_projection = keep_projection
-        self.plan_pretraining(epochs=40, batch=128, lr=0.03)
+        self.plan_pretraining(epochs=40, batch=128, lr=0.03, weight_decay=WEIGHT_DECAY)
 
     def build_party(self, party: Party, federation: Federation) -> None:
         """Draw the encoder and, at its end, the projection."""
@@ -238,10 +256,11 @@ class SSVFL(PretrainedMethod):
         return epochs.losses
 
     def _make_learner(self, party: Party, seed: int) -> LocalCL:
+        rows, model = get_rows(party), party.module("bottom", Encoder)
+        rates = {"lr": self.lr, "weight_decay": self.weight_decay}
+        updates = None if self.train_spec.pretrain.paper else self.count_updates(len(rows))
         with seed_weights(seed, "queue", party.name):
-            return LEARNERS[self.localcl](
-                party.module("bottom", Encoder), get_rows(party), party.layout, batch=self.batch, lr=self.lr
-            )
+            return LEARNERS[self.localcl](model, rows, party.layout, batch=self.batch, updates=updates, **rates)
 
     def _draw_projection(self, party: Party, seed: int) -> None:
         """Draw the last layer anew, on the CPU, so that every device gets the same."""
@@ -312,7 +331,7 @@ class SSVFLIndependent(SSVFL):
         model: ModelSpec,
         *,
         boundary: type[Boundary] = PlainBoundary,
-        localcl: Literal["moco", "inbatch"] = "moco",
+        localcl: Literal["inbatch", "moco"] = "inbatch",
         projection: int | None = None,
         keep_projection: bool = False,
         server_lr: float | None = None,

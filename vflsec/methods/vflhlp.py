@@ -30,6 +30,7 @@ from vflsec.nn.stacked import draw_batches
 from vflsec.protocols.plain import PlainBoundary
 
 HELD_OUT, PATIENCE = 0.1, 3
+PRETRAINED = ("epochs", "batch", "lr", "weight_decay")
 MIN_ROWS = 4
 """Two to learn from and two to validate on: a loss needs a second row to compare with."""
 
@@ -50,6 +51,7 @@ class ScarfSSL(Learner):
         epochs: at most.
         batch: rows per update, N in the loss.
         lr: learning rate.
+        weight_decay: L2 factor.
         rate: share of a row's raw columns that is corrupted.
         temperature: tau.
     """
@@ -63,6 +65,7 @@ class ScarfSSL(Learner):
         epochs: int,
         batch: int,
         lr: float,
+        weight_decay: float = 0.0,
         rate: float,
         temperature: float,
     ) -> None:
@@ -75,7 +78,7 @@ class ScarfSSL(Learner):
         self.temperature = temperature
         self.corrupt = ScarfCorruption(party.layout, self.rows, rate)
         self.state = EarlyStopping(model, epochs=epochs, patience=PATIENCE)
-        self.optimizer = torch.optim.Adam(model.parameters(), lr, fused=True)
+        self.optimizer = torch.optim.Adam(model.parameters(), lr, weight_decay=weight_decay, fused=True)
         self._streams = (seed, party.name)
 
     def epoch(self) -> float:
@@ -210,11 +213,12 @@ class VFLHLP(SplitMethod):
 
     @property
     def pretraining(self) -> PretrainSpec:
-        """Epochs at most, batch and learning rate of Scarf; of step 1 what is given, else those of ``train``."""
+        """What is given, and for Scarf its own numbers where nothing is; step 1 has those of ``train`` instead."""
         given = self.train_spec.pretrain
         if not self.initializes:
             return given
-        return PretrainSpec(epochs=given.epochs or 100, batch=given.batch or 128, lr=given.lr or 1e-3)
+        epochs, batch, lr = given.epochs or 100, given.batch or 128, given.lr or 1e-3
+        return PretrainSpec(epochs=epochs, batch=batch, lr=lr, weight_decay=given.weight_decay or 0.0)
 
     def build(self, federation: Federation) -> None:
         """Draw what split learning has, the active party's model of its own, and Scarf's projection heads."""
@@ -276,14 +280,13 @@ class VFLHLP(SplitMethod):
     def _make_learners(self, federation: Federation) -> Iterator[tuple[str, Learner]]:
         given = self.train_spec.pretrain
         if self.constrains:
-            numbers = {key: value for key, value in msgspec.structs.asdict(given).items() if value is not None}
+            numbers = {key: value for key in PRETRAINED if (value := getattr(given, key)) is not None}
             spec = msgspec.structs.replace(self.train_spec, **numbers)
             labels = torch.cat([self._labels(federation, "train"), self._labels(federation, "local")])
             active, rows = federation.active, select_labeled_rows(federation)[0]
             model = active.modules["pretrained"]
             yield active.name, LocalTraining(federation, model, rows, labels, spec, defenses=active.defenses)
-        settings = msgspec.structs.asdict(self.pretraining)
-        del settings["until"]  # Scarf stops by the rows held out
+        settings = {key: getattr(self.pretraining, key) for key in PRETRAINED}
         for party in federation.passive if self.initializes else ():
             model = nn.Sequential(party.modules["bottom"], self._projections[party.name])
             numbers = {"rate": self.rate, "temperature": self.temperature, **settings}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
@@ -97,6 +98,15 @@ def update_average(target: nn.Module, online: nn.Module, momentum: float) -> Non
         average.lerp_(new, 1 - momentum)
 
 
+FORGOTTEN = 7.0
+"""A target network keeps e^-7, a thousandth, of its random start."""
+
+
+def fit_momentum(momentum: float, updates: int) -> float:
+    """Return ``momentum``, or less if a moving average of so many ``updates`` would keep more of its start."""
+    return min(momentum, math.exp(-FORGOTTEN / updates))
+
+
 class Siamese(nn.Module, ABC):
     """An encoder with a projector and a predictor, and the losses that train them without labels.
 
@@ -119,6 +129,7 @@ class Siamese(nn.Module, ABC):
         out: width d of the projections; None for that of ``projector``.
     """
 
+    momentum = 0.0  # of the target network, if there is one
     name: ClassVar[str]
     cross_differs: ClassVar[tuple[str, ...]]
     local_differs: ClassVar[tuple[str, ...]]
@@ -175,6 +186,10 @@ class Siamese(nn.Module, ABC):
     def update_state(self) -> None:
         """Update the state that follows the online network; called after each optimizer step."""
 
+    def fit_momentum(self, updates: int) -> None:
+        """Let the target network forget its random start within so many ``updates``."""
+        self.momentum = fit_momentum(self.momentum, updates)
+
     def list_online(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """Return the trained parameters: of encoder and projector, on a schedule; of the predictor, at a fixed rate."""
         scheduled = [*self.encoder.parameters(), *self.projector.parameters()]
@@ -217,7 +232,8 @@ class BYOL(Siamese):
     the average before each forward pass and while evaluating; here it moves after each step.
 
     Args, besides those of ``Siamese``:
-        momentum: weight of the old average in each step; FedHSSL's paper has 0.995, its code 0.999.
+        momentum: weight of the old average in each step; FedHSSL's paper has 0.995, its code 0.999. See
+            ``fit_momentum``.
     """
 
     name = "byol"
@@ -227,8 +243,8 @@ class BYOL(Siamese):
     )
     local_differs = (
         "The moving average follows each optimizer step, and covers parameters alone: BatchNorm's statistics are "
-        "the target's own. The authors' code moves it before each forward pass, and at 0.999; momentum is the "
-        "paper's 0.995.",
+        "the target's own. The authors' code moves it before each forward pass, and at 0.999; momentum is at most the "
+        "paper's 0.995, and less where few updates would leave much of the random start.",
     )
 
     def __init__(
@@ -262,7 +278,8 @@ class MoCo(Siamese):
 
     Args, besides those of ``Siamese``:
         predictor: ignored, for the signature of its siblings; MoCo has none.
-        momentum: weight of the old average in each step; FedHSSL's paper has 0.99, its code 0.999.
+        momentum: weight of the old average in each step; FedHSSL's paper has 0.99, its code 0.999. See
+            ``fit_momentum``.
         temperature: tau.
         queue: number of keys in a bank.
         out: width d of the projections.
@@ -279,7 +296,8 @@ class MoCo(Siamese):
         "There are two queues of 4096 keys, one for each view, as in the authors' code; the paper has one dictionary.",
         "The guide's projections meet the queue and do not enter it; in the authors' code they enter.",
         "The moving average follows each optimizer step, and covers parameters alone; the authors' code moves it "
-        "before each forward pass, and at 0.999; momentum is the paper's 0.99.",
+        "before each forward pass, and at 0.999; momentum is at most the paper's 0.99, and less where few updates "
+        "would leave much of the random start.",
         "The projector's learning rate follows the cosine; in the authors' code it stays constant for MoCo.",
     )
 

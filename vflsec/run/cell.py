@@ -272,8 +272,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         }
         if not self.data.canaries:
             del settings["data"]["canaries"]
-        if settings["train"]["pretrain"]["until"] is None:  # keys are those of the time before there was this setting
-            del settings["train"]["pretrain"]["until"]
+        pretrain = settings["train"]["pretrain"]
+        for name, default in (("until", None), ("weight_decay", None), ("paper", False)):
+            if pretrain[name] is default:  # keys are those of the time before there was this setting
+                del pretrain[name]
         if isinstance(settings["dataset"], list):
             settings["data"]["options"].pop("data_dir", None)  # the content of the files counts, not their folder
         if self.aux is not None:
