@@ -86,7 +86,7 @@ def evaluate(
     out: Path | str | None = None,
     jobs: int | None = None,
     device: str = "cpu",
-    engine: str = "local",
+    engine: engines.Engine = "local",
     progress: bool = True,
     **settings: Any,
 ) -> Report:
@@ -112,7 +112,7 @@ def evaluate(
         out: results folder; by default ``runs/<name>``.
         jobs: number of worker processes; by default the number of cores.
         device: ``cpu`` or ``cuda``.
-        engine: ``local``, or ``dask:ADDRESS`` of a running scheduler.
+        engine: ``local``, ``dask:ADDRESS`` of a running scheduler, or a ``concurrent.futures.Executor``.
         progress: whether to show how far it is: a bar in notebooks and terminals, lines elsewhere.
         settings: further fields of ``EvalSpec``.
 
@@ -139,7 +139,7 @@ def sweep(
     out: Path | str | None = None,
     jobs: int | None = None,
     device: str = "cpu",
-    engine: str = "local",
+    engine: engines.Engine = "local",
     progress: bool = True,
     **arguments: Any,
 ) -> SweepReport:
@@ -154,7 +154,7 @@ def sweep(
         out: results folder; by default ``runs/<name>-by-<settings>``.
         jobs: number of worker processes; by default the number of cores.
         device: ``cpu`` or ``cuda``.
-        engine: ``local``, or ``dask:ADDRESS`` of a running scheduler.
+        engine: as of ``evaluate``.
         progress: whether to show how far it is.
         arguments: as of ``evaluate``, for example ``attack="mc"``.
 
@@ -184,7 +184,9 @@ def sweep(
     return _save(SweepReport.read(job.store.folder), job.store.folder)
 
 
-def compute(job: Job[Any], *, progress: bool, jobs: int = 1, device: str = "cpu", engine: str = "local") -> None:
+def compute(
+    job: Job[Any], *, progress: bool, jobs: int = 1, device: str = "cpu", engine: engines.Engine = "local"
+) -> None:
     """Compute the results of ``job`` that its folder lacks."""
     job.check()
     with job.open():

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from types import SimpleNamespace
 
 import numpy as np
@@ -99,18 +101,79 @@ def test_two_processes_give_the_same_file(tmp_path, uninterrupted):
     assert timeless(tmp_path / "records.jsonl") == uninterrupted
 
 
+def evaluate_frames(folder):
+    """Return an evaluation of data frames, which workers lack, its results here, and a store for others."""
+    rng = np.random.default_rng(0)
+    bank = pd.DataFrame({"a": rng.normal(size=300), "y": rng.integers(0, 2, 300)})
+    loans = vflsec.dataset(active=bank, passive=pd.DataFrame({"c": rng.normal(size=300)}), label="y")
+    frames = specs.read({**SETTINGS, "dataset": loans, "data": {}, "strengths": [5], "seeds": 1})
+    here, there = Store(folder / "here"), Store(folder / "there")
+    list(engine.evaluate(engine.plan(frames, here), here))
+    return frames, here, there
+
+
+def make_loky():
+    from joblib.externals.loky import get_reusable_executor
+
+    return get_reusable_executor(max_workers=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ProcessPoolExecutor(2, get_context("forkserver")),
+        pytest.param(lambda: ProcessPoolExecutor(1, get_context("spawn")), marks=pytest.mark.long),
+        pytest.param(make_loky, marks=pytest.mark.long),
+    ],
+    ids=["forkserver", "spawn", "loky"],
+)
+def test_an_executor_gives_the_same_file_of_data_frames(tmp_path, make):
+    frames, here, there = evaluate_frames(tmp_path)
+    with make() as executor:
+        list(engine.evaluate(engine.plan(frames, there), there, engine=executor))
+    assert timeless(there.folder / "records.jsonl") == timeless(here.folder / "records.jsonl")
+
+
+class Exiting(ProcessPoolExecutor):
+    """Has processes that exit at the third task."""
+
+    tasks = 0
+
+    def submit(self, function, *args):
+        self.tasks += 1
+        return super().submit(os._exit, 1) if self.tasks == 3 else super().submit(function, *args)
+
+
+@pytest.mark.slow
+def test_a_worker_of_an_executor_that_dies_costs_its_task_alone(tmp_path, uninterrupted):
+    store = Store(tmp_path)
+    todo = engine.plan(specs.read(FOLDED), store)
+    with (
+        Exiting(1, get_context("forkserver")) as executor,
+        pytest.raises(
+            UsageError, match="a worker of the executor has died: results of finished tasks are kept; start again"
+        ),
+    ):
+        list(engine.evaluate(todo, store, engine=executor))
+    rest = engine.plan(specs.read(FOLDED), store)
+    assert 0 < rest.missing < todo.missing
+    list(engine.evaluate(rest, store))
+    assert timeless(tmp_path / "records.jsonl") == uninterrupted
+
+
+def test_an_engine_is_a_name_or_an_executor():
+    with pytest.raises(UsageError, match=r"dask:ADDRESS or a concurrent\.futures\.Executor, got 3"):
+        vflsec.evaluate(dataset="toy", engine=3)
+
+
 @pytest.mark.cluster
 @pytest.mark.filterwarnings("ignore")  # the cluster's own
 def test_a_dask_cluster_gives_the_same_file_of_data_frames(tmp_path):
     """The frames have to reach the workers. A cluster of which a worker is killed evaluates a registered dataset."""
     from distributed import LocalCluster
 
-    rng = np.random.default_rng(0)
-    bank = pd.DataFrame({"a": rng.normal(size=300), "y": rng.integers(0, 2, 300)})
-    loans = vflsec.dataset(active=bank, passive=pd.DataFrame({"c": rng.normal(size=300)}), label="y")
-    frames = specs.read({**SETTINGS, "dataset": loans, "data": {}, "strengths": [5], "seeds": 1})
-    here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
-    list(engine.evaluate(engine.plan(frames, here), here))
+    frames, here, there = evaluate_frames(tmp_path)
     options = {"n_workers": 1, "threads_per_worker": 2, "processes": True, "dashboard_address": None}
     with LocalCluster(host="127.0.0.1", **options) as cluster:
         list(engine.evaluate(engine.plan(frames, there), there, engine=f"dask:{cluster.scheduler_address}"))

@@ -19,7 +19,6 @@ from vflsec.core.view import Guess, View
 
 Target = Literal["labels", "features", "attribute", "membership", "parameters", "exposure", "integrity"]
 
-
 SURE = 2.0
 """A new threshold must gain more auxiliary labels than it loses by this many standard deviations."""
 

@@ -38,7 +38,6 @@ AFTERWARDS = ("predict", "validate")
 SERVER = "server"
 """Name of the party that averages models; it has no data."""
 
-
 SOURCE = "source"
 """Name of the other active party, the source of a domain adaptation."""
 

@@ -18,7 +18,6 @@ from vflsec.base.seeds import Generators
 VECTOR = 16
 """Optimizers round the entries of a tensor beyond a multiple of so many in another way."""
 
-
 TRIALS = 5
 """Random products of which all must have the same bits before products of their shapes are computed at once."""
 

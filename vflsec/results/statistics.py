@@ -102,7 +102,6 @@ def combine_errors(
 Bounds = tuple[float | None, float | None]
 """The lowest and the highest possible value; None for none."""
 
-
 SHARE: Bounds = (0.0, 1.0)
 """The bounds of a metric between 0 and 1."""
 

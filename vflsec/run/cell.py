@@ -35,7 +35,6 @@ KEY_VERSION = 1
 TUNING_VERSION = 1
 """Raised whenever an adversary that compares variants would choose others."""
 
-
 TRAININGS_VERSION = 1
 """Raised whenever several trainings would be combined into another guess."""
 

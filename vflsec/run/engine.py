@@ -7,12 +7,15 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from concurrent.futures import BrokenExecutor, Executor
+from contextlib import ExitStack, suppress
+from functools import partial
 from itertools import chain, product
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from queue import SimpleQueue
 from subprocess import PIPE, Popen
+from tempfile import gettempdir
 from threading import Thread
 from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
@@ -60,10 +63,10 @@ from vflsec.run.training import is_stackable, make_batch_key, split_shadows
 
 Item = TypeVar("Item", Trial, Baseline)
 Datasets = Mapping[str, VerticalDataset]
+Engine = str | Executor
 
 ALL = "all"
 """Stands for every attack that can be mounted."""
-
 
 SINGLE_TRAINING = ("integrity", "parameters")
 """Targets that belong to one training, so that there is no combining several."""
@@ -296,12 +299,7 @@ def list_reasons(left_out: Mapping[str, str]) -> list[str]:
 
 
 def check_training(spec: EvalSpec) -> Trained:
-    """Check as ``check`` does, but for what concerns attacks; return the last federation that was built, untrained.
-
-    Raises:
-        UsageError: an unknown name or option, settings that the data cannot serve, or a defense that never acts.
-        DataError: the dataset cannot be read.
-    """
+    """Check as ``check`` does, but for what concerns attacks; return the last federation that was built, untrained."""
     for _, method, federation in _build(spec):
         untrained = Trained(method, federation, {})
     return untrained
@@ -393,7 +391,7 @@ def _check_points(defenses: Sequence[Technique], methods: Sequence[Technique]) -
 
 
 def evaluate(
-    todo: Plan, store: Store, *, jobs: int = 1, device: str = "cpu", engine: str = "local"
+    todo: Plan, store: Store, *, jobs: int = 1, device: str = "cpu", engine: Engine = "local"
 ) -> Iterator[Record | StageDone]:
     """Compute the missing results, and yield each once it is on the disk, which is when it is computed.
 
@@ -404,35 +402,32 @@ def evaluate(
         store: where results go.
         jobs: processes of the local engine.
         device: ``cpu`` or ``cuda``.
-        engine: ``local``, or ``dask:ADDRESS`` of a running scheduler whose workers have vflsec and the same data.
+        engine: ``local``, or ``dask:ADDRESS`` or an executor, whose workers have vflsec and the same data.
 
     Raises:
-        UsageError: no scheduler at that address, or dask is not installed.
+        UsageError: no scheduler at that address, dask is not installed, or a worker of another engine has died.
     """
-    ordered = _order_tasks(todo)
+    alone = [task for task in todo.tasks if not task.rows]  # they fill the time of groups
+    ordered = todo.stages, [*todo.groups, *alone], [task for task in todo.tasks if task.rows]
     count = min(jobs, max(map(len, ordered))) if engine == "local" else 0
     if count > 1:
         records = _run_in_parallel(ordered, store.folder, count, device)
     elif engine == "local":
         records = chain.from_iterable(runner.run(task, store.folder, device) for task in chain(*ordered))
     else:
-        records = chain.from_iterable(_run_on_dask(tasks, store.folder, engine, device) for tasks in ordered if tasks)
+        records = chain.from_iterable(_run_elsewhere(engine, tasks, store.folder, device) for tasks in ordered if tasks)
     for record in records:
         if not isinstance(record, StageDone):
             store.append(record)
         yield record
 
 
-def _order_tasks(todo: Plan) -> tuple[list[Task], ...]:
-    """Return lists of tasks, each of which needs the results of those before; baselines fill the time of groups."""
-    alone = [task for task in todo.tasks if not task.rows]
-    return todo.stages, [*todo.groups, *alone], [task for task in todo.tasks if task.rows]
-
-
-def check_engine(engine: str) -> None:
-    """Raise UsageError unless ``engine`` is ``local`` or ``dask:ADDRESS``."""
-    if engine != "local" and not (engine.startswith("dask:") and engine != "dask:"):
-        raise UsageError(f"expected --engine local or dask:ADDRESS, got {engine!r}")
+def check_engine(engine: Engine) -> None:
+    """Raise UsageError unless ``engine`` is ``local``, ``dask:ADDRESS`` or an executor."""
+    is_known = isinstance(engine, str) and (engine == "local" or (engine.startswith("dask:") and engine != "dask:"))
+    if not is_known and not isinstance(engine, Executor):
+        others = "" if isinstance(engine, str) else " or a concurrent.futures.Executor"
+        raise UsageError(f"expected --engine local or dask:ADDRESS{others}, got {engine!r}")
 
 
 def check_device(device: str, *, here: bool = True) -> None:
@@ -444,39 +439,47 @@ def check_device(device: str, *, here: bool = True) -> None:
     raise UsageError(f"expected --device cpu, or cuda where torch finds a GPU ({gpus} here), got {device!r}")
 
 
-def _run_on_dask(tasks: list[Task], folder: Path, engine: str, device: str) -> Iterator[Record | StageDone]:
-    """Run on a scheduler's workers. Records come back here; trained models stay where the workers can write.
+def _run_elsewhere(engine: Engine, tasks: list[Task], folder: Path, device: str) -> Iterator[Record | StageDone]:
+    """Run on the workers of a scheduler or an executor, with trained models where the workers can write.
 
-    A task whose worker dies is run by another. Data frames of this process are sent to each worker once. A record comes
-    as an event when it is computed, and again with its task.
+    A record comes back with its task. From dask it comes as an event before, when it is computed; there, a task whose
+    worker dies is run by another, and data frames of this process are sent to each worker once.
     """
+    data, topic, news, seen = _load_memory_datasets(tasks), f"vflsec-{uuid4()}", SimpleQueue[Any](), set[str]()
+    with ExitStack() as stack:
+        if isinstance(engine, str):
+            client = stack.enter_context(_connect(engine.removeprefix("dask:")))
+            client.subscribe_topic(topic, lambda event: news.put([decode(event[1])]))
+            data = client.scatter(data, broadcast=True) if data else {}  # dask scatters no empty mapping
+        submit = partial(client.submit, pure=False) if isinstance(engine, str) else engine.submit
+        try:
+            futures = [submit(_run_on_worker, data, task, folder.resolve(), device, topic) for task in tasks]
+            for future in futures:
+                future.add_done_callback(news.put)
+                stack.callback(future.cancel)
+            running = len(futures)
+            while running:
+                new = news.get()
+                if not isinstance(new, list):
+                    new, running = new.result(), running - 1
+                fresh = [record for record in new if isinstance(record, StageDone) or record.key not in seen]
+                seen.update(record.key for record in fresh if not isinstance(record, StageDone))
+                yield from fresh
+        except BrokenExecutor:
+            raise UsageError(
+                "a worker of the executor has died: results of finished tasks are kept; start again"
+            ) from None
+
+
+def _connect(address: str) -> Any:
     try:
         from distributed import Client
     except ImportError:
         raise UsageError("--engine dask:ADDRESS needs distributed: pip install 'vflsec[dask]'") from None
-    address = engine.removeprefix("dask:")
     try:
-        client = Client(address, timeout=10)  # type: ignore[no-untyped-call]
+        return Client(address, timeout=10)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:
         raise UsageError(f"expected a dask scheduler at {address}, found none: {error}") from None
-    with client:
-        data = _load_memory_datasets(tasks)
-        if data:  # dask scatters no empty mapping
-            data = client.scatter(data, broadcast=True)  # type: ignore[no-untyped-call]
-        topic, news, seen = f"vflsec-{uuid4()}", SimpleQueue[Any](), set[str]()
-        client.subscribe_topic(topic, lambda event: news.put([decode(event[1])]))  # type: ignore[no-untyped-call]
-        place = folder.resolve()
-        futures = [client.submit(_run_on_worker, data, task, place, device, topic, pure=False) for task in tasks]
-        for future in futures:
-            future.add_done_callback(news.put)  # type: ignore[no-untyped-call]
-        running = len(futures)
-        while running:
-            new = news.get()
-            if not isinstance(new, list):
-                new, running = new.result(), running - 1
-            fresh = [record for record in new if isinstance(record, StageDone) or record.key not in seen]
-            seen.update(record.key for record in fresh if not isinstance(record, StageDone))
-            yield from fresh
 
 
 def _load_memory_datasets(tasks: Iterable[Task]) -> Datasets:
@@ -492,19 +495,20 @@ def _keep_all(data: Datasets) -> None:
 
 
 def _run_on_worker(data: Datasets, task: Task, folder: Path, device: str, topic: str) -> list[Record | StageDone]:
-    """Run ``task`` on a worker of dask, with its models in ``folder``, or in its own place if it cannot write there."""
-    from distributed import get_worker
-
+    """Run ``task`` on a worker, with its models in ``folder``, or in a place of its own if it cannot write there."""
     _keep_all(data)
+    worker: Any = None
+    with suppress(KeyError, ValueError):  # it is not one of dask
+        worker = sys.modules["distributed"].get_worker()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
-        folder = Path(get_worker().local_directory) / "vflsec" / folder.name
+        folder = Path(worker.local_directory if worker else gettempdir()) / "vflsec" / folder.name
     records = []
     for record in runner.run(task, folder, device):
         records.append(record)
-        if not isinstance(record, StageDone):
-            get_worker().log_event(topic, encode(record))
+        if worker and not isinstance(record, StageDone):
+            worker.log_event(topic, encode(record))
     return records
 
 

@@ -20,7 +20,7 @@ from vflsec.results.records.schema import Record
 from vflsec.run import engine as engines
 from vflsec.run import spec as specs
 from vflsec.run.describe import build_manifest
-from vflsec.run.engine import Plan
+from vflsec.run.engine import Engine, Plan
 from vflsec.run.plan import Baseline, Names, Trial, get_names, list_baselines, list_trials, with_standard_names
 from vflsec.run.spec import EvalSpec
 from vflsec.run.store import StageDone, Store, guard_writing
@@ -215,7 +215,7 @@ class Job(Generic[PartType]):
             yield
 
     def run(
-        self, todo: Plan, *, jobs: int = 1, device: str = "cpu", engine: str = "local"
+        self, todo: Plan, *, jobs: int = 1, device: str = "cpu", engine: Engine = "local"
     ) -> Iterator[Record | StageDone]:
         """Write the settings, and return the records of ``todo`` as they are computed and stored."""
         if self.sweep is not None:

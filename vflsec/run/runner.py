@@ -60,7 +60,6 @@ _LOG = logging.getLogger(__name__)
 _TRAINING_LOCK = Lock()
 """Layers draw their first weights from torch's global stream, which threads of a process must not share."""
 
-
 Keep = Callable[[Mapping[str, Tensor]], None]
 """Keeps the scores of each split."""
 

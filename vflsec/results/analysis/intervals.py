@@ -22,11 +22,9 @@ DIFFERENCE: Bounds = (-1.0, 1.0)
 R2: Bounds = (None, 1.0)
 """The bounds of an R2, which may be negative."""
 
-
 SHARED = 0.5
 """The part of both variances that an advantage adds to that of the difference. The rest is luck that both guesses
 share, since they know the same labels. Measured by benchmarks/interval_coverage.py --planted, and not derived."""
-
 
 MIN_ADVANTAGE = 1e-9
 """The smallest advantage that is looked for."""
