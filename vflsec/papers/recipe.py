@@ -45,7 +45,8 @@ class TablePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     Attributes:
         group: of a row: the group that it belongs to.
-        printed: of a row: the paper's value for each column; NaN where it has none.
+        printed: of a row: the paper's value for each column; NaN where it has none. Of a row that is compared with
+            another, the change that is expected.
         measure, attack, strength, metric: of a row or column, in place of those of the recipe; a column's win.
         defense: of a row: the defense whose strength it is, where settings have several; empty for the only one.
         target: of a column of leaks: what is recovered, or ``integrity``.

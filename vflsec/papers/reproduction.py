@@ -63,7 +63,9 @@ class Reproduction:
         self.entries = [_make_entry(recipe, cell, base.get((rows[cell.row].group, cell.column))) for cell in cells]
 
     def orders(self) -> list[Order]:
-        """Return for each group how many pairs differ as printed."""
+        """Return for each group how many pairs differ as printed; of changes none, which are compared with a row."""
+        if self.recipe.against:
+            return []
         pairs = [
             (a, b)
             for a, b in combinations(self.entries, 2)
@@ -128,7 +130,7 @@ class Reproduction:
     def _count_worse(self) -> list[str]:
         """Return which risks some defense makes worse, and how many marks are to be expected by chance."""
         changes = [entry for entry in self.entries if entry.against and entry.low is not None]
-        if not changes:
+        if not changes or not self.recipe.has_attacks:
             return []
         by_column: dict[str, list[str]] = {}
         for entry in changes:
@@ -163,7 +165,7 @@ class Reproduction:
             "hours": "hours of training",
             "megabytes": "megabytes until the target is reached",
         }
-        if recipe.against:
+        if recipe.against and recipe.has_attacks:
             shown = {"what each adversary gains over itself alone, chance or honest training": None}
         else:
             shown = dict.fromkeys(what[entry.measure].format(entry.attack) for entry in asked)
@@ -302,7 +304,8 @@ def _format_entry(entry: TableEntry, *, bare: bool = False) -> str:
     if entry.against:
         mark = {True: f" {WORSE}", False: f" {BETTER}", None: ""}[entry.worse]
         spread = "" if bare else formats.spread(entry.measured, (entry.low, entry.high))
-        return f"{formats.format_signed(entry.measured)}{spread}{mark}"
+        expected = "" if entry.printed is None else f" (expected {formats.format_signed(entry.printed)})"
+        return f"{formats.format_signed(entry.measured)}{spread}{mark}{expected}"
     number = _format_hours if entry.measure == "hours" else formats.write_number
     margin = None if bare else get_longer_side(entry.measured, (entry.low, entry.high))
     spread = "" if margin is None else f" ±{number(margin)}"
