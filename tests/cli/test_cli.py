@@ -192,7 +192,7 @@ def test_the_banner_says_who_strikes_when_and_with_what(words, shown, tmp_path):
 
 def test_eval_prints_the_table_and_draws_the_curve(finished):
     out, result = finished
-    assert "fedsplitnn, iso" in result.stdout
+    assert "Strongest attack on labels" in result.stdout
     assert "CAP over the defended strengths" in result.stdout
     assert "16 results: 0 cached, 16 to compute" in result.stderr
     assert {"curve.svg", "curve.png", "spec.toml", "env.json", "manifest.json", "records.jsonl", "cells"} <= {

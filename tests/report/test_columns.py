@@ -40,8 +40,8 @@ def report():
 def forms(report):
     """Table, CSV, frame, LaTeX, Markdown and page."""
     return [
-        report.table(200), report.to_csv(), ",".join(report.to_frame().columns), report.to_latex(),
-        report.to_markdown(), report.to_html(),
+        report.table(200, details=True), report.to_csv(), ",".join(report.to_frame().columns),
+        report.to_latex(details=True), report.to_markdown(details=True), report.to_html(),
     ]  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def test_a_detail_is_left_out_in_a_narrow_terminal(report, monkeypatch):
     added = Column("minutes", lambda p: p.seconds, "minutes", detail=1, place=135)
     for detail, hidden in ((1, True), (0, False)):
         monkeypatch.setattr(columns, "RESULTS", (*RESULTS, added._replace(detail=detail)))
-        text = report.table(90)
+        text = report.table(90, details=True)
         assert ("minutes" in text[text.index("NOT SHOWN") :]) is hidden
 
 

@@ -16,6 +16,7 @@ from vflsec.cli.options import print_to_terminal
 from vflsec.report import columns, curve, formats, table
 from vflsec.report.report import Report, plot
 from vflsec.results.analysis.results import Cap, Damage, Gate, Leak, Measure, Place, Point, Rank, Summary
+from vflsec.results.analysis.summary import add_costs
 from vflsec.run import spec as specs
 from vflsec.run.describe import build_manifest
 
@@ -145,14 +146,14 @@ Integrity: what a malicious party can break
 
 
 def test_what_is_broken_has_a_table_of_its_own(summary, broken):
-    text = Report(broken, specs.EvalSpec()).table(width=120)
+    text = Report(broken, specs.EvalSpec()).table(width=120, details=True)
     expected = [line.rstrip(" ─") for line in INTEGRITY.splitlines()]
     assert [line.rstrip(" ─") for line in text.splitlines()[1 : 1 + len(expected)]] == expected
     both = msgspec.structs.replace(summary, integrity=broken.integrity)
-    assert [cells.title for cells in table.show(both).tables] == [
+    assert [cells.title for cells in table.show(both, details=True).tables] == [
         "fedsplitnn, iso", "CAP over the defended strengths", "Integrity: what a malicious party can break",
     ]  # fmt: skip
-    assert "| fedsplitnn | iso | 0 | backdoor | .776 ±.010 |" in table.show(broken).markdown()
+    assert "| fedsplitnn | iso | 0 | backdoor | .776 ±.010 |" in table.show(broken, details=True).markdown()
 
 
 def test_csv_has_a_line_for_each_damage_in_the_same_columns(summary, broken):
@@ -199,7 +200,10 @@ fedsplitnn, iso
 
 
 def test_table_is_readable_at_110_columns(summary):
-    lines = [line.rstrip() for line in Report(summary, build_manifest(specs.EvalSpec())).table(width=110).splitlines()]
+    lines = [
+        line.rstrip()
+        for line in Report(summary, build_manifest(specs.EvalSpec())).table(width=110, details=True).splitlines()
+    ]
     assert max(map(len, lines)) <= 110
     assert not any("…" in line for line in lines)
     expected = [line.rstrip("─") for line in TABLE.splitlines()]
@@ -273,7 +277,11 @@ def test_each_curve_has_its_own_table(summary):
 
 def test_a_long_attack_name_wraps_and_takes_no_number_away(summary):
     named = [msgspec.structs.replace(p, attack="AnAttackWithAVeryLongName:k=15,mode=mixmatch") for p in summary.points]
-    lines = Report(msgspec.structs.replace(summary, points=named), specs.EvalSpec()).table(width=110).splitlines()
+    lines = (
+        Report(msgspec.structs.replace(summary, points=named), specs.EvalSpec())
+        .table(width=110, details=True)
+        .splitlines()
+    )
     assert max(map(len, lines)) <= 110
     assert not any("…" in line for line in lines)
     assert sum(".746 ±.010" in line for line in lines) == 2
@@ -352,7 +360,7 @@ def test_frames_of_two_reports_are_joined(summary, broken):
 def test_latex_has_a_table_for_each_with_its_signs_escaped(summary):
     one = with_points(summary, [msgspec.structs.replace(summary.points[0], attack="a_b: 5%", defense="mc@{x}\\")])
     summed = msgspec.structs.replace(one, cap=[], notes=["two\nlines"])
-    text = Report(summed, build_manifest(specs.EvalSpec())).to_latex()
+    text = Report(summed, build_manifest(specs.EvalSpec())).to_latex(details=True)
     assert text.splitlines() == [
         "% credit-default · adversary passive_1 · utility: AUC on test rows · 5 seeds, ± 95 % over seeds and rows",
         "% NOTE two lines",
@@ -402,7 +410,7 @@ def test_what_is_no_report_is_not_drawn(given, message):
 
 
 def test_markdown_rows_are_complete(summary):
-    lines = [line for line in table.show(summary).markdown().splitlines() if line.startswith("|")]
+    lines = [line for line in table.show(summary, details=True).markdown().splitlines() if line.startswith("|")]
     assert {line.count("|") for line in lines[:8]} == {13}
 
 
@@ -561,12 +569,14 @@ def test_a_folder_without_results(tmp_path):
 
 def test_report_shows_itself(summary):
     report = Report(summary, build_manifest(specs.EvalSpec()))
-    assert "fedsplitnn, iso" in repr(report)
+    assert "iso" in repr(report)
+    assert "fedsplitnn, iso" in report.table(details=True)
     assert (report.points, report.worst, report.cap) == (summary.points, summary.worst, summary.cap)
 
 
 def test_a_notebook_shows_verdict_and_tables(summary):
     said = msgspec.structs.replace(summary, verdict=["It leaks <all>."], notes=["few rows"], not_run=["norm"])
+    said = msgspec.structs.replace(said, cap=[msgspec.structs.replace(said.cap[0], attack="worst")])
     shown = Report(said, build_manifest(specs.EvalSpec()))._repr_html_()
     assert "<p><b>It leaks &lt;all&gt;.</b></p>" in shown
     assert (
@@ -641,22 +651,26 @@ def test_a_narrow_terminal_has_whole_words_and_is_told_what_is_left_out(summary,
     unconverged = [msgspec.structs.replace(p, statuses={"unconverged": 1, "ok": 1}) for p in summary.points]
     report = Report(msgspec.structs.replace(summary, points=unconverged), build_manifest(specs.EvalSpec()))
     both = [msgspec.structs.replace(p, leak=msgspec.structs.replace(p.leak, rows="test+train")) for p in unconverged]
-    narrow = Report(msgspec.structs.replace(summary, points=both), build_manifest(specs.EvalSpec())).table(width)
+    narrow = Report(msgspec.structs.replace(summary, points=both), build_manifest(specs.EvalSpec())).table(
+        width, details=True
+    )
     for word in ("unconverged", "advantage", "test+", "train"):
         assert word in narrow
     spent = [{"defense": "gaussian-dp", "epsilon": 1234567.0, "delta": 1e-5}]
     private = [msgspec.structs.replace(p, spent=spent) for p in both]
-    shown = Report(msgspec.structs.replace(summary, points=private), build_manifest(specs.EvalSpec())).table(width)
+    shown = Report(msgspec.structs.replace(summary, points=private), build_manifest(specs.EvalSpec())).table(
+        width, details=True
+    )
     for word in ("unconverged", "advantage"):  # an epsilon takes the room of the rows
         assert word in shown
     assert max(map(len, shown.splitlines())) <= width
-    lines = report.table(width).splitlines()
+    lines = report.table(width, details=True).splitlines()
     assert any("CAP ↑" in line for line in lines)
     assert max(map(len, lines)) <= width
     assert not any("budget" in line for line in lines if " attack " in line)
     for word in ("worst:", "unconverged", "advantage", "NOT SHOWN on train, chance, budget, MB, CAP (accuracy)"):
         assert any(word in line for line in lines), word
-    assert not any("NOT SHOWN" in line for line in report.table(140).splitlines())
+    assert not any("NOT SHOWN" in line for line in report.table(140, details=True).splitlines())
 
 
 def on_both_rows(one, advantage_on_train):
@@ -678,7 +692,7 @@ def test_an_attack_that_gains_most_on_training_rows_is_not_told_by_test_rows_alo
     first, *others = summary.points
     one = msgspec.structs.replace(summary, points=[on_both_rows(first, advantage), *others])
     for width in (80, 100):
-        shown = Report(one, build_manifest(specs.EvalSpec())).table(width)
+        shown = Report(one, build_manifest(specs.EvalSpec())).table(width, details=True)
         assert max(map(len, shown.splitlines())) <= width
         assert (".950" in shown, "1.000" in shown) == (True, rows == "train")
         hidden = shown[shown.index("NOT SHOWN") :]
@@ -717,8 +731,10 @@ def test_how_much_of_how_many_rows_stands_beside_alone(summary):
     one = with_points(summary, [msgspec.structs.replace(first, leak=leak), *others])
     cells = table.list_row_shares(one)
     assert cells.rows[-1][-5:] == [".042 ±.012", ".050 (–)", ".200 (.100)", ".031 (–)", "– (–)"]
-    assert cells.title in table.show(one).markdown()
-    assert cells.title not in Report(one, build_manifest(specs.EvalSpec())).table(140), "a terminal has no room"
+    assert cells.title in table.show(one, details=True).markdown()
+    assert cells.title not in Report(one, build_manifest(specs.EvalSpec())).table(140, details=True), (
+        "a terminal has no room"
+    )
     assert not table.list_row_shares(summary).rows, "records of an earlier version"
     line = next(csv.DictReader(io.StringIO(columns.as_csv(one))))
     assert [line[name] for name in ("bits", "bits_low", "tpr@0.001", "right@0.99")] == ["0.042", "0.03", "0.05", ""]
@@ -730,7 +746,7 @@ def test_words_are_whole_at_every_width(summary, width):
         msgspec.structs.replace(p, budget={"candidates": 1530}, statuses={"unconverged": 5}) for p in summary.points
     ]
     worst = [msgspec.structs.replace(p, choice="alone, label-regression") for p in summary.worst]
-    text = Report(msgspec.structs.replace(summary, points=long, worst=worst), None).table(width)
+    text = Report(msgspec.structs.replace(summary, points=long, worst=worst), None).table(width, details=True)
     assert {"unconverged", "label-regression"} <= set(text.split())
     assert "candidates" in text.split() or "NOT SHOWN" in text
     assert max(map(len, text.splitlines())) <= width
@@ -751,10 +767,10 @@ def test_rows_stay_in_a_narrow_terminal_and_pipes_hide_nothing(summary, capsys):
     both = [msgspec.structs.replace(p, leak=msgspec.structs.replace(p.leak, rows="test+train")) for p in unconverged]
     both = [msgspec.structs.replace(p, attack="attribute-fusion:column=a0", budget={"r" * 60: 9}) for p in both]
     report = Report(msgspec.structs.replace(summary, points=both), build_manifest(specs.EvalSpec()))
-    narrow = report.table(80)
+    narrow = report.table(80, details=True)
     assert "NOT SHOWN" in narrow
     assert "rows" in narrow[: narrow.index("NOT SHOWN")]
-    assert "NOT SHOWN" in report.table(140), "so wide is this table"
+    assert "NOT SHOWN" in report.table(140, details=True), "so wide is this table"
     print_to_terminal(report.rich)
     assert "NOT SHOWN" not in capsys.readouterr().out
 
@@ -775,3 +791,45 @@ def test_names_are_text_in_markdown_and_minus_signs_are_no_hyphens():
     )
     for expected in ("$-$.060 to $-$.010", "mc-mixmatch", "2024-01"):
         assert expected in made.latex()
+
+
+def test_the_table_has_a_row_for_each_defense_and_strength_and_none_twice(summary):
+    iso = [msgspec.structs.replace(p, choice="fusion") for p in summary.worst]
+    marvell = [msgspec.structs.replace(p, defense="marvell") for p in iso]
+    several = msgspec.structs.replace(summary, worst=[*iso, *marvell])
+    (cells,) = table.list_headlines(several)
+    at = {column.title: k for k, column in enumerate(cells.columns)}
+    places = [(row[at["defense"]], row[at["λ"]]) for row in cells.rows]
+    assert places == [("none", "0"), ("iso", "1"), ("iso", "25"), ("marvell", "1"), ("marvell", "25")]
+    assert {row[at["strongest attack"]] for row in cells.rows} == {"fusion"}
+    assert "method" not in at
+    two = msgspec.structs.replace(several, worst=[*iso, *(msgspec.structs.replace(p, method="fedhssl") for p in iso)])
+    (cells,) = table.list_headlines(two)
+    assert [row[:2] for row in cells.rows].count(["fedhssl", "none"]) == 1
+    assert len(cells.rows) == 6
+
+
+def test_a_row_says_whether_more_than_alone_is_shown(summary):
+    low = summary.worst[0]
+    for ends, detectable, text in (
+        ((0.01, 0.1), 0.03, "yes"), ((-0.01, 0.1), 0.031, "not shown (.031)"), ((None, None), None, "not shown"),
+    ):  # fmt: skip
+        leak = msgspec.structs.replace(low.leak, advantage_ci95=ends, detectable=detectable)
+        assert columns.compare_with_alone(msgspec.structs.replace(low, leak=leak)) == text
+    nothing = msgspec.structs.replace(low.leak, advantage=None)
+    assert columns.compare_with_alone(msgspec.structs.replace(low, leak=nothing)) == "–"
+
+
+def test_a_cost_is_the_utility_that_is_lost(summary):
+    costs = [p.cost for p in add_costs(summary.points)]
+    assert costs[0] == 0
+    assert costs[1] == pytest.approx(0.776 - 0.771)
+    assert costs[2] is None
+
+
+def test_columns_are_explained_below_the_table_where_they_are_shown(summary):
+    text = Report(summary, build_manifest(specs.EvalSpec())).table(120)
+    assert "advantage: Leak minus alone." in text
+    assert "cost:" in text
+    assert "budget" not in text
+    assert "Leak minus alone" not in Report(summary, build_manifest(specs.EvalSpec())).table(120, details=True)

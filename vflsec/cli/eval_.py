@@ -144,6 +144,7 @@ CANARIES = 1000
 @options.add_limits
 @options.add_max_exposure
 @options.output_format
+@options.details
 def command(
     out: Path | None,
     jobs: int | None,
@@ -158,6 +159,7 @@ def command(
     max_exposure: float | None,
     until: float | None,
     form: str,
+    details: bool,
     trainings: str | None,
     swept: tuple[str, ...],
     paired: bool,
@@ -242,7 +244,7 @@ def command(
         with guard_writing(rows.parent):  # only their owner may read them
             files.replace(rows, table.to_csv(index=False).encode())
         click.echo(f"rows: {rows} (sensitive: how surely the label of each person is inferred)", err=True)
-    options.finish(options.read_report(folder), folder, form)
+    options.finish(options.read_report(folder), folder, form, details=details)
 
 
 def parse_axes(texts: Sequence[str]) -> dict[str, list[Any]]:

@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -127,6 +128,7 @@ output_format = click.option(
     default="table",
     show_default=True,
 )
+details = click.option("--details", is_flag=True, help="A row for each attack, and all columns.")
 
 
 def resolve(
@@ -283,9 +285,9 @@ def read_report(folder: Path, **limits: Any) -> Any:
     return SweepReport.read(folder, **limits) if is_sweep(folder) else Report.read(folder, **limits)
 
 
-def finish(report: Report | SweepReport, folder: Path, form: str) -> NoReturn:
+def finish(report: Report | SweepReport, folder: Path, form: str, *, details: bool = False) -> NoReturn:
     """Print the results on stdout, draw them in their folder, and exit."""
-    show(report, form)
+    show(report, form, details=details)
     save(report, folder)
     sys.exit(exit_code(report))
 
@@ -305,12 +307,15 @@ def save(report: Report | SweepReport, folder: Path) -> None:
         click.echo(f"no curve was drawn: cannot write to {folder}: {error.strerror or error}", err=True)
 
 
-def show(report: Any, form: str) -> None:
+def show(report: Any, form: str, **how: Any) -> None:
     """Print the results on stdout."""
     if form == "table":
-        print_to_terminal(report.rich)
+        print_to_terminal(partial(report.rich, **how))
         return
-    forms = {"json": report.to_json, "csv": report.to_csv, "markdown": report.to_markdown, "latex": report.to_latex}
+    forms = {
+        "json": report.to_json, "csv": report.to_csv, "markdown": partial(report.to_markdown, **how),
+        "latex": partial(report.to_latex, **how),
+    }  # fmt: skip
     click.echo(forms[form]().rstrip("\n"))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -11,28 +13,66 @@ import msgspec
 from vflsec.base import files
 from vflsec.base.errors import UsageError
 from vflsec.cli.eval_ import read_limits
-from vflsec.cli.options import FilePath, add_limits, exit_code, output_format, read_report, save, show
+from vflsec.cli.options import (
+    FilePath,
+    add_limits,
+    check_finite,
+    details,
+    exit_code,
+    output_format,
+    read_report,
+    save,
+    show,
+)
+
+if TYPE_CHECKING:
+    from vflsec.report.report import Report
+
+
+def add_file(name: str, help_: str) -> Callable[[Any], Any]:
+    """Return the option that names a file to be written."""
+    return click.option(name, type=FilePath(path_type=Path, dir_okay=False), metavar="FILE", help=help_)
 
 
 @click.command("report")
 @click.argument("folders", nargs=-1, required=True, type=FilePath(path_type=Path), metavar="DIR...")
 @click.option("--compare", is_flag=True, help="Print what changed from the first of two folders to the second.")
-@click.option(
+@add_file(
     "--html",
-    type=FilePath(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write the page of one folder to FILE, for example if the folder is read-only.  [default: DIR/report.html]",
+    "Write the page of one folder to FILE, for example if the folder is read-only.  [default: DIR/report.html]",
+)
+@add_file("--junit", "Write the gates to FILE as JUnit, which build servers show as tests.")
+@add_file("--sarif", "Write gates and leaks to FILE as SARIF 2.1.0, for a code-scanning page.")
+@add_file("--summary", "Write Markdown for the comment on a pull request to FILE.")
+@click.option(
+    "--accepted",
+    type=FilePath(path_type=Path),
+    metavar="DIR",
+    help="The folder of the last accepted run, with which --summary and --max-rise compare.",
+)
+@click.option(
+    "--max-rise",
+    type=click.FloatRange(0, 1),
+    callback=check_finite,
+    help="Fail if the strongest attack leaks more than in --accepted by more than this, with its whole 95 % interval.",
 )
 @add_limits
 @output_format
+@details
 def command(
     folders: tuple[Path, ...],
     compare: bool,
     html: Path | None,
+    junit: Path | None,
+    sarif: Path | None,
+    summary: Path | None,
+    accepted: Path | None,
+    max_rise: float | None,
     max_leak: tuple[str, ...],
     min_utility: float | None,
     max_undetected: float | None,
     form: str,
+    details: bool,
 ) -> None:
     """Print a finished evaluation or audit again, in any format, and draw its curve again.
 
@@ -42,35 +82,66 @@ def command(
     from vflsec.results.records.folder import is_sweep
     from vflsec.results.records.manifest import RunLimits
 
+    exports = {"junit": junit, "sarif": sarif, "summary": summary}
+    named = [f"--{name}" for name, path in {"html": html, **exports, "accepted": accepted}.items() if path]
     if compare:
-        if html or max_leak or min_utility is not None or max_undetected is not None:
-            raise UsageError("expected no limits with --compare, nor --html: set them in a report of one folder")
+        if named or max_leak or not {min_utility, max_undetected, max_rise} <= {None}:
+            raise UsageError("expected no limits with --compare, nor other files: set them in a report of one folder")
         _compare(folders, form)
         return
     given = RunLimits(max_leak=read_limits(max_leak), min_utility=min_utility, max_undetected=max_undetected)
     limits_ = msgspec.structs.asdict(given)
     swept = any(map(is_sweep, folders))
-    if html and (len(folders) > 1 or swept):
-        raise UsageError("expected one evaluation or audit with --html: name one DIR, of a sweep DIR/points/NAME")
+    if named and (len(folders) > 1 or swept):
+        raise UsageError(f"expected one evaluation or audit with {named[0]}: name one DIR, of a sweep DIR/points/NAME")
+    if max_rise is not None and accepted is None:
+        raise UsageError("expected --accepted DIR with --max-rise: name the folder of the last accepted run")
     if swept and len(folders) > 1:
         raise UsageError(f"expected one folder of a sweep, got {len(folders)}: print one at a time")
     reports = [read_report(folder, **limits_) for folder in folders]
     for report, folder in zip(reports, folders, strict=True):
-        show(report, form)
+        show(report, form, details=details)
         stored = report if swept or given == RunLimits() else read_report(folder)
         if html:
-            _write(html, stored.to_html())
+            _write(html, stored.to_html().encode(), "html")
         else:
             save(stored, folder)
-    sys.exit(max(exit_code(report) for report in reports))
+    codes = {exit_code(report) for report in reports}
+    if accepted or any(exports.values()):
+        codes.add(_export(reports[0], accepted, max_rise, exports))
+    sys.exit(1 if 1 in codes else max(codes))
 
 
-def _write(path: Path, page: str) -> None:
+def _export(report: Report, accepted: Path | None, max_rise: float | None, exports: Mapping[str, Path | None]) -> int:
+    """Write the files for other programs; return 1 if the leak has risen, 3 if that is undecided, else 0."""
+    from vflsec.report import comparison, exchange
+    from vflsec.report.table import write_gate
+
+    sides = [(side.summary, side.manifest) for side in (*([read_report(accepted)] if accepted else []), report)]
+    moved = comparison.compare(sides[0], sides[1]) if accepted else None
+    gates = [gate for gate in report.summary.gates if not gate.replaced]
+    code = 0
+    if moved is not None and max_rise is not None:
+        gates.append(exchange.check_rise(moved, max_rise))
+        click.echo(write_gate(gates[-1]))
+        code = {True: 0, False: 1, None: 3}[gates[-1].holds]
+    contents = {
+        "junit": lambda: exchange.to_junit(report, gates),
+        "sarif": lambda: exchange.to_sarif(report, gates),
+        "summary": lambda: exchange.to_comment(report, gates, moved).encode(),
+    }
+    for name, path in exports.items():
+        if path is not None:
+            _write(path, contents[name](), name)
+    return code
+
+
+def _write(path: Path, content: bytes, name: str) -> None:
     try:
-        files.replace(path, page.encode(), mode=0o666)
+        files.replace(path, content, mode=0o666)
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}; name another file in --html") from None
-    click.echo(f"report: {path}", err=True)
+        raise UsageError(f"cannot write {path}: {error.strerror or error}; name another file in --{name}") from None
+    click.echo(f"{name}: {path}", err=True)
 
 
 def _compare(folders: tuple[Path, ...], form: str) -> None:

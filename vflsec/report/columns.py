@@ -75,6 +75,16 @@ def _get_single(point: Point, key: str, default: Any = None) -> Any:
     return point.spent[0].get(key, default) if len(point.spent) == 1 else None
 
 
+def compare_with_alone(point: Point) -> str:
+    """Return whether an advantage is shown, and if not, the one that would have been."""
+    low, detectable = point.leak.advantage_ci95[0], point.leak.detectable
+    if point.leak.advantage is None:
+        return "–"
+    if low is not None and low > 0:
+        return "yes"
+    return "not shown" if detectable is None else f"not shown ({write_number(detectable)})"
+
+
 def _with_alone(name: str) -> Callable[[Point], str]:
     return lambda p: f"{write_number(p.leak.others.get(name))} ({write_number(p.leak.alone_others.get(name))})"
 
@@ -102,7 +112,7 @@ RESULTS: tuple[Column, ...] = (
     Column("method", lambda r: r.method, "method", kind="name", rows=BOTH, place=1),
     Column("defense", lambda r: r.defense, "defense", kind="name", rows=BOTH, place=2),
     Column("strength", lambda r: r.strength, "λ", lambda r: f"{r.strength:.4g}", rows=BOTH, place=10,
-           help="The strength of the defense; 0 is no defense.", is_shown=_is_evaluation),
+           help="The strength of the defense; the row without it has 0.", is_shown=_is_evaluation),
     Column("attack", lambda r: r.attack, "attack", name_of_attack, kind="prose", rows=BOTH, place=40),
     Column("target", lambda r: INTEGRITY if isinstance(r, Damage) else r.target, kind="name", rows=BOTH),
     Column("status", lambda r: r.status, "status", write_status, kind="prose", rows=BOTH, place=200,
@@ -110,6 +120,8 @@ RESULTS: tuple[Column, ...] = (
     Column("utility_metric", lambda r: r.utility.metric, kind="name", rows=BOTH),
     *_with_interval("utility", lambda r: (r.utility.mean, r.utility.ci95), title="utility ↑", rows=BOTH, place=50,
                     help="How well the joint model predicts on test rows.", is_shown=_is_evaluation),
+    Column("cost", lambda p: p.cost, "cost ↓", lambda p: write_number(p.cost if p.strength else None), where="headline",
+           place=55, detail=2, help="How much utility the defense costs."),
     Column("leak_metric", lambda p: p.leak.metric, kind="name"),
     Column("leak_rows", lambda p: p.leak.rows, "rows", lambda p: "–" if p.leak.mean is None else p.leak.rows,
            kind="name", detail=4, place=70,
@@ -170,6 +182,19 @@ RESULTS: tuple[Column, ...] = (
 )  # fmt: skip
 """All columns of points and of damages, in the order of files; ``place`` orders those of a table."""
 
+DEFENSE = Column("defense", title="defense", cell=lambda p: p.defense if p.strength else "none", kind="name")
+STRONGEST = Column("attack", title="strongest attack", cell=lambda p: p.choice, kind="prose", place=65)
+BEYOND = Column(
+    "",
+    title="more than alone",
+    cell=compare_with_alone,
+    kind="prose",
+    detail=1,
+    place=115,
+    help="Whether the interval of the advantage lies above 0; if not, the advantage that would have shown.",
+)
+"""Columns of the table of headlines alone."""
+
 
 def select_columns(*names: str) -> list[Column]:
     """Return columns of ``RESULTS`` in this order, for further tables."""
@@ -181,6 +206,13 @@ def select_table_columns(kind: type, summary: Summary, where: str = "main") -> l
     """Return the columns of the table of points, or of damages, from the left."""
     shown = [c for c in RESULTS if c.title and kind in c.rows and c.where == where and c.is_shown(summary)]
     return sorted(shown, key=lambda column: column.place)
+
+
+def select_headline_columns(summary: Summary) -> list[Column]:
+    """Return the columns of the table of headlines, from the left."""
+    names = ("strength", "epsilon_at_least", "epsilon", "utility", "cost", "leak", "alone", "advantage", "status")
+    shown = [column for column in (*select_columns(*names), STRONGEST, BEYOND) if column.is_shown(summary)]
+    return [DEFENSE, *sorted(shown, key=lambda column: column.place)]
 
 
 def select_file_columns() -> list[Column]:

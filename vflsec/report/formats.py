@@ -56,7 +56,7 @@ class Column(NamedTuple):
         kind: ``number``; ``name``, which is flush left except in a terminal; or ``prose``, which may wrap.
         detail: 0 if it is always shown, else the turn at which a narrow terminal leaves it out.
         rows: the types of rows that have it.
-        where: the table of points that shows it: ``main``, or ``per row``.
+        where: the table of points that shows it: ``main``, ``headline`` or ``per row``.
         place: in that table, from the left.
         is_shown: whether a summary has it.
     """
@@ -69,7 +69,7 @@ class Column(NamedTuple):
     kind: Literal["number", "name", "prose"] = "number"
     detail: int = 0
     rows: tuple[type, ...] = (Point,)
-    where: Literal["main", "per row"] = "main"
+    where: Literal["main", "headline", "per row"] = "main"
     place: int = 0
     is_shown: Callable[[Summary], bool] = lambda summary: True
 
@@ -116,31 +116,43 @@ class Cells(NamedTuple):
 
 
 class Document(NamedTuple):
-    """What a report shows: its tables, the lines above and below, and the tables for which a terminal has no room."""
+    """What a report shows: its tables, the lines above and below, and the tables for which a terminal has no room.
+
+    The columns of the first tables, ``explained`` in number, are explained below them.
+    """
 
     above: Sequence[str]
     tables: Sequence[Cells]
     below: Sequence[str]
     details: Sequence[Cells] = ()
+    explained: int = 0
 
     def rich(self, width: int) -> RenderableType:
         """Return lines and tables for a terminal of ``width`` columns; a narrow one has fewer columns."""
         above, below = [list(map(Text, lines)) for lines in (self.above, self.below)]
         if width >= NARROW and all(can_fit(cells, width, narrow=False) for cells in self.tables):
-            return Group(*above, *map(as_rich, self.tables), *below)
+            return Group(*above, *map(as_rich, self.tables), *map(Text, self.explain(self.tables)), *below)
         turns = range(1, LAST_DETAIL)
         turn = next((t for t in turns if all(can_fit(cells.narrow(t), width) for cells in self.tables)), LAST_DETAIL)
         parts: list[RenderableType] = [*above]
-        for cells in self.tables:
-            parts += [Text(), as_rich(cells.narrow(turn), width)]
+        tables = [cells.narrow(turn) for cells in self.tables]
+        for cells in tables:
+            parts += [Text(), as_rich(cells, width)]
         hidden = dict.fromkeys(c.title for cells in self.tables for c in cells.columns if 0 < c.detail <= turn)
         note = f"NOT SHOWN {', '.join(hidden)}: widen the terminal, or add --format markdown"
-        return Group(*parts, Text(), *below, *([Text(note)] if hidden else []))
+        return Group(*parts, Text(), *map(Text, self.explain(tables)), *below, *([Text(note)] if hidden else []))
+
+    def explain(self, tables: Sequence[Cells]) -> list[str]:
+        """Return a line for each column of the first ``tables``."""
+        columns = [column for cells in tables[: self.explained] for column in cells.columns if column.help]
+        lines = dict.fromkeys(f"{column.title.rstrip(' ↑↓')}: {column.help}" for column in columns)
+        return [*lines, ""] if lines else []
 
     def markdown(self) -> str:
         """Return lines and tables as Markdown."""
         shown = [f"{as_markdown_text(c.title)}\n\n{as_markdown(c)}" for c in (*self.tables, *self.details)]
-        above, below = (list(map(as_markdown_text, lines)) for lines in (self.above, self.below))
+        lines = [self.above, [*self.explain(self.tables), *self.below]]
+        above, below = (list(map(as_markdown_text, texts)) for texts in lines)
         return "\n\n".join([*above, *shown, *below]) + "\n"
 
     def latex(self) -> str:

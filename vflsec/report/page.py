@@ -67,8 +67,9 @@ ANNEX = (
 def write_page(summary: Summary, manifest: Manifest, traffic: Sequence[tuple[str, str, str, int]], svg: bytes) -> str:
     """Return a whole HTML document; ``traffic`` is sender, receiver, kind and bytes of all seeds, ``svg`` the curve."""
     title = f"{summary.audited or summary.dataset}: what {summary.adversary} infers"
-    shown = table.show(summary)
-    tables = [*shown.tables, *shown.details]
+    shown = table.show(summary, details=True)
+    headlines = [] if summary.audited else table.list_headlines(summary)
+    tables = [*headlines, *shown.tables, *shown.details]
     body = [
         f"<header><h1>{escape(title)}</h1><p class=quiet>{escape(table.write_heading(summary))}</p></header>",
         _write_verdict(summary),

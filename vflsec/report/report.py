@@ -33,8 +33,8 @@ class Shown(ABC):
     """What shows itself as tables with lines around them, and as a curve."""
 
     @abstractmethod
-    def document(self) -> Document:
-        """Return tables and lines."""
+    def document(self, *, details: bool = False) -> Document:
+        """Return tables and lines; with ``details`` a row for each attack, and all columns."""
 
     @abstractmethod
     def plot(self) -> Figure:
@@ -48,21 +48,21 @@ class Shown(ABC):
         """Return one JSON object."""
         return msgspec.json.encode(self.to_dict()).decode()
 
-    def rich(self, width: int) -> RenderableType:
+    def rich(self, width: int, *, details: bool = False) -> RenderableType:
         """Return the tables for a terminal of ``width`` columns."""
-        return self.document().rich(width)
+        return self.document(details=details).rich(width)
 
-    def table(self, width: int = 140) -> str:
+    def table(self, width: int = 140, *, details: bool = False) -> str:
         """Return the tables as text of at most ``width`` columns; below 110, some columns are left out."""
-        return as_text(self.rich(width), width)
+        return as_text(self.rich(width, details=details), width)
 
-    def to_markdown(self) -> str:
+    def to_markdown(self, *, details: bool = False) -> str:
         """Return the tables as Markdown."""
-        return self.document().markdown()
+        return self.document(details=details).markdown()
 
-    def to_latex(self) -> str:
+    def to_latex(self, *, details: bool = False) -> str:
         r"""Return the tables as LaTeX, for ``\usepackage{booktabs}``; what stands around them is in comments."""
-        return self.document().latex()
+        return self.document(details=details).latex()
 
     @cached_property
     def svg(self) -> bytes:
@@ -164,9 +164,9 @@ class Report(Shown):
         """One per method, defense, strength and attack on integrity."""
         return self.summary.integrity
 
-    def document(self) -> Document:
-        """Return tables and lines."""
-        return table.show(self.summary)
+    def document(self, *, details: bool = False) -> Document:
+        """Return tables and lines; with ``details`` a row for each attack, and all columns."""
+        return table.show(self.summary, details=details)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``--format json`` prints, as data."""

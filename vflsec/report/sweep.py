@@ -103,8 +103,8 @@ class SweepReport(Shown):
         """Return the rows of ``to_frame``."""
         return str(self.to_frame().to_csv(index=False, lineterminator="\n"))
 
-    def document(self) -> Document:
-        """Return tables and lines."""
+    def document(self, *, details: bool = False) -> Document:
+        """Return tables and lines; ``details`` are in the report of each point."""
         return Document([self.heading], self.tables(), self.remarks())
 
     @property

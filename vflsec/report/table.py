@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from vflsec.base.checks import count
-from vflsec.report.columns import has_lower_bound, select_columns, select_table_columns
+from vflsec.report.columns import has_lower_bound, select_columns, select_headline_columns, select_table_columns
 from vflsec.report.formats import LAST_DETAIL, MIN_SHOWN, Cells, Column, Document, with_ends, with_margin, write_number
 from vflsec.results.analysis.results import Cap, Damage, Gate, Point, Rank, Summary
 from vflsec.results.analysis.verdict import MEASURES, suggest_run
@@ -65,10 +65,26 @@ def list_points(summary: Summary) -> list[Cells]:
     return [Cells.fill(_write_title(label, points, summary), shown, points) for label, points in curves.items()]
 
 
-def list_caps(summary: Summary) -> Cells:
-    """Return one row per curve and attack; none where nothing was swept."""
-    columns = [*select_columns("method", "defense"), *_list_target(summary.cap), *CAPS]
-    return Cells.fill("CAP over the defended strengths", columns, summary.cap)
+def list_headlines(summary: Summary) -> list[Cells]:
+    """Return one table per target: what the strongest attack infers under each defense, and once without one."""
+    questions: dict[str, list[Point]] = {}
+    for point in sorted(summary.worst, key=lambda p: (p.strength > 0, p.target)):
+        points = questions.setdefault(_name_question(point), [])
+        if point.strength or all(point.method != other.method for other in points):
+            points.append(point)
+    methods = len({point.method for point in summary.worst}) > 1
+    shown = [*(select_columns("method") if methods else []), *select_headline_columns(summary)]
+    return [
+        _name_fixed(Cells.fill(f"Strongest attack on {asked}{_write_measure(points)}", shown, points), summary)
+        for asked, points in questions.items()
+    ]
+
+
+def list_caps(summary: Summary, *, details: bool = True) -> Cells:
+    """Return one row per curve and attack, or per curve alone; none where nothing was swept."""
+    shown = summary.cap if details else [cap for cap in summary.cap if cap.attack == "worst"]
+    columns = [*select_columns("method", "defense"), *_list_target(shown), *(CAPS if details else FOLDED)]
+    return Cells.fill("CAP over the defended strengths", columns, shown)
 
 
 def list_integrity(summary: Summary) -> Cells:
@@ -158,17 +174,20 @@ def list_subgroups(summary: Summary) -> Cells | None:
     return Cells.fill(f"Leak by {column}; p is small if its groups do not all leak the same", shown, summary.subgroups)
 
 
-def show(summary: Summary) -> Document:
-    """Return all that a report shows: a table per curve, CAP, the order of defenses, integrity, then details."""
-    others, details = (
+def show(summary: Summary, *, details: bool = False) -> Document:
+    """Return what a report shows: headlines, CAP, the order of defenses, integrity; with ``details`` every attack."""
+    details = details or bool(summary.audited)
+    others, further = (
         [_name_fixed(cells, summary) for cells in several if cells and cells.rows]
         for several in (
-            (list_caps(summary), order(summary), list_subgroups(summary), list_integrity(summary)),
-            (list_columns(summary), list_row_shares(summary)),
+            (list_caps(summary, details=details), order(summary), list_subgroups(summary), list_integrity(summary)),
+            (list_columns(summary), *([list_row_shares(summary)] if details else [])),
         )
     )
     above = [write_heading(summary), *(f"NOTE {note}" for note in summary.notes)]
-    return Document(above, [*list_points(summary), *others], list_remarks(summary), details)
+    first = list_points(summary) if details else list_headlines(summary)
+    explained = 0 if details else len(first)
+    return Document(above, [*first, *others], list_remarks(summary), further, explained)
 
 
 def list_remarks(summary: Summary) -> list[str]:
@@ -231,6 +250,7 @@ def write_gate(gate: Gate) -> str:
     holds = f"holds, but {gate.why}" if gate.why else "holds"
     verdict = {True: holds, False: "FAILED", None: f"UNDECIDED: {why}"}[gate.holds]
     ends = {"min-utility": "lower end of the interval", "max-undetected": "an advantage is seen from"}
+    ends["max-rise"] = "lower end of the interval of the rise"
     what = ends.get(gate.gate, "upper end of the interval")
     where = f", {what} {gate.worst:.3f} at {gate.at}" if gate.worst is not None else ""
     earlier = " (an earlier limit, since replaced)" if gate.replaced else ""
@@ -322,8 +342,13 @@ def _list_targets(summary: Summary) -> list[str]:
     return list(dict.fromkeys(p.target for p in summary.points))
 
 
+def _name_question(point: Point) -> str:
+    """Return what is recovered, in words."""
+    return f"strongest {point.target} of {point.among} columns of {point.victim}" if point.among else point.question
+
+
 def _name_table(point: Point, summary: Summary) -> str:
-    asked = f"strongest {point.target} of {point.among} columns of {point.victim}" if point.among else point.question
+    asked = _name_question(point)
     if summary.audited:
         return asked
     of = f", {asked}" if _is_mixed(summary) else ""
@@ -332,13 +357,17 @@ def _name_table(point: Point, summary: Summary) -> str:
 
 def _write_title(label: str, points: Sequence[Point], summary: Summary) -> str:
     """Return the title of a table, with the measure of its leaks where not all leaks are of labels."""
+    return f"{label}{_write_measure(points)}" if _is_mixed(summary) or summary.audited else label
+
+
+def _write_measure(points: Sequence[Point]) -> str:
     leak = next((p.leak for p in points if p.leak.metric), None)
-    if leak is None or not (_is_mixed(summary) or summary.audited):
-        return label
+    if leak is None:
+        return ""
     several = len({p.leak.metric for p in points if p.leak.metric}) > 1
     measure = "measure of the column" if several else MEASURES.get(leak.metric, leak.metric)
     chance = f", {write_number(leak.chance)} by chance" if leak.chance is not None and not several else ""
-    return f"{label} (leak: {measure}{chance})"
+    return f" (leak: {measure}{chance})"
 
 
 def _is_mixed(summary: Summary) -> bool:

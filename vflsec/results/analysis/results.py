@@ -122,6 +122,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         column: the column that is recovered; two if halves of the rows chose differently.
         above: the median of a number, which is inferred as above it or not; None for categories.
         among: of how many columns this is the strongest; 0 where only one is attacked.
+        cost: how much less utility than without the defense; None where one of the two is not known.
     """
 
     method: str
@@ -148,6 +149,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     column: str = ""
     above: float | None = None
     among: int = 0
+    cost: float | None = None
 
     @property
     def place(self) -> tuple[str, str, float]:

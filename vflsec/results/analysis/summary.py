@@ -13,7 +13,7 @@ from vflsec.base.checks import count
 from vflsec.results.analysis.gates import check_gates, check_limits, describe_useless, list_alarms, list_useless
 from vflsec.results.analysis.groups import SEVERITY, CellGroup, find_alone
 from vflsec.results.analysis.intervals import DIFFERENCE, SeedValue, get_headline, make_interval, measure
-from vflsec.results.analysis.results import Damage, GroupLeak, Measure, Summary, name_defense
+from vflsec.results.analysis.results import Damage, GroupLeak, Measure, Point, Summary, name_defense
 from vflsec.results.analysis.scores import average_dcs, contrast, find_front, fold, order, place_headlines, rank
 from vflsec.results.analysis.trainings import find_spending, note_on_seeds, note_spending, note_trainings
 from vflsec.results.analysis.verdict import list_first, state_verdict
@@ -58,8 +58,8 @@ def summarize(
     alone = find_alone(manifest, records)
     groups = [CellGroup(manifest, group, records, alone) for group in rows.values()]
     attacked = [group for group in groups if group.has_adversary]
-    points = [point for group in groups for point in group.points()]
-    worst = [point for group in attacked for point in group.worst()]
+    points = add_costs([point for group in groups for point in group.points()])
+    worst = add_costs([point for group in attacked for point in group.worst()])
     utilities = [*(point.utility for point in points), *(damage.utility for damage in broken)]
     caps, places = fold(groups), place_headlines(points, worst)
     ranked = rank(caps, places) if len({(cap.method, cap.defense) for cap in caps}) > 1 else []
@@ -112,6 +112,17 @@ def summarize(
     replaced = [gate for given in stored[:-1] for gate in check_gates(summary, given, useless)]
     earlier = [msgspec.structs.replace(gate, replaced=True) for gate in replaced if gate not in in_force]
     return msgspec.structs.replace(summary, verdict=sentences, gates=list(dict.fromkeys([*in_force, *earlier])))
+
+
+def add_costs(points: Sequence[Point]) -> list[Point]:
+    """Return the points with what each defense costs in utility."""
+    whole = {point.method: point.utility.mean for point in points if not point.strength}
+    costs = [_subtract(whole.get(point.method), point.utility.mean) for point in points]
+    return [msgspec.structs.replace(point, cost=cost) for point, cost in zip(points, costs, strict=True)]
+
+
+def _subtract(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None else before - after
 
 
 def _list_mountable(manifest: Manifest, records: Mapping[str, Record]) -> tuple[list[str], list[str]]:
