@@ -200,7 +200,7 @@ def _bootstrap_r2(values: Scores, truth: Scores, rng: np.random.Generator) -> np
     if len(truth) > MANY:  # model parameters, for example: resample blocks of them
         starts = np.arange(0, len(truth), -(-len(truth) // MANY))
         errors, spread = np.add.reduceat(errors, starts), np.add.reduceat(spread, starts)
-    weight = rng.multinomial(len(errors), np.full(len(errors), 1 / len(errors)), REPLICATES)
+    weight = rng.multinomial(len(errors), np.full(len(errors), 1 / len(errors)), REPLICATES).astype(float)
     return np.asarray(1 - (weight @ errors) / (weight @ spread))
 
 
