@@ -34,10 +34,9 @@ ALMOST = 0.99
 
 MAX_ROWS, MAX_SCORES, FEW = 30_000, 3_000_000, 5
 """Common rows on which columns and models are judged, rows times classes, and rows of each class that are kept."""
-MAX_FITTED_ROWS = 20_000
-MAX_FITTED_VALUES = 2_000_000
+MAX_FITTED_ROWS, MAX_FITTED_VALUES = 20_000, 2_000_000
 """Rows, and rows times columns, that the models are fitted to; more hardly change what they show."""
-TREES = 60
+TREES, MAX_ALL_BINS = 60, 255_000
 PART = 10_000
 """Test rows that are dense at a time."""
 
@@ -225,8 +224,7 @@ def _score_best(dataset: VerticalDataset, split: Partition) -> dict[str, float]:
     utility = {}
     for who, parties in {"all": names, **{dataset.display_name(name): [name] for name in names}}.items():
         train, test = (join_columns([split.parties[p].features[part] for p in parties]) for part in ("train", "test"))
-        n_classes = len(split.classes)
-        utility[who] = score_quickly(train, labels, test, answers, n_classes=n_classes, metric=split.metric)
+        utility[who] = score_quickly(train, labels, test, answers, n_classes=len(split.classes), metric=split.metric)
     return utility
 
 
@@ -296,9 +294,11 @@ def score_quickly(
     held_out = np.arange(len(labels)) % 5 == 4
     if any(len(np.unique(some)) < n_classes for some in (labels[held_out], labels[~held_out])):
         return float("nan")
+    trees = max(5, 2 * TREES // n_classes)
+    bins = max(2, min(255, MAX_ALL_BINS // max(1, train.shape[1])))  # each node of a tree counts the rows of each
     models = (
         make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=200)),
-        HistGradientBoostingClassifier(max_iter=max(5, 2 * TREES // n_classes), early_stopping=False, random_state=0),
+        HistGradientBoostingClassifier(max_iter=trees, max_bins=bins, early_stopping=False, random_state=0),
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the budget is fixed
