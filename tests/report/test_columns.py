@@ -101,4 +101,4 @@ def test_text_is_flush_left_in_latex_and_html():
     ]
     cells = formats.Cells.fill("t", shown, ["1"])
     assert r"\begin{tabular}{lrl}" in formats.as_latex(cells)
-    assert "<td>1</td><td>1</td><td class=text>1</td>" in formats.as_html(cells)
+    assert '<td data-name="x">1</td><td class=text data-name="a">1</td>' in formats.as_html(cells)

@@ -588,7 +588,7 @@ def test_a_notebook_shows_verdict_and_tables(summary):
     assert shown.count("<table>") == 2
     assert shown.count("It leaks") == 1
     assert "<h4>CAP over the defended strengths</h4>" in shown
-    assert "<td>.746 ±.010</td>" in shown
+    assert '<td data-name="leak ↓">.746 ±.010</td>' in shown
 
 
 def test_of_many_attacks_the_strongest_is_drawn_at_each_strength(summary):

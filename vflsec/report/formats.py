@@ -319,12 +319,15 @@ def as_html(cells: Cells) -> str:
     """Return a section of HTML with the table; cells of text have the class ``text``."""
     kinds = ["" if column.kind == "number" else " class=text" for column in cells.columns]
 
-    def row(tag: str, values: Sequence[str]) -> str:
-        pairs = zip(kinds, values, strict=True)
-        return f"<tr>{''.join(f'<{tag}{kind}>{escape(value)}</{tag}>' for kind, value in pairs)}</tr>"
+    names = [f' data-name="{as_html_text(title)}"' for title in cells.header]
 
-    body = "".join(row("td", values) for values in cells.rows)
-    head = row("th", cells.header)
+    def write_row(values: Sequence[str]) -> str:
+        parts = zip(kinds, names, values, strict=True)
+        return f"<tr>{''.join(f'<td{kind}{name}>{escape(value)}</td>' for kind, name, value in parts)}</tr>"
+
+    body = "".join(map(write_row, cells.rows))
+    titles = "".join(f"<th{kind}>{escape(title)}</th>" for kind, title in zip(kinds, cells.header, strict=True))
+    head = f"<tr>{titles}</tr>"
     return f"<section><h2>{escape(cells.title)}</h2><div class=wide><table>{head}{body}</table></div></section>"
 
 

@@ -18,7 +18,7 @@ STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8882; --accent: #0072b2; }
 @media (prefers-color-scheme: dark) { :root { --accent: #56b4e9; } }
 * { box-sizing: border-box; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 0 auto; padding: 1rem; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 80rem; margin: 0 auto; padding: 1rem; }
 h1 { font-size: 1.4rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
 h3 { font-size: 1rem; margin: 1rem 0 .25rem; }
 .verdict { font-size: 1.15rem; border-left: .3rem solid var(--accent); padding: .25rem 1rem; margin: 1rem 0; }
@@ -32,6 +32,12 @@ th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid var(-
 th, td { white-space: nowrap; } td.text { white-space: normal; } td.text, th.text { text-align: left; }
 .option { white-space: nowrap; }
 tr:hover { background: var(--soft); }
+.sign td { height: 2.2rem; min-width: 12rem; }
+@media (max-width: 40rem) { .wide table, .wide tbody { display: block; }
+  .wide tr { display: block; border-bottom: 2px solid var(--line); padding: .4rem 0; }
+  .wide tr:first-child { display: none; } .wide td { display: flex; justify-content: space-between; gap: 1rem; }
+  .wide td { border: 0; white-space: normal; } .wide td.text { text-align: right; }
+  .wide td::before { content: attr(data-name); text-align: left; opacity: .75; } }
 dt { font-weight: 600; } dd { margin: 0 0 .5rem 1rem; } code { overflow-wrap: anywhere; font-size: .85rem; }
 @media print { body { max-width: none; font-size: 10pt; } .wide { overflow: visible; } table { font-size: 7.5pt; }
   th, td { padding: .1rem .25rem; } td { white-space: normal; } figure svg { min-width: 0; }
@@ -61,11 +67,41 @@ ANNEX = (
         "Confidentiality attacks, and attacks on integrity where the table lists them.",
         "Attacks on the infrastructure; data poisoning and evasion beyond the attacks that are listed.",
     ),
+    (
+        "GDPR Articles 25 and 32, data protection by design, security appropriate to the risk",
+        "The leak of each defense beside its cost, and the gates that were set: which protection is to be had.",
+        "Storage, access, keys and transport; whether the limits that were chosen are appropriate.",
+    ),
+    (
+        "NIST AI RMF, MEASURE 2.7 and 2.10, security and privacy risk are examined",
+        "The headline and its interval, alone, and the smallest advantage that would have been seen.",
+        "GOVERN, MAP and MANAGE: who is responsible, in which context, and what follows.",
+    ),
+    (
+        "ISO/IEC 27559, re-identification risk under an adversary that is described",
+        "The threat model, and the share of rows of which a class is known almost surely.",
+        "Identification by joining other data than the parties hold.",
+    ),
+    (
+        "OWASP AISVS C11, tests of inference, inversion and extraction",
+        "Attacks on labels, columns, membership and models, with their budgets.",
+        "Rate limits and monitoring of a deployed interface.",
+    ),
+    (
+        "MITRE ATLAS AML.T0024, exfiltration by an inference interface",
+        "What predictions and messages of training tell the parties that receive them.",
+        "Outsiders who query a service; they are no party of this report.",
+    ),
 )
 
 
-def write_page(summary: Summary, manifest: Manifest, traffic: Sequence[tuple[str, str, str, int]], svg: bytes) -> str:
-    """Return a whole HTML document; ``traffic`` is sender, receiver, kind and bytes of all seeds, ``svg`` the curve."""
+def write_page(
+    summary: Summary, manifest: Manifest, traffic: Sequence[tuple[str, str, str, int]], svg: bytes, dots: bytes = b""
+) -> str:
+    """Return a whole HTML document; ``traffic`` is sender, receiver, kind and bytes of all seeds.
+
+    ``svg`` is the curve, and ``dots`` the picture of all attacks.
+    """
     title = f"{summary.audited or summary.dataset}: what {summary.adversary} infers"
     shown = table.show(summary, details=True)
     headlines = [] if summary.audited else table.list_headlines(summary)
@@ -73,10 +109,13 @@ def write_page(summary: Summary, manifest: Manifest, traffic: Sequence[tuple[str
     body = [
         f"<header><h1>{escape(title)}</h1><p class=quiet>{escape(table.write_heading(summary))}</p></header>",
         _write_verdict(summary),
-        _write_figure(svg.decode()),
-        _list_untested(summary),
-        *(as_html(cells) for cells in tables),
+        *map(as_html, headlines),
+        _write_figure(svg.decode(), "Privacy-utility curve"),
+        _write_figure(dots.decode(), "Leak of each attack, beside alone, under each defense"),
         _write_threat(summary, manifest),
+        _list_untested(summary),
+        _write_sign_off(),
+        *map(as_html, (*shown.tables, *shown.details)),
         _write_notes(summary),
         _write_traffic(traffic),
         _write_cards(manifest),
@@ -120,21 +159,32 @@ def _write_verdict(summary: Summary) -> str:
     return f"<section class=verdict>{''.join(lines) or '<p>No attack gave a number.</p>'}</section>"
 
 
-def _write_figure(svg: str) -> str:
+def _write_figure(svg: str, title: str) -> str:
     if not svg:
         return ""
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    return f'<figure role="img" aria-label="Privacy-utility curve">{svg}</figure>'
+    return f'<figure role="img" aria-label="{title}">{svg}</figure>'
 
 
 def _list_untested(summary: Summary) -> str:
-    was = "was" if len(summary.not_run) == 1 else "were"
-    rows = [(", ".join(summary.not_run), f"could be mounted, but {was} not run")] if summary.not_run else []
-    reasons: dict[str, list[str]] = {}
+    reasons = {"could be mounted, and was not run": summary.not_run} if summary.not_run else {}
     for name, reason in summary.left_out.items():
         reasons.setdefault(reason.removeprefix(f"attack {name!r} "), []).append(name)
-    rows += [(", ".join(names), reason) for reason, names in reasons.items()]
-    return _write_meanings("What was not tested, and why", dict(rows))
+    rows = {f"{reason} ({len(names)})": ", ".join(names) for reason, names in reasons.items()}
+    return _write_meanings("What was not tested, and why", rows)
+
+
+def _write_sign_off() -> str:
+    fields = (
+        "Name",
+        "Role",
+        "Date",
+        "Decision: accepted, accepted under conditions, rejected",
+        "Conditions",
+        "Valid until",
+    )
+    rows = "".join(f"<tr><th class=text>{field}</th><td></td></tr>" for field in fields)
+    return f"<section class=sign><h2>Sign-off</h2><table>{rows}</table></section>"
 
 
 def _write_notes(summary: Summary) -> str:

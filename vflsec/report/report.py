@@ -18,6 +18,7 @@ from rich.console import RenderableType
 from vflsec.base import files
 from vflsec.base.errors import StoreError, UsageError, VflsecError
 from vflsec.report import columns, curve, page, table
+from vflsec.report.dots import draw_attacks
 from vflsec.report.formats import Document, as_text
 from vflsec.results.analysis.results import Cap, Damage, Point, Summary
 from vflsec.results.analysis.summary import summarize
@@ -196,7 +197,10 @@ class Report(Shown):
         It needs no network and runs no script.
         """
         drawn = self.summary.points and not self.summary.audited  # an audit has one strength, and no utility
-        return page.write_page(self.summary, self.manifest, self.traffic, self.svg if drawn else b"")
+        dots = draw_attacks(self.summary)
+        plain = msgspec.structs.replace(self.summary, notes=[], not_run=[])  # the page lists these itself
+        pictures = [curve.to_svg(curve.draw(plain)) if drawn else b"", curve.to_svg(dots) if dots else b""]
+        return page.write_page(self.summary, self.manifest, self.traffic, *pictures)
 
     def save_page(self, folder: Path | str) -> Path:
         """Write ``report.html`` into ``folder``."""

@@ -68,7 +68,7 @@ def list_points(summary: Summary) -> list[Cells]:
 def list_headlines(summary: Summary) -> list[Cells]:
     """Return one table per target: what the strongest attack infers under each defense, and once without one."""
     questions: dict[str, list[Point]] = {}
-    for point in sorted(summary.worst, key=lambda p: (p.strength > 0, p.target)):
+    for point in sorted(summary.worst, key=lambda p: (p.strength > 0, _list_targets(summary).index(p.target))):
         points = questions.setdefault(_name_question(point), [])
         if point.strength or all(point.method != other.method for other in points):
             points.append(point)
