@@ -1,6 +1,6 @@
 """What each defense leaves to the strongest attack on labels, and at what cost in utility.
 
-    python benchmarks/defenses.py            compute, about an hour and a quarter on two cores, and print the page
+    python benchmarks/defenses.py            compute, about half an hour on two cores, and print the page
     python benchmarks/defenses.py --write    write docs/choosing_a_defense.md as well
 
 Every defense is tuned by one rule: of its usual strengths (``vflsec show defense``), the one counts that leaks least
@@ -15,20 +15,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import click
-import msgspec
 
 import vflsec
 from vflsec.core import registry
 from vflsec.results.analysis.results import Point
-from vflsec.results.analysis.summary import summarize
-from vflsec.run.store import Store
 
 PAGE = Path(__file__).parents[1] / "docs" / "choosing_a_defense.md"
 FOLDER = Path("runs/choosing-a-defense")
-PICKS = FOLDER.with_name(FOLDER.name + "-picks")
 JOINING = ("fusion", "self-training", "forest-training")
 ATTACKS = (*JOINING, "mc", "averaging", "norm", "sums")
-FOLDS = 3
 BUDGET = 0.02
 LEFT_OUT = {
     "phe": "encrypts embeddings, which the active party would read; gradients are decrypted as they are",
@@ -42,24 +37,11 @@ class Line(NamedTuple):
     worst: Point
     cost: float
 
-    @property
-    def place(self) -> tuple[str, float]:
-        """The defense and its strength."""
-        return self.worst.defense, self.worst.strength
-
 
 def evaluated(seeds: int, jobs: int) -> vflsec.Report:
     """Run what is missing of all attacks."""
     names = [name for name in registry.list_all("defenses") if name not in LEFT_OUT]
     return vflsec.evaluate(attack=ATTACKS, defense=names, seeds=seeds, out=FOLDER, jobs=jobs)
-
-
-def judged(report: vflsec.Report, seeds: int, jobs: int) -> vflsec.Report:
-    """Run what is missing of the page's cells with folds of the auxiliary rows, by which an adversary picks."""
-    chosen = [f"{name}:strength={strength!r}" for name, strength in (line.place for line in lines(report.worst)[1])]
-    return vflsec.evaluate(
-        attack=ATTACKS, defense=chosen, seeds=seeds, aux={"pick": True, "folds": FOLDS}, out=PICKS, jobs=jobs
-    )
 
 
 def local_utility(seeds: int) -> float:
@@ -84,27 +66,9 @@ def lines(worst: Sequence[Point]) -> tuple[Line, list[Line]]:
     return Line(whole, 0.0), sorted(found.values(), key=_leak)
 
 
-def weaker_picks(report: vflsec.Report) -> list[str]:
-    """Return where the adversary's pick leaks less with the attacks that join sources than without them."""
-    manifest = report.manifest
-    without = msgspec.structs.replace(
-        manifest,
-        attacks=[attack for attack in manifest.attacks if attack.label not in JOINING],
-        rows=[row for row in manifest.rows if row.attack not in JOINING],
-        baselines=[baseline for baseline in manifest.baselines if baseline.label not in JOINING],
-    )
-    before = summarize(without, Store(PICKS).records(), out="").picked
-    return [
-        f"{now.defense} {now.strength:g}: {now.leak.mean:.3f} ({now.choice}), {then.leak.mean:.3f} ({then.choice})"
-        for now, then in zip(report.summary.picked, before, strict=True)
-        if now.leak.mean is not None and then.leak.mean is not None and now.leak.mean < then.leak.mean - 1e-9
-    ]
-
-
-def page(report: vflsec.Report, picks: vflsec.Report, alone: float) -> str:
+def page(report: vflsec.Report, alone: float) -> str:
     """Return the page."""
     whole, found = lines(report.worst)
-    picked = {(p.defense, p.strength): p for p in picks.summary.picked}
     seeds, cells = report.summary.seeds, [p for p in report.worst if p.leak.mean is not None]
     joined = sum(any(name in p.choice for name in JOINING) for p in cells)
     baseline = whole.worst.leak.alone
@@ -113,11 +77,10 @@ def page(report: vflsec.Report, picks: vflsec.Report, alone: float) -> str:
     private = [line for line in found if line.worst.spent]
     missing = sorted({p.defense for p in report.worst if p.strength} - {line.worst.defense for line in found})
     table = [
-        "| defense | strength | cost | worst | attack | advantage | adversary's pick | epsilon |",
-        "|---|---|---|---|---|---|---|---|",
+        "| defense | strength | cost | worst | attack | advantage | epsilon |",
+        "|---|---|---|---|---|---|---|",
     ]
-    table.append(_row(whole, next(p for p in picks.summary.picked if p.strength == 0)))
-    table += [_row(line, picked[line.place]) for line in found]
+    table += [_row(line) for line in (whole, *found)]
     attacks = ", ".join(f"`{name}` (version {registry.load('attacks', name).version})" for name in ATTACKS)
     joining = ", ".join(f"`{name}`" for name in JOINING)
     gain = 100 * (_utility(whole.worst) - alone)
@@ -130,8 +93,7 @@ def page(report: vflsec.Report, picks: vflsec.Report, alone: float) -> str:
         f"AUC of {_leak(whole):.3f}; the bureau alone reaches {baseline:.3f}.",
         "Each defense is taken at the strength that leaks least among those that cost at most "
         f"{100 * BUDGET:.0f} points of utility, of its usual ones. *worst* is the strongest of "
-        f"{attacks}, chosen on half of the rows and scored on the other half. *Adversary's pick* is what the bureau "
-        "would choose by its own 80 labels. ± is a 95 % interval over seeds.",
+        f"{attacks}, chosen on half of the rows and scored on the other half. ± is a 95 % interval over seeds.",
         "\n".join(table),
         f"{joining} join the bureau's columns, its trained model and the gradients that it received. "
         f"One of them is the strongest attack in {joined} of {len(cells)} cells of this evaluation.",
@@ -180,14 +142,13 @@ def _advice(
     return "\n".join(f"* {item}" for item in items)
 
 
-def _row(line: Line, picked: Point) -> str:
+def _row(line: Line) -> str:
     worst = line.worst
     margin = worst.leak.ci95[1] - _leak(line) if worst.leak.ci95[1] is not None else float("nan")
     name = f"`{worst.defense}`" if worst.strength else "none"
     epsilon = f"{_epsilon(line):.3g}" if worst.spent else "–"
-    pick = f"{picked.leak.mean:.3f} ({picked.choice.removeprefix('alone:')})" if picked.leak.mean is not None else "–"
     cells = (name, f"{worst.strength:.3g}", f"{100 * line.cost:.1f}", f"{_leak(line):.3f} ±{margin:.3f}",
-             worst.choice, f"{worst.leak.advantage or 0.0:+.3f}", pick, epsilon)  # fmt: skip
+             worst.choice, f"{worst.leak.advantage or 0.0:+.3f}", epsilon)  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
 
@@ -217,15 +178,10 @@ def _epsilon(line: Line) -> float:
 def main(seeds: int, jobs: int, write: bool) -> None:
     """Compute and print the page."""
     report = evaluated(seeds, jobs)
-    picks = judged(report, seeds, jobs)
-    text = page(report, picks, local_utility(seeds))
+    text = page(report, local_utility(seeds))
     if write:
         PAGE.write_text(text, encoding="utf-8")
     click.echo(text)
-    weaker = weaker_picks(picks)
-    click.echo(f"The pick is weaker with the joining attacks than without them in {len(weaker)} cells", err=True)
-    for one in weaker:
-        click.echo(f"  {one}", err=True)
 
 
 if __name__ == "__main__":
