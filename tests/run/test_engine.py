@@ -221,8 +221,7 @@ def test_a_cluster_whose_worker_is_killed_gives_the_same_file(tmp_path, uninterr
 
 
 def test_a_worker_that_cannot_write_the_folder_keeps_its_models_in_its_own(tmp_path, monkeypatch):
-    import distributed
-
+    distributed = pytest.importorskip("distributed")
     (tmp_path / "file").write_text("not a folder")
     own = tmp_path / "own"
     events = []
@@ -238,6 +237,7 @@ def test_a_worker_that_cannot_write_the_folder_keeps_its_models_in_its_own(tmp_p
 
 @pytest.mark.filterwarnings("ignore")
 def test_no_dask_scheduler(tmp_path):
+    pytest.importorskip("distributed")
     store = Store(tmp_path)
     with pytest.raises(UsageError, match="dask scheduler at nowhere"):
         list(engine.evaluate(engine.plan(specs.read(SETTINGS), store), store, engine="dask:nowhere"))
