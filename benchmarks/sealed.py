@@ -38,7 +38,6 @@ SEEDS = {TUNED_ON: 5}
 FEWER = 2
 """Seeds of the other data sets."""
 
-FEW_ATTACKS = ("sums", "fusion", "mc")
 COLUMN_ATTACKS = ("column-fusion", "attribute-fusion")
 
 
@@ -95,7 +94,7 @@ def evaluate_columns(setup: Setup, jobs: int) -> vflsec.Report:
 def evaluate_both(jobs: int) -> vflsec.Report:
     """Return the report on what the passive party infers of the labels where both sides are protected."""
     return vflsec.evaluate(
-        attack=FEW_ATTACKS, model=BOTH.model, fixed=BOTH.fixed, seeds=FEWER, out=FOLDER / "both", jobs=jobs
+        attack=ATTACKS, model=BOTH.model, fixed=BOTH.fixed, seeds=FEWER, out=FOLDER / "both", jobs=jobs
     )
 
 
@@ -157,7 +156,7 @@ def describe_both(report: vflsec.Report, local: float) -> str:
     utility = get_mean(labels.utility)
     return (
         f"At epsilon 1 this leaves {show_beside_alone(labels)} of the labels, by the strongest of "
-        f"{', '.join(f'`{name}`' for name in FEW_ATTACKS)} ({labels.choice}). Utility is {utility:.3f}, "
+        f"{', '.join(f'`{name}`' for name in ATTACKS)} ({labels.choice}). Utility is {utility:.3f}, "
         f"{100 * (utility - local):.1f} points more than the active party has without the passive one ({local:.3f}). "
         f"Clip and noise were chosen on these {FEWER} seeds, and nothing bounds what is learned of a column. Measure "
         "it on your own data: `--adversary active`."
