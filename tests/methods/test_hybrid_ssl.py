@@ -257,7 +257,7 @@ def test_wrong_options_of_the_self_supervised_method_are_refused(name, options, 
 @pytest.mark.parametrize(
     ("given", "numbers"),
     [
-        ({}, {"lr": 0.8, "weight_decay": 3e-5}),
+        ({}, {"lr": 0.8, "weight_decay": 1e-3}),
         ({"paper": True}, {"lr": 0.05, "weight_decay": 3e-5}),
         ({"weight_decay": 0.0, "lr": 0.1}, {"lr": 0.1, "weight_decay": 0.0}),
     ],

@@ -51,10 +51,10 @@ def test_fedhssl_without_averaging_is_fedgssl(ssl):
 @pytest.mark.parametrize(
     ("family", "kinds", "version"),
     [
-        ("fedlocal", {Kind.PARAMETERS}, 3),
-        ("fedcssl", {Kind.EMBEDDING}, 2),
-        ("fedgssl", {Kind.EMBEDDING}, 2),
-        ("fedhssl", {Kind.EMBEDDING, Kind.PARAMETERS}, 3),
+        ("fedlocal", {Kind.PARAMETERS}, 4),
+        ("fedcssl", {Kind.EMBEDDING}, 3),
+        ("fedgssl", {Kind.EMBEDDING}, 3),
+        ("fedhssl", {Kind.EMBEDDING, Kind.PARAMETERS}, 4),
     ],
 )
 def test_what_a_member_of_the_family_declares(family, ssl, kinds, version):

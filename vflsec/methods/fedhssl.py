@@ -35,7 +35,7 @@ from vflsec.protocols.model_average import ModelAverage
 from vflsec.protocols.plain import PlainBoundary
 
 MOMENTUM = 0.9
-RATE, WEIGHT_DECAY = 0.8, 3e-5
+RATE, WEIGHT_DECAY = 0.8, 1e-3
 """By default."""
 
 PAPER_RATE, PAPER_WEIGHT_DECAY = 0.05, 3e-5
@@ -90,10 +90,10 @@ PMA_DIFFERS = (
 )
 TARGET_DIFFERS = ("Averaging models leaves the target networks of BYOL and MoCo as they are.",)
 PRETRAINING_DIFFERS = (
-    "Pre-training has SGD with momentum 0.9, weight decay 3e-5 and the rate 0.8 B / 256 * 0.5 / (0.5 + gamma), B being "
+    "Pre-training has SGD with momentum 0.9, weight decay 1e-3 and the rate 0.8 B / 256 * 0.5 / (0.5 + gamma), B being "
     "the batch, on a cosine over global iterations, constant for the predictor (MoCo has none). The authors' code has "
-    "0.05 in the place of 0.8, at which a few hundred updates learn little. train.pretrain.paper=true takes it, and "
-    "the paper's momentum of moving averages, however few updates there are. The paper names no optimizer.",
+    "3e-5, and 0.05 in the place of 0.8, at which a few hundred updates learn little. train.pretrain.paper=true takes "
+    "both, and the paper's momentum of moving averages, however few updates there are. The paper names no optimizer.",
     "Click data: SGD pre-trains their encoders as well; the authors' code can use Adagrad.",
     "Pre-training takes 40 global iterations by default, whatever the data; the paper takes 10 for NUS-WIDE.",
     "A last batch of a single row joins the one before it.",
@@ -123,9 +123,10 @@ class FedHSSL(PretrainedMethod):
     ``fedhssl-*`` takes all three, ``fedgssl-*`` steps 1 and 2, ``fedcssl-*`` step 1 and ``fedlocal-*`` step 2; the
     suffix names the self-supervised method.
 
-    Optimizers are those of the authors' code: SGD, momentum 0.9, weight decay 3e-5, on a cosine over global iterations,
-    constant for a predictor; the learning rate, 0.8 · B / 256 · 0.5 / (0.5 + gamma), is 16 times theirs, unless
-    ``train.pretrain.paper``. Fine-tuning follows ``train``, as in every method that it is compared with.
+    Optimizers are those of the authors' code: SGD, momentum 0.9, on a cosine over global iterations, constant for a
+    predictor; the learning rate, 0.8 · B / 256 · 0.5 / (0.5 + gamma), is 16 times theirs, and weight decay 1e-3 where
+    they have 3e-5, unless ``train.pretrain.paper``. Fine-tuning follows ``train``, as in every method that it is
+    compared with.
 
     Source: FedHSSL (He et al. 2022, arXiv 2208.08934), algorithm 1; section V for its ablations.
 
@@ -169,7 +170,7 @@ class FedHSSL(PretrainedMethod):
         crossing = frozenset({Kind.EMBEDDING} if cls.cross else ())
         averaged = frozenset({Kind.PARAMETERS} if cls.pma is not None else ())
         cls.derive(
-            version=2 if cls.pma is None else 3,
+            version=3 if cls.pma is None else 4,
             prior=f"fedlocal-{cls.ssl}",
             differs=tuple(sentence for is_taken, _, differs in cls._parts() if is_taken for sentence in differs),
             messages={"pretrain": crossing | averaged, "finetune": SPLIT},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import torch
@@ -108,7 +108,7 @@ class LocalMoCo(LocalCL):
     """
 
     def __init__(
-        self, model: Encoder, rows: Tensor, layout: Layout, *, batch: int, updates: int | None = None, **rates: float
+        self, model: Encoder, rows: Tensor, layout: Layout, *, batch: int, updates: int | None = None, **rates: Any
     ) -> None:
         super().__init__(model, rows, layout, batch=batch, **rates)
         self.momentum = fit_momentum(AVERAGE, updates) if updates else AVERAGE

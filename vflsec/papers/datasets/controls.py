@@ -46,7 +46,8 @@ def load_views(
     def draw_view() -> Rows:
         means = rng.normal(size=(classes, columns)) * size / np.sqrt(columns)
         inner = rng.normal(size=(rows, INNER)) @ rng.normal(size=(INNER, columns)) / np.sqrt(INNER)
-        return np.tanh(means[labels] + nuisance * inner + rng.normal(size=(rows, columns)))
+        view: Rows = np.tanh(means[labels] + nuisance * inner + rng.normal(size=(rows, columns)))
+        return view
 
     tables = tuple(make_table(VIEWS, name, _make_frame(name, draw_view())) for name in ("active", "passive_1"))
     named = tuple(f"class_{c}" for c in range(classes))
