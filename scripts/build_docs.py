@@ -284,6 +284,9 @@ def write() -> None:
     shown = "\n".join(line.rstrip() for line in report.table().splitlines())
     text = block(TABLE.read_text(encoding="utf-8"), "table", f"```text\n{shown.strip()}\n```")
     TABLE.write_text(text, encoding="utf-8")
+    readme = ROOT / "README.md"
+    brief = f"```text\n{shown[shown.index(' defense ') : shown.index('CAP over')].rstrip()}\n```"
+    readme.write_text(block(readme.read_text(encoding="utf-8"), "table", brief), encoding="utf-8")
     write_notebooks()
 
 
