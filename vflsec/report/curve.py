@@ -22,6 +22,7 @@ from matplotlib.text import Annotation
 
 from vflsec.base import files
 from vflsec.base.checks import count
+from vflsec.report.table import show_most
 from vflsec.results.analysis.results import Measure, Place, Point, Summary
 from vflsec.results.analysis.verdict import MEASURES
 
@@ -47,6 +48,9 @@ MAX_DIAGRAMS_IN_ROW, MAX_DIAGRAMS_IN_SHARED_ROW = 2, 3
 
 MANY = 6
 """Beside the points of more curves than these nothing is written."""
+
+MAX_NOTES = 2
+"""So many notes are written into a diagram."""
 
 NEAR = 0.01
 """Points whose utility and leak differ by less lie on each other."""
@@ -182,7 +186,7 @@ def _limit_curves(summary: Summary) -> Summary:
         return [p for p in points if p.target in kept_targets and (p.method, p.defense) in kept_curves]
 
     return msgspec.structs.replace(
-        summary, points=select(summary.points), worst=select(summary.worst), notes=[*summary.notes, *omitted]
+        summary, points=select(summary.points), worst=select(summary.worst), notes=[*omitted, *summary.notes]
     )
 
 
@@ -196,7 +200,7 @@ def draw(*summaries: Summary) -> Curve:
     panels: list[tuple[Summary, str, list[Point]]] = []
     for summary in map(_limit_curves, summaries):
         targets: dict[str, list[Point]] = {}
-        for p in summary.points:
+        for p in map(show_most, summary.points):
             targets.setdefault(p.target, []).append(p)
         panels += [(summary, target, points) for target, points in targets.items()]
     figure = Curve(layout="constrained")
@@ -223,8 +227,12 @@ def draw(*summaries: Summary) -> Curve:
         axes.set_title(target if name and len(summaries) == 1 else _write_title(summary) + name, loc="left")
         others = f"{count(len(summary.not_run), 'attack')} that could be mounted did not run, and may infer far more"
         shown = [others] * bool(summary.not_run) + [*summary.alarms, *summary.notes]
+        if (more := len(shown) - MAX_NOTES) > 0:  # they would cover the curves
+            shown[MAX_NOTES:] = [f"{count(more, 'more note')}: see the table"]
         if notes := "\n".join(textwrap.fill(note, 90) for note in shown):
-            axes.text(0.99, 0.02, notes, transform=axes.transAxes, ha="right", va="bottom", fontsize=7, color="#d55e00")
+            paper = {"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1}
+            place = {"transform": axes.transAxes, "ha": "right", "va": "bottom"}
+            axes.text(0.99, 0.02, notes, fontsize=7, color="#d55e00", bbox=paper, **place)
     if len(summaries) > 1:
         widths = _share_legend(figure, widths)
     elif len(panels) > 1:

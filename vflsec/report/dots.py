@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from msgspec.structs import replace
 
 from vflsec.report.curve import COLORS, GRAY, fix_style, get_margins
-from vflsec.report.table import is_larger_on_train
+from vflsec.report.table import show_most
 from vflsec.results.analysis.results import Point, Summary, name_defense
 
 MAX_PANELS, MAX_ROWS = 6, 40
@@ -63,8 +62,7 @@ def _group_points(summary: Summary) -> dict[str, list[Point]]:
         if point.leak.mean is not None:
             title = name_defense(point, summary.undefended)
             title = f"{point.method}\n{title}" if several else title
-            shown = replace(point, leak=point.leak_train) if is_larger_on_train(point) else point
-            panels.setdefault(title, {}).setdefault(point.attack, shown)
+            panels.setdefault(title, {}).setdefault(point.attack, show_most(point))
     return {title: list(points.values()) for title, points in list(panels.items())[:MAX_PANELS]}
 
 

@@ -128,7 +128,7 @@ def list_row_shares(summary: Summary) -> Cells:
     columns = select_table_columns(Point, summary, "per row")
     names = [column.name for column in columns]
     shown = [point for point in _sort_points(summary) if any(name in point.leak.others for name in names)]
-    rows = [msgspec.structs.replace(p, leak=p.leak_train) if is_larger_on_train(p) else p for p in shown]
+    rows = map(show_most, shown)
     before = [*select_columns("method", "defense", "strength"), *([TARGET] if _is_mixed(summary) else [])]
     title = "How much, of how many rows (alone in brackets)"
     return Cells.fill(title, [*before, *select_columns("attack", "leak_rows"), *columns], rows)
@@ -141,6 +141,11 @@ def is_larger_on_train(point: Point) -> bool:
     """
     test, train = point.leak.advantage, point.leak_train.advantage
     return point.attack != "worst" and test is not None and train is not None and train - test >= MIN_SHOWN
+
+
+def show_most(point: Point) -> Point:
+    """Return a point whose leak is that on training rows if the attack gains more there."""
+    return msgspec.structs.replace(point, leak=point.leak_train) if is_larger_on_train(point) else point
 
 
 def list_columns(summary: Summary) -> Cells:
