@@ -20,7 +20,10 @@ from vflsec.run.store import Store
 
 pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
 
-SEALED = "All leave labels readable: try --defense sealed --epsilon 1,4, which sends no gradient of a row."
+SEALED = (
+    "Labels stay readable, and sealed training, which sends no gradient of a single row, was not tested: add "
+    "--defense sealed --epsilon 1,4."
+)
 VOID = {"meta", "link", "br", "path", "use", "rect", "img"}
 
 

@@ -18,6 +18,8 @@ from vflsec.results.records.manifest import INTEGRITY
 PICK = "adversary's pick"
 
 WORDS = {
+    "AUC": "The chance that of two people, one of each class, the right one is ranked higher: .5 is a coin.",
+    "R²": "The share of the variance of a number that is recovered: 0 is its mean, 1 exact.",
     "worst": "The strongest attack, or alone. It is chosen on one half of the rows and scored on the other.",
     PICK: "The attack that the adversary itself would choose, by folds of the labels that it knows.",
     "(place)": "The place of the defense by this score; ≈ marks one that is not told apart from a neighbor.",
@@ -116,7 +118,7 @@ RESULTS: tuple[Column, ...] = (
     Column("attack", lambda r: r.attack, "attack", name_of_attack, kind="prose", rows=BOTH, place=40),
     Column("target", lambda r: INTEGRITY if isinstance(r, Damage) else r.target, kind="name", rows=BOTH),
     Column("status", lambda r: r.status, "status", write_status, kind="prose", rows=BOTH, place=200,
-           help="What is unusual: unconverged is a lower bound; diverged, collapsed and error replace a number."),
+           help="ok: it ran without error, whatever it leaks; unconverged: a lower bound; others replace a number."),
     Column("utility_metric", lambda r: r.utility.metric, kind="name", rows=BOTH),
     *_with_interval("utility", lambda r: (r.utility.mean, r.utility.ci95), title="utility ↑", rows=BOTH, place=50,
                     help="How well the joint model predicts on test rows.", is_shown=_is_evaluation),

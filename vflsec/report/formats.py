@@ -315,8 +315,8 @@ def _as_latex_text(cell: str) -> str:
     return re.sub(r"(?<![\w.)}-])-(?=[.\d])", "$-$", text)  # else it is a hyphen
 
 
-def as_html(cells: Cells) -> str:
-    """Return a section of HTML with the table; cells of text have the class ``text``."""
+def as_html(cells: Cells, kind: str = "wide") -> str:
+    """Return a section of HTML with the table; cells of text have the class ``text``, and ``kind`` is its own class."""
     kinds = ["" if column.kind == "number" else " class=text" for column in cells.columns]
 
     names = [f' data-name="{as_html_text(title)}"' for title in cells.header]
@@ -328,7 +328,7 @@ def as_html(cells: Cells) -> str:
     body = "".join(map(write_row, cells.rows))
     titles = "".join(f"<th{kind}>{escape(title)}</th>" for kind, title in zip(kinds, cells.header, strict=True))
     head = f"<tr>{titles}</tr>"
-    return f"<section><h2>{escape(cells.title)}</h2><div class=wide><table>{head}{body}</table></div></section>"
+    return f"<section><h2>{escape(cells.title)}</h2><div class={kind}><table>{head}{body}</table></div></section>"
 
 
 def escape(text: str) -> str:

@@ -32,12 +32,13 @@ th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid var(-
 th, td { white-space: nowrap; } td.text { white-space: normal; } td.text, th.text { text-align: left; }
 .option { white-space: nowrap; }
 tr:hover { background: var(--soft); }
-.sign td { height: 2.2rem; min-width: 12rem; }
-@media (max-width: 40rem) { .wide table, .wide tbody { display: block; }
-  .wide tr { display: block; border-bottom: 2px solid var(--line); padding: .4rem 0; }
-  .wide tr:first-child { display: none; } .wide td { display: flex; justify-content: space-between; gap: 1rem; }
-  .wide td { border: 0; white-space: normal; } .wide td.text { text-align: right; }
-  .wide td::before { content: attr(data-name); text-align: left; opacity: .75; } }
+.sign table { width: 100%; max-width: 45rem; } .sign td { height: 2.2rem; width: 70%; text-align: left; }
+.sign th, .sign td, .wide th { white-space: normal; }
+@media (max-width: 40rem) { .cards table, .cards tbody { display: block; }
+  .cards tr { display: block; border-bottom: 2px solid var(--line); padding: .4rem 0; }
+  .cards tr:first-child { display: none; } .cards td { display: flex; justify-content: space-between; gap: 1rem; }
+  .cards td { border: 0; white-space: normal; } .cards td.text { text-align: right; }
+  .cards td::before { content: attr(data-name); text-align: left; opacity: .75; } }
 dt { font-weight: 600; } dd { margin: 0 0 .5rem 1rem; } code { overflow-wrap: anywhere; font-size: .85rem; }
 @media print { body { max-width: none; font-size: 10pt; } .wide { overflow: visible; } table { font-size: 7.5pt; }
   th, td { padding: .1rem .25rem; } td { white-space: normal; } figure svg { min-width: 0; }
@@ -109,12 +110,11 @@ def write_page(
     body = [
         f"<header><h1>{escape(title)}</h1><p class=quiet>{escape(table.write_heading(summary))}</p></header>",
         _write_verdict(summary),
-        *map(as_html, headlines),
+        *(as_html(cells, "cards") for cells in headlines),
         _write_figure(svg.decode(), "Privacy-utility curve"),
         _write_figure(dots.decode(), "Leak of each attack, beside alone, under each defense"),
         _write_threat(summary, manifest),
-        _list_untested(summary),
-        _write_sign_off(),
+        _list_untested(summary, manifest),
         *map(as_html, (*shown.tables, *shown.details)),
         _write_notes(summary),
         _write_traffic(traffic),
@@ -122,6 +122,7 @@ def write_page(
         _write_meanings("What the columns mean", _explain_words(tables)),
         _write_origin(manifest),
         _write_annex(),
+        _write_sign_off(),
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -166,24 +167,22 @@ def _write_figure(svg: str, title: str) -> str:
     return f'<figure role="img" aria-label="{title}">{svg}</figure>'
 
 
-def _list_untested(summary: Summary) -> str:
+def _list_untested(summary: Summary, manifest: Manifest) -> str:
     reasons = {"could be mounted, and was not run": summary.not_run} if summary.not_run else {}
     for name, reason in summary.left_out.items():
         reasons.setdefault(reason.removeprefix(f"attack {name!r} "), []).append(name)
     rows = {f"{reason} ({len(names)})": ", ".join(names) for reason, names in reasons.items()}
+    others = [name for name in manifest.names.values() if name != summary.adversary]
+    if not summary.audited:
+        rows["what other parties infer"] = f"Evaluate each with --adversary{', ' if others else ''}{', '.join(others)}."
+        rows["other defenses, strengths and data"] = "Nothing follows for them from these numbers."
     return _write_meanings("What was not tested, and why", rows)
 
 
 def _write_sign_off() -> str:
-    fields = (
-        "Name",
-        "Role",
-        "Date",
-        "Decision: accepted, accepted under conditions, rejected",
-        "Conditions",
-        "Valid until",
-    )
-    rows = "".join(f"<tr><th class=text>{field}</th><td></td></tr>" for field in fields)
+    fields = dict.fromkeys(("Decision", "Conditions", "Valid until", "Name and role", "Date and signature"), "")
+    fields["Decision"] = "☐ accepted &emsp; ☐ accepted under conditions &emsp; ☐ rejected"
+    rows = "".join(f"<tr><th class=text>{field}</th><td>{text}</td></tr>" for field, text in fields.items())
     return f"<section class=sign><h2>Sign-off</h2><table>{rows}</table></section>"
 
 
@@ -205,7 +204,9 @@ def _write_threat(summary: Summary, manifest: Manifest) -> str:
     known = aux.get("n", 0) if isinstance(aux, dict) else 0
     adaptive = aux.get("adaptive", True) if isinstance(aux, dict) else True
     sentences = [
-        f"The adversary is {summary.adversary}.",
+        "The parties hold different columns about the same people. The active party also holds the labels, which the "
+        "joint model is to predict.",
+        f"The adversary is {summary.adversary}. What it reaches by its own columns, without joining, is called alone.",
         f"It has its own columns, and what {summary.audited} shows."
         if summary.audited
         else "It has its own columns, its own model, and every message that it sent or received.",

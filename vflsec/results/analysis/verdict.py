@@ -321,9 +321,10 @@ def _describe_best(start: Point, defended: Sequence[Point], *, several: bool) ->
     before, after = _group_by_rows(start), _group_by_rows(best)
     rows = max(before.keys() & after.keys(), key=lambda name: _find_gain(before[name]))
     leak = after[rows]
+    which = "the best defense" if len({point.place for point in defended}) > 1 else "the only tested defense"
     alone = "" if leak.alone is None else f"; {_say(before[rows].mean)} without it, {_say(leak.alone)} without joining"
     return (
-        f"By the upper end of the interval, the best defense{within} is {method}{best.defense} at strength "
+        f"By the upper end of the interval, {which}{within} is {method}{best.defense} at strength "
         f"{best.strength:g}: on {ROWS.get(rows, rows)} it leaves {_say(leak.mean)} (interval up to "
         f"{_say(leak.upper)}{alone}), {price}.{_count_sure_left(before[rows], leak)}"
     )
@@ -335,7 +336,10 @@ def _suggest_sealed(worst: Sequence[Point], defended: Sequence[Point]) -> str:
     is_open = len(leaks) == len(defended) and all(any(map(_is_more_than_alone, of_point)) for of_point in leaks)
     if not leaks or not is_open or any("sealed" in p.defense for p in worst):
         return ""
-    return " All leave labels readable: try --defense sealed --epsilon 1,4, which sends no gradient of a row."
+    return (
+        " Labels stay readable, and sealed training, which sends no gradient of a single row, was not tested: add "
+        "--defense sealed --epsilon 1,4."
+    )
 
 
 def _group_by_rows(point: Point) -> dict[str, Leak]:
