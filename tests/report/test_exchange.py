@@ -1,6 +1,7 @@
 """JUnit, SARIF and the comment on a pull request: the same gates as in the report, whatever names contain."""
 
 import json
+import os
 from xml.etree import ElementTree
 
 import pytest
@@ -15,7 +16,7 @@ from vflsec.results.analysis.results import Gate, Summary
 from vflsec.run import spec as specs
 from vflsec.run.describe import build_manifest
 
-HOSTILE = 'a<b>&"]]>\x1b[31m\n| `x`'
+HOSTILE = 'a<b>&"]]>\x1b[31m\n\ufffe\uffff| `x`'
 FAILED = Gate(gate="max-leak worst", limit=0.7, worst=0.76, at="iso 1", holds=False)
 OPEN = Gate(gate="min-utility", limit=0.7, worst=None, at="", holds=None)
 
@@ -107,6 +108,14 @@ def test_report_writes_the_files_and_exits_with_the_gates(tmp_path):
     assert json.loads(files["sarif"].read_text())["version"] == "2.1.0"
     assert files["summary"].read_text().startswith("### vflsec: no gate failed\n")
     assert CliRunner().invoke(cli, [*base, "--max-rise", "0.02", "--max-leak", "worst=0.1"]).exit_code == 1
+    queue = tmp_path / "queue"  # stands for /dev/null, which a test that fails must not replace
+    os.mkfifo(queue)
+    for path in (queue, out / "manifest.json", out / "records.jsonl", files["junit"]):
+        before = path.stat()
+        result = CliRunner().invoke(cli, ["report", str(out), "--sarif", str(path)])
+        assert result.exit_code == 2, path
+        assert "which is something else: name another" in result.output
+        assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
 @pytest.mark.parametrize(

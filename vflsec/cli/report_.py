@@ -28,6 +28,9 @@ from vflsec.cli.options import (
 if TYPE_CHECKING:
     from vflsec.report.report import Report
 
+HEAD = 8
+"""Bytes by which each kind of file that is written is known."""
+
 
 def add_file(name: str, help_: str) -> Callable[[Any], Any]:
     """Return the option that names a file to be written."""
@@ -137,7 +140,10 @@ def _export(report: Report, accepted: Path | None, max_rise: float | None, expor
 
 
 def _write(path: Path, content: bytes, name: str) -> None:
+    """Replace an earlier file of this kind, but no device, results or file of another kind."""
     try:
+        if path.exists() and not (path.is_file() and path.read_bytes()[:HEAD] in (b"", content[:HEAD])):
+            raise UsageError(f"expected a new file for --{name}, found {path}, which is something else: name another")
         files.replace(path, content, mode=0o666)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}; name another file in --{name}") from None
