@@ -783,6 +783,14 @@ def test_the_attack_that_was_mounted_is_named_for_the_other_columns(summary, nam
     assert "categorical" not in line
 
 
+def test_no_name_is_a_link_or_a_mention_in_markdown():
+    text = formats.as_markdown_text("https://a.b www.a.b a@b.de @octocat iso@gradient &lt;i&gt; _y_ a_b $z$ ~")
+    assert text == (
+        r"https\://a.b www\.a.b a@<!-- -->b.de @<!-- -->octocat iso@gradient \&lt;i\&gt; "
+        r"\_y\_ a_b \$z\$ \~"
+    )
+
+
 def test_names_are_text_in_markdown_and_minus_signs_are_no_hyphens():
     cells = formats.Cells.from_texts("[a](b) <i>", ["x|y"], [["-.060 to -.010"], ["mc-mixmatch"], ["2024-01"]])
     made = formats.Document(["of `c`"], [cells], [])

@@ -18,8 +18,8 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that control a terminal, or change the direction of a text."""
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+"""Characters that control a terminal, change the direction of a text, or cannot be in XML."""
 
 TRACEBACK = "VFLSEC_TRACEBACK"
 """The environment variable under which failures of single results print where they came from."""

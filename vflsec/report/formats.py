@@ -32,6 +32,9 @@ MIN_SHOWN = 0.0005
 BOTH = ("test+train", "train+test")
 """Rows of both kinds, whose names may stand in two lines where there is little room."""
 
+MARKUP = r"[\\|<\[`~$]|(?<!\w)_|_(?!\w)|&(?=#?\w+;)|:(?=//)|(?<=www)\."
+"""What Markdown would read as a link, an entity or a formula; cells may have *emphasis*."""
+
 LATEX = {
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$",
@@ -294,8 +297,8 @@ def as_markdown(cells: Cells) -> str:
 
 
 def as_markdown_text(text: str) -> str:
-    """Return Markdown that is read as ``text``."""
-    return re.sub(r"([\\|<\[`])", r"\\\1", text)
+    """Return Markdown that is read as ``text``: addresses are no links, and names after @ mention nobody."""
+    return re.sub(r"@(?=[\w.-]*\.\w)|(?<!\w)@", "@<!-- -->", re.sub(MARKUP, r"\\\g<0>", text))
 
 
 def as_latex(cells: Cells) -> str:
