@@ -82,6 +82,8 @@ def test_what_is_written_is_read(tmp_path):
         ("[sealed]\nbits = 17", "8 to 16 bits"),
         ("[sealed]\nparameters = 2000000", "sealed.parameters <= 1000000"),
         ("[sealed]\nlr = -1.0", "expected lr > 0"),
+        ("[sealed]\nlr = inf", "a finite lr, got inf"),
+        ("[sealed]\nepsilon = 1e-9\ndelta = 1e-300", "expected epsilon >= .* at delta 1e-300"),
         ("name =", "expected TOML"),
     ],
 )

@@ -13,11 +13,11 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from vflsec.base.checks import check_inside, check_positive
+from vflsec.base.checks import check_finite, check_inside, check_positive
 from vflsec.base.errors import UsageError
 
-MAX_MU = 50.0
-"""The largest mu; beyond, a label is as good as public."""
+MIN_MU, MAX_MU = 1e-9, 50.0
+"""The least and largest mu; beyond the latter, a label is as good as public."""
 
 BITS = 256
 """Of each of the two uniform numbers that a pair of normal ones is computed from."""
@@ -50,6 +50,7 @@ class SealedPlan:
     def __post_init__(self) -> None:
         """Check every number."""
         check_positive(epochs=self.epochs, batch=self.batch, lr=self.lr)
+        check_finite(lr=self.lr)
         if not 8 <= self.bits <= 16:
             raise UsageError(f"expected 8 to 16 bits, got {self.bits}")
 
@@ -81,7 +82,9 @@ def find_mu(epsilon: float, delta: float) -> float:
     check_inside(delta=delta)
     if compute_epsilon(MAX_MU, delta) <= epsilon:
         raise UsageError(f"expected epsilon below {compute_epsilon(MAX_MU, delta):.0f} for sealed, got {epsilon:g}")
-    return float(brentq(lambda mu: compute_epsilon(mu, delta) - epsilon, 1e-9, MAX_MU, xtol=1e-12))
+    if epsilon < (least := compute_epsilon(MIN_MU, delta)):
+        raise UsageError(f"expected epsilon >= {least:.2g} at delta {delta:g} for sealed, got {epsilon:g}")
+    return float(brentq(lambda mu: compute_epsilon(mu, delta) - epsilon, MIN_MU, MAX_MU, xtol=1e-12))
 
 
 def draw_rounded_normal(scale: float, size: int, randbits: Callable[[int], int] = secrets.randbits) -> np.ndarray:
