@@ -57,6 +57,18 @@ def test_a_rise_is_undecided_without_an_interval():
     assert exchange.check_rise(compare(none, make_report(0.9)), 0.0).holds is None
 
 
+@pytest.mark.parametrize("runs", [((0.9, 0.7), (0.9,)), ((0.9,), (0.9, 0.7))])
+def test_a_rise_is_undecided_where_only_one_run_has_a_defense(runs):
+    """The row without a defense is in both runs, and must not hide that the defense was removed or replaced."""
+    gate = exchange.check_rise(compare(*(make_report(*leaks) for leaks in runs)), 0.02)
+    assert gate.holds is None
+    assert "iso 1" in gate.why
+
+
+def test_a_rise_fails_though_only_one_run_has_a_defense():
+    assert exchange.check_rise(compare(make_report(0.7, 0.7), make_report(0.9)), 0.02).holds is False
+
+
 def test_junit_has_a_case_for_each_gate_whatever_names_contain():
     report = make_report(0.9, 0.7, name=HOSTILE)
     failed = replace(report.summary, failures=[f"mc: {HOSTILE}"])

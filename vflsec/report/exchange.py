@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 from xml.etree import ElementTree
 
+from msgspec.structs import replace
+
 from vflsec.base.checks import count
 from vflsec.base.errors import clean
 from vflsec.report.comparison import Comparison, Move
@@ -23,18 +25,20 @@ LEVELS = {True: "note", False: "error", None: "warning"}
 def check_rise(comparison: Comparison, limit: float) -> Gate:
     """Return the gate on how much more the strongest attack leaks than in an accepted run.
 
-    It fails where the whole interval of a rise is above ``limit``, and is undecided where no headline can be compared.
+    It fails where the whole interval of a rise is above ``limit``. It is undecided where no headline can be compared,
+    or where only one of the runs has it, since its defense may have been weakened or removed.
     """
-    moves = [move for move in comparison.moves if move.attack == "worst" and move.leak.ci95[0] is not None]
-    if not moves:
-        return Gate(
-            gate="max-rise", limit=limit, worst=None, at="", holds=None, why="no headline of both has an interval"
-        )
-    most = max(moves, key=_get_least_rise)
-    where = f"{most.method} {name_defense(most, 'no defense')}, {most.target}"
-    return Gate(
-        gate="max-rise", limit=limit, worst=_get_least_rise(most), at=where, holds=_get_least_rise(most) <= limit
-    )
+    worst = [move for move in comparison.moves if move.attack == "worst"]
+    rises = [(low, move) for move in worst if (low := move.leak.ci95[0]) is not None]
+    gate = Gate(gate="max-rise", limit=limit, worst=None, at="", holds=None, why="no headline of both has an interval")
+    if not rises:
+        return gate
+    rise, most = max(rises, key=lambda pair: pair[0])
+    gate = replace(gate, worst=rise, at=f"{most.method} {name_defense(most, 'no defense')}, {most.target}")
+    for line in (*comparison.only_after, *comparison.only_before):
+        if line.startswith("worst (") and rise <= limit:
+            return replace(gate, why=f"only one of the runs has {line}: compare runs of the same defenses and attacks")
+    return replace(gate, holds=rise <= limit, why="")
 
 
 def to_junit(report: Report, gates: Sequence[Gate]) -> bytes:
@@ -98,12 +102,6 @@ def to_comment(report: Report, gates: Sequence[Gate], comparison: Comparison | N
         parts += [f"* {as_markdown_text(line)}" for line in moved]
     parts.append(f"<details><summary>Table</summary>\n\n{report.to_markdown()}\n</details>")
     return "\n\n".join(parts) + "\n"
-
-
-def _get_least_rise(move: Move) -> float:
-    low = move.leak.ci95[0]
-    assert low is not None
-    return low
 
 
 def _describe_move(move: Move) -> str:
