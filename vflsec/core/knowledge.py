@@ -117,7 +117,7 @@ class Need:
         at_end=True,
     )
     RECORDING = Knowledge(
-        "a recording",
+        "a recording of an encrypted layer",
         "record an encrypted layer with vflsec train --record, then vflsec audit X.recording",
         held_by=("recording",),
     )
