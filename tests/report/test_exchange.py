@@ -137,10 +137,13 @@ def test_report_writes_the_files_and_exits_with_the_gates(tmp_path):
         (["a", "b", "--junit", "x"], "--junit"),
         (["a", "b", "--compare", "--sarif", "x"], "--compare"),
         (["a", "--max-rise", "nan"], "finite"),
+        (["a", "--accepted", "sweep"], "of a sweep DIR/points/NAME"),
     ],
 )
 def test_what_does_not_fit_is_one_line(words, text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "sweep.json").touch()
     result = CliRunner().invoke(cli, ["report", *words])
     assert result.exit_code == 2
     assert text in result.output

@@ -94,7 +94,7 @@ def command(
         return
     given = RunLimits(max_leak=read_limits(max_leak), min_utility=min_utility, max_undetected=max_undetected)
     limits_ = msgspec.structs.asdict(given)
-    swept = any(map(is_sweep, folders))
+    swept = any(map(is_sweep, (*folders, accepted or folders[0])))
     if named and (len(folders) > 1 or swept):
         raise UsageError(f"expected one evaluation or audit with {named[0]}: name one DIR, of a sweep DIR/points/NAME")
     if max_rise is not None and accepted is None:
