@@ -230,9 +230,10 @@ def draw(*summaries: Summary) -> Curve:
         if (more := len(shown) - MAX_NOTES) > 0:  # they would cover the curves
             shown[MAX_NOTES:] = [f"{count(more, 'more note')}: see the table"]
         if notes := "\n".join(textwrap.fill(note, 90) for note in shown):
-            paper = {"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1}
-            place = {"transform": axes.transAxes, "ha": "right", "va": "bottom"}
-            axes.text(0.99, 0.02, notes, fontsize=7, color="#d55e00", bbox=paper, **place)
+            axes.annotate(
+                notes, (0.99, 0.02), xycoords="axes fraction", ha="right", va="bottom", fontsize=7, color="#d55e00",
+                bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1},
+            )  # fmt: skip
     if len(summaries) > 1:
         widths = _share_legend(figure, widths)
     elif len(panels) > 1:
