@@ -80,8 +80,8 @@ def test_a_reader_that_leaves_is_no_failed_gate():
 @pytest.mark.long
 def test_line_breaks_in_words_and_paths_are_stored_and_read_again(folder: Path):
     few = ["--dataset", "toy", "--set", "train.epochs=1", "--set", "data.options.rows=200", "--seeds", "1"]
-    words = ["--attack", "norm,\n direction", "--jobs", "1", "--out", "two\nlines"]
-    for command in (["eval", *few, *words], ["eval", *few, *words], ["report", "two\nlines"]):
+    words = ["--attack", "norm,\n direction", "--jobs", "1", "--out", "two\nlines", "--details"]
+    for command in (["eval", *few, *words], ["eval", *few, *words], ["report", "two\nlines", "--details"]):
         result = CliRunner().invoke(cli, command)
         assert result.exit_code == 0, result.stderr
         assert "direction" in result.stdout

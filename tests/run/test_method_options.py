@@ -119,13 +119,13 @@ def test_one_method_under_two_options_is_compared_with_itself(tmp_path):
     found = json.loads(report.to_json())
     assert list(dict.fromkeys(point["method"] for point in found["points"])) == labels
     assert {cap["method"] for cap in found["cap"]} == set(labels[:2])
-    table = report.table()
+    table = report.table(details=True)
     assert all(re.search(rf"^ *{re.escape(label)}, ", table, re.MULTILINE) for label in labels)
     assert set(labels[:2]) <= {text.get_text().split(", ")[0] for text in _texts(report.plot())}
     spec = specs.read(specs.read_toml(tmp_path / "spec.toml"))
     assert list(spec.methods) == labels
     assert {row.method for row in build_manifest(spec).rows} == set(labels)
-    assert Report.read(tmp_path).table() == table
+    assert Report.read(tmp_path).table(details=True) == table
     assert not engine.plan(spec, Store(tmp_path)).tasks, "running it again computes nothing"
 
 

@@ -185,7 +185,7 @@ RESULTS: tuple[Column, ...] = (
 """All columns of points and of damages, in the order of files; ``place`` orders those of a table."""
 
 DEFENSE = Column("defense", title="defense", cell=lambda p: p.defense if p.strength else "none", kind="name")
-STRONGEST = Column("attack", title="strongest attack", cell=lambda p: p.choice, kind="prose", place=65)
+STRONGEST = Column("attack", title="strongest attack", cell=lambda p: p.choice or p.attack, kind="prose", place=65)
 BEYOND = Column(
     "",
     title="more than alone",

@@ -11,7 +11,7 @@ from vflsec.report.columns import has_lower_bound, select_columns, select_headli
 from vflsec.report.formats import LAST_DETAIL, MIN_SHOWN, Cells, Column, Document, with_ends, with_margin, write_number
 from vflsec.results.analysis.results import Cap, Damage, Gate, Point, Rank, Summary
 from vflsec.results.analysis.verdict import MEASURES, suggest_run
-from vflsec.results.records.manifest import UNDEFENDED
+from vflsec.results.records.manifest import NO_ADVERSARY, UNDEFENDED
 
 OF_MODELS = (
     "EPSILON (models) bounds what a party's own models learn about one row; it does not cover the row's own embedding "
@@ -68,11 +68,12 @@ def list_points(summary: Summary) -> list[Cells]:
 def list_headlines(summary: Summary) -> list[Cells]:
     """Return one table per target: what the strongest attack infers under each defense, and once without one."""
     questions: dict[str, list[Point]] = {}
-    for point in sorted(summary.worst, key=lambda p: (p.strength > 0, _list_targets(summary).index(p.target))):
+    headlines = [*summary.worst, *(point for point in summary.points if point.attack == NO_ADVERSARY)]
+    for point in sorted(headlines, key=lambda p: (p.strength > 0, _list_targets(summary).index(p.target))):
         points = questions.setdefault(_name_question(point), [])
         if point.strength or all(point.method != other.method for other in points):
             points.append(point)
-    methods = len({point.method for point in summary.worst}) > 1
+    methods = len({point.method for point in headlines}) > 1
     shown = [*(select_columns("method") if methods else []), *select_headline_columns(summary)]
     return [
         _name_fixed(Cells.fill(f"Strongest attack on {asked}{_write_measure(points)}", shown, points), summary)

@@ -198,7 +198,7 @@ def test_a_defense_that_leaves_a_joint_model_of_no_use_is_not_recommended(utilit
     summary = judged({0: 0.8, 1: utility})
     assert not summary.alarms, "it is not what was set up"
     last = summary.verdict[-1]
-    assert ("the best defense" in last) is not bool(why)
+    assert ("the only tested defense" in last) is not bool(why)
     assert last.startswith("No defense is recommended" if why else "By the upper end")
     assert any(f"the joint model is {why}" in one for one in summary.verdict) is bool(why)
     holds = {gate.gate: (gate.holds, gate.why) for gate in summary.gates}
