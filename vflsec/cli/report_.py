@@ -126,7 +126,7 @@ def _export(report: Report, accepted: Path | None, max_rise: float | None, expor
     code = 0
     if moved is not None and max_rise is not None:
         gates.append(exchange.check_rise(moved, max_rise))
-        click.echo(write_gate(gates[-1]))
+        click.echo(write_gate(gates[-1]), err=True)  # stdout may be JSON
         code = {True: 0, False: 1, None: 3}[gates[-1].holds]
     contents = {
         "junit": lambda: exchange.to_junit(report, gates),
