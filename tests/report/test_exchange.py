@@ -4,6 +4,7 @@ import json
 import os
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
@@ -50,6 +51,18 @@ def test_a_rise_fails_only_with_its_whole_interval(after, limit, holds):
     if holds is False:  # of two independent intervals of .01
         assert gate.worst == pytest.approx(0.05 - 0.01 * 2**0.5)
         assert gate.at == "fedsplitnn iso 1, labels"
+
+
+def test_noise_fails_a_headline_in_one_of_forty_comparisons():
+    made, pairs = make_report(0.7), np.random.default_rng(0).normal(0.7, 0.01, size=(2000, 2)).tolist()
+    (point,) = made.summary.worst
+    failed = []
+    for pair in pairs:
+        leaks = [replace(point.leak, mean=mean, ci95=(mean - 0.0196, mean + 0.0196)) for mean in pair]
+        sides = [replace(made.summary, points=[], worst=[replace(point, leak=leak)]) for leak in leaks]
+        moved = comparison.compare(*((side, made.manifest) for side in sides))
+        failed.append(exchange.check_rise(moved, 0.0).holds is False)
+    assert 0.015 < np.mean(failed) < 0.036  # .025, give or take three standard errors
 
 
 def test_a_rise_is_undecided_without_an_interval():

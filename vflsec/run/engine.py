@@ -299,7 +299,12 @@ def list_reasons(left_out: Mapping[str, str]) -> list[str]:
 
 
 def check_training(spec: EvalSpec) -> Trained:
-    """Check as ``check`` does, but for what concerns attacks; return the last federation that was built, untrained."""
+    """Check as ``check`` does, but for what concerns attacks; return the last federation that was built, untrained.
+
+    Raises:
+        UsageError: an unknown name or option, settings that the data cannot serve, or a defense that never acts.
+        DataError: the dataset cannot be read.
+    """
     for _, method, federation in _build(spec):
         untrained = Trained(method, federation, {})
     return untrained
