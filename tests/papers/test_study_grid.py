@@ -179,6 +179,16 @@ def test_a_target_that_is_not_met_is_a_lost_seed(write, tmp_path):
     assert found["wide", "bytes to target"].by_seed.keys() == {0, 1}  # its AUC is 1
 
 
+def test_seeds_are_added_while_a_claim_is_undecided(write, tmp_path):
+    text = OWN.replace("seeds = 2", "seeds = 1\nlooks = [2, 3]").replace("rows = 300", "rows = 150")
+    places = ["--jobs", "1", "--out", str(tmp_path / "run"), "--results", str(tmp_path / "r")]
+    done = run(write(text), *places)
+    assert "with 1 of at most 3 seeds" in done.output, done.output
+    assert "with 3 of at most 3 seeds" in done.output
+    assert read_measurements(tmp_path / "r" / "own.json").seeds == 3
+    assert "0 results to compute, with 3 of" in run(write(text), *places).output
+
+
 def test_other_seeds_leave_the_measurements_alone(write, tmp_path):
     done = run(write(), "--jobs", "1", "--seeds", "1", "--out", str(tmp_path / "run"), "--results", str(tmp_path / "r"))
     assert done.exit_code == 0, done.output

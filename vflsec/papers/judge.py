@@ -53,9 +53,10 @@ def command(
 ) -> None:
     """Test published claims, and print a verdict on each.
 
-    NAME is a study, `all`, or a TOML file of your own in the same form; without NAME, the studies are listed. Trainings
-    are kept, and the same command goes on where it stopped. Measurements are written to --results, from which --page
-    makes a page without training.
+    NAME is a study, `all`, or a TOML file of your own in the same form; without NAME, the studies are listed. Where a
+    study registers several looks, seeds are added until every claim is decided. Trainings are kept, and the same
+    command goes on where it stopped. Measurements are written to --results, from which --page makes a page without
+    training.
     """
     from vflsec.base.errors import UsageError
     from vflsec.cli.options import print_to_terminal
@@ -119,27 +120,35 @@ def _run(
     from vflsec.papers.judgement import compare_values
     from vflsec.papers.measurements import write_measurements
     from vflsec.papers.study_grid import StudyGrid, read_study
-    from vflsec.papers.verdicts import MeasuredStudy
+    from vflsec.papers.verdicts import MeasuredStudy, plan_look
     from vflsec.report.progress import show_progress
     from vflsec.run.store import Store, guard_writing
 
     registered, stem = read_study(name), Path(name).stem
-    study = msgspec.structs.replace(registered, seeds=seeds or registered.seeds)
-    store = Store(out)
-    job = StudyGrid(stem, study, store)
-    missing, workers = job.missing(), jobs or api.count_cores()
-    click.echo(f"vflsec judge {stem}: {count(missing, 'result')} to compute   {store.folder}", err=True)
-    if dry_run:
-        return None
-    path = (results if study.seeds == registered.seeds else store.folder) / f"{stem}.json"
+    study = registered
+    if seeds not in (None, registered.seeds):
+        study = msgspec.structs.replace(registered, seeds=seeds, looks=[])
+    store, look = Store(out), dict.fromkeys([part.name for part in study.data], study.seeds)
+    job, workers = StudyGrid(stem, study, store), jobs or api.count_cores()
+    path = (results if study is registered else store.folder) / f"{stem}.json"
     with store.lock():
-        store.trim()
-        with report_interrupt(store):
-            for _ in show_progress(job.compute(jobs=workers, device=device), job.plan(), workers):
-                pass
-        measurements = job.measure()
+        if not dry_run:
+            store.trim()
+        while look:
+            job = StudyGrid(stem, study, store, look)
+            at = f", with {max(look.values())} of at most {study.schedule[-1]} seeds" if study.looks else ""
+            click.echo(
+                f"vflsec judge {stem}: {count(job.missing(), 'result')} to compute{at}   {store.folder}", err=True
+            )
+            if dry_run:
+                return None
+            with report_interrupt(store):
+                for _ in show_progress(job.compute(jobs=workers, device=device), job.plan(), workers):
+                    pass
+            measurements = job.measure()
+            look = plan_look(MeasuredStudy(stem, study, measurements))
         if rounding:
-            first = StudyGrid(stem, msgspec.structs.replace(study, seeds=1), store).measure()
+            first = StudyGrid(stem, msgspec.structs.replace(study, seeds=1, looks=[]), store).measure()
             other = _measure_other_rounding(name, stem, out / "rounding", jobs, device)
             measurements = msgspec.structs.replace(measurements, rounding=compare_values(first, other))
         else:

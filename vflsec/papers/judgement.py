@@ -13,7 +13,7 @@ from rich.text import Text
 
 from vflsec.base.checks import count
 from vflsec.papers.measurements import DIGITS, Measurements
-from vflsec.papers.study import TOPICS
+from vflsec.papers.study import MAX_PRIMARY, TOPICS
 from vflsec.papers.verdicts import DECISIONS, ClaimComparison, MeasuredStudy, Verdict, judge
 from vflsec.report import formats
 from vflsec.report.formats import Cells
@@ -31,7 +31,8 @@ comparison have the same seeds, and so the same rows, labels and auxiliary sampl
 the claim: where a claim says that an arm leaks less, by so much less it leaks. Of bytes it is the share that is saved.
 
 * **holds**: the mean difference surely exceeds zero, and is at least the margin.
-* **does not hold here**: the mean difference is surely below the margin.
+* **equivalent**: the mean difference is surely smaller than the margin in either direction.
+* **does not hold here**: the mean difference is surely below the margin, and not surely equivalent.
 * **undecided**: neither, or a seed was lost, or there are fewer than {fewest} seeds. *Seen from* is the smallest true
   difference that would have been told from zero with {power} power.
 
@@ -39,9 +40,11 @@ A margin such as "> −x" is of a claim that nothing is lost: it holds if the ar
 from* is then counted from −x.
 
 A claim of several comparisons holds if all of them hold, and does not hold if one does not. "Surely" is by one-sided
-paired t tests over seeds, with Holm's correction over all {verdicts} verdicts of this page: if no claim were true, one
-or more *holds* would come about by chance with a probability of at most {alpha}, and likewise for *does not hold
-here*. *By itself* is how a claim reads without the correction. Intervals are {level} t intervals of one comparison.
+paired t tests over seeds at {alpha}. Among the claims of one topic of a study, the expected share of errors in each
+kind of decision is at most {alpha} (Benjamini and Hochberg). Claims marked *primary*, at most {primary} of a paper, are
+corrected by Holm among themselves: with a probability of at least {level} none of a kind is decided wrongly. A study
+with several looks adds seeds while claims are undecided; its p values are multiplied by the number of looks. *By
+itself* is how a claim reads without correction for other claims. Intervals are {level} t intervals of one comparison.
 Seeds share rows, so they are somewhat too short.
 
 A leak is an AUC on two classes, accuracy on more, and R² of columns. *Leak of worst* is that of the strongest of all
@@ -91,7 +94,8 @@ class Judgement:
         rows = []
         for measured in self.measured:
             counts = Counter(verdict.decision for verdict in self.select_study(measured))
-            cost = [str(measured.measurements.seeds), f"{measured.measurements.seconds / 60:.1f}"]
+            seeds = sorted({verdict.seeds for verdict in self.select_study(measured)})
+            cost = [" to ".join(map(str, seeds[:1] + seeds[1:][-1:])), f"{measured.measurements.seconds / 60:.1f}"]
             rows.append([measured.name, *(str(counts[decision]) for decision in DECISIONS), *cost])
         return Cells.from_texts("Studies", ["study", *DECISIONS, "seeds", "minutes"], rows)
 
@@ -111,7 +115,7 @@ class Judgement:
     def claims(self, measured: MeasuredStudy) -> list[str]:
         """Return the claims of a study, numbered, with what is compared."""
         return [
-            f"{k}. {claim.text} ({claim.source}; {claim.topic}: {claim.arm_measure.name}"
+            f"{k}. {claim.text} ({claim.source}; {'primary, ' * claim.primary}{claim.topic}: {claim.arm_measure.name}"
             + (", the advantage over the adversary alone)" if claim.measure == "advantage" else ")")
             for k, claim in enumerate(measured.study.claims, start=1)
         ]
@@ -159,7 +163,7 @@ class Judgement:
         head = HEAD.format(
             fewest=MIN_SEEDS,
             power=_to_percent(POWER),
-            verdicts=len(self.verdicts),
+            primary=MAX_PRIMARY,
             alpha=_to_percent(1 - LEVEL),
             level=_to_percent(LEVEL),
         )

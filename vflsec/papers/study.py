@@ -21,6 +21,9 @@ from vflsec.results.metrics import METRICS
 
 Table = dict[str, Any]
 
+MAX_PRIMARY = 5
+"""The most claims of a paper that may be named primary."""
+
 ALONE = "alone"
 """In place of an arm: the adversary without the federation."""
 
@@ -76,6 +79,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         no_worse: the claim is that ``better`` is not worse by ``margin`` or more.
         at_equal_utility: if set, ``better`` must not lose so much utility or more either.
         data: on which it is tested; None for all.
+        primary: whether it is one of the few that the paper stands for, which are corrected by Holm among themselves.
     """
 
     text: str
@@ -83,6 +87,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     topic: Literal["utility", "privacy", "cost"]
     measure: Kind
     margin: float
+    primary: bool = False
     attack: str = ""
     strength: float = 0.0
     metric: str = ""
@@ -157,6 +162,9 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         title: what is tested.
         source: the paper, with its arXiv number.
         registered: the date on which claims, margins and settings were fixed, as text in the form 2026-01-31.
+        seeds: the number of seeds at the first look.
+        looks: the numbers of seeds at which verdicts are looked at again, while claims are undecided.
+        minutes: of CPU time, above which no further look is begun.
         notes: what differs from the paper.
     """
 
@@ -168,6 +176,8 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     claims: list[Claim]
     settings: Table = {}
     seeds: int = 5
+    looks: list[int] = []
+    minutes: float = 120.0
     notes: list[str] = []
 
     def __post_init__(self) -> None:
@@ -176,6 +186,10 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError(f"expected registered as a date in the form 2026-01-31, got {self.registered!r:.40}")
         if not 1 <= self.seeds <= MAX_SEEDS:
             raise ValueError(f"expected seeds from 1 to {MAX_SEEDS}, got {self.seeds}")
+        if self.schedule != sorted(set(self.schedule)) or self.schedule[-1] > MAX_SEEDS:
+            raise ValueError(f"expected looks that rise from seeds to at most {MAX_SEEDS}, got {self.looks}")
+        if sum(claim.primary for claim in self.claims) > MAX_PRIMARY:
+            raise ValueError(f"expected at most {MAX_PRIMARY} primary claims, got more: name the few that matter most")
         arms, data = [arm.name for arm in self.arms], [part.name for part in self.data]
         for kind, names in (("data", data), ("arms", arms)):
             if not names or len(set(names)) < len(names) or ALONE in names:
@@ -196,6 +210,11 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             if "seeds" in part:
                 raise ValueError("expected seeds beside settings, got them in settings: move them")
 
+    @property
+    def schedule(self) -> list[int]:
+        """The numbers of seeds at which verdicts are looked at."""
+        return [self.seeds, *self.looks]
+
     def list_data(self, claim: Claim) -> list[str]:
         """Return the names of the data on which a claim is tested."""
         return [part.name for part in self.data] if claim.data is None else list(claim.data)
@@ -213,8 +232,9 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @property
     def registration(self) -> str:
         """A hash of the claims with their margins, without their texts."""
-        bare = [msgspec.structs.replace(claim, text="", source="") for claim in self.claims]
-        return _digest([self.registered, self.seeds, bare])
+        bare = [msgspec.to_builtins(msgspec.structs.replace(claim, text="", source="")) for claim in self.claims]
+        primary = [k for k, table in enumerate(bare) if table.pop("primary")]
+        return _digest([self.registered, self.seeds, bare, *([self.looks, primary] if self.looks or primary else [])])
 
 
 def _is_date(text: str) -> bool:

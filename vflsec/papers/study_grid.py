@@ -58,12 +58,14 @@ class StudyGrid(Grid):
         name: of the study.
         study: as it is run.
         store: where trainings and results are kept; a second run computes what is missing.
+        seeds: how many for each of the data; None for those of the first look.
     """
 
-    def __init__(self, name: str, study: Study, store: Store) -> None:
+    def __init__(self, name: str, study: Study, store: Store, seeds: Mapping[str, int] | None = None) -> None:
         """Check every arm on all of the data; nothing is computed."""
         super().__init__(store)
         self.name, self.study = name, study
+        self.seeds = seeds or {part.name: study.seeds for part in study.data}
         self.measures: dict[Place, list[ArmMeasure]] = {}
         for i, data in enumerate(study.data):
             for j, arm in enumerate(study.arms):
@@ -73,16 +75,16 @@ class StudyGrid(Grid):
                 self.measures[i, j] = wanted
                 settings = merge_tables(study.settings, data.settings, arm.settings)
                 try:
-                    self.parts[i, j] = [self._prepare(settings, wanted)]
+                    self.parts[i, j] = [self._prepare(settings, wanted, self.seeds[data.name])]
                 except UsageError as error:
                     raise UsageError(f"{name}, {arm.name} on {data.name}: {error}") from None
         self._expect_variation()
 
-    def _prepare(self, settings: Mapping[str, Any], wanted: Sequence[ArmMeasure]) -> Trainings | Evaluation:
+    def _prepare(self, settings: Mapping[str, Any], wanted: Sequence[ArmMeasure], seeds: int) -> Trainings | Evaluation:
         if isinstance(methods := settings.get("methods"), str):
             raise UsageError(f"expected methods to be a list of names, got {methods!r}")
         if any(measure.kind in ATTACKED or measure.strength for measure in wanted):
-            part = prepare_evaluation(settings, self.study.seeds)
+            part = prepare_evaluation(settings, seeds)
             if len(part.spec.methods) > 1 or len(part.spec.defenses) > 1:
                 raise UsageError("expected one method and one defense with strengths for each arm, got more: add arms")
             for measure in wanted:
@@ -94,7 +96,7 @@ class StudyGrid(Grid):
             raise UsageError(f"expected one method for each arm, got {', '.join(spec.methods)}: make each an arm")
         if any(measure.kind == "bytes to target" for measure in wanted) and not spec.train.target:
             raise UsageError("expected train.target in the settings with bytes to target, got none")
-        return prepare_trainings(training, self.study.seeds)
+        return prepare_trainings(training, seeds)
 
     def _expect_variation(self) -> None:
         """Raise UsageError if a claim compares a measurement with itself, by which "not worse" would always hold."""
@@ -136,14 +138,14 @@ class StudyGrid(Grid):
             summary = summarize(part.manifest, records, out="") if isinstance(part, Evaluation) else None
             for measure in self.measures[place]:
                 if summary and measure.kind in ATTACKED:
-                    values.append(measure_leaks(data, arm, measure, summary, self.study.seeds))
+                    values.append(measure_leaks(data, arm, measure, summary, self.seeds[data]))
                 else:
                     values.append(measure_models(data, arm, measure, rows, records))
         return Measurements(
             study=self.name,
             experiment=self.study.experiment,
             registration=self.study.registration,
-            seeds=self.study.seeds,
+            seeds=max(self.seeds.values()),
             time=datetime.now(UTC).isoformat(timespec="seconds"),
             commit=read_commit(),
             versions=get_environment(),

@@ -1,28 +1,39 @@
 """From measurements to verdicts on claims.
 
-*Holds*: the mean difference exceeds zero by Holm's correction over all verdicts of the page, and it is at least the
-margin. *Does not hold here*: it falls short of the margin, by the same correction. *Undecided*: neither, or a seed was
+*Holds*: the mean difference surely exceeds zero, and it is at least the margin. *Equivalent*: it is surely within the
+margin on both sides. *Does not hold here*: it surely falls short of the margin. *Undecided*: neither, or a seed was
 lost or not run, or there are too few. A claim of several comparisons holds if all hold and does not if one does not:
 its p value for holding is the largest of theirs, and for not holding the smallest times their number.
+
+"Surely" allows for the looks and the other claims. A p value is the smallest of the looks so far times the number of
+looks that the study registered, so that it is valid whenever a run ends. Primary claims of a paper are then corrected
+by Holm (the probability of an error among them), others of a study and topic by Benjamini and Hochberg 1995 (the share
+of errors among what is decided).
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
+from scipy import stats
 
 from vflsec.base.errors import UsageError
 from vflsec.papers.measurements import Measurements, Values
 from vflsec.papers.study import ALONE, MAX_SEEDS, ArmMeasure, Claim, Study
 from vflsec.results.statistics import ALPHA, MIN_SEEDS, Paired, compare_pairs, correct_holm, find_detectable
 
-Decision = Literal["holds", "does not hold here", "undecided"]
+Decision = Literal["holds", "equivalent", "does not hold here", "undecided"]
 HOLDS: Decision = "holds"
+EQUAL: Decision = "equivalent"
 FAILS: Decision = "does not hold here"
 OPEN: Decision = "undecided"
-DECISIONS = (HOLDS, FAILS, OPEN)
+DECISIONS = (HOLDS, EQUAL, FAILS, OPEN)
+
+
+PRIMARY = "primary"
 
 
 class MeasuredStudy(NamedTuple):
@@ -41,7 +52,9 @@ class ClaimComparison(msgspec.Struct, frozen=True, kw_only=True):
         measure: its name.
         floor: what the mean must exceed; ``margin`` what it must reach.
         differences: over seeds, positive in favor of the claim; ``mean``, ``low``, ``high`` and ``deviation`` of them.
-        detectable: the smallest true excess over the floor that is found with 80 % power at the page's level.
+        p_above: of the test that the mean exceeds the floor: the smallest over the looks times their number.
+        p_below: the same of the test that it falls short of the margin; ``p_equal`` that it is within the margin.
+        detectable: the smallest true excess over the floor that is found with 80 % power at the corrected level.
         lost: why seeds are missing.
     """
 
@@ -56,6 +69,7 @@ class ClaimComparison(msgspec.Struct, frozen=True, kw_only=True):
     deviation: float
     p_above: float
     p_below: float
+    p_equal: float
     detectable: float
     lost: list[str]
     unconverged: int = 0
@@ -66,8 +80,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         number: of the claim in its study, from 1.
-        decision: after the correction over all verdicts; ``single`` without one.
-        p_holds: after the correction; ``p_fails`` the same of the opposite.
+        primary: whether the claim is one of the paper's few.
+        decision: after the correction over the other claims; ``single`` without one.
+        p_holds: after the correction; ``p_equal`` and ``p_fails`` the same of the other decisions.
     """
 
     study: str
@@ -75,10 +90,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     claim: str
     source: str
     topic: str
+    primary: bool
     data: str
     decision: Decision
     single: Decision
     p_holds: float
+    p_equal: float
     p_fails: float
     seeds: int
     links: list[ClaimComparison]
@@ -89,38 +106,42 @@ class _TestedClaim(NamedTuple):
     number: int
     claim: Claim
     data: str
+    family: tuple[str, str]
     links: list[ClaimComparison]
 
     @property
-    def p_holds(self) -> float:
-        return 1.0 if self.incomplete else max(link.p_above for link in self.links)
+    def p_values(self) -> tuple[float, float, float]:
+        """The p values of holding, of being equivalent and of not holding."""
+        if any(link.lost or len(link.differences) < MIN_SEEDS for link in self.links):
+            return 1.0, 1.0, 1.0
+        fails = min(1.0, len(self.links) * min(link.p_below for link in self.links))
+        return max(link.p_above for link in self.links), max(link.p_equal for link in self.links), fails
 
-    @property
-    def p_fails(self) -> float:
-        return 1.0 if self.incomplete else min(1.0, len(self.links) * min(link.p_below for link in self.links))
-
-    @property
-    def incomplete(self) -> bool:
-        return any(link.lost or len(link.differences) < MIN_SEEDS for link in self.links)
-
-    def decision(self, p_holds: float, p_fails: float) -> Decision:
-        """Return what two p values say."""
+    def decide(self, p_values: Sequence[float]) -> Decision:
+        """Return what p values say."""
+        p_holds, p_equal, p_fails = p_values
         if p_fails < ALPHA:
-            return FAILS
+            return EQUAL if p_equal < ALPHA else FAILS
         relevant = all(link.mean >= link.margin for link in self.links)
         return HOLDS if p_holds < ALPHA and relevant else OPEN
 
 
 def judge(studies: Sequence[MeasuredStudy]) -> list[Verdict]:
-    """Return a verdict for each claim and its data; Holm's correction is over all of them.
+    """Return a verdict for each claim and its data, corrected over the claims of its family.
 
     Raises:
         UsageError: measurements of other settings than those of the study, or that lack a measure.
     """
-    verdicts = sum(len(measured.study.list_data(claim)) for measured in studies for claim in measured.study.claims)
-    cases = [case for measured in studies for case in _list_cases(measured, ALPHA / max(1, verdicts))]
-    holding = correct_holm([case.p_holds for case in cases])
-    failing = correct_holm([case.p_fails for case in cases])
+    sizes: dict[tuple[str, str], int] = defaultdict(int)
+    for measured in studies:
+        for claim in measured.study.claims:
+            sizes[_get_family(measured, claim)] += len(measured.study.list_data(claim))
+    cases = [case for measured in studies for case in _list_cases(measured, sizes)]
+    corrected: dict[int, tuple[float, ...]] = {}
+    for family in sizes:
+        members = [k for k, case in enumerate(cases) if case.family == family]
+        columns = zip(*(cases[k].p_values for k in members), strict=True)
+        corrected |= dict(zip(members, zip(*(_correct(family, p) for p in columns), strict=True), strict=True))
     return [
         Verdict(
             study=case.study,
@@ -128,31 +149,60 @@ def judge(studies: Sequence[MeasuredStudy]) -> list[Verdict]:
             claim=case.claim.text,
             source=case.claim.source,
             topic=case.claim.topic,
+            primary=case.claim.primary,
             data=case.data,
-            decision=case.decision(p_holds, p_fails),
-            single=case.decision(case.p_holds, case.p_fails),
-            p_holds=p_holds,
-            p_fails=p_fails,
+            decision=case.decide(corrected[k]),
+            single=case.decide(case.p_values),
+            p_holds=corrected[k][0],
+            p_equal=corrected[k][1],
+            p_fails=corrected[k][2],
             seeds=min(len(link.differences) for link in case.links),
             links=case.links,
         )
-        for case, p_holds, p_fails in zip(cases, holding, failing, strict=True)
+        for k, case in enumerate(cases)
     ]
 
 
-def _list_cases(measured: MeasuredStudy, level: float) -> Iterator[_TestedClaim]:
-    if measured.measurements.experiment != measured.study.experiment:
+def plan_look(measured: MeasuredStudy) -> dict[str, int]:
+    """Return the number of seeds for each of the data at the next look; empty if none is to be made.
+
+    Data with an undecided claim get more seeds, unless a seed was lost or the study would exceed its minutes.
+    """
+    study, made = measured.study, measured.measurements
+    seeds = {values.data: len({*values.by_seed, *values.lost}) for values in made.values}
+    undecided = {v.data for v in judge([measured]) if v.decision == OPEN and not any(link.lost for link in v.links)}
+    look = {
+        data: next((n for n in study.schedule if n > now and data in undecided), now) for data, now in seeds.items()
+    }
+    minutes = made.seconds / 60 * sum(look.values()) / max(1, sum(seeds.values()))
+    return look if look != seeds and minutes <= study.minutes else {}
+
+
+def _get_family(measured: MeasuredStudy, claim: Claim) -> tuple[str, str]:
+    """Return the claims among which one is corrected: the primary ones of a paper, or a topic of a study."""
+    return (PRIMARY, measured.study.source) if claim.primary else (measured.name, claim.topic)
+
+
+def _correct(family: tuple[str, str], p: Sequence[float]) -> list[float]:
+    adjusted: list[float] = correct_holm(p) if family[0] == PRIMARY else stats.false_discovery_control(p).tolist()
+    return adjusted
+
+
+def _list_cases(measured: MeasuredStudy, sizes: Mapping[tuple[str, str], int]) -> Iterator[_TestedClaim]:
+    study = measured.study
+    if measured.measurements.experiment != study.experiment:
         raise UsageError(
             f"expected measurements of {measured.name} as it is registered, got those of other settings: run vflsec "
             f"judge {measured.name}"
         )
     _check(measured)
     by_name = {(values.data, values.arm, values.measure): values for values in measured.measurements.values}
-    for number, claim in enumerate(measured.study.claims, start=1):
-        for data in measured.study.list_data(claim):
+    for number, claim in enumerate(study.claims, start=1):
+        family = _get_family(measured, claim)
+        for data in study.list_data(claim):
             try:
-                links = list(_compare_arms(claim, data, by_name, level, measured.study.seeds))
-                yield _TestedClaim(measured.name, number, claim, data, links)
+                links = list(_compare_arms(claim, data, by_name, ALPHA / sizes[family], study.schedule))
+                yield _TestedClaim(measured.name, number, claim, data, family, links)
             except KeyError as error:
                 name, arm, measure = error.args[0]
                 raise UsageError(
@@ -169,27 +219,30 @@ def _check(measured: MeasuredStudy) -> None:
             changed = f"the measurements of {measured.name} were changed; run vflsec judge {measured.name}"
             raise UsageError(f"expected {expected}, got {got}: {changed}")
 
-    seeds, named = measured.measurements.seeds, set()
-    expect(1 <= seeds <= MAX_SEEDS, f"1 to {MAX_SEEDS} seeds", seeds)  # before anything is made that has so many
+    most, named = measured.measurements.seeds, set()
+    expect(1 <= most <= MAX_SEEDS, f"1 to {MAX_SEEDS} seeds", most)  # before anything is made that has so many
+    by_data: dict[str, int] = defaultdict(int)  # how many seeds each of the data has: those decided early have fewer
+    for values in measured.measurements.values:
+        by_data[values.data] = min(most, max(by_data[values.data], len({*values.by_seed, *values.lost})))
     for values in measured.measurements.values:
         which = f"{values.measure} of {values.arm} on {values.data}"
         expect((values.data, values.arm, values.measure) not in named, f"{which} once", "it twice")
         named.add((values.data, values.arm, values.measure))
-        got = sorted([*values.by_seed, *values.lost])
+        got, seeds = sorted([*values.by_seed, *values.lost]), by_data[values.data]
         expect(got == list(range(seeds)), f"each of {seeds} seeds once in {which}", f"seeds {', '.join(map(str, got))}")
         largest = max((*values.by_seed.values(), *values.alone.values()), default=0.0)
         expect(largest <= 1 or values.measure.startswith("bytes"), f"values up to 1 in {which}", "a larger one")
 
 
 def _compare_arms(
-    claim: Claim, data: str, values: Mapping[tuple[str, str, str], Values], level: float, seeds: int
+    claim: Claim, data: str, values: Mapping[tuple[str, str, str], Values], level: float, looks: Sequence[int]
 ) -> Iterator[ClaimComparison]:
     floor, margin = (-claim.margin, -claim.margin) if claim.no_worse else (0.0, claim.margin)
     for arms in claim.links:
-        yield _compare(claim.arm_measure, data, arms, values, level, seeds, more=claim.more, floor=floor, margin=margin)
+        yield _compare(claim.arm_measure, data, arms, values, level, looks, more=claim.more, floor=floor, margin=margin)
         if claim.at_equal_utility is not None:
             lost = -claim.at_equal_utility
-            yield _compare(claim.utility, data, arms, values, level, seeds, more=True, floor=lost, margin=lost)
+            yield _compare(claim.utility, data, arms, values, level, looks, more=True, floor=lost, margin=lost)
 
 
 def _compare(
@@ -198,7 +251,7 @@ def _compare(
     arms: tuple[str, str],
     values: Mapping[tuple[str, str, str], Values],
     level: float,
-    registered: int,
+    looks: Sequence[int],
     *,
     more: bool,
     floor: float,
@@ -213,25 +266,33 @@ def _compare(
         differences = [1 - first[seed] / second[seed] if second[seed] else 0.0 for seed in seeds]
     else:
         differences = [(first[seed] - second[seed]) * (1 if more else -1) for seed in seeds]
-    difference: Paired = compare_pairs(differences, floor=floor, margin=margin)
+    # Seeds beyond a look are no part of a verdict before the next look.
+    done = max((look for look in looks if look <= len(differences)), default=len(differences))
+    parts = [differences[:look] for look in looks if look < done] + [differences[:done]]
+    tests = [compare_pairs(part, floor=floor, margin=margin) for part in parts]
+    equal = [
+        max(test.p_below, compare_pairs(part, floor=-margin).p_above) for test, part in zip(tests, parts, strict=True)
+    ]
+    difference: Paired = tests[-1]
     lost = set()
     for arm, measured, given in zip(arms, (better, other), (first, second), strict=True):
         named = {} if arm == ALONE else measured.lost
         lost |= {f"{arm}: {status}, seed {seed}" for seed, status in named.items()}
-        lost |= {f"{arm}: missing, seed {seed}" for seed in range(registered) if seed not in {*given, *measured.lost}}
+        lost |= {f"{arm}: missing, seed {seed}" for seed in range(looks[0]) if seed not in {*given, *measured.lost}}
     return ClaimComparison(
         text=f"{arms[0]} {'>' if more else '<'} {arms[1]}",
         measure=measure.name,
         floor=floor,
         margin=margin,
-        differences=differences,
+        differences=differences[:done],
         mean=difference.mean,
         low=difference.low,
         high=difference.high,
         deviation=difference.deviation,
-        p_above=difference.p_above,
-        p_below=difference.p_below,
-        detectable=find_detectable(difference.deviation, difference.n, level=level),
+        p_above=min(1.0, len(looks) * min(test.p_above for test in tests)),
+        p_below=min(1.0, len(looks) * min(test.p_below for test in tests)),
+        p_equal=min(1.0, len(looks) * min(equal)),
+        detectable=find_detectable(difference.deviation, difference.n, level=level / len(looks)),
         lost=sorted(lost),
         unconverged=max(better.unconverged, other.unconverged),
     )

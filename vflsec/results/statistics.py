@@ -297,8 +297,8 @@ def compare_pairs(differences: Sequence[float], *, floor: float = 0.0, margin: f
         above, below = float(not mean > floor + EQUAL), float(not mean < margin - EQUAL)
         return Paired(mean, low, high, n, 0.0, above, below)
     error = deviation / n**0.5
-    above = float(stats.t.sf((mean - floor) / error, n - 1))
-    below = float(stats.t.cdf((mean - margin) / error, n - 1))
+    above = float(special.stdtr(n - 1, (floor - mean) / error))
+    below = float(special.stdtr(n - 1, (mean - margin) / error))
     return Paired(mean, low, high, n, deviation, above, below)
 
 
