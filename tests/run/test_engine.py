@@ -277,7 +277,7 @@ def test_a_lost_record_is_attacked_again_without_training(tmp_path, monkeypatch)
     before = timeless(tmp_path / "records.jsonl")
     lost = json.loads(before[-1])["key"]
     store.forget(lambda record: record.key != lost)
-    monkeypatch.setattr(runner, "train", lambda *_, **__: pytest.fail("trained again"))
+    monkeypatch.setattr(runner.training, "train", lambda *_, **__: pytest.fail("trained again"))
     finish(tmp_path)
     assert timeless(tmp_path / "records.jsonl") == before
 

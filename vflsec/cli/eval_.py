@@ -109,6 +109,13 @@ CANARIES = 1000
     help="How many trainings on the same rows the adversary has seen, each with models, batches and noise of its own; "
     "several numbers, 1,2,5,10, are compared.  [default: 1]",
 )
+@click.option(
+    "--tune",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Let each method compare N settings of training on held-out labels of each seed, those given and random ones. "
+    "A setting that you give stays as it is.  [default: 1, those given]",
+)
 @options.settings
 @click.option(
     "--sweep",
@@ -390,7 +397,8 @@ def announce(job: Job[Evaluation], todo: Plan) -> None:
     what = f"{todo.missing} to compute" if todo.missing else "nothing to compute"
     trainings = len({cell.key for task in todo.tasks if task.rows for cell in task.cells})
     what += f" in {count(trainings, 'training')}" if trainings else ""
-    what += f" after {count(len(todo.stages), 'pre-training')}" if todo.stages else ""
+    what += f" after {count(todo.trials.missing, 'trial')} of settings" if todo.trials else ""
+    what += f"{' and' if todo.trials else ' after'} {count(len(todo.stages), 'pre-training')}" if todo.stages else ""
     shadows = sum(len(task.shadows) for task in todo.groups if task.shadows)
     what += f" and {count(shadows, 'shadow training')}" if shadows else ""
     click.echo(

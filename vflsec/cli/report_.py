@@ -12,18 +12,8 @@ import msgspec
 
 from vflsec.base import files
 from vflsec.base.errors import UsageError
+from vflsec.cli import options
 from vflsec.cli.eval_ import read_limits
-from vflsec.cli.options import (
-    FilePath,
-    add_limits,
-    check_finite,
-    details,
-    exit_code,
-    output_format,
-    read_report,
-    save,
-    show,
-)
 
 if TYPE_CHECKING:
     from vflsec.report.report import Report
@@ -34,11 +24,11 @@ HEAD = 8
 
 def add_file(name: str, help_: str) -> Callable[[Any], Any]:
     """Return the option that names a file to be written."""
-    return click.option(name, type=FilePath(path_type=Path, dir_okay=False), metavar="FILE", help=help_)
+    return click.option(name, type=options.FilePath(path_type=Path, dir_okay=False), metavar="FILE", help=help_)
 
 
 @click.command("report")
-@click.argument("folders", nargs=-1, required=True, type=FilePath(path_type=Path), metavar="DIR...")
+@click.argument("folders", nargs=-1, required=True, type=options.FilePath(path_type=Path), metavar="DIR...")
 @click.option("--compare", is_flag=True, help="Print what changed from the first of two folders to the second.")
 @add_file(
     "--html",
@@ -49,19 +39,19 @@ def add_file(name: str, help_: str) -> Callable[[Any], Any]:
 @add_file("--summary", "Write Markdown for the comment on a pull request to FILE.")
 @click.option(
     "--accepted",
-    type=FilePath(path_type=Path),
+    type=options.FilePath(path_type=Path),
     metavar="DIR",
     help="The folder of the last accepted run, with which --summary and --max-rise compare.",
 )
 @click.option(
     "--max-rise",
     type=click.FloatRange(0, 1),
-    callback=check_finite,
+    callback=options.check_finite,
     help="Fail if the strongest attack leaks more than in --accepted by more than this, with its whole 95 % interval.",
 )
-@add_limits
-@output_format
-@details
+@options.add_limits
+@options.output_format
+@options.details
 def command(
     folders: tuple[Path, ...],
     compare: bool,
@@ -101,29 +91,27 @@ def command(
         raise UsageError("expected --accepted DIR with --max-rise: name the folder of the last accepted run")
     if swept and len(folders) > 1:
         raise UsageError(f"expected one folder of a sweep, got {len(folders)}: print one at a time")
-    reports = [read_report(folder, **limits_) for folder in folders]
-    before = read_report(accepted) if accepted else None
+    reports = [options.read_report(folder, **limits_) for folder in folders]
     for report, folder in zip(reports, folders, strict=True):
-        show(report, form, details=details)
-        stored = report if swept or given == RunLimits() else read_report(folder)
+        options.show(report, form, details=details)
+        stored = report if swept or given == RunLimits() else options.read_report(folder)
         if html:
             _write(html, stored.to_html().encode(), "html")
         else:
-            save(stored, folder)
-    codes = {exit_code(report) for report in reports}
-    if before or any(exports.values()):
-        codes.add(_export(reports[0], before, max_rise, exports))
+            options.save(stored, folder)
+    codes = {options.exit_code(report) for report in reports}
+    if accepted or any(exports.values()):
+        codes.add(_export(reports[0], accepted, max_rise, exports))
     sys.exit(1 if 1 in codes else max(codes))
 
 
-def _export(report: Report, accepted: Report | None, max_rise: float | None, exports: Mapping[str, Path | None]) -> int:
+def _export(report: Report, accepted: Path | None, max_rise: float | None, exports: Mapping[str, Path | None]) -> int:
     """Write the files for other programs; return 1 if the leak has risen, 3 if that is undecided, else 0."""
     from vflsec.report import comparison, exchange
     from vflsec.report.table import write_gate
 
-    moved = None
-    if accepted is not None:
-        moved = comparison.compare((accepted.summary, accepted.manifest), (report.summary, report.manifest))
+    sides = [(side.summary, side.manifest) for side in (*([options.read_report(accepted)] if accepted else []), report)]
+    moved = comparison.compare(sides[0], sides[1]) if accepted else None
     gates = [gate for gate in report.summary.gates if not gate.replaced]
     code = 0
     if moved is not None and max_rise is not None:

@@ -95,9 +95,8 @@ def _print_card(kind: str, plugin: Any) -> None:
     if kind == "defense":
         _print_text("strength", "  ")
         _print_text(explained["strength"], "      ")
-        options.pop("strength", None)
     for option, default in options.items():
-        used = (getattr(made, option, None) or None) if default is None else default
+        used = getattr(made, option, None) if default is None else default
         shown = f"{default!r}" if used == default else f"{default!r}, which means {used!r}"
         _print_text(f"{option} = {shown}", "  ")
         if option in explained:
@@ -211,6 +210,7 @@ def describe(kind: str, plugin: Any) -> dict[str, Any]:
             "phases": ", ".join(plugin.phases),
             **{f"sends in {phase}": what for phase, what in sends.items()},
             **{f"the {side} side sees": what for side, what in shows.items()},
+            "tuned over": ", ".join(f"{path} {low:g}-{high:g}" for path, (low, high) in plugin.list_ranges().items()),
         }
     return {**facts, **{f"{role} learns": "; ".join(what) for role, what in plugin.reveals.items()}}
 

@@ -18,10 +18,14 @@ from vflsec.core.defense import Defense, list_hooks
 from vflsec.core.federation import Federation
 from vflsec.core.hooks import Hook
 from vflsec.core.message import Kind, Message
+from vflsec.core.options import list_options
 from vflsec.core.party import Party
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
 
 Progress = Callable[[str, int, int], None]
+
+RATES = dict.fromkeys(("train.weight_decay", "train.pretrain.weight_decay"), (1e-5, 1e-2)) | {"train.lr": (1e-4, 1e-2)}
+"""What any method is tuned over that learns by gradients."""
 
 
 class Method(ABC):
@@ -47,6 +51,7 @@ class Method(ABC):
         embeds: whether a party's representation is one that training could have collapsed.
         snapshots: whether pre-training can stop before its last iteration, see ``train.pretrain.until``.
         source_phases: phases whose messages are about the source's rows alone: only an attack on these rows reads them.
+        search: the ends between which ``--tune`` draws settings, by path, and options, by name, on a log scale.
 
     Args:
         train: how models are fitted.
@@ -69,6 +74,7 @@ class Method(ABC):
     source_phases: ClassVar[frozenset[str]] = frozenset()
     embeds: ClassVar[bool] = True
     snapshots: ClassVar[bool] = False
+    search: ClassVar[Mapping[str, tuple[float, float]]] = RATES
 
     def __init__(self, train: TrainSpec, model: ModelSpec) -> None:
         if train.pretrain.until is not None and "pretrain" in self.phases and not self.snapshots:
@@ -92,6 +98,12 @@ class Method(ABC):
         offered = [p for p in inspect.signature(cls.__init__).parameters.values() if p.name not in {"self", *unused}]
         parameters = [p.replace(default=defaults.get(p.name, p.default)) for p in offered]
         cls.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+
+    @classmethod
+    def list_ranges(cls) -> dict[str, tuple[float, float]]:
+        """Return what of ``search`` this method has: a preset may lack options, and a method pre-training."""
+        known = {*list_options(cls), "train", *(["train.pretrain"] if "pretrain" in cls.phases else [])}
+        return {path: ends for path, ends in cls.search.items() if known & {path, path.rpartition(".")[0]}}
 
     @classmethod
     def messages_in(cls, phase: str, options: Mapping[str, Any]) -> frozenset[Kind]:  # noqa: ARG003  (for subclasses)

@@ -343,5 +343,18 @@ def exchange_rows(data: Partition, rows: NDArray[np.integer]) -> Partition:
     return replace(data, parties=parties, labels=labels, ids=ids, groups=groups, canaries=None)
 
 
+def replace_test(data: Partition, *, keep: bool) -> Partition:
+    """Return ``data`` with the validation rows in the place of the test rows; with ``keep``, in their own as well."""
+    if len(np.unique(held_out := data.labels["val"])) < 2:
+        raise DataError(f"expected two classes to validate on, got {len(held_out)} rows of one: raise data.n_labeled")
+
+    def exchange(by_split: Mapping[str, Any]) -> dict[str, Any]:
+        return {**by_split, "test": by_split["val"], "val": by_split["val"][: None if keep else 0]}
+
+    parties = {name: replace(party, features=exchange(party.features)) for name, party in data.parties.items()}
+    tables: dict[str, Any] = {name: exchange(getattr(data, name)) for name in ("labels", "ids", "groups")}
+    return replace(data, parties=parties, **tables)
+
+
 def _stack(parts: Sequence[Any]) -> Any:
     return vstack(parts, format="csr") if issparse(parts[0]) else np.concatenate(parts)

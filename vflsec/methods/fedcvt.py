@@ -15,7 +15,7 @@ from vflsec.base.seeds import make_rng, seed_weights
 from vflsec.core import hooks
 from vflsec.core.federation import Federation
 from vflsec.core.message import Step
-from vflsec.core.method import Progress
+from vflsec.core.method import RATES, Progress
 from vflsec.core.party import Party
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.methods.split_method import SplitMethod
@@ -101,6 +101,7 @@ class FedCVT(SplitMethod):
     )
     learns = {"train": hooks.SPLIT_LEARNING - {hooks.BATCH, hooks.UPDATE}}  # noqa: RUF012
     encoder = "auto"
+    search = {**RATES, "threshold": (0.5, 0.95)}  # noqa: RUF012
     shares_head = False
 
     def __init__(

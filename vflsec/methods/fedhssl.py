@@ -17,7 +17,7 @@ from vflsec.base.errors import UsageError
 from vflsec.base.seeds import make_rng, seed_weights
 from vflsec.core.federation import Federation
 from vflsec.core.message import SERVER, Kind, Message
-from vflsec.core.method import Progress
+from vflsec.core.method import RATES, Progress
 from vflsec.core.options import convert_options
 from vflsec.core.party import Party
 from vflsec.core.protocol import Averaging, Boundary
@@ -159,6 +159,7 @@ class FedHSSL(PretrainedMethod):
     last_phase_options = frozenset({"boundary", "encoders", "pool"})
     joint = frozenset({"pma", "average"})
     encoder = "auto"
+    search = {**RATES, "train.pretrain.lr": (0.1, 3.0)}  # noqa: RUF012
     ssl: ClassVar[str] = "simsiam"
     cross: ClassVar[bool] = True
     local: ClassVar[bool] = True

@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from torch import Tensor, nn
 
-from vflsec.base.checks import check_positive
+from vflsec.base.checks import check_positive, check_positive_or_none
 from vflsec.base.errors import Diverged, UsageError
 from vflsec.base.seeds import derive
 from vflsec.core.federation import Federation
@@ -104,6 +104,7 @@ class PooledLogisticRegression(PooledMethod):
         model: not read.
         columns: ``all``, or ``active`` for the active party's own alone.
         folds: of the search for C; fewer where a class has fewer training rows, none (C = 1) below two.
+        penalty: C; None for the search.
     """
 
     name = "lr"
@@ -112,12 +113,20 @@ class PooledLogisticRegression(PooledMethod):
         "Categories are one-hot, and the penalty is chosen by log loss on folds; the paper names neither encoding "
         "nor penalty.",
     )
+    search = {"penalty": (1e-4, 1e2)}  # noqa: RUF012
 
     def __init__(
-        self, train: TrainSpec, model: ModelSpec, *, columns: Literal["all", "active"] = "all", folds: int = 5
+        self,
+        train: TrainSpec,
+        model: ModelSpec,
+        *,
+        columns: Literal["all", "active"] = "all",
+        folds: int = 5,
+        penalty: float | None = None,
     ) -> None:
         super().__init__(train, model, columns=columns)
-        self.folds = folds
+        check_positive_or_none(penalty=penalty)
+        self.folds, self.penalty = folds, penalty
 
     def build_model(self, columns: int, n_classes: int) -> nn.Module:
         """Return the linear map; in double precision, as it is fitted."""
@@ -130,8 +139,10 @@ class PooledLogisticRegression(PooledMethod):
             federation.active.labels["train"].cpu().numpy(),
         )
         folds = min(self.folds, int(np.bincount(y).min()))
-        penalty = self._choose_penalty(x, y, folds, derive(federation.seed, "folds") % 2**32) if folds > 1 else 1.0
-        regression = LogisticRegression(C=penalty, max_iter=ITERATIONS).fit(x, y)
+        penalty = self.penalty
+        if penalty is None and folds > 1:
+            penalty = self._choose_penalty(x, y, folds, derive(federation.seed, "folds") % 2**32)
+        regression = LogisticRegression(C=penalty or 1.0, max_iter=ITERATIONS).fit(x, y)
         assert isinstance(model, _LogisticModel)
         model.take(regression.coef_, regression.intercept_)
 
@@ -196,6 +207,7 @@ class PooledLightGBM(PooledMethod):
     differs = (
         "Categories are one-hot, and rounds, leaves and rate are LightGBM's defaults; the paper names no settings.",
     )
+    search = {"rounds": (10, 300), "leaves": (4, 64)}  # noqa: RUF012
 
     def __init__(
         self,

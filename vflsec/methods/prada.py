@@ -15,7 +15,7 @@ from vflsec.base.errors import UsageError
 from vflsec.base.seeds import make_rng, seed_weights
 from vflsec.core.federation import Federation
 from vflsec.core.message import SOURCE, Kind, Step
-from vflsec.core.method import Progress
+from vflsec.core.method import RATES, Progress
 from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
@@ -235,6 +235,7 @@ class PrADA(FeatureGroupMethod):
     stored_modules = frozenset({"bottom"})
     last_phase_options = frozenset({"finetune_extractors"})
     source_phases = frozenset({"pretrain"})
+    search = {**RATES, "train.pretrain.lr": (1e-4, 1e-2), "adaptation": (1e-3, 0.1)}  # noqa: RUF012
 
     def __init__(
         self,

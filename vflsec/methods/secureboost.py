@@ -104,6 +104,7 @@ class SecureBoost(Method):
     }
     learns: ClassVar[Mapping[str, frozenset[Hook]]] = {"train": hooks.ON_LABELS | {hooks.GRADIENT}}
     embeds = False
+    search = {"rounds": (10, 50), "depth": (2, 6), "learning_rate": (0.1, 0.5)}  # noqa: RUF012
     alone: int = 0
     order: Literal["together", "turns", "layers"] = "together"
 

@@ -16,7 +16,7 @@ from vflsec.base.layout import Layout
 from vflsec.base.seeds import seed_weights
 from vflsec.core.federation import Federation
 from vflsec.core.message import Kind
-from vflsec.core.method import Progress
+from vflsec.core.method import RATES, Progress
 from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary
 from vflsec.core.settings import ModelSpec, TrainSpec
@@ -191,6 +191,7 @@ class SSVFL(PretrainedMethod):
     learns = {"pretrain": frozenset()}  # noqa: RUF012  (declared ClassVar in the base)
     last_phase_options = frozenset({"boundary", "keep_projection"})
     encoder = "auto"
+    search = {**RATES, "train.pretrain.lr": (3e-3, 0.3)}  # noqa: RUF012
 
     def __init__(
         self,

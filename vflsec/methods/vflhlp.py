@@ -16,7 +16,7 @@ from vflsec.base.seeds import make_rng, seed_weights
 from vflsec.core import hooks
 from vflsec.core.federation import Federation
 from vflsec.core.hooks import Hook
-from vflsec.core.method import Progress
+from vflsec.core.method import RATES, Progress
 from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary
 from vflsec.core.settings import ModelSpec, PretrainSpec, TrainSpec
@@ -176,6 +176,7 @@ class VFLHLP(SplitMethod):
     last_phase_options = frozenset({"boundary", "beta"})
     prior = "vflhlp"
     encoder = "auto"
+    search = {**RATES, "train.pretrain.lr": (1e-4, 1e-2), "beta": (1e-3, 0.1)}  # noqa: RUF012
     constrains: ClassVar[bool] = True
     initializes: ClassVar[bool] = True
 

@@ -55,6 +55,11 @@ def is_private(summary: Summary) -> bool:
     return has_lower_bound(summary) or any(point.spent for point in summary.points)
 
 
+def is_tuned(summary: Summary) -> bool:
+    """Whether trials chose settings."""
+    return any(point.tuning for point in summary.points)
+
+
 def shorten(value: float) -> str:
     """Return a number of at most four characters: 600, 25.6k, 420k."""
     return f"{value / 1000:.3g}k" if value >= 1000 else f"{value:g}"
@@ -148,6 +153,10 @@ RESULTS: tuple[Column, ...] = (
     Column("nbytes", lambda p: p.nbytes, "MB", lambda p: scale(p.nbytes, 1e6), detail=1, place=140,
            help="What crosses between the parties in training, in both directions.", is_shown=_is_evaluation),
     Column("seconds", lambda p: p.seconds),
+    Column("trials", lambda p: sum(len(tuning.scores) for tuning in p.tuning.values()), "trials", detail=1,
+           place=142, help="How many trainings chose settings, of all seeds.", is_shown=is_tuned),
+    Column("trials_seconds", lambda p: sum(tuning.seconds for tuning in p.tuning.values()), "their CPU s",
+           lambda p: scale(sum(tuning.seconds for tuning in p.tuning.values()), 1.0), place=143, is_shown=is_tuned),
     _build_target_column("epochs to target", "epochs", 1.0, 150),
     _build_target_column("MB to target", "true_bytes", 1e6, 151),
     _build_target_column("as SS-VFL counts", "paper_bytes", 2.0**20, 152),  # a megabyte of SS-VFL has 2^20 bytes

@@ -61,7 +61,7 @@ class Countdown:
         """Return in words what is left after ``record``."""
         if isinstance(record, Result | BaselineResult):
             attack, method, cell = self.left.pop(record.key, ("", None, ""))  # a forecast never ends a run
-            self.came += 1
+            self.came += bool(attack or method)  # not for a trial of settings
             self.times[attack, method].append(record.seconds.get("attack", 0.0))
             if method and self.open.pop(cell, None):
                 self.times[method].append(record.seconds.get("train", 0.0))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,16 @@ from vflsec.data.dataset import VerticalDataset
 from vflsec.data.description import source_files
 from vflsec.data.files import load_toml
 from vflsec.data.partition import DataSpec
-from vflsec.run.spec import AuxSpec
+from vflsec.run.spec import AuxSpec, put
 
 KEY_VERSION = 1
 """Raised whenever the meaning of a setting changes, so that no stored result is taken for another."""
 
 TUNING_VERSION = 1
 """Raised whenever an adversary that compares variants would choose others."""
+
+VALIDATION = 0.25
+"""The share of labeled rows on which settings are compared, unless others are kept for validation."""
 
 TRAININGS_VERSION = 1
 """Raised whenever several trainings would be combined into another guess."""
@@ -195,6 +198,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         shadow: of a shadow federation its number: it is trained as this cell, with seeds of its own and on other halves
             of the candidates, see ``vflsec.run.training``.
         training: its number among several on the same rows; all but the first, 0, have a ``run_seed`` of their own.
+        is_trial: whether it only compares settings, on validation rows in the place of test rows.
     """
 
     dataset: Source
@@ -208,6 +212,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     aux: AuxSpec | None = None
     shadow: int | None = None
     training: int = 0
+    is_trial: bool = False
 
     @property
     def key(self) -> str:
@@ -257,6 +262,15 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         pretrain = msgspec.structs.replace(self.train.pretrain, until=None)
         return msgspec.structs.replace(self, train=msgspec.structs.replace(self.train, pretrain=pretrain))
 
+    def with_settings(self, settings: Mapping[str, Any]) -> Cell:
+        """Return this cell with other settings of training, by path, and options of the method, by name."""
+        options = {name: value for name, value in settings.items() if "." not in name}
+        tables = {"train": msgspec.to_builtins(self.train)}
+        for path in settings.keys() - options.keys():
+            put(tables, path, settings[path], path)
+        train, method = msgspec.convert(tables["train"], TrainSpec), self.method.with_options(**options)
+        return msgspec.structs.replace(self, train=train, method=method)
+
     def _list_settings(self) -> dict[str, Any]:
         """Everything that can change this cell's result: files by their content, plug-ins with their versions."""
         tables = {name: msgspec.to_builtins(getattr(self, name)) for name in ("data", "train", "model")}
@@ -283,6 +297,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
             settings["shadow"] = self.shadow
         if self.training:
             settings["training"] = self.training
+        if self.is_trial:
+            settings["trial"] = VALIDATION
         return settings
 
 

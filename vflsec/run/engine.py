@@ -26,35 +26,20 @@ import torch
 from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.core import hooks
 from vflsec.core.attack import IntegrityAttack
+from vflsec.core.defense import Defense
 from vflsec.core.federation import Federation
 from vflsec.core.message import SERVER, SOURCE, Kind
 from vflsec.core.method import Method, Trained
 from vflsec.data import frames
 from vflsec.data.dataset import VerticalDataset
 from vflsec.results.records.schema import Record, decode, encode
-from vflsec.run import runner
+from vflsec.run import mounting, runner
+from vflsec.run import plan as plans
 from vflsec.run.adversary import get_side
 from vflsec.run.cell import Cell, Technique, can_act
-from vflsec.run.federation import build_federation, build_method, make_malicious
+from vflsec.run.federation import build_federation, build_method, build_models, make_malicious
 from vflsec.run.guesses import list_lacking
-from vflsec.run.mounting import (
-    expand_victims,
-    expect_phase,
-    is_baseline,
-    list_instead,
-    mount,
-    with_columns,
-)
-from vflsec.run.plan import (
-    Baseline,
-    Trial,
-    build_cell,
-    list_attacks,
-    list_baselines,
-    list_trials,
-    make_alone_attack,
-    resolve,
-)
+from vflsec.run.plan import Baseline, Trial, build_cell, list_attacks, list_contenders, make_training, resolve
 from vflsec.run.questions import ask, is_about_source
 from vflsec.run.runner import Task, list_kinds
 from vflsec.run.spec import AuxSpec, EvalSpec
@@ -81,6 +66,7 @@ class Plan(NamedTuple):
     Attributes:
         rows: all results.
         baselines: all results without the federation.
+        trials: the plan of the missing trials of settings, after which the rest is planned again; None without any.
         stages: missing stages that several missing results start from, as tasks for processes; they run first.
         groups: missing cells or shadows that train as one, as tasks for processes; they run before the results.
         tasks: the missing results, as tasks for processes.
@@ -90,6 +76,7 @@ class Plan(NamedTuple):
 
     rows: list[Trial]
     baselines: list[Baseline]
+    trials: Plan | None
     stages: list[Task]
     groups: list[Task]
     tasks: list[Task]
@@ -99,7 +86,7 @@ class Plan(NamedTuple):
 
 def plan(spec: EvalSpec, store: Store | None, *, keep: bool = False) -> Plan:
     """Return the plan of ``spec``, which has passed ``check``, less the results in ``store``."""
-    return plan_trials(list_trials(spec), list_baselines(spec), store, keep=keep)
+    return plan_trials(plans.list_trials(spec), plans.list_baselines(spec), store, keep=keep)
 
 
 def plan_trials(wanted: Iterable[Trial], alone: Iterable[Baseline], store: Store | None, *, keep: bool = False) -> Plan:
@@ -111,7 +98,9 @@ def plan_trials(wanted: Iterable[Trial], alone: Iterable[Baseline], store: Store
     done = store.records() if store else {}
     rows, baselines = {row.key: row for row in wanted}, {baseline.key: baseline for baseline in alone}
     lost = list_lacking(rows.values(), done, store.folder) if keep and store else []
-    open_rows = [row for key, row in rows.items() if key not in done or row in lost]
+    open_rows = [plans.choose_settings(row, done) for key, row in rows.items() if key not in done or row in lost]
+    contenders = [contender for row in open_rows for contender in list_contenders(row)]
+    trials = plan_trials(contenders, (), store)._replace(stages=[]) if contenders else None  # each does all by itself
     open_baselines = [baseline for key, baseline in baselines.items() if key not in done]
     registered = tuple(list_attacks())
     tasks = [Task(group[0].cell, (), group) for group in _group_by_cell(open_baselines)]
@@ -120,7 +109,7 @@ def plan_trials(wanted: Iterable[Trial], alone: Iterable[Baseline], store: Store
     stages, groups = _open_stages(trained, store), _open_groups(trained, store) + _open_shadows(trained, store)
     missing = len(open_rows) + len(open_baselines)
     cached = len(rows) + len(baselines) - missing
-    return Plan([*rows.values()], [*baselines.values()], stages, groups, tasks, cached, missing)
+    return Plan([*rows.values()], [*baselines.values()], trials, stages, groups, tasks, cached, missing)
 
 
 def _group_by_cell(items: Iterable[Item]) -> list[list[Item]]:
@@ -187,7 +176,7 @@ def check(spec: EvalSpec) -> None:
     wanted = [resolve(attack) for attack in spec.attacks]
     attacks = [(attack.make(), attack.spec.after) for attack in wanted]
     for attack, _ in attacks:
-        make_alone_attack(attack)
+        plans.make_alone_attack(attack)
         if spec.trainings > 1 and attack.target in SINGLE_TRAINING:
             raise UsageError(
                 f"expected one training with an attack on {attack.target}, got {attack.name} with trainings = "
@@ -198,6 +187,7 @@ def check(spec: EvalSpec) -> None:
             f"expected an attack on labels with --audit-epsilon (data.canaries), got {', '.join(spec.labels)}: "
             f"add one, for example --attack direction"
         )
+    _check_tuning(spec)
     added = _list_instead(spec)
     for label, method, federation in _build(spec):
         if method.receives or spec.adversary not in (SERVER, SOURCE):
@@ -210,13 +200,30 @@ def check(spec: EvalSpec) -> None:
                 f"evaluate those on gradients after a phase of {method.name} separately"
             )
         for attack, after in attacks:
-            mount(
+            mounting.mount(
                 attack, after, spec.adversary, spec.aux, method, federation, spec.get_method(label).options, added=added
             )
             if not isinstance(attack, IntegrityAttack):
                 ask(attack, Trained(method, federation, {}), spec.adversary, spec.aux, after=after)
         for malicious in (attack for attack in wanted if attack.kind.target == "integrity"):
             make_malicious(federation, spec.adversary, malicious, spec.aux)
+
+
+def _check_tuning(spec: EvalSpec) -> None:
+    """Raise unless labels can be held out to choose settings, and no epsilon leaves that choice out."""
+    defenses = (resolve(defense) for defense in (*spec.defenses, *spec.fixed))
+    private = [defense.name for defense in defenses if defense.kind.privacy_spent is not Defense.privacy_spent]
+    private += ["--audit-epsilon"] if spec.data.canaries else []
+    if private and spec.tune > 1:
+        raise UsageError(
+            f"expected no --tune with {private[0]}: a choice of settings by labels is not part of its epsilon; drop "
+            f"--tune, and set what was chosen on other data"
+        )
+    for label in spec.methods:
+        row = make_training(spec, label, build_cell(spec, label, seed=0))
+        for first in list_contenders(row)[:1]:
+            federation, method = build_models(first.cell, "cpu")
+            method.check(federation)
 
 
 def expand_attacks(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
@@ -231,15 +238,15 @@ def expand_attacks(spec: EvalSpec) -> tuple[EvalSpec, dict[str, str]]:
     built = [candidate for candidate in _build(spec) if candidate[1].receives]
     named = [resolve(attack) for attack in spec.attacks if attack.name != ALL]
     chosen, known = [*named], list_attacks()
-    always = [attack.name for attack in known if is_baseline(attack)]
+    always = [attack.name for attack in known if mounting.is_baseline(attack)]
     left_out = dict.fromkeys(always, "part of *alone*, which is always computed")
     for (_, method, _), after in product(built, phases):
         if after is not None:
-            expect_phase(ALL, after, method)
+            mounting.expect_phase(ALL, after, method)
     others = sorted((attack for attack in known if attack.name not in always), key=lambda attack: attack.name)
     for attack, after in product(others, phases):
         at = msgspec.structs.replace(attack, spec=msgspec.structs.replace(attack.spec, after=after))
-        for wanted in expand_victims(at, spec.adversary, built[0][2]):
+        for wanted in mounting.expand_victims(at, spec.adversary, built[0][2]):
             if wanted in chosen:
                 continue
             reason = _find_obstacle(wanted, spec, built)
@@ -262,7 +269,7 @@ def _with_columns(spec: EvalSpec, named: Sequence[Technique] | None = None) -> E
         return spec
     federation = build_federation(build_cell(spec, spec.methods[0], seed=0), "cpu")
     of_all = [] if named is None else [attack for attack in attacks if attack not in named]
-    on_columns = with_columns(attacks, spec.adversary, federation, of_all=of_all)
+    on_columns = mounting.with_columns(attacks, spec.adversary, federation, of_all=of_all)
     return msgspec.structs.replace(spec, attacks=tuple(attack.spec for attack in on_columns))
 
 
@@ -278,7 +285,7 @@ def _find_obstacle(wanted: Technique, spec: EvalSpec, built: Sequence[tuple[str,
     added = _list_instead(spec)
     try:
         for label, method, federation in built:
-            mount(
+            mounting.mount(
                 attack, after, spec.adversary, spec.aux, method, federation, spec.get_method(label).options, added=added
             )
     except InsufficientView as error:
@@ -336,7 +343,7 @@ def _list_protocols(spec: EvalSpec) -> list[Any]:
 
 def _list_instead(spec: EvalSpec) -> frozenset[Kind]:
     """Return the kinds of messages that passive parties receive in place of gradients under one of the defenses."""
-    return list_instead(_list_protocols(spec))
+    return mounting.list_instead(_list_protocols(spec))
 
 
 def _build(spec: EvalSpec) -> Iterator[tuple[str, Method, Federation]]:
@@ -412,6 +419,9 @@ def evaluate(
     Raises:
         UsageError: no scheduler at that address, dask is not installed, or a worker of another engine has died.
     """
+    if todo.trials:
+        yield from evaluate(todo.trials, store, jobs=jobs, device=device, engine=engine)
+        todo = plan_trials(todo.rows, todo.baselines, store, keep=any(task.keep for task in todo.tasks))
     alone = [task for task in todo.tasks if not task.rows]  # they fill the time of groups
     ordered = todo.stages, [*todo.groups, *alone], [task for task in todo.tasks if task.rows]
     count = min(jobs, max(map(len, ordered))) if engine == "local" else 0

@@ -20,9 +20,9 @@ from vflsec.core.message import Channel
 from vflsec.core.method import Method, Trained
 from vflsec.core.party import Party
 from vflsec.core.view import Need
-from vflsec.data.partition import Partition, PartyData, exchange_rows, split_dataset
+from vflsec.data.partition import Partition, PartyData, exchange_rows, replace_test, split_dataset
 from vflsec.run.adversary import get_adversary, observe_before
-from vflsec.run.cell import Cell, Technique
+from vflsec.run.cell import VALIDATION, Cell, Technique
 from vflsec.run.spec import AuxSpec
 
 MEMBER = {"train": 1, "test": 0}
@@ -85,14 +85,19 @@ MOST_KEPT = 2**25
 
 def get_partition(cell: Cell) -> Partition:
     """Return the cell's split data; the last ones are kept, as cells of several seeds are trained, then attacked."""
-    wanted = str(cell.dataset.key(cell.data)), msgspec.json.encode((cell.dataset.name, cell.data, cell.seed))
+    spec = cell.data
+    if cell.is_trial and not spec.validation and not cell.dataset.load_once(spec).draw:
+        spec = msgspec.structs.replace(spec, validation=VALIDATION)
+    wanted = str(cell.dataset.key(spec)), msgspec.json.encode((cell.dataset.name, spec, cell.seed))
     if wanted not in _LAST:  # a changed file is another dataset
-        split = split_dataset(cell.dataset.load_once(cell.data), cell.data, cell.seed)
+        split = split_dataset(cell.dataset.load_once(spec), spec, cell.seed)
         kept = (party for data in (split, *_LAST.values()) for party in data.parties.values())
         if sum(x.size for party in kept for x in party.features.values()) > MOST_KEPT:
             _LAST.clear()
         _LAST[wanted] = split
     data = _LAST[wanted]
+    if cell.is_trial:
+        return replace_test(data, keep=spec is cell.data)
     if cell.shadow is None:
         return data
     n_train, n_test = (len(data.ids[split]) for split in MEMBER)

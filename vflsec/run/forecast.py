@@ -88,7 +88,7 @@ def forecast_time(todo: Plan, past: Iterable[Record]) -> Forecast:
         if record.attack is not None:
             times["attack", record.attack.name].append(record.seconds.get("attack", 0.0))
     typical = {key: median(values) for key, values in times.items()}
-    seconds, unlike = 0.0, []
+    seconds, unlike = forecast_time(todo.trials, records).seconds if todo.trials else 0.0, []
     for group in todo.groups:
         method = group.cell.method.name
         seconds += len(group.shadows or ()) * typical.get(("shadow", method), typical.get(("train", method), 0.0))

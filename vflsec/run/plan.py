@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from vflsec.base.checks import describe_unknown
 from vflsec.base.errors import UsageError
+from vflsec.base.seeds import derive
 from vflsec.core import registry
 from vflsec.core.attack import Attack
 from vflsec.core.message import SERVER, SOURCE
@@ -19,6 +21,7 @@ from vflsec.data import frames
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.description import expect_no_table
 from vflsec.results.records.manifest import NO_ADVERSARY
+from vflsec.results.records.schema import Record, Result, Tuning
 from vflsec.run.cell import Cell, Source, Technique, digest, list_aux, make_key
 from vflsec.run.federation import get_partition
 from vflsec.run.mounting import is_baseline
@@ -107,6 +110,27 @@ def make_cell(
     )
 
 
+def draw_settings(spec: EvalSpec, label: str, seed: int) -> tuple[dict[str, float], ...]:
+    """Return the settings that a method compares, by path or name of an option: those given, then random ones.
+
+    A draw depends on seed, number and path alone: methods draw alike, and more trials go on from fewer.
+    """
+    if spec.tune == 1:
+        return ()
+    method = spec.get_method(label)
+    fixed = {*spec.explicit, *method.options, *(["train.pretrain"] if spec.train.pretrain.paper else [])}
+    known = load_class("methods", method.name).list_ranges()
+    free = {path: ends for path, ends in known.items() if not fixed & {path, path.rpartition(".")[0]}}
+    if not free:
+        got = f"got {', '.join(known)}" if known else "got a method that has none"
+        raise UsageError(f"expected a setting of {label} that is not given, for --tune to vary, {got}")
+    drawn: list[dict[str, float]] = [{} for _ in range(spec.tune)]
+    for number, (path, (low, high)) in product(range(1, spec.tune), free.items()):
+        value = low * (high / low) ** np.random.default_rng(derive(seed, "tuning", number, path)).random()
+        drawn[number][path] = round(value) if isinstance(low, int) else float(f"{value:.3g}")
+    return tuple(drawn)
+
+
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """One result, and where it belongs in the curves; without an attack if the method has no adversary.
 
@@ -115,6 +139,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         swept: the defense whose strength differs from trial to trial; None at strength 0.
         control: whether the cell is the honest one to which an attack on integrity is compared.
         trainings: of the cell on the same rows, which the attack combines.
+        choices: the settings to choose from, until ``tuning`` has what chose those of the cell.
     """
 
     method: str
@@ -129,6 +154,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
     control: bool = False
     trainings: int = 1
+    choices: tuple[dict[str, float], ...] = ()
+    tuning: Tuning | None = None
 
     @property
     def strength(self) -> float:
@@ -169,15 +196,37 @@ def list_trials(spec: EvalSpec) -> Iterator[Trial]:
                 cell = msgspec.structs.replace(honest, defenses=(swept, *honest.defenses)) if swept else honest
                 trial = Trial(method=method, defense=defense, swept=swept, seed=seed, attack=attack, label=label,
                               cell=cell, adversary=spec.adversary, aux=spec.aux,
-                              trainings=spec.trainings)  # fmt: skip
+                              trainings=spec.trainings, choices=draw_settings(spec, method, seed))  # fmt: skip
                 yield from _with_keys(trial, attack)
 
 
 def make_training(spec: EvalSpec, method: str, cell: Cell) -> Trial:
     """Return the result of a training without an attack: its utility and traffic."""
-    key = _label_key(digest(["utility", cell.key]), cell, method)
+    choices = draw_settings(spec, method, cell.seed)
+    key = _label_key(digest(["utility", cell.key]), cell, method, choices)
     return Trial(method=method, seed=cell.seed, attack=None, label=NO_ADVERSARY, cell=cell, adversary=spec.adversary,
-                 aux=spec.aux, key=key)  # fmt: skip
+                 aux=spec.aux, key=key, choices=choices)  # fmt: skip
+
+
+def list_contenders(row: Trial) -> list[Trial]:
+    """Return the trainings, without attack or defense, by whose utility settings are chosen; none once they are."""
+    cells = [row.cell.with_settings(settings) for settings in row.choices]
+    bare = [msgspec.structs.replace(cell, defenses=(), malicious=None, aux=None, is_trial=True) for cell in cells]
+    blank = msgspec.structs.replace(row, attack=None, label=NO_ADVERSARY, defense="none", swept=None, control=False,
+                                    trainings=1, choices=())  # fmt: skip
+    return [msgspec.structs.replace(blank, cell=cell, key=digest(["utility", cell.key])) for cell in bare]
+
+
+def choose_settings(row: Trial, done: Mapping[str, Record]) -> Trial:
+    """Return ``row`` with the settings of the best contender, the first of equals; as it is while one is missing."""
+    tried = [done.get(contender.key) for contender in list_contenders(row)]
+    results = [record for record in tried if isinstance(record, Result)]
+    if not results or len(results) < len(tried):
+        return row
+    scores = [result.utility.headline if result.utility else None for result in results]  # None if it failed
+    best = row.choices[int(np.argmax([-np.inf if score is None else score for score in scores]))]
+    tuning = Tuning(settings=best, scores=scores, seconds=sum(result.seconds["train"] for result in results))
+    return msgspec.structs.replace(row, cell=row.cell.with_settings(best), choices=(), tuning=tuning)
 
 
 def _with_keys(trial: Trial, attack: Technique) -> Iterator[Trial]:
@@ -185,11 +234,11 @@ def _with_keys(trial: Trial, attack: Technique) -> Iterator[Trial]:
     made, cell, who = attack.make(), trial.cell, (trial.adversary, trial.aux)
     if made.target == "integrity":
         key = digest(["control", make_key(cell, attack, *who)])
-        yield msgspec.structs.replace(trial, key=_label_key(key, cell, trial.method), control=True)
+        yield msgspec.structs.replace(trial, key=_label_key(key, cell, trial.method, trial.choices), control=True)
     aux = trial.aux if made.target == "integrity" and Need.AUX_LABELS in made.needs else None
     malicious = (trial.adversary, attack) if made.acts_in_training else None
     cell = msgspec.structs.replace(cell, malicious=malicious, aux=aux)
-    key = _label_key(make_key(cell, attack, *who, trial.trainings), cell, trial.method)
+    key = _label_key(make_key(cell, attack, *who, trial.trainings), cell, trial.method, trial.choices)
     yield msgspec.structs.replace(trial, cell=cell, key=key)
 
 
@@ -275,8 +324,9 @@ def get_question(attack: Technique) -> str:
     return " ".join([attack.kind.target, *details])
 
 
-def _label_key(key: str, cell: Cell, label: str) -> str:
+def _label_key(key: str, cell: Cell, label: str, choices: Sequence[Mapping[str, float]]) -> str:
     """Return the key of a result under ``label``: a record names its method, and so two labels have two records."""
+    key = digest(["tuned", key, choices]) if choices else key
     return key if label == cell.method.name else digest(["label", key, label])
 
 

@@ -29,6 +29,7 @@ from vflsec.inference.several_trainings import join_guesses, join_views, pool_gu
 from vflsec.inference.sources import EVERYTHING
 from vflsec.methods.checkpoint import load_states, save_states
 from vflsec.results.records.schema import AttackRun, BaselineResult, Guessed, Record, Result, Status
+from vflsec.run import training
 from vflsec.run.adversary import isolate, tune
 from vflsec.run.cell import Cell, Technique, repeat_training
 from vflsec.run.federation import build_models, make_malicious
@@ -39,18 +40,6 @@ from vflsec.run.questions import Question, ask
 from vflsec.run.score import compute_spending, is_scored, measure_impact, score, score_facts
 from vflsec.run.spec import AuxSpec
 from vflsec.run.store import CellFacts, StageDone, StageFacts, Store
-from vflsec.run.training import (
-    advance,
-    collapse,
-    get_seconds,
-    get_shadows,
-    limit_stack,
-    limit_threads,
-    score_columns,
-    train,
-    train_shadows,
-    train_together,
-)
 
 LONGEST_ERROR = 300
 """Characters of an error that a record keeps; some errors print whole arrays."""
@@ -112,7 +101,7 @@ def run(task: Task, folder: Path, device: str) -> Iterator[Record | StageDone]:
     """
     records = _compute(task, Store(folder), device) if isinstance(task.cell, Cell) else task.cell.results(task)
     while True:
-        with _TRAINING_LOCK, limit_threads():  # not for as long as the caller keeps a record
+        with _TRAINING_LOCK, training.limit_threads():  # not for as long as the caller keeps a record
             record = next(records, None)
         if record is None:
             return
@@ -134,7 +123,7 @@ def _prepare(task: Task, store: Store, device: str) -> StageDone:
     try:
         if task.shadows:
             name = f"shadows {task.shadows.start + 1} to {task.shadows.stop}"
-            train_shadows(task.cell, task.shadows, device, store)
+            training.train_shadows(task.cell, task.shadows, device, store)
         elif task.group:
             name = f"{len(task.group)} runs"
             _train_group(task, store, device)
@@ -142,7 +131,7 @@ def _prepare(task: Task, store: Store, device: str) -> StageDone:
             name = task.stage or ""
             federation, method = build_models(task.cell, device)
             for phase in method.phases[: method.phases.index(name) + 1]:
-                advance(task.cell, phase, method, federation, store=store)
+                training.advance(task.cell, phase, method, federation, store=store)
     except Diverged:
         status = "diverged"
     except Exception as error:
@@ -154,10 +143,10 @@ def _prepare(task: Task, store: Store, device: str) -> StageDone:
 
 def _train_group(task: Task, store: Store, device: str) -> None:
     """Train cells as one and store each; cells that cannot be are left to train by themselves."""
-    most = limit_stack(task.cell, device)
+    most = training.limit_stack(task.cell, device)
     for cells in (task.group[start : start + most] for start in range(0, len(task.group), most)):
         try:
-            for cell, (trained, facts) in zip(cells, train_together(cells, device, store=store), strict=True):
+            for cell, (trained, facts) in zip(cells, training.train_together(cells, device, store=store), strict=True):
                 _keep(cell, trained, facts, store)
         except Exception as error:  # noqa: BLE001  (a run that fails reports it when it trains by itself)
             reason = error if isinstance(error, NotStackable) else _format_error(error)
@@ -183,7 +172,9 @@ def _run(cell: Cell, task: Task, kinds: frozenset[Kind], store: Store, device: s
         if not isinstance(facts, CellFacts) or kinds:
             phases = {row.attack.spec.after for row in task.rows if row.attack}
             with_source = bool(phases & cell.method.kind.source_phases)
-            trained, facts = train(cell, device, store=store, tap=transcript, with_source=with_source)
+            began = time.process_time()
+            trained, facts = training.train(cell, device, store=store, tap=transcript, with_source=with_source)
+            facts.seconds = time.process_time() - began if cell.is_trial else facts.seconds
             _keep(cell, trained, facts, store)
         else:
             trained = None if facts.status == "diverged" else load_cell(cell, stored.path, facts.history, device)
@@ -205,12 +196,13 @@ def list_kinds(attacks: Sequence[Attack]) -> frozenset[Kind]:
 
 def _keep(cell: Cell, trained: Trained | None, facts: CellFacts, store: Store) -> None:
     """Store a trained cell; without defenses, also what quick models of the columns reach."""
-    if trained and not cell.defenses and not cell.malicious and not cell.training:
-        facts.active_alone = score_columns(trained.federation, [trained.federation.active])
+    if trained and not (cell.defenses or cell.malicious or cell.training or cell.is_trial):
+        facts.active_alone = training.score_columns(trained.federation, [trained.federation.active])
         if cell.seed == 0:  # only for a note
-            facts.quick_joint = score_columns(trained.federation, list(trained.federation.parties.values()))
+            facts.quick_joint = training.score_columns(trained.federation, list(trained.federation.parties.values()))
     stored = store.cell(cell.key)
-    stored.write(facts, lambda folder: save_states(trained.federation, folder) if trained else folder.mkdir())
+    if not cell.is_trial:  # whose record says all
+        stored.write(facts, lambda folder: save_states(trained.federation, folder) if trained else folder.mkdir())
     files.discard(stored.partial)
 
 
@@ -225,7 +217,7 @@ def _restore_stage(run: Run, cell: Cell, phase: str, store: Store, device: str) 
     """Return a training as it was after a stage, and the facts of that stage."""
     federation, method = build_models(cell, device)
     for stage in cell.stages[: cell.stages.index(phase) + 1]:
-        facts = advance(cell, stage, method, federation, store=store)
+        facts = training.advance(cell, stage, method, federation, store=store)
     federation.seed, until = cell.seed, method.phases[: method.phases.index(phase) + 1]
     messages = tuple(message for message in run.messages if message.phase in until)
     return Run(Trained(method, federation, {phase: facts.history}), run.facts, messages), facts
@@ -263,6 +255,7 @@ def _run_row(
         notes=facts.notes,
         active_alone=facts.active_alone,
         quick_joint=facts.quick_joint,
+        tuning=row.tuning,
         spent=compute_spending(trained, facts.releases, row.adversary, len(runs)) if trained else [],
         seconds={"train": sum(run.facts.seconds for run in runs)},
     )
@@ -273,7 +266,7 @@ def _run_row(
         if after:
             cells = repeat_training(row.cell, row.trainings)
             then = [_restore_stage(run, cell, after, store, device) for run, cell in zip(runs, cells, strict=True)]
-            collapsed = next(filter(None, (collapse(stage.spread) for _, stage in then)), None)
+            collapsed = next(filter(None, (training.collapse(stage.spread) for _, stage in then)), None)
             if collapsed:
                 return msgspec.structs.replace(record, status="collapsed", error=collapsed)
             runs = [run for run, _ in then]
@@ -302,11 +295,11 @@ def _attack_trial(
     kept = partial(keep, store.folder, row.key) if task.keep and is_kept(row) else None
     if attack.shadows:
         try:
-            shadows = get_shadows(row.cell, attack.shadows, record.device, store)
+            shadows = training.get_shadows(row.cell, attack.shadows, record.device, store)
         except Exception as error:  # noqa: BLE001  (a failure of one attack must not cost the others)
             return {"status": "error", "error": _format_error(error)}
         asked = [question._replace(view=replace(question.view, shadows=shadows)) for question in asked]
-        seconds["shadows"], began = get_seconds(row.cell, attack.shadows, store), time.perf_counter()
+        seconds["shadows"], began = training.get_seconds(row.cell, attack.shadows, store), time.perf_counter()
     question = asked[0]._replace(further=[other.view for other in asked[1:]])
     changes = try_attack(attack, question, runs[0].trained.federation, row.aux, kept)  # type: ignore[union-attr]
     return {**changes, "seconds": {**seconds, "attack": time.perf_counter() - began}}
@@ -484,7 +477,7 @@ def _find_question_alone(
     if key not in questions:
         federation, method = build_models(baseline.cell, device)
         for phase in baseline.cell.stages if baseline.pretrained else ():
-            advance(baseline.cell, phase, method, federation, store=store)
+            training.advance(baseline.cell, phase, method, federation, store=store)
         question = ask(made, Trained(method, federation, {}), baseline.adversary, baseline.aux, after=after)
         view, model = question.view, question.view.model
         view = view.drop_federation(model) if baseline.pretrained and model else isolate(view, federation.seed)

@@ -91,9 +91,7 @@ class MethodSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return format_reference(self.name, self.options)
 
 
-MAX_SEEDS = 10_000
-
-MAX_TRAININGS = 1000
+LARGEST = {"seeds": (10_000, "seeds"), "trainings": (1000, "trainings"), "tune": (1000, "trials with tune")}
 
 
 class AuxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -147,6 +145,8 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         seeds: number of repetitions; a seed determines split, model, noise and the attacker's draw.
         trainings: on the same rows, of each seed, all of which the adversary has seen; each has models, batches and
             noise of its own.
+        tune: how many settings of training each method compares with each seed, the given ones among them.
+        explicit: settings that are not searched over; by default those of ``train`` that are given.
     """
 
     dataset: str = "credit-default"
@@ -163,14 +163,15 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     aux: AuxSpec = AuxSpec()
     seeds: int = 5
     trainings: int = 1
+    tune: int = 1
+    explicit: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the fields against each other."""
-        check_positive(seeds=self.seeds, trainings=self.trainings)
-        if self.seeds > MAX_SEEDS:
-            raise UsageError(f"expected at most {MAX_SEEDS} seeds, got {self.seeds}")
-        if self.trainings > MAX_TRAININGS:
-            raise UsageError(f"expected at most {MAX_TRAININGS} trainings, got {self.trainings}")
+        for name, (most, what) in LARGEST.items():
+            check_positive(**{name: getattr(self, name)})
+            if getattr(self, name) > most:
+                raise UsageError(f"expected at most {most} {what}, got {getattr(self, name)}")
         for field in ("methods", "attacks"):
             if not getattr(self, field):
                 raise UsageError(f"expected at least one of {field}, got none")
@@ -430,6 +431,11 @@ def read(settings: Mapping[str, Any]) -> EvalSpec:
         spec = msgspec.convert(values, EvalSpec)
     except msgspec.ValidationError as error:
         raise UsageError(f"settings: {_teach(str(error))}") from None
+    if spec.tune > 1 and "explicit" not in values:
+        train = values.get("train", {})
+        tables = {"train": train, "train.pretrain": train.get("pretrain", {})}
+        paths = [f"{table}.{name}" for table, names in tables.items() for name in names if name != "pretrain"]
+        spec = msgspec.structs.replace(spec, explicit=tuple(paths))
     if unreadable := next((text for text in list_texts(msgspec.to_builtins(spec)) if not is_readable(text)), None):
         got = f"{unreadable[:100]!r} of {len(unreadable)}"
         raise UsageError(f"settings: expected texts of at most {MAX_TEXT} characters without line breaks, got {got}")

@@ -363,6 +363,7 @@ class CellGroup:
             sureness=average(record.sureness for record in records if record.sureness is not None),
             empirical=self._bound_empirically(scored),
             trainings=self.trainings if self.has_adversary else 1,
+            tuning={seed: record.tuning for seed, record in scored.records.items() if record.tuning},
         )
 
     def _bound_empirically(self, scored: CellScore) -> Empirical | None:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from vflsec.results.records.manifest import UNDEFENDED
+from vflsec.results.records.schema import Tuning
 
 Ends = tuple[float | None, float | None]
 """The ends of an interval; None where there is none."""
@@ -123,6 +124,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         above: the median of a number, which is inferred as above it or not; None for categories.
         among: of how many columns this is the strongest; 0 where only one is attacked.
         cost: how much less utility than without the defense; None where one of the two is not known.
+        tuning: by seed, what chose settings, see ``Tuning``.
     """
 
     method: str
@@ -150,6 +152,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     above: float | None = None
     among: int = 0
     cost: float | None = None
+    tuning: dict[int, Tuning] = {}
 
     @property
     def place(self) -> tuple[str, str, float]:

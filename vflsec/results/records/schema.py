@@ -130,6 +130,19 @@ class AttackRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     after: str | None = None
 
 
+class Tuning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The best settings of several trials, which all have their utility on validation rows, None if one failed.
+
+    Attributes:
+        settings: by path or name of an option; empty if those that were given are best.
+        seconds: of the CPU, for all trials.
+    """
+
+    settings: dict[str, Number]
+    scores: list[Maybe]
+    seconds: float
+
+
 class BaselineResult(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="prior", forbid_unknown_fields=True
 ):
@@ -176,6 +189,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="r
         spent: by each defense with differential privacy, see ``vflsec.run.score``.
         active_alone: the utility of a quick model of the active party's columns; None under defenses.
         quick_joint: the same of all columns, of seed 0.
+        tuning: what chose settings; None without trials.
     """
 
     key: str
@@ -206,6 +220,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="r
     quick_joint: Maybe = None
     sureness: Maybe = None
     tuned: str | None = None
+    tuning: Tuning | None = None
     seconds: dict[str, float] = {}
 
     @property
@@ -330,7 +345,7 @@ def _list_faults(record: Record) -> Iterator[str]:
     for name, block in blocks.items():
         if not block.metrics or block.n < 1:
             yield f"{name} has no metric, or no rows"
-        parts = (*(block.halves or ()), *(block.without or ()), *(end for end in block.ci95_rows if end is not None))
+        parts = (*(block.halves or ()), *(block.without or ()))
         values = [*block.metrics.items(), *((block.metric, value) for value in parts)]
         yield from (f"{name} has {metric} = {value:g}" for metric, value in values if not is_possible(metric, value))
 
