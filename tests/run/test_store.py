@@ -143,6 +143,7 @@ def test_every_changed_byte_is_noticed(store):
         ({"metrics": {}}, "test has no metric"),
         ({"n": 0}, "no metric, or no rows"),
         ({"halves": (0.5, 2.0)}, "test has auc = 2"),
+        ({"ci95_rows": (-5.0, 7.0)}, "test has auc = -5"),
     ],
 )
 def test_a_number_out_of_range_is_refused(store, changed, fault):

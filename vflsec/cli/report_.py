@@ -92,6 +92,7 @@ def command(
     if swept and len(folders) > 1:
         raise UsageError(f"expected one folder of a sweep, got {len(folders)}: print one at a time")
     reports = [options.read_report(folder, **limits_) for folder in folders]
+    before = options.read_report(accepted) if accepted else None
     for report, folder in zip(reports, folders, strict=True):
         options.show(report, form, details=details)
         stored = report if swept or given == RunLimits() else options.read_report(folder)
@@ -100,18 +101,19 @@ def command(
         else:
             options.save(stored, folder)
     codes = {options.exit_code(report) for report in reports}
-    if accepted or any(exports.values()):
-        codes.add(_export(reports[0], accepted, max_rise, exports))
+    if before or any(exports.values()):
+        codes.add(_export(reports[0], before, max_rise, exports))
     sys.exit(1 if 1 in codes else max(codes))
 
 
-def _export(report: Report, accepted: Path | None, max_rise: float | None, exports: Mapping[str, Path | None]) -> int:
+def _export(report: Report, accepted: Report | None, max_rise: float | None, exports: Mapping[str, Path | None]) -> int:
     """Write the files for other programs; return 1 if the leak has risen, 3 if that is undecided, else 0."""
     from vflsec.report import comparison, exchange
     from vflsec.report.table import write_gate
 
-    sides = [(side.summary, side.manifest) for side in (*([options.read_report(accepted)] if accepted else []), report)]
-    moved = comparison.compare(sides[0], sides[1]) if accepted else None
+    moved = None
+    if accepted is not None:
+        moved = comparison.compare((accepted.summary, accepted.manifest), (report.summary, report.manifest))
     gates = [gate for gate in report.summary.gates if not gate.replaced]
     code = 0
     if moved is not None and max_rise is not None:

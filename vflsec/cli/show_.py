@@ -95,8 +95,9 @@ def _print_card(kind: str, plugin: Any) -> None:
     if kind == "defense":
         _print_text("strength", "  ")
         _print_text(explained["strength"], "      ")
+        options.pop("strength", None)
     for option, default in options.items():
-        used = getattr(made, option, None) if default is None else default
+        used = (getattr(made, option, None) or None) if default is None else default
         shown = f"{default!r}" if used == default else f"{default!r}, which means {used!r}"
         _print_text(f"{option} = {shown}", "  ")
         if option in explained:

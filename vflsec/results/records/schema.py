@@ -345,7 +345,7 @@ def _list_faults(record: Record) -> Iterator[str]:
     for name, block in blocks.items():
         if not block.metrics or block.n < 1:
             yield f"{name} has no metric, or no rows"
-        parts = (*(block.halves or ()), *(block.without or ()))
+        parts = (*(block.halves or ()), *(block.without or ()), *(end for end in block.ci95_rows if end is not None))
         values = [*block.metrics.items(), *((block.metric, value) for value in parts)]
         yield from (f"{name} has {metric} = {value:g}" for metric, value in values if not is_possible(metric, value))
 
