@@ -4,11 +4,10 @@
     python benchmarks/methods.py --only few-labels   one experiment
     python benchmarks/methods.py --write             renew benchmarks/methods.md
 
-Every method is tuned by the same rule: for each seed, four trials at one label budget, a quarter of whose labels are
-held out for validation; the best trial's settings then train on all labels of every budget. A trial is a learning rate
-and one number more: the one of the method's own that its paper varies, else weight decay (LightGBM: rounds and leaves).
-Pre-training has the method's defaults: in FedHSSL's family 40 global iterations at 512 rows, which on 1,400 rows are
-120 updates; in SS-VFL 40 passes. No test row is used for a choice. The encoder is the same for all.
+Every method is tuned by the rule of ``vflsec eval --tune 4``: at each point and for each seed, the settings as they are
+and three random ones are compared on a quarter of the labels, and the best train on all. ``vflsec show method NAME``
+says what is drawn, rates of pre-training among it. With 14 labels of ten classes none can be held out, and nothing is
+tuned. No test row is used for a choice. The encoder is the same for all.
 
 A claim that A exceeds B is judged by the paired differences over seeds, each the mean over the points that the claim is
 about, with their 95 % t interval:
@@ -30,21 +29,19 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-from joblib import Parallel, delayed
-from rich.console import Console
-from rich.progress import track
 from scipy import stats
 
-from vflsec.results.metrics import METRICS
+from vflsec.report.progress import show_progress
+from vflsec.results.records.schema import Record, Result
 from vflsec.results.statistics import Interval, bound_over_seeds
+from vflsec.run import engine
 from vflsec.run import spec as specs
-from vflsec.run import training
-from vflsec.run.cell import Cell
-from vflsec.run.plan import build_cell
+from vflsec.run.plan import Trial, build_cell, make_training
 from vflsec.run.store import Store
 
 Measured = dict[str, Any]
@@ -67,22 +64,14 @@ RULES = [
 SMALL = 0.25
 """The part of the bytes that counts as small."""
 
-VALIDATION = "data.validation=0.25"
+TRIALS = 4
+"""Settings that each method compares."""
+
 PAGE = Path(__file__).with_name("methods.md")
 
 LABELS = (200, 400, 600, 800, 1000)
 FLAVOURS = ("simsiam", "byol", "moco")
 HOLDS, FAILS, OPEN = "holds", "does not hold here", "undecided"
-
-Trials = tuple[tuple[str, ...], ...]
-
-
-class Arm(NamedTuple):
-    """A method as it is compared: its settings, and the four trials it is tuned over."""
-
-    method: str
-    settings: tuple[str, ...]
-    trials: Trials
 
 
 class Experiment(NamedTuple):
@@ -93,7 +82,6 @@ class Experiment(NamedTuple):
         about: one sentence.
         common: settings of all.
         points: settings of each column.
-        tuned: at which point trials are compared.
         arms: the rows.
         some: rows that have the points ``extra`` as well.
         extra: settings of further columns.
@@ -103,7 +91,6 @@ class Experiment(NamedTuple):
     about: str
     common: tuple[str, ...]
     points: Mapping[str, tuple[str, ...]]
-    tuned: str
     arms: tuple[str, ...]
     some: tuple[str, ...] = ()
     extra: Mapping[str, tuple[str, ...]] = {}
@@ -113,30 +100,6 @@ class Experiment(NamedTuple):
         return {**self.points, **(self.extra if arm in self.some else {})}
 
 
-def _grid(rates: Sequence[float], *own: str) -> Trials:
-    return tuple((f"train.lr={rate}", setting) for rate in rates for setting in own)
-
-
-def _arms() -> Iterator[tuple[str, Arm]]:
-    rates, decay = (1e-4, 1e-3), ("train.weight_decay=0", "train.weight_decay=0.001")
-    for name in ("fedsplitnn", "local", "ss-vfl-i", "ss-vfl-c", "vflhlp-p"):
-        yield name, Arm(name, (), _grid(rates, *decay))
-    forest = "method.lightgbm.rounds={}", "method.lightgbm.leaves={}"
-    trees = tuple((forest[0].format(n), forest[1].format(leaves)) for n in (10, 100) for leaves in (7, 31))
-    whole = ("method.lightgbm.patience=100",)  # trials stop no earlier than the final trainings, which cannot
-    yield "lr", Arm("lr", (), ((),))  # chooses its penalty by folds over the training rows
-    yield "lightgbm", Arm("lightgbm", whole, trees)
-    yield "fedcvt", Arm("fedcvt", (), _grid(rates, "method.fedcvt.threshold=0.7", "method.fedcvt.threshold=0.95"))
-    for name in ("vflhlp", "vflhlp-a"):
-        yield name, Arm(name, (), _grid(rates, f"method.{name}.beta=0.01", f"method.{name}.beta=0.1"))
-    for flavour in FLAVOURS:
-        for family in ("fedlocal", "fedcssl", "fedgssl", "fedhssl"):
-            yield f"{family}-{flavour}", Arm(f"{family}-{flavour}", (), _grid(rates, *decay))
-        pma = (f"method.fedlocal-{flavour}.pma=true",)
-        yield f"fedlocal-{flavour} + pma", Arm(f"fedlocal-{flavour}", pma, _grid(rates, *decay))
-
-
-ARMS = dict(_arms())
 SUPERVISED = ("local", "lr", "lightgbm", "fedsplitnn")
 FAMILY = ("fedlocal-{}", "fedlocal-{} + pma", "fedcssl-{}", "fedgssl-{}", "fedhssl-{}")
 OTHERS = ("fedcvt", "ss-vfl-i", "ss-vfl-c", "vflhlp", "vflhlp-a", "vflhlp-p")
@@ -163,7 +126,6 @@ EXPERIMENTS = {
         "1,400 training rows, 10 classes, all aligned, of which some have labels; accuracy.",
         (),
         BUDGETS,
-        "400 labels",
         (*SUPERVISED, *family(*FLAVOURS), *OTHERS),
         CROSS,
         ALIGNED,
@@ -173,7 +135,6 @@ EXPERIMENTS = {
         "Halves of 8 x 8 images, read as 32 columns, altered as images; 1,258 training rows, 10 classes; accuracy.",
         ("model.encoder=tabular",),
         BUDGETS,
-        "400 labels",
         (*SUPERVISED, *family("simsiam"), *OTHERS),
     ),
     "credit-default": Experiment(
@@ -181,7 +142,6 @@ EXPERIMENTS = {
         "3,000 training rows, 2 classes, 40 % aligned; AUC.",
         (*CREDIT, "data.aligned=0.4"),
         BUDGETS,
-        "400 labels",
         (*SUPERVISED, *family("simsiam"), *OTHERS),
     ),
     "few-aligned": Experiment(
@@ -189,7 +149,6 @@ EXPERIMENTS = {
         "Few of 1,400 training rows are aligned, and the active party has all labels; accuracy.",
         (),
         FEW_ALIGNED,
-        "10% aligned",
         SCARCE,
     ),
     "few-aligned-credit": Experiment(
@@ -197,15 +156,13 @@ EXPERIMENTS = {
         "Few of 3,000 training rows are aligned, and the active party has all labels; AUC.",
         CREDIT,
         FEW_ALIGNED,
-        "10% aligned",
         tuple(arm for arm in SCARCE if arm not in ("fedcvt", "fedhssl-simsiam")),  # these take minutes
     ),
     "few-labels": Experiment(
         "multiple-features",
         "1 % and 5 % of 1,400 aligned training rows have labels; accuracy.",
         (),
-        {"1 % labels": ("data.n_labeled=14",), "5 % labels": ("data.n_labeled=70",)},
-        "5 % labels",
+        {"1 % labels": ("data.n_labeled=14", "tune=1"), "5 % labels": ("data.n_labeled=70",)},
         ("fedsplitnn", "ss-vfl-i", "ss-vfl-c"),
     ),
     "few-labels-credit": Experiment(
@@ -213,49 +170,25 @@ EXPERIMENTS = {
         "1 % and 5 % of 6,000 aligned training rows have labels; AUC.",
         ("data.test=0.8",),
         {"1 % labels": ("data.n_labeled=60",), "5 % labels": ("data.n_labeled=300",)},
-        "5 % labels",
         ("fedsplitnn", "ss-vfl-i", "ss-vfl-c"),
     ),
 }
 
 
-def cell(experiment: Experiment, arm: Arm, seed: int, *settings: str) -> Cell:
-    """Return one training; later settings win."""
-    base = {"dataset": experiment.dataset, "methods": [arm.method], "model": {"encoder": "auto"}}
-    spec = specs.read_training(specs.merge(base, (*experiment.common, *arm.settings, *settings)))
-    return build_cell(spec, arm.method, seed)
+def make_row(experiment: Experiment, arm: str, seed: int, point: Sequence[str]) -> Trial:
+    """Return one result: a training that is tuned, without an attack."""
+    label = arm.replace(" + pma", ":pma=true")
+    base = {"dataset": experiment.dataset, "methods": [label], "model": {"encoder": "auto"}, "tune": TRIALS}
+    spec = specs.read(specs.merge(base, (*experiment.common, *point)))
+    return make_training(spec, label, build_cell(spec, label, seed))
 
 
-def measured(one: Cell, store: Store) -> Measured:
-    """Return utility on test and, where there are any, on validation rows, bytes of training, and status."""
-    folder = store.cell(one.key)
-    found = folder.read_measured()
-    if found is None:
-        trained, facts = training.train(one, "cpu", store=store)
-        found = {"status": facts.status, "test": None, "val": None}
-        found["bytes"] = sum(n for phase, *_, n in facts.traffic if phase not in ("predict", "validate"))
-        if trained is not None and facts.utility is not None and facts.status == "ok":
-            federation = trained.federation
-            found["test"] = facts.utility.metrics[federation.metric]
-            if federation.n_rows("val"):
-                logits, labels = trained.predict("val"), federation.active.labels["val"]
-                found["val"] = METRICS[federation.metric](logits.numpy(), labels.numpy())
-        folder.write(found, lambda path: path.mkdir(parents=True))
-    return found
-
-
-def row(name: str, arm_name: str, seed: int, folder: Path) -> dict[str, Measured]:
-    """Tune one method for one seed, then train it at every point; return what was measured at each."""
-    experiment, arm, store = EXPERIMENTS[name], ARMS[arm_name], Store(folder)
-    columns = experiment.columns(arm_name)
-    with training.limit_threads():
-        best: tuple[str, ...] = arm.trials[0]
-        if len(arm.trials) > 1:
-            at = (*columns[experiment.tuned], VALIDATION)
-            tried = [measured(cell(experiment, arm, seed, *at, *trial), store)["val"] for trial in arm.trials]
-            scores = [-1.0 if score is None else score for score in tried]
-            best = arm.trials[scores.index(max(scores))]
-        return {label: measured(cell(experiment, arm, seed, *point, *best), store) for label, point in columns.items()}
+def measured(record: Record) -> Measured:
+    """Return utility on test rows, bytes of training, and status."""
+    assert isinstance(record, Result)
+    sent = sum(nbytes for phase, *_, nbytes in record.traffic if phase not in ("predict", "validate"))
+    test = record.utility.headline if record.utility else None
+    return {"status": record.status, "test": test, "bytes": sent}
 
 
 Found = dict[str, dict[str, dict[str, list[Measured]]]]
@@ -264,15 +197,21 @@ Found = dict[str, dict[str, dict[str, list[Measured]]]]
 
 def compute(names: Sequence[str], seeds: int, folder: Path, jobs: int) -> Found:
     """Return everything; what is in ``folder`` is not computed again."""
-    wanted = [(name, arm, seed) for name in names for seed in range(seeds) for arm in EXPERIMENTS[name].arms]
-    results = Parallel(n_jobs=jobs, return_as="generator", batch_size=1)(
-        delayed(row)(name, arm, seed, folder) for name, arm, seed in wanted
-    )
-    found: Found = {name: {arm: {} for arm in EXPERIMENTS[name].arms} for name in names}
-    shown = track(results, "training", len(wanted), console=Console(stderr=True))
-    for (name, arm, _), points in zip(wanted, shown, strict=True):
-        for label, record in points.items():
-            found[name][arm].setdefault(label, []).append(record)
+    wanted = {
+        (name, arm, label): [make_row(EXPERIMENTS[name], arm, seed, point) for seed in range(seeds)]
+        for name in names
+        for arm in EXPERIMENTS[name].arms
+        for label, point in EXPERIMENTS[name].columns(arm).items()
+    }
+    store = Store(folder)
+    with store.lock():
+        store.trim()
+        todo = engine.plan_trials(chain(*wanted.values()), (), store)
+        for _ in show_progress(engine.evaluate(todo, store, jobs=jobs), todo, jobs):
+            pass
+    records, found = store.records(), Found()
+    for (name, arm, label), rows in wanted.items():
+        found.setdefault(name, {}).setdefault(arm, {})[label] = [measured(records[row.key]) for row in rows]
     return found
 
 

@@ -218,11 +218,10 @@ def test_each_claim_of_the_papers_is_asked_somewhere(methods):
 def test_every_training_can_be_named_and_methods_have_as_many_trials(methods):
     for experiment in methods.EXPERIMENTS.values():
         for name in experiment.arms:
-            arm = methods.ARMS[name]
-            assert len(arm.trials) == (1 if name == "lr" else 4)
-            point = next(iter(experiment.columns(name).values()))  # others have settings of the data alone
-            cells = {methods.cell(experiment, arm, 0, *point, *trial).key for trial in arm.trials}
-            assert len(cells) == len(arm.trials), "each trial is another"
+            *_, point = experiment.columns(name).values()  # others have settings of the data alone
+            row = methods.make_row(experiment, name, 0, point)
+            cells = {row.cell.with_settings(settings).key for settings in row.choices}
+            assert len(cells) == len(row.choices) == methods.TRIALS, "each trial is another"
 
 
 @pytest.mark.long
@@ -233,17 +232,14 @@ def test_a_table_of_methods(methods, monkeypatch, tmp_path):
         "A federation for tests.",
         ("train.epochs=2", "train.pretrain.epochs=1"),
         {"10 labels": ("data.n_labeled=40",), "all": ()},
-        "10 labels",
         ("lr", "fedsplitnn"),
     )
     monkeypatch.setitem(methods.EXPERIMENTS, "tiny", tiny)
-    monkeypatch.setitem(methods.ARMS, "fedsplitnn", methods.ARMS["fedsplitnn"]._replace(trials=((),)))
+    monkeypatch.setattr(methods, "TRIALS", 2)
     found = methods.compute(["tiny"], 2, tmp_path, jobs=1)
-    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("cell.json")}
+    contents = {path: path.read_bytes() for path in tmp_path.rglob("*.json*")}
     assert methods.compute(["tiny"], 2, tmp_path, jobs=1) == found
-    assert stamps == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("cell.json")}, (
-        "nothing is computed twice"
-    )
+    assert contents == {path: path.read_bytes() for path in tmp_path.rglob("*.json*")}, "nothing is computed twice"
     assert all(len(records) == 2 for points in found["tiny"].values() for records in points.values())
     assert all(r["test"] is not None for points in found["tiny"].values() for rs in points.values() for r in rs)
     page = methods.page(found, 2)
