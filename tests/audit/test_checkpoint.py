@@ -234,8 +234,9 @@ def test_attacks_on_one_target_share_what_they_compute(tmp_path, monkeypatch):
 def sealed(folder, name, **changed):
     """Seal the files of a checkpoint anew, with the tensors of one party changed."""
     path = folder / f"{name}.safetensors"
-    tensors = {key: x.clone() for key, x in load_file(path).items()}  # which may be maps of the file that is written
-    save_file({key: x for key, x in {**tensors, **changed}.items() if x is not None}, path)
+    tensors = {**load_file(path), **changed}
+    # Tensors may be maps of the file that is written.
+    save_file({key: x.clone() for key, x in tensors.items() if x is not None}, path)
     stored = unseal((folder / "cell.json").read_bytes(), _Stored)
     models = {one: hashlib.sha256((folder / one).read_bytes()).hexdigest() for one in stored.models}
     (folder / "cell.json").write_bytes(seal(msgspec.structs.replace(stored, models=models)))
