@@ -77,7 +77,8 @@ def test_the_surprise_is_that_of_a_loop_over_nodes_and_bins(classes, most):
         total = 0.0
         for t, output in enumerate(known.outputs.tolist()):
             for k in torch.nonzero(known.nodes[t].any(dim=0))[:, 0].tolist():
-                inside, right = (one[t, known.group[:, t], k].bool() for one in (known.nodes, known.right))
+                group = known.group[:, t] - t * known.nodes.shape[1]
+                inside, right = (one[t, group, k].bool() for one in (known.nodes, known.right))
                 fits = [own for own in beyond if min(int((inside & s).sum()) for s in (own, ~own)) >= 4]
                 gains = [gain(side, inside, output) / TEMPERATURE for side in (right, *fits)]
                 total -= gains[0] - math.log(sum(math.exp(x) for x in gains))

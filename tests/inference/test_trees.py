@@ -17,6 +17,7 @@ from vflsec.inference.trees.nodes import (
     compute_components,
     get_components,
     list_splits,
+    take_at_place,
     weigh_components,
 )
 from vflsec.inference.trees.values import _project, solve_bins
@@ -57,6 +58,19 @@ def leaves(trees):
 
 def path(node):
     return {node >> k for k in range(node.bit_length())}
+
+
+def test_entries_at_places_and_their_gradient_are_those_of_an_index():
+    rng = torch.Generator().manual_seed(0)
+    sums, weights = torch.randn(2, 3, 5, generator=rng), torch.randn(2, 3, 40, 4, generator=rng)
+    place = torch.randint(5, (40, 4), generator=rng)
+    entries, gradients = [], []
+    for take in (take_at_place, lambda x, places: x[..., places]):
+        x = sums.clone().requires_grad_()
+        entries.append(take(x, place))
+        gradients.append(torch.autograd.grad((entries[-1] * weights).sum(), x)[0])
+    assert torch.equal(*entries)
+    assert torch.equal(*gradients)
 
 
 def test_a_row_has_the_nodes_on_the_way_to_its_leaf():

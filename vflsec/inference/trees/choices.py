@@ -13,7 +13,7 @@ from torch import Tensor
 from vflsec.base.layout import Layout
 from vflsec.core.message import AFTERWARDS, Kind
 from vflsec.core.view import View
-from vflsec.inference.trees.nodes import collect_nodes, list_partners, sum_by_place
+from vflsec.inference.trees.nodes import collect_nodes, list_partners, sum_by_place, take_at_place
 from vflsec.trees.bins import Bins
 
 Ints = NDArray[np.int64]
@@ -33,7 +33,8 @@ class Round(NamedTuple):
 
     Attributes:
         outputs: (T,) the logit to which each adds.
-        group: (n, T) of each row.
+        group: (n, T) of each row, numbered from M times its tree.
+        place: (n T c,) of each row in each tree and column, by group and interval.
         nodes: (T, M, K) float, whether a group is in each node that is split.
         right: (T, M, K) float, whether it goes right there.
         possible: (T, V, K) whether each own bin could have split each node.
@@ -41,6 +42,7 @@ class Round(NamedTuple):
 
     outputs: Tensor
     group: Tensor
+    place: Tensor
     nodes: Tensor
     right: Tensor
     possible: Tensor
@@ -75,12 +77,14 @@ class Choices:
             counted = nodes.new_ones(group.shape)
             if number in drawn:
                 counted *= torch.from_numpy(drawn[number]).to(counted)[:, None]
-            (beyond,), (whole,) = self._sum(group, nodes, counted[None])
+            group += nodes.shape[1] * torch.arange(len(numbers), device=device)
+            places = (group[:, :, None] * (self.shape[0] * self.shape[1]) + self.place[:, None]).flatten()
+            (beyond,), (whole,) = self._sum(group, places, nodes, counted[None])
             possible = (beyond >= least) & (whole - beyond >= least)
             for t, tree in enumerate(numbers):
                 if tree in candidates:
                     possible[t, torch.from_numpy(~candidates[tree][column]).to(device)] = False
-            self.rounds[number] = Round(outputs, group, nodes, right, possible)
+            self.rounds[number] = Round(outputs, group, places, nodes, right, possible)
 
     @property
     def n_splits(self) -> int:
@@ -102,34 +106,30 @@ class Choices:
         if round_ not in self.rounds:
             return derivatives.new_zeros(())
         known = self.rounds[round_]
-        of_trees = derivatives[..., known.outputs]
-        beyond, whole = self._sum(known.group, known.nodes, of_trees)
+        has_all = known.outputs.tolist() == list(range(derivatives.shape[-1]))
+        of_trees = derivatives[..., slice(None) if has_all else known.outputs]
+        beyond, whole = self._sum(known.group, known.place, known.nodes, of_trees)
         chosen = _sum_by_group(known.group, known.right.shape[1], of_trees) @ known.right
         of_bins = _compute_gain(beyond, whole, l2).masked_fill(~known.possible, -torch.inf)
         gains = torch.cat([_compute_gain(chosen, whole, l2), of_bins], dim=-2) / temperature
         return -gains.log_softmax(dim=-2)[..., 0, :].sum()
 
-    def _sum(self, group: Tensor, nodes: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def _sum(self, group: Tensor, place: Tensor, nodes: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return sums of values (..., n, T) over rows beyond each own bin, (..., T, V, K), and all, (..., T, 1, K)."""
         (trees, count, _), (columns, width) = nodes.shape, self.shape
         whole = _sum_by_group(group, count, values)
-        place = _number_groups(group, count)[:, :, None] * (columns * width) + self.place[:, None]
         spread = values[..., None].expand(*values.shape, columns)
-        sums = sum_by_place(spread.flatten(-3), place.flatten(), trees * count * columns * width)
-        up_to = sums.view(*sums.shape[:-1], trees, count, columns, width).cumsum(dim=-1).flatten(-2)[..., self.bins]
+        sums = sum_by_place(spread.flatten(-3), place, trees * count * columns * width)
+        sums = sums.view(*sums.shape[:-1], trees, count, columns, width).cumsum(dim=-1)
+        up_to = take_at_place(sums.flatten(-2), self.bins)
         return (whole - up_to.transpose(-1, -2)) @ nodes, whole @ nodes
 
 
 def _sum_by_group(group: Tensor, count: int, values: Tensor) -> Tensor:
     """Return the sums (..., T, 1, M) of values (..., n, T) over groups."""
     trees = group.shape[1]
-    sums = sum_by_place(values.flatten(-2), _number_groups(group, count).flatten(), trees * count)
+    sums = sum_by_place(values.flatten(-2), group.flatten(), trees * count)
     return sums.view(*sums.shape[:-1], trees, 1, count)
-
-
-def _number_groups(group: Tensor, count: int) -> Tensor:
-    """Return groups (n, T) numbered over all trees, of which each has at most ``count``."""
-    return group + count * torch.arange(group.shape[1], device=group.device)
 
 
 def _compute_gain(right: Tensor, whole: Tensor, l2: float) -> Tensor:

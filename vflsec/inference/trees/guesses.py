@@ -92,8 +92,7 @@ def _list_tables(view: View, *, everywhere: bool) -> dict[str, dict[str, Tensor]
     for other in list_partners(view):
         components = get_components(view, other, everywhere=everywhere)
         for power in POWERS if components else ():
-            weighed = {s: weigh_components(*parts, power).to(device) for s, parts in components.items()}
-            tables[f"{other} {power}"] = weighed
+            tables[f"{other} {power}"] = {s: weigh_components(*x, power).to(device) for s, x in components.items()}
     return tables
 
 
@@ -198,10 +197,8 @@ def _score_cases(
         starts = [_get_targets(replay, view) for replay, view in zip(replays, views, strict=True)]
         by_columns = fit_labels_by_columns(views, trees, starts, rates)
         by_row = fit_labels_by_row(views, trees, starts, rates) if k == 0 else None
-        by_forest = None
-        if k == 0:
-            draws = [case.draws for case in cases]
-            by_forest = fit_labels_by_forest(views, trees, starts, draws, rates)
+        draws = [case.draws for case in cases]
+        by_forest = fit_labels_by_forest(views, trees, starts, draws, rates) if k == 0 else None
         for place, (case, replay) in enumerate(zip(cases, replays, strict=True)):
             view = case.view
             explained = _replay(trees, by_columns[place], view, rates)
@@ -210,9 +207,8 @@ def _score_cases(
                 f"explained {k}": (explained, _get_targets(explained, view)),
             }
             if by_row is not None:
-                labels = by_row[place]
-                logits = _to_logits(_log_odds(labels), view) + _replay(trees, labels, view, rates).scores
-                guessed[f"explained by row {k}"] = Opinion(logits, logits[view.aux_rows]), labels
+                logits = _to_logits(_log_odds(by_row[place]), view) + _replay(trees, by_row[place], view, rates).scores
+                guessed[f"explained by row {k}"] = Opinion(logits, logits[view.aux_rows]), by_row[place]
             if by_forest is not None:
                 logits = _to_logits(_log_odds(by_forest[place]), view)
                 guessed[LEARNED] = Opinion(logits, logits[view.aux_rows]), by_forest[place]
@@ -220,10 +216,8 @@ def _score_cases(
                 scores[place][name] = {split: opinion.scores}
                 if seen is not None:
                     again = replay_boosting(seen, targets, split, rates)
-                    of_splits = again.scores
-                    if name == LEARNED:
-                        of_splits = score_by_forest(view, again, targets, next(case.draws))
-                    scores[place][f"{EVERYWHERE} {name}"] = {s: _to_logits(x, view) for s, x in of_splits.items()}
+                    table = score_by_forest(view, again, targets, next(case.draws)) if name == LEARNED else again.scores
+                    scores[place][f"{EVERYWHERE} {name}"] = {s: _to_logits(x, view) for s, x in table.items()}
     return scores
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -142,12 +143,9 @@ class LabelFit:
 
         Without a temperature there are no notes.
         """
-
-        def surprise(round_: int, derivatives: Tensor) -> Tensor:
-            assert temperature is not None
-            return self.choices.score_surprise(round_, derivatives, temperature=temperature, l2=self.rates.l2)
-
-        noted = None if temperature is None else surprise
+        noted = None
+        if temperature is not None:
+            noted = partial(self.choices.score_surprise, temperature=temperature, l2=self.rates.l2)
         return replay_boosting(self.trees, self.to_probabilities(logits), self.split, self.rates, noted)
 
 
@@ -281,9 +279,8 @@ def _minimize(loss: Callable[[int], Tensor], parameters: Sequence[Tensor], steps
     """Take ``steps`` steps of Adam on ``loss``, a function of the number of the step."""
     optimizer = torch.optim.Adam(parameters, lr=step)
     for number in range(steps):
-        value = loss(number)
         optimizer.zero_grad()
-        value.backward()  # type: ignore[no-untyped-call]
+        loss(number).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
 

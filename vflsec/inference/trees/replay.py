@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vflsec.core.message import AFTERWARDS, Kind
 from vflsec.core.view import View, memoize
-from vflsec.inference.trees.nodes import collect_nodes, list_new_nodes, list_partners, sum_by_place
+from vflsec.inference.trees.nodes import collect_nodes, list_new_nodes, list_partners, sum_by_place, take_at_place
 
 Ints = NDArray[np.int64]
 
@@ -130,16 +130,19 @@ def replay_boosting(
         here = np.flatnonzero(trees.rounds == round_)
         nodes = {s: torch.from_numpy(x[:, here]).to(p.device) for s, x in trees.nodes.items()}
         outputs = torch.from_numpy(trees.outputs[here]).to(p.device)
+        has_all = trees.outputs[here].tolist() == list(range(targets.shape[-1]))  # needs no index, which is slow
         length = 1 + max(int(x.max()) for x in nodes.values() if x.numel())
         places = length * torch.arange(len(here), device=p.device)
         place = (nodes[split] + places).flatten()
-        of_rows = derivatives[..., outputs].flatten(-2)  # (2, ..., n T)
+        of_rows = (derivatives if has_all else derivatives[..., outputs]).flatten(-2)  # (2, ..., n T)
         sums = sum_by_place(of_rows, place, length * len(here))
         values = _compute_values(sums, rates)
-        others = _compute_values(sums[..., place] - of_rows, rates).view(*left_out.shape[:-1], -1)
+        others = _compute_values(take_at_place(sums, place) - of_rows, rates).view(*left_out.shape[:-1], -1)
         for s, x in nodes.items():
-            scores[s] = scores[s].index_add(-1, outputs, values[..., x + places] * (x > 0))
-        left_out = left_out.index_add(-1, outputs, others * (nodes[split] > 0))
+            of_trees = take_at_place(values, x + places) * (x > 0)
+            scores[s] = scores[s] + of_trees if has_all else scores[s].index_add(-1, outputs, of_trees)
+        others = others * (nodes[split] > 0)
+        left_out = left_out + others if has_all else left_out.index_add(-1, outputs, others)
     return Replay(scores, left_out, notes)
 
 
