@@ -184,8 +184,7 @@ def _get_family(measured: MeasuredStudy, claim: Claim) -> tuple[str, str]:
 
 
 def _correct(family: tuple[str, str], p: Sequence[float]) -> list[float]:
-    adjusted: list[float] = correct_holm(p) if family[0] == PRIMARY else stats.false_discovery_control(p).tolist()
-    return adjusted
+    return correct_holm(p) if family[0] == PRIMARY else [float(q) for q in stats.false_discovery_control(p)]
 
 
 def _list_cases(measured: MeasuredStudy, sizes: Mapping[tuple[str, str], int]) -> Iterator[_TestedClaim]:
