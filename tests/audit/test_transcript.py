@@ -159,7 +159,7 @@ def test_a_writer_does_not_mix_runs(tmp_path):
     "columns",
     [
         {"value": pa.array([[1.0, 2.0], [3.0, 4.0]], pa.large_list(pa.float64()))},
-        {"value": pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float16()))},
+        {"value": pa.array(list(np.array([[1.0, 2.0], [3.0, 4.0]], np.float16)), pa.list_(pa.float16()))},
         {"value": pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32(), 2))},
         {"kind": pa.array(["embedding"] * 2).dictionary_encode(), "row": pa.array(["a", "b"], pa.large_string())},
         {"step": pa.array([0, 0], pa.int16())},
