@@ -11,6 +11,9 @@ from torch.nn import functional as F
 
 from vflsec.core.defense import Defense
 
+SMALLEST = 1e-30
+"""The smallest alpha. Its weights are 1 in every digit; some versions of scipy have no quantiles of smaller ones."""
+
 
 class Mixup(Defense):
     """The top model is trained on mixtures of two rows of a batch, drawn anew by the active party for each update.
@@ -63,7 +66,8 @@ class Mixup(Defense):
         soft = targets if targets.dim() > 1 else F.one_hot(targets, self._classes)
         partner = torch.randperm(len(like), generator=self._rng, device=self._rng.device)
         drawn = torch.rand(len(like), generator=self._rng, device=self._rng.device, dtype=torch.float64)
-        beta = torch.from_numpy(betaincinv(self.strength, self.strength, drawn.cpu().numpy()))
+        alpha = max(self.strength, SMALLEST)
+        beta = torch.from_numpy(betaincinv(alpha, alpha, drawn.cpu().numpy()))
         weight = torch.maximum(beta, 1 - beta).to(like)[:, None]
 
         def mix(x: Tensor) -> Tensor:

@@ -1,9 +1,11 @@
 """Material that does not belong to the data is refused, and material that does passes."""
 
+import json
 import re
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,6 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 
+from vflsec.audit import checkpoint as checkpoints
 from vflsec.audit import job
 from vflsec.audit.fit import MIN_R2_WITHOUT_NOISE
 from vflsec.audit.matching import ColumnRegression, clip_columns
@@ -483,6 +486,22 @@ def test_messages_of_another_training_are_refused(checkpoint, tmp_path, change, 
     TranscriptWriter(tmp_path / "m", opened.header).write(change(list(opened.messages())))
     with pytest.raises(MisfitError, match=message):
         job.prepare_audit(place, messages=tmp_path / "m", draws=1)
+
+
+@pytest.mark.parametrize(("change", "fits"), [(1e-12, True), (1e-6, False)])
+def test_columns_of_a_checkpoint_are_compared_up_to_rounding(checkpoint, monkeypatch, change, fits):
+    """Another processor adds the numbers of a column in another order."""
+    place, encode = checkpoint("fedsplitnn", "--set", "train.epochs=3"), checkpoints._get_encoders
+
+    def encode_elsewhere(data):
+        return json.loads(msgspec.json.encode(encode(data)), parse_float=lambda text: float(text) * (1 + change))
+
+    monkeypatch.setattr(checkpoints, "_get_encoders", encode_elsewhere)
+    if fits:
+        job.prepare_audit(place, draws=1)
+    else:
+        with pytest.raises(UsageError, match="columns of the training"):
+            job.prepare_audit(place, draws=1)
 
 
 def test_a_checkpoint_on_shuffled_files_is_refused(world, checkpoint):

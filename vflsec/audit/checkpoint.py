@@ -7,6 +7,7 @@ the ids of each split) and ``encoders.json`` (the fitted encoder of each party).
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -132,7 +133,7 @@ def restore(folder: Path, dataset: str | None = None, options: Mapping[str, Any]
                 f"expected the rows of the training in {spec.dataset}, found {count(other, 'other row')} in {split}: "
                 f"use the files that it was trained on"
             )
-    if encoders != msgspec.json.decode(msgspec.json.encode(_get_encoders(data))):
+    if not _equal_up_to_rounding(encoders, msgspec.json.decode(msgspec.json.encode(_get_encoders(data)))):
         raise UsageError(f"expected the columns of the training in {spec.dataset}, found other values: use its files")
     fingerprint = hashlib.sha256(files.read(folder / "cell.json")).hexdigest()
     return Restored(cell, facts, fingerprint, folder)
@@ -238,6 +239,15 @@ def list_messages(restored: Restored, folder: Path, adversary: str) -> Iterator[
 def _hash_ids(ids: np.ndarray, salt: str) -> list[str]:
     key = bytes.fromhex(salt)
     return [hashlib.blake2b(str(row).encode(), key=key, digest_size=8).hexdigest() for row in ids]
+
+
+def _equal_up_to_rounding(a: Any, b: Any) -> bool:
+    """Whether two decoded JSON values are equal, where another processor may have added numbers in another order."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_equal_up_to_rounding(a[key], b[key]) for key in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_equal_up_to_rounding, a, b))
+    return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12) if isinstance(a, float) and isinstance(b, float) else a == b
 
 
 def _get_encoders(data: Partition) -> dict[str, Any]:
