@@ -9,7 +9,15 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-OUTSIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "RESULTS.md", "benchmarks/*.md", "benchmarks/*.png", "notebooks/*.ipynb")
+OUTSIDE = (
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "RESULTS.md",
+    "RESULTS.png",
+    "benchmarks/*.md",
+    "benchmarks/*.png",
+    "notebooks/*.ipynb",
+)
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -8,9 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 from click.testing import CliRunner
+from matplotlib.colors import to_hex
 
 from vflsec.cli import cli
 from vflsec.papers import judgement
+from vflsec.papers.diagrams import VERDICT_COLORS, draw_verdicts
 from vflsec.papers.judgement import Judgement, compare_values
 from vflsec.papers.measurements import read_measurements, write_measurements
 from vflsec.papers.study_grid import list_studies, read_study
@@ -30,10 +32,12 @@ def judged():
 
 
 def test_the_page_is_that_of_the_committed_measurements(tmp_path):
-    page = tmp_path / "page.md"
+    page = tmp_path / "RESULTS.md"
     done = CliRunner().invoke(cli, ["judge", "--page", str(page), "--results", str(RESULTS)])
     assert done.exit_code == 0, done.output
     assert page.read_bytes() == PAGE.read_bytes()
+    assert f"({page.with_suffix('.png').name})" in page.read_text(encoding="utf-8")
+    assert page.with_suffix(".png").exists()
 
 
 def test_the_page_has_enough_verdicts(judged):
@@ -47,7 +51,7 @@ def test_every_measured_study_was_registered_before(judged):
     for one in judged.measured:
         assert one.study.registered <= one.measurements.time
         assert one.measurements.registration == one.study.registration
-        assert one.measurements.seeds == one.study.seeds
+        assert one.measurements.seeds in one.study.schedule
 
 
 def _texts(tree):
@@ -65,6 +69,31 @@ def _texts(tree):
 def test_no_digit_of_the_page_is_typed():
     typed = [text for text in _texts(ast.parse(inspect.getsource(judgement))) if re.search(r"\d", text)]
     assert typed == []
+
+
+def test_the_map_has_the_decision_on_each_claim_and_its_data(judged):
+    (axes,) = draw_verdicts(judged.verdicts).axes
+    rows = [label.get_text().rstrip("*") for label in axes.get_yticklabels()]
+    columns = [label.get_text().replace("\n", " ") for label in axes.get_xticklabels()]
+    drawn = {}
+    for patch in axes.patches:
+        row, column = rows[round(patch.get_y() + 0.5)], columns[round(patch.get_x() + 0.5)]
+        drawn[row, column.replace("- ", "-")] = to_hex(patch.get_facecolor())
+    assert drawn == {(f"{v.study} {v.number}", v.data): VERDICT_COLORS[v.decision] for v in judged.verdicts}
+
+
+def test_each_paper_has_a_paragraph_with_its_primary_claims(judged):
+    sources = {one.study.source for one in judged.measured}
+    paragraphs = judged.write_papers()
+    assert len(paragraphs) == len(sources)
+    for verdict in judged.verdicts:
+        if verdict.primary:
+            (paragraph,) = (text for text in paragraphs if verdict.claim in text)
+            assert f"{verdict.decision} on {verdict.data} (" in paragraph
+    counted = sum(
+        int(n) for text in paragraphs for n in re.findall(r"(\d+) (?:holds|equivalent|does not|undecided)", text)
+    )
+    assert counted == len(judged.verdicts)
 
 
 def test_a_changed_value_changes_the_page(judged):

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -145,6 +146,23 @@ def test_utility_and_bytes_are_those_of_a_training(write, tmp_path):
     assert by_name["narrow", "bytes"].by_seed[0] == pytest.approx(by_name["wide", "bytes"].by_seed[0] / 4)
     again = run(*words, "--dry-run")
     assert "0 results to compute" in again.stderr
+
+
+def test_a_study_tunes_each_arm_by_the_same_rule(write, tmp_path):
+    text = OWN.replace("train.target = 0.3\n", "tune = 2\n")
+    out, results = tmp_path / "run", tmp_path / "results"
+    done = run(write(text), "--jobs", "1", "--out", str(out), "--results", str(results))
+    assert done.exit_code == 0, done.output
+    measured = read_measurements(results / "own.json")
+    by_name = {(values.arm, values.measure): values.by_seed for values in measured.values}
+    report = vflsec.evaluate(dataset="toy", data={"options": {"rows": 300}}, train={"epochs": 2}, model={"cut": 2},
+                             methods=["fedsplitnn"], attack="norm", seeds=2, tune=2, jobs=1,
+                             out=tmp_path / "eval")  # fmt: skip
+    assert np.mean([*by_name["narrow", "utility"].values()]) == pytest.approx(report.points[0].utility.mean, abs=1e-6)
+    trained = [facts.seconds for folder in (out / "cells").iterdir() if (facts := Store(out).cell(folder.name).read())]
+    trials = [record.tuning.seconds for record in Store(out).records().values() if record.tuning]
+    assert len(trained) == len(trials) == 2 * 2  # of each arm and seed
+    assert measured.seconds == pytest.approx(sum(trained) + sum(trials), abs=0.1)
 
 
 @pytest.mark.long

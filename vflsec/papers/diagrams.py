@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -10,14 +11,19 @@ from typing import Literal
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 
 from vflsec.papers.recipe import Recipe
 from vflsec.papers.recipe_grid import TableEntry
+from vflsec.papers.verdicts import EQUAL, FAILS, HOLDS, OPEN, Verdict
 from vflsec.report.curve import COLORS, MARKERS, Curve, fix_style
 from vflsec.results.analysis.verdict import MEASURES
 from vflsec.results.statistics import bound_over_seeds
 
 STYLES = ("-", "--", "-.", ":")
+VERDICT_COLORS = {HOLDS: "#1f5fa8", EQUAL: "#b9d3ee", FAILS: "#f0a04b", OPEN: "#eeeeee"}
+"""Told apart by their lightness as well."""
+
 WIDTH, HEIGHT = 3.9, 3.1
 """Of one diagram, in inches."""
 
@@ -130,6 +136,30 @@ def draw_changes(recipe: Recipe, entries: Sequence[TableEntry]) -> Curve:
     axes.grid(visible=False)
     title = f"{_title_all(recipe)}: change of the advantage against {recipe.against}"
     figure.suptitle("\n".join(textwrap.wrap(title, 13 * len(columns))), x=0.01, ha="left", fontsize=10)
+    return figure
+
+
+@fix_style()
+def draw_verdicts(verdicts: Sequence[Verdict]) -> Curve:
+    """Return a map of claims by data: a color for each decision, and the claim's least favorable mean difference."""
+    rows = list(dict.fromkeys((v.study, v.number, v.primary) for v in verdicts))
+    columns = list(dict.fromkeys(v.data for v in sorted(verdicts, key=lambda v: v.data)))
+    figure = Curve(figsize=(3.0 + 0.85 * len(columns), 1.6 + 0.2 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    for v in verdicts:
+        i, j = rows.index((v.study, v.number, v.primary)), columns.index(v.data)
+        axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, facecolor=VERDICT_COLORS[v.decision], edgecolor="white"))
+        mean = min(link.mean for link in v.compared)
+        text = f"{mean:+.3f}" if math.isfinite(mean) else "–"
+        color = "white" if v.decision == HOLDS else "black"
+        axes.text(j, i, text.replace("-", "−"), ha="center", va="center", fontsize=7, color=color)
+    axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
+    axes.set_xticks(range(len(columns)), ["\n".join(textwrap.wrap(name, 12)) for name in columns], fontsize=8)
+    axes.set_yticks(range(len(rows)), [f"{study} {n}{'*' * first}" for study, n, first in rows], fontsize=8)
+    axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
+    axes.grid(visible=False)
+    handles = [Rectangle((0, 0), 1, 1, facecolor=color, label=name) for name, color in VERDICT_COLORS.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8, frameon=False)
     return figure
 
 

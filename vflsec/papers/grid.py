@@ -19,7 +19,15 @@ from vflsec.run import spec as specs
 from vflsec.run.describe import build_manifest
 from vflsec.run.engine import Plan
 from vflsec.run.job import Evaluation
-from vflsec.run.plan import Baseline, Names, Trial, build_cell, make_training, resolve
+from vflsec.run.plan import (
+    Baseline,
+    Names,
+    Trial,
+    build_cell,
+    choose_settings,
+    make_training,
+    resolve,
+)
 from vflsec.run.spec import EvalSpec
 from vflsec.run.store import StageDone, Store
 
@@ -84,11 +92,14 @@ class Grid:
         return {key: record for key, record in self.store.records().items() if key in keys}
 
     def seconds(self) -> float:
-        """Return the time of all trainings, with the phases that they share, and attacks that are in the store."""
-        keys = {key for row in self.plan().rows for key in (row.cell.key, *map(row.cell.stage_key, row.cell.stages))}
+        """Return the time of all trainings, with the phases and trials that they share, and attacks, in the store."""
+        done = self.store.records()
+        rows = [choose_settings(row, done) for row in self.plan().rows]
+        keys = {key for row in rows for key in (row.cell.key, *map(row.cell.stage_key, row.cell.stages))}
         trained = [self.store.cell(key).read() for key in keys]
         attacked = sum(record.seconds.get("attack", 0.0) for record in self.records().values())
-        return attacked + sum(facts.seconds for facts in trained if facts)
+        tuned = {row.cell.key: row.tuning.seconds for row in rows if row.tuning}
+        return attacked + sum(tuned.values()) + sum(facts.seconds for facts in trained if facts)
 
 
 def merge_tables(*tables: Mapping[str, Any]) -> Table:
@@ -107,8 +118,9 @@ def prepare_trainings(settings: Mapping[str, Any], seeds: int) -> Trainings:
     Raises:
         UsageError: a setting that training does not have, or several methods.
     """
-    spec = specs.read_training(settings)
+    spec = specs.read_training(settings, tuned=True)
     engine.check_training(spec)
+    engine.check_tuning(spec)
     return Trainings(msgspec.structs.replace(spec, seeds=seeds))
 
 

@@ -195,6 +195,7 @@ def _read_rounding(path: Path, measurements: Measurements) -> dict[str, float]:
 def _write_page(names: Sequence[str], page: Path, results: Path) -> None:
     """Write the page of these studies, or of all that come with vflsec and are measured."""
     from vflsec.base.errors import UsageError
+    from vflsec.papers.diagrams import draw_verdicts
     from vflsec.papers.judgement import Judgement
     from vflsec.papers.measurements import read_measurements
     from vflsec.papers.study_grid import list_studies as known
@@ -210,6 +211,8 @@ def _write_page(names: Sequence[str], page: Path, results: Path) -> None:
         [MeasuredStudy(stem, study, read_measurements(results / f"{stem}.json")) for stem, study in read]
     )
     unmeasured = [] if names else [name for name in known() if name not in chosen]
+    picture = page.with_suffix(".png")
     with guard_writing(page.parent):
-        page.write_text(judged.page(unmeasured), encoding="utf-8")
+        draw_verdicts(judged.verdicts).savefig(picture, dpi=130)
+        page.write_text(judged.page(unmeasured, picture.name), encoding="utf-8")
     click.echo(f"page: {page}", err=True)

@@ -55,6 +55,15 @@ attacks that were run and of what the adversary infers alone, chosen on one half
 The data are small public ones, and so are the networks: a claim that does not hold here may hold on the paper's data.
 """
 
+PAPERS = """\
+The verdicts on the *primary* claims of each paper, or on all where none is primary, each with the mean difference and
+interval of its least favorable comparison, and the difference in utility where this must be equal.
+"""
+MAP = """\
+A row is a claim, by its study and its number in the sections below; a star marks primary ones. A number is the mean
+difference in the claim's measure, of the comparison that is least favorable to it.
+"""
+
 
 class Judgement:
     """The verdicts on the claims of several studies.
@@ -159,8 +168,13 @@ class Judgement:
         }
         return msgspec.json.encode(content).decode()
 
-    def page(self, unmeasured: Sequence[str] = ()) -> str:
-        """Return the page of all studies; ``unmeasured`` are the names of those without measurements."""
+    def page(self, unmeasured: Sequence[str] = (), picture: str = "") -> str:
+        """Return the page of all studies.
+
+        Args:
+            unmeasured: the names of those without measurements.
+            picture: the path of the map of verdicts, from the page.
+        """
         head = HEAD.format(
             fewest=MIN_SEEDS,
             power=_to_percent(POWER),
@@ -172,8 +186,26 @@ class Judgement:
         remarks += [f"* Registered, not measured yet: {', '.join(unmeasured)}"] if unmeasured else []
         parts = [head, "## Summary", formats.as_markdown(self.counts()), formats.as_markdown(self._list_titles())]
         parts += ["\n".join(remarks)] if remarks else []
+        parts += [f"![The verdict on each claim and its data]({picture})", MAP] if picture else []
+        parts += ["## Papers", PAPERS, *self.write_papers()]
         parts += [self._write_section(measured) for measured in self.measured]
         return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+    def write_papers(self) -> list[str]:
+        """Return a paragraph on each paper: how many of its verdicts are which, and those on its main claims."""
+        paragraphs = []
+        for source in dict.fromkeys(study.source for _, study, _ in self.measured):
+            of_paper = [measured for measured in self.measured if measured.study.source == source]
+            verdicts = [verdict for measured in of_paper for verdict in self.select_study(measured)]
+            numbers = Counter(verdict.decision for verdict in verdicts)
+            counts = ", ".join(f"{numbers[decision]} {decision}" for decision in DECISIONS)
+            main = [verdict for verdict in verdicts if verdict.primary] or verdicts
+            texts = [
+                f"{claim}: {'; '.join(_write_decision(verdict) for verdict in main if verdict.claim == claim)}."
+                for claim in dict.fromkeys(verdict.claim for verdict in main)
+            ]
+            paragraphs.append(f"**{source}**. Verdicts: {counts}. " + " ".join(texts))
+        return paragraphs
 
     def _list_titles(self) -> Cells:
         cells = self.studies()
@@ -216,6 +248,13 @@ def _write_rounding(measurements: Measurements) -> str:
         return "Sensitivity to the machine's rounding was not measured."
     changed = ", ".join(f"{name} {value:.4f}" for name, value in measurements.rounding.items())
     return f"Largest change of a value of the first seed under the rounding of another processor: {changed}."
+
+
+def _write_decision(verdict: Verdict) -> str:
+    """Return a decision with its least favorable difference, and that of utility where it must be equal."""
+    utility = [f"; utility {_format_signed(link.mean)}" for link in verdict.links if link.measure != verdict.measure]
+    least = min(verdict.compared, key=lambda link: link.mean)
+    return f"{verdict.decision} on {verdict.data} ({_write_numbers(least)[0]}{''.join(utility)})"
 
 
 def _show_verdict(verdict: Verdict, *, short: bool) -> str:

@@ -90,7 +90,7 @@ class StudyGrid(Grid):
             for measure in wanted:
                 expect_measure(part.spec, measure.kind, measure.attack, measure.strength)
             return part
-        training = {key: value for key, value in settings.items() if key in specs.TRAINING}
+        training = {key: value for key, value in settings.items() if key in (*specs.TRAINING, "tune")}
         spec = specs.read(training)
         if len(spec.methods) > 1:
             raise UsageError(f"expected one method for each arm, got {', '.join(spec.methods)}: make each an arm")

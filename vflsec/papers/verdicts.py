@@ -100,6 +100,16 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     seeds: int
     links: list[ClaimComparison]
 
+    @property
+    def measure(self) -> str:
+        """The name of what the claim compares."""
+        return self.links[0].measure
+
+    @property
+    def compared(self) -> list[ClaimComparison]:
+        """The comparisons by that measure, without those of utility that must be equal."""
+        return [link for link in self.links if link.measure == self.measure]
+
 
 class _TestedClaim(NamedTuple):
     study: str

@@ -187,7 +187,7 @@ def check(spec: EvalSpec) -> None:
             f"expected an attack on labels with --audit-epsilon (data.canaries), got {', '.join(spec.labels)}: "
             f"add one, for example --attack direction"
         )
-    _check_tuning(spec)
+    check_tuning(spec)
     added = _list_instead(spec)
     for label, method, federation in _build(spec):
         if method.receives or spec.adversary not in (SERVER, SOURCE):
@@ -209,7 +209,7 @@ def check(spec: EvalSpec) -> None:
             make_malicious(federation, spec.adversary, malicious, spec.aux)
 
 
-def _check_tuning(spec: EvalSpec) -> None:
+def check_tuning(spec: EvalSpec) -> None:
     """Raise unless labels can be held out to choose settings, and no epsilon leaves that choice out."""
     defenses = (resolve(defense) for defense in (*spec.defenses, *spec.fixed))
     private = [defense.name for defense in defenses if defense.kind.privacy_spent is not Defense.privacy_spent]

@@ -442,11 +442,12 @@ def read(settings: Mapping[str, Any]) -> EvalSpec:
     return spec
 
 
-def read_training(settings: Mapping[str, Any]) -> EvalSpec:
-    """Return the checked specification of one training."""
+def read_training(settings: Mapping[str, Any], *, tuned: bool = False) -> EvalSpec:
+    """Return the checked specification of one training, whose settings may be ``tuned``."""
+    known = (*TRAINING, "tune") if tuned else TRAINING
     for key in settings:
-        if key not in TRAINING:
-            raise UsageError(describe_unknown("setting of a training", key, TRAINING))
+        if key not in known:
+            raise UsageError(describe_unknown("setting of a training", key, known))
     spec = read(settings)
     if len(spec.methods) > 1:
         raise UsageError(f"expected one method to train, got {', '.join(spec.methods)}: choose with --method")
