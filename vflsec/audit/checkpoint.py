@@ -133,7 +133,7 @@ def restore(folder: Path, dataset: str | None = None, options: Mapping[str, Any]
                 f"expected the rows of the training in {spec.dataset}, found {count(other, 'other row')} in {split}: "
                 f"use the files that it was trained on"
             )
-    if not _equal_up_to_rounding(encoders, msgspec.json.decode(msgspec.json.encode(_get_encoders(data)))):
+    if not _is_equal_up_to_rounding(encoders, msgspec.json.decode(msgspec.json.encode(_get_encoders(data)))):
         raise UsageError(f"expected the columns of the training in {spec.dataset}, found other values: use its files")
     fingerprint = hashlib.sha256(files.read(folder / "cell.json")).hexdigest()
     return Restored(cell, facts, fingerprint, folder)
@@ -241,12 +241,12 @@ def _hash_ids(ids: np.ndarray, salt: str) -> list[str]:
     return [hashlib.blake2b(str(row).encode(), key=key, digest_size=8).hexdigest() for row in ids]
 
 
-def _equal_up_to_rounding(a: Any, b: Any) -> bool:
+def _is_equal_up_to_rounding(a: Any, b: Any) -> bool:
     """Whether two decoded JSON values are equal, where another processor may have added numbers in another order."""
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_equal_up_to_rounding(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(_is_equal_up_to_rounding(a[key], b[key]) for key in a)
     if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(_equal_up_to_rounding, a, b))
+        return len(a) == len(b) and all(map(_is_equal_up_to_rounding, a, b))
     return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12) if isinstance(a, float) and isinstance(b, float) else a == b
 
 
