@@ -149,7 +149,7 @@ def draw_verdicts(verdicts: Sequence[Verdict]) -> Curve:
     for v in verdicts:
         i, j = rows.index((v.study, v.number, v.primary)), columns.index(v.data)
         axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, facecolor=VERDICT_COLORS[v.decision], edgecolor="white"))
-        mean = min(link.mean for link in v.compared)
+        mean = min(link.mean for link in v.comparisons)
         text = f"{mean:+.3f}" if math.isfinite(mean) else "–"
         color = "white" if v.decision == HOLDS else "black"
         axes.text(j, i, text.replace("-", "−"), ha="center", va="center", fontsize=7, color=color)

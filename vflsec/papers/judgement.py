@@ -253,7 +253,7 @@ def _write_rounding(measurements: Measurements) -> str:
 def _write_decision(verdict: Verdict) -> str:
     """Return a decision with its least favorable difference, and that of utility where it must be equal."""
     utility = [f"; utility {_format_signed(link.mean)}" for link in verdict.links if link.measure != verdict.measure]
-    least = min(verdict.compared, key=lambda link: link.mean)
+    least = min(verdict.comparisons, key=lambda link: link.mean)
     return f"{verdict.decision} on {verdict.data} ({_write_numbers(least)[0]}{''.join(utility)})"
 
 

@@ -106,7 +106,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         return self.links[0].measure
 
     @property
-    def compared(self) -> list[ClaimComparison]:
+    def comparisons(self) -> list[ClaimComparison]:
         """The comparisons by that measure, without those of utility that must be equal."""
         return [link for link in self.links if link.measure == self.measure]
 
