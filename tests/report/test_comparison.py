@@ -43,6 +43,22 @@ def run(*words):
     return CliRunner().invoke(cli, ["report", *map(str, words)], catch_exceptions=False)
 
 
+def test_one_page_and_one_table_join_two_folders(folders, tmp_path):
+    page = tmp_path / "joint.html"
+    shown = run(folders / "a", folders / "b", "--html", page)
+    assert (shown.exit_code, shown.stdout.count("What each adversary infers of labels, AUC")) == (0, 1)
+    text = page.read_text("utf-8")
+    assert text.count("<article") == 2
+    assert 'data-name="setting">train.epochs</td>' in text
+    assert not [*folders.glob("*/report.html")]
+    assert "What each" not in run(folders / "a", folders / "b", "--html", page, "--format", "csv").stdout
+    for words, message in (((folders / "a",), "found the same in"), ((tmp_path,), "no manifest.json")):
+        refused = run(folders / "a", *words, "--html", page)
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert refused.stderr.count("\n") == 1
+        assert message in refused.stderr
+
+
 def test_settings_and_lines_that_differ_are_named(folders):
     found = json.loads(run("--compare", folders / "a", folders / "b", "--format", "json").stdout)
     changed = {one["name"]: (one["before"], one["after"]) for one in found["settings"]}

@@ -9,8 +9,10 @@ from html.parser import HTMLParser
 import pytest
 from msgspec.structs import replace
 
-from vflsec.report.page import escape, write_page
-from vflsec.report.report import Report
+from vflsec.base.errors import UsageError
+from vflsec.report.page import Part, escape, write_page
+from vflsec.report.report import Report, order_roles, write_joint_page
+from vflsec.report.table import list_roles
 from vflsec.results.analysis.results import Leak, Measure, Point, Summary
 from vflsec.results.analysis.verdict import state_verdict, suggest_run
 from vflsec.run import engine
@@ -343,10 +345,57 @@ def test_hostile_names_are_text(report):
     renamed = {
         field: [replace(p, defense=bad, choice=bad) for p in getattr(summary, field)] for field in ("points", "worst")
     }
-    text = write_page(replace(summary, **renamed, verdict=[bad]), report.manifest, [(bad, bad, bad, 1)], b"")
-    reader = parsed(text)
-    assert "script" not in reader.tags
-    assert any(bad in one for one in reader.text)
+    part = Part(replace(summary, **renamed, verdict=[bad]), report.manifest, [(bad, bad, bad, 1)])
+    for parts in ([part], [part, part]):
+        reader = parsed(write_page(parts))
+        assert "script" not in reader.tags
+        assert any(bad in one for one in reader.text)
+
+
+def with_role(report, adversary, gain, **fields):
+    """The report as one of another adversary, which gains so much."""
+    worst = [replace(p, leak=replace(p.leak, advantage=gain)) for p in report.summary.worst]
+    summary = replace(report.summary, adversary=adversary, worst=worst, verdict=[f"{adversary} infers."], **fields)
+    return Report(summary, replace(report.manifest, adversary=adversary), report.traffic)
+
+
+def test_several_adversaries_have_one_page_that_is_signed_once_the_worst_first(report):
+    """A part of another seed count says so; what is in the page of one adversary is in the joint one."""
+    weak, strong = with_role(report, "bank", 0.1), with_role(report, "shop", 0.3)
+    ordered = order_roles([weak, strong])
+    assert ordered == [strong, weak]
+    text = write_joint_page(ordered)
+    shown = " ".join(" ".join(parsed(text).text).split())
+    assert shown.index("1. shop") < shown.index("shop infers.") < shown.index("bank infers.")
+    assert (text.count("Sign-off"), text.count("Annex: "), text.count("What the columns mean")) == (1, 1, 1)
+    assert text.count("<article") == text.count("Threat model") == text.count("It knows the answer of 20") == 2
+    assert "None: same data, methods, settings and versions." in shown
+    words = {" ".join(one.split()) for part in ordered for one in parsed(part.to_html()).text} - {""}
+    titles = {f"toy: what {name} infers" for name in ("bank", "shop")}
+    assert [one for one in words - titles if one not in shown] == []
+    other = Report(weak.summary, replace(weak.manifest, settings={**weak.manifest.settings, "seeds": 7}))
+    assert '<td class="text prose" data-name="2. bank">7</td>' in write_joint_page([strong, other])
+
+
+def test_the_table_of_several_adversaries_has_the_numbers_of_their_headlines(report):
+    summaries = [with_role(report, name, 0.1).summary for name in ("bank", "shop")]
+    (cells,) = list_roles([summaries[0], replace(summaries[1], dataset="other")])
+    assert cells.header == ["defense", "1. bank on toy", "2. shop on other"]
+    assert [row[0] for row in cells.rows] == ["without joining (alone)", "no defense", "iso 1"]
+    assert [row[1].split(" ")[0] for row in cells.rows[1:]] == [
+        f"{p.leak.mean:.3f}".removeprefix("0") for p in summaries[0].worst if p.strength in (0, 1)
+    ]
+
+
+def test_an_evaluation_is_not_signed_twice_on_one_page(report):
+    copied = Report(replace(report.summary, out="copy"), report.manifest)
+    with pytest.raises(UsageError, match=r"found the same in .* and copy: name each once"):
+        order_roles([report, copied])
+
+
+def test_an_adversary_without_a_number_is_first(report):
+    empty = with_role(report, "shop", None)
+    assert order_roles([with_role(report, "bank", 0.9), empty])[0] is empty
 
 
 def test_the_same_report_gives_the_same_bytes(report):

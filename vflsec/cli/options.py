@@ -21,6 +21,7 @@ from vflsec.core import registry
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from vflsec.report.formats import Document
     from vflsec.report.report import Report
     from vflsec.report.sweep import SweepReport
     from vflsec.results.records.manifest import RunLimits
@@ -317,6 +318,14 @@ def show(report: Any, form: str, **how: Any) -> None:
         "latex": partial(report.to_latex, **how),
     }  # fmt: skip
     click.echo(forms[form]().rstrip("\n"))
+
+
+def show_document(document: Document, form: str) -> None:
+    """Print tables that are about several folders on stdout."""
+    if form == "table":
+        print_to_terminal(document.rich)
+    else:
+        click.echo((document.latex() if form == "latex" else document.markdown()).rstrip("\n"))
 
 
 def print_to_terminal(make: Callable[[int], RenderableType]) -> None:

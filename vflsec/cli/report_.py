@@ -32,7 +32,8 @@ def add_file(name: str, help_: str) -> Callable[[Any], Any]:
 @click.option("--compare", is_flag=True, help="Print what changed from the first of two folders to the second.")
 @add_file(
     "--html",
-    "Write the page of one folder to FILE, for example if the folder is read-only.  [default: DIR/report.html]",
+    "Write the page to FILE, for example if the folder is read-only; of several folders, one page with a section for "
+    "each adversary.  [default: DIR/report.html]",
 )
 @add_file("--junit", "Write the gates to FILE as JUnit, which build servers show as tests.")
 @add_file("--sarif", "Write gates and leaks to FILE as SARIF 2.1.0, for a code-scanning page.")
@@ -69,9 +70,13 @@ def command(
 ) -> None:
     """Print a finished evaluation or audit again, in any format, and draw its curve again.
 
+    Several folders, for example one for each adversary, are printed one after the other, and then side by side.
+
     The limits that it was given are checked again. Further limits are checked and printed, and decide the exit code as
     well, but do not change DIR/report.html.
     """
+    from vflsec.report.report import order_roles, write_joint_page
+    from vflsec.report.table import show_roles
     from vflsec.results.records.folder import is_sweep
     from vflsec.results.records.manifest import RunLimits
 
@@ -85,21 +90,27 @@ def command(
     given = RunLimits(max_leak=read_limits(max_leak), min_utility=min_utility, max_undetected=max_undetected)
     limits_ = msgspec.structs.asdict(given)
     swept = any(map(is_sweep, (*folders, accepted or folders[0])))
-    if named and (len(folders) > 1 or swept):
-        raise UsageError(f"expected one evaluation or audit with {named[0]}: name one DIR, of a sweep DIR/points/NAME")
+    single = [name for name in named if name != "--html"]
+    if (single and len(folders) > 1) or (named and swept):
+        name = (single or named)[0]
+        raise UsageError(f"expected one evaluation or audit with {name}: name one DIR, of a sweep DIR/points/NAME")
     if max_rise is not None and accepted is None:
         raise UsageError("expected --accepted DIR with --max-rise: name the folder of the last accepted run")
     if swept and len(folders) > 1:
         raise UsageError(f"expected one folder of a sweep, got {len(folders)}: print one at a time")
     reports = [options.read_report(folder, **limits_) for folder in folders]
     before = options.read_report(accepted) if accepted else None
-    for report, folder in zip(reports, folders, strict=True):
+    stored = reports if given == RunLimits() else [options.read_report(folder) for folder in folders]
+    ordered = [] if swept else order_roles(stored)
+    for report in reports:
         options.show(report, form, details=details)
-        stored = report if swept or given == RunLimits() else options.read_report(folder)
-        if html:
-            _write(html, stored.to_html().encode(), "html")
-        else:
-            options.save(stored, folder)
+    if len(ordered) > 1 and form not in ("json", "csv"):
+        options.show_document(show_roles([report.summary for report in ordered]), form)
+    if html:
+        _write(html, write_joint_page(ordered).encode(), "html")
+    else:
+        for report, folder in zip(stored, folders, strict=True):
+            options.save(report, folder)
     codes = {options.exit_code(report) for report in reports}
     if before or any(exports.values()):
         codes.add(_export(reports[0], before, max_rise, exports))
@@ -143,10 +154,7 @@ def _write(path: Path, content: bytes, name: str) -> None:
 
 
 def _compare(folders: tuple[Path, ...], form: str) -> None:
-    from rich.console import Console
-
     from vflsec.report import comparison
-    from vflsec.report.formats import NARROW
     from vflsec.report.report import Report
 
     if len(folders) != 2 or form in ("csv", "latex"):
@@ -154,10 +162,7 @@ def _compare(folders: tuple[Path, ...], form: str) -> None:
         raise UsageError(f"expected two folders and --format table, json or markdown with --compare, got {got}")
     before, after = ((report.summary, report.manifest) for report in map(Report.read, folders))
     changes = comparison.compare(before, after)
-    if form == "table":
-        console = Console()
-        width = console.width if console.is_terminal else max(console.width, NARROW)
-        Console(width=width).print(comparison.show(changes).rich(width))
+    if form == "json":
+        click.echo(msgspec.json.encode(changes).decode())
     else:
-        text = msgspec.json.encode(changes).decode() if form == "json" else comparison.show(changes).markdown()
-        click.echo(text.rstrip("\n"))
+        options.show_document(comparison.show(changes), form)

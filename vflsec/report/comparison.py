@@ -78,7 +78,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 def compare(before: tuple[Summary, Manifest], after: tuple[Summary, Manifest]) -> Comparison:
     """Return what changed."""
     first, second = (_index_points(summary) for summary, _ in (before, after))
-    old, new = (dict(_list_settings(manifest)) for _, manifest in (before, after))
+    old, new = (dict(list_settings(manifest)) for _, manifest in (before, after))
     changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     return Comparison(
         before=before[0].out,
@@ -128,7 +128,8 @@ def _subtract(before: Measure, after: Measure) -> Difference:
     return Difference(before=before.mean, after=after.mean, change=change, ci95=ci95)
 
 
-def _list_settings(manifest: Manifest) -> Iterator[tuple[str, str]]:
+def list_settings(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Yield settings, versions and hashes with their paths, as text."""
     where = manifest.provenance
     yield from _flatten({"adversary": manifest.adversary, "seeds": manifest.seeds, **manifest.settings})
     yield from _flatten({"versions": where.versions, "commit": where.commit, "sources": where.sources})

@@ -320,8 +320,8 @@ def _as_latex_text(cell: str) -> str:
 
 def as_html(cells: Cells, kind: str = "wide") -> str:
     """Return a section of HTML with the table; cells of text have the class ``text``, and ``kind`` is its own class."""
-    kinds = ["" if column.kind == "number" else " class=text" for column in cells.columns]
-
+    classes = {"number": "", "name": " class=text", "prose": ' class="text prose"'}
+    kinds = [classes[column.kind] for column in cells.columns]
     names = [f' data-name="{as_html_text(title)}"' for title in cells.header]
 
     def write_row(values: Sequence[str]) -> str:
@@ -330,8 +330,9 @@ def as_html(cells: Cells, kind: str = "wide") -> str:
 
     body = "".join(map(write_row, cells.rows))
     titles = "".join(f"<th{kind}>{escape(title)}</th>" for kind, title in zip(kinds, cells.header, strict=True))
-    head = f"<tr>{titles}</tr>"
-    return f"<section><h2>{escape(cells.title)}</h2><div class={kind}><table>{head}{body}</table></div></section>"
+    rows = f"<thead><tr>{titles}</tr></thead><tbody>{body}</tbody>"
+    table = f"<div class={kind} tabindex=0><table>{rows}</table></div>"
+    return f"<section><h2>{escape(cells.title)}</h2>{table}</section>"
 
 
 def escape(text: str) -> str:

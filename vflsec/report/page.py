@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from vflsec.base import files
 from vflsec.base.checks import count
 from vflsec.report import table
 from vflsec.report.columns import WORDS
+from vflsec.report.comparison import list_settings
 from vflsec.report.formats import Cells, Column, as_html, escape
 from vflsec.results.analysis.results import Summary
 from vflsec.results.records.manifest import Manifest
 
 STYLE = """
-:root { color-scheme: light dark; --line: #8884; --soft: #8882; --accent: #0072b2; }
-@media (prefers-color-scheme: dark) { :root { --accent: #56b4e9; } }
+:root { color-scheme: light dark; --line: #8884; --soft: #8882; --accent: #0072b2; --page: #fff; --text: #111; }
+@media (prefers-color-scheme: dark) { :root { --accent: #56b4e9; --page: #121212; --text: #eee; } }
 * { box-sizing: border-box; }
+body { background: var(--page); color: var(--text); } a { color: var(--accent); }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 80rem; margin: 0 auto; padding: 1rem; }
 h1 { font-size: 1.4rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
 h3 { font-size: 1rem; margin: 1rem 0 .25rem; }
@@ -25,7 +27,7 @@ h3 { font-size: 1rem; margin: 1rem 0 .25rem; }
 .verdict p { margin: .3rem 0; } .quiet { opacity: .75; margin: .2rem 0; }
 .failed { font-weight: bold; }
 figure { margin: 1rem 0; background: #fff; border: 1px solid var(--line); }
-figure svg { width: 100%; min-width: 22rem; height: auto; display: block; }
+figure svg { width: 100%; height: auto; display: block; }
 figure, pre, .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
 th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid var(--line); vertical-align: top; }
@@ -36,14 +38,24 @@ tr:hover { background: var(--soft); }
 .sign th, .sign td, .wide th { white-space: normal; }
 @media (max-width: 40rem) { .cards table, .cards tbody { display: block; }
   .cards tr { display: block; border-bottom: 2px solid var(--line); padding: .4rem 0; }
-  .cards tr:first-child { display: none; } .cards td { display: flex; justify-content: space-between; gap: 1rem; }
-  .cards td { border: 0; white-space: normal; } .cards td.text { text-align: right; }
+  .cards thead { display: none; } .cards td { display: flex; justify-content: space-between; gap: 1rem; }
+  .cards td { border: 0; white-space: normal; overflow-wrap: anywhere; } .cards td.text { text-align: right; }
   .cards td::before { content: attr(data-name); text-align: left; opacity: .75; } }
 dt { font-weight: 600; } dd { margin: 0 0 .5rem 1rem; } code { overflow-wrap: anywhere; font-size: .85rem; }
-@media print { body { max-width: none; font-size: 10pt; } .wide { overflow: visible; } table { font-size: 7.5pt; }
-  th, td { padding: .1rem .25rem; } td { white-space: normal; } figure svg { min-width: 0; }
-  h2 { break-after: avoid; } figure, tr { break-inside: avoid; } }
+@media print {
+  :root { color-scheme: light; font-size: 10pt; --page: #fff; --text: #000; --accent: #0072b2; }
+  body { max-width: none; font-size: 1rem; padding: 0; } table { font-size: 7.5pt; } th, td { padding: .1rem .25rem; }
+  td { white-space: normal; } td.prose { overflow-wrap: anywhere; min-width: 6em; }
+  .wide, figure, pre { overflow: visible; } pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 7pt; }
+  figure { border: 0; } figure svg { min-width: 0 !important; max-height: 22cm; } pre, .origin dl { columns: 2; }
+  details::details-content { content-visibility: visible; display: block; }
+  h2, h3, h4, dt { break-after: avoid; } figure, tr, .sign, .verdict, dt { break-inside: avoid; }
+  article { break-before: page; }
+  @page { margin: 15mm; @bottom-right { content: counter(page) " / " counter(pages); } } }
 """
+
+OF_ROLE = re.compile(r"adversary$|attacks$|explicit$|sources\.attacks\b")
+"""Settings that differ between adversaries."""
 
 FRAGMENT_STYLE = """
 .vflsec p { margin: .3em 0; } .vflsec .wide { overflow-x: auto; } .vflsec h4 { margin: .8em 0 .3em; }
@@ -96,31 +108,39 @@ ANNEX = (
 )
 
 
-def write_page(
-    summary: Summary, manifest: Manifest, traffic: Sequence[tuple[str, str, str, int]], svg: bytes, dots: bytes = b""
-) -> str:
-    """Return a whole HTML document; ``traffic`` is sender, receiver, kind and bytes of all seeds.
+class Part(NamedTuple):
+    """A report as a page shows it, with its pictures: the curve, and all attacks; one without a picture has none."""
 
-    ``svg`` is the curve, and ``dots`` the picture of all attacks.
-    """
-    title = f"{summary.audited or summary.dataset}: what {summary.adversary} infers"
-    shown = table.show(summary, details=True)
-    headlines = [] if summary.audited else table.list_headlines(summary)
-    tables = [*headlines, *shown.tables, *shown.details]
-    body = [
-        f"<header><h1>{escape(title)}</h1><p class=quiet>{escape(table.write_heading(summary))}</p></header>",
-        _write_verdict(summary),
-        *(as_html(cells, "cards") for cells in headlines),
-        _write_figure(svg.decode(), "Privacy-utility curve"),
-        _write_figure(dots.decode(), "Leak of each attack, beside alone, under each defense"),
-        _write_threat(summary, manifest),
-        _list_untested(summary, manifest),
-        *map(as_html, (*shown.tables, *shown.details)),
-        _write_notes(summary),
-        _write_traffic(traffic),
-        _write_cards(manifest),
+    summary: Summary
+    manifest: Manifest
+    traffic: Sequence[tuple[str, str, str, int]] = ()
+    svg: bytes = b""
+    dots: bytes = b""
+
+
+def write_page(parts: Sequence[Part]) -> str:
+    """Return a whole HTML document about one adversary, or several with a section for each, to be signed once."""
+    summaries = [part.summary for part in parts]
+    tables = [cells for part in parts for cells in _list_tables(part)]
+    if len(parts) == 1:
+        (summary,) = summaries
+        title = f"{summary.audited or summary.dataset}: what {summary.adversary} infers"
+        body = [_write_header(title, table.write_heading(summary)), _write_verdict(summary), *_write_part(parts[0])]
+    else:
+        data = " and ".join(dict.fromkeys(summary.audited or summary.dataset for summary in summaries))
+        title = f"{data}: what {len(parts)} adversaries infer"
+        roles = table.list_roles(summaries)
+        tables += roles
+        body = [
+            _write_header(title, table.WORST_FIRST),
+            *(_write_linked_verdict(k, name, parts) for k, name in enumerate(table.name_roles(summaries))),
+            *(as_html(cells, "cards") for cells in roles),
+            _write_differences(parts),
+            *(_write_article(k, name, parts[k]) for k, name in enumerate(table.name_roles(summaries))),
+        ]
+    body += [
+        _write_cards(part.manifest for part in parts),
         _write_meanings("What the columns mean", _explain_words(tables)),
-        _write_origin(manifest),
         _write_annex(),
         _write_sign_off(),
     ]
@@ -128,10 +148,59 @@ def write_page(
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>\n"
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>\n"
         + "\n".join(filter(None, body))
-        + "\n</body></html>\n"
+        + "\n</main></body></html>\n"
     )
+
+
+def _write_header(title: str, line: str) -> str:
+    return f"<header><h1>{escape(title)}</h1><p class=quiet>{escape(line)}</p></header>"
+
+
+def _write_linked_verdict(k: int, name: str, parts: Sequence[Part]) -> str:
+    return f'<h2><a href="#part-{k + 1}">{escape(name)}</a></h2>{_write_verdict(parts[k].summary)}'
+
+
+def _write_article(k: int, name: str, part: Part) -> str:
+    """Return the section of one of several adversaries, whose headings are a level lower."""
+    inner = "\n".join(filter(None, _write_part(part))).replace("h2>", "h3>")
+    heading = escape(table.write_heading(part.summary))
+    return f'<article id="part-{k + 1}"><h2>{escape(name)}</h2><p class=quiet>{heading}</p>\n{inner}</article>'
+
+
+def _write_differences(parts: Sequence[Part]) -> str:
+    """Return the settings, versions and data in which the evaluations differ, besides adversary and attacks."""
+    settings = [dict(list_settings(part.manifest)) for part in parts]
+    names = [name for name in dict.fromkeys(name for each in settings for name in each) if not OF_ROLE.match(name)]
+    rows = [[name, *(each.get(name, "–") for each in settings)] for name in names]
+    rows = [row for row in rows if len(set(row[1:])) > 1]
+    columns = [Column("", title=name, kind="prose") for name in table.name_roles([part.summary for part in parts])]
+    title = "Settings in which these evaluations differ"
+    if not rows:
+        return f"<section><h2>{title}</h2><p>None: same data, methods, settings and versions.</p></section>"
+    return as_html(Cells(title, [Column("", title="setting", kind="name"), *columns], rows), "cards")
+
+
+def _list_tables(part: Part) -> list[Cells]:
+    shown = table.show(part.summary, details=True)
+    return [*([] if part.summary.audited else table.list_headlines(part.summary)), *shown.tables, *shown.details]
+
+
+def _write_part(part: Part) -> list[str]:
+    summary, manifest, traffic, svg, dots = part
+    headlines = [] if summary.audited else table.list_headlines(summary)
+    return [
+        _write_threat(summary, manifest),
+        *(as_html(cells, "cards") for cells in headlines),
+        _write_figure(svg.decode(), "Privacy-utility curve"),
+        _write_figure(dots.decode(), "Leak of each attack, beside alone, under each defense"),
+        _list_untested(summary, manifest),
+        *map(as_html, _list_tables(part)[len(headlines) :]),
+        _write_notes(summary),
+        _write_traffic(traffic),
+        _write_origin(manifest),
+    ]
 
 
 def write_fragment(summary: Summary) -> str:
@@ -164,7 +233,10 @@ def _write_figure(svg: str, title: str) -> str:
     if not svg:
         return ""
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    return f'<figure role="img" aria-label="{title}">{svg}</figure>'
+    width = re.search(r'width="([\d.]+)pt"', svg)
+    least = f"min-width: {float(width[1]):.0f}px" if width else ""  # a narrow screen scrolls rather than shrinks words
+    svg = svg.replace("<svg", f'<svg style="{least}"', 1)
+    return f'<figure role="img" aria-label="{title}" tabindex=0>{svg}</figure>'
 
 
 def _list_untested(summary: Summary, manifest: Manifest) -> str:
@@ -227,9 +299,13 @@ def _write_traffic(traffic: Sequence[tuple[str, str, str, int]]) -> str:
     return as_html(Cells(title, [*names, Column("", title="MB")], rows))
 
 
-def _write_cards(manifest: Manifest) -> str:
-    groups = manifest.provenance.cards.items()
-    meanings = {f"{name} ({kind[:-1]})": text for kind, cards in groups for name, text in cards.items()}
+def _write_cards(manifests: Iterable[Manifest]) -> str:
+    meanings: dict[str, str] = {}
+    for kind, cards in (item for manifest in manifests for item in manifest.provenance.cards.items()):
+        for name, text in cards.items():
+            known = meanings.setdefault(f"{name} ({kind[:-1]})", text)
+            if text not in known:  # a file of the same name, which is another
+                meanings[f"{name} ({kind[:-1]})"] = f"{known} {text}"
     return _write_meanings("Methods, defenses and attacks", meanings)
 
 
@@ -249,7 +325,7 @@ def _write_origin(manifest: Manifest) -> str:
     }
     items = "".join(f"<dt>{escape(str(k))}</dt><dd><code>{escape(str(v))}</code></dd>" for k, v in facts.items())
     settings = f"<details><summary>All settings</summary><pre>{escape(files.dump(manifest.settings))}</pre></details>"
-    return f"<section><h2>Where the numbers come from</h2><dl>{items}</dl>{settings}</section>"
+    return f"<section class=origin><h2>Where the numbers come from</h2><dl>{items}</dl>{settings}</section>"
 
 
 def _write_annex() -> str:

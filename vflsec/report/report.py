@@ -196,11 +196,14 @@ class Report(Shown):
 
         It needs no network and runs no script.
         """
+        return page.write_page([self._draw_part()])
+
+    def _draw_part(self) -> page.Part:
         drawn = self.summary.points and not self.summary.audited  # an audit has one strength, and no utility
         dots = draw_attacks(self.summary)
         plain = msgspec.structs.replace(self.summary, notes=[], not_run=[])  # the page lists these itself
         pictures = [curve.to_svg(curve.draw(plain)) if drawn else b"", curve.to_svg(dots) if dots else b""]
-        return page.write_page(self.summary, self.manifest, self.traffic, *pictures)
+        return page.Part(self.summary, self.manifest, self.traffic, *pictures)
 
     def save_page(self, folder: Path | str) -> Path:
         """Write ``report.html`` into ``folder``."""
@@ -237,6 +240,27 @@ def plot(reports: Iterable[Report]) -> Figure:
     if not several:
         raise UsageError("expected at least one report to plot, got none")
     return curve.draw(*(report.summary for report in several))
+
+
+def order_roles(reports: Sequence[Report]) -> list[Report]:
+    """Return the reports of several adversaries, the one first that gains most by joining.
+
+    Raises:
+        UsageError: one of them is there twice, or a copy of it.
+    """
+    seen: dict[bytes, str] = {}
+    for report in reports:
+        content = msgspec.json.encode((report.manifest, msgspec.structs.replace(report.summary, out="", gates=[])))
+        if content in seen:
+            both = f"{seen[content]} and {report.summary.out}"
+            raise UsageError(f"expected different evaluations, found the same in {both}: name each once")
+        seen[content] = report.summary.out
+    return sorted(reports, key=lambda report: -table.measure_gain(report.summary))
+
+
+def write_joint_page(reports: Sequence[Report]) -> str:
+    """Return one HTML document with a section for each report, and one sign-off and annex."""
+    return page.write_page([report._draw_part() for report in reports])
 
 
 def _sum_traffic(records: Iterable[Record]) -> list[Traffic]:

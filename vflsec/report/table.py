@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -9,7 +10,7 @@ import msgspec
 from vflsec.base.checks import count
 from vflsec.report.columns import has_lower_bound, select_columns, select_headline_columns, select_table_columns
 from vflsec.report.formats import LAST_DETAIL, MIN_SHOWN, Cells, Column, Document, with_ends, with_margin, write_number
-from vflsec.results.analysis.results import Cap, Damage, Gate, Point, Rank, Summary
+from vflsec.results.analysis.results import Cap, Damage, Gate, Point, Rank, Summary, name_defense
 from vflsec.results.analysis.verdict import MEASURES, suggest_run
 from vflsec.results.records.manifest import NO_ADVERSARY, UNDEFENDED
 
@@ -26,6 +27,11 @@ SINGLE_COLUMN = "ONE COLUMN attacks on an attribute recover one column; others m
 
 FEW_COLUMNS = 5
 """So many columns are listed below a table."""
+
+ALONE = "without joining (alone)"
+"""The first row of the table of several adversaries."""
+
+WORST_FIRST = "The adversary that gains most by joining is first, after any without a number."
 
 ATTACK = Column("attack", lambda row: row.attack, "attack", kind="prose")
 TARGET = Column("target", lambda row: row.target, "of", kind="name")
@@ -79,6 +85,54 @@ def list_headlines(summary: Summary) -> list[Cells]:
         _name_fixed(Cells.fill(f"Strongest attack on {asked}{_write_measure(points)}", shown, points), summary)
         for asked, points in questions.items()
     ]
+
+
+def measure_gain(summary: Summary) -> float:
+    """Return the most that a headline has beyond *alone*, or beyond chance where nothing is alone.
+
+    Several adversaries are ordered by it; one without a number has infinity.
+    """
+    leaks = [point.leak for point in summary.worst if point.leak.mean is not None]
+    gains = [(leak.mean or 0.0) - (leak.chance or 0.0) if leak.alone is None else leak.advantage for leak in leaks]
+    return max((math.inf if gain is None else gain for gain in gains), default=math.inf)
+
+
+def name_roles(summaries: Sequence[Summary]) -> list[str]:
+    """Return a numbered name for each adversary, with its data where these are several."""
+    data = [summary.audited or summary.dataset for summary in summaries]
+    several = len({*data}) > 1
+    named = enumerate(zip(summaries, data, strict=True), 1)
+    return [f"{k}. {summary.adversary}{f' on {name}' if several else ''}" for k, (summary, name) in named]
+
+
+def list_roles(summaries: Sequence[Summary]) -> list[Cells]:
+    """Return the headlines of several adversaries side by side, a table for each target and measure.
+
+    It has a row for each defense, and one for *alone*, and a column for each adversary.
+    """
+    tables: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
+    several = len({point.method for summary in summaries for point in summary.worst}) > 1
+    for name, summary in zip(name_roles(summaries), summaries, strict=True):
+        for point in sorted(summary.worst, key=lambda point: point.strength):
+            target, _, of = _name_question(point).partition(" ")
+            columns = tables.setdefault((target, MEASURES.get(point.leak.metric, point.leak.metric)), {})
+            first = {} if point.leak.alone is None else {ALONE: write_number(point.leak.alone)}
+            column = columns.setdefault(f"{name}: {of}" if of else name, first)
+            label = f"{point.method}, " * several + name_defense(point, summary.undefended)
+            column.setdefault(label, with_margin(point.leak))
+    return [_join_columns(f"What each adversary infers of {', '.join(key)}", tables[key]) for key in tables]
+
+
+def _join_columns(title: str, columns: dict[str, dict[str, str]]) -> Cells:
+    labels = dict.fromkeys(label for column in columns.values() for label in column)
+    labels = dict.fromkeys([*({ALONE} & {*labels}), *labels])
+    rows = [[label, *(column.get(label, "–") for column in columns.values())] for label in labels]
+    return Cells(title, [Column("", title="defense", kind="name"), *(Column("", title=name) for name in columns)], rows)
+
+
+def show_roles(summaries: Sequence[Summary]) -> Document:
+    """Return what a terminal shows below the reports of several adversaries."""
+    return Document([WORST_FIRST], list_roles(summaries), [])
 
 
 def list_caps(summary: Summary, *, details: bool = True) -> Cells:
