@@ -55,6 +55,15 @@ def tuned(folder, *choices, **changes):
     return records.pop(row.key), records
 
 
+def test_a_setting_given_over_a_stored_specification_is_not_varied():
+    stored = msgspec.to_builtins(read(train={"epochs": 12}))
+    again = specs.read(specs.merge(stored, ["train.lr=0.5", "train.pretrain.lr=0.25"]))
+    assert again.explicit == ("train.epochs", "train.lr", "train.pretrain.lr")
+    drawn = draw_settings(again, "fedsplitnn", 0)
+    assert all("train.lr" not in settings for settings in drawn)
+    assert any(drawn)
+
+
 def test_the_sane_rate_wins_and_trains_the_result(tmp_path):
     sane = {"train.lr": 0.02}
     result, trials = tuned(tmp_path, {"train.lr": 1e-9}, sane, {"train.lr": 1e30})

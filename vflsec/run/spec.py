@@ -385,6 +385,8 @@ def merge(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, 
         if not equals or not path or path.endswith("."):
             raise UsageError(f"expected --set path.to.key=value, got {assignment!r}")
         put(merged, path, parse_value(value), f"--set {assignment}")
+        if path.startswith("train.") and isinstance(merged.get("explicit"), list | tuple):  # of a stored spec.toml
+            merged["explicit"] = [*merged["explicit"], path]
     return merged
 
 
