@@ -59,6 +59,20 @@ def test_one_page_and_one_table_join_two_folders(folders, tmp_path):
         assert message in refused.stderr
 
 
+def test_the_page_is_printed_too(folders, tmp_path, monkeypatch):
+    """And nothing is read, computed or written if nothing can print it."""
+    monkeypatch.setattr("vflsec.report.paper.print_page", str.encode)
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    for names in (["a"], ["a", "b"]):
+        page, paper = tmp_path / f"{len(names)}.html", tmp_path / f"{len(names)}.pdf"
+        assert run(*(folders / name for name in names), "--html", page, "--pdf", paper).exit_code == 0
+        assert page.read_bytes() == paper.read_bytes()
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    refused = run(tmp_path / "nowhere", "--pdf", tmp_path / "new.pdf")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "pip install weasyprint" in refused.stderr
+
+
 def test_settings_and_lines_that_differ_are_named(folders):
     found = json.loads(run("--compare", folders / "a", folders / "b", "--format", "json").stdout)
     changed = {one["name"]: (one["before"], one["after"]) for one in found["settings"]}

@@ -35,6 +35,7 @@ def add_file(name: str, help_: str) -> Callable[[Any], Any]:
     "Write the page to FILE, for example if the folder is read-only; of several folders, one page with a section for "
     "each adversary.  [default: DIR/report.html]",
 )
+@add_file("--pdf", "Also print this page to FILE, by Chromium, Chrome, Edge or WeasyPrint.")
 @add_file("--junit", "Write the gates to FILE as JUnit, which build servers show as tests.")
 @add_file("--sarif", "Write gates and leaks to FILE as SARIF 2.1.0, for a code-scanning page.")
 @add_file("--summary", "Write Markdown for the comment on a pull request to FILE.")
@@ -57,6 +58,7 @@ def command(
     folders: tuple[Path, ...],
     compare: bool,
     html: Path | None,
+    pdf: Path | None,
     junit: Path | None,
     sarif: Path | None,
     summary: Path | None,
@@ -75,13 +77,14 @@ def command(
     The limits that it was given are checked again. Further limits are checked and printed, and decide the exit code as
     well, but do not change DIR/report.html.
     """
+    from vflsec.report.paper import expect_printer, print_page
     from vflsec.report.report import order_roles, write_joint_page
     from vflsec.report.table import show_roles
     from vflsec.results.records.folder import is_sweep
     from vflsec.results.records.manifest import RunLimits
 
     exports = {"junit": junit, "sarif": sarif, "summary": summary}
-    named = [f"--{name}" for name, path in {"html": html, **exports, "accepted": accepted}.items() if path]
+    named = [f"--{name}" for name, path in {"html": html, "pdf": pdf, **exports, "accepted": accepted}.items() if path]
     if compare:
         if named or max_leak or not {min_utility, max_undetected, max_rise} <= {None}:
             raise UsageError("expected no limits with --compare, nor other files: set them in a report of one folder")
@@ -90,7 +93,7 @@ def command(
     given = RunLimits(max_leak=read_limits(max_leak), min_utility=min_utility, max_undetected=max_undetected)
     limits_ = msgspec.structs.asdict(given)
     swept = any(map(is_sweep, (*folders, accepted or folders[0])))
-    single = [name for name in named if name != "--html"]
+    single = [name for name in named if name not in ("--html", "--pdf")]
     if (single and len(folders) > 1) or (named and swept):
         name = (single or named)[0]
         raise UsageError(f"expected one evaluation or audit with {name}: name one DIR, of a sweep DIR/points/NAME")
@@ -98,6 +101,8 @@ def command(
         raise UsageError("expected --accepted DIR with --max-rise: name the folder of the last accepted run")
     if swept and len(folders) > 1:
         raise UsageError(f"expected one folder of a sweep, got {len(folders)}: print one at a time")
+    if pdf:
+        expect_printer()
     reports = [options.read_report(folder, **limits_) for folder in folders]
     before = options.read_report(accepted) if accepted else None
     stored = reports if given == RunLimits() else [options.read_report(folder) for folder in folders]
@@ -108,7 +113,9 @@ def command(
         options.show_document(show_roles([report.summary for report in ordered]), form)
     if html:
         _write(html, write_joint_page(ordered).encode(), "html")
-    else:
+    if pdf:
+        _write(pdf, print_page(write_joint_page(ordered)), "pdf")
+    if not (html or pdf):
         for report, folder in zip(stored, folders, strict=True):
             options.save(report, folder)
     codes = {options.exit_code(report) for report in reports}
