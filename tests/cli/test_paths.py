@@ -85,6 +85,8 @@ def test_line_breaks_in_words_and_paths_are_stored_and_read_again(folder: Path):
         result = CliRunner().invoke(cli, command)
         assert result.exit_code == 0, result.stderr
         assert "direction" in result.stdout
+        assert "two?lines" in result.stderr, "a name takes one line"
+        assert "two\nlines" not in result.stderr
     env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     process = start("report", "two\nlines", stdout=subprocess.PIPE, env=env)
     shown, _ = process.communicate()

@@ -338,7 +338,11 @@ def test_the_documented_study_can_be_run(write, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_rounding_otherwise_is_measured_and_kept(write, tmp_path):
+def test_rounding_otherwise_is_measured_and_kept(write, tmp_path, monkeypatch):
+    """Also in a folder with a package of the same name, which is not run."""
+    (tmp_path / "vflsec").mkdir()
+    (tmp_path / "vflsec" / "__init__.py").write_text("raise SystemExit(7)")
+    monkeypatch.chdir(tmp_path)
     text = OWN.replace("seeds = 2", "seeds = 1").replace("rows = 300", "rows = 150")
     words = (write(text), "--jobs", "1", "--out", str(tmp_path / "run"), "--results", str(tmp_path))
     assert run(*words, "--rounding").exit_code == 0

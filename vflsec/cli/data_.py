@@ -11,7 +11,7 @@ import click
 
 from vflsec.base.errors import UsageError
 from vflsec.cli import Suggesting
-from vflsec.cli.options import FilePath, expect_folder
+from vflsec.cli.options import FilePath, expect_folder, print_note
 
 if TYPE_CHECKING:
     from vflsec.data.checkup import Checkup
@@ -59,7 +59,8 @@ def init(
         raise UsageError(f"expected a new file {out}, found one: name another with --out, or overwrite it with --force")
     out.write_text(text, "utf-8")
     click.echo(text, nl=False)
-    click.echo(f"\nwritten to {out}; next: vflsec data check {out}", err=True)
+    click.echo(err=True)
+    print_note(f"written to {out}; next: vflsec data check {out}")
 
 
 @command.command()

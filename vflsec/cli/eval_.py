@@ -379,7 +379,7 @@ def announce(job: Job[Evaluation], todo: Plan) -> None:
 
     if job.sweep:
         what = f"{count(len(job.parts), 'point')} of {', '.join(job.sweep.axes)}"
-        click.echo(f"vflsec eval  {what}: {count(todo.missing, 'result')} to compute   {job.store.folder}", err=True)
+        options.print_note(f"vflsec eval  {what}: {count(todo.missing, 'result')} to compute   {job.store.folder}")
         return
     spec, names = job.parts[0].spec, job.parts[0].names
     attacks = ", ".join(attack.name + attack.place for attack in spec.attacks)
@@ -401,9 +401,8 @@ def announce(job: Job[Evaluation], todo: Plan) -> None:
     what += f"{' and' if todo.trials else ' after'} {count(len(todo.stages), 'pre-training')}" if todo.stages else ""
     shadows = sum(len(task.shadows) for task in todo.groups if task.shadows)
     what += f" and {count(shadows, 'shadow training')}" if shadows else ""
-    click.echo(
-        f"{count(todo.cached + todo.missing, 'result')}: {todo.cached} cached, {what}   {job.store.folder}", err=True
-    )
+    results = count(todo.cached + todo.missing, "result")
+    options.print_note(f"{results}: {todo.cached} cached, {what}   {job.store.folder}")
 
 
 def read_limits(texts: Sequence[str]) -> dict[str, float]:

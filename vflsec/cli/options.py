@@ -15,7 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from vflsec.base.checks import count, describe_unknown
-from vflsec.base.errors import UsageError
+from vflsec.base.errors import UsageError, clean
 from vflsec.core import registry
 
 if TYPE_CHECKING:
@@ -303,9 +303,9 @@ def save(report: Report | SweepReport, folder: Path) -> None:
         )
     try:
         for path in report.save(folder):
-            click.echo(f"{'report' if path.suffix == '.html' else 'curve'}: {path}", err=True)
+            print_note(f"{'report' if path.suffix == '.html' else 'curve'}: {path}")
     except OSError as error:
-        click.echo(f"no curve was drawn: cannot write to {folder}: {error.strerror or error}", err=True)
+        print_note(f"curve or report.html is missing: cannot write to {folder}: {error.strerror or error}")
 
 
 def show(report: Any, form: str, **how: Any) -> None:
@@ -326,6 +326,11 @@ def show_document(document: Document, form: str) -> None:
         print_to_terminal(document.rich)
     else:
         click.echo((document.latex() if form == "latex" else document.markdown()).rstrip("\n"))
+
+
+def print_note(text: str) -> None:
+    """Print one line on stderr; control characters of names of files become question marks."""
+    click.echo(clean(text), err=True)
 
 
 def print_to_terminal(make: Callable[[int], RenderableType]) -> None:

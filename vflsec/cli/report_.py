@@ -157,7 +157,7 @@ def _write(path: Path, content: bytes, name: str) -> None:
         files.replace(path, content, mode=0o666)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}; name another file in --{name}") from None
-    click.echo(f"{name}: {path}", err=True)
+    options.print_note(f"{name}: {path}")
 
 
 def _compare(folders: tuple[Path, ...], form: str) -> None:

@@ -87,7 +87,7 @@ def command(
             )
         if out:
             CellFolder(out).write(facts, lambda path: checkpoint.save(path, trained, spec, seed), portable=True)
-            click.echo(f"checkpoint: {out}", err=True)
+            options.print_note(f"checkpoint: {out}")
     for note in facts.notes:
         click.echo(f"NOTE {note}", err=True)
     assert facts.utility is not None, "its training has ended well"
@@ -101,7 +101,7 @@ def command(
         raise lost
     if record:
         for path in sorted(record.rglob("*.recording")) or [record]:
-            click.echo(f"recording: {path}", err=True)
+            options.print_note(f"recording: {path}")
 
 
 def describe_budget(account: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ import click
 
 from vflsec.base.errors import UsageError
 from vflsec.cipher.roles.exchange import ROLES
-from vflsec.cli.options import FilePath, add_max_exposure, expose
+from vflsec.cli.options import FilePath, add_max_exposure, expose, print_note
 
 
 class Seconds(click.FloatRange):
@@ -178,7 +178,7 @@ def run(**given: Any) -> None:
     if result.epsilon is not None:
         click.echo(_describe_epsilon(agreed, result.epsilon))
     click.echo(f"{'traffic':10} {(result.sent + result.received) / 1e6:.1f} MB", err=role == "passive")
-    click.echo(f"run {result.run[:8]}, {result.batches} batches, history {result.history[:12]}: {out}", err=True)
+    print_note(f"run {result.run[:8]}, {result.batches} batches, history {result.history[:12]}: {out}")
 
 
 def _describe_epsilon(agreed: Any, epsilon: float) -> str:

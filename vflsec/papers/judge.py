@@ -116,7 +116,7 @@ def _run(
 
     from vflsec import api
     from vflsec.base.checks import count
-    from vflsec.cli.options import report_interrupt
+    from vflsec.cli.options import print_note, report_interrupt
     from vflsec.papers.judgement import compare_values
     from vflsec.papers.measurements import write_measurements
     from vflsec.papers.study_grid import StudyGrid, read_study
@@ -137,9 +137,7 @@ def _run(
         while look:
             job = StudyGrid(stem, study, store, look)
             at = f", with {max(look.values())} of at most {study.schedule[-1]} seeds" if study.looks else ""
-            click.echo(
-                f"vflsec judge {stem}: {count(job.missing(), 'result')} to compute{at}   {store.folder}", err=True
-            )
+            print_note(f"vflsec judge {stem}: {count(job.missing(), 'result')} to compute{at}   {store.folder}")
             if dry_run:
                 return None
             with report_interrupt(store):
@@ -155,7 +153,7 @@ def _run(
             measurements = msgspec.structs.replace(measurements, rounding=_read_rounding(path, measurements))
         with guard_writing(path.parent):
             write_measurements(path, measurements)
-    click.echo(f"measurements: {path}", err=True)
+    print_note(f"measurements: {path}")
     return MeasuredStudy(stem, study, measurements)
 
 
@@ -171,7 +169,7 @@ def _measure_other_rounding(name: str, stem: str, out: Path, jobs: int | None, d
     from vflsec.base.errors import StoreError
     from vflsec.papers.measurements import read_measurements
 
-    words = [sys.executable, "-m", "vflsec", "judge", name, "--seeds", "1", "--out", str(out), "--device", device]
+    words = [sys.executable, "-P", "-m", "vflsec", "judge", name, "--seeds", "1", "--out", str(out), "--device", device]
     words += ["--results", str(out / "whole"), *(["--jobs", str(jobs)] if jobs else [])]
     ended = subprocess.run(words, env={**os.environ, **OTHERWISE}, stdout=subprocess.DEVNULL, check=False)  # noqa: S603
     if ended.returncode not in (0, 3):
@@ -195,6 +193,7 @@ def _read_rounding(path: Path, measurements: Measurements) -> dict[str, float]:
 def _write_page(names: Sequence[str], page: Path, results: Path) -> None:
     """Write the page of these studies, or of all that come with vflsec and are measured."""
     from vflsec.base.errors import UsageError
+    from vflsec.cli.options import print_note
     from vflsec.papers.diagrams import draw_verdicts
     from vflsec.papers.judgement import Judgement
     from vflsec.papers.measurements import read_measurements
@@ -215,4 +214,4 @@ def _write_page(names: Sequence[str], page: Path, results: Path) -> None:
     with guard_writing(page.parent):
         draw_verdicts(judged.verdicts).savefig(picture, dpi=130)
         page.write_text(judged.page(unmeasured, picture.name), encoding="utf-8")
-    click.echo(f"page: {page}", err=True)
+    print_note(f"page: {page}")

@@ -54,7 +54,7 @@ def command(
     """
     from vflsec import api
     from vflsec.base.checks import count
-    from vflsec.cli.options import report_interrupt, show
+    from vflsec.cli.options import print_note, report_interrupt, show
     from vflsec.papers import recipe
     from vflsec.papers.recipe_grid import RecipeGrid
     from vflsec.papers.reproduction import Reproduction
@@ -74,7 +74,7 @@ def command(
     job = RecipeGrid(chosen, store)
     missing, workers = job.missing(), jobs or api.count_cores()
     what = "result" if chosen.has_attacks else "training"
-    click.echo(f"vflsec reproduce {stem}: {count(missing, what)} to compute   {store.folder}", err=True)
+    print_note(f"vflsec reproduce {stem}: {count(missing, what)} to compute   {store.folder}")
     if dry_run:
         before = [job]
         if not quick:
@@ -91,4 +91,4 @@ def command(
     show(result, form)
     with guard_writing(store.folder):
         for path in result.save_curve(store.folder):
-            click.echo(f"curve: {path}", err=True)
+            print_note(f"curve: {path}")

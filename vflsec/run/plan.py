@@ -224,7 +224,7 @@ def choose_settings(row: Trial, done: Mapping[str, Record]) -> Trial:
     if not results or len(results) < len(tried):
         return row
     scores = [result.utility.headline if result.utility else None for result in results]  # None if it failed
-    best = row.choices[int(np.argmax([-np.inf if score is None else score for score in scores]))]
+    best = row.choices[int(np.argmax([-np.inf if score is None or np.isnan(score) else score for score in scores]))]
     tuning = Tuning(settings=best, scores=scores, seconds=sum(result.seconds["train"] for result in results))
     return msgspec.structs.replace(row, cell=row.cell.with_settings(best), choices=(), tuning=tuning)
 

@@ -401,7 +401,7 @@ def _attack_and_score(
         "fold": fold,
         "budget": {**guess.budget, **({"trials": trials} if trials > 1 else {})},
         "sureness": measure_sureness(view, guess) if is_signed else None,
-        "tuned": repr(chosen) if chosen is not attack else None,
+        "tuned": repr(chosen) if repr(chosen) != repr(attack) else None,
     }
 
 

@@ -117,7 +117,7 @@ def test_a_report_of_a_read_only_folder(evaluated, copied, monkeypatch):
     monkeypatch.undo()
     assert shown.exit_code == 0
     assert json.loads(shown.stdout)["points"] == json.loads(json.dumps(evaluated[0]["points"]))
-    assert shown.stderr == f"no curve was drawn: cannot write to {copied}: Permission denied\n"
+    assert shown.stderr == f"curve or report.html is missing: cannot write to {copied}: Permission denied\n"
     assert refused == [".writing-curve.svg"]
     assert sorted(path.name for path in copied.iterdir()) == before
 
