@@ -306,10 +306,5 @@ class _OutOfBagForest:
         predicted[split][rows] = left_out
         if len(others):
             predicted[split][others] = trees.predict(self.x[split][others])
-        return {name: _log_shares(torch.as_tensor(p)).to(guessed.device) for name, p in predicted.items()}
-
-
-def _log_shares(p: Tensor) -> Tensor:
-    """Return the log of ``p`` (n, C), at least ``MIN_SHARE`` and normalized; a row of zeros becomes uniform."""
-    p = p.clamp_min(MIN_SHARE)
-    return (p / p.sum(dim=1, keepdim=True)).log()
+        shares = {name: torch.as_tensor(p).clamp_min(MIN_SHARE) for name, p in predicted.items()}
+        return {name: (p / p.sum(dim=1, keepdim=True)).log().to(guessed.device) for name, p in shares.items()}

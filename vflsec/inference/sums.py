@@ -129,15 +129,23 @@ def _whiten(view: View, message: Message, p: Tensor) -> tuple[Tensor, Tensor]:
 
     In each direction the sum has variance 1 given the functions of own columns. Those that noise hides are left out.
     """
-    a, noise = compute_weights(view, message)[:, 0].cpu(), float(message.payload["noise"])  # (B, P)
-    small = a.T @ a if a.shape[1] <= a.shape[0] else a @ a.T
-    energy, basis = torch.linalg.eigh(small)
+    noise, total = float(message.payload["noise"]), message.payload["sum"].double().cpu()
+    a, group, total = _merge_rows(compute_weights(view, message)[:, 0].cpu(), total)
+    roots = torch.bincount(group)[:, None].double().sqrt()
+    a = a * roots
+    energy, basis = torch.linalg.eigh(a.T @ a if a.shape[1] <= a.shape[0] else a @ a.T)
     seen = energy > 1e-9 * energy[-1] + 1e-3 * noise**2
     energy, basis = energy[seen], basis[:, seen]
     directions = basis if a.shape[1] <= a.shape[0] else a.T @ basis / energy.sqrt()
     directions = directions / (noise**2 + REST * energy).sqrt()
-    weights = a @ directions
-    return weights, message.payload["sum"].double().cpu() @ directions - p @ weights
+    weights = (a @ directions / roots)[group]
+    return weights, total @ directions - p @ weights
+
+
+def _merge_rows(a: Tensor, total: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the different rows of weights (B, P), which one each is (B,), and sums (P,), less unused parameters."""
+    used = a.any(dim=0)
+    return *torch.unique(a[:, used], dim=0, return_inverse=True), total[used]
 
 
 def compute_weights(view: View, message: Message) -> Tensor:
@@ -167,8 +175,10 @@ def _update(mean: Tensor, variance: Tensor, weights: Tensor, total: Tensor, nois
 
     Of the two systems that give the same answer, (P, P) and (B m, B m), the smaller one is solved.
     """
-    a, v = weights.flatten(0, 1), variance.flatten()  # (B m, P), (B m,)
-    surprise = total.double() - mean.flatten() @ a
+    a = weights.flatten(0, 1)  # (B m, P)
+    a, group, surprise = _merge_rows(a, total.double() - mean.flatten() @ a)
+    v = variance.new_zeros(len(a)).index_add(0, group, variance.flatten())  # of the sum of numbers with equal weights
+    share = variance.flatten() / v[group]
     floor = noise**2 + 1e-10
     if a.shape[1] <= a.shape[0]:
         covariance = a.T @ (v[:, None] * a)
@@ -182,4 +192,5 @@ def _update(mean: Tensor, variance: Tensor, weights: Tensor, total: Tensor, nois
         precision.diagonal().add_(1 / v)
         inverse = torch.linalg.inv(precision)
         gain, explained = inverse @ (a @ surprise) / floor, v - inverse.diagonal()
-    return mean + gain.reshape(mean.shape), (v - explained).clamp(min=1e-9).reshape(mean.shape)
+    gain, explained = share * gain[group], share**2 * explained[group]
+    return mean + gain.reshape(mean.shape), (variance - explained.reshape(mean.shape)).clamp(min=1e-9)
