@@ -37,6 +37,7 @@ CATALOGUE = {
     "inversion-blackbox": "vflsec.attacks.inversion_blackbox:BlackBoxInversion",
     "inversion-whitebox": "vflsec.attacks.inversion_whitebox:WhiteBoxInversion",
     "split-order": "vflsec.attacks.split_order:SplitOrder",
+    "fsha": "vflsec.attacks.fsha:FeatureSpaceHijacking",
     "grn": "vflsec.attacks.grn:GenerativeRegressionNetwork",
     "attribute": "vflsec.attacks.attribute:AttributeInference",
     "model-recovery": "vflsec.attacks.model_recovery:ModelRecovery",

@@ -217,14 +217,14 @@ def describe(kind: str, plugin: Any) -> dict[str, Any]:
 
 
 def _describe_attack(attack: type[Attack]) -> dict[str, Any]:
-    from vflsec.core.attack import Attack
+    from vflsec.core.attack import ActingAttack, Attack
 
-    modifies = attack.optimizer is not Attack.optimizer
+    acts = issubclass(attack, ActingAttack) or attack.optimizer is not Attack.optimizer
     return {
         "name": attack.name,
         "breaks" if attack.target == "integrity" else "recovers": attack.target,
         "adversary": attack.side,
-        "behavior": "acts in training" if attack.target == "integrity" or modifies else "honest-but-curious",
+        "behavior": "acts in training" if acts else "honest-but-curious",
         "needs": ", ".join(sorted(map(str, attack.needs))),
         **({"also reads": ", ".join(sorted(map(str, attack.wants)))} if attack.wants else {}),
         "classes": "any number" if attack.classes is None else attack.classes,

@@ -268,21 +268,9 @@ def list_integrity(malicious: Mapping[str, Attack]) -> dict[str, IntegrityAttack
     return {name: attack for name, attack in malicious.items() if isinstance(attack, IntegrityAttack)}
 
 
-class IntegrityAttack(Attack):
-    """A malicious passive party that degrades the joint model, or plants a backdoor in it; it infers nothing.
+class ActingAttack(Attack):
+    """An attack by a malicious party that has prepared before training and acts in it; each party has an instance."""
 
-    It acts whenever it sends embeddings for a supervised loss or a prediction, and never in pre-training. Each hook is
-    honest unless overridden. The party's own defenses still act on its messages. The ``step`` that a hook receives has
-    no labels. Each colluding party has an instance of its own.
-
-    Attributes:
-        aim: the class that a trigger causes; None for an attack without a trigger.
-    """
-
-    side: ClassVar[Literal["passive", "active", "either"]] = "passive"
-    target: ClassVar[Target] = "integrity"
-    needs: ClassVar[frozenset[Knowledge]] = frozenset({Need.FEATURES})
-    aim: int | None = None
     _seed: int = 0
     _party: str = ""
 
@@ -302,6 +290,43 @@ class IntegrityAttack(Attack):
 
     def prepare(self, view: View) -> None:
         """Prepare the attack before training, for example choose rows."""
+
+    @property
+    def acts_in_training(self) -> bool:
+        """True, since each cell under attack is a training of its own."""
+        return True
+
+
+class HijackingAttack(ActingAttack):
+    """A malicious active party that sends a passive party other gradients than those of the joint model's loss.
+
+    Its own models learn from that loss as agreed, and its own defenses still act on what it sends. It has learned from
+    all auxiliary rows when training ends, so that no fold of them can test it.
+    """
+
+    side: ClassVar[Literal["active"]] = "active"
+    target: ClassVar[Target] = "features"
+
+    @abstractmethod
+    def replace_gradient(self, victim: str, h: Tensor, g: Tensor, step: Step) -> Tensor:
+        """Return the gradient (B, d) that is sent in place of ``g`` for the received embeddings ``h`` (B, d)."""
+
+
+class IntegrityAttack(ActingAttack):
+    """A malicious passive party that degrades the joint model, or plants a backdoor in it; it infers nothing.
+
+    It acts whenever it sends embeddings for a supervised loss or a prediction, and never in pre-training. Each hook is
+    honest unless overridden. The party's own defenses still act on its messages. The ``step`` that a hook receives has
+    no labels. Each colluding party has an instance of its own.
+
+    Attributes:
+        aim: the class that a trigger causes; None for an attack without a trigger.
+    """
+
+    side: ClassVar[Literal["passive", "active", "either"]] = "passive"
+    target: ClassVar[Target] = "integrity"
+    needs: ClassVar[frozenset[Knowledge]] = frozenset({Need.FEATURES})
+    aim: int | None = None
 
     def on_features(self, x: Tensor, step: Step) -> Tensor:
         """Return the input of the party's bottom model in place of its columns ``x`` (B, p)."""
@@ -339,8 +364,3 @@ class IntegrityAttack(Attack):
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Raise UsageError, since there is nothing to guess."""
         raise UsageError(f"attack {self.name!r} is on integrity and guesses nothing: measure it with vflsec eval")
-
-    @property
-    def acts_in_training(self) -> bool:
-        """True, since each cell under attack is a training of its own."""
-        return True

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from vflsec.base.errors import Diverged
 from vflsec.base.seeds import make_rng
 from vflsec.core import hooks
-from vflsec.core.attack import list_integrity
+from vflsec.core.attack import HijackingAttack, list_integrity
 from vflsec.core.federation import Federation
 from vflsec.core.message import Step
 from vflsec.core.method import Progress
@@ -240,7 +240,10 @@ class SplitTraining:
     def _backward(self, name: str, h: Tensor, step: Step) -> Tensor:
         """Return what the party feeds its bottom model of the gradient with respect to ``h``, as it arrived."""
         assert h.grad is not None
-        return self._change("on_gradient", name, self.boundaries[name].backward(h.grad, step), step)
+        g, attack = h.grad, self.federation.malicious.get(self.federation.active.name)
+        if isinstance(attack, HijackingAttack):
+            g = attack.replace_gradient(name, h.detach(), g, step)
+        return self._change("on_gradient", name, self.boundaries[name].backward(g, step), step)
 
     def _receive(self, arrived: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the inputs of the top model: each received embedding after the active party's own defenses."""

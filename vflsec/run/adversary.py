@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from sklearn.model_selection import KFold, StratifiedKFold
 from torch import Tensor, nn
 
-from vflsec.base.checks import expect_known
+from vflsec.base.checks import describe_unknown, expect_known
 from vflsec.base.errors import UsageError
 from vflsec.base.seeds import derive
-from vflsec.core.attack import Attack
+from vflsec.core.attack import Attack, HijackingAttack
 from vflsec.core.federation import Federation
 from vflsec.core.message import SERVER, SOURCE, Message
 from vflsec.core.method import Method, Trained
@@ -42,6 +42,18 @@ def get_adversary(federation: Federation, name: str) -> tuple[Party, ...]:
     if len(parties) > 1 and any(party.active for party in parties):
         raise UsageError(f"expected passive parties to collude, got {name}: the active party has the labels")
     return parties
+
+
+def get_victim(attack: Attack, federation: Federation, parties: Sequence[Party]) -> Party:
+    """Return the victim that ``attack`` names, or the first party that is not among ``parties``, the adversary's.
+
+    For a passive adversary that is the active party, the only one whose messages it receives.
+    """
+    others = {party.name: party for party in federation.parties.values() if party not in parties}
+    name = attack.victim or next(iter(others), "")
+    if name not in others:
+        raise UsageError(describe_unknown("victim", name, others))
+    return others[name]
 
 
 def get_side(method: Method, federation: Federation, name: str) -> str:
@@ -116,7 +128,7 @@ def observe_source(trained: Trained, parties: Sequence[Party], aux_rows: Tensor,
 
 
 def observe_before(federation: Federation, party: Party, aux: AuxSpec) -> View:
-    """Return the view of a passive party before training: its columns, and the labels of its auxiliary samples."""
+    """Return the view of a party before training: its columns, and the labels of its auxiliary samples."""
     labels = federation.active.labels["train"]
     rows = draw_auxiliary(labels, federation.n_classes, aux, federation.seed, federation.canaries)
     rows = rows.to(federation.device)
@@ -128,6 +140,23 @@ def observe_before(federation: Federation, party: Party, aux: AuxSpec) -> View:
         model=None,
         aux_rows=rows,
         aux_labels=labels[rows],
+    )
+
+
+def observe_victim_before(federation: Federation, party: Party, aux: AuxSpec, attack: Attack) -> View:
+    """Return the view of the active party before training, with the victim's columns of the auxiliary samples.
+
+    They are those of the question that ``attack`` answers after training.
+    """
+    victim = get_victim(attack, federation, [party])
+    rows = draw_auxiliary_rows(federation.n_rows("train"), aux, federation.seed).to(federation.device)
+    return replace(
+        observe_before(federation, party, AuxSpec(n=0)),
+        n_classes=victim.n_features,
+        aux_rows=rows,
+        aux_labels=victim.features["train"][rows],
+        victim=victim.name,
+        layout=victim.layout,
     )
 
 
@@ -184,6 +213,11 @@ def draw_auxiliary(
     return torch.from_numpy(np.sort(order[: spec.n]))
 
 
+def draw_auxiliary_rows(n_rows: int, spec: AuxSpec, seed: int) -> Tensor:
+    """Return the sorted positions (n,) of auxiliary samples among the training rows, drawn from all alike."""
+    return draw_auxiliary(torch.zeros(n_rows, dtype=torch.long), 1, AuxSpec(n=spec.n, balanced=False), seed)
+
+
 TRIALS = {"paper": 1, "small": 4, "large": 16}
 
 REPEATS = 3
@@ -213,8 +247,11 @@ def tune(attack: Attack, view: View, metric: str, aux: AuxSpec, seed: int) -> tu
 
     Returns:
         The attack, the mean fold score of what was chosen on other folds, and the number of trials. The score is None
-        if nothing reads it, as of attacks on classes without ``aux.pick``, or if folds cannot be made.
+        if nothing reads it, as of attacks on classes without ``aux.pick``, or if folds cannot be made. An attack that
+        has learned from every auxiliary row in training has none to be tested on.
     """
+    if isinstance(attack, HijackingAttack):
+        return attack, None, 1
     others = draw_variants(attack, TRIALS[aux.budget], np.random.default_rng(derive(seed, "variants")))
     is_compared = aux.pick or metric in VALUES  # the headline of columns may be the pick, which leaks more
     if not (others or is_compared):

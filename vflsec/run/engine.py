@@ -25,7 +25,7 @@ import torch
 
 from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.core import hooks
-from vflsec.core.attack import IntegrityAttack
+from vflsec.core.attack import ActingAttack, IntegrityAttack
 from vflsec.core.defense import Defense
 from vflsec.core.federation import Federation
 from vflsec.core.message import SERVER, SOURCE, Kind
@@ -177,10 +177,10 @@ def check(spec: EvalSpec) -> None:
     attacks = [(attack.make(), attack.spec.after) for attack in wanted]
     for attack, _ in attacks:
         plans.make_alone_attack(attack)
-        if spec.trainings > 1 and attack.target in SINGLE_TRAINING:
+        if spec.trainings > 1 and (attack.target in SINGLE_TRAINING or isinstance(attack, ActingAttack)):
             raise UsageError(
-                f"expected one training with an attack on {attack.target}, got {attack.name} with trainings = "
-                f"{spec.trainings}: drop --trainings, or leave the attack out"
+                f"expected one training with {attack.name}, on {attack.target}, got trainings = {spec.trainings}: "
+                f"drop --trainings, or leave the attack out"
             )
     if spec.data.canaries and not any(attack.target == "labels" for attack, _ in attacks):
         raise UsageError(
@@ -276,7 +276,7 @@ def _with_columns(spec: EvalSpec, named: Sequence[Technique] | None = None) -> E
 def _find_obstacle(wanted: Technique, spec: EvalSpec, built: Sequence[tuple[str, Method, Federation]]) -> str | None:
     """Return why ``all`` does not stand for this attack; None if it does."""
     attack, after = wanted.make(), wanted.spec.after
-    if attack.target == "integrity":
+    if isinstance(attack, ActingAttack):
         return "attacks the training itself: name it in --attack"
     if spec.trainings > 1 and attack.target in SINGLE_TRAINING:
         return f"is on {attack.target}, which several trainings do not share"

@@ -14,14 +14,14 @@ from vflsec.base.checks import describe_unknown
 from vflsec.base.errors import UsageError
 from vflsec.base.seeds import derive, make_rng
 from vflsec.base.sparse_rows import to_tensor
-from vflsec.core.attack import Attack, IntegrityAttack
+from vflsec.core.attack import ActingAttack, Attack, IntegrityAttack
 from vflsec.core.federation import Federation
 from vflsec.core.message import Channel
 from vflsec.core.method import Method, Trained
 from vflsec.core.party import Party
 from vflsec.core.view import Need
 from vflsec.data.partition import Partition, PartyData, exchange_rows, replace_test, split_dataset
-from vflsec.run.adversary import get_adversary, observe_before
+from vflsec.run.adversary import get_adversary, observe_before, observe_victim_before
 from vflsec.run.cell import VALIDATION, Cell, Technique
 from vflsec.run.spec import AuxSpec
 
@@ -153,11 +153,15 @@ def build_models(cell: Cell, device: str) -> tuple[Federation, Method]:
 
 
 def make_malicious(federation: Federation, name: str, wanted: Technique, aux: AuxSpec | None) -> dict[str, Attack]:
-    """Return the attack of each malicious party; an attack on integrity gets the view of its party."""
+    """Return the attack of each malicious party; one that prepares gets the view of its party."""
     attacks: dict[str, Attack] = {}
     for party in get_adversary(federation, name):
         attacks[party.name] = attack = wanted.make()
-        if isinstance(attack, IntegrityAttack):
+        if isinstance(attack, ActingAttack):
             known = aux if aux and Need.AUX_LABELS in attack.needs else AuxSpec(n=0)
-            attack.join(observe_before(federation, party, known), seed=derive(federation.seed, "sabotage", attack.name))
+            if isinstance(attack, IntegrityAttack):
+                view = observe_before(federation, party, known)
+            else:
+                view = observe_victim_before(federation, party, known, attack)
+            attack.join(view, seed=derive(federation.seed, "sabotage", attack.name))
     return attacks

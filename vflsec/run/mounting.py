@@ -7,15 +7,15 @@ from typing import Any
 
 from vflsec.base.checks import expect_known
 from vflsec.base.errors import InsufficientView, UsageError
-from vflsec.core.attack import Attack, IntegrityAttack
+from vflsec.core.attack import ActingAttack, Attack
 from vflsec.core.federation import Federation
 from vflsec.core.knowledge import KNOWLEDGE, Need
 from vflsec.core.message import SERVER, SOURCE, Kind
 from vflsec.core.method import Method
 from vflsec.core.protocol import Boundary
-from vflsec.run.adversary import get_adversary, get_side
+from vflsec.run.adversary import get_adversary, get_side, get_victim
 from vflsec.run.cell import Technique
-from vflsec.run.questions import get_column, get_victim, is_about_source, list_varying
+from vflsec.run.questions import get_column, is_about_source, list_varying
 from vflsec.run.spec import AuxSpec
 
 
@@ -60,7 +60,7 @@ def mount(
             f"attack {attack.name!r} needs {Need.EMBEDDINGS} of {attack.victim}; {party} receives only those of "
             f"{federation.active.name}: {Need.EMBEDDINGS.way_out}"
         )
-    if after and isinstance(attack, IntegrityAttack):
+    if after and isinstance(attack, ActingAttack):
         raise UsageError(f"expected {attack.name} without a phase, got @{after}: it acts in training itself")
     attack.check_task(federation.n_classes if attack.target == "labels" else None, method.model_spec.head)
 

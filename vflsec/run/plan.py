@@ -14,7 +14,7 @@ from vflsec.base.checks import describe_unknown
 from vflsec.base.errors import UsageError
 from vflsec.base.seeds import derive
 from vflsec.core import registry
-from vflsec.core.attack import Attack
+from vflsec.core.attack import ActingAttack, Attack
 from vflsec.core.message import SERVER, SOURCE
 from vflsec.core.view import Need
 from vflsec.data import frames
@@ -235,7 +235,7 @@ def _with_keys(trial: Trial, attack: Technique) -> Iterator[Trial]:
     if made.target == "integrity":
         key = digest(["control", make_key(cell, attack, *who)])
         yield msgspec.structs.replace(trial, key=_label_key(key, cell, trial.method, trial.choices), control=True)
-    aux = trial.aux if made.target == "integrity" and Need.AUX_LABELS in made.needs else None
+    aux = trial.aux if isinstance(made, ActingAttack) and Need.AUX_LABELS in made.needs else None
     malicious = (trial.adversary, attack) if made.acts_in_training else None
     cell = msgspec.structs.replace(cell, malicious=malicious, aux=aux)
     key = _label_key(make_key(cell, attack, *who, trial.trainings), cell, trial.method, trial.choices)

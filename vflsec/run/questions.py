@@ -23,7 +23,15 @@ from vflsec.core.method import Method, Trained
 from vflsec.core.party import Party
 from vflsec.core.view import GroundTruth, Need, View
 from vflsec.results.metrics import MEMBERSHIP, VALUES, list_metrics
-from vflsec.run.adversary import SPLITS, draw_auxiliary, get_adversary, observe, observe_source
+from vflsec.run.adversary import (
+    SPLITS,
+    draw_auxiliary,
+    draw_auxiliary_rows,
+    get_adversary,
+    get_victim,
+    observe,
+    observe_source,
+)
 from vflsec.run.federation import MEMBER, Candidates, query_model
 from vflsec.run.spec import AuxSpec
 
@@ -169,8 +177,7 @@ def _ask_about_victim(
     case: _Case, victim: Party, truth: Mapping[str, Tensor], n_classes: int, metrics: Sequence[str]
 ) -> Question:
     """Return the question about ``truth``, which the adversary knows for auxiliary rows drawn at random."""
-    alike = torch.zeros(len(truth["train"]), dtype=torch.long)
-    rows = draw_auxiliary(alike, 1, AuxSpec(n=case.aux.n, balanced=False), case.federation.seed)
+    rows = draw_auxiliary_rows(len(truth["train"]), case.aux, case.federation.seed)
     view = case.view(rows, tuple(truth))
     view = replace(
         view,
@@ -232,18 +239,6 @@ ASK: Mapping[Target, Callable[[_Case], Question]] = {
     "membership": _ask_membership,
     "parameters": _ask_parameters,
 }
-
-
-def get_victim(attack: Attack, federation: Federation, parties: Sequence[Party]) -> Party:
-    """Return the victim that ``attack`` names, or the first party that is not among ``parties``, the adversary's.
-
-    For a passive adversary that is the active party, the only one whose messages it receives.
-    """
-    others = {party.name: party for party in federation.parties.values() if party not in parties}
-    name = attack.victim or next(iter(others), "")
-    if name not in others:
-        raise UsageError(describe_unknown("victim", name, others))
-    return others[name]
 
 
 def get_column(attack: Attack, victim: Party, split: str = "train") -> EncodedColumn:

@@ -23,7 +23,7 @@ from vflsec.base.seeds import make_rng
 from vflsec.cipher.recording import NOTES, Note, Recording, RecordingWriter
 from vflsec.cipher.roles.exchange import ROLES
 from vflsec.core import registry
-from vflsec.core.attack import Attack, IntegrityAttack
+from vflsec.core.attack import Attack, HijackingAttack, IntegrityAttack
 from vflsec.core.federation import Federation
 from vflsec.core.message import OF_TREES, Kind, Message, Step, Transcript
 from vflsec.core.method import Trained
@@ -33,10 +33,10 @@ from vflsec.core.view import Guess, Need, Shadows, View
 from vflsec.data.partition import DataSpec
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.results.metrics import METRICS
-from vflsec.run.adversary import observe_before
+from vflsec.run.adversary import get_victim, observe_before, observe_victim_before
 from vflsec.run.cell import Cell
 from vflsec.run.federation import build_federation
-from vflsec.run.questions import ASK, Question, ask, get_victim
+from vflsec.run.questions import ASK, Question, ask
 from vflsec.run.score import score
 from vflsec.run.spec import AuxSpec
 from vflsec.run.training import get_shadows
@@ -221,7 +221,7 @@ class AttackConformance(suite.Suite):
         attack = self.make()
         side = self.side if attack.side in ("either", "any") else attack.side
         settings = (side, _make_task(attack, signal), seed, tuple(sorted(self.method_options.items())))
-        trained = _train(*settings, attack) if attack.acts_in_training else _get_federation(*settings)
+        trained = _train(*settings, attack, self.aux) if attack.acts_in_training else _get_federation(*settings)
         aux = AuxSpec(n=self.aux, victim_model=Need.VICTIM_MODEL in attack.needs)
         federation = trained.trained.federation
         question = ask(attack, trained.trained, ADVERSARY[side], aux, trained.messages)
@@ -323,10 +323,17 @@ def _estimate_error(metric: str, truth: Tensor) -> float:
 
 @lru_cache(maxsize=16)
 def _get_federation(side: str, task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...]) -> Grown:
-    return _train(side, task, seed, model, None)
+    return _train(side, task, seed, model)
 
 
-def _train(side: str, task: ToyTask, seed: int, model: tuple[tuple[str, Any], ...], attack: Attack | None) -> Grown:
+def _train(
+    side: str,
+    task: ToyTask,
+    seed: int,
+    model: tuple[tuple[str, Any], ...],
+    attack: Attack | None = None,
+    aux: int = 0,
+) -> Grown:
     cell, name = _make_cell(task, seed, model), ADVERSARY[side]
     federation = build_federation(cell, "cpu")
     if task.trees:
@@ -334,6 +341,8 @@ def _train(side: str, task: ToyTask, seed: int, model: tuple[tuple[str, Any], ..
         return grown._replace(messages=grown.get_messages(name))
     if attack:
         federation.malicious = {name: attack}
+    if isinstance(attack, HijackingAttack):
+        attack.join(observe_victim_before(federation, federation.parties[name], AuxSpec(n=aux), attack), seed=7)
     transcript = Transcript(frozenset({name}), frozenset(Kind))
     federation.channel.taps.append(transcript)
     if task.averaged:
