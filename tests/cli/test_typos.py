@@ -27,7 +27,7 @@ show attack mcc | unknown attack 'mcc'. Did you mean mc?
 show mc | expected the kind first: vflsec show attack mc
 show iso | expected the kind first: vflsec show defense iso
 show attack | Missing argument 'NAME'; see vflsec show --help
-eval --atack mc | no such option --atack. Did you mean --at or --attack or --attack-budget?
+eval --atack mc | no such option --atack. Did you mean --at or --attack or --track?
 eval --attack mcc | unknown attack 'mcc'. Did you mean mc?
 eval --attack MC | unknown attack 'MC'. Did you mean mc?
 eval --attack averging,mc | unknown attack 'averging'. Did you mean averaging?

@@ -150,6 +150,7 @@ CANARIES = 1000
 @click.option("--retry-errors", is_flag=True, help="Recompute results that errored, diverged or are damaged.")
 @options.add_limits
 @options.add_max_exposure
+@options.track
 @options.output_format
 @options.details
 def command(
@@ -165,6 +166,7 @@ def command(
     max_undetected: float | None,
     max_exposure: float | None,
     until: float | None,
+    trackers: tuple[str, ...],
     form: str,
     details: bool,
     trainings: str | None,
@@ -192,6 +194,7 @@ def command(
     from vflsec.run.plan import find_dataset
     from vflsec.run.store import guard_writing
 
+    options.expect_trackers(trackers)
     limit = RunLimits(max_leak=read_limits(max_leak), min_utility=min_utility, max_undetected=max_undetected)
     assignments = (*([f"trainings={trainings}"] if trainings is not None else []), *assignments)
     axes = parse_axes((*swept, *filter(is_several, assignments)))
@@ -251,7 +254,7 @@ def command(
         with guard_writing(rows.parent):  # only their owner may read them
             files.replace(rows, table.to_csv(index=False).encode())
         click.echo(f"rows: {rows} (sensitive: how surely the label of each person is inferred)", err=True)
-    options.finish(options.read_report(folder), folder, form, details=details)
+    options.finish(options.read_report(folder), folder, form, details=details, trackers=trackers)
 
 
 def parse_axes(texts: Sequence[str]) -> dict[str, list[Any]]:

@@ -129,7 +129,22 @@ output_format = click.option(
     default="table",
     show_default=True,
 )
+track = click.option(
+    "--track",
+    "trackers",
+    multiple=True,
+    type=click.Choice(["mlflow", "wandb", "tensorboard"]),
+    help="Also send settings, the numbers of the table, page and pictures to an experiment tracker; repeat.",
+)
 details = click.option("--details", is_flag=True, help="A row for each attack, and all columns.")
+
+
+def expect_trackers(names: Sequence[str]) -> None:
+    """Raise UsageError if the package of a tracker is missing."""
+    if names:
+        from vflsec.report import trackers
+
+        trackers.expect_trackers(names)
 
 
 def resolve(
@@ -286,10 +301,13 @@ def read_report(folder: Path, **limits: Any) -> Any:
     return SweepReport.read(folder, **limits) if is_sweep(folder) else Report.read(folder, **limits)
 
 
-def finish(report: Report | SweepReport, folder: Path, form: str, *, details: bool = False) -> NoReturn:
-    """Print the results on stdout, draw them in their folder, and exit."""
+def finish(
+    report: Report | SweepReport, folder: Path, form: str, *, details: bool = False, trackers: Sequence[str] = ()
+) -> NoReturn:
+    """Print the results on stdout, draw them in their folder, send them to trackers, and exit."""
     show(report, form, details=details)
     save(report, folder)
+    send(trackers, report, folder)
     sys.exit(exit_code(report))
 
 
@@ -306,6 +324,16 @@ def save(report: Report | SweepReport, folder: Path) -> None:
             print_note(f"{'report' if path.suffix == '.html' else 'curve'}: {path}")
     except OSError as error:
         print_note(f"curve or report.html is missing: cannot write to {folder}: {error.strerror or error}")
+
+
+def send(trackers: Sequence[str], report: Any, folder: Path) -> None:
+    """Send the results to each tracker; of a sweep each point."""
+    for name in trackers:
+        from vflsec.report.trackers import send as send_to
+
+        for part in getattr(report, "reports", [report]):
+            send_to(name, part, folder)
+        click.echo(f"{name}: sent", err=True)
 
 
 def show(report: Any, form: str, **how: Any) -> None:

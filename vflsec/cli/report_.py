@@ -52,6 +52,7 @@ def add_file(name: str, help_: str) -> Callable[[Any], Any]:
     help="Fail if the strongest attack leaks more than in --accepted by more than this, with its whole 95 % interval.",
 )
 @options.add_limits
+@options.track
 @options.output_format
 @options.details
 def command(
@@ -67,6 +68,7 @@ def command(
     max_leak: tuple[str, ...],
     min_utility: float | None,
     max_undetected: float | None,
+    trackers: tuple[str, ...],
     form: str,
     details: bool,
 ) -> None:
@@ -83,10 +85,11 @@ def command(
     from vflsec.results.records.folder import is_sweep
     from vflsec.results.records.manifest import RunLimits
 
+    options.expect_trackers(trackers)
     exports = {"junit": junit, "sarif": sarif, "summary": summary}
     named = [f"--{name}" for name, path in {"html": html, "pdf": pdf, **exports, "accepted": accepted}.items() if path]
     if compare:
-        if named or max_leak or not {min_utility, max_undetected, max_rise} <= {None}:
+        if named or max_leak or trackers or not {min_utility, max_undetected, max_rise} <= {None}:
             raise UsageError("expected no limits with --compare, nor other files: set them in a report of one folder")
         _compare(folders, form)
         return
@@ -115,9 +118,10 @@ def command(
         _write(html, write_joint_page(ordered).encode(), "html")
     if pdf:
         _write(pdf, print_page(write_joint_page(ordered)), "pdf")
-    if not (html or pdf):
-        for report, folder in zip(stored, folders, strict=True):
+    for report, folder in zip(stored, folders, strict=True):
+        if not (html or pdf):
             options.save(report, folder)
+        options.send(trackers, report, folder)
     codes = {options.exit_code(report) for report in reports}
     if before or any(exports.values()):
         codes.add(_export(reports[0], before, max_rise, exports))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
 from typing import Any, NamedTuple
 
 from vflsec.base import files
@@ -15,44 +17,7 @@ from vflsec.report.formats import Cells, Column, as_html, escape
 from vflsec.results.analysis.results import Summary
 from vflsec.results.records.manifest import Manifest
 
-STYLE = """
-:root { color-scheme: light dark; --line: #8884; --soft: #8882; --accent: #0072b2; --page: #fff; --text: #111; }
-@media (prefers-color-scheme: dark) { :root { --accent: #56b4e9; --page: #121212; --text: #eee; } }
-* { box-sizing: border-box; }
-body { background: var(--page); color: var(--text); } a { color: var(--accent); }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 80rem; margin: 0 auto; padding: 1rem; }
-h1 { font-size: 1.4rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
-h3 { font-size: 1rem; margin: 1rem 0 .25rem; }
-.verdict { font-size: 1.15rem; border-left: .3rem solid var(--accent); padding: .25rem 1rem; margin: 1rem 0; }
-.verdict p { margin: .3rem 0; } .quiet { opacity: .75; margin: .2rem 0; }
-.failed { font-weight: bold; }
-figure { margin: 1rem 0; background: #fff; border: 1px solid var(--line); }
-figure svg { width: 100%; height: auto; display: block; }
-figure, pre, .wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
-th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid var(--line); vertical-align: top; }
-th, td { white-space: nowrap; } td.text { white-space: normal; } td.text, th.text { text-align: left; }
-.option { white-space: nowrap; }
-tr:hover { background: var(--soft); }
-.sign table { width: 100%; max-width: 45rem; } .sign td { height: 2.2rem; width: 70%; text-align: left; }
-.sign th, .sign td, .wide th { white-space: normal; }
-@media (max-width: 40rem) { .cards table, .cards tbody { display: block; }
-  .cards tr { display: block; border-bottom: 2px solid var(--line); padding: .4rem 0; }
-  .cards thead { display: none; } .cards td { display: flex; justify-content: space-between; gap: 1rem; }
-  .cards td { border: 0; white-space: normal; overflow-wrap: anywhere; } .cards td.text { text-align: right; }
-  .cards td::before { content: attr(data-name); text-align: left; opacity: .75; } }
-dt { font-weight: 600; } dd { margin: 0 0 .5rem 1rem; } code { overflow-wrap: anywhere; font-size: .85rem; }
-@media print {
-  :root { color-scheme: light; font-size: 10pt; --page: #fff; --text: #000; --accent: #0072b2; }
-  body { max-width: none; font-size: 1rem; padding: 0; } table { font-size: 7.5pt; } th, td { padding: .1rem .25rem; }
-  td { white-space: normal; } td.prose { overflow-wrap: anywhere; min-width: 6em; }
-  .wide, figure, pre { overflow: visible; } pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 7pt; }
-  figure { border: 0; } figure svg { min-width: 0 !important; max-height: 22cm; } pre, .origin dl { columns: 2; }
-  details::details-content { content-visibility: visible; display: block; }
-  h2, h3, h4, dt { break-after: avoid; } figure, tr, .sign, .verdict, dt { break-inside: avoid; }
-  article { break-before: page; }
-  @page { margin: 15mm; @bottom-right { content: counter(page) " / " counter(pages); } } }
-"""
+STYLE = (resources.files("vflsec.report") / "page.css").read_text("utf-8")
 
 OF_ROLE = re.compile(r"adversary$|attacks$|explicit$|sources\.attacks\b")
 """Settings that differ between adversaries."""
@@ -63,49 +28,7 @@ FRAGMENT_STYLE = """
 .vflsec th.text, .vflsec td.text { text-align: left; }
 """
 
-ANNEX = (
-    (
-        "EDPB Opinion 28/2024, resistance to attacks by means reasonably likely to be used",
-        "The attacks above, each on rows that were and were not trained on, with and without joining.",
-        "Attacks that are listed as not tested; other adversaries; extraction from models that were not handed in.",
-    ),
-    (
-        "GDPR Article 35(7)(c) and (d), risks and measures in a data protection impact assessment",
-        "The likelihood side of the risk that a party infers labels, columns or membership, and what each measured "
-        "defense leaves at what cost.",
-        "The severity for the persons concerned; organizational and contractual measures.",
-    ),
-    (
-        "AI Act Article 15(5), resilience against attempts to exploit vulnerabilities",
-        "Confidentiality attacks, and attacks on integrity where the table lists them.",
-        "Attacks on the infrastructure; data poisoning and evasion beyond the attacks that are listed.",
-    ),
-    (
-        "GDPR Articles 25 and 32, data protection by design, security appropriate to the risk",
-        "The leak of each defense beside its cost, and the gates that were set: which protection is to be had.",
-        "Storage, access, keys and transport; whether the limits that were chosen are appropriate.",
-    ),
-    (
-        "NIST AI RMF, MEASURE 2.7 and 2.10, security and privacy risk are examined",
-        "The headline and its interval, alone, and the smallest advantage that would have been seen.",
-        "GOVERN, MAP and MANAGE: who is responsible, in which context, and what follows.",
-    ),
-    (
-        "ISO/IEC 27559, re-identification risk under an adversary that is described",
-        "The threat model, and the share of rows of which a class is known almost surely.",
-        "Identification by joining other data than the parties hold.",
-    ),
-    (
-        "OWASP AISVS C11, tests of inference, inversion and extraction",
-        "Attacks on labels, columns, membership and models, with their budgets.",
-        "Rate limits and monitoring of a deployed interface.",
-    ),
-    (
-        "MITRE ATLAS AML.T0024, exfiltration by an inference interface",
-        "What predictions and messages of training tell the parties that receive them.",
-        "Outsiders who query a service; they are no party of this report.",
-    ),
-)
+ANNEX = tomllib.loads((resources.files("vflsec.report") / "annex.toml").read_text("utf-8"))["entries"]
 
 
 class Part(NamedTuple):
@@ -330,9 +253,9 @@ def _write_origin(manifest: Manifest) -> str:
 
 def _write_annex() -> str:
     rows = "".join(
-        f"<h3>{escape(asked)}</h3><dl><dt>Evidence here</dt><dd>{escape(here)}</dd><dt>Not covered</dt>"
-        f"<dd>{escape(lacking)}</dd></dl>"
-        for asked, here, lacking in ANNEX
+        f"<h3>{escape(entry['asked'])}</h3><dl><dt>Evidence here</dt><dd>{escape(entry['evidence'])}</dd>"
+        f"<dt>Not covered</dt><dd>{escape(entry['not_covered'])}</dd></dl>"
+        for entry in ANNEX
     )
     intro = "This report is evidence. It is no certificate, and no legal advice."
     return f"<section><h2>Annex: where this evidence belongs</h2><p>{intro}</p>{rows}</section>"

@@ -26,11 +26,7 @@ def expect_printer() -> str:
 
 
 def print_page(html: str) -> bytes:
-    """Return the PDF of a page.
-
-    Raises:
-        UsageError: there is no printer, or it failed.
-    """
+    """Return the PDF of a page, or raise UsageError if nothing prints it."""
     browser = expect_printer()
     if not browser:
         content: bytes = importlib.import_module("weasyprint").HTML(string=html).write_pdf()
