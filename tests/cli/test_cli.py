@@ -553,7 +553,7 @@ def test_folders_that_cannot_be_written(finished, tmp_path):
     shown = run("report", tmp_path)
     assert shown.exit_code == 0
     assert shown.stdout == run("report", out).stdout
-    assert f"drawn: cannot write to {tmp_path}" in shown.stderr
+    assert f"curve or report.html is missing: cannot write to {tmp_path}" in shown.stderr
 
 
 def test_the_card_of_ones_own_dataset(tmp_path):

@@ -318,7 +318,7 @@ def test_the_note_adds_up_what_all_trainings_would_spend(swept, tmp_path):
         (["--attack", "direction", "--trainings", "0"], "expected trainings > 0, got 0"),
         (["--attack", "direction", "--trainings", "many"], "trainings"),
         (["--attack", "direction", "--trainings", "2", "--set", "trainings=1,2"], "trainings once"),
-        (["--attack", "backdoor", "--trainings", "2"], "training with an attack on"),
+        (["--attack", "backdoor", "--trainings", "2"], "one training with backdoor, on integrity, got trainings = 2"),
     ],
 )
 def test_mistakes_are_one_line(words, said, tmp_path):
