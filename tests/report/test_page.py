@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from vflsec.base.errors import UsageError
 from vflsec.report.page import Part, escape, write_page
-from vflsec.report.report import Report, order_roles, write_joint_page
-from vflsec.report.table import list_roles
+from vflsec.report.report import Report, order_roles
+from vflsec.report.table import show_roles
 from vflsec.results.analysis.results import Leak, Measure, Point, Summary
 from vflsec.results.analysis.verdict import state_verdict, suggest_run
 from vflsec.run import engine
@@ -339,6 +339,17 @@ def test_it_has_everything_that_can_be_filed(report):
         assert name in shown
 
 
+def test_it_counts_rows_and_says_what_there_is_without_joining(report):
+    summary = report.summary
+    shown = " ".join(parsed(report.to_html()).text)
+    assert summary.rows == {"test": 90, "train": 190}
+    assert "Numbers are over 2 seeds, of 90 test rows and 190 training rows each: so many people" in shown
+    assert f"has a utility of AUC {summary.active_alone:.3f}".replace(" 0.", " .") in shown
+    unknown = replace(summary, active_alone=None)
+    for other, way in ((unknown, "add --method local"), (replace(unknown, audited="x.onnx"), "vflsec data check")):
+        assert way in " ".join(" ".join(parsed(Report(other, report.manifest).to_html()).text).split())
+
+
 def test_hostile_names_are_text(report):
     bad = '<script>alert(1)</script>"&amp;'
     summary = replace(report.summary, dataset=bad, adversary=bad, notes=[bad], not_run=[bad], left_out={bad: bad})
@@ -364,7 +375,7 @@ def test_several_adversaries_have_one_page_that_is_signed_once_the_worst_first(r
     weak, strong = with_role(report, "bank", 0.1), with_role(report, "shop", 0.3)
     ordered = order_roles([weak, strong])
     assert ordered == [strong, weak]
-    text = write_joint_page(ordered)
+    text = write_page([one.draw_part() for one in ordered])
     shown = " ".join(" ".join(parsed(text).text).split())
     assert shown.index("1. shop") < shown.index("shop infers.") < shown.index("bank infers.")
     assert (text.count("Sign-off"), text.count("Annex: "), text.count("What the columns mean")) == (1, 1, 1)
@@ -374,12 +385,12 @@ def test_several_adversaries_have_one_page_that_is_signed_once_the_worst_first(r
     titles = {f"toy: what {name} infers" for name in ("bank", "shop")}
     assert [one for one in words - titles if one not in shown] == []
     other = Report(weak.summary, replace(weak.manifest, settings={**weak.manifest.settings, "seeds": 7}))
-    assert '<td class="text prose" data-name="2. bank">7</td>' in write_joint_page([strong, other])
+    assert '<td class="text prose" data-name="2. bank">7</td>' in write_page([strong.draw_part(), other.draw_part()])
 
 
 def test_the_table_of_several_adversaries_has_the_numbers_of_their_headlines(report):
     summaries = [with_role(report, name, 0.1).summary for name in ("bank", "shop")]
-    (cells,) = list_roles([summaries[0], replace(summaries[1], dataset="other")])
+    (cells,) = show_roles([summaries[0], replace(summaries[1], dataset="other")]).tables
     assert cells.header == ["defense", "1. bank on toy", "2. shop on other"]
     assert [row[0] for row in cells.rows] == ["without joining (alone)", "no defense", "iso 1"]
     assert [row[1].split(" ")[0] for row in cells.rows[1:]] == [

@@ -699,7 +699,7 @@ def test_an_attack_that_gains_most_on_training_rows_is_not_told_by_test_rows_alo
         assert ("on train" in hidden) == (rows == "test")
     line = next(line for line in table.list_row_shares(one).rows if line[3] == first.attack)
     assert line[4] == rows
-    assert line[7].startswith(rate)
+    assert line[9].startswith(rate)
     assert columns.list_lines(one)[0][NAMES.index("leak")] == 0.95, "the row is of test rows"
 
 
@@ -730,7 +730,7 @@ def test_how_much_of_how_many_rows_stands_beside_alone(summary):
     )
     one = with_points(summary, [msgspec.structs.replace(first, leak=leak), *others])
     cells = table.list_row_shares(one)
-    assert cells.rows[-1][-5:] == [".042 ±.012", ".050 (–)", ".200 (.100)", ".031 (–)", "– (–)"]
+    assert cells.rows[-1][-5:] == [".031 (–)", "– (–)", ".042 ±.012", ".050 (–)", ".200 (.100)"]
     assert cells.title in table.show(one, details=True).markdown()
     assert cells.title not in Report(one, build_manifest(specs.EvalSpec())).table(140, details=True), (
         "a terminal has no room"

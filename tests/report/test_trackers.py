@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from tests.report.test_comparison import evaluated
 from vflsec.base.errors import UsageError
-from vflsec.cli import cli
+from vflsec.cli import cli, options
 from vflsec.report import trackers
 from vflsec.results.analysis.results import name_defense
 
@@ -77,7 +77,7 @@ def test_an_audit_has_each_attack_and_names_have_letters_that_all_trackers_take(
 @pytest.mark.parametrize("command", [["eval", "--dataset", "toy"], ["report", "nowhere"]])
 def test_a_missing_package_is_one_line_before_anything_is_computed(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(trackers, "find_spec", lambda name: None if name == "wandb" else name)
+    monkeypatch.setattr(options, "find_spec", lambda name: None if name == "wandb" else name)
     result = CliRunner().invoke(cli, [*command, "--track", "mlflow", "--track", "wandb"])
     assert (result.exit_code, result.stdout) == (2, "")
     assert "expected the package wandb for --track, found none: pip install 'vflsec[wandb]'" in result.stderr

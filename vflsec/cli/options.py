@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -140,11 +141,10 @@ details = click.option("--details", is_flag=True, help="A row for each attack, a
 
 
 def expect_trackers(names: Sequence[str]) -> None:
-    """Raise UsageError if the package of a tracker is missing."""
-    if names:
-        from vflsec.report import trackers
-
-        trackers.expect_trackers(names)
+    """Raise UsageError unless the package of each tracker is installed."""
+    for name in names:
+        if find_spec(name) is None:
+            raise UsageError(f"expected the package {name} for --track, found none: pip install 'vflsec[{name}]'")
 
 
 def resolve(

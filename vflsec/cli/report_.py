@@ -79,8 +79,9 @@ def command(
     The limits that it was given are checked again. Further limits are checked and printed, and decide the exit code as
     well, but do not change DIR/report.html.
     """
+    from vflsec.report.page import write_page
     from vflsec.report.paper import expect_printer, print_page
-    from vflsec.report.report import order_roles, write_joint_page
+    from vflsec.report.report import order_roles
     from vflsec.report.table import show_roles
     from vflsec.results.records.folder import is_sweep
     from vflsec.results.records.manifest import RunLimits
@@ -115,9 +116,9 @@ def command(
     if len(ordered) > 1 and form not in ("json", "csv"):
         options.show_document(show_roles([report.summary for report in ordered]), form)
     if html:
-        _write(html, write_joint_page(ordered).encode(), "html")
+        _write(html, write_page([report.draw_part() for report in ordered]).encode(), "html")
     if pdf:
-        _write(pdf, print_page(write_joint_page(ordered)), "pdf")
+        _write(pdf, print_page(write_page([report.draw_part() for report in ordered])), "pdf")
     for report, folder in zip(stored, folders, strict=True):
         if not (html or pdf):
             options.save(report, folder)

@@ -182,11 +182,11 @@ RESULTS: tuple[Column, ...] = (
     Column("known@0.99", lambda p: p.leak.others.get("known@0.99")),
     Column("right@0.99", lambda p: p.leak.others.get("right@0.99")),
     Column("known_of_class@0.99", lambda p: p.leak.others.get("known_of_class@0.99"), "of a class known > 99 % ↓",
-           _with_alone("known_of_class@0.99"), where="per row", help="The share of a class that the calibrated guess "
-           "names with more than 99 %, as a mean over classes; a class of more than 90 % of the rows is left out, "
-           "since its name alone is no knowledge."),
+           _with_alone("known_of_class@0.99"), where="per row", place=-2, help="The share of a class that "
+           "the calibrated guess names with more than 99 %, as a mean over classes; a class of more than 90 % of the "
+           "rows is left out, since its name alone is no knowledge."),
     Column("right_of_class@0.99", lambda p: p.leak.others.get("right_of_class@0.99"), "of these right",
-           _with_alone("right_of_class@0.99"), where="per row"),
+           _with_alone("right_of_class@0.99"), where="per row", place=-1),
     Column("victim", lambda p: p.victim, kind="name"),
     Column("column", lambda p: p.column, kind="name"),
     Column("above", lambda p: p.above),

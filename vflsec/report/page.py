@@ -13,8 +13,9 @@ from vflsec.base.checks import count
 from vflsec.report import table
 from vflsec.report.columns import WORDS
 from vflsec.report.comparison import list_settings
-from vflsec.report.formats import Cells, Column, as_html, escape
+from vflsec.report.formats import Cells, Column, as_html, escape, write_number
 from vflsec.results.analysis.results import Summary
+from vflsec.results.analysis.verdict import MEASURES
 from vflsec.results.records.manifest import Manifest
 
 STYLE = (resources.files("vflsec.report") / "page.css").read_text("utf-8")
@@ -22,11 +23,7 @@ STYLE = (resources.files("vflsec.report") / "page.css").read_text("utf-8")
 OF_ROLE = re.compile(r"adversary$|attacks$|explicit$|sources\.attacks\b")
 """Settings that differ between adversaries."""
 
-FRAGMENT_STYLE = """
-.vflsec p { margin: .3em 0; } .vflsec .wide { overflow-x: auto; } .vflsec h4 { margin: .8em 0 .3em; }
-.vflsec th, .vflsec td { text-align: right; white-space: nowrap; padding: .1em .5em; }
-.vflsec th.text, .vflsec td.text { text-align: left; }
-"""
+FRAGMENT_STYLE = (resources.files("vflsec.report") / "fragment.css").read_text("utf-8")
 
 ANNEX = tomllib.loads((resources.files("vflsec.report") / "annex.toml").read_text("utf-8"))["entries"]
 
@@ -48,14 +45,14 @@ def write_page(parts: Sequence[Part]) -> str:
     if len(parts) == 1:
         (summary,) = summaries
         title = f"{summary.audited or summary.dataset}: what {summary.adversary} infers"
-        body = [_write_header(title, table.write_heading(summary)), _write_verdict(summary), *_write_part(parts[0])]
+        line, body = table.write_heading(summary), [_write_verdict(summary), *_write_part(parts[0])]
     else:
         data = " and ".join(dict.fromkeys(summary.audited or summary.dataset for summary in summaries))
         title = f"{data}: what {len(parts)} adversaries infer"
-        roles = table.list_roles(summaries)
+        roles = table.show_roles(summaries).tables
         tables += roles
+        line = table.WORST_FIRST
         body = [
-            _write_header(title, table.WORST_FIRST),
             *(_write_linked_verdict(k, name, parts) for k, name in enumerate(table.name_roles(summaries))),
             *(as_html(cells, "cards") for cells in roles),
             _write_differences(parts),
@@ -71,14 +68,11 @@ def write_page(parts: Sequence[Part]) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>\n"
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>"
+        f"<header><h1>{escape(title)}</h1><p class=quiet>{escape(line)}</p></header><main>\n"
         + "\n".join(filter(None, body))
         + "\n</main></body></html>\n"
     )
-
-
-def _write_header(title: str, line: str) -> str:
-    return f"<header><h1>{escape(title)}</h1><p class=quiet>{escape(line)}</p></header>"
 
 
 def _write_linked_verdict(k: int, name: str, parts: Sequence[Part]) -> str:
@@ -198,6 +192,8 @@ def _write_threat(summary: Summary, manifest: Manifest) -> str:
     aux = manifest.settings.get("aux")
     known = aux.get("n", 0) if isinstance(aux, dict) else 0
     adaptive = aux.get("adaptive", True) if isinstance(aux, dict) else True
+    rows = " and ".join(count(n, f"{split.replace('train', 'training')} row") for split, n in summary.rows.items())
+    guessed = f", of {rows} each: so many people, if each has a row" if rows else ""
     sentences = [
         "The parties hold different columns about the same people. The active party also holds the labels, which the "
         "joint model is to predict.",
@@ -207,10 +203,20 @@ def _write_threat(summary: Summary, manifest: Manifest) -> str:
         else "It has its own columns, its own model, and every message that it sent or received.",
         f"It knows the answer of {known} training rows, which are never scored." if known else "It knows no answer.",
         "It combines all releases of a row." if adaptive else "It uses the first release of each row only.",
-        f"Numbers are over {count(summary.seeds, 'draw' if summary.audited else 'seed')}.",
+        f"Numbers are over {count(summary.seeds, 'draw' if summary.audited else 'seed')}{guessed}.",
         "It follows the protocol, except in attacks that act in training." if not summary.audited else "",
+        _write_alone(summary),
     ]
     return f"<section><h2>Threat model</h2><p>{escape(' '.join(filter(None, sentences)))}</p></section>"
+
+
+def _write_alone(summary: Summary) -> str:
+    """Return what the active party has without joining, to which the utility is to be compared."""
+    if summary.active_alone is None:
+        way = "vflsec data check shows it" if summary.audited else "add --method local to the evaluation"
+        return f"The utility without joining is not known here: {way}."
+    reached = f"{MEASURES.get(summary.metric, summary.metric)} {write_number(summary.active_alone)} on test rows"
+    return f"Without joining, a quick model of the active party's own columns has a utility of {reached}."
 
 
 def _write_traffic(traffic: Sequence[tuple[str, str, str, int]]) -> str:

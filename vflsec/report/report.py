@@ -196,9 +196,10 @@ class Report(Shown):
 
         It needs no network and runs no script.
         """
-        return page.write_page([self._draw_part()])
+        return page.write_page([self.draw_part()])
 
-    def _draw_part(self) -> page.Part:
+    def draw_part(self) -> page.Part:
+        """Return what a page needs, which may be about several reports."""
         drawn = self.summary.points and not self.summary.audited  # an audit has one strength, and no utility
         dots = draw_attacks(self.summary)
         plain = msgspec.structs.replace(self.summary, notes=[], not_run=[])  # the page lists these itself
@@ -256,11 +257,6 @@ def order_roles(reports: Sequence[Report]) -> list[Report]:
             raise UsageError(f"expected different evaluations, found the same in {both}: name each once")
         seen[content] = report.summary.out
     return sorted(reports, key=lambda report: -table.measure_gain(report.summary))
-
-
-def write_joint_page(reports: Sequence[Report]) -> str:
-    """Return one HTML document with a section for each report, and one sign-off and annex."""
-    return page.write_page([report._draw_part() for report in reports])
 
 
 def _sum_traffic(records: Iterable[Record]) -> list[Traffic]:

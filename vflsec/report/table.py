@@ -105,7 +105,7 @@ def name_roles(summaries: Sequence[Summary]) -> list[str]:
     return [f"{k}. {summary.adversary}{f' on {name}' if several else ''}" for k, (summary, name) in named]
 
 
-def list_roles(summaries: Sequence[Summary]) -> list[Cells]:
+def show_roles(summaries: Sequence[Summary]) -> Document:
     """Return the headlines of several adversaries side by side, a table for each target and measure.
 
     It has a row for each defense, and one for *alone*, and a column for each adversary.
@@ -120,7 +120,8 @@ def list_roles(summaries: Sequence[Summary]) -> list[Cells]:
             column = columns.setdefault(f"{name}: {of}" if of else name, first)
             label = f"{point.method}, " * several + name_defense(point, summary.undefended)
             column.setdefault(label, with_margin(point.leak))
-    return [_join_columns(f"What each adversary infers of {', '.join(key)}", tables[key]) for key in tables]
+    joined = [_join_columns(f"What each adversary infers of {', '.join(key)}", tables[key]) for key in tables]
+    return Document([WORST_FIRST], joined, [])
 
 
 def _join_columns(title: str, columns: dict[str, dict[str, str]]) -> Cells:
@@ -128,11 +129,6 @@ def _join_columns(title: str, columns: dict[str, dict[str, str]]) -> Cells:
     labels = dict.fromkeys([*({ALONE} & {*labels}), *labels])
     rows = [[label, *(column.get(label, "–") for column in columns.values())] for label in labels]
     return Cells(title, [Column("", title="defense", kind="name"), *(Column("", title=name) for name in columns)], rows)
-
-
-def show_roles(summaries: Sequence[Summary]) -> Document:
-    """Return what a terminal shows below the reports of several adversaries."""
-    return Document([WORST_FIRST], list_roles(summaries), [])
 
 
 def list_caps(summary: Summary, *, details: bool = True) -> Cells:

@@ -7,10 +7,8 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Sequence
 from contextlib import redirect_stdout
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 from matplotlib.image import imread
@@ -31,13 +29,6 @@ NUMBERS = (
 
 Texts = dict[str, str]
 Numbers = dict[str, float]
-
-
-def expect_trackers(names: Sequence[str]) -> None:
-    """Raise UsageError unless the package of each tracker is installed."""
-    for name in names:
-        if find_spec(name) is None:
-            raise UsageError(f"expected the package {name} for --track, found none: pip install 'vflsec[{name}]'")
 
 
 def list_numbers(summary: Summary) -> Numbers:

@@ -327,6 +327,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         alarms: signs that numbers are not about the system, so that no gate holds; the verdict begins with them.
         verdict: sentences for a reader who knows none of the words in the tables.
         audited: the file or folder of a system that was trained elsewhere; empty for an evaluation.
+        rows: how many test and training rows are guessed in a seed, at most.
+        active_alone: the utility of a quick model of the active party's columns, without joining; None if unknown.
     """
 
     schema: int = 1
@@ -360,6 +362,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     spending: dict[str, dict[str, tuple[float, int]]] = {}
     columns: list[Point] = []
     undefended: str = UNDEFENDED
+    rows: dict[str, int] = {}
+    active_alone: float | None = None
 
 
 def name_defense(place: Any, undefended: str) -> str:

@@ -12,7 +12,7 @@ import msgspec
 from vflsec.base.checks import count
 from vflsec.results.analysis.gates import check_gates, check_limits, describe_useless, list_alarms, list_useless
 from vflsec.results.analysis.groups import SEVERITY, CellGroup, find_alone
-from vflsec.results.analysis.intervals import DIFFERENCE, SeedValue, get_headline, make_interval, measure
+from vflsec.results.analysis.intervals import DIFFERENCE, SeedValue, average, get_headline, make_interval, measure
 from vflsec.results.analysis.results import Damage, GroupLeak, Measure, Point, Summary, name_defense
 from vflsec.results.analysis.scores import average_dcs, contrast, find_front, fold, order, place_headlines, rank
 from vflsec.results.analysis.trainings import find_spending, note_on_seeds, note_spending, note_trainings
@@ -94,6 +94,8 @@ def summarize(
         columns=[point for group in attacked for point in group.columns()],
         undefended=manifest.baseline_defense,
         subgroups=group_leaks(subgroups, manifest),
+        rows=_count_rows(records),
+        active_alone=_average_alone(records),
     )
     useless = list_useless(manifest, records)
     notes = [
@@ -112,6 +114,16 @@ def summarize(
     replaced = [gate for given in stored[:-1] for gate in check_gates(summary, given, useless)]
     earlier = [msgspec.structs.replace(gate, replaced=True) for gate in replaced if gate not in in_force]
     return msgspec.structs.replace(summary, verdict=sentences, gates=list(dict.fromkeys([*in_force, *earlier])))
+
+
+def _count_rows(records: Mapping[str, Record]) -> dict[str, int]:
+    counts = [(split, block.n) for record in records.values() for split, block in record.leak.items()]
+    return {split: max(n for name, n in counts if name == split) for split in sorted({name for name, _ in counts})}
+
+
+def _average_alone(records: Mapping[str, Record]) -> float | None:
+    trained = [record for record in records.values() if isinstance(record, Result)]
+    return average({r.seed: r.active_alone for r in trained if r.active_alone is not None}.values())
 
 
 def add_costs(points: Sequence[Point]) -> list[Point]:
