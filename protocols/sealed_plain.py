@@ -14,7 +14,7 @@ from vflsec.cipher.lattice import MODULUS
 from vflsec.cipher.noise import SealedPlan
 from vflsec.core.message import Kind, Step
 from vflsec.core.party import Party
-from vflsec.protocols.plain import PlainBoundary
+from vflsec.core.protocol import Boundary
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class SealedIntegers:
         return SealedIntegers((total.long() + mask) % MODULUS, self._key)
 
 
-class SealedSums(PlainBoundary):
+class SealedSums(Boundary):
     """The boundary of sealed training: embeddings go up, and only noised sums over a batch come down.
 
     The active party seals one row of numbers for each sample; the passive party weighs them with the Jacobians of its
@@ -83,6 +83,12 @@ class SealedSums(PlainBoundary):
         super().__init__(passive, active)
         self.plan = plan or SealedPlan()
         self._key = object()
+
+    def forward(self, h: Tensor, step: Step) -> Tensor:
+        """Send the embedding (B, d); return what the active party received (B, d)."""
+        message = self.passive.send(Kind.EMBEDDING, {"value": h}, to=self.active.name, **step.place)
+        received: Tensor = message.payload["value"]
+        return received
 
     def backward(self, g: Tensor, step: Step) -> Tensor:
         """Raise UsageError: no gradient of a row is sent."""
