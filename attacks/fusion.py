@@ -73,7 +73,7 @@ class Fusion(OfClasses):
     """
 
     name = "fusion"
-    version = 14
+    version = 15
 
 
 class AttributeFusion(OfClasses):

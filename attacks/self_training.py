@@ -68,7 +68,7 @@ class SelfTraining(Attack):
 
     name = "self-training"
     stream = "fusion"  # whose guess it starts from
-    version = 14
+    version = 15
     needs = frozenset({Need.FEATURES, Need.AUX_LABELS})
     wants = EVERYTHING
     reference = "Nigam et al. 2000, Machine Learning 39, by expectation maximization"
@@ -146,7 +146,7 @@ class ForestTraining(SelfTraining):
     """
 
     name = "forest-training"
-    version = 14
+    version = 15
     costs = "iterations forests on thousands of rows, after fusion"
     fails = "if classes are smooth functions of few columns, which trees approximate in steps"
     trust = 1.0

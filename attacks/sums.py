@@ -26,7 +26,7 @@ class SolvedSums(Attack):
     """
 
     name = "sums"
-    version = 2
+    version = 3
     needs = frozenset({Need.SUMS, Need.FEATURES, Need.MODEL, Need.AUX_LABELS})
     reference = "this project; Dinur and Nissim 2003, Revealing information while preserving privacy"
     verified = "exact residuals of a batch without noise; a naive posterior of a Gaussian linear model"

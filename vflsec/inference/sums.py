@@ -12,7 +12,6 @@ from torch.nn.functional import pad
 
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View, memoize
-from vflsec.inference.regression import standardize
 from vflsec.nn.jacobians import compute_jacobians, get_learned, scale_to_unit
 from vflsec.nn.wrappers import SideBySide
 
@@ -110,10 +109,11 @@ def _list_messages(view: View) -> list[Message]:
 def _draw_features(x: Tensor) -> Tensor:
     """Return cosines (n, WAVES + 1) in random directions of the columns (n, p), and 1."""
     rng = torch.Generator().manual_seed(0)
-    directions = torch.randn(x.shape[1], WAVES, generator=rng, dtype=torch.float64) / max(1, x.shape[1]) ** 0.5
+    x = x.double() - x.double().median(dim=0).values  # not standardized, which would make rare categories the longest
+    length = 1.5 * x.norm(dim=1).median().clamp(min=1e-12)
+    directions = torch.randn(x.shape[1], WAVES, generator=rng, dtype=torch.float64) / length
     shifts = 2 * math.pi * torch.rand(WAVES, generator=rng, dtype=torch.float64)
-    waves = torch.cos(standardize(x) @ directions + shifts) * (2 / WAVES) ** 0.5
-    return torch.cat([waves, waves.new_ones(len(x), 1)], dim=1)
+    return pad(torch.cos(x @ directions + shifts) * (2 / WAVES) ** 0.5, (0, 1), value=1.0)
 
 
 def _compute_score(view: View, message: Message) -> Tensor:
