@@ -365,3 +365,23 @@ def test_a_dry_run_tells_what_sums_take():
         assert done.exit_code == 0, done.output
         assert ("encryption takes about" in done.output) == (backend == "bfv")
         assert all(text in done.output for text in said)
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.45, 0.05), (0.9, 0.05, 0.05)])
+def test_a_rare_category_is_as_near_to_the_others_as_they_are_to_each_other(shares):
+    """Waves are of a Gaussian kernel of the distance, which standardized columns make long for rare categories."""
+    rows = torch.repeat_interleave(torch.eye(3), (200 * torch.tensor(shares)).round().long(), dim=0)
+    many = torch.cat([rows[torch.randperm(200, generator=torch.Generator().manual_seed(k))] for k in range(4)], dim=1)
+    base = torch.eye(3)[0].repeat(4)
+    probes = torch.stack([base, *(torch.cat([torch.eye(3)[c], base[3:]]) for c in (1, 2))])
+    waves = sums._draw_features(torch.cat([probes, many]))[:3, :-1]
+    assert torch.isfinite(waves).all()
+    kernel = waves @ waves.T
+    assert kernel[0, 1] == pytest.approx(kernel[0, 2].item(), abs=0.2)
+    assert kernel[0, 2] > 0.5
+
+
+def test_waves_of_constant_columns_are_constant():
+    waves = sums._draw_features(torch.ones(5, 3))
+    assert torch.isfinite(waves).all()
+    assert (waves == waves[0]).all()

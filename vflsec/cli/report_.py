@@ -115,10 +115,11 @@ def command(
         options.show(report, form, details=details)
     if len(ordered) > 1 and form not in ("json", "csv"):
         options.show_document(show_roles([report.summary for report in ordered]), form)
+    page = write_page([report.draw_part() for report in ordered]) if html or pdf else ""
     if html:
-        _write(html, write_page([report.draw_part() for report in ordered]).encode(), "html")
+        _write(html, page.encode(), "html")
     if pdf:
-        _write(pdf, print_page(write_page([report.draw_part() for report in ordered])), "pdf")
+        _write(pdf, print_page(page), "pdf")
     for report, folder in zip(stored, folders, strict=True):
         if not (html or pdf):
             options.save(report, folder)

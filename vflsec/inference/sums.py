@@ -110,7 +110,8 @@ def _draw_features(x: Tensor) -> Tensor:
     """Return cosines (n, WAVES + 1) in random directions of the columns (n, p), and 1."""
     rng = torch.Generator().manual_seed(0)
     x = x.double() - x.double().median(dim=0).values  # not standardized, which would make rare categories the longest
-    length = 1.5 * x.norm(dim=1).median().clamp(min=1e-12)
+    lengths = x.norm(dim=1)
+    length = 1.5 * lengths[lengths > 0].median() if lengths.any() else 1.0
     directions = torch.randn(x.shape[1], WAVES, generator=rng, dtype=torch.float64) / length
     shifts = 2 * math.pi * torch.rand(WAVES, generator=rng, dtype=torch.float64)
     return pad(torch.cos(x @ directions + shifts) * (2 / WAVES) ** 0.5, (0, 1), value=1.0)
