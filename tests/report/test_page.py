@@ -398,6 +398,12 @@ def test_the_table_of_several_adversaries_has_the_numbers_of_their_headlines(rep
     ]
 
 
+def test_strengths_of_a_defense_stand_together_for_several_adversaries(report):
+    points = [point(0.8, strength=5.0), point(0.7, strength=0.5, defense="mixup"), point(0.9), point(0.8, strength=1.0)]
+    (cells,) = show_roles([replace(with_role(report, "bank", 0.1).summary, worst=points)]).tables
+    assert [row[0] for row in cells.rows] == ["without joining (alone)", "no defense", "iso 1", "iso 5", "mixup 0.5"]
+
+
 def test_an_evaluation_is_not_signed_twice_on_one_page(report):
     copied = Report(replace(report.summary, out="copy"), report.manifest)
     with pytest.raises(UsageError, match=r"found the same in .* and copy: name each once"):

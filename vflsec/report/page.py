@@ -151,8 +151,8 @@ def _write_figure(svg: str, title: str) -> str:
         return ""
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     width = re.search(r'width="([\d.]+)pt"', svg)
-    least = f"min-width: {float(width[1]):.0f}px" if width else ""  # a narrow screen scrolls rather than shrinks words
-    svg = svg.replace("<svg", f'<svg style="{least}"', 1)
+    size = float(width[1]) if width else 600.0  # a narrow screen scrolls rather than shrinks words
+    svg = svg.replace("<svg", f'<svg style="min-width: {size:.0f}px; max-width: {2 * size:.0f}px"', 1)
     return f'<figure role="img" aria-label="{title}" tabindex=0>{svg}</figure>'
 
 

@@ -113,7 +113,7 @@ def show_roles(summaries: Sequence[Summary]) -> Document:
     tables: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
     several = len({point.method for summary in summaries for point in summary.worst}) > 1
     for name, summary in zip(name_roles(summaries), summaries, strict=True):
-        for point in sorted(summary.worst, key=lambda point: point.strength):
+        for point in sorted(summary.worst, key=lambda p: (p.strength > 0, p.method, p.defense, p.strength)):
             target, _, of = _name_question(point).partition(" ")
             columns = tables.setdefault((target, MEASURES.get(point.leak.metric, point.leak.metric)), {})
             first = {} if point.leak.alone is None else {ALONE: write_number(point.leak.alone)}
