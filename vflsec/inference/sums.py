@@ -144,7 +144,7 @@ def _whiten(view: View, message: Message, p: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _merge_rows(a: Tensor, total: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the different rows of weights (B, P), which one each is (B,), and sums (P,), less unused parameters."""
+    """Return unique rows of weights (B, P), indices (B,) of all rows among them, and sums (P,), of used parameters."""
     used = a.any(dim=0)
     return *torch.unique(a[:, used], dim=0, return_inverse=True), total[used]
 

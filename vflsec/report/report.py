@@ -247,7 +247,7 @@ def order_roles(reports: Sequence[Report]) -> list[Report]:
     """Return the reports of several adversaries, the one first that gains most by joining.
 
     Raises:
-        UsageError: one of them is there twice, or a copy of it.
+        UsageError: a report is given twice, or with a copy of it.
     """
     seen: dict[bytes, str] = {}
     for report in reports:

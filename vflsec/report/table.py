@@ -31,7 +31,9 @@ FEW_COLUMNS = 5
 ALONE = "without joining (alone)"
 """The first row of the table of several adversaries."""
 
-WORST_FIRST = "The adversary that gains most by joining is first, after any without a number."
+WORST_FIRST = (
+    "Adversaries are ordered by their gain from joining, the largest first; those without a number precede them."
+)
 
 ATTACK = Column("attack", lambda row: row.attack, "attack", kind="prose")
 TARGET = Column("target", lambda row: row.target, "of", kind="name")

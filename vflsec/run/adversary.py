@@ -146,7 +146,7 @@ def observe_before(federation: Federation, party: Party, aux: AuxSpec) -> View:
 def observe_victim_before(federation: Federation, party: Party, aux: AuxSpec, attack: Attack) -> View:
     """Return the view of the active party before training, with the victim's columns of the auxiliary samples.
 
-    They are those of the question that ``attack`` answers after training.
+    The same samples are left out of the score of ``attack`` after training.
     """
     victim = get_victim(attack, federation, [party])
     rows = draw_auxiliary_rows(federation.n_rows("train"), aux, federation.seed).to(federation.device)
