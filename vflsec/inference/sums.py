@@ -97,7 +97,7 @@ def estimate_labels(view: View) -> Tensor | None:
     mean = states[0][:width]
     apart = rest @ torch.cat([mean, mean.new_ones(1, 1)])
     labels: Tensor = features @ mean + REST * apart / (REST * informed).clamp(min=1)
-    return labels.float()
+    return labels.to(view.features[view.aux_split])
 
 
 def _list_messages(view: View) -> list[Message]:

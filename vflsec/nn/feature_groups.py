@@ -249,6 +249,6 @@ class DomainDiscriminators(nn.Module):
             alpha: weight of the reversed gradient; the discriminators themselves learn with weight one.
         """
         logits: Tensor = self(reverse(torch.cat([source, target]), alpha))
-        domain = torch.arange(2, device=logits.device).repeat_interleave(torch.tensor([len(source), len(target)]))
+        domain = (torch.arange(len(logits), device=logits.device) >= len(source)).long()
         each: Tensor = F.cross_entropy(logits.transpose(1, 2), domain[:, None].expand(-1, logits.shape[1]))
         return each * logits.shape[1]
