@@ -385,3 +385,21 @@ def test_waves_of_constant_columns_are_constant():
     waves = sums._draw_features(torch.ones(5, 3))
     assert torch.isfinite(waves).all()
     assert (waves == waves[0]).all()
+
+
+def test_attacks_that_read_the_same_sums_solve_them_once(tmp_path, monkeypatch):
+    solved = []
+    monkeypatch.setattr(sums, "_draw_features", lambda x, draw=sums._draw_features: solved.append(1) or draw(x))
+
+    def infer(*attacks):
+        report = vflsec.evaluate(
+            dataset="toy", data={"options": {"rows": 200}}, model={"bottom": [4]}, train={"epochs": 2}, seeds=1,
+            attack=attacks, defense="sealed:strength=1", aux={"n": 20, "folds": 0}, jobs=1, progress=False,
+            out=tmp_path / "-".join(attacks),
+        )  # fmt: skip
+        return {(p.attack, p.strength): p.leak.mean for p in report.points}
+
+    apart = infer("sums") | infer("fusion")
+    assert len(solved) == 2
+    assert infer("sums", "fusion") == pytest.approx(apart, nan_ok=True)
+    assert len(solved) == 3

@@ -88,6 +88,7 @@ class View:
         further: what ``Knowledge.read`` returned, by the name of the kind.
         memo: results computed from this view, shared by ``private_copy`` and ``knowing``; they must not be changed.
             The key of a result names the auxiliary rows if it depends on them.
+        common: results that other attacks on the same samples share as well, see ``memoize_for_all``.
     """
 
     party: str
@@ -114,6 +115,7 @@ class View:
     recording: Recording | None = None
     further: Mapping[str, Any] = field(default_factory=dict)
     memo: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    common: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def memoize(self, name: str, rng: torch.Generator, compute: Callable[[], Result]) -> Result:
         """Return what ``compute`` returns for these auxiliary rows and this state of ``rng``, computed once.
@@ -169,7 +171,12 @@ class View:
     def with_shared_memo(self, other: View) -> View:
         """Return ``other``, which differs in auxiliary samples or by ``tamed`` only, with the memo of this view."""
         object.__setattr__(other, "memo", self.memo)  # a frozen dataclass
+        self.share_common(other)
         return other
+
+    def share_common(self, other: View) -> None:
+        """Let ``other``, of the same samples for an attack that reads other messages, have what is common to both."""
+        object.__setattr__(other, "common", self.common)
 
     def drop_federation(self, fresh_model: nn.Module | None) -> View:
         """Return the view of the same party alone: with an untrained model of the same shape, and no messages."""
@@ -182,16 +189,34 @@ def memoize(function: Callable[Concatenate[View, P], Result]) -> Callable[Concat
 
     Copies can differ in auxiliary rows, so it must not depend on these. The result must not be changed.
     """
+    return _compute_once(function, lambda view: view.memo)
+
+
+def memoize_for_all(function: Callable[Concatenate[View, P], Result]) -> Callable[Concatenate[View, P], Result]:
+    """Let ``function`` be computed once for the views of all attacks that answer the same question.
+
+    Views of other attacks can have other messages besides those of the kind that ``function`` reads, which they have
+    all or not at all: it must not depend on the others.
+    """
+    return _compute_once(function, lambda view: view.common)
+
+
+def _compute_once(
+    function: Callable[Concatenate[View, P], Result], get_results: Callable[[View], dict[Hashable, Any]]
+) -> Callable[Concatenate[View, P], Result]:
     parameters = signature(function)
 
     @wraps(function)
     def compute(view: View, /, *args: P.args, **kwargs: P.kwargs) -> Result:
         bound = parameters.bind(view, *args, **kwargs)
         bound.apply_defaults()
-        key = (function.__module__, function.__qualname__, *list(bound.arguments.values())[1:])
-        if key not in view.memo:
-            view.memo[key] = function(view, *args, **kwargs)
-        result: Result = view.memo[key]
+        key, results = (
+            (function.__module__, function.__qualname__, *list(bound.arguments.values())[1:]),
+            get_results(view),
+        )
+        if key not in results:
+            results[key] = function(view, *args, **kwargs)
+        result: Result = results[key]
         return result
 
     return compute

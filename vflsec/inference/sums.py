@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.nn.functional import pad
 
 from vflsec.core.message import Kind, Message
-from vflsec.core.view import View, memoize
+from vflsec.core.view import View, memoize_for_all
 from vflsec.nn.jacobians import compute_jacobians, get_learned, scale_to_unit
 from vflsec.nn.wrappers import SideBySide
 
@@ -31,7 +31,7 @@ def tabulate_sums(view: View) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
         yield "labels by sums", {view.aux_split: labels}
 
 
-@memoize
+@memoize_for_all
 def solve_sums(view: View) -> Tensor | None:
     """Return what all sums say of each row's numbers: (n, 2 m), or None without any.
 
@@ -61,7 +61,7 @@ def solve_sums(view: View) -> Tensor | None:
     return torch.cat([torch.cat(half, dim=1) for half in halves], dim=1).float()
 
 
-@memoize
+@memoize_for_all
 def estimate_labels(view: View) -> Tensor | None:
     """Return the mean of each row's label given all sums, (n, 1), or None without a linear head and two classes.
 
