@@ -152,9 +152,8 @@ def _merge_rows(a: Tensor, total: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def compute_weights(view: View, message: Message) -> Tensor:
     """Return the weights (B, m, P) of the rows in the sums of ``message``, as their receiver computed them."""
     model, learned, x = _restore(view, message)
-    jacobians = (block for block, _ in compute_jacobians(model, x, learned=learned))
-    head = message.payload.get("head")
-    return torch.cat([scale_to_unit(block if head is None else head @ block) for block in jacobians]).double()
+    jacobians = compute_jacobians(model, x, learned=learned, head=message.payload.get("head"))
+    return torch.cat([scale_to_unit(block) for block, _ in jacobians]).double()
 
 
 def _restore(view: View, message: Message) -> tuple[nn.Module, dict[str, Tensor], Tensor]:

@@ -163,16 +163,15 @@ class SealedTraining(SplitTraining):
             residuals: (B, m) integers.
             step: the place of the exchange.
         """
-        bottom, known = self.bottoms[party.name], {}
+        bottom = self.bottoms[party.name]
         learned = get_learned(bottom)
-        jacobians = (block for block, _ in compute_jacobians(bottom, x))
         if self.is_linear:
-            head = slope[0]  # the same for all rows
-            jacobians, known = (head @ block for block in jacobians), {"head": head}
-            values = residuals
+            head, values = slope[0], residuals  # the same head for all rows
+            known = {"head": head}
         else:
+            head, known = None, {}
             values = torch.einsum("bmd,bm->bd", scale_to_unit(slope), residuals.to(slope)).trunc().long()
-        blocks = round_weights(jacobians, self.unit)
+        blocks = round_weights((block for block, _ in compute_jacobians(bottom, x, head=head)), self.unit)
         noise = (self._draw(torch.empty(count_learned(bottom), device=x.device)) * self.unit**2).round().long()
         known |= {
             "parameters": torch.cat([p.flatten() for p in learned.values()]),
@@ -305,7 +304,7 @@ def sum_rows(
 
 def round_weights(jacobians: Iterable[Tensor], unit: float) -> Iterator[Tensor]:
     """Yield the weights (b, m, P) of consecutive rows as integers: no row's are longer than ``unit``."""
-    return ((scale_to_unit(block) * unit).trunc().long() for block in jacobians)
+    return ((scale_to_unit(block) * unit).int() for block in jacobians)  # toward zero
 
 
 def round_residuals(scores: Tensor, targets: Tensor, unit: float) -> Tensor:

@@ -12,8 +12,8 @@ from vflsec.base.errors import Diverged, UsageError
 
 BATCH_NORM = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
-BLOCK = 2**24
-"""Entries of the Jacobians that are held at a time."""
+BLOCK = 2**22
+"""Entries of the Jacobians that are held at a time: larger blocks leave the caches of a processor."""
 
 
 def check_rows_apart(model: nn.Module, purpose: str) -> None:
@@ -37,7 +37,7 @@ def count_learned(model: nn.Module) -> int:
 
 
 def compute_jacobians(
-    model: nn.Module, *inputs: Tensor, learned: Mapping[str, Tensor] | None = None
+    model: nn.Module, *inputs: Tensor, learned: Mapping[str, Tensor] | None = None, head: Tensor | None = None
 ) -> Iterator[tuple[Tensor, list[Tensor]]]:
     """Yield the Jacobians of consecutive rows of the model's output (B, m), in blocks.
 
@@ -45,6 +45,7 @@ def compute_jacobians(
         model: from ``inputs`` to (B, m); a row's output may depend on that row alone.
         inputs: (B, ...) each.
         learned: the parameters that it is taken at; by default its own.
+        head: (h, m), a linear map of the output; then the Jacobians are those of the h numbers that it gives.
 
     Yields:
         (b, m, P) with respect to all learned parameters in order, and (b, m, d) for each input but the first.
@@ -53,7 +54,7 @@ def compute_jacobians(
 
     def compute(parameters: Mapping[str, Tensor], *row: Tensor) -> Tensor:
         output: Tensor = functional_call(model, dict(parameters), tuple(x[None] for x in row))
-        return output[0]
+        return output[0] if head is None else head @ output[0]
 
     wanted = (0, *range(2, 1 + len(inputs)))
     derive = vmap(jacrev(compute, argnums=wanted), in_dims=(None, *(0 for _ in inputs)))
@@ -71,12 +72,12 @@ def scale_to_unit(jacobians: Tensor) -> Tensor:
     Raises:
         Diverged: an entry is not finite.
     """
-    jacobians = jacobians / jacobians.abs().amax(dim=(1, 2), keepdim=True).clamp(min=1e-30)  # squares do not overflow
-    if not jacobians.isfinite().all():
+    highest = torch.linalg.vector_norm(jacobians, ord=torch.inf, dim=(1, 2), keepdim=True)
+    jacobians = jacobians / highest.clamp(min=1e-30)  # squares do not overflow
+    single = jacobians.shape[1] == 1
+    squares = torch.linalg.vector_norm(jacobians, dim=(1, 2)) if single else jacobians @ jacobians.mT
+    if not squares.isfinite().all():  # then an entry is not
         raise Diverged("the gradient of a row is not finite: lower the lr of sealed, or look for wild values")
-    if jacobians.shape[1] == 1:
-        largest = torch.linalg.vector_norm(jacobians, dim=(1, 2))
-    else:
-        largest = torch.linalg.eigvalsh(jacobians @ jacobians.mT)[:, -1].clamp(min=0).sqrt()
+    largest = squares if single else torch.linalg.eigvalsh(squares)[:, -1].clamp(min=0).sqrt()
     scaled: Tensor = jacobians / largest.clamp(min=1e-12)[:, None, None]
     return scaled
