@@ -16,7 +16,10 @@ from threadpoolctl import threadpool_limits
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # whose games of an epsilon tests play, too
 
 
-LONGEST = ("test_notebook.py", "test_benchmarks.py", "test_boosting_replay.py", "test_workers.py")
+LONGEST = (
+    "test_notebook.py", "test_benchmarks.py", "test_boosting_replay.py", "test_workers.py", "test_controls.py",
+    "test_engines.py", "test_chaos.py",
+)  # fmt: skip
 """Files whose tests take longest, so that they begin first: no worker is left with one when others have none."""
 
 
