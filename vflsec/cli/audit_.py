@@ -14,7 +14,7 @@ from vflsec.cli.eval_ import read_limits
 
 
 @click.command("audit")
-@click.argument("what", type=options.FilePath(path_type=Path), metavar="WHAT")
+@click.argument("what", type=options.PATH, metavar="WHAT")
 @click.option(
     "--data",
     "dataset",
@@ -26,21 +26,11 @@ from vflsec.cli.eval_ import read_limits
     "--party", help="The adversary.  [default: who recorded the transcript; passive_1 for models and embeddings]"
 )
 @click.option("--model", metavar="FILE.py:FUNCTION", help="Your code that builds the bottom model; it is executed.")
-@click.option(
-    "--messages",
-    type=options.FilePath(path_type=Path),
-    help="For a checkpoint of vflsec train: what --record has written.",
-)
-@click.option(
-    "--predictions", type=options.FilePath(path_type=Path), help="Predictions that the adversary gets: id, p_0, p_1..."
-)
+@click.option("--messages", type=options.PATH, help="For a checkpoint of vflsec train: what --record has written.")
+@click.option("--predictions", type=options.PATH, help="Predictions that the adversary gets: id, p_0, p_1...")
 @click.option("--encoded", is_flag=True, help="The model reads the columns as they are, not as vflsec encodes them.")
-@click.option(
-    "--train-ids", type=options.FilePath(path_type=Path), help="Ids that the model was trained on, one a line."
-)
-@click.option(
-    "--test-ids", type=options.FilePath(path_type=Path), help="Ids that it was not trained on.  [default: the rest]"
-)
+@click.option("--train-ids", type=options.PATH, help="Ids that the model was trained on, one a line.")
+@click.option("--test-ids", type=options.PATH, help="Ids that it was not trained on.  [default: the rest]")
 @options.add_technique(
     "--attack", "attacks", "attacks", help="NAME[:option=value,...]; repeat or list.  [default: all]"
 )
@@ -55,17 +45,13 @@ from vflsec.cli.eval_ import read_limits
 )
 @click.option("--confirm-fit", is_flag=True, help="You have checked that it does, where that cannot be verified.")
 @click.option("--draws", type=click.IntRange(1, 1000), default=5, show_default=True, help="Of auxiliary labels.")
-@click.option("--aux-ids", type=options.FilePath(path_type=Path), help="The rows whose labels the adversary knows.")
+@click.option("--aux-ids", type=options.PATH, help="The rows whose labels the adversary knows.")
 @click.option(
     "--set", "assignments", multiple=True, metavar="aux.KEY=VALUE", help="What the adversary knows: aux.n=40."
 )
-@click.option("--out", type=options.FilePath(path_type=Path), help="Results folder.  [default: runs/audit-WHAT]")
+@click.option("--out", type=options.PATH, help="Results folder.  [default: runs/audit-WHAT]")
 @click.option("--fresh", is_flag=True, help="Delete the results in the folder and compute them again.")
-@click.option(
-    "--truth",
-    type=options.FilePath(path_type=Path),
-    help="For a recording: the other role's recording of the same run.",
-)
+@click.option("--truth", type=options.PATH, help="For a recording: the other role's recording of the same run.")
 @click.option("--max-leak", multiple=True, metavar="NAME=X", help="Fail (exit code 1) if the upper end of a leak's "
               "interval is above X, for example worst=0.8; repeat.")  # fmt: skip
 @options.add_max_undetected

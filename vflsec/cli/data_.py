@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from vflsec.base.errors import UsageError
 from vflsec.cli import Suggesting
-from vflsec.cli.options import FilePath, expect_folder, print_note
+from vflsec.cli.options import PATH, expect_folder, print_note
 
 if TYPE_CHECKING:
     from vflsec.data.checkup import Checkup
@@ -29,7 +31,7 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("files", nargs=-1, required=True, type=FilePath(path_type=Path))
+@click.argument("files", nargs=-1, required=True, type=PATH)
 @click.option("--label", help="The column of labels.  [default: guessed from names and values]")
 @click.option(
     "--id",
@@ -39,9 +41,7 @@ def command() -> None:
     "[default: guessed]",
 )
 @click.option("--active", help="The file of the active party.  [default: the one with the label]")
-@click.option(
-    "--out", type=FilePath(path_type=Path), default="data.toml", show_default=True, help="Where to write the draft."
-)
+@click.option("--out", type=PATH, default="data.toml", show_default=True, help="Where to write the draft.")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def init(
     files: tuple[Path, ...], label: str | None, keys: tuple[str, ...], active: str | None, out: Path, force: bool
@@ -64,7 +64,7 @@ def init(
 
 
 @command.command()
-@click.argument("path", type=FilePath(path_type=Path), metavar="TOML")
+@click.argument("path", type=PATH, metavar="TOML")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def check(path: Path, form: str) -> None:
     """Report what is in your data, and everything that is wrong with them.
@@ -73,8 +73,6 @@ def check(path: Path, form: str) -> None:
     far from the others of their column, columns that look like ids or nearly copy the label, rows that are in training
     and test, and what joining the parties is worth to quick models. Exit code 2 with faults.
     """
-    import msgspec
-
     from vflsec.data import checkup
 
     report = add_label_warning(checkup.check(path))
@@ -84,8 +82,6 @@ def check(path: Path, form: str) -> None:
 
 def add_label_warning(report: Checkup) -> Checkup:
     """Return ``report`` with a warning if an adversary that knows the default number of labels knows too many."""
-    import msgspec
-
     fewer, default = limit_labels(report)
     if fewer is None:
         return report
@@ -114,8 +110,6 @@ def limit_labels(report: Checkup) -> tuple[int | None, int]:
 
 def render(report: Checkup, path: Path) -> str:
     """Return the report as text of at most 80 columns where names are not longer."""
-    import io
-
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table

@@ -13,6 +13,7 @@ import click
 from vflsec.base.checks import count
 from vflsec.base.errors import UsageError
 from vflsec.cli import options
+from vflsec.run.grammar import parse_value
 
 if TYPE_CHECKING:
     from vflsec.run.engine import Plan
@@ -127,7 +128,7 @@ CANARIES = 1000
 @click.option("--paired", is_flag=True, help="Take the values of --sweep in their order, not every combination.")
 @options.config
 @options.data_dir
-@click.option("--out", type=options.FilePath(path_type=Path), help="Results folder.  [default: runs/<name>]")
+@click.option("--out", type=options.PATH, help="Results folder.  [default: runs/<name>]")
 @click.option("--jobs", type=click.IntRange(min=1), help="How many worker processes.  [default: the number of cores]")
 @click.option("--engine", default="local", show_default=True, help="local, or dask:ADDRESS of a running scheduler.")
 @options.device
@@ -262,8 +263,6 @@ def parse_axes(texts: Sequence[str]) -> dict[str, list[Any]]:
 
     Values that hold commas are written as a TOML list.
     """
-    from vflsec.run.grammar import parse_value
-
     axes: dict[str, list[Any]] = {}
     for text in texts:
         path, equals, values = (part.strip() for part in text.partition("="))
@@ -278,8 +277,6 @@ def parse_axes(texts: Sequence[str]) -> dict[str, list[Any]]:
 
 def is_several(assignment: str) -> bool:
     """Whether ``path.to.key=value`` names several values: an unquoted list with commas."""
-    from vflsec.run.grammar import parse_value
-
     value = assignment.partition("=")[2].strip()
     return "," in value and isinstance(parse_value(value), str) and value[:1] not in ("'", '"')
 

@@ -18,6 +18,7 @@ from click.shell_completion import CompletionItem
 from vflsec.base.checks import count, describe_unknown
 from vflsec.base.errors import UsageError, clean
 from vflsec.core import registry
+from vflsec.run import grammar
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -69,6 +70,9 @@ class FilePath(click.Path):
         if not str(value):
             self.fail("expected a path, got an empty text", param, ctx)
         return super().convert(value, param, ctx)
+
+
+PATH = FilePath(path_type=Path)
 
 
 def complete_names(kind: str, *more: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
@@ -175,8 +179,6 @@ def resolve(
 
 def split_references(texts: Sequence[str]) -> list[str]:
     """Return the references in comma lists."""
-    from vflsec.run import grammar
-
     return [name for text in texts for name in grammar.split_list(text)]
 
 

@@ -28,7 +28,7 @@ def add_file(name: str, help_: str) -> Callable[[Any], Any]:
 
 
 @click.command("report")
-@click.argument("folders", nargs=-1, required=True, type=options.FilePath(path_type=Path), metavar="DIR...")
+@click.argument("folders", nargs=-1, required=True, type=options.PATH, metavar="DIR...")
 @click.option("--compare", is_flag=True, help="Print what changed from the first of two folders to the second.")
 @add_file(
     "--html",
@@ -41,7 +41,7 @@ def add_file(name: str, help_: str) -> Callable[[Any], Any]:
 @add_file("--summary", "Write Markdown for the comment on a pull request to FILE.")
 @click.option(
     "--accepted",
-    type=options.FilePath(path_type=Path),
+    type=options.PATH,
     metavar="DIR",
     help="The folder of the last accepted run, with which --summary and --max-rise compare.",
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import shutil
+import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
@@ -16,7 +18,8 @@ import click
 from vflsec.base.errors import DataError, VflsecError
 from vflsec.cli.options import KindOfPlugin, name_of_kind
 from vflsec.core import registry
-from vflsec.core.options import convert_options, list_choices, list_options
+from vflsec.core.options import CONTRIB, convert_options, list_choices, list_options
+from vflsec.run.grammar import parse_reference
 
 if TYPE_CHECKING:
     from vflsec.core.attack import Attack
@@ -24,10 +27,6 @@ if TYPE_CHECKING:
     from vflsec.core.message import Kind
     from vflsec.core.method import Method
     from vflsec.data.dataset import VerticalDataset
-import shutil
-import sys
-
-from vflsec.core.options import CONTRIB
 
 WIDTH = 80
 """Columns of a card."""
@@ -68,8 +67,6 @@ def command(kind: str, name: str, form: str) -> None:
 
 def _parse_reference(kind: str, text: str) -> tuple[str, dict[str, Any]]:
     """Return name and options of a reference such as ``fedhssl-simsiam:pma=false``; a card shows all options anyway."""
-    from vflsec.run.grammar import parse_reference
-
     if kind == "dataset":
         return text, {}
     name, options, _ = parse_reference(text, kind)
@@ -232,8 +229,7 @@ def _describe_attack(attack: type[Attack]) -> dict[str, Any]:
         "reference": attack.reference,
         "verified": attack.verified,
         "version": attack.version,
-        **({"costs": attack.costs} if attack.costs else {}),
-        **({"fails": attack.fails} if attack.fails else {}),
+        **{fact: text for fact in ("costs", "fails") if (text := getattr(attack, fact))},
         **({"contrib": CONTRIB} if attack.contrib else {}),
     }
 

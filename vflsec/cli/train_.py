@@ -25,10 +25,10 @@ from vflsec.cli import options
 @options.settings
 @options.config
 @options.data_dir
-@click.option("--out", type=options.FilePath(path_type=Path), help="Write the checkpoint to this new folder.")
+@click.option("--out", type=options.PATH, help="Write the checkpoint to this new folder.")
 @click.option(
     "--record",
-    type=options.FilePath(path_type=Path),
+    type=options.PATH,
     metavar="FOLDER",
     help="Record the messages for vflsec audit: embeddings, gradients and nodes of all parties, or, with phe, "
     "what both roles of the encrypted layer see.",
