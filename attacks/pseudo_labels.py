@@ -11,7 +11,7 @@ import torch
 from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegression
-from torch import Tensor
+from torch import Tensor, nn
 
 from vflsec.base.checks import check_positive
 from vflsec.core.attack import THRESHOLD, Attack
@@ -127,7 +127,7 @@ def _get_moments(x: Tensor, y: Tensor, n_classes: int) -> Tensor:
 
     They hold also the sum and the number of rows, and those of a part of the rows add up.
     """
-    z = _with_ones(x)
+    z = nn.functional.pad(x, (0, 1), value=1.0)
     return torch.stack([z[y == c].T @ z[y == c] for c in range(n_classes)])
 
 
@@ -149,7 +149,7 @@ def _make_rule(moments: Tensor) -> Rule | None:
 
 def _evaluate_forms(form: Tensor, x: Tensor) -> Tensor:
     """Return log-probabilities (n, C) of rows (n, p), each a quadratic form (C, p + 1, p + 1) of the row and a one."""
-    z = _with_ones(x)
+    z = nn.functional.pad(x, (0, 1), value=1.0)
     return ((z @ form) * z).sum(dim=2).T.log_softmax(dim=1)
 
 
@@ -161,7 +161,3 @@ def _fit_lda(x: Tensor, y: Tensor) -> Rule:
     with warnings.catch_warnings():  # a class of one row adds nothing to the shared covariance
         warnings.filterwarnings("ignore", message="Only one sample available")
         return partial(log_probabilities, model.fit(np.asarray(x), np.asarray(y)), n_classes=int(y.max()) + 1)
-
-
-def _with_ones(x: Tensor) -> Tensor:
-    return torch.cat([x, torch.ones_like(x[:, :1])], dim=1)

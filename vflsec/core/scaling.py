@@ -120,7 +120,7 @@ def tame(view: View) -> View:
         left_out = left_out | _find_moved(clip_outliers(view.aux_labels, far=2 * FAR), view.aux_labels)
     if 0 < int(left_out.sum()) <= max(1, TAIL * len(left_out)) and not left_out.all():
         known = changed.restrict(torch.nonzero(~left_out)[:, 0])
-        if view.aux_labels.is_floating_point() or _get_classes(known) == _get_classes(view):
+        if view.aux_labels.is_floating_point() or set(known.aux_labels.tolist()) == set(view.aux_labels.tolist()):
             return known
     return changed
 
@@ -142,10 +142,6 @@ def _tame_view(view: View) -> tuple[dict[str, Any], Tensor]:
         if after is not before and after.kind is Kind.EMBEDDING and after.split == split and after.rows is not None:
             is_wild[after.rows[_find_moved(after.payload["value"], before.payload["value"])]] = True
     return changes, is_wild
-
-
-def _get_classes(view: View) -> set[int]:
-    return set(view.aux_labels.tolist())
 
 
 def _find_moved(after: Tensor, before: Tensor) -> Tensor:

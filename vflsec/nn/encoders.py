@@ -258,7 +258,8 @@ def build_encoder(layout: Layout, spec: ModelSpec, n_classes: int) -> Encoder:
     if kind == "auto":
         kind = "cnn" if layout.image else "tabular"
     if kind == "mlp":
-        return _build_mlp(layout.width, (64,) if spec.bottom is None else spec.bottom, cut or n_classes)
+        *layers, last = MLPBottom(layout.width, (64,) if spec.bottom is None else spec.bottom, cut or n_classes)
+        return Encoder(nn.Sequential(*layers), last, cut or n_classes)
     if kind == "tabular":
         return TabularEncoder(layout, (128, 128) if spec.bottom is None else spec.bottom, cut)
     if layout.image is None:
@@ -269,8 +270,3 @@ def build_encoder(layout: Layout, spec: ModelSpec, n_classes: int) -> Encoder:
     if kind == "cnn":
         return SmallCNN(layout.image, (128,) if spec.bottom is None else spec.bottom, cut)
     return ResNet18(layout.image, spec.bottom or (), cut)
-
-
-def _build_mlp(features: int, hidden: tuple[int, ...], cut: int) -> Encoder:
-    *layers, last = MLPBottom(features, hidden, cut)
-    return Encoder(nn.Sequential(*layers), last, cut)

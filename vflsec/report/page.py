@@ -52,11 +52,12 @@ def write_page(parts: Sequence[Part]) -> str:
         roles = table.show_roles(summaries).tables
         tables += roles
         line = table.WORST_FIRST
+        named = list(enumerate(zip(map(escape, table.name_roles(summaries)), parts, strict=True), start=1))
         body = [
-            *(_write_linked_verdict(k, name, parts) for k, name in enumerate(table.name_roles(summaries))),
+            *(f'<h2><a href="#part-{k}">{name}</a></h2>{_write_verdict(part.summary)}' for k, (name, part) in named),
             *(as_html(cells, "cards") for cells in roles),
             _write_differences(parts),
-            *(_write_article(k, name, parts[k]) for k, name in enumerate(table.name_roles(summaries))),
+            *(_write_article(k, name, part) for k, (name, part) in named),
         ]
     body += [
         _write_cards(part.manifest for part in parts),
@@ -75,15 +76,11 @@ def write_page(parts: Sequence[Part]) -> str:
     )
 
 
-def _write_linked_verdict(k: int, name: str, parts: Sequence[Part]) -> str:
-    return f'<h2><a href="#part-{k + 1}">{escape(name)}</a></h2>{_write_verdict(parts[k].summary)}'
-
-
 def _write_article(k: int, name: str, part: Part) -> str:
     """Return the section of one of several adversaries, whose headings are a level lower."""
     inner = "\n".join(filter(None, _write_part(part))).replace("h2>", "h3>")
     heading = escape(table.write_heading(part.summary))
-    return f'<article id="part-{k + 1}"><h2>{escape(name)}</h2><p class=quiet>{heading}</p>\n{inner}</article>'
+    return f'<article id="part-{k}"><h2>{name}</h2><p class=quiet>{heading}</p>\n{inner}</article>'
 
 
 def _write_differences(parts: Sequence[Part]) -> str:

@@ -86,7 +86,7 @@ def observe(
     is_active = parties[0].active
     splits_without_label = ["unlabeled"] if len(parties) > 1 else ["unlabeled", "local"]
     return View(
-        party=_join_names(parties),
+        party="+".join(party.name for party in parties),
         side="active" if is_active else "passive",
         n_classes=federation.n_classes,
         features={split: _join_columns(parties, split) for split in splits},
@@ -113,7 +113,7 @@ def observe_source(trained: Trained, parties: Sequence[Party], aux_rows: Tensor,
     assert federation.source is not None
     labels = federation.source.labels["source"]
     return View(
-        party=_join_names(parties),
+        party="+".join(party.name for party in parties),
         side="active" if parties[0].active else "passive",
         n_classes=federation.n_classes,
         features={"train": _join_columns(parties, "source")},
@@ -158,10 +158,6 @@ def observe_victim_before(federation: Federation, party: Party, aux: AuxSpec, at
         victim=victim.name,
         layout=victim.layout,
     )
-
-
-def _join_names(parties: Sequence[Party]) -> str:
-    return "+".join(party.name for party in parties)
 
 
 def _join_models(trained: Trained, parties: Sequence[Party]) -> nn.Module:

@@ -28,7 +28,7 @@ from vflsec.core import hooks
 from vflsec.core.attack import ActingAttack, IntegrityAttack
 from vflsec.core.defense import Defense
 from vflsec.core.federation import Federation
-from vflsec.core.message import SERVER, SOURCE, Kind
+from vflsec.core.message import SERVER, SOURCE
 from vflsec.core.method import Method, Trained
 from vflsec.data import frames
 from vflsec.data.dataset import VerticalDataset
@@ -188,7 +188,7 @@ def check(spec: EvalSpec) -> None:
             f"add one, for example --attack direction"
         )
     check_tuning(spec)
-    added = _list_instead(spec)
+    added = mounting.list_instead(_list_protocols(spec))
     for label, method, federation in _build(spec):
         if method.receives or spec.adversary not in (SERVER, SOURCE):
             get_side(method, federation, spec.adversary)
@@ -282,7 +282,7 @@ def _find_obstacle(wanted: Technique, spec: EvalSpec, built: Sequence[tuple[str,
         return f"is on {attack.target}, which several trainings do not share"
     if attack.shadows:
         return f"trains {attack.shadows} shadow federations for each training: name it in --attack"
-    added = _list_instead(spec)
+    added = mounting.list_instead(_list_protocols(spec))
     try:
         for label, method, federation in built:
             mounting.mount(
@@ -339,11 +339,6 @@ def _list_protocols(spec: EvalSpec) -> list[Any]:
     """Return the protocols that defenses put at the cut layer."""
     defenses = (resolve(defense).with_strength(defense.strength or 1.0) for defense in (*spec.defenses, *spec.fixed))
     return [protocol for defense in defenses if (protocol := defense.defense().protocol())]
-
-
-def _list_instead(spec: EvalSpec) -> frozenset[Kind]:
-    """Return the kinds of messages that passive parties receive in place of gradients under one of the defenses."""
-    return mounting.list_instead(_list_protocols(spec))
 
 
 def _build(spec: EvalSpec) -> Iterator[tuple[str, Method, Federation]]:

@@ -128,7 +128,7 @@ def measure(
         ci95_rows=statistics.bound_over_rows(headline, s, y, np.random.default_rng(seed)),
         chance=metrics.score_chance(headline, y),
         n=len(y),
-        single_class=is_single_class(labels, s),
+        single_class=not labels.is_floating_point() and len(np.unique(s.argmax(axis=1))) == 1,
         constant=is_constant(s),
         without=statistics.leave_out_groups(
             headline, s, y, statistics.draw_groups(len(y)) if groups is None else groups
@@ -177,11 +177,6 @@ def share_of_class(truth: Tensor, known: Tensor) -> float:
 def is_constant(scores: np.ndarray) -> bool:
     """Whether all rows of (n, C) scores are the same, but for rounding."""
     return bool(np.ptp(scores, axis=0).max() <= ROUNDING * np.abs(scores).max())
-
-
-def is_single_class(labels: Tensor, scores: np.ndarray) -> bool:
-    """Whether the argmax of (n, C) scores is the same class for every row; values have no class."""
-    return not labels.is_floating_point() and len(np.unique(scores.argmax(axis=1))) == 1
 
 
 def measure_impact(trained: Trained, malicious: Mapping[str, IntegrityAttack], utility: Block) -> Impact:

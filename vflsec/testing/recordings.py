@@ -229,8 +229,7 @@ class EncryptedRun:
                 for recorder in recorders:
                     recorder.begin(number, rate=rate)
                     recorder.note("rows", rows)
-                received: Floats = exchange.scores(mu, learns=rate is not None)
-                return received
+                return np.asarray(exchange.scores(mu, learns=rate is not None))
 
             for number, (rows, x, labels) in enumerate(run.batches()):
                 noise = run.noise * rng.normal(size=(run.batch, run.width)) if run.noise else None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
-from unittest import SkipTest
+from unittest import skip
 
 import numpy as np
 import torch
@@ -33,14 +33,7 @@ class Suite:
         super().__init_subclass__()
         for check, reason in cls.exempt.items():
             assert hasattr(cls, check), f"{cls.__name__} exempts itself from {check!r}, which is not a check"
-            setattr(cls, check, _skip(reason))
-
-
-def _skip(reason: str) -> Callable[[Suite], None]:
-    def skip_all(_: Suite) -> None:
-        raise SkipTest(reason)
-
-    return skip_all
+            setattr(cls, check, skip(reason)(getattr(cls, check)))
 
 
 @contextmanager

@@ -188,7 +188,7 @@ class MethodConformance(Suite):
         for seed, noisy in ((0, False), (0, True), (1, True)):
             federation, method = self.federation(seed), self.make()
             for party in federation.parties.values() if noisy else ():
-                party.defenses = [_Noise(1.0)]
+                party.defenses = [_Noise(1.0, at=_Noise.points)]
             method.build(federation)
             for phase in method.phases[:-1]:
                 method.run(phase, federation)
@@ -237,9 +237,6 @@ class _Noise(Defense):
     reference = "none: made for a check"
     guarantee = "none"
     points = (Kind.EMBEDDING, Kind.GRADIENT)
-
-    def __init__(self, strength: float) -> None:
-        super().__init__(strength, at=[point.value for point in self.points])
 
     def on_embedding(self, h: Tensor, release: Release) -> Tensor:
         return h + torch.randn(h.shape, generator=release.rng)
