@@ -90,5 +90,4 @@ def _match_clusters(posterior: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Return the cluster of each class, given posteriors (n, C) of rows with known labels."""
     mass = np.stack([posterior[labels == c].sum(axis=0) for c in range(posterior.shape[1])])  # (class, cluster)
     mass /= np.maximum(mass.sum(axis=1, keepdims=True), 1e-12)
-    clusters: np.ndarray = linear_sum_assignment(-mass)[1]
-    return clusters
+    return np.asarray(linear_sum_assignment(-mass)[1])

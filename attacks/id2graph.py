@@ -99,5 +99,4 @@ def _cluster(x: NDArray[np.float64], clusters: int, seed: int) -> KMeans:
 def _scale_columns(x: NDArray[np.float64], variance: float) -> NDArray[np.float64]:
     """Return columns ``x`` (n, k), each standardized, with the given total variance."""
     z = standardize(torch.from_numpy(x))
-    scaled: NDArray[np.float64] = (z * (variance / z.any(dim=0).sum().clamp_min(1)).sqrt()).numpy()
-    return scaled
+    return (z * (variance / z.any(dim=0).sum().clamp_min(1)).sqrt()).numpy()

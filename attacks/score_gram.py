@@ -104,7 +104,6 @@ def _solve_batch(steps: list[RecordedStep], header: Header) -> Geometry:
 
 
 def _fit_all(recording: Recording) -> Geometry:
-    """Fit all scores of the run."""
     table = _Table.collect(recording)
     frozen = table.fit()
     best = frozen

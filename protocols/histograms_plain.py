@@ -57,8 +57,7 @@ class PlainHistograms(HistogramExchange):
             step=place.tree,
             phase=place.phase,
         )
-        received: NDArray[np.int64] = np.rint(message.payload["value"].numpy() * UNITS).astype(np.int64)
-        return received
+        return np.asarray(np.rint(message.payload["value"].numpy() * UNITS).astype(np.int64))
 
 
 def build_payload(sums: NDArray[np.int64], place: Histograms) -> dict[str, Tensor]:

@@ -220,8 +220,7 @@ def split_weight(weight: np.ndarray, normal: np.ndarray) -> np.ndarray:
         weight: W_0, from which a run without encryption would start too; the active party holds the rest of it.
         normal: (g, C) standard normal numbers of the passive party.
     """
-    part: np.ndarray = (weight + np.sqrt(np.mean(weight**2)) * normal) / 2
-    return part
+    return np.asarray((weight + np.sqrt(np.mean(weight**2)) * normal) / 2)
 
 
 class _Port:

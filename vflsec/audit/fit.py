@@ -96,9 +96,8 @@ class Rows:
         by_text = np.argsort(ids.to_numpy(), kind="stable")
         numeric = bool(np.isfinite(numbers).all()) and len(np.unique(numbers)) == len(ids)
         by_number = np.argsort(numbers, kind="stable") if numeric else by_text
-        pairs: dict[
-            str, tuple[np.ndarray, np.ndarray]
-        ] = {}  # the rows, and those that the material may call by their ids
+        # the rows, and those that the material may call by their ids
+        pairs: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         for name, order in (("in the order of the ids", by_number), ("in the order of the file", file)):
             pairs |= {f"shifted by {by} {name}": (order, np.roll(order, -by)) for by in (1, -1, 2, -2)}
             pairs[f"reversed {name}"] = (order, order[::-1])

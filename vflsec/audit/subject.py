@@ -151,7 +151,6 @@ def _number_batches(messages: Sequence[Sent]) -> tuple[list[Sent], list[str]]:
 
 
 def _find_adversary(opened: TranscriptFolder, party: str | None) -> str:
-    """Return the name of the attacking party."""
     parties = {name: side for name, side in opened.header.parties.items() if side != "server"}
     if party is not None:
         if party not in parties:

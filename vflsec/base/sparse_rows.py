@@ -82,8 +82,7 @@ class SparseRows(Tensor):
 
     def numpy(self, *, force: bool = False) -> np.ndarray:
         """Return a dense copy."""
-        array: np.ndarray = self.dense().numpy(force=force)
-        return array
+        return self.dense().numpy(force=force)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Return a dense copy."""
@@ -91,8 +90,7 @@ class SparseRows(Tensor):
 
     def tolist(self) -> list[Any]:
         """Return the matrix as lists."""
-        rows: list[Any] = self.dense().tolist()
-        return rows
+        return self.dense().tolist()
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set an attribute, but not the data."""

@@ -337,8 +337,7 @@ def open_private_file() -> Iterator[tuple[IO[bytes], str]]:
 
 def _find_used(primes: int) -> np.ndarray:
     """Return which of the eight bytes of a residue modulo each prime are sent, (primes, 8)."""
-    used: np.ndarray = np.arange(8) < np.array(SIZES[:primes])[:, None]
-    return used
+    return np.arange(8) < np.array(SIZES[:primes])[:, None]
 
 
 def _group(blocks: Iterable[np.ndarray], layout: SumsLayout) -> Iterator[np.ndarray]:

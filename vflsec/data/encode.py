@@ -130,8 +130,7 @@ class ColumnEncoder:
                 f"column {name!r}: expected numbers on the scale of the training rows ({scale}), got "
                 f"{numbers[far[0]]:.3g}; correct it, or list it in signed_log"
             )
-        scaled: np.ndarray = (np.clip(numbers, low, high) - mean) * inverse
-        return scaled
+        return np.asarray((np.clip(numbers, low, high) - mean) * inverse)
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """Return what was learned of each column: bounds, mean, 1 / std and what fills its gaps; or categories."""
@@ -146,8 +145,7 @@ class ColumnEncoder:
         """Return a column without gaps, or where the gaps of another are."""
         raw = name.removesuffix(GAPS)
         if raw != name and name not in rows:
-            gaps: np.ndarray = np.isnan(self._read_number(rows, raw)).astype(np.float64)
-            return gaps
+            return np.asarray(np.isnan(self._read_number(rows, raw)).astype(np.float64))
         numbers: np.ndarray = self._read_number(rows, name)
         if name in self._fill:
             numbers[np.isnan(numbers)] = self._fill[name]

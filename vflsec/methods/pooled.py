@@ -134,10 +134,8 @@ class PooledLogisticRegression(PooledMethod):
 
     def fit_model(self, model: nn.Module, federation: Federation) -> None:
         """Choose C on folds, then fit on all training rows."""
-        x, y = (
-            self.join_columns(federation, "train").cpu().double().numpy(),
-            federation.active.labels["train"].cpu().numpy(),
-        )
+        x = self.join_columns(federation, "train").cpu().double().numpy()
+        y = federation.active.labels["train"].cpu().numpy()
         folds = min(self.folds, int(np.bincount(y).min()))
         penalty = self.penalty
         if penalty is None and folds > 1:
@@ -151,9 +149,8 @@ class PooledLogisticRegression(PooledMethod):
         estimator = LogisticRegression(max_iter=ITERATIONS)
         search = GridSearchCV(estimator, {"C": PENALTIES}, scoring="neg_log_loss", cv=split, refit=False)
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", ConvergenceWarning
-            )  # a fit that has not converged is judged by its log loss
+            # a fit that has not converged is judged by its log loss
+            warnings.simplefilter("ignore", ConvergenceWarning)
             return float(search.fit(x, y).best_params_["C"])
 
 

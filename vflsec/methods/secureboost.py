@@ -278,7 +278,6 @@ class SecureBoost(Method):
         return list(range(parties))
 
     def _list_receivers(self, federation: Federation) -> list[list[str]]:
-        """Return the receivers of each round."""
         return [self._find_receivers(federation, round_) for round_ in range(self.rounds)]
 
     def _get_levels(self, number: int, round_: int, outputs: int, parties: int) -> int:
@@ -455,8 +454,7 @@ class _Boosting:
         sums.index_add_(0, leaves[rows], torch.stack([first[rows], second[rows]], dim=1))
         for node in range(n_nodes // 2 - 1, 0, -1):
             sums[node] += sums[2 * node] + sums[2 * node + 1]
-        values: Tensor = -method.learning_rate * sums[:, 0] / (sums[:, 1] + method.rule.l2).clamp_min(1e-12)
-        return values
+        return -method.learning_rate * sums[:, 0] / (sums[:, 1] + method.rule.l2).clamp_min(1e-12)
 
     def loss(self) -> float:
         """Return the mean log loss of the training rows."""

@@ -204,8 +204,7 @@ class _Source:
             rows=growing.all_rows,
             defended=True,
         )
-        disclosed: NDArray[np.int64] = message.payload["value"][:, 0].cpu().numpy().astype(np.int64)
-        return disclosed
+        return np.asarray(message.payload["value"][:, 0].cpu().numpy().astype(np.int64))
 
     def _sum(self, nodes: NDArray[np.int64], asked: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the sums (N, V, 3) over the drawn rows of nodes ``asked``, at whose positions ``nodes`` (B,) are."""

@@ -263,10 +263,8 @@ class VFLHLP(SplitMethod):
     def _pair(self, federation: Federation) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each parameter that is constrained, and what it was in the active party's own model."""
         modules = federation.active.modules
-        encoder, local_head = (
-            modules["pretrained"].get_submodule("encoder"),
-            modules["pretrained"].get_submodule("head"),
-        )
+        encoder = modules["pretrained"].get_submodule("encoder")
+        local_head = modules["pretrained"].get_submodule("head")
         yield from zip(modules["bottom"].parameters(), encoder.parameters(), strict=True)
         head = modules["top"].get_submodule("head")
         assert isinstance(head, nn.Linear)

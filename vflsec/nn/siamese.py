@@ -79,9 +79,8 @@ class Queue(nn.Module):
     def enqueue(self, keys: Tensor) -> None:
         """Replace the oldest keys by keys (B, d), scaled to unit length; if B > ``size``, only the last ones enter."""
         size, n = len(self.keys), len(keys)
-        new = torch.arange(
-            max(0, n - size), n, device=self.keys.device
-        )  # each slot once: the order of writes is undefined
+        # each slot once: the order of writes is undefined
+        new = torch.arange(max(0, n - size), n, device=self.keys.device)
         self.keys[(self.pointer + new) % size] = normalize(keys)[new]
         self.pointer.add_(n).remainder_(size)
 

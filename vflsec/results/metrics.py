@@ -232,8 +232,7 @@ def calibrate(scores: Scores, labels: Labels, first: NDArray[np.bool_]) -> Score
     for scored in (first, ~first):
         for c in range(classes):
             shares[scored, c] = _predict_hits(margin[~scored, c], labels[~scored] == c, margin[scored, c], classes)
-    probability: Scores = shares / shares.sum(axis=1, keepdims=True)
-    return probability
+    return np.asarray(shares / shares.sum(axis=1, keepdims=True))
 
 
 def score_knowledge(probability: Scores, labels: Labels, first: NDArray[np.bool_]) -> dict[str, float]:

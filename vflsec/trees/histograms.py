@@ -58,8 +58,7 @@ def sum_bins(
     ones = csc_array((_create_ones(1 << place.size.bit_length())[: place.size], place, starts), shape=(cells, rows))
     right = np.ones((rows, weights.shape[1] + 1))
     right[:, :-1] = weights.take(inside, axis=0)
-    sums: NDArray[np.int64] = (ones @ right).astype(np.int64).reshape(n_nodes, n_bins, -1)
-    return sums
+    return np.asarray((ones @ right).astype(np.int64).reshape(n_nodes, n_bins, -1))
 
 
 @lru_cache(maxsize=1)

@@ -87,8 +87,7 @@ class PairPacking(NamedTuple):
         for plaintext in plaintexts:
             slots = 2 * min(self.pairs, pairs - len(numbers) // 2)
             numbers += unpack((plaintext + pack([half] * slots, self.slot)) % n, self.slot, slots)
-        sums: NDArray[np.int64] = np.array(numbers, dtype=np.int64).reshape(pairs, 2) - half
-        return sums
+        return np.array(numbers, dtype=np.int64).reshape(pairs, 2) - half
 
 
 def multiply_bins(values: Sequence[mpz], places: NDArray[np.int64], modulus: mpz) -> dict[int, mpz]:

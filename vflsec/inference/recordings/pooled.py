@@ -216,8 +216,7 @@ def _fit_model(
 
 def make_simplex(classes: int) -> Floats:
     """Return an orthonormal basis (C, C - 1) of the vectors whose entries sum to zero, in which loss gradients lie."""
-    basis: Floats = np.linalg.svd(np.ones((classes, 1)))[0][:, 1:]
-    return basis
+    return np.linalg.svd(np.ones((classes, 1)))[0][:, 1:]
 
 
 def find_orientation(rows: Floats, classes: int, rng: np.random.Generator) -> Floats:
@@ -249,5 +248,4 @@ def find_orientation(rows: Floats, classes: int, rng: np.random.Generator) -> Fl
 def find_rotation(a: Floats, b: Floats) -> Floats:
     """Return the orthogonal matrix R that brings ``a`` R nearest to ``b``; both (n, r)."""
     left, _, right = np.linalg.svd(a.T @ b)
-    turn: Floats = left @ right
-    return turn
+    return np.asarray(left @ right)

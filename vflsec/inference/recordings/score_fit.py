@@ -50,7 +50,6 @@ class ScoreModel:
         weight_decay: of the optimizer of W.
         drifts: whether features move linearly in time.
         held_out: share of the scores that is left out of the fit.
-        seed: of the sample of scores.
     """
 
     def __init__(
@@ -63,10 +62,9 @@ class ScoreModel:
         weight_decay: float = 0.0,
         drifts: bool = False,
         held_out: float = 0.0,
-        seed: int = 0,
     ) -> None:
         self.n, self.width = n, width
-        self.rng = np.random.default_rng(seed)
+        self.rng = np.random.default_rng(0)  # of the sample of scores
         self.momentum, self.weight_decay = momentum, weight_decay
         steps, most = len(visits), max(len(visit.rows) for visit in visits)
         outputs = visits[0].scores.shape[1]

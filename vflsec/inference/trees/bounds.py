@@ -11,10 +11,7 @@ from numpy.typing import NDArray
 from vflsec.core.message import Kind
 from vflsec.core.view import View, memoize
 from vflsec.inference.trees.histograms import PossibleBins, Unit, find_units, list_exact, peel_bins
-from vflsec.inference.trees.nodes import list_messages
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from vflsec.inference.trees.nodes import Floats, Ints, list_messages
 
 
 class ColumnBounds(NamedTuple):
@@ -82,9 +79,8 @@ def find_bounds(view: View, victim: str) -> ColumnBounds | None:
     expected: dict[str, Floats] = {}
     for u, unit in enumerate(units):
         share = mass[unit.first : unit.last + 1]
-        weights[unit.first : unit.last + 1, u] = (
-            share.cumsum() - share / 2 if unit.ordered else 1
-        )  # quantile of its middle
+        # quantile of its middle
+        weights[unit.first : unit.last + 1, u] = share.cumsum() - share / 2 if unit.ordered else 1
     for split in view.features:
         *_, expected[split] = _bound_numbers(units, mass, weights, low[split], high[split])
     _set_exactly(view, victim, column, units, low[view.aux_split], high[view.aux_split])

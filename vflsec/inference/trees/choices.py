@@ -13,10 +13,9 @@ from torch import Tensor
 from vflsec.base.layout import Layout
 from vflsec.core.message import AFTERWARDS, Kind
 from vflsec.core.view import View
-from vflsec.inference.trees.nodes import collect_nodes, list_partners, sum_by_place, take_at_place
+from vflsec.inference.trees.nodes import Ints, collect_nodes, list_partners, sum_by_place, take_at_place
 from vflsec.trees.bins import Bins
 
-Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 BINS, LEAF_ROWS = 32, 20

@@ -10,11 +10,8 @@ from numpy.typing import NDArray
 
 from vflsec.core.message import AFTERWARDS, Kind
 from vflsec.core.view import View
-from vflsec.inference.trees.nodes import list_messages
+from vflsec.inference.trees.nodes import Floats, Ints, list_messages
 from vflsec.trees.histograms import FRACTION_BITS
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 EQUATIONS = 1000
 """Largest number of sums from which columns are solved."""

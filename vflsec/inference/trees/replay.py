@@ -12,9 +12,7 @@ from torch import Tensor
 
 from vflsec.core.message import AFTERWARDS, Kind
 from vflsec.core.view import View, memoize
-from vflsec.inference.trees.nodes import collect_nodes, list_new_nodes, list_partners, sum_by_place, take_at_place
-
-Ints = NDArray[np.int64]
+from vflsec.inference.trees.nodes import Ints, collect_nodes, list_new_nodes, list_partners, sum_by_place, take_at_place
 
 MIN_CLASS_SHARE = 1e-6
 """Smallest share of a class at the start, as in the training."""

@@ -18,8 +18,7 @@ from vflsec.inference.opinion_pool import Opinion
 from vflsec.inference.regression import project_categories, project_simplex
 from vflsec.inference.trees.bounds import ColumnBounds, find_bounds
 from vflsec.inference.trees.histograms import list_equations
-
-Floats = NDArray[np.float64]
+from vflsec.inference.trees.nodes import Floats
 
 PROJECTIONS = 60
 CLOSE = 1e-6
