@@ -229,9 +229,7 @@ def write_page(jobs: int) -> str:
         table + "\n".join(labels),
         "Epsilon bounds what is learned of one label beyond all others. It does not bound what the sums teach of "
         "everybody: how own columns go with labels, which is what the passive party's model learns, and what raises "
-        "*worst* above *alone*. The figures are of version 2 of `sums`. Version 3 scales one-hot columns otherwise and "
-        "infers more on every data set on which it was tried, so *worst* is too low until this page is measured anew. "
-        "A passive party that breaks the protocol reads single rows "
+        "*worst* above *alone*. A passive party that breaks the protocol reads single rows "
         "([two companies](two_companies.md)).",
         "## Beside other defenses",
         "Each of the others is taken at the strength that leaks least among its usual ones whose utility is at least "
