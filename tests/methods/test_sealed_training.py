@@ -22,7 +22,7 @@ from vflsec.defenses import gaussian_dp
 from vflsec.defenses.sealed import SealedGradients
 from vflsec.inference import sums
 from vflsec.inference.sums import estimate_labels, solve_sums
-from vflsec.methods.sealed_training import SealedTraining, round_residuals
+from vflsec.methods.sealed_training import SealedTraining, round_residuals, round_weights
 from vflsec.run.federation import build_federation, build_method
 from vflsec.run.plan import make_cell
 from vflsec.run.questions import ask
@@ -387,19 +387,43 @@ def test_waves_of_constant_columns_are_constant():
     assert (waves == waves[0]).all()
 
 
+def infer(out, *attacks, method="fedsplitnn", **model):
+    """Return the leak of each attack and strength, of attacks that are evaluated together."""
+    report = vflsec.evaluate(
+        dataset="toy", data={"options": {"rows": 200}}, model={"bottom": [4], **model}, seeds=1, methods=[method],
+        train={"epochs": 2, "pretrain": {"epochs": 2}}, attack=attacks, defense="sealed:strength=1",
+        aux={"n": 20, "folds": 0}, jobs=1, progress=False, out=out / "-".join(attacks),
+    )  # fmt: skip
+    return {(p.attack, p.strength): p.leak.mean for p in report.points}
+
+
 def test_attacks_that_read_the_same_sums_solve_them_once(tmp_path, monkeypatch):
     solved = []
     monkeypatch.setattr(sums, "_draw_features", lambda x, draw=sums._draw_features: solved.append(1) or draw(x))
-
-    def infer(*attacks):
-        report = vflsec.evaluate(
-            dataset="toy", data={"options": {"rows": 200}}, model={"bottom": [4]}, train={"epochs": 2}, seeds=1,
-            attack=attacks, defense="sealed:strength=1", aux={"n": 20, "folds": 0}, jobs=1, progress=False,
-            out=tmp_path / "-".join(attacks),
-        )  # fmt: skip
-        return {(p.attack, p.strength): p.leak.mean for p in report.points}
-
-    apart = infer("sums") | infer("fusion")
+    apart = infer(tmp_path, "sums") | infer(tmp_path, "fusion")
     assert len(solved) == 2
-    assert infer("sums", "fusion") == pytest.approx(apart, nan_ok=True)
+    assert infer(tmp_path, "sums", "fusion") == pytest.approx(apart, nan_ok=True)
     assert len(solved) == 3
+
+
+def test_attacks_share_no_sums_with_those_that_do_not_read_them(tmp_path):
+    settings = {"method": "fedhssl-simsiam", "encoder": "mlp"}
+    apart = infer(tmp_path, "attribute", **settings) | infer(tmp_path, "attribute-fusion", **settings)
+    for attacks in (("attribute", "attribute-fusion"), ("attribute-fusion", "attribute")):
+        assert infer(tmp_path, *attacks, **settings) == pytest.approx(apart)
+
+
+def test_what_an_attack_does_to_solved_sums_is_unseen_by_others():
+    asked, _ = attacked(1.0)
+    expected = estimate_labels(asked.view).clone()
+    estimate_labels(asked.view.copy_private()).zero_()
+    assert torch.equal(estimate_labels(asked.view), expected)
+
+
+@pytest.mark.parametrize("count", [5, 2**20])
+def test_weights_of_a_row_are_no_longer_than_the_unit(count):
+    jacobians = 1 + 1e-3 * torch.rand(3, 1, count, generator=torch.Generator().manual_seed(0))
+    (weights,) = round_weights([jacobians], 2.0**16)
+    lengths = weights.double().square().sum(dim=(1, 2)).sqrt()
+    assert (lengths <= 2**16).all()
+    assert (lengths > 0.98 * 2**16).all()

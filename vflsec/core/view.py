@@ -175,7 +175,7 @@ class View:
         return other
 
     def share_common(self, other: View) -> None:
-        """Let ``other``, of the same samples for an attack that reads other messages, have what is common to both."""
+        """Let ``other``, of the same samples and noised sums and of other messages, have what is common to both."""
         object.__setattr__(other, "common", self.common)
 
     def drop_federation(self, fresh_model: nn.Module | None) -> View:
@@ -192,13 +192,22 @@ def memoize(function: Callable[Concatenate[View, P], Result]) -> Callable[Concat
     return _compute_once(function, lambda view: view.memo)
 
 
-def memoize_for_all(function: Callable[Concatenate[View, P], Result]) -> Callable[Concatenate[View, P], Result]:
-    """Let ``function`` be computed once for the views of all attacks that answer the same question.
+def memoize_for_all(
+    function: Callable[Concatenate[View, P], Tensor | None],
+) -> Callable[Concatenate[View, P], Tensor | None]:
+    """Let ``function`` of noised sums be computed once for all attacks on the same samples that read these.
 
-    Views of other attacks can have other messages besides those of the kind that ``function`` reads, which they have
-    all or not at all: it must not depend on the others.
+    Their views can differ in other messages, and in auxiliary rows, so it must depend on neither. Each attack gets a
+    copy of the result.
     """
-    return _compute_once(function, lambda view: view.common)
+    compute = _compute_once(function, lambda view: view.common)
+
+    @wraps(function)
+    def copy(view: View, /, *args: P.args, **kwargs: P.kwargs) -> Tensor | None:
+        result = compute(view, *args, **kwargs)
+        return None if result is None else result.clone()
+
+    return copy
 
 
 def _compute_once(

@@ -75,9 +75,11 @@ def scale_to_unit(jacobians: Tensor) -> Tensor:
     highest = torch.linalg.vector_norm(jacobians, ord=torch.inf, dim=(1, 2), keepdim=True)
     jacobians = jacobians / highest.clamp(min=1e-30)  # squares do not overflow
     single = jacobians.shape[1] == 1
-    squares = torch.linalg.vector_norm(jacobians, dim=(1, 2)) if single else jacobians @ jacobians.mT
+    squares = (
+        torch.linalg.vector_norm(jacobians, dim=(1, 2), dtype=torch.float64) if single else jacobians @ jacobians.mT
+    )
     if not squares.isfinite().all():  # then an entry is not
         raise Diverged("the gradient of a row is not finite: lower the lr of sealed, or look for wild values")
     largest = squares if single else torch.linalg.eigvalsh(squares)[:, -1].clamp(min=0).sqrt()
-    scaled: Tensor = jacobians / largest.clamp(min=1e-12)[:, None, None]
+    scaled: Tensor = jacobians / largest.clamp(min=1e-12).to(jacobians)[:, None, None]
     return scaled

@@ -310,10 +310,10 @@ def _find_question(attack: Attack, row: Trial, run: Run, number: int, questions:
     assert run.trained, "its status is ok"
     assert row.attack is not None
     after = row.attack.spec.after
-    about = (attack.target, attack.victim, attack.column, after, number)
+    kinds = list_kinds([attack])
+    about = (attack.target, attack.victim, attack.column, after, number, Kind.SUM in kinds)
     key = (*about, attack.needs | attack.wants)
     if key not in questions:
-        kinds = list_kinds([attack])
         messages = tuple(message for message in run.messages if message.kind in kinds)
         questions[key] = ask(attack, run.trained, row.adversary, row.aux, messages, after)
         first = next(question for other, question in questions.items() if other[: len(about)] == about)
