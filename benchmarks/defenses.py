@@ -1,6 +1,6 @@
 """What each defense leaves to the strongest attack on labels, and at what cost in utility.
 
-    python benchmarks/defenses.py            compute, about half an hour on two cores, and print the page
+    python benchmarks/defenses.py            compute, about an hour on two cores, and print the page
     python benchmarks/defenses.py --write    write docs/choosing_a_defense.md as well
 
 Every defense is tuned by one rule: of its usual strengths (``vflsec show defense``), the one counts that leaks least
@@ -119,8 +119,11 @@ def _advice(
         f"At this cost `{best.worst.defense}` leaves least: {_leak(best):.3f}, {above:+.3f} beside the bureau alone."
     ]
     if near:
-        names = ", ".join(f"`{line.worst.defense}`" for line in near)
-        items.append(f"No advantage is shown under {names}: the interval of the advantage holds 0.")
+        names = ", ".join(f"`{line.worst.defense}` ({line.worst.leak.detectable or 0.0:.3f})" for line in near)
+        items.append(
+            "No advantage is shown under these, since its interval holds 0; in brackets, how large it would have to be "
+            f"to be shown in four of five such runs: {names}."
+        )
     else:
         items.append("Every defense leaves an advantage whose interval lies above 0: none of them hides the labels.")
     void = [line for line in private if _epsilon(line) > 10]
@@ -172,7 +175,7 @@ def _epsilon(line: Line) -> float:
 
 
 @click.command()
-@click.option("--seeds", default=5, show_default=True)
+@click.option("--seeds", default=3, show_default=True)
 @click.option("--jobs", default=2, show_default=True)
 @click.option("--write", is_flag=True, help="Write the page to docs/choosing_a_defense.md.")
 def main(seeds: int, jobs: int, write: bool) -> None:
