@@ -115,7 +115,7 @@ class View:
     recording: Recording | None = None
     further: Mapping[str, Any] = field(default_factory=dict)
     memo: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    common: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    common: dict[str, Tensor | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def memoize(self, name: str, rng: torch.Generator, compute: Callable[[], Result]) -> Result:
         """Return what ``compute`` returns for these auxiliary rows and this state of ``rng``, computed once.
@@ -189,44 +189,33 @@ def memoize(function: Callable[Concatenate[View, P], Result]) -> Callable[Concat
 
     Copies can differ in auxiliary rows, so it must not depend on these. The result must not be changed.
     """
-    return _compute_once(function, lambda view: view.memo)
-
-
-def memoize_for_all(
-    function: Callable[Concatenate[View, P], Tensor | None],
-) -> Callable[Concatenate[View, P], Tensor | None]:
-    """Let ``function`` of noised sums be computed once for all attacks on the same samples that read these.
-
-    Their views can differ in other messages, and in auxiliary rows, so it must depend on neither. Each attack gets a
-    copy of the result.
-    """
-    compute = _compute_once(function, lambda view: view.common)
-
-    @wraps(function)
-    def copy(view: View, /, *args: P.args, **kwargs: P.kwargs) -> Tensor | None:
-        result = compute(view, *args, **kwargs)
-        return None if result is None else result.clone()
-
-    return copy
-
-
-def _compute_once(
-    function: Callable[Concatenate[View, P], Result], get_results: Callable[[View], dict[Hashable, Any]]
-) -> Callable[Concatenate[View, P], Result]:
     parameters = signature(function)
 
     @wraps(function)
     def compute(view: View, /, *args: P.args, **kwargs: P.kwargs) -> Result:
         bound = parameters.bind(view, *args, **kwargs)
         bound.apply_defaults()
-        key, results = (
-            (function.__module__, function.__qualname__, *list(bound.arguments.values())[1:]),
-            get_results(view),
-        )
-        if key not in results:
-            results[key] = function(view, *args, **kwargs)
-        result: Result = results[key]
+        key = (function.__module__, function.__qualname__, *list(bound.arguments.values())[1:])
+        if key not in view.memo:
+            view.memo[key] = function(view, *args, **kwargs)
+        result: Result = view.memo[key]
         return result
+
+    return compute
+
+
+def memoize_for_all(function: Callable[[View], Tensor | None]) -> Callable[[View], Tensor | None]:
+    """Let ``function`` of noised sums be computed once for all attacks on the same samples that read these.
+
+    Their views can differ in other messages and in auxiliary rows: it must depend on neither. Each gets a copy.
+    """
+
+    @wraps(function)
+    def compute(view: View) -> Tensor | None:
+        if function.__qualname__ not in view.common:
+            view.common[function.__qualname__] = function(view)
+        result = view.common[function.__qualname__]
+        return None if result is None else result.clone()
 
     return compute
 

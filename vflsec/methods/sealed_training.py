@@ -303,12 +303,8 @@ def sum_rows(
 
 
 def round_weights(jacobians: Iterable[Tensor], unit: float) -> Iterator[Tensor]:
-    """Yield the weights (b, m, P) of consecutive rows as integers.
-
-    With m = 1 no row's are longer than ``unit``. With more, rounding can lengthen them as ``bound_change`` says.
-    """
-    unit *= 1 - 2**-20  # for the rounding of float32
-    return ((scale_to_unit(block) * unit).int() for block in jacobians)  # toward zero
+    """Yield the weights (b, m, P) of consecutive rows as integers, with m = 1 no longer than ``unit``."""
+    return ((scale_to_unit(block) * unit * (1 - 2**-20)).int() for block in jacobians)  # float32 rounds by less
 
 
 def round_residuals(scores: Tensor, targets: Tensor, unit: float) -> Tensor:

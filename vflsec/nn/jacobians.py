@@ -76,7 +76,7 @@ def scale_to_unit(jacobians: Tensor) -> Tensor:
     jacobians = jacobians / highest.clamp(min=1e-30)  # squares do not overflow
     single = jacobians.shape[1] == 1
     squares = (
-        torch.linalg.vector_norm(jacobians, dim=(1, 2), dtype=torch.float64) if single else jacobians @ jacobians.mT
+        torch.linalg.vector_norm(jacobians, dim=(1, 2), dtype=torch.double) if single else jacobians @ jacobians.mT
     )
     if not squares.isfinite().all():  # then an entry is not
         raise Diverged("the gradient of a row is not finite: lower the lr of sealed, or look for wild values")
