@@ -14,11 +14,11 @@ from scipy import stats
 import vflsec
 from vflsec.base.errors import StoreError, UsageError
 from vflsec.cli import cli
-from vflsec.cli.eval_ import is_several, parse_axes
 from vflsec.report.report import Report
 from vflsec.report.sweep import SweepReport
 from vflsec.results.analysis.trainings import compare
 from vflsec.run import job
+from vflsec.run.grammar import is_several, parse_axes
 
 pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
 

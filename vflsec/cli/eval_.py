@@ -13,7 +13,6 @@ import click
 from vflsec.base.checks import count
 from vflsec.base.errors import UsageError
 from vflsec.cli import options
-from vflsec.run.grammar import parse_value
 
 if TYPE_CHECKING:
     from vflsec.run.engine import Plan
@@ -191,6 +190,7 @@ def command(
     from vflsec.run import engine as engines
     from vflsec.run import guesses
     from vflsec.run import spec as specs
+    from vflsec.run.grammar import is_several, parse_axes
     from vflsec.run.job import Job, name_sweep, prepare, prepare_sweep
     from vflsec.run.plan import find_dataset
     from vflsec.run.store import guard_writing
@@ -256,29 +256,6 @@ def command(
             files.replace(rows, table.to_csv(index=False).encode())
         click.echo(f"rows: {rows} (sensitive: how surely the label of each person is inferred)", err=True)
     options.finish(options.read_report(folder), folder, form, details=details, trackers=trackers)
-
-
-def parse_axes(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the values of each setting of which ``path.to.key=1,2,3`` names several.
-
-    Values that hold commas are written as a TOML list.
-    """
-    axes: dict[str, list[Any]] = {}
-    for text in texts:
-        path, equals, values = (part.strip() for part in text.partition("="))
-        if not (equals and path and values):
-            raise UsageError(f"expected --sweep path.to.key=value,value, got {text!r}")
-        if path in axes:
-            raise UsageError(f"expected the values of {path} once, got them twice: name all in one --sweep")
-        whole = parse_value(values)
-        axes[path] = whole if isinstance(whole, list) else [parse_value(value.strip()) for value in values.split(",")]
-    return axes
-
-
-def is_several(assignment: str) -> bool:
-    """Whether ``path.to.key=value`` names several values: an unquoted list with commas."""
-    value = assignment.partition("=")[2].strip()
-    return "," in value and isinstance(parse_value(value), str) and value[:1] not in ("'", '"')
 
 
 def collect_settings(

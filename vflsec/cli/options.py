@@ -18,7 +18,6 @@ from click.shell_completion import CompletionItem
 from vflsec.base.checks import count, describe_unknown
 from vflsec.base.errors import UsageError, clean
 from vflsec.core import registry
-from vflsec.run import grammar
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -179,6 +178,8 @@ def resolve(
 
 def split_references(texts: Sequence[str]) -> list[str]:
     """Return the references in comma lists."""
+    from vflsec.run import grammar
+
     return [name for text in texts for name in grammar.split_list(text)]
 
 

@@ -70,8 +70,7 @@ def _parse_reference(kind: str, text: str) -> tuple[str, dict[str, Any]]:
     if kind == "dataset":
         return text, {}
     name, options, _ = parse_reference(text, kind)
-    strength = {"lambda", "epsilon"} if kind == "defense" else set()
-    return name, {key: value for key, value in options.items() if key not in strength}
+    return name, {key: value for key, value in options.items() if kind != "defense" or key not in ("lambda", "epsilon")}
 
 
 def _print_card(kind: str, plugin: Any) -> None:

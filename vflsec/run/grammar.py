@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vflsec.base.errors import UsageError
@@ -94,3 +94,26 @@ def parse_value(text: str) -> Any:
 
 def _is_number(text: str) -> bool:
     return isinstance(parse_value(text), int | float) and text not in ("true", "false")
+
+
+def parse_axes(texts: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the values of each setting of which ``path.to.key=1,2,3`` names several.
+
+    Values that hold commas are written as a TOML list.
+    """
+    axes: dict[str, list[Any]] = {}
+    for text in texts:
+        path, equals, values = (part.strip() for part in text.partition("="))
+        if not (equals and path and values):
+            raise UsageError(f"expected --sweep path.to.key=value,value, got {text!r}")
+        if path in axes:
+            raise UsageError(f"expected the values of {path} once, got them twice: name all in one --sweep")
+        whole = parse_value(values)
+        axes[path] = whole if isinstance(whole, list) else [parse_value(value.strip()) for value in values.split(",")]
+    return axes
+
+
+def is_several(assignment: str) -> bool:
+    """Whether ``path.to.key=value`` names several values: an unquoted list with commas."""
+    value = assignment.partition("=")[2].strip()
+    return "," in value and isinstance(parse_value(value), str) and value[:1] not in ("'", '"')
