@@ -121,8 +121,8 @@ def _advice(
     if near:
         names = ", ".join(f"`{line.worst.defense}` ({line.worst.leak.detectable or 0.0:.3f})" for line in near)
         items.append(
-            "No advantage is shown under these, since its interval holds 0; in brackets, how large it would have to be "
-            f"to be shown in four of five such runs: {names}."
+            "Under these, the interval of the advantage includes 0. In parentheses: the advantage that such an "
+            f"evaluation detects in four of five cases. {names}."
         )
     else:
         items.append("Every defense leaves an advantage whose interval lies above 0: none of them hides the labels.")

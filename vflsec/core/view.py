@@ -86,9 +86,9 @@ class View:
         shadows: of federations that the adversary trained itself, if the attack is on membership and asks for any.
         recording: of the adversary's role in an encrypted layer; it cannot be changed.
         further: what ``Knowledge.read`` returned, by the name of the kind.
-        memo: results computed from this view, shared by ``private_copy`` and ``knowing``; they must not be changed.
+        memo: results computed from this view, shared by ``copy_private`` and ``restrict``; they must not be changed.
             The key of a result names the auxiliary rows if it depends on them.
-        common: results that other attacks on the same samples share as well, see ``memoize_for_all``.
+        common: results shared with the views of other attacks on the same samples, see ``memoize_for_all``.
     """
 
     party: str
@@ -175,7 +175,7 @@ class View:
         return other
 
     def share_common(self, other: View) -> None:
-        """Let ``other``, of the same samples and noised sums and of other messages, have what is common to both."""
+        """Share ``common`` with ``other``, a view of the same samples and noised sums that may hold other messages."""
         object.__setattr__(other, "common", self.common)
 
     def drop_federation(self, fresh_model: nn.Module | None) -> View:
@@ -205,9 +205,9 @@ def memoize(function: Callable[Concatenate[View, P], Result]) -> Callable[Concat
 
 
 def memoize_for_all(function: Callable[[View], Tensor | None]) -> Callable[[View], Tensor | None]:
-    """Let ``function`` of noised sums be computed once for all attacks on the same samples that read these.
+    """Compute ``function`` of noised sums once for all attacks that read them on the same samples.
 
-    Their views can differ in other messages and in auxiliary rows: it must depend on neither. Each gets a copy.
+    It must not depend on other messages or on auxiliary rows. Each attack receives a copy of the result.
     """
 
     @wraps(function)

@@ -67,7 +67,7 @@ def pool_opinions(opinions: Sequence[Opinion], labels: Tensor) -> Tensor:
     """
     calibrated = [opinion.calibrate(labels) for opinion in opinions]
     weights = _list_weights(len(opinions)).to(labels.device)  # (k, opinions)
-    # (opinions, n)
+    # of_labels: (opinions, n)
     of_labels = torch.stack([opinion.held_out.gather(1, labels[:, None])[:, 0] for opinion in calibrated])
     posterior = (weights @ of_labels).clamp_min(torch.finfo(of_labels.dtype).tiny).log().sum(dim=1).softmax(dim=0)
     return torch.einsum("o,omc->mc", posterior @ weights, torch.stack([opinion.scores for opinion in calibrated]))
