@@ -21,7 +21,7 @@ from vflsec.audit.evaluation import SystemAudit
 from vflsec.audit.foreign import SPLITS
 from vflsec.audit.matching import ColumnRegression, Floats, Ints, accuracy, correlate_labels, spread
 from vflsec.audit.subject import Subject
-from vflsec.base.checks import count
+from vflsec.base.checks import count, group
 from vflsec.base.errors import DataError, clean
 from vflsec.core.message import Kind, Message, Transcript
 from vflsec.core.method import Trained
@@ -215,12 +215,10 @@ def check_fit(audit: SystemAudit, defenses: Sequence[frozenset[Kind]], file: Seq
 
 def _group_by_sender(audit: SystemAudit, kind: Kind) -> dict[str, list[Message]]:
     """Return the messages of a kind by sender, as far as the auditor has what they are about."""
-    result: dict[str, list[Message]] = {}
-    for each in audit.messages:
-        known = each.sender in audit.data.parties and each.split in audit.data.parties[each.sender].features
-        if each.kind is kind and known and each.rows is not None and set(each.payload) == {"value"}:
-            result.setdefault(each.sender, []).append(each)
-    return result
+    held = {(name, split) for name, party in audit.data.parties.items() for split in party.features}
+    plain = [each for each in audit.messages if each.rows is not None and set(each.payload) == {"value"}]
+    known = [each for each in plain if each.kind is kind and (each.sender, each.split) in held]
+    return group(known, lambda each: each.sender)
 
 
 def _keep_last_phase(messages: Sequence[Message]) -> list[Message]:

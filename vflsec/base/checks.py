@@ -9,10 +9,14 @@ vflsec.base.errors.UsageError: expected epochs > 0, got 0
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from difflib import get_close_matches
+from typing import TypeVar
 
 from vflsec.base.errors import UsageError
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 
 
 def check_positive(**named: float) -> None:
@@ -70,6 +74,18 @@ def count(n: int, what: str, plural: str = "") -> str:
     ('1 run', '2 runs', '2 passes')
     """
     return f"{n} {what if n == 1 else plural or what + 's'}"
+
+
+def group(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Return the items by their keys; keys and items keep their order.
+
+    >>> group(["iso", "mid", "marvell"], lambda name: name[0])
+    {'i': ['iso'], 'm': ['mid', 'marvell']}
+    """
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def suggest(value: str, known: Collection[str]) -> str:

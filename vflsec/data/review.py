@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from vflsec.base.checks import count
+from vflsec.base.checks import count, group
 from vflsec.base.errors import DataError
 from vflsec.data.dataset import PartyTable, VerticalDataset
 from vflsec.data.description import DataFile, PartyFile
@@ -247,7 +247,4 @@ def normalize(text: str) -> str:
 
 def group_alike(texts: Iterable[str]) -> list[list[str]]:
     """Return the groups of different texts that differ only in how they are written."""
-    groups: dict[str, list[str]] = {}
-    for text in dict.fromkeys(texts):
-        groups.setdefault(normalize(text), []).append(text)
-    return [group for group in groups.values() if len(group) > 1]
+    return [alike for alike in group(dict.fromkeys(texts), normalize).values() if len(alike) > 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from matplotlib.style import context
 from matplotlib.text import Annotation
 
 from vflsec.base import files
-from vflsec.base.checks import count
+from vflsec.base.checks import count, group
 from vflsec.report.table import show_most
 from vflsec.results.analysis.results import Measure, Place, Point, Summary
 from vflsec.results.analysis.verdict import MEASURES
@@ -121,7 +121,7 @@ class Line(NamedTuple):
 def list_lines(points: Sequence[Point]) -> list[Line]:
     """Return the curve of each method, defense and attack; a point without a number is left out."""
     several = len({p.attack for p in points}) > 1
-    curves = _group(points, lambda p: _name(p, points) + (f", {p.attack}" if several else ""))
+    curves = group(_select_measured(points), lambda p: _name(p, points) + (f", {p.attack}" if several else ""))
     return [Line(label, curve, [""] * len(curve)) for label, curve in curves.items()]
 
 
@@ -130,16 +130,12 @@ def list_headlines(worst: Sequence[Point]) -> list[Line]:
 
     A headline without a number is left out.
     """
-    curves = _group(worst, lambda p: _name(p, worst))
+    curves = group(_select_measured(worst), lambda p: _name(p, worst))
     return [Line(label, curve, [p.choice for p in curve]) for label, curve in curves.items()]
 
 
-def _group(points: Sequence[Point], label: Callable[[Point], str]) -> dict[str, list[Point]]:
-    curves: dict[str, list[Point]] = {}
-    for p in points:
-        if p.utility.mean is not None and p.leak.mean is not None:
-            curves.setdefault(label(p), []).append(p)
-    return curves
+def _select_measured(points: Sequence[Point]) -> list[Point]:
+    return [p for p in points if p.utility.mean is not None and p.leak.mean is not None]
 
 
 def _name(point: Point, among: Sequence[Point]) -> str:
@@ -199,9 +195,7 @@ def draw(*summaries: Summary) -> Curve:
     """
     panels: list[tuple[Summary, str, list[Point]]] = []
     for summary in map(_limit_curves, summaries):
-        targets: dict[str, list[Point]] = {}
-        for p in map(show_most, summary.points):
-            targets.setdefault(p.target, []).append(p)
+        targets = group(map(show_most, summary.points), lambda p: p.target)
         panels += [(summary, target, points) for target, points in targets.items()]
     figure = Curve(layout="constrained")
     if not panels:

@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from vflsec.base import files
-from vflsec.base.checks import count
+from vflsec.base.checks import count, group
 from vflsec.report import table
 from vflsec.report.columns import is_private, select_columns
 from vflsec.report.curve import COLORS, GRAY, MARKERS, Curve, fix_style
@@ -185,13 +185,12 @@ class SweepReport(Shown):
             return []
         if self.sweep.paired and of_adversary != axes:
             return []
-        groups: dict[tuple[str, ...], list[Report]] = {}
-        for values, report in zip(self._values(), self.reports, strict=True):
-            groups.setdefault(() if self.sweep.paired else values[1:], []).append(report)
+        pairs = zip(self._values(), self.reports, strict=True)
+        groups = group(pairs, lambda pair: () if self.sweep.paired else pair[0][1:])
         return [
             rise
-            for fixed, reports in groups.items()
-            for rise in compare(reports[-2].summary, reports[-1].summary, dict(zip(axes[1:], fixed, strict=False)))
+            for fixed, (*_, (_, before), (_, after)) in groups.items()
+            for rise in compare(before.summary, after.summary, dict(zip(axes[1:], fixed, strict=False)))
         ]
 
     @property

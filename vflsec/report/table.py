@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from vflsec.base.checks import count
+from vflsec.base.checks import count, group
 from vflsec.report.columns import has_lower_bound, select_columns, select_headline_columns, select_table_columns
 from vflsec.report.formats import LAST_DETAIL, MIN_SHOWN, Cells, Column, Document, with_ends, with_margin, write_number
 from vflsec.results.analysis.results import Cap, Damage, Gate, Point, Rank, Summary, name_defense
@@ -64,9 +64,8 @@ def list_points(summary: Summary) -> list[Cells]:
 
     The headline comes first, then the adversary's pick where it is another, then the attacks by falling leak.
     """
-    curves: dict[str, list[Point]] = {}
-    for point in sorted(_sort_points(summary), key=lambda p: _list_targets(summary).index(p.target)):
-        curves.setdefault(_name_table(point, summary), []).append(point)
+    ordered = sorted(_sort_points(summary), key=lambda p: _list_targets(summary).index(p.target))
+    curves = group(ordered, lambda p: _name_table(p, summary))
     shown = [column for column in select_table_columns(Point, summary) if column.name not in ("method", "defense")]
     if any(map(is_larger_on_train, summary.points)):
         shown = [column._replace(detail=0) if column.name == "leak_train" else column for column in shown]

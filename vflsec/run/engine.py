@@ -23,6 +23,7 @@ from uuid import uuid4
 import msgspec
 import torch
 
+from vflsec.base.checks import group
 from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.core import hooks
 from vflsec.core.attack import ActingAttack, IntegrityAttack
@@ -42,7 +43,7 @@ from vflsec.run.guesses import list_lacking
 from vflsec.run.plan import Baseline, Trial, build_cell, list_attacks, list_contenders, make_training, resolve
 from vflsec.run.questions import ask, is_about_source
 from vflsec.run.runner import Task, list_kinds
-from vflsec.run.spec import AuxSpec, EvalSpec
+from vflsec.run.spec import EvalSpec
 from vflsec.run.store import StageDone, Store
 from vflsec.run.training import is_stackable, make_batch_key, split_shadows
 
@@ -103,8 +104,8 @@ def plan_trials(wanted: Iterable[Trial], alone: Iterable[Baseline], store: Store
     trials = plan_trials(contenders, (), store)._replace(stages=[]) if contenders else None  # each does all by itself
     open_baselines = [baseline for key, baseline in baselines.items() if key not in done]
     registered = tuple(list_attacks())
-    tasks = [Task(group[0].cell, (), group) for group in _group_by_cell(open_baselines)]
-    tasks += [Task(group[0].cell, group, (), registered, keep=keep) for group in _group_by_cell(open_rows)]
+    tasks = [Task(same[0].cell, (), same) for same in _group_by_cell(open_baselines)]
+    tasks += [Task(same[0].cell, same, (), registered, keep=keep) for same in _group_by_cell(open_rows)]
     trained = [task for task in tasks if isinstance(task.cell, Cell)]
     stages, groups = _open_stages(trained, store), _open_groups(trained, store) + _open_shadows(trained, store)
     missing = len(open_rows) + len(open_baselines)
@@ -114,10 +115,7 @@ def plan_trials(wanted: Iterable[Trial], alone: Iterable[Baseline], store: Store
 
 def _group_by_cell(items: Iterable[Item]) -> list[list[Item]]:
     """Return trials or baselines of the same cell and adversary together."""
-    groups: dict[tuple[str, str, AuxSpec], list[Item]] = {}
-    for item in items:
-        groups.setdefault((item.cell.key, item.adversary, item.aux), []).append(item)
-    return list(groups.values())
+    return list(group(items, lambda item: (item.cell.key, item.adversary, item.aux)).values())
 
 
 def _open_stages(tasks: list[Task], store: Store | None) -> list[Task]:
@@ -299,9 +297,7 @@ def _find_obstacle(wanted: Technique, spec: EvalSpec, built: Sequence[tuple[str,
 
 def list_reasons(left_out: Mapping[str, str]) -> list[str]:
     """Return a line for each reason why ``expand_attacks`` left attacks out, with their names."""
-    names: dict[str, list[str]] = {}
-    for name, reason in left_out.items():
-        names.setdefault(reason.removeprefix(f"attack {name.partition(':')[0]!r} "), []).append(name)
+    names = group(left_out, lambda name: left_out[name].removeprefix(f"attack {name.partition(':')[0]!r} "))
     return [f"{', '.join(alike)}: {reason}" for reason, alike in names.items()]
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from vflsec.base.checks import count, describe_unknown
+from vflsec.base.checks import count, describe_unknown, group
 from vflsec.base.errors import UsageError
 from vflsec.results.analysis.intervals import DIFFERENCE, make_interval, measure
 from vflsec.results.analysis.results import Damage, Gate, Leak, Measure, Point, Summary, name_defense
@@ -276,14 +276,11 @@ def _warn_constant(manifest: Manifest, records: Mapping[str, Record]) -> Iterato
     itself, but under a defense, which may cause it.
     """
     alone = {(entry.label, entry.seed): records.get(entry.key) for entry in manifest.baselines}
-    by_cell: dict[tuple[str, str], list[tuple[RowEntry, Result]]] = {}
     targets = {attack.label: attack.target for attack in manifest.attacks if not attack.baseline}
-    for row in manifest.rows:
-        record = records.get(row.key)
-        if isinstance(record, Result) and record.leak and row.attack in targets:
-            by_cell.setdefault((record.cell, f"{targets[row.attack]} {row.seed}"), []).append((row, record))
+    pairs = [(row, records.get(row.key)) for row in manifest.rows if row.attack in targets]
+    leaking = [(row, record) for row, record in pairs if isinstance(record, Result) and record.leak]
     names: dict[str, None] = {}
-    for cell in by_cell.values():
+    for cell in group(leaking, lambda pair: (pair[1].cell, targets[pair[0].attack], pair[0].seed)).values():
         constant = [(row, record) for row, record in cell if _is_constant(record)]
         every = len(constant) == len(cell) and not any(record.defenses for _, record in cell)
         for row, _ in constant:
@@ -309,11 +306,8 @@ def _warn_far_below(manifest: Manifest, records: Mapping[str, Record], points: S
         return
     baselines = {entry.label for entry in manifest.baselines if (record := records.get(entry.key)) and record.leak}
     reading = {attack.label for attack in manifest.attacks if not attack.baseline}
-    cells: dict[tuple[str, str], list[Point]] = {}
-    for point in points:
-        if point.strength == 0 and point.attack in reading and point.leak.mean is not None:
-            cells.setdefault((point.method, point.target), []).append(point)
-    for (_, target), cell in cells.items():
+    clean = [p for p in points if p.strength == 0 and p.attack in reading and p.leak.mean is not None]
+    for (_, target), cell in group(clean, lambda p: (p.method, p.target)).items():
         leaks = [leak for point in cell for leak in (point.leak, point.leak_train) if leak.mean is not None]
         if any(point.attack in baselines for point in cell) and all(map(is_far_below, leaks)):
             yield (

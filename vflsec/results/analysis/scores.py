@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from vflsec.base.checks import count
+from vflsec.base.checks import count, group
 from vflsec.results.analysis.groups import USABLE, CellGroup, CellScore, choose_rows
 from vflsec.results.analysis.intervals import SeedValue, average, make_interval, measure
 from vflsec.results.analysis.results import Cap, Place, Point, Rank
@@ -147,10 +147,10 @@ Reach = Mapping[int, tuple[float, float]]
 def reach(groups: Sequence[CellGroup]) -> Reach:
     """Return the reach of the method that has the largest utility without a defense; nothing if that is not known."""
     known: dict[str, dict[int, tuple[float, float]]] = {}
-    for group in groups:
-        for record in (record for name in group.by_attack for record in group.select_usable(name).values()):
-            if record.active_alone is not None and record.utility and not group.strength:
-                known.setdefault(group.method, {})[record.seed] = (record.active_alone, record.utility.headline)
+    for at in groups:
+        for record in (record for name in at.by_attack for record in at.select_usable(name).values()):
+            if record.active_alone is not None and record.utility and not at.strength:
+                known.setdefault(at.method, {})[record.seed] = (record.active_alone, record.utility.headline)
     whole = [by_seed for by_seed in known.values() if len(by_seed) == groups[0].seeds]
     return max(whole, key=lambda by_seed: fmean(best for _, best in by_seed.values()), default={})
 
@@ -161,19 +161,16 @@ def fold(groups: Sequence[CellGroup]) -> list[Cap]:
     There is one of each headline, then one of each attack, without a value if a cell of the curve has no number.
     """
     reached = reach(groups)
-    curves: dict[tuple[str, str], list[CellGroup]] = {}
-    for group in groups:
-        curves.setdefault((group.method, group.defense), []).append(group)
     caps = []
-    for curve in curves.values():
-        defended = [group for group in curve if group.strength > 0 and group.has_adversary]
+    for curve in group(groups, lambda at: (at.method, at.defense)).values():
+        defended = [at for at in curve if at.strength > 0 and at.has_adversary]
         if defended:
-            clean = next(group for group in curve if group.strength == 0)
+            clean = next(at for at in curve if at.strength == 0)
             compared = (clean, *defended)
-            cells = [[group.headlines[target] for group in compared] for target in clean.headlines]
+            cells = [[at.headlines[target] for at in compared] for target in clean.headlines]
             for attack in clean.names:
-                rows = choose_rows(record for group in compared for record in group.select_usable(attack).values())
-                cells.append([group.score(attack, rows) for group in compared])
+                rows = choose_rows(record for at in compared for record in at.select_usable(attack).values())
+                cells.append([at.score(attack, rows) for at in compared])
             caps += [_fold(scored, clean, defended, reached) for scored in cells]
     return caps
 
@@ -189,8 +186,8 @@ def _fold(cells: Sequence[CellScore], clean: CellGroup, defended: Sequence[CellG
         note = f"{count(lost, 'run')} {why}, so there is no CAP"
         return msgspec.structs.replace(curve, note=note)
     alone_by_cell = [
-        group.alone(target).select(cell.rows) if cell.alone is None else cell.alone
-        for group, cell in zip(defended, cells[1:], strict=True)
+        at.alone(target).select(cell.rows) if cell.alone is None else cell.alone
+        for at, cell in zip(defended, cells[1:], strict=True)
     ]
     single_class = sum(block.single_class for cell in cells[1:] for block in cell.leak.values())
     caps, calibrated_caps = dict[int, SeedValue](), dict[int, SeedValue]()
@@ -262,10 +259,7 @@ def place_headlines(points: Sequence[Point], worst: Sequence[Point]) -> dict[tup
     labels of training rows must not rank as a private one. The utility is the lowest, since an attack that acts in
     training has a utility of its own. A strength at which some attack gave no number is left out.
     """
-    groups: dict[tuple[str, str, str, float], list[Point]] = {}
-    for p in points:
-        groups.setdefault((p.target, *p.place), []).append(p)
-    places = {}
+    groups, places = group(points, lambda p: (p.target, *p.place)), {}
     for p in worst:
         key = (p.target, *p.place)
         utilities = [point.utility.mean for point in groups[key] if point.utility.mean is not None]

@@ -9,7 +9,7 @@ from operator import sub
 
 import msgspec
 
-from vflsec.base.checks import count
+from vflsec.base.checks import count, group
 from vflsec.results.analysis.gates import check_gates, check_limits, describe_useless, list_alarms, list_useless
 from vflsec.results.analysis.groups import SEVERITY, CellGroup, find_alone
 from vflsec.results.analysis.intervals import DIFFERENCE, SeedValue, average, get_headline, make_interval, measure
@@ -51,15 +51,13 @@ def summarize(
     check_limits(manifest, limits.max_leak)
     broken = list_damages(manifest, records)
     integrity = {damage.attack for damage in broken}
-    rows: dict[tuple[str, str, float], list[RowEntry]] = {}
-    for row in manifest.rows:
-        if row.attack not in integrity:
-            rows.setdefault((row.method, row.defense, row.strength), []).append(row)
+    inferring = [row for row in manifest.rows if row.attack not in integrity]
+    rows = group(inferring, lambda row: (row.method, row.defense, row.strength))
     alone = find_alone(manifest, records)
-    groups = [CellGroup(manifest, group, records, alone) for group in rows.values()]
-    attacked = [group for group in groups if group.has_adversary]
-    points = add_costs([point for group in groups for point in group.points()])
-    worst = add_costs([point for group in attacked for point in group.worst()])
+    groups = [CellGroup(manifest, of_cell, records, alone) for of_cell in rows.values()]
+    attacked = [cells for cells in groups if cells.has_adversary]
+    points = add_costs([point for cells in groups for point in cells.points()])
+    worst = add_costs([point for cells in attacked for point in cells.worst()])
     utilities = [*(point.utility for point in points), *(damage.utility for damage in broken)]
     caps, places = fold(groups), place_headlines(points, worst)
     ranked = rank(caps, places) if len({(cap.method, cap.defense) for cap in caps}) > 1 else []
@@ -73,7 +71,7 @@ def summarize(
         target=manifest.target,
         points=points,
         worst=worst,
-        picked=[point for group in attacked for point in group.pick_strongest()],
+        picked=[point for cells in attacked for point in cells.pick_strongest()],
         cap=caps,
         c_dcs=average_dcs(caps),
         front=find_front(list(places.values())),
@@ -91,7 +89,7 @@ def summarize(
         mountable=len(run) + len(not_run),
         left_out=manifest.left_out,
         audited=manifest.audited,
-        columns=[point for group in attacked for point in group.columns()],
+        columns=[point for cells in attacked for point in cells.columns()],
         undefended=manifest.baseline_defense,
         subgroups=group_leaks(subgroups, manifest),
         rows=_count_rows(records),
@@ -220,20 +218,21 @@ def _note_weak(trained: Sequence[Result]) -> list[str]:
 
 def list_damages(manifest: Manifest, records: Mapping[str, Record]) -> list[Damage]:
     """Return the cost of each attack on integrity at each method, defense and strength."""
-    groups: dict[tuple[str, str, float, str], list[RowEntry]] = {}
     labels = [attack.label for attack in manifest.attacks if attack.target == INTEGRITY]
-    for row in manifest.rows:
-        if row.attack in labels:
-            groups.setdefault((row.method, row.defense, row.strength, row.attack), []).append(row)
-    return [_find_damage(group, records, manifest.seeds) for group in groups.values()]
+    curves = group([row for row in manifest.rows if row.attack in labels], _get_place)
+    return [_find_damage(rows, records, manifest.seeds) for rows in curves.values()]
 
 
-def _find_damage(group: Sequence[RowEntry], records: Mapping[str, Record], seeds: int) -> Damage:
-    first = group[0]
+def _get_place(row: RowEntry) -> tuple[str, str, float, str]:
+    return row.method, row.defense, row.strength, row.attack
+
+
+def _find_damage(rows: Sequence[RowEntry], records: Mapping[str, Record], seeds: int) -> Damage:
+    first = rows[0]
     statuses = {seed: "ok" for seed in range(seeds)}
     honest: dict[int, Impact] = {}
     attacked: dict[int, Impact] = {}
-    for row in sorted(group, key=lambda row: row.seed):
+    for row in sorted(rows, key=lambda row: row.seed):
         record = records.get(row.key)
         status = str(record.status) if record else "missing"
         statuses[row.seed] = min(statuses[row.seed], status, key=SEVERITY.index)
@@ -273,25 +272,23 @@ def group_leaks(tested: Sequence[Subgroups], manifest: Manifest) -> list[GroupLe
 
     There is one for each attack, strength and curve; what other settings gave is left out.
     """
-    curves: dict[tuple[str, str, float, str], list[str]] = {}
-    for row in manifest.rows:
-        curves.setdefault((row.method, row.defense, row.strength, row.attack), []).append(row.key)
-    kept = [(place, groups) for place, keys in curves.items() for groups in tested if set(groups.keys) == set(keys)]
+    keys = {place: {row.key for row in rows} for place, rows in group(manifest.rows, _get_place).items()}
+    kept = [(place, groups) for place in keys for groups in tested if set(groups.keys) == keys[place]]
     p_values = {id(groups): groups.p for _, groups in kept if groups.p is not None}
     corrected = dict(zip(p_values, correct_holm(list(p_values.values())), strict=True))
     return [
         GroupLeak(
             column=groups.column, method=method, defense=defense, strength=strength, attack=attack, rows=groups.rows,
-            group=group.group, n=group.n, leak=_group_measure(group, groups.metric, manifest.seeds), p=groups.p,
+            group=part.group, n=part.n, leak=_group_measure(part, groups.metric, manifest.seeds), p=groups.p,
             p_holm=corrected.get(id(groups)),
         )
         for (method, defense, strength, attack), groups in kept
-        for group in groups.groups
+        for part in groups.groups
     ]  # fmt: skip
 
 
-def _group_measure(group: Subgroup, metric: str, seeds: int) -> Measure:
-    values = list(group.by_seed.values())
-    low, high = (math.nan if end is None else end for end in group.ci95_rows)
-    first = [SeedValue(value, get_error(low, high) ** 2, group.n, ends=(low, high)) for value in values[:1]]
+def _group_measure(part: Subgroup, metric: str, seeds: int) -> Measure:
+    values = list(part.by_seed.values())
+    low, high = (math.nan if end is None else end for end in part.ci95_rows)
+    first = [SeedValue(value, get_error(low, high) ** 2, part.n, ends=(low, high)) for value in values[:1]]
     return Measure(metric=metric, **make_interval([*first, *map(SeedValue, values[1:])], seeds, SHARE))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from vflsec.base.checks import count
+from vflsec.base.checks import count, group
 from vflsec.results.analysis.gates import Useless
 from vflsec.results.analysis.groups import USABLE
 from vflsec.results.analysis.results import Leak, Point, Summary
@@ -218,12 +218,9 @@ def _describe_useless(
     spoiled: Sequence[Point], useless: Mapping[tuple[str, str, float], Useless], defended: Sequence[Point]
 ) -> list[str]:
     """Return a sentence for each reason why a defense leaves a joint model that is of no use."""
-    by_reason: dict[str, list[Point]] = {}
-    for point in spoiled:
-        by_reason.setdefault(useless[point.place].why, []).append(point)
     return [
         f"{_name_all(points, defended)}, the joint model is {reason}: such a defense is not recommended."
-        for reason, points in by_reason.items()
+        for reason, points in group(spoiled, lambda point: useless[point.place].why).items()
     ]
 
 
