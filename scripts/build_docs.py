@@ -124,7 +124,7 @@ def _imported(tree: ast.AST, package: str, files: Mapping[str, Path]) -> Iterato
 
 
 def by_layer(graph: Graph) -> dict[str, set[str]]:
-    """Return ``graph`` between packages: ``vflsec.nn.losses.byol`` is part of ``nn``, and ``vflsec.api`` is ``api``."""
+    """Return ``graph`` between packages: ``vflsec.nn.siamese`` is part of ``nn``, and ``vflsec.api`` is ``api``."""
     layers: dict[str, set[str]] = {}
     for module, targets in graph.items():
         layers.setdefault(_layer(module), set()).update(map(_layer, targets))

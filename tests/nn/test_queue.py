@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vflsec.base.errors import UsageError
-from vflsec.nn.losses.info_nce import info_nce
+from vflsec.nn.losses import info_nce
 from vflsec.nn.siamese import Queue
 
 

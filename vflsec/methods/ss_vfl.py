@@ -27,8 +27,7 @@ from vflsec.methods.split_training import Alter, HeadTraining, SplitTraining
 from vflsec.methods.ssl_steps import draw_two_views
 from vflsec.nn.augmentation import ImageAugmentation, TwoViews, UniformCorruption, make_two_views
 from vflsec.nn.encoders import Encoder, build_encoder
-from vflsec.nn.losses.info_nce import info_nce
-from vflsec.nn.losses.nt_xent import nt_xent
+from vflsec.nn.losses import info_nce, nt_xent
 from vflsec.nn.siamese import Queue, fit_momentum, update_average
 from vflsec.protocols.plain import PlainBoundary
 

@@ -25,7 +25,7 @@ from vflsec.methods.local import Learner, LocalTraining, build_local, get_rows, 
 from vflsec.methods.split_method import SPLIT, SplitMethod
 from vflsec.methods.split_training import SplitTraining
 from vflsec.nn.augmentation import ScarfCorruption
-from vflsec.nn.losses.scarf import scarf_loss
+from vflsec.nn.losses import scarf_loss
 from vflsec.nn.stacked import draw_batches
 from vflsec.protocols.plain import PlainBoundary
 

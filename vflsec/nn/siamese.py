@@ -11,11 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.base.checks import check_fraction, check_positive
-from vflsec.nn.losses.info_nce import info_nce
-from vflsec.nn.losses.negative_cosine import negative_cosine
-from vflsec.nn.losses.nt_xent import nt_xent
-from vflsec.nn.losses.regression import regression
-from vflsec.nn.losses.unit import normalize
+from vflsec.nn.losses import info_nce, negative_cosine, normalize, nt_xent, regression
 
 
 class Projector(nn.Sequential):

@@ -8,12 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vflsec.nn.losses.info_nce import info_nce
-from vflsec.nn.losses.negative_cosine import negative_cosine
-from vflsec.nn.losses.nt_xent import nt_xent
-from vflsec.nn.losses.regression import regression
-from vflsec.nn.losses.scarf import scarf_loss
-from vflsec.nn.losses.unit import normalize
+from vflsec.nn.losses import info_nce, negative_cosine, normalize, nt_xent, regression, scarf_loss
 
 quick = settings(max_examples=30, deadline=None)
 rows, widths, seeds = st.integers(1, 7), st.integers(1, 6), st.integers(0, 2**31)

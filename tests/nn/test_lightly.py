@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from vflsec.nn.losses.info_nce import info_nce
-from vflsec.nn.losses.negative_cosine import negative_cosine
-from vflsec.nn.losses.nt_xent import nt_xent
-from vflsec.nn.losses.regression import regression
+from vflsec.nn.losses import info_nce, negative_cosine, nt_xent, regression
 
 COSINE = {(4, 3, 0): -0.425940761668946, (16, 8, 1): -0.141581152162278, (64, 128, 2): 0.005089643779290}
 

@@ -1,1 +1,0 @@
-"""Losses of self-supervised learning, one per file; all read directions only, so rows of any length will do."""
