@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vflsec.base.errors import VflsecError
+from vflsec.core.federation import Federation
 
 SIGMAS = 4.0
 """How many standard errors a random quantity may be away; beyond lie 6 of 100,000 sound plug-ins."""
@@ -66,6 +67,15 @@ def get_generators() -> dict[str, Any]:
         "torch's global generator": torch.get_rng_state(),
         "numpy's global generator": repr(np.random.get_state(legacy=False)),  # noqa: NPY002  (to see that it stays)
         "Python's global generator": random.getstate(),
+    }
+
+
+def get_parameters(federation: Federation) -> dict[str, Tensor]:
+    """Return the state of the models of all parties, by party and name."""
+    return {
+        f"{party.name}.{key}": value
+        for party in federation.all_parties
+        for key, value in party.modules.state_dict().items()
     }
 
 
