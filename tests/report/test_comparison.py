@@ -61,7 +61,7 @@ def test_one_page_and_one_table_join_two_folders(folders, tmp_path):
 
 def test_the_page_is_printed_too(folders, tmp_path, monkeypatch):
     """And nothing is read, computed or written if nothing can print it."""
-    monkeypatch.setattr("vflsec.report.paper.print_page", str.encode)
+    monkeypatch.setattr("vflsec.report.page.print_page", str.encode)
     monkeypatch.setattr("shutil.which", lambda name: name)
     for names in (["a"], ["a", "b"]):
         page, paper = tmp_path / f"{len(names)}.html", tmp_path / f"{len(names)}.pdf"

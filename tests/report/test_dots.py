@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.report.test_columns import LEAK, POINT
-from vflsec.report.dots import MAX_PANELS, draw_attacks
+from vflsec.report.curve import MAX_PANELS, draw_attacks
 from vflsec.results.analysis.results import Summary
 
 

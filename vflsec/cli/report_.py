@@ -79,8 +79,7 @@ def command(
     The limits that it was given are checked again. Further limits are checked and printed, and decide the exit code as
     well, but do not change DIR/report.html.
     """
-    from vflsec.report.page import write_page
-    from vflsec.report.paper import expect_printer, print_page
+    from vflsec.report.page import expect_printer, print_page, write_page
     from vflsec.report.report import order_roles
     from vflsec.report.table import show_roles
     from vflsec.results.records.folder import is_sweep

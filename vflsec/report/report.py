@@ -18,7 +18,6 @@ from rich.console import RenderableType
 from vflsec.base import files
 from vflsec.base.errors import StoreError, UsageError, VflsecError
 from vflsec.report import columns, curve, page, table
-from vflsec.report.dots import draw_attacks
 from vflsec.report.formats import Document, as_text
 from vflsec.results.analysis.results import Cap, Damage, Point, Summary
 from vflsec.results.analysis.summary import summarize
@@ -201,7 +200,7 @@ class Report(Shown):
     def draw_part(self) -> page.Part:
         """Return what a page needs, which may be about several reports."""
         drawn = self.summary.points and not self.summary.audited  # an audit has one strength, and no utility
-        dots = draw_attacks(self.summary)
+        dots = curve.draw_attacks(self.summary)
         plain = msgspec.structs.replace(self.summary, notes=[], not_run=[])  # the page lists these itself
         pictures = [curve.to_svg(curve.draw(plain)) if drawn else b"", curve.to_svg(dots) if dots else b""]
         return page.Part(self.summary, self.manifest, self.traffic, *pictures)

@@ -16,7 +16,7 @@ from matplotlib.image import imread
 from vflsec.base.errors import UsageError
 from vflsec.report.columns import select_columns
 from vflsec.report.comparison import list_settings
-from vflsec.report.dots import draw_attacks
+from vflsec.report.curve import draw_attacks
 from vflsec.report.report import Report
 from vflsec.results.analysis.results import Summary, name_defense
 from vflsec.results.records.manifest import NO_ADVERSARY

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from vflsec.base.errors import UsageError
-from vflsec.report import paper
+from vflsec.report import page
 from vflsec.report.page import STYLE
 
 PAGE = f"<!doctype html><title>t</title><style>{STYLE}</style><details><summary>s</summary>folded</details>"
@@ -27,7 +27,7 @@ def install(folder, monkeypatch, script, name="msedge"):
 def test_a_browser_of_the_path_prints_without_network(tmp_path, monkeypatch):
     print_ = 'for word; do case $word in --print-to-pdf=*) echo "$@" > "${word#*=}";; esac; done; exit 1'
     install(tmp_path, monkeypatch, print_)
-    words = paper.print_page(PAGE).decode()
+    words = page.print_page(PAGE).decode()
     assert "--headless" in words
     assert "--host-resolver-rules=MAP * ~NOTFOUND" in words
     assert re.search(r"--user-data-dir=\S+/profile", words)
@@ -39,27 +39,27 @@ def test_a_browser_of_the_path_prints_without_network(tmp_path, monkeypatch):
 )
 def test_a_browser_that_prints_nothing_is_one_line(tmp_path, monkeypatch, script, reason):
     install(tmp_path, monkeypatch, script)
-    monkeypatch.setattr(paper, "SECONDS", 0.2 if "sleep" in script else 30)
+    monkeypatch.setattr(page, "SECONDS", 0.2 if "sleep" in script else 30)
     with pytest.raises(UsageError, match=f"found none \\(.*{reason}\\): print the page of --html"):
-        paper.print_page(PAGE)
+        page.print_page(PAGE)
 
 
 def test_without_a_browser_weasyprint_prints(tmp_path, monkeypatch):
     made = SimpleNamespace(HTML=lambda string: SimpleNamespace(write_pdf=string.encode))
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(paper, "find_spec", lambda name: name)
+    monkeypatch.setattr(page, "find_spec", lambda name: name)
     monkeypatch.setitem(sys.modules, "weasyprint", made)
-    assert paper.print_page(PAGE) == PAGE.encode()
-    monkeypatch.setattr(paper, "find_spec", lambda name: None)
+    assert page.print_page(PAGE) == PAGE.encode()
+    monkeypatch.setattr(page, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="pip install weasyprint"):
-        paper.print_page(PAGE)
+        page.print_page(PAGE)
 
 
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_browser_of_this_machine_prints():
-    if not any(map(shutil.which, paper.BROWSERS)):
+    if not any(map(shutil.which, page.BROWSERS)):
         pytest.skip("needs a browser")
-    content = paper.print_page(PAGE)
+    content = page.print_page(PAGE)
     assert content.startswith(b"%PDF-")
     assert content.rstrip().endswith(b"%%EOF")
