@@ -14,7 +14,7 @@ from vflsec.cipher.lattice import MODULUS
 from vflsec.cipher.noise import SealedPlan
 from vflsec.core.message import Kind, Step
 from vflsec.core.party import Party
-from vflsec.core.protocol import Boundary
+from vflsec.protocols.plain import PlainBoundary
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class SealedIntegers:
         return SealedIntegers((total.long() + mask) % MODULUS, self._key)
 
 
-class SealedSums(Boundary):
+class SealedSums(PlainBoundary):
     """The boundary of sealed training: embeddings go up, and only noised sums over a batch come down.
 
     The active party seals one row of numbers for each sample; the passive party weighs them with the Jacobians of its
@@ -71,7 +71,7 @@ class SealedSums(Boundary):
     name = "sealed-plain"
     reference = "this project; noise on sums: Abadi et al. 2016; composition: Dong et al. 2019 (arXiv 1905.02383)"
     reveals = {  # noqa: RUF012  (declared ClassVar in the base class)
-        "active": ("the embedding of every row that it asks for, after the passive party's defenses",),
+        "active": PlainBoundary.reveals["active"],
         "passive": (
             "of each batch, the sum over its rows of its own weighted gradients, with noise; no gradient of a row",
             "the part of a linear head that reads its embedding, which learns from noised sums as well",
@@ -83,12 +83,6 @@ class SealedSums(Boundary):
         super().__init__(passive, active)
         self.plan = plan or SealedPlan()
         self._key = object()
-
-    def forward(self, h: Tensor, step: Step) -> Tensor:
-        """Send the embedding (B, d); return what the active party received (B, d)."""
-        message = self.passive.send(Kind.EMBEDDING, {"value": h}, to=self.active.name, **step.place)
-        received: Tensor = message.payload["value"]
-        return received
 
     def backward(self, g: Tensor, step: Step) -> Tensor:
         """Raise UsageError: no gradient of a row is sent."""

@@ -308,9 +308,8 @@ def check_training(spec: EvalSpec) -> Trained:
         UsageError: an unknown name or option, settings that the data cannot serve, or a defense that never acts.
         DataError: the dataset cannot be read.
     """
-    for _, method, federation in _build(spec):
-        untrained = Trained(method, federation, {})
-    return untrained
+    *_, (_, method, federation) = _build(spec)
+    return Trained(method, federation, {})
 
 
 def list_costs(spec: EvalSpec) -> Iterator[str]:

@@ -11,7 +11,7 @@ from vflsec.core.attack import ActingAttack, Attack
 from vflsec.core.federation import Federation
 from vflsec.core.knowledge import KNOWLEDGE, Need
 from vflsec.core.message import SERVER, SOURCE, Kind
-from vflsec.core.method import Method
+from vflsec.core.method import Method, Trained
 from vflsec.core.protocol import Boundary
 from vflsec.run.adversary import get_adversary, get_side, get_victim
 from vflsec.run.cell import Technique
@@ -80,20 +80,16 @@ def expect_phase(attack: str, after: str, method: Method) -> None:
 
 
 def list_mountable(
-    attacks: Iterable[Technique],
-    party: str,
-    aux: AuxSpec,
-    method: Method,
-    federation: Federation,
-    options: Mapping[str, Any],
+    attacks: Iterable[Technique], party: str, aux: AuxSpec, trained: Trained, options: Mapping[str, Any]
 ) -> list[str]:
-    """Return those of ``attacks`` that recover something and that the adversary ``party`` can mount on ``method``.
+    """Return those of ``attacks`` that recover something and that the adversary ``party`` can mount on its method.
 
     An attack on one party stands there once for each party that it can be on, as in ``expand_victims``.
     """
+    method, federation = trained.method, trained.federation
     labels, added = [], list_instead(federation.active.defenses.protocols())
     withheld = {Kind.GRADIENT} if added else ()
-    for attack in sorted(attacks, key=lambda attack: attack.name):
+    for attack in sorted(attacks, key=lambda attack: attack.name) if method.receives else ():
         if is_baseline(attack) or attack.kind.target == "integrity":
             continue
         for on_victim in expand_victims(attack, party, federation):

@@ -157,9 +157,7 @@ def _run_rows(task: Task, store: Store, device: str) -> Iterator[Result]:
     attacks = [row.attack.make() if row.attack else None for row in task.rows]
     reading = [attack for attack in attacks if attack and not isinstance(attack, IntegrityAttack)]
     questions: Questions = {}
-    runs: list[Run] = []
-    for cell in task.cells:
-        runs += [_run(cell, task, list_kinds(reading), store, device)]
+    runs = [_run(cell, task, list_kinds(reading), store, device) for cell in task.cells]
     for row, attack in zip(task.rows, attacks, strict=True):
         yield _run_row(row, attack, task, runs[: row.trainings], questions, store, device)
 
@@ -232,7 +230,7 @@ def _run_row(
     store: Store,
     device: str,
 ) -> Result:
-    after = row.attack.spec.after if row.attack else None
+    after, options = row.attack.spec.after if row.attack else None, row.cell.method.spec.options
     trained, facts, _ = next((run for run in runs if run.facts.status != "ok"), runs[0])
     record = Result(
         key=row.key,
@@ -246,7 +244,7 @@ def _run_row(
         error=facts.error,
         utility=facts.utility if facts.status == "ok" else None,
         control=row.control,
-        mountable=_list_mountable(row, task.registered, trained) if trained else [],
+        mountable=list_mountable(task.registered, row.adversary, row.aux, trained, options) if trained else [],
         device=device,
         nbytes=sum(nbytes for phase, *_, nbytes in facts.traffic if phase != "predict"),
         traffic=facts.traffic,
@@ -432,15 +430,6 @@ def _mask_unscored_rows(guess: Guess, question: Question) -> dict[str, Tensor]:
         rows = is_scored(question.truth.labels[split], question.view.aux_rows if is_known else None)
         kept[split] = scores.masked_fill(~rows[:, None], float("nan"))
     return kept
-
-
-def _list_mountable(row: Trial, registered: Sequence[Technique], trained: Trained) -> list[str]:
-    """Return the attacks that the adversary can mount, so that a report can list those not run."""
-    method = trained.method
-    if not method.receives:
-        return []
-    options = row.cell.method.spec.options
-    return list_mountable(registered, row.adversary, row.aux, method, trained.federation, options)
 
 
 def attack_once(attack: Attack, trained: Trained, party: str, aux: AuxSpec) -> dict[str, Any]:
