@@ -1,7 +1,5 @@
 """Active model completion: a malicious optimizer makes the top model rely on the adversary's bottom, then MC."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 

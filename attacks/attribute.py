@@ -1,7 +1,5 @@
 """Attribute inference: a sensitive column of the victim from the embeddings that it sends."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple

@@ -1,7 +1,5 @@
 """Averaging attack: noise that is drawn anew for each release of a row averages out."""
 
-from __future__ import annotations
-
 import torch
 
 from vflsec.core.attack import THRESHOLD, Attack

@@ -1,7 +1,5 @@
 """Backdoor: gradient replacement makes the joint model associate a trigger with a class."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

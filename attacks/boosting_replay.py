@@ -1,7 +1,5 @@
 """Boosting replay: boosting on guessed labels, in the trees of the training, improves the guesses."""
 
-from __future__ import annotations
-
 import torch
 
 from vflsec.base.checks import check_non_negative, check_positive, check_positive_or_none

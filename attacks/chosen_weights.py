@@ -1,7 +1,5 @@
 """What a malicious active party reads by weights of its choice: single features."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

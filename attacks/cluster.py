@@ -1,7 +1,5 @@
 """Clustering attack: rows of one class have similar gradients and similar embeddings."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """What the passive party reads out of exact fixed-point products: their common divisors."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the passive party reads out of delta^C: W, the loss gradients and every label, with or without noise."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

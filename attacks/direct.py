@@ -1,7 +1,5 @@
 """Direct label inference: if the top model sums logits, the gradient reveals the label."""
 
-from __future__ import annotations
-
 import torch
 
 from vflsec.base.errors import InsufficientView

@@ -1,7 +1,5 @@
 """Direction attack: gradients of one class point the same way."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

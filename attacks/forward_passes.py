@@ -1,7 +1,5 @@
 """What the passive party has answered: how many equations in its features an honest active party has."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

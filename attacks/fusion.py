@@ -1,7 +1,5 @@
 """Fusion: one guess from everything that an adversary knows."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -1,7 +1,5 @@
 """Generative regression network (GRN): columns that, with own columns, lead to the observed predictions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

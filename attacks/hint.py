@@ -1,7 +1,5 @@
 """Hint attack: a row whose gradient is close to that of a labeled row has the same label."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """ID2Graph: communities of rows that share nodes, joined to own columns and clustered into classes."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

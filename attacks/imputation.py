@@ -1,7 +1,5 @@
 """Imputation: the victim's columns from own columns, as any party could guess them without a federation."""
 
-from __future__ import annotations
-
 import torch
 
 from vflsec.base.checks import check_positive

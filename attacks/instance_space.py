@@ -1,7 +1,5 @@
 """Instance spaces: rows that trees send to the same nodes tend to be of one class."""
 
-from __future__ import annotations
-
 import torch
 
 from vflsec.core.attack import THRESHOLD, Attack

@@ -1,7 +1,5 @@
 """Black-box inversion: the victim's columns from the embeddings that it sends."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

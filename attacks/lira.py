@@ -1,7 +1,5 @@
 """The likelihood ratio attack: compares the joint model with shadow federations that were trained on a row or not."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -1,7 +1,5 @@
 """Logistic regression on the adversary's own columns, without the federation."""
 
-from __future__ import annotations
-
 import torch
 
 from vflsec.core.attack import THRESHOLD, Attack

@@ -1,7 +1,5 @@
 """Membership inference: which rows the federation was trained on."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Missing features: a party sends zeros for some rows."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from vflsec.base.checks import share

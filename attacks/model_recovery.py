@@ -1,7 +1,5 @@
 """Model recovery: the parameters that one party contributes to an average, from received parameters."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Noisy samples: a party adds noise to its own columns of some rows."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

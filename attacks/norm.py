@@ -1,7 +1,5 @@
 """Norm attack: the gradient of a rare class is long."""
 
-from __future__ import annotations
-
 import torch
 
 from vflsec.core.message import Kind

@@ -1,7 +1,5 @@
 """Received predictions: whoever gets the joint model's prediction of a row takes it for the label."""
 
-from __future__ import annotations
-
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Pseudo-labels: Gaussian classes of own columns, fitted to few labels and to guesses of all other rows."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial

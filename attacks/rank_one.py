@@ -1,7 +1,5 @@
 """Rank-one attack: under a linear head, gradients of a batch are multiples of one vector, with the label as sign."""
 
-from __future__ import annotations
-
 import torch
 
 from vflsec.core.attack import Attack

@@ -1,7 +1,5 @@
 """Residue reconstruction: solve the summed gradient of a batch for the residual of each row."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Residual signs: the derivative of the loss by a logit is negative for the class of the row, and for no other."""
 
-from __future__ import annotations
-
 import torch
 
 from vflsec.core.attack import THRESHOLD

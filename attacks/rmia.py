@@ -1,7 +1,5 @@
 """The robust membership inference attack: compares how much more likely the joint model makes a row than other rows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """What the active party decodes from one score of a sample whose features have few values."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

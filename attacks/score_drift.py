@@ -1,7 +1,5 @@
 """What the active party can notice: scores that jump, because the passive party has shifted them."""
 
-from __future__ import annotations
-
 from collections import deque
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the active party reads out of the scores by regression on a few samples whose features it knows."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """The shadow classifier: learns from shadow federations what the joint model says of rows that it was trained on."""
 
-from __future__ import annotations
-
 import torch
 from sklearn.ensemble import HistGradientBoostingClassifier
 from torch import Tensor

@@ -1,7 +1,5 @@
 """What a malicious passive party reads by shifting scores: labels, in one batch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

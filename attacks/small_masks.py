@@ -1,7 +1,5 @@
 """What the passive party reads through masks that are not much larger than what they hide: they average out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple

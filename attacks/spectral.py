@@ -1,7 +1,5 @@
 """Spectral attack: the first principal component of the gradients separates two classes."""
 
-from __future__ import annotations
-
 import torch
 
 from vflsec.core.message import Kind

@@ -1,7 +1,5 @@
 """Spectral attack on embeddings: the first principal component of own embeddings separates two classes."""
 
-from __future__ import annotations
-
 import torch
 
 from vflsec.core.attack import Attack

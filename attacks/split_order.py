@@ -1,7 +1,5 @@
 """Split order: the directions of rows at a party's splits order them by its columns."""
 
-from __future__ import annotations
-
 import torch
 
 from vflsec.attacks.imputation import Imputation

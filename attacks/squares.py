@@ -1,7 +1,5 @@
 """Logistic regression on the adversary's own columns and their squares: classes that differ in spread."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

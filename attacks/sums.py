@@ -1,7 +1,5 @@
 """Sums attack: noised sums over batches, of all epochs, solved for the residual of each row."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """Randomized trees on the adversary's own columns, without the federation."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from sklearn.ensemble import ExtraTreesClassifier

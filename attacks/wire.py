@@ -1,7 +1,5 @@
 """What the messages give away by their form: exponents in clear, ciphertexts without fresh randomness."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Gradient averaging: each row is replaced by the mean of a random group, drawn without labels."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

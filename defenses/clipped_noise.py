@@ -1,7 +1,5 @@
 """Base class of differentially private noise: every row is clipped, then gets noise that depends on no data."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable
 from typing import ClassVar, Literal

@@ -1,7 +1,5 @@
 """Gradient compression: only the largest entries are released."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

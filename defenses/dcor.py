@@ -1,7 +1,5 @@
 """Distance correlation: received embeddings are trained to depend less on the label."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

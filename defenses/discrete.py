@@ -1,7 +1,5 @@
 """Discretization: entries are rounded to a coarse grid."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

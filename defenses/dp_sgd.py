@@ -1,7 +1,5 @@
 """DP-SGD: each row's gradient of a party's own models is clipped, and the sum gets noise."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """FedPass: received embeddings are scaled and shifted by private random passports."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 import torch

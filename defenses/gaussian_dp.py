@@ -1,7 +1,5 @@
 """Gaussian noise with a privacy budget."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterable

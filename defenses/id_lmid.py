@@ -1,7 +1,5 @@
 """ID-LMID: passive parties are not told about nodes whose rows give their labels away."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """ISO: white Gaussian noise, scaled by the largest row norm of the release."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """KDk: soft labels share weight with the classes that a teacher finds likeliest."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

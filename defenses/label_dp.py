@@ -1,7 +1,5 @@
 """Label differential privacy by randomized response."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Laplace noise with a privacy budget."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Marvell: Gaussian noise that, for its power, makes the gradients of two classes hardest to distinguish."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Iterable

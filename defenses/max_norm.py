@@ -1,7 +1,5 @@
 """Max-norm: noise along each gradient, after which all rows are as long as the longest, on average."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

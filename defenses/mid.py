@@ -1,7 +1,5 @@
 """MID: each received embedding passes a noisy bottleneck, and the loss penalizes the information that passes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 import torch

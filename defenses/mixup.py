@@ -1,7 +1,5 @@
 """Mixup: each update learns from mixtures of two rows, of all parties' embeddings and of the labels."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Perp: noise perpendicular to each gradient, which makes its length random."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

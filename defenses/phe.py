@@ -1,7 +1,5 @@
 """Encryption of the linear layer at the cut, in place of messages in clear."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, Literal
 

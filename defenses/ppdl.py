@@ -1,7 +1,5 @@
 """PPDL: a few noisy entries are released, chosen by the sparse vector technique; all others are zero."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -1,7 +1,5 @@
 """Sealed training: a passive party receives noised sums over a batch in place of a gradient for each row."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Literal

@@ -1,7 +1,5 @@
 """Signs: only the sign of every entry is released, with a common magnitude."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Literal
 

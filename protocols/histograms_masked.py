@@ -1,7 +1,5 @@
 """Encrypted histograms of federated trees: who says what to whom; and the same messages sealed, for experiments."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass

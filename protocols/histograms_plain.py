@@ -1,7 +1,5 @@
 """Histograms of federated trees in clear."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from numpy.typing import NDArray

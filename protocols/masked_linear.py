@@ -1,7 +1,5 @@
 """What every backend of the PHE-masked linear layer has in common: who says what to whom, and in which order."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Partial model aggregation: a server averages those parts of the parties' models that they agreed to share."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

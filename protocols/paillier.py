@@ -1,7 +1,5 @@
 """The PHE-masked linear layer under Paillier encryption."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Plain split learning: embeddings go up and gradients come down in clear."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from vflsec.core.message import Kind, Step

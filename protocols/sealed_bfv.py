@@ -1,7 +1,5 @@
 """Sealed sums over a batch under a lattice cipher: the messages of ``sealed-plain``, encrypted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

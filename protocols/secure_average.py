@@ -1,7 +1,5 @@
 """Secure aggregation: the server learns the mean of the parties' models, and nothing else about a single one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np
