@@ -96,3 +96,12 @@ def test_holm_keeps_the_error_of_a_whole_page():
     pages = [[compare_pairs(list(row), margin=1.0).p_above for row in rng.normal(0, 1, (20, 5))] for _ in range(300)]
     assert np.mean([min(correct_holm(page)) < ALPHA for page in pages]) <= ALPHA + 0.04
     assert np.mean([min(page) < ALPHA for page in pages]) > 0.4  # without it
+
+
+@pytest.mark.parametrize("n", [3, 5, 10, 20, 50, 1000])
+@pytest.mark.parametrize("tests", [1, 6, 40, 90, 200, 10_000])
+def test_what_is_detectable_has_the_power_that_is_asked_for(n, tests):
+    """For any number of seeds and of corrected tests, of which 90 of 20 seeds had no answer."""
+    level = 0.05 / tests
+    mean = find_detectable(2.0, n, level=level) / 2.0 * n**0.5
+    assert stats.nct.sf(stats.t.isf(level, n - 1), n - 1, mean) == pytest.approx(0.8, abs=1e-9)

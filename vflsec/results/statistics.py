@@ -332,7 +332,10 @@ def solve_mean(freedom: float, level: float, power: float = POWER) -> float:
     def lacking(noncentrality: float) -> float:
         return float(1 - special.nctdtr(freedom, noncentrality, critical) - power)
 
-    return float(optimize.brentq(lacking, 0.0, 10 * critical + 10))
+    high = critical + 1
+    while lacking(high) < 0:  # not at once far beyond, where the distribution function can be no number
+        high *= 2
+    return float(optimize.brentq(lacking, 0.0, high))
 
 
 MIN_CLASS_ROWS = 10
