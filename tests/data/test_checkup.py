@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -134,7 +135,22 @@ def test_a_large_table_is_judged_on_a_sample_and_counted_in_full(tmp_path: Path,
     whole = checkup.check(tmp_path / "m.toml")
     monkeypatch.setattr(checkup, "MAX_ROWS", 1000)
     sampled = checkup.check(tmp_path / "m.toml")
-    assert (sampled.parties, sampled.classes, sampled.train) == (whole.parties, whole.classes, whole.train)
+    parties = [[msgspec.structs.replace(party, guess=0.0) for party in facts.parties] for facts in (sampled, whole)]
+    assert (parties[0], sampled.classes, sampled.train) == (parties[1], whole.classes, whole.train)
     for some, every in zip(sampled.columns, whole.columns, strict=True):
         assert (some.missing, some.values) == (every.missing, every.values)
         assert abs(some.predicts - every.predicts) < 0.1  # accuracy on 1,000 rows: four standard errors
+
+
+def test_it_tells_how_well_a_party_guesses_which_of_its_rows_are_common(tmp_path: Path):
+    """The bureau has one row in five more, of which one column says it surely; the bank holds no others."""
+    path = world(tmp_path)
+    bureau = pd.read_csv(tmp_path / "bureau.csv")
+    rng = np.random.default_rng(2)
+    more = pd.DataFrame({"id": np.arange(150) + ROWS, "b": rng.normal(size=150).round(4)})
+    for shift, low, high in ((0.0, 0.38, 0.62), (100.0, 1.0, 1.0)):
+        pd.concat([bureau, more.assign(b=more.b + shift)]).to_csv(tmp_path / "bureau.csv", index=False)
+        bank, other = check(path).parties
+        assert np.isnan(bank.guess)
+        assert (other.rows, other.common) == (750, 600)
+        assert low <= other.guess <= high

@@ -69,9 +69,10 @@ def init(
 def check(path: Path, form: str) -> None:
     """Report what is in your data, and everything that is wrong with them.
 
-    Matched ids, balance of classes, types, missing values, encoded widths, texts that differ only in spelling, numbers
-    far from the others of their column, columns that look like ids or nearly copy the label, rows that are in training
-    and test, and what joining the parties is worth to quick models. Exit code 2 with faults.
+    Matched ids, and what they tell of the customers of others, balance of classes, types, missing values, encoded
+    widths, texts that differ only in spelling, numbers far from the others of their column, columns that look like ids
+    or nearly copy the label, rows that are in training and test, and what joining the parties is worth to quick models.
+    Exit code 2 with faults.
     """
     from vflsec.data import checkup
 
@@ -142,6 +143,8 @@ def render(report: Checkup, path: Path) -> str:
         [p.name, p.role, p.file, f"{p.rows:,}", f"{p.common:,}", str(p.columns), str(p.encoded)] for p in report.parties
     ]
     show(f"{report.name}: parties", "party|role|file|rows|in common|columns|encoded", rows, 3)
+    rows = [[p.name, f"{p.common / p.rows:.1%}", three_digits(p.guess)] for p in report.parties]
+    show("what matching tells each party", "party|share of its rows in common|AUC of a guess which", rows, 1)
     total = sum(report.classes.values())
     rows = [[name, f"{n:,}", f"{n / total:.1%}"] for name, n in report.classes.items()]
     show("label, on rows in common", "class|rows|share", rows, 1)

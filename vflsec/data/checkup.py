@@ -22,7 +22,7 @@ from vflsec.base.errors import VflsecError
 from vflsec.data.dataset import GAPS, PartyTable, VerticalDataset
 from vflsec.data.encode import Matrix, densify, join_columns
 from vflsec.data.files import Reading, read_all
-from vflsec.data.partition import DataSpec, Partition, draw_rows, split_dataset
+from vflsec.data.partition import DataSpec, Partition, draw_rows, split_dataset, stack_rows
 from vflsec.data.tables import MISSING
 from vflsec.results.metrics import METRICS, score_chance
 
@@ -48,6 +48,7 @@ class PartyFacts(msgspec.Struct, frozen=True, kw_only=True):
         common: rows that all parties hold.
         columns: of the file that are used.
         encoded: columns that its network reads.
+        guess: how well its columns alone tell common rows from its others: AUC of a quick model; NaN without others.
     """
 
     name: str
@@ -57,6 +58,7 @@ class PartyFacts(msgspec.Struct, frozen=True, kw_only=True):
     common: int
     columns: int
     encoded: int
+    guess: float = float("nan")
 
 
 class ColumnFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +145,7 @@ def examine(dataset: VerticalDataset, train: pd.Index, test: pd.Index, split: Pa
             common=len(labels),
             columns=len(reading.columns[given]),
             encoded=split.parties[table.name].layout.width,
+            guess=_score_guess_of_common(split, table.name),
         )
         for table in dataset.parties
         for given in [dataset.display_name(table.name)]
@@ -226,6 +229,17 @@ def _score_best(dataset: VerticalDataset, split: Partition) -> dict[str, float]:
         train, test = (join_columns([split.parties[p].features[part] for p in parties]) for part in ("train", "test"))
         utility[who] = score_quickly(train, labels, test, answers, n_classes=len(split.classes), metric=split.metric)
     return utility
+
+
+def _score_guess_of_common(split: Partition, name: str) -> float:
+    """Return how well a party's columns alone tell which of its rows are common, by a quick model on half of them."""
+    parts = [split.parties[name].features[part] for part in ("train", "test", "local")]
+    x = stack_rows(parts)
+    is_common = (np.arange(x.shape[0]) < x.shape[0] - parts[-1].shape[0]).astype(np.int64)
+    first, second = np.array_split(np.random.default_rng(0).permutation(x.shape[0]), 2)
+    if any(len(np.unique(is_common[half])) < 2 for half in (first, second)):
+        return float("nan")
+    return score_quickly(x[first], is_common[first], x[second], is_common[second], n_classes=2, metric="auc")
 
 
 def _warn_of_copies(columns: list[ColumnFacts], dataset: VerticalDataset) -> list[str]:

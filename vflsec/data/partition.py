@@ -328,14 +328,14 @@ def exchange_rows(data: Partition, rows: NDArray[np.integer]) -> Partition:
     }
 
     def exchange(by_split: dict[str, Any]) -> dict[str, Any]:
-        pool = _stack([by_split[split] for split in ("train", "test")])
+        pool = stack_rows([by_split[split] for split in ("train", "test")])
         result = {**by_split, "train": pool[rows[:n_train]], "test": pool[rows[n_train:]]}
         for split in by_split.keys() & of_training.keys():
             at, values = of_training[split], by_split[split]
             if values is by_split["train"]:  # the same rows need no second copy
                 result[split] = result["train"]
             elif (at >= 0).any():
-                result[split] = _stack([values, pool])[np.where(at >= 0, len(at) + rows[at], np.arange(len(at)))]
+                result[split] = stack_rows([values, pool])[np.where(at >= 0, len(at) + rows[at], np.arange(len(at)))]
         return result
 
     parties = {name: replace(party, features=exchange(party.features)) for name, party in data.parties.items()}
@@ -356,5 +356,6 @@ def replace_test(data: Partition, *, keep: bool) -> Partition:
     return replace(data, parties=parties, **tables)
 
 
-def _stack(parts: Sequence[Any]) -> Any:
+def stack_rows(parts: Sequence[Any]) -> Any:
+    """Return the rows of several arrays, or of several sparse matrices, below each other."""
     return vstack(parts, format="csr") if issparse(parts[0]) else np.concatenate(parts)
