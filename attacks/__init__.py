@@ -38,6 +38,7 @@ CATALOGUE = {
     "inversion-whitebox": "vflsec.attacks.inversion_whitebox:WhiteBoxInversion",
     "split-order": "vflsec.attacks.split_order:SplitOrder",
     "fsha": "vflsec.attacks.fsha:FeatureSpaceHijacking",
+    "steering": "vflsec.attacks.steering:Steering",
     "grn": "vflsec.attacks.grn:GenerativeRegressionNetwork",
     "attribute": "vflsec.attacks.attribute:AttributeInference",
     "model-recovery": "vflsec.attacks.model_recovery:ModelRecovery",

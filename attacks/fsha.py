@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from vflsec.core.knowledge import Knowledge
 from vflsec.core.message import Kind, Step
 from vflsec.core.method import Trained
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.hijacking import EXPECTED, SENT, build_network, descend, describe_alarm
 from vflsec.inference.regression import project_categories
 from vflsec.inference.releases import read_last_values
 
@@ -28,12 +28,6 @@ def read_decoder(trained: Trained, names: Sequence[str]) -> nn.Module | None:
     return hijacking.decoder if hijacking else None
 
 
-SENT = Knowledge(
-    "sent gradients",
-    "choose a method whose last phase is split learning in clear, such as fedsplitnn",
-    frozenset({Kind.GRADIENT}),
-    sent=True,
-)
 DECODER = Knowledge(
     "a decoder from its own training",
     "evaluate the job with vflsec eval, which trains the federation under attack",
@@ -73,6 +67,7 @@ class FeatureSpaceHijacking(HijackingAttack):
 
     name = "fsha"
     needs = frozenset({Need.EMBEDDINGS, Need.AUX_LABELS, SENT, DECODER})
+    wants = frozenset({EXPECTED})
     reference = "Pasquini, Ateniese and Bernaschi, CCS 2021, arXiv 2012.02670; released code"
     verified = "gradients and exact inversion where the victim is the pilot; figures of the source: unverified"
     differs = (
@@ -136,7 +131,8 @@ class FeatureSpaceHijacking(HijackingAttack):
         decoder = view.further[DECODER.name].eval()
         with torch.no_grad():
             received = read_last_values(view, Kind.EMBEDDING, sender=view.victim)
-            return Guess({s: project_categories(decoder(h.float()), view.layout) for s, h in received.items()})
+            columns = {s: project_categories(decoder(h.float()), view.layout) for s, h in received.items()}
+        return Guess(columns, budget=describe_alarm(view, view.victim))
 
 
 class _Hijacking:
@@ -153,9 +149,9 @@ class _Hijacking:
         self.known, self.context, self.penalty = known, context, attack.penalty
         columns, hidden = known.shape[1], (attack.hidden,) * 2
         with seed_weights(attack._seed, attack.name, "networks"):
-            self.pilot = _build(columns, *(attack.hidden,) * attack.layers, width).to(known.device)
-            self.decoder = _build(width, *hidden, columns).to(known.device)
-            self.critic = _build(width + context.shape[1], *hidden, 1).to(known.device)
+            self.pilot = build_network(columns, *(attack.hidden,) * attack.layers, width).to(known.device)
+            self.decoder = build_network(width, *hidden, columns).to(known.device)
+            self.critic = build_network(width + context.shape[1], *hidden, 1).to(known.device)
         self.rng = make_rng(attack._seed, attack.name, "batches", device=known.device)
         self._coder = [*self.pilot.parameters(), *self.decoder.parameters()]
         self._of_coder = torch.optim.Adam(self._coder, attack.lr)
@@ -168,10 +164,10 @@ class _Hijacking:
             rows = torch.randint(len(self.known), (len(h),), generator=self.rng, device=h.device)
             x = self.known[rows]
             z = self.pilot(x)
-            _descend(self._of_coder, F.mse_loss(self.decoder(z), x))
+            descend(self._of_coder, F.mse_loss(self.decoder(z), x))
             z = torch.cat([z.detach(), self.context[rows]], dim=1)
             gap = self.critic(z).mean() - self.critic(received).mean()
-            _descend(self._of_critic, gap + self._penalize(z, received))
+            descend(self._of_critic, gap + self._penalize(z, received))
 
     def mislead(self, h: Tensor, context: Tensor) -> Tensor:
         """Return the gradient (B, d) by which the victim's embeddings ``h`` come to look like the pilot's."""
@@ -184,14 +180,3 @@ class _Hijacking:
         between = (share * z + (1 - share) * h).requires_grad_()
         (slope,) = torch.autograd.grad(self.critic(between).sum(), between, create_graph=True)
         return self.penalty * ((slope.square().sum(dim=1) + 1e-12).sqrt() - 1).square().mean()
-
-
-def _descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
-
-
-def _build(*widths: int) -> nn.Sequential:
-    layers = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.LeakyReLU(0.2))]
-    return nn.Sequential(*layers[:-1])

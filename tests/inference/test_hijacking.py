@@ -1,0 +1,88 @@
+"""What a victim notices: an honest training raises no alarm, and an alarm comes with the batch that shows it."""
+
+import numpy as np
+import pytest
+import torch
+
+from vflsec.core.message import Kind, Transcript
+from vflsec.core.settings import ModelSpec, TrainSpec
+from vflsec.inference.hijacking import find_alarm
+from vflsec.methods.fedsplitnn import FedSplitNN
+from vflsec.run.federation import build_federation, build_method
+from vflsec.run.plan import list_trials
+from vflsec.run.spec import read
+from vflsec.testing.federations import make_toy_federation
+
+
+def watch(federation, method):
+    """Return the gradients and rows of all batches that the first passive party receives."""
+    transcript = Transcript(frozenset({"passive_1"}), frozenset({Kind.GRADIENT}))
+    federation.channel.taps.append(transcript)
+    method.fit(federation)
+    sent = [m for m in transcript.messages if m.split == "train"]
+    return [m.payload["value"] for m in sent], [m.rows for m in sent]
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("aggregation", ["concat", "sum", "mean"])
+def test_honest_trainings_raise_no_alarm(aggregation):
+    """70 of each kind: more than 200 in all."""
+    for seed in range(70):
+        method = FedSplitNN(TrainSpec(epochs=4, batch=32), ModelSpec(bottom=(4,), cut=3, aggregation=aggregation))
+        assert find_alarm(*watch(make_toy_federation(rows=200, seed=seed), method), rank=1) is None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dataset", ["credit-default", "digits"])
+@pytest.mark.parametrize("method", ["fedsplitnn", "vertical-lr", "fedhssl-simsiam", "vflhlp"])
+def test_honest_trainings_of_methods_raise_no_alarm(method, dataset):
+    settings = {"dataset": dataset, "methods": [method], "seeds": 1, "attacks": [{"name": "norm"}]}
+    settings["train"] = {"epochs": 2, "pretrain": {"epochs": 1}} if method == "fedhssl-simsiam" else {"epochs": 2}
+    *_, row = list_trials(read({**settings, "data": {"n_labeled": 600}}))
+    federation = build_federation(row.cell, "cpu")
+    gradients, rows = watch(federation, build_method(row.cell))
+    assert find_alarm(gradients, rows, federation.n_classes - 1) is None
+
+
+def color(batches):
+    """Return whether rows and batches have signs whose products are those of ``batches``: a naive search."""
+    colors, todo = {}, []
+    edges = [(("row", row), ("batch", k), sign) for k, batch in enumerate(batches) for row, sign in batch]
+    for start in {edge[0] for edge in edges}:
+        if start in colors:
+            continue
+        colors[start], todo = 1, [start]
+        while todo:
+            node = todo.pop()
+            for a, b, sign in edges:
+                for here, there in ((a, b), (b, a)):
+                    if here == node and there not in colors:
+                        colors[there] = colors[node] * sign
+                        todo.append(there)
+    return all(colors[a] * colors[b] == sign for a, b, sign in edges)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_alarm_comes_with_the_first_batch_whose_signs_contradict(seed):
+    rng = np.random.default_rng(seed)
+    truth, batches = rng.choice([-1, 1], 30), []
+    for _ in range(15):
+        rows = rng.permutation(30)[:6]
+        signs = truth[rows] * rng.choice([-1, 1])
+        signs[0] *= rng.choice([-1, 1], p=[0.1, 0.9])
+        batches.append(list(zip(rows.tolist(), signs.tolist(), strict=True)))
+    expected = next((k for k in range(1, 16) if not color(batches[:k])), None)
+    gradients = [torch.tensor([[2.0, 1.0]]) * torch.tensor([[s] for _, s in batch]) for batch in batches]
+    assert find_alarm(gradients, [torch.tensor([r for r, _ in batch]) for batch in batches], rank=1) == expected
+
+
+@pytest.mark.parametrize(("rank", "width"), [(1, 4), (3, 8)])
+def test_a_further_direction_raises_the_alarm_in_its_batch(rank, width):
+    rng = torch.Generator().manual_seed(0)
+    weights = torch.randn(rank, width, generator=rng)
+    batches = [torch.rand(40, rank, generator=rng) @ weights for _ in range(5)]
+    rows = [torch.arange(40)] * 5
+    assert find_alarm(batches, rows, rank) is None
+    batches[3][7] += 0.1 * torch.randn(width, generator=rng)
+    assert find_alarm(batches, rows, rank) == 4
+    assert find_alarm(batches, rows, width) is None
