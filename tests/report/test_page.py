@@ -62,8 +62,8 @@ def test_two_sentences_state_the_leak_and_what_a_defense_leaves():
     worst = [point(1.0), point(0.84, strength=5, utility=0.786), point(0.7, strength=25, utility=0.6)]
     first, second = say(worst, "bureau", 80)
     assert first == (
-        "With 80 known labels, bureau infers the labels of practically all training rows (AUC 1.00; .70 without "
-        "joining)."
+        "Without a defense and with 80 known labels, bureau infers the labels of practically all training rows (AUC "
+        "1.00; .70 without joining)."
     )
     assert second == (
         "By the upper end of the interval, the best defense that costs at most two points of utility is iso at "
@@ -79,7 +79,7 @@ def test_no_defense_is_recommended_unless_all_attacks_that_could_be_mounted_were
         (["mc", "norm"], "only 2 of the 4 ", "the strongest of them"),
     ):  # fmt: skip
         _, second = say(worst, "bureau", 80, ran, not_run=["fusion", "cluster"])
-        assert second.startswith(f"No defense is recommended: {begins}")
+        assert second.startswith(f"None of the defenses is recommended: {begins}")
         assert second.endswith(
             f"Under the tested defenses, {who} reaches AUC .84 to .90; the others may infer far more: add --attack all "
             f"to run them."
@@ -141,7 +141,7 @@ def test_the_verdict_says_how_to_run_the_others(left_out, audited, way):
 def test_no_defense_is_recommended_where_an_attack_gave_no_number():
     lost = replace(point(0.84, strength=5, utility=0.786), statuses={"ok": 4, "error": 1})
     _, second = say([point(1.0), lost], "bureau", 80)
-    assert second.startswith("No defense is recommended: some results")
+    assert second.startswith("None of the defenses is recommended: some results")
 
 
 def test_no_defense_is_recommended_under_an_alarm():

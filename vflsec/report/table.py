@@ -62,7 +62,8 @@ CAPS = (
 def list_points(summary: Summary) -> list[Cells]:
     """Return one table per curve and target: a row per strength and attack.
 
-    The headline comes first, then the adversary's pick where it is another, then the attacks by falling leak.
+    The headline comes first, then the adversary's pick where it is another, then the attacks by falling leak, on
+    training rows if they gain more there.
     """
     ordered = sorted(_sort_points(summary), key=lambda p: _list_targets(summary).index(p.target))
     curves = group(ordered, lambda p: _name_table(p, summary))
@@ -389,7 +390,7 @@ def _sort_points(summary: Summary) -> list[Point]:
 
     def place(p: Point) -> tuple[int, int, int, float]:
         kind = {"worst": 0, "picked": 1}.get(p.attack, 2)
-        return order[p.place], _list_targets(summary).index(p.target), kind, -(p.leak.mean or 0.0)
+        return order[p.place], _list_targets(summary).index(p.target), kind, -(show_most(p).leak.mean or 0.0)
 
     return sorted([*summary.points, *summary.worst, *picked], key=place)
 

@@ -199,7 +199,7 @@ def test_a_defense_that_leaves_a_joint_model_of_no_use_is_not_recommended(utilit
     assert not summary.alarms, "it is not what was set up"
     last = summary.verdict[-1]
     assert ("the only tested defense" in last) is not bool(why)
-    assert last.startswith("No defense is recommended" if why else "By the upper end")
+    assert last.startswith("None of the defenses is recommended" if why else "By the upper end")
     assert any(f"the joint model is {why}" in one for one in summary.verdict) is bool(why)
     holds = {gate.gate: (gate.holds, gate.why) for gate in summary.gates}
     assert holds["max-leak mc"][0] is False
@@ -320,4 +320,4 @@ def test_a_gate_on_worst_tells_which_attacks_it_is_not_about():
 def test_a_defense_is_recommended_only_with_all_attacks():
     assert any("only 2 of the 4" in line for line in with_mountable(
         "mc", "norm", "fusion", "cluster").verdict)  # fmt: skip
-    assert not any("No defense is recommended" in line for line in with_mountable("mc", "norm").verdict)
+    assert not any("None of the defenses is recommended" in line for line in with_mountable("mc", "norm").verdict)

@@ -69,7 +69,7 @@ def state_verdict(
     others = [point for point in summary.worst if point.target != first and point.strength == 0]
     sentences = [f"Every training has the defense {summary.undefended}."] * (summary.undefended != UNDEFENDED)
     sentences += [
-        _describe_start(start, summary.adversary, known),
+        _describe_start(start, summary.adversary, known, "without a defense" * any(p.strength for p in headlines)),
         *(_describe_target(point, summary.adversary) for point in others),
     ]
     if summary.alarms:
@@ -91,8 +91,8 @@ def suggest_run(summary: Summary) -> str:
     return f"add --attack {','.join(['all', *(name for name in summary.not_run if name in summary.left_out)])}"
 
 
-def _describe_start(point: Point, adversary: str, known: int) -> str:
-    """Return what the adversary infers without a defense, and whether joining helps it."""
+def _describe_start(point: Point, adversary: str, known: int, without: str) -> str:
+    """Return what the adversary infers ``without`` a defense, where others have one, and whether joining helps it."""
     leak, what = point.leak, _name_target(point)
     rows = " and ".join(ROWS.get(name, name) for name in leak.rows.split("+"))
     by_chance = f"{_say(leak.chance)} by chance"
@@ -103,7 +103,8 @@ def _describe_start(point: Point, adversary: str, known: int) -> str:
     if leak.alone is None:
         return f"{adversary} infers {what} of {rows} with {_state(leak)} ({by_chance})."
     given = KNOWING.get(point.target.partition(" ")[0], KNOWING["labels"])
-    subject = f"With {given.format(known)}, {adversary}" if known else adversary
+    conditions = " and ".join(filter(None, [without, f"with {given.format(known)}" * bool(known)]))
+    subject = f"{conditions.capitalize()}, {adversary}" if conditions else adversary
     measure = f"{_state(leak)}, {by_chance}" if point.victim else _state(leak)
     if _is_more_than_alone(leak):
         all_of = "practically all " if leak.metric != "r2" and (leak.mean or 0.0) >= 0.995 else ""
@@ -231,8 +232,10 @@ def _explain_none(
     if summary.not_run and defended:
         return _describe_part(summary, run, start, defended)
     if any(set(point.statuses) - {*USABLE, "unseen"} for point in defended):
-        return "No defense is recommended: some results are missing or failed, and the leak may be larger there."
-    return "No defense is recommended." if defended and not useful else ""
+        return (
+            "None of the defenses is recommended: some results are missing or failed, and the leak may be larger there."
+        )
+    return "None of the defenses is recommended." if defended and not useful else ""
 
 
 def _describe_part(summary: Summary, run: Sequence[str], start: Point, defended: Sequence[Point]) -> str:
@@ -243,7 +246,7 @@ def _describe_part(summary: Summary, run: Sequence[str], start: Point, defended:
     ran, every = len(run), count(len(run) + len(summary.not_run), "attack")
     others = f"may infer far more: {suggest_run(summary)} to run them."
     if not ran:  # nothing but baselines, which read no message
-        return f"No defense is recommended: none of the {every} that it could mount was run; they {others}"
+        return f"None of the defenses is recommended: none of the {every} that it could mount was run; they {others}"
     leaks = {point.place: _list_leaks(point, summary.points) for point in defended}
     attacked = [p for p in defended if any(leak.alone is None or _is_more_than_alone(leak) for leak in leaks[p.place])]
     who = run[0] if ran == 1 else "the strongest of them"
@@ -260,7 +263,7 @@ def _describe_part(summary: Summary, run: Sequence[str], start: Point, defended:
             f"more than {summary.adversary} does without joining ({measured}){_list_costs(start, alone, defended)}"
         )
     return (
-        f"No defense is recommended: only {ran} of the {every} that it could mount, on this and other "
+        f"None of the defenses is recommended: only {ran} of the {every} that it could mount, on this and other "
         f"targets, {'was' if ran == 1 else 'were'} run ({list_first(run)}). {'. '.join(reached)}; the others {others}"
     )
 
