@@ -2,39 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vflsec.attacks.fusion import ColumnFusion
-from vflsec.base.checks import check_positive
+from vflsec.base.checks import check_positive, check_positive_or_none
 from vflsec.base.seeds import seed_weights
 from vflsec.core.attack import Attack, HijackingAttack
 from vflsec.core.message import Step
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.hijacking import EXPECTED, SENT, build_network, descend, describe_alarm
 
+HISTORY = 8
+"""Epochs whose embeddings ``aim=novel`` compares with."""
+
+STRENGTHS = {"known": 100.0, "novel": 10.0}
+"""The default strength of each aim."""
+
 
 class Steering(HijackingAttack):
-    """Recovery of the victim's columns from a bottom model that was trained to make known rows easy to decode.
+    """Recovery of the victim's columns from a bottom model that was trained to give more of them away.
 
-    The adversary fits a decoder D to the last embeddings h (m, d) of the auxiliary rows. To the gradients of those in
-    the batch it adds the gradient of ||D(h) - x||^2, scaled to ``strength`` times the mean length of the honest
-    gradients. All other rows get the honest gradient, so that the joint model still learns the task.
+    The adversary adds a steering gradient to the honest ones, so that the joint model still learns the task:
+
+    * ``known``: for auxiliary rows, the gradient of ||D(h) - x||^2. The decoder D is fitted to the last embeddings
+      h (m, d) of these rows.
+    * ``novel``: for all rows, the negative residual of a ridge regression of the batch's embeddings on those of the
+      same rows in the last epochs. Embeddings then change in directions that earlier ones do not explain.
+
     ``column-fusion`` then reads all that arrived.
 
     With ``quiet``, the gradients pass the check of ``vflsec.inference.hijacking``: the sum is projected on the span of
-    the batch's honest gradients, and with two classes none is turned around.
+    the batch's honest gradients, with two classes none is turned around, and none is longer than the longest of them.
 
-    Source: this project. ``fsha`` does not use which auxiliary row an embedding belongs to.
+    Source: this project. ``fsha`` does not use which row an embedding belongs to.
 
     Args:
         victim: whose columns; None for the first passive party.
-        strength: length of the additions, in units of the mean length of the honest gradients.
+        aim: ``known`` or ``novel``.
+        strength: mean length of the additions, in units of that of the honest gradients; None for 100, or 10 if novel.
         steps: updates of the decoder for each batch that arrives.
         hidden: width of its two hidden layers.
         lr: learning rate of Adam.
@@ -55,25 +65,23 @@ class Steering(HijackingAttack):
         self,
         *,
         victim: str | None = None,
-        strength: float = 100.0,
+        aim: Literal["known", "novel"] = "known",
+        strength: float | None = None,
         steps: int = 3,
         hidden: int = 64,
         lr: float = 5e-3,
         quiet: bool = False,
     ) -> None:
-        check_positive(strength=strength, steps=steps, hidden=hidden, lr=lr)
+        check_positive(steps=steps, hidden=hidden, lr=lr)
+        check_positive_or_none(strength=strength)
         self.victim = victim
+        self.aim = aim
         self.strength = strength
         self.steps = steps
         self.hidden = hidden
         self.lr = lr
         self.quiet = quiet
         self._decoder: nn.Module | None = None
-
-    @property
-    def search(self) -> Mapping[str, Sequence[Any]]:
-        """Vary the length of the additions."""
-        return {"strength": (10.0, 100.0)}
 
     def alone(self) -> Attack:
         """Return ``column-fusion``, which then reads own columns only."""
@@ -83,18 +91,20 @@ class Steering(HijackingAttack):
         """Keep which rows are known, and their columns."""
         self._steered, self._decoder, self._columns = view.victim, None, view.aux_labels.float()
         places = torch.full((len(view.features["train"]),), -1, device=view.aux_rows.device)
+        self._past, self._seen = torch.empty(0), torch.zeros_like(places)
         self._places = places.index_copy(0, view.aux_rows, torch.arange(len(view.aux_rows), device=places.device))
 
     def replace_gradient(self, victim: str, h: Tensor, g: Tensor, step: Step) -> Tensor:
-        """Return ``g`` with additions for the auxiliary rows of the victim."""
+        """Return ``g`` with additions for rows of the victim."""
         places = self._places[step.rows]
-        known = places >= 0
-        if victim != self._steered or step.split != "train" or not known.any():
+        steered = places >= 0 if self.aim == "known" else torch.ones_like(places, dtype=torch.bool)
+        if victim != self._steered or step.split != "train" or not steered.any():
             return g
-        addition = self._steer(h[known].float(), places[known]).to(g.dtype)
-        length, longest = g.norm(dim=1).mean(), addition.norm(dim=1).mean().clamp_min(1e-12)
+        z = h[steered].float()
+        addition = (self._decode(z, places[steered]) if self.aim == "known" else self._renew(z, step.rows)).to(g.dtype)
+        length, mean = g.norm(dim=1).mean(), addition.norm(dim=1).mean().clamp_min(1e-12)
         sent = g.clone()
-        sent[known] += addition * (self.strength * length / longest)
+        sent[steered] += addition * ((self.strength or STRENGTHS[self.aim]) * length / mean)
         return restrict(sent, g) if self.quiet else sent
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
@@ -102,7 +112,7 @@ class Steering(HijackingAttack):
         guess = ColumnFusion(victim=self.victim).run(view, rng=rng)
         return replace(guess, budget={**guess.budget, **describe_alarm(view, view.victim)})
 
-    def _steer(self, h: Tensor, places: Tensor) -> Tensor:
+    def _decode(self, h: Tensor, places: Tensor) -> Tensor:
         """Update the decoder with embeddings ``h`` (b, d) of some auxiliary rows; return the gradient of its errors."""
         if self._decoder is None:
             widths = h.shape[1], self.hidden, self.hidden, self._columns.shape[1]
@@ -118,11 +128,31 @@ class Steering(HijackingAttack):
         (gradient,) = torch.autograd.grad((self._decoder(z) - self._columns[places]).square().sum(), z)
         return gradient
 
+    def _renew(self, h: Tensor, rows: Tensor) -> Tensor:
+        """Return minus what earlier embeddings of the rows do not explain of ``h`` (B, d); zeros in the first epoch."""
+        if not len(self._past):
+            self._past = torch.zeros(HISTORY, len(self._seen), h.shape[1], device=h.device)
+        epoch = int(self._seen[rows].max())
+        z = self._past[: min(epoch, HISTORY), rows].transpose(0, 1).flatten(1)
+        self._past[epoch % HISTORY, rows] = h
+        self._seen[rows] += 1
+        if not epoch:
+            return torch.zeros_like(h)
+        target, z = ((x - x.mean(dim=0)) / (x.std(dim=0, correction=0) + 1e-6) for x in (h, z))
+        gram = z @ z.T / z.shape[1]
+        explained: Tensor = gram @ torch.linalg.solve(gram + 1e-3 * torch.eye(len(h), device=h.device), target)
+        return explained - target
+
 
 def restrict(sent: Tensor, honest: Tensor) -> Tensor:
-    """Return gradients (B, d) in the span of the honest ones; on a line, those that would turn around are honest."""
+    """Return gradients (B, d) in the span of the honest ones, none of them longer than the longest of these.
+
+    On a line, those that would turn around are honest.
+    """
     _, lengths, axes = torch.linalg.svd(honest, full_matrices=False)
     axes = axes[lengths > 1e-4 * lengths[0]]
-    within = sent @ axes.T @ axes
-    turned = (within * honest).sum(dim=1, keepdim=True) <= 0
-    return torch.where(turned, honest, within) if len(axes) == 1 else within
+    within: Tensor = sent @ axes.T @ axes
+    if len(axes) == 1:
+        within = torch.where((within * honest).sum(dim=1, keepdim=True) > 0, within, honest)
+    most: Tensor = honest.norm(dim=1).max() / within.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    return within * most.clamp_max(1.0)

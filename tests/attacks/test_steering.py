@@ -53,26 +53,43 @@ def test_other_victims_and_test_rows_get_honest_gradients():
         assert attack.replace_gradient(victim, torch.randn(70, 3), g, step) is g
 
 
-def test_quiet_gradients_stay_in_the_span_and_on_the_side_of_honest_ones():
+def test_quiet_gradients_have_the_span_the_side_and_the_length_of_honest_ones():
     rng = torch.Generator().manual_seed(0)
     for rank in (1, 2):
         honest = torch.randn(50, rank, generator=rng) @ torch.randn(rank, 6, generator=rng)
         sent = restrict(honest + torch.randn(50, 6, generator=rng), honest)
         assert torch.linalg.matrix_rank(sent, rtol=1e-4) == rank
         assert rank > 1 or ((sent * honest).sum(dim=1) > 0).all()
+        assert sent.norm(dim=1).max() <= honest.norm(dim=1).max() * 1.0001
         torch.testing.assert_close(restrict(honest, honest), honest)
 
 
+def test_novel_steering_leaves_what_earlier_embeddings_tell_and_grows_what_they_do_not():
+    """The second embedding is the first one in one coordinate, and a new direction in the other."""
+    attack, rng = join(make_toy_federation(rows=100), aim="novel", strength=5.0), torch.Generator().manual_seed(0)
+    first, new, g = (torch.randn(70, 2, generator=rng) for _ in range(3))
+    rows = torch.arange(70)
+    assert torch.equal(attack.replace_gradient("passive_1", first, g, Step(0, "train", rows)), g)
+    second = torch.stack([3 * first[:, 0], new[:, 1]], dim=1)
+    addition = attack.replace_gradient("passive_1", second, g, Step(1, "train", rows)) - g
+    assert addition.norm(dim=1).mean() == pytest.approx(5 * float(g.norm(dim=1).mean()), rel=1e-4)
+    assert addition[:, 0].norm() < 0.02 * addition[:, 1].norm()
+    left = new[:, 1] - torch.from_numpy(LinearRegression().fit(first, new[:, 1]).predict(first))
+    assert torch.corrcoef(torch.stack([addition[:, 1], -left]))[0, 1] > 0.999
+
+
+@pytest.mark.parametrize("aim", ["known", "novel"])
 @pytest.mark.parametrize("quiet", [True, False])
-def test_only_quiet_steering_raises_no_alarm(quiet):
+def test_only_quiet_steering_raises_no_alarm(quiet, aim):
     federation = make_toy_federation(rows=300)
-    federation.malicious = {"active": join(federation, quiet=quiet)}
+    federation.malicious = {"active": join(federation, quiet=quiet, aim=aim)}
     transcript = Transcript(frozenset({"passive_1"}), frozenset({Kind.GRADIENT}))
     federation.channel.taps.append(transcript)
     FedSplitNN(TrainSpec(epochs=5, batch=50), ModelSpec(bottom=(8,), cut=3)).fit(federation)
     sent = [m for m in transcript.messages if m.split == "train"]
     alarm = find_alarm([m.payload["value"] for m in sent], [m.rows for m in sent], rank=1)
-    assert alarm is None if quiet else alarm == 1
+    first = {"known": 1, "novel": 6}[aim]  # of five batches an epoch
+    assert alarm is None if quiet else alarm == first
 
 
 def make_world():

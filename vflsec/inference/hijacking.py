@@ -1,8 +1,6 @@
 """What attacks that hijack a training share, and what a victim can notice: gradients that no honest party sends."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -25,7 +23,10 @@ EXCESS = 1e-6
 """The share of the squared length of a batch's gradients that rounding can put outside their subspace."""
 
 FAINT = 1e-3
-"""Gradients whose length is a smaller part of the longest in their batch have no sure sign."""
+"""Gradients shorter than this part of the longest so far may be rounding: p - y is near 0 for a row that is fit."""
+
+EARLY, LONG = 5, 10.0
+"""In the first batches all rows are fit about equally: none has a gradient so many times as long as their median."""
 
 
 def read_rank(trained: Trained, _: Sequence[str]) -> int | None:
@@ -53,51 +54,73 @@ def find_alarm(gradients: Sequence[Tensor], rows: Sequence[Tensor], rank: int) -
 
     Under a linear head W the gradient of row i is W'(p_i - y_i). The C entries of p_i - y_i add up to zero, so that the
     gradients of a batch have a rank of at most C - 1. With two classes they lie on one line, and a row's place on it
-    keeps its sign for the whole training, since p - y does, up to a sign of all rows of the batch. An honest training
-    therefore raises no alarm but by rounding. A rank of at least the gradients' width shows nothing.
+    keeps its sign for the whole training, since p - y does, up to a sign of all rows of the batch. In the first batches
+    p is about the same for all rows, and so is the length. A rank of at least the gradients' width shows nothing.
 
     Like the gradient scrutinizer of Fu et al., NDSS 2023, this compares the geometry of gradients with that of an
     honest training; their victim knows the labels, which a passive party does not.
 
     Args:
-        gradients: (B, d) of each batch, as they were received.
+        gradients: (B, d) of each batch, as they were received; those that are not finite raise an alarm.
         rows: (B,) their positions.
         rank: C - 1.
     """
-    n_rows = 1 + max((int(positions.max()) for positions in rows), default=0)
-    group, signs = torch.full((n_rows,), -1), torch.zeros(n_rows, dtype=torch.double)
-    for number, (g, positions) in enumerate(zip(gradients, rows, strict=True), start=1):
-        _, lengths, axes = torch.linalg.svd(g.double().cpu(), full_matrices=False)
-        energy = lengths.square()
-        if energy[rank:].sum() > EXCESS * energy.sum():
+    size = 1 + max((int(positions.max()) for positions in rows if len(positions)), default=0)
+    batch, signs, longest = torch.full((size,), -1), torch.zeros(size, dtype=torch.double), 0.0
+    parents: dict[int, tuple[int, float]] = {}  # of a batch: an earlier one with shared rows, and the relative sign
+    for number, (received, positions) in enumerate(zip(gradients, rows, strict=True), start=1):
+        g = received.double().cpu()
+        lengths = torch.linalg.vector_norm(g, dim=1)
+        if not lengths.isfinite().all():
             return number
-        if rank > 1:
+        if number <= EARLY and len(g) and lengths.max() > LONG * lengths.median():
+            return number
+        longest = max([longest, *lengths.tolist()])
+        g, at = g[lengths > FAINT * longest], positions.cpu()[lengths > FAINT * longest]
+        if not len(g):
             continue
-        place = g.double().cpu() @ axes[0]
-        sure = place.abs() > FAINT * place.abs().max()
-        now, at = place[sure].sign(), positions.cpu()[sure]
-        for earlier in torch.unique(group[at[group[at] >= 0]]):  # rows whose signs are known of each other
-            agreement = (signs[at] * now)[group[at] == earlier]
-            if not (agreement == agreement[0]).all():
+        _, spread, axes = torch.linalg.svd(g, full_matrices=False)
+        if spread[rank:].square().sum() > EXCESS * spread.square().sum():
+            return number
+        if rank == 1:
+            now = (g @ axes[0]).sign()
+            known = batch[at] >= 0
+            earlier, place = torch.unique(batch[at[known]], return_inverse=True)
+            roots = [_find_root(parents, k) for k in earlier.tolist()]
+            relative = now[known] * signs[at[known]] * torch.tensor([sign for _, sign in roots]).double()[place]
+            root = torch.tensor([k for k, _ in roots])[place]
+            flips = {k: relative[root == k] for k in {k for k, _ in roots}}
+            if any((flip != flip[0]).any() for flip in flips.values()):
                 return number
-            signs[group == earlier] *= agreement[0]
-            group[group == earlier] = number
-        signs[at], group[at] = now, number
+            first = next(iter(flips), number)
+            parents |= {k: (first, float(flip[0] * flips[first][0])) for k, flip in flips.items() if k != first}
+            parents |= {number: (first, float(flips[first][0]))} if flips else {}
+            batch[at], signs[at] = number, now
     return None
+
+
+def _find_root(parents: Mapping[int, tuple[int, float]], batch: int) -> tuple[int, float]:
+    """Return the batch to whose signs those of ``batch`` are known, and what they are multiplied by."""
+    sign = 1.0
+    while batch in parents:
+        batch, relative = parents[batch]
+        sign *= relative
+    return batch, sign
 
 
 def describe_alarm(view: View, victim: str | None) -> dict[str, float]:
     """Return after how many batches the victim notices what the adversary sent, or how many it received unalarmed."""
-    if EXPECTED.name not in view.further:
-        return {}
     sent = [m for m in view.messages if _is_gradient(m, victim)]
+    if EXPECTED.name not in view.further or not sent:
+        return {}
     rows = [m.rows for m in sent if m.rows is not None]
     alarm = find_alarm([m.payload["value"] for m in sent], rows, view.further[EXPECTED.name])
     return {"batches to an alarm": alarm} if alarm else {"batches without an alarm": len(sent)}
 
 
 def _is_gradient(m: Message, victim: str | None) -> bool:
-    return m.kind is Kind.GRADIENT and m.receiver == victim and m.split == "train" and m.phase not in AFTERWARDS
+    is_sent = m.kind is Kind.GRADIENT and m.receiver == victim and m.rows is not None
+    return is_sent and m.split == "train" and m.phase not in AFTERWARDS
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
