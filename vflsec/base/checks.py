@@ -6,8 +6,6 @@ Traceback (most recent call last):
 vflsec.base.errors.UsageError: expected epochs > 0, got 0
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from difflib import get_close_matches

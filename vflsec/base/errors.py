@@ -13,8 +13,6 @@ VflsecError                 2   base class: one line that states what was expect
 └── Diverged                3   training produced a non-finite loss (a status, never a number)
 """
 
-from __future__ import annotations
-
 import re
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Writes files atomically, detects damage by checksums, and follows no link."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Shared parts of the datasets: cards, bundled arrays, shuffled tables, images cut into parts."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import tomllib

@@ -4,8 +4,6 @@ The column groups are those of PrADA (Kang et al.); columns in no group belong t
 own files can be read instead.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import zlib

@@ -1,7 +1,5 @@
 """Examines the user's own data before anything is trained: what is in them, what is wrong, and what looks wrong."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 from pathlib import Path

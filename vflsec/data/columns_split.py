@@ -13,8 +13,6 @@ correlation. There a genetic algorithm searches for a given correlation between 
 order of a hierarchical clustering, which gives the two ends.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal

@@ -1,7 +1,5 @@
 """Default of Credit Card Clients (UCI): 30,000 clients of a bank, who will fail to pay next month's bill?"""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from vflsec.base.checks import expect_known

@@ -1,7 +1,5 @@
 """Optical digits (scikit-learn): 1,797 images of 8 x 8 pixels, of which each party holds a part."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

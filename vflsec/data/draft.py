@@ -1,7 +1,5 @@
 """Drafts the TOML file that describes the user's own data, by what the files hold."""
 
-from __future__ import annotations
-
 import csv
 import os
 import re

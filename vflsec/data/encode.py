@@ -20,8 +20,6 @@ Edge cases:
     no rows                                     shape (0, d)
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 

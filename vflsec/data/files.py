@@ -1,7 +1,5 @@
 """Reads the user's own data: the files that a TOML file describes (see ``vflsec.data.description``)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

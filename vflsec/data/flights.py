@@ -3,8 +3,6 @@
 The bundled arrays are four tables: flights, routes, hours of weather and planes. Loading joins each party's own.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

@@ -1,7 +1,5 @@
 """Makes a dataset of pandas data frames, one for each party, and keeps it for this process."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date

@@ -1,7 +1,5 @@
 """Multiple Features (UCI): 2,000 handwritten digits with six sets of features, for up to six parties."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from vflsec.base.checks import expect_known

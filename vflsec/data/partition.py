@@ -17,8 +17,6 @@ With the same seed, fewer labels or a smaller overlap are a subset of more. ``al
 not depend on which labels are used, so that pre-training is shared between label budgets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Uses of a few known labels beside fitting: to fix the sign and threshold of a score, and as references."""
 
-from __future__ import annotations
-
 import math
 from statistics import NormalDist
 

@@ -1,7 +1,5 @@
 """Columns that take few values: what a guess with an error says about them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

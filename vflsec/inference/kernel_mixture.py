@@ -1,7 +1,5 @@
 """Gaussian process regression on several tables, averaged over the subsets of tables to use."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple

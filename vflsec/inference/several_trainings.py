@@ -1,7 +1,5 @@
 """One guess from the guesses of the same attack on several trainings with the same rows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What attacks with shadow federations share: the confidence of a model in the true class, and checks."""
 
-from __future__ import annotations
-
 from torch import Tensor, inf
 from torch.nn import functional as F
 

@@ -1,7 +1,5 @@
 """Everything that a view contains about each row, as tables: one or more for each source of information."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pkgutil import resolve_name
 from typing import NamedTuple

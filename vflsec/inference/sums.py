@@ -1,7 +1,5 @@
 """Noised sums over batches, solved for the numbers of each row that were summed, and for its label."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 

@@ -3,8 +3,6 @@
 Source: Kariyappa & Qureshi 2021, ExPLoit (arXiv 2112.01299), who fit both by gradient descent.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

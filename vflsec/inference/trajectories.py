@@ -1,7 +1,5 @@
 """Every release of a row, side by side: earlier models send other functions of the same columns."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain

@@ -1,7 +1,5 @@
 """Augmentations: seeded random changes of rows that keep their meaning."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

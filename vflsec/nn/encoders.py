@@ -1,7 +1,5 @@
 """Encoders: the networks of a party on its own columns."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from itertools import pairwise

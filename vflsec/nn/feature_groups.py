@@ -1,7 +1,5 @@
 """PrADA's networks of groups of columns: feature extractors, aggregators and domain discriminators."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """Jacobians of each row's output with respect to the parameters of a model, in blocks that fit in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """Losses of self-supervised learning; all read directions only, so rows of any length will do."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Siamese self-supervised learning on two views of a row: SimSiam, BYOL and MoCo."""
 
-from __future__ import annotations
-
 import copy
 import math
 from abc import ABC, abstractmethod

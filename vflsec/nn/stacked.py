@@ -2,8 +2,6 @@
 
 # ruff: noqa: ARG001  (all rules have one signature)
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The active party's top model, from embeddings to logits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

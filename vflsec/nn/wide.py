@@ -1,7 +1,5 @@
 """Layers that read the columns of wide tables, whose gradients can be sparse; and optimizers, which take these."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

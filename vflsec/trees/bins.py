@@ -1,7 +1,5 @@
 """Bins of a party's columns: what histograms are made of, and where a split can be."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from numpy.typing import NDArray

@@ -1,7 +1,5 @@
 """Sums of derivatives over the rows of each node and bin, and the choice of splits from them."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from functools import lru_cache
 from typing import ClassVar, NamedTuple

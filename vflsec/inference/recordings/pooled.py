@@ -1,7 +1,5 @@
 """Labels out of noised delta^C, pooled over a whole run: W moves little from batch to batch, and labels never."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

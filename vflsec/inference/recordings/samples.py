@@ -1,7 +1,5 @@
 """What attacks on recordings read: the samples and entries of W that they guess, known samples, masked scores."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import NamedTuple
 

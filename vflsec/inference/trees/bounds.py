@@ -1,7 +1,5 @@
 """Bounds on the columns of a party, from the sides of its splits on which rows are."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 

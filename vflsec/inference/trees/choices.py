@@ -1,7 +1,5 @@
 """Splits of trees as choices: labels under which each observed split beats the splits at the party's own bins."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

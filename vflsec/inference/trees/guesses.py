@@ -1,7 +1,5 @@
 """Guesses of labels from the nodes of federated trees, and what they say of auxiliary rows without their labels."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 

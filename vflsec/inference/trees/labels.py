@@ -1,7 +1,5 @@
 """Labels under which trees would have been split as they were, by columns, by row, and near what forests learn."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The nodes of trees in which rows are, as far as messages tell them, and principal components of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Boosting on guessed labels: what rows score in trees whose nodes are known, with and without their own guesses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 

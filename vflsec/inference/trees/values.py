@@ -1,7 +1,5 @@
 """Columns of a party from the sides of its splits and its histograms."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from statistics import NormalDist
 
