@@ -60,6 +60,8 @@ def say(worst, adversary, known, run=("mc",), **fields):
 
 def test_two_sentences_state_the_leak_and_what_a_defense_leaves():
     worst = [point(1.0), point(0.84, strength=5, utility=0.786), point(0.7, strength=25, utility=0.6)]
+    fixed, further, _ = say(worst, "bureau", 80, undefended="mid")
+    assert (fixed, further[:28]) == ("Every training has the defense mid.", "Without a further defense an")
     first, second = say(worst, "bureau", 80)
     assert first == (
         "Without a defense and with 80 known labels, bureau infers the labels of practically all training rows (AUC "

@@ -308,8 +308,9 @@ def check_training(spec: EvalSpec) -> Trained:
         UsageError: an unknown name or option, settings that the data cannot serve, or a defense that never acts.
         DataError: the dataset cannot be read.
     """
-    *_, (_, method, federation) = _build(spec)
-    return Trained(method, federation, {})
+    for _, method, federation in _build(spec):  # which keeps one federation in memory
+        untrained = Trained(method, federation, {})
+    return untrained
 
 
 def list_costs(spec: EvalSpec) -> Iterator[str]:

@@ -157,7 +157,9 @@ def _run_rows(task: Task, store: Store, device: str) -> Iterator[Result]:
     attacks = [row.attack.make() if row.attack else None for row in task.rows]
     reading = [attack for attack in attacks if attack and not isinstance(attack, IntegrityAttack)]
     questions: Questions = {}
-    runs = [_run(cell, task, list_kinds(reading), store, device) for cell in task.cells]
+    runs: list[Run] = []
+    for cell in task.cells:  # not a comprehension, which is a frame more above each step of training
+        runs += [_run(cell, task, list_kinds(reading), store, device)]
     for row, attack in zip(task.rows, attacks, strict=True):
         yield _run_row(row, attack, task, runs[: row.trainings], questions, store, device)
 

@@ -67,9 +67,11 @@ def state_verdict(
         return []
     start = max(clean, key=lambda point: point.leak.mean or 0.0)
     others = [point for point in summary.worst if point.target != first and point.strength == 0]
-    sentences = [f"Every training has the defense {summary.undefended}."] * (summary.undefended != UNDEFENDED)
+    fixed = summary.undefended != UNDEFENDED
+    without = f"without a{' further' * fixed} defense"
+    sentences = [f"Every training has the defense {summary.undefended}."] * fixed
     sentences += [
-        _describe_start(start, summary.adversary, known, "without a defense" * any(p.strength for p in headlines)),
+        _describe_start(start, summary.adversary, known, without * any(p.strength for p in headlines)),
         *(_describe_target(point, summary.adversary) for point in others),
     ]
     if summary.alarms:
