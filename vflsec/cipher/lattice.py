@@ -1,7 +1,5 @@
 """Sums of encrypted integers under a lattice cipher: BFV (Fan and Vercauteren 2012) of Microsoft SEAL, by tenseal."""
 
-from __future__ import annotations
-
 import math
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Gaussian noise of sealed training: how much an epsilon takes, and integers of it that protect real data."""
 
-from __future__ import annotations
-
 import math
 import secrets
 from collections.abc import Callable

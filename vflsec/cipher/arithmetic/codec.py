@@ -1,7 +1,5 @@
 """Numbers as integers of a fixed unit, and these as slots of a plaintext; plaintexts and ciphertexts as bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 import gmpy2

@@ -1,7 +1,5 @@
 """What a batch costs: multiplications counted, and their price measured on this machine."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import Callable

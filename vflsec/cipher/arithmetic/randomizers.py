@@ -1,7 +1,5 @@
 """Randomizers: the factors that make ciphertexts of one message unlike. None depends on data, none is used twice."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import secrets

@@ -1,7 +1,5 @@
 """The active party: the labels."""
 
-from __future__ import annotations
-
 import math
 import secrets
 from collections.abc import Mapping, Sequence

@@ -15,8 +15,6 @@ of one in each of two. A role that lives in another process is None: its part is
 Source: PrADA (Kang et al. 2022), Algorithms 4 and 5, corrected.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 

@@ -10,8 +10,6 @@ other (``score-regression`` measures it), and one score of fifty bits determines
 Source: counting of unknowns; ``score-gram`` is the attack.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from vflsec.base.checks import check_positive, count

@@ -1,7 +1,5 @@
 """The passive party: the key and the features."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What both roles have in common: a share of the weights that an optimizer moves, and the order of messages."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
