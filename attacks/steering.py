@@ -1,4 +1,4 @@
-"""Steering: an active party that trains the victim's bottom model to give away rows that it knows."""
+"""Steering: an active party that trains the victim's bottom model to give its columns away, beside the task."""
 
 from __future__ import annotations
 
