@@ -22,6 +22,7 @@ from vflsec.defenses import gaussian_dp
 from vflsec.defenses.sealed import SealedGradients
 from vflsec.inference import sums
 from vflsec.inference.sums import estimate_labels, solve_sums
+from vflsec.methods import sealed_training
 from vflsec.methods.sealed_training import SealedTraining, round_residuals, round_weights
 from vflsec.run.federation import build_federation, build_method
 from vflsec.run.plan import make_cell
@@ -288,6 +289,36 @@ def test_the_loss_falls_without_noise():
     assert F.cross_entropy(logits, federation.active.labels["test"]) < 0.6
     assert isinstance(federation.active.modules["private"], nn.Module)
     assert type(method.split(federation)) is SealedTraining
+
+
+@pytest.mark.parametrize(
+    ("dataset", "head"), [("toy", "linear"), ("toy", "mlp"), ("digits", "linear"), ("digits", "mlp")]
+)
+def test_without_noise_and_bound_the_model_is_that_of_plain_split_learning(dataset, head, monkeypatch):
+    model, lr = {"bottom": (8,), "head": head}, 0.005
+    method, federation = build(dataset=dataset, rows=1000, model=model, epochs=1, batch=100, lr=lr, bits=16)
+    silence(method)
+    monkeypatch.setattr(sealed_training, "scale_to_unit", lambda jacobian: jacobian)
+    monkeypatch.setattr(
+        sealed_training, "round_weights", lambda blocks, unit: ((block * unit).round().long() for block in blocks)
+    )
+    batch = method.split(federation).spec.batch
+    train = {"epochs": 1, "batch": batch, "lr": lr, "optimizer": "adam"}
+    plain, twin = build(dataset=dataset, rows=1000, model=model, train=train, epsilon=math.inf)
+    start = {name: models_of(twin, name) for name in twin.parties}
+    for trained, parties in ((method, federation), (plain, twin)):
+        parties.begin("train")
+        trained.split(parties).fit("train", lambda *_: None)
+    for name, before in start.items():
+        after = models_of(twin, name)
+        assert max(float((after[role] - before[role]).abs().max()) for role in after) > 5 * lr
+        torch.testing.assert_close(models_of(federation, name), after, atol=1e-4, rtol=0)
+
+
+def models_of(federation, name):
+    """Return copies of the weights of a party's bottom and top model by name."""
+    weights = federation.parties[name].modules.named_parameters()
+    return {role: p.detach().clone() for role, p in weights if not role.startswith("private")}
 
 
 def test_what_a_defense_does_not_send_is_unseen_and_no_number():
