@@ -1,7 +1,5 @@
 """Feature-space hijacking (FSHA): an active party that trains the victim's bottom model to be inverted."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Steering: an active party that trains the victim's bottom model to give its columns away, beside the task."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 

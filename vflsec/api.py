@@ -1,7 +1,5 @@
 """The Python API: the main commands as functions, for notebooks and scripts."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import os

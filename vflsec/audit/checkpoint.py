@@ -4,8 +4,6 @@ Beside the models of each party, the folder has ``training.toml`` (settings and 
 the ids of each split) and ``encoders.json`` (the fitted encoder of each party).
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import secrets

@@ -3,8 +3,6 @@
 An attack on material of other rows infers nothing, which looks like a system that leaks nothing.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """A federation around a system that was trained elsewhere: its material takes the place of trained models."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

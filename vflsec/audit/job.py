@@ -1,7 +1,5 @@
 """An audit from start to end: open what was trained, join it with the data, attack it, store the records."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

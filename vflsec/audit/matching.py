@@ -1,7 +1,5 @@
 """Whether vectors belong to the rows that are said to have them: held-out prediction against permuted controls."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cached_property
 from typing import NamedTuple

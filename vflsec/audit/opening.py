@@ -4,8 +4,6 @@ A transcript, embeddings in a table (CSV or Parquet), a PyTorch model as safeten
 builds it, or an ONNX model, which onnxruntime runs as data, in a process of its own with limits on memory and time.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

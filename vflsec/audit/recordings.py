@@ -1,7 +1,5 @@
 """An audit of a recording: what one role of an encrypted boundary can infer, scored by the other role's recording."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What is audited: messages, embeddings and models of one trained system, as its auditor has them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ line; ``parts.jsonl`` lists the finished files with their length and hash. docs/
 specification.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """The lines of a transcript as messages: their limits, and the checks that each batch of them must pass."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType

@@ -1,7 +1,5 @@
 """The command line; commands are imported when they run."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

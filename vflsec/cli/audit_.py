@@ -1,7 +1,5 @@
 """``vflsec audit``: what a system gives away that was trained elsewhere, or a recording of the encrypted layer."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``vflsec train``: one federation, saved."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial

@@ -1,7 +1,5 @@
 """The active party: the labels, its own columns and the linear top model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

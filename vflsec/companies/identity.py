@@ -1,7 +1,5 @@
 """Who a party is on the network: a private key, a certificate, and the one certificate that it accepts."""
 
-from __future__ import annotations
-
 import ssl
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256

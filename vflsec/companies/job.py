@@ -38,8 +38,6 @@ What is a party's own affair stands in no job: its file, its columns, and the se
 else may know.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from itertools import pairwise

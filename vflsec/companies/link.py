@@ -1,7 +1,5 @@
 """Reaching the other party: one of the two listens, the other dials; both prove who they are before a byte is read."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import queue

@@ -11,8 +11,6 @@ them ``lost``, and both go back to the last common state, at worst the end of an
 every batch tells whether both states have one history, so that a batch counts exactly once on both sides.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """``vflsec party``: one of two companies that train together over the network."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

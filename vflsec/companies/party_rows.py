@@ -1,7 +1,5 @@
 """What one party brings to a job: its columns of the common rows, and the labels at the active party."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256

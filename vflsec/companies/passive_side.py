@@ -1,7 +1,5 @@
 """The passive party: the key, the features and the bottom model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Both sides of sealed training: a passive party learns from noised sums over a batch, and from no row's gradient."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping

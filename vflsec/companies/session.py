@@ -1,7 +1,5 @@
 """One run between two parties, over as many connections as it takes."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What both sides of a run have in common: the order of batches, and a state that can be saved."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import secrets

@@ -9,8 +9,6 @@ read or memory for it taken. Anything else than what must come ends the run: the
 it says wrong it would say wrong again.
 """
 
-from __future__ import annotations
-
 import socket
 import ssl
 import struct

@@ -5,8 +5,6 @@ declares the hooks that each of its phases runs (``Method.runs``). Stage keys, c
 calls the hooks, all read these declarations.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

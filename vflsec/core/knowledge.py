@@ -4,8 +4,6 @@ A view, ``vflsec.run.mounting``, ``vflsec.inference.sources``, *alone* and the c
 declare only which kinds of messages each side receives (``Method.receives``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

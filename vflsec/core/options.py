@@ -1,7 +1,5 @@
 """Options of plug-ins: checked against annotations, and shared by several as the fields of a struct."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from functools import lru_cache

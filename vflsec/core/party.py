@@ -1,7 +1,5 @@
 """A party: its private columns, models and defenses, and ``send``, the only way by which its data leaves it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace

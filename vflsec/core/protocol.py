@@ -1,7 +1,5 @@
 """Base classes of protocols: fixed exchanges of messages that declare what each role learns."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ Built-in ones are listed in the ``CATALOGUE`` of their package; others come from
 ``module:Class``, or a ``Preset`` of one; entry points and files may also name a preset.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import inspect

@@ -1,7 +1,5 @@
 """Settings of training and of the networks."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

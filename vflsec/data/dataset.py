@@ -1,7 +1,5 @@
 """A dataset split by columns: each party's own table, keyed by id, and the active party's labels."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Reads a user's CSV or Parquet file into raw columns, and names the place of a wrong value."""
 
-from __future__ import annotations
-
 import codecs
 import csv
 import re

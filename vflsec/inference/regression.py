@@ -1,7 +1,5 @@
 """Regression of classes and of columns from few auxiliary samples, and whether a fit has converged."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial

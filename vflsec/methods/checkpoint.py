@@ -4,8 +4,6 @@ A phase keeps one between its epochs, and a party of a two-company run one after
 from the last one.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The epochs of a phase: which are left to run, when they end, which is taken, and how an interrupted phase goes on."""
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Split learning with a logistic regression at the active party, on feature groups as in PrADA, or on columns."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from vflsec.base.errors import UsageError

@@ -1,7 +1,5 @@
 """FedHSSL and its ablations: self-supervised pre-training with any of the steps of algorithm 1, then fine-tuning."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """FedSplitNN: supervised split learning, end to end."""
 
-from __future__ import annotations
-
 from vflsec.core.federation import Federation
 from vflsec.methods.split_method import SplitMethod
 

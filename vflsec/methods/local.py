@@ -1,7 +1,5 @@
 """The active party alone, the baseline of every federation."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence

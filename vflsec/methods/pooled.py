@@ -1,7 +1,5 @@
 """References on pooled columns, as if one party had the columns of all."""
 
-from __future__ import annotations
-
 import warnings
 from abc import abstractmethod
 from importlib import import_module

@@ -1,7 +1,5 @@
 """PrADA: feature extractors learned with a source party serve an active party that has few labels."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sealed training: split learning in which a passive party receives noised sums over a batch, and no row's gradient."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """SecureBoost: gradient-boosted trees between parties, who exchange histograms."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal

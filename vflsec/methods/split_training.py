@@ -1,7 +1,5 @@
 """Supervised training across a cut layer: the loop of split learning, which fine-tuning reuses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """SS-VFL: contrastive learning of each party alone, then learning from labels on top of it."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal

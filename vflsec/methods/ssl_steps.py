@@ -1,7 +1,5 @@
 """The steps of FedHSSL's pre-training: self-supervised learning across parties, and of one party."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial

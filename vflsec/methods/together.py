@@ -1,7 +1,5 @@
 """Several federations as one, so that a method trains all of them at once."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext

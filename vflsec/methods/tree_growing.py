@@ -1,7 +1,5 @@
 """The growth of one tree, level by level, from the histograms of all parties."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

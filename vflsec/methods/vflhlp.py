@@ -1,7 +1,5 @@
 """VFLHLP: every party pre-trains alone, the active party with its labels; then split learning from both."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Diagrams of a reproduction: values over the columns, and utility against leak."""
 
-from __future__ import annotations
-
 import math
 import textwrap
 from collections.abc import Iterator, Sequence

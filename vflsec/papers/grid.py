@@ -1,7 +1,5 @@
 """A grid of experiments in one store, from settings in TOML files: trainings, or evaluations with attacks."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping
 from itertools import chain

@@ -1,7 +1,5 @@
 """Verdicts on published claims: the measurements of a study, a table for the terminal, and the page of all studies."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

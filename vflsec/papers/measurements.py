@@ -1,7 +1,5 @@
 """The measurements of a study: a small JSON file, from which verdicts are made without training again."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping

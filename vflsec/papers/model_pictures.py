@@ -1,7 +1,5 @@
 """Pictures of the models that a recipe has trained: what matters to them, and how they represent rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 

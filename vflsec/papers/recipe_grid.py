@@ -1,7 +1,5 @@
 """Runs a recipe, and returns what was measured at each cell of its table."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """A paper's table beside what was measured, in the paper's arrangement."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations

@@ -5,8 +5,6 @@ A study is a TOML file in the folder ``claims``, or one that the user names: ``s
 verdict on each of the data.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

@@ -1,7 +1,5 @@
 """Runs a study: trains and attacks every arm on all of its data, and returns what its claims are judged by."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime

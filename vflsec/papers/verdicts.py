@@ -11,8 +11,6 @@ by Holm (the probability of an error among them), others of a study and topic by
 of errors among what is decided).
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple

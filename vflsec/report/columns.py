@@ -4,8 +4,6 @@ JSON has the fields of ``Point``, and a new number is one of them. A column that
 changes the layout that tests/report pins: widths of a terminal, LaTeX, Markdown.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Callable, Sequence

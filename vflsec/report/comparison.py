@@ -1,7 +1,5 @@
 """Two results folders side by side: the settings that differ, and how far leak and utility have moved."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 A second picture has all attacks beside *alone*: a dot with its interval for each attack, a panel for each defense.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import textwrap

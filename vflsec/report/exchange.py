@@ -1,7 +1,5 @@
 """A report for other programs: JUnit and SARIF for a pipeline, and Markdown for the comment on a pull request."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """A report as one HTML file: no script, no request, readable on a phone and on paper, and printed as PDF."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

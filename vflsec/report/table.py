@@ -1,7 +1,5 @@
 """The tables of a Summary and the lines around them, for a terminal, Markdown and LaTeX."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 

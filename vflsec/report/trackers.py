@@ -1,7 +1,5 @@
 """An evaluation in an experiment tracker: its settings, the numbers of the default table, its page and pictures."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -4,8 +4,6 @@ Steinke, Nasr and Jagielski 2023 (Privacy auditing with one (1) training run), a
 row decides between two labels, and a guess says which it was.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """Metrics of a guess: of (n, C) scores against (n,) labels, and of (n, d) values against true values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Intervals, over seeds and rows for claims about a defense, over rows for claims about one checkpoint, and tests."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache

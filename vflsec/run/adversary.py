@@ -1,7 +1,5 @@
 """What an adversary has before it attacks: auxiliary labels, a View, and cross-validation on its auxiliary labels."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace

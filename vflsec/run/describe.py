@@ -1,7 +1,5 @@
 """The manifest of an evaluation or audit: what a report must know of it beside its records."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import subprocess

@@ -1,7 +1,5 @@
 """What an evaluation would compute, in words: its networks, and the time by past results."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from datetime import timedelta

@@ -9,8 +9,6 @@ That of an attack is a phase after which it strikes: mc@pretrain. A method has n
 options leads into a table: fedhssl-moco:ssl_options.queue=64.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ They are in ``DIR/guesses/<key>.safetensors``, which only its owner may read: sc
 are not scored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple

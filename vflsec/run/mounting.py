@@ -1,7 +1,5 @@
 """Which attacks an adversary can mount; known before anything is trained."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """From settings to the results that they ask for: each attack on each cell, and each baseline."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product

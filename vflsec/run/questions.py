@@ -1,7 +1,5 @@
 """The question that an attack answers: the adversary's View, the ground truth for the scorer, and the metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType

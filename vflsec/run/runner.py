@@ -1,7 +1,5 @@
 """One cell, from settings to records: train or reload, build the View, attack it, score the Guess."""
 
-from __future__ import annotations
-
 import logging
 import os
 import time

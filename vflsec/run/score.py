@@ -3,8 +3,6 @@
 This is the only place where a guess is compared with the truth.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any

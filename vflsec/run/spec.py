@@ -1,7 +1,5 @@
 """The settings of an evaluation, read from tables and from the texts of a command line."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache

@@ -22,8 +22,6 @@ Attacks on integrity use ``IntegrityConformance``, those on recordings of an enc
 No suite imports pytest. All use fixed seeds, and random quantities are compared with a bound of four standard errors.
 """
 
-from __future__ import annotations
-
 from vflsec.testing.suite_attack import AttackConformance, IntegrityConformance, RecordingConformance
 from vflsec.testing.suite_defense import DefenseConformance
 from vflsec.testing.suite_method import MethodConformance, ProtocolConformance

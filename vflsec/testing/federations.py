@@ -1,7 +1,5 @@
 """Toy federations with a known leak, for tests, and trees grown on them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple

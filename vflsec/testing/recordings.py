@@ -1,7 +1,5 @@
 """Recordings of the training of a linear layer in float64, as both roles see it, without ciphertexts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What the conformance suites share: exemptions with a reason, an expected refusal, and standard errors."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Conformance of defenses; see ``vflsec.testing.conformance`` for how to use it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any, ClassVar

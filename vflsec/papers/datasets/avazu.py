@@ -4,8 +4,6 @@ Source: the training file of Kaggle's competition "Click-Through Rate Prediction
 to bundle it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -4,8 +4,6 @@ Source: Janowczyk and Madabhushi 2016, "Deep learning for digital pathology imag
 Kaggle's "Breast Histopathology Images". Two patches of a patient make a row, as in FedHSSL.
 """
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache, partial
 from pathlib import Path

@@ -3,8 +3,6 @@
 Groups, merged categories and embedding widths are those of PrADA (Kang et al. 2022) and its authors' code.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

@@ -1,7 +1,5 @@
 """Positive controls: worlds in which a method must win, because what it relies on is there by construction."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np

@@ -3,8 +3,6 @@
 Source: Criteo's Display Advertising Challenge (Kaggle 2014), whose terms do not allow to bundle it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

@@ -4,8 +4,6 @@ Source: Xiao, Rasul and Vollgraf, Fashion-MNIST: a Novel Image Dataset for Bench
 2017, arXiv:1708.07747. Its files, 31 MB, are not bundled: they come from a folder of the user's or a Debian package.
 """
 
-from __future__ import annotations
-
 import gzip
 import math
 import zlib

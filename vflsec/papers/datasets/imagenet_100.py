@@ -4,8 +4,6 @@ Source: Russakovsky et al. 2015, "ImageNet large scale visual recognition challe
 al. 2020, "Contrastive multiview coding", arXiv 1906.05849, as in SS-VFL.
 """
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache, partial
 from pathlib import Path

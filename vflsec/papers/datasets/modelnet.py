@@ -4,8 +4,6 @@ Source: Wu et al. 2015, "3D ShapeNets", CVPR; the shaded images of Su et al. 201
 networks for 3D shape recognition", ICCV, and Su et al. 2018, arXiv 1809.06019. FedHSSL renders its own in the same way.
 """
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache, partial
 from pathlib import Path

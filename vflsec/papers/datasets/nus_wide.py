@@ -4,8 +4,6 @@ Source: Chua et al. 2009, "NUS-WIDE: a real-world web image database from Nation
 FedHSSL takes the images with exactly one of ten concepts.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from pathlib import Path
 

@@ -4,8 +4,6 @@ An image is decoded whole and checked as far as its format allows: PNG has check
 byte within its pixels may go unnoticed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import stat

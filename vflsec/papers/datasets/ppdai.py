@@ -4,8 +4,6 @@ Source: the first training set of PPDai's competition "Mojing cup" (PPDai, today
 Default".
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -8,8 +8,6 @@ What one attack alone gains by chance in a seed, by its own random draws, is com
 it makes the headline larger, never smaller, and shrinks with the number of seeds.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 Limits are compared with the far end of an interval.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean

@@ -1,7 +1,5 @@
 """From records to points: statuses counted, means and intervals over seeds, each leak beside *alone*."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial

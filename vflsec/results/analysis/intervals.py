@@ -1,7 +1,5 @@
 """Means with their 95 % intervals, over seeds, rows or both, as plain data."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from operator import sub

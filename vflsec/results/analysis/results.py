@@ -1,7 +1,5 @@
 """The contents of a report as plain data, from which every table, plot and file is made."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

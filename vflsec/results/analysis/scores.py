@@ -1,7 +1,5 @@
 """Scores that fold a privacy-utility curve into one number, and the order of defenses by each; these may disagree."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import combinations, pairwise, product
 from math import sqrt

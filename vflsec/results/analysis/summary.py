@@ -1,7 +1,5 @@
 """From settings and records to the Summary that is reported."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What more seeds, trainings or means of the adversary add: when to stop, what is spent, and what still rises."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec

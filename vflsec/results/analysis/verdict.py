@@ -1,7 +1,5 @@
 """The verdict of a report: a few sentences that a privacy officer understands, each from points of the summary."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from vflsec.base.checks import count, group

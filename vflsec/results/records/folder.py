@@ -5,8 +5,6 @@ for. A sweep has ``sweep.json``, ``points/<name>/{manifest.json,spec.toml}``, an
 What is damaged, or of another schema, raises StoreError.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Annotated, Any, TypeVar

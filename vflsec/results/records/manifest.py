@@ -5,8 +5,6 @@ and plug-ins, and the environment as plain data, so that a report neither import
 Limits, sweeps and leaks of groups of rows have files beside it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

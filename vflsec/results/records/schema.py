@@ -4,8 +4,6 @@
 checksum, so that damage is detected.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
