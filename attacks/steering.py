@@ -13,7 +13,7 @@ from vflsec.base.seeds import seed_weights
 from vflsec.core.attack import Attack, HijackingAttack
 from vflsec.core.message import Step
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.hijacking import EXPECTED, SENT, build_network, descend, describe_alarm
+from vflsec.inference.hijacking import EXPECTED, FAINT, SENT, build_network, descend, describe_alarm
 
 HISTORY = 8
 """Epochs whose embeddings ``aim=novel`` compares with."""
@@ -34,8 +34,8 @@ class Steering(HijackingAttack):
 
     ``column-fusion`` then reads all that arrived.
 
-    With ``quiet``, the gradients pass the check of ``vflsec.inference.hijacking``: the sum is projected on the span of
-    the batch's honest gradients, with two classes none is turned around, and none is longer than the longest of them.
+    With ``quiet``, the gradients pass the check of ``vflsec.inference.hijacking``: they have the rank of honest ones,
+    and with two classes their signs. Their directions and lengths are free.
 
     Source: this project. ``fsha`` does not use which row an embedding belongs to.
 
@@ -50,6 +50,7 @@ class Steering(HijackingAttack):
     """
 
     name = "steering"
+    version = 2
     needs = frozenset({Need.FEATURES, Need.EMBEDDINGS, Need.AUX_LABELS, SENT})
     wants = ColumnFusion.wants | {EXPECTED}
     reference = "this project"
@@ -89,6 +90,7 @@ class Steering(HijackingAttack):
         """Keep which rows are known, and their columns."""
         self._steered, self._decoder, self._columns = view.victim, None, view.aux_labels.float()
         places = torch.full((len(view.features["train"]),), -1, device=view.aux_rows.device)
+        self._rank, self._longest = 0, 0.0
         self._past, self._seen = torch.empty(0), torch.zeros_like(places)
         self._places = places.index_copy(0, view.aux_rows, torch.arange(len(view.aux_rows), device=places.device))
 
@@ -103,7 +105,13 @@ class Steering(HijackingAttack):
         length, mean = g.norm(dim=1).mean(), addition.norm(dim=1).mean().clamp_min(1e-12)
         sent = g.clone()
         sent[steered] += addition * ((self.strength or STRENGTHS[self.aim]) * length / mean)
-        return restrict(sent, g) if self.quiet else sent
+        return self._hide(sent, g) if self.quiet else sent
+
+    def _hide(self, sent: Tensor, g: Tensor) -> Tensor:
+        """Return what is left of ``sent`` if it has to look like ``g``, both (B, d)."""
+        self._rank = self._rank or int(torch.linalg.matrix_rank(g, rtol=1e-4))  # later, rounding adds to it
+        self._longest = max(self._longest, float(g.norm(dim=1).max()))
+        return restrict(sent, g, self._rank, self._longest)
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return values (n, d) for every split."""
@@ -142,15 +150,16 @@ class Steering(HijackingAttack):
         return explained - target
 
 
-def restrict(sent: Tensor, honest: Tensor) -> Tensor:
-    """Return gradients (B, d) in the span of the honest ones, none of them longer than the longest of these.
+def restrict(sent: Tensor, honest: Tensor, rank: int, longest: float) -> Tensor:
+    """Return gradients (B, d) near ``sent`` with the rank of honest ones, and on a line with their signs.
 
-    On a line, those that would turn around are honest.
+    Where the sign is another one, or unclear beside the ``longest`` honest gradient, the honest length remains.
     """
-    _, lengths, axes = torch.linalg.svd(honest, full_matrices=False)
-    axes = axes[lengths > 1e-4 * lengths[0]]
-    within: Tensor = sent @ axes.T @ axes
-    if len(axes) == 1:
-        within = torch.where((within * honest).sum(dim=1, keepdim=True) > 0, within, honest)
-    most: Tensor = honest.norm(dim=1).max() / within.norm(dim=1, keepdim=True).clamp_min(1e-12)
-    return within * most.clamp_max(1.0)
+    lines = [torch.linalg.svd(g.double(), full_matrices=False)[2][:rank] for g in (sent, honest)]
+    within = sent.double() @ lines[0].T
+    if rank == 1:
+        along = honest.double() @ lines[1].T
+        along *= (within * along.sign()).sum().sign()
+        keeps = (within * along > 0) & (along.abs() > FAINT * longest)
+        within = torch.where(keeps, within, along)
+    return (within @ lines[0]).to(sent.dtype)

@@ -51,7 +51,7 @@ def count_false_alarms(dataset: str) -> int:
         build_method(cell).fit(federation)
         sent = [m for m in transcript.messages if m.split == "train"]
         rows = [m.rows for m in sent if m.rows is not None]
-        alarms += find_alarm([m.payload["value"] for m in sent], rows, federation.n_classes - 1) is not None
+        alarms += find_alarm([m.payload["value"] for m in sent], rows, federation.n_classes - 1)[0] is not None
     return alarms
 
 
@@ -115,9 +115,9 @@ def write_page(jobs: int) -> str:
         "## Can the passive party notice?",
         "It has no labels. Suppose that it knows the number of classes C and that the head is linear. The gradients of "
         "an honest batch then have a rank of at most C - 1. With two classes they lie on one line, and two rows that "
-        "point the same way in one batch do so in every later one. In the first batches all gradients are about "
-        "equally long. An alarm is the first batch that contradicts this (`vflsec.inference.hijacking`); `--details` "
-        "has it under *budget*.",
+        "point the same way in one batch do so in every later one. An alarm is the first batch that contradicts this "
+        "(`vflsec.inference.hijacking`); `--details` has it under *budget*. Nothing is said of batches whose gradients "
+        "are a thousand times shorter than the longest before, where rounding decides: these are counted.",
         f"In {HONEST} honest trainings of each data set, as long as those under attack, there were "
         + " and ".join(f"{n} false alarms on `{dataset}`" for dataset, n in alarms.items())
         + ".",

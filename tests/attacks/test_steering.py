@@ -53,15 +53,17 @@ def test_other_victims_and_test_rows_get_honest_gradients():
         assert attack.replace_gradient(victim, torch.randn(70, 3), g, step) is g
 
 
-def test_quiet_gradients_have_the_span_the_side_and_the_length_of_honest_ones():
+def test_quiet_gradients_have_the_rank_and_the_signs_of_honest_ones():
     rng = torch.Generator().manual_seed(0)
     for rank in (1, 2):
         honest = torch.randn(50, rank, generator=rng) @ torch.randn(rank, 6, generator=rng)
-        sent = restrict(honest + torch.randn(50, 6, generator=rng), honest)
+        wanted = honest + 10 * torch.randn(50, rank, generator=rng) @ torch.randn(rank, 6, generator=rng)
+        sent = restrict(wanted, honest, rank, float(honest.norm(dim=1).max()))
         assert torch.linalg.matrix_rank(sent, rtol=1e-4) == rank
-        assert rank > 1 or ((sent * honest).sum(dim=1) > 0).all()
-        assert sent.norm(dim=1).max() <= honest.norm(dim=1).max() * 1.0001
-        torch.testing.assert_close(restrict(honest, honest), honest)
+        signs = torch.linalg.svd(honest)[0][:, 0].sign() * torch.linalg.svd(sent)[0][:, 0].sign()
+        assert rank > 1 or (signs == signs[0]).all()
+        assert sent.norm(dim=1).max() > 2 * honest.norm(dim=1).max()
+        torch.testing.assert_close(restrict(honest, honest, rank, 1.0), honest)
 
 
 def test_novel_steering_leaves_what_earlier_embeddings_tell_and_grows_what_they_do_not():
@@ -87,9 +89,23 @@ def test_only_quiet_steering_raises_no_alarm(quiet, aim):
     federation.channel.taps.append(transcript)
     FedSplitNN(TrainSpec(epochs=5, batch=50), ModelSpec(bottom=(8,), cut=3)).fit(federation)
     sent = [m for m in transcript.messages if m.split == "train"]
-    alarm = find_alarm([m.payload["value"] for m in sent], [m.rows for m in sent], rank=1)
+    alarm, _ = find_alarm([m.payload["value"] for m in sent], [m.rows for m in sent], rank=1)
     first = {"known": 1, "novel": 6}[aim]  # of five batches an epoch
     assert alarm is None if quiet else alarm == first
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("aim", ["known", "novel"])
+def test_quiet_steering_raises_no_alarm_where_rows_are_fit(aim):
+    """Rounding then adds to the rank of honest gradients."""
+    for seed in range(4):
+        federation = make_toy_federation(rows=150, seed=seed)
+        federation.malicious = {"active": join(federation, quiet=True, aim=aim)}
+        transcript = Transcript(frozenset({"passive_1"}), frozenset({Kind.GRADIENT}))
+        federation.channel.taps.append(transcript)
+        FedSplitNN(TrainSpec(epochs=40, batch=64, lr=1e-2), ModelSpec(bottom=(16,), cut=8)).fit(federation)
+        sent = [m for m in transcript.messages if m.split == "train"]
+        assert find_alarm([m.payload["value"] for m in sent], [m.rows for m in sent], rank=1)[0] is None
 
 
 def make_world():

@@ -25,9 +25,6 @@ EXCESS = 1e-6
 FAINT = 1e-3
 """Gradients shorter than this part of the longest so far may be rounding: p - y is near 0 for a row that is fit."""
 
-EARLY, LONG = 5, 10.0
-"""In the first batches all rows are fit about equally: none has a gradient so many times as long as their median."""
-
 
 def read_rank(trained: Trained, _: Sequence[str]) -> int | None:
     """Return the rank of an honest batch of gradients, C - 1, or None if no rank is certain.
@@ -49,13 +46,15 @@ EXPECTED = Knowledge(
 )
 
 
-def find_alarm(gradients: Sequence[Tensor], rows: Sequence[Tensor], rank: int) -> int | None:
+def find_alarm(gradients: Sequence[Tensor], rows: Sequence[Tensor], rank: int) -> tuple[int | None, int]:
     """Return the number of the first batch, from 1, in which the victim notices the adversary, or None.
+
+    The second number counts the batches before it of which most gradients were long enough to be examined.
 
     Under a linear head W the gradient of row i is W'(p_i - y_i). The C entries of p_i - y_i add up to zero, so that the
     gradients of a batch have a rank of at most C - 1. With two classes they lie on one line, and a row's place on it
-    keeps its sign for the whole training, since p - y does, up to a sign of all rows of the batch. In the first batches
-    p is about the same for all rows, and so is the length. A rank of at least the gradients' width shows nothing.
+    keeps its sign for the whole training, since p - y does, up to a sign of all rows of the batch. Both are exact, for
+    any optimizer and rate. A rank of at least the gradients' width shows nothing, and neither do lengths.
 
     Like the gradient scrutinizer of Fu et al., NDSS 2023, this compares the geometry of gradients with that of an
     honest training; their victim knows the labels, which a passive party does not.
@@ -67,21 +66,20 @@ def find_alarm(gradients: Sequence[Tensor], rows: Sequence[Tensor], rank: int) -
     """
     size = 1 + max((int(positions.max()) for positions in rows if len(positions)), default=0)
     batch, signs, longest = torch.full((size,), -1), torch.zeros(size, dtype=torch.double), 0.0
+    examined = 0
     parents: dict[int, tuple[int, float]] = {}  # of a batch: an earlier one with shared rows, and the relative sign
     for number, (received, positions) in enumerate(zip(gradients, rows, strict=True), start=1):
         g = received.double().cpu()
         lengths = torch.linalg.vector_norm(g, dim=1)
         if not lengths.isfinite().all():
-            return number
-        if number <= EARLY and len(g) and lengths.max() > LONG * lengths.median():
-            return number
+            return number, examined
         longest = max([longest, *lengths.tolist()])
         g, at = g[lengths > FAINT * longest], positions.cpu()[lengths > FAINT * longest]
         if not len(g):
             continue
         _, spread, axes = torch.linalg.svd(g, full_matrices=False)
         if spread[rank:].square().sum() > EXCESS * spread.square().sum():
-            return number
+            return number, examined
         if rank == 1:
             now = (g @ axes[0]).sign()
             known = batch[at] >= 0
@@ -91,12 +89,13 @@ def find_alarm(gradients: Sequence[Tensor], rows: Sequence[Tensor], rank: int) -
             root = torch.tensor([k for k, _ in roots])[place]
             flips = {k: relative[root == k] for k in {k for k, _ in roots}}
             if any((flip != flip[0]).any() for flip in flips.values()):
-                return number
+                return number, examined
             first = next(iter(flips), number)
             parents |= {k: (first, float(flip[0] * flips[first][0])) for k, flip in flips.items() if k != first}
             parents |= {number: (first, float(flips[first][0]))} if flips else {}
             batch[at], signs[at] = number, now
-    return None
+        examined += 2 * len(g) > len(received)
+    return None, examined
 
 
 def _find_root(parents: Mapping[int, tuple[int, float]], batch: int) -> tuple[int, float]:
@@ -109,13 +108,19 @@ def _find_root(parents: Mapping[int, tuple[int, float]], batch: int) -> tuple[in
 
 
 def describe_alarm(view: View, victim: str | None) -> dict[str, float]:
-    """Return after how many batches the victim notices what the adversary sent, or how many it received unalarmed."""
+    """Return after how many batches the victim notices what the adversary sent, or in how many it sees nothing.
+
+    Where most gradients of a batch are far shorter than the longest before, it cannot tell.
+    """
     sent = [m for m in view.messages if _is_gradient(m, victim)]
     if EXPECTED.name not in view.further or not sent:
         return {}
     rows = [m.rows for m in sent if m.rows is not None]
-    alarm = find_alarm([m.payload["value"] for m in sent], rows, view.further[EXPECTED.name])
-    return {"batches to an alarm": alarm} if alarm else {"batches without an alarm": len(sent)}
+    alarm, examined = find_alarm([m.payload["value"] for m in sent], rows, view.further[EXPECTED.name])
+    if alarm:
+        return {"batches to an alarm": alarm}
+    faint = {"batches too faint to tell": len(sent) - examined} if examined < len(sent) else {}
+    return {"batches without an alarm": examined, **faint}
 
 
 def _is_gradient(m: Message, victim: str | None) -> bool:
