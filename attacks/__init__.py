@@ -39,6 +39,8 @@ CATALOGUE = {
     "split-order": "vflsec.attacks.split_order:SplitOrder",
     "fsha": "vflsec.attacks.fsha:FeatureSpaceHijacking",
     "steering": "vflsec.attacks.steering:Steering",
+    "sdar": "vflsec.attacks.sdar:SimulatorDecoding",
+    "pcat": "vflsec.attacks.sdar:PseudoClient",
     "grn": "vflsec.attacks.grn:GenerativeRegressionNetwork",
     "attribute": "vflsec.attacks.attribute:AttributeInference",
     "model-recovery": "vflsec.attacks.model_recovery:ModelRecovery",

@@ -9,13 +9,11 @@ from torch.nn import functional as F
 
 from vflsec.attacks.imputation import Imputation
 from vflsec.base.checks import check_non_negative, check_positive
-from vflsec.base.errors import InsufficientView
 from vflsec.base.layout import Layout
 from vflsec.core.attack import Attack
-from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.joint_model import JointModel
 from vflsec.inference.regression import is_still_falling
-from vflsec.inference.releases import read_last_values
 
 
 class GenerativeRegressionNetwork(Attack):
@@ -52,7 +50,7 @@ class GenerativeRegressionNetwork(Attack):
     version = 2
     side = "active"
     target = "features"
-    needs = frozenset({Need.FEATURES, Need.MODEL, Need.EMBEDDINGS, Need.VICTIM_MODEL})
+    needs = frozenset({Need.FEATURES, Need.MODEL, Need.EMBEDDINGS, Need.VICTIM_MODEL, Need.TOP})
     reference = "Luo et al., ICDE 2021, arXiv 2010.10152, section V"
     verified = "unverified"
     differs = (
@@ -97,8 +95,11 @@ class GenerativeRegressionNetwork(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return the columns (n, d) of every split with observed predictions."""
-        federation = _KnownFederation(view)
-        columns = {split: view.features[split].float() for split in federation.splits}
+        joint, f = JointModel(view), view.victim_model
+        assert f is not None
+        f.eval().requires_grad_(False)
+        columns = {split: view.features[split].float() for split in joint.splits}
+        observed = {split: F.softmax(joint.predict(split), dim=1) for split in columns}
         first = next(iter(columns.values()))
         d, p, where = view.n_classes, first.shape[1], first.device
         last = nn.Linear(64, d)
@@ -123,7 +124,8 @@ class GenerativeRegressionNetwork(Attack):
             split, among = rows[int(torch.multinomial(sizes, 1, generator=rng))]
             chosen = among[torch.randint(len(among), (self.batch,), generator=rng)].to(where)
             guessed = generate(columns[split][chosen])
-            misfit = F.mse_loss(federation.predict(split, chosen, guessed), federation.observed[split][chosen])
+            predicted = F.softmax(joint.predict(split, chosen, f(guessed)), dim=1)
+            misfit = F.mse_loss(predicted, observed[split][chosen])
             loss = misfit + self.penalty * (guessed.var(dim=0) - 1).clamp_min(0).mean()
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -132,40 +134,6 @@ class GenerativeRegressionNetwork(Attack):
         with torch.no_grad():
             guesses = {s: torch.stack([generate(x) for _ in range(self.draws)]).mean(dim=0) for s, x in columns.items()}
         return Guess(guesses, converged=not is_still_falling(losses), budget={"updates": self.steps})
-
-
-class _KnownFederation:
-    """The joint model as the active party knows it: everything but the victim's columns.
-
-    Attributes:
-        splits: those for which every party's embedding was received.
-        observed: the joint model's probabilities (n, C) by split.
-    """
-
-    def __init__(self, view: View) -> None:
-        if view.top is None or view.model is None:
-            raise InsufficientView("attack 'grn' needs the joint model's top; this method's active party has none")
-        self._top, self._victim, self._f = view.top.eval(), view.victim or "", view.victim_model
-        senders = dict.fromkeys(
-            m.sender for m in view.messages if m.kind is Kind.EMBEDDING and m.receiver == view.party
-        )
-        received = {sender: read_last_values(view, Kind.EMBEDDING, sender=sender) for sender in senders}
-        self.splits = [split for split in view.features if all(split in by_split for by_split in received.values())]
-        for module in (self._top, self._f, view.model):
-            assert module is not None
-            module.eval().requires_grad_(False)
-        with torch.no_grad():
-            self._known: dict[str, dict[str, Tensor]] = {
-                split: {view.party: view.model(view.features[split]), **{s: received[s][split] for s in senders}}
-                for split in self.splits
-            }
-            self.observed = {s: F.softmax(self._top(list(known.values())), dim=1) for s, known in self._known.items()}
-
-    def predict(self, split: str, rows: Tensor, columns: Tensor) -> Tensor:
-        """Return the probabilities (B, C) that follow from these columns (B, d) of the victim."""
-        assert self._f is not None
-        known = {name: h[rows] for name, h in self._known[split].items()} | {self._victim: self._f(columns)}
-        return F.softmax(self._top(list(known.values())), dim=1)
 
 
 def _start(view: View) -> Tensor:

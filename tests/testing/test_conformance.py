@@ -30,6 +30,8 @@ QUICK = {  # options that keep a plug-in cheap
     "boosting-replay": {"replays": 1},
     "grn": {"steps": 100},
     "mc": {"epochs": 60, "lr": 0.02},
+    "pcat": {"steps": 200},
+    "sdar": {"steps": 200},
     "self-training": {"iterations": 3},
     "forest-training": {"iterations": 2},
     "lira": {"shadows": 8},
@@ -41,6 +43,7 @@ SIDE = {
     "attribute": "active",
     "inversion-blackbox": "active",
 }  # of the adversary, where either can mount an attack
+WILD_SCENES = {"sdar": 3}  # its critics end in another equilibrium when their inputs move a little
 METHOD_OPTIONS = {"direct": {"aggregation": "sum", "head": "none"}}
 _SILENT = {"test_messages_carry_no_graph": "one party alone, or pooled columns, say nothing"}
 EXEMPT: dict[str, dict[str, str]] = {  # by plug-in: checks that do not apply, and why
@@ -96,6 +99,7 @@ def _over_the_registry(kind, suite, make, names=None):
     for name in sorted(registry.list_all(kind)) if names is None else names:
         body = {"make": make(name), "exempt": EXEMPT.get(name, {}), "__module__": __name__}
         body |= {"side": SIDE[name]} if name in SIDE else {}
+        body |= {"wild_scenes": WILD_SCENES[name]} if name in WILD_SCENES else {}
         body |= STRENGTHS.get(name, {})
         body |= {"method_options": METHOD_OPTIONS[name]} if name in METHOD_OPTIONS else {}
         title = f"Test{suite.__name__}_{name}"

@@ -107,6 +107,13 @@ class Need:
         sides=_ACTIVE,
         setting="victim_model",
     )
+    TOP = Knowledge(
+        "the joint model's top",
+        "choose --adversary active and a method that trains a top model, such as fedsplitnn",
+        held_by=("top",),
+        sides=_ACTIVE,
+        at_end=True,
+    )
     SHADOWS = Knowledge(
         "shadow federations",
         "evaluate the job with vflsec eval, which trains them",
