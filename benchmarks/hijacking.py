@@ -71,11 +71,15 @@ def list_rows(dataset: str, jobs: int) -> Iterable[str]:
 
 
 def describe_alarm(report: vflsec.Report) -> str:
-    """Return the batch of the alarm, which is that of the first seed."""
+    """Return in how many of the seeds there was an alarm, and its batch in the median."""
     budget = report.points[0].budget
-    if "batches to an alarm" in budget:
-        return f"in batch {budget['batches to an alarm']:.0f}"
-    return f"none in {budget['batches without an alarm']:.0f} batches" if "batches without an alarm" in budget else "–"
+    seeds = budget.get("seeds with an alarm", 0) + budget.get("seeds without", 0)
+    if not seeds:
+        return "–"
+    if not budget["seeds with an alarm"]:
+        return f"none in {budget['batches without an alarm']:.0f} batches, {seeds:g} of {seeds:g} seeds"
+    batch = budget["batches to an alarm"]
+    return f"in batch {batch:g}, {budget['seeds with an alarm']:g} of {seeds:g} seeds"
 
 
 def name_strongest(dataset: str, jobs: int) -> str:
@@ -103,13 +107,15 @@ def write_page(jobs: int) -> str:
         "The active party sends gradients, so it can try to train another party's bottom model to give columns away. "
         "`fsha` replaces the gradients by its own, and does not need to know which row an embedding belongs to. "
         "`steering` keeps the honest gradients and adds to them: for the rows whose columns it knows, what makes their "
-        "embeddings easier to decode, or with `aim=novel`, for all rows, what earlier embeddings do not tell. It then "
-        "reads all embeddings with `column-fusion`, which an honest active party can do as well.",
+        "embeddings easier to decode; or with `aim=novel`, for all rows, what moves embeddings away from what those of "
+        "earlier epochs predict, so that every epoch adds something. It then reads all embeddings with "
+        "`column-fusion`, which an honest active party can do as well.",
         "```text\nvflsec eval --adversary active --attack column-fusion,fsha,steering,steering:aim=novel\n```",
         f"Split learning between two parties; the active one knows the columns of 80 rows. {SEEDS} seeds; ± is a 95 % "
         "interval. *Recovered* is R2 of the columns, on training or test rows, whichever is higher; *alone* is what "
         "the active party infers without joining, on the same rows, so that it can differ between attacks; *utility* "
-        "is that of the joint model under attack. *Alarm* is for the first seed.",
+        "is that of the joint model under attack. *Alarm* is the batch in which the passive party notices, the "
+        "median of the seeds in which it does.",
         "| data | attack | recovered | alone | utility | alarm |\n|---|---|---|---|---|---|\n" + "\n".join(rows),
         " ".join(name_strongest(dataset, jobs) for dataset in DATASETS),
         "## Can the passive party notice?",

@@ -11,6 +11,7 @@ from vflsec.core.message import AFTERWARDS, Kind, Message
 from vflsec.core.method import Trained
 from vflsec.core.view import View
 from vflsec.nn.top import Top
+from vflsec.results.metrics import ALARM, QUIET, UNSEEN
 
 SENT = Knowledge(
     "sent gradients",
@@ -118,9 +119,8 @@ def describe_alarm(view: View, victim: str | None) -> dict[str, float]:
     rows = [m.rows for m in sent if m.rows is not None]
     alarm, examined = find_alarm([m.payload["value"] for m in sent], rows, view.further[EXPECTED.name])
     if alarm:
-        return {"batches to an alarm": alarm}
-    faint = {"batches too faint to tell": len(sent) - examined} if examined < len(sent) else {}
-    return {"batches without an alarm": examined, **faint}
+        return {ALARM: alarm}
+    return {QUIET: examined} | ({UNSEEN: len(sent) - examined} if examined < len(sent) else {})
 
 
 def _is_gradient(m: Message, victim: str | None) -> bool:

@@ -19,6 +19,9 @@ TAIL = 0.05
 WILD = 100.0
 """Scales from the middle beyond which a value is wild: an encoded column and an embedding are within it."""
 
+ALARM, QUIET, UNSEEN = "batches to an alarm", "batches without an alarm", "batches too faint to tell"
+"""What the budget of an attack says of its victim: when it noticed, or for how long it did not, or could not."""
+
 
 def score_positive(scores: Scores) -> Scores:
     """Return the score (n,) of class 1 against class 0 on a binary task."""

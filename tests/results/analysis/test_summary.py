@@ -11,6 +11,7 @@ from scipy import stats
 from tests.results.analysis.invariants import check_report
 from tests.results.analysis.made import made_baseline, made_result
 from vflsec.report.table import list_remarks
+from vflsec.results.analysis.groups import summarize_budget
 from vflsec.results.analysis.intervals import SHARED, find_detectable
 from vflsec.results.analysis.scores import cap
 from vflsec.results.analysis.summary import summarize
@@ -737,3 +738,30 @@ def test_a_gate_on_what_is_not_known_is_undecided():
     assert [(gate.gate, gate.worst, gate.holds) for gate in found.gates] == [("max-undetected", None, None)]
     assert "GATE max-undetected 0: UNDECIDED" in "\n".join(list_remarks(found))
     assert "seen from 0.000" not in "\n".join(list_remarks(found))
+
+
+@pytest.mark.parametrize(
+    ("batches", "expected"),
+    [
+        ([84, None, 6], {"seeds with an alarm": 2, "seeds without": 1, "batches to an alarm": 45}),
+        ([1, 1, 7], {"seeds with an alarm": 3, "seeds without": 0, "batches to an alarm": 1}),
+        (
+            [None, None],
+            {"seeds with an alarm": 0, "seeds without": 2, "batches without an alarm": 299.5}
+            | {"batches too faint to tell": 0.5},
+        ),
+    ],
+)
+def test_alarms_of_all_seeds_are_counted(batches, expected):
+    """What else is spent is that of the first seed."""
+    budgets = [
+        {"candidates": 5 + k}
+        | ({"batches to an alarm": n} if n else {"batches without an alarm": 300 - k, "batches too faint to tell": k})
+        for k, n in enumerate(batches)
+    ]
+    assert summarize_budget(budgets) == {"candidates": 5} | expected
+
+
+def test_without_an_alarm_the_budget_is_that_of_the_first_seed():
+    assert summarize_budget([{"updates": 600}, {"updates": 300}]) == {"updates": 600}
+    assert summarize_budget([]) == {}

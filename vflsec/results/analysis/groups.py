@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from operator import sub
+from statistics import median
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,7 +15,7 @@ from vflsec.results.analysis.choosing import Alone, Blocks, Candidates, Choice
 from vflsec.results.analysis.intervals import ANY, DIFFERENCE, R2, SeedValue, average
 from vflsec.results.analysis.results import Empirical, Leak, Measure, Point
 from vflsec.results.canaries import CONFIDENCE, bound_epsilon
-from vflsec.results.metrics import VALUES
+from vflsec.results.metrics import ALARM, QUIET, UNSEEN, VALUES
 from vflsec.results.records.manifest import NO_ADVERSARY, Manifest, RowEntry
 from vflsec.results.records.schema import Block, Record, Result
 from vflsec.results.statistics import SHARE
@@ -353,7 +354,7 @@ class CellGroup:
             leak_test=leak_test,
             nbytes=round(sum(r.nbytes for r in records) / len(records)) if records else None,
             seconds=average(sum(r.seconds.values()) for r in records),
-            budget=records[0].budget if records else {},
+            budget=summarize_budget([record.budget for record in records]),
             choice=scored.choice,
             target=scored.target,
             reached=_average_reached(records, self.seeds),
@@ -435,6 +436,24 @@ def _average_other_metrics(blocks: Sequence[Block]) -> dict[str, float]:
 
 def _pair_alone(by_seed: Blocks, alone: Blocks) -> list[tuple[Block, Block]]:
     return [(block, alone[seed]) for seed, block in by_seed.items() if seed in alone]
+
+
+def summarize_budget(budgets: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the first seed's budget; of alarms, in how many of the seeds there was one, and the median batch.
+
+    Where no seed has an alarm, the batches without are medians as well.
+    """
+    first = budgets[0] if budgets else {}
+    noticed, quiet = ([budget for budget in budgets if name in budget] for name in (ALARM, QUIET))
+    if not noticed + quiet:
+        return dict(first)
+    names = [ALARM] if noticed else [name for name in (QUIET, UNSEEN) if any(name in budget for budget in quiet)]
+    return {
+        **{name: value for name, value in first.items() if name not in (ALARM, QUIET, UNSEEN)},
+        "seeds with an alarm": len(noticed),
+        "seeds without": len(quiet),
+        **{name: median(budget.get(name, 0) for budget in noticed or quiet) for name in names},
+    }
 
 
 def _strip_details(record: Result) -> Result:
