@@ -19,9 +19,13 @@ class Backdoor(IntegrityAttack):
     gradient of every poisoned row, so that the party ignores their true class. For a poisoned row the party sends
     another row's embedding; otherwise the top model would learn that the trigger stands for all classes.
 
+    With ``replay`` the party trains honestly, and its trigger is the columns of a known row of the target class: it
+    sends what it would send for that row. This needs no gradient, so that no defense of gradients prevents it.
+
     The trigger alone may change predictions, so the table shows its effect on the honest model beside the success.
 
-    Source: Liu et al. 2020 (arXiv 2007.03608), gamma 10; released code of VFLAIR (Zou et al. 2024, arXiv 2310.09827).
+    Source: Liu et al. 2020 (arXiv 2007.03608) and 2021 (arXiv 2112.05409), gradient replacement, gamma 10; released
+    code of VFLAIR (Zou et al. 2024, arXiv 2310.09827). Replay: ``ReplayAttack`` of SecretFlow.
 
     Args:
         target: the class that the trigger stands for.
@@ -30,6 +34,7 @@ class Backdoor(IntegrityAttack):
         columns: how many of the party's last columns, encoded, the trigger sets.
         value: of the trigger; None for the largest and the smallest value of the columns alternately, a rare
             combination of values within the range.
+        replay: whether to replay rows of the target class in place of poisoning; the options but ``target`` are unused.
     """
 
     name = "backdoor"
@@ -39,10 +44,11 @@ class Backdoor(IntegrityAttack):
     differs = (
         "A poisoned row is sent as another row's embedding; the source sends a random vector.",
         "Known rows of the target class carry the trigger in training, as in VFLAIR's code; in the source they do not.",
+        "A replayed row is embedded anew; SecretFlow's attack sends its embedding of the last epoch.",
         "The trigger sets the last columns of a table to extreme values; the source has a pattern of pixels.",
     )
     costs = "nothing beyond training"
-    fails = "without gradients, or under noise on them that is larger than they are"
+    fails = "without gradients, or under noise that is larger than they are; replay, where own columns decide little"
 
     def __init__(
         self,
@@ -52,6 +58,7 @@ class Backdoor(IntegrityAttack):
         poisoned: float = 0.01,
         columns: int = 2,
         value: float | None = None,
+        replay: bool = False,
     ) -> None:
         check_non_negative(target=target, gamma=gamma)
         check_fraction(poisoned=poisoned)
@@ -61,6 +68,7 @@ class Backdoor(IntegrityAttack):
         self.poisoned = poisoned
         self.columns = columns
         self.value = value
+        self.replay = replay
         self._replacement: Tensor | None = None  # (d,) mean of the last gradients of known rows
 
     def prepare(self, view: View) -> None:
@@ -81,7 +89,7 @@ class Backdoor(IntegrityAttack):
         high = torch.arange(self.columns, device=x.device) % 2 == 0
         ends = torch.where(high, last.amax(dim=0), last.amin(dim=0))
         self._values = ends if self.value is None else torch.full_like(ends, self.value)
-        self._known = _make_mask(known, len(x))
+        self._known, self._rows = _make_mask(known, len(x)), x[known]
         others = (~self._known).nonzero()[:, 0]
         order = torch.randperm(len(others), generator=torch.Generator().manual_seed(self._seed)).to(x.device)
         chosen = others[order[: max(1, round(self.poisoned * len(x)))]]
@@ -89,12 +97,14 @@ class Backdoor(IntegrityAttack):
         self._bait = self.trigger(x[chosen])
 
     def trigger(self, x: Tensor) -> Tensor:
-        """Return the columns ``x`` (B, p) with the last ones set."""
+        """Return the columns ``x`` (B, p) with the last ones set, or those of known rows of the class in turn."""
+        if self.replay:
+            return self._rows[torch.arange(len(x), device=x.device) % len(self._rows)]
         return torch.cat([x[:, : -self.columns], self._values.expand(len(x), -1)], dim=1)
 
     def on_features(self, x: Tensor, step: Step) -> Tensor:
         """Put the trigger on poisoned rows, and replace each known row by one of these."""
-        if not _is_in_training(step):
+        if not self._acts(step):
             return x
         drawn = torch.randint(len(self._bait), (len(x),), generator=self.joint_noise(step, x.device), device=x.device)
         x = torch.where(self._poisoned[step.rows, None], self.trigger(x), x)
@@ -102,7 +112,7 @@ class Backdoor(IntegrityAttack):
 
     def on_embedding(self, h: Tensor, step: Step) -> Tensor:
         """Send the embedding of another row for each poisoned row."""
-        if not _is_in_training(step) or self._poisoned[step.rows].all():
+        if not self._acts(step) or self._poisoned[step.rows].all():
             return h
         poisoned = self._poisoned[step.rows]
         others = h[~poisoned]
@@ -111,7 +121,7 @@ class Backdoor(IntegrityAttack):
 
     def on_gradient(self, g: Tensor, step: Step) -> Tensor:
         """Replace the gradients of poisoned rows, by zero before the first gradient of a known row."""
-        if not _is_in_training(step):
+        if not self._acts(step):
             return g
         known = self._known[step.rows]
         if known.any():
@@ -119,10 +129,9 @@ class Backdoor(IntegrityAttack):
         replacement = torch.zeros_like(g[0]) if self._replacement is None else self._replacement
         return torch.where(self._poisoned[step.rows, None], self.gamma * replacement, g)
 
-
-def _is_in_training(step: Step) -> bool:
-    """Whether poisoned or known rows can be among those of ``step``."""
-    return step.learns and step.split == "train"
+    def _acts(self, step: Step) -> bool:
+        """Whether poisoned or known rows can be among those of ``step``, and are treated otherwise."""
+        return step.learns and step.split == "train" and not self.replay
 
 
 def _make_mask(rows: Tensor, count: int) -> Tensor:

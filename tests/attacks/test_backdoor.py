@@ -118,6 +118,28 @@ def test_the_backdoor_opens_on_planted_data_and_nothing_else_is_lost(seed):
     assert honest - attacked < 0.01
 
 
+def test_replay_trains_honestly_and_sends_known_rows_in_turn():
+    attack = joined(replay=True)
+    assert all(torch.equal(hook(X, everybody()), X) for hook in (attack.on_features, attack.on_embedding))
+    assert torch.equal(attack.on_gradient(X, everybody()), X)
+    assert torch.equal(attack.trigger(X[:5]), X[[2, 5, 2, 5, 2]])
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_replayed_row_is_predicted_as_its_class_where_nobody_else_knows_the_answer(seed):
+    """The honest model of planted data knows the class of nearly all rows from the attacker's columns alone."""
+    federation = make_toy_federation(seed=seed, rows=600)
+    federation.active.features = {split: 0 * x for split, x in federation.active.features.items()}
+    attack = Backdoor(replay=True)
+    attack.join(observe_before(federation, federation.parties["passive_1"], AuxSpec(n=40)), seed=1)
+    trained = FedSplitNN(TrainSpec(epochs=10, batch=64, lr=5e-3), ModelSpec(bottom=(16,))).fit(federation)
+    assert measure_success(trained, {"passive_1": attack}, 1).share > 0.9
+    x, logits = attack.trigger(federation.parties["passive_1"].features["test"]), trained.predict("train")
+    rows = (federation.parties["passive_1"].features["train"][:, None] == x[None, :1]).all(dim=2).any(dim=1)
+    federation.parties["passive_1"].features = {**federation.parties["passive_1"].features, "test": x}
+    torch.testing.assert_close(trained.predict("test")[0], logits[rows][0])
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
