@@ -102,6 +102,18 @@ def test_an_injective_linear_bottom_hides_nothing_from_one_who_knows_it(width, a
         assert torch.allclose(guess.scores[split].float(), truth[split], atol=1e-2)
 
 
+def test_binary_columns_come_back_exactly_from_as_many_numbers():
+    """Ye et al. 2022 (arXiv 2210.06771) search all binary columns for those in the span of embeddings.
+
+    A few known rows show which they are, and how they are ordered.
+    """
+    layout = Layout(tuple(EncodedColumn(f"c{k}", "categorical", 2 * k, 2) for k in range(6)))
+    view, truth = make_view(linear(12, 6), layout=layout, aux=20)
+    guess = BlackBoxInversion(with_columns=False)(view, seed=0)
+    for split in ROWS:
+        assert torch.equal(guess.scores[split].round().float(), truth[split])
+
+
 def test_an_injective_network_hides_nothing_either():
     torch.manual_seed(0)
     bottom = nn.Sequential(nn.Linear(5, 64), nn.LeakyReLU(), nn.Linear(64, 16))
