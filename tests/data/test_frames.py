@@ -65,7 +65,7 @@ def test_evaluation_of_frames_names_the_parties_and_writes_no_data(tmp_path: Pat
     assert (report.summary.dataset, report.summary.adversary) == ("loans", "bureau")
     assert report.table().startswith("loans · adversary bureau ·")
     assert report.summary.verdict[0].startswith("With 20 known labels, bureau infers")
-    assert {sender for sender, *_ in report.traffic} == {"bank", "bureau"}
+    assert {sender for _, sender, *_ in report.traffic} == {"bank", "bureau"}
     assert not [path for path in (tmp_path / "one").rglob("*") if path.suffix in (".csv", ".parquet", ".pkl")]
     again = vflsec.evaluate(dataset=loans(), adversary="passive_1", **small, jobs=2, out=tmp_path / "two")
     assert [point.leak.mean for point in again.points] == [point.leak.mean for point in report.points]

@@ -111,6 +111,21 @@ def test_a_difference_has_both_errors_in_quadrature(folders, after, told):
     assert math.hypot(0.06, 0.08) == pytest.approx(0.1)
 
 
+def test_rows_on_which_an_attack_gains_most_are_compared_with_the_same_rows(folders):
+    report = Report.read(folders / "a")
+    point = next(p for p in report.summary.points if p.attack == "mc")
+    test = msgspec.structs.replace(point.leak, mean=0.6, alone=0.6, advantage=0.0, rows="test")
+    train = msgspec.structs.replace(test, mean=0.9, advantage=0.3, rows="train")
+    before, after = (
+        msgspec.structs.replace(
+            report.summary, worst=[], points=[msgspec.structs.replace(point, leak=test, leak_train=on)]
+        )
+        for on in (train, msgspec.structs.replace(train, mean=0.6, advantage=0.0))
+    )
+    (move,) = compare((before, report.manifest), (after, report.manifest)).moves
+    assert (move.rows, move.leak.change) == (("train", "train"), pytest.approx(-0.3))
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -10,10 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from vflsec.base.errors import UsageError
-from vflsec.report.page import Part, escape, write_page
+from vflsec.report.comparison import write_plain
+from vflsec.report.formats import write_number
+from vflsec.report.page import Part, _write_figure, escape, write_page
 from vflsec.report.report import Report, order_roles
-from vflsec.report.table import show_roles
-from vflsec.results.analysis.results import Leak, Measure, Point, Summary
+from vflsec.report.table import SIMULATED, show_roles
+from vflsec.results.analysis.results import Gate, Leak, Measure, Point, Summary, name_defense
 from vflsec.results.analysis.verdict import state_verdict, suggest_run
 from vflsec.run import engine
 from vflsec.run import spec as specs
@@ -341,6 +343,95 @@ def test_it_has_everything_that_can_be_filed(report):
         assert name in shown
 
 
+def list_rows(text, title):
+    """The cells of the table below a title."""
+    section = next(part for part in text.split("<section") if f"<h2>{title}" in part)
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in section.split("<tr>")]
+    return [row for row in rows if row]
+
+
+def test_each_defense_has_its_bytes_and_those_that_send_the_same_stand_together(report):
+    same, less = [("active", "bank", "gradient", 4_000_000), ("bank", "active", "embedding", 2_000_000)], 1_500_000
+    traffic = [(place, *route) for place in ("no defense", "iso 1") for route in same]
+    text = Report(report.summary, report.manifest, [*traffic, ("topk 9", "active", "bank", "gradient", less)]).to_html()
+    rows = list_rows(text, "What crosses between parties")
+    assert rows[0] == ["no defense, iso 1", "active", "bank", "gradient", "4.00"]
+    assert [(row[0], row[-1]) for row in rows if row[3] == "total"] == [
+        ("no defense, iso 1", "6.00"),
+        ("topk 9", "1.50"),
+    ]
+    assert {place for place, *_ in report.traffic} == {"no defense", "iso 1"}
+    totals = {
+        place: sum(route[-1] for route in report.traffic if route[0] == place) for place in ("no defense", "iso 1")
+    }
+    by_point = {name_defense(point, "no defense"): point.nbytes for point in report.points}
+    assert totals == by_point
+
+
+def read_annex(summary, manifest):
+    text = Report(summary, manifest).to_html()
+    return re.sub("<[^>]*>", "", text[text.index("<h2>Annex: ") : text.index("<section class=sign>")])
+
+
+def test_the_annex_claims_nothing_that_was_not_run(report):
+    summary, manifest = report.summary, report.manifest
+    shown = read_annex(summary, manifest)
+    for target in ("attribute", "features", "membership", "parameters", "integrity"):
+        assert f"attacks on {target}: not run" in shown
+    most = max(summary.worst, key=lambda p: p.leak.mean).leak
+    assert f"attacks on labels: 2 run, at most AUC {write_number(most.mean)} ({write_number(most.alone)}" in shown
+    assert "leak and cost of iso 1" in shown
+    assert "no gate was set" in shown
+    gate = Gate(gate="min-utility", limit=0.6, worst=0.7, at="iso 1", holds=True)
+    others = [replace(p, target="membership") for p in (*summary.points, *summary.worst)]
+    clean = [p for p in others if not p.strength]
+    half = len(clean) // 2
+    shown = read_annex(replace(summary, points=clean[:half], worst=clean[half:], gates=[gate]), manifest)
+    assert "attacks on labels: not run" in shown
+    assert "attacks on membership: not run" not in shown
+    assert "no defense was tested" in shown
+    assert "GATE min-utility 0.6: holds" in shown
+
+
+def test_what_was_not_tested_stands_by_what_it_would_recover(report):
+    way = "; this adversary has only own features: choose --adversary active"
+    manifest = replace(
+        report.manifest,
+        questions={"fusion": "labels", "lira": "membership", "grn": "features", "logistic": "labels"},
+        exclusions={"logistic": "part of alone", "lira": "trains 64 shadows", "grn:victim=shop": f"needs x{way}"},
+    )
+    text = Report(replace(report.summary, not_run=["fusion"]), manifest).to_html()
+    section = next(part for part in text.split("<section") if "What was not tested" in part)
+    items = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", section)[:3]
+    assert items == [
+        ("Labels: 2 attacks run, 1 not", "fusion: could be mounted, and was not run"),
+        ("Columns: 0 attacks run, 1 not", "grn:victim=shop: needs x"),
+        ("Membership: 0 attacks run, 1 not", "lira: trains 64 shadows"),
+    ]
+
+
+def test_what_is_signed_is_named_with_its_version_and_command(report):
+    origin = replace(report.manifest.provenance, commit="0123456789abcdef", command=["vflsec", "eval", "--seeds", "2"])
+    text = Report(report.summary, replace(report.manifest, provenance=origin)).to_html()
+    signed = " ".join("".join(parsed(text[text.index("<section class=sign>") : text.index("</main>")]).text).split())
+    assert all(part in signed for part in ("0123456789ab", origin.versions["vflsec"], "vflsec eval --seeds 2"))
+
+
+def test_an_epsilon_is_said_to_be_simulated_before_the_first_number_of_the_page(report):
+    spent = [{"defense": "sealed", "epsilon": 2.0, "delta": 1e-5}]
+    worst, points = ([replace(p, spent=spent) for p in some] for some in (report.summary.worst, report.summary.points))
+    text = Report(replace(report.summary, worst=worst, points=points), report.manifest).to_html()
+    assert text.index(SIMULATED) < text.index("<table")
+    assert "1e-05" in text[: text.index("<table")]
+
+
+def test_settings_are_plain_words():
+    assert write_plain([{"name": "iso", "strength": 0.0, "at": None, "options": {"unit": 2, "fixed": False}}]) == (
+        "iso (unit=2, fixed=false)"
+    )
+    assert [write_plain(value) for value in (None, True, [], ["a", 1], 0.5)] == ["none", "true", "none", "a, 1", "0.5"]
+
+
 def test_it_counts_rows_and_says_what_there_is_without_joining(report):
     summary = report.summary
     shown = " ".join(parsed(report.to_html()).text)
@@ -358,7 +449,7 @@ def test_hostile_names_are_text(report):
     renamed = {
         field: [replace(p, defense=bad, choice=bad) for p in getattr(summary, field)] for field in ("points", "worst")
     }
-    part = Part(replace(summary, **renamed, verdict=[bad]), report.manifest, [(bad, bad, bad, 1)])
+    part = Part(replace(summary, **renamed, verdict=[bad]), report.manifest, [(bad, bad, bad, bad, 1)])
     for parts in ([part], [part, part]):
         reader = parsed(write_page(parts))
         assert "script" not in reader.tags
@@ -443,6 +534,20 @@ def test_a_browser_shows_it_without_a_message(report, tmp_path, width):
     )
     assert picture.stat().st_size > 20_000
     assert "CONSOLE" not in done.stderr
+    count_cut = (
+        "<script>document.title = [...document.querySelectorAll('main *')].filter(e => !e.closest('figure') && "
+        "!e.closest('details') && e.getBoundingClientRect().right > document.documentElement.clientWidth).length"
+        "</script>"
+    )
+    path.write_text(
+        re.sub("<meta http-equiv[^>]*>", "", path.read_text("utf-8")).replace("</main>", f"</main>{count_cut}")
+    )
+    done = subprocess.run(
+        [chromium, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},1200", "--dump-dom",
+         f"--user-data-dir={tmp_path / 'profile'}", path.as_uri()],
+        capture_output=True, text=True, check=False, timeout=120, env={**os.environ, "HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert "<title>0</title>" in done.stdout, "nothing is cut off"
 
 
 def test_labels_come_first_and_other_targets_follow_if_joining_tells_more():
@@ -459,6 +564,17 @@ def test_labels_come_first_and_other_targets_follow_if_joining_tells_more():
     assert last.startswith("Not tested")
 
 
+def test_a_picture_of_several_diagrams_fits_a_screen():
+    figure = _write_figure('<svg width="1382.4pt" height="9pt"></svg>', "x")
+    assert "min-width: 1200px" in figure
+    assert "min-width: 504px" in _write_figure('<svg width="504pt" height="9pt"></svg>', "x")
+
+
 def test_options_do_not_break_at_their_dashes():
-    assert escape("add --attack all") == "add <span class=option>--attack</span> all"
+    assert escape("add --attack all") == "add <span class=whole>--attack</span> all"
     assert escape("a--b <c>") == "a--b &lt;c&gt;"
+
+
+@pytest.mark.parametrize("text", [".746 ±.010", "+.100 ±1.049", "(.984 to 1.000)", "(-.2 to .1)", "1e-05"])
+def test_a_number_does_not_break_from_its_interval(text):
+    assert escape(f"x {text} y") == f"x <span class=whole>{text}</span> y"

@@ -188,14 +188,16 @@ TABLE = """\
 credit-default · adversary passive_1 · utility: AUC on test rows · 5 seeds, ± 95 % over seeds and rows
 fedsplitnn, iso
 
- λ   attack      utility ↑      leak ↓  rows  on train  alone  chance  advantage  budget   MB  status
- ──────────────────────────────────────────────────────────────────────────────────────────────────────
- 0   worst: mc  .776 ±.000  .746 ±.010  test      .746   .676    .500      +.070  –       6.7  ok
- 0   mc         .776 ±.000  .746 ±.010  test      .746   .676    .500      +.070  –       6.7  ok
- 1   worst: mc  .771 ±.000  .670 ±.010  test      .670   .676    .500      -.006  –       6.7  ok
- 1   mc         .771 ±.000  .670 ±.010  test      .670   .676    .500      -.006  –       6.7  ok
- 25  worst: mc           –           –     –         –   .676    .500          –  –         –  3/5 diverged
- 25  mc                  –           –     –         –   .676    .500          –  –         –  3/5 diverged
+ λ   attack      utility ↑      leak ↓  rows    other rows  alone  chance  advantage  budget   MB  status
+ ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+ 0   worst: mc  .776 ±.000  .746 ±.010  test  .746 (train)   .676    .500      +.070  –       6.7  ok
+ 0   mc         .776 ±.000  .746 ±.010  test  .746 (train)   .676    .500      +.070  –       6.7  ok
+ 1   worst: mc  .771 ±.000  .670 ±.010  test  .670 (train)   .676    .500      -.006  –       6.7  ok
+ 1   mc         .771 ±.000  .670 ±.010  test  .670 (train)   .676    .500      -.006  –       6.7  ok
+ 25  worst: mc           –           –     –             –   .676    .500          –  –         –  3/5
+                                                                                                   diverged
+ 25  mc                  –           –     –             –   .676    .500          –  –         –  3/5
+                                                                                                   diverged
 """
 
 
@@ -369,11 +371,12 @@ def test_latex_has_a_table_for_each_with_its_signs_escaped(summary):
         r"\caption{fedsplitnn, mc@\{x\}\textbackslash{}}",
         r"\begin{tabular}{llrrlrrrrlrl}",
         r"\toprule",
-        r"$\lambda$ & attack & utility $\uparrow$ & leak $\downarrow$ & rows & on train & alone & chance & advantage & "
-        r"budget & MB & status \\",
+        r"$\lambda$ & attack & utility $\uparrow$ & leak $\downarrow$ & rows & other rows & alone & chance & "
+        r"advantage & budget & MB & status \\",
         r"\midrule",
         *(
-            rf"0 & {name} & .776 $\pm$.000 & .746 $\pm$.010 & test & .746 & .676 & .500 & $+.070$ & -- & 6.7 & ok \\"
+            rf"0 & {name} & .776 $\pm$.000 & .746 $\pm$.010 & test & .746 (train) & .676 & .500 & $+.070$ & -- & 6.7 & "
+            r"ok \\"
             for name in (r"worst: a\_b: 5\%", r"a\_b: 5\%")
         ),
         r"\bottomrule",
@@ -588,7 +591,7 @@ def test_a_notebook_shows_verdict_and_tables(summary):
     assert shown.count("<table>") == 2
     assert shown.count("It leaks") == 1
     assert "<h4>CAP over the defended strengths</h4>" in shown
-    assert '<td data-name="leak ↓">.746 ±.010</td>' in shown
+    assert '<td data-name="leak ↓"><span class=whole>.746 ±.010</span></td>' in shown
 
 
 def test_of_many_attacks_the_strongest_is_drawn_at_each_strength(summary):
@@ -604,12 +607,28 @@ def test_of_many_attacks_the_strongest_is_drawn_at_each_strength(summary):
     (axes,) = figure.axes
     assert {text.get_text() for text in axes.texts} >= {"no defense a1", "λ=1 a0, a1"}
     assert "each attack" in [text.get_text() for text in axes.get_legend().get_texts()]
-    # Each gray line is named beside the diagram, in the order of the lines' ends.
     figure.canvas.draw()
-    names = {text.get_text(): text for text in axes.texts if text.get_text() in ("a0", "a1")}
-    assert all(text.xyann[0] > 1 for text in names.values()), "right of the diagram, in shares of its width"
-    assert names["a1"].xyann[1] > names["a0"].xyann[1]
+    assert not any(text.arrow_patch for text in axes.texts), "the picture of all attacks names them, without leaders"
     assert axes.get_legend().get_window_extent().y1 < axes.get_window_extent().y0, "no curve runs below the diagram"
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.002, 0.02])
+@pytest.mark.parametrize("defenses", [1, 3, 6])
+def test_no_label_covers_another_or_leaves_the_diagram(summary, defenses, shift):
+    """Curves lie on each other, or almost; what has no room is left out, and is in the table."""
+    points = [
+        msgspec.structs.replace(point(strength, 0.78 - shift * k, 0.9 - shift * strength), defense=f"d{k}")
+        for k in range(defenses)
+        for strength in (0.0, 1.0, 2.0)
+    ]
+    figure = curve.draw(with_points(summary, points))
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    boxes = [text.get_window_extent() for text in axes.texts if text.get_visible()]
+    assert len(boxes) >= 2
+    assert not [1 for k, box in enumerate(boxes) for other in boxes[:k] if box.overlaps(other)]
+    inside = axes.get_window_extent().padded(1)
+    assert all(inside.contains(*corner) for box in boxes for corner in box.get_points())
 
 
 def test_leaks_on_training_rows_are_open_points(summary):
@@ -668,7 +687,7 @@ def test_a_narrow_terminal_has_whole_words_and_is_told_what_is_left_out(summary,
     assert any("CAP ↑" in line for line in lines)
     assert max(map(len, lines)) <= width
     assert not any("budget" in line for line in lines if " attack " in line)
-    for word in ("worst:", "unconverged", "advantage", "NOT SHOWN on train, chance, budget, MB, CAP (accuracy)"):
+    for word in ("worst:", "unconverged", "advantage", "NOT SHOWN other rows, chance, budget, MB, CAP (accuracy)"):
         assert any(word in line for line in lines), word
     assert not any("NOT SHOWN" in line for line in report.table(140, details=True).splitlines())
 
@@ -696,7 +715,12 @@ def test_an_attack_that_gains_most_on_training_rows_is_not_told_by_test_rows_alo
         assert max(map(len, shown.splitlines())) <= width
         assert (".950" in shown, "1.000" in shown) == (True, rows == "train")
         hidden = shown[shown.index("NOT SHOWN") :]
-        assert ("on train" in hidden) == (rows == "test")
+        assert ("other rows" in hidden) == (rows == "test")
+    (cells,) = table.list_points(one)
+    line = dict(zip(cells.header, next(line for line in cells.rows if line[1] == first.attack), strict=True))
+    assert (line["leak ↓"][:5].strip(), line["rows"]) == (("1.000", "train") if rows == "train" else (".950", "test"))
+    assert line["other rows"] == (".950 (test)" if rows == "train" else "1.000 (train)")
+    assert float(line["advantage"]) == (advantage if rows == "train" else -0.012)
     line = next(line for line in table.list_row_shares(one).rows if line[3] == first.attack)
     assert line[4] == rows
     assert line[9].startswith(rate)
@@ -755,7 +779,7 @@ def test_words_are_whole_at_every_width(summary, width):
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_table_is_never_wider_than_the_terminal_whose_attacks_have_long_names(width):
     row = ["0", "attribute-fusion:column=a0", "1.000 (.920 to 1.000)", "1.000 (.920 to 1.000)", "train", ".755", ".7"]
-    header = ["λ", "attack", "utility ↑", "leak ↓", "rows", "on train", "alone", "advantage", "status"]
+    header = ["λ", "attack", "utility ↑", "leak ↓", "rows", "other rows", "alone", "advantage", "status"]
     cells = formats.Cells.from_texts("title (leak: AUC, .500 by chance)", header, [[*row, "+.042", "below chance"]])
     shown = formats.as_text(formats.as_rich(cells, width), 500)
     assert max(len(line.rstrip()) for line in shown.splitlines()) <= width
@@ -817,6 +841,13 @@ def test_the_table_has_a_row_for_each_defense_and_strength_and_none_twice(summar
     assert len(cells.rows) == 6
 
 
+def test_rows_without_a_defense_stand_once_and_first_in_the_table_of_attacks(summary):
+    others = [msgspec.structs.replace(p, defense="marvell") for p in summary.points]
+    first, second = table.list_points(with_points(summary, [*summary.points, *others]))
+    strengths = [[row[0] for row in cells.rows] for cells in (first, second)]
+    assert strengths == [["0", "0", "1", "1", "25", "25"], ["1", "1", "25", "25"]]
+
+
 def test_a_row_says_whether_more_than_alone_is_shown(summary):
     low = summary.worst[0]
     for ends, detectable, text in (
@@ -826,6 +857,28 @@ def test_a_row_says_whether_more_than_alone_is_shown(summary):
         assert columns.compare_with_alone(msgspec.structs.replace(low, leak=leak)) == text
     nothing = msgspec.structs.replace(low.leak, advantage=None)
     assert columns.compare_with_alone(msgspec.structs.replace(low, leak=nothing)) == "–"
+
+
+def test_an_advantage_has_the_interval_of_its_own_difference(summary):
+    low = summary.worst[0]
+    for advantage, ends, text in (
+        (0.05, (0.03, 0.07), "+.050 ±.020"), (0.01, (0.002, 0.05), "+.010 (.002 to .050)"), (0.0, (0.0, 0.0), "+.000"),
+        (0.05, (None, None), "+.050"), (None, (None, None), "–"),
+    ):  # fmt: skip
+        leak = msgspec.structs.replace(low.leak, ci95=(0.1, 0.9), advantage=advantage, advantage_ci95=ends)
+        assert columns.write_advantage(msgspec.structs.replace(low, leak=leak)) == text
+
+
+def test_an_epsilon_has_its_delta_and_is_said_to_be_simulated_above_the_table(summary):
+    loss = {"defense": "sealed:batch=9", "epsilon": 2.0, "delta": 1e-5}
+    private = msgspec.structs.replace(summary, points=[msgspec.structs.replace(summary.points[0], spent=[loss])])
+    line = table.show(private).above[1]
+    assert "1e-05" in line
+    assert f"sealed {table.SIMULATED}" in line
+    assert table.SIMULATED not in table.write_epsilon(msgspec.structs.replace(private, audited="x.pt"))[0]
+    (cells, *_) = table.list_headlines(msgspec.structs.replace(private, worst=worst_of(private.points)))
+    assert (cells.rows[0][cells.header.index("ε")], cells.rows[0][cells.header.index("δ")]) == ("2", "1e-05")
+    assert "EPSILON" not in " ".join(table.show(summary).above)
 
 
 def test_a_cost_is_the_utility_that_is_lost(summary):

@@ -6,10 +6,10 @@ changes the layout that tests/report pins: widths of a terminal, LaTeX, Markdown
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from vflsec.report.formats import Column, format_signed, with_ends, with_margin, write_number, write_status
+from vflsec.report.formats import Column, format_signed, spread, with_ends, with_margin, write_number, write_status
 from vflsec.results.analysis.results import Damage, Ends, Point, Summary
 from vflsec.results.records.manifest import INTEGRITY
 
@@ -90,6 +90,23 @@ def compare_with_alone(point: Point) -> str:
     return "not shown" if detectable is None else f"not shown ({write_number(detectable)})"
 
 
+def write_advantage(point: Point) -> str:
+    """Return the advantage with its interval; one that is 0 by definition has none."""
+    advantage, ends = point.leak.advantage, point.leak.advantage_ci95
+    return f"{format_signed(advantage)}{spread(advantage, ends) if ends != (0.0, 0.0) else ''}"
+
+
+def write_other_rows(point: Point) -> str:
+    """Return the leak on test rows of a point that is shown on training rows, else that on training rows."""
+    rows, leak = ("test", point.leak_test) if point.leak.rows == "train" else ("train", point.leak_train)
+    return "–" if leak is None or leak.mean is None else f"{write_number(leak.mean)} ({rows})"
+
+
+def get_deltas(points: Iterable[Point]) -> str:
+    """Return each delta at which an epsilon is stated, the smallest first."""
+    return ", ".join(f"{delta:g}" for delta in sorted({loss["delta"] for point in points for loss in point.spent}))
+
+
 def _with_alone(name: str) -> Callable[[Point], str]:
     return lambda p: f"{write_number(p.leak.others.get(name))} ({write_number(p.leak.alone_others.get(name))})"
 
@@ -130,18 +147,18 @@ RESULTS: tuple[Column, ...] = (
     Column("leak_metric", lambda p: p.leak.metric, kind="name"),
     Column("leak_rows", lambda p: p.leak.rows, "rows", lambda p: "–" if p.leak.mean is None else p.leak.rows,
            kind="name", detail=4, place=70,
-           help="The rows on which the leak is measured: test rows, training rows, or both."),
+           help="The rows on which the leak is measured: test or training rows, where joining gains most, or both."),
     *_with_interval("leak", lambda p: (p.leak.mean, p.leak.ci95), title="leak ↓", place=60,
                     help="How well an attack guesses what it is after, by the measure in the title of its table."),
-    Column("leak_train", lambda p: p.leak_train.mean, "on train", lambda p: write_number(p.leak_train.mean), detail=1,
-           place=80, help="The leak on training rows, without the rows whose answer the adversary knows."),
+    Column("leak_train", lambda p: p.leak_train.mean, "other rows", write_other_rows, detail=1, place=80,
+           help="The leak on the rows in brackets, without those whose answer the adversary knows."),
     Column("chance", lambda r: r.chance if isinstance(r, Damage) else r.leak.chance, "chance",
            lambda r: write_number(r.chance if isinstance(r, Damage) else r.leak.chance), rows=BOTH, detail=1, place=100,
            help="What a guess without any knowledge gives."),
     Column("alone", lambda p: p.leak.alone, "alone", lambda p: write_number(p.leak.alone), detail=3, place=90,
            help="What the adversary infers without joining, by the best attack on its own columns."),
     *_with_interval("advantage", lambda p: (p.leak.advantage, p.leak.advantage_ci95), title="advantage", place=110,
-                    cell=lambda p: format_signed(p.leak.advantage), help="Leak minus alone."),
+                    cell=write_advantage, help="Leak minus alone. The interval is that of the difference."),
     Column("detectable", lambda p: p.leak.detectable, "seen from", lambda p: write_number(p.leak.detectable), detail=1,
            place=120,
            help="The smallest advantage that these runs would have told from 0, in about four of five cases.",
@@ -166,7 +183,8 @@ RESULTS: tuple[Column, ...] = (
            lambda p: write_number(p.empirical.epsilon if p.empirical else None), place=30, is_shown=has_lower_bound),
     Column("epsilon", lambda p: _get_single(p, "epsilon"), "ε", get_epsilon, place=20, is_shown=is_private,
            help="The privacy loss of a defense with differential privacy. Smaller is better; ∞ is no guarantee."),
-    Column("delta", lambda p: _get_single(p, "delta")),
+    Column("delta", lambda p: _get_single(p, "delta"), "δ", lambda p: get_deltas([p]) or "–", where="headline",
+           place=21, detail=1, is_shown=is_private, help="Epsilon is stated for all but so small a chance."),
     Column("epsilon_of", lambda p: _get_single(p, "of", "releases"), kind="name"),
     Column("budget", lambda p: get_budget(p).replace(", ", "; "), "budget", get_budget, kind="prose", detail=1,
            place=130, help="What the attack spent, and how surely the known labels give the sign of its score."),
@@ -219,8 +237,8 @@ def select_table_columns(kind: type, summary: Summary, where: str = "main") -> l
 
 def select_headline_columns(summary: Summary) -> list[Column]:
     """Return the columns of the table of headlines, from the left."""
-    names = ("strength", "epsilon_at_least", "epsilon", "utility", "cost", "leak", "alone", "advantage", "status")
-    shown = [column for column in (*select_columns(*names), STRONGEST, BEYOND) if column.is_shown(summary)]
+    names = ["strength", "epsilon_at_least", "epsilon", "delta", "utility", "cost", "leak", "alone", "advantage"]
+    shown = [column for column in (*select_columns(*names, "status"), STRONGEST, BEYOND) if column.is_shown(summary)]
     return [DEFENSE, *sorted(shown, key=lambda column: column.place)]
 
 

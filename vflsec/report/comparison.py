@@ -8,7 +8,7 @@ import msgspec
 
 from vflsec.base.errors import clean
 from vflsec.report.formats import Cells, Column, Document, format_signed, write_number
-from vflsec.report.table import TARGET
+from vflsec.report.table import TARGET, is_larger_on_train
 from vflsec.results.analysis.results import Ends, Measure, Point, Summary, name_defense
 from vflsec.results.records.manifest import UNDEFENDED, Manifest
 
@@ -101,6 +101,10 @@ def _describe(point: Point) -> str:
 
 
 def _move(before: Point, after: Point) -> Move:
+    """Return how far a line moved, on training rows if either attack gains most there."""
+    points = before, after
+    if any(map(is_larger_on_train, points)) and all(point.leak_train.mean is not None for point in points):
+        before, after = (msgspec.structs.replace(point, leak=point.leak_train) for point in points)
     return Move(
         method=before.method,
         defense=before.defense,
@@ -138,7 +142,28 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
         if isinstance(value, Mapping):
             yield from _flatten(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", value if isinstance(value, str) else msgspec.json.encode(value).decode()
+            yield f"{prefix}{key}", write_plain(value)
+
+
+def write_plain(value: Any) -> str:
+    """Return a setting as one would say it: names with the options that are set, items after commas, ``none``.
+
+    >>> write_plain([{"name": "iso", "at": None, "options": {"unit": 2}}, {"name": "mid"}])
+    'iso (unit=2), mid'
+    """
+    if isinstance(value, Mapping):
+        options = ", ".join(text for name, of in value.items() if name != "name" for text in _write_option(name, of))
+        return f"{value['name']} ({options})" if "name" in value and options else str(value.get("name", options))
+    if isinstance(value, list | tuple):
+        return ", ".join(map(write_plain, value)) or "none"
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _write_option(name: str, value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        yield from (text for inner, of in value.items() for text in _write_option(inner, of))
+    elif value not in (None, []) and (value or name != "strength"):
+        yield f"{name}={write_plain(value)}"
 
 
 def show(comparison: Comparison) -> Document:

@@ -12,14 +12,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.backend_bases import RendererBase
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import LineCollection
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from matplotlib.style import context
 from matplotlib.text import Annotation
+from matplotlib.transforms import Bbox
 
 from vflsec.base import files
 from vflsec.base.checks import count, group
@@ -67,17 +72,14 @@ NARROW = 0.1
 """Leaks that lie closer than this are drawn on an axis as long as this, or noise would look like a difference."""
 
 
-_ALONE = ({"xytext": (8, -13)}, {"xytext": (-8, 8), "ha": "right"})
-_FIRST = {"xytext": (4, 12), "ha": "left"}
-_SIDES = (
-    {"xytext": (8, 6), "ha": "left"},
-    {"xytext": (-8, -12), "ha": "right"},
-    {"xytext": (8, -12), "ha": "left"},
-    {"xytext": (-8, 6), "ha": "right"},
-    {"xytext": (0, -16), "ha": "center"},
-    {"xytext": (0, 10), "ha": "center"},
-)
-"""Where the strengths of one curve, and of each of several, are written."""
+AROUND = [(x * far, y * far) for far in (1, 2) for x, y in ((8, -9), (-8, 9), (8, 9), (-8, -9), (0, -11), (0, 11))]
+"""Where a label may stand from its point, in points; the first that covers least is taken."""
+
+LABEL, MARKER, LINE = 100, 10, 1
+"""How bad it is to cover one of these."""
+
+SIZE = 3
+"""Of half a marker, in dots."""
 
 
 class Line(NamedTuple):
@@ -238,7 +240,44 @@ def draw(*summaries: Summary) -> Curve:
         figure.suptitle(_write_title(summaries[0]))
     down = -(-len(panels) // max(1, across))
     figure.set_size_inches(sum(widths[:across]) or 7.0, max(1, down) * (5.6 if max(widths, default=0.0) > 7.4 else 4.6))
+    renderer: RendererBase = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
+    figure.draw_without_rendering()  # which decides where the axes are
+    for axes in figure.axes:
+        _place_labels(axes, renderer)
     return figure
+
+
+def _place_labels(axes: Axes, renderer: RendererBase) -> None:
+    """Move each label where it covers no other one, and as few markers and lines as can be; else drop it."""
+    dots = axes.figure.dpi / 72
+    labels = [text for text in axes.texts if isinstance(text, Annotation) and text.xycoords == "data"]
+    placed = [text.get_window_extent(renderer) for text in axes.texts if text not in labels]
+    paths = [line.get_transform().transform_path(line.get_path()) for line in axes.lines]
+    bars = [c for c in axes.collections if isinstance(c, LineCollection)]
+    paths += [c.get_transform().transform_path(path) for c in bars for path in c.get_paths()]
+    shown = [line for line in axes.lines if line.get_marker() not in ("None", "")]
+    markers = np.concatenate(
+        [line.get_transform().transform(line.get_xydata()) for line in shown] or [np.empty((0, 2))]
+    )
+
+    def measure_cover(box: Bbox) -> int:
+        outside = not axes.bbox.contains(box.x0, box.y0) or not axes.bbox.contains(box.x1, box.y1)
+        covered = LABEL * (outside + sum(box.overlaps(other) for other in placed))
+        near = abs(markers - (box.get_points().sum(0) / 2)) < [box.width / 2 + SIZE, box.height / 2 + SIZE]
+        covered += MARKER * int(near.all(1).sum())
+        return covered + LINE * sum(path.intersects_bbox(box, filled=False) for path in paths)
+
+    for label in labels:
+        size, (x, y) = label.get_window_extent(renderer).size, axes.transData.transform(label.xy)
+        boxes = {}
+        for right, up in AROUND:
+            corner = x + right * dots - size[0] * (1 - np.sign(right)) / 2, y + up * dots - size[1] * (up < 0)
+            boxes[right, up] = Bbox.from_bounds(*corner, *size)
+        covers = {offset: measure_cover(box) for offset, box in boxes.items()}
+        least = min(covers, key=covers.__getitem__)
+        side = {-1: "right", 0: "center", 1: "left"}[int(np.sign(least[0]))]
+        label.set(position=least, ha=side, va="bottom" if least[1] > 0 else "top", visible=covers[least] < LABEL)
+        placed.append(boxes[least])
 
 
 def _write_title(summary: Summary) -> str:
@@ -255,7 +294,7 @@ def _draw_target(axes: Axes, points: Sequence[Point], worst: Sequence[Point], un
     curves = list_headlines(worst)
     attacks = {p.attack for p in points}
     if len(attacks) > 1:
-        _draw_attacks(axes, list_lines(points), named=len(curves) == 1)
+        _draw_attacks(axes, list_lines(points), joined=len(curves) == 1)
     else:  # of a single attack it goes without saying
         curves = [line._replace(attacks=["" if name in attacks else name for name in line.attacks]) for line in curves]
     if len(curves) > 1:  # names beside the points of several curves would cover each other
@@ -278,33 +317,15 @@ def _draw_target(axes: Axes, points: Sequence[Point], worst: Sequence[Point], un
     return len(curves) > 1
 
 
-def _draw_attacks(axes: Axes, attacks: Sequence[Line], *, named: bool) -> None:
-    """Draw each attack in gray; of one defense as lines with names beside the diagram, else they would be a tangle."""
+def _draw_attacks(axes: Axes, attacks: Sequence[Line], *, joined: bool) -> None:
+    """Draw each attack in gray; of one defense as lines, else they would be a tangle."""
     for i, line in enumerate(attacks):
         label = None if i else "each attack"
-        style = "-" if named else "none"
+        style = "-" if joined else "none"
         axes.plot(line.utility, line.leak, linestyle=style, color=GRAY, linewidth=0.8, zorder=1.5, label=label,
                   marker="o", ms=3)  # fmt: skip
         for x, y, training in zip(line.utility, line.leak, line.training, strict=True):
             axes.plot([x], [y], "o", color=GRAY, ms=3, markerfacecolor="white" if training else GRAY, zorder=1.6)
-    if not named:
-        return
-    ends = [max(zip(line.utility, line.leak, strict=True)) for line in attacks]
-    low, high = min(y for _, y in ends), max(y for _, y in ends)
-    order = sorted(range(len(ends)), key=lambda i: ends[i][1])
-    for place, i in enumerate(order):  # evenly spaced, in the order of their ends, which lie on each other
-        height = (place + 0.5) / len(order)
-        name = attacks[i].label.rpartition(", ")[2]
-        axes.annotate(
-            name,
-            ends[i],
-            xytext=(1.03, height if high > low else 0.5),
-            textcoords="axes fraction",
-            fontsize=7,
-            color="#555555",
-            va="center",
-            arrowprops={"arrowstyle": "-", "color": GRAY, "linewidth": 0.4, "alpha": 0.6, "shrinkA": 0, "shrinkB": 2},
-        )
 
 
 def _draw_front(axes: Axes, places: Sequence[Place], undefended: str, *, named: bool) -> None:
@@ -325,7 +346,9 @@ def _draw_front(axes: Axes, places: Sequence[Place], undefended: str, *, named: 
     )
     for place in {(place.utility, place.leak): place for place in along}.values() if named else ():
         name = f"{place.defense} {place.strength:.3g}" if place.strength else undefended
-        label = axes.annotate(name, (place.utility, place.leak), xytext=(10, 6), textcoords="offset points", fontsize=7)
+        label = axes.annotate(
+            name, (place.utility, place.leak), xytext=AROUND[0], textcoords="offset points", fontsize=7
+        )
         label.set(path_effects=[withStroke(linewidth=2.5, foreground="white")], zorder=60)
 
 
@@ -426,24 +449,21 @@ def _draw_line(axes: Axes, line: Line, color: str, marker: str, number: int | No
         return
     named = {tuple(text.xy) for text in axes.texts if isinstance(text, Annotation)}
     texts = zip(line.utility, line.leak, line.strengths, line.seeds, line.attacks, strict=True)
-    for i, (x, y, strength, seeds, attack) in enumerate(texts):
+    for x, y, strength, seeds, attack in texts:
         if strength:
             words = [f"λ={strength:.3g}" if number is None else f"{strength:.3g}"]
         else:
             near = any(max(abs(x - a), abs(y - b)) < 2 * NEAR for a, b in named)
             words = [] if number is not None and near else [undefended]
         words += [attack, f"({seeds})" if seeds else ""]
-        on_the_last = i and abs(x - line.utility[i - 1]) < NEAR and abs(y - line.leak[i - 1]) < NEAR
-        above = i % 2 == 1 and bool(attack or on_the_last)  # names are long, and neighbors would overlap
-        side = _ALONE[above] if number is None else (_SIDES[number % len(_SIDES)] if strength else _FIRST)
         if any(words):
             label = axes.annotate(
                 " ".join(filter(None, words)),
                 (x, y),
+                xytext=AROUND[0],
                 textcoords="offset points",
                 fontsize=8 if number is None else 7,
                 color=color if number is None or strength else "black",
-                **side,
             )
             label.set(path_effects=[withStroke(linewidth=2.5, foreground="white")], zorder=60)
 

@@ -38,13 +38,17 @@ MARKUP = r"[\\|<\[`~$]|(?<!\w)_|_(?!\w)|&(?=#?\w+;)|:(?=//)|(?<=www)\."
 LATEX = {
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$",
-    "λ": r"$\lambda$", "ε": r"$\varepsilon$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "±": r"$\pm$",
+    "λ": r"$\lambda$", "ε": r"$\varepsilon$", "δ": r"$\delta$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "±": r"$\pm$",
     "≈": r"$\approx$", "∞": r"$\infty$", "·": r"$\cdot$", "²": r"$^2$", "–": "--",
 }  # fmt: skip
 """What stands for a sign in LaTeX."""
 
 FOLDERS = re.compile(r"""(?<![\w.~/:-])/[^\s"',;:=]*/(?=[^\s"',;:=/])""")
 """The folders of an absolute path: they may name a user, and differ between machines."""
+
+
+UNBROKEN = r"(?<!\S)--[a-z-]+|\d+e-\d+|[-+]?[\d.]+ ±[\d.]+|\([-\d.]+ to [-\d.]+\)"
+"""What stays in one line: options and powers, which have dashes, and a number with its interval, or its ends."""
 
 
 class Column(NamedTuple):
@@ -318,8 +322,8 @@ def _as_latex_text(cell: str) -> str:
     return re.sub(r"(?<![\w.)}-])-(?=[.\d])", "$-$", text)  # else it is a hyphen
 
 
-def as_html(cells: Cells, kind: str = "wide") -> str:
-    """Return a section of HTML with the table; cells of text have the class ``text``, and ``kind`` is its own class."""
+def as_html(cells: Cells) -> str:
+    """Return a section of HTML with the table, which a phone shows as cards; cells of text have the class ``text``."""
     classes = {"number": "", "name": " class=text", "prose": ' class="text prose"'}
     kinds = [classes[column.kind] for column in cells.columns]
     names = [f' data-name="{as_html_text(title)}"' for title in cells.header]
@@ -331,10 +335,10 @@ def as_html(cells: Cells, kind: str = "wide") -> str:
     body = "".join(map(write_row, cells.rows))
     titles = "".join(f"<th{kind}>{escape(title)}</th>" for kind, title in zip(kinds, cells.header, strict=True))
     rows = f"<thead><tr>{titles}</tr></thead><tbody>{body}</tbody>"
-    table = f"<div class={kind} tabindex=0><table>{rows}</table></div>"
+    table = f"<div class=wide tabindex=0><table>{rows}</table></div>"
     return f"<section><h2>{escape(cells.title)}</h2>{table}</section>"
 
 
 def escape(text: str) -> str:
-    """Return ``text`` as HTML, of absolute paths their last part only; options do not break at their dashes."""
-    return re.sub(r"(?<!\S)--[a-z-]+", r"<span class=option>\g<0></span>", as_html_text(FOLDERS.sub("", text)))
+    """Return ``text`` as HTML, of absolute paths their last part only; options, and intervals, do not break."""
+    return re.sub(UNBROKEN, r"<span class=whole>\g<0></span>", as_html_text(FOLDERS.sub("", text)))

@@ -7,22 +7,23 @@ import shutil
 import subprocess
 import tempfile
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vflsec.base import files
-from vflsec.base.checks import count
+from vflsec.base.checks import count, group
 from vflsec.base.errors import UsageError
 from vflsec.report import table
 from vflsec.report.columns import WORDS
-from vflsec.report.comparison import list_settings
+from vflsec.report.comparison import list_settings, write_plain
 from vflsec.report.formats import Cells, Column, as_html, escape, write_number
-from vflsec.results.analysis.results import Summary
+from vflsec.results.analysis.results import Leak, Summary, name_defense
 from vflsec.results.analysis.verdict import MEASURES
-from vflsec.results.records.manifest import Manifest
+from vflsec.results.records.manifest import INTEGRITY, TARGETS, Manifest, Provenance
 
 STYLE = (resources.files("vflsec.report") / "page.css").read_text("utf-8")
 
@@ -38,12 +39,27 @@ SECONDS = 180
 ANNEX = tomllib.loads((resources.files("vflsec.report") / "annex.toml").read_text("utf-8"))["entries"]
 
 
+HINT = re.compile(r"; this adversary has only.*|: (choose|name it|set it|record) .*|: (choose|name) it$")
+"""What tells the user of a command line how to run an attack."""
+
+NOUNS = {"labels": "Labels", "attribute": "An attribute", "features": "Columns", "membership": "Membership",
+         "parameters": "Models", "exposure": "What lies open", INTEGRITY: "Training itself", "": "Others"}  # fmt: skip
+"""What attacks recover, by target."""
+
+WIDEST = 1200
+"""A screen of so many pixels scrolls no picture."""
+
+KINDS = {"train": "training", "candidates": "candidate"}
+
+KNOWN, PREDICTION = "known_of_class@0.99", "prediction"
+
+
 class Part(NamedTuple):
     """A report as a page shows it, with its pictures: the curve, and all attacks; one without a picture has none."""
 
     summary: Summary
     manifest: Manifest
-    traffic: Sequence[tuple[str, str, str, int]] = ()
+    traffic: Sequence[tuple[str, str, str, str, int]] = ()
     svg: bytes = b""
     dots: bytes = b""
 
@@ -65,15 +81,15 @@ def write_page(parts: Sequence[Part]) -> str:
         named = list(enumerate(zip(map(escape, table.name_roles(summaries)), parts, strict=True), start=1))
         body = [
             *(f'<h2><a href="#part-{k}">{name}</a></h2>{_write_verdict(part.summary)}' for k, (name, part) in named),
-            *(as_html(cells, "cards") for cells in roles),
+            *map(as_html, roles),
             _write_differences(parts),
             *(_write_article(k, name, part) for k, (name, part) in named),
         ]
     body += [
         _write_cards(part.manifest for part in parts),
         _write_meanings("What the columns mean", _explain_words(tables)),
-        _write_annex(),
-        _write_sign_off(),
+        _write_annex(parts),
+        _write_sign_off(part.manifest.provenance for part in parts),
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -103,7 +119,7 @@ def _write_differences(parts: Sequence[Part]) -> str:
     title = "Settings in which these evaluations differ"
     if not rows:
         return f"<section><h2>{title}</h2><p>None: same data, methods, settings and versions.</p></section>"
-    return as_html(Cells(title, [Column("", title="setting", kind="name"), *columns], rows), "cards")
+    return as_html(Cells(title, [Column("", title="setting", kind="name"), *columns], rows))
 
 
 def _list_tables(part: Part) -> list[Cells]:
@@ -116,10 +132,10 @@ def _write_part(part: Part) -> list[str]:
     headlines = [] if summary.audited else table.list_headlines(summary)
     return [
         _write_threat(summary, manifest),
-        *(as_html(cells, "cards") for cells in headlines),
+        *map(as_html, headlines),
+        _list_untested(summary, manifest),
         _write_figure(svg.decode(), "Privacy-utility curve"),
         _write_figure(dots.decode(), "Leak of each attack, beside alone, under each defense"),
-        _list_untested(summary, manifest),
         *map(as_html, _list_tables(part)[len(headlines) :]),
         _write_notes(summary),
         _write_traffic(traffic),
@@ -145,7 +161,7 @@ def write_fragment(summary: Summary) -> str:
 
 def _write_verdict(summary: Summary) -> str:
     lines = [f"<p class=failed>NOTE {escape(alarm)}</p>" for alarm in summary.alarms]
-    lines += [f"<p>{escape(sentence)}</p>" for sentence in summary.verdict]
+    lines += [f"<p>{escape(sentence)}</p>" for sentence in (*summary.verdict, *table.write_epsilon(summary))]
     lines += [
         f"<p{'' if gate.holds or gate.replaced else ' class=failed'}>{escape(table.write_gate(gate))}</p>"
         for gate in summary.gates
@@ -159,15 +175,23 @@ def _write_figure(svg: str, title: str) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     width = re.search(r'width="([\d.]+)pt"', svg)
     size = float(width[1]) if width else 600.0  # a narrow screen scrolls rather than shrinks words
-    svg = svg.replace("<svg", f'<svg style="min-width: {size:.0f}px; max-width: {2 * size:.0f}px"', 1)
+    svg = svg.replace("<svg", f'<svg style="min-width: {min(size, WIDEST):.0f}px; max-width: {2 * size:.0f}px"', 1)
     return f'<figure role="img" aria-label="{title}" tabindex=0>{svg}</figure>'
 
 
 def _list_untested(summary: Summary, manifest: Manifest) -> str:
-    reasons = {"could be mounted, and was not run": summary.not_run} if summary.not_run else {}
-    for name, reason in summary.left_out.items():
-        reasons.setdefault(reason.removeprefix(f"attack {name!r} "), []).append(name)
-    rows = {f"{reason} ({len(names)})": ", ".join(names) for reason, names in reasons.items()}
+    """Return what was not tested by what it would recover, without hints for a command line."""
+    alone = {baseline.label for baseline in manifest.baselines}
+    why = {name: HINT.sub("", text) for name, text in (manifest.exclusions | summary.left_out).items()}
+    why |= dict.fromkeys(summary.not_run, "could be mounted, and was not run")
+    run = Counter(attack.target.partition(" ")[0] for attack in manifest.attacks if not attack.baseline)
+    by_target = group(why.keys() - alone, lambda name: manifest.questions.get(name.partition(":")[0], ""))
+    rows = {}
+    for target in sorted(by_target, key=[*TARGETS, ""].index):
+        left = sorted(by_target[target])
+        title = f"{NOUNS.get(target, target)}: {count(run[target], 'attack')} run, {len(left)} not"
+        reasons = group(left, lambda name: why[name].removeprefix(f"attack {name.partition(':')[0]!r} "))
+        rows[title] = "\n".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
     others = [name for name in manifest.names.values() if name != summary.adversary]
     if not summary.audited:
         rows["what other parties infer"] = f"Evaluate each with --adversary{', ' if others else ''}{', '.join(others)}."
@@ -175,11 +199,22 @@ def _list_untested(summary: Summary, manifest: Manifest) -> str:
     return _write_meanings("What was not tested, and why", rows)
 
 
-def _write_sign_off() -> str:
+def _write_sign_off(origins: Iterable[Provenance]) -> str:
+    """Return the box to be signed, with the versions and commands of what is signed."""
     fields = dict.fromkeys(("Decision", "Conditions", "Valid until", "Name and role", "Date and signature"), "")
     fields["Decision"] = "☐ accepted &emsp; ☐ accepted under conditions &emsp; ☐ rejected"
     rows = "".join(f"<tr><th class=text>{field}</th><td>{text}</td></tr>" for field, text in fields.items())
-    return f"<section class=sign><h2>Sign-off</h2><table>{rows}</table></section>"
+    signed = "".join(f"<p>{_write_version(origin)}: <code>{_write_command(origin)}</code></p>" for origin in origins)
+    return f"<section class=sign><h2>Sign-off</h2>{signed}<table>{rows}</table></section>"
+
+
+def _write_version(origin: Provenance) -> str:
+    commit = f"commit {origin.commit[:12]}" if origin.commit else "an installed package"
+    return escape(f"vflsec {origin.versions.get('vflsec', 'of unknown version')}, {commit}, {origin.time}")
+
+
+def _write_command(origin: Provenance) -> str:
+    return escape(" ".join(origin.command) or "from Python")
 
 
 def _write_notes(summary: Summary) -> str:
@@ -199,7 +234,7 @@ def _write_threat(summary: Summary, manifest: Manifest) -> str:
     aux = manifest.settings.get("aux")
     known = aux.get("n", 0) if isinstance(aux, dict) else 0
     adaptive = aux.get("adaptive", True) if isinstance(aux, dict) else True
-    rows = " and ".join(count(n, f"{split.replace('train', 'training')} row") for split, n in summary.rows.items())
+    rows = " and ".join(count(n, f"{KINDS.get(split, split)} row") for split, n in summary.rows.items())
     guessed = f", of {rows} each: so many people, if each has a row" if rows else ""
     sentences = [
         "The parties hold different columns about the same people. The active party also holds the labels, which the "
@@ -226,12 +261,18 @@ def _write_alone(summary: Summary) -> str:
     return f"Without joining, a quick model of the active party's own columns has a utility of {reached}."
 
 
-def _write_traffic(traffic: Sequence[tuple[str, str, str, int]]) -> str:
+def _write_traffic(traffic: Sequence[tuple[str, str, str, str, int]]) -> str:
+    """Return a table of what each defense sends; defenses that send the same share their rows."""
     if not traffic:
         return ""
-    names = [Column("", title=title, kind="name") for title in ("from", "to", "what")]
-    rows = [[sender, to, kind, f"{nbytes / 1e6:.2f}"] for sender, to, kind, nbytes in traffic]
-    title = "What crosses between parties, mean of all trainings"
+    alike: dict[tuple[tuple[str, ...], ...], list[str]] = {}
+    for place, routes in group(traffic, lambda route: route[0]).items():
+        sent = [(*route[1:4], f"{route[4] / 1e6:.2f}") for route in routes]
+        total = ("all", "all", "total", f"{sum(route[4] for route in routes) / 1e6:.2f}")
+        alike.setdefault((*sent, total), []).append(place)
+    names = [Column("", title=title, kind="name") for title in ("defense", "from", "to", "what")]
+    rows = [[", ".join(places), *route] for routes, places in alike.items() for route in routes]
+    title = "What crosses between parties in a training, the mean under each defense"
     return as_html(Cells(title, [*names, Column("", title="MB")], rows))
 
 
@@ -246,32 +287,73 @@ def _write_cards(manifests: Iterable[Manifest]) -> str:
 
 
 def _write_meanings(title: str, meanings: Mapping[str, str]) -> str:
-    items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in meanings.items())
+    """Return a list of words and their meanings, each line of them for itself."""
+    texts = {name: "".join(f"<dd>{escape(line)}</dd>" for line in text.split("\n")) for name, text in meanings.items()}
+    items = "".join(f"<dt>{escape(name)}</dt>{text}" for name, text in texts.items())
     return f"<section><h2>{title}</h2><dl>{items}</dl></section>" if items else ""
 
 
 def _write_origin(manifest: Manifest) -> str:
     origin = manifest.provenance
-    facts: dict[str, Any] = {
-        "command": " ".join(origin.command) or "from Python",
-        "time": origin.time,
+    facts = {
         "commit of vflsec": origin.commit or "an installed package",
-        **origin.versions,
-        **{f"{kind}: {name}": value for kind, named in origin.sources.items() for name, value in named.items()},
+        "versions": ", ".join(f"{name} {version}" for name, version in origin.versions.items()),
+        **{
+            f"{kind}, by name or hash, and version": "; ".join(map(write_plain, named.values()))
+            for kind, named in origin.sources.items()
+        },
     }
-    items = "".join(f"<dt>{escape(str(k))}</dt><dd><code>{escape(str(v))}</code></dd>" for k, v in facts.items())
+    items = f"<dt>command</dt><dd><code>{_write_command(origin)}</code></dd>"
+    items += "".join(f"<dt>{escape(k)}</dt><dd><code>{escape(v)}</code></dd>" for k, v in facts.items())
     settings = f"<details><summary>All settings</summary><pre>{escape(files.dump(manifest.settings))}</pre></details>"
     return f"<section class=origin><h2>Where the numbers come from</h2><dl>{items}</dl>{settings}</section>"
 
 
-def _write_annex() -> str:
-    rows = "".join(
-        f"<h3>{escape(entry['asked'])}</h3><dl><dt>Evidence here</dt><dd>{escape(entry['evidence'])}</dd>"
-        f"<dt>Not covered</dt><dd>{escape(entry['not_covered'])}</dd></dl>"
-        for entry in ANNEX
-    )
-    intro = "This report is evidence. It is no certificate, and no legal advice."
-    return f"<section><h2>Annex: where this evidence belongs</h2><p>{intro}</p>{rows}</section>"
+def _write_annex(parts: Sequence[Part]) -> str:
+    """Return what laws and standards ask for, and what these runs have of it."""
+    names = table.name_roles([part.summary for part in parts]) if len(parts) > 1 else [""]
+    evidence = [
+        (f" ({name})" * bool(name), _list_evidence(part.summary)) for name, part in zip(names, parts, strict=True)
+    ]
+    rows = {}
+    for entry in ANNEX:
+        lines = [f"Evidence: {'; '.join(facts[kind] for kind in entry['evidence'])}{name}" for name, facts in evidence]
+        rows[entry["asked"]] = "\n".join([*lines, f"Not covered: {entry['not_covered']}"])
+    intro = "<p>This report is evidence. It is no certificate, and no legal advice.</p><dl>"
+    return _write_meanings("Annex: where this evidence belongs", rows).replace("<dl>", intro, 1)
+
+
+def _list_evidence(summary: Summary) -> dict[str, str]:
+    """Return what the runs have of each kind of evidence, or that it was not run."""
+    points = [table.show_most(point) for point in summary.points if point.leak.mean is not None]
+    run = {target: {p.attack for p in points if p.target.partition(" ")[0] == target} for target in TARGETS}
+    facts = {}
+    for target, attacks in run.items():
+        leaks = [p.leak for p in summary.worst if p.target.partition(" ")[0] == target and p.leak.mean is not None]
+        most = f", {_state_most(leaks)}" if leaks else ""
+        facts[target] = f"attacks on {target}: {f'{len(attacks)} run{most}' if attacks else 'not run'}"
+    broken = sorted({damage.attack for damage in summary.integrity if damage.under_attack.mean is not None})
+    facts[INTEGRITY] = f"attacks on integrity: {', '.join(broken) or 'not run'}"
+    read = any(point.attack.startswith(PREDICTION) for point in points)
+    facts[PREDICTION] = f"attacks on predictions that are handed out: {'run' if read else 'not run'}"
+    defenses = dict.fromkeys(name_defense(point, "") for point in points if point.strength)
+    facts["defenses"] = f"leak and cost of {', '.join(defenses)}" if defenses else "no defense was tested"
+    facts["gates"] = "; ".join(map(table.write_gate, summary.gates)) or "no gate was set"
+    known = [point.leak.others[KNOWN] for point in points if KNOWN in point.leak.others]
+    share = f"at most {write_number(max(known))}" if known else "not measured"
+    facts["known"] = f"share of a class that is known with more than 99 %: {share}"
+    seen = [p.leak.detectable for p in summary.worst if p.leak.detectable is not None]
+    facts["detectable"] = f"smallest advantage that would have been seen: {write_number(max(seen, default=None))}"
+    rows = [count(n, f"{KINDS.get(split, split)} row") for split, n in summary.rows.items()]
+    facts["rows"] = f"{' and '.join(rows) or 'no rows'} in each of {count(summary.seeds, 'seed')}"
+    return facts
+
+
+def _state_most(leaks: Sequence[Leak]) -> str:
+    """Return the largest of several leaks, and what is known without joining."""
+    leak = max(leaks, key=lambda leak: leak.mean or 0.0)
+    alone = "" if leak.alone is None else f" ({write_number(leak.alone)} without joining)"
+    return f"at most {MEASURES.get(leak.metric, leak.metric)} {write_number(leak.mean)}{alone}"
 
 
 def expect_printer() -> str:

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,14 @@ from vflsec.base import files
 from vflsec.base.errors import StoreError, UsageError, VflsecError
 from vflsec.report import columns, curve, page, table
 from vflsec.report.formats import Document, as_text
-from vflsec.results.analysis.results import Cap, Damage, Point, Summary
+from vflsec.results.analysis.results import Cap, Damage, Point, Summary, name_defense
 from vflsec.results.analysis.summary import summarize
 from vflsec.results.records import folder as folders
 from vflsec.results.records.manifest import Manifest, RunLimits
 from vflsec.results.records.schema import Record, Result
 
-Traffic = tuple[str, str, str, int]
-"""Sender, receiver, kind of message, and bytes."""
+Traffic = tuple[str, str, str, str, int]
+"""Defense with its strength, sender, receiver, kind of message, and bytes."""
 
 
 class Shown(ABC):
@@ -84,7 +85,7 @@ class Report(Shown):
     Args:
         summary: its points, scores and gates.
         manifest: what was evaluated, with all settings and where the numbers come from.
-        traffic: sender, receiver, kind of message and bytes in a training, on average.
+        traffic: what crosses in a training under each defense, on average.
     """
 
     def __init__(self, summary: Summary, manifest: Manifest, traffic: Sequence[Traffic] = ()) -> None:
@@ -142,7 +143,7 @@ class Report(Shown):
                 f"expected an evaluation of vflsec in {folder}, found a damaged manifest or records "
                 f"({type(error).__name__}: {error}): compute them again with --fresh"
             ) from error
-        return cls(summary, manifest, _sum_traffic(records.values()))
+        return cls(summary, manifest, _sum_traffic(manifest, records))
 
     @property
     def points(self) -> list[Point]:
@@ -258,12 +259,18 @@ def order_roles(reports: Sequence[Report]) -> list[Report]:
     return sorted(reports, key=lambda report: -table.measure_gain(report.summary))
 
 
-def _sum_traffic(records: Iterable[Record]) -> list[Traffic]:
-    """Return the bytes of each sender, receiver and kind in a training, on average; predictions are left out."""
-    by_cell = {record.cell: record.traffic for record in records if isinstance(record, Result) and record.traffic}
-    total: Counter[tuple[str, str, str]] = Counter()
-    for traffic in by_cell.values():
-        for phase, sender, receiver, kind, nbytes in traffic:
+def _sum_traffic(manifest: Manifest, records: Mapping[str, Record]) -> list[Traffic]:
+    """Return the bytes of each route in a training, the mean under each defense; predictions are left out."""
+    several = len({row.method for row in manifest.rows}) > 1
+    by_place: dict[str, dict[str, Result]] = {}
+    for row in manifest.rows:
+        record = records.get(row.key)
+        if isinstance(record, Result) and record.traffic:
+            place = f"{row.method}, " * several + name_defense(row, manifest.baseline_defense)
+            by_place.setdefault(place, {})[record.cell] = record
+    total: Counter[tuple[str, str, str, str]] = Counter()
+    for place, by_cell in by_place.items():
+        for phase, sender, receiver, kind, nbytes in chain(*(record.traffic for record in by_cell.values())):
             if phase != "predict":
-                total[sender, receiver, kind] += nbytes
-    return [(*route, round(nbytes / len(by_cell))) for route, nbytes in total.items()]
+                total[place, sender, receiver, kind] += nbytes
+    return [(*route, round(nbytes / len(by_place[route[0]]))) for route, nbytes in total.items()]

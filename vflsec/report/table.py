@@ -2,11 +2,18 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
 from vflsec.base.checks import count, group
-from vflsec.report.columns import has_lower_bound, select_columns, select_headline_columns, select_table_columns
+from vflsec.report.columns import (
+    get_deltas,
+    has_lower_bound,
+    select_columns,
+    select_headline_columns,
+    select_table_columns,
+)
 from vflsec.report.formats import LAST_DETAIL, MIN_SHOWN, Cells, Column, Document, with_ends, with_margin, write_number
 from vflsec.results.analysis.results import Cap, Damage, Gate, Point, Rank, Summary, name_defense
 from vflsec.results.analysis.verdict import MEASURES, suggest_run
@@ -22,6 +29,8 @@ AT_LEAST = (
 )
 
 SINGLE_COLUMN = "ONE COLUMN attacks on an attribute recover one column; others may leak more: run {}:column=all"
+
+SIMULATED = "is simulated here, and protects no real data"
 
 FEW_COLUMNS = 5
 """So many columns are listed below a table."""
@@ -58,17 +67,19 @@ CAPS = (
 
 
 def list_points(summary: Summary) -> list[Cells]:
-    """Return one table per curve and target: a row per strength and attack.
+    """Return one table per curve and target: a row per strength and attack, on the rows where it gains most.
 
-    The headline comes first, then the adversary's pick where it is another, then the attacks by falling leak, on
-    training rows if they gain more there.
+    The headline comes first, then the adversary's pick where it is another, then the attacks by falling leak.
     """
     ordered = sorted(_sort_points(summary), key=lambda p: _list_targets(summary).index(p.target))
     curves = group(ordered, lambda p: _name_table(p, summary))
     shown = [column for column in select_table_columns(Point, summary) if column.name not in ("method", "defense")]
     if any(map(is_larger_on_train, summary.points)):
         shown = [column._replace(detail=0) if column.name == "leak_train" else column for column in shown]
-    return [Cells.fill(_write_title(label, points, summary), shown, points) for label, points in curves.items()]
+    return [
+        Cells.fill(_write_title(label, points, summary), shown, map(show_most, points))
+        for label, points in curves.items()
+    ]
 
 
 def list_headlines(summary: Summary) -> list[Cells]:
@@ -195,8 +206,9 @@ def is_larger_on_train(point: Point) -> bool:
 
 
 def show_most(point: Point) -> Point:
-    """Return a point whose leak is that on training rows if the attack gains more there."""
-    return msgspec.structs.replace(point, leak=point.leak_train) if is_larger_on_train(point) else point
+    """Return a point whose leak is that on training rows if the attack gains more there; the other is kept."""
+    moved = {"leak": point.leak_train, "leak_test": point.leak} if is_larger_on_train(point) else {}
+    return msgspec.structs.replace(point, **moved)
 
 
 def list_columns(summary: Summary) -> Cells:
@@ -240,10 +252,19 @@ def show(summary: Summary, *, details: bool = False) -> Document:
             (list_columns(summary), *([list_row_shares(summary)] if details else [])),
         )
     )
-    above = [write_heading(summary), *(f"NOTE {note}" for note in summary.notes)]
+    above = [write_heading(summary), *write_epsilon(summary), *(f"NOTE {note}" for note in summary.notes)]
     first = list_points(summary) if details else list_headlines(summary)
     explained = 0 if details else len(first)
     return Document(above, [*first, *others], list_remarks(summary), further, explained)
+
+
+def write_epsilon(summary: Summary) -> list[str]:
+    """Return the line on where an epsilon comes from and its delta, or nothing without one."""
+    spent = [loss["defense"].partition(":")[0] for point in summary.points for loss in point.spent]
+    if not spent:
+        return []
+    simulated = "" if summary.audited else f"; noise of {', '.join(dict.fromkeys(spent))} {SIMULATED}"
+    return [f"EPSILON (ε) is stated at δ = {get_deltas(summary.points)}{simulated}"]
 
 
 def list_remarks(summary: Summary) -> list[str]:
@@ -381,7 +402,10 @@ def _name_fixed(cells: Cells, summary: Summary) -> Cells:
 
 
 def _sort_points(summary: Summary) -> list[Point]:
-    """Points in order of curves, strengths and targets; of those the headline, the pick, and then the strongest."""
+    """Points in order of curves, strengths and targets; of those the headline, the pick, and then the strongest.
+
+    Those without a defense stand once.
+    """
     order = {p.place: i for i, p in reversed(list(enumerate(summary.points)))}
     headlines = {(p.place, p.target): p.choice for p in summary.worst}
     picked = [p for p in summary.picked if headlines[p.place, p.target] != p.choice]
@@ -390,7 +414,10 @@ def _sort_points(summary: Summary) -> list[Point]:
         kind = {"worst": 0, "picked": 1}.get(p.attack, 2)
         return order[p.place], _list_targets(summary).index(p.target), kind, -(show_most(p).leak.mean or 0.0)
 
-    return sorted([*summary.points, *summary.worst, *picked], key=place)
+    rows: dict[tuple[Any, ...], Point] = {}
+    for p in sorted([*summary.points, *summary.worst, *picked], key=place):
+        rows.setdefault((p.method, p.defense * bool(p.strength), p.strength, p.question, p.attack), p)
+    return list(rows.values())
 
 
 def _list_targets(summary: Summary) -> list[str]:

@@ -16,6 +16,7 @@ from vflsec.report.columns import select_columns
 from vflsec.report.comparison import list_settings
 from vflsec.report.curve import draw_attacks
 from vflsec.report.report import Report
+from vflsec.report.table import show_most
 from vflsec.results.analysis.results import Summary, name_defense
 from vflsec.results.records.manifest import NO_ADVERSARY
 
@@ -31,7 +32,9 @@ Numbers = dict[str, float]
 
 def list_numbers(summary: Summary) -> Numbers:
     """Return the numbers of the default table by target, method, defense and column; those of JSON."""
-    others = summary.points if summary.audited else [p for p in summary.points if p.attack == NO_ADVERSARY]
+    others = (
+        map(show_most, summary.points) if summary.audited else [p for p in summary.points if p.attack == NO_ADVERSARY]
+    )
     numbers: dict[str, float | None] = {}
     for row in (*summary.worst, *others):
         place = [row.target, row.method, name_defense(row, summary.undefended)]

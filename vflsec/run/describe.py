@@ -53,7 +53,13 @@ def build_manifest(spec: EvalSpec, command: Sequence[str] = (), names: Names | N
         techniques=_find_declared_names(methods) | _find_declared_names(defenses),
         used=data.used,
         data_notes=list(data.warnings),
+        questions=list_questions(),
     )
+
+
+def list_questions() -> dict[str, str]:
+    """Return what each registered attack recovers."""
+    return {attack.name: attack.kind.target for attack in plan.list_attacks()}
 
 
 def describe_attack(attack: Technique, label: str, adversary: str, data: Partition) -> AttackEntry:

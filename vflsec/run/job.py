@@ -76,7 +76,8 @@ class Evaluation(NamedTuple):
         """Return the evaluation of so many seeds, of as many as the width ``until`` of intervals takes."""
         spec = msgspec.structs.replace(self.spec, seeds=seeds)
         manifest = build_manifest(spec, self.manifest.provenance.command, self.names)
-        return self._replace(spec=spec, manifest=msgspec.structs.replace(manifest, until=until))
+        manifest = msgspec.structs.replace(manifest, until=until, exclusions=self.manifest.exclusions)
+        return self._replace(spec=spec, manifest=manifest)
 
 
 PartType = TypeVar("PartType", bound=JobPart)
@@ -100,7 +101,8 @@ def prepare(spec: EvalSpec, command: Sequence[str] = (), values: Mapping[str, An
     names = get_names(spec)
     spec, exclusions = engines.expand_attacks(with_standard_names(spec, names))
     engines.check(spec)
-    return Evaluation(spec, names, exclusions, build_manifest(spec, command, names), values or {})
+    manifest = msgspec.structs.replace(build_manifest(spec, command, names), exclusions=exclusions)
+    return Evaluation(spec, names, exclusions, manifest, values or {})
 
 
 def list_points(axes: Mapping[str, Sequence[Any]], *, paired: bool) -> list[dict[str, Any]]:

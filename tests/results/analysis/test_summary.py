@@ -419,6 +419,17 @@ def test_what_trainings_noted_is_told_once():
     assert summary_of(records).notes == ["fedsplitnn: too narrow"]
 
 
+def test_what_an_attack_does_not_see_is_told_by_defense_and_not_as_an_order_to_the_reader():
+    records, way = make_records(), "choose --defense sealed"
+    clean = [row for row in list_trials(SPEC) if not row.strength]
+    for row in clean:
+        records[row.key] = replace(records[row.key], status="unseen", utility=None, leak={}, notes=[way])
+    notes = [note for note in summary_of(records, contrived=True).notes if "nothing is sent" in note]
+    assert [note.startswith("no defense: ") for note in notes] == [True]
+    assert all(row.label in notes[0] for row in clean)
+    assert not any(way in note for note in summary_of(records, contrived=True).notes)
+
+
 def test_cap_is_the_mean_of_each_seeds_cap_over_the_defended_strengths():
     worst, found = summary_of().cap
     assert (worst.attack, found.attack) == ("worst", "mc")

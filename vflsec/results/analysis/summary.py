@@ -197,8 +197,21 @@ def _list_notes(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
     if manifest.seeds > 1 and any(block.without is None for block in (*leaks, *utilities)):
         notes.append(UNGROUPED)
     notes += _note_weak(trained)
-    notes += [note if manifest.audited else f"{result.method}: {note}" for result in trained for note in result.notes]
+    notes += _note_unseen(manifest, records)
+    seen = [result for result in trained if result.status != "unseen"]
+    notes += [note if manifest.audited else f"{result.method}: {note}" for result in seen for note in result.notes]
     return list(dict.fromkeys(notes))
+
+
+def _note_unseen(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
+    """Return a note for each group of places where the same attacks see nothing that they read."""
+    unseen = [row for row in manifest.rows if (record := records.get(row.key)) and record.status == "unseen"]
+    by_place = group(unseen, lambda row: name_defense(row, manifest.baseline_defense))
+    attacks = group(by_place, lambda place: ", ".join(dict.fromkeys(row.attack for row in by_place[place])))
+    return [
+        f"{', '.join(places)}: nothing is sent that {names} could read, so there is nothing to attack and no number"
+        for names, places in attacks.items()
+    ]
 
 
 def _note_weak(trained: Sequence[Result]) -> list[str]:

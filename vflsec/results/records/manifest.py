@@ -131,6 +131,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         limited: whether limits were given, which ``gates.json`` then holds.
         data_notes: what looks wrong in the data.
         techniques: the declared names of methods and defenses from files, by ``path/to/file.py:Class``.
+        exclusions: why ``all`` does not stand for each other attack of an evaluation, by name.
+        questions: what each registered attack recovers, by name; empty in earlier versions.
     """
 
     dataset: str
@@ -155,6 +157,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     confirmed: bool = False
     declared: bool = False
     limited: bool = False
+    exclusions: dict[str, str] = {}
+    questions: dict[str, str] = {}
 
     @property
     def baseline_defense(self) -> str:
