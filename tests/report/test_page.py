@@ -564,6 +564,13 @@ def test_labels_come_first_and_other_targets_follow_if_joining_tells_more():
     assert last.startswith("Not tested")
 
 
+def test_each_sentence_of_the_verdict_stands_once():
+    """Each defense has its row without a defense, and so has each further target."""
+    further = [point(0.9, target="attribute of bank age", rows="test", defense=name) for name in ("iso", "marvell")]
+    said = say([point(0.95), *further], "bureau", 80)
+    assert len(said) == len(set(said)) == 3
+
+
 def test_a_picture_of_several_diagrams_fits_a_screen():
     figure = _write_figure('<svg width="1382.4pt" height="9pt"></svg>', "x")
     assert "min-width: 1200px" in figure

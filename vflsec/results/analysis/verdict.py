@@ -81,7 +81,7 @@ def state_verdict(
         best = _describe_best(start, useful, several=len({point.method for point in headlines}) > 1)
         sealed = _suggest_sealed(summary.worst, useful)
         last = _explain_none(summary, run, start, defended, useful) or best + sealed or _describe_untested(summary)
-    return [*filter(None, sentences), last]
+    return [*dict.fromkeys(filter(None, sentences)), last]  # each defense has a row without it
 
 
 def suggest_run(summary: Summary) -> str:
