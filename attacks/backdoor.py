@@ -20,7 +20,8 @@ class Backdoor(IntegrityAttack):
     another row's embedding; otherwise the top model would learn that the trigger stands for all classes.
 
     With ``replay`` the party trains honestly, and its trigger is the columns of a known row of the target class: it
-    sends what it would send for that row. This needs no gradient, so that no defense of gradients prevents it.
+    sends what it would send for that row. This needs no gradient. A defense helps only as far as the joint model then
+    weighs this party's columns less.
 
     The trigger alone may change predictions, so the table shows its effect on the honest model beside the success.
 
