@@ -50,6 +50,7 @@ METHODS = [
     name
     for name in sorted(registry.list_all("methods"))
     if FAMILIES.get(name.partition("-")[0], name.partition("-")[2]) == name.partition("-")[2]
+    and name != "split-lm"  # which needs text
 ]
 OTHERS = {
     "id-lmid": {"methods": ["secureboost"]},

@@ -62,7 +62,7 @@ def test_a_choice_that_there_is_not_is_refused(kind, name, option):
 
 def test_baselines_read_own_columns_and_nothing_else():
     baselines = {name for name in registry.list_all("attacks") if registry.load("attacks", name).baseline}
-    assert baselines == {"logistic", "trees", "squares", "pseudo-labels", "imputation"}
+    assert baselines == {"logistic", "trees", "squares", "pseudo-labels", "imputation", "text-prior"}
     assert all(registry.load("attacks", name).needs <= {Need.FEATURES, Need.AUX_LABELS} for name in baselines)
 
 

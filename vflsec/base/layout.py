@@ -55,11 +55,13 @@ class Layout(NamedTuple):
         columns: one entry per raw column, in order.
         image: (channels, height, width) if the d columns are the pixels of an image in that order, else None.
         grouping: of the raw columns, if the party has one.
+        vocabulary: of text, the words of which each column is one; else empty. Public, as all else here.
     """
 
     columns: tuple[EncodedColumn, ...]
     image: tuple[int, int, int] | None = None
     grouping: Grouping | None = None
+    vocabulary: tuple[str, ...] = ()
 
     @property
     def width(self) -> int:

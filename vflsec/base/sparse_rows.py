@@ -130,6 +130,14 @@ def to_matrix(rows: Tensor) -> np.ndarray | csr_array:
     return rows.csr() if isinstance(rows, SparseRows) else rows.cpu().numpy()
 
 
+def find_words(x: Tensor, size: int) -> Tensor:
+    """Return the words (n, T) of encoded text (n, T·size), by number: of each position the largest entry."""
+    if isinstance(x, SparseRows):
+        starts = torch.arange(0, x.shape[1], size, device=x.places.device)
+        return torch.sub(x.places, starts)
+    return x.reshape(len(x), x.shape[1] // size, size).argmax(dim=2)
+
+
 def _list_written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
     expected = func._schema.arguments
     given = {**dict(zip((x.name for x in expected), args, strict=False)), **kwargs}

@@ -17,7 +17,7 @@ from vflsec.core.message import Step
 from vflsec.core.scaling import tame
 from vflsec.core.view import Guess, View
 
-Target = Literal["labels", "features", "attribute", "membership", "parameters", "exposure", "integrity"]
+Target = Literal["labels", "features", "attribute", "text", "membership", "parameters", "exposure", "integrity"]
 
 SURE = 2.0
 """A new threshold must gain more auxiliary labels than it loses by this many standard deviations."""
@@ -33,9 +33,9 @@ class Attack(ABC):
         name: short, as in the papers.
         side: who can mount it, ``passive``, ``active`` or ``either`` of them; ``any`` includes those who hear messages
             and are no party, a server that averages.
-        target: what it recovers, ``labels`` | ``features`` | ``attribute`` | ``membership`` | ``parameters``;
+        target: what it recovers, ``labels``, ``features``, ``attribute``, ``text``, ``membership`` or ``parameters``;
             ``exposure``, where it counts what lies open without guessing; or ``integrity``, where it recovers nothing
-            and spoils the joint model (``vflsec.core.attack``).
+            and spoils the joint model.
         metric: of its leak; empty for the usual one of its target.
         needs: what the view must hold.
         wants: what the attack also reads where the view holds it.

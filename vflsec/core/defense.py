@@ -298,19 +298,23 @@ class DefenseStack(tuple[Defense, ...]):
         return [module for defense in self for module in defense.modules()]
 
     def apply_to_release(self, value: Any, release: Release) -> Any:
-        """Return the tensor that leaves in place of ``value``; ciphertexts and control messages leave unchanged."""
-        hook = hooks.OF_KIND.get(release.kind)
-        if not hook:
+        """Return the tensor that leaves in place of ``value``; ciphertexts, masks and control messages are unchanged.
+
+        A sequence (B, T, d) is a row (B, T·d) to a defense, which so protects it as a whole.
+        """
+        hook, of_rows = hooks.OF_KIND.get(release.kind), release.rows is not None
+        if not hook or (of_rows and release.key == "mask"):
             return value
+        released = value.flatten(1) if of_rows and value.dim() > 2 else value
         for defense in self.select(hook):
             if not defense.acts(release.kind, release.phase):
                 continue
-            before = value.detach().clone()  # a defense that works in place must not change what its sender keeps
-            value = getattr(defense, hook.name)(before, release)
-            assert value.shape == before.shape, (
-                f"{defense!r} changed the shape of a release from {before.shape} to {value.shape}"
+            before = released.detach().clone()  # a defense that works in place must not change what its sender keeps
+            released = getattr(defense, hook.name)(before, release)
+            assert released.shape == before.shape, (
+                f"{defense!r} changed the shape of a release from {before.shape} to {released.shape}"
             )
-        return value
+        return released.reshape(value.shape)
 
     def training_targets(
         self, y: Tensor, features: Tensor, *, n_classes: int, rng: torch.Generator

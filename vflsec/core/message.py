@@ -52,7 +52,8 @@ class Message:
         receiver: name of a party.
         step: number of the training step, or of the batch at prediction.
         phase: the method's phase, or ``predict``.
-        payload: named tensors, embeddings and gradients as (B, d); or ciphertexts with an ``nbytes``. Of trees, nodes
+        payload: named tensors, embeddings and gradients as (B, d), or of sequences as (B, T, d) with a ``mask`` (B, T)
+            that is false at padding; or ciphertexts with an ``nbytes``. Of trees, nodes
             are (B, T), one column for each tree from number ``step`` on: the node that a row is in, numbered from 1 so
             that node i has the children 2 i and 2 i + 1, or 0 if the receiver is not told. Histograms are (N, V, 3),
             sums of first and second derivatives and of rows, of nodes (N,) and bins.
@@ -80,6 +81,13 @@ class Message:
     def readers(self) -> frozenset[str]:
         """Names of the parties that know the payload."""
         return frozenset({self.receiver} if self.noted else {self.sender, self.receiver})
+
+    def as_table(self) -> Message:
+        """Return this message with a sequence (B, T, d) as a row (B, T·d) that is zero at padding."""
+        value, mask = self.payload.get("value"), self.payload.get("mask")
+        if mask is None or value is None:
+            return self
+        return replace(self, payload={**self.payload, "value": (value * mask[..., None]).flatten(1)})
 
     def copy_private(self) -> Message:
         """Return the same message with tensors that share neither graph nor memory with this one."""
@@ -216,7 +224,7 @@ class Channel:
 
 
 class Transcript:
-    """A tap that records the messages that one adversary sent or received.
+    """A tap that records the messages that one adversary sent or received, with a row for each sequence.
 
     Args:
         parties: names of the party, or of the colluding parties.
@@ -231,7 +239,7 @@ class Transcript:
     def __call__(self, message: Message) -> None:
         """Record ``message`` if the adversary sent or received it, but not what another party noted."""
         if message.kind in self.kinds and message.readers & self.parties:
-            self.messages.append(message)
+            self.messages.append(message.as_table())
 
 
 def _get_route(message: Message) -> Route:

@@ -83,6 +83,11 @@ class Party:
         return bool(self.labels)
 
     @property
+    def holds_text(self) -> bool:
+        """Whether its columns are the words of a text."""
+        return bool(self.layout.vocabulary)
+
+    @property
     def n_features(self) -> int:
         """Number of input columns after encoding."""
         return self.layout.width

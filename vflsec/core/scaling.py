@@ -120,7 +120,8 @@ def tame(view: View) -> View:
         left_out = left_out | _find_moved(clip_outliers(view.aux_labels, far=2 * FAR), view.aux_labels)
     if 0 < int(left_out.sum()) <= max(1, TAIL * len(left_out)) and not left_out.all():
         known = changed.restrict(torch.nonzero(~left_out)[:, 0])
-        if view.aux_labels.is_floating_point() or set(known.aux_labels.tolist()) == set(view.aux_labels.tolist()):
+        is_class = view.aux_labels.dim() == 1 and not view.aux_labels.is_floating_point()
+        if not is_class or set(known.aux_labels.tolist()) == set(view.aux_labels.tolist()):
             return known
     return changed
 

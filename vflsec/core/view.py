@@ -50,6 +50,7 @@ class View:
     labels       its class, of C                               (n,) long
     attribute    a column of the victim, of A categories       (n,) long
     features     all columns of the victim, encoded            (n, d) float
+    text         the word at each of T positions, by number    (n, T) long
     membership   1 if it was trained on, else 0                (n,) long
     parameters   of each parameter, its distance to the mean   none are known
     exposure     nothing: what is exposed is counted           none are known
@@ -62,7 +63,7 @@ class View:
     Attributes:
         party: its name.
         side: ``passive`` or ``active``; the name of an adversary that is no party.
-        n_classes: C, A, d, 2 or 1: how many numbers are guessed of each row.
+        n_classes: C, A, d, T, 2 or 1: how many numbers are guessed of each row.
         features: its own columns by split (``train``, ``test``; or ``candidates`` for membership); each (n, p). For
             ``parameters`` p is 0.
         model: its own bottom model, (B, p) -> (B, cut), or None.
@@ -288,7 +289,9 @@ class Guess:
     """The result of an attack.
 
     Attributes:
-        scores: per split, (n, C), of which only order and argmax are used; for features the values, (n, d).
+        scores: per split, (n, C), of which only order and argmax are used; for features the values, (n, d); for text
+            the numbers of words, (n, T).
+        prior: per split, what the adversary would guess without the federation, if that is to be compared word by word.
         converged: False if a loss was still falling when the budget ended, None if nothing was fitted.
         budget: for the report (steps, trials...).
         rows: by split, the positions (k,) of the rows that are guessed, if these are not all: scores are then (k, C).
@@ -298,6 +301,7 @@ class Guess:
     """
 
     scores: Mapping[str, Tensor] = field(default_factory=dict)
+    prior: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
     converged: bool | None = None
     budget: Mapping[str, float] = field(default_factory=dict)
     rows: Mapping[str, Tensor] = field(default_factory=dict)

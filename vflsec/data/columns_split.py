@@ -41,7 +41,7 @@ def deal_again(
     data give them, since they hold other columns.
 
     Args:
-        dataset: tables without images, groups of columns or a source.
+        dataset: tables without images, text, groups of columns or a source.
         how: see the module.
         parties: how many; None for as many as there are.
         concentration: of the Dirichlet distribution.
@@ -51,7 +51,7 @@ def deal_again(
         UsageError: a dataset whose columns belong together, or fewer columns than parties.
     """
     tables, k = dataset.parties, parties or len(dataset.parties)
-    if dataset.source or dataset.draw or any(table.image or table.grouping for table in tables):
+    if dataset.source or dataset.draw or any(table.image or table.grouping or table.vocabulary for table in tables):
         raise UsageError(f"expected a dataset of plain tables for data.columns={how}, got {dataset.name}")
     if len({table.impute for table in tables}) > 1:
         raise UsageError(f"expected one way to fill gaps for data.columns={how}, got several: set impute at the top")

@@ -50,6 +50,7 @@ class PartyTable:
         grouping: of the columns, or None.
         impute: what takes the place of a missing number; None if none may be missing.
         rare: categories of which only the most frequent values are told apart, and how many.
+        vocabulary: of text, the words; column t is then the number of the word at position t, 0 for padding.
     """
 
     name: str
@@ -60,6 +61,7 @@ class PartyTable:
     grouping: Grouping | None = None
     impute: Literal["mean", "median", "mode"] | None = None
     rare: Mapping[str, int] = field(default_factory=dict)
+    vocabulary: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that an encoder can use the table.

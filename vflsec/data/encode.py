@@ -9,6 +9,7 @@ with rows and raw columns, not with categories.
     heavy-tailed number         the same, after sign(x) log(1 + |x|)
     category                    one-hot, the first slot for categories that do not occur in training
     category with rare values   one-hot of the most frequent values in training, the first slot for all others
+    word at a position of text  one-hot of the whole vocabulary, the first slot for padding
     number with gaps            as a number, gaps filled with the mean, median or mode in training; where there are gaps
                                 in training, also a column ``NAME (missing)`` of 0 and 1, standardized
 
@@ -83,7 +84,9 @@ class ColumnEncoder:
         start = 0
         for name in fit_rows.columns:
             if name in table.categorical:
-                self._known[name] = _list_categories(fit_rows[name], table.rare.get(name))
+                words = pd.RangeIndex(1, len(table.vocabulary))  # also those that no training row has
+                known = words if table.vocabulary else _list_categories(fit_rows[name], table.rare.get(name))
+                self._known[name] = known
                 column = EncodedColumn(name, "categorical", start, 1 + len(self._known[name]))
             else:
                 numbers = self._read_number(fit_rows, name)
@@ -100,7 +103,7 @@ class ColumnEncoder:
                     self._scales[column.name] = _scale(gaps.astype(np.float64), NO_BOUNDS)
             columns.append(column)
             start += column.width
-        self.layout: Final = Layout(tuple(columns), table.image, table.grouping)
+        self.layout: Final = Layout(tuple(columns), table.image, table.grouping, table.vocabulary)
 
     def __call__(self, rows: pd.DataFrame) -> Matrix:
         """Return ``rows`` as float32 (n, d): C-contiguous, or sparse with an entry for each raw column."""

@@ -82,16 +82,14 @@ class SplitMethod(Method):
         """
         boundaries: dict[str, Boundary] = {}
         with seed_weights(federation.seed, "model", *stream):
-            widths = [self.width(party) for party in federation.parties.values()]
-            top = build_top(widths, federation.n_classes, self.model_spec, logistic=self.logistic)
-            federation.active.modules["top"] = top
+            federation.active.modules["top"] = self.build_top(federation)
         protocol, options = self._get_protocol(federation)
         for party in federation.passive:
             boundaries[party.name] = protocol(party, federation.active, **options)
         if any(isinstance(boundary, LinearBoundary) for boundary in boundaries.values()):
             self._share_head(federation, boundaries, train, rows, *stream[1:])
         if any(isinstance(boundary, SealedSums) for boundary in boundaries.values()):
-            width = sum(widths[1:], federation.active.n_features)
+            width = sum(map(self.width, federation.passive), federation.active.n_features)
             with seed_weights(federation.seed, "model", "private", *stream):
                 federation.active.modules[PRIVATE] = PrivateModel(width, federation.n_classes)
         for party in federation.passive:
@@ -100,6 +98,11 @@ class SplitMethod(Method):
                 federation.parties[owner].modules[role] = module
         self._prepare(federation)
         return boundaries
+
+    def build_top(self, federation: Federation) -> nn.Module:
+        """Return the active party's top model."""
+        widths = [self.width(party) for party in federation.parties.values()]
+        return build_top(widths, federation.n_classes, self.model_spec, logistic=self.logistic)
 
     def _get_protocol(self, federation: Federation) -> tuple[type[Boundary], dict[str, Any]]:
         """The protocol with its options at the cut layer: a defense's own goes before the method's."""

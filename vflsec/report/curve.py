@@ -40,6 +40,7 @@ INFERRED = {
     "labels": "of the inferred labels",
     "attribute": "of the inferred attribute",
     "features": "of the recovered columns",
+    "text": "of the recovered words",
     "membership": "of who was trained on",
     "parameters": "of one party's parameters",
     "exposure": "of what lies open without a guess",

@@ -148,6 +148,23 @@ def exact(values: Scores, truth: Scores) -> float:
     return float((np.abs(values - truth) <= SINGLE * np.abs(truth).max(axis=0)).all(axis=1).mean())
 
 
+def measure_words(words: Scores, truth: Scores) -> float:
+    """Return the share of words (n, T) that are right, among those that count; NaN if none does."""
+    count = find_words_that_count(truth)
+    return float((words == truth)[count].mean()) if count.any() else np.nan
+
+
+def find_words_that_count(truth: Scores) -> NDArray[np.bool_]:
+    """Return which words (n, T) count: not padding, which is 0, nor those of a position with one word in all rows."""
+    return np.asarray((truth != 0) & (np.ptp(truth, axis=0) > 0))
+
+
+def count_gained(words: Scores, truth: Scores, prior: Scores) -> float:
+    """Return the share of words that are right among those that ``prior`` gets wrong; 0 if it gets none wrong."""
+    missed = (prior != truth) & find_words_that_count(truth)
+    return float((words == truth)[missed].mean()) if missed.any() else 0.0
+
+
 METRICS: dict[str, Callable[[Scores, Any], float]] = {
     "auc": auc,
     "accuracy": accuracy,
@@ -160,6 +177,7 @@ METRICS: dict[str, Callable[[Scores, Any], float]] = {
     "mse": mse,
     "psnr": psnr,
     "exact": exact,
+    "tokens": measure_words,
 }
 
 
@@ -191,13 +209,18 @@ SURE = 0.99
 VALUES = ("r2", "mse", "psnr")
 """The metrics of recovered columns."""
 
+TEXT = ("tokens", "exact")
+"""The metrics of recovered text; ``gained`` is the share of right words among those that *alone* gets wrong."""
+
 
 def score_chance(metric: str, truth: NDArray[Any]) -> float:
     """Return the metric of a guess without any information.
 
     That is an AUC of 1/2, the share of the commonest class, an R2 of 0, or the F1 of naming every row positive; of
-    exact values the share of the commonest row, if it occurs more than once.
+    exact values the share of the commonest row, if it occurs more than once; of words that of the commonest one.
     """
+    if metric == "tokens":
+        return float(np.bincount(words := truth[find_words_that_count(truth)]).max() / len(words))
     if metric == "exact":
         largest = int(np.unique(truth, axis=0, return_counts=True)[1].max())
         return largest / len(truth) if largest > 1 else 0.0

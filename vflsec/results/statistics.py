@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
-from vflsec.results.metrics import METRICS, Labels, Scores, remove_wild, score_positive
+from vflsec.results.metrics import METRICS, Labels, Scores, find_words_that_count, remove_wild, score_positive
 
 LEVEL = 0.95
 REPLICATES = 400
@@ -171,10 +171,14 @@ MANY = 50_000
 
 
 def bound_over_rows(metric: str, scores: Scores, labels: Any, rng: np.random.Generator) -> tuple[float, float]:
-    """Return the interval of ``auc`` or ``f1`` (binary), ``accuracy``, ``exact`` or ``r2`` over independent rows.
+    """Return the interval of ``auc`` or ``f1`` (binary), a share or ``r2`` over independent rows.
 
     DeLong's variance for ``auc``, Wilson's interval for a share, a bootstrap for the others.
     """
+    if metric == "tokens":  # a ratio of sums over rows, by its linearization
+        hits, count = METRICS[metric](scores, labels), find_words_that_count(labels)
+        deviations = ((scores == labels) & count).sum(axis=1) - hits * count.sum(axis=1)
+        return bound_interval(hits, _get_margin(float((deviations**2).sum() / count.sum() ** 2)), SHARE, len(labels))
     if metric in ("accuracy", "exact"):
         hits = METRICS[metric](scores, labels)
         return bound_interval(hits, _get_margin(hits * (1 - hits) / len(labels)), SHARE, len(labels))

@@ -324,7 +324,7 @@ def fold_scores(
             return None
         rows = view.aux_rows[torch.from_numpy(out).to(view.aux_rows.device)].cpu()
         guessed = guess.scores[view.aux_split][rows].numpy()
-        if is_class:
+        if is_class or metric == "tokens":
             scores.append(METRICS[metric](guessed, y[out]))
         else:
             scores.append(1 - folds * ((guessed - y[out]) ** 2).sum() / ((y - y.mean(axis=0)) ** 2).sum())

@@ -54,7 +54,7 @@ Engine = str | Executor
 ALL = "all"
 """Stands for every attack that can be mounted."""
 
-SINGLE_TRAINING = ("integrity", "parameters")
+SINGLE_TRAINING = ("integrity", "parameters", "text")
 """Targets that belong to one training, so that there is no combining several."""
 
 MAX_JOINT_CELLS = 20

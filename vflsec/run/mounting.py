@@ -13,7 +13,7 @@ from vflsec.core.method import Method, Trained
 from vflsec.core.protocol import Boundary
 from vflsec.run.adversary import get_adversary, get_side, get_victim
 from vflsec.run.cell import Technique
-from vflsec.run.questions import get_column, is_about_source, list_varying
+from vflsec.run.questions import expect_held, get_column, is_about_source, list_varying
 from vflsec.run.spec import AuxSpec
 
 
@@ -58,6 +58,8 @@ def mount(
             f"attack {attack.name!r} needs {Need.EMBEDDINGS} of {attack.victim}; {party} receives only those of "
             f"{federation.active.name}: {Need.EMBEDDINGS.way_out}"
         )
+    if party not in (SERVER, SOURCE):
+        expect_held(attack, get_victim(attack, federation, get_adversary(federation, party)))
     if after and isinstance(attack, ActingAttack):
         raise UsageError(f"expected {attack.name} without a phase, got @{after}: it acts in training itself")
     attack.check_task(federation.n_classes if attack.target == "labels" else None, method.model_spec.head)

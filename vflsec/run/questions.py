@@ -13,6 +13,7 @@ from torch import Tensor
 from vflsec.base.checks import describe_unknown
 from vflsec.base.errors import InsufficientView, UsageError
 from vflsec.base.layout import EncodedColumn
+from vflsec.base.sparse_rows import find_words
 from vflsec.core.attack import Attack, Target
 from vflsec.core.federation import Federation
 from vflsec.core.knowledge import KNOWLEDGE
@@ -20,7 +21,7 @@ from vflsec.core.message import SERVER, SOURCE, Message
 from vflsec.core.method import Method, Trained
 from vflsec.core.party import Party
 from vflsec.core.view import GroundTruth, Need, View
-from vflsec.results.metrics import MEMBERSHIP, VALUES, list_metrics
+from vflsec.results.metrics import MEMBERSHIP, TEXT, VALUES, list_metrics
 from vflsec.run.adversary import (
     SPLITS,
     draw_auxiliary,
@@ -113,6 +114,13 @@ def is_about_source(attack: Attack, after: str | None, method: Method | type[Met
     return name == SOURCE or (name != "active" and attack.target == "labels" and reads_gradients)
 
 
+def expect_held(attack: Attack, victim: Party) -> None:
+    """Raise InsufficientView if ``attack`` recovers columns and the victim holds text, or the other way round."""
+    if attack.target in ("features", "attribute", "text") and (attack.target == "text") != victim.holds_text:
+        wanted, held = attack.target.replace("features", "columns"), "text" if victim.holds_text else "columns"
+        raise InsufficientView(f"attack {attack.name!r} recovers {wanted}, and {victim.name} holds {held}")
+
+
 class _Case(NamedTuple):
     """Who attacks what: the arguments of each question."""
 
@@ -134,7 +142,9 @@ class _Case(NamedTuple):
 
     def victim(self) -> Party:
         others = [self.federation.active] if self.on_source else []  # whose rows these are not
-        return get_victim(self.attack, self.federation, [*others, *self.parties])
+        victim = get_victim(self.attack, self.federation, [*others, *self.parties])
+        expect_held(self.attack, victim)
+        return victim
 
     def columns(self, victim: Party) -> dict[str, Tensor]:
         """The victim's columns by split: training and test rows, and unlabeled ones if messages are about them."""
@@ -161,6 +171,12 @@ def _ask_labels(case: _Case) -> Question:
 def _ask_features(case: _Case) -> Question:
     victim = case.victim()
     return _ask_about_victim(case, victim, case.columns(victim), victim.n_features, VALUES)
+
+
+def _ask_text(case: _Case) -> Question:
+    victim = case.victim()
+    words = {split: find_words(x, len(victim.layout.vocabulary)) for split, x in case.columns(victim).items()}
+    return _ask_about_victim(case, victim, words, words["train"].shape[1], TEXT)
 
 
 def _ask_attribute(case: _Case) -> Question:
@@ -233,6 +249,7 @@ def _ask_parameters(case: _Case) -> Question:
 ASK: Mapping[Target, Callable[[_Case], Question]] = {
     "labels": _ask_labels,
     "attribute": _ask_attribute,
+    "text": _ask_text,
     "features": _ask_features,
     "membership": _ask_membership,
     "parameters": _ask_parameters,

@@ -77,6 +77,8 @@ def score(
             row_groups = (groups or {}).get(split, statistics.draw_groups(len(truth)))[at.numpy()]
             block = measure(scored, answers, headline, seed, names, row_groups)
             sure = _score_knowledge(s, y, first) if halves and answers.dim() == 1 else {}
+            if split in guess.prior:
+                sure["gained"] = metrics.count_gained(s, y, guess.prior[split][keep].cpu().numpy())
             blocks[split] = msgspec.structs.replace(
                 block, metrics=block.metrics | sure, halves=halves, known=len(exclude) / rows, known_of_class=of_class
             )
@@ -126,7 +128,7 @@ def measure(
         ci95_rows=statistics.bound_over_rows(headline, s, y, np.random.default_rng(seed)),
         chance=metrics.score_chance(headline, y),
         n=len(y),
-        single_class=not labels.is_floating_point() and len(np.unique(s.argmax(axis=1))) == 1,
+        single_class=labels.dim() == 1 and len(np.unique(s.argmax(axis=1))) == 1,
         constant=is_constant(s),
         without=statistics.leave_out_groups(
             headline, s, y, statistics.draw_groups(len(y)) if groups is None else groups

@@ -8,7 +8,7 @@ from vflsec.results.analysis.groups import USABLE
 from vflsec.results.analysis.results import Leak, Point, Summary
 from vflsec.results.records.manifest import UNDEFENDED
 
-MEASURES = {"auc": "AUC", "f1": "F1", "r2": "R²"}
+MEASURES = {"auc": "AUC", "f1": "F1", "r2": "R²", "tokens": "share of words"}
 """What readers call a metric, where that is not its name."""
 
 ROWS = {"train": "training rows", "test": "rows that the model was not trained on", "candidates": "candidate rows"}
@@ -16,6 +16,7 @@ TARGETS = {
     "labels": "the labels",
     "attribute": "an attribute of another party",
     "features": "the columns of another party",
+    "text": "the words of another party's text",
     "membership": "which rows the model was trained on",
     "parameters": "the parameters of another party",
     "exposure": "what lies open without a guess",
@@ -24,6 +25,7 @@ KNOWING = {
     "labels": "{} known labels",
     "attribute": "the column known for {} rows",
     "features": "the columns known for {} rows",
+    "text": "the text known for {} rows",
     "membership": "{} rows of known membership",
 }
 """What the adversary knows of the rows that it does not infer."""
@@ -153,7 +155,7 @@ def _name_target(point: Point) -> str:
     strongest = f", the strongest of {point.among} columns," * bool(point.among)
     if point.above is not None:
         return f"whether {point.column} {of}{strongest} is above its median {point.above:.6g}"
-    words = {"attribute": f"{point.column} {of}{strongest}", "features": f"the columns {of}"}
+    words = {"attribute": f"{point.column} {of}{strongest}", "features": f"the columns {of}", "text": f"the words {of}"}
     return words.get(kind, f"the parameters {of}")
 
 

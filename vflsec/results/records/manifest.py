@@ -29,7 +29,7 @@ INTEGRITY = "integrity"
 LARGEST_STRENGTH = 1e100
 """The strengths of a defense are below this."""
 
-TARGETS = ("labels", "attribute", "features", "membership", "parameters", "exposure", INTEGRITY)
+TARGETS = ("labels", "attribute", "features", "text", "membership", "parameters", "exposure", INTEGRITY)
 """The targets of attacks."""
 
 

@@ -1,0 +1,163 @@
+"""Text from hidden states: against known answers, and what is guessed without them."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+import vflsec
+from vflsec.base.errors import InsufficientView
+from vflsec.base.layout import EncodedColumn, Layout
+from vflsec.base.sparse_rows import SparseRows
+from vflsec.core.message import Kind, Message
+from vflsec.core.view import GroundTruth, Guess, View
+from vflsec.language import text_inversion
+from vflsec.language.text import PADDING, START
+from vflsec.language.text_inversion import TextInversion
+from vflsec.language.text_prior import TextPrior, find_commonest, find_likeliest
+from vflsec.language.transformer import LowerModel
+from vflsec.results import metrics, statistics
+from vflsec.run.score import score
+
+ROWS, KNOWN, LENGTH, SIZE, HIDDEN = 300, 150, 7, 14, 16
+
+
+def make_words(rng, rows=ROWS):
+    """Sentences of 4 to 6 words of 11, drawn evenly, after [start]."""
+    words = rng.integers(3, SIZE, size=(rows, LENGTH))
+    words[:, 0] = START
+    return np.where(np.arange(LENGTH) < rng.integers(5, LENGTH + 1, size=(rows, 1)), words, PADDING)
+
+
+def make_view(noise=0.0, releases=1):
+    """The view of an active party on the states of a lower model of frozen random weights, and the words."""
+    columns = tuple(EncodedColumn(f"word_{t}", "categorical", t * SIZE, SIZE) for t in range(LENGTH))
+    layout = Layout(columns, vocabulary=tuple(map(str, range(SIZE))))
+    words = {split: torch.from_numpy(make_words(np.random.default_rng(k))) for k, split in enumerate(("train", "test"))}
+    rng = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = LowerModel(layout, HIDDEN, 2, 1).requires_grad_(False)
+    messages = []
+    for split, tokens in words.items():
+        rows = SparseRows(torch.ones(tokens.shape), tokens + torch.arange(0, LENGTH * SIZE, SIZE), LENGTH * SIZE)
+        states = model(rows).unflatten(1, (LENGTH, HIDDEN))
+        for step in range(releases if split == "train" else 1):
+            drawn = states + noise * states.std() * torch.randn(states.shape, generator=rng)
+            payload = {"value": drawn, "mask": tokens != PADDING}
+            place = step, "train" if split == "train" else "predict", payload, torch.arange(ROWS), split
+            messages.append(Message(Kind.EMBEDDING, "passive_1", "active", *place).as_table())
+    features = {split: torch.zeros(ROWS, 1) for split in words}
+    known = torch.arange(KNOWN)
+    view = View("active", "active", LENGTH, features, None, known, words["train"][known], tuple(messages))
+    return dataclasses.replace(view, victim="passive_1", layout=layout), words
+
+
+def rate(guess, words, split="train"):
+    unknown = slice(KNOWN if split == "train" else 0, None)
+    return metrics.measure_words(guess.scores[split][unknown].numpy(), words[split][unknown].numpy())
+
+
+@pytest.mark.parametrize("decoder", ["linear", "transformer", None])
+def test_states_of_frozen_random_weights_give_every_word(decoder):
+    view, words = make_view()
+    guess = TextInversion(decoder=decoder)(view, seed=0)
+    lowest = 0.97 if decoder == "transformer" else 1.0
+    for split in ("train", "test"):
+        assert rate(guess, words, split) >= lowest
+        assert torch.equal(guess.scores[split] == PADDING, words[split] == PADDING)
+
+
+def test_noise_averages_out_over_releases():
+    view, words = make_view(noise=2.0, releases=9)
+    one = rate(TextInversion(decoder="linear", releases=1)(view, seed=0), words)
+    every = rate(TextInversion(decoder="linear")(view, seed=0), words)
+    first = rate(TextInversion(decoder="linear")(dataclasses.replace(view, adaptive=False), seed=0), words)
+    assert every > one + 0.2
+    assert first == pytest.approx(one, abs=0.1)
+
+
+def test_much_noise_leaves_what_is_known_without_the_federation(monkeypatch):
+    monkeypatch.setattr(text_inversion, "EPOCHS", 5)
+    view, words = make_view(noise=300.0)
+    guess, alone = TextInversion()(view, seed=0), TextPrior()(view, seed=0)
+    assert rate(guess, words) == pytest.approx(rate(alone, words), abs=0.05)
+    assert rate(alone, words) < 0.25
+
+
+def test_equal_seeds_give_equal_guesses(monkeypatch):
+    monkeypatch.setattr(text_inversion, "EPOCHS", 2)
+    view, _ = make_view(noise=1.0)
+    first, again = (TextInversion(decoder="transformer")(view, seed=3) for _ in range(2))
+    assert all(torch.equal(first.scores[split], again.scores[split]) for split in first.scores)
+
+
+def test_the_likeliest_sentence_is_one_that_occurs_where_the_commonest_words_are_none():
+    """Two of five sentences are 3 4 5; of the others each shares words with another one, but no order."""
+    y = np.array([[3, 4, 5], [3, 4, 5], [6, 8, 9], [6, 7, 9], [6, 7, 3]])
+    assert find_commonest(y).tolist() == [6, 4, 5]
+    assert find_likeliest(y).tolist() in ([3, 4, 5], [6, 7, 9])
+
+
+def test_one_sentence_for_all_is_the_guess():
+    view, _ = make_view()
+    constant = torch.tensor([[START, 5, 6, 7, 0, 0, 0]]).repeat(KNOWN, 1)
+    alone = TextPrior()(dataclasses.replace(view, aux_labels=constant), seed=0)
+    assert (alone.scores["test"] == constant[0]).all()
+
+
+def test_the_prior_reads_own_columns():
+    view, _ = make_view()
+    side = torch.arange(ROWS) % 2
+    told = torch.where(
+        side[:KNOWN, None] == 0, torch.tensor([START, 5, 6, 0, 0, 0, 0]), torch.tensor([2, 9, 8, 7, 0, 0, 0])
+    )
+    features = {split: side[:, None].float() for split in view.features}
+    alone = TextPrior()(dataclasses.replace(view, features=features, aux_labels=told), seed=0)
+    assert torch.equal(alone.scores["test"][:2].long(), told[:2])
+
+
+def test_words_are_counted_without_padding_and_without_what_all_rows_have():
+    truth = np.array([[2, 5, 6, 0], [2, 7, 0, 0], [2, 7, 8, 3]])
+    words = np.array([[2, 5, 9, 0], [9, 7, 1, 1], [2, 7, 8, 4]])
+    assert metrics.measure_words(words, truth) == pytest.approx(4 / 6)
+    assert metrics.score_chance("tokens", truth) == pytest.approx(2 / 6)  # the word 7
+    low, high = statistics.bound_over_rows("tokens", words, truth, np.random.default_rng(0))
+    assert 0 < low < 4 / 6 < high < 1
+    prior = np.tile([2, 7, 8, 0], (3, 1))
+    assert metrics.count_gained(words, truth, prior) == pytest.approx(1 / 3)  # of 5, 6 and 3 only the 5
+    assert metrics.count_gained(words, truth, truth) == 0
+
+
+@pytest.mark.statistical
+def test_the_interval_of_words_covers_their_share():
+    """Rows are drawn whole: in half of them all words are right, in the others none."""
+    rng, hits = np.random.default_rng(0), 0
+    for _ in range(400):
+        truth = rng.integers(1, 9, size=(60, 5))
+        words = np.where(rng.random((60, 1)) < 0.5, truth, 10)
+        low, high = statistics.bound_over_rows("tokens", words, truth, rng)
+        hits += low <= 0.5 <= high
+    assert 0.92 < hits / 400 < 0.98
+
+
+def test_a_score_says_what_share_is_gained_over_the_guess_without_the_federation():
+    truth = torch.tensor([[5, 6], [7, 8], [5, 8], [7, 6]])
+    guess = Guess({"test": truth.double()}, prior={"test": torch.tensor([[5, 6]]).repeat(4, 1).double()})
+    block = score(
+        guess,
+        GroundTruth({"test": truth}),
+        headline="tokens",
+        exclude=torch.arange(0),
+        seed=0,
+        known="test",
+        names=metrics.TEXT,
+    )["test"]
+    assert block.metrics["tokens"] == block.metrics["gained"] == 1
+    assert not block.single_class
+
+
+def test_an_attack_on_text_needs_text(tmp_path):
+    with pytest.raises(InsufficientView, match="recovers text, and passive_1 holds columns"):
+        vflsec.evaluate(attack="text-inversion", adversary="active", dataset="toy", out=tmp_path)

@@ -1,0 +1,133 @@
+"""Split learning of a small language model: its lower blocks where the text is, the others with the labels."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+from torch import Tensor, nn
+
+from vflsec.base.checks import check_positive
+from vflsec.base.errors import UsageError
+from vflsec.core.federation import Federation
+from vflsec.core.message import Kind, Step
+from vflsec.core.method import Method
+from vflsec.core.party import Party
+from vflsec.core.protocol import Boundary
+from vflsec.core.settings import ModelSpec, TrainSpec
+from vflsec.language.transformer import LowerModel, UpperModel, split_positions
+from vflsec.methods.fedsplitnn import FedSplitNN
+
+EPOCHS = 12
+"""Passes over the training rows without ``train.epochs``: twice as many fit single rows, and predict others worse."""
+
+
+class SequenceBoundary(Boundary):
+    """The plain protocol, with hidden states (B, T, d) and a mask (B, T) both ways in place of rows of text."""
+
+    name = "sequences"
+    reference = "Vepakomma et al. 2018, arXiv 1812.00564, with sequences"
+    reveals = {  # noqa: RUF012  (declared ClassVar in the base class)
+        "active": ("the length of each text and the hidden state of each word, after the passive party's defenses",),
+        "passive": ("the loss gradient with respect to each hidden state, after the active party's defenses",),
+    }
+
+    def forward(self, h: Tensor, step: Step) -> Tensor:
+        """Send the hidden states of the rows (B, T·d); return what the active party received, zero at padding."""
+        payload = {"value": h}
+        if self.passive.holds_text:
+            states = split_positions(h, len(self.passive.layout.columns))
+            payload = {"value": states, "mask": (states != 0).any(dim=2)}
+        message = self.passive.send(Kind.EMBEDDING, payload, to=self.active.name, **step.place)
+        self._mask = message.payload.get("mask")
+        received: Tensor = message.as_table().payload["value"]
+        return received
+
+    def backward(self, g: Tensor, step: Step) -> Tensor:
+        """Send the gradient of the states (B, T·d); return what the passive party received, zero at padding."""
+        payload = {"value": g}
+        if self._mask is not None:
+            payload = {"value": split_positions(g, self._mask.shape[1]), "mask": self._mask}
+        message = self.active.send(Kind.GRADIENT, payload, to=self.passive.name, labels=step.labels, **step.place)
+        received: Tensor = message.as_table().payload["value"]
+        return received
+
+
+class SplitLM(FedSplitNN):
+    """Split learning of a small transformer, from scratch: the text at passive parties, the labels at the active one.
+
+    A party with text embeds its words and runs the first blocks; it sends the hidden states (B, T, d) of each position
+    and a mask that is false at padding. The active party runs the other blocks, and joins the state of [start] to its
+    own columns and to what parties with columns send, by a linear layer. With the default options it has about 150,000
+    parameters. Training is that of split learning: every update sends gradients (B, T, d) back.
+
+    Source: this project; split as in VFLAIR-LLM's head and tail, arXiv 2508.03097.
+
+    Args:
+        cut: blocks at the party with the text, k.
+        blocks: in all.
+        hidden: d, the width of a hidden state.
+        heads: of the attention.
+
+    Raises:
+        UsageError: no block would be left above the cut, or heads do not divide the width.
+    """
+
+    name = "split-lm"
+    reference = "this project; Vaswani et al. 2017, arXiv 1706.03762; split as by Gu et al. 2025 (VFLAIR-LLM)"
+    differs: ClassVar[tuple[str, ...]] = (
+        "The model is small and trained from scratch; those of VFLAIR-LLM are pre-trained and fine-tuned with LoRA.",
+    )
+    shares_head = False
+    together = Method.together  # type: ignore[assignment]  # one training after the other
+
+    def __init__(
+        self, train: TrainSpec, model: ModelSpec, *, cut: int = 1, blocks: int = 3, hidden: int = 64, heads: int = 4
+    ) -> None:
+        check_positive(cut=cut, blocks=blocks, hidden=hidden, heads=heads)
+        if cut >= blocks:
+            raise UsageError(f"expected cut below the {blocks} blocks of split-lm, got {cut}: lower it, or add blocks")
+        if hidden % heads:
+            raise UsageError(f"expected heads to divide hidden={hidden}, got {heads}")
+        train = train if train.epochs else msgspec.structs.replace(train, epochs=EPOCHS)
+        super().__init__(train, model, boundary=SequenceBoundary)
+        self.cut, self.blocks, self.hidden, self.heads = cut, blocks, hidden, heads
+
+    def build(self, federation: Federation) -> None:
+        """Draw each party's models from streams of their own.
+
+        Raises:
+            UsageError: no passive party holds text, or the active one does.
+        """
+        texts = [party for party in federation.parties.values() if party.holds_text]
+        if not texts or federation.active in texts:
+            got = "some at the active party" if texts else "none"
+            raise UsageError(
+                f"expected text at a passive party for split-lm, got {got}: choose --dataset census-text, or another "
+                f"--method"
+            )
+        super().build(federation)
+
+    def build_party(self, party: Party, federation: Federation) -> None:
+        """Give a party with text the lower model, another one an encoder of its columns."""
+        if party.holds_text:
+            party.modules["bottom"] = LowerModel(party.layout, self.hidden, self.heads, self.cut)
+        else:
+            super().build_party(party, federation)
+
+    def build_top(self, federation: Federation) -> nn.Module:
+        """Return the upper model."""
+        parties = federation.parties.values()
+        lengths = [len(party.layout.columns) if party.holds_text else 0 for party in parties]
+        return UpperModel(
+            [self.width(party) for party in parties], lengths, self.hidden, self.heads, self.blocks - self.cut,
+            federation.n_classes,
+        )  # fmt: skip
+
+    def _get_protocol(self, federation: Federation) -> tuple[type[Boundary], dict[str, Any]]:
+        if federation.active.defenses.protocols():
+            raise UsageError(
+                "expected no encrypted layer with split-lm, whose upper blocks read hidden states in clear: drop the "
+                "defense, or choose --method fedsplitnn"
+            )
+        return super()._get_protocol(federation)

@@ -1,0 +1,203 @@
+"""The victim's text from the hidden states that it sends, by a linear decoder and a small transformer."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vflsec.base.checks import check_positive_or_none
+from vflsec.core.attack import Attack
+from vflsec.core.message import Kind
+from vflsec.core.view import Guess, Need, View
+from vflsec.inference.releases import read_last_values, read_releases
+from vflsec.language.text import PADDING
+from vflsec.language.text_prior import TextPrior, count_right
+from vflsec.language.transformer import Blocks, split_positions
+from vflsec.nn.stacked import draw_batches
+
+PENALTIES = (1e-3, 1e-1, 1e1, 1e3)
+"""Of ridge regression, on standardized states."""
+
+HELD_OUT, PERFECT = 0.2, 0.995
+"""The share of known rows on which decoders are compared, and the share of words above which none is better."""
+
+HIDDEN, HEADS, BLOCKS, EPOCHS, BATCH, RATE = 64, 4, 2, 60, 32, 2e-3
+"""Of the decoder that is a transformer."""
+
+
+class States(NamedTuple):
+    """Hidden states of rows: values (n, T, r·d) of r releases side by side, and where words are (n, T)."""
+
+    values: Tensor
+    mask: Tensor
+
+    def select(self, rows: Tensor) -> States:
+        """Return those of some rows."""
+        return States(self.values[rows], self.mask[rows])
+
+
+class TextInversion(Attack):
+    """Decoders from hidden states (n, T, d) to the word of each position, fitted to rows whose text is known.
+
+    The linear decoder is a ridge regression of one-hot words on the states of a position. The other is a small
+    transformer on the principal components of the states of all positions, so that it also learns which words follow
+    which. A fifth of the known rows chooses between them and the guess without the federation; what is chosen is fitted
+    to all of them. For training rows the states of all releases stand side by side, since noise is drawn anew and each
+    epoch has another model; a test row has one release, at prediction, and a decoder of its own.
+
+    Source: Chen et al. 2024 (BiSR), arXiv 2409.00960, the learned inversion of its first stage.
+
+    Args:
+        victim: whose text; None for the first passive party.
+        decoder: ``linear`` or ``transformer``; None for the better one, or *alone*, on known rows.
+        releases: how many releases of a training row are read, from the last; None for all.
+    """
+
+    name = "text-inversion"
+    side = "active"
+    target = "text"
+    needs = frozenset({Need.FEATURES, Need.EMBEDDINGS, Need.AUX_LABELS})
+    reference = "Chen et al. 2024 (BiSR), arXiv 2409.00960, first stage; linear decoder: this project"
+    differs = (
+        "The source fits a recurrent decoder to another corpus, which pre-trained weights allow; here known rows are "
+        "the only text.",
+        "It reads all releases of a training row, where the source reads one, and may fall back to *alone*.",
+    )
+    verified = "exact recovery from a head of frozen random weights; figures of the source: unverified"
+    costs = "a ridge regression of a few hundred columns, and a few hundred steps of a small transformer"
+    fails = "with noise far larger than the states, and on words that no known row has"
+
+    def __init__(
+        self,
+        *,
+        victim: str | None = None,
+        decoder: Literal["linear", "transformer"] | None = None,
+        releases: int | None = None,
+    ) -> None:
+        check_positive_or_none(releases=releases)
+        self.victim = victim
+        self.decoder = decoder
+        self.releases = releases
+
+    def alone(self) -> Attack:
+        """Return the guess without the federation."""
+        return TextPrior(victim=self.victim)
+
+    def run(self, view: View, *, rng: torch.Generator) -> Guess:
+        """Return words (n, T) for every split with hidden states, and beside them those of *alone*."""
+        length, known = view.n_classes, view.aux_split
+        prior = TextPrior(victim=self.victim).run(view, rng=rng).scores
+        last = read_last_values(view, Kind.EMBEDDING, sender=view.victim)
+        single = {split: _as_states(split_positions(h, length)) for split, h in last.items()}
+        states = {**single, known: _read_all(view, single[known].mask, self.releases)}
+        scores, rates = {}, {}
+        for split, rows in states.items():
+            fitted_to = (rows if split == known else single[known]).select(view.aux_rows)
+            guess, rates[f"right of known rows, {split}"] = self._decode(fitted_to, view, rows, prior[split], rng)
+            scores[split] = guess.double()
+        return Guess(scores, prior={split: prior[split] for split in scores}, budget=rates)
+
+    def _decode(
+        self, fitted_to: States, view: View, rows: States, prior: Tensor, rng: torch.Generator
+    ) -> tuple[Tensor, float]:
+        """Return the words (n, T) by what is best on held-out known rows, and its share of right ones there."""
+        y, size = view.aux_labels, len(view.layout.vocabulary) if view.layout else 0
+        order = torch.randperm(len(y), generator=rng)
+        out, fit = order.tensor_split([max(1, round(HELD_OUT * len(y)))])
+        kinds = ("linear", "transformer") if self.decoder is None else (self.decoder,)
+        rights: dict[str, float] = {}
+        if len(fit):
+            for kind in kinds:
+                if max(rights.values(), default=0.0) < PERFECT:
+                    guess = _fit(kind, fitted_to.select(fit), y[fit], fitted_to.select(out), size, rng)
+                    rights[kind] = count_right(guess.numpy(), y[out].numpy())
+            if self.decoder is None:  # it costs nothing, and is no worse than known rows say
+                known = TextPrior(victim=self.victim).run(view.restrict(fit), rng=rng).scores[view.aux_split]
+                rights["alone"] = count_right(known[view.aux_rows[out]].numpy(), y[out].numpy())
+        best = max(rights, key=lambda kind: rights[kind]) if rights else kinds[0]
+        words = prior if best == "alone" else _fit(best, fitted_to, y, rows, size, rng)
+        return torch.where(rows.mask, words, PADDING), rights.get(best, 0.0)
+
+
+def _as_states(values: Tensor) -> States:
+    return States(values, (values != 0).any(dim=2))
+
+
+def _read_all(view: View, mask: Tensor, most: int | None) -> States:
+    """Return the states of training rows by each of their releases, or by the last few; zero where one is missing."""
+    releases = read_releases(view, Kind.EMBEDDING, split=view.aux_split, sender=view.victim)
+    times = int(releases.epoch.max()) + 1
+    values = split_positions(releases.values, mask.shape[1])  # (R, T, d)
+    every = values.new_zeros(len(mask), times, *values.shape[1:])
+    every[releases.rows, releases.epoch] = values
+    chosen = every[:, -min(most or times, times) :]
+    return States(chosen.transpose(1, 2).flatten(2), mask)
+
+
+def _fit(kind: str, known: States, y: Tensor, rows: States, size: int, rng: torch.Generator) -> Tensor:
+    """Return the words (n, T) of ``rows`` by a decoder of V words, fitted to the words ``y`` of known rows."""
+    return fit_linear(known, y, rows, size) if kind == "linear" else fit_transformer(known, y, rows, size, rng)
+
+
+def fit_linear(known: States, y: Tensor, rows: States, size: int) -> Tensor:
+    """Return the words (n, T) by ridge regression of one-hot words on states and positions, with the best penalty."""
+    shift, scale = known.values[known.mask].mean(dim=0), known.values[known.mask].std(dim=0).clamp_min(1e-6)
+    positions = torch.eye(known.mask.shape[1])
+
+    def to_inputs(states: States) -> Tensor:
+        place = positions.expand(len(states.mask), -1, -1)
+        return torch.cat([(states.values - shift) / scale, place], dim=2)[states.mask].double()
+
+    x, targets = to_inputs(known), F.one_hot(y[known.mask], size).double()
+    left, singular, right = torch.linalg.svd(x, full_matrices=False)
+    inner, errors = left.T @ targets, []
+    for penalty in PENALTIES:  # leave-one-out errors in closed form
+        shrink = singular.square() / (singular.square() + penalty)
+        leverage = (left.square() * shrink).sum(dim=1, keepdim=True)
+        residual = (targets - left @ (shrink[:, None] * inner)) / (1 - leverage).clamp_min(1e-6)
+        errors.append(float(((targets - residual).argmax(dim=1) != targets.argmax(dim=1)).double().mean()))
+    penalty = PENALTIES[min(range(len(errors)), key=errors.__getitem__)]
+    weights = right.T @ ((singular / (singular.square() + penalty))[:, None] * inner)
+    words = torch.full(rows.mask.shape, PADDING)
+    words[rows.mask] = (to_inputs(rows) @ weights).argmax(dim=1)
+    return words
+
+
+class Decoder(nn.Module):
+    """A small transformer, (B, T, k) -> scores of words (B, T, V)."""
+
+    def __init__(self, width: int, length: int, size: int) -> None:
+        super().__init__()
+        self.inputs, self.positions = nn.Linear(width, HIDDEN), nn.Embedding(length, HIDDEN)
+        self.blocks, self.outputs = Blocks(BLOCKS, HIDDEN, HEADS), nn.Linear(HIDDEN, size)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Return the score of each word at each position."""
+        scores: Tensor = self.outputs(self.blocks(self.inputs(x) + self.positions.weight, mask))
+        return scores
+
+
+def fit_transformer(known: States, y: Tensor, rows: States, size: int, rng: torch.Generator) -> Tensor:
+    """Return the words (n, T) by a transformer on the principal components of the states."""
+    used = known.values[known.mask]
+    shift, axes = used.mean(dim=0), torch.linalg.svd(used - used.mean(dim=0), full_matrices=False).Vh[:HIDDEN].T
+    scale = ((used - shift) @ axes).std(dim=0).clamp_min(1e-6).max()
+
+    def to_inputs(states: States) -> Tensor:
+        components: Tensor = (states.values - shift) @ axes / scale
+        return components * states.mask[..., None]
+
+    x, model = to_inputs(known), Decoder(axes.shape[1], y.shape[1], size)
+    optimizer = torch.optim.Adam(model.parameters(), RATE)
+    for _ in range(EPOCHS):
+        for batch in draw_batches(len(y), BATCH, rng, y.device):
+            logits, mask = model(x[batch], known.mask[batch]), known.mask[batch]
+            optimizer.zero_grad()
+            F.cross_entropy(logits[mask], y[batch][mask], label_smoothing=0.05).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    with torch.no_grad():
+        scores: Tensor = model(to_inputs(rows), rows.mask)
+    return scores.argmax(dim=2)

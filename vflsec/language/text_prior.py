@@ -1,0 +1,111 @@
+"""What a party guesses of another party's text without a federation: words of known rows, by position and order."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.ensemble import ExtraTreesClassifier
+from sklearn.model_selection import KFold
+
+from vflsec.core.attack import Attack
+from vflsec.core.view import Guess, Need, View
+from vflsec.language.text import PADDING
+
+Words = NDArray[np.int64]
+"""Words (n, T) by number."""
+
+Columns = NDArray[np.floating]
+
+GUESSES = ("commonest", "likeliest", "forest")
+TREES, FOLDS, TINY = 100, 5, 1e-12
+
+
+class TextPrior(Attack):
+    """The best of three guesses from known rows: the commonest word of each position, the likeliest sentence, a forest.
+
+    The likeliest sentence is that of an n-gram model of two words, smoothed by the words of each position. The forest
+    predicts the word of each position from own columns. Cross-validation on the known rows chooses. It reads no message
+    and is *alone* beside every attack on text.
+
+    Source: this project; n-grams as in Jurafsky and Martin, Speech and Language Processing, chapter 3.
+
+    Args:
+        victim: whose text; None for the first other party.
+    """
+
+    name = "text-prior"
+    baseline = True
+    side = "either"
+    target = "text"
+    needs = frozenset({Need.FEATURES, Need.AUX_LABELS})
+    reference = "none: the baseline 'alone' of attacks on text"
+    verified = "sentences with one word for each position; scikit-learn's own forest"
+    costs = "counts of pairs of words, and a small forest"
+    fails = "if own columns say nothing of the text, and known rows have few words in common with the others"
+
+    def __init__(self, *, victim: str | None = None) -> None:
+        self.victim = victim
+
+    def alone(self) -> Attack | None:
+        """Return the same attack, which is what an adversary can do alone."""
+        return TextPrior(victim=self.victim)
+
+    def run(self, view: View, *, rng: torch.Generator) -> Guess:
+        """Return words (n, T) for every split."""
+        x = {split: columns.cpu().numpy() for split, columns in view.features.items()}
+        known, y = x[view.aux_split][view.aux_rows.cpu().numpy()], view.aux_labels.cpu().numpy()
+        seed = int(torch.randint(2**31, (), generator=rng))
+        held_out = {kind: np.empty_like(y) for kind in GUESSES}
+        for fit, out in KFold(min(FOLDS, len(y))).split(y) if len(y) > 1 else ():
+            for kind, words in held_out.items():
+                words[out] = _guess(kind, known[fit], y[fit], known[out], seed)
+        best = max(GUESSES, key=lambda kind: count_right(held_out[kind], y)) if len(y) > 1 else GUESSES[0]
+        return Guess({s: torch.from_numpy(_guess(best, known, y, rows, seed)).double() for s, rows in x.items()})
+
+
+def count_right(words: Words, y: Words) -> float:
+    """Return the share of words (n, T) that are right, without padding."""
+    return float((words == y)[y != PADDING].mean())
+
+
+def _guess(kind: str, known: Columns, y: Words, x: Columns, seed: int) -> Words:
+    """Return the words of rows ``x`` by the words ``y`` of known rows."""
+    if kind == "forest":
+        return _ask_forest(known, y, x, seed)
+    return np.tile(find_likeliest(y) if kind == "likeliest" else find_commonest(y), (len(x), 1))
+
+
+def find_commonest(y: Words) -> Words:
+    """Return the commonest word of each position (T,)."""
+    return np.array([np.bincount(words).argmax() for words in y.T])
+
+
+def find_likeliest(y: Words) -> Words:
+    """Return the likeliest sentence (T,) of the n-gram model, by Viterbi's algorithm."""
+    size = int(y.max()) + 1
+    pairs = np.zeros((size, size))
+    np.add.at(pairs, (y[:, :-1].ravel(), y[:, 1:].ravel()), 1)
+    shares = np.stack([np.bincount(words, minlength=size) for words in y.T]) / len(y)  # (T, V)
+    total, before = np.log(shares[0] + TINY), []
+    for share in shares[1:]:
+        following = np.log((pairs + share) / (pairs.sum(axis=1, keepdims=True) + 1) + TINY) + total[:, None]
+        before.append(following.argmax(axis=0))
+        total = following.max(axis=0)
+    sentence = [int(total.argmax())]
+    for came_from in reversed(before):
+        sentence.append(int(came_from[sentence[-1]]))
+    return np.array(sentence[::-1])
+
+
+def _ask_forest(known: Columns, y: Words, x: Columns, seed: int) -> Words:
+    """Return the words (n, T) that a forest predicts from own columns."""
+    words, varying = np.tile(find_commonest(y), (len(x), 1)), np.flatnonzero(np.ptp(y, axis=0))
+    if len(varying) and known.shape[1]:
+        forest = ExtraTreesClassifier(TREES, min_samples_leaf=5, random_state=seed, n_jobs=1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that many words are few rows
+            words[:, varying] = forest.fit(known, y[:, varying]).predict(x).reshape(len(x), -1)
+    return words

@@ -1,0 +1,135 @@
+"""A small transformer in two parts: the lower one where the text is, the upper one where the labels are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vflsec.base.layout import Layout
+from vflsec.base.sparse_rows import SparseRows, find_words
+from vflsec.language.text import PADDING
+
+
+class TransformerBlock(nn.Module):
+    """Self-attention and two linear layers, each after a LayerNorm and added to its input: (B, T, d) -> (B, T, d).
+
+    Source: Vaswani et al. 2017 (arXiv 1706.03762), with the norm first as in GPT-2.
+
+    Args:
+        width: d.
+        heads: of the attention.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm, self.attention, self.output = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 3 * width),
+            nn.Linear(width, width),
+        )
+        self.network = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, h: Tensor, mask: Tensor) -> Tensor:
+        """Return the states (B, T, d), which read those positions where ``mask`` (B, T) is true."""
+        rows, length, width = h.shape
+        parts = self.attention(self.norm(h)).view(rows, length, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)  # (B, heads, T, d / heads) each
+        read = F.scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None, None])
+        h = h + self.output(read.transpose(1, 2).flatten(2))
+        states: Tensor = h + self.network(h)
+        return states
+
+
+class Blocks(nn.ModuleList):
+    """Blocks in a row, (B, T, d) -> (B, T, d); the first position is always read, so that there is one."""
+
+    def __init__(self, blocks: int, width: int, heads: int) -> None:
+        super().__init__(TransformerBlock(width, heads) for _ in range(blocks))
+
+    def forward(self, h: Tensor, mask: Tensor) -> Tensor:
+        """Return the states after the last block, zero where ``mask`` (B, T) is false."""
+        read = mask | (torch.arange(mask.shape[1], device=mask.device) == 0)
+        for block in self:
+            h = block(h, read)
+        return h * mask[..., None]
+
+
+def split_positions(h: Tensor, length: int) -> Tensor:
+    """Return rows (B, T·d) as sequences (B, T, d)."""
+    return h.reshape(len(h), length, h.shape[1] // length)
+
+
+class LowerModel(nn.Module):
+    """Embeddings of words and positions, then the first blocks: encoded text (B, T·V) -> hidden states (B, T·d).
+
+    Args:
+        layout: of the text.
+        hidden: d.
+        heads: of the attention.
+        blocks: below the cut.
+
+    Attributes:
+        width: of a row of states, T·d.
+    """
+
+    def __init__(self, layout: Layout, hidden: int, heads: int, blocks: int) -> None:
+        super().__init__()
+        self.layout, self.length, self.width = layout, len(layout.columns), len(layout.columns) * hidden
+        self.words, self.positions = nn.Embedding(len(layout.vocabulary), hidden), nn.Embedding(self.length, hidden)
+        self.blocks = Blocks(blocks, hidden, heads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the hidden states of each row side by side, (B, T·d), zero at padding."""
+        if isinstance(x, SparseRows) and not x.requires_grad:
+            tokens = find_words(x, len(self.layout.vocabulary))
+            h, mask = self.words(tokens), tokens != PADDING
+        else:  # a mixture of words has a mixture of their embeddings
+            weights = split_positions(x, self.length)
+            h, mask = weights @ self.words.weight, weights[..., PADDING + 1 :].sum(dim=2) > 0
+        positions = torch.arange(self.length, device=h.device).expand(len(h), -1)
+        states: Tensor = self.blocks(h + self.positions(positions), mask)
+        return states.flatten(1)
+
+
+class UpperModel(nn.Module):
+    """The last blocks on the states of each text, then a linear head on [start] and the other embeddings.
+
+    A position whose states are all zero is padding, as in ``Message.as_table``.
+
+    Args:
+        widths: of the parties' embeddings.
+        lengths: T of each party with text; 0 for the others.
+        hidden: d.
+        heads: of the attention.
+        blocks: above the cut.
+        n_classes: C.
+    """
+
+    def __init__(
+        self, widths: Sequence[int], lengths: Sequence[int], hidden: int, heads: int, blocks: int, n_classes: int
+    ) -> None:
+        super().__init__()
+        self.lengths = tuple(lengths)
+        self.blocks = nn.ModuleList(Blocks(blocks, hidden, heads) for length in lengths if length)
+        self.norms = nn.ModuleList(nn.LayerNorm(hidden) for length in lengths if length)
+        joined = sum(hidden if length else width for width, length in zip(widths, lengths, strict=True))
+        self.head = nn.Linear(joined, n_classes)
+
+    def forward(self, embeddings: Sequence[Tensor]) -> Tensor:
+        """Return logits (B, C) from what each party sent: (B, T·d) of text, (B, d_k) of columns."""
+        parts, models = [], zip(self.blocks, self.norms, strict=True)
+        for sent, length in zip(embeddings, self.lengths, strict=True):
+            if not length:
+                parts.append(sent)
+                continue
+            blocks, norm = next(models)
+            states = split_positions(sent, length)
+            parts.append(norm(blocks(states, (states != 0).any(dim=2))[:, 0]))
+        logits: Tensor = self.head(torch.cat(parts, dim=1))
+        return logits
