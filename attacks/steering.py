@@ -162,4 +162,5 @@ def restrict(sent: Tensor, honest: Tensor, rank: int, longest: float) -> Tensor:
         along *= (within * along.sign()).sum().sign()
         keeps = (within * along > 0) & (along.abs() > FAINT * longest)
         within = torch.where(keeps, within, along)
-    return (within @ lines[0]).to(sent.dtype)
+    restricted: Tensor = (within @ lines[0]).to(sent.dtype)
+    return restricted

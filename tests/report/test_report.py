@@ -852,6 +852,7 @@ def test_a_row_says_whether_more_than_alone_is_shown(summary):
     low = summary.worst[0]
     for ends, detectable, text in (
         ((0.01, 0.1), 0.03, "yes"), ((-0.01, 0.1), 0.031, "not shown (.031)"), ((None, None), None, "not shown"),
+        ((-0.6, 0.9), 1 - low.leak.alone, "cannot be shown"), ((0.1, 0.9), 1 - low.leak.alone, "yes"),
     ):  # fmt: skip
         leak = msgspec.structs.replace(low.leak, advantage_ci95=ends, detectable=detectable)
         assert columns.compare_with_alone(msgspec.structs.replace(low, leak=leak)) == text

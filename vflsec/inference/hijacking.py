@@ -119,8 +119,9 @@ def describe_alarm(view: View, victim: str | None) -> dict[str, float]:
     rows = [m.rows for m in sent if m.rows is not None]
     alarm, examined = find_alarm([m.payload["value"] for m in sent], rows, view.further[EXPECTED.name])
     if alarm:
-        return {ALARM: alarm}
-    return {QUIET: examined} | ({UNSEEN: len(sent) - examined} if examined < len(sent) else {})
+        return {ALARM: float(alarm)}
+    unseen = {UNSEEN: float(len(sent) - examined)} if examined < len(sent) else {}
+    return {QUIET: float(examined), **unseen}
 
 
 def _is_gradient(m: Message, victim: str | None) -> bool:

@@ -81,12 +81,14 @@ def _get_single(point: Point, key: str, default: Any = None) -> Any:
 
 
 def compare_with_alone(point: Point) -> str:
-    """Return whether an advantage is shown, and if not, the one that would have been."""
+    """Return whether an advantage is shown, and if not, the one that would have been, if any could."""
     low, detectable = point.leak.advantage_ci95[0], point.leak.detectable
     if point.leak.advantage is None:
         return "–"
     if low is not None and low > 0:
         return "yes"
+    if point.leak.is_blind:
+        return "cannot be shown"
     return "not shown" if detectable is None else f"not shown ({write_number(detectable)})"
 
 

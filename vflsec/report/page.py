@@ -18,10 +18,10 @@ from vflsec.base import files
 from vflsec.base.checks import count, group
 from vflsec.base.errors import UsageError
 from vflsec.report import table
-from vflsec.report.columns import WORDS
+from vflsec.report.columns import WORDS, compare_with_alone, write_advantage
 from vflsec.report.comparison import list_settings, write_plain
 from vflsec.report.formats import Cells, Column, as_html, escape, write_number
-from vflsec.results.analysis.results import Leak, Summary, name_defense
+from vflsec.results.analysis.results import Point, Summary, name_defense
 from vflsec.results.analysis.verdict import MEASURES
 from vflsec.results.records.manifest import INTEGRITY, TARGETS, Manifest, Provenance
 
@@ -329,8 +329,8 @@ def _list_evidence(summary: Summary) -> dict[str, str]:
     run = {target: {p.attack for p in points if p.target.partition(" ")[0] == target} for target in TARGETS}
     facts = {}
     for target, attacks in run.items():
-        leaks = [p.leak for p in summary.worst if p.target.partition(" ")[0] == target and p.leak.mean is not None]
-        most = f", {_state_most(leaks)}" if leaks else ""
+        worst = [p for p in summary.worst if p.target.partition(" ")[0] == target and p.leak.mean is not None]
+        most = f", {_state_most(worst)}" if worst else ""
         facts[target] = f"attacks on {target}: {f'{len(attacks)} run{most}' if attacks else 'not run'}"
     broken = sorted({damage.attack for damage in summary.integrity if damage.under_attack.mean is not None})
     facts[INTEGRITY] = f"attacks on integrity: {', '.join(broken) or 'not run'}"
@@ -339,20 +339,24 @@ def _list_evidence(summary: Summary) -> dict[str, str]:
     defenses = dict.fromkeys(name_defense(point, "") for point in points if point.strength)
     facts["defenses"] = f"leak and cost of {', '.join(defenses)}" if defenses else "no defense was tested"
     facts["gates"] = "; ".join(map(table.write_gate, summary.gates)) or "no gate was set"
-    known = [point.leak.others[KNOWN] for point in points if KNOWN in point.leak.others]
+    known = [p.leak.others[KNOWN] for p in points if p.target == "labels" and KNOWN in p.leak.others]
     share = f"at most {write_number(max(known))}" if known else "not measured"
-    facts["known"] = f"share of a class that is known with more than 99 %: {share}"
+    facts["known"] = f"share of the labels of a class that are known with more than 99 %: {share}"
     seen = [p.leak.detectable for p in summary.worst if p.leak.detectable is not None]
-    facts["detectable"] = f"smallest advantage that would have been seen: {write_number(max(seen, default=None))}"
+    blind = any(point.leak.is_blind for point in summary.worst)
+    least = "none, with so few rows" if blind else write_number(max(seen, default=None))
+    facts["detectable"] = f"smallest advantage that would have been seen: {least}"
     rows = [count(n, f"{KINDS.get(split, split)} row") for split, n in summary.rows.items()]
     facts["rows"] = f"{' and '.join(rows) or 'no rows'} in each of {count(summary.seeds, 'seed')}"
     return facts
 
 
-def _state_most(leaks: Sequence[Leak]) -> str:
-    """Return the largest of several leaks, and what is known without joining."""
-    leak = max(leaks, key=lambda leak: leak.mean or 0.0)
-    alone = "" if leak.alone is None else f" ({write_number(leak.alone)} without joining)"
+def _state_most(points: Sequence[Point]) -> str:
+    """Return the largest of several leaks, what is known without joining, and how surely they differ."""
+    most = max(points, key=lambda point: point.leak.mean or 0.0)
+    leak, answer = most.leak, compare_with_alone(most)
+    surely = f"advantage {write_advantage(most)}, {'shown' if answer == 'yes' else answer}"
+    alone = "" if leak.alone is None else f" ({write_number(leak.alone)} without joining; {surely})"
     return f"at most {MEASURES.get(leak.metric, leak.metric)} {write_number(leak.mean)}{alone}"
 
 

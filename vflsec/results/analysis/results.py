@@ -78,6 +78,12 @@ class Leak(Measure, frozen=True, kw_only=True):
     by_seed: dict[int, float] = {}
     alone_by_seed: dict[int, float] = {}
 
+    @property
+    def is_blind(self) -> bool:
+        """Whether not even all that is left to be gained would have been told from 0."""
+        least = max(self.alone or 0.0, self.chance or 0.0)
+        return self.alone is not None and self.detectable is not None and self.detectable + least > 1 - 1e-9
+
 
 class Empirical(msgspec.Struct, frozen=True, kw_only=True):
     """What guesses of tossed labels show of the epsilon of one label, with a confidence of 95 %.
