@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 from torch import Tensor, nn
@@ -75,7 +75,7 @@ class SplitLM(FedSplitNN):
 
     name = "split-lm"
     reference = "this project; Vaswani et al. 2017, arXiv 1706.03762; split as by Gu et al. 2025 (VFLAIR-LLM)"
-    differs: ClassVar[tuple[str, ...]] = (
+    differs = (
         "The model is small and trained from scratch; those of VFLAIR-LLM are pre-trained and fine-tuned with LoRA.",
     )
     shares_head = False

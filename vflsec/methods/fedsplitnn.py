@@ -1,5 +1,7 @@
 """FedSplitNN: supervised split learning, end to end."""
 
+from typing import ClassVar
+
 from vflsec.core.federation import Federation
 from vflsec.methods.split_method import SplitMethod
 
@@ -19,7 +21,7 @@ class FedSplitNN(SplitMethod):
 
     name = "fedsplitnn"
     reference = "He et al. 2022 (FedHSSL), arXiv 2208.08934, baseline FedSplitNN; Vepakomma et al. 2018"
-    differs = (
+    differs: ClassVar[tuple[str, ...]] = (
         "Training follows train and model, by default Adam at 0.001, batches of 256 and small networks; FedHSSL's "
         "settings are those of its fine-tuning.",
         "With train.local_steps above 1 it is FedBCD.",
