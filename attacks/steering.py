@@ -35,7 +35,8 @@ class Steering(HijackingAttack):
     ``column-fusion`` then reads all that arrived.
 
     With ``quiet``, the gradients pass the check of ``vflsec.inference.hijacking``: they have the rank of honest ones,
-    and with two classes their signs. Their directions and lengths are free.
+    and with two classes their signs. Lengths are free, and directions if ``known``; novelty shows where the honest
+    training goes.
 
     Source: this project. ``fsha`` does not use which row an embedding belongs to.
 
@@ -111,7 +112,7 @@ class Steering(HijackingAttack):
         """Return what is left of ``sent`` if it has to look like ``g``, both (B, d)."""
         self._rank = self._rank or int(torch.linalg.matrix_rank(g, rtol=1e-4))  # later, rounding adds to it
         self._longest = max(self._longest, float(g.norm(dim=1).max()))
-        return restrict(sent, g, self._rank, self._longest)
+        return restrict(sent, g, self._rank, self._longest, free=self.aim == "known")
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return values (n, d) for every split."""
@@ -150,12 +151,14 @@ class Steering(HijackingAttack):
         return explained - target
 
 
-def restrict(sent: Tensor, honest: Tensor, rank: int, longest: float) -> Tensor:
+def restrict(sent: Tensor, honest: Tensor, rank: int, longest: float, *, free: bool) -> Tensor:
     """Return gradients (B, d) near ``sent`` with the rank of honest ones, and on a line with their signs.
 
-    Where the sign is another one, or unclear beside the ``longest`` honest gradient, the honest length remains.
+    Directions are ``free``, or in the span of honest ones. Where the sign is another one, or unclear beside the
+    ``longest`` honest gradient, the honest length remains.
     """
-    lines = [torch.linalg.svd(g.double(), full_matrices=False)[2][:rank] for g in (sent, honest)]
+    spans = sent if free else honest, honest
+    lines = [torch.linalg.svd(g.double(), full_matrices=False)[2][:rank] for g in spans]
     within = sent.double() @ lines[0].T
     if rank == 1:
         along = honest.double() @ lines[1].T

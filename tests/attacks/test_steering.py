@@ -53,17 +53,20 @@ def test_other_victims_and_test_rows_get_honest_gradients():
         assert attack.replace_gradient(victim, torch.randn(70, 3), g, step) is g
 
 
-def test_quiet_gradients_have_the_rank_and_the_signs_of_honest_ones():
+@pytest.mark.parametrize("free", [True, False])
+def test_quiet_gradients_have_the_rank_and_the_signs_of_honest_ones(free):
     rng = torch.Generator().manual_seed(0)
     for rank in (1, 2):
         honest = torch.randn(50, rank, generator=rng) @ torch.randn(rank, 6, generator=rng)
-        wanted = honest + 10 * torch.randn(50, rank, generator=rng) @ torch.randn(rank, 6, generator=rng)
-        sent = restrict(wanted, honest, rank, float(honest.norm(dim=1).max()))
+        wanted = honest + 100 * torch.randn(50, rank, generator=rng) @ torch.randn(rank, 6, generator=rng)
+        sent = restrict(wanted, honest, rank, float(honest.norm(dim=1).max()), free=free)
         assert torch.linalg.matrix_rank(sent, rtol=1e-4) == rank
         signs = torch.linalg.svd(honest)[0][:, 0].sign() * torch.linalg.svd(sent)[0][:, 0].sign()
         assert rank > 1 or (signs == signs[0]).all()
+        both = torch.linalg.matrix_rank(torch.cat([sent, honest]), rtol=1e-4)
+        assert both > rank if free else both == rank
         assert sent.norm(dim=1).max() > 2 * honest.norm(dim=1).max()
-        torch.testing.assert_close(restrict(honest, honest, rank, 1.0), honest)
+        torch.testing.assert_close(restrict(honest, honest, rank, 1.0, free=free), honest)
 
 
 def test_novel_steering_leaves_what_earlier_embeddings_tell_and_grows_what_they_do_not():

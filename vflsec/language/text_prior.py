@@ -42,6 +42,7 @@ class TextPrior(Attack):
     target = "text"
     needs = frozenset({Need.FEATURES, Need.AUX_LABELS})
     reference = "none: the baseline 'alone' of attacks on text"
+    differs = ("No source describes it.",)
     verified = "sentences with one word for each position; scikit-learn's own forest"
     costs = "counts of pairs of words, and a small forest"
     fails = "if own columns say nothing of the text, and known rows have few words in common with the others"
