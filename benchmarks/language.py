@@ -57,7 +57,8 @@ def main(seeds: int, jobs: int, write: bool) -> None:
     print(table)
     if write:
         page = PAGE.read_text("utf-8")
-        page = re.sub(r"(<!-- table: .*? -->\n).*?(\n<!-- /table -->)", rf"\1{table}\2", page, flags=re.DOTALL)
+        page, places = re.subn(r"(<!-- table: .*? -->\n).*?(<!-- /table -->)", rf"\1{table}\n\2", page, flags=re.DOTALL)
+        assert places == 1, "the page has one table"
         PAGE.write_text(page, "utf-8")
 
 

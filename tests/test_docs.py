@@ -106,6 +106,11 @@ def reference():
     return script("build_reference")
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_generated_table_is_empty(page):
+    assert not re.search(r"<!-- table: .*? -->\s*<!-- /table -->", page.read_text("utf-8"), re.DOTALL)
+
+
 def test_generated_parts_are_current(builder):
     assert builder.is_stale() == []
 
