@@ -41,4 +41,6 @@ def test_what_has_no_number_is_not_drawn():
     nothing = replace(LEAK, mean=None, ci95=(None, None), advantage=None)
     assert draw_attacks(summarize([replace(POINT, leak=nothing, leak_train=nothing)])) is None
     many = [replace(POINT, strength=float(k)) for k in range(MAX_PANELS + 3)]
-    assert len(read_dots(draw_attacks(summarize(many)))) == MAX_PANELS
+    figure = draw_attacks(summarize(many))
+    assert len(read_dots(figure)) == MAX_PANELS
+    assert figure.get_supxlabel().count(",") == 2  # names the three that are left out

@@ -174,6 +174,16 @@ def test_seeds_without_common_rows_have_the_t_interval():
     assert simple.margin == pytest.approx(bound_over_seeds(values).high - np.mean(values))
 
 
+def test_equal_values_of_different_rows_have_the_error_of_rows():
+    """Few positive rows allow for few values, and two seeds may have the same one."""
+    apart = np.full((2, GROUPS), 0.997)
+    apart[0, :5], apart[1, 5:10] = 0.995, 0.995
+    within = jackknife(apart[0])
+    tied, near = combine_errors([0.997] * 2, apart), combine_errors([0.997, 0.997 - (2 * within) ** 0.5], apart)
+    assert tied.size == pytest.approx(near.size)
+    assert tied.size == pytest.approx((within / 2) ** 0.5, rel=0.1)
+
+
 def test_common_draws_of_known_rows_widen_the_interval():
     values = [0.71, 0.74, 0.69, 0.72, 0.70]
     flat = np.zeros((5, GROUPS))

@@ -487,6 +487,8 @@ def _draw_baselines(axes: Axes, points: Sequence[Point]) -> None:
 def draw_attacks(summary: Summary) -> Figure | None:
     """Return a panel for each defense and strength, colored by target; None without a number."""
     panels = _group_points(summary)
+    left_out = list(panels)[MAX_PANELS:]
+    panels = {title: panels[title] for title in list(panels)[:MAX_PANELS]}
     rows = _order_attacks(panels)
     if not rows:
         return None
@@ -511,7 +513,8 @@ def draw_attacks(summary: Summary) -> Figure | None:
     every[0].set_yticks(range(len(rows)), rows, fontsize=8)
     every[0].set_ylim(len(rows) - 0.4, -0.6)
     every[0].set_xlim(left=max(-0.05, every[0].get_xlim()[0]), right=min(1.05, every[0].get_xlim()[1]))
-    figure.supxlabel("leak", fontsize=9)
+    omitted = f"; in the tables only: {', '.join(title.replace(chr(10), ' ') for title in left_out)}"
+    figure.supxlabel(f"leak{omitted if left_out else ''}", fontsize=9)
     marks = [Line2D([], [], color=colors[target], marker="o", linestyle="", label=target) for target in targets]
     marks.append(
         Line2D([], [], color="black", marker="o", markerfacecolor="white", linestyle="", label="training rows")
@@ -533,7 +536,7 @@ def _group_points(summary: Summary) -> dict[str, list[Point]]:
             title = name_defense(point, summary.undefended)
             title = f"{point.method}\n{title}" if several else title
             panels.setdefault(title, {}).setdefault(point.attack, show_most(point))
-    return {title: list(points.values()) for title, points in list(panels.items())[:MAX_PANELS]}
+    return {title: list(points.values()) for title, points in panels.items()}
 
 
 def _order_attacks(panels: dict[str, list[Point]]) -> list[str]:

@@ -59,6 +59,11 @@ def get_error(low: float, high: float) -> float:
     return (high - low) / (2 * float(_get_quantile(math.inf)))
 
 
+TIE = 1e-12
+"""Values of seeds that vary by less are equal by chance, where few rows allow for few values, or for having all rows
+in common; what rows do not have in common is then known of the rows alone."""
+
+
 def combine_errors(
     values: Sequence[float], without: Sequence[Sequence[float]], *, known: float = 0.0, most: float = 0.0
 ) -> StandardError:
@@ -90,6 +95,8 @@ def combine_errors(
         within_seed = float(np.mean([jackknife(values) for values in without]))
         of_rows = max(0.0, whole - within_seed / (n - 1))
         uncertain = whole**2 / (len(without[0]) - 1)
+    if variance < TIE:
+        variance = max(0.0, within_seed - of_rows)
     of_draws = known * max(0.0, variance - (within_seed - of_rows))
     total = variance / n + (math.sqrt(of_rows) + math.sqrt(of_draws)) ** 2
     uncertain += (total - of_rows) ** 2 / (n - 1)
