@@ -443,6 +443,12 @@ def test_it_counts_rows_and_says_what_there_is_without_joining(report):
         assert way in " ".join(" ".join(parsed(Report(other, report.manifest).to_html()).text).split())
 
 
+@pytest.mark.parametrize("alarms", [[], ["a sign"]])
+def test_what_is_signed_says_whether_it_may_be_relied_on(report, alarms):
+    text = write_page([report.draw_part()._replace(summary=replace(report.summary, alarms=alarms))])
+    assert ("class=failed" in text[text.index("Sign-off") :]) is bool(alarms)
+
+
 def test_hostile_names_are_text(report):
     bad = '<script>alert(1)</script>"&amp;'
     summary = replace(report.summary, dataset=bad, adversary=bad, notes=[bad], not_run=[bad], left_out={bad: bad})

@@ -89,7 +89,7 @@ def write_page(parts: Sequence[Part]) -> str:
         _write_cards(part.manifest for part in parts),
         _write_meanings("What the columns mean", _explain_words(tables)),
         _write_annex(parts),
-        _write_sign_off(part.manifest.provenance for part in parts),
+        _write_sign_off(parts),
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -199,12 +199,16 @@ def _list_untested(summary: Summary, manifest: Manifest) -> str:
     return _write_meanings("What was not tested, and why", rows)
 
 
-def _write_sign_off(origins: Iterable[Provenance]) -> str:
-    """Return the box to be signed, with the versions and commands of what is signed."""
-    fields = dict.fromkeys(("Decision", "Conditions", "Valid until", "Name and role", "Date and signature"), "")
-    fields["Decision"] = "☐ accepted &emsp; ☐ accepted under conditions &emsp; ☐ rejected"
-    rows = "".join(f"<tr><th class=text>{field}</th><td>{text}</td></tr>" for field, text in fields.items())
+def _write_sign_off(parts: Sequence[Part]) -> str:
+    """Return the box to be signed, with the versions and commands of what is signed, and whether to rely on it."""
+    fields = ("System, data, defense and strength", "Decision", "Conditions", "Valid until", "Name and role")
+    texts = dict.fromkeys((*fields, "Date and signature"), "")
+    texts["Decision"] = "☐ accepted &emsp; ☐ accepted under conditions &emsp; ☐ rejected"
+    rows = "".join(f"<tr><th class=text>{field}</th><td>{text}</td></tr>" for field, text in texts.items())
+    origins = [part.manifest.provenance for part in parts]
     signed = "".join(f"<p>{_write_version(origin)}: <code>{_write_command(origin)}</code></p>" for origin in origins)
+    if any(part.summary.alarms for part in parts):
+        signed += "<p class=failed>A NOTE at the top of this page says why these numbers may not be relied on.</p>"
     return f"<section class=sign><h2>Sign-off</h2>{signed}<table>{rows}</table></section>"
 
 
