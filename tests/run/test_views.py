@@ -41,6 +41,10 @@ LEARNING = {
 """Enough for PrADA's extractors not to collapse."""
 
 
+TEXT = {"dataset": "census-text", "data": {"n_labeled": 200, "options": {"rows": 300}}}
+"""For the method that needs text."""
+
+
 def settings(name, adversary="passive_1", attacks=("mc",), parties=3, **more):
     return specs.read(
         {
@@ -53,6 +57,7 @@ def settings(name, adversary="passive_1", attacks=("mc",), parties=3, **more):
             "aux": {"n": 20, "folds": 0},
             "adversary": adversary,
             "attacks": list(attacks),
+            **(TEXT if name == "split-lm" else {}),
             **more,
         }
     )  # fmt: skip

@@ -191,10 +191,12 @@ def is_file(name: str) -> bool:
 
 
 def _find(kind: str, name: str) -> Entry | None:
-    """Return one entry; the list of all is made only for a name that is not built in."""
+    """Return one entry; packages that are installed are asked only for a name that is not in the catalogue."""
     expect_known(PACKAGES, kind=kind)
     target = import_module(PACKAGES[kind]).CATALOGUE.get(name)
-    return list_all(kind).get(name) if target is None else Entry(name, target, "built in")
+    if target is not None:
+        return Entry(name, target, "built in")
+    return next((entry for entry in _list_installed(kind) if entry.name == name), None)
 
 
 @cache
