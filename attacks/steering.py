@@ -35,8 +35,8 @@ class Steering(HijackingAttack):
     ``column-fusion`` then reads all that arrived.
 
     With ``quiet``, the gradients pass the check of ``vflsec.inference.hijacking``: they have the rank of honest ones,
-    and with two classes their signs. Lengths are free, and directions if ``known``; novelty shows where the honest
-    training goes.
+    and with two classes their signs. Lengths are free; directions are free with ``known``, and stay in the span of the
+    honest gradients with ``novel``.
 
     Source: this project. ``fsha`` does not use which row an embedding belongs to.
 

@@ -91,9 +91,11 @@ def name_strongest(dataset: str, jobs: int) -> str:
         quiet += [attack] * describe_alarm(report).startswith("none")
     honest, *others = ATTACKS
     strongest, unnoticed = (max(names, key=means.__getitem__) for names in (others, quiet))
+    beside = f", and `{unnoticed}` most without an alarm ({means[unnoticed]:.3f})"
     return (
-        f"On `{dataset}`, `{strongest}` recovers most ({means[strongest]:.3f}), and `{unnoticed}` most without an "
-        f"alarm ({means[unnoticed]:.3f}); an honest active party recovers {means[honest]:.3f}."
+        f"On `{dataset}`, `{strongest}` recovers most ({means[strongest]:.3f})"
+        f"{', without an alarm' if strongest == unnoticed else beside}; an honest active party recovers "
+        f"{means[honest]:.3f}."
     )
 
 

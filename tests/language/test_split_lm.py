@@ -149,6 +149,20 @@ def test_a_defense_protects_a_sequence_as_one_row_and_leaves_the_mask():
     assert not transcript[0].payload["value"].unflatten(1, (8, 8))[~message.payload["mask"]].any()
 
 
+def test_a_run_says_that_no_epsilon_covers_the_length_of_a_text():
+    """The mask is the same with noise and without, and a note says so."""
+    noisy = make_federation(defenses=[GaussianDP(1.0, at=["embedding"], clip=0.2)])
+    method = make_method()
+    masks = [
+        [m.payload["mask"] for m in record(federation, model)[1] if m.kind is Kind.EMBEDDING]
+        for federation, model in ((noisy, method), (make_federation(), make_method()))
+    ]
+    assert all(map(torch.equal, *masks))
+    assert method.notes(noisy) == [
+        "the mask tells the length of each text of passive_1: no defense hides it, and no epsilon covers it"
+    ]
+
+
 def test_it_learns_the_word_that_tells_the_class():
     federation = make_federation()
     logits = make_method(epochs=30, hidden=16).fit(federation).predict("test")

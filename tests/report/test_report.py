@@ -15,6 +15,7 @@ from vflsec.base.errors import StoreError, UsageError
 from vflsec.cli.options import print_to_terminal
 from vflsec.report import columns, curve, formats, table
 from vflsec.report.report import Report, plot
+from vflsec.results.analysis import verdict
 from vflsec.results.analysis.results import Cap, Damage, Gate, Leak, Measure, Place, Point, Rank, Summary
 from vflsec.results.analysis.summary import add_costs
 from vflsec.run import spec as specs
@@ -858,6 +859,18 @@ def test_a_row_says_whether_more_than_alone_is_shown(summary):
         assert columns.compare_with_alone(msgspec.structs.replace(low, leak=leak)) == text
     nothing = msgspec.structs.replace(low.leak, advantage=None)
     assert columns.compare_with_alone(msgspec.structs.replace(low, leak=nothing)) == "–"
+
+
+def test_a_gain_that_nothing_could_have_shown_is_not_said_to_have_been_visible(summary):
+    leak = msgspec.structs.replace(summary.worst[0].leak, alone=0.6, chance=0.5)
+    for detectable, is_blind, words in (
+        (0.4, True, "no gain could"),
+        (0.3, False, "a gain of .30 would"),
+        (None, False, ""),
+    ):
+        found = msgspec.structs.replace(leak, detectable=detectable)
+        assert found.is_blind is is_blind
+        assert words in verdict._state_detectable(found)
 
 
 def test_an_advantage_has_the_interval_of_its_own_difference(summary):

@@ -124,6 +124,14 @@ class SplitLM(FedSplitNN):
             federation.n_classes,
         )  # fmt: skip
 
+    def notes(self, federation: Federation) -> list[str]:
+        """Return whose lengths of texts are sent in clear."""
+        return [
+            f"the mask tells the length of each text of {party.name}: no defense hides it, and no epsilon covers it"
+            for party in federation.passive
+            if party.holds_text
+        ]
+
     def _get_protocol(self, federation: Federation) -> tuple[type[Boundary], dict[str, Any]]:
         if federation.active.defenses.protocols():
             raise UsageError(

@@ -144,7 +144,7 @@ def _end_no_gain(point: Point, measure: str, rows: str) -> str:
 
 def _state_detectable(leak: Leak) -> str:
     if leak.is_blind:
-        return "; so few rows would have shown no gain"
+        return "; with so few rows no gain could have been seen"
     return f"; a gain of {_say(leak.detectable)} would have been seen" * ((leak.detectable or 0.0) >= MIN_GAIN)
 
 
