@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ Inputs = dict[str, Tensor]
 """Inputs (n, p) of the classifier, by split."""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AttributeInference(Attack):
     """Classification of one column of the victim, which is not part of the task, from the embeddings that it sends.
 
@@ -81,23 +83,16 @@ class AttributeInference(Attack):
         "attribute with rare categories needs more auxiliary rows"
     )
 
-    def __init__(
-        self,
-        *,
-        victim: str | None = None,
-        column: str | None = None,
-        reads: Literal["received", "both", "own"] | None = None,
-        folds: int = 5,
-        releases: int | None = None,
-    ) -> None:
-        check_positive(folds=folds)
-        check_positive_or_none(releases=releases)
-        self.folds = folds
-        self.victim = victim
-        self.column = column
-        self.reads = reads
-        self.releases = releases
-        if reads == "own":
+    victim: str | None = None
+    column: str | None = None
+    reads: Literal["received", "both", "own"] | None = None
+    folds: int = 5
+    releases: int | None = None
+
+    def __post_init__(self) -> None:
+        check_positive(folds=self.folds)
+        check_positive_or_none(releases=self.releases)
+        if self.reads == "own":
             self.needs = frozenset({Need.FEATURES, Need.AUX_LABELS})  # type: ignore[misc]
 
     def alone(self) -> Attack | None:

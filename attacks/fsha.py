@@ -1,6 +1,7 @@
 """Feature-space hijacking (FSHA): an active party that trains the victim's bottom model to be inverted."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,7 @@ DECODER = Knowledge(
 )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class FeatureSpaceHijacking(HijackingAttack):
     """Recovery of the victim's columns from embeddings of a bottom model that was trained to give them away.
 
@@ -81,26 +83,17 @@ class FeatureSpaceHijacking(HijackingAttack):
         "distribution with own columns: D compares distributions, and not rows"
     )
 
-    def __init__(
-        self,
-        *,
-        victim: str | None = None,
-        steps: int = 3,
-        penalty: float = 10.0,
-        layers: int = 1,
-        hidden: int = 64,
-        with_columns: bool = True,
-        lr: float = 5e-3,
-    ) -> None:
-        check_positive(steps=steps, hidden=hidden, lr=lr)
-        check_non_negative(penalty=penalty, layers=layers)
-        self.victim = victim
-        self.steps = steps
-        self.penalty = penalty
-        self.layers = layers
-        self.hidden = hidden
-        self.with_columns = with_columns
-        self.lr = lr
+    victim: str | None = None
+    steps: int = 3
+    penalty: float = 10.0
+    layers: int = 1
+    hidden: int = 64
+    with_columns: bool = True
+    lr: float = 5e-3
+
+    def __post_init__(self) -> None:
+        check_positive(steps=self.steps, hidden=self.hidden, lr=self.lr)
+        check_non_negative(penalty=self.penalty, layers=self.layers)
         self._hijacking: _Hijacking | None = None
 
     def alone(self) -> Imputation:

@@ -1,6 +1,7 @@
 """Generative regression network (GRN): columns that, with own columns, lead to the observed predictions."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from vflsec.inference.joint_model import JointModel
 from vflsec.inference.regression import is_still_falling
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class GenerativeRegressionNetwork(Attack):
     """Recovery of the victim's columns from the joint model's predictions, by a network that explains them.
 
@@ -65,24 +67,16 @@ class GenerativeRegressionNetwork(Attack):
         "directions of the guess can be worse than the mean (R2 below 0)"
     )
 
-    def __init__(
-        self,
-        *,
-        victim: str | None = None,
-        steps: int = 300,
-        batch: int = 256,
-        lr: float = 1e-3,
-        penalty: float = 1.0,
-        draws: int = 4,
-    ) -> None:
-        check_positive(steps=steps, batch=batch, lr=lr, draws=draws)
-        check_non_negative(penalty=penalty)
-        self.victim = victim
-        self.steps = steps
-        self.batch = batch
-        self.lr = lr
-        self.penalty = penalty
-        self.draws = draws
+    victim: str | None = None
+    steps: int = 300
+    batch: int = 256
+    lr: float = 1e-3
+    penalty: float = 1.0
+    draws: int = 4
+
+    def __post_init__(self) -> None:
+        check_positive(steps=self.steps, batch=self.batch, lr=self.lr, draws=self.draws)
+        check_non_negative(penalty=self.penalty)
 
     def alone(self) -> Attack:
         """Return imputation: without the federation there is no prediction."""

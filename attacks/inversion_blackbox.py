@@ -1,6 +1,7 @@
 """Black-box inversion: the victim's columns from the embeddings that it sends."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from vflsec.inference.releases import average, read_last_values
 from vflsec.inference.trajectories import join_functions
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class BlackBoxInversion(Attack):
     """Recovery of the victim's columns by an inverse map, fitted to auxiliary rows: embedding -> columns.
 
@@ -61,22 +63,15 @@ class BlackBoxInversion(Attack):
         "with noise on embeddings it does as well as own columns"
     )
 
-    def __init__(
-        self,
-        *,
-        victim: str | None = None,
-        model: Model | None = None,
-        hidden: int = 32,
-        with_columns: bool = True,
-        releases: int | None = None,
-    ) -> None:
-        check_positive(hidden=hidden)
-        check_positive_or_none(releases=releases)
-        self.victim = victim
-        self.model = model
-        self.hidden = hidden
-        self.with_columns = with_columns
-        self.releases = releases
+    victim: str | None = None
+    model: Model | None = None
+    hidden: int = 32
+    with_columns: bool = True
+    releases: int | None = None
+
+    def __post_init__(self) -> None:
+        check_positive(hidden=self.hidden)
+        check_positive_or_none(releases=self.releases)
 
     @property
     def search(self) -> Mapping[str, Sequence[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +36,7 @@ MIN_AUX_ROWS = 3
 """Auxiliary rows that the noise, the prior and an affine map take."""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class WhiteBoxInversion(Attack):
     """Recovery of the victim's columns through its bottom model f, which the adversary knows.
 
@@ -85,15 +87,14 @@ class WhiteBoxInversion(Attack):
     costs = "steps x k backward passes, k the width of the embedding; gradient descent needs many more"
     fails = "if f discards columns, which leaves the prior only, or if several x of equal prior have the same embedding"
 
-    def __init__(
-        self, *, victim: str | None = None, steps: int = 20, rows: int = 8192, releases: int | None = None
-    ) -> None:
-        check_positive(steps=steps, rows=rows)
-        check_positive_or_none(releases=releases)
-        self.victim = victim
-        self.steps = steps
-        self.rows = rows
-        self.releases = releases
+    victim: str | None = None
+    steps: int = 20
+    rows: int = 8192
+    releases: int | None = None
+
+    def __post_init__(self) -> None:
+        check_positive(steps=self.steps, rows=self.rows)
+        check_positive_or_none(releases=self.releases)
 
     def alone(self) -> Attack:
         """Return imputation: without the federation, the adversary has own columns only."""

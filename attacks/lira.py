@@ -1,5 +1,6 @@
 """The likelihood ratio attack: compares the joint model with shadow federations that were trained on a row or not."""
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -16,6 +17,7 @@ SMALLEST = 1e-6
 """The least variance of a candidate, as a share of the mean variance."""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class LikelihoodRatio(Attack):
     """Infers which candidates were training rows, by how likely shadows with and without each make the model.
 
@@ -61,17 +63,12 @@ class LikelihoodRatio(Attack):
 
     version = 3
 
-    def __init__(
-        self,
-        *,
-        shadows: int = 64,
-        mode: Literal["online", "offline"] = "online",
-        variance: Literal["candidate", "global"] | None = None,
-    ) -> None:
-        check_shadow_count(shadows=shadows)
-        self.shadows = shadows
-        self.mode = mode
-        self.variance = variance
+    shadows: int = 64
+    mode: Literal["online", "offline"] = "online"
+    variance: Literal["candidate", "global"] | None = None
+
+    def __post_init__(self) -> None:
+        check_shadow_count(shadows=self.shadows)
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, 2) of the candidates; the second is that of membership."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -14,6 +15,7 @@ from vflsec.core.view import Guess, Need, View
 from vflsec.inference.shadows import check_shadow_count, expect_shadows, log_probability
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class RobustMembershipInference(Attack):
     """Infers which candidates were training rows, by how much more likely training made each than other rows.
 
@@ -56,17 +58,16 @@ class RobustMembershipInference(Attack):
 
     version = 3
 
-    def __init__(
-        self, *, shadows: int = 64, mode: Literal["online", "offline"] = "online", gamma: float = 1.0, a: float = 0.3
-    ) -> None:
-        check_shadow_count(shadows=shadows)
-        share(a=a)
-        if not 1 <= gamma < math.inf:
-            raise UsageError(f"expected gamma >= 1, got {gamma}")
-        self.shadows = shadows
-        self.mode = mode
-        self.gamma = gamma
-        self.a = a
+    shadows: int = 64
+    mode: Literal["online", "offline"] = "online"
+    gamma: float = 1.0
+    a: float = 0.3
+
+    def __post_init__(self) -> None:
+        check_shadow_count(shadows=self.shadows)
+        share(a=self.a)
+        if not 1 <= self.gamma < math.inf:
+            raise UsageError(f"expected gamma >= 1, got {self.gamma}")
 
     @property
     def search(self) -> Mapping[str, Sequence[Any]]:

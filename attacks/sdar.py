@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -22,6 +24,7 @@ CALIBRATED = (
 )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class FromSimulator(Attack):
     """Recovery of the victim's columns by a decoder of the embeddings of a model that imitates the victim's.
 
@@ -34,30 +37,21 @@ class FromSimulator(Attack):
     side = "active"
     target = "features"
     needs = frozenset({Need.FEATURES, Need.MODEL, Need.EMBEDDINGS, Need.AUX_LABELS, Need.TOP})
-    likeness: float = 0.0
-    realism: float = 0.0
-    with_columns: bool = False
+    likeness = 0.0
+    realism = 0.0
+    with_columns = False
 
-    def __init__(
-        self,
-        *,
-        victim: str | None = None,
-        steps: int = 400,
-        batch: int = 128,
-        layers: int = 1,
-        hidden: int = 64,
-        lr: float = 2e-2,
-        decay: float = 160.0,
-    ) -> None:
-        check_positive(steps=steps, batch=batch, hidden=hidden, lr=lr)
-        check_non_negative(layers=layers, decay=decay)
-        self.victim = victim
-        self.steps = steps
-        self.batch = batch
-        self.layers = layers
-        self.hidden = hidden
-        self.lr = lr
-        self.decay = decay
+    victim: str | None = None
+    steps: int = 400
+    batch: int = 128
+    layers: int = 1
+    hidden: int = 64
+    lr: float = 2e-2
+    decay: float = 160.0
+
+    def __post_init__(self) -> None:
+        check_positive(steps=self.steps, batch=self.batch, hidden=self.hidden, lr=self.lr)
+        check_non_negative(layers=self.layers, decay=self.decay)
 
     def alone(self) -> Imputation:
         """Return imputation: without the federation there is no embedding."""
@@ -117,6 +111,7 @@ class FromSimulator(Attack):
         return x
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SimulatorDecoding(FromSimulator):
     """Recovery of the victim's columns by a simulator whose embeddings a critic takes for the victim's.
 
@@ -165,27 +160,16 @@ class SimulatorDecoding(FromSimulator):
         "compares distributions, and not rows"
     )
 
-    def __init__(
-        self,
-        *,
-        victim: str | None = None,
-        steps: int = 400,
-        batch: int = 128,
-        layers: int = 1,
-        hidden: int = 64,
-        lr: float = 2e-2,
-        decay: float = 160.0,
-        likeness: float = 1.0,
-        realism: float = 0.02,
-        with_columns: bool = True,
-    ) -> None:
-        super().__init__(victim=victim, steps=steps, batch=batch, layers=layers, hidden=hidden, lr=lr, decay=decay)
-        check_non_negative(likeness=likeness, realism=realism)
-        self.likeness = likeness
-        self.realism = realism
-        self.with_columns = with_columns
+    likeness: float = 1.0
+    realism: float = 0.02
+    with_columns: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_non_negative(likeness=self.likeness, realism=self.realism)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PseudoClient(FromSimulator):
     """Recovery of the victim's columns by a pseudo client with which the joint model's top predicts as well.
 
@@ -225,21 +209,11 @@ class PseudoClient(FromSimulator):
         "few auxiliary rows"
     )
 
-    def __init__(
-        self,
-        *,
-        victim: str | None = None,
-        steps: int = 400,
-        batch: int = 128,
-        layers: int = 1,
-        hidden: int = 64,
-        lr: float = 2e-2,
-        decay: float = 160.0,
-        refinements: int = 100,
-    ) -> None:
-        super().__init__(victim=victim, steps=steps, batch=batch, layers=layers, hidden=hidden, lr=lr, decay=decay)
-        check_non_negative(refinements=refinements)
-        self.refinements = refinements
+    refinements: int = 100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_non_negative(refinements=self.refinements)
 
     def refine_columns(self, x: Tensor, h: Tensor, simulator: nn.Module) -> Tensor:
         """Return columns near ``x`` (n, d) that the pseudo client maps closer to ``h`` (n, k)."""

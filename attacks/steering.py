@@ -1,6 +1,6 @@
 """Steering: an active party that trains the victim's bottom model to give its columns away, beside the task."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -22,6 +22,7 @@ STRENGTHS = {"known": 100.0, "novel": 10.0}
 """The default strength of each aim."""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Steering(HijackingAttack):
     """Recovery of the victim's columns from a bottom model that was trained to give more of them away.
 
@@ -61,26 +62,17 @@ class Steering(HijackingAttack):
     fails = "with few auxiliary rows, and where embeddings are too narrow to hold the columns"
     contrib = True
 
-    def __init__(
-        self,
-        *,
-        victim: str | None = None,
-        aim: Literal["known", "novel"] = "known",
-        strength: float | None = None,
-        steps: int = 3,
-        hidden: int = 64,
-        lr: float = 5e-3,
-        quiet: bool = False,
-    ) -> None:
-        check_positive(steps=steps, hidden=hidden, lr=lr)
-        check_positive_or_none(strength=strength)
-        self.victim = victim
-        self.aim = aim
-        self.strength = strength
-        self.steps = steps
-        self.hidden = hidden
-        self.lr = lr
-        self.quiet = quiet
+    victim: str | None = None
+    aim: Literal["known", "novel"] = "known"
+    strength: float | None = None
+    steps: int = 3
+    hidden: int = 64
+    lr: float = 5e-3
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        check_positive(steps=self.steps, hidden=self.hidden, lr=self.lr)
+        check_positive_or_none(strength=self.strength)
         self._decoder: nn.Module | None = None
 
     def alone(self) -> Attack:
