@@ -159,20 +159,20 @@ def test_fixed_answers_depend_on_data_and_strength_but_not_on_the_training():
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "trainings", "expected"),
     [
-        ("label-dp:epsilon=2", 10.0),
-        ("label-dp:epsilon=2,fixed=true", 2.0),
-        ("laplace-dp:strength=1", 15.0),
-        ("gaussian-dp:strength=20", GaussianDP(20.0).privacy_spent(15)["epsilon"]),
+        *(("label-dp:epsilon=2", k, 2.0 * k) for k in (1, 4, 16)),
+        ("label-dp:epsilon=2,fixed=true", 16, 2.0),
+        ("laplace-dp:strength=1", 5, 15.0),
+        ("gaussian-dp:strength=20", 5, GaussianDP(20.0).privacy_spent(15)["epsilon"]),
     ],
 )
-def test_the_accountant_composes_over_trainings(text, expected):
+def test_the_accountant_composes_over_trainings(text, trainings, expected):
     (cell,) = cells(1, text)
     federation, method = build_federation(cell, "cpu"), build_method(cell)
     method.build(federation)
     heard = [ReleaseCount("train", "active", "passive_1", Kind.GRADIENT, "train", 3, 300)]
-    (found,) = compute_spending(Trained(method, federation, {}), heard, "passive_1", 5)
+    (found,) = compute_spending(Trained(method, federation, {}), heard, "passive_1", trainings)
     assert found["epsilon"] == pytest.approx(expected, rel=1e-6)
     assert GaussianDP(20.0).privacy_spent(15)["epsilon"] >= gaussian(20.0, 15, 1e-5)
     assert found.get("releases", 15) == 15
