@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from vflsec.results.statistics import Interval
+from vflsec.testing.federations import make_toy_federation
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 sys.path.append(str(FOLDER))  # benchmarks import each other, as when one is run
@@ -107,6 +109,30 @@ def test_one_evaluation_of_the_scale_out():
 
 def test_the_main_command_is_the_readmes():
     assert " ".join(load("main_command").COMMAND) in (FOLDER.parent / "README.md").read_text(encoding="utf-8")
+
+
+# Paths of trees
+
+
+@pytest.mark.parametrize(("classes", "expected"), [((0, 1, 0, 1), 1.0), ((0, 0, 1, 1), 0.5)])
+def test_path_restriction_knows_a_passive_branch_that_own_columns_and_the_class_leave(classes, expected):
+    """The active party splits the root. The leaves below a passive split differ in class, or not."""
+    tree = load("path_restriction").Tree(
+        owner=torch.tensor([-1, 0, 1, 1]),
+        sides=torch.randint(2, (4000, 4), generator=torch.Generator().manual_seed(0)),
+        classes=dict(enumerate(classes, 4)),
+    )
+    restricted, drawn = tree.attack(0)
+    assert restricted == pytest.approx(expected, abs=0.05 * (expected < 1))
+    assert drawn == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_active_party_is_told_every_branch_that_path_restriction_would_guess(seed):
+    tree, told = load("path_restriction").grow_boosted(make_toy_federation(seed=seed, rows=600, signal="none"))
+    assert (tree.owner > 0).sum() > 2
+    assert told == 1
+    assert max(tree.attack(seed)) < 1
 
 
 # The benchmark of methods
