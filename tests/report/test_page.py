@@ -9,14 +9,16 @@ from html.parser import HTMLParser
 import pytest
 from msgspec.structs import replace
 
+from tests.report.test_columns import DAMAGE
 from vflsec.base.errors import UsageError
 from vflsec.report.comparison import write_plain
 from vflsec.report.formats import write_number
 from vflsec.report.page import Part, _write_figure, escape, write_page
 from vflsec.report.report import Report, order_roles
-from vflsec.report.table import SIMULATED, show_roles
+from vflsec.report.table import SIMULATED, list_cap_notes, show_roles
 from vflsec.results.analysis.results import Gate, Leak, Measure, Point, Summary, name_defense
 from vflsec.results.analysis.verdict import state_verdict, suggest_run
+from vflsec.results.records.manifest import AttackEntry
 from vflsec.run import engine
 from vflsec.run import spec as specs
 from vflsec.run.describe import build_manifest
@@ -376,10 +378,13 @@ def read_annex(summary, manifest):
 def test_the_annex_claims_nothing_that_was_not_run(report):
     summary, manifest = report.summary, report.manifest
     shown = read_annex(summary, manifest)
-    for target in ("attribute", "features", "membership", "parameters", "integrity"):
-        assert f"attacks on {target}: not run" in shown
+    for name in ("An attribute", "Columns", "Membership", "Models", "Training itself"):
+        assert re.search(rf"{name}: 0 attacks run, [1-9]\d* not", shown)
+    assert "Predictions that are handed out: no attack run, cannot be mounted here" in shown
     most = max(summary.worst, key=lambda p: p.leak.mean).leak
-    assert f"attacks on labels: 2 run, at most AUC {write_number(most.mean)} ({write_number(most.alone)}" in shown
+    assert re.search(
+        rf"Labels: 2 attacks run, \d+ not, at most AUC {write_number(most.mean)} \({write_number(most.alone)}", shown
+    )
     assert "leak and cost of iso 1" in shown
     assert "no gate was set" in shown
     gate = Gate(gate="min-utility", limit=0.6, worst=0.7, at="iso 1", holds=True)
@@ -387,8 +392,8 @@ def test_the_annex_claims_nothing_that_was_not_run(report):
     clean = [p for p in others if not p.strength]
     half = len(clean) // 2
     shown = read_annex(replace(summary, points=clean[:half], worst=clean[half:], gates=[gate]), manifest)
-    assert "attacks on labels: not run" in shown
-    assert "attacks on membership: not run" not in shown
+    assert "Labels: 0 attacks run" in shown
+    assert "Membership: 1 attack run" in shown
     assert "no defense was tested" in shown
     assert "GATE min-utility 0.6: holds" in shown
 
@@ -408,6 +413,50 @@ def test_what_was_not_tested_stands_by_what_it_would_recover(report):
         ("Columns: 0 attacks run, 1 not", "grn:victim=shop: needs x"),
         ("Membership: 0 attacks run, 1 not", "lira: trains 64 shadows"),
     ]
+
+
+def test_the_annex_counts_what_the_list_of_untested_attacks_counts(report):
+    """A failed attack, one on the training, and one that reads predictions, which both parts once counted apart."""
+    entries = [
+        AttackEntry(label=label, name=label.partition(":")[0], target=target)
+        for label, target in (
+            ("prediction:top=1", "labels"),
+            ("backdoor", "integrity"),
+            ("model-recovery", "parameters"),
+        )
+    ]
+    questions = {
+        "mc": "labels", "norm": "labels", "prediction": "labels", "backdoor": "integrity", "steering": "integrity",
+        "model-recovery": "parameters",
+    }  # fmt: skip
+    manifest = replace(report.manifest, attacks=[*report.manifest.attacks, *entries], questions=questions)
+    read = replace(report.points[0], attack="prediction:top=1")
+    broken = replace(DAMAGE, attack="backdoor")
+    summary = replace(report.summary, points=[*report.points, read], integrity=[broken], not_run=["steering"])
+    annex = read_annex(summary, manifest)
+    text = Report(summary, manifest).to_html()
+    section = next(part for part in text.split("<section") if "What was not tested" in part)
+    assert re.findall(r"<dt>(.*? not)</dt><dd>(.*?)</dd>", section) == [
+        ("Models: 0 attacks run, 1 not", "model-recovery: gave no number"),
+        ("Training itself: 1 attack run, 1 not", "steering: could be mounted, and was not run"),
+    ]
+    for counted in ("Labels: 3 attacks run, 0 not", "Models: 0 attacks run, 1 not", "Training itself: 1 attack run, 1"):
+        assert counted in annex
+    assert "Predictions that are handed out: attack run" in annex
+
+
+def test_each_note_stands_once_and_where_its_number_stands(report):
+    note, caps = "too few seeds", report.summary.cap
+    noted = [replace(cap, note=note, defense=name) for name in ("iso", "mid") for cap in caps]
+    text = Report(replace(report.summary, cap=noted), report.manifest).to_html()
+    assert text.count(note) == 1
+    assert f"CAP of iso, mid: {note}" in text
+    (single,) = list_cap_notes(
+        replace(report.summary, cap=[replace(cap, note=note) for cap in caps if cap.attack == "mc"])
+    )
+    assert single == f"CAP of iso by mc: {note}"
+    last_row, rule = text.index("Strongest attack on labels"), text.index("chosen on one half of the rows")
+    assert last_row < rule < text.index("What was not tested")
 
 
 def test_what_is_signed_is_named_with_its_version_and_command(report):

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 
 from vflsec.base.errors import UsageError
 from vflsec.report import page
+from vflsec.report.formats import Cells, Column, as_html
 from vflsec.report.page import STYLE
 
 PAGE = f"<!doctype html><title>t</title><style>{STYLE}</style><details><summary>s</summary>folded</details>"
@@ -63,3 +65,43 @@ def test_a_browser_of_this_machine_prints():
     content = page.print_page(PAGE)
     assert content.startswith(b"%PDF-")
     assert content.rstrip().endswith(b"%%EOF")
+
+
+COUNT_BROKEN = """<script>
+let broken = 0, node, words = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (node = words.nextNode()) if (node.parentElement.closest("td"))
+  for (const word of node.data.matchAll(/[^\\s:=-]+/g)) {
+    const range = document.createRange();
+    range.setStart(node, word.index); range.setEnd(node, word.index + word[0].length);
+    broken += range.getClientRects().length > 1;
+  }
+document.title = broken;
+</script>"""
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [680, 390])
+@pytest.mark.parametrize("style", [STYLE, STYLE + "td { overflow-wrap: anywhere; max-width: 3em; }"])
+def test_no_cell_breaks_within_a_word_on_paper_or_a_phone(tmp_path, width, style):
+    """Paper in portrait is 680 pixels wide; the second style is one that breaks words."""
+    browser = next(filter(None, map(shutil.which, page.BROWSERS)), None)
+    if browser is None:
+        pytest.skip("needs a browser")
+    columns = [Column("", title=title, kind=kind) for title, kind in (("a", "name"), ("b", "prose"), ("c", "number"))]
+    row = [
+        "max-norm",
+        "worst: attribute-fusion:column=PAY_6, spectral-embedding, 1/2 unconverged",
+        "1.000 (.984 to 1.000)",
+    ]
+    titles = [*columns, *(column._replace(title=f"{column.title}{k}") for k in range(2) for column in columns)]
+    table = as_html(Cells("t", titles, [row * 3]))
+    shown = style.replace("@media print", "@media screen") if width > 640 else style
+    path = tmp_path / "page.html"
+    path.write_text(f"<!doctype html><style>{shown}</style>{table}{COUNT_BROKEN}", "utf-8")
+    words = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},1200", "--dump-dom"]
+    done = subprocess.run(
+        [*words, f"--user-data-dir={tmp_path / 'profile'}", path.as_uri()],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert ("<title>0</title>" in done.stdout) is (style == STYLE)

@@ -384,6 +384,7 @@ def test_latex_has_a_table_for_each_with_its_signs_escaped(summary):
         r"\end{tabular}",
         r"\end{table}",
         "",
+        f"% WORST {columns.CHOSEN}",
         "% GATE max-leak mc 0.7: FAILED, upper end of the interval 0.756 at fedsplitnn iso:1",
         "% GATE min-utility 0.7: UNDECIDED: a cell gave no number",
     ]

@@ -15,10 +15,14 @@ from vflsec.results.records.manifest import INTEGRITY
 
 PICK = "adversary's pick"
 
+CHOSEN = (
+    "The attack, or alone, is chosen on one half of the rows and scored on the other; another may leak more on all."
+)
+
 WORDS = {
     "AUC": "The chance that of two people, one of each class, the right one is ranked higher: .5 is a coin.",
     "R²": "The share of the variance of a number that is recovered: 0 is its mean, 1 exact.",
-    "worst": "The strongest attack, or alone. It is chosen on one half of the rows and scored on the other.",
+    "worst": CHOSEN,
     PICK: "The attack that the adversary itself would choose, by folds of the labels that it knows.",
     "(place)": "The place of the defense by this score; ≈ marks one that is not told apart from a neighbor.",
     "±": "The wider side of a 95 % interval. Near the end of a range, both ends are given instead.",
@@ -59,8 +63,8 @@ def is_tuned(summary: Summary) -> bool:
 
 
 def shorten(value: float) -> str:
-    """Return a number of at most four characters: 600, 25.6k, 420k."""
-    return f"{value / 1000:.3g}k" if value >= 1000 else f"{value:g}"
+    """Return a number of at most five characters: 600, 25.6k, 420k, 3e+07."""
+    return f"{value:.3g}" if value >= 999_500 else f"{value / 1000:.3g}k" if value >= 1000 else f"{value:g}"
 
 
 def get_budget(point: Point) -> str:
@@ -212,16 +216,11 @@ RESULTS: tuple[Column, ...] = (
 """All columns of points and of damages, in the order of files; ``place`` orders those of a table."""
 
 DEFENSE = Column("defense", title="defense", cell=lambda p: p.defense if p.strength else "none", kind="name")
-STRONGEST = Column("attack", title="strongest attack", cell=lambda p: p.choice or p.attack, kind="prose", place=65)
-BEYOND = Column(
-    "",
-    title="more than alone",
-    cell=compare_with_alone,
-    kind="prose",
-    detail=1,
-    place=115,
-    help="Whether the interval of the advantage lies above 0; if not, the advantage that would have shown.",
-)
+STRONGEST = Column("attack", title="strongest attack", cell=lambda p: p.choice or p.attack, kind="prose", place=65,
+                   help=CHOSEN)  # fmt: skip
+BEYOND = Column("", title="more than alone", cell=compare_with_alone, kind="prose", detail=1, place=115,
+                help="Whether the interval of the advantage lies above 0; if not, the least that would have shown, if "
+                "any could.")  # fmt: skip
 """Columns of the table of headlines alone."""
 
 

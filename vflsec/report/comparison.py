@@ -106,16 +106,10 @@ def _move(before: Point, after: Point) -> Move:
     if any(map(is_larger_on_train, points)) and all(point.leak_train.mean is not None for point in points):
         before, after = (msgspec.structs.replace(point, leak=point.leak_train) for point in points)
     return Move(
-        method=before.method,
-        defense=before.defense,
-        strength=before.strength,
-        target=before.target,
-        attack=before.attack,
-        choice=(before.choice, after.choice),
-        rows=(before.leak.rows, after.leak.rows),
-        leak=_subtract(before.leak, after.leak),
-        utility=_subtract(before.utility, after.utility),
-    )
+        method=before.method, defense=before.defense, strength=before.strength, target=before.target,
+        attack=before.attack, choice=(before.choice, after.choice), rows=(before.leak.rows, after.leak.rows),
+        leak=_subtract(before.leak, after.leak), utility=_subtract(before.utility, after.utility),
+    )  # fmt: skip
 
 
 def _subtract(before: Measure, after: Measure) -> Difference:

@@ -333,23 +333,12 @@ def _draw_front(axes: Axes, places: Sequence[Place], undefended: str, *, named: 
     """Draw the strengths that no other beats in both utility and leak, which is never below *alone*."""
     along = sorted(places, key=lambda place: place.utility)
     axes.plot(
-        [place.utility for place in along],
-        [place.leak for place in along],
-        color="black",
-        linestyle=":",
-        linewidth=1.2,
-        marker="o",
-        markersize=14,
-        markerfacecolor="none",
-        markeredgewidth=1.3,
-        label="Pareto front",
-        zorder=50,
-    )
-    for place in {(place.utility, place.leak): place for place in along}.values() if named else ():
-        name = f"{place.defense} {place.strength:.3g}" if place.strength else undefended
-        label = axes.annotate(
-            name, (place.utility, place.leak), xytext=AROUND[0], textcoords="offset points", fontsize=7
-        )
+        [place.utility for place in along], [place.leak for place in along], color="black", linestyle=":", marker="o",
+        linewidth=1.2, markersize=14, markerfacecolor="none", markeredgewidth=1.3, label="Pareto front", zorder=50,
+    )  # fmt: skip
+    for p in {(place.utility, place.leak): place for place in along}.values() if named else ():
+        name = f"{p.defense} {p.strength:.3g}" if p.strength else undefended
+        label = axes.annotate(name, (p.utility, p.leak), xytext=AROUND[0], textcoords="offset points", fontsize=7)
         label.set(path_effects=[withStroke(linewidth=2.5, foreground="white")], zorder=60)
 
 
@@ -428,21 +417,11 @@ def _draw_line(axes: Axes, line: Line, color: str, marker: str, number: int | No
     """
     size = 6 if number is None else 8
     axes.errorbar(
-        line.utility,
-        line.leak,
-        xerr=get_margins([p.utility for p in line.points]),
-        yerr=get_margins([p.leak for p in line.points]),
-        color=color,
-        ecolor=color if number is None else (color, 0.45),
-        marker=marker,
-        markersize=size,
-        markeredgecolor=color if number is None else "white",
-        linewidth=1.6,
-        elinewidth=0.8,
-        capsize=2.5,
-        label=line.label,
-        zorder=2 + (number or 0),
-    )
+        line.utility, line.leak, xerr=get_margins([p.utility for p in line.points]),
+        yerr=get_margins([p.leak for p in line.points]), color=color, ecolor=color if number is None else (color, 0.45),
+        marker=marker, markersize=size, markeredgecolor=color if number is None else "white", linewidth=1.6,
+        elinewidth=0.8, capsize=2.5, label=line.label, zorder=2 + (number or 0),
+    )  # fmt: skip
     for x, y, trained in zip(line.utility, line.leak, line.training, strict=True):
         if trained:
             axes.plot([x], [y], marker, color=color, markersize=size, markerfacecolor="white", zorder=3 + (number or 0))
@@ -459,13 +438,9 @@ def _draw_line(axes: Axes, line: Line, color: str, marker: str, number: int | No
         words += [attack, f"({seeds})" if seeds else ""]
         if any(words):
             label = axes.annotate(
-                " ".join(filter(None, words)),
-                (x, y),
-                xytext=AROUND[0],
-                textcoords="offset points",
-                fontsize=8 if number is None else 7,
-                color=color if number is None or strength else "black",
-            )
+                " ".join(filter(None, words)), (x, y), xytext=AROUND[0], textcoords="offset points",
+                fontsize=8 if number is None else 7, color=color if number is None or strength else "black",
+            )  # fmt: skip
             label.set(path_effects=[withStroke(linewidth=2.5, foreground="white")], zorder=60)
 
 
@@ -499,6 +474,7 @@ def draw_attacks(summary: Summary) -> Figure | None:
     every = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
     for axes, (title, points) in zip(every, panels.items(), strict=True):
         axes.set_title(title, fontsize=9)
+        axes.tick_params(axis="x", labelsize=7)
         axes.grid(axis="x", color="#dddddd", linewidth=0.6)
         for point in points:
             if point.attack in rows:

@@ -51,6 +51,10 @@ UNBROKEN = r"(?<!\S)--[a-z-]+|\d+e-\d+|[-+]?[\d.]+ ±[\d.]+|\([-\d.]+ to [-\d.]+
 """What stays in one line: options and powers, which have dashes, and a number with its interval, or its ends."""
 
 
+JOINTS = r"(?<=\w[:=])(?=\w)(?![^<]*>)"
+"""Where a name may break in a cell of HTML: after a colon or equals sign, outside of tags."""
+
+
 class Column(NamedTuple):
     """A column of a table, of a file, or of both.
 
@@ -200,14 +204,11 @@ def spread(mean: float | None, ends: Ends) -> str:
 
     Over rows, or near 0 or 1, the sides differ: both ends are shown where ± would cross 0 or 1 and they do not.
     """
-    margin = get_longer_side(mean, ends)
-    if mean is None or margin is None or ends[0] is None or ends[1] is None:
+    margin, (low, high) = get_longer_side(mean, ends), ends
+    if mean is None or margin is None or low is None or high is None:
         return ""
-    if any(
-        mean - margin < bound - MIN_SHOWN < ends[0] or ends[1] < bound + MIN_SHOWN < mean + margin
-        for bound in (0.0, 1.0)
-    ):
-        return f" ({write_number(ends[0])} to {write_number(ends[1])})"
+    if any(mean - margin < x - MIN_SHOWN < low or high < x + MIN_SHOWN < mean + margin for x in (0.0, 1.0)):
+        return f" ({write_number(low)} to {write_number(high)})"
     return f" ±{write_number(margin)}"
 
 
@@ -329,8 +330,8 @@ def as_html(cells: Cells) -> str:
     names = [f' data-name="{as_html_text(title)}"' for title in cells.header]
 
     def write_row(values: Sequence[str]) -> str:
-        parts = zip(kinds, names, values, strict=True)
-        return f"<tr>{''.join(f'<td{kind}{name}>{escape(value)}</td>' for kind, name, value in parts)}</tr>"
+        parts = zip(kinds, names, (re.sub(JOINTS, "<wbr>", escape(value)) for value in values), strict=True)
+        return f"<tr>{''.join(f'<td{kind}{name}>{value}</td>' for kind, name, value in parts)}</tr>"
 
     body = "".join(map(write_row, cells.rows))
     titles = "".join(f"<th{kind}>{escape(title)}</th>" for kind, title in zip(kinds, cells.header, strict=True))

@@ -18,7 +18,7 @@ from vflsec.base import files
 from vflsec.base.checks import count, group
 from vflsec.base.errors import UsageError
 from vflsec.report import table
-from vflsec.report.columns import WORDS, compare_with_alone, write_advantage
+from vflsec.report.columns import STRONGEST, WORDS, compare_with_alone, write_advantage
 from vflsec.report.comparison import list_settings, write_plain
 from vflsec.report.formats import Cells, Column, as_html, escape, write_number
 from vflsec.results.analysis.results import Point, Summary, name_defense
@@ -39,11 +39,12 @@ SECONDS = 180
 ANNEX = tomllib.loads((resources.files("vflsec.report") / "annex.toml").read_text("utf-8"))["entries"]
 
 
-HINT = re.compile(r"; this adversary has only.*|: (choose|name it|set it|record) .*|: (choose|name) it$")
+HINT = re.compile(r"; this adversary has only.*|: (choose|name it|record) .*|: set it\b.*|: (choose|name) it$")
 """What tells the user of a command line how to run an attack."""
 
-NOUNS = {"labels": "Labels", "attribute": "An attribute", "features": "Columns", "membership": "Membership",
-         "parameters": "Models", "exposure": "What lies open", INTEGRITY: "Training itself", "": "Others"}  # fmt: skip
+NOUNS = {"labels": "Labels", "attribute": "An attribute", "features": "Columns", "text": "Texts",
+         "membership": "Membership", "parameters": "Models", "exposure": "What lies open", INTEGRITY: "Training itself",
+         "": "Others"}  # fmt: skip
 """What attacks recover, by target."""
 
 WIDEST = 1200
@@ -130,13 +131,15 @@ def _list_tables(part: Part) -> list[Cells]:
 def _write_part(part: Part) -> list[str]:
     summary, manifest, traffic, svg, dots = part
     headlines = [] if summary.audited else table.list_headlines(summary)
+    tables = [as_html(cells.narrow(0)) for cells in _list_tables(part)]
     return [
         _write_threat(summary, manifest),
-        *map(as_html, headlines),
+        *tables[: len(headlines)],
+        f"<p class=quiet>{escape(STRONGEST.help)}</p>" if headlines else "",
         _list_untested(summary, manifest),
         _write_figure(svg.decode(), "Privacy-utility curve"),
         _write_figure(dots.decode(), "Leak of each attack, beside alone, under each defense"),
-        *map(as_html, _list_tables(part)[len(headlines) :]),
+        f"<div class=attacks>{''.join(tables[len(headlines) :])}</div>",
         _write_notes(summary),
         _write_traffic(traffic),
         _write_origin(manifest),
@@ -180,30 +183,51 @@ def _write_figure(svg: str, title: str) -> str:
 
 
 def _list_untested(summary: Summary, manifest: Manifest) -> str:
-    """Return what was not tested by what it would recover, without hints for a command line."""
-    alone = {baseline.label for baseline in manifest.baselines}
+    """Return what was not tested by what it would recover."""
+    rows = {}
+    for title, left in _sort_attacks(summary, manifest).values():
+        if left:
+            reasons = group(left, left.__getitem__)
+            rows[title] = "\n".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
+    if not summary.audited:
+        others = [name for name in manifest.names.values() if name != summary.adversary]
+        named = f": {', '.join(others)}" if others else ""
+        rows["What other parties infer"] = f"This needs a report on each of them{named}."
+        rows["Other defenses, strengths and data"] = "Nothing follows for them from these numbers."
+    return _write_meanings("What was not tested, and why", rows)
+
+
+def _sort_attacks(summary: Summary, manifest: Manifest) -> dict[str, tuple[str, dict[str, str]]]:
+    """Return for each target how many attacks gave a number and how many did not, and why, by their names.
+
+    Reasons are without hints for a command line.
+    """
+    targets = {attack.label: attack.target.partition(" ")[0] for attack in manifest.attacks if not attack.baseline}
+    run = {point.attack: point.target.partition(" ")[0] for point in summary.points if point.leak.mean is not None}
+    run |= {damage.attack: INTEGRITY for damage in summary.integrity if damage.under_attack.mean is not None}
     why = {name: HINT.sub("", text) for name, text in (manifest.exclusions | summary.left_out).items()}
     why |= dict.fromkeys(summary.not_run, "could be mounted, and was not run")
-    run = Counter(attack.target.partition(" ")[0] for attack in manifest.attacks if not attack.baseline)
-    by_target = group(why.keys() - alone, lambda name: manifest.questions.get(name.partition(":")[0], ""))
-    rows = {}
-    for target in sorted(by_target, key=[*TARGETS, ""].index):
-        left = sorted(by_target[target])
-        title = f"{NOUNS.get(target, target)}: {count(run[target], 'attack')} run, {len(left)} not"
-        reasons = group(left, lambda name: why[name].removeprefix(f"attack {name.partition(':')[0]!r} "))
-        rows[title] = "\n".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
-    others = [name for name in manifest.names.values() if name != summary.adversary]
-    if not summary.audited:
-        rows["what other parties infer"] = f"Evaluate each with --adversary{', ' if others else ''}{', '.join(others)}."
-        rows["other defenses, strengths and data"] = "Nothing follows for them from these numbers."
-    return _write_meanings("What was not tested, and why", rows)
+    why |= dict.fromkeys(targets, "gave no number")
+    known = {name.partition(":")[0] for name in (*why, *(attack.name for attack in manifest.attacks))}
+    why |= dict.fromkeys(manifest.questions.keys() - known, "cannot be mounted here, or was not asked for")
+    names = why.keys() - ({baseline.label for baseline in manifest.baselines} - targets.keys()) - run.keys()
+    names -= {attack.name for attack in manifest.attacks if attack.label in run}
+    left = group(sorted(names), lambda name: targets.get(name) or manifest.questions.get(name.partition(":")[0], ""))
+    number = Counter(target for name, target in run.items() if name in targets)
+    return {
+        target: (
+            f"{NOUNS[target]}: {count(number[target], 'attack')} run, {len(left.get(target, []))} not",
+            {name: why[name].removeprefix(f"attack {name.partition(':')[0]!r} ") for name in left.get(target, [])},
+        )
+        for target in (*TARGETS, "")
+    }
 
 
 def _write_sign_off(parts: Sequence[Part]) -> str:
     """Return the box to be signed, with the versions and commands of what is signed, and whether to rely on it."""
-    fields = ("System, data, defense and strength", "Decision", "Conditions", "Valid until", "Name and role")
-    texts = dict.fromkeys((*fields, "Date and signature"), "")
-    texts["Decision"] = "☐ accepted &emsp; ☐ accepted under conditions &emsp; ☐ rejected"
+    fields = ("System, data, defense and strength", "Decision", "Conditions", "Valid until", "Name and role",
+              "Date and signature")  # fmt: skip
+    texts = dict.fromkeys(fields, "") | {"Decision": "☐ accepted &emsp; ☐ accepted under conditions &emsp; ☐ rejected"}
     rows = "".join(f"<tr><th class=text>{field}</th><td>{text}</td></tr>" for field, text in texts.items())
     origins = [part.manifest.provenance for part in parts]
     signed = "".join(f"<p>{_write_version(origin)}: <code>{_write_command(origin)}</code></p>" for origin in origins)
@@ -222,8 +246,8 @@ def _write_command(origin: Provenance) -> str:
 
 
 def _write_notes(summary: Summary) -> str:
-    orders = [f"ORDER {line}" for line in [*summary.orders, *summary.disagreements]]
-    lines = [*summary.notes, *summary.failures, *(table.get_front(summary) if summary.ranks else []), *orders]
+    front = table.get_front(summary) if summary.ranks else []
+    lines = [*summary.notes, *summary.failures, *table.list_cap_notes(summary), *front, *summary.disagreements]
     notes = "".join(f"<p>{escape(note)}</p>" for note in lines)
     return f"<section><h2>Notes</h2>{notes}</section>" if notes else ""
 
@@ -274,10 +298,10 @@ def _write_traffic(traffic: Sequence[tuple[str, str, str, str, int]]) -> str:
         sent = [(*route[1:4], f"{route[4] / 1e6:.2f}") for route in routes]
         total = ("all", "all", "total", f"{sum(route[4] for route in routes) / 1e6:.2f}")
         alike.setdefault((*sent, total), []).append(place)
-    names = [Column("", title=title, kind="name") for title in ("defense", "from", "to", "what")]
+    names = [Column("", title=title, kind="name") for title in ("from", "to", "what")]
     rows = [[", ".join(places), *route] for routes, places in alike.items() for route in routes]
     title = "What crosses between parties in a training, the mean under each defense"
-    return as_html(Cells(title, [*names, Column("", title="MB")], rows))
+    return as_html(Cells(title, [Column("", title="defense", kind="prose"), *names, Column("", title="MB")], rows))
 
 
 def _write_cards(manifests: Iterable[Manifest]) -> str:
@@ -317,7 +341,8 @@ def _write_annex(parts: Sequence[Part]) -> str:
     """Return what laws and standards ask for, and what these runs have of it."""
     names = table.name_roles([part.summary for part in parts]) if len(parts) > 1 else [""]
     evidence = [
-        (f" ({name})" * bool(name), _list_evidence(part.summary)) for name, part in zip(names, parts, strict=True)
+        (f" ({name})" * bool(name), _list_evidence(part.summary, part.manifest))
+        for name, part in zip(names, parts, strict=True)
     ]
     rows = {}
     for entry in ANNEX:
@@ -327,19 +352,18 @@ def _write_annex(parts: Sequence[Part]) -> str:
     return _write_meanings("Annex: where this evidence belongs", rows).replace("<dl>", intro, 1)
 
 
-def _list_evidence(summary: Summary) -> dict[str, str]:
+def _list_evidence(summary: Summary, manifest: Manifest) -> dict[str, str]:
     """Return what the runs have of each kind of evidence, or that it was not run."""
     points = [table.show_most(point) for point in summary.points if point.leak.mean is not None]
-    run = {target: {p.attack for p in points if p.target.partition(" ")[0] == target} for target in TARGETS}
-    facts = {}
-    for target, attacks in run.items():
+    facts, tested = {}, _sort_attacks(summary, manifest)
+    for target, (numbers, _) in tested.items():
         worst = [p for p in summary.worst if p.target.partition(" ")[0] == target and p.leak.mean is not None]
-        most = f", {_state_most(worst)}" if worst else ""
-        facts[target] = f"attacks on {target}: {f'{len(attacks)} run{most}' if attacks else 'not run'}"
-    broken = sorted({damage.attack for damage in summary.integrity if damage.under_attack.mean is not None})
-    facts[INTEGRITY] = f"attacks on integrity: {', '.join(broken) or 'not run'}"
-    read = any(point.attack.startswith(PREDICTION) for point in points)
-    facts[PREDICTION] = f"attacks on predictions that are handed out: {'run' if read else 'not run'}"
+        facts[target] = numbers + (f", {_state_most(worst)}" if worst else "")
+    read = any(point.attack.partition(":")[0] == PREDICTION for point in points)
+    why = tested["labels"][1].get(PREDICTION, "")
+    facts[PREDICTION] = (
+        f"Predictions that are handed out: {'attack run' if read else ', '.join(filter(None, ('no attack run', why)))}"
+    )
     defenses = dict.fromkeys(name_defense(point, "") for point in points if point.strength)
     facts["defenses"] = f"leak and cost of {', '.join(defenses)}" if defenses else "no defense was tested"
     facts["gates"] = "; ".join(map(table.write_gate, summary.gates)) or "no gate was set"

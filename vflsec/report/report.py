@@ -129,13 +129,9 @@ class Report(Shown):
         try:
             manifest, records = folders.with_given_names(manifest, records)
             summary = summarize(
-                manifest,
-                records,
-                out=os.fsencode(folder).decode(errors="replace"),
-                limits=limits,
-                stored=stored,
+                manifest, records, out=os.fsencode(folder).decode(errors="replace"), limits=limits, stored=stored,
                 subgroups=subgroups,
-            )
+            )  # fmt: skip
         except VflsecError:
             raise
         except Exception as error:  # whatever a folder contains, its reader gets one line
@@ -202,7 +198,7 @@ class Report(Shown):
         """Return what a page needs, which may be about several reports."""
         drawn = self.summary.points and not self.summary.audited  # an audit has one strength, and no utility
         dots = curve.draw_attacks(self.summary)
-        plain = msgspec.structs.replace(self.summary, notes=[], not_run=[])  # the page lists these itself
+        plain = msgspec.structs.replace(self.summary, notes=[], not_run=[], alarms=[])  # the page lists these itself
         pictures = [curve.to_svg(curve.draw(plain)) if drawn else b"", curve.to_svg(dots) if dots else b""]
         return page.Part(self.summary, self.manifest, self.traffic, *pictures)
 

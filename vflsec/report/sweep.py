@@ -58,6 +58,9 @@ class SweepPlace(NamedTuple):
         return self.point.utility if name == "utility" else self.point.leak
 
 
+Places = Sequence[SweepPlace]
+
+
 class SweepReport(Shown):
     """The result of a sweep."""
 
@@ -326,9 +329,7 @@ def _draw(report: SweepReport) -> Curve:
     return figure
 
 
-def _draw_measure(
-    ax: Axes, places: Sequence[SweepPlace], measure: str, x: Mapping[str, float], labels: list[str]
-) -> None:
+def _draw_measure(ax: Axes, places: Places, measure: str, x: Mapping[str, float], labels: list[str]) -> None:
     """Draw one curve for each of the labels; no curve of CAP looks like one of another measure."""
     methods = {label.partition(", ")[0] for label in labels}
     first = len(labels) if measure == "CAP" else 0
@@ -342,9 +343,7 @@ def _draw_measure(
     ax.set_ylabel(NAMES[measure])
 
 
-def _draw_curve(
-    ax: Axes, places: Sequence[SweepPlace], measure: str, x: Mapping[str, float], k: int, label: str
-) -> None:
+def _draw_curve(ax: Axes, places: Places, measure: str, x: Mapping[str, float], k: int, label: str) -> None:
     rows = []
     for place in places:
         shown = place.measure(measure)
@@ -358,7 +357,7 @@ def _draw_curve(
     ax.fill_between(at, lows, highs, color=color, alpha=0.15, linewidth=0)
 
 
-def _draw_alone(ax: Axes, places: Sequence[SweepPlace], x: Mapping[str, float]) -> None:
+def _draw_alone(ax: Axes, places: Places, x: Mapping[str, float]) -> None:
     headlines = [(place.values[0], place.point) for place in places if isinstance(place.point, Point)]
     undefended = [(value, point.leak.alone) for value, point in headlines if not point.strength]
     alone = {value: leak for value, leak in undefended if leak is not None}

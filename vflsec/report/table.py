@@ -8,6 +8,7 @@ import msgspec
 
 from vflsec.base.checks import count, group
 from vflsec.report.columns import (
+    CHOSEN,
     get_deltas,
     has_lower_bound,
     select_columns,
@@ -62,7 +63,6 @@ CAPS = (
            help="CAP with the accuracy of the guesses as the leak, as papers compute it."),
     Column("", title="DCS", cell=lambda cap: write_number(cap.dcs), detail=1,
            help="The mean over the strengths of 1 / (1 + distance to no leak at full utility). 1 is best."),
-    Column("", title="note", cell=lambda cap: cap.note, kind="prose", detail=1),
 )  # fmt: skip
 
 
@@ -147,6 +147,16 @@ def list_caps(summary: Summary, *, details: bool = True) -> Cells:
     shown = summary.cap if details else [cap for cap in summary.cap if cap.attack == "worst"]
     columns = [*select_columns("method", "defense"), *_list_target(shown), *(CAPS if details else FOLDED)]
     return Cells.fill("CAP over the defended strengths", columns, shown)
+
+
+def list_cap_notes(summary: Summary) -> list[str]:
+    """Return a line for each note on scores, with the defenses that it is about, or with their attacks."""
+    lines = []
+    for note, caps in group((cap for cap in summary.cap if cap.note), lambda cap: cap.note).items():
+        worst = {cap.defense for cap in caps if cap.attack == "worst"}
+        names = [cap.defense if cap.defense in worst else f"{cap.defense} by {cap.attack}" for cap in caps]
+        lines.append(f"CAP of {', '.join(dict.fromkeys(names))}: {note}")
+    return lines
 
 
 def list_integrity(summary: Summary) -> Cells:
@@ -255,7 +265,8 @@ def show(summary: Summary, *, details: bool = False) -> Document:
     above = [write_heading(summary), *write_epsilon(summary), *(f"NOTE {note}" for note in summary.notes)]
     first = list_points(summary) if details else list_headlines(summary)
     explained = 0 if details else len(first)
-    return Document(above, [*first, *others], list_remarks(summary), further, explained)
+    below = [f"WORST {CHOSEN}"] * (details and bool(summary.worst)) + list_remarks(summary)
+    return Document(above, [*first, *others], below, further, explained)
 
 
 def write_epsilon(summary: Summary) -> list[str]:
@@ -273,6 +284,7 @@ def list_remarks(summary: Summary) -> list[str]:
         *([OF_MODELS] if any("of" in spent for point in summary.points for spent in point.spent) else []),
         *([AT_LEAST] if has_lower_bound(summary) else []),
         *list_exceeded(summary),
+        *list_cap_notes(summary),
         *(get_front(summary) if summary.ranks else []),
         *list_orders(summary),
         *(f"VERDICT NOTE {alarm}" for alarm in summary.alarms),

@@ -32,9 +32,8 @@ Numbers = dict[str, float]
 
 def list_numbers(summary: Summary) -> Numbers:
     """Return the numbers of the default table by target, method, defense and column; those of JSON."""
-    others = (
-        map(show_most, summary.points) if summary.audited else [p for p in summary.points if p.attack == NO_ADVERSARY]
-    )
+    points = summary.points
+    others = map(show_most, points) if summary.audited else [p for p in points if p.attack == NO_ADVERSARY]
     numbers: dict[str, float | None] = {}
     for row in (*summary.worst, *others):
         place = [row.target, row.method, name_defense(row, summary.undefended)]
