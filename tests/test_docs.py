@@ -421,5 +421,8 @@ OWN_DATA = {
     ),
     "bank.csv": "customer_id,job,income,defaulted\n"
     + "".join(f"{i},{'ab'[i % 2]},{i},{(i // 3) % 2}\n" for i in range(300)),
+    "notes.toml": (ROOT / "docs/language.md").read_text("utf-8").split("```toml\n")[1].split("```")[0],
+    "insurer.csv": "id,age,claimed\n" + "".join(f"{i},{i % 60},{(i // 3) % 2}\n" for i in range(300)),
+    "notes.jsonl": "".join(f'{{"id": {i}, "note": "visit {i % 7} and {i % 5}"}}\n' for i in range(300)),
     "bureau.csv": "customer_id,score\n" + "".join(f"{i},{(i * 7) % 11}\n" for i in range(300)),
 }

@@ -7,6 +7,7 @@ import torch
 
 import vflsec
 from vflsec.base.errors import InsufficientView, UsageError
+from vflsec.base.layout import PADDING, UNKNOWN
 from vflsec.base.sparse_rows import SparseRows, find_words, to_tensor
 from vflsec.core import registry
 from vflsec.core.message import Kind, Message, Transcript
@@ -18,7 +19,7 @@ from vflsec.data.partition import DataSpec
 from vflsec.defenses.gaussian_dp import GaussianDP
 from vflsec.language import census_text
 from vflsec.language.split_lm import SplitLM
-from vflsec.language.text import PADDING, START, UNKNOWN, Tokenizer, make_text_table
+from vflsec.language.text import START, Tokenizer, make_text_table
 from vflsec.language.transformer import LowerModel
 from vflsec.run.federation import build_federation
 from vflsec.run.plan import make_cell

@@ -8,12 +8,12 @@ import torch
 
 import vflsec
 from vflsec.base.errors import InsufficientView
-from vflsec.base.layout import EncodedColumn, Layout
+from vflsec.base.layout import PADDING, EncodedColumn, Layout
 from vflsec.base.sparse_rows import SparseRows
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import GroundTruth, Guess, View
 from vflsec.language import text_inversion
-from vflsec.language.text import PADDING, START
+from vflsec.language.text import START
 from vflsec.language.text_inversion import TextInversion
 from vflsec.language.text_prior import TextPrior, find_commonest, find_likeliest
 from vflsec.language.transformer import LowerModel

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+PADDING, UNKNOWN = 0, 1
+SPECIAL = ("[padding]", "[unknown]")
+"""The first words of each vocabulary of a text."""
+
 
 class EncodedColumn(NamedTuple):
     """The place of a raw column in the encoded matrix: columns ``start`` to ``start + width``.

@@ -177,6 +177,10 @@ def _inspect(dataset: VerticalDataset, table: PartyTable, split: Partition, read
     ids = pd.Index(np.concatenate([split.ids["train"], split.ids["test"]])).sort_values()
     sample, labels = frame.index.get_indexer(ids), dataset.labels.loc[ids].to_numpy()
     facts = []
+    if table.vocabulary:
+        different = int((~frame[is_common].duplicated()).sum())
+        width, facts = split.parties[table.name].layout.width, {"party": given, "column": reading.columns[given][0]}
+        return [ColumnFacts(**facts, kind="text", missing=0.0, values=different, encoded=width, predicts=float("nan"))]
     dates = reading.config.parties[given].dates
     widths: dict[str, int] = {}
     for name, _, _, width in split.parties[table.name].layout.columns:

@@ -51,6 +51,7 @@ class PartyTable:
         impute: what takes the place of a missing number; None if none may be missing.
         rare: categories of which only the most frequent values are told apart, and how many.
         vocabulary: of text, the words; column t is then the number of the word at position t, 0 for padding.
+        learned: whether words that occur in no training row become the word 1, ``[unknown]``.
     """
 
     name: str
@@ -62,6 +63,7 @@ class PartyTable:
     impute: Literal["mean", "median", "mode"] | None = None
     rare: Mapping[str, int] = field(default_factory=dict)
     vocabulary: tuple[str, ...] = ()
+    learned: bool = False
 
     def __post_init__(self) -> None:
         """Check that an encoder can use the table.

@@ -4,7 +4,7 @@
     id = "customer_id"              # in every file; a list for a key of several columns
 
     [parties.bank]
-    file = "bank.csv"               # CSV with a header line, or .parquet; relative to the TOML file
+    file = "bank.csv"               # CSV with a header line, .parquet or .jsonl; relative to the TOML file
     categorical = ["job"]           # categories; columns that no list names are numbers, and true/false is 1/0
 
     [parties.bureau]
@@ -27,7 +27,7 @@ from vflsec.base.files import parse_toml, read
 
 Imputation = Literal["mean", "median", "mode"]
 
-MAX_CATEGORIES = 100
+MAX_CATEGORIES, MAX_WORDS = 100, 1024
 
 LONGEST_NAME = 200
 """Characters of the name of a dataset."""
@@ -63,10 +63,18 @@ class PartyFile(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
     group_rare: dict[str, int] = {}
     hash: dict[str, int] = {}
     image: list[int] | None = None
+    text: str | None = None
+    max_words: int = 64
+
+    def __post_init__(self) -> None:
+        """Check the limit of words."""
+        if not 1 <= self.max_words <= MAX_WORDS:
+            raise ValueError(f"expected max_words between 1 and {MAX_WORDS}, got {self.max_words}")
 
     def list_texts(self, key: list[str]) -> set[str]:
-        """Return the columns whose values are read as text: ids, categories and dates."""
-        return set(key).union(self.categorical, self.dates, self.group_rare, self.hash)
+        """Return the columns whose values are read as text: ids, categories, dates and texts."""
+        texts = [] if self.text is None else [self.text]
+        return set(key).union(self.categorical, self.dates, self.group_rare, self.hash, texts)
 
 
 ROLES = ("categorical", "signed_log", "dates", "group_rare", "hash")

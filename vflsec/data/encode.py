@@ -9,7 +9,7 @@ with rows and raw columns, not with categories.
     heavy-tailed number         the same, after sign(x) log(1 + |x|)
     category                    one-hot, the first slot for categories that do not occur in training
     category with rare values   one-hot of the most frequent values in training, the first slot for all others
-    word at a position of text  one-hot of the whole vocabulary, the first slot for padding
+    word at a position of text  one-hot of the vocabulary, the first slots for padding and unknown words
     number with gaps            as a number, gaps filled with the mean, median or mode in training; where there are gaps
                                 in training, also a column ``NAME (missing)`` of 0 and 1, standardized
 
@@ -18,6 +18,7 @@ Edge cases:
     number constant in training                 zeros, also in the test set
     pixel                                       has no bounds
     category unseen in training                 1 in the first slot
+    word unseen in training                     1 in the second slot, if the vocabulary is learned
     no rows                                     shape (0, d)
 """
 
@@ -28,8 +29,9 @@ import numpy as np
 import pandas as pd
 from scipy.sparse import csr_array, hstack
 
+from vflsec.base.checks import count
 from vflsec.base.errors import DataError
-from vflsec.base.layout import EncodedColumn, Layout
+from vflsec.base.layout import PADDING, UNKNOWN, EncodedColumn, Layout
 from vflsec.base.sparse_rows import WIDE
 from vflsec.data.dataset import GAPS, PartyTable
 
@@ -82,11 +84,13 @@ class ColumnEncoder:
         self._known: Final[dict[str, pd.Index]] = {}
         columns: list[EncodedColumn] = []
         start = 0
+        words = np.arange(len(table.vocabulary))  # also those that no training row has
+        if table.learned:
+            words = np.union1d(words[: UNKNOWN + 1], fit_rows)
         for name in fit_rows.columns:
             if name in table.categorical:
-                words = pd.RangeIndex(1, len(table.vocabulary))  # also those that no training row has
-                known = words if table.vocabulary else _list_categories(fit_rows[name], table.rare.get(name))
-                self._known[name] = known
+                rare = table.rare.get(name)
+                self._known[name] = pd.Index(words[1:]) if len(words) else _list_categories(fit_rows[name], rare)
                 column = EncodedColumn(name, "categorical", start, 1 + len(self._known[name]))
             else:
                 numbers = self._read_number(fit_rows, name)
@@ -103,10 +107,15 @@ class ColumnEncoder:
                     self._scales[column.name] = _scale(gaps.astype(np.float64), NO_BOUNDS)
             columns.append(column)
             start += column.width
-        self.layout: Final = Layout(tuple(columns), table.image, table.grouping, table.vocabulary)
+        vocabulary = tuple(table.vocabulary[word] for word in words)
+        self.layout: Final = Layout(tuple(columns), table.image, table.grouping, vocabulary)
 
     def __call__(self, rows: pd.DataFrame) -> Matrix:
-        """Return ``rows`` as float32 (n, d): C-contiguous, or sparse with an entry for each raw column."""
+        """Return ``rows`` as float32 (n, d): C-contiguous, or sparse with an entry for each raw column.
+
+        Raises:
+            DataError: a number that is far too large, or texts without any word that occurs in training rows.
+        """
         entries = np.ones((len(rows), len(self.layout.columns)), dtype=np.float32)
         places = np.empty(entries.shape, dtype=np.int64)
         for k, (name, kind, start, _) in enumerate(self.layout.columns):
@@ -114,6 +123,10 @@ class ColumnEncoder:
                 places[:, k] = start + self._assign_slots(rows[name], name)
             else:
                 places[:, k], entries[:, k] = start, self._scale_column(rows, name)
+        words = len(self.layout.vocabulary)
+        if words and len(rows) and (places % words <= UNKNOWN).all():
+            got = f"only words that none of these has in {count(len(rows), 'other text')}"
+            raise DataError(f"expected texts with words of the training rows, got {got}: are they of one kind?")
         if self.layout.width > WIDE:
             ends = np.arange(0, entries.size + 1, max(1, entries.shape[1]))
             return csr_array((entries.ravel(), places.ravel(), ends), shape=(len(rows), self.layout.width))
@@ -160,6 +173,8 @@ class ColumnEncoder:
         # Look up each category once, not each row: a table of 300,000 rows has a few dozen categories.
         coded = pd.Categorical(values)
         slots = self._known[name].get_indexer(coded.categories) + 1
+        if self.layout.vocabulary:
+            slots[(slots == PADDING) & (coded.categories != PADDING)] = UNKNOWN
         return np.asarray(slots[coded.codes])
 
 

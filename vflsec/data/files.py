@@ -11,6 +11,7 @@ import pandas as pd
 
 from vflsec.base.checks import count, describe_unknown
 from vflsec.base.errors import DataError
+from vflsec.base.layout import PADDING, SPECIAL
 from vflsec.data.dataset import PartyTable, VerticalDataset, align
 from vflsec.data.description import ROLES, DataFile, Format, PartyFile, read_description
 from vflsec.data.review import check_id_spelling, group_alike, review
@@ -117,7 +118,8 @@ def assemble(reading: Reading, name: str) -> None:
             with faults.collect():
                 labels, classes = _read_labels(raw, config.label, index)
         # The table has the values by now; the review reads the texts that were hashed.
-        reading.raw[given] = raw._replace(frame=raw.frame.filter(items=list(config.parties[given].hash)))
+        kept = [*config.parties[given].hash, config.parties[given].text]
+        reading.raw[given] = raw._replace(frame=raw.frame.filter(items=kept))
     if faults or labels is None:
         with faults.collect():  # what is wrong with the ids does not depend on the other faults
             if indices.keys() == set(reading.order):
@@ -254,6 +256,13 @@ def _list_features(
     """Return the party's feature columns, ``optional`` if labels will do; roles of unknown columns become faults."""
     left = [c for c in table.frame.columns if c not in reserved]
     features = [c for c in left if c not in party.drop] if party.columns is None else party.columns
+    if party.text is not None:
+        if party.columns not in (None, [party.text]) or party.image or any(getattr(party, role) for role in ROLES):
+            raise DataError(
+                f"{table.setting('text', name)}: expected no other column and no other role beside a text, got some; "
+                f"leave them out"
+            )
+        features = [party.text]
     for column in party.drop:
         _expect_column(table, column, f"a column of {name} to drop")
         if column in (party.columns or ()):
@@ -283,6 +292,8 @@ def _make_table(
     faults: Faults,
 ) -> PartyTable:
     """Return a party's table; a column that is wrong is left out and becomes a fault."""
+    if party.text is not None:
+        return _make_text_table(standard, table.words(party.text, party.max_words), party.text, ids)
     image = None if party.image is None else _check_image(name, party.image, len(columns))
     read = read_columns(table, name, party, columns, config.max_categories if config else None, faults.collect)
     if faults:
@@ -291,6 +302,19 @@ def _make_table(
     impute = party.impute or (config.impute if config else None)
     roles = frozenset(read.categorical), frozenset(party.signed_log)
     return PartyTable(standard, frame, *roles, image, impute=impute, rare=dict(party.group_rare))
+
+
+def _make_text_table(standard: str, texts: list[list[str]], column: str, ids: pd.Index) -> PartyTable:
+    """Return the table of a party with a text, whose vocabulary is that of the training rows."""
+    if all(words == texts[0] for words in texts):
+        raise DataError(f"column {column!r}: expected texts that differ, got the same in each row; name another column")
+    vocabulary = [*SPECIAL, *sorted({word for words in texts for word in words})]
+    numbers = {word: number for number, word in enumerate(vocabulary)}
+    tokens = np.full((len(texts), max(map(len, texts))), PADDING)
+    for row, words in zip(tokens, texts, strict=True):
+        row[: len(words)] = [numbers[word] for word in words]
+    frame = pd.DataFrame(tokens, ids, [f"{column}_{position}" for position in range(tokens.shape[1])])
+    return PartyTable(standard, frame, frozenset(frame.columns), vocabulary=tuple(vocabulary), learned=True)
 
 
 def _check_image(name: str, sizes: list[int], columns: int) -> tuple[int, int, int]:
@@ -312,7 +336,7 @@ def _reject_label_copies(dataset: VerticalDataset, reading: Reading) -> None:
     for party in dataset.parties[1:]:
         name = dataset.display_name(party.name)
         rows = party.frame.index.get_indexer(common)
-        for column, values in party.frame.items():
+        for column, values in party.frame.items() if not party.vocabulary else ():
             # Few rows tell of nearly every column that it is no copy.
             if all(_is_copy(values.iloc[rows[:n]], labels[:n]) for n in (1000, None)):
                 place = f"{reading.raw[name].file}, column {column!r}"

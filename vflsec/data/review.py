@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from vflsec.base.checks import count, group
 from vflsec.base.errors import DataError
 from vflsec.data.dataset import PartyTable, VerticalDataset
-from vflsec.data.description import DataFile, PartyFile
+from vflsec.data.description import MAX_WORDS, DataFile, PartyFile
 from vflsec.data.encode import SPREAD, measure_spread
 from vflsec.data.tables import RawTable, count_more
 
@@ -54,9 +54,22 @@ def review(dataset: VerticalDataset, raw: Mapping[str, RawTable], config: DataFi
     warnings = [*check_id_spelling(indices), *_warn_unused(indices)]
     for table in dataset.parties:
         name = dataset.display_name(table.name)
-        if config.parties[name].image is None:  # pixels are what they are
+        if table.vocabulary:
+            warnings += _check_texts(name, raw[name], config.parties[name])
+        elif config.parties[name].image is None:  # pixels are what they are
             warnings += _check_columns(name, raw[name], table, config.parties[name])
     return warnings
+
+
+def _check_texts(name: str, raw: RawTable, roles: PartyFile) -> Iterator[str]:
+    """Yield a warning if texts are cut off."""
+    assert roles.text is not None
+    lengths = np.array([len(words) for words in raw.words(roles.text, MAX_WORDS + 1)])
+    cut = np.flatnonzero(lengths > roles.max_words)
+    if len(cut):
+        longest: object = f"more than {MAX_WORDS}" if lengths.max() > MAX_WORDS else lengths.max()
+        place = f"{name}: {raw.place(roles.text, cut[0])}{count_more(cut)}"
+        yield f"{place}: of {longest} words the first {roles.max_words} are used; set max_words to use more"
 
 
 def _check_columns(name: str, raw: RawTable, table: PartyTable, roles: PartyFile) -> Iterator[str]:

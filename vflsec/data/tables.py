@@ -151,6 +151,19 @@ class RawTable(NamedTuple):
         text = self._strip(column)
         return text.where(text != "", MISSING)
 
+    def words(self, column: str, most: int) -> list[list[str]]:
+        """Return the first ``most`` words of each text, in small letters, as white space divides them.
+
+        Raises:
+            DataError: a text without a word.
+        """
+        words = [text.lower().split(maxsplit=most)[:most] for text in self._strip(column)]
+        gaps = np.flatnonzero([not row for row in words])
+        if len(gaps):
+            got, way_out = _GAP
+            raise DataError(f"{self.place(column, gaps[0])}: expected a text, got {got}; {way_out}{count_more(gaps)}")
+        return words
+
     def keys(self, column: str, role: str) -> pd.Series:
         """Return a column as text without empty rows: ids and labels.
 
@@ -254,7 +267,7 @@ def is_text(values: pd.Series) -> bool:
 
 
 def read_table(path: Path, style: Format, texts: Collection[str] | None = None, *, toml: bool = True) -> RawTable:
-    """Read ``path``: Parquet by its suffix ``.parquet``, else CSV with a header line.
+    """Read ``path``: Parquet or JSON lines by its suffix, ``.parquet`` or ``.jsonl``, else CSV with a header line.
 
     Args:
         path: of the file.
@@ -295,6 +308,8 @@ def read_table(path: Path, style: Format, texts: Collection[str] | None = None, 
         raise DataError(f"expected a file {path.parent / file}, found none; {where}")
     if path.suffix == ".parquet":
         table = RawTable(_read_parquet(path), path.name, 1, settings, style)
+    elif path.suffix == ".jsonl":
+        table = RawTable(_read_json_lines(path), path.name, 1, settings, style)
     else:
         # Spreadsheet programs put a byte order mark in front, which would become part of the first column's name.
         encoding = "utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding
@@ -337,6 +352,23 @@ def _read_parquet(path: Path) -> pd.DataFrame:
         if pd.api.types.is_object_dtype(frame[name].dtype) and frame[name].map(lambda v: isinstance(v, bytes)).any():
             raise DataError(f"{path.name}, column {name!r}: expected text, got bytes; export it as text")
     return frame.reset_index(drop=frame.index.names == [None])  # the id may be the index
+
+
+def _read_json_lines(path: Path) -> pd.DataFrame:
+    """Return a table of an object a line, as text."""
+    rows: list[dict[str, str | int | float | bool | None]] = []
+    content = path.read_bytes().removeprefix(codecs.BOM_UTF8).removesuffix(b"\n")
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        try:
+            rows.append(msgspec.json.decode(line, type=dict[str, str | int | float | bool | None]))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise DataError(
+                f"{path.name}, line {number}: expected a JSON object of texts and numbers: {clean(str(error))}; "
+                f"correct or remove it"
+            ) from None
+    _check_header(path.name, list(rows[0]))
+    frame = pd.DataFrame(rows, dtype=object)  # or whole numbers with gaps would become others
+    return frame.where(frame.notna(), "").astype(str)
 
 
 def _check_lines(path: Path, encoding: str, separator: str, *, toml: bool) -> np.ndarray | None:

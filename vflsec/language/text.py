@@ -11,22 +11,22 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from vflsec.base.layout import PADDING, SPECIAL, UNKNOWN
 from vflsec.data.bundle import make_table
 from vflsec.data.dataset import PartyTable
 
 FOLDER = Path(__file__).parent
 """Where the cards are."""
 
-PADDING, UNKNOWN, START = 0, 1, 2
-SPECIAL = ("[padding]", "[unknown]", "[start]")
-"""The first words of each vocabulary."""
+START = 2
+"""The word before each text of a dataset of this guest."""
 
 
 class Tokenizer(NamedTuple):
     """Words in lower case, by their number in a vocabulary.
 
     Attributes:
-        vocabulary: the special words, then the others in alphabetical order.
+        vocabulary: the special words, [start] among them, then the others in alphabetical order.
     """
 
     vocabulary: tuple[str, ...]
@@ -34,7 +34,7 @@ class Tokenizer(NamedTuple):
     @classmethod
     def from_texts(cls, texts: Iterable[str]) -> Tokenizer:
         """Return the tokenizer of all words of some texts."""
-        return cls((*SPECIAL, *sorted({word for text in texts for word in _split_words(text)})))
+        return cls((*SPECIAL, "[start]", *sorted({word for text in texts for word in _split_words(text)})))
 
     def encode(self, texts: Iterable[str], length: int) -> NDArray[np.int64]:
         """Return the tokens (n, T) of texts after [start]: cut off at ``length``, or padded."""

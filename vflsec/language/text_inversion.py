@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vflsec.base.checks import check_positive_or_none
+from vflsec.base.layout import PADDING
 from vflsec.core.attack import Attack
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.releases import read_last_values, read_releases
-from vflsec.language.text import PADDING
 from vflsec.language.text_prior import TextPrior, count_right
 from vflsec.language.transformer import Blocks, split_positions
 from vflsec.nn.stacked import draw_batches

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesClassifier
 from sklearn.model_selection import KFold
 
+from vflsec.base.layout import PADDING
 from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
-from vflsec.language.text import PADDING
 
 Words = NDArray[np.int64]
 """Words (n, T) by number."""

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vflsec.base.layout import Layout
+from vflsec.base.layout import PADDING, Layout
 from vflsec.base.sparse_rows import SparseRows, find_words
-from vflsec.language.text import PADDING
 
 
 class TransformerBlock(nn.Module):
