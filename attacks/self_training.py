@@ -191,14 +191,29 @@ def _add_cosines(x: Table, rng: torch.Generator) -> Table:
     }
 
 
+def _rotate_into_span(x: Table, split: str) -> Table:
+    """Return ``x`` in coordinates of the span of the rows of ``split``, if these are fewer than its columns.
+
+    With a penalty on squared slopes, no regression on these rows has a slope outside of it.
+    """
+    rows = x[split]
+    if len(rows) >= rows.shape[1]:
+        return x
+    squares, axes = torch.linalg.eigh(rows @ rows.T)
+    kept = squares > 1e-9 * squares[-1].clamp_min(torch.finfo(rows.dtype).tiny)
+    span = rows.T @ axes[:, kept] / squares[kept].sqrt()
+    return {name: each @ span for name, each in x.items()}
+
+
 def _whiten_tables(tables: list[Tensor], n: int) -> Tensor | None:
     """Return the principal components (n, r) of the tables side by side, each with variance one; None without any."""
     if not tables:
         return None
     z = torch.cat([standardize(table) for table in tables], dim=1)
-    variances, axes = torch.linalg.eigh(z.T @ z / n)
+    wide = z.shape[1] > n
+    variances, axes = torch.linalg.eigh((z @ z.T if wide else z.T @ z) / n)
     kept = variances > 1e-6 * variances[-1].clamp_min(1e-12)
-    whitened: Tensor = z @ axes[:, kept] / variances[kept].sqrt()
+    whitened: Tensor = axes[:, kept] * n**0.5 if wide else z @ axes[:, kept] / variances[kept].sqrt()
     return whitened
 
 
@@ -235,6 +250,7 @@ class _Regressions:
         device = x[split].device
         self.fold = torch.randint(N_FOLDS, (n,), generator=rng).to(device)
         self.order = torch.randperm(n, generator=rng)[:MAX_REGRESSION_ROWS].to(device)
+        x = _rotate_into_span(x, split)
         with_bias = {name: F.pad(rows, (0, 1), value=1.0) for name, rows in x.items()}
         fitted = with_bias[split][self.order]
         self.penalty = torch.full((fitted.shape[1],), PENALTY, dtype=fitted.dtype, device=device)

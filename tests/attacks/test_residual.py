@@ -110,6 +110,8 @@ def test_rows_with_the_same_columns_share_what_is_found():
     basis = find_span(x)
     assert torch.allclose(basis @ basis.T, torch.tensor([[0.5, 0.5, 0], [0.5, 0.5, 0], [0, 0, 1]]), atol=1e-6)
     assert find_span(torch.zeros(3, 2)).shape == (3, 0)
+    wide = torch.cat([x, x, torch.ones(3, 3)], dim=1)  # more columns than rows
+    assert torch.allclose(find_span(wide) @ find_span(wide).T, wide @ torch.linalg.pinv(wide), atol=1e-6)
 
 
 def test_columns_without_a_number_are_no_error():

@@ -12,11 +12,20 @@ from sklearn.linear_model import LogisticRegression
 from torch.nn import functional as F
 
 from vflsec.attacks.fusion import Fusion
-from vflsec.attacks.self_training import N_FOLDS, PENALTY, ForestTraining, SelfTraining, _log_density, _Regressions
+from vflsec.attacks.self_training import (
+    N_FOLDS,
+    PENALTY,
+    ForestTraining,
+    SelfTraining,
+    _log_density,
+    _Regressions,
+    _whiten_tables,
+)  # fmt: skip
 from vflsec.attacks.trees import Trees
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import View
 from vflsec.inference.fused import fuse_classes
+from vflsec.inference.regression import standardize
 from vflsec.inference.sources import list_sources
 from vflsec.results import metrics
 
@@ -132,10 +141,12 @@ def test_a_row_is_held_against_means_of_the_other_rows():
         torch.testing.assert_close(found[i], expected)
 
 
-def test_regressions_are_those_of_the_library():
-    """Of a fold, fitted to the weighted guesses of all other folds, with its penalty on the slopes."""
+@pytest.mark.parametrize("columns", [5, 500])
+def test_regressions_are_those_of_the_library(columns):
+    """Of a fold, fitted to the weighted guesses of all other folds, with its penalty; also where columns are many."""
     rng = torch.Generator().manual_seed(0)
-    x = torch.randn(400, 5, generator=rng, dtype=torch.float64) @ torch.randn(5, 5, generator=rng, dtype=torch.float64)
+    mixed = torch.randn(5, columns, generator=rng, dtype=torch.float64) * (5 / columns) ** 0.5
+    x = torch.randn(400, 5, generator=rng, dtype=torch.float64) @ mixed
     guessed = torch.softmax(2 * torch.randn(400, 2, generator=rng, dtype=torch.float64) + x[:, :2], dim=1)
     weight = 1 + 2 * (torch.arange(400) < 20).double()
     regressions = _Regressions({"train": x, "test": 2 * x}, guessed.shape, rng, "train")
@@ -151,6 +162,12 @@ def test_regressions_are_those_of_the_library():
         elsewhere[k] = torch.from_numpy(library.predict_log_proba(2 * x.numpy()))
     torch.testing.assert_close(found["train"].float(), expected, atol=2e-4, rtol=0)
     torch.testing.assert_close(found["test"].float(), elsewhere.mean(dim=0), atol=4e-4, rtol=0)
+
+
+def test_components_of_more_columns_than_rows_are_those_of_their_decomposition():
+    z = torch.randn(6, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found, expected = _whiten_tables([z], 6), torch.linalg.svd(standardize(z)).U[:, :5] * 6**0.5
+    torch.testing.assert_close(found @ found.T, expected @ expected.T)  # up to a rotation
 
 
 @pytest.mark.long

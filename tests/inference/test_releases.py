@@ -14,7 +14,14 @@ from vflsec.core.attack import apply_threshold
 from vflsec.core.message import Kind, Message
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.auxiliary import draw_references, measure_sureness, orient, separate
-from vflsec.inference.releases import average, get_parameters, rank_releases, read_last_values, read_releases
+from vflsec.inference.releases import (
+    average,
+    get_parameters,
+    project_batches,
+    rank_releases,
+    read_last_values,
+    read_releases,
+)  # fmt: skip
 
 
 def make_view(batches, *, n_rows=8, classes=2, aux=((), ()), receiver="passive_1", split="train", values=None):
@@ -168,6 +175,14 @@ def test_steady_lines_have_the_same_mean_square_length_in_each_message():
     steady = read_releases(view, Kind.GRADIENT).to_steady()
     for lines in steady.group_by_message():
         assert steady.values[lines].square().sum(dim=1).mean() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("width", [3, 12])
+def test_a_batch_is_projected_on_its_first_principal_axis(width):
+    values = torch.randn(6, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = values @ torch.linalg.svd(values, full_matrices=False).Vh[0]
+    scores = project_batches(values, [torch.arange(6)])
+    torch.testing.assert_close(scores.abs(), (expected / expected.abs().mean()).abs())
 
 
 def test_who_is_not_adaptive_reads_the_first_release_of_each_row():

@@ -325,9 +325,16 @@ def _count_earlier(rows: Tensor) -> Tensor:
 def find_component(values: Tensor) -> Tensor:
     """Return the first principal component (n,) of ``values`` (n, d), with the sign of positive skewness."""
     centered = values - values.mean(dim=0)
-    axis = torch.linalg.eigh(centered.T @ centered).eigenvectors[:, -1]
-    scores: Tensor = centered @ axis
+    scores: Tensor = centered @ _find_axis(centered)
     return scores if scores.pow(3).sum() >= 0 else -scores
+
+
+def _find_axis(values: Tensor) -> Tensor:
+    """Return the principal axis (d,) of ``values`` (n, d), of length one."""
+    if values.shape[1] <= len(values):
+        return torch.linalg.eigh(values.T @ values).eigenvectors[:, -1]
+    axis: Tensor = torch.linalg.eigh(values @ values.T).eigenvectors[:, -1] @ values
+    return axis / axis.norm().clamp_min(torch.finfo(values.dtype).tiny)
 
 
 def project_batches(values: Tensor, batches: Iterable[Tensor]) -> Tensor:
@@ -342,7 +349,7 @@ def project_batches(values: Tensor, batches: Iterable[Tensor]) -> Tensor:
     before = torch.zeros_like(values[0])
     for indices in batches:
         batch = values[indices]
-        axis = torch.linalg.eigh(batch.T @ batch).eigenvectors[:, -1]
+        axis = _find_axis(batch)
         before = axis if axis @ before >= 0 else -axis
         projected = batch @ before
         scores[indices] = projected / projected.abs().mean().clamp_min(torch.finfo(values.dtype).tiny)
@@ -352,7 +359,8 @@ def project_batches(values: Tensor, batches: Iterable[Tensor]) -> Tensor:
 def find_span(inputs: Tensor) -> Tensor:
     """Return an orthonormal basis (B, r) of the column space of ``inputs`` (B, k), whose rank is r."""
     x = inputs.double()
-    squares, directions = torch.linalg.eigh(x.T @ x)  # k is small, so this is much faster than an SVD of X
+    wide = x.shape[1] > x.shape[0]
+    squares, directions = torch.linalg.eigh(x @ x.T if wide else x.T @ x)  # much faster than an SVD of X
     kept = squares > 1e-9 * squares[-1].clamp_min(torch.finfo(torch.double).tiny)
-    basis: Tensor = x @ directions[:, kept] / squares[kept].sqrt()
+    basis: Tensor = directions[:, kept] if wide else x @ directions[:, kept] / squares[kept].sqrt()
     return basis.to(inputs.dtype)
