@@ -191,7 +191,7 @@ def _add_cosines(x: Table, rng: torch.Generator) -> Table:
     }
 
 
-def _rotate_into_span(x: Table, split: str) -> Table:
+def _project_on_span(x: Table, split: str) -> Table:
     """Return ``x`` in coordinates of the span of the rows of ``split``, if these are fewer than its columns.
 
     With a penalty on squared slopes, no regression on these rows has a slope outside of it.
@@ -250,7 +250,7 @@ class _Regressions:
         device = x[split].device
         self.fold = torch.randint(N_FOLDS, (n,), generator=rng).to(device)
         self.order = torch.randperm(n, generator=rng)[:MAX_REGRESSION_ROWS].to(device)
-        x = _rotate_into_span(x, split)
+        x = _project_on_span(x, split)
         with_bias = {name: F.pad(rows, (0, 1), value=1.0) for name, rows in x.items()}
         fitted = with_bias[split][self.order]
         self.penalty = torch.full((fitted.shape[1],), PENALTY, dtype=fitted.dtype, device=device)
