@@ -1,7 +1,9 @@
-"""What hidden states of a split language model tell of the text, by noise and by the depth of the cut.
+"""What a split language model tells: states of the text, by noise and by the depth of the cut; gradients of labels.
 
-    python benchmarks/language.py            compute, some minutes on two cores, and print the page
-    python benchmarks/language.py --write    write docs/language.md as well
+    python benchmarks/language.py                      compute, some minutes on two cores, and print the tables
+    python benchmarks/language.py --write              write docs/language.md as well
+    python benchmarks/language.py --cut 1 --cut 2 --cut 3 --seeds 3    the whole table of the text
+    python benchmarks/language.py --only labels        one of the tables, text or labels
 
 What is computed is kept in ``runs/language``, so that an interrupted run goes on.
 """
@@ -9,7 +11,7 @@ What is computed is kept in ``runs/language``, so that an interrupted run goes o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -20,6 +22,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "language.md"
 FOLDER = Path("runs/language")
 CUTS, NOISE = (1,), (1, 2, 8)
 KNOWN, SEEDS = 200, 1
+ON_LABELS = ("direction", "exploit", "fusion", "mc")
+"""Attacks of the party with the text: on gradients of rows, on all it has, and on its model alone."""
 
 
 def evaluate(cut: int, seeds: int, jobs: int) -> vflsec.Report:
@@ -31,9 +35,11 @@ def evaluate(cut: int, seeds: int, jobs: int) -> vflsec.Report:
     )  # fmt: skip
 
 
-def list_rows(seeds: int, jobs: int) -> Iterator[str]:
-    """Yield the lines of the table."""
-    for cut in CUTS:
+def list_texts(cuts: Sequence[int], seeds: int, jobs: int) -> Iterator[str]:
+    """Yield the lines of the table of recovered text."""
+    yield "| cut after block | noise λ | texts | words | *alone* | gained | whole texts | utility (AUC) |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for cut in cuts:
         for point in evaluate(cut, seeds, jobs).points:
             for rows, leak in (("training", point.leak_train), ("test", point.leak)):
                 shares = (leak.mean, leak.alone, leak.others["gained"], leak.others["exact"])
@@ -41,25 +47,42 @@ def list_rows(seeds: int, jobs: int) -> Iterator[str]:
                 yield f"| {cut} | {point.strength:g} | {rows} | {cells} | {point.utility.mean or 0.0:.3f} |"
 
 
+def list_labels(_cuts: Sequence[int], seeds: int, jobs: int) -> Iterator[str]:
+    """Yield the lines of the table of inferred labels; the cut is the usual one."""
+    report = vflsec.evaluate(
+        attack=list(ON_LABELS), dataset="census-text", methods=["split-lm"], defense="gaussian-dp",
+        seeds=seeds, jobs=jobs, out=FOLDER / "labels",
+    )  # fmt: skip
+    yield "| ε | attack | training texts | test texts | *alone*, training | *alone*, test | utility (AUC) |"
+    yield "|---|---|---|---|---|---|---|"
+    for point in report.points:
+        if point.attack in ON_LABELS:
+            leaks = [point.leak_train, point.leak if point.leak.rows == "test" else None]
+            shares = [*(leak and leak.mean for leak in leaks), *(leak and leak.alone for leak in leaks)]
+            cells = " | ".join("–" if share is None else f"{share:.3f}" for share in shares)
+            strength = f"{point.strength:g}" if point.strength else "none"
+            yield f"| {strength} | `{point.attack}` | {cells} | {point.utility.mean or 0.0:.3f} |"
+
+
+TABLES = {"text": list_texts, "labels": list_labels}
+
+
 @click.command()
+@click.option("--cut", "cuts", type=int, multiple=True, default=CUTS, help="After which block; may repeat.")
 @click.option("--seeds", default=SEEDS, help="Trainings of each row.")
 @click.option("--jobs", default=2, help="Processes.")
-@click.option("--write", is_flag=True, help="Write the table to docs/language.md.")
-def main(seeds: int, jobs: int, write: bool) -> None:
-    """Compute and print the table."""
-    table = "\n".join(
-        [
-            "| cut after block | noise λ | texts | words | *alone* | gained | whole texts | utility (AUC) |",
-            "|---|---|---|---|---|---|---|---|",
-            *list_rows(seeds, jobs),
-        ]
-    )
-    print(table)
-    if write:
-        page = PAGE.read_text("utf-8")
-        page, places = re.subn(r"(<!-- table: .*? -->\n).*?(<!-- /table -->)", rf"\1{table}\n\2", page, flags=re.DOTALL)
-        assert places == 1, "the page has one table"
-        PAGE.write_text(page, "utf-8")
+@click.option("--only", type=click.Choice(list(TABLES)), multiple=True, default=list(TABLES), help="May repeat.")
+@click.option("--write", is_flag=True, help="Write the tables to docs/language.md.")
+def main(cuts: tuple[int, ...], seeds: int, jobs: int, only: tuple[str, ...], write: bool) -> None:
+    """Compute and print the tables."""
+    for name in only:
+        table = "\n".join(TABLES[name](cuts, seeds, jobs))
+        print(table)
+        if write:
+            page, place = PAGE.read_text("utf-8"), rf"(<!-- table of {name}: .*? -->\n).*?(<!-- /table -->)"
+            page, places = re.subn(place, rf"\1{table}\n\2", page, flags=re.DOTALL)
+            assert places == 1, f"the page has one table of {name}"
+            PAGE.write_text(page, "utf-8")
 
 
 if __name__ == "__main__":
