@@ -179,8 +179,9 @@ def _inspect(dataset: VerticalDataset, table: PartyTable, split: Partition, read
     facts = []
     if table.vocabulary:
         different = int((~frame[is_common].duplicated()).sum())
-        width, facts = split.parties[table.name].layout.width, {"party": given, "column": reading.columns[given][0]}
-        return [ColumnFacts(**facts, kind="text", missing=0.0, values=different, encoded=width, predicts=float("nan"))]
+        width, (column,), nan = split.parties[table.name].layout.width, reading.columns[given], float("nan")
+        text = {"party": given, "column": column, "kind": "text"}
+        return [ColumnFacts(**text, missing=0.0, values=different, encoded=width, predicts=nan)]
     dates = reading.config.parties[given].dates
     widths: dict[str, int] = {}
     for name, _, _, width in split.parties[table.name].layout.columns:

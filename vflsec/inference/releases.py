@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from vflsec.base.checks import check_positive_or_none
 from vflsec.base.errors import InsufficientView
@@ -331,10 +332,9 @@ def find_component(values: Tensor) -> Tensor:
 
 def _find_axis(values: Tensor) -> Tensor:
     """Return the principal axis (d,) of ``values`` (n, d), of length one."""
-    if values.shape[1] <= len(values):
-        return torch.linalg.eigh(values.T @ values).eigenvectors[:, -1]
-    axis: Tensor = torch.linalg.eigh(values @ values.T).eigenvectors[:, -1] @ values
-    return axis / axis.norm().clamp_min(torch.finfo(values.dtype).tiny)
+    wide = values.shape[1] > len(values)
+    axis: Tensor = torch.linalg.eigh(values @ values.T if wide else values.T @ values).eigenvectors[:, -1]
+    return F.normalize(axis @ values, dim=0) if wide else axis
 
 
 def project_batches(values: Tensor, batches: Iterable[Tensor]) -> Tensor:

@@ -104,7 +104,7 @@ def _drop_constant(features: Table, split: str) -> Table:
     known = features[split]
     if not isinstance(known, SparseRows):
         return features
-    used = known.places[known.entries != 0].unique()
+    used = torch.unique(known.places[known.entries != 0])
     place = used.new_full((known.shape[1],), len(used)).index_copy_(0, used, torch.arange(len(used)).to(used))
     tables = {}
     for name, x in features.items():
