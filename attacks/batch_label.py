@@ -127,11 +127,7 @@ class Sums(NamedTuple):
 
 
 def sum_gradients(releases: Releases, layers: Sequence[Layer]) -> Sums:
-    """Return the sums of each batch. The attack uses nothing else of the gradients.
-
-    Args:
-        releases: of gradients, those of several parties side by side.
-        layers: the last layer of each party.
+    """Return the sums of each batch, over the last layer of each party. The attack uses nothing else of the gradients.
 
     Raises:
         InsufficientView: the columns of the gradients cannot be assigned to the parties.

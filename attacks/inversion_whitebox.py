@@ -135,11 +135,7 @@ class WhiteBoxInversion(Attack):
 def _as_received(model: nn.Module, view: View, h: Tensor | None, width: int) -> nn.Module:
     """Return the map from columns to received values: the bottom model, or the model and an affine map.
 
-    Args:
-        model: the victim's bottom model.
-        view: of the adversary.
-        h: (n, width) received values of the split of the auxiliary rows, or None.
-        width: of received values.
+    ``h`` (n, width) are received values of the split of the auxiliary rows, or None.
     """
     known = view.aux_labels.double()
     expected = model(known) if len(known) else model(torch.zeros(1, view.n_classes, dtype=torch.float64))

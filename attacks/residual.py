@@ -60,11 +60,7 @@ class Residual(OnReleases):
 def solve_gradients(releases: Releases, inputs: Tensor) -> Tensor:
     """Return the least-squares solution (R, d) for the gradients of a batch, from X'g and the batch's inputs X (B, k).
 
-    The shortest g with a given X'g is the projection of g on the span of X's columns.
-
-    Args:
-        releases: gradients g; only the sums X'g are used.
-        inputs: (n, k) of the training rows.
+    The shortest g with a given X'g is the projection of g on the span of X's columns. Only the sums X'g are used.
     """
     solved = torch.empty_like(releases.values)
     for indices in releases.group_by_message():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -16,7 +16,7 @@ from vflsec.core.view import Guess, Need, View
 from vflsec.inference.fused import fuse_classes
 from vflsec.inference.opinion_pool import Opinion, fit_out_of_bag, pool_opinions
 from vflsec.inference.regression import standardize
-from vflsec.inference.sources import EVERYTHING, SourceTable, Table, list_sources
+from vflsec.inference.sources import EVERYTHING, Table, list_sources
 
 WEIGHT = 3.0
 """Weight of an auxiliary row; a row with a guessed label has weight one."""
@@ -104,7 +104,8 @@ class SelfTraining(Attack):
         split, known = view.aux_split, F.one_hot(view.aux_labels, view.n_classes).double()
         guessed = fuse_classes(view, rng).scores[split].clamp_min(MIN_SHARE)
         guessed = (guessed / guessed.sum(dim=1, keepdim=True)).round(decimals=GUESS_DECIMALS)
-        x = _standardize_tables(view, shared)
+        everywhere = [source.table for source in shared.values()]
+        x = {s: torch.cat([standardize(t[s], t[split]) for t in everywhere], dim=1) for s in view.features}
         models = self.models(x, guessed.shape, rng, split)
         tables = [source.table[split] for source in received.values() if self.every_table or not source.derived]
         z = _whiten_tables(tables, len(guessed))
@@ -172,12 +173,6 @@ class ForestTraining(SelfTraining):
         log_p = pool_opinions([Opinion(torch.cat(list(trees.values())), trees[split][view.aux_rows])], view.aux_labels)
         log_p = log_p.clamp_min(torch.finfo(log_p.dtype).tiny).log()
         return dict(zip(trees, torch.split(log_p, [len(rows) for rows in trees.values()]), strict=True))
-
-
-def _standardize_tables(view: View, shared: Mapping[str, SourceTable]) -> Table:
-    """Return the standardized tables (n, k) side by side, by split."""
-    tables = [source.table for source in shared.values()]
-    return {s: torch.cat([standardize(t[s], t[view.aux_split]) for t in tables], dim=1) for s in view.features}
 
 
 def _add_cosines(x: Table, rng: torch.Generator) -> Table:

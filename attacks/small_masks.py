@@ -127,12 +127,8 @@ def _split_at_updates(recording: Recording) -> Iterator[MaskedRun]:
 def get_p_value(mu: Floats, scores: Floats, halves: Sequence[Floats]) -> float:
     """Return the p-value of scores that depend on mu: twice the lesser of those of two exact permutation tests.
 
-    Either test stops early where there is nothing to find, which leaves it exact (Besag and Clifford 1991).
-
-    Args:
-        mu: (n, g).
-        scores: (n, C) under masks.
-        halves: the W (g, C) of the even and of the odd samples; each is tried on the others.
+    ``scores`` (n, C) are masked. ``halves`` are the W (g, C) of the even and of the odd samples; each is tried on the
+    others. Either test stops early where there is nothing to find, which leaves it exact (Besag and Clifford 1991).
     """
     rng = np.random.default_rng(0)
     size = np.maximum(np.ptp(scores, axis=0), np.finfo(np.float64).tiny)

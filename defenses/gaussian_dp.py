@@ -79,13 +79,9 @@ class GaussianDP(ClippedNoise):
 
 @lru_cache(maxsize=4096)
 def compute_epsilon(multiplier: float, releases: int, delta: float, accountant: Accountant = "rdp") -> float:
-    """Return the epsilon at ``delta`` of ``releases`` Gaussian mechanisms, by opacus's accountant.
+    """Return the epsilon at ``delta`` of ``releases`` Gaussian mechanisms on a row, by opacus's accountant.
 
-    Args:
-        multiplier: deviation over sensitivity.
-        releases: of the same row.
-        delta: between 0 and 1.
-        accountant: ``rdp`` or ``prv``.
+    ``multiplier`` is the deviation over the sensitivity.
     """
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # PRV takes the logarithm of 1 minus the sampling rate, which is 0 here

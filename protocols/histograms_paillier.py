@@ -217,7 +217,7 @@ class _KeySide:
         """Return the ciphertexts (C, B) of pairs of derivatives (B, 2 C)."""
         n, square, outputs = self.keys.n, self._wire.square, derivatives.shape[1] // 2
         first, second = (half.T.ravel().tolist() for half in (derivatives[:, :outputs], derivatives[:, outputs:]))
-        plaintexts, ciphertexts = packing.join_pairs(first, second), []
+        plaintexts, ciphertexts = [a + (b << packing.slot) for a, b in zip(first, second, strict=True)], []
         for start in range(0, len(plaintexts), CHUNK):
             some = plaintexts[start : start + CHUNK]
             randomizers = self._source.draw(len(some))

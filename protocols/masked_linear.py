@@ -212,11 +212,8 @@ class MaskedLinearBoundary(LinearBoundary):
 def split_weight(weight: np.ndarray, normal: np.ndarray) -> np.ndarray:
     """Return the passive party's part e_0 of W_0 (g, C), as if each party had drawn a normal part by itself.
 
-    The active party then does not know W_0.
-
-    Args:
-        weight: W_0, from which a run without encryption would start too; the active party holds the rest of it.
-        normal: (g, C) standard normal numbers of the passive party.
+    The active party holds the rest and does not know W_0, from which a run without encryption would start too.
+    ``normal`` (g, C) are standard normal numbers of the passive party.
     """
     return np.asarray((weight + np.sqrt(np.mean(weight**2)) * normal) / 2)
 

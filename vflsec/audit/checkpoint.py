@@ -88,11 +88,6 @@ def save(folder: Path, trained: Trained, spec: EvalSpec, seed: int) -> None:
     (folder / ENCODERS).write_bytes(msgspec.json.encode(_get_encoders(data)))
 
 
-def is_checkpoint(folder: Path) -> bool:
-    """Whether ``folder`` was written by ``vflsec train --out``."""
-    return (folder / "cell.json").is_file() and (folder / SETTINGS).is_file()
-
-
 def restore(folder: Path, dataset: str | None = None, options: Mapping[str, Any] | None = None) -> Restored:
     """Return the federation in a checkpoint, on the data that it was trained on.
 

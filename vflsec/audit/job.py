@@ -71,7 +71,7 @@ def prepare_audit(
         raise UsageError(f"expected a recording of an encrypted layer with --truth, got {what}")
     known = read_ids(aux_ids) if aux_ids else None
     aux, draws = aux or AuxSpec(), draws if known is None else 1
-    if checkpoint.is_checkpoint(what):
+    if (what / "cell.json").is_file() and (what / checkpoint.SETTINGS).is_file():
         if model or encoded or train_ids or test_ids or defenses or predictions:
             raise UsageError(
                 f"expected no --model, --encoded, --train-ids, --test-ids, --defense or --predictions with {what}: it "

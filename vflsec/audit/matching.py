@@ -120,9 +120,7 @@ class ColumnRegression:
     def fit(self, vectors: Floats, others: Mapping[str, Floats] | None = None) -> HeldOutFit:
         """Return how well the columns predict ``vectors`` (n, d) of the same rows, against permuted controls.
 
-        Args:
-            vectors: as they are said to belong to the rows.
-            others: other alignments of the same vectors, by name.
+        ``others`` are other alignments of the same vectors, by name.
         """
         target = reduce(vectors)
         if not target.shape[1] or not self.x.shape[1]:

@@ -117,13 +117,9 @@ class TranscriptWriter:
     def write_lines(
         self, heads: Sequence[Head], shapes: Sequence[tuple[int, ...]], rows: np.ndarray, numbers: np.ndarray
     ) -> None:
-        """Write messages as one file.
+        """Write messages as one file: the head and the shape (B, d) of each, the ids and the vectors of all.
 
-        Args:
-            heads: of each message.
-            shapes: (B, d) of each message.
-            rows: (n,) the ids of all of them, whole numbers or text.
-            numbers: (m,) float32, their vectors, one after another.
+        ``rows`` (n,) are whole numbers or text; ``numbers`` (m,) are float32, one vector after another.
         """
         pa, parquet = import_arrow()
         *texts, steps = zip(*heads, strict=True)

@@ -62,15 +62,10 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def replace(path: Path, content: bytes | memoryview, *, mode: int = 0o600) -> None:
-    """Replace ``path`` by a new file; a kill or a power cut leaves the old or the new one.
+    """Replace ``path`` by a new file with this ``content``; a kill or a power cut leaves the old or the new one.
 
     A link is replaced and not followed. A kill can also leave an unfinished file beside it, which ``sweep`` removes.
-    One process at a time may write to a folder.
-
-    Args:
-        path: of the file.
-        content: of the whole file.
-        mode: permissions; by default only the owner may read it.
+    One process at a time may write to a folder. By default only the owner may read the file.
     """
     unfinished = path.with_name(f"{UNFINISHED}{path.name}")
     discard(unfinished)

@@ -216,11 +216,7 @@ def apply_threshold(view: View, guess: Guess) -> Guess:
     labels than it loses by ``SURE`` standard deviations (a sign test), so that a good threshold is kept, bit for bit.
     Each label counts once: labels drawn evenly from uneven classes weigh the classes alike, and labels drawn at random
     have the base rate of the task. Scores of the auxiliary samples flatter an attack that was fitted on them, but show
-    on which side of zero it puts them.
-
-    Args:
-        view: of the adversary; without labels of both classes the guess is unchanged.
-        guess: scores (n, 2) by split.
+    on which side of zero it puts them. Without labels of both classes the guess is unchanged.
     """
     if view.aux_split not in guess.scores or view.aux_split in guess.rows:
         return guess
@@ -240,10 +236,7 @@ def apply_threshold(view: View, guess: Guess) -> Guess:
 def find_threshold(known: Tensor, ones: Tensor, *, balanced: bool) -> Tensor:
     """Return the midpoint between two neighboring scores with the highest accuracy, or balanced accuracy.
 
-    Args:
-        known: (n,) scores.
-        ones: (n,) whether each is of class 1.
-        balanced: whether each class counts the same, however many there are of it.
+    ``known`` (n,) are scores, and ``ones`` (n,) says which are of class 1.
     """
     order = torch.argsort(known)
     zeros_below, ones_below = (~ones[order]).cumsum(0), ones[order].cumsum(0)  # with everything up to here as class 0

@@ -123,10 +123,6 @@ class Party:
         """
         return self.defenses.training_hooks(self.modules, self.penalties)
 
-    def defend_update(self, rows: int) -> None:
-        """Apply its defenses to the gradients of its own models, which are of a mean over ``rows`` rows."""
-        self.defenses.update(self.modules, rows, self._rng)
-
     def send(
         self,
         kind: Kind,

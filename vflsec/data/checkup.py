@@ -292,16 +292,9 @@ def score_quickly(
 ) -> float:
     """Return the utility on test rows of logistic regression or boosted trees, whichever does better in training.
 
-    The choice is made on a fifth of the training rows, to which neither is fitted; the chosen model is then fitted to
-    all. NaN if a class is missing there.
-
-    Args:
-        train: (n, d) encoded columns.
-        labels: (n,) class indices.
-        test: (m, d).
-        answers: (m,).
-        n_classes: C.
-        metric: of ``METRICS``.
+    ``train`` (n, d) and ``test`` (m, d) are encoded columns, ``labels`` (n,) and ``answers`` (m,) class numbers. The
+    choice is made on a fifth of the training rows, to which neither is fitted; the chosen model is then fitted to all.
+    NaN if a class is missing there.
     """
     rows = min(MAX_FITTED_ROWS, max(200, MAX_FITTED_VALUES // max(1, train.shape[1])))
     train, labels = train[:rows], labels[:rows]

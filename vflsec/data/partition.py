@@ -310,13 +310,8 @@ def _encode_party(
 def exchange_rows(data: Partition, rows: NDArray[np.integer]) -> Partition:
     """Return ``data`` with other training and test rows, encoded as before.
 
-    All splits that hold training rows, such as ``aligned``, hold the new ones in their place. The result has no
-    canaries.
-
-    Args:
-        data: a split dataset.
-        rows: (n_train + n_test,) a permutation: the new training and test rows, by their positions in the old training
-            and test rows together.
+    ``rows`` (n_train + n_test,) are their positions in the old training and test rows together, a permutation. All
+    splits that hold training rows, such as ``aligned``, hold the new ones in their place. The result has no canaries.
     """
     n_train = len(data.ids["train"])
     of_training = {

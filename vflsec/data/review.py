@@ -117,10 +117,7 @@ def _check_column(
 
 
 def check_id_spelling(indices: Mapping[str, pd.Index]) -> Iterator[str]:
-    """Yield a warning of ids that are common only in another spelling.
-
-    Args:
-        indices: the ids of each party by its given name, each once.
+    """Yield a warning of ids, each party's by its given name, that are common only in another spelling.
 
     Raises:
         DataError: more than a few are.

@@ -14,10 +14,8 @@ from vflsec.results import metrics
 def orient(view: View, score: Tensor, *, train: Tensor | None = None) -> Tensor:
     """Return scores (n, 2) from ``score`` (n,), with the sign that fits the auxiliary labels better.
 
-    Args:
-        view: of the adversary; without labels of both classes the sign is kept.
-        score: larger for class 1, which is guessed above 0.
-        train: (n_train,) the same score of the training rows, which contain the auxiliary samples; None for ``score``.
+    ``score`` is larger for class 1, which is guessed above 0. ``train`` (n_train,) is that of the training rows, which
+    contain the auxiliary samples; None for ``score``. Without labels of both classes the sign is kept.
     """
     known, labels = select_known(view, score if train is None else train)
     if known is not None and metrics.auc(torch.stack([-known, known], dim=1).numpy(), labels.numpy()) < 0.5:
@@ -26,16 +24,11 @@ def orient(view: View, score: Tensor, *, train: Tensor | None = None) -> Tensor:
 
 
 def separate(view: View, score: Tensor, *, train: Tensor | None = None) -> Tensor:
-    """Return scores (n, 2) like ``orient``, for a score whose zero means nothing.
+    """Return scores (n, 2) like ``orient``, for a score whose zero means nothing and which is larger for class 1.
 
     The threshold has the largest balanced accuracy on the auxiliary labels, since they may have been drawn evenly from
     uneven classes; without labels it is the median of the training rows. Without a threshold all guesses would be of
     one class, and the accuracy would flatter a defense.
-
-    Args:
-        view: of the adversary.
-        score: larger for class 1.
-        train: (n_train,) the same score of the training rows; None for ``score``.
     """
     train = score if train is None else train
     signed, known_scores = (orient(view, values, train=train)[:, 1] for values in (score, train))

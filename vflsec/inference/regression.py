@@ -68,10 +68,7 @@ def standardize(x: Tensor, reference: Tensor | None = None) -> Tensor:
 def regress_classes(view: View, *, folds: int, rng: torch.Generator) -> Guess:
     """Return the guess of a logistic regression on own columns, fitted to the auxiliary samples, for every split.
 
-    Args:
-        view: of the adversary.
-        folds: of the cross-validation; at most the number of auxiliary samples of the rarest class. C = 1 below two.
-        rng: draws the folds.
+    Cross-validation has at most as many ``folds`` as the rarest class has auxiliary samples; below two, C is 1.
     """
     features = {split: clip_outliers(x, view.features["train"]) for split, x in view.features.items()}
     x, y = to_matrix(features["train"][view.aux_rows]), view.aux_labels.cpu().numpy()

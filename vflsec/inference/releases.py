@@ -225,10 +225,7 @@ def average(
 def get_parameters(messages: Iterable[Message], *, sender: str, receiver: str | None = None) -> dict[str, Tensor]:
     """Return the last parameters and running statistics that ``sender`` sent, by name; empty if it sent none.
 
-    Args:
-        messages: of an adversary that sent or received them.
-        sender: name of a party or of the server.
-        receiver: None for any receiver.
+    They were sent to ``receiver``; None for any.
     """
     sent = [m for m in messages if m.kind is Kind.PARAMETERS and m.sender == sender and receiver in (None, m.receiver)]
     last = [m for m in sent if (m.phase, m.step) == (sent[-1].phase, sent[-1].step)]
@@ -281,12 +278,7 @@ def _list_messages(view: View, kind: Kind, split: str, sender: str | None) -> li
 
 
 def _select_training_rows(message: Message, places: Tensor) -> Message:
-    """Return the part of ``message`` about training rows.
-
-    Args:
-        message: about rows of another split.
-        places: (n_train,) positions of the training rows in that split.
-    """
+    """Return the part of ``message`` about training rows, whose positions in its split are ``places`` (n_train,)."""
     assert message.rows is not None
     size = 1 + max(int(places.max()), int(message.rows.max()))
     place = torch.full((size,), -1, dtype=torch.long, device=places.device)
@@ -338,12 +330,9 @@ def _find_axis(values: Tensor) -> Tensor:
 
 
 def project_batches(values: Tensor, batches: Iterable[Tensor]) -> Tensor:
-    """Return the projection (R,) of each observation on the principal axis of its batch, over the batch's mean length.
+    """Return the projection (R,) of each of ``values`` (R, d) on the principal axis of its batch, over its mean length.
 
-    Args:
-        values: (R, d) received values.
-        batches: indices of the observations of each batch, in order. The sign of an axis is chosen so that it agrees
-            with the axis of the batch before.
+    The sign of an axis is chosen so that it agrees with that of the batch before.
     """
     scores = torch.zeros_like(values[:, 0])
     before = torch.zeros_like(values[0])

@@ -66,12 +66,10 @@ def join_guesses(pooled: Guess, whole: Guess, view: View) -> Guess:
 def sum_margins(scores: Sequence[Tensor]) -> Tensor:
     """Return the weighted sum (n, C) of the margins of each class, in units of their scale in each training.
 
-    If the scores were log-odds with independent errors, it would be the log-odds by all trainings. Known labels are too
-    few to calibrate each training. Where trainings agree clearly, a training has a lower weight the less it agrees with
-    the others than they do, and a negative one if its guess is the wrong way round.
-
-    Args:
-        scores: (n, C) of each training, of which only the margin of a class over the best other one is used.
+    Of ``scores`` (n, C) only the margin of a class over the best other one is used. If they were log-odds with
+    independent errors, the sum would be the log-odds by all trainings. Known labels are too few to calibrate each
+    training. Where trainings agree clearly, a training has a lower weight the less it agrees with the others than they
+    do, and a negative one if its guess is the wrong way round.
     """
     margin = [torch.as_tensor(compute_margins(score.double().numpy())) for score in scores]
     z = torch.stack([clip_softly(m / Bounds.from_columns(m.reshape(-1, 1)).scale) for m in margin])  # (K, n, C)

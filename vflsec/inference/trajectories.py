@@ -142,12 +142,9 @@ def join_epochs(releases: Releases, *, aligned: bool = False) -> Iterator[Tensor
     """Yield the standardized releases (n, d) of the rows in each epoch.
 
     Epochs are equal numbers of messages. A row that has several releases in an epoch gets their mean, and a row without
-    any keeps its last; before its first it is at the mean, which is zero.
-
-    Args:
-        releases: of rows of a split.
-        aligned: whether releases are interpolated to the middle of their epoch. Rows of different batches are sent by
-            different models, which hides the components that say least.
+    any keeps its last; before its first it is at the mean, which is zero. Rows of different batches are sent by
+    different models, which hides the components that say least: ``aligned`` releases are interpolated to the middle of
+    their epoch.
     """
     blocks = split_by_epoch(releases)
     current = releases.values.new_zeros(releases.n_rows, releases.values.shape[1], dtype=torch.float64)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.base.errors import Diverged, NotStackable, UsageError
-from vflsec.core.defense import Defense
 from vflsec.core.federation import Checkpoint, Federation
 from vflsec.core.message import Kind
 from vflsec.core.method import Progress
@@ -198,11 +197,6 @@ def set_rate(optimizers: Iterable[torch.optim.Optimizer], rate: float) -> None:
             group["lr"] = rate
 
 
-def get_stream(device: torch.device) -> torch.Generator:
-    """Return torch's own generator on ``device``, from which Dropout draws."""
-    return torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
-
-
 class Streams(dict[str, torch.Generator]):
     """Random streams by name, as a checkpoint keeps them."""
 
@@ -243,14 +237,9 @@ class _RunState:
 
 def _copy_all(federation: Federation) -> list[dict[str, Any]]:
     """Return a copy of all attributes of the parties' defenses, but for modules and generators."""
-    return [_copy_plain(defense) for party in federation.all_parties for defense in party.defenses]
-
-
-def _copy_plain(defense: Defense) -> dict[str, Any]:
-    attributes = vars(defense).items()
-    return {
-        key: copy.deepcopy(value) for key, value in attributes if not isinstance(value, nn.Module | torch.Generator)
-    }
+    stay = nn.Module | torch.Generator
+    defenses = (defense for party in federation.all_parties for defense in party.defenses)
+    return [{k: copy.deepcopy(x) for k, x in vars(defense).items() if not isinstance(x, stay)} for defense in defenses]
 
 
 def _are_equal(before: object, now: object) -> bool:

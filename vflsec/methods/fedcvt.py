@@ -256,10 +256,8 @@ class _CrossViewTraining(SplitTraining):
     def _compute_objective(self, a: Tensor, arrived: Sequence[Tensor], given: Tensor) -> Tensor:
         """The active party's loss: all of FedCVT's but the passive party's own orthogonality.
 
-        Args:
-            a: (n, 2d) the active party's representations of its three batches.
-            arrived: three times (m, 2d), the passive party's.
-            given: targets of the active party's rows, (n,) class numbers or UNKNOWN, or (n, C) probabilities or zeros.
+        ``a`` (n, 2d) are its own representations, ``arrived`` the passive party's of three batches, and ``given`` its
+        targets: (n,) class numbers or UNKNOWN, or (n, C) probabilities or zeros.
         """
         federation, rules = self.federation, self.rules
         passive = federation.passive[0].name
@@ -321,14 +319,10 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, temperature: float) ->
 
 
 def estimate(seen: Tensor, keys: Tensor, values: Tensor, others: Tensor, temperature: float) -> Tensor:
-    """Estimate one party's representations (n, 2d) of rows of which the other party has ``seen`` (n, 2d).
+    """Estimate a party's representations (n, 2d) of rows of which the other party has ``seen`` (n, 2d), by attention.
 
-    Args:
-        seen: the other party's representations.
-        keys: (m, 2d) the other party's, on aligned rows.
-        values: (m, 2d) the party's own on the same rows.
-        others: (l, 2d) the party's own on any rows.
-        temperature: of both attentions.
+    ``keys`` (m, 2d) are the other party's on aligned rows, ``values`` (m, 2d) the party's own on the same rows, and
+    ``others`` (l, 2d) its own on any rows.
     """
     unique = attend(_get_unique(seen), _get_unique(keys), _get_unique(values), temperature)
     common = attend(_get_common(seen), _get_common(others), _get_common(others), temperature)

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from itertools import chain, zip_longest
 from typing import Any, ClassVar, Literal
@@ -335,7 +335,8 @@ class FedHSSL(PretrainedMethod):
                 optimizer.param_groups[0]["lr"] = self.lr * 0.5 * (1 + math.cos(math.pi * iteration / self.iterations))
             passes = [step.steps(phase, iteration) for step in cross]
             passes += [step.steps(federation.seed, phase, name, iteration) for name, step in local.items()]
-            losses = [float(loss) for loss in (_alternate(passes) if self.interleave else chain(*passes))]
+            order = chain.from_iterable(zip_longest(*passes) if self.interleave else passes)
+            losses = [float(loss) for loss in order if loss is not None]  # a pass that is over has none
             if average:
                 for name, shared in self._collect_shared().items():
                     federation.parties[name].modules["shared"].get_buffer("values").copy_(collect_parameters(shared))
@@ -393,9 +394,3 @@ def collect_parameters(modules: Mapping[str, nn.Module]) -> Tensor:
     """Return all learned parameters of the modules (P,), in order."""
     named = {f"{role}.{key}": p.detach() for role, module in modules.items() for key, p in module.named_parameters()}
     return flatten_parameters(named)
-
-
-def _alternate(passes: list[Iterator[Tensor]]) -> Iterator[Tensor]:
-    """Yield one loss of each pass in turn, until all are done."""
-    for losses in zip_longest(*passes):
-        yield from (loss for loss in losses if loss is not None)

@@ -149,17 +149,12 @@ class SealedTraining(SplitTraining):
             assign_gradient(self.bottoms[party.name], noised / len(x))
         for optimizer in optimizers:
             optimizer.step()
-        return measure_loss(scores, targets)
+        return F.cross_entropy(F.pad(scores, (1, 0)) if scores.shape[1] == 1 else scores, targets)
 
     def _sum(self, party: Party, x: Tensor, slope: Tensor, residuals: Tensor, step: Step) -> Tensor:
-        """Return the noised sum (P,) that ``party`` learns.
+        """Return the noised sum (P,) that ``party``, a passive one that feeds its model ``x`` (B, p), learns.
 
-        Args:
-            party: a passive one.
-            x: (B, p) what it feeds its model.
-            slope: (B, m, d) of the scores with respect to its embedding.
-            residuals: (B, m) integers.
-            step: the place of the exchange.
+        ``slope`` (B, m, d) is that of the scores with respect to its embedding; ``residuals`` (B, m) are integers.
         """
         bottom = self.bottoms[party.name]
         learned = get_learned(bottom)
@@ -306,26 +301,15 @@ def round_weights(jacobians: Iterable[Tensor], unit: float) -> Iterator[Tensor]:
 
 
 def round_residuals(scores: Tensor, targets: Tensor, unit: float) -> Tensor:
-    """Return p - y (B, m), the gradient of each row's loss with respect to its scores, as integers.
+    """Return p - y (B, m), the gradient of each row's loss with respect to its scores (B, m), as integers.
 
-    p alone is rounded, so that another label changes the integers by ``unit`` exactly.
-
-    Args:
-        scores: (B, m), of two classes their difference.
-        targets: (B,) class numbers.
-        unit: integers that make 1.
+    ``unit`` of them make 1. p alone is rounded, so that another label changes the integers by ``unit`` exactly.
     """
     if scores.shape[1] == 1:
         p, y = torch.sigmoid(scores), targets[:, None]
     else:
         p, y = torch.softmax(scores, dim=1), F.one_hot(targets, scores.shape[1])
     return (p.double() * unit).round().long() - y.long() * int(unit)
-
-
-def measure_loss(scores: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean loss of a batch, which the active party alone knows."""
-    logits = F.pad(scores, (1, 0)) if scores.shape[1] == 1 else scores
-    return F.cross_entropy(logits, targets)
 
 
 def assign_gradient(model: nn.Module, gradient: Tensor) -> None:

@@ -202,9 +202,9 @@ class SecureBoost(Method):
         total = 0.0
         for name, exchange in self._exchanges.items():
             rounds = [round_ for round_, receivers in enumerate(heard) if name in receivers]
-            levels = max(
-                (self._get_levels(names.index(name), round_, outputs, len(names)) for round_ in rounds), default=0
-            )
+            number, trees = names.index(name), [round_ * outputs for round_ in rounds]
+            asked = ([number in self.candidates(t, k, outputs, len(names)) for k in range(self.depth)] for t in trees)
+            levels = max(map(sum, asked), default=0)
             passes = 1 + 0.5 * (levels - 1)  # of two children, the smaller one is added up
             columns = len(self._bins[name].start)
             drawn = count_drawn_columns(columns, self.columns)
@@ -277,10 +277,6 @@ class SecureBoost(Method):
 
     def _list_receivers(self, federation: Federation) -> list[list[str]]:
         return [self._find_receivers(federation, round_) for round_ in range(self.rounds)]
-
-    def _get_levels(self, number: int, round_: int, outputs: int, parties: int) -> int:
-        """Return in how many levels of a round's trees the columns of party ``number`` are candidates."""
-        return sum(number in self.candidates(round_ * outputs, level, outputs, parties) for level in range(self.depth))
 
     def _find_receivers(self, federation: Federation, round_: int) -> list[str]:
         """Return the names of the passive parties whose columns are candidates in some level of a round."""

@@ -173,16 +173,16 @@ class SplitMethod(Method):
         """Raise UsageError if validation rows are needed, and there are none, or batches are too small."""
         get_selection(self.train_spec, federation)
         if self.sums_plan:
-            self._check_sealed(self.split(federation))
+            training = self.split(federation)
+            if isinstance(training, SealedTraining):
+                training.check()
+            elif not isinstance(training, HeadTraining):
+                raise UsageError(
+                    f"expected plain split learning for sealed, got {self.name}: choose --method fedsplitnn"
+                )
         layers = (layer for party in federation.parties.values() for layer in party.modules.modules())
         if self.train_spec.batch < 2 and any(isinstance(layer, BATCH_NORM) for layer in layers):
             raise UsageError(f"expected train.batch >= 2, got {self.train_spec.batch}: one row tells BatchNorm nothing")
-
-    def _check_sealed(self, training: SplitTraining) -> None:
-        if isinstance(training, SealedTraining):
-            training.check()
-        elif not isinstance(training, HeadTraining):
-            raise UsageError(f"expected plain split learning for sealed, got {self.name}: choose --method fedsplitnn")
 
     def together(self, joined: Federation) -> SplitMethod:
         """Return this method with plain boundaries between the parties of all runs."""

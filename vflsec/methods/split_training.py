@@ -25,7 +25,6 @@ from vflsec.methods.epochs import (
     Streams,
     count_traffic,
     get_selection,
-    get_stream,
     set_rate,
 )
 from vflsec.nn.stacked import draw_batches
@@ -79,6 +78,9 @@ class SplitTraining:
         selection = get_selection(spec, federation)
         labels = self._prepare_targets("train", phase)
         optimizers, order = self._optimizers(), make_rng(federation.seed, "batches", phase)
+        dropout = torch.default_generator
+        if federation.device.type == "cuda":
+            dropout = torch.cuda.default_generators[federation.device.index or 0]
         models = nn.ModuleDict({party.name: party.modules for party in federation.parties.values()})
         best = EarlyStopping(models, epochs=spec.count_epochs(len(labels)), patience=spec.patience)
         epochs = Epochs(
@@ -86,7 +88,7 @@ class SplitTraining:
             phase,
             progress,
             best.epochs,
-            kept={"models": best, "streams": Streams(order=order, torch=get_stream(federation.device)), **self.kept},
+            kept={"models": best, "streams": Streams(order=order, torch=dropout), **self.kept},
             optimizers=optimizers,
             boundaries=self.boundaries.values(),
             done=lambda: best.is_done,
@@ -151,7 +153,7 @@ class SplitTraining:
                 torch.autograd.backward([again, *further], [gradients[party.name], *(None for _ in further)])
             for name, party in self.federation.parties.items():
                 if name not in self.federation.malicious:
-                    party.defend_update(len(step.rows))
+                    party.defenses.update(party.modules, len(step.rows), party.rng)
             self._clip()
             for optimizer in optimizers:
                 optimizer.step()

@@ -243,11 +243,9 @@ TwoViews = Callable[[Tensor, torch.Generator], tuple[Tensor, Tensor]]
 def make_two_views(layout: Layout, reference: Tensor) -> TwoViews:
     """Return what makes two views of rows: of images two alterations, of a table the rows themselves and a corruption.
 
-    Source: FedHSSL (He et al. 2022, arXiv 2208.08934), the authors' code.
+    Corruption draws from the ``reference`` (n, d), n >= 1, of training rows.
 
-    Args:
-        layout: of the party's matrix.
-        reference: (n, d) training rows, n >= 1.
+    Source: FedHSSL (He et al. 2022, arXiv 2208.08934), the authors' code.
     """
     if layout.image:
         alter = ImageAugmentation(layout.image)

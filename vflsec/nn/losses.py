@@ -21,13 +21,9 @@ def normalize(rows: Tensor) -> Tensor:
 
 
 def negative_cosine(p: Tensor, z: Tensor) -> Tensor:
-    """Return mean_i -cos(p_i, stop(z_i)), in [-1, 1].
+    """Return mean_i -cos(p_i, stop(z_i)), in [-1, 1], of predictions p (B, d) and targets z (B, d), detached here.
 
     Source: Chen and He 2021 (SimSiam), arXiv 2011.10566, eq. 1; FedHSSL (arXiv 2208.08934), eq. 4.
-
-    Args:
-        p: predictions (B, d).
-        z: targets (B, d), detached here.
     """
     assert p.shape == z.shape, "one target per prediction"
     return -(normalize(p) * normalize(z.detach())).sum(dim=1).mean()
@@ -36,12 +32,10 @@ def negative_cosine(p: Tensor, z: Tensor) -> Tensor:
 def regression(p: Tensor, z: Tensor) -> Tensor:
     """Return mean_i ||p_i/|p_i| - stop(z_i)/|z_i|||^2 = mean_i 2 - 2 cos(p_i, stop(z_i)), in [0, 4].
 
-    Source: Grill et al. 2020 (BYOL), arXiv 2006.07733, eq. 2; FedHSSL (arXiv 2208.08934), eq. 3. A zero row counts as
-    orthogonal to everything, 2.
+    Targets z (B, d) are detached here, and predictions p (B, d) are not. A zero row counts as orthogonal to everything,
+    2.
 
-    Args:
-        p: predictions (B, d).
-        z: targets (B, d), detached here.
+    Source: Grill et al. 2020 (BYOL), arXiv 2006.07733, eq. 2; FedHSSL (arXiv 2208.08934), eq. 3.
     """
     return 2 + 2 * negative_cosine(p, z)
 
@@ -69,15 +63,11 @@ def info_nce(p: Tensor, z: Tensor, negatives: Tensor, temperature: float) -> Ten
 def nt_xent(a: Tensor, b: Tensor, temperature: float) -> Tensor:
     """Return the mean over all 2B rows of the cross-entropy of finding a row's partner among the 2B - 1 others.
 
-    Row i of ``a`` and row i of ``b`` are partners; the other 2B - 2 rows, of both, are negatives. Symmetric in its two
-    arguments; gradients flow into whichever of them requires one, so detach a side that must not learn.
+    Row i of ``a`` (B, d) and row i of ``b`` (B, d) are partners; the other 2B - 2 rows, of both, are negatives.
+    Symmetric in its two arguments; gradients flow into whichever of them requires one, so detach a side that must not
+    learn.
 
     Source: Chen et al. 2020 (SimCLR), arXiv 2002.05709, eq. 1; SS-VFL's in-batch loss, eq. 2, taken both ways.
-
-    Args:
-        a: rows (B, d).
-        b: their partners (B, d).
-        temperature: tau.
     """
     assert a.shape == b.shape, "one partner per row"
     rows = normalize(torch.cat([a, b]))  # (2B, d)
@@ -90,15 +80,11 @@ def nt_xent(a: Tensor, b: Tensor, temperature: float) -> Tensor:
 def scarf_loss(z: Tensor, corrupted: Tensor, temperature: float) -> Tensor:
     """Return mean_i [ -s_ii/tau + log( (1/N) sum_j exp(s_ij/tau) ) ], s_ij = cos(z_i, corrupted_j).
 
-    Zero where all rows are alike; -log N would be perfect. Gradients flow into both arguments.
+    ``z`` and ``corrupted`` (N, d) are projections of the same rows, clean and corrupted. Zero where all rows are alike;
+    -log N would be perfect. Gradients flow into both arguments.
 
     Source: Bahri et al. 2022 (Scarf), arXiv 2106.15147, algorithm 1; VFLHLP, eq. 6. VFLHLP's eq. 5 prints the clean
     row's norm for the second one; this is the cosine.
-
-    Args:
-        z: projections of clean rows (N, d).
-        corrupted: projections of the same rows, corrupted (N, d).
-        temperature: tau.
     """
     assert z.shape == corrupted.shape, "one corrupted row per clean row"
     s = normalize(z) @ normalize(corrupted).T / temperature  # (N, N)

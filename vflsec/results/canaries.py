@@ -86,13 +86,9 @@ def bound_p_value(right: int, guesses: int, tossed: int, epsilon: float, delta: 
 def count_confident(scores: ArrayLike, coins: ArrayLike, confidence: float = CONFIDENCE) -> tuple[int, int, int]:
     """Return how many guesses of coins are right, how many are made, and of how many coins, for ``bound_epsilon``.
 
-    Scores above one threshold guess heads, those below another tails, and those between are no guess. A quarter of the
-    coins chooses both thresholds, by the lower bound of the share of right guesses; the others are counted.
-
-    Args:
-        scores: (m,) larger for heads.
-        coins: (m,) whether each shows heads; in an order that tells nothing.
-        confidence: for which the thresholds are chosen.
+    Scores (m,) above one threshold guess heads, those below another tails, and those between are no guess. A quarter of
+    the coins (m,), whose order tells nothing, chooses both thresholds, by the lower bound of the share of right guesses
+    at this confidence; the others are counted.
     """
     chosen, counted = divide(np.asarray(scores, dtype=float))
     known, answers = (shown > 0 for shown in divide(np.asarray(coins, dtype=float)))
@@ -124,9 +120,8 @@ class Canaries(NamedTuple):
     def count_guesses(self, scores: NDArray[np.floating], labels: Integers) -> tuple[int, int, int]:
         """Return how many guesses of coins are right, how many are made, and of how many coins.
 
-        Args:
-            scores: (n, C) of all training rows, larger for more likely labels.
-            labels: (n,) theirs, as they were tossed.
+        ``scores`` (n, C) of all training rows are larger for more likely labels; ``labels`` (n,) are as they were
+        tossed.
         """
         tails, heads = self.pairs.T
         margins = scores[self.rows, heads] - scores[self.rows, tails]

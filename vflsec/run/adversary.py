@@ -266,11 +266,7 @@ def tune(attack: Attack, view: View, metric: str, aux: AuxSpec, seed: int) -> tu
 
 
 def compute_gain(scores: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Return (repeats, folds) by how much the choice of the other folds beats the first trial on each fold.
-
-    Args:
-        scores: (trials, repeats, folds).
-    """
+    """Return (repeats, folds) by how much the choice of the other folds beats the first of (trials, repeats, folds)."""
     others = scores.sum(axis=2, keepdims=True) - scores
     chosen = np.take_along_axis(scores, others.argmax(axis=0)[None], axis=0)[0]
     return np.asarray(chosen - scores[0])

@@ -126,13 +126,8 @@ def with_columns(
 ) -> list[Technique]:
     """Return attacks on a column with its name, and one for each column in place of ``column=all``.
 
-    An attack after a phase keeps its default, since the phase may be about other rows.
-
-    Args:
-        attacks: as they were named.
-        party: the adversary.
-        federation: the parties.
-        of_all: those of ``attacks`` that nobody named, since ``all`` stands for them.
+    Those ``of_all`` were not named, since ``all`` stands for them. An attack after a phase keeps its default, since the
+    phase may be about other rows.
     """
     chosen: list[Technique] = []
     for original in attacks:

@@ -182,10 +182,7 @@ def is_constant(scores: np.ndarray) -> bool:
 def measure_impact(trained: Trained, malicious: Mapping[str, IntegrityAttack], utility: Block) -> Impact:
     """Return the impact on a federation under attack, or on the honest one that it is compared with.
 
-    Args:
-        trained: the federation.
-        malicious: the attacks whose trigger is tried, by party.
-        utility: of ``trained`` on test rows without a trigger; malicious parties act in its predictions.
+    The trigger of the ``malicious`` parties is tried; ``utility`` is that on test rows without it.
     """
     aim = next((attack.aim for attack in malicious.values()), None)  # colluding parties share one
     return Impact(utility=utility, success=None if aim is None else measure_success(trained, malicious, aim))

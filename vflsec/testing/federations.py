@@ -128,11 +128,8 @@ def build_from_numbers(
 ) -> Federation:
     """Return the federation of parties that hold given numbers, without models.
 
-    Args:
-        columns: (n, d) by party and split; the active party is the first. Splits that are not given have no rows.
-        labels: (n,) by split.
-        n_classes: C.
-        seed: of the run.
+    Columns (n, d) are by party and split, labels (n,) by split; the active party is the first. Splits that are not
+    given have no rows.
     """
     channel = Channel()
     made: dict[str, Party] = {}

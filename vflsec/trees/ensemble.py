@@ -47,12 +47,9 @@ class Splits(nn.Module):
         self.threshold[tree, nodes] = thresholds.to(self.threshold)
 
     def send_down(self, x: Tensor, first: int, nodes: Tensor) -> Tensor:
-        """Return the child (n, T') that each row goes to, or 0 where this party owns no split.
+        """Return the child (n, T') that each row (n, d) goes to, or 0 where this party owns no split.
 
-        Args:
-            x: (n, d) rows.
-            first: number of the first of T' trees.
-            nodes: (n, T') the node of each row in each tree; 0 for none.
+        ``nodes`` (n, T') has the node of each row, or 0, in T' trees of which ``first`` is the number of the first.
         """
         children = torch.zeros_like(nodes)
         for tree in range(nodes.shape[1]):
@@ -128,10 +125,7 @@ class Shape(nn.Module):
     def logits(self, leaves: Tensor, first: int = 0, value: Tensor | None = None) -> Tensor:
         """Return the sums (n, C) of the values of ``leaves`` (n, T'), in trees from number ``first`` on.
 
-        Args:
-            leaves: of each row in each tree.
-            first: number of the first tree.
-            value: (T, N) of all nodes, in place of the ensemble's own.
+        ``value`` (T, N) of all nodes takes the place of the ensemble's own.
         """
         trees = torch.arange(first, first + leaves.shape[1], device=leaves.device)
         values = (self.value if value is None else value)[trees, leaves]

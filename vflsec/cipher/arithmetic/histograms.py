@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import gmpy2
@@ -54,11 +54,6 @@ class PairPacking(NamedTuple):
     def ciphertexts(self, pairs: int) -> int:
         """Return how many ciphertexts ``pairs`` pairs take."""
         return -(-pairs // self.pairs)
-
-    def join_pairs(self, first: Iterable[int], second: Iterable[int]) -> list[int]:
-        """Return each pair as one number, negative ones as such."""
-        slot = self.slot
-        return [a + (b << slot) for a, b in zip(first, second, strict=True)]
 
     def pack_ciphertexts(self, ciphertexts: Sequence[mpz], square: mpz) -> list[mpz]:
         """Return as few ciphertexts, of ``pairs`` pairs each, by shifts: powers of 2^(2 slot) modulo ``square``.

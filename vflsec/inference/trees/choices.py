@@ -83,11 +83,6 @@ class Choices:
                     possible[t, torch.from_numpy(~candidates[tree][column]).to(device)] = False
             self.rounds[number] = Round(outputs, group, places, nodes, right, possible)
 
-    @property
-    def n_splits(self) -> int:
-        """Number of known splits."""
-        return sum(int(known.nodes.any(dim=1).sum()) for known in self.rounds.values())
-
     def score_surprise(self, round_: int, derivatives: Tensor, *, temperature: float, l2: float) -> Tensor:
         """Return minus the log likelihood of the splits of a round; 0 if none is known.
 

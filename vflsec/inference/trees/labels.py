@@ -107,7 +107,8 @@ def fit_labels_by_row(views: Sequence[View], trees: Ensemble, starts: Sequence[T
 def has_splits_for_each_row(view: View) -> bool:
     """Whether there are so few training rows for each known split that splits say much of a single row."""
     rows = len(view.features[view.aux_split])
-    return rows <= min(MAX_ROWS, ROWS_PER_SPLIT * _get_choices(view, FEW_BINS).n_splits)
+    splits = sum(int(known.nodes.any(dim=1).sum()) for known in _get_choices(view, FEW_BINS).rounds.values())
+    return rows <= min(MAX_ROWS, ROWS_PER_SPLIT * splits)
 
 
 class LabelFit:

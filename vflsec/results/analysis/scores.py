@@ -24,15 +24,11 @@ Pair = tuple[str, frozenset[str], str]
 
 
 def cap(utility: Sequence[float], leak: Sequence[float]) -> float:
-    """Return the calibrated averaged performance, mean over strengths of U · (1 - A).
+    """Return the calibrated averaged performance, mean over strengths of U · (1 - A), each in [0, 1].
 
     Source: FedHSSL (arXiv 2208.08934), definition 1; the paper leaves the distance undefined, and 1 - A reproduces its
     tables VII and XII from its table XI. CAP rewards a destroyed model: on a binary task one that predicts a constant
     scores about 0.25. Read it beside ``compute_calibrated_cap``.
-
-    Args:
-        utility: U per strength, in [0, 1].
-        leak: A per strength, in [0, 1].
     """
     return sum(u * (1 - a) for u, a in zip(utility, leak, strict=True)) / len(utility)
 
@@ -46,14 +42,12 @@ def compute_calibrated_cap(utility: Sequence[float], leak: Sequence[float], alon
 
 
 def hypervolume(gain: Sequence[float] | NDArray[np.floating], kept: Sequence[float] | NDArray[np.floating]) -> float:
-    """Return the area of the union of the rectangles from (0, 0) to each (g, k).
+    """Return the area of the union of the rectangles from (0, 0) to each (g, k), both at least 0.
+
+    By strength g is the utility that joining adds, and k the privacy that is kept (``score_privacy``).
 
     Source: Zitzler and Thiele 1998, "Multiobjective optimization using evolutionary algorithms", section 3 (size of the
     space covered). A point that another one dominates adds nothing, and a point without gain has no area.
-
-    Args:
-        gain: g per strength, at least 0: the utility that joining adds.
-        kept: k per strength, at least 0: see ``score_privacy``.
     """
     order = np.argsort(gain)[::-1]
     width, height = np.asarray(gain, dtype=float)[order], np.maximum.accumulate(np.asarray(kept, dtype=float)[order])
