@@ -1,7 +1,5 @@
 """Gradient averaging: each row is replaced by the mean of a random group, drawn without labels."""
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 
@@ -48,10 +46,10 @@ class GroupAverage(Defense):
     )
     contrib = True
 
-    def __init__(self, strength: float, *, at: Iterable[str] | None = None) -> None:
-        super().__init__(strength, at=at)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.strength % 1:
-            raise UsageError(f"expected a whole number of other rows as strength, got {strength}")
+            raise UsageError(f"expected a whole number of other rows as strength, got {self.strength:g}")
 
     def on_gradient(self, g: Tensor, release: Release) -> Tensor:
         """Return the gradients (B, d) averaged in groups."""

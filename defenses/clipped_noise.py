@@ -1,7 +1,7 @@
 """Base class of differentially private noise: every row is clipped, then gets noise that depends on no data."""
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -21,6 +21,7 @@ GUARANTEE = (
 )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ClippedNoise(Defense):
     """Base of ``gaussian-dp`` and ``laplace-dp``: rows (B, d) are clipped to norm C and get independent noise.
 
@@ -50,19 +51,13 @@ class ClippedNoise(Defense):
     )
     fails = "with a large epsilon, which adds up over all releases of a row"
 
-    def __init__(
-        self,
-        strength: float,
-        *,
-        at: Iterable[str] | None = None,
-        clip: float = 0.2,
-        unit: Literal["noise", "1/epsilon"] = "noise",
-    ) -> None:
-        super().__init__(strength, at=at)
-        check_positive(clip=clip)
-        self.clip = clip
-        self.unit = unit
-        self._multiplier = self.strength if unit == "noise" else None
+    clip: float = 0.2
+    unit: Literal["noise", "1/epsilon"] = "noise"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(clip=self.clip)
+        self._multiplier = self.strength if self.unit == "noise" else None
 
     def plan_releases(self, releases: int | None) -> None:
         """Find the noise for the requested epsilon.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -65,8 +65,8 @@ class ConfusionalAutoencoder(Defense):
         "distinguish, and so do mc and direction; soft codes can even improve the bottom model that mc reads"
     )
 
-    def __init__(self, strength: float, *, at: Iterable[str] | None = None) -> None:
-        super().__init__(strength, at=at)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._code = nn.ModuleDict()
 
     def prepare(self, widths: Mapping[str, int], *, n_classes: int, rng: torch.Generator) -> None:

@@ -1,7 +1,5 @@
 """Gradient compression: only the largest entries are released."""
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 
@@ -52,9 +50,9 @@ class Compression(Defense):
         "entries survive is informative too, so norm can gain"
     )
 
-    def __init__(self, strength: float, *, at: Iterable[str] | None = None) -> None:
-        super().__init__(strength, at=at)
-        share(strength=strength)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        share(strength=self.strength)
 
     def on_gradient(self, h: Tensor, release: Release) -> Tensor:
         """Return gradients (B, d) with zeros in place of the smaller entries."""

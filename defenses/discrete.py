@@ -1,6 +1,6 @@
 """Discretization: entries are rounded to a coarse grid."""
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from vflsec.core.defense import Defense, Release
 from vflsec.core.message import Kind
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Discretization(Defense):
     """Multistep gradients: every entry is rounded to the nearest multiple of s = strength · bound.
 
@@ -54,16 +55,15 @@ class Discretization(Defense):
         "only longer rows survive the grid"
     )
 
-    def __init__(
-        self, strength: float, *, bound: float | None = None, clip: bool = False, at: Iterable[str] | None = None
-    ) -> None:
-        super().__init__(strength, at=at)
-        if bound is not None:
-            check_positive(bound=bound)
-        elif clip:
+    bound: float | None = None
+    clip: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bound is not None:
+            check_positive(bound=self.bound)
+        elif self.clip:
             raise UsageError("expected a bound to clip to, got none: add for example bound=0.03")
-        self.bound = bound
-        self.clip = clip
 
     def on_gradient(self, h: Tensor, release: Release) -> Tensor:
         """Return gradients (B, d) on the grid."""

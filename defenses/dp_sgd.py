@@ -1,19 +1,21 @@
 """DP-SGD: each row's gradient of a party's own models is clipped, and the sum gets noise."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vflsec.base.errors import UsageError
-from vflsec.defenses.gaussian_dp import Accountant, GaussianDP
+from vflsec.defenses.gaussian_dp import GaussianDP
 
 BATCH_NORM = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DPSGD(GaussianDP):
     """In each update of a party's own models, each row's gradient is clipped to L2 norm C, and the sum gets noise.
 
@@ -85,17 +87,7 @@ class DPSGD(GaussianDP):
     )
     fails = "against attacks that read messages about the row itself: mc, direction, inversion"
 
-    def __init__(
-        self,
-        strength: float,
-        *,
-        at: Iterable[str] | None = None,
-        clip: float = 5.0,
-        unit: Literal["noise", "1/epsilon"] = "noise",
-        delta: float = 1e-5,
-        accountant: Accountant = "rdp",
-    ) -> None:
-        super().__init__(strength, at=at, clip=clip, unit=unit, delta=delta, accountant=accountant)
+    clip: float = 5.0
 
     @contextmanager
     def training_hooks(self, modules: nn.Module, penalties: Sequence[str]) -> Iterator[None]:

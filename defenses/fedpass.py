@@ -1,6 +1,6 @@
 """FedPass: received embeddings are scaled and shifted by private random passports."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -48,8 +48,8 @@ class Passports(Defense):
     )
     fails = "within a batch, whose rows share one passport (direction), and over batches where gamma keeps its sign"
 
-    def __init__(self, strength: float, *, at: Iterable[str] | None = None) -> None:
-        super().__init__(strength, at=at)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._layers = nn.ModuleDict()
         self._rng = torch.Generator()
 

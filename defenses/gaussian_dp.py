@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
@@ -26,6 +26,7 @@ ORDERS = (1 + np.geomspace(1e-4, 1e6, 400)).tolist()
 """Orders of the Renyi divergence; opacus's own, 1.1 to 63, do not suffice for very small or very large noise."""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class GaussianDP(ClippedNoise):
     """Each row is clipped to L2 norm C, plus N(0, (sigma · 2 C)^2) on every entry, with its epsilon at a given delta.
 
@@ -49,20 +50,12 @@ class GaussianDP(ClippedNoise):
     order = 2
     tradeoff = "gaussian"
 
-    def __init__(
-        self,
-        strength: float,
-        *,
-        at: Iterable[str] | None = None,
-        clip: float = 0.2,
-        unit: Literal["noise", "1/epsilon"] = "noise",
-        delta: float = 1e-5,
-        accountant: Accountant = "rdp",
-    ) -> None:
-        super().__init__(strength, at=at, clip=clip, unit=unit)
-        check_inside(delta=delta)
-        self.delta = delta
-        self.accountant: Accountant = accountant
+    delta: float = 1e-5
+    accountant: Accountant = "rdp"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_inside(delta=self.delta)
 
     def compose(self, multiplier: float, releases: int) -> dict[str, float]:
         """Return epsilon at delta."""

@@ -1,6 +1,6 @@
 """KDk: soft labels share weight with the classes that a teacher finds likeliest."""
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ RATE = 1e-3
 HIDDEN = 64
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DistilledGroups(Defense):
     """Soft labels over k classes: the true one has weight 1 - epsilon, k - 1 others have epsilon / (k - 1) each.
 
@@ -65,11 +66,12 @@ class DistilledGroups(Defense):
         "(direction), and soft labels can improve the bottom model (mc). With two classes it is plain label smoothing"
     )
 
-    def __init__(self, strength: float, *, k: int | None = None, at: Iterable[str] | None = None) -> None:
-        super().__init__(strength, at=at)
-        if k is not None and k < 2:
-            raise UsageError(f"expected at least k=2 classes in a group, got {k}: a single one hides nothing")
-        self.k = k
+    k: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.k is not None and self.k < 2:
+            raise UsageError(f"expected at least k=2 classes in a group, got {self.k}: a single one hides nothing")
 
     def check_task(self, n_classes: int) -> None:
         """Raise UsageError if the true class would be less likely than the others in its group."""

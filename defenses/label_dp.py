@@ -1,7 +1,7 @@
 """Label differential privacy by randomized response."""
 
 import math
-from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from vflsec.base.seeds import make_rng
 from vflsec.core.defense import Defense
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class LabelDP(Defense):
     """Randomized response: each training label is kept with probability p, else replaced by a random other class.
 
@@ -43,9 +44,7 @@ class LabelDP(Defense):
     costs = "utility: a share 1 - p of the training labels is wrong"
     fails = "with a large epsilon; and attackers infer the labels that columns predict, as they can alone"
 
-    def __init__(self, strength: float, *, at: Iterable[str] | None = None, fixed: bool = False) -> None:
-        super().__init__(strength, at=at)
-        self.fixed = fixed
+    fixed: bool = False
 
     def on_labels(self, y: Tensor, *, features: Tensor, n_classes: int, rng: torch.Generator) -> Tensor:
         """Return the training labels (N,) in place of ``y`` (N,)."""

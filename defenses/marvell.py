@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -42,6 +42,7 @@ class Moments(NamedTuple):
     delta: Tensor
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Marvell(Defense):
     """Zero-mean Gaussian noise, different for each class, that minimizes their divergence for a given noise power.
 
@@ -94,23 +95,16 @@ class Marvell(Defense):
         "if their means nearly coincide but their spreads do not, because P is then small"
     )
 
-    def __init__(
-        self,
-        strength: float,
-        *,
-        variances: Literal["uv", "same", "zero"] = "uv",
-        error: float | None = None,
-        positive: int | None = None,
-        at: Iterable[str] | None = None,
-    ) -> None:
-        super().__init__(strength, at=at)
-        if error is not None and not 0 <= error < 0.5:
+    variances: Literal["uv", "same", "zero"] = "uv"
+    error: float | None = None
+    positive: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.error is not None and not 0 <= self.error < 0.5:
             raise UsageError(
-                f"expected 0 <= error < 0.5, got {error}: 0.5 is a random guess, which takes infinite noise"
+                f"expected 0 <= error < 0.5, got {self.error}: 0.5 is a random guess, which takes infinite noise"
             )
-        self.variances = variances
-        self.error = error
-        self.positive = positive
         self._powers: dict[tuple[str, str], float] = {}  # the last P by phase and receiver, for batches of one class
         self._labeled = False  # whether a release had labels, so that the sender owns some
 

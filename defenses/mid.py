@@ -1,6 +1,6 @@
 """MID: each received embedding passes a noisy bottleneck, and the loss penalizes the information that passes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -44,8 +44,8 @@ class InformationBottleneck(Defense):
         "and norm can gain; with a large one the top model ignores the passive party"
     )
 
-    def __init__(self, strength: float, *, at: Iterable[str] | None = None) -> None:
-        super().__init__(strength, at=at)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._encoders, self._decoders = nn.ModuleDict(), nn.ModuleDict()
         self._rng = torch.Generator()
 

@@ -1,6 +1,6 @@
 """Perp: noise perpendicular to each gradient, which makes its length random."""
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from vflsec.core.defense import Defense, Release
 from vflsec.core.message import Kind
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PerpendicularNoise(Defense):
     """A random vector perpendicular to each gradient is added, after which its norm is uniform between two bounds.
 
@@ -46,15 +47,14 @@ class PerpendicularNoise(Defense):
     costs = "one pass over the batch and B (d + 1) random numbers"
     fails = "in few dimensions, where little is perpendicular, and in the mean of a row's releases (averaging)"
 
-    def __init__(
-        self, strength: float, *, lower: float = 1.0, upper: float = 10.0, at: Iterable[str] | None = None
-    ) -> None:
-        super().__init__(strength, at=at)
-        check_non_negative(lower=lower)
-        if not lower <= upper < float("inf"):
-            raise UsageError(f"expected a finite upper >= lower, got lower={lower} and upper={upper}")
-        self.lower = lower
-        self.upper = upper
+    lower: float = 1.0
+    upper: float = 10.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_non_negative(lower=self.lower)
+        if not self.lower <= self.upper < float("inf"):
+            raise UsageError(f"expected a finite upper >= lower, got lower={self.lower} and upper={self.upper}")
 
     def on_gradient(self, g: Tensor, release: Release) -> Tensor:
         """Return noised gradients (B, d)."""

@@ -1,6 +1,6 @@
 """PPDL: a few noisy entries are released, chosen by the sparse vector technique; all others are zero."""
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from vflsec.core.defense import Defense, Release
 from vflsec.core.message import Kind
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SparseVector(Defense):
     """Sparse vector technique: at most c = max(1, floor(released·n)) of n entries are released, with Laplace noise.
 
@@ -63,22 +64,15 @@ class SparseVector(Defense):
     )
     fails = "together with the model, and at an epsilon so large that signs survive"
 
-    def __init__(
-        self,
-        strength: float,
-        *,
-        released: float = 0.1,
-        gamma: float = 1e-3,
-        tau: float = 1e-4,
-        at: Iterable[str] | None = None,
-    ) -> None:
-        super().__init__(strength, at=at)
-        check_fraction(released=released)
-        check_positive(gamma=gamma, tau=tau)
-        check_fraction(**{"2*gamma": 2 * gamma})
-        self.released = released
-        self.gamma = gamma
-        self.tau = tau
+    released: float = 0.1
+    gamma: float = 1e-3
+    tau: float = 1e-4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_fraction(released=self.released)
+        check_positive(gamma=self.gamma, tau=self.tau)
+        check_fraction(**{"2*gamma": 2 * self.gamma})
 
     def on_gradient(self, g: Tensor, release: Release) -> Tensor:
         """Return the gradients (B, d), all zero but for a few noised and clipped entries."""

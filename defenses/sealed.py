@@ -1,7 +1,7 @@
 """Sealed training: a passive party receives noised sums over a batch in place of a gradient for each row."""
 
 import math
-from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal
 
 from vflsec.base.checks import check_inside
@@ -12,6 +12,7 @@ from vflsec.protocols.sealed_bfv import EncryptedSums
 from vflsec.protocols.sealed_plain import SealedSums
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SealedGradients(Defense):
     """Split learning in which only noised sums over a batch reach a passive party.
 
@@ -65,24 +66,18 @@ class SealedGradients(Defense):
     )
     fails = "against a passive party that breaks the protocol; and for how own columns go with labels, which it learns"
 
-    def __init__(
-        self,
-        strength: float,
-        *,
-        at: Iterable[str] | None = None,
-        epochs: int = 10,
-        batch: int = 2048,
-        lr: float = 0.02,
-        delta: float = 1e-5,
-        bits: int = 14,
-        backend: Literal["plain", "bfv"] = "plain",
-    ) -> None:
-        super().__init__(strength, at=at)
-        check_inside(delta=delta)
-        mu = find_mu(1 / strength, delta) if strength else math.inf
-        self.plan = SealedPlan(mu, epochs, batch, lr, bits)
-        self.epochs, self.batch, self.lr, self.delta, self.bits = epochs, batch, lr, delta, bits
-        self.backend = backend
+    epochs: int = 10
+    batch: int = 2048
+    lr: float = 0.02
+    delta: float = 1e-5
+    bits: int = 14
+    backend: Literal["plain", "bfv"] = "plain"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_inside(delta=self.delta)
+        mu = find_mu(1 / self.strength, self.delta) if self.strength else math.inf
+        self.plan = SealedPlan(mu, self.epochs, self.batch, self.lr, self.bits)
 
     def protocol(self) -> tuple[type[Boundary], dict[str, SealedPlan]] | None:
         """Return the boundary of sealed sums, or None at strength 0."""

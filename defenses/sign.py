@@ -1,6 +1,6 @@
 """Signs: only the sign of every entry is released, with a common magnitude."""
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -11,6 +11,7 @@ from vflsec.core.defense import Defense, Release
 from vflsec.core.message import Kind
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SignOnly(Defense):
     """Entries are released as c · sign(g), where c is the mean magnitude of the batch (B, d), or of the row.
 
@@ -51,12 +52,11 @@ class SignOnly(Defense):
     )
     contrib = True
 
-    def __init__(
-        self, strength: float, *, scale: Literal["batch", "row"] = "batch", at: Iterable[str] | None = None
-    ) -> None:
-        super().__init__(strength, at=at)
-        share(strength=strength)
-        self.scale = scale
+    scale: Literal["batch", "row"] = "batch"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        share(strength=self.strength)
 
     def on_gradient(self, h: Tensor, release: Release) -> Tensor:
         """Return gradients (B, d) with signs in place of entries."""

@@ -95,7 +95,7 @@ class PaillierHistograms(EncryptedHistograms):
         """The bits of a derivative that ``range_bits=None`` stands for, by what the active party's defenses do."""
         if self._range_bits is not None:
             return self._range_bits
-        noisy = any(Kind.GRADIENT in defense.at for defense in self.active.defenses)
+        noisy = any(Kind.GRADIENT in defense.kinds for defense in self.active.defenses)
         return NOISE_BITS if noisy else RANGE_BITS
 
     def encrypt_derivatives(self, derivatives: NDArray[np.int64]) -> Mapping[str, Any]:

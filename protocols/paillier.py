@@ -44,7 +44,7 @@ class PaillierBoundary(MaskedLinearBoundary):
     def delta_bits(self) -> int:
         """The bits of a loss gradient that ``delta_bits=None`` stands for, by what the active party's defenses do."""
         others = [defense for defense in self.active.defenses if defense.protocol() is None]
-        if any(Kind.GRADIENT in defense.at for defense in others):
+        if any(Kind.GRADIENT in defense.kinds for defense in others):
             return NOISE_BITS
         return PENALTY_BITS if others else 0
 

@@ -137,7 +137,7 @@ def test_what_was_done_last_is_undone_first():
 def test_a_defense_of_updates_acts_at_labels_and_says_so():
     assert DefenseStack([Mixing(1.0)]).select(hooks.BATCH)
     assert not DefenseStack([Mixing(0.0), Coding(1.0)]).select(hooks.BATCH)
-    assert Mixing(1.0, at=["labels"]).at == frozenset()
+    assert Mixing(1.0, at=["labels"]).kinds == frozenset()
     assert describe("defense", Mixing)["acts at"] == describe("defense", Coding)["acts at"] == "labels"
     with pytest.raises(UsageError, match="plain without a point.*@labels"):
         AtHome(1.0, at=["labels"])

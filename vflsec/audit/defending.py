@@ -48,8 +48,8 @@ def defend(*defenses: str, releases: int | None = None, seed: int | None = None)
                 f"expected a defense that changes messages alone, got {defense.name}, which changes training: "
                 f"train it with vflsec train"
             )
-        if not defense.at <= CROSSING:
-            points = ", ".join(sorted(defense.at - CROSSING))
+        if not defense.kinds <= CROSSING:
+            points = ", ".join(sorted(defense.kinds - CROSSING))
             raise UsageError(f"expected {defense.name} at embedding or gradient, which cross a cut layer, got {points}")
         if hooks.PLAN_RELEASES in list_hooks(defense):
             if releases is None:

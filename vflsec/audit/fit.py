@@ -361,7 +361,7 @@ def _correlate_releases(sent: ReleaseMeans, rng: np.random.Generator) -> float:
 
 def find_kinds(defenses: Sequence[str]) -> list[frozenset[Kind]]:
     """Return the kinds of messages that each defense changes, by its text on the command line."""
-    return [frozenset(resolve(parse_defense(text)).defense().at) for text in defenses]
+    return [frozenset(resolve(parse_defense(text)).defense().kinds) for text in defenses]
 
 
 def check_share(

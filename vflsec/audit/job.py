@@ -198,7 +198,7 @@ def _audit_checkpoint(
         spent=compute_spending(restored.load_trained(0), restored.facts.releases, party),
         declared=bool(cell.defenses),
     )
-    kinds = [frozenset(carried.defense().at) for carried in cell.defenses]
+    kinds = [frozenset(carried.defense().kinds) for carried in cell.defenses]
     findings = [check_utility(restored.load_trained(0), restored.facts), *check_fit(audit, kinds)]
     if messages:
         noisy = any(Kind.EMBEDDING in changed for changed in kinds)
@@ -228,11 +228,11 @@ def measure_spending(defenses: Sequence[str], subject: Subject, parties: Iterabl
         acted_on = [count for count in releases if defense.acts(Kind(count.kind), count.phase)]
         if hooks.PLAN_RELEASES in list_hooks(defense) and acted_on:
             defense.plan_releases(count_most(acted_on))
-        senders = [name for name in parties if name != subject.adversary and (acted_on or not defense.at)]
+        senders = [name for name in parties if name != subject.adversary and (acted_on or not defense.kinds)]
         by_sender = [entry for name in senders if (entry := compute_account(defense, name, releases)) is not None]
-        sent = not subject.messages or not defense.at or any(m.kind in defense.at for m in subject.messages)
+        sent = not subject.messages or not defense.kinds or any(m.kind in defense.kinds for m in subject.messages)
         if not by_sender and not sent:
-            kinds = " or ".join(sorted(defense.at)) or "labels"
+            kinds = " or ".join(sorted(defense.kinds)) or "labels"
             raise UsageError(f"expected a defense of what was sent, got {text}: {subject.name} shows no {kinds}")
         if by_sender:
             ledger.append({"defense": repr(defense), **max(by_sender, key=lambda entry: float(entry["epsilon"]))})

@@ -1,11 +1,9 @@
 """Base class of defenses: named points at which a sender may change what leaves it; and the defenses of one party."""
 
-from __future__ import annotations
-
 from abc import ABC
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -53,6 +51,7 @@ class Release:
     buffer: bool = False
 
 
+@dataclass(eq=False, repr=False)
 class Defense(ABC):
     """Changes what a party releases. A subclass overrides only the hooks it needs; each is the identity here.
 
@@ -82,7 +81,7 @@ class Defense(ABC):
             than joining is worth to the active party, five points, if the defense is of use at so little.
 
     Attributes:
-        at: those kinds.
+        kinds: those of ``at``.
         phases: for a kind limited to phases, these.
 
     Raises:
@@ -99,20 +98,23 @@ class Defense(ABC):
     points: ClassVar[tuple[Kind, ...]]
     strength_name: ClassVar[str] = "strength"
     by_epsilon: ClassVar[Mapping[str, Any] | None] = None
-    tradeoff: ClassVar[Tradeoff | None] = None
+    tradeoff: ClassVar["Tradeoff | None"] = None
     softens: ClassVar[bool] = False
-    fixed: bool = False
+    fixed = False
     strengths: ClassVar[tuple[float, ...]] = (1.0, 5.0, 25.0)
     version: ClassVar[int] = 1
 
-    def __init__(self, strength: float, *, at: Iterable[str] | None = None) -> None:
-        check_non_negative(strength=strength)
-        if strength == float("inf"):
+    strength: float
+    at: Iterable[str] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_non_negative(strength=self.strength)
+        if self.strength == float("inf"):
             raise UsageError("expected a finite strength, got inf")
-        self.strength = float(strength)
+        self.strength = float(self.strength)
         phases: dict[Kind, set[str]] = {}
         on_labels = [LABELS] if list_hooks(self) & {hooks.LABELS, hooks.BATCH} else []
-        for point in at or [point.value for point in self.points[:1]]:
+        for point in self.at or [point.value for point in self.points[:1]]:
             if point in on_labels:  # it acts there whatever else is said
                 continue
             phase, _, kind = point.rpartition(".")
@@ -121,12 +123,12 @@ class Defense(ABC):
                 raise UsageError(f"expected {self.name} without a point, since it changes no message, got @{point}")
             expect_known(known, at=kind)
             phases.setdefault(Kind(kind), set()).add(phase)
-        self.at = frozenset(phases)
+        self.kinds = frozenset(phases)
         self.phases = {kind: frozenset(names) for kind, names in phases.items() if "" not in names}
 
     def acts(self, kind: Kind, phase: str) -> bool:
         """Whether a release of ``kind`` in ``phase`` is changed: never at strength 0, whatever a hook does."""
-        return self.strength > 0 and kind in self.at and phase in self.phases.get(kind, {phase})
+        return self.strength > 0 and kind in self.kinds and phase in self.phases.get(kind, {phase})
 
     def runs(self, hook: Hook, phase: str) -> bool:
         """Whether a phase that runs ``hook`` runs it of this defense, as it is set."""
@@ -252,10 +254,10 @@ class Defense(ABC):
 
     def __repr__(self) -> str:
         """Show every option: the label in tables and the id in tests."""
-        points = [f"{phase}.{kind}" for kind in self.at for phase in self.phases.get(kind, ())]
-        points += [kind.value for kind in self.at if kind not in self.phases]
+        points = [f"{phase}.{kind}" for kind in self.kinds for phase in self.phases.get(kind, ())]
+        points += [kind.value for kind in self.kinds if kind not in self.phases]
         where = f"@{'+'.join(sorted(points))}" if points else ""
-        rest = {k: v for k, v in vars(self).items() if k not in ("strength", "at", "phases") and k[0] != "_"}
+        rest = {k: v for k, v in vars(self).items() if k not in ("strength", "at", "kinds", "phases") and k[0] != "_"}
         options = "".join(f",{key}={value}" for key, value in sorted(rest.items()))
         return f"{self.name}:{self.strength_name}={self.strength:g}{options}{where}"
 
@@ -283,7 +285,7 @@ class DefenseStack(tuple[Defense, ...]):
 
     _using: dict[Hook, list[Defense]]
 
-    def __new__(cls, defenses: Iterable[Defense] = ()) -> DefenseStack:
+    def __new__(cls, defenses: Iterable[Defense] = ()) -> "DefenseStack":
         """Keep those of positive strength."""
         stack = super().__new__(cls, (defense for defense in defenses if defense.strength > 0))
         stack._using = {hook: [d for d in stack if hook in list_hooks(d)] for hook in hooks.HOOKS}

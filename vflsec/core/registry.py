@@ -101,7 +101,8 @@ def load(kind: str, name: str) -> Any:
     base = _resolve(_BASES[kind]) if kind in _BASES else None
     if base and not (inspect.isclass(loaded) and issubclass(loaded, base)):
         raise UsageError(f"expected {name!r} to be a subclass of {base.__module__}.{base.__name__}, got {loaded!r}")
-    lacking = [fact for fact in base.__annotations__ if not hasattr(loaded, fact)] if base else []
+    stated = [fact for fact, kind in base.__annotations__.items() if "ClassVar" in str(kind)] if base else []
+    lacking = [fact for fact in stated if not hasattr(loaded, fact)]
     if lacking:
         raise UsageError(f"expected {name!r} to state its {', '.join(lacking)}, got none: set them in the class")
     return loaded

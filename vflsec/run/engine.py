@@ -382,7 +382,7 @@ def _check_points(defenses: Sequence[Technique], methods: Sequence[Technique]) -
     run = [(m.kind, m.spec.options, phase) for m in methods for phase in (*m.kind.phases, "predict")]
     for defense in defenses:
         made = defense.with_strength(defense.spec.strength or 1.0).defense()
-        for kind in made.at:
+        for kind in made.kinds:
             if any(made.acts(kind, p) and hooks.OF_KIND[kind] in m.runs(p, options) for m, options, p in run):
                 continue
             sent = {f"{p}.{message}" for m, options, p in run if p in m.phases for message in m.messages_in(p, options)}

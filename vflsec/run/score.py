@@ -267,7 +267,7 @@ def compute_account(
 
     They are those of one of the trainings.
     """
-    if not defense.at:  # it changes labels, which only the active party has, once in each training
+    if not defense.kinds:  # it changes labels, which only the active party has, once in each training
         account = defense.privacy_spent(trainings) if sender == "active" else None
         return {**account, "fixed": True} if account and defense.fixed else account
     defended = [r for r in received if r.sender == sender and defense.acts(Kind(r.kind), r.phase)]
