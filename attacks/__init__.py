@@ -31,6 +31,7 @@ CATALOGUE = {
     "boosting-replay": "vflsec.attacks.boosting_replay:BoostingReplay",
     "id2graph": "vflsec.attacks.id2graph:ID2Graph",
     "backdoor": "vflsec.attacks.backdoor:Backdoor",
+    "villain": "vflsec.attacks.villain:Villain",
     "missing-feature": "vflsec.attacks.missing_feature:MissingFeature",
     "noisy-sample": "vflsec.attacks.noisy_sample:NoisySample",
     "imputation": "vflsec.attacks.imputation:Imputation",

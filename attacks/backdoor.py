@@ -79,22 +79,18 @@ class Backdoor(IntegrityAttack):
             UsageError: no such class, no known row of it, or fewer columns than the trigger sets.
         """
         x = view.features["train"]
-        known = view.aux_rows[view.aux_labels == self.aim]
-        if self.aim >= view.n_classes:
-            raise UsageError(f"backdoor: expected target < {view.n_classes}, the number of classes, got {self.aim}")
-        if not len(known):
-            raise UsageError(f"backdoor: expected a known row of class {self.aim}, got none: raise aux.n")
+        known = list_known(self.name, view, self.aim)
         if self.columns > x.shape[1]:
             raise UsageError(f"backdoor: expected columns <= {x.shape[1]} of {view.party}, got {self.columns}")
         last = x[:, -self.columns :]
         high = torch.arange(self.columns, device=x.device) % 2 == 0
         ends = torch.where(high, last.amax(dim=0), last.amin(dim=0))
         self._values = ends if self.value is None else torch.full_like(ends, self.value)
-        self._known, self._rows = _make_mask(known, len(x)), x[known]
+        self._known, self._rows = make_mask(known, len(x)), x[known]
         others = (~self._known).nonzero()[:, 0]
         order = torch.randperm(len(others), generator=torch.Generator().manual_seed(self._seed)).to(x.device)
         chosen = others[order[: max(1, round(self.poisoned * len(x)))]]
-        self._poisoned = _make_mask(chosen, len(x))
+        self._poisoned = make_mask(chosen, len(x))
         self._bait = self.trigger(x[chosen])
 
     def trigger(self, x: Tensor) -> Tensor:
@@ -135,5 +131,20 @@ class Backdoor(IntegrityAttack):
         return step.learns and step.split == "train" and not self.replay
 
 
-def _make_mask(rows: Tensor, count: int) -> Tensor:
+def list_known(name: str, view: View, aim: int) -> Tensor:
+    """Return the known rows of class ``aim`` for the attack ``name``.
+
+    Raises:
+        UsageError: no such class, or no known row of it.
+    """
+    if aim >= view.n_classes:
+        raise UsageError(f"{name}: expected target < {view.n_classes}, the number of classes, got {aim}")
+    known = view.aux_rows[view.aux_labels == aim]
+    if not len(known):
+        raise UsageError(f"{name}: expected a known row of class {aim}, got none: raise aux.n")
+    return known
+
+
+def make_mask(rows: Tensor, count: int) -> Tensor:
+    """Return which of ``count`` rows are among ``rows``."""
     return torch.zeros(count, dtype=torch.bool, device=rows.device).index_fill(0, rows, value=True)

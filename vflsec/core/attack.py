@@ -314,12 +314,14 @@ class IntegrityAttack(ActingAttack):
 
     Attributes:
         aim: the class that a trigger causes; None for an attack without a trigger.
+        triggered: whether the trigger of ``on_embedding`` is on, in predictions that measure it.
     """
 
     side: ClassVar[Literal["passive", "active", "either"]] = "passive"
     target: ClassVar[Target] = "integrity"
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Need.FEATURES})
     aim: int | None = None
+    triggered: bool = False
 
     def on_features(self, x: Tensor, step: Step) -> Tensor:
         """Return the input of the party's bottom model in place of its columns ``x`` (B, p)."""

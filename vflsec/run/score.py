@@ -203,15 +203,19 @@ def measure_success(trained: Trained, malicious: Mapping[str, IntegrityAttack], 
 
 @contextmanager
 def add_trigger(federation: Federation, malicious: Mapping[str, IntegrityAttack], split: str) -> Iterator[None]:
-    """Add the trigger to the columns of malicious parties in ``split`` for this context."""
+    """Add the trigger to the columns of malicious parties in ``split``, or to their embeddings, for this context."""
     before = {name: federation.parties[name].features for name in malicious}
+    acting, federation.malicious = federation.malicious, dict(malicious)
     for name, attack in malicious.items():
+        attack.triggered = True
         with torch.no_grad():
             federation.parties[name].features = {**before[name], split: attack.trigger(before[name][split].clone())}
     try:
         yield
     finally:
+        federation.malicious = acting
         for name, features in before.items():
+            malicious[name].triggered = False
             federation.parties[name].features = features
 
 

@@ -477,11 +477,13 @@ class IntegrityConformance(suite.Suite):
         assert not suite.are_same(honest.predict("test"), attacked.predict("test")), "the attack changes nothing"
 
     def test_a_trigger_has_an_aim(self) -> None:
-        """An attack with an aim has a trigger that can be seen on every row, and one without has none."""
+        """An attack with an aim has a trigger in columns or embeddings of every row, and one without has none."""
         attack, party = self._join()
         x = party.features["test"]
-        changed = (attack.trigger(x.clone()) != x).any(dim=1)
-        assert bool(changed.float().mean() > 0.5) is (attack.aim is not None)
+        step = Step(0, "predict", torch.arange(len(x)), split="test")
+        before, attack.triggered = attack.on_embedding(x.clone(), step), True
+        changed = (attack.trigger(x.clone()) != x) | (attack.on_embedding(x.clone(), step) != before)
+        assert bool(changed.any(dim=1).float().mean() > 0.5) is (attack.aim is not None)
 
     def _join(self) -> tuple[IntegrityAttack, Party]:
         attack, federation = self.make(), make_toy_federation(seed=0)
