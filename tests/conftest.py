@@ -32,7 +32,13 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
-EXTRAS = {"pyarrow": "parquet|audit", "onnxruntime": "audit", "onnx": "test", "tenseal": "sealed"}
+EXTRAS = {
+    "pyarrow": "parquet|audit",
+    "onnxruntime": "audit",
+    "onnx": "test",
+    "tenseal": "sealed",
+    "transformers": "transformers",
+}
 """Modules that tests need, and the extras of vflsec that install them."""
 
 

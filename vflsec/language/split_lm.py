@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from torch import Tensor, nn
 
-from vflsec.base.checks import check_positive
+from vflsec.base.checks import check_positive, check_positive_or_none
 from vflsec.base.errors import UsageError
 from vflsec.core.federation import Federation
 from vflsec.core.message import Kind, Step
@@ -15,7 +16,8 @@ from vflsec.core.method import Method
 from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary
 from vflsec.core.settings import ModelSpec, TrainSpec
-from vflsec.language.transformer import LowerModel, UpperModel, split_positions
+from vflsec.language.pretrained import PretrainedLower, PretrainedUpper
+from vflsec.language.transformer import LowerModel, UpperBlocks, UpperModel, split_positions
 from vflsec.methods.fedsplitnn import FedSplitNN
 
 EPOCHS = 12
@@ -54,12 +56,15 @@ class SequenceBoundary(Boundary):
 
 
 class SplitLM(FedSplitNN):
-    """Split learning of a small transformer, from scratch: the text at passive parties, the labels at the active one.
+    """Split learning of a transformer: the text at passive parties, the labels at the active one.
 
     A party with text embeds its words and runs the first blocks; it sends the hidden states (B, T, d) of each position
     and a mask that is false at padding. The active party runs the other blocks, and joins the state of [start] to its
     own columns and to what parties with columns send, by a linear layer. With the default options it has about 150,000
-    parameters. Training is that of split learning: every update sends gradients (B, T, d) back.
+    parameters, drawn at random. Training is that of split learning: every update sends gradients (B, T, d) back.
+
+    With ``path``, the blocks are those of a model of ``transformers``, and the mean of the last states takes the place
+    of that of [start]. A word that its tokenizer splits has the mean of the embeddings of its pieces.
 
     Source: this project; split as in VFLAIR-LLM's head and tail, arXiv 2508.03097.
 
@@ -68,30 +73,49 @@ class SplitLM(FedSplitNN):
         blocks: in all.
         hidden: d, the width of a hidden state.
         heads: of the attention.
+        path: a folder with config.json, tokenizer.json and weights in safetensors, which both parties have; None for a
+            model of ``blocks``, ``hidden`` and ``heads`` from scratch.
+        lora: the rank of adapters that alone learn, beside the linear head; None to train all weights.
 
     Raises:
-        UsageError: no block would be left above the cut, or heads do not divide the width.
+        UsageError: no block would be left above the cut, heads do not divide the width, or an option has no effect.
     """
 
     name = "split-lm"
     reference = "this project; Vaswani et al. 2017, arXiv 1706.03762; split as by Gu et al. 2025 (VFLAIR-LLM)"
     differs = (
-        "The model is small and trained from scratch; those of VFLAIR-LLM are pre-trained and fine-tuned with LoRA.",
+        "Without path and lora the model is small and trained from scratch; those of VFLAIR-LLM are pre-trained and "
+        "fine-tuned with LoRA.",
     )
     shares_head = False
     together = Method.together  # type: ignore[assignment]  # one training after the other
 
     def __init__(
-        self, train: TrainSpec, model: ModelSpec, *, cut: int = 1, blocks: int = 3, hidden: int = 64, heads: int = 4
+        self,
+        train: TrainSpec,
+        model: ModelSpec,
+        *,
+        cut: int = 1,
+        blocks: int = 3,
+        hidden: int = 64,
+        heads: int = 4,
+        path: str | None = None,
+        lora: int | None = None,
     ) -> None:
         check_positive(cut=cut, blocks=blocks, hidden=hidden, heads=heads)
-        if cut >= blocks:
+        check_positive_or_none(lora=lora)
+        if path is None and lora is not None:
+            raise UsageError(f"expected a model of transformers for lora={lora}, got none: add path=FOLDER")
+        if path is not None and (blocks, hidden, heads) != (3, 64, 4):
+            raise UsageError("expected no blocks, hidden or heads with path, whose model has its own: drop them")
+        if path is None and cut >= blocks:
             raise UsageError(f"expected cut below the {blocks} blocks of split-lm, got {cut}: lower it, or add blocks")
         if hidden % heads:
             raise UsageError(f"expected heads to divide hidden={hidden}, got {heads}")
         train = train if train.epochs else msgspec.structs.replace(train, epochs=EPOCHS)
         super().__init__(train, model, boundary=SequenceBoundary)
         self.cut, self.blocks, self.hidden, self.heads = cut, blocks, hidden, heads
+        self.path, self.lora = None if path is None else Path(path), lora
 
     def build(self, federation: Federation) -> None:
         """Draw each party's models from streams of their own.
@@ -110,7 +134,9 @@ class SplitLM(FedSplitNN):
 
     def build_party(self, party: Party, federation: Federation) -> None:
         """Give a party with text the lower model, another one an encoder of its columns."""
-        if party.holds_text:
+        if party.holds_text and self.path:
+            party.modules["bottom"] = PretrainedLower(self.path, self.cut, party.layout, self.lora)
+        elif party.holds_text:
             party.modules["bottom"] = LowerModel(party.layout, self.hidden, self.heads, self.cut)
         else:
             super().build_party(party, federation)
@@ -119,17 +145,26 @@ class SplitLM(FedSplitNN):
         """Return the upper model."""
         parties = federation.parties.values()
         lengths = [len(party.layout.columns) if party.holds_text else 0 for party in parties]
-        return UpperModel(
-            [self.width(party) for party in parties], lengths, self.hidden, self.heads, self.blocks - self.cut,
-            federation.n_classes,
-        )  # fmt: skip
+        readers = [self._build_reader(length) for length in lengths if length]
+        return UpperModel([self.width(party) for party in parties], lengths, readers, federation.n_classes)
+
+    def _build_reader(self, length: int) -> nn.Module:
+        if self.path:
+            return PretrainedUpper(self.path, self.cut, length, self.lora)
+        return UpperBlocks(self.hidden, self.heads, self.blocks - self.cut)
 
     def notes(self, federation: Federation) -> list[str]:
-        """Return whose lengths of texts are sent in clear."""
-        return [
-            f"the mask tells the length of each text of {party.name}: no defense hides it, and no epsilon covers it"
-            for party in federation.passive
-            if party.holds_text
+        """Return whose lengths of texts are sent in clear, and which words a model of transformers has not."""
+        texts = {party.name: party for party in federation.passive if party.holds_text}
+        notes = [
+            f"the mask tells the length of each text of {name}: no defense hides it, and no epsilon covers it"
+            for name in texts
+        ]
+        return notes + [
+            f"{model.split} of {len(party.layout.vocabulary)} words of {name} are several tokens of the model: each "
+            f"has the mean of their embeddings"
+            for name, party in texts.items()
+            if isinstance(model := party.modules["bottom"], PretrainedLower) and model.split
         ]
 
     def _get_protocol(self, federation: Federation) -> tuple[type[Boundary], dict[str, Any]]:

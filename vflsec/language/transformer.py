@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +65,16 @@ def split_positions(h: Tensor, length: int) -> Tensor:
     return h.reshape(len(h), length, h.shape[1] // length)
 
 
+def read_words(x: Tensor, words: nn.Embedding) -> tuple[Tensor, Tensor]:
+    """Return the embeddings (B, T, d) of encoded text (B, T·V), and where it is no padding (B, T)."""
+    size = words.num_embeddings
+    if isinstance(x, SparseRows) and not x.requires_grad:
+        tokens = find_words(x, size)
+        return words(tokens), tokens != PADDING
+    weights = split_positions(x, x.shape[1] // size)  # a mixture of words has a mixture of their embeddings
+    return weights @ words.weight, weights[..., PADDING + 1 :].sum(dim=2) > 0
+
+
 class LowerModel(nn.Module):
     """Embeddings of words and positions, then the first blocks: encoded text (B, T·V) -> hidden states (B, T·d).
 
@@ -85,50 +96,54 @@ class LowerModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the hidden states of each row side by side, (B, T·d), zero at padding."""
-        if isinstance(x, SparseRows) and not x.requires_grad:
-            tokens = find_words(x, len(self.layout.vocabulary))
-            h, mask = self.words(tokens), tokens != PADDING
-        else:  # a mixture of words has a mixture of their embeddings
-            weights = split_positions(x, self.length)
-            h, mask = weights @ self.words.weight, weights[..., PADDING + 1 :].sum(dim=2) > 0
+        h, mask = read_words(x, self.words)
         positions = torch.arange(self.length, device=h.device).expand(len(h), -1)
         states: Tensor = self.blocks(h + self.positions(positions), mask)
         return states.flatten(1)
 
 
+class UpperBlocks(nn.Module):
+    """The last blocks on the states of a text, of which it returns that of [start]: (B, T, d) -> (B, d).
+
+    Args:
+        hidden: d.
+        heads: of the attention.
+        blocks: above the cut.
+    """
+
+    def __init__(self, hidden: int, heads: int, blocks: int) -> None:
+        super().__init__()
+        self.blocks, self.norm, self.width = Blocks(blocks, hidden, heads), nn.LayerNorm(hidden), hidden
+
+    def forward(self, states: Tensor, mask: Tensor) -> Tensor:
+        """Return the last state of the first position."""
+        state: Tensor = self.norm(self.blocks(states, mask)[:, 0])
+        return state
+
+
 class UpperModel(nn.Module):
-    """The last blocks on the states of each text, then a linear head on [start] and the other embeddings.
+    """What reads the states of each text, then a linear head on that and on the other embeddings.
 
     A position whose states are all zero is padding, as in ``Message.as_table``.
 
     Args:
         widths: of the parties' embeddings.
         lengths: T of each party with text; 0 for the others.
-        hidden: d.
-        heads: of the attention.
-        blocks: above the cut.
+        readers: of each party with text, (B, T, d) and a mask (B, T) -> (B, ``width``).
         n_classes: C.
     """
 
-    def __init__(
-        self, widths: Sequence[int], lengths: Sequence[int], hidden: int, heads: int, blocks: int, n_classes: int
-    ) -> None:
+    def __init__(self, widths: Sequence[int], lengths: Sequence[int], readers: Sequence[Any], n_classes: int) -> None:
         super().__init__()
-        self.lengths = tuple(lengths)
-        self.blocks = nn.ModuleList(Blocks(blocks, hidden, heads) for length in lengths if length)
-        self.norms = nn.ModuleList(nn.LayerNorm(hidden) for length in lengths if length)
-        joined = sum(hidden if length else width for width, length in zip(widths, lengths, strict=True))
-        self.head = nn.Linear(joined, n_classes)
+        self.lengths, self.readers = tuple(lengths), nn.ModuleList(readers)
+        columns = sum(width for width, length in zip(widths, lengths, strict=True) if not length)
+        self.head = nn.Linear(columns + sum(reader.width for reader in readers), n_classes)
 
     def forward(self, embeddings: Sequence[Tensor]) -> Tensor:
         """Return logits (B, C) from what each party sent: (B, T·d) of text, (B, d_k) of columns."""
-        parts, models = [], zip(self.blocks, self.norms, strict=True)
+        parts, readers = [], iter(self.readers)
         for sent, length in zip(embeddings, self.lengths, strict=True):
-            if not length:
-                parts.append(sent)
-                continue
-            blocks, norm = next(models)
-            states = split_positions(sent, length)
-            parts.append(norm(blocks(states, (states != 0).any(dim=2))[:, 0]))
+            states = split_positions(sent, length) if length else sent
+            parts.append(next(readers)(states, (states != 0).any(dim=2)) if length else sent)
         logits: Tensor = self.head(torch.cat(parts, dim=1))
         return logits

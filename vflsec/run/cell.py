@@ -173,14 +173,12 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
         if self.is_in_memory:
             return self.name  # which ends in a hash
         if self.loader is None:
-            there = (path for path in source_files(Path(self.name)) if path.is_file())  # the loader reports others
-            return _hash_files(there)
+            return hash_files(source_files(Path(self.name)))  # the loader reports missing ones
         module, folder = inspect.getmodule(self.loader), data.options.get("data_dir")
-        fingerprint = getattr(module, "fingerprint", None)
+        fingerprint, files = (getattr(module, name, None) for name in ("fingerprint", "source_files"))
         if folder is not None and fingerprint is not None:
             return [self.identity, fingerprint(folder)]
-        files = getattr(module, "source_files", None)
-        return self.identity if folder is None or files is None else [self.identity, *_hash_files(files(folder))]
+        return self.identity if folder is None or files is None else [self.identity, *hash_files(files(folder))]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Send the name to another process, which resolves it again."""
@@ -338,8 +336,9 @@ def digest(settings: Any) -> str:
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-def _hash_files(paths: Iterable[Path]) -> list[str]:
-    return [_hash_file(path, path.stat().st_mtime_ns, path.stat().st_size) for path in paths]
+def hash_files(paths: Iterable[Path]) -> list[str]:
+    """Return the SHA-256 of each of some files that is there."""
+    return [_hash_file(p, p.stat().st_mtime_ns, p.stat().st_size) for p in paths if p.is_file()]
 
 
 @lru_cache(maxsize=64)

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from vflsec.data.dataset import VerticalDataset
 from vflsec.data.description import expect_no_table
 from vflsec.results.records.manifest import NO_ADVERSARY
 from vflsec.results.records.schema import Record, Result, Tuning
-from vflsec.run.cell import Cell, Source, Technique, digest, list_aux, make_key
+from vflsec.run.cell import Cell, Source, Technique, digest, hash_files, list_aux, make_key
 from vflsec.run.federation import get_partition
 from vflsec.run.mounting import is_baseline
 from vflsec.run.questions import is_about_source
@@ -31,23 +32,23 @@ GROUPS = {MethodSpec: "methods", DefenseSpec: "defenses", AttackSpec: "attacks"}
 
 def resolve(spec: MethodSpec | DefenseSpec | AttackSpec) -> Technique:
     """Return what a name in the settings stands for."""
-    group = GROUPS[type(spec)]
-    kind = load_class(group, spec.name)
+    kind = load_class(group := GROUPS[type(spec)], spec.name)
     return Technique(
         spec=spec,
         kind=kind,
         options=registry.resolve_classes(spec.name, kind, spec.options),
         identity=[registry.identify(group, spec.name), kind.version],
-        keyed={key: _identify_file(value) for key, value in spec.options.items()},
+        keyed={key: _identify(key, value) for key, value in spec.options.items()},
         built_in=registry.get_origin(group, spec.name) == "built in",
         resolve=resolve,
     )
 
 
-def _identify_file(value: Any) -> Any:
-    """Replace an option that names a class in a file, such as a boundary, by the identity of its content."""
-    is_file = isinstance(value, str) and registry.is_file(value)
-    return registry.identify("protocols", value) if is_file else value
+def _identify(option: str, value: Any) -> Any:
+    """Replace what names a class in a file, such as a boundary, or a folder, ``path``, by what is in it."""
+    if option == "path" and isinstance(value, str):
+        return hash_files(sorted(Path(value).glob("*")))
+    return registry.identify("protocols", value) if isinstance(value, str) and registry.is_file(value) else value
 
 
 def list_attacks() -> list[Technique]:
