@@ -55,7 +55,8 @@ class TablePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         phase: of a column with hours: the phase of training that is timed; empty for all of them.
         panel: of a row: its diagram, where a group has several.
         curve: of a row: the curve that it belongs to, where each row is a point of one; empty for its name.
-        trials: of a row: settings of which, for each seed, those with the best metric on validation rows count.
+        trials: of a row: settings of which, for each seed, those with the best metric on validation rows count; in
+            place of the recipe's ``rates``.
         original: of a group: the paper's data, if the settings name others, which stand in for them.
         paper: of a group, ``own`` in the file: the settings that take the place of ``settings`` where the user has the
             paper's data.
@@ -111,7 +112,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         measure: ``utility``, the ``leak`` of ``attack`` at ``strength``, what is reached ``alone`` on the same rows,
             ``cap`` of ``attack``, ``hours`` of training,
             or the ``megabytes`` until ``train.target`` is reached, as SS-VFL counts them.
-        metric: of utility or leak; empty for the headline metric of each dataset.
+        metric: of utility or leak, of CAP that of the leak; empty for the headline metric of each dataset.
         attack: its label, or ``worst`` for the strongest of all that are run. ``all`` among the attacks in settings
             stands for every attack on labels that the adversary can mount.
         picture: what ``curve.png`` shows: by default a point for each cell, or ``curves`` over the columns, the
@@ -124,6 +125,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             trigger beyond chance.
         every: makes the rows and ``settings.defenses``: ``defense of labels`` for each of these at two strengths.
         compared: whether the paper compares ``rows`` of one column or ``columns`` of one row.
+        rates: on the paper's data, the learning rates of which, for each seed and each method that has one, that with
+            the best metric on validation rows counts. These are a quarter of ``data.n_labeled``, and come on top.
         notes: what else differs from the paper.
     """
 
@@ -143,6 +146,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     against: str = ""
     every: Literal["", "defense of labels"] = ""
     compared: Literal["rows", "columns"] = "rows"
+    rates: list[float] = []
     seeds: int = 5
     quick: Quick = Quick()
     notes: list[str] = []
@@ -177,8 +181,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError(f"row {row.name}: expected printed values below {MAX_PRINTED:g}, got {row.printed}")
         if row.group and self.group_of(row) is None:
             raise ValueError(f"row {row.name}: unknown group {row.group!r}")
-        if row.trials and self.has_attacks:
-            raise ValueError(f"row {row.name}: expected no trials in a recipe with attacks, got {len(row.trials)}")
+        if (trials := row.trials or self.rates) and self.has_attacks:
+            raise ValueError(f"row {row.name}: expected no trials in a recipe with attacks, got {len(trials)}")
 
     def _check_measures(self) -> None:
         measures = {self.get_question(row, column).measure for row in self.rows for column in self.columns}
@@ -238,6 +242,23 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if "method" in settings:
             settings["method"] = {name: given for name, given in settings["method"].items() if name not in others}
         return merge_tables({"model": {"encoder": self._encoder}}, settings) if self._encoder else settings
+
+    def list_trials(self, row: TablePart, column: TablePart) -> list[Table]:
+        """Return the settings that one cell of the table compares, usually a single one.
+
+        Raises:
+            UsageError: rates without a number of labels.
+        """
+        settings, group = self.get_settings(row, column), self.group_of(row)
+        names = [specs.parse_method(text).name for text in settings.get("methods", ())]
+        has_rate = all("train.lr" in specs.load_class("methods", name).list_ranges() for name in names)
+        if row.trials or not self.rates or not has_rate or (group and group.original):
+            return [merge_tables(settings, trial) for trial in row.trials or [{}]]
+        labels = settings.get("data", {}).get("n_labeled")
+        if not isinstance(labels, int):
+            raise UsageError(f"expected a number of labels in data.n_labeled with rates, got {labels!r}")
+        data = {"n_labeled": labels + round(labels / 4), "validation": 0.2}  # so that ``labels`` are left to learn from
+        return [merge_tables(settings, {"data": data, "train": {"lr": rate}}) for rate in self.rates]
 
     @property
     def _encoder(self) -> str:

@@ -14,7 +14,6 @@ from vflsec.papers.grid import (
     Table,
     Trainings,
     expect_measure,
-    merge_tables,
     prepare_evaluation,
     prepare_trainings,
 )
@@ -103,11 +102,10 @@ class RecipeGrid(Grid):
         made: dict[bytes, Trainings | Evaluation] = {}
         for i, row in enumerate(recipe.rows):
             for j, column in enumerate(recipe.columns):
-                settings, asked = recipe.get_settings(row, column), recipe.get_question(row, column)
-                for trial in row.trials or [{}]:
-                    part = self._prepare(merge_tables(settings, trial), made)
+                for settings in recipe.list_trials(row, column):
+                    part = self._prepare(settings, made)
                     if isinstance(part, Evaluation):
-                        _check_asked(asked, part)
+                        _check_asked(recipe.get_question(row, column), part)
                     self.parts.setdefault((i, j), []).append(part)
                 if len(self.parts[i, j]) > 1:
                     _expect_validation(self.parts[i, j])
@@ -202,6 +200,8 @@ class RecipeGrid(Grid):
     def _read_cell(self, place: Place, records: Mapping[str, Record], summary: Summary) -> tuple[dict[int, float], str]:
         """Return a number for each seed, and its metric, from the records of one evaluation."""
         asked = self.get_question(place)
+        if asked.measure == "cap" and asked.metric:
+            return self._read_cap(place, records), asked.metric
         if asked.measure == "cap":
             cap = next((cap for cap in summary.cap if cap.attack == asked.attack), None)
             return (dict(cap.by_seed) if cap else {}), summary.metric
@@ -221,6 +221,19 @@ class RecipeGrid(Grid):
             if block is not None and not record.control and record.status in USABLE:
                 values[row.seed], metric = read_metric(block, metric, row.cell.dataset.name)
         return values, metric
+
+    def _read_cap(self, place: Place, records: Mapping[str, Record]) -> dict[int, float]:
+        """Return CAP with the leak in the metric that is asked for, of each seed with a number at every strength."""
+        asked, products = self.get_question(place), dict[int, list[float]]()
+        rows = [row for row in self.parts[place][0].trials() if row.strength and row.label == asked.attack]
+        rows = [row for row in rows if row.defense == (asked.defense or rows[0].defense)]
+        for row in rows:
+            record = records.get(row.key)
+            if isinstance(record, Result) and record.status in USABLE and record.utility and "test" in record.leak:
+                leak, _ = read_metric(record.leak["test"], asked.metric, row.cell.dataset.name)
+                products.setdefault(row.seed, []).append(record.utility.headline * (1 - leak))
+        strengths = len({row.strength for row in rows})
+        return {seed: sum(values) / strengths for seed, values in products.items() if len(values) == strengths}
 
 
 def read_metric(block: Block, metric: str, dataset: str) -> tuple[float, str]:
@@ -260,5 +273,7 @@ def _expect_validation(parts: Sequence[Trainings | Evaluation]) -> None:
 
 def _check_asked(asked: Asked, part: Evaluation) -> None:
     """Raise UsageError unless an evaluation gives what is asked of it."""
+    if asked.measure == "cap" and asked.metric and asked.attack == "worst":
+        raise UsageError(f"expected one attack for CAP in {asked.metric}, got worst: name one, or leave out the metric")
     attack = asked.attack if asked.measure in ATTACKED else ""
     expect_measure(part.spec, asked.measure, attack, None if asked.measure == "cap" else asked.strength)
