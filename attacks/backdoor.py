@@ -8,6 +8,7 @@ from vflsec.base.errors import UsageError
 from vflsec.core.attack import IntegrityAttack
 from vflsec.core.message import Step
 from vflsec.core.view import Need, View
+from vflsec.inference.auxiliary import list_known, make_mask
 
 
 class Backdoor(IntegrityAttack):
@@ -129,22 +130,3 @@ class Backdoor(IntegrityAttack):
     def _acts(self, step: Step) -> bool:
         """Whether poisoned or known rows can be among those of ``step``, and are treated otherwise."""
         return step.learns and step.split == "train" and not self.replay
-
-
-def list_known(name: str, view: View, aim: int) -> Tensor:
-    """Return the known rows of class ``aim`` for the attack ``name``.
-
-    Raises:
-        UsageError: no such class, or no known row of it.
-    """
-    if aim >= view.n_classes:
-        raise UsageError(f"{name}: expected target < {view.n_classes}, the number of classes, got {aim}")
-    known = view.aux_rows[view.aux_labels == aim]
-    if not len(known):
-        raise UsageError(f"{name}: expected a known row of class {aim}, got none: raise aux.n")
-    return known
-
-
-def make_mask(rows: Tensor, count: int) -> Tensor:
-    """Return which of ``count`` rows are among ``rows``."""
-    return torch.zeros(count, dtype=torch.bool, device=rows.device).index_fill(0, rows, value=True)

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from vflsec.attacks.backdoor import list_known, make_mask
 from vflsec.base.checks import check_fraction, check_non_negative, check_positive, share
 from vflsec.core.attack import IntegrityAttack
 from vflsec.core.message import Step
 from vflsec.core.view import Need, View
+from vflsec.inference.auxiliary import list_known, make_mask
 
 SHIFT = 0.6, 1.2
 """The range of the factor by which the trigger of each row is multiplied in training, as in the paper."""

@@ -6,6 +6,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
+from vflsec.base.errors import UsageError
 from vflsec.core.attack import find_threshold, select_known
 from vflsec.core.view import Guess, View
 from vflsec.results import metrics
@@ -63,3 +64,22 @@ def draw_references(view: View, limit: int | None, rng: torch.Generator) -> list
         drawn = torch.randperm(len(rows), generator=rng)[:limit]
         by_class.append(rows[drawn.to(rows.device)])
     return by_class
+
+
+def list_known(name: str, view: View, aim: int) -> Tensor:
+    """Return the known rows of class ``aim`` for the attack ``name``.
+
+    Raises:
+        UsageError: no such class, or no known row of it.
+    """
+    if aim >= view.n_classes:
+        raise UsageError(f"{name}: expected target < {view.n_classes}, the number of classes, got {aim}")
+    known = view.aux_rows[view.aux_labels == aim]
+    if not len(known):
+        raise UsageError(f"{name}: expected a known row of class {aim}, got none: raise aux.n")
+    return known
+
+
+def make_mask(rows: Tensor, count: int) -> Tensor:
+    """Return which of ``count`` rows are among ``rows``."""
+    return torch.zeros(count, dtype=torch.bool, device=rows.device).index_fill(0, rows, value=True)
