@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vflsec.base.sparse_rows import SparseRows
 from vflsec.core.knowledge import KNOWLEDGE
 from vflsec.core.message import Kind
 from vflsec.core.view import View, memoize
@@ -83,7 +82,7 @@ def tabulate_local(view: View) -> Iterator[tuple[str, SourceTable]]:
     Without its own model, these are the embeddings that it sent last. In how many messages of training each row is
     stands there too, if these numbers differ.
     """
-    yield COLUMNS, SourceTable(_drop_constant(view.features, view.aux_split), distances=True)
+    yield COLUMNS, SourceTable(view.features, distances=True)
     models = {} if view.model is None else {LOCAL_EMBEDDING: view.model}
     with torch.no_grad():
         for name, model in {**models, **view.models}.items():
@@ -97,21 +96,6 @@ def tabulate_local(view: View) -> Iterator[tuple[str, SourceTable]]:
         yield LOCAL_LABELS, SourceTable({split: F.one_hot(y, n_classes) for split, y in view.labels.items()})
     if view.aux_split in view.predictions:
         yield "predictions", SourceTable(view.predictions)
-
-
-def _drop_constant(features: Table, split: str) -> Table:
-    """Return columns of which many are rare categories or words without those that are 0 in all rows of ``split``."""
-    known = features[split]
-    if not isinstance(known, SparseRows):
-        return features
-    used = torch.unique(known.places[known.entries != 0])
-    place = used.new_full((known.shape[1],), len(used)).index_copy_(0, used, torch.arange(len(used)).to(used))
-    tables = {}
-    for name, x in features.items():
-        assert isinstance(x, SparseRows)
-        empty = x.entries.new_zeros(len(x), len(used) + 1)  # the last column is that of all others
-        tables[name] = empty.scatter_(1, place[x.places], x.entries)[:, :-1]
-    return tables
 
 
 def tabulate_releases(view: View) -> Iterator[tuple[str, SourceTable]]:
