@@ -11,11 +11,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from pages import replace_table
 
 import vflsec
 
 PAGE = Path(__file__).parents[1] / "docs" / "threat_models.md"
-BEGIN, END = "<!-- backdoors: written by benchmarks/backdoors.py -->", "<!-- /backdoors -->"
 ATTACKS, DATASETS, SEEDS = ["backdoor", "villain"], ("digits", "credit-default"), 3
 FOLDER = Path("runs/backdoors")
 
@@ -46,8 +46,7 @@ def main(jobs: int, write: bool) -> None:
     """Compute and print the table."""
     table = make_table(jobs)
     if write:
-        before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+        replace_table(PAGE, "backdoors", table)
     click.echo(table)
 
 

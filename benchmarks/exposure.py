@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 import numpy as np
+from pages import replace_table
 
 from vflsec.attacks.score_gram import ScoreGram, recover_geometry
 from vflsec.cipher.recording import Recording
@@ -23,7 +24,6 @@ from vflsec.cipher.roles.exposure import Exposure
 from vflsec.testing.recordings import LinearRun, attack_recording
 
 PAGE = Path(__file__).parents[1] / "docs" / "audit_a_recording.md"
-BEGIN, END = "<!-- exposure: written by benchmarks/exposure.py -->", "<!-- /exposure -->"
 ROWS, BATCH, VALIDATION, WIDTH, OUTPUTS, EPOCHS = 200, 25, 200, 6, 5, 4
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "frozen, 4 passes": {},
@@ -102,12 +102,7 @@ def main(seeds: int, write: bool) -> None:
         lines.append(line(name, settings, seeds))
         click.echo(lines[-1])
     if write:
-        text = PAGE.read_text(encoding="utf-8")
-        before, _, rest = text.partition(BEGIN)
-        _, found, after = rest.partition(END)
-        if not found:
-            raise click.ClickException(f"expected {BEGIN} and {END} in {PAGE.name}")
-        PAGE.write_text("\n".join([before + BEGIN, "", *lines, "", END + after]), encoding="utf-8")
+        replace_table(PAGE, "exposure", "\n".join(["", *lines, ""]))
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ What is computed is kept in ``runs/language``, so that an interrupted run goes o
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
+from pages import replace_table
 
 import vflsec
 
@@ -53,15 +53,19 @@ def list_labels(_cuts: Sequence[int], seeds: int, jobs: int) -> Iterator[str]:
         attack=list(ON_LABELS), dataset="census-text", methods=["split-lm"], defense="gaussian-dp",
         seeds=seeds, jobs=jobs, out=FOLDER / "labels",
     )  # fmt: skip
-    yield "| ε | attack | training texts | test texts | *alone*, training | *alone*, test | utility (AUC) |"
-    yield "|---|---|---|---|---|---|---|"
+    yield (
+        "| noise σ | ε of a row | attack | training texts | test texts | *alone*, training | *alone*, test "
+        "| utility (AUC) |"
+    )
+    yield "|---|---|---|---|---|---|---|---|"
     for point in report.points:
         if point.attack in ON_LABELS:
             leaks = [point.leak_train, point.leak if point.leak.rows == "test" else None]
             shares = [*(leak and leak.mean for leak in leaks), *(leak and leak.alone for leak in leaks)]
             cells = " | ".join("–" if share is None else f"{share:.3f}" for share in shares)
-            strength = f"{point.strength:g}" if point.strength else "none"
-            yield f"| {strength} | `{point.attack}` | {cells} | {point.utility.mean or 0.0:.3f} |"
+            noise = f"{point.strength:g}" if point.strength else "none"
+            epsilon = f"{max(spent['epsilon'] for spent in point.spent):.3g}" if point.spent else "∞"
+            yield f"| {noise} | {epsilon} | `{point.attack}` | {cells} | {point.utility.mean or 0.0:.3f} |"
 
 
 TABLES = {"text": list_texts, "labels": list_labels}
@@ -79,10 +83,7 @@ def main(cuts: tuple[int, ...], seeds: int, jobs: int, only: tuple[str, ...], wr
         table = "\n".join(TABLES[name](cuts, seeds, jobs))
         print(table)
         if write:
-            page, place = PAGE.read_text("utf-8"), rf"(<!-- table of {name}: .*? -->\n).*?(<!-- /table -->)"
-            page, places = re.subn(place, rf"\1{table}\n\2", page, flags=re.DOTALL)
-            assert places == 1, f"the page has one table of {name}"
-            PAGE.write_text(page, "utf-8")
+            replace_table(PAGE, f"table of {name}", table)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import click
 import torch
+from pages import replace_table
 from sklearn.tree import DecisionTreeClassifier
 from torch import Tensor
 
@@ -33,7 +34,6 @@ from vflsec.testing.federations import build_from_numbers
 from vflsec.trees.ensemble import Splits
 
 PAGE = Path(__file__).parents[1] / "docs" / "trees.md"
-BEGIN, END = "<!-- paths: written by benchmarks/path_restriction.py -->", "<!-- /paths -->"
 SHARES, DEPTH, SEEDS = (0.2, 0.3, 0.4, 0.5, 0.6), 5, 10
 """Shares of the columns that the passive party holds, the depth of the tree, and how often columns are dealt."""
 
@@ -184,8 +184,7 @@ def main(write: bool) -> None:
     """Compute and print the table."""
     table = make_table()
     if write:
-        before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+        replace_table(PAGE, "paths", table)
     click.echo(table)
 
 

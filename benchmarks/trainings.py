@@ -12,11 +12,11 @@ from pathlib import Path
 
 import click
 import numpy as np
+from pages import replace_table
 
 import vflsec
 
 PAGE = Path(__file__).parents[1] / "docs" / "sweeps.md"
-BEGIN, END = "<!-- trainings: written by benchmarks/trainings.py -->", "<!-- /trainings -->"
 TRAININGS, EPSILON, SEEDS = (1, 4, 16), 2.0, 3
 FOLDER = Path("runs/trainings")
 
@@ -56,8 +56,7 @@ def main(write: bool) -> None:
     """Compute and print the table."""
     table = make_table()
     if write:
-        before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+        replace_table(PAGE, "trainings", table)
     click.echo(table)
 
 

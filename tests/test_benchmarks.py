@@ -618,3 +618,26 @@ def test_federated_trees_beside_lightgbm_and_under_encryption(monkeypatch):
     text = trees.cryptography(1024)
     assert text.count("\n| ") == 7
     assert "a tree of 150 rows takes" in text
+
+
+def test_a_table_is_replaced_between_its_comments_alone(tmp_path):
+    replace_table = load("pages").replace_table
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- x: by b.py -->\nold\n<!-- /x -->\nc\n<!-- y: by b.py -->\nold\n<!-- /y -->\n")
+    replace_table(page, "x", r"| \1 |")
+    assert (
+        page.read_text() == "a\n<!-- x: by b.py -->\n| \\1 |\n<!-- /x -->\nc\n<!-- y: by b.py -->\nold\n<!-- /y -->\n"
+    )
+    with pytest.raises(ValueError, match="expected one table 'z' in page.md, found 0"):
+        replace_table(page, "z", "")
+
+
+@pytest.mark.parametrize("name", ["backdoors", "exposure", "language", "path_restriction", "trainings"])
+def test_every_page_has_the_place_of_its_table(name, tmp_path):
+    benchmark = load(name)
+    names = {"path_restriction": ["paths"], "language": ["table of text", "table of labels"]}.get(name, [name])
+    page = tmp_path / "page.md"
+    page.write_text(benchmark.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
+    for table in names:
+        load("pages").replace_table(page, table, "| new |")
+    assert page.read_text(encoding="utf-8").count("| new |") == len(names)
