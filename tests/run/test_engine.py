@@ -59,6 +59,13 @@ def finish(folder, **settings):
     return store
 
 
+def test_seconds_are_of_cpu_time_so_that_other_work_on_the_machine_does_not_change_them(tmp_path, monkeypatch):
+    measure = runner.training._Run.measure
+    monkeypatch.setattr(runner.training._Run, "measure", lambda run: time.sleep(3) or measure(run))
+    seconds = [r.seconds.get("train", 0.0) for r in finish(tmp_path, strengths=[1], seeds=1).records().values()]
+    assert 0 < max(seconds) < 3
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The folder of a finished run."""

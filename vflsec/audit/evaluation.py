@@ -272,7 +272,7 @@ def _make_results(audit: SystemAudit, rows: Sequence[Trial], trained: Trained) -
     questions: dict[tuple[object, ...], Question] = {}  # attacks share what views remember
     for row in rows:
         assert row.attack is not None
-        attack, began = row.attack.make(), time.perf_counter()
+        attack, began = row.attack.make(), time.process_time()
         about = (attack.target, attack.metric, getattr(attack, "relative", False), attack.victim, attack.column)
         if about not in questions:
             questions[about] = audit.build_question(attack, trained)
@@ -285,7 +285,7 @@ def _make_results(audit: SystemAudit, rows: Sequence[Trial], trained: Trained) -
             seed=row.seed,
             adversary=row.adversary,
             attack=describe_run(row.attack, attack),
-            seconds={"attack": time.perf_counter() - began},
+            seconds={"attack": time.process_time() - began},
             notes=[*audit.subject.notes, *(f"{row.label}: {note}" for note in changes.pop("notes", ()))],
             mountable=list(audit.mountable),
             spent=list(audit.spent),
@@ -294,7 +294,7 @@ def _make_results(audit: SystemAudit, rows: Sequence[Trial], trained: Trained) -
 
 
 def _score_alone(baseline: Baseline, alone: Trained, audit: SystemAudit) -> BaselineResult:
-    attack, began = baseline.attack.make(), time.perf_counter()
+    attack, began = baseline.attack.make(), time.process_time()
     bare = attack if attack.baseline else make_alone_attack(attack)
     changes: dict[str, Any] = {}
     if bare is not None and audit.aux.n:
@@ -310,7 +310,7 @@ def _score_alone(baseline: Baseline, alone: Trained, audit: SystemAudit) -> Base
         seed=baseline.seed,
         adversary=baseline.adversary,
         attack=describe_run(baseline.attack, bare),
-        seconds={"attack": time.perf_counter() - began},
+        seconds={"attack": time.process_time() - began},
         **changes,
     )
 

@@ -162,7 +162,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         registered: the date on which claims, margins and settings were fixed, as text in the form 2026-01-31.
         seeds: the number of seeds at the first look.
         looks: the numbers of seeds at which verdicts are looked at again, while claims are undecided.
-        minutes: of trainings and attacks together, above which no further look is begun.
+        minutes: of CPU time, of trainings and attacks together, above which no further look is begun.
         notes: what differs from the paper.
     """
 

@@ -288,7 +288,7 @@ def _attack_trial(
 ) -> dict[str, Any]:
     """Run ``attack`` on the messages of the kinds that it reads, and return the changes to its record."""
     assert row.attack is not None
-    began, seconds = time.perf_counter(), dict(record.seconds)
+    began, seconds = time.process_time(), dict(record.seconds)
     asked = [_find_question(attack, row, run, number, questions) for number, run in enumerate(runs)]
     kept = partial(keep, store.folder, row.key) if task.keep and is_kept(row) else None
     if attack.shadows:
@@ -297,10 +297,10 @@ def _attack_trial(
         except Exception as error:  # noqa: BLE001  (a failure of one attack must not cost the others)
             return {"status": "error", "error": _format_error(error)}
         asked = [question._replace(view=replace(question.view, shadows=shadows)) for question in asked]
-        seconds["shadows"], began = training.get_seconds(row.cell, attack.shadows, store), time.perf_counter()
+        seconds["shadows"], began = training.get_seconds(row.cell, attack.shadows, store), time.process_time()
     question = asked[0]._replace(further=[other.view for other in asked[1:]])
     changes = try_attack(attack, question, runs[0].trained.federation, row.aux, kept)  # type: ignore[union-attr]
-    return {**changes, "seconds": {**seconds, "attack": time.perf_counter() - began}}
+    return {**changes, "seconds": {**seconds, "attack": time.process_time() - began}}
 
 
 def _find_question(attack: Attack, row: Trial, run: Run, number: int, questions: Questions) -> Question:
@@ -321,7 +321,7 @@ def _find_question(attack: Attack, row: Trial, run: Run, number: int, questions:
 
 def _measure_impact(row: Trial, trained: Trained, record: Result) -> dict[str, Any]:
     """Measure the impact of an attack on its cell, or of its trigger on the honest one; return the record's changes."""
-    began, federation = time.perf_counter(), trained.federation
+    began, federation = time.process_time(), trained.federation
     assert row.attack is not None
     assert record.utility is not None, "the status of its cell is ok"
     try:
@@ -335,7 +335,7 @@ def _measure_impact(row: Trial, trained: Trained, record: Result) -> dict[str, A
         changes = {"status": "diverged", "error": str(error), "utility": None}
     except Exception as error:  # noqa: BLE001  (a failure of one attack must not cost the others)
         changes = {"status": "error", "error": _format_error(error)}
-    return {**changes, "seconds": {**record.seconds, "attack": time.perf_counter() - began}}
+    return {**changes, "seconds": {**record.seconds, "attack": time.process_time() - began}}
 
 
 def try_attack(
@@ -439,7 +439,7 @@ def attack_once(attack: Attack, trained: Trained, party: str, aux: AuxSpec) -> d
 
 def _run_baseline(baseline: Baseline, questions: QuestionsAlone, store: Store, device: str) -> BaselineResult:
     """Run an attack without the federation: on an untrained model, or on one that the adversary pre-trained itself."""
-    began = time.perf_counter()
+    began = time.process_time()
     attack = baseline.attack.make()
     bare = attack if baseline.pretrained or attack.baseline else make_alone_attack(attack)
     changes: dict[str, Any] = {}
@@ -454,7 +454,7 @@ def _run_baseline(baseline: Baseline, questions: QuestionsAlone, store: Store, d
         seed=baseline.seed,
         adversary=baseline.adversary,
         attack=describe_run(baseline.attack, bare),
-        seconds={"attack": time.perf_counter() - began},
+        seconds={"attack": time.process_time() - began},
         **changes,
     )
 

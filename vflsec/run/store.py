@@ -69,7 +69,7 @@ class CellFacts(msgspec.Struct, kw_only=True, tag_field="kind", tag="cell", forb
         history: the loss of each epoch, by phase.
         active_alone: the utility of a quick model of the active party's columns; None under defenses.
         quick_joint: the same of all columns, of seed 0.
-        phase_seconds: of training, by phase; a phase that was loaded counts with the seconds that it took.
+        phase_seconds: CPU seconds of training, by phase; a phase that was loaded counts with those that it took.
     """
 
     status: Status = "ok"

@@ -86,13 +86,13 @@ def train(
         with_source: whether the adversary also records phases that are about the source's rows.
         record: a folder in which to record what both roles of each encrypted boundary see, for ``vflsec audit``.
     """
-    began = time.perf_counter()
+    began = time.process_time()
     run = _Run(cell, device, store=store, tap=tap, with_source=with_source, record=record)
     try:
         run.begin(progress)
-        phase, started = run.train_last_phase(), time.perf_counter()
+        phase, started = run.train_last_phase(), time.process_time()
         run.history[phase] = run.method.run(phase, run.federation, progress)
-        run.facts.phase_seconds[phase] = time.perf_counter() - started
+        run.facts.phase_seconds[phase] = time.process_time() - started
         run.measure()
     except Diverged as error:
         run.facts.status, run.facts.error = "diverged", str(error)
@@ -103,7 +103,7 @@ def train(
         raise
     finally:
         run.method.close()
-    return run.finish(time.perf_counter() - began)
+    return run.finish(time.process_time() - began)
 
 
 def train_together(cells: Sequence[Cell], device: str, *, store: Store) -> list[tuple[Trained | None, CellFacts]]:
@@ -114,14 +114,14 @@ def train_together(cells: Sequence[Cell], device: str, *, store: Store) -> list[
     Raises:
         NotStackable: they cannot train as one, with the reason. Whatever else one of them raises, it raises by itself.
     """
-    began = time.perf_counter()
+    began = time.process_time()
     each = _train_stacked(cells, device, store)
     for run in each:
         try:
             run.measure()
         except Diverged as error:
             run.facts.status, run.facts.error = "diverged", str(error)
-    share = (time.perf_counter() - began) / len(each)
+    share = (time.process_time() - began) / len(each)
     return [run.finish(share) for run in each]
 
 
@@ -173,10 +173,10 @@ def _train_stacked(cells: Sequence[Cell], device: str, store: Store | None = Non
         run.begin()
     joined = join([run.federation for run in each])
     first = each[0].method
-    phase, started = first.phases[-1], time.perf_counter()
+    phase, started = first.phases[-1], time.process_time()
     losses = np.array(first.together(joined).run(phase, joined))  # (epochs, R)
     separate(joined, [run.federation for run in each])
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     for number, run in enumerate(each):
         run.history[phase] = losses[:, number].tolist()
         run.facts.phase_seconds[phase] = seconds / len(each)
@@ -303,7 +303,7 @@ def advance(
     if store and folder and not afresh:
         at = folder if until is None else store.cell(cell.whole().stage_key(phase))
         federation.checkpoint = Checkpoint(at.partial, most=until, kept=until is not None)
-    began, before = time.perf_counter(), Counter(federation.channel.traffic)
+    began, before = time.process_time(), Counter(federation.channel.traffic)
     facts = StageFacts(stage=phase)
     try:
         facts.history = method.run(phase, federation, progress)
@@ -312,7 +312,7 @@ def advance(
         facts.status, facts.error = "diverged", str(error)
         raise
     finally:
-        facts.seconds = time.perf_counter() - began
+        facts.seconds = time.process_time() - began
         if folder and not stored and (facts.history or facts.error):
             facts.traffic = [(*route, n) for route, n in (federation.channel.traffic - before).items()]
             facts.releases = [release for release in federation.channel.releases() if release.phase == phase]
@@ -393,10 +393,10 @@ def train_shadows(cell: Cell, batch: range, device: str, store: Store | None = N
     """Return what the shadows with numbers ``batch`` say; they are trained and stored unless they are there."""
     folder = store.cell(make_batch_key(cell, batch)) if store else None
     if folder is None or not folder.read():
-        began, shadows = time.perf_counter(), _train_shadows(cell, batch, device)
+        began, shadows = time.process_time(), _train_shadows(cell, batch, device)
         if folder is None:
             return shadows
-        facts = StageFacts(stage=f"shadows {batch.start + 1} to {batch.stop}", seconds=time.perf_counter() - began)
+        facts = StageFacts(stage=f"shadows {batch.start + 1} to {batch.stop}", seconds=time.process_time() - began)
         folder.write(facts, lambda path: _save(shadows, path))
     stored = load_file(folder.path / "shadows.safetensors")
     return Shadows(stored["logits"], stored["members"])
