@@ -1,11 +1,14 @@
 """``vflsec audit`` of a recording: the same table, JSON, CSV, folder and exit codes as of all that is audited."""
 
 import json
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
-from vflsec.cli import cli
+from vflsec.cli import cli, options
 from vflsec.core import registry
 from vflsec.core.view import Need
 from vflsec.testing.recordings import EncryptedRun, LinearRun
@@ -61,6 +64,23 @@ def test_options_are_those_of_all_audits(recorded, draws, tmp_path):
     assert (found["attack"], found["leak_metric"], float(found["leak"])) == ("delta-chain", "auc", 1.0)
     assert (tmp_path / "out" / "records.jsonl").read_text().count("\n") == draws
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["record"]["audited"] == "passive.recording"
+
+
+def test_a_tracker_gets_the_numbers_of_json(recorded, monkeypatch):
+    c, p = recorded
+    sent = {}
+    mlflow = SimpleNamespace(
+        start_run=lambda **_: nullcontext(), log_params=lambda _: None, log_metrics=sent.update,
+        log_artifacts=lambda _: None,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    monkeypatch.setattr(options, "find_spec", lambda name: name)
+    words = ["--attack", "delta-chain", "--draws", 1, "--track", "mlflow", "--format", "json"]
+    points = json.loads(run(c, "--truth", p, *KNOWN, *words).stdout)["points"]
+    leaks = {point["attack"]: point["leak"]["mean"] for point in points if point["leak"]["mean"] is not None}
+    assert {name.split("/")[-2]: value for name, value in sent.items() if name.endswith("/leak")} == {
+        "no defense": leaks["delta-chain"], **leaks,
+    }  # fmt: skip
 
 
 @pytest.mark.sampled

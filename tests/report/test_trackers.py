@@ -74,7 +74,7 @@ def test_an_audit_has_each_attack_and_names_have_letters_that_all_trackers_take(
     assert numbers["labels/fedsplitnn/no defense/a_b_c_d:x_1/leak"] == first.leak.mean
 
 
-@pytest.mark.parametrize("command", [["eval", "--dataset", "toy"], ["report", "nowhere"]])
+@pytest.mark.parametrize("command", [["eval", "--dataset", "toy"], ["audit", "nowhere"], ["report", "nowhere"]])
 def test_a_missing_package_is_one_line_before_anything_is_computed(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(options, "find_spec", lambda name: None if name == "wandb" else name)

@@ -53,6 +53,7 @@ from vflsec.cli.eval_ import read_limits
 @click.option("--max-leak", multiple=True, metavar="NAME=X", help="Fail (exit code 1) if the upper end of a leak's "
               "interval is above X, for example worst=0.8; repeat.")  # fmt: skip
 @options.add_max_undetected
+@options.track
 @options.output_format
 def command(
     what: Path,
@@ -64,6 +65,7 @@ def command(
     fresh: bool,
     max_leak: tuple[str, ...],
     max_undetected: float | None,
+    trackers: tuple[str, ...],
     form: str,
     **given: Any,
 ) -> None:
@@ -79,6 +81,7 @@ def command(
     from vflsec.run import spec as specs
     from vflsec.run.job import Job
 
+    options.expect_trackers(trackers)
     if not what.exists():
         raise UsageError(f"expected a file or folder at {what}, found none: check the path")
     folder = out or name_folder(what)
@@ -107,4 +110,4 @@ def command(
         with options.show_progress(job, todo) as show:
             for record in job.run(todo):
                 show(record)
-    options.finish(options.read_report(folder), folder, form)
+    options.finish(options.read_report(folder), folder, form, trackers=trackers)
