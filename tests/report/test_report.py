@@ -10,6 +10,7 @@ import msgspec
 import pandas as pd
 import pytest
 from matplotlib import rc_context
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from vflsec.base.errors import StoreError, UsageError
 from vflsec.cli.options import print_to_terminal
@@ -313,6 +314,16 @@ def test_notes_are_on_the_table_and_on_the_curve(summary):
     assert "NOTE chosen on TEST rows" in Report(noted, specs.EvalSpec()).table()
     assert "NOTE chosen on TEST rows" in table.show(noted).markdown()
     assert "chosen on TEST rows" in [text.get_text() for text in curve.draw(noted).axes[0].texts]
+
+
+def test_notes_stand_above_the_diagram_where_no_error_bar_runs(summary):
+    """However long they are, between the title and the diagram."""
+    figure = curve.draw(msgspec.structs.replace(summary, notes=["chosen on TEST rows " * 9, "few rows"]))
+    (axes,) = figure.axes
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    (notes,) = [text for text in axes.texts if "few rows" in text.get_text()]
+    box, title = notes.get_window_extent(renderer), axes._left_title.get_window_extent(renderer)
+    assert axes.get_window_extent(renderer).y1 < box.y0 < box.y1 < title.y0 < title.y1 < figure.bbox.y1
 
 
 @pytest.mark.parametrize(

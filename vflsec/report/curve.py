@@ -60,7 +60,7 @@ MANY = 6
 """Beside the points of more curves than these nothing is written."""
 
 MAX_NOTES = 2
-"""So many notes are written into a diagram."""
+"""So many notes are written above a diagram."""
 
 NEAR = 0.01
 """Points whose utility and leak differ by less lie on each other."""
@@ -225,15 +225,17 @@ def draw(*summaries: Summary) -> Curve:
         axes.set_ylabel(f"leak: {leak} {INFERRED[target.partition(' ')[0]]} (lower is better)")
         of_summary = [panel for panel in panels if panel[0] is summary]
         name = f": {target}" if len(of_summary) > 1 else ""
-        axes.set_title(target if name and len(summaries) == 1 else _write_title(summary) + name, loc="left")
         others = f"{count(len(summary.not_run), 'attack')} that could be mounted did not run, and may infer far more"
         shown = [others] * bool(summary.not_run) + [*summary.alarms, *summary.notes]
-        if (more := len(shown) - MAX_NOTES) > 0:  # they would cover the curves
+        if (more := len(shown) - MAX_NOTES) > 0:
             shown[MAX_NOTES:] = [f"{count(more, 'more note')}: see the table"]
-        if notes := "\n".join(textwrap.fill(note, 90) for note in shown):
+        lines = [line for note in shown for line in textwrap.wrap(note, 90)]
+        title = target if name and len(summaries) == 1 else _write_title(summary) + name
+        axes.set_title(title, loc="left", pad=6 + 10 * len(lines))
+        if lines:  # above the diagram, where no error bar runs
             axes.annotate(
-                notes, (0.99, 0.02), xycoords="axes fraction", ha="right", va="bottom", fontsize=7, color="#d55e00",
-                bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1},
+                "\n".join(lines), (0, 1), xytext=(0, 4), xycoords="axes fraction", textcoords="offset points",
+                va="bottom", fontsize=7, color="#a34700",
             )  # fmt: skip
     if len(summaries) > 1:
         widths = _share_legend(figure, widths)
@@ -464,7 +466,9 @@ def draw_attacks(summary: Summary) -> Figure | None:
     panels = _group_points(summary)
     left_out = list(panels)[MAX_PANELS:]
     panels = {title: panels[title] for title in list(panels)[:MAX_PANELS]}
-    rows = _order_attacks(panels)
+    leaks = group((point for points in panels.values() for point in points), lambda point: point.attack)
+    most = {name: max(point.leak.mean or 0.0 for point in of_attack) for name, of_attack in leaks.items()}
+    rows = sorted(most, key=most.__getitem__, reverse=True)[:MAX_ROWS]
     if not rows:
         return None
     targets = list(dict.fromkeys(point.target for points in panels.values() for point in points))
@@ -513,12 +517,3 @@ def _group_points(summary: Summary) -> dict[str, list[Point]]:
             title = f"{point.method}\n{title}" if several else title
             panels.setdefault(title, {}).setdefault(point.attack, show_most(point))
     return {title: list(points.values()) for title, points in panels.items()}
-
-
-def _order_attacks(panels: dict[str, list[Point]]) -> list[str]:
-    """Return the attacks, by falling leak of the panel where each leaks most."""
-    most: dict[str, float] = {}
-    for points in panels.values():
-        for point in points:
-            most[point.attack] = max(most.get(point.attack, -1.0), point.leak.mean or 0.0)
-    return sorted(most, key=most.__getitem__, reverse=True)[:MAX_ROWS]
