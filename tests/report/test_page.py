@@ -13,7 +13,7 @@ from tests.report.test_columns import DAMAGE
 from vflsec.base.errors import UsageError
 from vflsec.report.comparison import write_plain
 from vflsec.report.formats import write_number
-from vflsec.report.page import Part, _write_figure, escape, write_page
+from vflsec.report.page import Part, _write_figure, drop_hints, escape, write_page
 from vflsec.report.report import Report, order_roles
 from vflsec.report.table import SIMULATED, list_cap_notes, show_roles
 from vflsec.results.analysis.results import Gate, Leak, Measure, Point, Summary, name_defense
@@ -339,7 +339,7 @@ def test_it_has_everything_that_can_be_filed(report):
         "It is no certificate",
         "vflsec eval",
     ]
-    for part in (*report.summary.verdict, *parts):
+    for part in (*map(drop_hints, report.summary.verdict), *parts):
         assert part in shown
     for name in report.summary.not_run:
         assert name in shown
@@ -380,7 +380,7 @@ def test_the_annex_claims_nothing_that_was_not_run(report):
     shown = read_annex(summary, manifest)
     for name in ("An attribute", "Columns", "Membership", "Models", "Training itself"):
         assert re.search(rf"{name}: 0 attacks run, [1-9]\d* not", shown)
-    assert "Predictions that are handed out: no attack run, cannot be mounted here" in shown
+    assert "Predictions that are handed out: no attack run, this adversary cannot mount it" in shown
     most = max(summary.worst, key=lambda p: p.leak.mean).leak
     assert re.search(
         rf"Labels: 2 attacks run, \d+ not, at most AUC {write_number(most.mean)} \({write_number(most.alone)}", shown
@@ -413,6 +413,47 @@ def test_what_was_not_tested_stands_by_what_it_would_recover(report):
         ("Columns: 0 attacks run, 1 not", "grn:victim=shop: needs x"),
         ("Membership: 0 attacks run, 1 not", "lira: trains 64 shadows"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("mountable", "reason"), [(2, "this adversary cannot mount it"), (0, "was not asked for")]
+)  # without a training it is not known what can be mounted
+def test_an_attack_that_did_not_run_could_not_or_was_not_asked_for(report, mountable, reason):
+    manifest = replace(report.manifest, questions={"inversion": "features", "backdoor": "integrity"})
+    text = write_page([Part(replace(report.summary, mountable=mountable, not_run=[]), manifest)])
+    assert f"<dt>Columns: 0 attacks run, 1 not</dt><dd>inversion: {reason}</dd>" in text
+    assert "not</dt><dd>backdoor: acts in the training, and was not asked for</dd>" in text
+
+
+def test_a_page_has_no_hints_for_a_command_line(report):
+    """But for the command that made it; the terminal has them."""
+    text = re.sub(r"<(style|code|pre)>.*?</\1>", "", report.to_html(), flags=re.DOTALL)
+    assert "--attack all" in report.table()
+    assert not re.search(r"(?<!-)--[a-z]|\b(aux|model|train|data)\.[a-z_]+=", "".join(parsed(text).text))
+    assert "could mount" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("use fewer known labels, for example --set aux.n=28", "use fewer known labels, for example 28"),
+        ("4 attacks (leave --attack out to run them), and 5 others", "4 attacks, and 5 others"),
+        ("others may infer more: add --attack all,mc:x=1 to run them. The end", "others may infer more. The end"),
+        ("ids differ: check their ids, then --confirm-fit", "ids differ: check their ids"),
+        ("a may leak more: try other train.epochs, model.head=mlp or a larger model.cut", "a may leak more"),
+        (
+            "needs model.head=none, got linear: set it, or leave it out",
+            "needs a joint model with head none, got linear",
+        ),
+        (
+            "mc: expected 10 rows for aux.n=20, got 3: set aux.balanced=false",
+            "mc: expected 10 rows for aux.n=20, got 3",
+        ),
+        ("iso:lambda=1.5@embedding --> x", "iso:lambda=1.5@embedding --> x"),
+    ],
+)
+def test_hints_become_plain_words_and_facts_stay(text, plain):
+    assert drop_hints(text) == plain
 
 
 def test_the_annex_counts_what_the_list_of_untested_attacks_counts(report):
@@ -488,8 +529,7 @@ def test_it_counts_rows_and_says_what_there_is_without_joining(report):
     assert "Numbers are over 2 seeds, of 90 test rows and 190 training rows each: so many people" in shown
     assert f"has a utility of AUC {summary.active_alone:.3f}".replace(" 0.", " .") in shown
     unknown = replace(summary, active_alone=None)
-    for other, way in ((unknown, "add --method local"), (replace(unknown, audited="x.onnx"), "vflsec data check")):
-        assert way in " ".join(" ".join(parsed(Report(other, report.manifest).to_html()).text).split())
+    assert "The utility without joining was not measured." in Report(unknown, report.manifest).to_html()
 
 
 @pytest.mark.parametrize("alarms", [[], ["a sign"]])

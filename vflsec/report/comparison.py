@@ -194,11 +194,6 @@ def _name_attack(move: Move) -> str:
     return f"worst: {before}" if before == after else f"worst: {before}, then {after}"
 
 
-def _write_interval(move: Move) -> str:
-    low, high = move.leak.ci95
-    return "–" if low is None else f"{format_signed(low)} to {format_signed(high)}"
-
-
 def _describe_move(move: Move) -> str:
     if move.leak.change is None:
         return "no number to compare"
@@ -222,7 +217,8 @@ MOVES = (
     Column("", title="leak before", cell=lambda move: write_number(move.leak.before), detail=1),
     Column("", title="leak after", cell=lambda move: write_number(move.leak.after)),
     Column("", title="change", cell=lambda move: format_signed(move.leak.change)),
-    Column("", title="95 % interval", cell=_write_interval, detail=1),
+    Column("", title="95 % interval", detail=1,
+           cell=lambda move: "–" if None in move.leak.ci95 else " to ".join(map(format_signed, move.leak.ci95))),
     UTILITY,
     Column("", title="status", cell=_describe_move, kind="prose"),
-)
+)  # fmt: skip

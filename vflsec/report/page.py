@@ -14,6 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from vflsec.base import files
 from vflsec.base.checks import count, group
 from vflsec.base.errors import UsageError
@@ -39,8 +41,15 @@ SECONDS = 180
 ANNEX = tomllib.loads((resources.files("vflsec.report") / "annex.toml").read_text("utf-8"))["entries"]
 
 
-HINT = re.compile(r"; this adversary has only.*|: (choose|name it|record) .*|: set it\b.*|: (choose|name) it$")
-"""What tells the user of a command line how to run an attack."""
+OPTION = r"(?:--[a-z]|\b[a-z_]+\.[a-z_.]+=|\bvflsec [a-z]+\b)"
+HINTS = (
+    (r"--set aux\.n=(?=\d)", ""),
+    (r"\bneeds model\.head=", "needs a joint model with head "),
+    (r"; this adversary has only.*|: (?:choose|name it|record) .*|: set it\b.*|: (?:choose|name) it$", ""),
+    (rf" \([^()]*{OPTION}[^()]*\)|, then {OPTION}[^\s,;.]*", ""),
+    (rf"[:;] (?!expected )(?:(?![:;] |\. ).)*?{OPTION}.*?(?=; |\)|\.? ?$|\. )", ""),
+)
+"""What tells the user of a command line what to type, and what a page says in its place."""
 
 NOUNS = {"labels": "Labels", "attribute": "An attribute", "features": "Columns", "text": "Texts",
          "membership": "Membership", "parameters": "Models", "exposure": "What lies open", INTEGRITY: "Training itself",
@@ -50,6 +59,7 @@ NOUNS = {"labels": "Labels", "attribute": "An attribute", "features": "Columns",
 WIDEST = 1200
 """A screen of so many pixels scrolls no picture."""
 
+SENTENCES = ("alarms", "verdict", "notes", "failures")
 KINDS = {"train": "training", "candidates": "candidate"}
 
 KNOWN, PREDICTION = "known_of_class@0.99", "prediction"
@@ -67,7 +77,9 @@ class Part(NamedTuple):
 
 def write_page(parts: Sequence[Part]) -> str:
     """Return a whole HTML document about one adversary, or several with a section for each, to be signed once."""
-    summaries = [part.summary for part in parts]
+    plain = [{field: list(map(drop_hints, getattr(part.summary, field))) for field in SENTENCES} for part in parts]
+    summaries = [msgspec.structs.replace(part.summary, **said) for part, said in zip(parts, plain, strict=True)]
+    parts = [part._replace(summary=summary) for part, summary in zip(parts, summaries, strict=True)]
     tables = [cells for part in parts for cells in _list_tables(part)]
     if len(parts) == 1:
         (summary,) = summaries
@@ -101,6 +113,13 @@ def write_page(parts: Sequence[Part]) -> str:
         + "\n".join(filter(None, body))
         + "\n</main></body></html>\n"
     )
+
+
+def drop_hints(text: str) -> str:
+    """Return a sentence without hints for a command line."""
+    for hint, words in HINTS:
+        text = re.sub(hint, words, text)
+    return text
 
 
 def _write_article(k: int, name: str, part: Part) -> str:
@@ -198,18 +217,18 @@ def _list_untested(summary: Summary, manifest: Manifest) -> str:
 
 
 def _sort_attacks(summary: Summary, manifest: Manifest) -> dict[str, tuple[str, dict[str, str]]]:
-    """Return for each target how many attacks gave a number and how many did not, and why, by their names.
-
-    Reasons are without hints for a command line.
-    """
+    """Return for each target how many attacks gave a number and how many did not, and why, by their names."""
     targets = {attack.label: attack.target.partition(" ")[0] for attack in manifest.attacks if not attack.baseline}
     run = {point.attack: point.target.partition(" ")[0] for point in summary.points if point.leak.mean is not None}
     run |= {damage.attack: INTEGRITY for damage in summary.integrity if damage.under_attack.mean is not None}
-    why = {name: HINT.sub("", text) for name, text in (manifest.exclusions | summary.left_out).items()}
+    why = {name: drop_hints(text) for name, text in (manifest.exclusions | summary.left_out).items()}
     why |= dict.fromkeys(summary.not_run, "could be mounted, and was not run")
     why |= dict.fromkeys(targets, "gave no number")
     known = {name.partition(":")[0] for name in (*why, *(attack.name for attack in manifest.attacks))}
-    why |= dict.fromkeys(manifest.questions.keys() - known, "cannot be mounted here, or was not asked for")
+    unable = "this adversary cannot mount it" if summary.mountable else "was not asked for"
+    acting = "acts in the training, and was not asked for"
+    others = {name: target for name, target in manifest.questions.items() if name not in known}
+    why |= {name: acting if target == INTEGRITY else unable for name, target in others.items()}
     names = why.keys() - ({baseline.label for baseline in manifest.baselines} - targets.keys()) - run.keys()
     names -= {attack.name for attack in manifest.attacks if attack.label in run}
     left = group(sorted(names), lambda name: targets.get(name) or manifest.questions.get(name.partition(":")[0], ""))
@@ -263,6 +282,7 @@ def _write_threat(summary: Summary, manifest: Manifest) -> str:
     known = aux.get("n", 0) if isinstance(aux, dict) else 0
     adaptive = aux.get("adaptive", True) if isinstance(aux, dict) else True
     rows = " and ".join(count(n, f"{KINDS.get(split, split)} row") for split, n in summary.rows.items())
+    reached = f"{MEASURES.get(summary.metric, summary.metric)} {write_number(summary.active_alone)}"
     guessed = f", of {rows} each: so many people, if each has a row" if rows else ""
     sentences = [
         "The parties hold different columns about the same people. The active party also holds the labels, which the "
@@ -275,18 +295,11 @@ def _write_threat(summary: Summary, manifest: Manifest) -> str:
         "It combines all releases of a row." if adaptive else "It uses the first release of each row only.",
         f"Numbers are over {count(summary.seeds, 'draw' if summary.audited else 'seed')}{guessed}.",
         "It follows the protocol, except in attacks that act in training." if not summary.audited else "",
-        _write_alone(summary),
+        f"Without joining, a quick model of the active party's own columns has a utility of {reached} on test rows."
+        if summary.active_alone is not None
+        else "The utility without joining was not measured.",
     ]
     return f"<section><h2>Threat model</h2><p>{escape(' '.join(filter(None, sentences)))}</p></section>"
-
-
-def _write_alone(summary: Summary) -> str:
-    """Return what the active party has without joining, to which the utility is to be compared."""
-    if summary.active_alone is None:
-        way = "vflsec data check shows it" if summary.audited else "add --method local to the evaluation"
-        return f"The utility without joining is not known here: {way}."
-    reached = f"{MEASURES.get(summary.metric, summary.metric)} {write_number(summary.active_alone)} on test rows"
-    return f"Without joining, a quick model of the active party's own columns has a utility of {reached}."
 
 
 def _write_traffic(traffic: Sequence[tuple[str, str, str, str, int]]) -> str:

@@ -339,7 +339,10 @@ def _draw_measure(ax: Axes, places: Places, measure: str, x: Mapping[str, float]
         of_curve = [place for place in places if place.label == label]
         _draw_curve(ax, of_curve, measure, x, k, f"CAP of {name}" if measure == "CAP" else name)
     if measure == "leak":
-        _draw_alone(ax, places, x)
+        clean = [(p.values[0], p.point) for p in places if isinstance(p.point, Point) and not p.point.strength]
+        alone = {value: point.leak.alone for value, point in clean if point.leak.alone is not None}
+        at = [x[value] for value in alone]
+        ax.plot(at, list(alone.values()), color=GRAY, linestyle="--", marker=".", label="alone")
     ax.set_ylabel(NAMES[measure])
 
 
@@ -355,13 +358,6 @@ def _draw_curve(ax: Axes, places: Places, measure: str, x: Mapping[str, float], 
     at, means, lows, highs = map(list, zip(*rows, strict=True))
     ax.plot(at, means, color=color, marker=marker, ms=4, label=label)
     ax.fill_between(at, lows, highs, color=color, alpha=0.15, linewidth=0)
-
-
-def _draw_alone(ax: Axes, places: Places, x: Mapping[str, float]) -> None:
-    headlines = [(place.values[0], place.point) for place in places if isinstance(place.point, Point)]
-    undefended = [(value, point.leak.alone) for value, point in headlines if not point.strength]
-    alone = {value: leak for value, leak in undefended if leak is not None}
-    ax.plot([x[v] for v in alone], list(alone.values()), color=GRAY, linestyle="--", marker=".", label="alone")
 
 
 def _place_values(report: SweepReport) -> dict[str, float]:

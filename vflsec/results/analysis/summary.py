@@ -61,6 +61,7 @@ def summarize(
     ranked = rank(caps, places) if len({(cap.method, cap.defense) for cap in caps}) > 1 else []
     spending = find_spending(manifest, records)
     run, not_run = _list_mountable(manifest, records)
+    trained = [record for record in records.values() if isinstance(record, Result)]
     summary = Summary(
         dataset=manifest.title or manifest.dataset,
         adversary=manifest.adversary,
@@ -91,7 +92,7 @@ def summarize(
         undefended=manifest.baseline_defense,
         subgroups=group_leaks(subgroups, manifest),
         rows=_count_rows(records),
-        active_alone=_average_alone(records),
+        active_alone=average({r.seed: r.active_alone for r in trained if r.active_alone is not None}.values()),
     )
     useless = list_useless(manifest, records)
     notes = [
@@ -115,11 +116,6 @@ def summarize(
 def _count_rows(records: Mapping[str, Record]) -> dict[str, int]:
     counts = [(split, block.n) for record in records.values() for split, block in record.leak.items()]
     return {split: max(n for name, n in counts if name == split) for split in sorted({name for name, _ in counts})}
-
-
-def _average_alone(records: Mapping[str, Record]) -> float | None:
-    trained = [record for record in records.values() if isinstance(record, Result)]
-    return average({r.seed: r.active_alone for r in trained if r.active_alone is not None}.values())
 
 
 def add_costs(points: Sequence[Point]) -> list[Point]:
