@@ -67,6 +67,9 @@ STRENGTHS = {  # a weak and a strong setting, where 1 and 10 are not
     "ppdl": {"weak": 1e-5, "strong": 10.0},
     "sign": {"weak": 0.5, "strong": 1.0},
 }
+SAME_STEPS = {
+    f"{steps}-{loss}" for steps in ("fedlocal", "fedgssl", "fedcssl") for loss in ("byol", "moco")
+}  # as with simsiam: the suites of fedhssl, with all steps, hold the losses
 COSTLY = (  # which train forests or shadows: the suite of others holds the checks in the README's command
     *("attribute-fusion", "boosting-replay", "forest-training", "fusion", "self-training"),
     *("lira", "rmia", "shadow-classifier"),
@@ -139,6 +142,7 @@ _over_the_registry(
     "methods",
     MethodConformance,
     lambda name: lambda self: small(name),
+    registry.list_all("methods").keys() - SAME_STEPS,
 )
 
 
