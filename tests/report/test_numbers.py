@@ -553,15 +553,20 @@ def test_a_number_that_one_format_changes_is_noticed(name, monkeypatch):
     cases = [*((title, 0) for title in titles), ("leak", 1), ("leak", 2), ("advantage", 1)]
     for title, k in cases:
 
-        def change(cells, title=title, k=k):
-            at = [i for i, column in enumerate(cells.columns) if column.title.rstrip(" ↑↓") == title]
+        def find(cells, title=title):
+            return [i for i, column in enumerate(cells.columns) if column.title.rstrip(" ↑↓") == title]
+
+        def change(cells, title=title, k=k, find=find):
+            at = find(cells)
             rows = [[shift(cell, k) if i in at else cell for i, cell in enumerate(row)] for row in cells.rows]
             changed.update((title, k) for _ in at if rows != [*map(list, cells.rows)])
             return cells._replace(rows=rows)
 
-        def render(shown, *width, change=change):
-            is_whole = isinstance(shown, formats.Document)
-            return plain(shown._replace(tables=[*map(change, shown.tables)]) if is_whole else change(shown), *width)
+        def render(shown, *width, change=change, find=find):
+            if not isinstance(shown, formats.Document):
+                return plain(change(shown), *width)
+            with_column = filter(find, shown.tables)  # a terminal takes long to lay out the others
+            return plain(shown._replace(tables=[*map(change, with_column)]), *width)
 
         monkeypatch.setattr(module, function, render)
         with pytest.raises(AssertionError, match="the cell has"):
