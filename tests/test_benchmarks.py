@@ -66,7 +66,7 @@ def test_one_pair_and_one_call_of_each_defense_of_marvells_paper(monkeypatch):
 def test_one_pair_of_trainings_that_run_as_one():
     from click.testing import CliRunner
 
-    found = CliRunner().invoke(load("together").main, ["--dataset", "digits", "--seeds", "1", "--pairs", "1"])
+    found = CliRunner().invoke(load("together").main, ["--dataset", "toy", "--seeds", "1", "--pairs", "1"])
     assert found.exit_code == 0, found.output
     assert "of 4" in found.output
 
