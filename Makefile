@@ -2,7 +2,7 @@
 BIN := $(CURDIR)/.venv/bin
 OUTSIDE := $(CURDIR)/build/outside
 
-.PHONY: setup format lint types test-fast test test-extended docs check-docs site engines flower nvflare release
+.PHONY: setup format lint types test-fast test test-extended docs check-docs site engines flower nvflare checkers release
 
 setup:
 	python3 -m venv .venv
@@ -40,11 +40,21 @@ test-extended:
 # Flower and NVFlare, each in an environment of its own, for the tests that record them; without, those are skipped. Such
 # an environment reads from .venv what it does not need in another version, such as torch.
 SITE := -c "import site; print(*site.getsitepackages())"
-engines: flower nvflare
+engines: flower nvflare checkers
 flower nvflare:
 	python3 -m venv .engines/$@
 	$(BIN)/python $(SITE) > "$$(.engines/$@/bin/python $(SITE))/shared.pth"
 	.engines/$@/bin/pip install -q -c constraints.txt -e ".[$@]"
+
+# What judges files that others read: a schema of SARIF (MIT) and one of JUnit (MIT), a validator of XML, and axe (MPL),
+# which looks for what some people cannot read on a page. Without npm or a network its tests are skipped.
+AXE := axe-core@4.14.1
+SARIF := @microsoft/jest-sarif@1.0.0-beta.0
+checkers:
+	-rm -rf .engines/$@ && mkdir -p .engines/$@ && $(BIN)/pip install -q --target .engines/$@ "xmlschema>=4,<5" && \
+	$(BIN)/pip download -q --no-deps --no-binary pytest -c constraints.txt -d .engines/$@ pytest && \
+	cd .engines/$@ && npm pack --silent $(AXE) $(SARIF) > packed && for each in *.tgz *.tar.gz; do tar -xzf $$each; done && \
+	mv pytest-*/testing/example_scripts/junit-10.xsd package/axe.min.js package/lib/schemas/sarif-2.1.0-rtm.5.json .
 
 # Rewrites what is generated: the table and the picture of the first command, the map in CONTRIBUTING.md,
 # the picture of the packages, and the notebooks. It trains, and takes a few minutes.
