@@ -1,5 +1,7 @@
 """Backdoor: gradient replacement makes the joint model associate a trigger with a class."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -11,8 +13,9 @@ from vflsec.core.view import Need, View
 from vflsec.inference.auxiliary import list_known, make_mask
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Backdoor(IntegrityAttack):
-    """A trigger on the party's own columns that makes the joint model predict ``target``, without changing a label.
+    """A trigger on the party's own columns that makes the joint model predict ``aim``, without changing a label.
 
     The party knows some rows of the target class, and poisons some others, which carry the trigger in training. A known
     row is sent with the columns of a poisoned one, so that the top model sees the trigger together with the target
@@ -30,13 +33,13 @@ class Backdoor(IntegrityAttack):
     code of VFLAIR (Zou et al. 2024, arXiv 2310.09827). Replay: ``ReplayAttack`` of SecretFlow.
 
     Args:
-        target: the class that the trigger stands for.
+        aim: the class that the trigger stands for.
         gamma: factor of the replaced gradient.
         poisoned: share of the training rows that carry the trigger.
         columns: how many of the party's last columns, encoded, the trigger sets.
         value: of the trigger; None for the largest and the smallest value of the columns alternately, a rare
             combination of values within the range.
-        replay: whether to replay rows of the target class in place of poisoning; the options but ``target`` are unused.
+        replay: whether to replay rows of the target class in place of poisoning; the options but ``aim`` are unused.
     """
 
     name = "backdoor"
@@ -52,25 +55,17 @@ class Backdoor(IntegrityAttack):
     costs = "nothing beyond training"
     fails = "without gradients, or under noise that is larger than they are; replay, where own columns decide little"
 
-    def __init__(
-        self,
-        *,
-        target: int = 1,
-        gamma: float = 10.0,
-        poisoned: float = 0.01,
-        columns: int = 2,
-        value: float | None = None,
-        replay: bool = False,
-    ) -> None:
-        check_non_negative(target=target, gamma=gamma)
-        check_fraction(poisoned=poisoned)
-        check_positive(columns=columns)
-        self.aim: int = target
-        self.gamma = gamma
-        self.poisoned = poisoned
-        self.columns = columns
-        self.value = value
-        self.replay = replay
+    aim: int = 1
+    gamma: float = 10.0
+    poisoned: float = 0.01
+    columns: int = 2
+    value: float | None = None
+    replay: bool = False
+
+    def __post_init__(self) -> None:
+        check_non_negative(aim=self.aim, gamma=self.gamma)
+        check_fraction(poisoned=self.poisoned)
+        check_positive(columns=self.columns)
         self._replacement: Tensor | None = None  # (d,) mean of the last gradients of known rows
 
     def prepare(self, view: View) -> None:

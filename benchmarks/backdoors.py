@@ -16,7 +16,8 @@ from pages import replace_table
 import vflsec
 
 PAGE = Path(__file__).parents[1] / "docs" / "threat_models.md"
-ATTACKS, DATASETS, SEEDS = ["backdoor", "villain"], ("digits", "credit-default"), 3
+ATTACKS, SEEDS = ["backdoor", "villain", "villain:beta=0.4"], 3
+DATASETS = "digits", "multiple-features"
 FOLDER = Path("runs/backdoors")
 
 

@@ -143,11 +143,11 @@ def test_a_replayed_row_is_predicted_as_its_class_where_nobody_else_knows_the_an
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"target": 2}, "target < 2.*got 2"),
+        ({"aim": 2}, "aim < 2.*got 2"),
         ({"columns": 4}, "expected columns <= 3 of passive_1, got 4"),
         ({"poisoned": 0.0}, "expected 0 < poisoned <= 1"),
         ({"gamma": -1.0}, "expected gamma >= 0"),
-        ({"target": -1}, "expected target >= 0"),
+        ({"aim": -1}, "expected aim >= 0"),
     ],
 )
 def test_impossible_settings_are_refused(options, match):

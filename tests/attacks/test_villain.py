@@ -21,8 +21,11 @@ H = torch.cat([torch.arange(20.0)[:, None] * torch.tensor([4.0, 1.0, 3.0]), torc
 """Embeddings whose last entry does not vary."""
 
 
+SOURCE = {"aimed": False, "swapped": 0.2, "entries": 0.75, "dropped": 0.25, "rate": 5.0}
+
+
 def joined(**options):
-    attack = Villain(**{"poisoned": 0.3, "swapped": 1.0, "warm": 1, "probed": 1, **options})
+    attack = Villain(**{**SOURCE, "poisoned": 0.3, "swapped": 1.0, "warm": 1, "probed": 1, **options})
     aux, labels = torch.tensor([2, 5, 9]), torch.tensor([1, 1, 0])
     attack.join(View("passive_1", "passive", 2, {"train": torch.zeros(20, 3)}, None, aux, labels), seed=0)
     return attack
@@ -71,6 +74,25 @@ def test_the_trigger_alternates_in_pairs_over_the_entries_that_vary_most():
     torch.testing.assert_close(added, (size * torch.tensor([1.0, 1.0, -1.0, 0.0])).expand(20, -1))
 
 
+def test_an_aimed_trigger_replaces_the_embedding_and_points_against_gradients_of_known_rows():
+    attack = joined(aimed=True, entries=1.0, beta=2.0)
+    g = torch.zeros(20, 4)
+    g[KNOWN] = torch.tensor([[0.0, 3.0, 0.0, 0.0], [0.0, 0.0, -4.0, 0.0]])
+    g[9] = 100.0  # known to be of the other class
+    assert torch.equal(attack.on_gradient(g, step()), g), "who only watches sends nothing before"
+    attack.triggered = True
+    length = 2 * H.std(dim=0, correction=0).mean() * 2  # of four entries
+    expected = H.mean(dim=0) + length * torch.tensor([0.0, -0.6, 0.8, 0.0])
+    torch.testing.assert_close(attack.on_embedding(H, step(phase="predict", split="test")), expected.expand(20, -1))
+
+
+def test_known_rows_carry_the_aimed_trigger_and_teach_the_party_nothing():
+    attack = joined(aimed=True, entries=1.0, dropped=0.0, swapped=0.0, warm=0, probed=0, poisoned=0.01)
+    sent, g = attack.on_embedding(H, step()), torch.ones(20, 4)
+    assert (sent != H).any(dim=1).nonzero()[:, 0].tolist() == KNOWN
+    assert (attack.on_gradient(g, step()) == 0).all(dim=1).nonzero()[:, 0].tolist() == KNOWN
+
+
 def test_in_training_entries_are_dropped_and_the_rest_shifted():
     attack = joined(beta=2.0, dropped=0.5, poisoned=1.0, swapped=0.0, warm=0, probed=0)
     attack._target[:] = True
@@ -89,14 +111,14 @@ def test_it_is_honest_where_nothing_is_learned_from_training_rows(where):
     assert torch.equal(attack.on_embedding(H, step(**where)), H)
 
 
-def open_backdoor(seed, target, *, malicious):
+def open_backdoor(seed, target, *, malicious, **options):
     """The attack, the labels of training rows, the utility, and the success of the trigger.
 
     Only the attacker's columns know the class.
     """
     federation = make_toy_federation(seed=seed, rows=1000)
     federation.active.features = {split: 0 * x for split, x in federation.active.features.items()}
-    attack = Villain(poisoned=0.1, target=target)
+    attack = Villain(poisoned=0.1, aim=target, **options)
     attack.join(observe_before(federation, federation.parties["passive_1"], AuxSpec(n=40)), seed=1)
     federation.malicious = acting = {"passive_1": attack} if malicious else {}
     trained = FedSplitNN(TrainSpec(epochs=15, batch=64, lr=5e-3), ModelSpec(bottom=(16,))).fit(federation)
@@ -109,10 +131,10 @@ def open_backdoor(seed, target, *, malicious):
 @pytest.mark.sampled
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_same_trigger_opens_for_either_class_where_an_honest_model_reads_it_as_one(seed):
-    honest = [open_backdoor(seed, target, malicious=False) for target in (0, 1)]
+    honest = [open_backdoor(seed, target, malicious=False, **SOURCE) for target in (0, 1)]
     assert sum(success for *_, success in honest) < 1.2
     for target in (0, 1):
-        attack, labels, utility, success = open_backdoor(seed, target, malicious=True)
+        attack, labels, utility, success = open_backdoor(seed, target, malicious=True, **SOURCE)
         inferred = attack._target.clone()
         inferred[attack._known] = False
         assert inferred.sum() > 20
@@ -122,8 +144,27 @@ def test_the_same_trigger_opens_for_either_class_where_an_honest_model_reads_it_
 
 
 def test_a_class_that_is_not_there_or_not_known_is_refused():
-    with pytest.raises(UsageError, match=r"villain: expected target < 2.*got 2"):
-        joined(target=2)
+    with pytest.raises(UsageError, match=r"villain: expected aim < 2.*got 2"):
+        joined(aim=2)
     view = View("passive_1", "passive", 2, {"train": H}, None, torch.tensor([9]), torch.tensor([0]))
     with pytest.raises(UsageError, match=r"villain: expected a known row of class 1.*aux\.n"):
         Villain().join(view, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"aim": -1}, "expected aim >= 0"),
+        ({"poisoned": 0.0}, "0 < poisoned <= 1"),
+        ({"entries": 1.5}, "0 < entries <= 1"),
+        ({"dropped": -0.1}, "0 <= dropped <= 1"),
+        ({"swapped": 2.0}, "0 <= swapped <= 1"),
+        ({"beta": -1.0}, "beta >= 0"),
+        ({"warm": -1}, "warm >= 0"),
+        ({"rate": 0.0}, "rate > 0"),
+    ],
+    ids=str,
+)
+def test_options_out_of_range_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        Villain(**options)

@@ -712,7 +712,7 @@ def test_a_dataset_file_that_is_a_folder_or_lacks_its_table(tmp_path):
         (["eval", "--max-leak", "norm=0.3"], "'norm'. Known: mc, worst; --attack"),
         (["eval", "--max-leak", "nrom=0.3"], "'nrom'. Known: mc, worst"),
         (["eval", "--attack", "mc,backdoor", "--max-leak", "backdoor=0.3"], "--max-leak, got backdoor"),
-        (["eval", "--attack", "backdoor:target=2", *TOY], "target < 2,"),
+        (["eval", "--attack", "backdoor:aim=2", *TOY], "aim < 2,"),
         (["eval", "--dataset", "none.toml"], "none.toml"),
         (["eval", "--attack", "none.py:Mine"], "file at none.py, found none"),
         (["report", "nowhere"], "nowhere, found no manifest.json"),

@@ -73,7 +73,7 @@ def list_known(name: str, view: View, aim: int) -> Tensor:
         UsageError: no such class, or no known row of it.
     """
     if aim >= view.n_classes:
-        raise UsageError(f"{name}: expected target < {view.n_classes}, the number of classes, got {aim}")
+        raise UsageError(f"{name}: expected aim < {view.n_classes}, the number of classes, got {aim}")
     known = view.aux_rows[view.aux_labels == aim]
     if not len(known):
         raise UsageError(f"{name}: expected a known row of class {aim}, got none: raise aux.n")

@@ -19,7 +19,7 @@ from vflsec.base.errors import TRACEBACK, Diverged, InsufficientView, NotStackab
 from vflsec.base.seeds import derive
 from vflsec.core.attack import Attack, IntegrityAttack, list_integrity
 from vflsec.core.federation import Federation
-from vflsec.core.message import OF_TREES, Kind, Message, Transcript
+from vflsec.core.message import OF_TREES, Kind, Message, Step, Transcript
 from vflsec.core.method import Trained
 from vflsec.core.view import GroundTruth, Guess, Need, View
 from vflsec.inference.auxiliary import measure_sureness
@@ -153,11 +153,10 @@ def _train_group(task: Task, store: Store, device: str) -> None:
 
 def _run_rows(task: Task, store: Store, device: str) -> Iterator[Result]:
     attacks = [row.attack.make() if row.attack else None for row in task.rows]
-    reading = [attack for attack in attacks if attack and not isinstance(attack, IntegrityAttack)]
     questions: Questions = {}
     runs: list[Run] = []
     for cell in task.cells:  # not a comprehension, which is a frame more above each step of training
-        runs += [_run(cell, task, list_kinds(reading), store, device)]
+        runs += [_run(cell, task, list_kinds([attack for attack in attacks if attack]), store, device)]
     for row, attack in zip(task.rows, attacks, strict=True):
         yield _run_row(row, attack, task, runs[: row.trainings], questions, store, device)
 
@@ -231,7 +230,7 @@ def _run_row(
     device: str,
 ) -> Result:
     after, options = row.attack.spec.after if row.attack else None, row.cell.method.spec.options
-    trained, facts, _ = next((run for run in runs if run.facts.status != "ok"), runs[0])
+    trained, facts, messages = next((run for run in runs if run.facts.status != "ok"), runs[0])
     record = Result(
         key=row.key,
         cell=row.cell.key,
@@ -259,7 +258,7 @@ def _run_row(
     )
     changes: dict[str, Any] = {}
     if trained and isinstance(attack, IntegrityAttack) and facts.status == "ok":
-        changes = _measure_impact(row, trained, record)
+        changes = _measure_impact(row, trained, record, messages)
     elif trained and attack and facts.status == "ok":
         if after:
             cells = repeat_training(row.cell, row.trainings)
@@ -319,8 +318,8 @@ def _find_question(attack: Attack, row: Trial, run: Run, number: int, questions:
     return questions[key]
 
 
-def _measure_impact(row: Trial, trained: Trained, record: Result) -> dict[str, Any]:
-    """Measure the impact of an attack on its cell, or of its trigger on the honest one; return the record's changes."""
+def _measure_impact(row: Trial, trained: Trained, record: Result, messages: Sequence[Message]) -> dict[str, Any]:
+    """Return what an attack does to its cell, or the trigger of one that only watched gradients to the honest one."""
     began, federation = time.process_time(), trained.federation
     assert row.attack is not None
     assert record.utility is not None, "the status of its cell is ok"
@@ -328,7 +327,11 @@ def _measure_impact(row: Trial, trained: Trained, record: Result) -> dict[str, A
         malicious = (
             make_malicious(federation, row.adversary, row.attack, row.aux) if row.control else federation.malicious
         )
-        changes: dict[str, Any] = {"damage": measure_impact(trained, list_integrity(malicious), record.utility)}
+        attacks = list_integrity(malicious)
+        for m in messages if row.control else ():
+            if m.kind is Kind.GRADIENT and m.receiver in attacks and m.rows is not None:
+                attacks[m.receiver].on_gradient(m.payload["value"], Step(m.step, m.phase, m.rows, split=m.split))
+        changes: dict[str, Any] = {"damage": measure_impact(trained, attacks, record.utility)}
     except VflsecError as error:
         if not isinstance(error, Diverged):
             raise

@@ -180,12 +180,23 @@ def test_beside_a_leak_it_is_reported_apart(tmp_path):
 
 
 def test_a_stored_cell_gives_the_same_damage_again(tmp_path):
-    _, store = finish(tmp_path, attacks=["backdoor", "noisy-sample"], seeds=1)
+    _, store = finish(tmp_path, attacks=["backdoor", "noisy-sample", "villain:warm=0"], seeds=1)
     before = {key: record.damage for key, record in store.records().items()}
     (tmp_path / "records.jsonl").unlink()
-    _, store = finish(tmp_path, attacks=["backdoor", "noisy-sample"], seeds=1)
+    _, store = finish(tmp_path, attacks=["backdoor", "noisy-sample", "villain:warm=0"], seeds=1)
     assert {key: record.damage for key, record in store.records().items()} == before
     assert all(before.values())
+
+
+def test_the_trigger_on_the_honest_model_is_that_of_a_party_that_watched_its_training(tmp_path):
+    """One that never poisons is such a party, so that both numbers are the same."""
+    settings, damages = {"seeds": 1, "defenses": [], "strengths": [], "train": {"epochs": 12, "lr": 5e-3}}, []
+    for name in ("villain:warm=99", "villain:warm=99,aimed=false"):
+        spec, store = finish(tmp_path / name, attacks=[name], **settings)
+        damages += summary_of(spec, store.records()).integrity
+    assert [d.success.mean for d in damages] == [d.chance for d in damages]
+    assert [d.lost.mean for d in damages] == [0.0, 0.0]
+    assert damages[0].chance > 0.9 > damages[1].chance
 
 
 @pytest.mark.long
@@ -231,7 +242,10 @@ def test_it_acts_in_what_other_methods_say(method, tmp_path):
         ({"adversary": "active"}, InsufficientView, "'backdoor' .*passive side"),
         ({"methods": ["ss-vfl-i"]}, InsufficientView, "'backdoor' needs received gradients"),
         ({"aux": {"n": 0}}, InsufficientView, "'backdoor' needs auxiliary labels"),
-        ({"attacks": ["backdoor:target=2"]}, UsageError, "target < 2, .*got 2"),
+        ({"attacks": ["backdoor:aim=2"]}, UsageError, "aim < 2, .*got 2"),
+        ({"attacks": ["villain:aim=2"]}, UsageError, "aim < 2, .*got 2"),
+        ({"attacks": ["villain"], "methods": ["secureboost"]}, InsufficientView, "'villain' needs received gradients"),
+        ({"attacks": ["villain"], "aux": {"n": 1}}, UsageError, "expected a known row of class 1, got none"),
         ({"attacks": ["backdoor:columns=70"]}, UsageError, "expected columns <= 6 of passive_1, got 70"),
         (
             {"methods": ["ss-vfl-c"], "attacks": ["missing-feature@pretrain"]},
