@@ -3,6 +3,9 @@
 import importlib
 import json
 import os
+import re
+import shutil
+import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -81,3 +84,26 @@ def test_what_is_not_valid_is_noticed(check_junit, check_sarif):
     log["runs"][0]["results"][0]["level"] = "fatal"
     with pytest.raises(jsonschema.ValidationError, match="fatal"):
         check_sarif(log)
+
+
+@pytest.mark.parametrize("colors", ["light", "dark"])
+@pytest.mark.parametrize("is_bad", [False, True])
+def test_a_page_passes_axe(colors, is_bad, tmp_path):
+    """Contrast, names, roles and order, by axe in Chromium; grey text is noticed."""
+    axe, chromium = find("axe.min.js").read_text("utf-8"), shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("needs chromium")
+    page = make_case("an audit").save_page(tmp_path)
+    html = re.sub("<meta http-equiv[^>]*>", "", page.read_text("utf-8"))  # which allows no script
+    if colors == "dark":
+        html = html.replace("(prefers-color-scheme: dark)", "all")
+    style = "<style>main p { color: #777; }</style>" if is_bad else ""
+    run = "axe.run().then(r => document.title = 'axe ' + r.violations.map(v => v.id + ' ' + v.nodes.map(n => n.html)))"
+    page.write_text(html.replace("</main>", f"</main>{style}<script>{axe}</script><script>{run}</script>"), "utf-8")
+    done = subprocess.run(
+        [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000", "--dump-dom",
+         f"--user-data-dir={tmp_path / 'profile'}", page.as_uri()],
+        capture_output=True, text=True, check=False, timeout=120, env={**os.environ, "HOME": str(tmp_path)},
+    )  # fmt: skip
+    title = re.search("<title>(.*?)</title>", done.stdout, re.DOTALL)[1]
+    assert "color-contrast" in title if is_bad else title.strip() == "axe", title
