@@ -28,15 +28,15 @@ from torch.nn import functional as F
 
 import vflsec
 from vflsec.audit import foreign, job
-from vflsec.audit.fit import Finding, check_fit, find_kinds
+from vflsec.audit.fit import Finding, check_fit
 from vflsec.audit.subject import Subject, collect_last
 from vflsec.audit.transcript_lines import Sent
 from vflsec.cli import cli
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.encode import densify
 from vflsec.data.partition import DataSpec, Partition, split_dataset
-from vflsec.run.plan import load_dataset
-from vflsec.run.spec import AuxSpec
+from vflsec.run.plan import load_dataset, resolve
+from vflsec.run.spec import AuxSpec, parse_defense
 
 DATASETS = ("toy", "credit-default", "digits", "flights", "multiple-features")
 ROWS = (120, 400, 1000)
@@ -162,7 +162,7 @@ def checked(made: Trained, door: str, *, share: float = 0.0, seed: int = 0) -> l
         given = {"model": model} if door == "weights" else {"function": called(model)}
         subject = Subject(**facts, **given)
     audit = job._audit_material(subject, with_split(made, subject), ("x", None), AuxSpec(), 1)
-    defenses = find_kinds([] if made.defense == "none" else [made.defense])
+    defenses = [] if made.defense == "none" else [frozenset(resolve(parse_defense(made.defense)).defense().kinds)]
     table = next(each for each in made.dataset.parties if each.name == party)
     result = list(check_fit(audit, defenses, table.frame.index.astype(str).tolist()))
     return result[1:] if door == "predictions" else result

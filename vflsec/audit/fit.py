@@ -25,9 +25,7 @@ from vflsec.core.message import Kind, Message, Transcript
 from vflsec.core.method import Trained
 from vflsec.data.encode import Matrix, densify
 from vflsec.data.partition import Partition
-from vflsec.run.plan import resolve
 from vflsec.run.score import measure
-from vflsec.run.spec import parse_defense
 from vflsec.run.store import CellFacts
 
 MAX_P = 0.01  # the rate at which material of other rows passes for that of the stated ones
@@ -35,6 +33,7 @@ MAX_COMPARED_ROWS = 600  # rows that are compared; of more, some are drawn
 MAX_COUNTED_ROWS = 2000  # rows among which those with vectors of other rows are counted
 MIN_R2_OF_COUNTS = 0.8  # the R2 above which the rows that are predicted badly are counted
 MAX_COLUMNS = 2000  # columns of a party that are read; of more, those that are filled most
+MAX_COORDINATES = 256  # of vectors that are compared; of more, such as the states of a whole text, some are drawn
 MIN_ROWS = 50  # fewer rows than this never show a misfit
 WILD_FACTOR = 1e4  # times the median size of a coordinate
 MIN_R2_WITH_NOISE = 0.3  # a smaller R2 of noisy embeddings or of predictions may be that of other rows in part
@@ -150,10 +149,12 @@ def average(messages: Sequence[Message], sizes: Mapping[str, int], *, directions
     With ``directions``, each vector divided by its norm is appended to it.
     """
     starts = dict(zip(sizes, np.cumsum([0, *sizes.values()]), strict=False))
-    n, width = sum(sizes.values()), messages[0].payload["value"].shape[1] * (2 if directions else 1)
+    n, size = sum(sizes.values()), messages[0].payload["value"].shape[1]
+    used = np.sort(np.random.default_rng(0).permutation(size)[:MAX_COORDINATES])
+    width = len(used) * (2 if directions else 1)
     sums, counts, last = np.zeros((2, n, width)), np.zeros((2, n)), np.full((n, width), np.nan)
     for each in messages:
-        values = each.payload["value"].detach().cpu().numpy().astype(np.float64)
+        values = each.payload["value"].detach().cpu().numpy()[:, used].astype(np.float64)
         if directions:
             norm = np.linalg.norm(values, axis=1, keepdims=True)
             values = np.concatenate([values, values / np.maximum(norm, 1e-30)], axis=1)
@@ -357,11 +358,6 @@ def _correlate_releases(sent: ReleaseMeans, rng: np.random.Generator) -> float:
     first, second = sent.halves
     both = _draw(np.concatenate([first, second], axis=1), rng)
     return ColumnRegression(first[both], rng).fit(second[both]).largest if len(both) >= MIN_ROWS else 1.0
-
-
-def find_kinds(defenses: Sequence[str]) -> list[frozenset[Kind]]:
-    """Return the kinds of messages that each defense changes, by its text on the command line."""
-    return [frozenset(resolve(parse_defense(text)).defense().kinds) for text in defenses]
 
 
 def check_share(

@@ -11,7 +11,7 @@ import pandas as pd
 
 from vflsec.audit import checkpoint, foreign
 from vflsec.audit.evaluation import SystemAudit, add_attacks
-from vflsec.audit.fit import Finding, check_fit, check_share, check_training, check_utility, find_kinds
+from vflsec.audit.fit import Finding, check_fit, check_share, check_training, check_utility
 from vflsec.audit.opening import add_predictions, open_subject, read_ids
 from vflsec.audit.recordings import open_recording
 from vflsec.audit.subject import Subject
@@ -104,7 +104,8 @@ def prepare_audit(
         audit = replace(audit, spent=measure_spending(defenses, subject, audit.data.parties), declared=bool(defenses))
         silent = [text for text in defenses if not measure_spending([text], subject, audit.data.parties)]
         findings += [Finding("fits", f"{text} is declared, for which no epsilon is computed") for text in silent]
-        findings += check_fit(audit, find_kinds(defenses), tables.get(subject.adversary, pd.Index([])).tolist())
+        kinds = [frozenset(resolve(parse_defense(text)).defense().kinds) for text in defenses]
+        findings += check_fit(audit, kinds, tables.get(subject.adversary, pd.Index([])).tolist())
     audit = _add_findings(audit, findings, allow_misfit=allow_misfit, confirm_fit=confirm_fit)
     if known is not None:
         audit = replace(audit, aux=foreign.select_known_labels(aux, known, audit.data), aux_ids=known)

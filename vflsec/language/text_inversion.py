@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vflsec.base.checks import check_positive_or_none
+from vflsec.base.errors import InsufficientView
 from vflsec.base.layout import PADDING
 from vflsec.core.attack import Attack
 from vflsec.core.message import Kind
@@ -23,6 +24,9 @@ PENALTIES = (1e-3, 1e-1, 1e1, 1e3)
 
 HELD_OUT, PERFECT = 0.2, 0.995
 """The share of known rows on which decoders are compared, and the share of words above which none is better."""
+
+ROWS = 256
+"""The most rows that are decoded at once."""
 
 HIDDEN, HEADS, BLOCKS, EPOCHS, BATCH, RATE = 64, 4, 2, 60, 32, 2e-3
 """Of the decoder that is a transformer."""
@@ -91,6 +95,11 @@ class TextInversion(Attack):
         length, known = view.n_classes, view.aux_split
         prior = TextPrior(victim=self.victim).run(view, rng=rng).scores
         last = read_last_values(view, Kind.EMBEDDING, sender=view.victim)
+        if widths := {h.shape[1] for h in last.values() if h.shape[1] % length}:
+            raise InsufficientView(
+                f"expected hidden states of the {length} words of the longest text, side by side, got rows of "
+                f"{min(widths)} numbers: pad all texts to {length} positions before they are recorded"
+            )
         single = {split: _as_states(split_positions(h, length)) for split, h in last.items()}
         states = {**single, known: _read_all(view, single[known].mask, self.releases)}
         scores, rates = {}, {}
@@ -139,10 +148,10 @@ def _read_all(view: View, mask: Tensor, most: int | None) -> States:
 
 def _fit(kind: str, known: States, y: Tensor, rows: States, size: int, rng: torch.Generator) -> Tensor:
     """Return the words (n, T) of ``rows`` by a decoder of V words, fitted to the words ``y`` of known rows."""
-    return fit_linear(known, y, rows, size) if kind == "linear" else fit_transformer(known, y, rows, size, rng)
+    return fit_linear(known, y, rows) if kind == "linear" else fit_transformer(known, y, rows, size, rng)
 
 
-def fit_linear(known: States, y: Tensor, rows: States, size: int) -> Tensor:
+def fit_linear(known: States, y: Tensor, rows: States) -> Tensor:
     """Return the words (n, T) by ridge regression of one-hot words on states and positions, with the best penalty."""
     shift, scale = known.values[known.mask].mean(dim=0), known.values[known.mask].std(dim=0).clamp_min(1e-6)
     positions = torch.eye(known.mask.shape[1])
@@ -151,7 +160,8 @@ def fit_linear(known: States, y: Tensor, rows: States, size: int) -> Tensor:
         place = positions.expand(len(states.mask), -1, -1)
         return torch.cat([(states.values - shift) / scale, place], dim=2)[states.mask].double()
 
-    x, targets = to_inputs(known), F.one_hot(y[known.mask], size).double()
+    vocabulary, numbers = y[known.mask].unique(return_inverse=True)  # that of the party may be far larger
+    x, targets = to_inputs(known), F.one_hot(numbers, len(vocabulary)).double()
     left, singular, right = torch.linalg.svd(x, full_matrices=False)
     inner, errors = left.T @ targets, []
     for penalty in PENALTIES:  # leave-one-out errors in closed form
@@ -162,7 +172,9 @@ def fit_linear(known: States, y: Tensor, rows: States, size: int) -> Tensor:
     penalty = PENALTIES[min(range(len(errors)), key=errors.__getitem__)]
     weights = right.T @ ((singular / (singular.square() + penalty))[:, None] * inner)
     words = torch.full(rows.mask.shape, PADDING)
-    words[rows.mask] = (to_inputs(rows) @ weights).argmax(dim=1)
+    for part in torch.arange(len(words)).split(ROWS):  # the inputs of all rows are larger than their states
+        chosen = vocabulary[(to_inputs(rows.select(part)) @ weights).argmax(dim=1)]
+        words[part] = words[part].masked_scatter(rows.mask[part], chosen)
     return words
 
 
@@ -199,5 +211,5 @@ def fit_transformer(known: States, y: Tensor, rows: States, size: int, rng: torc
             F.cross_entropy(logits[mask], y[batch][mask], label_smoothing=0.05).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     with torch.no_grad():
-        scores: Tensor = model(to_inputs(rows), rows.mask)
-    return scores.argmax(dim=2)
+        parts = map(rows.select, torch.arange(len(rows.mask)).split(ROWS))
+        return torch.cat([model(to_inputs(part), part.mask).argmax(dim=2) for part in parts])

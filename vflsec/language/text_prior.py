@@ -22,6 +22,9 @@ Columns = NDArray[np.floating]
 GUESSES = ("commonest", "likeliest", "forest")
 TREES, FOLDS, TINY = 100, 5, 1e-12
 
+SHARES, ROWS = 2048, 256
+"""The most shares of words in a node of a tree, and rows whose words are predicted at once: both fill the memory."""
+
 
 class TextPrior(Attack):
     """The best of three guesses from known rows: the commonest word of each position, the likeliest sentence, a forest.
@@ -86,7 +89,8 @@ def find_commonest(y: Words) -> Words:
 
 def find_likeliest(y: Words) -> Words:
     """Return the likeliest sentence (T,) of the n-gram model, by Viterbi's algorithm."""
-    size = int(y.max()) + 1
+    words, numbers = np.unique(y, return_inverse=True)  # a vocabulary may be far larger
+    size, y = len(words), numbers.reshape(y.shape)
     pairs = np.zeros((size, size))
     np.add.at(pairs, (y[:, :-1].ravel(), y[:, 1:].ravel()), 1)
     shares = np.stack([np.bincount(words, minlength=size) for words in y.T]) / len(y)  # (T, V)
@@ -98,15 +102,19 @@ def find_likeliest(y: Words) -> Words:
     sentence = [int(total.argmax())]
     for came_from in reversed(before):
         sentence.append(int(came_from[sentence[-1]]))
-    return np.array(sentence[::-1])
+    return np.asarray(words[sentence[::-1]])
 
 
 def _ask_forest(known: Columns, y: Words, x: Columns, seed: int) -> Words:
     """Return the words (n, T) that a forest predicts from own columns."""
     words, varying = np.tile(find_commonest(y), (len(x), 1)), np.flatnonzero(np.ptp(y, axis=0))
     if len(varying) and known.shape[1]:
-        forest = ExtraTreesClassifier(TREES, min_samples_leaf=5, random_state=seed, n_jobs=1)
+        most = max(len(np.unique(column)) for column in y.T)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that many words are few rows
-            words[:, varying] = forest.fit(known, y[:, varying]).predict(x).reshape(len(x), -1)
+            for at in np.split(varying, range(0, len(varying), max(1, SHARES // most))[1:]):
+                forest = ExtraTreesClassifier(TREES, min_samples_leaf=5, random_state=seed, n_jobs=1)
+                forest.fit(known, y[:, at])
+                for rows in np.split(np.arange(len(x)), range(ROWS, len(x), ROWS)):
+                    words[rows[:, None], at] = forest.predict(x[rows]).reshape(len(rows), -1)
     return words
