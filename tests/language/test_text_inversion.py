@@ -3,22 +3,36 @@
 import dataclasses
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from torch.nn import functional as F
 
 import vflsec
 from vflsec.base.errors import InsufficientView
 from vflsec.base.layout import PADDING, EncodedColumn, Layout
 from vflsec.base.sparse_rows import SparseRows
-from vflsec.core.message import Kind, Message
+from vflsec.core.message import Kind, Message, Transcript
+from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import GroundTruth, Guess, View
+from vflsec.data import frames
+from vflsec.data.bundle import make_table
+from vflsec.data.dataset import VerticalDataset
+from vflsec.data.partition import DataSpec
 from vflsec.language import text_inversion
-from vflsec.language.text import START
+from vflsec.language.split_lm import SplitLM
+from vflsec.language.text import START, Tokenizer, make_text_table
 from vflsec.language.text_inversion import TextInversion
 from vflsec.language.text_prior import TextPrior, find_commonest, find_likeliest
 from vflsec.language.transformer import LowerModel
 from vflsec.results import metrics, statistics
+from vflsec.run.federation import build_federation
+from vflsec.run.plan import make_cell
+from vflsec.run.questions import ask
 from vflsec.run.score import score
+from vflsec.run.spec import AuxSpec
+from vflsec.testing.conformance import AttackConformance
+from vflsec.testing.suite_attack import Scene
 
 ROWS, KNOWN, LENGTH, SIZE, HIDDEN = 300, 150, 7, 14, 16
 
@@ -67,6 +81,15 @@ def test_states_of_frozen_random_weights_give_every_word(decoder):
     for split in ("train", "test"):
         assert rate(guess, words, split) >= lowest
         assert torch.equal(guess.scores[split] == PADDING, words[split] == PADDING)
+
+
+def test_states_of_other_lengths_than_the_texts_are_refused_in_a_line():
+    view, _ = make_view()
+    messages = [
+        dataclasses.replace(m, payload={"value": m.payload["value"][:, : 6 * HIDDEN + 1]}) for m in view.messages
+    ]
+    with pytest.raises(InsufficientView, match=r"^expected hidden states of the 7 words [^\n]* got rows of 97 numbers"):
+        TextInversion()(dataclasses.replace(view, messages=tuple(messages)), seed=0)
 
 
 def test_noise_averages_out_over_releases():
@@ -161,3 +184,68 @@ def test_a_score_says_what_share_is_gained_over_the_guess_without_the_federation
 def test_an_attack_on_text_needs_text(tmp_path):
     with pytest.raises(InsufficientView, match="recovers text, and passive_1 holds columns"):
         vflsec.evaluate(attack="text-inversion", adversary="active", dataset="toy", out=tmp_path)
+
+
+class OnText(AttackConformance):
+    """The checks of an attack in a federation with texts, whose first word the active party's columns tell."""
+
+    side = "active"
+    aux = 60
+
+    def _make_scene(self, signal, seed):
+        rng, ids = np.random.default_rng(seed), pd.RangeIndex(240, name="id")
+        first, words = rng.integers(4, size=240), np.array(["cat", "dog", "owl", "bee", "sees", "hears", "likes"])
+        told = first if signal == "planted" else rng.permutation(first)
+        texts = [f"{words[y]} {words[rng.integers(4, 7)]} {words[rng.integers(4)]}" for y in first]
+        table = make_text_table("animals", "passive_1", pd.Series(texts, ids), Tokenizer.from_texts(words), 5)
+        numbers = pd.DataFrame({"a": told % 2 + 0.0, "b": told // 2 + 0.0}, ids)
+        tables = (make_table("animals", "active", numbers), table)
+        name = frames.keep(VerticalDataset("animals", tables, pd.Series(first % 2, ids), ("u", "v")))
+        settings = {"train": TrainSpec(), "model": ModelSpec(), "data": DataSpec()}
+        cell = make_cell(dataset=name, method="split-lm", method_options={}, defenses=(), seed=seed, **settings)
+        federation, transcript = build_federation(cell, "cpu"), Transcript(frozenset({"active"}), frozenset(Kind))
+        federation.channel.taps.append(transcript)
+        model = SplitLM(TrainSpec(epochs=2, batch=32), ModelSpec(bottom=(8,)), blocks=2, hidden=16, heads=2)
+        trained = model.fit(federation)
+        trained.predict("test")
+        question = ask(self.make(), trained, "active", AuxSpec(n=self.aux), tuple(transcript.messages))
+        return Scene(trained, question, list(federation.parties["passive_1"].features.values()))
+
+    def _rate(self, signal, *, shuffled=False, splits=("train",)):
+        """Compare with the commonest word of each position, which a guess may know that knows nothing of a row."""
+        split, chances = splits[0], []
+        for seed in range(3):
+            question = self._get_scene(signal, seed).question
+            y = np.delete(question.truth.labels[split].numpy(), question.view.aux_rows if split == "train" else [], 0)
+            chances.append(metrics.measure_words(np.tile(find_commonest(y), (len(y), 1)), y))
+        return super()._rate(signal, shuffled=shuffled, splits=splits)._replace(chance=float(np.mean(chances)))
+
+
+class TestConformance_text_prior(OnText):
+    def make(self):
+        return TextPrior()
+
+
+class TestConformance_text_inversion(OnText):
+    def make(self):
+        return TextInversion(decoder="linear")
+
+
+class TestConformance_text_inversion_by_a_transformer(OnText):
+    def make(self):
+        return TextInversion(decoder="transformer")
+
+    @pytest.fixture(autouse=True)
+    def _few_epochs(self, monkeypatch):
+        monkeypatch.setattr(text_inversion, "EPOCHS", 10)
+
+
+def test_words_of_a_large_vocabulary_are_those_of_a_small_one(monkeypatch):
+    """Memory grows with the words of known rows, and not with all that there are."""
+    rng, far = np.random.default_rng(0), 2**40
+    y = np.where((words := make_words(rng, 40)) == PADDING, PADDING, words + far)
+    assert np.array_equal(find_likeliest(y), np.where((near := find_likeliest(words)) == PADDING, PADDING, near + far))
+    monkeypatch.setattr(text_inversion, "ROWS", 7)  # which divides no number of rows here
+    mask = torch.from_numpy(y != PADDING)
+    states = text_inversion.States(F.one_hot(torch.from_numpy(words), SIZE).float() * mask[..., None], mask)
+    assert torch.equal(text_inversion.fit_linear(states, torch.from_numpy(y), states), torch.from_numpy(y))
