@@ -1,6 +1,6 @@
 """Peak memory and CPU seconds of the audit of a transcript of long texts, by rows and words.
 
-    python benchmarks/long_texts.py            compute, about a minute of one core, and print the table
+    python benchmarks/long_texts.py            compute, about two minutes of one core, and print the table
     python benchmarks/long_texts.py --write    write docs/language.md as well
 
 Each audit runs in a process of its own. The states of a word are a random vector that stands for it, with noise, so
@@ -25,7 +25,7 @@ from vflsec.audit.transcript import TranscriptWriter
 from vflsec.audit.transcript_lines import Sent, TranscriptHeader
 
 PAGE = Path(__file__).parents[1] / "docs" / "language.md"
-SIZES = ((10_000, 64),)
+SIZES = ((2_500, 64), (5_000, 64), (10_000, 32), (10_000, 64))
 WIDTH, WORDS, KNOWN, BATCH = 64, 500, 100, 500
 
 
