@@ -11,7 +11,6 @@ import pytest
 import torch
 from scipy import stats
 
-from vflsec.results.statistics import Interval
 from vflsec.testing.federations import make_toy_federation
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -143,135 +142,38 @@ def methods():
     return load("methods")
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "verdict"),
-    [
-        (0.006, 0.1, "holds"),
-        (0.001, 0.1, "undecided"),
-        (0.0, 0.1, "undecided"),
-        (-0.1, 0.005, "undecided"),
-        (-0.1, 0.004, "undecided"),
-        (-0.1, -0.001, "does not hold here"),
-        (-0.2, -0.1, "does not hold here"),
-        (0.001, 0.004, "undecided"),
-        (float("nan"), float("nan"), "undecided"),
-    ],
-)
-def test_a_verdict_follows_from_the_interval(methods, low, high, verdict):
-    assert methods.judge(Interval((low + high) / 2, low, high, 5)) == verdict
-
-
-def outcome(methods, differences):
-    """Compare two made-up arms whose paired differences are these."""
-    rows = {
-        "a": {"x": [record(0.5 + difference) for difference in differences]},
-        "b": {"x": [record(0.5)] * len(differences)},
-    }
-    return methods.compare(rows, "a", "b", ("x", "x"))
-
-
-@pytest.mark.parametrize(
-    ("differences", "plain", "stable", "verdict"),
-    [
-        ([0.02, 0.021, 0.022, 0.023, 0.024], "holds", 5, "holds"),
-        ([-0.02, -0.021, -0.022, -0.023, -0.024], "does not hold here", 5, "does not hold here"),
-        ([0.0] * 5, "does not hold here", 5, "does not hold here"),
-        ([0.001, 0.0011, 0.0012, 0.0013, 0.0014], "holds", 5, "undecided"),  # [0.0010, 0.0014]
-        ([-0.001, -0.06, -0.07, -0.09, -0.124], "does not hold here", 1, "undecided"),  # [-0.125, -0.013]
-        ([0.01, -0.01, 0.02, -0.02, 0.0], "undecided", 5, "undecided"),
-    ],
-)
-def test_a_verdict_that_one_seed_or_rounding_changes_is_undecided(methods, differences, plain, stable, verdict):
-    part = outcome(methods, differences)
-    assert (methods.read(part.difference), part.stable, part.verdict) == (plain, stable, verdict)
-
-
-def test_the_interval_of_many_tests_is_bonferronis(methods):
-    difference = Interval(0.05, 0.02, 0.08, 5)
-    assert methods.widened(difference, 1) == pytest.approx(difference)
-    # t(4) at 0.975 is 2.776, and at 1 - 0.025 / 10 = 0.9975 it is 5.598
-    assert methods.widened(difference, 10)[1:3] == pytest.approx((0.05 - 0.03 * 2.0163, 0.05 + 0.03 * 2.0163), rel=1e-3)
-
-
-def test_a_reading_tells_the_seeds_and_the_number_of_tests(methods):
-    sure = outcome(methods, [0.02, 0.021, 0.022, 0.023, 0.024])
-    assert methods.reading(sure, 60) == "*holds* (5/5; of 60: holds)"
-    assert methods.reading(sure, 10**9) == "*holds* (5/5; of 1000000000: undecided)"
-    assert methods.reading(outcome(methods, [0.01, -0.01, 0.02, -0.02, 0.0]), 60) == "*undecided* (5/5)"
-
-
-def test_verdicts_of_several_parts(methods):
-    holds, fails, unsure = methods.HOLDS, methods.FAILS, methods.OPEN
-    assert methods.together([holds, holds]) == holds
-    assert methods.together([holds, unsure]) == unsure
-    assert methods.together([unsure, fails]) == fails
-    assert methods.only_first([holds, fails]) == holds
-    assert methods.only_first([holds, holds]) == fails
-    assert methods.only_first([fails, fails]) == fails
-    assert methods.only_first([unsure, fails]) == unsure
-
-
-def record(test, nbytes=10, status="ok"):
-    return {"test": test, "val": None, "bytes": nbytes, "status": status}
-
-
-def test_seeds_are_paired_and_points_averaged(methods):
-    rows = {
-        "a": {"x": [record(0.5), record(0.7), record(None, status="diverged")], "y": [record(0.9)] * 3},
-        "b": {"x": [record(0.4), record(0.5), record(0.1)], "y": [record(0.8), record(0.9), record(0.1)]},
-    }
-    part = methods.compare(rows, "a", "b", ("x", "x"), ("y", "y"))
-    assert (part.text, part.difference.n) == ("a > b", 2)
-    assert part.verdict == methods.OPEN, "a seed gave no number"
-    assert part.difference.mean == pytest.approx((0.1 + 0.1) / 2)
-    assert methods._status(rows["a"]["x"]) == "1/3 diverged"
-
-
-def test_each_claim_of_the_papers_is_asked_somewhere(methods):
-    """With made-up figures, in which all methods do equally well at a hundred bytes."""
-    asked = []
-    for name, experiment in methods.EXPERIMENTS.items():
-        rows = {arm: {p: [record(0.8)] * 5 for p in experiment.columns(arm)} for arm in experiment.arms}
-        asked += methods.claims(name, rows)
-        assert list(methods.losses(rows)) == []
-    texts = " ".join(claim.text for claim in asked)
-    for words in ("FedHSSL > FedGSSL", "aggregation helps only", "more aligned", "SS-VFL-I", "VFLHLP leads", "halves"):
-        assert words in texts
-    assert {claim.verdict for claim in asked} == {methods.FAILS}, "nothing exceeds what is equal"
-
-
 @pytest.mark.long
 def test_every_training_can_be_named_and_methods_have_as_many_trials(methods):
-    for experiment in methods.EXPERIMENTS.values():
-        for name in experiment.arms:
-            *_, point = experiment.columns(name).values()  # others have settings of the data alone
-            row = methods.make_row(experiment, name, 0, point)
+    for data in methods.DATA[:3]:
+        for name in methods.METHODS:
+            row = methods.make_row(data, name, 0, methods.LABELS)
             cells = {row.cell.with_settings(settings).key for settings in row.choices}
             assert len(cells) == len(row.choices) == methods.TRIALS, "each trial is another"
+
+
+def test_gains_are_paired_by_seed(methods):
+    less, more = methods.Line([0.5, 0.7, None], 0, 0), methods.Line([0.6, 0.81, 0.9], 0, 0)
+    gain = methods.compare(more, less)
+    assert (gain.mean, gain.n) == (pytest.approx(0.105), 2)
 
 
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_table_of_methods(methods, monkeypatch, tmp_path):
-    tiny = methods.Experiment(
-        "toy",
-        "A federation for tests.",
-        ("train.epochs=2", "train.pretrain.epochs=1"),
-        {"10 labels": ("data.n_labeled=40",), "all": ()},
-        ("lr", "fedsplitnn"),
+    tiny = methods.Data(
+        "toy", "A federation for tests", ("train.epochs=2", "train.pretrain.epochs=1", "data.options.rows=1000")
     )
-    monkeypatch.setitem(methods.EXPERIMENTS, "tiny", tiny)
+    monkeypatch.setattr(methods, "FOLDER", tmp_path)
     monkeypatch.setattr(methods, "TRIALS", 2)
-    found = methods.compute(["tiny"], 2, tmp_path, jobs=1)
+    names = ("local", *methods.ORDER)
+    lines = methods.compute(tiny, names, 2, jobs=1)
     contents = {path: path.read_bytes() for path in tmp_path.rglob("*.json*")}
-    assert methods.compute(["tiny"], 2, tmp_path, jobs=1) == found
+    assert methods.compute(tiny, names, 2, jobs=1) == lines
     assert contents == {path: path.read_bytes() for path in tmp_path.rglob("*.json*")}, "nothing is computed twice"
-    assert all(len(records) == 2 for points in found["tiny"].values() for records in points.values())
-    assert all(r["test"] is not None for points in found["tiny"].values() for rs in points.values() for r in rs)
-    page = methods.page(found, 2)
-    assert "| fedsplitnn |" in page
-    assert methods.mean_bytes(found["tiny"]["lr"]["all"]) == 0
-    assert methods.mean_bytes(found["tiny"]["fedsplitnn"]["all"]) > 0
+    assert all(None not in line.utilities and line.seconds > 0 for line in lines.values())
+    assert lines["local"].nbytes == 0 < lines["fedsplitnn"].nbytes < lines["fedhssl-simsiam"].nbytes
+    assert len(list(methods.list_rows(lines))) == len(names) + 1
+    assert "fedhssl-simsiam − fedgssl-simsiam" in methods.describe_order(lines)
 
 
 @pytest.mark.long
