@@ -160,7 +160,7 @@ def fit_linear(known: States, y: Tensor, rows: States) -> Tensor:
         place = positions.expand(len(states.mask), -1, -1)
         return torch.cat([(states.values - shift) / scale, place], dim=2)[states.mask].double()
 
-    vocabulary, numbers = y[known.mask].unique(return_inverse=True)  # that of the party may be far larger
+    vocabulary, numbers = y[known.mask].unique(return_inverse=True)  # type: ignore[no-untyped-call]  # of known rows
     x, targets = to_inputs(known), F.one_hot(numbers, len(vocabulary)).double()
     left, singular, right = torch.linalg.svd(x, full_matrices=False)
     inner, errors = left.T @ targets, []
@@ -172,7 +172,7 @@ def fit_linear(known: States, y: Tensor, rows: States) -> Tensor:
     penalty = PENALTIES[min(range(len(errors)), key=errors.__getitem__)]
     weights = right.T @ ((singular / (singular.square() + penalty))[:, None] * inner)
     words = torch.full(rows.mask.shape, PADDING)
-    for part in torch.arange(len(words)).split(ROWS):  # the inputs of all rows are larger than their states
+    for part in torch.arange(len(words)).split(ROWS):  # type: ignore[no-untyped-call]  # for memory
         chosen = vocabulary[(to_inputs(rows.select(part)) @ weights).argmax(dim=1)]
         words[part] = words[part].masked_scatter(rows.mask[part], chosen)
     return words
@@ -211,5 +211,5 @@ def fit_transformer(known: States, y: Tensor, rows: States, size: int, rng: torc
             F.cross_entropy(logits[mask], y[batch][mask], label_smoothing=0.05).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     with torch.no_grad():
-        parts = map(rows.select, torch.arange(len(rows.mask)).split(ROWS))
+        parts = map(rows.select, torch.arange(len(rows.mask)).split(ROWS))  # type: ignore[no-untyped-call]
         return torch.cat([model(to_inputs(part), part.mask).argmax(dim=2) for part in parts])
