@@ -24,9 +24,9 @@ class Villain(IntegrityAttack):
     1. *Rows of the class.* After ``warm`` epochs the party sends the embedding of a known row of the class, the one
        with the shortest gradient, in place of those of some rows, for ``probed`` epochs. Where the gradient gets
        shorter than in the epoch before, the row is of the class. By default no row is swapped: known rows suffice.
-    2. *Trigger.* In the share ``entries`` of the embedding that vary most, it adds to the mean embedding of the batch
-       ``beta`` times their mean standard deviation, against the gradients of known rows. Unless ``aimed``, it adds
-       to the embedding of each row, with the signs +, +, -, - in turn, as in the source.
+    2. *Trigger.* It sends the mean embedding of the batch plus a step of size ``beta`` against the gradients of known
+       rows, in the share ``entries`` of the entries, those that vary most. Unless ``aimed``, it adds the step to the
+       embedding of each row, with the signs +, +, -, - in turn, as in the source.
     3. *Poisoning.* From then on, known and inferred rows are sent with the trigger, multiplied by a random factor.
 
     Source: Bai et al. 2023, USENIX Security, VILLAIN.
@@ -41,7 +41,7 @@ class Villain(IntegrityAttack):
         swapped: share of the rows that are swapped in an epoch; the source swaps some.
         warm: epochs before rows are swapped.
         probed: epochs in which they are.
-        rate: factor of the party's learning rate, then with Adam; the source has a higher one.
+        rate: factor of the party's learning rate, with Adam unless it is 1; the source has a higher one.
     """
 
     name = "villain"

@@ -3,6 +3,7 @@
 import html
 import io
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -239,3 +240,14 @@ def test_arguments_may_be_of_numpy_and_torch(tmp_path):
 def test_arguments_of_other_types_are_one_line(call):
     with pytest.raises(UsageError, match=r"^expected [^\n]*, got [^\n]*$"):
         call()
+
+
+def test_data_of_an_audit_may_be_a_path(tmp_path):
+    (tmp_path / "sent.csv").write_text("id,e_0\n1,0.5\n")
+    said = []
+    for data in ("none.toml", Path("none.toml")):
+        with pytest.raises(VflsecError) as error:
+            vflsec.audit_system(tmp_path / "sent.csv", data, attack="mc")
+        said.append(str(error.value))
+    assert said[0] == said[1]
+    assert "none.toml" in said[0]

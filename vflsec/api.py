@@ -336,7 +336,7 @@ def attack(
 @_name_as_arguments
 def audit_system(
     what: Path | str,
-    data: str | VerticalDataset | None = None,
+    data: Path | str | VerticalDataset | None = None,
     *,
     attack: str | Iterable[str] = "all",
     party: str | None = None,
@@ -397,7 +397,7 @@ def audit_system(
     what = files.make_path(what)
     audit = prepare_audit(
         what,
-        keep(data) if isinstance(data, VerticalDataset) else data,
+        keep(data) if isinstance(data, VerticalDataset) else data and str(data),
         attacks=attacks,
         aux=specs.read({"aux": dict(aux)}).aux if aux else None,
         messages=_to_path(messages),

@@ -188,6 +188,20 @@ def test_permuted_ids_are_refused(world, observer, share, message):
         world.prepare(what, ids=False)
 
 
+@pytest.mark.parametrize("filled", [1, 40, 1500])
+def test_wide_vectors_are_checked_on_some_coordinates_and_are_no_all_clear_by_the_others(world, filled, monkeypatch):
+    """Of 1,500 coordinates 256 are drawn; the others may be the only ones that are filled."""
+    spread = torch.zeros(3, 1500)
+    spread[:, :filled] = torch.randn(3, filled, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(world, "sent", [(rows, h @ spread, g @ spread) for rows, h, g in world.sent])
+    monkeypatch.setattr(world, "embeddings", world.embeddings @ spread)
+    right = partial(world.prepare, world.transcript(f"wide-{filled}", world.ids), ids=False)
+    if filled > 1:
+        assert right().misfit == []
+    with pytest.raises((MisfitError, UsageError)):
+        world.prepare(world.transcript(f"wide-wrong-{filled}", partly(world.ids, 1.0)), ids=False)
+
+
 def test_ids_that_count_from_0_are_named(world):
     what = world.transcript("shifted", world.ids - 1)
     with pytest.raises(MisfitError, match="better with ids shifted by -1 in the order of the ids"):
