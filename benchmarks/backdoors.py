@@ -17,7 +17,7 @@ import vflsec
 
 PAGE = Path(__file__).parents[1] / "docs" / "threat_models.md"
 ATTACKS, SEEDS = ["backdoor", "villain", "villain:beta=0.4"], 3
-DATASETS = "digits", "multiple-features"
+DATASETS = "digits", "multiple-features", "credit-default", "flights"
 FOLDER = Path("runs/backdoors")
 
 
