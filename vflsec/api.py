@@ -397,7 +397,7 @@ def audit_system(
     what = files.make_path(what)
     audit = prepare_audit(
         what,
-        keep(data) if isinstance(data, VerticalDataset) else data and str(data),
+        keep(data) if isinstance(data, VerticalDataset) else str(data) if data else None,
         attacks=attacks,
         aux=specs.read({"aux": dict(aux)}).aux if aux else None,
         messages=_to_path(messages),
