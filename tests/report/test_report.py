@@ -183,7 +183,7 @@ def test_a_curve_without_a_leak_says_so(broken, tmp_path):
     assert [text.get_text() for text in figure.texts] == [
         "nothing is inferred: attacks on integrity have a table of their own"
     ]
-    assert all(path.exists() for path in curve.save(curve.to_svg(curve.draw(broken)), curve.draw(broken), tmp_path))
+    assert all(path.exists() for path in curve.save(curve.draw(broken), tmp_path))
 
 
 TABLE = """\
@@ -546,7 +546,7 @@ def test_a_curve_of_nothing_can_be_drawn(summary):
 def test_the_same_summary_gives_the_same_bytes(summary, tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        curve.save(curve.to_svg(curve.draw(summary)), curve.draw(summary), tmp_path / name)
+        curve.save(curve.draw(summary), tmp_path / name)
     for file in ("curve.svg", "curve.png"):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
 

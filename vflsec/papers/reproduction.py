@@ -17,7 +17,7 @@ from vflsec.papers.model_pictures import draw_models
 from vflsec.papers.recipe import Recipe, TablePart
 from vflsec.papers.recipe_grid import CellValues, RecipeGrid, TableEntry
 from vflsec.report import formats
-from vflsec.report.curve import Curve, save, to_svg
+from vflsec.report.curve import Curve, save
 from vflsec.report.formats import NARROW, Cells
 from vflsec.results.analysis.intervals import get_longer_side
 from vflsec.results.statistics import Interval, bound_over_seeds
@@ -228,7 +228,7 @@ class Reproduction:
 
     def save_curve(self, folder: Path | str) -> list[Path]:
         """Write ``curve.svg`` and ``curve.png`` into ``folder``."""
-        return save(to_svg(self.plot()), self.plot(), Path(folder))
+        return save(self.plot(), Path(folder))
 
     def __repr__(self) -> str:
         """Show the table."""

@@ -390,9 +390,9 @@ def to_svg(figure: Figure) -> bytes:
     return _to_bytes(figure, format="svg", metadata={"Date": None})
 
 
-def save(svg: bytes, figure: Figure, folder: Path) -> list[Path]:
-    """Write ``curve.svg``, and the figure as ``curve.png``: the same bytes each time."""
-    png = _to_bytes(figure, format="png", dpi=160, metadata={"Software": None})
+def save(figure: Figure, folder: Path) -> list[Path]:
+    """Write the figure as ``curve.svg`` and ``curve.png``: the same bytes each time."""
+    svg, png = to_svg(figure), _to_bytes(figure, format="png", dpi=160, metadata={"Software": None})
     pictures = {folder / "curve.svg": svg, folder / "curve.png": png}
     for path, picture in pictures.items():
         files.replace(path, picture, mode=0o666)

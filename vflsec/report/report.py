@@ -6,7 +6,6 @@ import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -65,14 +64,9 @@ class Shown(ABC):
         r"""Return the tables as LaTeX, for ``\usepackage{booktabs}``; what stands around them is in comments."""
         return self.document(details=details).latex()
 
-    @cached_property
-    def svg(self) -> bytes:
-        """The curve as SVG."""
-        return curve.to_svg(self.plot())
-
     def save_curve(self, folder: Path | str) -> list[Path]:
         """Write ``curve.svg`` and ``curve.png`` into ``folder``."""
-        return curve.save(self.svg, self.plot(), Path(folder))
+        return curve.save(self.plot(), Path(folder))
 
     def __repr__(self) -> str:
         """Show the table."""
