@@ -100,12 +100,11 @@ def test_a_replay_of_digits_beats_shared_nodes():
 
 @pytest.mark.long
 @pytest.mark.usefixtures("few_trees")
-@pytest.mark.parametrize(("name", "strength", "seeds"), [("gaussian-dp", 5.0, 3), ("id-lmid", 20.0, 6)])
-def test_a_replay_of_trees_that_do_not_follow_the_labels_gets_little_weight(name, strength, seeds):
+def test_a_replay_of_trees_that_do_not_follow_the_labels_gets_little_weight():
     """On average over seeds: rounding decides which trees id-lmid grows, and with one seed in twelve it loses .1."""
     gained = []
-    for seed in range(seeds):
-        asked = question(defenses=(DefenseSpec(name=name, strength=strength),), seed=seed)
+    for seed in range(6):
+        asked = question(defenses=(DefenseSpec(name="id-lmid", strength=20.0),), seed=seed)
         pairs = zip(leak(asked, BoostingReplay()), leak(asked, InstanceSpaces()), strict=True)
         gained.append([found - start for found, start in pairs])
     assert (torch.tensor(gained).mean(dim=0) > -0.02).all(), gained

@@ -418,16 +418,17 @@ def test_waves_of_constant_columns_are_constant():
     assert (waves == waves[0]).all()
 
 
-def infer(out, *attacks, method="fedsplitnn", **model):
+def infer(out, *attacks, method="fedsplitnn", rows=200, **model):
     """Return the leak of each attack and strength, of attacks that are evaluated together."""
     report = vflsec.evaluate(
-        dataset="toy", data={"options": {"rows": 200}}, model={"bottom": [4], **model}, seeds=1, methods=[method],
+        dataset="toy", data={"options": {"rows": rows}}, model={"bottom": [4], **model}, seeds=1, methods=[method],
         train={"epochs": 2, "pretrain": {"epochs": 2}}, attack=attacks, defense="sealed:strength=1",
         aux={"n": 20, "folds": 0}, jobs=1, progress=False, out=out / "-".join(attacks),
     )  # fmt: skip
     return {(p.attack, p.strength): p.leak.mean for p in report.points}
 
 
+@pytest.mark.usefixtures("small_forests")
 def test_attacks_that_read_the_same_sums_solve_them_once(tmp_path, monkeypatch):
     solved = []
     monkeypatch.setattr(sums, "_draw_features", lambda x, draw=sums._draw_features: solved.append(1) or draw(x))
@@ -437,8 +438,9 @@ def test_attacks_that_read_the_same_sums_solve_them_once(tmp_path, monkeypatch):
     assert len(solved) == 3
 
 
+@pytest.mark.usefixtures("small_forests")
 def test_attacks_share_no_sums_with_those_that_do_not_read_them(tmp_path):
-    settings = {"method": "fedhssl-simsiam", "encoder": "mlp"}
+    settings = {"method": "fedhssl-simsiam", "encoder": "mlp", "rows": 100}
     apart = infer(tmp_path, "attribute", **settings) | infer(tmp_path, "attribute-fusion", **settings)
     for attacks in (("attribute", "attribute-fusion"), ("attribute-fusion", "attribute")):
         assert infer(tmp_path, *attacks, **settings) == pytest.approx(apart)

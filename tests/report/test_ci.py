@@ -76,11 +76,17 @@ def run_job(name, folder, **env):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["github", "gitlab"])
 @pytest.mark.parametrize(
-    ("leak", "ran", "code"), [(0.85, 0, 1), (0.803, 0, 0), (0.75, 0, 0), (0.80, 1, 1)],
-    ids=["regression", "noise", "improvement", "gate of eval"],
-)  # fmt: skip
+    ("name", "leak", "ran", "code"),
+    [
+        pytest.param("github", 0.85, 0, 1, id="regression"),
+        pytest.param("github", 0.803, 0, 0, id="noise"),
+        pytest.param("github", 0.75, 0, 0, id="improvement"),
+        pytest.param("github", 0.80, 1, 1, id="gate of eval"),
+        pytest.param("gitlab", 0.85, 0, 1, id="regression on GitLab"),
+        pytest.param("gitlab", 0.80, 1, 1, id="gate of eval on GitLab"),
+    ],
+)
 def test_a_job_fails_on_a_regression_and_names_it(name, leak, ran, code, plant, tmp_path):
     plant(tmp_path / "accepted", 0.80)
     plant(tmp_path / "privacy", leak)

@@ -37,7 +37,7 @@ def test_numbers_below_one_are_refused():
 @pytest.mark.statistical
 @pytest.mark.parametrize(
     ("epochs", "outputs", "width"),
-    [(2, 1, 6), (4, 1, 8), (10, 1, 6), (8, 1, 4), (2, 3, 8), (2, 4, 12), (2, 6, 6), (3, 4, 6)],
+    [(2, 1, 6), (8, 1, 4), (2, 3, 8), (2, 4, 12), (3, 4, 6)],
 )
 def test_the_attack_reads_all_where_the_share_is_one_and_little_more_than_the_share_elsewhere(
     tmp_path, epochs, outputs, width
