@@ -225,7 +225,8 @@ def write_page(seeds: int, jobs: int) -> str:
         "`fedsplitnn`, paired by seed; MB are sent in training; CPU s are those of the trials, over all seeds.",
         "Networks are small, projectors and predictors have 64 and 32 units. MoCo is left out: its queue makes a "
         "training four times as long. Across parties SimSiam and BYOL have one loss in the released code, so that "
-        "`fedcssl-byol` is `fedcssl-simsiam`. The papers' claims are judged in [RESULTS.md](../RESULTS.md).",
+        "`fedcssl-byol` is `fedcssl-simsiam`. The papers' claims are judged in [RESULTS.md](../RESULTS.md). The active "
+        "party has labels of aligned rows alone here, where VFLHLP's paper gives it those of all its rows.",
     ]
     for data in (*DATA, *LARGE):
         methods = METHODS if data in DATA else (*SUPERVISED, *reversed(ORDER[:-1]))
@@ -238,7 +239,8 @@ def write_page(seeds: int, jobs: int) -> str:
         "## What noise buys",
         f"`iso` at {', '.join(map(str, STRENGTHS))}, each method tuned by the same rule, 1,000 labels, 20 % aligned. "
         "CAP is the paper's (table VII), calibrated CAP counts the leak above *alone*. `mc@pretrain` attacks the "
-        "encoder before fine-tuning, all others after it; *worst* is the strongest of all.",
+        "encoder before fine-tuning, all others after it; *worst* is the strongest of all. Utility and leak are without"
+        " noise. RESULTS.md (fedhssl-privacy) has CAP of the same methods without tuning and with more seeds.",
         "| data | method | attack | utility | leak (alone) | CAP | calibrated |\n|---|---|---|---|---|---|---|\n"
         + "\n".join(rows),
     ]

@@ -64,7 +64,7 @@ def recipes() -> str:
         measures = ", ".join(dict.fromkeys(one.measure for one in asked)) + (
             f"; {read.picture}" if read.picture else ""
         )
-        of_paper = "bundled" if read.every else "the paper's, bundled"
+        of_paper = "bundled" if name in ("controls", "cross-risk", "trees") else "the paper's, bundled"
         data = "stand-ins" if any(group.original for group in read.groups) else of_paper
         lines.append(f"| `{name}` | {read.title} | {measures} | {data} | {f'{read.hours:g}' if read.hours else '–'} |")
     return "\n".join(lines)

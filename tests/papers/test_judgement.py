@@ -90,10 +90,13 @@ def test_each_paper_has_a_paragraph_with_its_primary_claims(judged):
         if verdict.primary:
             (paragraph,) = (text for text in paragraphs if verdict.claim in text)
             assert f"{verdict.decision} on {verdict.data} (" in paragraph
-    counted = sum(
-        int(n) for text in paragraphs for n in re.findall(r"(\d+) (?:holds|equivalent|does not|undecided)", text)
-    )
-    assert counted == len(judged.verdicts)
+        assert any(f"{verdict.claim}: " in text for text in paragraphs)
+    heads = [text.partition("Verdicts on ")[2].partition(". ")[0] for text in paragraphs]
+    counts = [re.findall(r"(\d+) (?:holds|equivalent|does not|undecided)", part) for part in heads]
+    assert sum(int(n) for numbers in counts for n in numbers) == len(judged.verdicts)
+    ours = [re.findall(r"\d+", text.partition("on claims of ours: ")[2].partition(".")[0]) for text in paragraphs]
+    expected = sum(verdict.source.startswith("ours") for verdict in judged.verdicts)
+    assert sum(int(n) for numbers in ours for n in numbers) == expected > 0
 
 
 def test_a_changed_value_changes_the_page(judged):

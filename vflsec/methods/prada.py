@@ -203,8 +203,8 @@ class PrADA(FeatureGroupMethod):
         *FeatureGroupMethod.differs,
         "The weight lambda of eq. 4 is constant (adaptation), and 0.01 by default, so that little is adapted. The "
         "paper names no value; within the few epochs of pre-training a larger weight costs utility on Census-Income. "
-        "The authors' code lets it grow from 0 to 1 over 600 epochs (ramp_epochs=600, adaptation=1), and stops early, "
-        "at 0.93 after 200; within the 3 epochs of the default such a weight stays below 0.03, and adapts nothing.",
+        "The authors' code lets it grow from 0 to 1 over 600 epochs (ramp_epochs=600, adaptation=1), and stops by "
+        "labels after at most 200, at 0.93; in the 3 epochs of the default it stays below 0.03, and adapts nothing.",
         "L_adv is the mean of cross-entropy over the rows of both domains, as in the authors' code: half of eq. 2, "
         "which sums the means of both. So eq. 4's lambda is half of adaptation.",
         "Lambda weighs the extractors alone, as in the authors' code; in eq. 5 it weighs the discriminators' step too.",

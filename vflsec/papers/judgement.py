@@ -41,10 +41,11 @@ A claim of several comparisons holds if all of them hold, and does not hold if o
 paired t tests over seeds at {alpha}. Among the claims of one topic of a study, the expected share of errors in each
 kind of decision is at most {alpha} (Benjamini and Hochberg). Claims marked *primary*, at most {primary} of a paper, are
 corrected by Holm among themselves: with a probability of at least {level} none of a kind is decided wrongly. A study
-with several looks adds seeds while claims are undecided; its p values are multiplied by the number of looks. *By
-itself* is how a claim reads without correction for other claims. Intervals are {level} t intervals of one comparison.
-Seeds share rows, so they are somewhat too short. Studies without looks were measured under Holm's
-correction over the whole page; the rule above was chosen after their results were known.
+with several looks may add seeds while claims are undecided, up to the number that its section names; its p values are
+multiplied by the number of looks, whether it has taken all or not. *By itself* is how a claim reads without correction
+for other claims. Intervals are {level} t intervals of one comparison. Seeds share rows, so they are somewhat too
+short. Studies without looks were measured under Holm's correction over the whole page; the rule above was chosen after
+their results were known.
 
 A leak is an AUC on two classes, accuracy on more, and R² of columns. *Leak of worst* is that of the strongest of all
 attacks that were run and of what the adversary infers alone, chosen on one half of the rows and scored on the other.
@@ -55,7 +56,8 @@ The data are small public ones, and so are the networks: a claim that does not h
 
 PAPERS = """\
 The verdicts on the *primary* claims of each paper, or on all where none is primary, each with the mean difference and
-interval of its least favorable comparison, and the difference in utility where this must be equal.
+interval of its least favorable comparison, and the difference in utility where this must be equal; then the number of
+verdicts on its other claims. Claims of ours are those that the paper does not make. *Two views* are synthetic.
 """
 MAP = """\
 A row is a claim, by its study and its number in the sections below; a star marks primary ones. A number is the mean
@@ -190,19 +192,26 @@ class Judgement:
         return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
     def write_papers(self) -> list[str]:
-        """Return a paragraph on each paper: how many of its verdicts are which, and those on its main claims."""
+        """Return a paragraph on each paper: how many verdicts on its claims are which, and those on its main claims."""
         paragraphs = []
         for source in dict.fromkeys(study.source for _, study, _ in self.measured):
             of_paper = [measured for measured in self.measured if measured.study.source == source]
             verdicts = [verdict for measured in of_paper for verdict in self.select_study(measured)]
-            numbers = Counter(verdict.decision for verdict in verdicts)
-            counts = ", ".join(f"{numbers[decision]} {decision}" for decision in DECISIONS)
+            ours = [verdict for verdict in verdicts if verdict.source.startswith("ours")]
+            theirs = [verdict for verdict in verdicts if verdict not in ours]
+            parts = ("on its claims", theirs), ("on claims of ours", ours)
+            counts = "; ".join(f"{name}: {_count_decisions(part)}" for name, part in parts if part)
             main = [verdict for verdict in verdicts if verdict.primary] or verdicts
             texts = [
                 f"{claim}: {'; '.join(_write_decision(verdict) for verdict in main if verdict.claim == claim)}."
                 for claim in dict.fromkeys(verdict.claim for verdict in main)
             ]
-            paragraphs.append(f"**{source}**. Verdicts: {counts}. " + " ".join(texts))
+            others = [verdict for verdict in verdicts if verdict not in main]
+            texts += [
+                f"{claim}: {_count_decisions([verdict for verdict in others if verdict.claim == claim])}."
+                for claim in dict.fromkeys(verdict.claim for verdict in others)
+            ]
+            paragraphs.append(f"**{source}**. Verdicts {counts}. " + " ".join(texts))
         return paragraphs
 
     def _list_titles(self) -> Cells:
@@ -215,8 +224,9 @@ class Judgement:
         name, study, made = measured
         versions = ", ".join(f"{name} {made.versions[name]}" for name in ("vflsec", "torch") if name in made.versions)
         commit = f", commit {made.commit[:10]}" if made.commit else ""
+        most = f" of at most {study.looks[-1]}" if study.looks else ""
         facts = (
-            f"{study.source}. Registered {study.registered} as `{name}`; {count(made.seeds, 'seed')}, "
+            f"{study.source}. Registered {study.registered} as `{name}`; {count(made.seeds, 'seed')}{most}, "
             f"{made.seconds / 60:.1f} minutes; {versions}{commit}. {_write_rounding(made)}"
         )
         notes = [f"* {note}" for note in study.notes]
@@ -246,6 +256,11 @@ def _write_rounding(measurements: Measurements) -> str:
         return "Sensitivity to the machine's rounding was not measured."
     changed = ", ".join(f"{name} {value:.4f}" for name, value in measurements.rounding.items())
     return f"Largest change of a value of the first seed under the rounding of another processor: {changed}."
+
+
+def _count_decisions(verdicts: Sequence[Verdict]) -> str:
+    numbers = Counter(verdict.decision for verdict in verdicts)
+    return ", ".join(f"{numbers[decision]} {decision}" for decision in DECISIONS if numbers[decision])
 
 
 def _write_decision(verdict: Verdict) -> str:
