@@ -39,6 +39,7 @@ CATALOGUE = {
     "inversion-whitebox": "vflsec.attacks.inversion_whitebox:WhiteBoxInversion",
     "split-order": "vflsec.attacks.split_order:SplitOrder",
     "fsha": "vflsec.attacks.fsha:FeatureSpaceHijacking",
+    "urvfl": "vflsec.attacks.fsha:ClassAwareHijacking",
     "steering": "vflsec.attacks.steering:Steering",
     "sdar": "vflsec.attacks.sdar:SimulatorDecoding",
     "pcat": "vflsec.attacks.sdar:PseudoClient",

@@ -39,7 +39,7 @@ class Steering(HijackingAttack):
     and with two classes their signs. Lengths are free; directions are free with ``known``, and stay in the span of the
     honest gradients with ``novel``.
 
-    Source: this project. ``fsha`` does not use which row an embedding belongs to.
+    Source: this project. ``fsha`` and ``urvfl`` do not use which row an embedding belongs to.
 
     Args:
         victim: whose columns; None for the first passive party.

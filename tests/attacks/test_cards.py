@@ -20,7 +20,7 @@ def test_a_card_tells_source_threat_cost_and_failure(name):
     card = describe("attack", attack)
     assert card["name"] == name
     assert all(str(value) for value in card.values())
-    malicious = ("active-mc", "backdoor", "fsha", "missing-feature", "noisy-sample", "steering", "villain")
+    malicious = ("active-mc", "backdoor", "fsha", "missing-feature", "noisy-sample", "steering", "urvfl", "villain")
     assert card["behavior"] == ("acts in training" if name in malicious else "honest-but-curious")
     assert "Source: " in attack.__doc__
     for fact in ("costs", "fails"):

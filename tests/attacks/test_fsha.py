@@ -1,11 +1,11 @@
-"""Feature-space hijacking: the gradients of its losses, exact where the victim is the pilot, and no other change."""
+"""FSHA and URVFL: the gradients of their losses, exact where the victim is the pilot, and no other change."""
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from vflsec.attacks.fsha import DECODER, FeatureSpaceHijacking, _Hijacking
+from vflsec.attacks.fsha import DECODER, ClassAwareHijacking, FeatureSpaceHijacking, _Hijacking
 from vflsec.attacks.imputation import Imputation
 from vflsec.base.errors import UsageError
 from vflsec.base.layout import Layout
@@ -15,6 +15,7 @@ from vflsec.core.method import Trained
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.core.view import View
 from vflsec.methods.fedsplitnn import FedSplitNN
+from vflsec.results import metrics
 from vflsec.run.adversary import observe_victim_before
 from vflsec.run.engine import check, expand_attacks
 from vflsec.run.federation import build_federation
@@ -75,14 +76,63 @@ def test_only_the_victim_learns_otherwise():
 
 def test_the_gradient_is_that_of_the_losses():
     """Against a critic whose slope is known: w · z, whose mean over a batch of B has the gradient w / B."""
-    attack = FeatureSpaceHijacking(steps=1, layers=0)
-    hijacking = _Hijacking(attack, torch.randn(20, 4), torch.randn(20, 2), width=3)
-    hijacking.critic = nn.Linear(5, 1)
-    gradient = hijacking.mislead(torch.randn(6, 3), torch.randn(6, 2))
-    torch.testing.assert_close(gradient, hijacking.critic.weight[:, :3].expand(6, 3) / 6)
-    weight, z = hijacking.critic.weight, torch.randn(6, 5)
-    expected = attack.penalty * (weight.norm() - 1) ** 2
-    torch.testing.assert_close(hijacking._penalize(z, torch.randn(6, 5)), expected)
+    attack, y = FeatureSpaceHijacking(steps=1, layers=0), torch.zeros(6, dtype=torch.long)
+    hijacking = _Hijacking(attack, torch.randn(20, 4), torch.randn(20, 2), torch.zeros(20).long(), width=3, outputs=1)
+    hijacking.critic = critic = nn.Linear(5, 1)
+    gradient = hijacking.mislead(torch.randn(6, 3), torch.randn(6, 2), y)
+    torch.testing.assert_close(gradient, critic.weight[:, :3].expand(6, 3) / 6)
+    z, h = torch.randn(2, 6, 5)
+    expected = critic(z).mean() - critic(h).mean() + attack.penalty * (critic.weight.norm() - 1) ** 2
+    torch.testing.assert_close(attack.distinguish(critic, z, y, h, y, hijacking.rng), expected)
+
+
+def test_the_gradient_with_labels_is_that_of_the_cross_entropy():
+    """Against a linear critic V: V'(p - e) / B, where e is 1 at the pilot's class 2y + 1; the victim's own is 2y."""
+    attack, y = ClassAwareHijacking(layers=0, warm=0), torch.tensor([0, 1, 2, 2, 1, 0])
+    hijacking = _Hijacking(attack, torch.randn(20, 4), torch.randn(20, 2), torch.zeros(20).long(), width=3, outputs=6)
+    hijacking.critic = critic = nn.Linear(5, 6)
+    h, context = torch.randn(6, 3), torch.randn(6, 2)
+    p = critic(torch.cat([h, context], dim=1)).softmax(dim=1).detach()
+    expected = (p - torch.eye(6)[2 * y + 1]) @ critic.weight[:, :3] / 6
+    torch.testing.assert_close(hijacking.mislead(h, context, y), expected)
+    received = torch.cat([h, context], dim=1)
+    loss = attack.distinguish(critic, received, y, received, y, hijacking.rng)
+    torch.testing.assert_close(loss, -(p[range(6), 2 * y].log() + p[range(6), 2 * y + 1].log()).mean())
+
+
+def hijack(attack, sign):
+    """The columns of a victim whose model starts as the pilot, or as it would be with columns times -1, and a guess.
+
+    It has one column, near -1 in one class and near 1 in the other: times -1, it has the same distribution.
+    """
+    rng = torch.Generator().manual_seed(0)
+    y, none = torch.arange(600) % 2, torch.empty(600, 0)
+    x = 2.0 * y[:, None] - 1 + 0.3 * torch.randn(600, 1, generator=rng)
+    hijacking = _Hijacking(attack, x[:200], none[:200], y[:200], width=1, outputs=attack.count_outputs(2))
+    victim = nn.Linear(1, 1)
+    with torch.no_grad():
+        victim.weight.copy_(sign * hijacking.pilot[0].weight)
+        victim.bias.copy_(hijacking.pilot[0].bias)
+    optimizer = torch.optim.Adam(victim.parameters(), 3e-3)
+    for _ in range(200):
+        rows = 200 + torch.randint(400, (64,), generator=rng)
+        h = victim(x[rows])
+        hijacking.learn(h.detach(), none[rows], y[rows])
+        optimizer.zero_grad()
+        h.backward(hijacking.mislead(h, none[rows], y[rows]))
+        optimizer.step()
+    with torch.no_grad():
+        return x[200:, 0], hijacking.decoder(victim(x[200:]))[:, 0]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_labels_tell_a_model_from_its_mirror_image_and_distributions_do_not(sign):
+    """Without labels the guess keeps the sign that the victim happens to start with."""
+    options = {"layers": 0, "steps": 2, "lr": 1e-2}
+    truth, unlabeled = hijack(FeatureSpaceHijacking(**options), sign)
+    assert torch.corrcoef(torch.stack([truth, unlabeled]))[0, 1] == pytest.approx(sign, abs=0.01)
+    truth, guess = hijack(ClassAwareHijacking(**options), sign)
+    assert metrics.r2(guess[:, None].numpy(), truth[:, None].numpy()) > 0.97
 
 
 def test_a_victim_that_is_the_pilot_is_inverted_exactly():
@@ -140,12 +190,13 @@ def test_it_learns_from_the_rows_that_are_left_out_of_the_score():
     assert row.cell.malicious[0] == "active"
     federation = build_federation(row.cell, "cpu")
     attack = federation.malicious["active"]
-    known, own = attack._known
+    known, own, labels = attack._known
     method = FedSplitNN(TrainSpec(epochs=1), ModelSpec())
     method.build(federation)
     view = ask(attack, Trained(method, federation, {}), "active", row.aux).view
     np.testing.assert_array_equal(known, view.aux_labels)
     np.testing.assert_array_equal(own, view.features["train"][view.aux_rows])
+    np.testing.assert_array_equal(labels, view.labels["train"][view.aux_rows])
 
 
 def test_all_does_not_stand_for_it_and_several_trainings_are_refused():

@@ -142,7 +142,7 @@ def observe_before(federation: Federation, party: Party, aux: AuxSpec) -> View:
 
 
 def observe_victim_before(federation: Federation, party: Party, aux: AuxSpec, attack: Attack) -> View:
-    """Return the view of the active party before training, with the victim's columns of the auxiliary samples.
+    """Return the view of the active party before training: its labels, and the victim's columns of auxiliary samples.
 
     The same samples are left out of the score of ``attack`` after training.
     """
@@ -155,6 +155,7 @@ def observe_victim_before(federation: Federation, party: Party, aux: AuxSpec, at
         aux_labels=victim.features["train"][rows],
         victim=victim.name,
         layout=victim.layout,
+        labels={"train": party.labels["train"]},
     )
 
 
