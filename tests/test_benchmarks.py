@@ -539,3 +539,23 @@ def test_every_page_has_the_place_of_its_table(name, tmp_path):
     for table in names:
         load("pages").replace_table(page, table, "| new |")
     assert page.read_text(encoding="utf-8").count("| new |") == len(names)
+
+
+def test_the_page_on_hijacking_follows_from_its_rows_and_keeps_those_that_are_not_measured(monkeypatch, tmp_path):
+    from click.testing import CliRunner
+
+    hijacking = load("hijacking")
+    text = hijacking.PAGE.read_text("utf-8")
+    assert hijacking.write_page(*hijacking.read_page()) == text
+    copy = tmp_path / "page.md"
+    copy.write_text(text, "utf-8")
+    monkeypatch.setattr(hijacking, "PAGE", copy)
+    row = "| `digits` | `urvfl` | 1.000 ±0.000 | 0.100 | 0.500 | none in 7 batches, 3 of 3 seeds |"
+    monkeypatch.setattr(hijacking, "make_row", lambda *_: row)
+    result = CliRunner().invoke(hijacking.main, ["--only", "digits", "--attack", "urvfl", "--write"])
+    assert result.exit_code == 0, result.output
+    changed = [line for line in copy.read_text("utf-8").splitlines() if line not in text.splitlines()]
+    assert changed[0] == row
+    assert "On `digits`, `urvfl` recovers most (1.000), without an alarm" in changed[1]
+    assert "does not notice it on `digits`" in changed[2]
+    assert len(changed) == 3
