@@ -17,9 +17,11 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from tests.report.test_columns import DAMAGE, LEAK, POINT, SHARE
-from vflsec.report import columns, comparison, exchange, formats, page
+from vflsec.report import columns, comparison, exchange, formats, page, table
 from vflsec.report.report import Report
+from vflsec.report.sweep import SweepReport
 from vflsec.results.analysis.results import Cap, Empirical, Gate, GroupLeak, Rank, Summary
+from vflsec.results.records.manifest import Sweep, SweepPoint
 from vflsec.results.records.schema import Tuning
 from vflsec.run import spec as specs
 from vflsec.run.describe import build_manifest
@@ -30,7 +32,7 @@ SHARES = ("tpr@0.001", "tpr@0.01", "known@0.99", "right@0.99", "known_of_class@0
 SCORES = ("CAP", "calibrated CAP", "hypervolume", "strongest leak")
 
 
-def make_report(seed):
+def make_report(seed, *, strength=None, audited=""):
     """A report of two defenses that has each kind of table, and any numbers in them."""
     source, numbers = random.Random(seed), count()  # noqa: S311
 
@@ -53,6 +55,7 @@ def make_report(seed):
             advantage_ci95=gain.ci95, accuracy=maybe(source.random()), bits=bits.mean, bits_ci95=bits.ci95,
             detectable=maybe(source.random()), others={name: source.random() for name in SHARES},
             alone_others={name: source.random() for name in SHARES if source.random() < 0.8},
+            by_seed={} if leaked.mean is None else {k: source.random() for k in range(2)},
         )  # fmt: skip
 
     def point(defense, strength, **fields):
@@ -75,7 +78,7 @@ def make_report(seed):
         made = point(defense, strength, attack="worst", choice=f"w{next(numbers)}", **fields)
         return replace(made, leak=replace(made.leak, rows=rows), leak_test=leak("test"))
 
-    places = [("iso", 0.0), ("iso", 0.25), ("iso", source.uniform(1, 1e4)), ("mid", 3.0)]
+    places = [("iso", 0.0), ("iso", 0.25), ("iso", strength or source.uniform(1, 1e4)), ("mid", 3.0)]
     targets = ["labels", "features of bank"]
     each = [(*place, target) for target in targets for place in places for _ in range(2)]
     ranked = [
@@ -115,6 +118,7 @@ def make_report(seed):
     ]  # fmt: skip
     summary = Summary(
         dataset="toy", adversary="passive_1", metric="auc", seeds=2, c_dcs=[], notes=[], out="run", target=0.7,
+        audited=audited,
         points=[point(name, s, target=target, attack=f"a{next(numbers)}") for name, s, target in each],
         worst=[headline(*place, target=target) for target in targets for place in places],
         cap=[cap(target, name, attack) for target in targets for name in ("iso", "mid") for attack in ("worst", "a0")],
@@ -529,6 +533,142 @@ OTHERS = {
 def test_the_numbers_of_every_format_are_those_of_json(name, seed):
     report = make_report(seed)
     OTHERS[name](report) if name in OTHERS else check_form(name, report)
+
+
+DOCUMENTS = {
+    "table": lambda document: read_terminal(formats.as_text(document.rich(2000), 2000)),
+    "markdown": lambda document: read_markdown(document.markdown()),
+    "latex": lambda document: read_latex(document.latex()),
+}
+
+
+def check_audit(name, seed):
+    report = make_report(seed, audited="m.onnx")
+    seen = check_tables(READERS[name](report, True), json.loads(report.to_json()))
+    assert set(CHECKS) - seen - (WIDE if name == "table" else set()) == {
+        "λ",
+        "utility",
+        "MB",
+        "cost",
+        "δ",
+        "more than alone",
+    }
+    return seen
+
+
+def check_roles(name, seed):
+    """The leak of each headline in the column of its adversary, and what is known without joining."""
+    reports = [make_report(seed + k) for k in range(2)]
+    for report in reports:  # each threshold would be a target of its own
+        worst = [replace(p, above=None, victim=p.target.partition(" of ")[2]) for p in report.summary.worst]
+        report.summary = replace(report.summary, worst=worst)
+    contents, seen = [json.loads(report.to_json()) for report in reports], set()
+    if name == "html":
+        tables = read_html(page.write_page([page.Part(report.summary, report.manifest) for report in reports]))
+    else:
+        tables = DOCUMENTS[name](table.show_roles([report.summary for report in reports]))
+    for header, body in tables:
+        if not header[1].startswith("1. passive_1"):
+            continue
+        for label, *cells in body:
+            for cell, content in zip(cells, contents, strict=True):
+                rows = [row for row in content["worst"] if row["target"].endswith("bank") is header[1].endswith("bank")]
+                rows = {f"{row['defense']} {row['strength']:.4g}" * (row["strength"] > 0): row for row in rows}
+                if label == table.ALONE:
+                    check_number(cell, rows[""]["leak"]["alone"])
+                else:
+                    row = rows.get(label if label != "no defense" else "", {"leak": {"mean": None, "ci95": None}})
+                    check_interval(cell, row["leak"]["mean"], row["leak"]["ci95"] or (None, None))
+        seen.add(header[1])
+    assert seen == {"1. passive_1", "1. passive_1: bank"}
+    return seen
+
+
+MOVED = {
+    "leak before": lambda cell, move: check_number(cell, move["leak"]["before"]),
+    "leak after": lambda cell, move: check_number(cell, move["leak"]["after"]),
+    "change": lambda cell, move: check_number(cell, move["leak"]["change"]),
+    "95 % interval": lambda cell, move: check_ends(cell, move["leak"]["ci95"]),
+    "utility": lambda cell, move: check_number(cell, move["utility"]["change"]),
+}
+
+
+def check_ends(cell, ends):
+    for text, end in zip(cell.split(" to ") if " to " in cell else [cell] * 2, ends, strict=True):
+        check_number(text, end)
+
+
+def check_comparison(name, seed):
+    moved = comparison.compare(*((make_report(seed + k).summary, MANIFEST) for k in range(2)))
+    moves = {
+        f"worst: {move['choice'][0]}" if move["attack"] == "worst" else move["attack"]: move
+        for move in to_builtins(moved)["moves"]
+    }
+    ((header, body),) = DOCUMENTS[name](comparison.show(moved))
+    for texts in body:
+        cells = dict(zip(header, texts, strict=True))
+        for title, check in MOVED.items():
+            check(cells[title], moves[cells["attack"]])
+    assert len(body) == len(moves) > 6
+    return set(MOVED)
+
+
+def check_sweep(name, seed):
+    """Headlines and CAP at each point, and the rise of the last step."""
+    points = [SweepPoint(name=f"p{n}", values={"aux.n": n}) for n in (20, 40)]
+    made = [make_report(seed + k, strength=7.5) for k in range(2)]
+    report = SweepReport(Sweep(axes={"aux.n": [20, 40]}, paired=False, points=points), made)
+    content = json.loads(report.to_json())
+    rows = {str(point["values"]["aux.n"]): list_rows(point["summary"]) for point in content["points"]}
+    rises = {(rise["defense"], rise["strength"], rise["target"], rise["attack"]): rise for rise in content["rises"]}
+    seen = set()
+    for header, body in read_html(report._repr_html_()) if name == "html" else DOCUMENTS[name](report.document()):
+        titles = [title.rstrip(" ↑↓") for title in header]
+        for texts in body:
+            cells = dict(zip(titles, texts, strict=True))
+            if "rise" in cells:
+                rise = rises[cells["defense"], float(cells["λ"]), cells["of"], cells["attack"]]
+                check_number(cells["20"], rise["before"])
+                check_number(cells["40"], rise["after"])
+                check_interval(cells["rise"], rise["rise"], rise["ci95"])
+                continue
+            key = (cells["defense"], cells["of"], "worst") if "CAP" in cells else cells["strongest"]
+            for title in {*titles} & {*CHECKS} - {"n"}:  # the swept setting
+                CHECKS[title](cells[title], rows[cells["n"]][key])
+        seen |= {*titles} - NAMES
+    assert seen >= {"λ", "ε", "utility", "leak", "alone", "advantage", "CAP", "calibrated", "hypervolume", "rise"}
+    return seen & ({*CHECKS} - {"n"} | {"20", "40", "rise"})
+
+
+FURTHER = {"audit": check_audit, "roles": check_roles, "compare": check_comparison, "sweep": check_sweep}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(kind, name) for kind in FURTHER for name in READERS if (kind, name) != ("compare", "html")],
+)
+def test_the_numbers_of_further_tables_are_those_of_json(kind, name):
+    """Audits, several adversaries side by side, comparisons and sweeps."""
+    for seed in range(3):
+        FURTHER[kind](name, seed)
+
+
+@pytest.mark.parametrize("kind", FURTHER)
+def test_a_number_that_a_further_table_changes_is_noticed(kind, monkeypatch):
+    plain, changed = formats.as_markdown, set()
+    titles = FURTHER[kind]("markdown", 1)
+    for title in sorted(titles):
+
+        def change(cells, title=title):
+            at = [i for i, column in enumerate(cells.columns) if column.title.rstrip(" ↑↓") == title]
+            rows = [[shift(cell, 0) if i in at else cell for i, cell in enumerate(row)] for row in cells.rows]
+            changed.update(title for _ in at if rows != [*map(list, cells.rows)])
+            return plain(cells._replace(rows=rows))
+
+        monkeypatch.setattr(formats, "as_markdown", change)
+        with pytest.raises((AssertionError, KeyError), match=None if title == "λ" else "the cell has"):
+            FURTHER[kind]("markdown", 1)
+    assert changed == titles
 
 
 def shift(cell, k):

@@ -128,7 +128,7 @@ def show_roles(summaries: Sequence[Summary]) -> Document:
             target, _, of = _name_question(point).partition(" ")
             columns = tables.setdefault((target, MEASURES.get(point.leak.metric, point.leak.metric)), {})
             first = {} if point.leak.alone is None else {ALONE: write_number(point.leak.alone)}
-            column = columns.setdefault(f"{name}: {of}" if of else name, first)
+            column = columns.setdefault(f"{name}: {of.removeprefix('of ')}" if of else name, first)
             label = f"{point.method}, " * several + name_defense(point, summary.undefended)
             column.setdefault(label, with_margin(point.leak))
     joined = [_join_columns(f"What each adversary infers of {', '.join(key)}", tables[key]) for key in tables]
@@ -200,10 +200,10 @@ def list_row_shares(summary: Summary) -> Cells:
     columns = select_table_columns(Point, summary, "per row")
     names = [column.name for column in columns]
     shown = [point for point in _sort_points(summary) if any(name in point.leak.others for name in names)]
-    rows = map(show_most, shown)
-    before = [*select_columns("method", "defense", "strength"), *([TARGET] if _is_mixed(summary) else [])]
+    places = [] if summary.audited else select_columns("method", "defense", "strength")
+    before = [*places, *([TARGET] if _is_mixed(summary) else [])]
     title = "How much, of how many rows (alone in brackets)"
-    return Cells.fill(title, [*before, *select_columns("attack", "leak_rows"), *columns], rows)
+    return Cells.fill(title, [*before, *select_columns("attack", "leak_rows"), *columns], map(show_most, shown))
 
 
 def is_larger_on_train(point: Point) -> bool:
@@ -241,7 +241,7 @@ def list_subgroups(summary: Summary) -> Cells | None:
         return None
     column = summary.subgroups[0].column
     shown = [
-        *select_columns("method", "defense", "strength"),
+        *([] if summary.audited else select_columns("method", "defense", "strength")),
         ATTACK,
         Column("", lambda group: group.rows, "rows", kind="name", detail=LAST_DETAIL),
         Column("", lambda group: group.group, column),
