@@ -496,8 +496,8 @@ def test_each_note_stands_once_and_where_its_number_stands(report):
         replace(report.summary, cap=[replace(cap, note=note) for cap in caps if cap.attack == "mc"])
     )
     assert single == f"CAP of iso by mc: {note}"
-    last_row, rule = text.index("Strongest attack on labels"), text.index("chosen on one half of the rows")
-    assert last_row < rule < text.index("What was not tested")
+    rule, number = text.index("chosen on one half of the rows"), text.index("Strongest attack on labels")
+    assert text.index("Threat model") < rule < number
 
 
 def test_what_is_signed_is_named_with_its_version_and_command(report):

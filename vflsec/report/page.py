@@ -153,8 +153,8 @@ def _write_part(part: Part) -> list[str]:
     tables = [as_html(cells.narrow(0)) for cells in _list_tables(part)]
     return [
         _write_threat(summary, manifest),
-        *tables[: len(headlines)],
         f"<p class=quiet>{escape(STRONGEST.help)}</p>" if headlines else "",
+        *tables[: len(headlines)],
         _list_untested(summary, manifest),
         _write_figure(svg.decode(), "Privacy-utility curve"),
         _write_figure(dots.decode(), "Leak of each attack, beside alone, under each defense"),
