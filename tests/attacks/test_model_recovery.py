@@ -84,7 +84,7 @@ def test_local_pre_training_with_an_average_is_attacked_too():
 
 def test_without_an_average_there_is_nothing_to_recover():
     trained, messages = pretrained("model-average", method="fedlocal-simsiam", adversary="passive_1")
-    with pytest.raises(InsufficientView, match="fedlocal-simsiam averages none"):
+    with pytest.raises(InsufficientView, match="needs received parameters, and fedlocal-simsiam has none"):
         ask(ModelRecovery(), trained, "passive_1", AUX, messages)
 
 

@@ -234,7 +234,8 @@ def _ask_parameters(case: _Case) -> Question:
     federation, method = case.federation, case.trained.method
     victim, shared = case.victim(), method.local_parameters(federation)
     if victim.name not in shared:
-        raise InsufficientView(f"attack {case.attack.name!r} reads averaged models, and {method.name} averages none")
+        needs = ", ".join(sorted(map(str, case.attack.needs)))
+        raise InsufficientView(f"attack {case.attack.name!r} needs {needs}, and {method.name} has none")
     none = torch.zeros(0, dtype=torch.long, device=federation.device)
     if case.parties:
         view = replace(case.view(none), labels={}, unlabeled=None, places={})
