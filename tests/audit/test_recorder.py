@@ -215,7 +215,7 @@ def test_numbers_and_texts_name_the_same_rows(tmp_path):
         (torch.ones(3, 2), {"split": "x" * 65}, "plain characters"),
         (torch.ones(3, 2), {"phase": 7}, "plain characters"),
         (torch.ones(3, 2), {"party": "bank"}, "passive party"),
-        (torch.ones(3, 5), {}, "expected 2 numbers a row"),
+        (torch.ones(3, 5), {}, "expected 2 numbers a row as before, got 5: pad texts to one length"),
         (torch.ones(3, 0), {}, "at least one number"),
         (torch.tensor(1.0), {}, "at least one number"),
         (np.ones((3, 2)), {}, "a tensor"),

@@ -128,6 +128,7 @@ def test_a_bad_text_is_named_by_its_row(write, case):
         (make_lines(), {"text": "notes"}, "unknown column 'notes'. Did you mean note?"),
         (make_lines(), {"more": 'drop = ["age"]\ncategorical = ["age"]'}, "no other role beside a text"),
         (make_lines(), {"more": "max_words = 0"}, "max_words between 1 and 1024, got 0"),
+        (make_lines(range(40)), {}, "column 'note': expected texts, got a number in each row; leave out text = 'note'"),
         (make_lines(["same text"] * 40), {}, "column 'note': expected texts that differ"),
     ],
 )

@@ -307,6 +307,14 @@ def test_damaged_folders_are_refused_in_a_line(folder, tmp_path):
     for name, match, settings in [
         ("shape", "a model of transformers, got", {"n_embd": 32}),
         ("heads", "a model of transformers, got", {"n_head": "two"}),
+        (
+            "deep",
+            r"n_layer in config.json of at most 256 more than the 40 tensors, got 1e\+09: copy",
+            {"n_layer": 10**9},
+        ),
+        ("inner", "num_experts in config.json of at most", {"text_config": {"num_experts": [1e308]}}),
+        ("shallow", "one list of two or more blocks, found gpt2", {"n_layer": 0}),
+        ("large", "weights of other sizes than config.json has", {"vocab_size": 10**9}),
         ("quantized", "found quantization_config", {"quantization_config": {"bits": 4}}),
         ("nested", "found attn_implementation", {"inner": [{"attn_implementation": "someone/kernel"}]}),
     ]:
@@ -316,12 +324,32 @@ def test_damaged_folders_are_refused_in_a_line(folder, tmp_path):
     cut_off = damage("truncated")
     weights = (cut_off / "model.safetensors").read_bytes()
     (cut_off / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-    expect_refusal(cut_off, "a model of transformers, got SafetensorError")
+    expect_refusal(cut_off, "weights in safetensors, got SafetensorError")
     less = damage("incomplete")
     tensors = load_file(less / "model.safetensors")
     del tensors["h.1.ln_1.weight"]
     save_file(tensors, less / "model.safetensors", metadata={"format": "pt"})
     expect_refusal(less, "all weights in safetensors, found no h.1.ln_1.weight")
+
+
+def test_weights_that_are_not_finite_are_refused(folder):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["wte.weight"][-1, 0] = float("nan")  # of a word that no check runs through the model
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    expect_refusal(folder, "expected finite weights, got others in wte.weight: copy the file again")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "got"),
+    [
+        ({"unknown": 0}, "2 apart and token 1"),
+        ({w: 99 + k for k, w in enumerate([*WORDS, "unknown"])}, "9 apart .* 107"),
+    ],
+)
+def test_a_tokenizer_of_another_model_is_refused(folder, tokens, got):
+    text = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(text | {"model": text["model"] | {"vocab": tokens}}))
+    expect_refusal(folder, f"tells most of the dataset's 9 words apart, by tokens below 11, got {got}: copy that of")
 
 
 def test_models_without_a_cut_are_refused_in_a_line(folders, tmp_path):
@@ -330,7 +358,7 @@ def test_models_without_a_cut_are_refused_in_a_line(folders, tmp_path):
     expect_refusal(short, "a model that reads texts of 8 words and can be split, got IndexError")
     config = transformers.T5Config(vocab_size=11, d_model=8, d_kv=4, d_ff=8, num_layers=3, num_heads=2)
     transformers.T5Model(config).save_pretrained(tmp_path / "t5")
-    expect_refusal(tmp_path / "t5", "one list of blocks, found t5: it has no cut")
+    expect_refusal(tmp_path / "t5", "one list of two or more blocks, found t5: it has no cut")
 
 
 @pytest.mark.parametrize(

@@ -252,7 +252,7 @@ class Recorder:
         width = value.numel() // n
         known = self._widths.setdefault(head[:3], width)
         if width != known:
-            raise UsageError(f"expected {known} numbers a row as before, got {width}: record other layers elsewhere")
+            raise UsageError(f"expected {known} numbers a row as before, got {width}: pad texts to one length")
         if not 0 <= step < 1 << 63:
             raise UsageError(f"expected a step of at least 0, got {step}")
         self._append(head, step, copied, value)

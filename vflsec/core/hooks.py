@@ -69,19 +69,11 @@ BATCH = _make_active("on_batch", "labels", _CROSSING)
 RECEIVED = _make_active("on_received", "the received embeddings", _CROSSING, "prediction")
 PENALTY = _make_active("penalty", "the loss", _CROSSING)
 PROTOCOL = _make_active(
-    "protocol",
-    "the cut layer, in place of the plain protocol",
-    _CROSSING,
-    "prediction",
-    changes=Changes.MESSAGES,
+    "protocol", "the cut layer, in place of the plain protocol", _CROSSING, "prediction", changes=Changes.MESSAGES
 )
 TRAINING = Hook("training_hooks", "", Runs.CARRIER, ("every phase",), Changes.TRAINING)
 UPDATE = Hook(
-    "on_update",
-    "the updates of its party's own models",
-    Runs.CARRIER,
-    ("every update of split learning",),
-    Changes.TRAINING,
+    "on_update", "the updates of its party's own models", Runs.CARRIER, ("updates of split learning",), Changes.TRAINING
 )
 PLAN_RELEASES = Hook("plan_releases", "", Runs.CARRIER, ("every phase",), Changes.MESSAGES)
 

@@ -308,6 +308,8 @@ def _make_text_table(standard: str, texts: list[list[str]], column: str, ids: pd
     """Return the table of a party with a text, whose vocabulary is that of the training rows."""
     if all(words == texts[0] for words in texts):
         raise DataError(f"column {column!r}: expected texts that differ, got the same in each row; name another column")
+    if all(len(words) == 1 and words[0].lstrip("-").replace(".", "", 1).isdecimal() for words in texts):
+        raise DataError(f"column {column!r}: expected texts, got a number in each row; leave out text = {column!r}")
     vocabulary = [*SPECIAL, *sorted({word for words in texts for word in words})]
     numbers = {word: number for number, word in enumerate(vocabulary)}
     tokens = np.full((len(texts), max(map(len, texts))), PADDING)

@@ -7,6 +7,7 @@ configuration that names code.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,9 @@ NAMING = {
 }  # fmt: skip
 """Keys of a configuration that name code, or other files."""
 
+COUNT, MOST = re.compile("block|depth|expert|group|layer|stage"), 256
+"""Keys of a configuration that count parts of a model, and how many parts there may be beyond one for each tensor."""
+
 ROWS = 256
 """The most texts that are read at once in prediction."""
 
@@ -46,7 +50,9 @@ def _read(path: Path, what: str) -> Iterator[None]:
         raise UsageError(f"expected transformers and peft, got {error}: pip install 'vflsec[transformers]'") from error
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise DataError(f"{path}: expected {what}, got {reason}") from error
+        if "ignore_mismatched_sizes" in reason:
+            reason = "weights of other sizes than config.json has"
+        raise DataError(f"{path}: expected {what}, got {reason}: save it anew with save_pretrained") from error
 
 
 def _check(path: Path) -> None:
@@ -59,15 +65,26 @@ def _check(path: Path) -> None:
             f"{path}: expected no pickle, code or adapter, found {(*unsafe, 'adapter_config.json')[0]}: copy only "
             f"config.json, tokenizer.json and safetensors into a folder"
         )
-    keys: set[str] = set()
+    settings: list[tuple[str, Any]] = []  # of all levels
     shards: dict[str, str] = {}
     with _read(path, "JSON in config.json and the index of the weights"):
-        json.loads((path / "config.json").read_text("utf-8"), object_hook=keys.update)
+        json.loads((path / "config.json").read_text("utf-8"), object_pairs_hook=settings.extend)
         for index in path.glob("*.safetensors.index.json"):
             shards |= json.loads(index.read_text("utf-8"))["weight_map"]
         elsewhere = {name for name in shards.values() if Path(name).name != name or Path(name).suffix != ".safetensors"}
-    if naming := sorted(NAMING & keys | elsewhere):
+    if naming := sorted(NAMING & {key for key, _ in settings} | elsewhere):
         raise DataError(f"{path}: expected JSON that names no code and no other file, found {naming[0]}: remove it")
+    with _read(path, "weights in safetensors"):
+        from safetensors import safe_open
+
+        tensors = sum(len(safe_open(file, "pt").keys()) for file in path.glob("*.safetensors"))
+    for key, value in settings:
+        for number in value if isinstance(value, list) else [value]:
+            if COUNT.search(key) and isinstance(number, int | float) and number > MOST + tensors:
+                raise DataError(
+                    f"{path}: expected {key} in config.json of at most {MOST} more than the {tensors} tensors, got "
+                    f"{number:g}: copy the config.json of these weights"
+                )
 
 
 def load_model(path: Path) -> Any:
@@ -90,6 +107,9 @@ def load_model(path: Path) -> Any:
         missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)
         if missing:
             raise DataError(f"{path}: expected all weights in safetensors, found no {missing[0]}")
+        for name, weight in model.named_parameters():
+            if not torch.isfinite(weight).all():
+                raise DataError(f"{path}: expected finite weights, got others in {name}: copy the file again")
         model.config.use_cache = False
         return model
 
@@ -104,8 +124,10 @@ def find_blocks(path: Path, model: Any, cut: int) -> str:
     config = model.config
     blocks = getattr(config, "num_hidden_layers", 0)
     lists: list[str] = [n for n, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == blocks]
-    if len(lists) != 1 or getattr(config, "is_encoder_decoder", False):
-        raise DataError(f"{path}: expected a model with one list of blocks, found {config.model_type}: it has no cut")
+    if len(lists) != 1 or blocks < 2 or getattr(config, "is_encoder_decoder", False):
+        raise DataError(
+            f"{path}: expected a model with one list of two or more blocks, found {config.model_type}: it has no cut"
+        )
     if cut >= blocks:
         raise UsageError(f"expected cut below the {blocks} blocks of {path}, got {cut}: lower it")
     return lists[0]
@@ -263,6 +285,11 @@ def list_pieces(path: Path, config: Any, vocabulary: Sequence[str]) -> list[list
         for word in vocabulary:
             ways = [tokenizer.encode(text, add_special_tokens=False).ids for text in (f" {word}", word)]
             pieces.append(special.get(word, min(filter(None, ways), key=len, default=unknown)))
-        if not all(pieces):
-            raise DataError(f"{path}: expected a tokenizer that knows the dataset's words, got none of 'unknown'")
+        words = pieces[len(SPECIAL) :]
+        apart, last = len(set(map(tuple, words))), max(map(max, filter(None, pieces)), default=0)
+        if not all(pieces) or 2 * apart < len(words) or last >= config.vocab_size:
+            raise DataError(
+                f"{path}: expected a tokenizer that tells most of the dataset's {len(words)} words apart, by tokens "
+                f"below {config.vocab_size}, got {apart} apart and token {last}: copy that of these weights"
+            )
         return pieces
