@@ -1,8 +1,8 @@
 """What a split language model tells: states of the text, by noise and by the depth of the cut; gradients of labels.
 
-    python benchmarks/language.py                      compute, some minutes on two cores, and print the tables
+    python benchmarks/language.py                      compute, about twenty minutes on two cores, and print
     python benchmarks/language.py --write              write docs/language.md as well
-    python benchmarks/language.py --cut 1 --cut 2 --cut 3 --seeds 3    the whole table of the text
+    python benchmarks/language.py --seeds 3            with three trainings of each row
     python benchmarks/language.py --only labels        one of the tables, text or labels
 
 What is computed is kept in ``runs/language``, so that an interrupted run goes on.
@@ -20,7 +20,11 @@ import vflsec
 
 PAGE = Path(__file__).parents[1] / "docs" / "language.md"
 FOLDER = Path("runs/language")
-CUTS, NOISE = (1,), (1, 2, 8)
+CUTS, BLOCKS = (1, 2, 3), 4
+ON_TEXT = ("iso:lambda=2,8@embedding", "santext:epsilon=16,8")
+DEEPER = ("iso:lambda=2@embedding", "santext:epsilon=16")
+"""Defenses of the text with their strengths, after the first block and after later ones."""
+
 KNOWN, SEEDS = 200, 1
 ON_LABELS = ("direction", "exploit", "fusion", "mc")
 """Attacks of the party with the text: on gradients of rows, on all it has, and on its model alone."""
@@ -30,21 +34,25 @@ def evaluate(cut: int, seeds: int, jobs: int) -> vflsec.Report:
     """Return the report on the text, at one depth of the cut."""
     return vflsec.evaluate(
         attack="text-inversion", adversary="active", dataset="census-text", methods=["split-lm"],
-        method={"split-lm": {"cut": cut}}, defense="iso@embedding", strengths=NOISE, aux={"n": KNOWN},
-        seeds=seeds, jobs=jobs, out=FOLDER / f"cut-{cut}",
+        method={"split-lm": {"cut": cut, "blocks": BLOCKS}}, defense=list(ON_TEXT if cut == 1 else DEEPER),
+        aux={"n": KNOWN}, seeds=seeds, jobs=jobs, out=FOLDER / f"cut-{cut}",
     )  # fmt: skip
 
 
 def list_texts(cuts: Sequence[int], seeds: int, jobs: int) -> Iterator[str]:
     """Yield the lines of the table of recovered text."""
-    yield "| cut after block | noise λ | texts | words | *alone* | gained | whole texts | utility (AUC) |"
+    yield "| cut after block | defense | texts | words | *alone* | gained | whole texts | utility (AUC) |"
     yield "|---|---|---|---|---|---|---|---|"
     for cut in cuts:
         for point in evaluate(cut, seeds, jobs).points:
+            if not point.strength and point.defense == "santext":
+                continue  # without a defense, once
+            noise, epsilon = f"`iso`, λ = {point.strength:g}", f"`santext`, ε = {1 / (point.strength or 1.0):g}"
+            defense = "none" if not point.strength else epsilon if point.defense == "santext" else noise
             for rows, leak in (("training", point.leak_train), ("test", point.leak)):
                 shares = (leak.mean, leak.alone, leak.others["gained"], leak.others["exact"])
                 cells = " | ".join(f"{100 * (share or 0.0):.1f} %" for share in shares)
-                yield f"| {cut} | {point.strength:g} | {rows} | {cells} | {point.utility.mean or 0.0:.3f} |"
+                yield f"| {cut} | {defense} | {rows} | {cells} | {point.utility.mean or 0.0:.3f} |"
 
 
 def list_labels(_cuts: Sequence[int], seeds: int, jobs: int) -> Iterator[str]:

@@ -24,6 +24,7 @@ from vflsec.data.partition import DataSpec
 from vflsec.language.pretrained import PretrainedLower, PretrainedUpper
 from vflsec.language.split_lm import SplitLM
 from vflsec.language.text import START, Tokenizer, make_text_table
+from vflsec.language.word_privacy import SanText, SnD
 from vflsec.run.federation import build_federation
 from vflsec.run.plan import make_cell
 from vflsec.testing.conformance import MethodConformance
@@ -330,6 +331,23 @@ def test_damaged_folders_are_refused_in_a_line(folder, tmp_path):
     del tensors["h.1.ln_1.weight"]
     save_file(tensors, less / "model.safetensors", metadata={"format": "pt"})
     expect_refusal(less, "all weights in safetensors, found no h.1.ln_1.weight")
+
+
+@pytest.mark.parametrize("kind", [SanText, SnD])
+def test_privacy_of_words_acts_before_the_blocks_of_the_model(folders, kind):
+    federation, method = make_federation(), make_method(folders["gpt2"], epochs=1)
+    party = federation.parties["passive_1"]
+    party.defenses = [kind(0.125)]
+    trained = method.fit(federation)
+    before = transformers.AutoModel.from_pretrained(folders["gpt2"]).get_input_embeddings().weight
+    words = party.modules["bottom"].words.weight
+    assert any(torch.equal(words[-1], each) for each in before) == kind.fixes
+    states = []
+    federation.channel.taps.append(lambda message: message.kind == Kind.EMBEDDING and states.append(message.payload))
+    trained.predict("test")
+    plain = party.modules["bottom"](party.features["test"]).unflatten(1, (LENGTH, WIDTH))
+    assert torch.equal(states[0]["mask"], (plain != 0).any(dim=2))
+    assert (states[0]["value"] - plain).abs().mean() > 0.1 * plain.abs().mean()
 
 
 def test_weights_that_are_not_finite_are_refused(folder):

@@ -154,6 +154,10 @@ class Defense(ABC):
         """Return what leaves in place of ``nodes`` (B, T), the node of each row in T trees; 0 tells nothing of it."""
         return nodes
 
+    def on_text(self, text: Any, *, rng: torch.Generator) -> Any:
+        """Return what the party's model reads in place of its text, drawn once in each training."""
+        return text
+
     def on_labels(self, y: Tensor, *, features: Tensor, n_classes: int, rng: torch.Generator) -> Tensor:
         """Return the labels that the active party trains on; called once before training for each set of its rows.
 

@@ -68,6 +68,7 @@ PREDICTIONS = _make_active("on_predictions", "", _LEARNING, "prediction", change
 BATCH = _make_active("on_batch", "labels", _CROSSING)
 RECEIVED = _make_active("on_received", "the received embeddings", _CROSSING, "prediction")
 PENALTY = _make_active("penalty", "the loss", _CROSSING)
+TEXT = Hook("on_text", "the words of a text", Runs.CARRIER, (_CROSSING, "prediction"), Changes.TRAINING)
 PROTOCOL = _make_active(
     "protocol", "the cut layer, in place of the plain protocol", _CROSSING, "prediction", changes=Changes.MESSAGES
 )
@@ -79,7 +80,7 @@ PLAN_RELEASES = Hook("plan_releases", "", Runs.CARRIER, ("every phase",), Change
 
 _OF_MESSAGES = (EMBEDDING, GRADIENT, PARAMETERS, NODES)
 
-HOOKS = (*_OF_MESSAGES, LABELS, PREDICTIONS, BATCH, RECEIVED, PENALTY, PROTOCOL, TRAINING, UPDATE)
+HOOKS = (*_OF_MESSAGES, LABELS, PREDICTIONS, BATCH, RECEIVED, PENALTY, PROTOCOL, TRAINING, UPDATE, TEXT)
 """All hooks that change something. ``PLAN_RELEASES`` only passes on how often rows are sent."""
 
 OF_KIND = {hook.kind: hook for hook in HOOKS if hook.kind}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from vflsec.base.errors import DataError, UsageError
 from vflsec.base.layout import SPECIAL, Layout
-from vflsec.language.transformer import read_words
+from vflsec.language.transformer import Text, read_words
 
 UNSAFE = {".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth", ".py"}
 """Endings of files that are code, or that can run code when they are read."""
@@ -237,7 +237,7 @@ class PretrainedLower(ModelPart):
         self.words.weight.data = weight
         self.width, self.split = len(layout.columns) * weight.shape[1], sum(len(p) > 1 for p in pieces[len(SPECIAL) :])
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | Text) -> Tensor:
         """Return the hidden states of each row side by side, (B, T·d), zero at padding."""
         return self.run(*read_words(x, self.words)).flatten(1)
 

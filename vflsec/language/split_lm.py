@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 
 from vflsec.base.checks import check_positive, check_positive_or_none
 from vflsec.base.errors import UsageError
+from vflsec.base.seeds import make_rng
+from vflsec.base.sparse_rows import find_words
+from vflsec.core import hooks
 from vflsec.core.federation import Federation
 from vflsec.core.message import Kind, Step
 from vflsec.core.method import Method
@@ -17,8 +21,10 @@ from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.language.pretrained import PretrainedLower, PretrainedUpper
-from vflsec.language.transformer import LowerModel, UpperBlocks, UpperModel, split_positions
+from vflsec.language.transformer import LowerModel, Text, UpperBlocks, UpperModel, split_positions
+from vflsec.language.word_privacy import WordPrivacy
 from vflsec.methods.fedsplitnn import FedSplitNN
+from vflsec.methods.split_training import SplitTraining
 
 EPOCHS = 12
 """Passes over the training rows without ``train.epochs``: twice as many fit single rows, and predict others worse."""
@@ -55,6 +61,25 @@ class SequenceBoundary(Boundary):
         return received
 
 
+class TextTraining(SplitTraining):
+    """Split learning whose parties' defenses of text act once, before anything reads it."""
+
+    @cache  # noqa: B019  (a training is short-lived)
+    def _defend_text(self, name: str, split: str) -> Text:
+        party, seed = self.federation.parties[name], self.federation.seed
+        text = Text(find_words(party.features[split], len(party.layout.vocabulary)))
+        for number, defense in enumerate(party.defenses.select(hooks.TEXT)):
+            rng = make_rng(seed, "noise", name, "text", split, number, device=self.federation.device)
+            text = defense.on_text(text, rng=rng)
+        return text
+
+    def _feed(self, party: Party, step: Step) -> Any:
+        """Return what ``party`` feeds its own bottom model; one that is malicious runs no defense."""
+        if not party.holds_text or not party.defenses.select(hooks.TEXT) or party.name in self.federation.malicious:
+            return super()._feed(party, step)
+        return self._defend_text(party.name, step.split).select(step.rows)
+
+
 class SplitLM(FedSplitNN):
     """Split learning of a transformer: the text at passive parties, the labels at the active one.
 
@@ -88,6 +113,7 @@ class SplitLM(FedSplitNN):
         "fine-tuned with LoRA.",
     )
     shares_head = False
+    learns = {"train": hooks.SPLIT_LEARNING | {hooks.TEXT}}  # noqa: RUF012  (declared ClassVar in the base)
     together = Method.together  # type: ignore[assignment]  # one training after the other
 
     def __init__(
@@ -131,6 +157,16 @@ class SplitLM(FedSplitNN):
                 f"--method"
             )
         super().build(federation)
+        for party in federation.parties.values():
+            for defense in party.defenses.select(hooks.TEXT):
+                if isinstance(defense, WordPrivacy) and party.holds_text:
+                    defense.read_words(party.modules["bottom"].words, len(party.layout.columns))
+
+    def split(self, federation: Federation) -> TextTraining:
+        """Return the training across the cut layer, from the models as they are."""
+        bottoms = {party.name: self.representation(party) for party in federation.parties.values()}
+        top = federation.active.modules["top"]
+        return TextTraining(federation, bottoms, top, self._boundaries, self.train_spec)
 
     def build_party(self, party: Party, federation: Federation) -> None:
         """Give a party with text the lower model, another one an encoder of its columns."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -65,8 +66,28 @@ def split_positions(h: Tensor, length: int) -> Tensor:
     return h.reshape(len(h), length, h.shape[1] // length)
 
 
-def read_words(x: Tensor, words: nn.Embedding) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class Text:
+    """Texts as defenses leave them.
+
+    Attributes:
+        words: (B, T) by number.
+        noise: (B, T, d), which is added to the embeddings of the words; None for none.
+    """
+
+    words: Tensor
+    noise: Tensor | None = None
+
+    def select(self, rows: Tensor) -> Text:
+        """Return those of some rows."""
+        return Text(self.words[rows], None if self.noise is None else self.noise[rows])
+
+
+def read_words(x: Tensor | Text, words: nn.Embedding) -> tuple[Tensor, Tensor]:
     """Return the embeddings (B, T, d) of encoded text (B, T·V), and where it is no padding (B, T)."""
+    if isinstance(x, Text):
+        h = words(x.words)
+        return h if x.noise is None else h + x.noise, x.words != PADDING
     size = words.num_embeddings
     if isinstance(x, SparseRows) and not x.requires_grad:
         tokens = find_words(x, size)
@@ -94,7 +115,7 @@ class LowerModel(nn.Module):
         self.words, self.positions = nn.Embedding(len(layout.vocabulary), hidden), nn.Embedding(self.length, hidden)
         self.blocks = Blocks(blocks, hidden, heads)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | Text) -> Tensor:
         """Return the hidden states of each row side by side, (B, T·d), zero at padding."""
         h, mask = read_words(x, self.words)
         positions = torch.arange(self.length, device=h.device).expand(len(h), -1)

@@ -271,8 +271,9 @@ def compute_account(
 
     They are those of one of the trainings.
     """
-    if not defense.kinds:  # it changes labels, which only the active party has, once in each training
-        account = defense.privacy_spent(trainings) if sender == "active" else None
+    if not defense.kinds:  # it changes labels, which only the active party has, or a text, once in each training
+        drawn = sender == "active" or hooks.TEXT in list_hooks(defense)
+        account = defense.privacy_spent(trainings) if drawn else None
         return {**account, "fixed": True} if account and defense.fixed else account
     defended = [r for r in received if r.sender == sender and defense.acts(Kind(r.kind), r.phase)]
     once = defense.privacy_spent(1)

@@ -1,0 +1,152 @@
+"""Privacy of words: the probabilities of the mechanisms, once for each text, and what reads it."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import vflsec
+from tests.language.test_split_lm import make_animals, make_federation, make_method
+from vflsec.base.errors import UsageError
+from vflsec.base.layout import PADDING
+from vflsec.base.seeds import make_rng
+from vflsec.core.message import Kind
+from vflsec.language.transformer import Text
+from vflsec.language.word_privacy import SanText, SnD, find_diameter
+from vflsec.run.score import compute_spending
+from vflsec.testing.conformance import DefenseConformance
+
+POINTS = [[9.0, 9.0], [0.0, 0.0], [0.0, 1.0], [3.0, 0.0], [3.0, 4.0]]
+"""Embeddings of padding and four words; the largest distance of two words is 5."""
+
+
+def make(kind, epsilon, points=POINTS, length=1):
+    defense = kind(1 / epsilon)
+    defense.read_words(nn.Embedding.from_pretrained(torch.tensor(points), freeze=False), length)
+    return defense
+
+
+def draw(defense, words, seed=0):
+    return defense.on_text(Text(words), rng=make_rng(seed, "text"))
+
+
+class Conformance(DefenseConformance):
+    kind = None
+
+    def make(self, strength, **options):
+        defense = self.kind(strength, **options)
+        defense.read_words(nn.Embedding(4, 2), 3)
+        return defense
+
+
+class TestConformance_santext(Conformance):
+    kind = SanText
+
+
+class TestConformance_snd(Conformance):
+    kind = SnD
+
+
+def measure_replacement(defense, rows=40_000):
+    """Return the shares (V, V - 1) of the words that each word becomes, and how far they are from the paper's formula.
+
+    The second is in standard deviations, at most.
+    """
+    words = torch.arange(1, 5).repeat(rows, 1)
+    drawn = draw(defense, words).words
+    shares = torch.stack([(drawn == word).double().mean(dim=0) for word in range(1, 5)], dim=1)
+    points = torch.tensor(POINTS[1:]).double()
+    expected = torch.softmax(-2.0 * torch.cdist(points, points) / 5 / 2, dim=1)  # epsilon is 2
+    return shares, float(((shares - expected).abs() / (expected * (1 - expected) / rows).sqrt()).max())
+
+
+def test_words_are_replaced_with_the_probabilities_of_the_paper():
+    shares, deviation = measure_replacement(make(SanText, 2.0))
+    assert deviation < 5
+    ratios = (shares[:, None] / shares[None]).log().amax(dim=2)
+    distances = torch.cdist(torch.tensor(POINTS[1:]), torch.tensor(POINTS[1:])) / 5
+    assert (ratios <= 2.0 * distances + 0.1).all()  # epsilon times distance, within the error of the shares
+    assert measure_replacement(make(SanText, 2.2))[1] > 5  # a scale that is wrong by a tenth
+
+
+def measure_lengths(defense, rows=20_000):
+    """Return how far the mean length of noise is from that of a Gamma distribution, in standard deviations."""
+    width, scale = 2, 5 / 10.0  # epsilon is 10
+    noise = draw(defense, torch.ones(rows, 1, dtype=torch.long)).noise[:, 0]
+    assert noise.mean(dim=0).abs().max() < 5 * scale * math.sqrt(3 / rows)  # each coordinate has the variance 3 scale²
+    lengths = torch.linalg.vector_norm(noise, dim=1)
+    assert float(lengths.std()) == pytest.approx(float(lengths.mean()) / math.sqrt(width), rel=0.05)
+    return abs(float(lengths.mean()) - width * scale) / (scale * math.sqrt(width / rows))
+
+
+def test_noise_on_embeddings_has_the_density_of_the_paper():
+    assert measure_lengths(make(SnD, 10.0)) < 5
+    assert measure_lengths(make(SnD, 11.0)) > 5
+
+
+def test_padding_stays_and_extreme_epsilons_are_the_identity_and_a_uniform_draw():
+    words = torch.tensor([[1, 2, 4, PADDING]]).repeat(4000, 1)
+    assert torch.equal(draw(make(SanText, 1e4), words).words, words)
+    drawn = draw(make(SanText, 1e-6), words).words
+    assert not drawn[:, 3].any()
+    assert (torch.bincount(drawn[:, 0], minlength=5)[1:] / 4000 - 0.25).abs().max() < 0.05
+    assert draw(make(SnD, 1e9), words).noise.abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("dimension", [1, 3])
+def test_the_diameter_is_the_largest_distance_of_two_words(dimension, monkeypatch):
+    monkeypatch.setattr("vflsec.language.word_privacy.ROWS", 3)
+    points = torch.randn(10, dimension, generator=make_rng(0, "points")).double()
+    assert find_diameter(points) == pytest.approx(float(torch.cdist(points[1:], points[1:]).max()))
+
+
+@pytest.mark.parametrize("kind", [SanText, SnD])
+def test_a_text_is_drawn_once_for_all_releases_of_a_training(kind):
+    """States of a row differ between epochs as the model does, and not as much as a fresh draw would make them."""
+    federation, sent = make_federation(defenses=[kind(1 / 8)]), []
+    federation.channel.taps.append(lambda message: message.kind == Kind.EMBEDDING and sent.append(message))
+    trained = make_method(epochs=3).fit(federation)
+    trained.predict("train")
+    states, party = {}, federation.parties["passive_1"]
+    for message in sent:
+        for row, value in zip(message.rows.tolist(), message.payload["value"].flatten(1), strict=True):
+            states.setdefault(row, []).append(value)
+    received = torch.stack([torch.stack(values) for _, values in sorted(states.items())], dim=1)  # (releases, n, T d)
+    assert len(received) == 4
+    with torch.no_grad():
+        plain = trained.method.representation(party)(party.features["train"])
+    changed = (received[-1] - plain).square().mean()
+    assert (received - received[-1]).square().mean() < 0.1 * changed
+    assert changed > 0.1
+
+
+def test_embeddings_under_noise_do_not_learn():
+    federations = {kind: make_federation(defenses=[kind(1 / 8)]) for kind in (SanText, SnD)}
+    for kind, federation in federations.items():
+        method = make_method(epochs=1)
+        method.build(federation)
+        words = federation.parties["passive_1"].modules["bottom"].words.weight
+        before = words.detach().clone()
+        method.run("train", federation)
+        assert torch.equal(words, before) == kind.fixes
+
+
+def test_epsilon_is_that_of_the_longest_text_and_of_the_party_that_holds_it():
+    federation = make_federation(defenses=[SanText(0.25)])
+    federation.active.defenses = [SanText(0.25)]
+    trained = make_method(epochs=1).fit(federation)
+    account = {"defense": "santext:1/epsilon=0.25", "epsilon": 4.0 * 8, "delta": 0.0}  # eight words
+    assert compute_spending(trained, federation.channel.releases(), "active") == [account]
+    (twice,) = compute_spending(trained, federation.channel.releases(), "active", trainings=2)
+    assert twice["epsilon"] == 2 * account["epsilon"]
+    assert compute_spending(trained, federation.channel.releases(), "passive_1") == []
+    assert SanText(0.25).privacy_spent(1) is None  # it has read no words
+
+
+def test_a_method_that_reads_no_words_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"^defense santext changes nothing that fedsplitnn sends or learns[^\n]*$"):
+        vflsec.evaluate(
+            attack="text-prior", adversary="active", dataset=make_animals(), methods=["fedsplitnn"],
+            defense="santext", out=tmp_path,
+        )  # fmt: skip

@@ -1,0 +1,143 @@
+"""Defenses of each word of a text by metric differential privacy: replaced words, and noise on their embeddings."""
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vflsec.base.layout import PADDING
+from vflsec.core.defense import Defense
+from vflsec.language.transformer import Text
+
+ROWS = 1024
+"""Words of the vocabulary whose distances to all others are in memory at once."""
+
+GUARANTEE = (
+    "metric differential privacy of each word, against everybody but the party with the text, in all messages of one "
+    "training and its predictions: replacing a word by another changes them by at most epsilon d, where d in [0, 1] is "
+    "the distance of their embeddings over the largest in the vocabulary; so by at most epsilon. A text of n words "
+    "spends n epsilon, and K trainings on it K times as much. Lengths of texts and the vocabulary are public"
+)
+
+
+class WordPrivacy(Defense):
+    """Base of the two: what the models read is drawn once for each text, so that its releases cannot be averaged.
+
+    Attributes:
+        fixes: whether embeddings must not learn, since each state of them would be another release of the same noise.
+    """
+
+    strength_name = "1/epsilon"
+    strengths = (0.0625, 0.125, 0.25)
+    points = ()
+    by_epsilon: ClassVar[dict[str, Any]] = {}
+    guarantee = GUARANTEE
+    fixes: ClassVar[bool] = False
+    _length = 0
+    _embeddings: Tensor | None = None
+
+    def read_words(self, words: nn.Embedding, length: int) -> None:
+        """Take the embeddings before training, which both parties know, and the words of the longest text, T.
+
+        Only the party with a text does so; elsewhere no epsilon is spent.
+        """
+        self._embeddings, self._length = words.weight.detach().double().clone(), length
+        words.weight.requires_grad_(words.weight.requires_grad and not self.fixes)
+
+    def privacy_spent(self, releases: int) -> dict[str, float] | None:
+        """Return epsilon of the longest text, which adds up over trainings that draw anew, whatever they release."""
+        words = releases * self._length
+        return {"epsilon": words / self.strength, "delta": 0.0} if words and self.strength else None
+
+    def on_text(self, text: Text, *, rng: torch.Generator) -> Text:
+        """Return the text that the models read in place of ``text``; padding stays."""
+        assert self._embeddings is not None, "read_words comes first"
+        return self.draw(text, self._embeddings, find_diameter(self._embeddings), rng) if self.strength else text
+
+    @abstractmethod
+    def draw(self, text: Text, embeddings: Tensor, diameter: float, rng: torch.Generator) -> Text:
+        """Return ``text`` with fresh noise.
+
+        Args:
+            text: as the defense before left it.
+            embeddings: (V, d) of the vocabulary.
+            diameter: the largest distance between two of them.
+            rng: the party's own.
+        """
+
+
+def find_diameter(embeddings: Tensor) -> float:
+    """Return the largest distance between two embeddings (V, d) of words."""
+    used = embeddings[PADDING + 1 :]
+    return max(float(torch.cdist(part, used).max()) for part in used.split(ROWS))  # type: ignore[no-untyped-call]
+
+
+class SanText(WordPrivacy):
+    """Each word becomes a random word of the vocabulary, the more likely the nearer their embeddings are.
+
+    P(y | x) is proportional to exp(-epsilon d(x, y) / 2), where d is the Euclidean distance between embeddings over the
+    largest one in the vocabulary, in [0, 1]. The strength is 1/epsilon, so that 0 is off; write ``santext:epsilon=16``,
+    or ``--epsilon``. Everything after it works on the new words, also the embeddings that learn.
+
+    Source: Yue et al. 2021 (SanText), arXiv 2106.01221, algorithm 1.
+
+    | case | result |
+    |---|---|
+    | padding | padding |
+    | ``[unknown]``, ``[start]`` | replaced like any word |
+    """
+
+    name = "santext"
+    reference = "Yue et al. 2021 (SanText), arXiv 2106.01221, algorithm 1"
+    hides = "from the receiver of hidden states: each word, within epsilon of the words near it"
+    costs = "utility: with V words of equal distance, a share of 1 / (1 + (V - 1) exp(-epsilon / 2)) stays as it is"
+    fails = (
+        "with an epsilon above twice the logarithm of the vocabulary's size, where most words stay; for what other "
+        "words of the text, or columns, tell of a word; and for the labels, which it does not hide"
+    )
+
+    def draw(self, text: Text, embeddings: Tensor, diameter: float, rng: torch.Generator) -> Text:
+        """Return other words."""
+        words, used = text.words.clone(), embeddings[PADDING + 1 :]
+        for word in text.words.unique().tolist():
+            if word != PADDING:
+                distance = torch.linalg.vector_norm(used - embeddings[word], dim=1) / max(diameter, 1e-12)
+                shares, places = torch.softmax(-distance / (2 * self.strength), dim=0), text.words == word
+                drawn = torch.multinomial(shares, int(places.sum()), replacement=True, generator=rng)
+                words[places] = drawn + PADDING + 1
+        return Text(words, text.noise)
+
+
+class SnD(WordPrivacy):
+    """Noise on the embedding of each word before the first block, with a density that falls with its length.
+
+    The density of the noise z (d,) is proportional to exp(-epsilon |z| / D), where D is the largest distance between
+    two embeddings of the vocabulary: a length from a Gamma distribution of shape d and scale D / epsilon, in a uniform
+    direction. The strength is 1/epsilon, so that 0 is off; write ``snd:epsilon=32``, or ``--epsilon``. The embeddings
+    of words stay as they are before training.
+
+    Source: Mai et al. 2023, Split-and-Denoise, arXiv 2310.09130, section 3. The denoiser is left out: there the party
+    with the text gets the output of the last block back and denoises it; here it gets nothing that a denoiser could
+    improve.
+    """
+
+    name = "snd"
+    strengths = (0.015625, 0.03125, 0.0625)
+    reference = "Mai et al. 2023 (SnD), arXiv 2310.09130, without its denoiser, which needs the last states at the text"
+    hides = "from the receiver of hidden states: each word, within epsilon of the words near it"
+    costs = "utility: at epsilon = d the noise is as long as the largest distance between two words of width d"
+    fails = (
+        "with an epsilon of several times the square root of d, where the nearest embedding is that of the word; and "
+        "for the labels, which it does not hide"
+    )
+    fixes = True
+
+    def draw(self, text: Text, embeddings: Tensor, diameter: float, rng: torch.Generator) -> Text:
+        """Return the same words with noise (n, T, d)."""
+        shape = (*text.words.shape, embeddings.shape[1])
+        direction = torch.randn(shape, generator=rng, device=rng.device)
+        direction /= torch.linalg.vector_norm(direction, dim=2, keepdim=True)
+        length = torch.empty(shape, device=rng.device).exponential_(generator=rng).sum(dim=2, keepdim=True)  # Gamma
+        noise = direction * length * (diameter * self.strength)
+        return Text(text.words, noise if text.noise is None else text.noise + noise)
