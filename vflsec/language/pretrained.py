@@ -77,7 +77,8 @@ def _check(path: Path) -> None:
     with _read(path, "weights in safetensors"):
         from safetensors import safe_open
 
-        tensors = sum(len(safe_open(file, "pt").keys()) for file in path.glob("*.safetensors"))
+        opened: list[Any] = [safe_open(file, "pt") for file in path.glob("*.safetensors")]
+        tensors = sum(len(file.keys()) for file in opened)
     for key, value in settings:
         for number in value if isinstance(value, list) else [value]:
             if COUNT.search(key) and isinstance(number, int | float) and number > MOST + tensors:

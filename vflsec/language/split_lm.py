@@ -160,7 +160,9 @@ class SplitLM(FedSplitNN):
         for party in federation.parties.values():
             for defense in party.defenses.select(hooks.TEXT):
                 if isinstance(defense, WordPrivacy) and party.holds_text:
-                    defense.read_words(party.modules["bottom"].words, len(party.layout.columns))
+                    words = party.modules["bottom"].get_submodule("words")
+                    assert isinstance(words, nn.Embedding)
+                    defense.read_words(words, len(party.layout.columns))
 
     def split(self, federation: Federation) -> TextTraining:
         """Return the training across the cut layer, from the models as they are."""

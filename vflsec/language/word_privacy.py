@@ -100,7 +100,7 @@ class SanText(WordPrivacy):
     def draw(self, text: Text, embeddings: Tensor, diameter: float, rng: torch.Generator) -> Text:
         """Return other words."""
         words, used = text.words.clone(), embeddings[PADDING + 1 :]
-        for word in text.words.unique().tolist():
+        for word in text.words.unique().tolist():  # type: ignore[no-untyped-call]
             if word != PADDING:
                 distance = torch.linalg.vector_norm(used - embeddings[word], dim=1) / max(diameter, 1e-12)
                 shares, places = torch.softmax(-distance / (2 * self.strength), dim=0), text.words == word
