@@ -2,7 +2,7 @@
 
     python benchmarks/language.py                      compute, about twenty minutes on two cores, and print
     python benchmarks/language.py --write              write docs/language.md as well
-    python benchmarks/language.py --seeds 3            with three trainings of each row
+    python benchmarks/language.py --cut 1 --cut 2 --cut 3 --seeds 3    also the third cut, three trainings
     python benchmarks/language.py --only labels        one of the tables, text or labels
 
 What is computed is kept in ``runs/language``, so that an interrupted run goes on.
@@ -20,7 +20,7 @@ import vflsec
 
 PAGE = Path(__file__).parents[1] / "docs" / "language.md"
 FOLDER = Path("runs/language")
-CUTS, BLOCKS = (1, 2, 3), 4
+CUTS, BLOCKS = (1, 2), 4
 ON_TEXT = ("iso:lambda=2,8@embedding", "santext:epsilon=16,8")
 DEEPER = ("iso:lambda=2@embedding", "santext:epsilon=16")
 """Defenses of the text with their strengths, after the first block and after later ones."""
