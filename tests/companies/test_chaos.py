@@ -22,7 +22,7 @@ from vflsec.base.errors import PeerLost
 from vflsec.companies.identity import Identity
 from vflsec.companies.link import Dialer
 
-KILLS = int(os.environ.get("VFLSEC_CHAOS_KILLS", "16"))
+KILLS = int(os.environ.get("VFLSEC_CHAOS_KILLS", "25"))
 LONGEST = 60 + 2 * KILLS
 """Seconds after which the run counts as hung."""
 OVERSIZE = b"vfls\x00\x01\x01" + bytes(8) + b"\xff" * 4
@@ -190,7 +190,7 @@ def test_chaos(keys, stranger, tmp_path):
 
     print(f"{time.monotonic() - started:.0f} s, {kills} kills, {proxy.done}, {len(turned_away)} turned away")  # noqa: T201
     assert sum(kills.values()) == KILLS, kills
-    assert min(kills.values()) > KILLS / 10
+    assert min(kills.values()) > KILLS / 5
     assert KILLS < 50 or min(proxy.done.values()) > 0, proxy.done
     assert len({name for name, _ in turned_away}) == 3
     assert not any(answer for _, answer in turned_away)
