@@ -118,7 +118,7 @@ def open_backdoor(seed, target, *, malicious, **options):
     """
     federation = make_toy_federation(seed=seed, rows=1000)
     federation.active.features = {split: 0 * x for split, x in federation.active.features.items()}
-    attack = Villain(poisoned=0.1, aim=target, **options)
+    attack = Villain(aim=target, **options)
     attack.join(observe_before(federation, federation.parties["passive_1"], AuxSpec(n=40)), seed=1)
     federation.malicious = acting = {"passive_1": attack} if malicious else {}
     trained = FedSplitNN(TrainSpec(epochs=15, batch=64, lr=5e-3), ModelSpec(bottom=(16,))).fit(federation)
@@ -131,16 +131,29 @@ def open_backdoor(seed, target, *, malicious, **options):
 @pytest.mark.sampled
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_same_trigger_opens_for_either_class_where_an_honest_model_reads_it_as_one(seed):
-    honest = [open_backdoor(seed, target, malicious=False, **SOURCE) for target in (0, 1)]
+    source = SOURCE | {"poisoned": 0.1}
+    honest = [open_backdoor(seed, target, malicious=False, **source) for target in (0, 1)]
     assert sum(success for *_, success in honest) < 1.2
     for target in (0, 1):
-        attack, labels, utility, success = open_backdoor(seed, target, malicious=True, **SOURCE)
+        attack, labels, utility, success = open_backdoor(seed, target, malicious=True, **source)
         inferred = attack._target.clone()
         inferred[attack._known] = False
         assert inferred.sum() > 20
         assert (labels[inferred] == target).float().mean() > 0.9
         assert success > 0.9
         assert honest[0][2] - utility < 0.01
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("beta", [0.4, 4.0])
+def test_the_default_trigger_opens_for_either_class_and_only_where_it_has_seen_gradients(seed, beta):
+    blind = [open_backdoor(seed, target, malicious=False, beta=beta) for target in (0, 1)]
+    assert sum(success for *_, success in blind) < 1.2, "signs that no gradient aims point at one class"
+    for target in (0, 1):
+        _, _, utility, success = open_backdoor(seed, target, malicious=True, beta=beta)
+        assert success > 0.9
+        assert blind[0][2] - utility < 0.01
 
 
 def test_a_class_that_is_not_there_or_not_known_is_refused():
