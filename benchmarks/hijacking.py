@@ -51,7 +51,7 @@ class Job(NamedTuple):
 
 
 IMAGES = "fashion-mnist"
-JOBS = {"credit-default": Job(), "digits": Job(), IMAGES: Job(ATTACKS[:4], 20)}
+JOBS = {"credit-default": Job(), "digits": Job(), IMAGES: Job(honest=20)}
 SEEDS = 3
 TRAIN_ROWS, TEST_ROWS = 1000, 500
 """Images of Fashion-MNIST: the forests of ``column-fusion`` grow with rows and columns."""
