@@ -202,6 +202,6 @@ def test_it_learns_from_the_rows_that_are_left_out_of_the_score():
 def test_all_does_not_stand_for_it_and_several_trainings_are_refused():
     spec, left_out = expand_attacks(read({**SETTINGS, "attacks": [{"name": "all"}]}))
     assert "fsha" not in {attack.name for attack in spec.attacks}
-    assert left_out["fsha"] == "attacks the training itself: name it in --attack"
+    assert left_out["fsha"] == "acts in training, and was not asked for: name it in --attack"
     with pytest.raises(UsageError, match="expected one training with fsha"):
         check(read({**SETTINGS, "trainings": 2}))

@@ -18,7 +18,7 @@ from vflsec.report.report import Report, order_roles
 from vflsec.report.table import SIMULATED, list_cap_notes, show_roles
 from vflsec.results.analysis.results import Gate, Leak, Measure, Point, Summary, name_defense
 from vflsec.results.analysis.verdict import state_verdict, suggest_run
-from vflsec.results.records.manifest import AttackEntry
+from vflsec.results.records.manifest import TOO_DEAR, AttackEntry
 from vflsec.run import engine
 from vflsec.run import spec as specs
 from vflsec.run.describe import build_manifest
@@ -379,12 +379,11 @@ def test_the_annex_claims_nothing_that_was_not_run(report):
     summary, manifest = report.summary, report.manifest
     shown = read_annex(summary, manifest)
     for name in ("An attribute", "Columns", "Membership", "Models", "Training itself"):
-        assert re.search(rf"{name}: 0 attacks run, [1-9]\d* not", shown)
-    assert "Predictions that are handed out: no attack run, this adversary cannot mount it" in shown
+        assert re.search(rf"{name}: 0 attacks run, \d+ more possible, \d+ not", shown)
+    assert "Predictions that are handed out: no attack run, impossible for this adversary" in shown
     most = max(summary.worst, key=lambda p: p.leak.mean).leak
-    assert re.search(
-        rf"Labels: 2 attacks run, \d+ not, at most AUC {write_number(most.mean)} \({write_number(most.alone)}", shown
-    )
+    numbers = rf"at most AUC {write_number(most.mean)} \({write_number(most.alone)}"
+    assert re.search(rf"Labels: 2 attacks run, \d+ more possible, \d+ not, {numbers}", shown)
     assert "leak and cost of iso 1" in shown
     assert "no gate was set" in shown
     gate = Gate(gate="min-utility", limit=0.6, worst=0.7, at="iso 1", holds=True)
@@ -402,27 +401,44 @@ def test_what_was_not_tested_stands_by_what_it_would_recover(report):
     way = "; this adversary has only own features: choose --adversary active"
     manifest = replace(
         report.manifest,
-        questions={"fusion": "labels", "lira": "membership", "grn": "features", "logistic": "labels"},
-        exclusions={"logistic": "part of alone", "lira": "trains 64 shadows", "grn:victim=shop": f"needs x{way}"},
+        questions={"fusion": "labels", "lira": "membership", "grn": "features", "logistic": "labels", "mc": "labels"},
+        exclusions={
+            "logistic": "part of alone",
+            "lira": f"{TOO_DEAR}: trains 64 shadows: name it in --attack",
+            "grn:victim=shop": f"needs x{way}",
+            "mc:x=1": "needs what another method sends",
+        },
     )
-    text = Report(replace(report.summary, not_run=["fusion"]), manifest).to_html()
+    text = Report(replace(report.summary, not_run=["fusion", "lira", "mc:x=1"]), manifest).to_html()
     section = next(part for part in text.split("<section") if "What was not tested" in part)
     items = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", section)[:3]
     assert items == [
-        ("Labels: 2 attacks run, 1 not", "fusion: could be mounted, and was not run"),
-        ("Columns: 0 attacks run, 1 not", "grn:victim=shop: needs x"),
-        ("Membership: 0 attacks run, 1 not", "lira: trains 64 shadows"),
+        ("Labels: 2 attacks run, 2 more possible, 0 not", "fusion, mc:x=1: was not asked for"),
+        ("Columns: 0 attacks run, 0 more possible, 1 not", "grn:victim=shop: impossible for this adversary: needs x"),
+        ("Membership: 0 attacks run, 1 more possible, 0 not", "lira: too dear: trains 64 shadows"),
     ]
 
 
+def test_the_verdict_and_the_list_of_untested_attacks_count_the_same(report):
+    """Those that this adversary can mount, but for those on the training itself, which infer nothing."""
+    text = report.to_html()
+    section = next(part for part in text.split("<section") if "What was not tested" in part)
+    counts = re.findall(r"<dt>([^<]*?): (\d+) attacks? run, (\d+) more possible, \d+ not<", text)
+    every = {name: int(n) + int(more) for name, n, more in counts if name != "Training itself"}
+    assert sum(every.values()) == report.summary.mountable > every["Labels"] > 2
+    assert f"only 2 of the {report.summary.mountable} attacks" in " ".join(report.summary.verdict)
+    assert f"can mount {report.summary.mountable} attacks" in section
+
+
 @pytest.mark.parametrize(
-    ("mountable", "reason"), [(2, "this adversary cannot mount it"), (0, "was not asked for")]
+    ("mountable", "reason", "counts"),
+    [(2, "impossible for this adversary", "0 more possible, 1"), (0, "was not asked for", "1 more possible, 0")],
 )  # without a training it is not known what can be mounted
-def test_an_attack_that_did_not_run_could_not_or_was_not_asked_for(report, mountable, reason):
+def test_an_attack_that_did_not_run_could_not_or_was_not_asked_for(report, mountable, reason, counts):
     manifest = replace(report.manifest, questions={"inversion": "features", "backdoor": "integrity"})
     text = write_page([Part(replace(report.summary, mountable=mountable, not_run=[]), manifest)])
-    assert f"<dt>Columns: 0 attacks run, 1 not</dt><dd>inversion: {reason}</dd>" in text
-    assert "not</dt><dd>backdoor: acts in the training, and was not asked for</dd>" in text
+    assert f"<dt>Columns: 0 attacks run, {counts} not</dt><dd>inversion: {reason}</dd>" in text
+    assert "not</dt><dd>backdoor: acts in training, and was not asked for</dd>" in text
 
 
 def test_a_page_has_no_hints_for_a_command_line(report):
@@ -443,7 +459,7 @@ def test_a_page_has_no_hints_for_a_command_line(report):
         ("a may leak more: try other train.epochs, model.head=mlp or a larger model.cut", "a may leak more"),
         (
             "needs model.head=none, got linear: set it, or leave it out",
-            "needs a joint model with head none, got linear",
+            "needs a joint model whose last layer is not trained",
         ),
         (
             "mc: expected 10 rows for aux.n=20, got 3: set aux.balanced=false",
@@ -477,11 +493,15 @@ def test_the_annex_counts_what_the_list_of_untested_attacks_counts(report):
     annex = read_annex(summary, manifest)
     text = Report(summary, manifest).to_html()
     section = next(part for part in text.split("<section") if "What was not tested" in part)
-    assert re.findall(r"<dt>(.*? not)</dt><dd>(.*?)</dd>", section) == [
-        ("Models: 0 attacks run, 1 not", "model-recovery: gave no number"),
-        ("Training itself: 1 attack run, 1 not", "steering: could be mounted, and was not run"),
+    assert re.findall(r"<dt>([^<]*? not)</dt><dd>(.*?)</dd>", section) == [
+        ("Models: 0 attacks run, 1 more possible, 0 not", "model-recovery: gave no number"),
+        ("Training itself: 1 attack run, 1 more possible, 0 not", "steering: was not asked for"),
     ]
-    for counted in ("Labels: 3 attacks run, 0 not", "Models: 0 attacks run, 1 not", "Training itself: 1 attack run, 1"):
+    for counted in (
+        "Labels: 3 attacks run, 0 more",
+        "Models: 0 attacks run, 1 more",
+        "Training itself: 1 attack run, 1",
+    ):
         assert counted in annex
     assert "Predictions that are handed out: attack run" in annex
 

@@ -202,7 +202,9 @@ def test_they_are_trained_by_name_alone():
     found, left_out = engine.expand_attacks(spec)
     assert not {"lira", "rmia"} & {attack.name for attack in found.attacks}
     assert left_out["lira"] == left_out["rmia"]
-    assert "64 shadow federations for each" in left_out["lira"]
+    assert left_out["lira"].startswith("too dear: trains 64 shadow federations for each")
+    _, of_passive = engine.expand_attacks(specs.read({**SETTINGS, "attacks": ["all"], "adversary": "passive_1"}))
+    assert "is for the active side" in of_passive["lira"]  # who cannot mount it is told so, and not what it costs
     named, left_out = engine.expand_attacks(specs.read({**SETTINGS, "attacks": ["lira", "all"]}))
     assert "lira" in {attack.name for attack in named.attacks}
     assert "lira" not in left_out

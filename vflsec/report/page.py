@@ -24,8 +24,9 @@ from vflsec.report.columns import STRONGEST, WORDS, compare_with_alone, write_ad
 from vflsec.report.comparison import list_settings, write_plain
 from vflsec.report.formats import Cells, Column, as_html, escape, write_number
 from vflsec.results.analysis.results import Point, Summary, name_defense
+from vflsec.results.analysis.summary import name_with_victim
 from vflsec.results.analysis.verdict import MEASURES
-from vflsec.results.records.manifest import INTEGRITY, TARGETS, Manifest, Provenance
+from vflsec.results.records.manifest import ACTS_UNASKED, COULD, INTEGRITY, TARGETS, UNASKED, Manifest, Provenance
 
 STYLE = (resources.files("vflsec.report") / "page.css").read_text("utf-8")
 
@@ -44,7 +45,8 @@ ANNEX = tomllib.loads((resources.files("vflsec.report") / "annex.toml").read_tex
 OPTION = r"(?:--[a-z]|\b[a-z_]+\.[a-z_.]+=|\bvflsec [a-z]+\b)"
 HINTS = (
     (r"--set aux\.n=(?=\d)", ""),
-    (r"\bneeds model\.head=", "needs a joint model with head "),
+    (r"\bneeds model\.head=none, got \w+", "needs a joint model whose last layer is not trained"),
+    (r", got an adversary on the (?:passive|active) side", ""),
     (r"; this adversary has only.*|: (?:choose|name it|record) .*|: set it\b.*|: (?:choose|name) it$", ""),
     (rf" \([^()]*{OPTION}[^()]*\)|, then {OPTION}[^\s,;.]*", ""),
     (rf"[:;] (?!expected )(?:(?![:;] |\. ).)*?{OPTION}.*?(?=; |\)|\.? ?$|\. )", ""),
@@ -208,6 +210,9 @@ def _list_untested(summary: Summary, manifest: Manifest) -> str:
         if left:
             reasons = group(left, left.__getitem__)
             rows[title] = "\n".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
+    if summary.mountable:
+        every = f"{summary.adversary} can mount {count(summary.mountable, 'attack')} that infer something"
+        rows["What is counted"] = f"{every}. An attack on a party counts once for each party."
     if not summary.audited:
         others = [name for name in manifest.names.values() if name != summary.adversary]
         named = f": {', '.join(others)}" if others else ""
@@ -217,29 +222,37 @@ def _list_untested(summary: Summary, manifest: Manifest) -> str:
 
 
 def _sort_attacks(summary: Summary, manifest: Manifest) -> dict[str, tuple[str, dict[str, str]]]:
-    """Return for each target how many attacks gave a number and how many did not, and why, by their names."""
+    """Return for each target how many attacks gave a number and how many did not, and why, by their names.
+
+    An attack counts once for each party that it is on, as it does in the verdict.
+    """
+    entries = {attack.label: attack for attack in manifest.attacks}
     targets = {attack.label: attack.target.partition(" ")[0] for attack in manifest.attacks if not attack.baseline}
     run = {point.attack: point.target.partition(" ")[0] for point in summary.points if point.leak.mean is not None}
     run |= {damage.attack: INTEGRITY for damage in summary.integrity if damage.under_attack.mean is not None}
-    why = {name: drop_hints(text) for name, text in (manifest.exclusions | summary.left_out).items()}
-    why |= dict.fromkeys(summary.not_run, "could be mounted, and was not run")
+    unable = "could not be run on this material" if summary.audited else "impossible for this adversary"
+    given = manifest.exclusions | summary.left_out
+    given = {name: text.removeprefix(f"attack {name.partition(':')[0]!r} ") for name, text in given.items()}
+    why = {name: drop_hints(text if text.startswith(COULD) else f"{unable}: {text}") for name, text in given.items()}
+    why |= {name: UNASKED for name in summary.not_run if not why.get(name, "").startswith(COULD)}
     why |= dict.fromkeys(targets, "gave no number")
     known = {name.partition(":")[0] for name in (*why, *(attack.name for attack in manifest.attacks))}
-    unable = "this adversary cannot mount it" if summary.mountable else "was not asked for"
-    acting = "acts in the training, and was not asked for"
     others = {name: target for name, target in manifest.questions.items() if name not in known}
-    why |= {name: acting if target == INTEGRITY else unable for name, target in others.items()}
+    unknown = unable if summary.mountable else UNASKED
+    why |= {name: ACTS_UNASKED if target == INTEGRITY else unknown for name, target in others.items()}
     names = why.keys() - ({baseline.label for baseline in manifest.baselines} - targets.keys()) - run.keys()
     names -= {attack.name for attack in manifest.attacks if attack.label in run}
     left = group(sorted(names), lambda name: targets.get(name) or manifest.questions.get(name.partition(":")[0], ""))
-    number = Counter(target for name, target in run.items() if name in targets)
-    return {
-        target: (
-            f"{NOUNS[target]}: {count(number[target], 'attack')} run, {len(left.get(target, []))} not",
-            {name: why[name].removeprefix(f"attack {name.partition(':')[0]!r} ") for name in left.get(target, [])},
-        )
-        for target in (*TARGETS, "")
-    }
+    number = Counter(
+        dict((name_with_victim(entries[name]), run[name]) for name in run.keys() & targets.keys()).values()
+    )
+    tested = {}
+    for target in (*TARGETS, ""):
+        reasons = {name: why[name] for name in left.get(target, [])}
+        impossible = sum(reason.startswith(unable) for reason in reasons.values())
+        counts = f"{count(number[target], 'attack')} run, {len(reasons) - impossible} more possible, {impossible} not"
+        tested[target] = (f"{NOUNS[target]}: {counts}", reasons)
+    return tested
 
 
 def _write_sign_off(parts: Sequence[Part]) -> str:

@@ -33,6 +33,7 @@ from vflsec.core.message import SERVER, SOURCE
 from vflsec.core.method import Method, Trained
 from vflsec.data import frames
 from vflsec.data.dataset import VerticalDataset
+from vflsec.results.records.manifest import ACTS_UNASKED, TOO_DEAR, UNASKED
 from vflsec.results.records.schema import Record, decode, encode
 from vflsec.run import mounting, runner
 from vflsec.run import plan as plans
@@ -274,24 +275,26 @@ def _with_columns(spec: EvalSpec, named: Sequence[Technique] | None = None) -> E
 def _find_obstacle(wanted: Technique, spec: EvalSpec, built: Sequence[tuple[str, Method, Federation]]) -> str | None:
     """Return why ``all`` does not stand for this attack; None if it does."""
     attack, after = wanted.make(), wanted.spec.after
-    if isinstance(attack, ActingAttack):
-        return "attacks the training itself: name it in --attack"
-    if spec.trainings > 1 and attack.target in SINGLE_TRAINING:
-        return f"is on {attack.target}, which several trainings do not share"
-    if attack.shadows:
-        return f"trains {attack.shadows} shadow federations for each training: name it in --attack"
+    acts = isinstance(attack, ActingAttack)
     added = mounting.list_instead(_list_protocols(spec))
     try:
         for label, method, federation in built:
             mounting.mount(
-                attack, after, spec.adversary, spec.aux, method, federation, spec.get_method(label).options, added=added
-            )
+                attack, None if acts else after, spec.adversary, spec.aux, method, federation,
+                spec.get_method(label).options, added=added,
+            )  # fmt: skip
     except InsufficientView as error:
         return str(error)
+    if acts:
+        return f"{ACTS_UNASKED}: name it in --attack"
+    if attack.shadows:
+        return f"{TOO_DEAR}: trains {attack.shadows} shadow federations for each training: name it in --attack"
+    if spec.trainings > 1 and attack.target in SINGLE_TRAINING:
+        return f"is on {attack.target}, which several trainings do not share"
     with_source = [method for _, method, _ in built if after in method.source_phases]
     on_source = all(is_about_source(attack, after, method, spec.adversary) for method in with_source)
     if attack.target == "labels" and not on_source:
-        return "is on the labels of the active party, where others are on those of the source: name it"
+        return f"{UNASKED}: is on the labels of the active party, where others are on those of the source: name it"
     return None
 
 

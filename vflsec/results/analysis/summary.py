@@ -133,11 +133,11 @@ def _list_mountable(manifest: Manifest, records: Mapping[str, Record]) -> tuple[
     """Return the attacks that this adversary can mount on some method, those that were run and those that were not."""
     results = [records[row.key] for row in manifest.rows if row.key in records]
     known = {name for record in results if isinstance(record, Result) for name in record.mountable}
-    chosen = [_name_with_victim(attack) for attack in manifest.attacks]
+    chosen = [name_with_victim(attack) for attack in manifest.attacks]
     return [name for name in dict.fromkeys(chosen) if name in known], sorted(known - set(chosen))
 
 
-def _name_with_victim(attack: AttackEntry) -> str:
+def name_with_victim(attack: AttackEntry) -> str:
     """Return the name of an attack, with its victim unless that is the first other party."""
     victim = attack.target.partition(" of ")[2].partition(" ")[0]
     return f"{attack.name}:victim={victim}" if victim else attack.name

@@ -92,7 +92,8 @@ def note_spending(spending: Spending, points: Sequence[Point]) -> list[str]:
         others = ", and trainings without it have no bound" if any(defense not in names for names in trained) else ""
         if len(by_training) > 1:
             notes.append(
-                f"the {sum(n for _, n in by_training.values())} trainings with {defense} here would spend epsilon "
+                f"the {sum(n for _, n in by_training.values())} trainings with {defense} here, also those that an "
+                f"attack acts in, would spend epsilon "
                 f"{sum(epsilon for epsilon, _ in by_training.values()):.4g} together on a row that is in all of "
                 f"them{others}: choose settings on data that are not sensitive"
             )

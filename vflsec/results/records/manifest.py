@@ -25,6 +25,8 @@ UNDEFENDED = "no defense"
 INTEGRITY = "integrity"
 """The target of attacks that change the training instead of inferring something."""
 
+UNASKED, ACTS_UNASKED, TOO_DEAR = COULD = ("was not asked for", "acts in training, and was not asked for", "too dear")
+"""How the reasons begin why an attack that could be mounted was not run; each other reason is that it could not."""
 
 LARGEST_STRENGTH = 1e100
 """The strengths of a defense are below this."""
