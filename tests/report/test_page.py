@@ -22,6 +22,7 @@ from vflsec.results.records.manifest import TOO_DEAR, AttackEntry
 from vflsec.run import engine
 from vflsec.run import spec as specs
 from vflsec.run.describe import build_manifest
+from vflsec.run.plan import load_dataset
 from vflsec.run.store import Store
 
 pytestmark = pytest.mark.usefixtures("few_trees_in_module")  # the subject is not how well trees guess
@@ -518,6 +519,35 @@ def test_each_note_stands_once_and_where_its_number_stands(report):
     assert single == f"CAP of iso by mc: {note}"
     rule, number = text.index("chosen on one half of the rows"), text.index("Strongest attack on labels")
     assert text.index("Threat model") < rule < number
+
+
+def test_parties_columns_label_and_data_are_said(report):
+    """Those of the toy data; where columns are dealt by seed, they are those of the first."""
+
+    def read_rows(manifest):
+        text = Report(report.summary, manifest).to_html()
+        section = next(part for part in text.split("<section") if "<h2>Parties and data" in part)
+        return {
+            name: re.sub("<.*?>", " ", facts)
+            for name, facts in re.findall(r"<dt>(.*?)</dt>(.*?)(?=<dt>|</dl>)", section)
+        }
+
+    rows = read_rows(report.manifest)
+    held = {name: ", ".join(f"{name}_x{k}" for k in range(6)) for name in ("active", "passive_1")}
+    assert rows["active, holds the labels"].strip() == f"6 columns: {held['active']}"
+    assert rows["passive_1, the adversary"].strip() == f"6 columns: {held['passive_1']}"
+    card = load_dataset("toy").card
+    assert rows["label"].strip() == f"{card.label}: class_0 or class_1"
+    assert card.title in rows["data"]
+    many = replace(
+        report.manifest,
+        columns={"active": [f"c{k}" for k in range(42)]},
+        names={"active": "bank"},
+        settings={"data": {"columns": "random"}},
+    )
+    last = read_rows(many)["bank, holds the labels"]
+    assert last.strip().startswith("42 columns in the first seed: c0, c1,")
+    assert last.strip().endswith(", c39 and 2 more")
 
 
 def test_what_is_signed_is_named_with_its_version_and_command(report):

@@ -27,7 +27,7 @@ from vflsec.nn.encoders import reinitialize
 from vflsec.results.records.manifest import AUDITED, Manifest
 from vflsec.results.records.schema import BaselineResult, Result
 from vflsec.run.cell import Technique, digest
-from vflsec.run.describe import describe_attack, describe_provenance, list_baselines, list_questions, list_rows
+from vflsec.run.describe import describe_attack, describe_data, describe_provenance, list_baselines, list_rows
 from vflsec.run.engine import list_reasons
 from vflsec.run.mounting import expand_victims, is_baseline, with_columns
 from vflsec.run.plan import Baseline, Trial, list_attacks, make_alone_attack, resolve
@@ -107,12 +107,10 @@ class SystemAudit:
             left_out=dict(self.exclusions),
             title=self.data.dataset,
             names=dict(self.data.names),
-            used=self.data.used,
             misfit=list(self.misfit),
             confirmed=self.confirmed,
             declared=self.declared,
-            data_notes=list(self.data.warnings),
-            questions=list_questions(),
+            **describe_data(self.data),
         )
 
     def to_toml(self) -> str:

@@ -32,7 +32,7 @@ from vflsec.base.errors import DataError, UsageError
 from vflsec.base.layout import Layout
 from vflsec.base.seeds import derive
 from vflsec.data.columns_split import ColumnSplit, deal_again
-from vflsec.data.dataset import PartyTable, VerticalDataset, align
+from vflsec.data.dataset import Card, PartyTable, VerticalDataset, align
 from vflsec.data.encode import ColumnEncoder, Matrix
 from vflsec.results.canaries import Canaries, toss
 from vflsec.results.statistics import draw_groups
@@ -128,6 +128,7 @@ class Partition:
         groups: by split but ``local``, the group of each row, the same with each seed.
         used: the share of the smallest party's rows that all parties hold.
         warnings: what looks wrong in the data.
+        card: the source of the data and their terms of use, or None.
     """
 
     dataset: str
@@ -143,6 +144,7 @@ class Partition:
     groups: Mapping[str, NDArray[np.integer]] = field(default_factory=dict)
     used: float = 1.0
     warnings: tuple[str, ...] = ()
+    card: Card | None = None
 
 
 def split_dataset(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partition:
@@ -197,19 +199,9 @@ def split_dataset(dataset: VerticalDataset, spec: DataSpec, seed: int) -> Partit
     groups = {split: drawn[dataset.labels.index.get_indexer(index)] for split, index in every.items()}
     used = len(dataset.common) / min(len(table.frame) for table in dataset.parties)
     return Partition(
-        dataset.name,
-        parties,
-        labels,
-        arrays,
-        *facts,
-        source,
-        places,
-        names=dataset.names,
-        canaries=canaries,
-        groups=groups,
-        used=used,
-        warnings=dataset.warnings,
-    )
+        dataset.name, parties, labels, arrays, *facts, source, places, names=dataset.names, canaries=canaries,
+        groups=groups, used=used, warnings=dataset.warnings, card=dataset.card,
+    )  # fmt: skip
 
 
 def _draw_roles(dataset: VerticalDataset, spec: DataSpec, seed: int) -> tuple[dict[str, pd.Index], dict[str, pd.Index]]:

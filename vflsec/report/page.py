@@ -61,6 +61,9 @@ NOUNS = {"labels": "Labels", "attribute": "An attribute", "features": "Columns",
 WIDEST = 1200
 """A screen of so many pixels scrolls no picture."""
 
+MAX_NAMES = 40
+"""So many columns of a party, or classes, are named."""
+
 SENTENCES = ("alarms", "verdict", "notes", "failures")
 KINDS = {"train": "training", "candidates": "candidate"}
 
@@ -155,6 +158,7 @@ def _write_part(part: Part) -> list[str]:
     tables = [as_html(cells.narrow(0)) for cells in _list_tables(part)]
     return [
         _write_threat(summary, manifest),
+        _write_meanings("Parties and data", _describe_data(summary, manifest)),
         f"<p class=quiet>{escape(STRONGEST.help)}</p>" if headlines else "",
         *tables[: len(headlines)],
         _list_untested(summary, manifest),
@@ -214,9 +218,9 @@ def _list_untested(summary: Summary, manifest: Manifest) -> str:
         every = f"{summary.adversary} can mount {count(summary.mountable, 'attack')} that infer something"
         rows["What is counted"] = f"{every}. An attack on a party counts once for each party."
     if not summary.audited:
-        others = [name for name in manifest.names.values() if name != summary.adversary]
-        named = f": {', '.join(others)}" if others else ""
-        rows["What other parties infer"] = f"This needs a report on each of them{named}."
+        others = [manifest.names.get(name, name) for name in manifest.columns]
+        named = ", ".join(name for name in others if name not in summary.adversary.split("+"))
+        rows["What other parties infer"] = f"This needs a report on each of them{f': {named}' * bool(named)}."
         rows["Other defenses, strengths and data"] = "Nothing follows for them from these numbers."
     return _write_meanings("What was not tested, and why", rows)
 
@@ -313,6 +317,23 @@ def _write_threat(summary: Summary, manifest: Manifest) -> str:
         else "The utility without joining was not measured.",
     ]
     return f"<section><h2>Threat model</h2><p>{escape(' '.join(filter(None, sentences)))}</p></section>"
+
+
+def _describe_data(summary: Summary, manifest: Manifest) -> dict[str, str]:
+    """Return who holds which columns, what the labels are, and where the data come from."""
+    rows, data = {}, manifest.settings.get("data")
+    first = " in the first seed" * (isinstance(data, dict) and data.get("columns") not in ("given", "even"))
+    for party, columns in manifest.columns.items():
+        name = manifest.names.get(party, party)
+        roles = ["holds the labels"] * (party == "active") + ["the adversary"] * (name in summary.adversary.split("+"))
+        more = f" and {len(columns) - MAX_NAMES} more" if len(columns) > MAX_NAMES else ""
+        rows[", ".join([name, *roles])] = (
+            f"{count(len(columns), 'column')}{first}: {', '.join(columns[:MAX_NAMES])}{more}"
+        )
+    card = manifest.card
+    rows["label"] = ": ".join(filter(None, [card.get("label", ""), " or ".join(manifest.classes[:MAX_NAMES])]))
+    rows["data"] = "\n".join(filter(None, map(card.get, ("title", "source", "license")))) or summary.dataset
+    return rows
 
 
 def _write_traffic(traffic: Sequence[tuple[str, str, str, str, int]]) -> str:

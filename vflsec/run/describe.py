@@ -51,15 +51,21 @@ def build_manifest(spec: EvalSpec, command: Sequence[str] = (), names: Names | N
         title=names.dataset if names else "",
         names=dict(names.parties) if names else {},
         techniques=_find_declared_names(methods) | _find_declared_names(defenses),
-        used=data.used,
-        data_notes=list(data.warnings),
-        questions=list_questions(),
+        **describe_data(data),
     )
 
 
-def list_questions() -> dict[str, str]:
-    """Return what each registered attack recovers."""
-    return {attack.name: attack.kind.target for attack in plan.list_attacks()}
+def describe_data(data: Partition) -> dict[str, Any]:
+    """Return what a report must know of the data, and what each registered attack recovers of them."""
+    card = msgspec.to_builtins(data.card) if data.card else {}
+    return {
+        "used": data.used,
+        "data_notes": list(data.warnings),
+        "columns": {name: [column.name for column in party.layout.columns] for name, party in data.parties.items()},
+        "classes": list(data.classes),
+        "card": {name: card[name] for name in ("title", "source", "license", "label") if card.get(name)},
+        "questions": {attack.name: attack.kind.target for attack in plan.list_attacks()},
+    }
 
 
 def describe_attack(attack: Technique, label: str, adversary: str, data: Partition) -> AttackEntry:

@@ -132,6 +132,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         declared: whether a defense was on in the training of the audited material.
         limited: whether limits were given, which ``gates.json`` then holds.
         data_notes: what looks wrong in the data.
+        columns: the names of each party's columns, by its name in records; the active party, which holds the labels,
+            is the first.
+        classes: what a label can be.
+        card: title, source, license and label of registered data.
         techniques: the declared names of methods and defenses from files, by ``path/to/file.py:Class``.
         exclusions: why ``all`` does not stand for each other attack of an evaluation, by name.
         questions: what each registered attack recovers, by name; empty in earlier versions.
@@ -155,6 +159,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     until: float | None = None
     used: float = 1.0
     data_notes: list[str] = []
+    columns: dict[str, list[str]] = {}
+    classes: list[str] = []
+    card: dict[str, str] = {}
     misfit: list[str] = []
     confirmed: bool = False
     declared: bool = False
