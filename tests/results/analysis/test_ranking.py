@@ -74,6 +74,12 @@ def test_the_front_of_a_worked_example():
     assert find_front([best, place(0.95, 0.7, target="features")]) == [best, place(0.95, 0.7, target="features")]
 
 
+def test_what_is_printed_alike_is_equal_on_the_front():
+    """By more digits, the first would be beaten, and the third would be on the front."""
+    first, alike, more = place(0.7196, 0.7004), place(0.7204, 0.6996), place(0.72041, 0.7012)
+    assert find_front([first, alike, more]) == [first, alike]
+
+
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=12))
 def test_whatever_is_not_on_the_front_is_beaten_by_something_on_it(pairs):
     places = [place(float(u), float(a)) for u, a in pairs]

@@ -265,17 +265,12 @@ def place_headlines(points: Sequence[Point], worst: Sequence[Point]) -> dict[tup
 
 
 def find_front(places: Sequence[Place]) -> list[Place]:
-    """Return the Pareto front of utility and leak of each target."""
+    """Return the Pareto front of utility and leak of each target; what is printed alike is equal."""
+    printed = [(place.target, round(place.utility, 3), round(place.leak, 3)) for place in places]
     return [
         place
-        for place in places
-        if not any(
-            other.target == place.target
-            and other.utility >= place.utility
-            and other.leak <= place.leak
-            and (other.utility, other.leak) != (place.utility, place.leak)
-            for other in places
-        )
+        for place, (target, utility, leak) in zip(places, printed, strict=True)
+        if not any(of == target and u >= utility and a <= leak and (u, a) != (utility, leak) for of, u, a in printed)
     ]
 
 
