@@ -141,8 +141,8 @@ Integrity: what a malicious party can break
 
  method      defense   λ  attack            utility ↑  under attack ↑       lost ↓   success ↓  chance  status
  ───────────────────────────────────────────────────────────────────────────────────────────────────────────────────
- fedsplitnn      iso   0  backdoor         .776 ±.010      .773 ±.010   .003 ±.010  .980 ±.010    .110  ok
- fedsplitnn      iso   1  missing-feature  .776 ±.010      .778 ±.010  -.002 ±.010           –       –  ok
+ fedsplitnn      iso   0  backdoor         .776 ±.010      .773 ±.010   .003 ±.010  .980 ±.010    .110  ran
+ fedsplitnn      iso   1  missing-feature  .776 ±.010      .778 ±.010  -.002 ±.010           –       –  ran
  fedsplitnn      iso  25  backdoor         .776 ±.010               –            –           –       –  3/5 diverged
 """
 
@@ -192,10 +192,10 @@ fedsplitnn, iso
 
  λ   attack      utility ↑      leak ↓  rows    other rows  alone  chance  advantage  budget   MB  status
  ────────────────────────────────────────────────────────────────────────────────────────────────────────────
- 0   worst: mc  .776 ±.000  .746 ±.010  test  .746 (train)   .676    .500      +.070  –       6.7  ok
- 0   mc         .776 ±.000  .746 ±.010  test  .746 (train)   .676    .500      +.070  –       6.7  ok
- 1   worst: mc  .771 ±.000  .670 ±.010  test  .670 (train)   .676    .500      -.006  –       6.7  ok
- 1   mc         .771 ±.000  .670 ±.010  test  .670 (train)   .676    .500      -.006  –       6.7  ok
+ 0   worst: mc  .776 ±.000  .746 ±.010  test  .746 (train)   .676    .500      +.070  –       6.7  ran
+ 0   mc         .776 ±.000  .746 ±.010  test  .746 (train)   .676    .500      +.070  –       6.7  ran
+ 1   worst: mc  .771 ±.000  .670 ±.010  test  .670 (train)   .676    .500      -.006  –       6.7  ran
+ 1   mc         .771 ±.000  .670 ±.010  test  .670 (train)   .676    .500      -.006  –       6.7  ran
  25  worst: mc           –           –     –             –   .676    .500          –  –         –  3/5
                                                                                                    diverged
  25  mc                  –           –     –             –   .676    .500          –  –         –  3/5
@@ -246,13 +246,13 @@ def test_what_the_adversary_would_have_picked_is_a_row_where_it_is_another(summa
         assert [p["choice"] for p in Report(found, specs.EvalSpec()).to_dict()["picked"]] == [choice]
 
 
-@pytest.mark.parametrize(("high", "said"), [(0.499, "ok, below chance"), (0.501, "ok"), (None, "ok")])
+@pytest.mark.parametrize(("high", "said"), [(0.499, "ran, below chance"), (0.501, "ran"), (None, "ran")])
 def test_a_leak_below_chance_is_marked_where_the_whole_interval_is(high, said):
     one = point(1.0, 0.77, 0.45)
     low = msgspec.structs.replace(one.leak, ci95=(None if high is None else 0.4, high))
-    assert formats.write_status(msgspec.structs.replace(one, leak=low)) == said.removeprefix("ok, ")
+    assert formats.write_status(msgspec.structs.replace(one, leak=low)) == said.removeprefix("ran, ")
     lost = msgspec.structs.replace(one, leak=low, statuses={"ok": 3, "unconverged": 2})
-    assert formats.write_status(lost) == said.replace("ok", "2/5 unconverged")
+    assert formats.write_status(lost) == said.replace("ran", "2/5 unconverged")
 
 
 def test_how_sure_a_sign_is_stands_with_the_budget(summary):
@@ -388,7 +388,7 @@ def test_latex_has_a_table_for_each_with_its_signs_escaped(summary):
         r"\midrule",
         *(
             rf"0 & {name} & .776 $\pm$.000 & .746 $\pm$.010 & test & .746 (train) & .676 & .500 & $+.070$ & -- & 6.7 & "
-            r"ok \\"
+            r"ran \\"
             for name in (r"worst: a\_b: 5\%", r"a\_b: 5\%")
         ),
         r"\bottomrule",

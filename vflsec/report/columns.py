@@ -144,7 +144,7 @@ RESULTS: tuple[Column, ...] = (
     Column("attack", lambda r: r.attack, "attack", name_of_attack, kind="prose", rows=BOTH, place=40),
     Column("target", lambda r: INTEGRITY if isinstance(r, Damage) else r.target, kind="name", rows=BOTH),
     Column("status", lambda r: r.status, "status", write_status, kind="prose", rows=BOTH, place=200,
-           help="ok: it ran without error, whatever it leaks; unconverged: a lower bound; others replace a number."),
+           help="ran: without an error, whatever it leaks; unconverged: a lower bound; others replace a number."),
     Column("utility_metric", lambda r: r.utility.metric, kind="name", rows=BOTH),
     *_with_interval("utility", lambda r: (r.utility.mean, r.utility.ci95), title="utility ↑", rows=BOTH, place=50,
                     help="How well the joint model predicts on test rows.", is_shown=_is_evaluation),

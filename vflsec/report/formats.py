@@ -213,7 +213,7 @@ def spread(mean: float | None, ends: Ends) -> str:
 
 
 def write_status(row: Point | Damage) -> str:
-    """Return ``ok``, or how many seeds ended in which way, or guess one class, and whether all lies below chance."""
+    """Return ``ran``, or how many seeds ended in which way, or guess one class, and whether all lies below chance."""
     bad = sorted((name, n) for name, n in row.statuses.items() if name != "ok")
     leak = row.leak if isinstance(row, Point) else None
     if leak and leak.single_class:
@@ -221,7 +221,7 @@ def write_status(row: Point | Damage) -> str:
     parts = [f"{n}/{sum(row.statuses.values())} {name}" for name, n in bad]
     if leak and leak.chance is not None and leak.ci95[1] is not None and leak.ci95[1] < leak.chance:
         parts.append("below chance")
-    return ", ".join(parts) or "ok"
+    return ", ".join(parts) or "ran"
 
 
 def as_text(shown: RenderableType, width: int) -> str:
