@@ -75,7 +75,9 @@ def make_report(seed, *, strength=None, audited=""):
 
     def headline(defense, strength, **fields):
         rows = source.choice(["test", "train", "test+train"])
-        made = point(defense, strength, attack="worst", choice=f"w{next(numbers)}", **fields)
+        choice = f"{next(numbers):03}".translate(str.maketrans("0123456789", "abcdefghij"))  # its digits are no number
+        highest = {"highest": maybe(source.random()), "highest_attack": "norm", "highest_rows": rows}
+        made = point(defense, strength, attack="worst", choice=choice, **highest, **fields)
         return replace(made, leak=replace(made.leak, rows=rows), leak_test=leak("test"))
 
     places = [("iso", 0.0), ("iso", 0.25), ("iso", strength or source.uniform(1, 1e4)), ("mid", 3.0)]
@@ -191,6 +193,16 @@ def check_beyond(cell, row):
         check_number(cell[cell.index("(") + 1 : -1], detectable)
 
 
+def check_highest(cell, row):
+    """The single attack that leaks more than the headline, where one does."""
+    shown = re.search(rf" \(highest: (\w+) ({NUMBER}), (\S+)\)", cell)
+    exceeds = row.get("highest") is not None and row["highest"] >= (row["leak"]["mean"] or 0.0) + 0.005
+    expect(bool(shown) is exceeds, cell, row.get("highest"))
+    if shown:
+        expect((shown[1], shown[3]) == (row["highest_attack"], row["highest_rows"]), cell, row["highest_attack"])
+        check_number(shown[2], row["highest"])
+
+
 def check_epsilon(cell, row):
     if row["spent"]:
         check_number(cell, row["spent"][0]["epsilon"], digits=3)
@@ -266,6 +278,7 @@ CHECKS = {
     "utility": of_measure("utility"),
     "cost": lambda cell, row: check_number(cell, row["cost"] if row["strength"] else None),
     "leak": of_measure("leak"),
+    "strongest attack": check_highest,
     "other rows": check_rows,
     "alone": of_leak("alone"),
     "chance": check_chance,
@@ -299,7 +312,7 @@ CHECKS = {
 }
 """What is read from a cell below each title that has a number, and from which fields of JSON."""
 
-NAMES = {"method", "defense", "attack", "strongest attack", "of", "rows", "column", "measure", "AGE"}
+NAMES = {"method", "defense", "attack", "of", "rows", "column", "measure", "AGE"}
 """Titles of names, which say of what a row is."""
 
 
@@ -320,7 +333,8 @@ def find_row(cells, rows):
         return rows[cells["defense"], cells["of"], cells.get("attack", "worst")]
     if "CAP (place)" in cells:
         return rows[cells["defense"], cells["of"]]
-    row = rows[(cells.get("strongest attack") or cells["attack"]).removeprefix("worst: ")]
+    name = (cells.get("strongest attack") or cells["attack"]).removeprefix("worst: ")
+    row = rows[name.partition(" (highest")[0]]
     kept = "rows" in cells and "leak" in row and row["attack"] != "worst" and cells["rows"] == "train"
     return {**row, "leak": row["leak_train"], "leak_test": row["leak"]} if kept else row
 
@@ -387,7 +401,7 @@ READERS = {
 }
 WIDE = {title for title in CHECKS if "bits" in title or "FPR" in title or "of a class" in title or "of these" in title}
 """Columns of a table for which a terminal has no room."""
-HEADLINES = {"cost", "more than alone", "δ"}
+HEADLINES = {"cost", "more than alone", "δ", "strongest attack"}
 
 
 def check_form(name, report):
@@ -412,14 +426,16 @@ PATHS = {
     **{name: (*path, k) for name, (path, k) in ENDS.items()},
     **{name: (name, "mean") for name in ("utility", "leak", "leak_train", "lost", "success")},
     **{name: (name,) for name in ("method", "defense", "strength", "attack", "target", "status", "cost", "nbytes",
-                                  "seconds", "victim", "column", "above")},
+                                  "seconds", "victim", "column", "above", "highest", "highest_attack",
+                                  "highest_rows")},
     **{name: ("leak", name) for name in ("alone", "advantage", "detectable", "bits")},
     "utility_metric": ("utility", "metric"), "leak_metric": ("leak", "metric"), "leak_rows": ("leak", "rows"),
     "recovery_accuracy": ("leak", "accuracy"), "utility_under_attack": ("under_attack", "mean"),
     "epsilon_at_least": ("empirical", "epsilon"),
 }  # fmt: skip
 """Where a column of a CSV is in JSON; ``get_field`` has the others."""
-OF_POINTS = {"leak", "empirical", "cost", "nbytes", "seconds", "victim", "column", "above", "leak_train"}
+OF_POINTS = {"highest", "highest_attack", "highest_rows", "leak", "empirical", "cost", "nbytes", "seconds", "victim",
+             "column", "above", "leak_train"}  # fmt: skip
 
 
 def get_field(name, row, is_damage):
@@ -552,6 +568,7 @@ def check_audit(name, seed):
         "cost",
         "δ",
         "more than alone",
+        "strongest attack",
     }
     return seen
 
@@ -578,7 +595,10 @@ def check_roles(name, seed):
                     check_number(cell, rows[""]["leak"]["alone"])
                 else:
                     row = rows.get(label if label != "no defense" else "", {"leak": {"mean": None, "ci95": None}})
-                    check_interval(cell, row["leak"]["mean"], row["leak"]["ci95"] or (None, None))
+                    check_highest(cell, row)
+                    check_interval(
+                        cell.partition(" (highest")[0], row["leak"]["mean"], row["leak"]["ci95"] or (None, None)
+                    )
         seen.add(header[1])
     assert seen == {"1. passive_1", "1. passive_1: bank"}
     return seen
@@ -632,7 +652,8 @@ def check_sweep(name, seed):
                 check_number(cells["40"], rise["after"])
                 check_interval(cells["rise"], rise["rise"], rise["ci95"])
                 continue
-            key = (cells["defense"], cells["of"], "worst") if "CAP" in cells else cells["strongest"]
+            key = (cells["defense"], cells["of"], "worst") if "CAP" in cells else cells["strongest"].partition(" (")[0]
+            check_highest(cells.get("strongest", ""), {} if "CAP" in cells else rows[cells["n"]][key])
             for title in {*titles} & {*CHECKS} - {"n"}:  # the swept setting
                 CHECKS[title](cells[title], rows[cells["n"]][key])
         seen |= {*titles} - NAMES

@@ -15,7 +15,7 @@ from vflsec.report.comparison import write_plain
 from vflsec.report.formats import write_number
 from vflsec.report.page import Part, _write_figure, drop_hints, escape, write_page
 from vflsec.report.report import Report, order_roles
-from vflsec.report.table import SIMULATED, list_cap_notes, show_roles
+from vflsec.report.table import SIMULATED, list_cap_notes, list_headlines, show_roles
 from vflsec.results.analysis.results import Gate, Leak, Measure, Point, Summary, name_defense
 from vflsec.results.analysis.verdict import state_verdict, suggest_run
 from vflsec.results.records.manifest import TOO_DEAR, AttackEntry
@@ -383,7 +383,7 @@ def test_the_annex_claims_nothing_that_was_not_run(report):
         assert re.search(rf"{name}: 0 attacks run, \d+ more possible, \d+ not", shown)
     assert "Predictions that are handed out: no attack run, impossible for this adversary" in shown
     most = max(summary.worst, key=lambda p: p.leak.mean).leak
-    numbers = rf"at most AUC {write_number(most.mean)} \({write_number(most.alone)}"
+    numbers = rf"highest measured AUC {write_number(most.mean)} under no defense \({write_number(most.alone)}"
     assert re.search(rf"Labels: 2 attacks run, \d+ more possible, \d+ not, {numbers}", shown)
     assert "leak and cost of iso 1" in shown
     assert "no gate was set" in shown
@@ -396,6 +396,42 @@ def test_the_annex_claims_nothing_that_was_not_run(report):
     assert "Membership: 1 attack run" in shown
     assert "no defense was tested" in shown
     assert "GATE min-utility 0.6: holds" in shown
+
+
+def test_the_annex_states_the_highest_leak_that_was_measured_and_under_which_defense(report):
+    lower, higher = point(0.8), replace(point(0.634, strength=25), highest=0.87, highest_attack="fusion")
+    known = replace(higher, leak=replace(higher.leak, others={"known_of_class@0.99": 0.123}))
+    shown = read_annex(replace(report.summary, worst=[lower, higher], points=[point(0.7), known]), report.manifest)
+    labels = "AUC .870 under iso 25 by fusion on the rows that chose it; .634 if other rows choose (.700 without"
+    assert f"highest measured {labels} joining; advantage +.100" in shown
+    assert "known with more than 99 %: highest measured .123 under iso 25" in shown
+    assert "at most" not in shown
+
+
+def test_the_annex_has_no_number_under_a_note_that_forbids_relying_on_them(report):
+    doubtful = replace(report.summary, alarms=["a sign"])
+    shown = read_annex(doubtful, report.manifest)
+    assert shown.startswith("Annex: where this evidence belongsNo number is evidence: a NOTE")
+    assert "Evidence:" not in shown
+    assert not re.search(r"\d?\.\d{3}", shown)
+    parts = [Part(doubtful, report.manifest), Part(replace(report.summary, adversary="shop"), report.manifest)]
+    annex = re.sub("<[^>]*>", "", write_page(parts).partition("<h2>Annex: ")[2])
+    assert "No number of 1. passive_1 is evidence" in annex
+    assert "Labels: 2 attacks run" in annex
+    assert "(1. passive_1)" not in annex
+
+
+@pytest.mark.parametrize(("highest", "is_named"), [(0.66, True), (0.638, False), (None, False)])
+def test_a_single_attack_above_the_headline_is_named(highest, is_named):
+    """In the verdict, with and without a defense, and beside the headline in every table, also of several roles."""
+    start, left = point(0.9), replace(point(0.634, strength=25), highest=highest, highest_attack="fusion")
+    sentence = " A single attack, fusion, reaches .66 on rows that the model was not trained on; it was chosen and"
+    left = replace(left, highest_rows="test", leak_train=left.leak)
+    assert (sentence in say([start, left], "bureau", 80)[1]) is is_named
+    assert (sentence in say([replace(left, strength=0.0)], "bureau", 80)[0]) is is_named
+    summary = made_summary([start, left], points=[start, left])
+    shown = [*list_headlines(summary), *show_roles([summary, replace(summary, adversary="shop")]).tables]
+    assert [("highest: fusion .660, test" in str(cells.rows)) for cells in shown] == [is_named] * 2
 
 
 def test_what_was_not_tested_stands_by_what_it_would_recover(report):

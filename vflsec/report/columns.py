@@ -16,7 +16,8 @@ from vflsec.results.records.manifest import INTEGRITY
 PICK = "adversary's pick"
 
 CHOSEN = (
-    "The attack, or alone, is chosen on one half of the rows and scored on the other; another may leak more on all."
+    "The attack, or alone, is chosen on one half of the rows and scored on the other. A single attack may leak more on "
+    "all rows (highest): the same rows choose and score it, so that this may be too high."
 )
 
 WORDS = {
@@ -94,6 +95,12 @@ def compare_with_alone(point: Point) -> str:
     if point.leak.is_blind:
         return "cannot be shown"
     return "not shown" if detectable is None else f"not shown ({write_number(detectable)})"
+
+
+def write_highest(point: Point) -> str:
+    """Return in brackets the single attack that leaks more than the headline, its leak and its rows."""
+    highest = f" (highest: {point.highest_attack} {write_number(point.highest)}, {point.highest_rows})"
+    return highest if point.is_exceeded else ""
 
 
 def write_advantage(point: Point) -> str:
@@ -209,6 +216,9 @@ RESULTS: tuple[Column, ...] = (
            "rows is left out, since its name alone is no knowledge."),
     Column("right_of_class@0.99", lambda p: p.leak.others.get("right_of_class@0.99"), "of these right",
            _with_alone("right_of_class@0.99"), where="per row", place=-1),
+    Column("highest", lambda p: p.highest),
+    Column("highest_attack", lambda p: p.highest_attack, kind="name"),
+    Column("highest_rows", lambda p: p.highest_rows, kind="name"),
     Column("victim", lambda p: p.victim, kind="name"),
     Column("column", lambda p: p.column, kind="name"),
     Column("above", lambda p: p.above),
@@ -216,8 +226,8 @@ RESULTS: tuple[Column, ...] = (
 """All columns of points and of damages, in the order of files; ``place`` orders those of a table."""
 
 DEFENSE = Column("defense", title="defense", cell=lambda p: p.defense if p.strength else "none", kind="name")
-STRONGEST = Column("attack", title="strongest attack", cell=lambda p: p.choice or p.attack, kind="prose", place=65,
-                   help=CHOSEN)  # fmt: skip
+STRONGEST = Column("attack", title="strongest attack", kind="prose", place=65, help=CHOSEN,
+                   cell=lambda p: f"{p.choice or p.attack}{write_highest(p)}")  # fmt: skip
 BEYOND = Column("", title="more than alone", cell=compare_with_alone, kind="prose", detail=1, place=115,
                 help="Whether the interval of the advantage lies above 0; if not, the least that would have shown, if "
                 "any could.")  # fmt: skip

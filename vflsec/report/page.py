@@ -67,6 +67,7 @@ MAX_NAMES = 40
 SENTENCES = ("alarms", "verdict", "notes", "failures")
 KINDS = {"train": "training", "candidates": "candidate"}
 
+NO_EVIDENCE = "No number{} is evidence: a NOTE at the top of this page says why these numbers may not be relied on."
 KNOWN, PREDICTION = "known_of_class@0.99", "prediction"
 
 
@@ -390,13 +391,16 @@ def _write_annex(parts: Sequence[Part]) -> str:
     evidence = [
         (f" ({name})" * bool(name), _list_evidence(part.summary, part.manifest))
         for name, part in zip(names, parts, strict=True)
+        if not part.summary.alarms
     ]
+    doubtful = [f" of {name}" * bool(name) for name, part in zip(names, parts, strict=True) if part.summary.alarms]
     rows = {}
     for entry in ANNEX:
         lines = [f"Evidence: {'; '.join(facts[kind] for kind in entry['evidence'])}{name}" for name, facts in evidence]
         rows[entry["asked"]] = "\n".join([*lines, f"Not covered: {entry['not_covered']}"])
-    intro = "<p>This report is evidence. It is no certificate, and no legal advice.</p><dl>"
-    return _write_meanings("Annex: where this evidence belongs", rows).replace("<dl>", intro, 1)
+    intro = "".join(f"<p class=failed>{escape(NO_EVIDENCE.format(name))}</p>" for name in doubtful)
+    intro += "<p>This report is evidence. It is no certificate, and no legal advice.</p>" if evidence else ""
+    return _write_meanings("Annex: where this evidence belongs", rows).replace("<dl>", f"{intro}<dl>", 1)
 
 
 def _list_evidence(summary: Summary, manifest: Manifest) -> dict[str, str]:
@@ -405,7 +409,7 @@ def _list_evidence(summary: Summary, manifest: Manifest) -> dict[str, str]:
     facts, tested = {}, _sort_attacks(summary, manifest)
     for target, (numbers, _) in tested.items():
         worst = [p for p in summary.worst if p.target.partition(" ")[0] == target and p.leak.mean is not None]
-        facts[target] = numbers + (f", {_state_most(worst)}" if worst else "")
+        facts[target] = numbers + (f", {_state_most(worst, summary)}" if worst else "")
     read = any(point.attack.partition(":")[0] == PREDICTION for point in points)
     why = tested["labels"][1].get(PREDICTION, "")
     facts[PREDICTION] = (
@@ -414,8 +418,12 @@ def _list_evidence(summary: Summary, manifest: Manifest) -> dict[str, str]:
     defenses = dict.fromkeys(name_defense(point, "") for point in points if point.strength)
     facts["defenses"] = f"leak and cost of {', '.join(defenses)}" if defenses else "no defense was tested"
     facts["gates"] = "; ".join(map(table.write_gate, summary.gates)) or "no gate was set"
-    known = [p.leak.others[KNOWN] for p in points if p.target == "labels" and KNOWN in p.leak.others]
-    share = f"at most {write_number(max(known))}" if known else "not measured"
+    known = [p for p in points if p.target == "labels" and KNOWN in p.leak.others]
+    share = "not measured"
+    if known:
+        most = max(known, key=lambda p: p.leak.others[KNOWN])
+        number, place = write_number(most.leak.others[KNOWN]), name_defense(most, summary.undefended)
+        share = f"highest measured {number} under {place}"
     facts["known"] = f"share of the labels of a class that are known with more than 99 %: {share}"
     seen = [p.leak.detectable for p in summary.worst if p.leak.detectable is not None]
     blind = any(point.leak.is_blind for point in summary.worst)
@@ -426,13 +434,18 @@ def _list_evidence(summary: Summary, manifest: Manifest) -> dict[str, str]:
     return facts
 
 
-def _state_most(points: Sequence[Point]) -> str:
-    """Return the largest of several leaks, what is known without joining, and how surely they differ."""
-    most = max(points, key=lambda point: point.leak.mean or 0.0)
+def _state_most(points: Sequence[Point], summary: Summary) -> str:
+    """Return the highest leak measured and where, what is known without joining, and how surely they differ."""
+    most = max(points, key=lambda point: max(point.leak.mean or 0.0, point.highest or 0.0))
     leak, answer = most.leak, compare_with_alone(most)
     surely = f"advantage {write_advantage(most)}, {'shown' if answer == 'yes' else answer}"
     alone = "" if leak.alone is None else f" ({write_number(leak.alone)} without joining; {surely})"
-    return f"at most {MEASURES.get(leak.metric, leak.metric)} {write_number(leak.mean)}{alone}"
+    measure = MEASURES.get(leak.metric, leak.metric)
+    under, text = f"under {name_defense(most, summary.undefended)}", f"highest measured {measure}"
+    if not most.is_exceeded:
+        return f"{text} {write_number(leak.mean)} {under}{alone}"
+    by = f"by {most.highest_attack} on the rows that chose it; {write_number(leak.mean)} if other rows choose"
+    return f"{text} {write_number(most.highest)} {under} {by}{alone}"
 
 
 def expect_printer() -> str:

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from vflsec.base import files
 from vflsec.base.checks import count, group
 from vflsec.report import table
-from vflsec.report.columns import is_private, select_columns
+from vflsec.report.columns import STRONGEST, is_private, select_columns
 from vflsec.report.curve import COLORS, GRAY, MARKERS, Curve, fix_style
 from vflsec.report.formats import Cells, Column, Document, as_html, format_signed, spread, write_number
 from vflsec.report.report import Report, Shown
@@ -138,11 +138,10 @@ class SweepReport(Shown):
 
     def _list_cells(self, target: Sequence[Column]) -> Cells:
         private = any(is_private(report.summary) for report in self.reports)
-        strongest = Column("", title="strongest", cell=lambda point: point.choice or point.attack, kind="name")
         columns = [
             *self._list_settings(),
             *_select_place_columns("method", "defense", "strength", *(["epsilon"] if private else [])),
-            *map(_convert_column, [*target, strongest]),
+            *map(_convert_column, [*target, STRONGEST._replace(title="strongest")]),
             *_select_place_columns("utility", "leak", "leak_rows", "alone", "advantage", "status"),
         ]
         columns = [column._replace(detail=int(column.title in HIDDEN and column.name != "")) for column in columns]

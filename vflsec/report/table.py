@@ -14,6 +14,7 @@ from vflsec.report.columns import (
     select_columns,
     select_headline_columns,
     select_table_columns,
+    write_highest,
 )
 from vflsec.report.formats import LAST_DETAIL, MIN_SHOWN, Cells, Column, Document, with_ends, with_margin, write_number
 from vflsec.results.analysis.results import Cap, Damage, Gate, Point, Rank, Summary, name_defense
@@ -130,7 +131,7 @@ def show_roles(summaries: Sequence[Summary]) -> Document:
             first = {} if point.leak.alone is None else {ALONE: write_number(point.leak.alone)}
             column = columns.setdefault(f"{name}: {of.removeprefix('of ')}" if of else name, first)
             label = f"{point.method}, " * several + name_defense(point, summary.undefended)
-            column.setdefault(label, with_margin(point.leak))
+            column.setdefault(label, with_margin(point.leak) + write_highest(point))
     joined = [_join_columns(f"What each adversary infers of {', '.join(key)}", tables[key]) for key in tables]
     return Document([WORST_FIRST], joined, [])
 

@@ -256,6 +256,10 @@ def test_worst_is_chosen_on_one_half_of_the_rows_and_scored_on_the_other():
     )
     assert point.leak.others["accuracy"] == pytest.approx(0.5)
     assert point.budget == {}, "two attacks spent it"
+    highest = (point.highest, point.highest_attack, point.highest_rows)
+    assert highest == (pytest.approx(0.80), "mc", "test"), "which the same rows choose and score"
+    single = summary_of(make_records()).worst[0]
+    assert (single.highest, single.highest_rows) == (pytest.approx(0.83), "train")
 
 
 @pytest.mark.parametrize(("picked", "mean"), [("mc", 0.80), ("spectral-embedding", 0.75)])

@@ -11,6 +11,10 @@ Ends = tuple[float | None, float | None]
 """The ends of an interval; None where there is none."""
 
 
+MIN_GAIN = 0.005
+"""A leak of which mean or upper end differ by less, which two digits do not show, is neither higher nor lower."""
+
+
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
     """A mean with its 95 % interval.
 
@@ -128,6 +132,8 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         above: the median of a number, which is inferred as above it or not; None for categories.
         among: of how many columns this is the strongest; 0 where only one is attacked.
         cost: how much less utility than without the defense; None where one of the two is not known.
+        highest: of a headline, the largest leak of a single attack, ``highest_attack`` on ``highest_rows``; the rows
+            that choose it also score it, so that it may be too high. None without an attack of the same measure.
         tuning: by seed, what chose settings, see ``Tuning``.
     """
 
@@ -156,12 +162,20 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     above: float | None = None
     among: int = 0
     cost: float | None = None
+    highest: float | None = None
+    highest_attack: str = ""
+    highest_rows: str = ""
     tuning: dict[int, Tuning] = {}
 
     @property
     def place(self) -> tuple[str, str, float]:
         """Method, defense and strength."""
         return self.method, self.defense, self.strength
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether a single attack leaks more than the headline, by what two digits show."""
+        return self.highest is not None and self.highest >= (self.leak.mean or 0.0) + MIN_GAIN
 
     @property
     def question(self) -> str:

@@ -55,7 +55,7 @@ def summarize(
     groups = [CellGroup(manifest, of_cell, records, alone) for of_cell in rows.values()]
     attacked = [cells for cells in groups if cells.has_adversary]
     points = add_costs([point for cells in groups for point in cells.points()])
-    worst = add_costs([point for cells in attacked for point in cells.worst()])
+    worst = add_highest(add_costs([point for cells in attacked for point in cells.worst()]), points)
     utilities = [*(point.utility for point in points), *(damage.utility for damage in broken)]
     caps, places = fold(groups), place_headlines(points, worst)
     ranked = rank(caps, places) if len({(cap.method, cap.defense) for cap in caps}) > 1 else []
@@ -63,37 +63,18 @@ def summarize(
     run, not_run = _list_mountable(manifest, records)
     trained = [record for record in records.values() if isinstance(record, Result)]
     summary = Summary(
-        dataset=manifest.title or manifest.dataset,
-        adversary=manifest.adversary,
-        metric=next((utility.metric for utility in utilities if utility.mean is not None), ""),
-        seeds=manifest.seeds,
-        target=manifest.target,
-        points=points,
-        worst=worst,
-        picked=[point for cells in attacked for point in cells.pick_strongest()],
-        cap=caps,
-        c_dcs=average_dcs(caps),
-        front=find_front(list(places.values())),
-        ranks=ranked,
-        orders=order(ranked),
-        disagreements=contrast(ranked),
-        gates=[],
-        notes=[],
-        spending=spending,
-        lost=_list_failed_baselines(manifest, records),
-        failures=_list_failures(manifest, records),
-        out=out,
-        integrity=broken,
-        not_run=not_run,
-        mountable=len(run) + len(not_run),
-        left_out=manifest.left_out,
-        audited=manifest.audited,
-        columns=[point for cells in attacked for point in cells.columns()],
-        undefended=manifest.baseline_defense,
-        subgroups=group_leaks(subgroups, manifest),
-        rows=_count_rows(records),
+        dataset=manifest.title or manifest.dataset, adversary=manifest.adversary, seeds=manifest.seeds,
+        metric=next((utility.metric for utility in utilities if utility.mean is not None), ""), target=manifest.target,
+        points=points, worst=worst, picked=[point for cells in attacked for point in cells.pick_strongest()],
+        cap=caps, c_dcs=average_dcs(caps), front=find_front(list(places.values())),
+        ranks=ranked, orders=order(ranked), disagreements=contrast(ranked),
+        gates=[], notes=[], spending=spending, out=out, integrity=broken,
+        lost=_list_failed_baselines(manifest, records), failures=_list_failures(manifest, records),
+        not_run=not_run, mountable=len(run) + len(not_run), left_out=manifest.left_out, audited=manifest.audited,
+        columns=[point for cells in attacked for point in cells.columns()], undefended=manifest.baseline_defense,
+        subgroups=group_leaks(subgroups, manifest), rows=_count_rows(records),
         active_alone=average({r.seed: r.active_alone for r in trained if r.active_alone is not None}.values()),
-    )
+    )  # fmt: skip
     useless = list_useless(manifest, records)
     notes = [
         *_list_notes(manifest, records),
@@ -123,6 +104,18 @@ def add_costs(points: Sequence[Point]) -> list[Point]:
     whole = {point.method: point.utility.mean for point in points if not point.strength}
     costs = [_subtract(whole.get(point.method), point.utility.mean) for point in points]
     return [msgspec.structs.replace(point, cost=cost) for point, cost in zip(points, costs, strict=True)]
+
+
+def add_highest(headlines: Sequence[Point], points: Sequence[Point]) -> list[Point]:
+    """Return the headlines with the largest leak of a single attack, on the rows where it is largest."""
+    listed = group(points, lambda p: (p.place, p.target))
+    several: list[Point] = []
+    for point in headlines:
+        pairs = [(p, leak) for p in listed.get((point.place, point.target), ()) for leak in (p.leak, p.leak_train)]
+        leaks = [(leak.mean, p.attack, leak.rows) for p, leak in pairs if leak.metric == point.leak.metric]
+        mean, attack, rows = max(leaks, key=lambda leak: leak[0] or 0.0, default=(None, "", ""))
+        several.append(msgspec.structs.replace(point, highest=mean, highest_attack=attack, highest_rows=rows))
+    return several
 
 
 def _subtract(before: float | None, after: float | None) -> float | None:
@@ -258,20 +251,13 @@ def _find_damage(rows: Sequence[RowEntry], records: Mapping[str, Record], seeds:
 
     honestly, then = ({seed: i.success for seed, i in each.items() if i.success} for each in (honest, attacked))
     return Damage(
-        method=first.method,
-        defense=first.defense,
-        strength=first.strength,
-        attack=first.attack,
-        status=min(counts, key=SEVERITY.index),
-        statuses=dict(counts),
-        utility=utility(honest),
-        under_attack=utility(attacked),
+        method=first.method, defense=first.defense, strength=first.strength, attack=first.attack,
+        status=min(counts, key=SEVERITY.index), statuses=dict(counts),
+        utility=utility(honest), under_attack=utility(attacked),
         lost=Measure(metric=metric, **make_interval([measure(sub, *pair) for pair in both], seeds, DIFFERENCE)),
-        success=success(then),
-        chance=success(honestly).mean,
-        success_by_seed={seed: triggered.share for seed, triggered in then.items()},
-        chance_by_seed={seed: triggered.share for seed, triggered in honestly.items()},
-    )
+        success=success(then), success_by_seed={seed: triggered.share for seed, triggered in then.items()},
+        chance=success(honestly).mean, chance_by_seed={seed: triggered.share for seed, triggered in honestly.items()},
+    )  # fmt: skip
 
 
 def group_leaks(tested: Sequence[Subgroups], manifest: Manifest) -> list[GroupLeak]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from vflsec.base.checks import count, group
 from vflsec.results.analysis.gates import Useless
 from vflsec.results.analysis.groups import USABLE
-from vflsec.results.analysis.results import Leak, Point, Summary
+from vflsec.results.analysis.results import MIN_GAIN, Leak, Point, Summary
 from vflsec.results.records.manifest import UNDEFENDED
 
 MEASURES = {"auc": "AUC", "f1": "F1", "r2": "R²", "tokens": "share of words"}
@@ -39,9 +39,6 @@ LARGE_COST = 0.02
 MIN_COST = 0.001
 """A cost below this is not named."""
 
-MIN_GAIN = 0.005
-"""A leak of which mean or upper end fall by less, which two digits do not show, is not called lower."""
-
 HIGH = 0.9
 """Where *alone* infers as much, a leak hardly rises, and the rows that are known for certain are counted beside it."""
 
@@ -71,7 +68,8 @@ def state_verdict(
     without = f"without a{' further' * fixed} defense"
     sentences = [f"Every training has the defense {summary.undefended}."] * fixed
     sentences += [
-        _describe_start(start, summary.adversary, known, without * any(p.strength for p in headlines)),
+        _describe_start(start, summary.adversary, known, without * any(p.strength for p in headlines))
+        + _add_highest(start),
         *(_describe_target(point, summary.adversary) for point in others),
     ]
     if summary.alarms:
@@ -96,7 +94,7 @@ def suggest_run(summary: Summary) -> str:
 def _describe_start(point: Point, adversary: str, known: int, without: str) -> str:
     """Return what the adversary infers ``without`` a defense, where others have one, and whether joining helps it."""
     leak, what = point.leak, _name_target(point)
-    rows = " and ".join(ROWS.get(name, name) for name in leak.rows.split("+"))
+    rows = _name_rows(leak.rows)
     by_chance = f"{_say(leak.chance)} by chance"
     low = leak.ci95[0]
     if leak.chance is not None and (leak.alone is None if low is None else low <= leak.chance):
@@ -200,7 +198,21 @@ def _describe_target(point: Point, adversary: str) -> str:
         return ""
     chance = f", {_say(leak.chance)} by chance" if point.victim else ""
     measured = f"{_state(leak)}; {_say(leak.alone)} without joining{chance}"
-    return f"{adversary} also infers {_name_target(point)} ({measured})."
+    return f"{adversary} also infers {_name_target(point)} ({measured}).{_add_highest(point)}"
+
+
+def _add_highest(point: Point) -> str:
+    """Return a sentence on the single attack that leaks more than the headline, if one does."""
+    if not point.is_exceeded:
+        return ""
+    return (
+        f" A single attack, {point.highest_attack}, reaches {_say(point.highest)} on {_name_rows(point.highest_rows)}; "
+        f"it was chosen and scored on the same rows, so this may be too high."
+    )
+
+
+def _name_rows(rows: str) -> str:
+    return " and ".join(ROWS.get(name, name) for name in rows.split("+"))
 
 
 def _name_metric(leak: Leak) -> str:
@@ -330,7 +342,7 @@ def _describe_best(start: Point, defended: Sequence[Point], *, several: bool) ->
     return (
         f"By the upper end of the interval, {which}{within} is {method}{best.defense} at strength "
         f"{best.strength:g}: on {ROWS.get(rows, rows)} it leaves {_say(leak.mean)} (interval up to "
-        f"{_say(leak.upper)}{alone}), {price}.{_count_sure_left(before[rows], leak)}"
+        f"{_say(leak.upper)}{alone}), {price}.{_count_sure_left(before[rows], leak)}{_add_highest(best)}"
     )
 
 
