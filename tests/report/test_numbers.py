@@ -203,6 +203,15 @@ def check_highest(cell, row):
         check_number(shown[2], row["highest"])
 
 
+def check_seen(cell, row):
+    """None where it is all that is left to be gained."""
+    leak = row["leak"]
+    if leak["alone"] is None or (leak["detectable"] or 0) + max(leak["alone"], leak["chance"] or 0) <= 1 - 1e-9:
+        check_number(cell, leak["detectable"])
+    else:
+        expect(cell == ("–" if leak["detectable"] is None else "none"), cell, leak["detectable"])
+
+
 def check_epsilon(cell, row):
     if row["spent"]:
         check_number(cell, row["spent"][0]["epsilon"], digits=3)
@@ -284,7 +293,7 @@ CHECKS = {
     "chance": check_chance,
     "advantage": check_advantage,
     "more than alone": check_beyond,
-    "seen from": of_leak("detectable"),
+    "seen from": check_seen,
     "budget": check_budget,
     "MB": lambda cell, row: check_number(cell, row["nbytes"] and row["nbytes"] / 1e6, 0.05),
     "trials": lambda cell, row: check_number(cell, count_trials(row), 0.0),

@@ -69,8 +69,8 @@ def test_two_sentences_state_the_leak_and_what_a_defense_leaves():
     assert (fixed, further[:28]) == ("Every training has the defense mid.", "Without a further defense an")
     first, second = say(worst, "bureau", 80)
     assert first == (
-        "Without a defense and with 80 known labels, bureau infers the labels of practically all training rows (AUC "
-        "1.00; .70 without joining)."
+        "Without a defense and with 80 known labels, bureau infers the labels of training rows: it ranks almost every "
+        "pair of them right (AUC 1.00; .70 without joining)."
     )
     assert second == (
         "By the upper end of the interval, the best defense that costs at most two points of utility is iso at "
@@ -152,8 +152,32 @@ def test_no_defense_is_recommended_where_an_attack_gave_no_number():
 
 
 def test_no_defense_is_recommended_under_an_alarm():
-    _, second = say([point(1.0), point(0.84, strength=5, utility=0.786)], "bureau", 80, alarms=["a sign"])
-    assert second.startswith("Do not rely on these")
+    columns = point(0.6, target="features of bank", advantage=0.01)
+    empty = replace(columns, target="membership", leak=columns.leak_train)
+    worst = [point(1.0), point(0.84, strength=5, utility=0.786), columns, empty]
+    first, labels, recovered, rows, last = say(worst, "bureau", 80, alarms=["a sign"])
+    assert first == "Not usable for a decision: resolve the notes above first."
+    assert "bureau infers the labels" in labels
+    assert "these runs do not show whether this is more" in recovered
+    assert rows == "No attack on which rows the model was trained on gave a number."
+    assert last == "No defense is recommended."
+    assert say([point(1.0)], "bureau", 80, alarms=["a sign"])[-1].startswith("With 80 known labels, bureau infers")
+    assert say([empty], "bureau", 80, alarms=["a sign"]) == [first]
+
+
+@pytest.mark.parametrize(
+    ("mean", "known", "right", "said"),
+    [(0.999, 1.0, 0.999, "practically all training rows ("), (0.999, 0.9, 1.0, "training rows: it ranks almost every"),
+     (0.999, 1.0, 0.9, "training rows: it ranks almost every"), (0.98, 0.9, 1.0, "training rows (AUC")],
+)  # fmt: skip
+def test_only_rows_that_are_known_and_right_are_practically_all(mean, known, right, said):
+    """An AUC is about their order."""
+    start = point(mean)
+    others = {"known@0.99": known, "right@0.99": right}
+    first, _ = say([replace(start, leak=replace(start.leak, others=others))], "bureau", 80)
+    assert f"infers the labels of {said}" in first
+    shares = replace(start, leak=replace(start.leak, metric="accuracy"))
+    assert ("practically all" in say([shares], "bureau", 80)[0]) is (mean >= 0.995)
 
 
 SURE = "t identifies 100 % of the rows of a class at a false-positive rate of 0.1 % (90 % without joining)."

@@ -875,14 +875,18 @@ def test_a_row_says_whether_more_than_alone_is_shown(summary):
 
 def test_a_gain_that_nothing_could_have_shown_is_not_said_to_have_been_visible(summary):
     leak = msgspec.structs.replace(summary.worst[0].leak, alone=0.6, chance=0.5)
-    for detectable, is_blind, words in (
-        (0.4, True, "no gain could"),
-        (0.3, False, "a gain of .30 would"),
-        (None, False, ""),
+    for detectable, is_blind, few, words in (
+        (0.4, True, "rows", "; with so few rows no gain could have been seen"),
+        (0.4, True, "seeds", "; with only 5 seeds no gain could have been seen"),
+        (0.3, False, "", "a gain of .30 would"),
+        (None, False, "", ""),
     ):
-        found = msgspec.structs.replace(leak, detectable=detectable)
+        found = msgspec.structs.replace(leak, detectable=detectable, few=few)
         assert found.is_blind is is_blind
         assert words in verdict._state_detectable(found)
+        (seen,) = columns.select_columns("detectable")
+        at_its_end = msgspec.structs.replace(summary.worst[0], leak=found)
+        assert seen.text(at_its_end) == ("none" if is_blind else formats.write_number(detectable))
 
 
 def test_an_advantage_has_the_interval_of_its_own_difference(summary):
@@ -908,7 +912,7 @@ def test_an_epsilon_has_its_delta_and_is_said_to_be_simulated_above_the_table(su
 
 
 def test_a_cost_is_the_utility_that_is_lost(summary):
-    costs = [p.cost for p in add_costs(summary.points)]
+    costs = [p.cost for p in add_costs(summary.points, {})]
     assert costs[0] == 0
     assert costs[1] == pytest.approx(0.776 - 0.771)
     assert costs[2] is None

@@ -172,9 +172,10 @@ RESULTS: tuple[Column, ...] = (
            help="What the adversary infers without joining, by the best attack on its own columns."),
     *_with_interval("advantage", lambda p: (p.leak.advantage, p.leak.advantage_ci95), title="advantage", place=110,
                     cell=write_advantage, help="Leak minus alone. The interval is that of the difference."),
-    Column("detectable", lambda p: p.leak.detectable, "seen from", lambda p: write_number(p.leak.detectable), detail=1,
-           place=120,
-           help="The smallest advantage that these runs would have told from 0, in about four of five cases.",
+    Column("detectable", lambda p: p.leak.detectable, "seen from", detail=1, place=120,
+           cell=lambda p: "none" if p.leak.is_blind else write_number(p.leak.detectable),
+           help="The smallest advantage that these runs would have told from 0, in about four of five cases; none if "
+           "they would not have told all that is left to be gained.",
            is_shown=lambda summary: any(p.leak.detectable is not None for p in summary.points)),
     Column("recovery_accuracy", lambda p: p.leak.accuracy),
     Column("seeds", lambda r: r.lost.n if isinstance(r, Damage) else r.utility.n, rows=BOTH),

@@ -213,12 +213,13 @@ def spread(mean: float | None, ends: Ends) -> str:
 
 
 def write_status(row: Point | Damage) -> str:
-    """Return ``ran``, or how many seeds ended in which way, or guess one class, and whether all lies below chance."""
+    """Return ``ran``, or how many seeds ended in which way or guess one class, and what is below chance or useless."""
     bad = sorted((name, n) for name, n in row.statuses.items() if name != "ok")
     leak = row.leak if isinstance(row, Point) else None
     if leak and leak.single_class:
         bad.append(("one class", leak.single_class))
     parts = [f"{n}/{sum(row.statuses.values())} {name}" for name, n in bad]
+    parts += [f"model {row.useless}"] if isinstance(row, Point) and row.useless else []
     if leak and leak.chance is not None and leak.ci95[1] is not None and leak.ci95[1] < leak.chance:
         parts.append("below chance")
     return ", ".join(parts) or "ran"

@@ -25,7 +25,7 @@ from vflsec.report.comparison import list_settings, write_plain
 from vflsec.report.formats import Cells, Column, as_html, escape, write_number
 from vflsec.results.analysis.results import Point, Summary, name_defense
 from vflsec.results.analysis.summary import name_with_victim
-from vflsec.results.analysis.verdict import MEASURES
+from vflsec.results.analysis.verdict import MEASURES, name_few
 from vflsec.results.records.manifest import ACTS_UNASKED, COULD, INTEGRITY, TARGETS, UNASKED, Manifest, Provenance
 
 STYLE = (resources.files("vflsec.report") / "page.css").read_text("utf-8")
@@ -426,8 +426,8 @@ def _list_evidence(summary: Summary, manifest: Manifest) -> dict[str, str]:
         share = f"highest measured {number} under {place}"
     facts["known"] = f"share of the labels of a class that are known with more than 99 %: {share}"
     seen = [p.leak.detectable for p in summary.worst if p.leak.detectable is not None]
-    blind = any(point.leak.is_blind for point in summary.worst)
-    least = "none, with so few rows" if blind else write_number(max(seen, default=None))
+    blind = [f"none, with {name_few(point.leak)}" for point in summary.worst if point.leak.is_blind]
+    least = blind[0] if blind else write_number(max(seen, default=None))
     facts["detectable"] = f"smallest advantage that would have been seen: {least}"
     rows = [count(n, f"{KINDS.get(split, split)} row") for split, n in summary.rows.items()]
     facts["rows"] = f"{' and '.join(rows) or 'no rows'} in each of {count(summary.seeds, 'seed')}"

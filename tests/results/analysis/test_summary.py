@@ -10,11 +10,13 @@ from scipy import stats
 
 from tests.results.analysis.invariants import check_report
 from tests.results.analysis.made import made_baseline, made_result
+from vflsec.report.formats import write_status
 from vflsec.report.table import list_remarks
 from vflsec.results.analysis.groups import summarize_budget
-from vflsec.results.analysis.intervals import SHARED, find_detectable
+from vflsec.results.analysis.intervals import SHARED, find_detectable, find_few
 from vflsec.results.analysis.scores import cap
 from vflsec.results.analysis.summary import summarize
+from vflsec.results.analysis.verdict import name_few
 from vflsec.results.records.manifest import RunLimits
 from vflsec.results.records.schema import Block
 from vflsec.results.statistics import GROUPS, SHARE, bound_interval, bound_over_seeds, solve_mean
@@ -731,6 +733,42 @@ def test_not_joining_states_what_the_strongest_attack_would_have_shown():
 def test_what_reads_nothing_of_the_federation_detects_nothing():
     spec = msgspec.structs.replace(SPEC, attacks=(AttackSpec(name="logistic"),))
     assert {p.leak.detectable for p in summary_of(make_records(spec), spec, contrived=True).points} == {None}
+
+
+@pytest.mark.parametrize(("deviation", "few"), [(0.02, "seeds"), (0.4, "rows")])
+def test_what_is_too_few_for_any_advantage_to_be_seen(deviation, few):
+    """Two seeds that differ hide what the rows of each would show, unless these are too few by themselves."""
+    apart = np.linspace(-1, 1, GROUPS) * deviation * np.sqrt(3 / (GROUPS - 1))  # a jackknife of this deviation
+
+    def scored(value):
+        return replace(block(value), without=tuple(value + apart))
+
+    pairs = [(scored(0.9), scored(0.7)), (replace(scored(0.6), without=tuple(0.6 - apart)), scored(0.7))]
+    assert find_detectable(pairs, 2) == pytest.approx(0.3)
+    assert find_few(pairs) == few
+    assert find_few(pairs[:1]) == "rows"
+
+
+def test_two_seeds_that_differ_are_named_as_the_cause():
+    spec = msgspec.structs.replace(SPEC, seeds=2)
+    records = make_records(spec)
+    for row in list_trials(spec):
+        records[row.key] = replace(records[row.key], leak={"test": block((0.9, 0.5)[row.seed])})
+    summary = summary_of(records, spec, contrived=True)
+    assert {p.leak.few for p in summary.points} == {"seeds"}
+    assert {p.leak.few for p in summary_of(make_records()).points} == {""}
+    assert name_few(summary.points[0].leak) == "only 2 seeds"
+
+
+def test_a_joint_model_that_is_worse_than_the_active_party_alone_is_marked():
+    records = make_records()
+    for row in list_trials(SPEC):
+        records[row.key] = replace(records[row.key], active_alone=0.8)
+    why = {0.0: "", 1.0: "", 5.0: "worse than the active party alone"}
+    summary = summary_of(records)
+    assert {p.strength: p.useless for p in summary.points} == why
+    assert {p.strength: p.useless for p in summary.worst} == why
+    assert [write_status(p) for p in summary.worst][1:] == ["ran", f"model {why[5.0]}"]
 
 
 @pytest.mark.long

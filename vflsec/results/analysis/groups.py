@@ -335,35 +335,25 @@ class CellGroup:
         blocks = [record.usable_utility for record in records if record.utility or not self.audited]
         utility = self._interval([intervals.get_headline(block) for block in blocks], bounds=SHARE)
         if ALONE in scored.choice.split(", "):  # its advantage is 0, whatever an attack could have shown
-            leak = msgspec.structs.replace(leak, detectable=self._find_detectable(scored.target))
+            leak = self._add_detectable(leak, self._pair_strongest(scored.target))
         entries = [self._entries[name] for name in scored.columns or [scored.target] if name in self._entries]
         return Point(
-            victim=entries[0].victim if entries else "",
+            method=self.method, defense=self.defense, strength=self.strength, attack=scored.name, choice=scored.choice,
+            target=scored.target, victim=entries[0].victim if entries else "",
             column=", ".join(entry.column for entry in entries),
-            above=entries[0].above if len(entries) == 1 else None,
-            among=len(self._targets(scored.target)),
-            method=self.method,
-            defense=self.defense,
-            strength=self.strength,
-            attack=scored.name,
-            status=min(scored.statuses, key=SEVERITY.index),
-            statuses=dict(scored.statuses),
+            above=entries[0].above if len(entries) == 1 else None, among=len(self._targets(scored.target)),
+            status=min(scored.statuses, key=SEVERITY.index), statuses=dict(scored.statuses),
             utility=Measure(metric=blocks[0].metric if blocks else "", **utility),
-            leak=leak,
-            leak_train=leak_train,
-            leak_test=leak_test,
+            leak=leak, leak_train=leak_train, leak_test=leak_test,
             nbytes=round(sum(r.nbytes for r in records) / len(records)) if records else None,
             seconds=average(sum(r.seconds.values()) for r in records),
             budget=summarize_budget([record.budget for record in records]),
-            choice=scored.choice,
-            target=scored.target,
             reached=_average_reached(records, self.seeds),
-            spent=_find_most_spent(records),
+            spent=_find_most_spent(records), empirical=self._bound_empirically(scored),
             sureness=average(record.sureness for record in records if record.sureness is not None),
-            empirical=self._bound_empirically(scored),
             trainings=self.trainings if self.has_adversary else 1,
             tuning={seed: record.tuning for seed, record in scored.records.items() if record.tuning},
-        )
+        )  # fmt: skip
 
     def _bound_empirically(self, scored: CellScore) -> Empirical | None:
         """Return the largest lower bound of epsilon of the attacks that compete; together they are wrong in 5 %."""
@@ -376,13 +366,18 @@ class CellGroup:
         ]
         return max(bounds, key=lambda bound: bound.epsilon, default=None)
 
-    def _find_detectable(self, target: str) -> float | None:
+    def _pair_strongest(self, target: str) -> list[tuple[Block, Block]]:
+        """Return the strongest attack and *alone* on its rows, by seed; nothing without an attack."""
         candidates = self._candidates(target)
         if not candidates:
-            return None
+            return []
         choice = choosing.choose(candidates)
         alone = self.alone(target).select("+".join(dict.fromkeys(split for _, split in choice)))
-        return intervals.find_detectable(_pair_alone(choosing.score_across(candidates, choice), alone), self.seeds)
+        return _pair_alone(choosing.score_across(candidates, choice), alone)
+
+    def _add_detectable(self, leak: Leak, pairs: Sequence[tuple[Block, Block]]) -> Leak:
+        leak = msgspec.structs.replace(leak, detectable=intervals.find_detectable(pairs, self.seeds))
+        return msgspec.structs.replace(leak, few=intervals.find_few(pairs)) if leak.is_blind else leak
 
     def _is_lower(self, record: Result, other: Result) -> bool:
         if self.audited and not (record.utility and other.utility):
@@ -395,7 +390,8 @@ class CellGroup:
         ``best`` has the other metrics of *alone*; those of two columns are of the baselines of ``alone_by_seed``.
         """
         blocks, base = list(by_seed.values()), list(alone_by_seed.values()) if by_seed else []
-        differences = [intervals.measure(sub, *pair) for pair in _pair_alone(by_seed, alone_by_seed)]
+        pairs = _pair_alone(by_seed, alone_by_seed)
+        differences = [intervals.measure(sub, *pair) for pair in pairs]
         metric = blocks[0].metric if blocks else ""
         bounds, of_difference = (R2, ANY) if metric in VALUES else (SHARE, DIFFERENCE)
         overfit, base_overfit = (average(block.overfit for block in chosen) or 0.0 for chosen in (blocks, base))
@@ -404,25 +400,19 @@ class CellGroup:
         entropy = choosing.select_metric(by_seed, "cross_entropy")
         without = best.best("cross_entropy", rows) or choosing.select_metric(alone_by_seed, "cross_entropy")
         bits = self._interval([SeedValue(without[seed] - entropy[seed]) for seed in entropy if seed in without])
-        return Leak(
-            metric=metric,
-            chance=average(block.chance for block in blocks),
-            alone=alone["mean"],
-            alone_ci95=alone["ci95"],
-            advantage=advantage["mean"],
-            advantage_ci95=advantage["ci95"],
-            detectable=intervals.find_detectable(_pair_alone(by_seed, alone_by_seed), self.seeds),
+        leak = Leak(
+            metric=metric, chance=average(block.chance for block in blocks), rows=rows,
+            alone=alone["mean"], alone_ci95=alone["ci95"],
+            advantage=advantage["mean"], advantage_ci95=advantage["ci95"], bits=bits["mean"], bits_ci95=bits["ci95"],
             accuracy=average(block.metrics["accuracy"] for block in blocks if "accuracy" in block.metrics),
             others=_average_other_metrics(blocks),
             alone_others=(best.compute_other_metrics(rows) if base else {}) or _average_other_metrics(base),
-            bits=bits["mean"],
-            bits_ci95=bits["ci95"],
             single_class=sum(block.single_class for block in blocks),
-            rows=rows,
             by_seed={seed: block.headline for seed, block in by_seed.items()},
             alone_by_seed={seed: block.headline for seed, block in alone_by_seed.items()} if by_seed else {},
             **self._interval([intervals.get_headline(block) for block in blocks], bounds=bounds, extended=overfit),
-        )
+        )  # fmt: skip
+        return self._add_detectable(leak, pairs)
 
 
 def _average_other_metrics(blocks: Sequence[Block]) -> dict[str, float]:

@@ -153,6 +153,13 @@ def find_detectable(pairs: Sequence[tuple[Block, Block]], seeds: int) -> float |
     return float(brentq(exceeds, MIN_ADVANTAGE, most)) if exceeds(MIN_ADVANTAGE) < 0 < exceeds(most) else most
 
 
+def find_few(pairs: Sequence[tuple[Block, Block]]) -> str:
+    """Return what is too few for any advantage to be seen: ``seeds``, if the rows of one would have shown one."""
+    by_rows = [(find_detectable([pair], 1), 1 - max(pair[1].chance, pair[1].headline)) for pair in pairs]
+    is_seen = any(least is None or least < most - MIN_ADVANTAGE for least, most in by_rows)
+    return "seeds" if is_seen and len(pairs) > 1 else "rows"
+
+
 def get_longer_side(mean: float | None, ends: Ends) -> float | None:
     """Return the longer of the two sides of an interval; None without one."""
     low, high = ends

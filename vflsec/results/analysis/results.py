@@ -53,6 +53,8 @@ class Leak(Measure, frozen=True, kw_only=True):
         detectable: an advantage whose interval would exclude 0 in about four of five such runs; for a headline that
             is ``alone``, of the strongest attack. None without an interval, where no value varies or *alone* is 1, or
             for an attack that is part of *alone*.
+        few: where not even all that is left to be gained would have been seen, what there is too little of: ``rows``,
+            or ``seeds`` if the rows of one alone would have shown some advantage.
         accuracy: label recovery accuracy, the papers' measure; None if columns are recovered.
         bits: what a row's guess tells beyond *alone*, in bits: the cross-entropy of *alone* minus that of the attack,
             both calibrated, paired by seed; None for recovered columns, too few rows and records of earlier versions.
@@ -76,6 +78,7 @@ class Leak(Measure, frozen=True, kw_only=True):
     bits: float | None = None
     bits_ci95: Ends = (None, None)
     detectable: float | None = None
+    few: str = ""
     others: dict[str, float] = {}
     alone_others: dict[str, float] = {}
     single_class: int = msgspec.field(default=0, name="one_class")
@@ -132,6 +135,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         above: the median of a number, which is inferred as above it or not; None for categories.
         among: of how many columns this is the strongest; 0 where only one is attacked.
         cost: how much less utility than without the defense; None where one of the two is not known.
+        useless: ``worse than bank alone`` or ``no better than chance``, if the joint model is.
         highest: of a headline, the largest leak of a single attack, ``highest_attack`` on ``highest_rows``; the rows
             that choose it also score it, so that it may be too high. None without an attack of the same measure.
         tuning: by seed, what chose settings, see ``Tuning``.
@@ -162,6 +166,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     above: float | None = None
     among: int = 0
     cost: float | None = None
+    useless: str = ""
     highest: float | None = None
     highest_attack: str = ""
     highest_rows: str = ""

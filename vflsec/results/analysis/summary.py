@@ -54,8 +54,10 @@ def summarize(
     alone = find_alone(manifest, records)
     groups = [CellGroup(manifest, of_cell, records, alone) for of_cell in rows.values()]
     attacked = [cells for cells in groups if cells.has_adversary]
-    points = add_costs([point for cells in groups for point in cells.points()])
-    worst = add_highest(add_costs([point for cells in attacked for point in cells.worst()]), points)
+    useless = list_useless(manifest, records)
+    why = {place: model.why for place, model in useless.items()}
+    points = add_costs([point for cells in groups for point in cells.points()], why)
+    worst = add_highest(add_costs([point for cells in attacked for point in cells.worst()], why), points)
     utilities = [*(point.utility for point in points), *(damage.utility for damage in broken)]
     caps, places = fold(groups), place_headlines(points, worst)
     ranked = rank(caps, places) if len({(cap.method, cap.defense) for cap in caps}) > 1 else []
@@ -75,7 +77,6 @@ def summarize(
         subgroups=group_leaks(subgroups, manifest), rows=_count_rows(records),
         active_alone=average({r.seed: r.active_alone for r in trained if r.active_alone is not None}.values()),
     )  # fmt: skip
-    useless = list_useless(manifest, records)
     notes = [
         *_list_notes(manifest, records),
         *describe_useless(useless, is_shown=False),
@@ -99,11 +100,11 @@ def _count_rows(records: Mapping[str, Record]) -> dict[str, int]:
     return {split: max(n for name, n in counts if name == split) for split in sorted({name for name, _ in counts})}
 
 
-def add_costs(points: Sequence[Point]) -> list[Point]:
-    """Return the points with what each defense costs in utility."""
+def add_costs(points: Sequence[Point], useless: Mapping[tuple[str, str, float], str]) -> list[Point]:
+    """Return the points with what each defense costs in utility, and why a joint model is of no use, by place."""
     whole = {point.method: point.utility.mean for point in points if not point.strength}
-    costs = [_subtract(whole.get(point.method), point.utility.mean) for point in points]
-    return [msgspec.structs.replace(point, cost=cost) for point, cost in zip(points, costs, strict=True)]
+    costs = [(_subtract(whole.get(point.method), point.utility.mean), useless.get(point.place, "")) for point in points]
+    return [msgspec.structs.replace(p, cost=cost, useless=why) for p, (cost, why) in zip(points, costs, strict=True)]
 
 
 def add_highest(headlines: Sequence[Point], points: Sequence[Point]) -> list[Point]:

@@ -42,6 +42,7 @@ MIN_COST = 0.001
 HIGH = 0.9
 """Where *alone* infers as much, a leak hardly rises, and the rows that are known for certain are counted beside it."""
 
+ALMOST_ALL = 0.995
 SURE = "tpr@0.001"
 
 SPLIT = ("fedsplitnn", "fedlocal", "fedcssl", "fedgssl", "fedhssl", "vflhlp", "vertical-lr")
@@ -55,25 +56,24 @@ def state_verdict(
 
     A defense is recommended only if all attacks that could be mounted were run and gave a number, if there is no alarm,
     and if the joint model that it leaves is of use. Without a defense, the last sentence says what was not tested.
+    Under an alarm, the first sentence says so, and each target has a sentence whatever was inferred.
     """
     targets = [point.target for point in summary.worst]
     first = "labels" if "labels" in targets else targets[0] if targets else ""
     headlines = [point for point in summary.worst if point.target == first and point.leak.mean is not None]
     clean = [point for point in headlines if point.strength == 0]
+    unusable = ["Not usable for a decision: resolve the notes above first."] * bool(summary.alarms)
     if not clean:
-        return []
+        return unusable
     start = max(clean, key=lambda point: point.leak.mean or 0.0)
     others = [point for point in summary.worst if point.target != first and point.strength == 0]
     fixed = summary.undefended != UNDEFENDED
     without = f"without a{' further' * fixed} defense"
-    sentences = [f"Every training has the defense {summary.undefended}."] * fixed
-    sentences += [
-        _describe_start(start, summary.adversary, known, without * any(p.strength for p in headlines))
-        + _add_highest(start),
-        *(_describe_target(point, summary.adversary) for point in others),
-    ]
+    sentences = unusable + [f"Every training has the defense {summary.undefended}."] * fixed
+    given = summary.adversary, known, without * any(point.strength for point in headlines)
+    sentences += [_describe_start(start, *given), *(_describe_target(point, *given, unusable) for point in others)]
     if summary.alarms:
-        last = "Do not rely on these numbers until the notes above are resolved."
+        last = "No defense is recommended." * any(point.strength for point in summary.worst)
     else:
         defended = [point for point in headlines if point.strength > 0 and point.utility.mean is not None]
         useful = [point for point in defended if point.place not in useless]
@@ -81,7 +81,7 @@ def state_verdict(
         best = _describe_best(start, useful, several=len({point.method for point in headlines}) > 1)
         sealed = _suggest_sealed(summary.worst, useful)
         last = _explain_none(summary, run, start, defended, useful) or best + sealed or _describe_untested(summary)
-    return [*dict.fromkeys(filter(None, sentences)), last]  # each defense has a row without it
+    return [*dict.fromkeys(filter(None, [*sentences, last]))]  # each defense has a row without it
 
 
 def suggest_run(summary: Summary) -> str:
@@ -93,6 +93,10 @@ def suggest_run(summary: Summary) -> str:
 
 def _describe_start(point: Point, adversary: str, known: int, without: str) -> str:
     """Return what the adversary infers ``without`` a defense, where others have one, and whether joining helps it."""
+    return _describe_gain(point, adversary, known, without) + _add_highest(point)
+
+
+def _describe_gain(point: Point, adversary: str, known: int, without: str) -> str:
     leak, what = point.leak, _name_target(point)
     rows = _name_rows(leak.rows)
     by_chance = f"{_say(leak.chance)} by chance"
@@ -107,14 +111,20 @@ def _describe_start(point: Point, adversary: str, known: int, without: str) -> s
     subject = f"{conditions.capitalize()}, {adversary}" if conditions else adversary
     measure = f"{_state(leak)}, {by_chance}" if point.victim else _state(leak)
     if _is_more_than_alone(leak):
-        all_of = "practically all " if leak.metric != "r2" and (leak.mean or 0.0) >= 0.995 else ""
-        return (
-            f"{subject} infers {what} of {all_of}{rows} ({measure}; {_say(leak.alone)} without joining)."
-            f"{_add_sure(leak)}"
-        )
+        whole = f"{subject} infers {what} of {_name_share(leak).format(rows)}"
+        return f"{whole} ({measure}; {_say(leak.alone)} without joining).{_add_sure(leak)}"
     if (leak.advantage or 0.0) > 0:
         return f"{subject} infers {what} of {rows} with {measure}{_end_open_gain(leak)}"
     return f"{subject} infers {what} no better than without joining, as far as {_end_no_gain(point, measure, rows)}"
+
+
+def _name_share(leak: Leak) -> str:
+    """Return of how many rows: an AUC says in which order they are, and not which of them are known."""
+    right = leak.others.get("known@0.99", 0.0) * leak.others.get("right@0.99", 0.0)
+    if (right if leak.metric == "auc" else leak.mean or 0.0) >= ALMOST_ALL and leak.metric != "r2":
+        return "practically all {}"
+    is_ordered = leak.metric == "auc" and (leak.mean or 0.0) >= ALMOST_ALL
+    return "{}: it ranks almost every pair of them right" if is_ordered else "{}"
 
 
 def _end_open_gain(leak: Leak) -> str:
@@ -142,8 +152,14 @@ def _end_no_gain(point: Point, measure: str, rows: str) -> str:
 
 def _state_detectable(leak: Leak) -> str:
     if leak.is_blind:
-        return "; with so few rows no gain could have been seen"
+        return f"; with {name_few(leak)} no gain could have been seen"
     return f"; a gain of {_say(leak.detectable)} would have been seen" * ((leak.detectable or 0.0) >= MIN_GAIN)
+
+
+def name_few(leak: Leak) -> str:
+    """Return what is too few for any gain to be seen."""
+    unit = "draw" if leak.interval == "draws and rows" else "seed"
+    return f"only {count(leak.n, unit)}" if leak.few == "seeds" else "so few rows"
 
 
 def _name_target(point: Point) -> str:
@@ -191,11 +207,13 @@ def _count_sure_left(before: Leak, after: Leak) -> str:
     )
 
 
-def _describe_target(point: Point, adversary: str) -> str:
-    """Return the sentence on a further target, of which more is inferred than without joining, or nothing."""
+def _describe_target(point: Point, adversary: str, known: int, without: str, unusable: Sequence[str]) -> str:
+    """Return the sentence on a further target of which more is inferred than without joining, or if ``unusable``."""
     leak = point.leak
-    if leak.mean is None or leak.alone is None or leak.mean <= (leak.chance or 0.0) or not _is_more_than_alone(leak):
-        return ""
+    if leak.mean is None:
+        return f"No attack on {_name_target(point)} gave a number." * bool(unusable)
+    if leak.alone is None or leak.mean <= (leak.chance or 0.0) or not _is_more_than_alone(leak):
+        return _describe_start(point, adversary, known, without) * bool(unusable)
     chance = f", {_say(leak.chance)} by chance" if point.victim else ""
     measured = f"{_state(leak)}; {_say(leak.alone)} without joining{chance}"
     return f"{adversary} also infers {_name_target(point)} ({measured}).{_add_highest(point)}"
