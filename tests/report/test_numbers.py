@@ -53,7 +53,8 @@ def make_report(seed, *, strength=None, audited=""):
         return replace(
             leaked, rows=rows, chance=maybe(source.random()), alone=maybe(source.random()), advantage=gain.mean,
             advantage_ci95=gain.ci95, accuracy=maybe(source.random()), bits=bits.mean, bits_ci95=bits.ci95,
-            detectable=maybe(source.random()), others={name: source.random() for name in SHARES},
+            detectable=maybe(source.random()), p_holm=maybe(source.uniform(0, 0.1)),
+            others={name: source.random() for name in SHARES},
             alone_others={name: source.random() for name in SHARES if source.random() < 0.8},
             by_seed={} if leaked.mean is None else {k: source.random() for k in range(2)},
         )  # fmt: skip
@@ -184,11 +185,16 @@ def check_rows(cell, row):
         check_number(cell.split()[0], block["mean"])
 
 
+def is_corrected(row):
+    return row["leak"]["p_holm"] is None or row["leak"]["p_holm"] < 0.05
+
+
 def check_beyond(cell, row):
     low, detectable = row["leak"]["advantage_ci95"][0], row["leak"]["detectable"]
     if row["leak"]["advantage"] is None or "(" not in cell:
-        is_shown = row["leak"]["advantage"] is not None and low is not None and low > 0
-        expect((cell == "yes") is is_shown, cell, low)
+        is_above = row["leak"]["advantage"] is not None and low is not None and low > 0
+        expect((cell == "yes") is (is_above and is_corrected(row)), cell, low)
+        expect((cell == "only by itself") is (is_above and not is_corrected(row)), cell, low)
     else:
         check_number(cell[cell.index("(") + 1 : -1], detectable)
 
@@ -513,7 +519,7 @@ def check_sarif(report):
     texts = [result["message"]["text"] for result in run["results"]]
     check_gates("\n".join(texts), content)
     rows, leaks = list_rows(content), [text for text in texts if not text.startswith("GATE")]
-    shown = [row for row in content["worst"] if (row["leak"]["advantage_ci95"][0] or 0) > 0]
+    shown = [row for row in content["worst"] if (row["leak"]["advantage_ci95"][0] or 0) > 0 and is_corrected(row)]
     assert len(leaks) == len(shown)
     for text in leaks:
         choice, leak, alone = re.search(rf"by (\w+) with \S+ (–|{NUMBER}), and (–|{NUMBER}) without", text).groups()

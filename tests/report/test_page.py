@@ -281,6 +281,13 @@ def test_more_than_without_joining_within_the_interval_is_left_open():
     )
 
 
+def test_an_advantage_that_a_correction_leaves_open_is_not_claimed_and_speaks_for_no_defense():
+    first, _ = say([replace(point(0.9), leak=replace(point(0.9).leak, p_holm=0.06))], "bureau", 80)
+    assert "these runs do not show whether this is more" in first
+    open_ = replace(point(0.9, strength=5), leak=replace(point(0.9).leak, p_holm=0.06))
+    assert say([point(1.0), open_], "bureau", 80) == say([point(1.0), point(0.9, strength=5)], "bureau", 80)
+
+
 def test_without_a_number_there_is_no_verdict():
     lost = replace(point(1.0), leak=point(1.0).leak_train)
     assert say([lost], "bureau", 80) == []

@@ -869,6 +869,10 @@ def test_a_row_says_whether_more_than_alone_is_shown(summary):
     ):  # fmt: skip
         leak = msgspec.structs.replace(low.leak, advantage_ci95=ends, detectable=detectable)
         assert columns.compare_with_alone(msgspec.structs.replace(low, leak=leak)) == text
+        if text == "yes":
+            for p_holm, corrected in ((0.049, "yes"), (0.051, "only by itself")):
+                leak = msgspec.structs.replace(leak, p_holm=p_holm)
+                assert columns.compare_with_alone(msgspec.structs.replace(low, leak=leak)) == corrected
     nothing = msgspec.structs.replace(low.leak, advantage=None)
     assert columns.compare_with_alone(msgspec.structs.replace(low, leak=nothing)) == "–"
 

@@ -87,11 +87,11 @@ def _get_single(point: Point, key: str, default: Any = None) -> Any:
 
 def compare_with_alone(point: Point) -> str:
     """Return whether an advantage is shown, and if not, the one that would have been, if any could."""
-    low, detectable = point.leak.advantage_ci95[0], point.leak.detectable
+    detectable = point.leak.detectable
     if point.leak.advantage is None:
         return "–"
-    if low is not None and low > 0:
-        return "yes"
+    if (point.leak.advantage_ci95[0] or 0.0) > 0:
+        return "yes" if point.leak.is_shown else "only by itself"
     if point.leak.is_blind:
         return "cannot be shown"
     return "not shown" if detectable is None else f"not shown ({write_number(detectable)})"
@@ -230,8 +230,8 @@ DEFENSE = Column("defense", title="defense", cell=lambda p: p.defense if p.stren
 STRONGEST = Column("attack", title="strongest attack", kind="prose", place=65, help=CHOSEN,
                    cell=lambda p: f"{p.choice or p.attack}{write_highest(p)}")  # fmt: skip
 BEYOND = Column("", title="more than alone", cell=compare_with_alone, kind="prose", detail=1, place=115,
-                help="Whether the interval of the advantage lies above 0; if not, the least that would have shown, if "
-                "any could.")  # fmt: skip
+                help="Whether the interval of the advantage lies above 0, with Holm's correction for all defenses of "
+                "the table, or only by itself; if not, the least that would have shown, if any could.")  # fmt: skip
 """Columns of the table of headlines alone."""
 
 

@@ -419,15 +419,12 @@ def _list_evidence(summary: Summary, manifest: Manifest) -> dict[str, str]:
     facts["defenses"] = f"leak and cost of {', '.join(defenses)}" if defenses else "no defense was tested"
     facts["gates"] = "; ".join(map(table.write_gate, summary.gates)) or "no gate was set"
     known = [p for p in points if p.target == "labels" and KNOWN in p.leak.others]
-    share = "not measured"
-    if known:
-        most = max(known, key=lambda p: p.leak.others[KNOWN])
-        number, place = write_number(most.leak.others[KNOWN]), name_defense(most, summary.undefended)
-        share = f"highest measured {number} under {place}"
+    shares = [(p.leak.others[KNOWN], name_defense(p, summary.undefended)) for p in known]
+    share = f"highest measured {write_number(max(shares)[0])} under {max(shares)[1]}" if known else "not measured"
     facts["known"] = f"share of the labels of a class that are known with more than 99 %: {share}"
     seen = [p.leak.detectable for p in summary.worst if p.leak.detectable is not None]
-    blind = [f"none, with {name_few(point.leak)}" for point in summary.worst if point.leak.is_blind]
-    least = blind[0] if blind else write_number(max(seen, default=None))
+    blind = (f"none, with {name_few(point.leak)}" for point in summary.worst if point.leak.is_blind)
+    least = next(blind, write_number(max(seen, default=None)))
     facts["detectable"] = f"smallest advantage that would have been seen: {least}"
     rows = [count(n, f"{KINDS.get(split, split)} row") for split, n in summary.rows.items()]
     facts["rows"] = f"{' and '.join(rows) or 'no rows'} in each of {count(summary.seeds, 'seed')}"

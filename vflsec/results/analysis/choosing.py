@@ -116,17 +116,11 @@ def _join_halves(first: Block, second: Block) -> Block:
         groups = enumerate(zip(first.without, second.without, strict=True))
         without = tuple(value + (b - second.headline if k % 2 else a - first.headline) for k, (a, b) in groups)
     return msgspec.structs.replace(
-        first,
-        metrics={**others, first.metric: value},
-        halves=(_score_half(second, 0), _score_half(first, 1)),
-        ci95_rows=(value - low, value + high),
-        chance=(first.chance + second.chance) / 2,
-        n=(first.n + second.n) // 2,
-        single_class=first.single_class or second.single_class,
-        overfit=chosen_on - value,
-        without=without,
+        first, metrics={**others, first.metric: value}, halves=(_score_half(second, 0), _score_half(first, 1)),
+        ci95_rows=(value - low, value + high), chance=(first.chance + second.chance) / 2, n=(first.n + second.n) // 2,
+        single_class=first.single_class or second.single_class, overfit=chosen_on - value, without=without,
         known=max(first.known, second.known),
-    )
+    )  # fmt: skip
 
 
 class Alone:

@@ -20,7 +20,7 @@ from vflsec.results.records.manifest import NO_ADVERSARY, Manifest, RowEntry
 from vflsec.results.records.schema import Block, Record, Result
 from vflsec.results.statistics import SHARE
 
-NO_ADVANTAGE: dict[str, Any] = {"advantage": 0.0, "advantage_ci95": (0.0, 0.0), "detectable": None}
+NO_ADVANTAGE: dict[str, Any] = {"advantage": 0.0, "advantage_ci95": (0.0, 0.0), "detectable": None, "p": None}
 """The advantage of an attack that reads nothing of the federation."""
 
 NO_BITS: dict[str, Any] = {"bits": 0.0, "bits_ci95": (0.0, 0.0)}
@@ -156,15 +156,10 @@ class CellGroup:
         records = self.select_usable(attack)
         rows = rows or choose_rows(records.values())
         return CellScore(
-            name=attack,
-            target=self.targets[attack],
-            statuses=self._count_statuses([attack]),
-            choice=attack,
-            records=records,
-            rows=rows,
-            leak=choosing.select_rows(records, rows),
+            name=attack, target=self.targets[attack], statuses=self._count_statuses([attack]), choice=attack,
+            records=records, rows=rows, leak=choosing.select_rows(records, rows),
             leak_train=choosing.select_rows(records, "train"),
-        )
+        )  # fmt: skip
 
     @cached_property
     def headlines(self) -> dict[str, CellScore]:
@@ -195,17 +190,12 @@ class CellGroup:
         chosen = [by_column[key] for key in choice]
         first, both = chosen[0], len(chosen) > 1
         return first._replace(
-            name=name,
-            rows="+".join(dict.fromkeys(column.rows for column in chosen)),
-            leak=leak,
-            leak_train={} if both else first.leak_train,
-            leak_test={} if both else first.leak_test,
+            name=name, target=pool, rows="+".join(dict.fromkeys(column.rows for column in chosen)), leak=leak,
+            leak_train={} if both else first.leak_train, leak_test={} if both else first.leak_test, alone=base,
             statuses=self._count_statuses(labels, ", ".join(column.choice for column in chosen).split(", ")),
-            target=pool,
             choice=", ".join(dict.fromkeys(column.choice for column in chosen)),
-            alone=base,
             columns=[column.target for column in chosen],
-        )
+        )  # fmt: skip
 
     def _make_headline(self, target: str) -> CellScore:
         attacks = self._select_on(target)
@@ -224,16 +214,12 @@ class CellGroup:
         train, test = (self._score_rows(rows, candidates, target) for rows in ("train", "test"))
         seeds = sorted(records.keys() & blocks.keys())
         return CellScore(
-            name="worst",
-            target=target,
-            statuses=self._count_statuses(attacks, names),
-            choice=", ".join(dict.fromkeys(names)),
-            records={seed: records[seed] for seed in seeds},
-            rows="+".join(dict.fromkeys(split for _, split in choice)),
-            leak={seed: blocks[seed] for seed in seeds},
+            name="worst", target=target, statuses=self._count_statuses(attacks, names),
+            choice=", ".join(dict.fromkeys(names)), records={seed: records[seed] for seed in seeds},
+            rows="+".join(dict.fromkeys(split for _, split in choice)), leak={seed: blocks[seed] for seed in seeds},
             leak_train={seed: train[seed] for seed in seeds if seed in train},
             leak_test={seed: test[seed] for seed in seeds if seed in test},
-        )
+        )  # fmt: skip
 
     def _prefer_pick(
         self, choice: Choice, blocks: dict[int, Block], candidates: Candidates, target: str
@@ -294,15 +280,10 @@ class CellGroup:
             {seed: block for seed, block in alone.select(split).items() if seed in trained} for split in (rows, "train")
         )
         return CellScore(
-            name="picked",
-            target=target,
-            statuses=self._count_statuses(attacks, [ALONE]),
-            choice=ALONE,
+            name="picked", target=target, statuses=self._count_statuses(attacks, [ALONE]), choice=ALONE,
             records={seed: _strip_details(record) for seed, record in trained.items()},
-            rows=rows,
-            leak=leak,
-            leak_train=leak_train,
-        )
+            rows=rows, leak=leak, leak_train=leak_train,
+        )  # fmt: skip
 
     def _count_statuses(self, attacks: Iterable[str], named: Sequence[str] | None = None) -> Counter[str]:
         """Count the worst status among ``attacks`` of each seed; those not ``named`` count only without a number."""
@@ -403,7 +384,8 @@ class CellGroup:
         leak = Leak(
             metric=metric, chance=average(block.chance for block in blocks), rows=rows,
             alone=alone["mean"], alone_ci95=alone["ci95"],
-            advantage=advantage["mean"], advantage_ci95=advantage["ci95"], bits=bits["mean"], bits_ci95=bits["ci95"],
+            advantage=advantage["mean"], advantage_ci95=advantage["ci95"],
+            p=intervals.compute_p(differences, self.seeds, of_difference), bits=bits["mean"], bits_ci95=bits["ci95"],
             accuracy=average(block.metrics["accuracy"] for block in blocks if "accuracy" in block.metrics),
             others=_average_other_metrics(blocks),
             alone_others=(best.compute_other_metrics(rows) if base else {}) or _average_other_metrics(base),
@@ -489,14 +471,9 @@ def bound_by_guesses(attack: str, records: Sequence[Result], *, confidence: floa
     promise = min(of_labels, key=lambda spent: spent["epsilon"], default=None)
     delta = promise["delta"] if promise else 0.0
     return Empirical(
-        epsilon=bound_epsilon(right, made, tossed, delta, confidence),
-        delta=delta,
-        promised=promise["epsilon"] if promise else None,
-        attack=attack,
-        right=right,
-        made=made,
-        tossed=tossed,
-    )
+        epsilon=bound_epsilon(right, made, tossed, delta, confidence), delta=delta, attack=attack,
+        promised=promise["epsilon"] if promise else None, right=right, made=made, tossed=tossed,
+    )  # fmt: skip
 
 
 def _find_most_spent(records: Sequence[Result]) -> list[dict[str, Any]]:

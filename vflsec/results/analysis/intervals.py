@@ -6,7 +6,7 @@ from operator import sub
 from typing import Any, NamedTuple
 
 from scipy.optimize import brentq
-from scipy.special import ndtri
+from scipy.special import ndtri, stdtr
 
 from vflsec.results import statistics
 from vflsec.results.analysis.results import Ends
@@ -106,6 +106,18 @@ def make_interval(
     kind = "seeds" if any(math.isnan(seed.variance) for seed in by_seed) else "seeds and rows"
     kind = "rows" if n == 1 else "draws and rows" if single_model else kind
     return {"mean": mean, "ci95": (low, high), "n": n, "interval": kind}
+
+
+def compute_p(differences: Sequence[SeedValue], seeds: int, bounds: Bounds) -> float | None:
+    """Return the p value of the test that a mean difference is 0, below 0.05 where the interval does not hold 0."""
+    mean = average(seed.value for seed in differences)
+    if mean is None or (len(differences) == 1 and seeds > 1) or math.isnan((error := estimate_error(differences)).size):
+        return None
+    if not error.size or not mean:
+        return float(not mean)
+    weight = 1.0 if bounds == ANY else 1.0 - mean**2  # as near the ends of an interval
+    size = abs(mean) * math.sqrt(weight) / error.size
+    return float(2 * stdtr(min(error.freedom, statistics.NORMAL), -size))
 
 
 def estimate_error(by_seed: Sequence[SeedValue]) -> StandardError:

@@ -6,6 +6,7 @@ import msgspec
 
 from vflsec.results.records.manifest import UNDEFENDED
 from vflsec.results.records.schema import Tuning
+from vflsec.results.statistics import ALPHA
 
 Ends = tuple[float | None, float | None]
 """The ends of an interval; None where there is none."""
@@ -53,8 +54,8 @@ class Leak(Measure, frozen=True, kw_only=True):
         detectable: an advantage whose interval would exclude 0 in about four of five such runs; for a headline that
             is ``alone``, of the strongest attack. None without an interval, where no value varies or *alone* is 1, or
             for an attack that is part of *alone*.
-        few: where not even all that is left to be gained would have been seen, what there is too little of: ``rows``,
-            or ``seeds`` if the rows of one alone would have shown some advantage.
+        p: of the test that the advantage is 0; ``p_holm`` of a headline is after the correction for its table.
+        few: ``rows`` or ``seeds``, of which too few hide any advantage; ``seeds`` if the rows of one would show some.
         accuracy: label recovery accuracy, the papers' measure; None if columns are recovered.
         bits: what a row's guess tells beyond *alone*, in bits: the cross-entropy of *alone* minus that of the attack,
             both calibrated, paired by seed; None for recovered columns, too few rows and records of earlier versions.
@@ -78,12 +79,19 @@ class Leak(Measure, frozen=True, kw_only=True):
     bits: float | None = None
     bits_ci95: Ends = (None, None)
     detectable: float | None = None
+    p: float | None = None
+    p_holm: float | None = None
     few: str = ""
     others: dict[str, float] = {}
     alone_others: dict[str, float] = {}
     single_class: int = msgspec.field(default=0, name="one_class")
     by_seed: dict[int, float] = {}
     alone_by_seed: dict[int, float] = {}
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the interval of the advantage lies above 0, of a headline with the correction."""
+        return (self.advantage_ci95[0] or 0.0) > 0 and (self.p_holm is None or self.p_holm < ALPHA)
 
     @property
     def is_blind(self) -> bool:

@@ -214,21 +214,12 @@ def _fold(cells: Sequence[CellScore], clean: CellGroup, defended: Sequence[CellG
     ]
     notes = notes * bool(single_class) + [TOO_FEW] * (known and volume.value is None)
     return msgspec.structs.replace(
-        curve,
-        value=plain["mean"],
-        ci95=plain["ci95"],
-        calibrated=above["mean"],
-        calibrated_ci95=above["ci95"],
-        accuracy_value=average(accuracies),
-        dcs=average(scores),
-        n=clean.seeds,
-        note="; ".join(notes),
+        curve, value=plain["mean"], ci95=plain["ci95"], calibrated=above["mean"], calibrated_ci95=above["ci95"],
+        accuracy_value=average(accuracies), dcs=average(scores), n=clean.seeds, note="; ".join(notes),
         by_seed={seed: value.value for seed, value in caps.items()},
-        calibrated_by_seed={seed: value.value for seed, value in calibrated_caps.items()},
-        hypervolume=volume.value,
-        hypervolume_ci95=_bound_volume(volume),
-        hypervolume_by_seed=dict(enumerate(volume.by_seed)),
-    )
+        calibrated_by_seed={seed: value.value for seed, value in calibrated_caps.items()}, hypervolume=volume.value,
+        hypervolume_ci95=_bound_volume(volume), hypervolume_by_seed=dict(enumerate(volume.by_seed)),
+    )  # fmt: skip
 
 
 def _bound_volume(volume: Volume) -> tuple[float | None, float | None]:

@@ -168,15 +168,8 @@ def _find_rise(before: Point, after: Point, where: Mapping[str, str]) -> Rise:
     seeds = sorted(a.keys() & b.keys())
     test = compare_pairs([b[seed] - a[seed] for seed in seeds])
     return Rise(
-        method=before.method,
-        defense=before.defense if before.strength else "none",
-        strength=before.strength,
-        target=before.target,
-        attack=before.attack,
-        where=dict(where),
-        before=sum(a[seed] for seed in seeds) / len(seeds),
-        after=sum(b[seed] for seed in seeds) / len(seeds),
-        rise=test.mean,
-        ci95=(test.low, test.high) if test.n > 1 else (None, None),
-        n=test.n,
-    )
+        method=before.method, defense=before.defense if before.strength else "none", strength=before.strength,
+        target=before.target, attack=before.attack, where=dict(where),
+        before=sum(a[seed] for seed in seeds) / len(seeds), after=sum(b[seed] for seed in seeds) / len(seeds),
+        rise=test.mean, ci95=(test.low, test.high) if test.n > 1 else (None, None), n=test.n,
+    )  # fmt: skip

@@ -71,7 +71,8 @@ def state_verdict(
     without = f"without a{' further' * fixed} defense"
     sentences = unusable + [f"Every training has the defense {summary.undefended}."] * fixed
     given = summary.adversary, known, without * any(point.strength for point in headlines)
-    sentences += [_describe_start(start, *given), *(_describe_target(point, *given, unusable) for point in others)]
+    sentences += [_describe_start(start, *given) + _add_highest(start)]
+    sentences += [_describe_target(point, *given, unusable) for point in others]
     if summary.alarms:
         last = "No defense is recommended." * any(point.strength for point in summary.worst)
     else:
@@ -93,10 +94,6 @@ def suggest_run(summary: Summary) -> str:
 
 def _describe_start(point: Point, adversary: str, known: int, without: str) -> str:
     """Return what the adversary infers ``without`` a defense, where others have one, and whether joining helps it."""
-    return _describe_gain(point, adversary, known, without) + _add_highest(point)
-
-
-def _describe_gain(point: Point, adversary: str, known: int, without: str) -> str:
     leak, what = point.leak, _name_target(point)
     rows = _name_rows(leak.rows)
     by_chance = f"{_say(leak.chance)} by chance"
@@ -110,7 +107,7 @@ def _describe_gain(point: Point, adversary: str, known: int, without: str) -> st
     conditions = " and ".join(filter(None, [without, f"with {given.format(known)}" * bool(known)]))
     subject = f"{conditions.capitalize()}, {adversary}" if conditions else adversary
     measure = f"{_state(leak)}, {by_chance}" if point.victim else _state(leak)
-    if _is_more_than_alone(leak):
+    if _is_more_than_alone(leak, corrected=True):
         whole = f"{subject} infers {what} of {_name_share(leak).format(rows)}"
         return f"{whole} ({measure}; {_say(leak.alone)} without joining).{_add_sure(leak)}"
     if (leak.advantage or 0.0) > 0:
@@ -212,8 +209,8 @@ def _describe_target(point: Point, adversary: str, known: int, without: str, unu
     leak = point.leak
     if leak.mean is None:
         return f"No attack on {_name_target(point)} gave a number." * bool(unusable)
-    if leak.alone is None or leak.mean <= (leak.chance or 0.0) or not _is_more_than_alone(leak):
-        return _describe_start(point, adversary, known, without) * bool(unusable)
+    if leak.alone is None or leak.mean <= (leak.chance or 0.0) or not _is_more_than_alone(leak, corrected=True):
+        return (_describe_start(point, adversary, known, without) + _add_highest(point)) * bool(unusable)
     chance = f", {_say(leak.chance)} by chance" if point.victim else ""
     measured = f"{_state(leak)}; {_say(leak.alone)} without joining{chance}"
     return f"{adversary} also infers {_name_target(point)} ({measured}).{_add_highest(point)}"
@@ -221,12 +218,9 @@ def _describe_target(point: Point, adversary: str, known: int, without: str, unu
 
 def _add_highest(point: Point) -> str:
     """Return a sentence on the single attack that leaks more than the headline, if one does."""
-    if not point.is_exceeded:
-        return ""
-    return (
-        f" A single attack, {point.highest_attack}, reaches {_say(point.highest)} on {_name_rows(point.highest_rows)}; "
-        f"it was chosen and scored on the same rows, so this may be too high."
-    )
+    highest = f"{point.highest_attack}, reaches {_say(point.highest)} on {_name_rows(point.highest_rows)}"
+    why = "it was chosen and scored on the same rows, so this may be too high"
+    return f" A single attack, {highest}; {why}." * point.is_exceeded
 
 
 def _name_rows(rows: str) -> str:
@@ -412,9 +406,10 @@ def _describe_untested(summary: Summary) -> str:
     return f"Not tested: {', and '.join(parts)}. The leak may be larger."
 
 
-def _is_more_than_alone(leak: Leak) -> bool:
+def _is_more_than_alone(leak: Leak, *, corrected: bool = False) -> bool:
+    """Whether the interval shows an advantage; what speaks for a defense is not made easier by a correction."""
     low = leak.advantage_ci95[0]
-    return (leak.advantage or 0.0) > 0 and (low is None or low > 0)
+    return (leak.advantage or 0.0) > 0 and (low is None or (leak.is_shown if corrected else low > 0))
 
 
 def _say(value: float | None) -> str:
