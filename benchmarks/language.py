@@ -21,7 +21,7 @@ import vflsec
 PAGE = Path(__file__).parents[1] / "docs" / "language.md"
 FOLDER = Path("runs/language")
 CUTS, BLOCKS = (1, 2), 4
-ON_TEXT = ("iso:lambda=2,8@embedding", "santext:epsilon=16,8")
+ON_TEXT = ("iso:lambda=2,8@embedding", "santext:epsilon=16,8", "snd:epsilon=64,32")
 DEEPER = ("iso:lambda=2@embedding", "santext:epsilon=16")
 """Defenses of the text with their strengths, after the first block and after later ones."""
 
@@ -45,10 +45,11 @@ def list_texts(cuts: Sequence[int], seeds: int, jobs: int) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|---|"
     for cut in cuts:
         for point in evaluate(cut, seeds, jobs).points:
-            if not point.strength and point.defense == "santext":
+            by_words = point.defense in ("santext", "snd")
+            if not point.strength and by_words:
                 continue  # without a defense, once
-            noise, epsilon = f"`iso`, λ = {point.strength:g}", f"`santext`, ε = {1 / (point.strength or 1.0):g}"
-            defense = "none" if not point.strength else epsilon if point.defense == "santext" else noise
+            value = f"ε = {1 / (point.strength or 1.0):g}" if by_words else f"λ = {point.strength:g}"
+            defense = f"`{point.defense.partition('@')[0]}`, {value}" if point.strength else "none"
             for rows, leak in (("training", point.leak_train), ("test", point.leak)):
                 shares = (leak.mean, leak.alone, leak.others["gained"], leak.others["exact"])
                 cells = " | ".join(f"{100 * (share or 0.0):.1f} %" for share in shares)

@@ -73,7 +73,7 @@ def rate(guess, words, split="train"):
     return metrics.measure_words(guess.scores[split][unknown].numpy(), words[split][unknown].numpy())
 
 
-@pytest.mark.parametrize("decoder", ["linear", "transformer", None])
+@pytest.mark.parametrize("decoder", ["linear", "transformer", "channel", None])
 def test_states_of_frozen_random_weights_give_every_word(decoder):
     view, words = make_view()
     guess = TextInversion(decoder=decoder)(view, seed=0)

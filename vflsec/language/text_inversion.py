@@ -1,4 +1,4 @@
-"""The victim's text from the hidden states that it sends, by a linear decoder and a small transformer."""
+"""The victim's text from the hidden states that it sends, by a linear decoder, a transformer and a noisy channel."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from vflsec.core.attack import Attack
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.releases import read_last_values, read_releases
+from vflsec.language.noisy_channel import MECHANISM, Mechanism, fit_channel
 from vflsec.language.text_prior import TextPrior, count_right
 from vflsec.language.transformer import Blocks, split_positions
 from vflsec.nn.stacked import draw_batches
@@ -46,39 +47,47 @@ class States(NamedTuple):
 class TextInversion(Attack):
     """Decoders from hidden states (n, T, d) to the word of each position, fitted to rows whose text is known.
 
-    The linear decoder is a ridge regression of one-hot words on the states of a position. The other is a small
+    The linear decoder is a ridge regression of one-hot words on the states of a position. The second is a small
     transformer on the principal components of the states of all positions, so that it also learns which words follow
-    which. A fifth of the known rows chooses between them and the guess without the federation; what is chosen is fitted
-    to all of them. For training rows the states of all releases stand side by side, since noise is drawn anew and each
-    epoch has another model; a test row has one release, at prediction, and a decoder of its own.
+    which. The third knows the defense of words, if there is one, and finds the likeliest words by their states and by
+    the order of words in known rows. A fifth of the known rows chooses between them and the guess without the
+    federation; what is chosen is fitted to all of them. For training rows the states of all releases stand side by
+    side, since noise is drawn anew and each epoch has another model; a test row has one release, at prediction, and a
+    decoder of its own.
 
     Source: Chen et al. 2024 (BiSR), arXiv 2409.00960, the learned inversion of its first stage.
 
     Args:
         victim: whose text; None for the first passive party.
-        decoder: ``linear`` or ``transformer``; None for the better one, or *alone*, on known rows.
+        decoder: ``linear``, ``transformer`` or ``channel``; None for the better one, or *alone*, on known rows.
         releases: how many releases of a training row are read, from the last; None for all.
     """
 
     name = "text-inversion"
     side = "active"
     target = "text"
+    version = 2
     needs = frozenset({Need.FEATURES, Need.EMBEDDINGS, Need.AUX_LABELS})
-    reference = "Chen et al. 2024 (BiSR), arXiv 2409.00960, first stage; linear decoder: this project"
+    wants = frozenset({MECHANISM})
+    reference = "Chen et al. 2024 (BiSR), arXiv 2409.00960, first stage; linear and channel decoders: this project"
     differs = (
         "The source fits a recurrent decoder to another corpus, which pre-trained weights allow; here known rows are "
         "the only text.",
         "It reads all releases of a training row, where the source reads one, and may fall back to *alone*.",
+        "The channel decoder knows the defense of words, and its epsilon; the source has no defense of words.",
     )
     verified = "exact recovery from a head of frozen random weights; figures of the source: unverified"
-    costs = "a ridge regression of a few hundred columns, and a few hundred steps of a small transformer"
+    costs = (
+        "a ridge regression of a few hundred columns, six passes over all words by the forward-backward algorithm, and "
+        "a few hundred steps of a small transformer"
+    )
     fails = "with noise far larger than the states, and on words that no known row has"
 
     def __init__(
         self,
         *,
         victim: str | None = None,
-        decoder: Literal["linear", "transformer"] | None = None,
+        decoder: Literal["linear", "transformer", "channel"] | None = None,
         releases: int | None = None,
     ) -> None:
         check_positive_or_none(releases=releases)
@@ -116,18 +125,18 @@ class TextInversion(Attack):
         y, size = view.aux_labels, len(view.layout.vocabulary) if view.layout else 0
         order = torch.randperm(len(y), generator=rng)
         out, fit = order.tensor_split([max(1, round(HELD_OUT * len(y)))])
-        kinds = ("linear", "transformer") if self.decoder is None else (self.decoder,)
-        rights: dict[str, float] = {}
+        kinds = ("linear", "channel", "transformer") if self.decoder is None else (self.decoder,)
+        rights, mechanism = dict[str, float](), view.further.get(MECHANISM.name)
         if len(fit):
             for kind in kinds:
                 if max(rights.values(), default=0.0) < PERFECT:
-                    guess = _fit(kind, fitted_to.select(fit), y[fit], fitted_to.select(out), size, rng)
+                    guess = _fit(kind, fitted_to.select(fit), y[fit], fitted_to.select(out), size, mechanism, rng)
                     rights[kind] = count_right(guess.numpy(), y[out].numpy())
             if self.decoder is None:  # it costs nothing, and is no worse than known rows say
                 known = TextPrior(victim=self.victim).run(view.restrict(fit), rng=rng).scores[view.aux_split]
                 rights["alone"] = count_right(known[view.aux_rows[out]].numpy(), y[out].numpy())
         best = max(rights, key=lambda kind: rights[kind]) if rights else kinds[0]
-        words = prior if best == "alone" else _fit(best, fitted_to, y, rows, size, rng)
+        words = prior if best == "alone" else _fit(best, fitted_to, y, rows, size, mechanism, rng)
         return torch.where(rows.mask, words, PADDING), rights.get(best, 0.0)
 
 
@@ -146,8 +155,12 @@ def _read_all(view: View, mask: Tensor, most: int | None) -> States:
     return States(chosen.transpose(1, 2).flatten(2), mask)
 
 
-def _fit(kind: str, known: States, y: Tensor, rows: States, size: int, rng: torch.Generator) -> Tensor:
+def _fit(
+    kind: str, known: States, y: Tensor, rows: States, size: int, mechanism: Mechanism | None, rng: torch.Generator
+) -> Tensor:
     """Return the words (n, T) of ``rows`` by a decoder of V words, fitted to the words ``y`` of known rows."""
+    if kind == "channel":
+        return fit_channel(known, y, rows, mechanism)
     return fit_linear(known, y, rows) if kind == "linear" else fit_transformer(known, y, rows, size, rng)
 
 

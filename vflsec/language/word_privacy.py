@@ -17,7 +17,8 @@ GUARANTEE = (
     "metric differential privacy of each word, against everybody but the party with the text, in all messages of one "
     "training and its predictions: replacing a word by another changes them by at most epsilon d, where d in [0, 1] is "
     "the distance of their embeddings over the largest in the vocabulary; so by at most epsilon. A text of n words "
-    "spends n epsilon, and K trainings on it K times as much. Lengths of texts and the vocabulary are public"
+    "spends n epsilon, and K trainings on it K times as much. Lengths of texts and the vocabulary are public: that a "
+    "word occurs at all is not covered"
 )
 
 
@@ -36,6 +37,11 @@ class WordPrivacy(Defense):
     fixes: ClassVar[bool] = False
     _length = 0
     _embeddings: Tensor | None = None
+
+    @property
+    def embeddings(self) -> Tensor | None:
+        """Return those (V, d) before training, which both parties know; None before ``read_words``."""
+        return self._embeddings
 
     def read_words(self, words: nn.Embedding, length: int) -> None:
         """Take the embeddings before training, which both parties know, and the words of the longest text, T.

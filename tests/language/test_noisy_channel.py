@@ -1,0 +1,96 @@
+"""The noisy channel: shares of words against a sum over all sentences, and planted texts that only order gives."""
+
+import itertools
+
+import pytest
+import torch
+
+from vflsec.base.layout import PADDING
+from vflsec.base.seeds import make_rng
+from vflsec.language.noisy_channel import Mechanism, WordOrder, fit_channel
+from vflsec.language.text import START
+from vflsec.language.transformer import Text
+from vflsec.language.word_privacy import SanText
+
+SIZE, LENGTH = 3, 4
+
+
+def make_order():
+    words = torch.randint(SIZE, (40, LENGTH), generator=make_rng(0, "words"))
+    words[::3, LENGTH - 1] = -1  # shorter ones
+    return WordOrder.fit(words, SIZE)
+
+
+def test_shares_by_the_other_words_are_those_of_a_sum_over_all_sentences():
+    order, rng = make_order(), make_rng(1, "likely")
+    likely = torch.rand(2, LENGTH, SIZE, generator=rng, dtype=torch.double)
+    mask = torch.tensor([[True] * LENGTH, [True, True, True, False]])
+    found = order.expect(likely, mask)
+    first = 0.9 * order.first + 0.1 / SIZE
+    unit = torch.eye(SIZE, dtype=torch.double)
+    follow = [None, *(torch.cat([order.follow(unit[k : k + 1], t) for k in range(SIZE)]) for t in range(1, LENGTH))]
+    for row in range(2):
+        length = int(mask[row].sum())
+        expected = torch.zeros(length, SIZE, dtype=torch.double)
+        for words in itertools.product(range(SIZE), repeat=length):
+            share = first[words[0]]
+            for t in range(1, length):
+                share = share * follow[t][words[t - 1], words[t]]
+            for t in range(length):
+                others = torch.prod(torch.stack([likely[row, s, words[s]] for s in range(length) if s != t]))
+                expected[t, words[t]] += share * others
+        torch.testing.assert_close(found[row, :length], expected / expected.sum(dim=1, keepdim=True))
+
+
+@pytest.mark.parametrize("t", [1, 2, 3])
+def test_following_and_preceding_are_one_table_of_shares(t):
+    order = make_order()
+    unit = torch.eye(SIZE, dtype=torch.double)
+    follow = torch.cat([order.follow(unit[k : k + 1], t) for k in range(SIZE)])
+    precede = torch.cat([order.precede(unit[k : k + 1], t) for k in range(SIZE)])
+    torch.testing.assert_close(follow, precede.T)
+    assert (follow > 0).all()
+    assert (follow.sum(dim=1) <= 1 + 1e-9).all()
+
+
+def test_held_out_rows_tell_whether_words_follow_each_other():
+    steps = torch.arange(30)[None] + torch.arange(60)[:, None]
+    in_turn = WordOrder.fit(steps % 7, 7)
+    drawn = WordOrder.fit(torch.randint(7, (60, 30), generator=make_rng(0, "drawn")), 7)
+    assert in_turn.weights[:2].sum() > 0.99
+    assert drawn.weights[2:].sum() > 0.5
+
+
+def plant(epsilon, noise, rows=600, known=150):
+    """Texts of eight words that follow in turn, from any of 12, their replaced words, and states of these."""
+    rng = make_rng(0, "planted")
+    start = torch.randint(12, (rows, 1), generator=rng)
+    words = torch.cat([torch.full((rows, 1), START), 3 + (start + torch.arange(8)) % 12], dim=1)
+    words[::4, 7:] = PADDING
+    embeddings = torch.randn(15, 6, generator=rng).double()
+    read = words
+    if epsilon:
+        defense = SanText(1 / epsilon)
+        defense._embeddings = embeddings
+        read = defense.on_text(Text(words), rng=rng).words
+    states = embeddings[read] @ torch.randn(6, 10, generator=rng).double()
+    states = states + noise * torch.randn(states.shape, generator=rng).double()
+    mask = words != PADDING
+    states *= mask[..., None]
+    mechanism = Mechanism(embeddings, 1 / epsilon) if epsilon else None
+    fitted = fit_channel((states[:known], mask[:known]), words[:known], (states[known:], mask[known:]), mechanism)
+    rates = [float((guess == words[known:])[mask[known:]].double().mean()) for guess in (fitted, read[known:])]
+    return *rates, fitted, mask[known:]
+
+
+def test_order_gives_the_words_that_were_replaced():
+    """At this epsilon half of the words are others, and each sentence is fixed by any of its words."""
+    recovered, stayed, fitted, mask = plant(epsilon=10.0, noise=0.01)
+    assert stayed < 0.6
+    assert recovered > 0.95
+    assert torch.equal(fitted == PADDING, ~mask)
+
+
+def test_order_gives_words_that_noise_hides_where_no_defense_of_words_is_known():
+    recovered, *_ = plant(epsilon=0.0, noise=6.0)
+    assert recovered > 0.95

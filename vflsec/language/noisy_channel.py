@@ -1,0 +1,264 @@
+"""Decoding of text from noisy states: a Gaussian for each word, what a defense is known to replace, and word order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vflsec.base.layout import PADDING
+from vflsec.core.knowledge import Knowledge
+from vflsec.core.method import Trained
+from vflsec.language.word_privacy import SanText, WordPrivacy, find_diameter
+
+COMPONENTS, WIDTH, ROUNDS = 128, 256, 6
+"""Principal components of states, numbers that stand for a word without embeddings, and rounds of EM."""
+
+ENTRIES, POOL, SAMPLE = 4 * 10**6, 2000, 6000
+"""The most numbers in a table that grows with rows, positions and words; rows for EM, and states for components."""
+
+
+class Mechanism(NamedTuple):
+    """What both parties know of a defense of words: embeddings (V, d) before training, and SanText's 1/epsilon or 0."""
+
+    embeddings: Tensor
+    strength: float
+
+
+def read_mechanism(trained: Trained, _: Sequence[str]) -> Mechanism | None:
+    """Return the defense of words of the party with the text, or None without it."""
+    defenses = [d for party in trained.federation.parties.values() if party.holds_text for d in party.defenses]
+    words = [d for d in defenses if isinstance(d, WordPrivacy) and d.strength and d.embeddings is not None]
+    if not words:
+        return None
+    strength = next((d.strength for d in words if isinstance(d, SanText)), 0.0)
+    return Mechanism(words[0].embeddings, strength)  # type: ignore[arg-type]
+
+
+MECHANISM = Knowledge(
+    "the defense of words",
+    "evaluate the job with vflsec eval, where parties agree on it",
+    read=read_mechanism,
+    sides=("active",),
+    at_end=True,
+)
+
+
+class WordOrder(NamedTuple):
+    """Which words follow each other: a mixture, so that what known rows do not have stays possible.
+
+    Attributes:
+        first: (K,) shares of the first word.
+        pairs: (K, K) of a word after another.
+        places: (T - 1, K, K) of the same at each position; empty where it would be too large.
+        shares: (T, K) of words at each position.
+        weights: of pairs at a position, pairs anywhere, words at a position, and any word.
+    """
+
+    first: Tensor
+    pairs: Tensor
+    places: Tensor
+    shares: Tensor
+    weights: Tensor
+
+    @classmethod
+    def fit(cls, words: Tensor, size: int) -> WordOrder:
+        """Return that of ``words`` (m, T) by number, negative at padding; a fifth of them gives the weights."""
+        held, kept = words[::5], words[torch.arange(len(words)) % 5 != 0]
+        parts = cls._count(kept, size)
+        weights = torch.full((4,), 0.25, dtype=torch.double)
+        before, after = held[:, :-1], held[:, 1:]
+        at = (after >= 0).nonzero()
+        i, j, t = before[at[:, 0], at[:, 1]], after[at[:, 0], at[:, 1]], at[:, 1]
+        places = parts.places[t, i, j] if len(parts.places) else torch.zeros(len(t), dtype=torch.double)
+        likely = torch.stack([places, parts.pairs[i, j], parts.shares[t + 1, j], torch.full_like(places, 1 / size)])
+        for _ in range(50):  # EM (deleted interpolation)
+            joint = weights[:, None] * likely
+            weights = (joint / joint.sum(dim=0)).mean(dim=1) if len(t) else weights
+        return cls._count(words, size)._replace(weights=weights)
+
+    @classmethod
+    def _count(cls, words: Tensor, size: int) -> WordOrder:
+        length = words.shape[1]
+        pairs, shares = torch.zeros(size, size, dtype=torch.double), torch.zeros(length, size, dtype=torch.double)
+        is_small = length * size**2 <= ENTRIES
+        places = torch.zeros((length - 1) * is_small, size, size, dtype=torch.double)
+        for t in range(length):
+            used = words[:, t] >= 0
+            shares[t] = torch.bincount(words[used, t], minlength=size)
+            if t:
+                index, unit = (words[used, t - 1], words[used, t]), torch.ones(int(used.sum()), dtype=torch.double)
+                pairs.index_put_(index, unit, accumulate=True)
+                if is_small:
+                    places[t - 1].index_put_(index, unit, accumulate=True)
+        shares, pairs, places = (x / x.sum(dim=-1, keepdim=True).clamp_min(1) for x in (shares, pairs, places))
+        return cls(shares[0], pairs, places, shares, torch.zeros(4))
+
+    def follow(self, before: Tensor, t: int) -> Tensor:
+        """Return the shares (n, K) of words at position ``t`` by those (n, K) of the word before."""
+        at_place, anywhere, share, any_word = self.weights
+        after: Tensor = anywhere * (before @ self.pairs)
+        if len(self.places):
+            after += at_place * (before @ self.places[t - 1])
+        after += before.sum(dim=1, keepdim=True) * self._rest(t, share, any_word)
+        return after
+
+    def precede(self, after: Tensor, t: int) -> Tensor:
+        """Return how likely what comes from position ``t`` on (n, K) is for each word before it (n, K)."""
+        at_place, anywhere, share, any_word = self.weights
+        before: Tensor = anywhere * (after @ self.pairs.T)
+        if len(self.places):
+            before += at_place * (after @ self.places[t - 1].T)
+        before += after @ self._rest(t, share, any_word)[:, None]
+        return before
+
+    def _rest(self, t: int, share: Tensor, any_word: Tensor) -> Tensor:
+        return share * self.shares[t] + any_word / len(self.first)
+
+    def expect(self, likely: Tensor, mask: Tensor) -> Tensor:
+        """Return the shares (n, T, K) of words by all others of their text, without what ``likely`` says of their own.
+
+        The forward-backward algorithm, on likelihoods (n, T, K) up to a factor.
+        """
+        n, length, size = likely.shape
+        prior, after = torch.empty_like(likely), likely.new_ones(n, size)
+        before = (0.9 * self.first + 0.1 / size).expand(n, -1)
+        for t in range(length):
+            prior[:, t] = before if not t else self.follow(before, t)
+            before = F.normalize(prior[:, t] * likely[:, t], p=1, dim=1)
+        for t in range(length - 1, -1, -1):
+            prior[:, t] *= after
+            after = self.precede(after * likely[:, t], t) if t else after
+            after = torch.where(mask[:, t, None], F.normalize(after, p=1, dim=1), 1.0)
+        return F.normalize(prior, p=1, dim=2)
+
+
+def fit_channel(
+    known: tuple[Tensor, Tensor], y: Tensor, rows: tuple[Tensor, Tensor], mechanism: Mechanism | None
+) -> Tensor:
+    """Return the words (n, T) of ``rows`` that are likeliest by their states and by the other words of their text.
+
+    A state is Gaussian around a linear function of the embedding of the word that was read, with one covariance for
+    all words; without a mechanism, a random vector stands for each word of known rows. SanText's channel tells which
+    words were read for a word, known rows the order of words. The likelihood is raised by EM on known and other rows.
+
+    Args:
+        known: states (m, T, k) of known rows, and where words are (m, T).
+        y: (m, T) their words.
+        rows: states (n, T, k) of others, and where words are.
+        mechanism: the defense of words, if there is one.
+    """
+    vocabulary, numbers = y[known[1]].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    known_words = torch.full(y.shape, -1).masked_scatter(known[1], numbers)
+    size, rng = len(vocabulary), torch.Generator().manual_seed(0)
+    channel = None
+    if mechanism is None:
+        random = torch.randn(size, WIDTH, generator=rng, dtype=torch.double) / WIDTH**0.5
+        table = torch.eye(size, dtype=torch.double) if size <= WIDTH else random
+    else:
+        table = mechanism.embeddings.cpu().double()[PADDING + 1 :]
+        if mechanism.strength:
+            apart = torch.cdist(table[vocabulary - PADDING - 1], table) / find_diameter(mechanism.embeddings)
+            channel = torch.softmax(-apart / (2 * mechanism.strength), dim=1)  # (K, V)
+        else:
+            table = table[vocabulary - PADDING - 1]
+    order = WordOrder.fit(known_words, size)
+
+    def to_words(likely: Tensor) -> Tensor:
+        return likely if channel is None else likely @ channel.T
+
+    def to_read(shares: Tensor) -> Tensor:
+        return shares if channel is None else shares @ channel
+
+    pool = torch.linspace(0, len(rows[1]) - 1, min(len(rows[1]), POOL)).long()
+    mask, labels = torch.cat([known[1], rows[1][pool]]), F.pad(known_words, (0, 0, 0, len(pool)), value=-1)
+    axes = _find_axes(states := torch.cat([known[0], rows[0][pool]]), mask)
+    x, sums = _project(states, *axes), _Moments(mask.shape[1], COMPONENTS, table)
+    is_word = known_words >= 0
+    exact = F.one_hot(known_words.clamp_min(0), size).double()
+    sums.add(x[: len(known[1])], to_read(exact), is_word.double())
+    n = max(1, ENTRIES // (mask.shape[1] * len(table)))  # rows at once
+    for _ in range(ROUNDS):
+        score, sums = sums.fit(), _Moments(mask.shape[1], COMPONENTS, table)
+        for part, used, label in zip(x.split(n), mask.split(n), labels.split(n), strict=True):  # type: ignore[no-untyped-call]
+            likely = score(part)  # (n, T, V)
+            expected = order.expect(to_words(likely), used)
+            expected[label >= 0] = F.one_hot(label[label >= 0], size).double()
+            shares = F.normalize(likely * to_read(expected), p=1, dim=2)
+            sums.add(part, shares, shares.amax(dim=2).square() * used)
+    score, words = sums.fit(), []
+    for values, used in zip(rows[0].split(n), rows[1].split(n), strict=True):  # type: ignore[no-untyped-call]
+        likely = to_words(score(_project(values, *axes)))
+        words.append((order.expect(likely, used) * likely).argmax(dim=2))
+    return torch.where(rows[1], vocabulary[torch.cat(words)], PADDING)
+
+
+def _find_axes(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean (k,) and principal components (k, COMPONENTS) of states (n, T, k), zero beyond their rank."""
+    used = mask.nonzero()[:: max(1, int(mask.sum()) // SAMPLE)]
+    sample = values[used[:, 0], used[:, 1]].double()
+    axes = torch.linalg.svd(sample - sample.mean(dim=0), full_matrices=False).Vh[:COMPONENTS].T
+    return sample.mean(dim=0), F.pad(axes, (0, COMPONENTS - axes.shape[1]))
+
+
+def _project(values: Tensor, shift: Tensor, axes: Tensor) -> Tensor:
+    return (values - shift) @ axes
+
+
+class _Gaussians(NamedTuple):
+    """The likelihood of a word by a state, which is Gaussian around a center, and a mean of each position (T, k)."""
+
+    means: Tensor
+    centers: Tensor
+    whitening: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return likelihoods (n, T, V) over the largest of each position."""
+        z = ((x - self.means) @ self.whitening).flatten(0, 1)
+        squares = torch.cdist(z, self.centers @ self.whitening).square()
+        likely = (-0.5 * (squares - squares.amin(dim=1, keepdim=True))).exp().clamp_min(1e-12)
+        return likely.reshape(*x.shape[:2], -1)
+
+
+class _Moments:
+    """What a weighted regression of states on embeddings and positions needs of all rows.
+
+    Args:
+        length: positions, T.
+        states: numbers of a state, k.
+        table: embeddings (V, d).
+    """
+
+    def __init__(self, length: int, states: int, table: Tensor) -> None:
+        self.places, self.table = torch.eye(length, dtype=torch.double), table
+        width = length + table.shape[1]
+        self.inputs = torch.zeros(width, width, dtype=torch.double)
+        self.both = torch.zeros(width, states, dtype=torch.double)
+        self.states = torch.zeros(states, states, dtype=torch.double)
+        self.counts, self.total = torch.zeros(len(table), dtype=torch.double), torch.zeros(())
+
+    def add(self, x: Tensor, shares: Tensor, weight: Tensor) -> None:
+        """Add rows whose words have ``shares`` (n, T, V) and places the weight (n, T)."""
+        used = weight > 0
+        places = self.places.expand(len(x), -1, -1)[used]
+        inputs, s, w = torch.cat([shares[used] @ self.table, places], dim=1), x[used], weight[used][:, None]
+        self.inputs += inputs.T @ (w * inputs)
+        self.both += inputs.T @ (w * s)
+        self.states += s.T @ (w * s)
+        self.counts += (w * shares[used]).sum(dim=0)
+        self.total = self.total + w.sum()
+
+    def fit(self) -> _Gaussians:
+        """Return the Gaussians of largest likelihood, with a covariance that can be inverted."""
+        width, inputs = self.table.shape[1], self.inputs.clone()
+        inputs[:width, :width] = self.table.T @ (self.counts[:, None] * self.table)  # of words, not of their means
+        line = torch.linalg.solve(inputs + torch.eye(len(inputs), dtype=torch.double), self.both)
+        shared = line.T @ self.both
+        covariance = (self.states - shared - shared.T + line.T @ inputs @ line) / self.total
+        least = 0.02 * covariance.diagonal().mean().clamp_min(1e-12)
+        covariance += least * torch.eye(len(covariance), dtype=torch.double)
+        whitening = torch.linalg.cholesky(torch.linalg.inv(covariance))
+        return _Gaussians(line[width:], self.table @ line[:width], whitening)
