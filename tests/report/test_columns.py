@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from vflsec.report import columns, formats, table
 from vflsec.report.columns import RESULTS, Column
+from vflsec.report.page import drop_repeated
 from vflsec.report.report import Report
 from vflsec.results.analysis.results import Damage, Leak, Measure, Point, Summary
 from vflsec.run import spec as specs
@@ -102,3 +103,31 @@ def test_text_is_flush_left_in_latex_and_html():
     cells = formats.Cells.fill("t", shown, ["1"])
     assert r"\begin{tabular}{lrl}" in formats.as_latex(cells)
     assert '<td data-name="x">1</td><td class=text data-name="a">1</td>' in formats.as_html(cells)
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("attribute-fusion:column=PAY_6", "attribute-fusion"),
+        ("attribute-fusion:column=PAY_6,victim=shop", "attribute-fusion:victim=shop"),
+        ("attribute-fusion:column=PAY_6@pretrain, alone", "attribute-fusion@pretrain, alone"),
+        ("attribute-fusion:column=PAY_60", "attribute-fusion:column=PAY_60"),
+    ],
+)
+def test_an_attack_is_named_without_the_column_of_its_table(name, short):
+    """The title has it; of several columns the name stays whole."""
+    point = replace(POINT, target="attribute PAY_6", column="PAY_6", attack=name)
+    assert columns.name_of_attack(point) == short
+    headline = replace(point, attack="worst", choice=name)
+    assert columns.STRONGEST.cell(headline) == short
+    assert columns.name_of_attack(headline) == f"worst: {short}"
+    assert columns.STRONGEST.cell(replace(headline, among=3)) == name
+
+
+def test_the_page_has_a_row_once_that_only_repeats_the_headline():
+    same, other = replace(POINT, attack="norm"), replace(POINT, leak=replace(LEAK, mean=0.7))
+    shown = [column for column in RESULTS if column.name in ("attack", "leak")]
+    cells = formats.Cells.fill("t", shown, [replace(POINT, attack="worst"), POINT, same])
+    assert [row[0] for row in drop_repeated(cells).rows] == ["worst: mc", "norm"]
+    cells = formats.Cells.fill("t", shown, [replace(POINT, attack="worst"), other])
+    assert drop_repeated(cells).rows == cells.rows

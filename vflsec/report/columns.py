@@ -6,6 +6,7 @@ changes the layout that tests/report pins: widths of a terminal, LaTeX, Markdown
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -36,9 +37,15 @@ def name_of_attack(row: Point | Damage) -> str:
     if isinstance(row, Damage):
         return row.attack
     if row.attack not in ("worst", "picked") or not row.choice:
-        return row.choice if row.among else row.attack
+        return row.choice if row.among else drop_column(row.attack, row)
     column = f" on {row.column}" if row.choice == "alone" and row.among else ""
-    return f"{'worst' if row.attack == 'worst' else PICK}: {row.choice}{column}"
+    return f"{'worst' if row.attack == 'worst' else PICK}: {drop_column(row.choice, row)}{column}"
+
+
+def drop_column(name: str, point: Point) -> str:
+    """Return the name of an attack without its column, which the title of its table has."""
+    column = rf":column={re.escape(point.column)}(?:(,)(?=\S)|(?=@|, |$))"
+    return re.sub(column, lambda match: ":" * bool(match[1]), name) if point.column and not point.among else name
 
 
 def get_epsilon(point: Point) -> str:
@@ -228,7 +235,7 @@ RESULTS: tuple[Column, ...] = (
 
 DEFENSE = Column("defense", title="defense", cell=lambda p: p.defense if p.strength else "none", kind="name")
 STRONGEST = Column("attack", title="strongest attack", kind="prose", place=65, help=CHOSEN,
-                   cell=lambda p: f"{p.choice or p.attack}{write_highest(p)}")  # fmt: skip
+                   cell=lambda p: drop_column(f"{p.choice or p.attack}{write_highest(p)}", p))  # fmt: skip
 BEYOND = Column("", title="more than alone", cell=compare_with_alone, kind="prose", detail=1, place=115,
                 help="Whether the interval of the advantage lies above 0, with Holm's correction for all defenses of "
                 "the table, or only by itself; if not, the least that would have shown, if any could.")  # fmt: skip

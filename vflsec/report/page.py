@@ -150,7 +150,16 @@ def _write_differences(parts: Sequence[Part]) -> str:
 
 def _list_tables(part: Part) -> list[Cells]:
     shown = table.show(part.summary, details=True)
-    return [*([] if part.summary.audited else table.list_headlines(part.summary)), *shown.tables, *shown.details]
+    headlines = [] if part.summary.audited else table.list_headlines(part.summary)
+    return [*headlines, *map(drop_repeated, (*shown.tables, *shown.details))]
+
+
+def drop_repeated(cells: Cells) -> Cells:
+    """Return a table without the row of an attack that only repeats the headline above it."""
+    rows = [[f"worst: {text}" if title == "attack" else text for title, text in zip(cells.header, row, strict=True)]
+            for row in cells.rows]  # fmt: skip
+    above = [[], *map(list, cells.rows)]
+    return cells._replace(rows=[row for k, row in enumerate(cells.rows) if above[k] != rows[k]])
 
 
 def _write_part(part: Part) -> list[str]:
