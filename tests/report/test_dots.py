@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.report.test_columns import LEAK, POINT
-from vflsec.report.curve import MAX_PANELS, draw_attacks
+from vflsec.report.curve import ACROSS, MAX_PANELS, draw_attacks
 from vflsec.results.analysis.results import Summary
 
 
@@ -44,3 +44,19 @@ def test_what_has_no_number_is_not_drawn():
     figure = draw_attacks(summarize(many))
     assert len(read_dots(figure)) == MAX_PANELS
     assert figure.get_supxlabel().count(",") == 2  # names the three that are left out
+
+
+def test_leaks_of_another_measure_have_panels_of_their_own():
+    """Every setting is drawn, in rows of a few; each axis has one measure, and the legend stands once."""
+    columns = replace(POINT, attack="imputation", target="features", leak=replace(LEAK, metric="r2", mean=0.2))
+    columns = replace(columns, leak_train=columns.leak)
+    points = [replace(point, strength=float(k)) for k in range(ACROSS + 2) for point in (POINT, columns)]
+    figure = draw_attacks(summarize(points))
+    drawn = {}
+    for axes in figure.axes:
+        for bar in axes.containers:
+            drawn.setdefault(float(bar.lines[0].get_xdata()[0]), []).append(axes)
+    assert {leak: len(places) for leak, places in drawn.items()} == {0.8: ACROSS + 2, 0.2: ACROSS + 2}
+    assert not {*drawn[0.8]} & {*drawn[0.2]}
+    assert {axes.get_xlabel() for axes in figure.axes} == {"leak: AUC", "leak: R²", ""}
+    assert len(figure.legends) == 1

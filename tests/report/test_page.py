@@ -363,7 +363,12 @@ def test_it_is_one_small_file_without_scripts_or_requests(report):
 
 def test_it_has_everything_that_can_be_filed(report):
     shown = " ".join(" ".join(parsed(report.to_html()).text).split())
-    parts = ["What was not tested, and why", "Threat model", "What crosses between parties", "What the columns mean"]
+    parts = [
+        "What was not tested, and why",
+        "Threat model",
+        "What crosses between parties",
+        "What the columns and words mean",
+    ]
     parts += [
         "Where the numbers come from",
         "EDPB Opinion 28/2024",
@@ -622,6 +627,17 @@ def test_what_is_signed_is_named_with_its_version_and_command(report):
     text = Report(report.summary, replace(report.manifest, provenance=origin)).to_html()
     signed = " ".join("".join(parsed(text[text.index("<section class=sign>") : text.index("</main>")]).text).split())
     assert all(part in signed for part in ("0123456789ab", origin.versions["vflsec"], "vflsec eval --seeds 2"))
+    assert "fedsplitnn on toy, passive_1" in signed
+    assert "☐ no defense ☐ iso 1" in signed
+
+
+def test_titles_say_what_was_run_and_when_and_words_are_explained(report):
+    origin = replace(report.manifest.provenance, time="2026-01-02T03:04:05+00:00")
+    text = Report(report.summary, replace(report.manifest, provenance=origin)).to_html()
+    assert "<title>toy: what passive_1 infers under iso (2026-01-02 03:04)</title>" in text
+    assert "<dt>AUC</dt>" in text
+    assert "<dt>gate</dt>" in text  # the annex says that none was set
+    assert "<dt>R²</dt>" not in text
 
 
 def test_an_epsilon_is_said_to_be_simulated_before_the_first_number_of_the_page(report):
@@ -683,12 +699,17 @@ def test_several_adversaries_have_one_page_that_is_signed_once_the_worst_first(r
     text = write_page([one.draw_part() for one in ordered])
     shown = " ".join(" ".join(parsed(text).text).split())
     assert shown.index("1. shop") < shown.index("shop infers.") < shown.index("bank infers.")
-    assert (text.count("Sign-off"), text.count("Annex: "), text.count("What the columns mean")) == (1, 1, 1)
-    assert text.count("<article") == text.count("Threat model") == text.count("It knows the answer of 20") == 2
+    assert (text.count("Sign-off"), text.count("Annex: "), text.count("What the columns and words mean")) == (1, 1, 1)
+    assert (
+        text.count("<article")
+        == text.count("Threat model")
+        == text.count("It knows the label, or what else it is after, of 20")
+        == 2
+    )
     assert "None: same data, methods, settings and versions." in shown
     words = {" ".join(one.split()) for part in ordered for one in parsed(part.to_html()).text} - {""}
-    titles = {f"toy: what {name} infers" for name in ("bank", "shop")}
-    assert [one for one in words - titles if one not in shown] == []
+    titled = re.compile(r"toy: what \w+ infers under iso \(.*\)")
+    assert [one for one in words if one not in shown and not titled.fullmatch(one)] == []
     other = Report(weak.summary, replace(weak.manifest, settings={**weak.manifest.settings, "seeds": 7}))
     assert '<td class="text prose" data-name="2. bank">7</td>' in write_page([strong.draw_part(), other.draw_part()])
 

@@ -571,7 +571,7 @@ def test_a_picture_has_no_more_than_can_be_read(summary, targets, defenses, omit
         for name in names for i in range(defenses) for p in summary.points
     ]  # fmt: skip
     figure = curve.draw(with_points(summary, points))
-    legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    (legend,) = ([t.get_text() for t in shown.get_texts()] for axes in figure.axes if (shown := axes.get_legend()))
     assert len(figure.axes) == min(targets, curve.MAX_TARGETS)
     assert len([text for text in legend if "d" in text and "adversary" not in text]) == min(defenses, curve.MAX_CURVES)
     notes = [text.get_text() for text in figure.axes[0].texts if "not drawn" in text.get_text()]

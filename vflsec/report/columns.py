@@ -24,12 +24,15 @@ CHOSEN = (
 WORDS = {
     "AUC": "The chance that of two people, one of each class, the right one is ranked higher: .5 is a coin.",
     "R²": "The share of the variance of a number that is recovered: 0 is its mean, 1 exact.",
+    "releases": "What leaves a party about a row: an embedding or a gradient, anew in each epoch.",
+    "gate": "A limit that was set for these runs: it holds, failed, or is undecided.",
+    "points of utility": "Hundredths: 2 points are .020.",
     "worst": CHOSEN,
     PICK: "The attack that the adversary itself would choose, by folds of the labels that it knows.",
     "(place)": "The place of the defense by this score; ≈ marks one that is not told apart from a neighbor.",
     "±": "The wider side of a 95 % interval. Near the end of a range, both ends are given instead.",
 }
-"""What words in the cells of tables mean."""
+"""What words in tables and sentences mean."""
 
 
 def name_of_attack(row: Point | Damage) -> str:
@@ -44,7 +47,7 @@ def name_of_attack(row: Point | Damage) -> str:
 
 def drop_column(name: str, point: Point) -> str:
     """Return the name of an attack without its column, which the title of its table has."""
-    column = rf":column={re.escape(point.column)}(?:(,)(?=\S)|(?=@|, |$))"
+    column = rf":column={re.escape(point.column)}(?:(,)(?=\S)|(?=[@ ]|, |$))"
     return re.sub(column, lambda match: ":" * bool(match[1]), name) if point.column and not point.among else name
 
 
@@ -171,7 +174,7 @@ RESULTS: tuple[Column, ...] = (
     *_with_interval("leak", lambda p: (p.leak.mean, p.leak.ci95), title="leak ↓", place=60,
                     help="How well an attack guesses what it is after, by the measure in the title of its table."),
     Column("leak_train", lambda p: p.leak_train.mean, "other rows", write_other_rows, detail=1, place=80,
-           help="The leak on the rows in brackets, without those whose answer the adversary knows."),
+           help="The leak on the rows in brackets, without those that the adversary knows."),
     Column("chance", lambda r: r.chance if isinstance(r, Damage) else r.leak.chance, "chance",
            lambda r: write_number(r.chance if isinstance(r, Damage) else r.leak.chance), rows=BOTH, detail=1, place=100,
            help="What a guess without any knowledge gives."),

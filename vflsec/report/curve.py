@@ -6,7 +6,7 @@ A second picture has all attacks beside *alone*: a dot with its interval for eac
 import io
 import re
 import textwrap
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,12 +46,11 @@ INFERRED = {
     "exposure": "of what lies open without a guess",
 }
 
-
 MAX_TARGETS, MAX_CURVES = 6, 24
 """More diagrams, or more curves in one, are not drawn: nobody could read them, and drawing takes long."""
 
-MAX_PANELS, MAX_ROWS = 6, 40
-"""Panels and rows of the picture of all attacks; what is beyond is in the table."""
+MAX_PANELS, MAX_ROWS, ACROSS = 25, 40, 5
+"""Panels and rows of the picture of all attacks, what is beyond is in the table; and panels side by side."""
 
 MAX_DIAGRAMS_IN_ROW, MAX_DIAGRAMS_IN_SHARED_ROW = 2, 3
 """Diagrams of one report, and of several, side by side; the others are below."""
@@ -71,7 +70,6 @@ GRAY = "#999999"
 
 NARROW = 0.1
 """Leaks that lie closer than this are drawn on an axis as long as this, or noise would look like a difference."""
-
 
 AROUND = [(x * far, y * far) for far in (1, 2) for x, y in ((8, -9), (-8, 9), (8, 9), (-8, -9), (0, -11), (0, 11))]
 """Where a label may stand from its point, in points; the first that covers least is taken."""
@@ -221,7 +219,7 @@ def draw(*summaries: Summary) -> Curve:
         widths.append(9.6 if beside else 7.0)
         measures = [p.leak.metric for p in points if p.leak.metric] or [summary.metric]
         utility, leak = (MEASURES.get(name, name) for name in (summary.metric, measures[0]))
-        axes.set_xlabel(f"utility: {utility} of the joint model on test rows (higher is better)")
+        axes.set_xlabel(f"utility: {utility} on test rows (higher is better)")
         axes.set_ylabel(f"leak: {leak} {INFERRED[target.partition(' ')[0]]} (lower is better)")
         of_summary = [panel for panel in panels if panel[0] is summary]
         name = f": {target}" if len(of_summary) > 1 else ""
@@ -237,9 +235,8 @@ def draw(*summaries: Summary) -> Curve:
                 "\n".join(lines), (0, 1), xytext=(0, 4), xycoords="axes fraction", textcoords="offset points",
                 va="bottom", fontsize=7, color="#a34700",
             )  # fmt: skip
-    if len(summaries) > 1:
-        widths = _share_legend(figure, widths)
-    elif len(panels) > 1:
+    widths = _share_legend(figure, widths, across) if len(panels) > 1 else widths
+    if len(panels) > 1 == len(summaries):
         figure.suptitle(_write_title(summaries[0]))
     down = -(-len(panels) // max(1, across))
     figure.set_size_inches(sum(widths[:across]) or 7.0, max(1, down) * (5.6 if max(widths, default=0.0) > 7.4 else 4.6))
@@ -344,10 +341,10 @@ def _draw_front(axes: Axes, places: Sequence[Place], undefended: str, *, named: 
         label.set(path_effects=[withStroke(linewidth=2.5, foreground="white")], zorder=60)
 
 
-def _share_legend(figure: Figure, widths: Sequence[float]) -> list[float]:
-    """Leave one legend, beside the last diagram, if one of them says all that the others say of lines that look so.
+def _share_legend(figure: Figure, widths: Sequence[float], across: int) -> list[float]:
+    """Leave one legend if one of them says all that the others say of lines that look so.
 
-    Return the widths of the diagrams, which need less room without a legend beside them.
+    It is beside the first row, or below the last diagram. Return the widths of the diagrams, which need less room.
     """
     said = [_list_entries(axes) for axes in figure.axes]
     fullest = max(range(len(said)), key=lambda i: len(said[i]))
@@ -357,8 +354,8 @@ def _share_legend(figure: Figure, widths: Sequence[float]) -> list[float]:
     for axes in figure.axes:
         if legend := axes.get_legend():
             legend.remove()
-    _draw_legend(figure.axes[-1], beside=beside, like=figure.axes[fullest])
-    return [4.8] * (len(widths) - 1) + [widths[-1] - 2.2]
+    _draw_legend(figure.axes[across - 1 if beside else -1], beside=beside, like=figure.axes[fullest])
+    return [4.8] * (across - 1) + [max(widths) - 2.2]
 
 
 def _list_entries(axes: Axes) -> list[tuple[str, Any, Any]]:
@@ -376,13 +373,14 @@ def _draw_legend(axes: Axes, *, beside: bool, like: Axes | None = None) -> None:
     named = (like or axes).get_legend_handles_labels()
     if not named[0]:
         return
+    size, gap = (9, 0.9) if len(named[0]) < MAX_CURVES // 2 else (8, 0.4)
     if beside:
         gray = any(line.get_color() == GRAY for line in axes.lines)
         title = ("strongest attack on each defense\n" if gray else "") + "number: strength λ"
-        axes.legend(*named, frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0,
-                    labelspacing=0.9, alignment="left", title=title, title_fontsize=8)  # fmt: skip
+        axes.legend(*named, frameon=False, fontsize=size, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0,
+                    labelspacing=gap, alignment="left", title=title, title_fontsize=size)  # fmt: skip
     else:
-        axes.legend(*named, frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncol=3)
+        axes.legend(*named, frameon=False, fontsize=size, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncol=3)
 
 
 def to_svg(figure: Figure) -> bytes:
@@ -462,46 +460,61 @@ def _draw_baselines(axes: Axes, points: Sequence[Point]) -> None:
 
 @fix_style()
 def draw_attacks(summary: Summary) -> Figure | None:
-    """Return a panel for each defense and strength, colored by target; None without a number."""
+    """Return a panel for each measure, defense and strength, colored by target; None without a number."""
     panels = _group_points(summary)
     left_out = list(panels)[MAX_PANELS:]
     panels = {title: panels[title] for title in list(panels)[:MAX_PANELS]}
-    leaks = group((point for points in panels.values() for point in points), lambda point: point.attack)
-    most = {name: max(point.leak.mean or 0.0 for point in of_attack) for name, of_attack in leaks.items()}
-    rows = sorted(most, key=most.__getitem__, reverse=True)[:MAX_ROWS]
-    if not rows:
+    shown = [point for points in panels.values() for point in points]
+    if not shown:
         return None
-    targets = list(dict.fromkeys(point.target for points in panels.values() for point in points))
-    colors = {target: COLORS[k % len(COLORS)] for k, target in enumerate(targets)}
-    width, height = 3.2 + 2.1 * len(panels), 1.5 + 0.24 * len(rows)
-    figure = Figure(figsize=(width, height), layout="constrained")
-    every = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
-    for axes, (title, points) in zip(every, panels.items(), strict=True):
-        axes.set_title(title, fontsize=9)
-        axes.tick_params(axis="x", labelsize=7)
-        axes.grid(axis="x", color="#dddddd", linewidth=0.6)
-        for point in points:
-            if point.attack in rows:
-                y, color = rows.index(point.attack), colors[point.target]
-                fill = "white" if point.leak.rows == "train" else color
-                axes.errorbar(
-                    [point.leak.mean], [y], xerr=get_margins([point.leak]), fmt="o", markersize=5, color=color,
-                    markerfacecolor=fill,
-                )  # fmt: skip
-                if point.leak.alone is not None:
-                    axes.plot([point.leak.alone] * 2, [y - 0.4, y + 0.4], color=GRAY, linewidth=2, zorder=0)
-    every[0].set_yticks(range(len(rows)), rows, fontsize=8)
-    every[0].set_ylim(len(rows) - 0.4, -0.6)
-    every[0].set_xlim(left=max(-0.05, every[0].get_xlim()[0]), right=min(1.05, every[0].get_xlim()[1]))
-    omitted = f"; in the tables only: {', '.join(title.replace(chr(10), ' ') for title in left_out)}"
-    figure.supxlabel(f"leak{omitted if left_out else ''}", fontsize=9)
-    marks = [Line2D([], [], color=colors[target], marker="o", linestyle="", label=target) for target in targets]
+    colors = {target: COLORS[k % len(COLORS)] for k, target in enumerate(dict.fromkeys(p.target for p in shown))}
+    across = min(ACROSS, len(panels))
+    lines = []
+    for measure, points in group(shown, lambda p: MEASURES.get(p.leak.metric, p.leak.metric)).items():
+        most = {name: max(p.leak.mean or 0.0 for p in of) for name, of in group(points, lambda p: p.attack).items()}
+        rows = sorted(most, key=most.__getitem__, reverse=True)[:MAX_ROWS]
+        lines += [(measure, rows, list(panels)[k : k + across]) for k in range(0, len(panels), across)]
+    heights = [1.0 + 0.24 * len(rows) for _, rows, _ in lines]
+    figure = Figure(figsize=(3.0 + 2.2 * across, 0.8 + sum(heights)), layout="constrained")
+    every = figure.subplots(len(lines), across, squeeze=False, gridspec_kw={"height_ratios": heights})
+    first: dict[str, Axes] = {}
+    for (measure, rows, titles), beside in zip(lines, every, strict=True):
+        for axes, title in zip(beside, titles, strict=False):
+            start = first.setdefault(measure, axes)
+            axes.sharex(start)
+            axes.set_title(title, fontsize=10)
+            axes.tick_params(axis="x", labelsize=9)
+            axes.set_yticks(range(len(rows)), rows if axes is beside[0] else [""] * len(rows), fontsize=9)
+            axes.set_ylim(len(rows) - 0.4, -0.6)
+            axes.grid(axis="x", color="#dddddd", linewidth=0.6)
+            _draw_dots(axes, [p for p in panels[title] if p.attack in rows], rows, colors)
+        beside[0].set_xlabel(f"leak: {measure}", fontsize=9)
+        for axes in beside[len(titles) :]:
+            axes.remove()
+    for axes in first.values():
+        axes.set_xlim(*np.clip(axes.get_xlim(), [-1.05, 0], 1.05))
+    if left_out:
+        figure.supxlabel(
+            f"in the tables only: {', '.join(title.replace(chr(10), ' ') for title in left_out)}", fontsize=9
+        )
+    marks = [Line2D([], [], color=color, marker="o", linestyle="", label=target) for target, color in colors.items()]
     marks.append(
         Line2D([], [], color="black", marker="o", markerfacecolor="white", linestyle="", label="training rows")
     )
     marks.append(Line2D([], [], color=GRAY, marker="|", markersize=10, markeredgewidth=2, linestyle="", label="alone"))
-    figure.legend(handles=marks, loc="outside upper center", ncols=len(marks), fontsize=8, frameon=False)
+    figure.legend(handles=marks, loc="outside upper center", ncols=len(marks), fontsize=10, frameon=False)
     return figure
+
+
+def _draw_dots(axes: Axes, points: Sequence[Point], rows: Sequence[str], colors: Mapping[str, str]) -> None:
+    """Draw the leak of each attack with its interval, open on training rows, and a line at *alone*."""
+    for point in points:
+        y, color = rows.index(point.attack), colors[point.target]
+        fill = "white" if point.leak.rows == "train" else color
+        axes.errorbar([point.leak.mean or 0.0], [y], xerr=get_margins([point.leak]), fmt="o", markersize=5, color=color,
+                      markerfacecolor=fill)  # fmt: skip
+        if point.leak.alone is not None:
+            axes.plot([point.leak.alone] * 2, [y - 0.4, y + 0.4], color=GRAY, linewidth=2, zorder=0)
 
 
 def _group_points(summary: Summary) -> dict[str, list[Point]]:

@@ -25,7 +25,7 @@ from vflsec.report.comparison import list_settings, write_plain
 from vflsec.report.formats import Cells, Column, as_html, escape, write_number
 from vflsec.results.analysis.results import Point, Summary, name_defense
 from vflsec.results.analysis.summary import name_with_victim
-from vflsec.results.analysis.verdict import MEASURES, name_few
+from vflsec.results.analysis.verdict import MEASURES, list_first, name_few
 from vflsec.results.records.manifest import ACTS_UNASKED, COULD, INTEGRITY, TARGETS, UNASKED, Manifest, Provenance
 
 STYLE = (resources.files("vflsec.report") / "page.css").read_text("utf-8")
@@ -89,7 +89,7 @@ def write_page(parts: Sequence[Part]) -> str:
     tables = [cells for part in parts for cells in _list_tables(part)]
     if len(parts) == 1:
         (summary,) = summaries
-        title = f"{summary.audited or summary.dataset}: what {summary.adversary} infers"
+        title = f"{summary.audited or summary.dataset}: what {summary.adversary} infers{_name_runs(parts[0].manifest)}"
         line, body = table.write_heading(summary), [_write_verdict(summary), *_write_part(parts[0])]
     else:
         data = " and ".join(dict.fromkeys(summary.audited or summary.dataset for summary in summaries))
@@ -104,12 +104,10 @@ def write_page(parts: Sequence[Part]) -> str:
             _write_differences(parts),
             *(_write_article(k, name, part) for k, (name, part) in named),
         ]
-    body += [
-        _write_cards(part.manifest for part in parts),
-        _write_meanings("What the columns mean", _explain_words(tables)),
-        _write_annex(parts),
-        _write_sign_off(parts),
-    ]
+    ends = [_write_annex(parts), _write_sign_off(parts)]
+    words = _explain_words(tables, " ".join(filter(None, [*body, *ends])))
+    cards = _write_cards(part.manifest for part in parts)
+    body += [cards, _write_meanings("What the columns and words mean", words), *ends]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -271,15 +269,34 @@ def _sort_attacks(summary: Summary, manifest: Manifest) -> dict[str, tuple[str, 
 
 def _write_sign_off(parts: Sequence[Part]) -> str:
     """Return the box to be signed, with the versions and commands of what is signed, and whether to rely on it."""
-    fields = ("System, data, defense and strength", "Decision", "Conditions", "Valid until", "Name and role",
-              "Date and signature")  # fmt: skip
-    texts = dict.fromkeys(fields, "") | {"Decision": "☐ accepted &emsp; ☐ accepted under conditions &emsp; ☐ rejected"}
-    rows = "".join(f"<tr><th class=text>{field}</th><td>{text}</td></tr>" for field, text in texts.items())
+    systems = dict.fromkeys(_name_system(part) for part in parts)
+    defenses = dict.fromkeys(name_defense(p, part.summary.undefended) for part in parts for p in part.summary.points)
+    choices = (defenses, ("accepted", "accepted under conditions", "rejected"))
+    boxes = ["&emsp; ".join(f"☐&nbsp;{escape(name)}" for name in names) for names in choices]
+    fields = {
+        "System, data and adversary": escape("; ".join(systems)),
+        **dict(zip(("Defense and strength", "Decision"), boxes, strict=True)),
+        **dict.fromkeys(("Conditions", "Valid until", "Name and role", "Date and signature"), ""),
+    }
+    rows = "".join(f"<tr><th class=text>{field}</th><td>{text}</td></tr>" for field, text in fields.items())
     origins = [part.manifest.provenance for part in parts]
     signed = "".join(f"<p>{_write_version(origin)}: <code>{_write_command(origin)}</code></p>" for origin in origins)
     if any(part.summary.alarms for part in parts):
         signed += "<p class=failed>A NOTE at the top of this page says why these numbers may not be relied on.</p>"
     return f"<section class=sign><h2>Sign-off</h2>{signed}<table>{rows}</table></section>"
+
+
+def _name_system(part: Part) -> str:
+    """Return what is signed: the audited system, or the evaluated methods, with data and adversary."""
+    summary = part.summary
+    methods = summary.audited or ", ".join(dict.fromkeys(point.method for point in summary.points))
+    return f"{methods} on {summary.dataset}, {summary.adversary}"
+
+
+def _name_runs(manifest: Manifest) -> str:
+    """Return what tells the title of a page from another: the defenses and the time."""
+    defenses = dict.fromkeys(row.defense for row in manifest.rows if row.strength)
+    return f"{' under ' * bool(defenses)}{list_first([*defenses])} ({manifest.provenance.time[:16].replace('T', ' ')})"
 
 
 def _write_version(origin: Provenance) -> str:
@@ -298,10 +315,11 @@ def _write_notes(summary: Summary) -> str:
     return f"<section><h2>Notes</h2>{notes}</section>" if notes else ""
 
 
-def _explain_words(tables: Sequence[Cells]) -> dict[str, str]:
+def _explain_words(tables: Sequence[Cells], said: str) -> dict[str, str]:
+    """Return what the columns mean, and words that are said."""
     columns = {c.title.rstrip(" ↑↓"): c.help for cells in tables for c in cells.columns if c.help}
-    texts = " ".join(text for cells in tables for row in (cells.header, *cells.rows) for text in row)
-    return columns | {word: meaning for word, meaning in WORDS.items() if word in texts}
+    used = (word for word in WORDS if re.search(rf"(?<!\w){re.escape(word)}(?!\w)", said, re.IGNORECASE))
+    return columns | {word: WORDS[word] for word in used}
 
 
 def _write_threat(summary: Summary, manifest: Manifest) -> str:
@@ -318,7 +336,9 @@ def _write_threat(summary: Summary, manifest: Manifest) -> str:
         f"It has its own columns, and what {summary.audited} shows."
         if summary.audited
         else "It has its own columns, its own model, and every message that it sent or received.",
-        f"It knows the answer of {known} training rows, which are never scored." if known else "It knows no answer.",
+        f"It knows the label, or what else it is after, of {known} training rows, which are never scored."
+        if known
+        else "It knows the label of no row.",
         "It combines all releases of a row." if adaptive else "It uses the first release of each row only.",
         f"Numbers are over {count(summary.seeds, 'draw' if summary.audited else 'seed')}{guessed}.",
         "It follows the protocol, except in attacks that act in training." if not summary.audited else "",
@@ -343,7 +363,7 @@ def _describe_data(summary: Summary, manifest: Manifest) -> dict[str, str]:
     card = manifest.card
     rows["label"] = ": ".join(filter(None, [card.get("label", ""), " or ".join(manifest.classes[:MAX_NAMES])]))
     rows["data"] = "\n".join(filter(None, map(card.get, ("title", "source", "license")))) or summary.dataset
-    return rows
+    return {name: text for name, text in rows.items() if text}
 
 
 def _write_traffic(traffic: Sequence[tuple[str, str, str, str, int]]) -> str:
