@@ -107,6 +107,16 @@ def test_sarif_names_gates_and_leaks_by_rules_that_exist():
     assert len({result["partialFingerprints"]["vflsec/v1"] for result in run["results"]}) == 3
 
 
+def test_a_leak_is_a_result_however_many_defenses_are_tested():
+    """Holm's correction for a table of many defenses would leave it out."""
+    report = make_report(0.8)
+    leak = replace(LEAK, advantage_ci95=(0.05, 0.2), p=0.01, p_holm=0.2)
+    report.summary = replace(report.summary, worst=[replace(report.summary.worst[0], leak=leak)])
+    assert not leak.is_shown
+    results = json.loads(exchange.to_sarif(report, []))["runs"][0]["results"]
+    assert [result["ruleId"] for result in results] == ["leak-of-labels"]
+
+
 def test_the_comment_names_what_failed_and_what_moved():
     before, after = make_report(0.9, 0.7), make_report(0.9, 0.75)
     text = exchange.to_comment(after, after.summary.gates, compare(before, after))
