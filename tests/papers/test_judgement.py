@@ -44,7 +44,10 @@ def test_the_page_has_enough_verdicts(judged):
     assert len(judged.verdicts) >= 40
     assert sum(one.topic == "privacy" for one in judged.verdicts) >= 12
     counts = judged.counts()
-    assert counts.rows[-1][-1] == str(len(judged.verdicts))
+    of_all, primary, of_papers, ours = ([int(text) for text in row[1:]] for row in counts.rows[-4:])
+    assert of_all[-1] == len(judged.verdicts)
+    assert of_all == [sum(pair) for pair in zip(of_papers, ours, strict=True)]
+    assert primary[-1] == sum(one.primary for one in judged.verdicts)
 
 
 def test_every_measured_study_was_registered_before(judged):

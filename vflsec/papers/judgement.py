@@ -86,18 +86,18 @@ class Judgement:
         return sorted({f"{v.study}, {v.data}: {lost}" for v in self.verdicts for link in v.links for lost in link.lost})
 
     def counts(self) -> Cells:
-        """Return how many verdicts of each topic there are of each kind."""
-        verdicts = Counter((verdict.topic, verdict.decision) for verdict in self.verdicts)
-        topics = [topic for topic in TOPICS if any(key[0] == topic for key in verdicts)]
+        """Return how many verdicts of each topic there are of each kind, and on primary claims and claims of ours."""
+        groups = {topic: [v for v in self.verdicts if v.topic == topic] for topic in TOPICS} | {
+            "all": self.verdicts,
+            "of these, primary": [v for v in self.verdicts if v.primary],
+            "of these, made by the papers": [v for v in self.verdicts if not v.source.startswith("ours")],
+            "of these, ours": [v for v in self.verdicts if v.source.startswith("ours")],
+        }
         rows = [
-            [topic, *map(str, numbers), str(sum(numbers))]
-            for topic in topics
-            for numbers in [[verdicts[topic, decision] for decision in DECISIONS]]
+            [name, *(str(sum(v.decision == decision for v in group)) for decision in DECISIONS), str(len(group))]
+            for name, group in groups.items()
         ]
-        total = [str(sum(v.decision == decision for v in self.verdicts)) for decision in DECISIONS]
-        return Cells.from_texts(
-            "Verdicts by topic", ["topic", *DECISIONS, "all"], [*rows, ["all", *total, str(len(self.verdicts))]]
-        )
+        return Cells.from_texts("Verdicts by topic", ["topic", *DECISIONS, "all"], rows)
 
     def studies(self) -> Cells:
         """Return the counts of each study, and what it cost."""
