@@ -11,13 +11,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from hijacking import IMAGES, load
 from pages import replace_table
 
 import vflsec
 
 PAGE = Path(__file__).parents[1] / "docs" / "threat_models.md"
 ATTACKS, SEEDS = ["backdoor", "villain", "villain:beta=0.4"], 3
-DATASETS = "digits", "multiple-features", "credit-default", "flights"
+DATASETS = "digits", "multiple-features", "credit-default", "flights", IMAGES
 FOLDER = Path("runs/backdoors")
 
 
@@ -26,7 +27,13 @@ def make_table(jobs: int) -> str:
     lines = ["| data | defense | attack | success | on the honest model | utility lost |", "|---|---|---|---|---|---|"]
     for dataset in DATASETS:
         report = vflsec.evaluate(
-            attack=ATTACKS, defense="iso", strengths=[5], dataset=dataset, seeds=SEEDS, jobs=jobs, out=FOLDER / dataset
+            attack=ATTACKS,
+            defense="iso",
+            strengths=[5],
+            dataset=load(dataset),
+            seeds=SEEDS,
+            jobs=jobs,
+            out=FOLDER / dataset,
         )
         for damage in report.summary.integrity:
             success, lost = damage.success, damage.lost

@@ -30,10 +30,11 @@ from vflsec.run.spec import read
 PAGE = Path(__file__).parents[1] / "docs" / "hijacking.md"
 FOLDER = Path("runs/hijacking")
 HONEST = "column-fusion"
-"""It follows the protocol."""
+IMITATE = ("sdar", "pcat")
+"""They follow the protocol as well, and read embeddings by a model that imitates the passive party's."""
 
 ATTACKS = (
-    HONEST, "fsha", "urvfl", "steering", "steering:aim=novel", "steering:quiet=true",
+    HONEST, *IMITATE, "fsha", "urvfl", "steering", "steering:aim=novel", "steering:quiet=true",
     "steering:aim=novel,quiet=true",
 )  # fmt: skip
 
@@ -107,7 +108,7 @@ def make_row(dataset: str, attack: str, jobs: int) -> str:
     assert leak.mean is not None
     assert leak.alone is not None
     assert utility.mean is not None
-    name = f"`{attack}`" + (", honest" if attack == HONEST else "")
+    name = f"`{attack}`" + (", honest" if attack in (HONEST, *IMITATE) else "")
     return (
         f"| `{dataset}` | {name} | {leak.mean:.3f} ±{leak.upper - leak.mean:.3f} | {leak.alone:.3f} | "
         f"{utility.mean:.3f} | {describe_alarm(report)} |"
@@ -129,7 +130,7 @@ def describe_alarm(report: vflsec.Report) -> str:
 def name_strongest(dataset: str, rows: Rows) -> str:
     """Return which attack recovers most, and which of those that raise no alarm, beside honest reading."""
     lines = {attack: line for (of, attack), line in rows.items() if of == dataset}
-    means = {attack: float(line.split("|")[3].split("±")[0]) for attack, line in lines.items()}
+    means = {a: float(line.split("|")[3].split("±")[0]) for a, line in lines.items() if a not in IMITATE}
     honest = means.pop(HONEST)
     quiet = [attack for attack in means if "| none in" in lines[attack]]
     strongest, unnoticed = max(means, key=means.__getitem__), max(quiet, key=means.__getitem__, default=None)
@@ -187,7 +188,8 @@ def write_page(rows: Rows, alarms: dict[str, tuple[int, int]]) -> str:
         "`steering` keeps the honest gradients and adds to them: for the rows whose columns it knows, what makes their "
         "embeddings easier to decode; or with `aim=novel`, for all rows, what moves embeddings away from what those of "
         "earlier epochs predict, so that every epoch adds something. It then reads all embeddings with "
-        "`column-fusion`, which an honest active party can do as well.",
+        "`column-fusion`, which an honest active party can do as well. `sdar` and `pcat` are honest, too: they imitate "
+        "the passive party's model, and do not use which embedding belongs to which known row.",
         "```text\nvflsec eval --adversary active --attack column-fusion,fsha,urvfl,steering,steering:aim=novel\n```",
         f"Split learning between two parties; the active one knows the columns of 80 rows. {SEEDS} seeds; ± is a 95 % "
         "interval. *Recovered* is R2 of the columns, on training or test rows, whichever is higher, and that of "
