@@ -17,7 +17,7 @@ NEIGHBORS = 3
 
 
 class MembershipInference(Attack):
-    """Infers which candidates were training rows: half are, and the joint model could be queried about all of them.
+    """Infers which candidates, half of which are training rows, the joint model was trained on.
 
     An active adversary has the labels of the candidates and the joint model's logits z (n, C) for them:
 

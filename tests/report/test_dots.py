@@ -37,6 +37,12 @@ def test_a_dot_is_the_leak_on_the_rows_that_leak_most():
     assert shown["iso 5"] == pytest.approx({"fusion": 0.8, "mc": 0.8})
 
 
+def test_a_dot_is_named_without_the_column_of_its_color():
+    attack = replace(POINT, attack="attribute-fusion:column=PAY_6", column="PAY_6", target="attribute PAY_6")
+    (names,) = read_dots(draw_attacks(summarize([POINT, attack]))).values()
+    assert names.keys() == {"mc", "attribute-fusion"}
+
+
 def test_what_has_no_number_is_not_drawn():
     nothing = replace(LEAK, mean=None, ci95=(None, None), advantage=None)
     assert draw_attacks(summarize([replace(POINT, leak=nothing, leak_train=nothing)])) is None

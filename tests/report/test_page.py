@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tests.report.test_columns import DAMAGE
 from vflsec.base.errors import UsageError
 from vflsec.report.comparison import write_plain
-from vflsec.report.formats import write_number
+from vflsec.report.formats import write_number, write_status
 from vflsec.report.page import Part, _write_figure, drop_hints, escape, write_page
 from vflsec.report.report import Report, order_roles
 from vflsec.report.table import SIMULATED, list_cap_notes, list_headlines, show_roles
@@ -58,25 +58,26 @@ def made_summary(worst=(), adversary="bureau", **fields):
     )  # fmt: skip
 
 
-def say(worst, adversary, known, run=("mc",), **fields):
+def say(worst, adversary, known, run=("mc",), guarantees=None, **fields):
     """The verdict, by default where all attacks that could be mounted were run."""
-    return state_verdict(made_summary(worst, adversary, **fields), run, known, {})
+    return state_verdict(made_summary(worst, adversary, **fields), run, known, guarantees or {})
 
 
 def test_two_sentences_state_the_leak_and_what_a_defense_leaves():
     worst = [point(1.0), point(0.84, strength=5, utility=0.786), point(0.7, strength=25, utility=0.6)]
-    fixed, further, _ = say(worst, "bureau", 80, undefended="mid")
+    fixed, further, *_ = say(worst, "bureau", 80, undefended="mid")
     assert (fixed, further[:28]) == ("Every training has the defense mid.", "Without a further defense an")
-    first, second = say(worst, "bureau", 80)
+    first, second, third = say(worst, "bureau", 80)
     assert first == (
         "Without a defense and with 80 known labels, bureau infers the labels of training rows: it ranks almost every "
         "pair of them right (AUC 1.00; .70 without joining)."
     )
     assert second == (
         "By the upper end of the interval, the best defense that costs at most two points of utility is iso at "
-        "strength 5: on training rows it leaves .84 (interval up to .86; 1.00 without it, .70 without joining), at a "
-        f"cost of 1.4 points of utility. {SEALED}"
+        "strength 5: on training rows it leaves AUC .84 (interval up to .86; 1.00 without it, .70 without joining), at "
+        "a cost of 1.4 points of utility."
     )
+    assert third == SEALED
 
 
 def test_no_defense_is_recommended_unless_all_attacks_that_could_be_mounted_were_run():
@@ -101,12 +102,10 @@ def test_no_more_than_alone_is_decided_by_what_the_attacks_reach():
         _, last = say([point(0.8), strong, headline], "bureau", 80, not_run=["fusion"])
         assert "Under iso 5, mc reaches AUC .73. Under iso 25, 5 seeds do not show that mc reaches more than" in last
         assert "(AUC .71, .70 without joining" in last
-        assert "at a cost in points of utility of 3.0 with iso 25" in last
-    unclear = replace(weak, utility=point(0.8).utility, leak=replace(weak.leak, detectable=0.08))
+    unclear = replace(weak, leak=replace(weak.leak, detectable=0.08))
     _, last = say([point(0.8), unclear], "bureau", 80, not_run=["fusion"])
     assert "; a gain of .08 would" in last
     assert "reaches AUC" not in last
-    assert "cost" not in last
 
 
 @pytest.mark.parametrize(("gain", "shown"), [(0.04, False), (0.06, True)])
@@ -180,7 +179,7 @@ def test_only_rows_that_are_known_and_right_are_practically_all(mean, known, rig
     assert ("practically all" in say([shares], "bureau", 80)[0]) is (mean >= 0.995)
 
 
-SURE = "t identifies 100 % of the rows of a class at a false-positive rate of 0.1 % (90 % without joining)."
+SURE = "t knows 100 % of the rows of a class with a certainty of more than 99 % (90 % without joining)."
 
 
 def rare(train, test, *, strength=0.0, utility=0.998, alone=(0.975, 0.980), sure=1.0):
@@ -192,8 +191,8 @@ def rare(train, test, *, strength=0.0, utility=0.998, alone=(0.975, 0.980), sure
             point(leak, alone=own, rows=name, advantage=gain).leak,
             ci95=(leak - 0.02, min(1.0, leak + 0.02)),
             advantage_ci95=(gain - 0.005, gain + 0.005) if gain else (0.0, 0.0),
-            others={"tpr@0.001": sure},
-            alone_others={"tpr@0.001": 0.903},
+            others={"known_of_class@0.99": sure},
+            alone_others={"known_of_class@0.99": 0.903},
         )
     largest = max(rows.values(), key=lambda leak: leak.mean)
     own = point(train, strength=strength, utility=utility)
@@ -204,42 +203,41 @@ def test_rows_are_compared_with_the_same_rows_where_the_headline_moves_between_t
     """On training rows .997 fall to the .975 of *alone*, while the headline falls from .997 to the .98 of test rows."""
     worst = [rare(0.997, 0.981), rare(0.975, 0.980, strength=5, utility=0.989, sure=0.903)]
     assert [p.leak.rows for p in worst] == ["train", "test"]
-    first, second = say(worst, "bureau", 80)
+    first, test, second = say(worst, "bureau", 80)
     assert first.endswith(f" I{SURE}")
-    assert re.search(r"leaves \.97 .* \.99; 1\.00 .*, \.97 .* 0\.9 points", second)
-    assert second.endswith(
-        " At a false-positive rate of 0.1 %, 90 % of the rows of a class are identified (100 % without the defense, "
-        "90 % without joining)."
-    )
+    assert "rows that the model was not trained on, the strongest attack reaches AUC .98 (.98 " in test
+    assert "Its row in the table, .980, is on rows that the model was not trained on." in second
+    assert re.search(r"leaves AUC \.97 .* \.99; 1\.00 .*, \.97 .* 0\.9 points", second)
+    assert " With a certainty of more than 99 %, 90 % of the rows of a class are known (100 % without it)." in second
 
 
 @pytest.mark.parametrize("gain", [0.003, -0.003])
 def test_rows_that_are_known_for_certain_are_told_whatever_the_auc_shows(gain):
     """The interval of the advantage includes 0, and joining tells all rows of a class where few were told."""
-    first, _ = say([rare(0.975 + gain, 0.970)], "bureau", 80)
+    first, *_ = say([rare(0.975 + gain, 0.970)], "bureau", 80)
     assert "do not show whether" in first or "no better than without joining" in first
     assert "AUC" in first
     assert first.endswith(f"but i{SURE}")
-    alike, _ = say([rare(0.975 + gain, 0.970, sure=0.903)], "bureau", 80)
+    alike, *_ = say([rare(0.975 + gain, 0.970, sure=0.903)], "bureau", 80)
     assert "but" not in alike
 
 
 def test_a_defense_that_moves_the_leak_to_other_rows_lowers_nothing():
     """Training rows fall to *alone*, and test rows now give as much away."""
     worst = [rare(0.997, 0.981), rare(0.975, 1.0, strength=5, utility=0.989)]
-    assert say(worst, "bureau", 80)[1].startswith("No tested defense")
+    assert say(worst, "bureau", 80)[-1].startswith("No tested defense")
 
 
 def test_all_that_joining_gave_away_is_gone_though_the_interval_of_alone_is_wide():
     gone = rare(0.975, 0.980, strength=5)
     wide = replace(gone, leak_train=replace(gone.leak_train, ci95=(0.95, 0.998)))
-    assert "is iso at strength 5" in say([rare(0.997, 0.981), wide], "bureau", 80)[1]
+    assert "is iso at strength 5" in say([rare(0.997, 0.981), wide], "bureau", 80)[2]
     still = replace(wide, leak_train=replace(wide.leak_train, advantage=0.003, advantage_ci95=(0.001, 0.005)))
-    assert say([rare(0.997, 0.981), still], "bureau", 80)[1].startswith("No tested defense")
+    assert say([rare(0.997, 0.981), still], "bureau", 80)[-1].startswith("No tested defense")
 
 
 def test_a_defense_that_costs_more_is_named_only_if_every_one_does():
-    _, second = say([point(1.0), point(0.6, strength=25, utility=0.5)], "bureau", 80)
+    _, second, _ = say([point(1.0), point(0.6, strength=25, utility=0.5)], "bureau", 80)
     assert "at most two points" not in second
     assert "30.0 points of utility; each" in second
 
@@ -259,7 +257,68 @@ def test_sealed_training_is_the_next_step_where_every_defense_leaves_labels_read
     tried = point(0.8, strength=1, defense="sealed")
     for worst in ([point(1.0), left, gone], [point(1.0), left, tried], attribute, trees):
         assert "sealed --" not in " ".join(say(worst, "bureau", 80))
-    assert say([point(1.0), left], "bureau", 80)[-1].endswith(f" {SEALED}")
+    assert say([point(1.0), left], "bureau", 80)[-1] == SEALED
+
+
+@pytest.mark.parametrize(
+    ("name", "defense", "guarantee", "said"),
+    [("iso", "iso@embedding", "none, empirical only.", "iso@embedding has no guarantee (empirical only): a stronger"),
+     ("x.py:Mine", "x.py:Mine", "none", "x.py:Mine has no guarantee: a stronger attack may infer more."),
+     ("iso", "iso", "epsilon = 1; no columns.", "The guarantee of iso: epsilon = 1; no columns.")],
+)  # fmt: skip
+def test_the_guarantee_of_the_recommended_defense_is_said(name, defense, guarantee, said):
+    worst = [point(1.0), point(0.84, strength=5, utility=0.786, defense=defense)]
+    stated = {"is": "another", name: guarantee}
+    assert said in " ".join(say(worst, "bureau", 80, guarantees=stated))
+    assert "guarantee" not in " ".join(say([point(1.0)], "bureau", 80, guarantees=stated)), "nothing is recommended"
+
+
+def test_cost_and_what_joining_gains_have_their_intervals_in_the_verdict():
+    left = replace(
+        point(0.84, strength=5, utility=0.707),
+        cost=0.017,
+        cost_ci95=(0.006, 0.029),
+        gain=0.027,
+        gain_ci95=(-0.04, 0.09),
+    )
+    _, best, joining, _ = say([point(1.0), left], "bureau", 80)
+    assert best.endswith("at a cost of 1.7 points of utility (interval 0.6 to 2.9).")
+    assert joining.startswith("With iso 5, joining is not shown to pay: ")
+    assert "AUC .707, " in joining
+    assert " .680 (difference .027, interval -.040 to .090)." in joining
+    assert "With iso 5, joining pays: " in " ".join(
+        say([point(1.0), replace(left, gain_ci95=(0.01, 0.04))], "bureau", 80)
+    )
+
+
+@pytest.mark.parametrize(("known", "is_said"), [(0.98, True), (0.004, False)])
+def test_rows_that_are_known_with_99_percent_are_counted_in_the_verdict(known, is_said):
+    def knowing(of_class, leak, **fields):
+        others = {"known_of_class@0.99": of_class, "right_of_class@0.99": 0.996}
+        bare = point(leak, **fields)
+        return replace(bare, leak=replace(bare.leak, others=others, alone_others={"known_of_class@0.99": 0.0}))
+
+    first, best, *_ = say([knowing(known, 1.0), knowing(0.03, 0.84, strength=5)], "bureau", 80)
+    assert ("98 % of the rows of a class with a certainty of more than 99 % (0 % without" in first) is is_said
+    assert ("joining), and is right on 100 % of these" in first) is is_said
+    assert ("With a certainty of more than 99 %, 3 % of the rows of a class are known (98 %" in best) is is_said
+
+
+@pytest.mark.parametrize(("clean", "is_said"), [(0.06, True), (0.147, False)])
+def test_columns_that_leak_most_under_the_recommended_defense_are_named(clean, is_said):
+    leaks = {0.0: clean, 5.0: 0.15, 25.0: 0.12}
+    columns = [point(leak, strength=s, alone=0.08, target="features", advantage=0.0) for s, leak in leaks.items()]
+    labels = [point(1.0), point(0.8, strength=5), point(0.9, strength=25)]
+    said = " ".join(say([*labels, *columns], "bureau", 80))
+    assert ("iso 5 is the setting under which most of the columns of another party is recovered" in said) is is_said
+
+
+def test_attacks_that_had_not_converged_are_named_where_alone_is_the_headline():
+    gone = replace(point(0.7, strength=5, advantage=0.0), choice="alone", unconverged=["exploit", "mc"])
+    assert (
+        "that had not converged under it, and may be too weak: exploit, mc." in say([point(1.0), gone], "bureau", 80)[1]
+    )
+    assert write_status(gone) == "2 attacks unconverged"
 
 
 def test_no_more_than_without_joining_is_said_so():
@@ -585,12 +644,14 @@ def test_each_note_stands_once_and_where_its_number_stands(report):
     text = Report(replace(report.summary, cap=noted), report.manifest).to_html()
     assert text.count(note) == 1
     assert f"CAP of iso, mid: {note}" in text
-    (single,) = list_cap_notes(
-        replace(report.summary, cap=[replace(cap, note=note) for cap in caps if cap.attack == "mc"])
-    )
-    assert single == f"CAP of iso by mc: {note}"
     rule, number = text.index("chosen on one half of the rows"), text.index("Strongest attack on labels")
     assert text.index("Threat model") < rule < number
+
+
+def test_a_note_of_several_scores_stands_once(report):
+    """As with attacks whose guesses are of one class, and with too few seeds for all."""
+    noted = [replace(report.summary.cap[0], note=note) for note in ("few", "one class; few")]
+    assert list_cap_notes(replace(report.summary, cap=noted)) == ["CAP of iso: few", "CAP of iso: one class"]
 
 
 def test_parties_columns_label_and_data_are_said(report):
@@ -660,8 +721,8 @@ def test_it_counts_rows_and_says_what_there_is_without_joining(report):
     shown = " ".join(parsed(report.to_html()).text)
     assert summary.rows == {"test": 90, "train": 190}
     assert "Numbers are over 2 seeds, of 90 test rows and 190 training rows each: so many people" in shown
-    assert f"has a utility of AUC {summary.active_alone:.3f}".replace(" 0.", " .") in shown
-    unknown = replace(summary, active_alone=None)
+    assert "a quick model of the active party's own columns" in shown
+    unknown = replace(summary, points=[replace(p, gain=None) for p in summary.points])
     assert "The utility without joining was not measured." in Report(unknown, report.manifest).to_html()
 
 
@@ -791,8 +852,8 @@ def test_labels_come_first_and_other_targets_follow_if_joining_tells_more():
     first, also, last = say([attribute, nothing, worse, point(0.95)], "bureau", 80, left_out={"a": ""})
     assert "infers the labels of" in first
     assert also == (
-        "bureau also infers an attribute of another party (bank age) (AUC .90, interval up to .92; .70 without "
-        "joining)."
+        "With the column known for 80 rows, bureau infers an attribute of another party (bank age) of rows that the "
+        "model was not trained on (AUC .90, interval up to .92; .70 without joining)."
     )
     assert last.startswith("Not tested")
 

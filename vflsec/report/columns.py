@@ -7,7 +7,9 @@ changes the layout that tests/report pins: widths of a terminal, LaTeX, Markdown
 import csv
 import io
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
+from importlib import resources
 from typing import Any
 
 from vflsec.report.formats import Column, format_signed, spread, with_ends, with_margin, write_number, write_status
@@ -16,23 +18,11 @@ from vflsec.results.records.manifest import INTEGRITY
 
 PICK = "adversary's pick"
 
-CHOSEN = (
-    "The attack, or alone, is chosen on one half of the rows and scored on the other. A single attack may leak more on "
-    "all rows (highest): the same rows choose and score it, so that this may be too high."
-)
-
-WORDS = {
-    "AUC": "The chance that of two people, one of each class, the right one is ranked higher: .5 is a coin.",
-    "R²": "The share of the variance of a number that is recovered: 0 is its mean, 1 exact.",
-    "releases": "What leaves a party about a row: an embedding or a gradient, anew in each epoch.",
-    "gate": "A limit that was set for these runs: it holds, failed, or is undecided.",
-    "points of utility": "Hundredths: 2 points are .020.",
-    "worst": CHOSEN,
-    PICK: "The attack that the adversary itself would choose, by folds of the labels that it knows.",
-    "(place)": "The place of the defense by this score; ≈ marks one that is not told apart from a neighbor.",
-    "±": "The wider side of a 95 % interval. Near the end of a range, both ends are given instead.",
-}
+TEXTS = tomllib.loads((resources.files("vflsec.report") / "words.toml").read_text("utf-8"))
+WORDS: dict[str, str] = TEXTS["meanings"]
 """What words in tables and sentences mean."""
+
+CHOSEN = WORDS["worst"]
 
 
 def name_of_attack(row: Point | Damage) -> str:
@@ -101,7 +91,7 @@ def compare_with_alone(point: Point) -> str:
     if point.leak.advantage is None:
         return "–"
     if (point.leak.advantage_ci95[0] or 0.0) > 0:
-        return "yes" if point.leak.is_shown else "only by itself"
+        return "yes" if point.leak.is_shown else "not after correction"
     if point.leak.is_blind:
         return "cannot be shown"
     return "not shown" if detectable is None else f"not shown ({write_number(detectable)})"
@@ -161,7 +151,8 @@ RESULTS: tuple[Column, ...] = (
     Column("attack", lambda r: r.attack, "attack", name_of_attack, kind="prose", rows=BOTH, place=40),
     Column("target", lambda r: INTEGRITY if isinstance(r, Damage) else r.target, kind="name", rows=BOTH),
     Column("status", lambda r: r.status, "status", write_status, kind="prose", rows=BOTH, place=200,
-           help="ran: without an error, whatever it leaks; unconverged: a lower bound; others replace a number."),
+           help="ran: without an error, whatever it leaks; unconverged: a lower bound; n/N: in so many seeds; others "
+           "replace a number."),
     Column("utility_metric", lambda r: r.utility.metric, kind="name", rows=BOTH),
     *_with_interval("utility", lambda r: (r.utility.mean, r.utility.ci95), title="utility ↑", rows=BOTH, place=50,
                     help="How well the joint model predicts on test rows.", is_shown=_is_evaluation),
@@ -181,7 +172,8 @@ RESULTS: tuple[Column, ...] = (
     Column("alone", lambda p: p.leak.alone, "alone", lambda p: write_number(p.leak.alone), detail=3, place=90,
            help="What the adversary infers without joining, by the best attack on its own columns."),
     *_with_interval("advantage", lambda p: (p.leak.advantage, p.leak.advantage_ci95), title="advantage", place=110,
-                    cell=write_advantage, help="Leak minus alone. The interval is that of the difference."),
+                    cell=write_advantage, help="Leak minus alone, with the interval of the difference; 0 without "
+                    "one: alone was chosen, which proves nothing."),
     Column("detectable", lambda p: p.leak.detectable, "seen from", detail=1, place=120,
            cell=lambda p: "none" if p.leak.is_blind else write_number(p.leak.detectable),
            help="The smallest advantage that these runs would have told from 0, in about four of five cases; none if "
@@ -240,8 +232,8 @@ DEFENSE = Column("defense", title="defense", cell=lambda p: p.defense if p.stren
 STRONGEST = Column("attack", title="strongest attack", kind="prose", place=65, help=CHOSEN,
                    cell=lambda p: drop_column(f"{p.choice or p.attack}{write_highest(p)}", p))  # fmt: skip
 BEYOND = Column("", title="more than alone", cell=compare_with_alone, kind="prose", detail=1, place=115,
-                help="Whether the interval of the advantage lies above 0, with Holm's correction for all defenses of "
-                "the table, or only by itself; if not, the least that would have shown, if any could.")  # fmt: skip
+                help="Whether the interval of the advantage lies above 0, and still does after Holm's correction for "
+                "all defenses of the table; if not, the least that would have shown, if any could.")  # fmt: skip
 """Columns of the table of headlines alone."""
 
 

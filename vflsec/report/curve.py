@@ -28,6 +28,7 @@ from matplotlib.transforms import Bbox
 
 from vflsec.base import files
 from vflsec.base.checks import count, group
+from vflsec.report.columns import drop_column
 from vflsec.report.table import show_most
 from vflsec.results.analysis.results import Measure, Place, Point, Summary, name_defense
 from vflsec.results.analysis.verdict import MEASURES
@@ -468,6 +469,7 @@ def draw_attacks(summary: Summary) -> Figure | None:
     if not shown:
         return None
     colors = {target: COLORS[k % len(COLORS)] for k, target in enumerate(dict.fromkeys(p.target for p in shown))}
+    labels = {point.attack: drop_column(point.attack, point) for point in shown}
     across = min(ACROSS, len(panels))
     lines = []
     for measure, points in group(shown, lambda p: MEASURES.get(p.leak.metric, p.leak.metric)).items():
@@ -484,7 +486,8 @@ def draw_attacks(summary: Summary) -> Figure | None:
             axes.sharex(start)
             axes.set_title(title, fontsize=10)
             axes.tick_params(axis="x", labelsize=9)
-            axes.set_yticks(range(len(rows)), rows if axes is beside[0] else [""] * len(rows), fontsize=9)
+            names = [labels[row] if axes is beside[0] else "" for row in rows]
+            axes.set_yticks(range(len(rows)), names, fontsize=9)
             axes.set_ylim(len(rows) - 0.4, -0.6)
             axes.grid(axis="x", color="#dddddd", linewidth=0.6)
             _draw_dots(axes, [p for p in panels[title] if p.attack in rows], rows, colors)

@@ -14,6 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from vflsec.base.checks import count
 from vflsec.results.analysis.intervals import get_longer_side
 from vflsec.results.analysis.results import Damage, Ends, Measure, Point, Summary
 
@@ -217,8 +218,9 @@ def write_status(row: Point | Damage) -> str:
     bad = sorted((name, n) for name, n in row.statuses.items() if name != "ok")
     leak = row.leak if isinstance(row, Point) else None
     if leak and leak.single_class:
-        bad.append(("one class", leak.single_class))
+        bad.append(("guess one class", leak.single_class))
     parts = [f"{n}/{sum(row.statuses.values())} {name}" for name, n in bad]
+    parts += [f"{count(len(row.unconverged), 'attack')} unconverged"] if getattr(row, "unconverged", None) else []
     parts += [f"model {row.useless}"] if isinstance(row, Point) and row.useless else []
     if leak and leak.chance is not None and leak.ci95[1] is not None and leak.ci95[1] < leak.chance:
         parts.append("below chance")

@@ -20,12 +20,12 @@ from vflsec.base import files
 from vflsec.base.checks import count, group
 from vflsec.base.errors import UsageError
 from vflsec.report import table
-from vflsec.report.columns import STRONGEST, WORDS, compare_with_alone, write_advantage
+from vflsec.report.columns import STRONGEST, TEXTS, WORDS, compare_with_alone, write_advantage
 from vflsec.report.comparison import list_settings, write_plain
 from vflsec.report.formats import Cells, Column, as_html, escape, write_number
 from vflsec.results.analysis.results import Point, Summary, name_defense
 from vflsec.results.analysis.summary import name_with_victim
-from vflsec.results.analysis.verdict import MEASURES, list_first, name_few
+from vflsec.results.analysis.verdict import MEASURES, name_few
 from vflsec.results.records.manifest import ACTS_UNASKED, COULD, INTEGRITY, TARGETS, UNASKED, Manifest, Provenance
 
 STYLE = (resources.files("vflsec.report") / "page.css").read_text("utf-8")
@@ -41,21 +41,10 @@ SECONDS = 180
 
 ANNEX = tomllib.loads((resources.files("vflsec.report") / "annex.toml").read_text("utf-8"))["entries"]
 
-
-OPTION = r"(?:--[a-z]|\b[a-z_]+\.[a-z_.]+=|\bvflsec [a-z]+\b)"
-HINTS = (
-    (r"--set aux\.n=(?=\d)", ""),
-    (r"\bneeds model\.head=none, got \w+", "needs a joint model whose last layer is not trained"),
-    (r", got an adversary on the (?:passive|active) side", ""),
-    (r"; this adversary has only.*|: (?:choose|name it|record) .*|: set it\b.*|: (?:choose|name) it$", ""),
-    (rf" \([^()]*{OPTION}[^()]*\)|, then {OPTION}[^\s,;.]*", ""),
-    (rf"[:;] (?!expected )(?:(?![:;] |\. ).)*?{OPTION}.*?(?=; |\)|\.? ?$|\. )", ""),
-)
+HINTS = TEXTS["hints"]
 """What tells the user of a command line what to type, and what a page says in its place."""
 
-NOUNS = {"labels": "Labels", "attribute": "An attribute", "features": "Columns", "text": "Texts",
-         "membership": "Membership", "parameters": "Models", "exposure": "What lies open", INTEGRITY: "Training itself",
-         "": "Others"}  # fmt: skip
+NOUNS = TEXTS["targets"]
 """What attacks recover, by target."""
 
 WIDEST = 1200
@@ -68,6 +57,7 @@ SENTENCES = ("alarms", "verdict", "notes", "failures")
 KINDS = {"train": "training", "candidates": "candidate"}
 
 NO_EVIDENCE = "No number{} is evidence: a NOTE at the top of this page says why these numbers may not be relied on."
+ACTING = " What acts in training is run if it is asked for; what only enlarges its own updates is run with the others."
 KNOWN, PREDICTION = "known_of_class@0.99", "prediction"
 
 
@@ -197,7 +187,8 @@ def write_fragment(summary: Summary) -> str:
 
 def _write_verdict(summary: Summary) -> str:
     lines = [f"<p class=failed>NOTE {escape(alarm)}</p>" for alarm in summary.alarms]
-    lines += [f"<p>{escape(sentence)}</p>" for sentence in (*summary.verdict, *table.write_epsilon(summary))]
+    said = (*summary.verdict, *(table.write_epsilon(summary) or table.write_simulated(summary)))
+    lines += [f"<p>{escape(sentence)}</p>" for sentence in said]
     lines += [
         f"<p{'' if gate.holds or gate.replaced else ' class=failed'}>{escape(table.write_gate(gate))}</p>"
         for gate in summary.gates
@@ -222,9 +213,12 @@ def _list_untested(summary: Summary, manifest: Manifest) -> str:
         if left:
             reasons = group(left, left.__getitem__)
             rows[title] = "\n".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
+    said = " ".join(rows.values())
     if summary.mountable:
         every = f"{summary.adversary} can mount {count(summary.mountable, 'attack')} that infer something"
-        rows["What is counted"] = f"{every}. An attack on a party counts once for each party."
+        rows["What is counted"] = (
+            f"{every}. An attack on a party counts once for each party.{ACTING * (ACTS_UNASKED in said)}"
+        )
     if not summary.audited:
         others = [manifest.names.get(name, name) for name in manifest.columns]
         named = ", ".join(name for name in others if name not in summary.adversary.split("+"))
@@ -296,7 +290,7 @@ def _name_system(part: Part) -> str:
 def _name_runs(manifest: Manifest) -> str:
     """Return what tells the title of a page from another: the defenses and the time."""
     defenses = dict.fromkeys(row.defense for row in manifest.rows if row.strength)
-    return f"{' under ' * bool(defenses)}{list_first([*defenses])} ({manifest.provenance.time[:16].replace('T', ' ')})"
+    return f"{' under ' * bool(defenses)}{', '.join(defenses)} ({manifest.provenance.time[:16].replace('T', ' ')})"
 
 
 def _write_version(origin: Provenance) -> str:
@@ -310,7 +304,7 @@ def _write_command(origin: Provenance) -> str:
 
 def _write_notes(summary: Summary) -> str:
     front = table.get_front(summary) if summary.ranks else []
-    lines = [*summary.notes, *summary.failures, *table.list_cap_notes(summary), *front, *summary.disagreements]
+    lines = [*summary.notes, *summary.failures, *table.list_cap_notes(summary), *front]
     notes = "".join(f"<p>{escape(note)}</p>" for note in lines)
     return f"<section><h2>Notes</h2>{notes}</section>" if notes else ""
 
@@ -327,7 +321,6 @@ def _write_threat(summary: Summary, manifest: Manifest) -> str:
     known = aux.get("n", 0) if isinstance(aux, dict) else 0
     adaptive = aux.get("adaptive", True) if isinstance(aux, dict) else True
     rows = " and ".join(count(n, f"{KINDS.get(split, split)} row") for split, n in summary.rows.items())
-    reached = f"{MEASURES.get(summary.metric, summary.metric)} {write_number(summary.active_alone)}"
     guessed = f", of {rows} each: so many people, if each has a row" if rows else ""
     sentences = [
         "The parties hold different columns about the same people. The active party also holds the labels, which the "
@@ -341,10 +334,10 @@ def _write_threat(summary: Summary, manifest: Manifest) -> str:
         else "It knows the label of no row.",
         "It combines all releases of a row." if adaptive else "It uses the first release of each row only.",
         f"Numbers are over {count(summary.seeds, 'draw' if summary.audited else 'seed')}{guessed}.",
-        "It follows the protocol, except in attacks that act in training." if not summary.audited else "",
-        f"Without joining, a quick model of the active party's own columns has a utility of {reached} on test rows."
-        if summary.active_alone is not None
-        else "The utility without joining was not measured.",
+        "It follows the protocol, except in attacks that act in training or enlarge the updates of its own model."
+        if not summary.audited
+        else "",
+        "The utility without joining was not measured." if all(p.gain is None for p in summary.points) else "",
     ]
     return f"<section><h2>Threat model</h2><p>{escape(' '.join(filter(None, sentences)))}</p></section>"
 

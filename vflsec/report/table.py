@@ -19,20 +19,20 @@ from vflsec.report.columns import (
 from vflsec.report.formats import LAST_DETAIL, MIN_SHOWN, Cells, Column, Document, with_ends, with_margin, write_number
 from vflsec.results.analysis.results import Cap, Damage, Gate, Point, Rank, Summary, name_defense
 from vflsec.results.analysis.verdict import MEASURES, suggest_run
+from vflsec.results.canaries import bound_accuracy
 from vflsec.results.records.manifest import NO_ADVERSARY, UNDEFENDED
+from vflsec.results.statistics import LEVEL
 
 OF_MODELS = (
     "EPSILON (models) bounds what a party's own models learn about one row; it does not cover the row's own embedding "
     "and gradient, which attacks read"
 )
 
-AT_LEAST = (
-    "EPSILON (at least) is shown by guesses of labels that were tossed, with a confidence of 95 %; 0 proves nothing"
-)
+AT_LEAST = "EPSILON (at least) is shown by guesses of tossed labels, with a confidence of 95 %; 0 proves nothing"
 
 SINGLE_COLUMN = "ONE COLUMN attacks on an attribute recover one column; others may leak more: run {}:column=all"
 
-SIMULATED = "is simulated here, and protects no real data"
+SIMULATED = "SIMULATED noise and keys of defenses are drawn from seeds here, and protect no real data"
 
 FEW_COLUMNS = 5
 """So many columns are listed below a table."""
@@ -40,9 +40,7 @@ FEW_COLUMNS = 5
 ALONE = "without joining (alone)"
 """The first row of the table of several adversaries."""
 
-WORST_FIRST = (
-    "Adversaries are ordered by their gain from joining, the largest first; those without a number precede them."
-)
+WORST_FIRST = "Adversaries are ordered by their gain from joining, the largest first, after those without a number."
 
 ATTACK = Column("attack", lambda row: row.attack, "attack", kind="prose")
 TARGET = Column("target", lambda row: row.target, "of", kind="name")
@@ -58,8 +56,6 @@ FOLDED = (
 """The scores of a curve, with their intervals."""
 
 CAPS = (
-    ATTACK,
-    *FOLDED,
     Column("", title="CAP (accuracy)", cell=lambda cap: write_number(cap.accuracy_value), detail=1,
            help="CAP with the accuracy of the guesses as the leak, as papers compute it."),
     Column("", title="DCS", cell=lambda cap: write_number(cap.dcs), detail=1,
@@ -143,21 +139,19 @@ def _join_columns(title: str, columns: dict[str, dict[str, str]]) -> Cells:
     return Cells(title, [Column("", title="defense", kind="name"), *(Column("", title=name) for name in columns)], rows)
 
 
-def list_caps(summary: Summary, *, details: bool = True) -> Cells:
-    """Return one row per curve and attack, or per curve alone; none where nothing was swept."""
-    shown = summary.cap if details else [cap for cap in summary.cap if cap.attack == "worst"]
-    columns = [*select_columns("method", "defense"), *_list_target(shown), *(CAPS if details else FOLDED)]
+def list_caps(summary: Summary, *, details: bool) -> Cells:
+    """Return one row per curve, by the strongest attack; none where nothing was swept."""
+    shown = [cap for cap in summary.cap if cap.attack == "worst"]
+    scores = [*FOLDED, *(CAPS if details else ())]
+    columns = [*select_columns("method", "defense"), *_list_target(shown), *scores]
     return Cells.fill("CAP over the defended strengths", columns, shown)
 
 
 def list_cap_notes(summary: Summary) -> list[str]:
-    """Return a line for each note on scores, with the defenses that it is about, or with their attacks."""
-    lines = []
-    for note, caps in group((cap for cap in summary.cap if cap.note), lambda cap: cap.note).items():
-        worst = {cap.defense for cap in caps if cap.attack == "worst"}
-        names = [cap.defense if cap.defense in worst else f"{cap.defense} by {cap.attack}" for cap in caps]
-        lines.append(f"CAP of {', '.join(dict.fromkeys(names))}: {note}")
-    return lines
+    """Return a line for each note on scores, with the defenses that it is about."""
+    noted = [(note, cap.defense) for cap in summary.cap for note in filter(None, cap.note.split("; "))]
+    by_note = group(noted, lambda pair: pair[0]).items()
+    return [f"CAP of {', '.join(dict.fromkeys(name for _, name in pairs))}: {note}" for note, pairs in by_note]
 
 
 def list_integrity(summary: Summary) -> Cells:
@@ -194,17 +188,14 @@ def _list_target(rows: Iterable[Cap | Rank]) -> list[Column]:
 
 
 def list_row_shares(summary: Summary) -> Cells:
-    """Return how much is known of how many rows, with *alone* in brackets; nothing if no attack guesses classes.
-
-    A point that gains most on training rows is shown on these.
-    """
+    """Return how much the strongest attacks tell of how many rows, with *alone* in brackets; files have all attacks."""
     columns = select_table_columns(Point, summary, "per row")
-    names = [column.name for column in columns]
-    shown = [point for point in _sort_points(summary) if any(name in point.leak.others for name in names)]
+    headlines = [point for point in _sort_points(summary) if point.attack == "worst"]
+    shown = [point for point in headlines if any(column.name in point.leak.others for column in columns)]
     places = [] if summary.audited else select_columns("method", "defense", "strength")
     before = [*places, *([TARGET] if _is_mixed(summary) else [])]
     title = "How much, of how many rows (alone in brackets)"
-    return Cells.fill(title, [*before, *select_columns("attack", "leak_rows"), *columns], map(show_most, shown))
+    return Cells.fill(title, [*before, *select_columns("attack", "leak_rows"), *columns], shown)
 
 
 def is_larger_on_train(point: Point) -> bool:
@@ -271,23 +262,32 @@ def show(summary: Summary, *, details: bool = False) -> Document:
 
 
 def write_epsilon(summary: Summary) -> list[str]:
-    """Return the line on where an epsilon comes from and its delta, or nothing without one."""
-    spent = [loss["defense"].partition(":")[0] for point in summary.points for loss in point.spent]
-    if not spent:
+    """Return the lines on the delta of an epsilon, what it permits, and where its noise comes from, or nothing."""
+    losses = [loss for point in summary.points for loss in point.spent]
+    if not losses:
         return []
-    simulated = "" if summary.audited else f"; noise of {', '.join(dict.fromkeys(spent))} {SIMULATED}"
-    return [f"EPSILON (ε) is stated at δ = {get_deltas(summary.points)}{simulated}"]
+    bounds = {loss["epsilon"]: bound_accuracy(loss["epsilon"], loss["delta"]) for loss in losses if "of" not in loss}
+    kept = ", ".join(f"{100 * bounds[e]:.1f} % at ε = {e:.3g}" for e in sorted(bounds) if bounds[e] <= LEVEL)
+    empty = ", ".join(f"{e:.3g}" for e in sorted(bounds) if bounds[e] > LEVEL)
+    says = f"; who is to tell two equally likely values of a row apart is right in at most {kept}" * bool(kept)
+    says += f"; an ε of {empty} permits more than {100 * LEVEL:.0f} %, and so practically everything" * bool(empty)
+    return [f"EPSILON (ε) is stated at δ = {get_deltas(summary.points)}{says}", *write_simulated(summary)]
+
+
+def write_simulated(summary: Summary) -> list[str]:
+    """Return the line on noise, where there is a defense and no audit."""
+    defended = summary.undefended != UNDEFENDED or any(point.strength for point in summary.points)
+    return [SIMULATED] * (defended and not summary.audited)
 
 
 def list_remarks(summary: Summary) -> list[str]:
-    """Return the lines below the tables: notes on epsilon, Pareto front, orders, gates, failures, what was not run."""
+    """Return the lines below the tables: notes on epsilon, Pareto front, gates, failures, what was not run."""
     return [
         *([OF_MODELS] if any("of" in spent for point in summary.points for spent in point.spent) else []),
         *([AT_LEAST] if has_lower_bound(summary) else []),
         *list_exceeded(summary),
         *list_cap_notes(summary),
         *(get_front(summary) if summary.ranks else []),
-        *list_orders(summary),
         *(f"VERDICT NOTE {alarm}" for alarm in summary.alarms),
         *(f"VERDICT {sentence}" for sentence in summary.verdict),
         *(write_gate(gate) for gate in summary.gates),
@@ -322,14 +322,6 @@ def get_front(summary: Summary) -> list[str]:
         of = f" of {target}" if _is_mixed(summary) else ""
         lines.append(f"PARETO FRONT{of} (utility, strongest leak): {'; '.join(dict.fromkeys(places))}")
     return lines
-
-
-def list_orders(summary: Summary) -> list[str]:
-    """Return the order of defenses by each score, and whether the scores agree."""
-    apart = any(" > " in line for line in summary.orders)
-    agreed = "all scores agree wherever they tell two defenses apart" if apart else "no score tells two defenses apart"
-    lines = [*summary.orders, *(summary.disagreements or [agreed])] if summary.orders else []
-    return [f"ORDER {line}" for line in lines]
 
 
 def write_gate(gate: Gate) -> str:

@@ -42,6 +42,15 @@ def bound_rate(hits: ArrayLike, n: ArrayLike, error: float) -> Floats:
     return np.asarray(np.where(hits > 0, bound, 0.0))
 
 
+def bound_accuracy(epsilon: float, delta: float) -> float:
+    """Return how often an adversary may be right, at most, who tells two equally likely values of a row apart.
+
+    Kairouz, Oh and Viswanath 2015 (The composition theorem for differential privacy), theorem 2.1: the rates a and b of
+    false positives and negatives satisfy a + e^epsilon b >= 1 - delta and b + e^epsilon a >= 1 - delta.
+    """
+    return 1 - (1 - delta) / (1 + math.exp(min(epsilon, 700.0)))
+
+
 def bound_epsilon(right: int, guesses: int, tossed: int, delta: float = 0.0, confidence: float = CONFIDENCE) -> float:
     """Return a lower confidence bound of epsilon from guesses of coins after a single run.
 

@@ -760,6 +760,20 @@ def test_two_seeds_that_differ_are_named_as_the_cause():
     assert name_few(summary.points[0].leak) == "only 2 seeds"
 
 
+def test_cost_and_gain_of_joining_are_paired_by_seed():
+    """All utilities share the jitter of their seed, which no difference has; the active party alone has none."""
+    records = make_records()
+    for row in list_trials(SPEC):
+        records[row.key] = replace(records[row.key], active_alone=None if row.strength else 0.8)
+    for points in (summary_of(records).points, summary_of(records).worst):
+        assert [p.cost for p in points] == pytest.approx([0.0, 0.05, 0.15])
+        assert [p.cost_ci95 for p in points] == [pytest.approx((cost, cost)) for cost in (0.0, 0.05, 0.15)]
+        assert [p.gain for p in points] == pytest.approx([0.1, 0.05, -0.05])
+        gains = [0.85 - jitter - 0.8 for jitter in JITTER]
+        assert points[1].gain_ci95 == pytest.approx(ends_of(gains, bounds=(-1.0, 1.0)))
+    assert {p.gain for p in summary_of().points} == {None}
+
+
 def test_a_joint_model_that_is_worse_than_the_active_party_alone_is_marked():
     records = make_records()
     for row in list_trials(SPEC):
@@ -769,6 +783,7 @@ def test_a_joint_model_that_is_worse_than_the_active_party_alone_is_marked():
     assert {p.strength: p.useless for p in summary.points} == why
     assert {p.strength: p.useless for p in summary.worst} == why
     assert [write_status(p) for p in summary.worst][1:] == ["ran", f"model {why[5.0]}"]
+    assert list(summary.front) == [place for place in summary.front if place.strength < 5]
 
 
 @pytest.mark.long

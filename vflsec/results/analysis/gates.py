@@ -5,6 +5,8 @@ Limits are compared with the far end of an interval.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from operator import add, sub
 from statistics import fmean
 from typing import NamedTuple, TypeVar
 
@@ -13,7 +15,7 @@ import msgspec
 from vflsec.base.checks import count, describe_unknown, group
 from vflsec.base.errors import UsageError
 from vflsec.results.analysis.intervals import DIFFERENCE, make_interval, measure
-from vflsec.results.analysis.results import Damage, Gate, Leak, Measure, Point, Summary, name_defense
+from vflsec.results.analysis.results import Damage, Ends, Gate, Leak, Measure, Point, Summary, name_defense
 from vflsec.results.records.manifest import AUDITED, INTEGRITY, Manifest, RowEntry, RunLimits
 from vflsec.results.records.schema import Block, Record, Result
 
@@ -24,6 +26,9 @@ ROWS = {"train": "training rows", "test": "test rows", "candidates": "candidate 
 SAME = 0.0005
 """Utilities that differ by less look equal in a table."""
 
+NOT_SHOWN = "in the mean (not shown) "
+"""How a joint model is worse whose difference may be noise."""
+
 FAR = 0.1
 """How far below *alone* the strongest attack must be, and by half of what *alone* gains over chance."""
 
@@ -33,24 +38,31 @@ MAX_KNOWN_SHARE = 0.1
 MIN_USED_SHARE = 0.5
 """If all parties hold no more than this share of the smallest one's rows, their ids may be written differently."""
 
-PlaceKey = tuple[str, str, float]
-"""Method, defense and strength."""
-
 Shown = TypeVar("Shown", Point, Damage)
 
 
-class Useless(NamedTuple):
-    """Why a joint model is of no use.
+Place = tuple[str, str, float]
+"""Method, defense and strength."""
+
+
+class Model(NamedTuple):
+    """A joint model beside the one without a defense, and beside the active party alone, paired by seed.
 
     Attributes:
-        why: ``worse than bank alone`` or ``no better than chance``.
+        cost_ci95: of the utility that the defense costs.
+        gain: of utility over that of the active party alone; None if unknown.
+        useless: ``worse than bank alone``, with ``NOT_SHOWN`` if it may be noise, or ``no better than chance``.
         values: the utilities that are compared.
-        is_shown: whether the interval shows it, and not the mean alone.
     """
 
-    why: str
-    values: str
-    is_shown: bool
+    cost_ci95: Ends
+    gain: float | None
+    gain_ci95: Ends
+    useless: str = ""
+    values: str = ""
+
+
+UNKNOWN = Model((None, None), None, (None, None))
 
 
 def check_limits(manifest: Manifest, max_leak: Mapping[str, float]) -> None:
@@ -68,7 +80,7 @@ def check_limits(manifest: Manifest, max_leak: Mapping[str, float]) -> None:
             raise UsageError(f"{describe_unknown('attack', name, [*leaking, 'worst'])}; --attack adds another")
 
 
-def check_gates(summary: Summary, limits: RunLimits, useless: Mapping[PlaceKey, Useless]) -> list[Gate]:
+def check_gates(summary: Summary, limits: RunLimits) -> list[Gate]:
     """Compare limits with the far end of each interval, on test and on training rows.
 
     Where an alarm doubts what the numbers are about, a gate that would hold is undecided; one that fails still fails.
@@ -95,13 +107,13 @@ def check_gates(summary: Summary, limits: RunLimits, useless: Mapping[PlaceKey, 
         kept = largest is not None and largest[0] <= limits.max_undetected
         gate = _judge("max-undetected", limits.max_undetected, largest, headlines, kept, summary.undefended)
         gates.append(_withhold(gate) if len(seen) < len(headlines) else gate)
-    spoiled = [(p, useless[p.place].why) for p in points if p.place in useless and useless[p.place].is_shown]
+    spoiled = [p for p in summary.points if p.useless and p.strength and not p.useless.startswith(NOT_SHOWN)]
     if summary.alarms:
         return [_withhold(gate, ALARMED) for gate in gates]
     if not spoiled:
         return gates
-    point, why = spoiled[0]
-    return [_withhold(gate, f"with {point.defense} {point.strength:g} the joint model is {why}") for gate in gates]
+    why = f"with {spoiled[0].defense} {spoiled[0].strength:g} the joint model is {spoiled[0].useless}"
+    return [_withhold(gate, why) for gate in gates]
 
 
 def _check_leak(summary: Summary, defended: Sequence[Point], attack: str, limit: float) -> Gate:
@@ -162,11 +174,11 @@ def _judge(
 
 
 def list_alarms(
-    manifest: Manifest, records: Mapping[str, Record], summary: Summary, useless: Mapping[PlaceKey, Useless]
+    manifest: Manifest, records: Mapping[str, Record], summary: Summary, models: Mapping[Place, Model]
 ) -> list[str]:
     """Return a sentence for each sign that the numbers are not about the system they name, with the way out.
 
-    ``useless`` are the joint models that are of no use; with a defense, it may be the cause.
+    With a defense, a joint model that is of no use is none: it may be the cause.
     """
     return [
         *manifest.misfit,
@@ -174,8 +186,9 @@ def list_alarms(
         *_warn_known(manifest, records),
         *_warn_collapsed(manifest, records),
         *(
-            f"{line}: check labels and ids, or train a better model"
-            for line in describe_useless(useless, is_shown=True)
+            f"{method}: the joint model is {model.useless}: {model.values}: check labels and ids, or train better"
+            for (method, _, strength), model in models.items()
+            if not strength and model.useless and not model.useless.startswith(NOT_SHOWN)
         ),
         *_warn_constant(manifest, records),
         *_warn_far_below(manifest, records, summary.points),
@@ -183,54 +196,52 @@ def list_alarms(
     ]
 
 
-def list_useless(manifest: Manifest, records: Mapping[str, Record]) -> dict[PlaceKey, Useless]:
-    """Return the joint models that are of no use, by method, defense and strength.
+def judge_models(manifest: Manifest, records: Mapping[str, Record]) -> dict[Place, Model]:
+    """Return the joint models, by method, defense and strength.
 
-    Of several trainings with one seed the best counts: an attack that acts in training may harm the model.
+    Of several trainings with one seed the one of most attacks counts: one that acts in training has its own.
     """
-    blocks: dict[PlaceKey, dict[int, Block]] = {}
+    trained: dict[Place, dict[int, list[Block]]] = {}
     alone: dict[str, dict[int, float]] = {}
     for row in manifest.rows:
         record = records.get(row.key)
         if not isinstance(record, Result) or record.utility is None or record.control:
             continue
-        by_seed = blocks.setdefault((row.method, row.defense, row.strength), {})
-        both = (by_seed.get(row.seed, record.utility), record.utility)
-        by_seed[row.seed] = max(both, key=lambda block: block.headline)
+        by_seed = trained.setdefault((row.method, row.defense, row.strength), {})
+        by_seed.setdefault(row.seed, []).append(record.utility)
         if record.active_alone is not None:  # it is measured without a defense
             alone.setdefault(row.method, {})[row.seed] = record.active_alone
     active = manifest.names.get("active", "the active party")
-    judged = {
-        place: _judge_model(by_seed, alone.get(place[0], {}), active, manifest.seeds)
+    blocks = {
+        place: {seed: max(of, key=lambda block: (of.count(block), block.headline)) for seed, of in by_seed.items()}
+        for place, by_seed in trained.items()
+    }
+    clean = {place[0]: by_seed for place, by_seed in blocks.items() if not place[2]}
+    return {
+        place: _judge_model(by_seed, clean.get(place[0], {}), alone.get(place[0], {}), active, manifest.seeds)
         for place, by_seed in blocks.items()
     }
-    return {place: useless for place, useless in judged.items() if useless}
 
 
-def describe_useless(useless: Mapping[PlaceKey, Useless], *, is_shown: bool) -> list[str]:
-    """Return a sentence for each method whose joint model is of no use without a defense."""
-    sentences = [
-        f"{method}: the joint model is {model.why}: {model.values}"
-        for (method, _, strength), model in useless.items()
-        if strength == 0 and model.is_shown is is_shown
-    ]
-    return list(dict.fromkeys(sentences))
-
-
-def _judge_model(blocks: Mapping[int, Block], alone: Mapping[int, float], active: str, seeds: int) -> Useless | None:
-    """Compare utilities with those of the active party alone, paired by seed, and with chance."""
+def _judge_model(
+    blocks: Mapping[int, Block], clean: Mapping[int, Block], alone: Mapping[int, float], active: str, seeds: int
+) -> Model:
+    """Compare utilities with those without a defense and of the active party alone, and with chance."""
     joint, chance = fmean(b.headline for b in blocks.values()), fmean(b.chance for b in blocks.values())
     metric = next(iter(blocks.values())).metric
     by_chance = f", {chance:.3f} by chance" * (joint <= chance)
-    shared = [seed for seed in blocks if seed in alone]
-    if shared:
-        gain = make_interval([measure(lambda u, base=alone[s]: u - base, blocks[s]) for s in shared], seeds, DIFFERENCE)
-        alone_mean, high = fmean(alone[s] for s in shared), gain["ci95"][1]
-        if gain["mean"] < -SAME:
-            both = f"{metric} {alone_mean + gain['mean']:.3f}, and {alone_mean:.3f}"
-            values = f"{both} by a quick model of its own columns{by_chance}"
-            return Useless(f"worse than {active} alone", values, bool(by_chance) or (high is not None and high < 0))
-    return Useless("no better than chance", f"{metric} {joint:.3f}{by_chance}", True) if by_chance else None
+    costs = [measure(sub, clean[seed], block) for seed, block in blocks.items() if seed in clean]
+    gains = [measure(partial(add, -alone[seed]), block) for seed, block in blocks.items() if seed in alone]
+    cost, gain = (make_interval(differences, seeds, DIFFERENCE) for differences in (costs, gains))
+    model = Model(cost["ci95"], gain["mean"], gain["ci95"])
+    if gains and gain["mean"] < -SAME:
+        base = fmean(alone[seed] for seed in blocks if seed in alone)
+        both = f"{metric} {base + gain['mean']:.3f}, and {base:.3f}"
+        is_shown = bool(by_chance) or (gain["ci95"][1] is not None and gain["ci95"][1] < 0)
+        why, values = f"worse than {active} alone", f"{both} by a quick model of its own columns{by_chance}"
+        return model._replace(useless=f"{'' if is_shown else NOT_SHOWN}{why}", values=values)
+    useless = {"useless": "no better than chance", "values": f"{metric} {joint:.3f}{by_chance}"}
+    return model._replace(**useless) if by_chance else model
 
 
 def _warn_few_rows(manifest: Manifest) -> Iterator[str]:

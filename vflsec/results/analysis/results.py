@@ -142,10 +142,13 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         column: the column that is recovered; two if halves of the rows chose differently.
         above: the median of a number, which is inferred as above it or not; None for categories.
         among: of how many columns this is the strongest; 0 where only one is attacked.
-        cost: how much less utility than without the defense; None where one of the two is not known.
+        cost: how much less utility than without the defense, paired by seed, with its interval in ``cost_ci95``; None
+            where one of the two is not known.
+        gain: how much more utility than a quick model of the active party's columns, ``gain_ci95``; None if unknown.
         useless: ``worse than bank alone`` or ``no better than chance``, if the joint model is.
         highest: of a headline, the largest leak of a single attack, ``highest_attack`` on ``highest_rows``; the rows
             that choose it also score it, so that it may be too high. None without an attack of the same measure.
+        unconverged: of a headline that is ``alone``, the attacks on the same that had not converged in some seed.
         tuning: by seed, what chose settings, see ``Tuning``.
     """
 
@@ -174,10 +177,14 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     above: float | None = None
     among: int = 0
     cost: float | None = None
+    cost_ci95: Ends = (None, None)
+    gain: float | None = None
+    gain_ci95: Ends = (None, None)
     useless: str = ""
     highest: float | None = None
     highest_attack: str = ""
     highest_rows: str = ""
+    unconverged: list[str] = []
     tuning: dict[int, Tuning] = {}
 
     @property
@@ -359,7 +366,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         verdict: sentences for a reader who knows none of the words in the tables.
         audited: the file or folder of a system that was trained elsewhere; empty for an evaluation.
         rows: how many test and training rows are guessed in a seed, at most.
-        active_alone: the utility of a quick model of the active party's columns, without joining; None if unknown.
     """
 
     schema: int = 1
@@ -375,8 +381,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     c_dcs: list[dict[str, Any]]
     front: list[Place] = []
     ranks: list[Rank] = []
-    orders: list[str] = []
-    disagreements: list[str] = []
     gates: list[Gate]
     notes: list[str]
     out: str
@@ -394,7 +398,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     columns: list[Point] = []
     undefended: str = UNDEFENDED
     rows: dict[str, int] = {}
-    active_alone: float | None = None
 
 
 def name_defense(place: Any, undefended: str) -> str:

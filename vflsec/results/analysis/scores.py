@@ -240,14 +240,15 @@ def place_headlines(points: Sequence[Point], worst: Sequence[Point]) -> dict[tup
 
     The leak is the headline's, in which test rows, training rows and *alone* all compete: a model that memorized the
     labels of training rows must not rank as a private one. The utility is the lowest, since an attack that acts in
-    training has a utility of its own. A strength at which some attack gave no number is left out.
+    training has a utility of its own. A strength is left out at which some attack gave no number, or whose joint model
+    is of no use: it would rank by leaking little.
     """
     groups, places = group(points, lambda p: (p.target, *p.place)), {}
     for p in worst:
         key = (p.target, *p.place)
         utilities = [point.utility.mean for point in groups[key] if point.utility.mean is not None]
         leaks = [point.leak.mean for point in groups[key] if point.leak.mean is not None]
-        if p.leak.mean is not None and len(leaks) == len(groups[key]) == len(utilities):
+        if not p.useless and p.leak.mean is not None and len(leaks) == len(groups[key]) == len(utilities):
             places[key] = Place(
                 target=p.target, method=p.method, defense=p.defense, strength=p.strength,
                 utility=min(utilities), leak=p.leak.mean, by_seed=p.leak.by_seed,
@@ -313,40 +314,6 @@ def _rank_among(rank: Rank, among: Sequence[Rank]) -> dict[str, int]:
         if (value := rank.values[score]) is not None:
             ranks[score] = 1 + sum(sign * other < sign * value for other in values if other is not None)
     return ranks
-
-
-def order(ranked: Sequence[Rank]) -> list[str]:
-    """Return a line for each target and score: the order, with ≈ between neighbors that do not differ."""
-    lines, apart = [], find_differences(ranked)
-    several_methods = len({rank.method for rank in ranked}) > 1
-    targets = list(dict.fromkeys(rank.target for rank in ranked))
-    for target, score in product(targets, SCORES):
-        order = _order(ranked, target, score)
-        if len(order) < 2:
-            continue
-        names = [rank.label if several_methods else rank.defense for rank in order]
-        signs = ["", *(" > " if _make_pair(a, b, score) in apart else " ≈ " for a, b in pairwise(order))]
-        line = "".join(sign + name for sign, name in zip(signs, names, strict=True))
-        seeds = count(min(len(rank.by_seed.get(score, ())) for rank in order), "seed")
-        note = f" (≈: not told apart, paired over {seeds})" if " ≈ " in signs else ""
-        lines.append(f"by {score}{f' of {target}' if len(targets) > 1 else ''}: {line}{note}")
-    return lines
-
-
-def contrast(ranked: Sequence[Rank]) -> list[str]:
-    """Return a sentence for each two scores by which two defenses differ in opposite directions."""
-    sentences, apart = [], find_differences(ranked)
-    for first, second in combinations(SCORES, 2):
-        pairs = [
-            f"{a.label} and {b.label}"
-            for a, b in combinations(ranked, 2)
-            if a.target == b.target
-            and {_make_pair(a, b, first), _make_pair(a, b, second)} <= apart
-            and (a.ranks[first] - b.ranks[first]) * (a.ranks[second] - b.ranks[second]) < 0
-        ]
-        if pairs:
-            sentences.append(f"{first} and {second} disagree on {'; '.join(pairs)}")
-    return sentences
 
 
 def find_differences(ranked: Sequence[Rank]) -> set[Pair]:

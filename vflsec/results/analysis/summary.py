@@ -9,11 +9,19 @@ from typing import Any
 import msgspec
 
 from vflsec.base.checks import count, group
-from vflsec.results.analysis.gates import check_gates, check_limits, describe_useless, list_alarms, list_useless
-from vflsec.results.analysis.groups import SEVERITY, CellGroup, find_alone
-from vflsec.results.analysis.intervals import DIFFERENCE, SeedValue, average, get_headline, make_interval, measure
+from vflsec.results.analysis.gates import (
+    UNKNOWN,
+    Model,
+    Place,
+    check_gates,
+    check_limits,
+    judge_models,
+    list_alarms,
+)
+from vflsec.results.analysis.groups import ALONE, SEVERITY, CellGroup, find_alone
+from vflsec.results.analysis.intervals import DIFFERENCE, SeedValue, get_headline, make_interval, measure
 from vflsec.results.analysis.results import Damage, GroupLeak, Measure, Point, Summary, name_defense
-from vflsec.results.analysis.scores import average_dcs, contrast, find_front, fold, order, place_headlines, rank
+from vflsec.results.analysis.scores import average_dcs, find_front, fold, place_headlines, rank
 from vflsec.results.analysis.trainings import find_spending, note_on_seeds, note_spending, note_trainings
 from vflsec.results.analysis.verdict import list_first, state_verdict
 from vflsec.results.records.manifest import INTEGRITY, AttackEntry, Manifest, RowEntry, RunLimits, Subgroup, Subgroups
@@ -22,11 +30,6 @@ from vflsec.results.statistics import SHARE, correct_holm, get_error
 
 MAX_DATA_NOTES = 8
 """So many warnings of the data are notes of a report."""
-
-UNGROUPED = (
-    "some intervals are wider than they need be: rows were too few, or an earlier version has not measured what seeds "
-    "have in common (add --fresh)"
-)
 
 FAR_BELOW = 0.05
 """A joint model whose utility is lower than a quick model's by more than this is named in a note."""
@@ -55,44 +58,42 @@ def summarize(
     alone = find_alone(manifest, records)
     groups = [CellGroup(manifest, of_cell, records, alone) for of_cell in rows.values()]
     attacked = [cells for cells in groups if cells.has_adversary]
-    useless = list_useless(manifest, records)
-    why = {place: model.why for place, model in useless.items()}
-    points = add_costs([point for cells in groups for point in cells.points()], why)
-    worst = correct_advantages(add_costs([point for cells in attacked for point in cells.worst()], why))
+    models = judge_models(manifest, records)
+    points = add_costs([point for cells in groups for point in cells.points()], models)
+    worst = correct_advantages(add_costs([point for cells in attacked for point in cells.worst()], models))
     worst = add_highest(worst, points)
-    utilities = [*(point.utility for point in points), *(damage.utility for damage in broken)]
+    measured = [*(point.utility for point in points), *(damage.utility for damage in broken)]
     caps, places = fold(groups), place_headlines(points, worst)
     ranked = rank(caps, places) if len({(cap.method, cap.defense) for cap in caps}) > 1 else []
     spending = find_spending(manifest, records)
     run, not_run = _list_mountable(manifest, records)
-    trained = [record for record in records.values() if isinstance(record, Result)]
     summary = Summary(
         dataset=manifest.title or manifest.dataset, adversary=manifest.adversary, seeds=manifest.seeds,
-        metric=next((utility.metric for utility in utilities if utility.mean is not None), ""), target=manifest.target,
+        metric=next((utility.metric for utility in measured if utility.mean is not None), ""), target=manifest.target,
         points=points, worst=worst, picked=[point for cells in attacked for point in cells.pick_strongest()],
         cap=caps, c_dcs=average_dcs(caps), front=find_front(list(places.values())),
-        ranks=ranked, orders=order(ranked), disagreements=contrast(ranked),
+        ranks=ranked,
         gates=[], notes=[], spending=spending, out=out, integrity=broken,
         lost=_list_failed_baselines(manifest, records), failures=_list_failures(manifest, records),
         not_run=not_run, mountable=len(run) + len(not_run), left_out=manifest.left_out, audited=manifest.audited,
         columns=[point for cells in attacked for point in cells.columns()], undefended=manifest.baseline_defense,
         subgroups=group_leaks(subgroups, manifest), rows=_count_rows(records),
-        active_alone=average({r.seed: r.active_alone for r in trained if r.active_alone is not None}.values()),
     )  # fmt: skip
     notes = [
         *_list_notes(manifest, records),
-        *describe_useless(useless, is_shown=False),
         *([] if manifest.audited else note_trainings(points)),
         *note_spending(spending, points),
         *([] if manifest.until is None else [note_on_seeds(summary, manifest.until)]),
     ]
-    summary = msgspec.structs.replace(summary, notes=notes, alarms=list_alarms(manifest, records, summary, useless))
+    summary = msgspec.structs.replace(summary, notes=notes, alarms=list_alarms(manifest, records, summary, models))
     aux = manifest.settings.get("aux")
     known = aux.get("n") if isinstance(aux, dict) else None
-    sentences = state_verdict(summary, run, known if isinstance(known, int) else 0, useless)
+    cards = manifest.provenance.cards.get("defenses", {})
+    stated = {manifest.techniques.get(name, name): card.partition("Guarantee: ")[2] for name, card in cards.items()}
+    sentences = state_verdict(summary, run, known if isinstance(known, int) else 0, stated)
     # The gates in force, stored ones first, then those whose limits a later run has replaced.
-    in_force = [gate for given in (*stored[-1:], limits) for gate in check_gates(summary, given, useless)]
-    replaced = [gate for given in stored[:-1] for gate in check_gates(summary, given, useless)]
+    in_force = [gate for given in (*stored[-1:], limits) for gate in check_gates(summary, given)]
+    replaced = [gate for given in stored[:-1] for gate in check_gates(summary, given)]
     earlier = [msgspec.structs.replace(gate, replaced=True) for gate in replaced if gate not in in_force]
     return msgspec.structs.replace(summary, verdict=sentences, gates=list(dict.fromkeys([*in_force, *earlier])))
 
@@ -102,11 +103,16 @@ def _count_rows(records: Mapping[str, Record]) -> dict[str, int]:
     return {split: max(n for name, n in counts if name == split) for split in sorted({name for name, _ in counts})}
 
 
-def add_costs(points: Sequence[Point], useless: Mapping[tuple[str, str, float], str]) -> list[Point]:
-    """Return the points with what each defense costs in utility, and why a joint model is of no use, by place."""
+def add_costs(points: Sequence[Point], models: Mapping[Place, Model]) -> list[Point]:
+    """Return the points with what each defense costs in utility, and what joining gains, or why it is of no use."""
     whole = {point.method: point.utility.mean for point in points if not point.strength}
-    costs = [(_subtract(whole.get(point.method), point.utility.mean), useless.get(point.place, "")) for point in points]
-    return [msgspec.structs.replace(p, cost=cost, useless=why) for p, (cost, why) in zip(points, costs, strict=True)]
+    several = []
+    for point in points:
+        before, after, model = whole.get(point.method), point.utility.mean, models.get(point.place, UNKNOWN)
+        cost = None if before is None or after is None else before - after
+        judged = {name: getattr(model, name) for name in ("cost_ci95", "gain", "gain_ci95", "useless")}
+        several.append(msgspec.structs.replace(point, cost=cost, **judged))
+    return several
 
 
 def correct_advantages(headlines: Sequence[Point]) -> list[Point]:
@@ -127,19 +133,18 @@ def _get_row(p: Point) -> tuple[Any, ...]:
 
 
 def add_highest(headlines: Sequence[Point], points: Sequence[Point]) -> list[Point]:
-    """Return the headlines with the largest leak of a single attack, on the rows where it is largest."""
+    """Return the headlines with the largest leak of a single attack, on its rows, and what had not converged."""
     listed = group(points, lambda p: (p.place, p.target))
     several: list[Point] = []
     for point in headlines:
-        pairs = [(p, leak) for p in listed.get((point.place, point.target), ()) for leak in (p.leak, p.leak_train)]
-        leaks = [(leak.mean, p.attack, leak.rows) for p, leak in pairs if leak.metric == point.leak.metric]
+        same = listed.get((point.place, point.target), ())
+        leaks = [(leak.mean, p.attack, leak.rows) for p in same for leak in (p.leak, p.leak_train)
+                 if leak.metric == point.leak.metric]  # fmt: skip
         mean, attack, rows = max(leaks, key=lambda leak: leak[0] or 0.0, default=(None, "", ""))
-        several.append(msgspec.structs.replace(point, highest=mean, highest_attack=attack, highest_rows=rows))
+        weak = [p.attack for p in same if "unconverged" in p.statuses and ALONE in point.choice.split(", ")]
+        highest = {"highest": mean, "highest_attack": attack, "highest_rows": rows, "unconverged": weak}
+        several.append(msgspec.structs.replace(point, **highest))
     return several
-
-
-def _subtract(before: float | None, after: float | None) -> float | None:
-    return None if before is None or after is None else before - after
 
 
 def _list_mountable(manifest: Manifest, records: Mapping[str, Record]) -> tuple[list[str], list[str]]:
@@ -197,14 +202,10 @@ def _list_notes(manifest: Manifest, records: Mapping[str, Record]) -> list[str]:
     keys = {row.key for row in manifest.rows} | {baseline.key for baseline in manifest.baselines}
     requested = [record for key, record in records.items() if key in keys]
     trained = [record for record in requested if isinstance(record, Result)]
-    leaks = [block for record in requested for block in record.leak.values()]
-    if any(block.halves is None for block in leaks):
+    if any(block.halves is None for record in requested for block in record.leak.values()):
         notes.append(
             "too few rows to be split: the strongest attack was chosen on rows that score it, which flatters it"
         )
-    utilities = [result.utility for result in trained if result.utility]
-    if manifest.seeds > 1 and any(block.without is None for block in (*leaks, *utilities)):
-        notes.append(UNGROUPED)
     notes += _note_weak(trained)
     notes += _note_unseen(manifest, records)
     seen = [result for result in trained if result.status != "unseen"]

@@ -1,11 +1,11 @@
 """The verdict of a report: a few sentences that a privacy officer understands, each from points of the summary."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 from vflsec.base.checks import count, group
-from vflsec.results.analysis.gates import Useless
 from vflsec.results.analysis.groups import USABLE
-from vflsec.results.analysis.results import MIN_GAIN, Leak, Point, Summary
+from vflsec.results.analysis.results import MIN_GAIN, Leak, Point, Summary, name_defense
 from vflsec.results.records.manifest import UNDEFENDED
 
 MEASURES = {"auc": "AUC", "f1": "F1", "r2": "R²", "tokens": "share of words"}
@@ -36,27 +36,20 @@ MIN_DRAWS = 5
 LARGE_COST = 0.02
 """A defense that costs more utility than this is named only if every one does."""
 
-MIN_COST = 0.001
-"""A cost below this is not named."""
-
-HIGH = 0.9
-"""Where *alone* infers as much, a leak hardly rises, and the rows that are known for certain are counted beside it."""
-
 ALMOST_ALL = 0.995
-SURE = "tpr@0.001"
+KNOWN, RIGHT = "known_of_class@0.99", "right_of_class@0.99"
 
 SPLIT = ("fedsplitnn", "fedlocal", "fedcssl", "fedgssl", "fedhssl", "vflhlp", "vertical-lr")
 """How the names of methods begin that ``sealed`` can train."""
 
 
-def state_verdict(
-    summary: Summary, run: Sequence[str], known: int, useless: Mapping[tuple[str, str, float], Useless]
-) -> list[str]:
+def state_verdict(summary: Summary, run: Sequence[str], known: int, guarantees: Mapping[str, str]) -> list[str]:
     """Return sentences: what the adversary infers without a defense, labels first, then what a defense leaves.
 
     A defense is recommended only if all attacks that could be mounted were run and gave a number, if there is no alarm,
     and if the joint model that it leaves is of use. Without a defense, the last sentence says what was not tested.
-    Under an alarm, the first sentence says so, and each target has a sentence whatever was inferred.
+    Under an alarm, the first sentence says so, and each target has a sentence whatever was inferred. ``guarantees`` are
+    those that defenses state, by name.
     """
     targets = [point.target for point in summary.worst]
     first = "labels" if "labels" in targets else targets[0] if targets else ""
@@ -67,21 +60,34 @@ def state_verdict(
         return unusable
     start = max(clean, key=lambda point: point.leak.mean or 0.0)
     others = [point for point in summary.worst if point.target != first and point.strength == 0]
+    leaking = [point for point in others if (point.leak.mean or 0.0) > (point.leak.chance or 0.0)]
+    gained = [point for point in leaking if _is_more_than_alone(point.leak, corrected=True)]
     fixed = summary.undefended != UNDEFENDED
     without = f"without a{' further' * fixed} defense"
     sentences = unusable + [f"Every training has the defense {summary.undefended}."] * fixed
     given = summary.adversary, known, without * any(point.strength for point in headlines)
-    sentences += [_describe_start(start, *given) + _add_highest(start)]
-    sentences += [_describe_target(point, *given, unusable) for point in others]
+    sentences += [_describe_start(start, *given) + _add_highest(start), _describe_test(start)]
+    sentences += [_describe_start(p, *given) + _add_highest(p) for p in (others if unusable else gained)]
     if summary.alarms:
         last = "No defense is recommended." * any(point.strength for point in summary.worst)
     else:
         defended = [point for point in headlines if point.strength > 0 and point.utility.mean is not None]
-        useful = [point for point in defended if point.place not in useless]
-        sentences += _describe_useless([point for point in defended if point.place in useless], useless, defended)
-        best = _describe_best(start, useful, several=len({point.method for point in headlines}) > 1)
-        sealed = _suggest_sealed(summary.worst, useful)
-        last = _explain_none(summary, run, start, defended, useful) or best + sealed or _describe_untested(summary)
+        useful = [point for point in defended if not point.useless]
+        sentences += [
+            f"{_name_all(points, defended)}, the joint model is {why}: such a defense is not recommended."
+            for why, points in group((p for p in defended if p.useless), lambda point: point.useless).items()
+        ]
+        none = _explain_none(summary, run, defended, useful)
+        best = None if none else _choose_best(start, useful)
+        if best:
+            several = len({point.method for point in headlines}) > 1, len({point.place for point in useful}) > 1
+            sentences += [_describe_best(start, best, *several), _state_guarantee(best, guarantees)]
+            sentences += [_describe_columns(best, summary.worst)]
+        sentences += [_describe_joining(best or start, summary)]
+        cheap = " that costs at most two points of utility" * bool(useful and _list_cheap(start, useful))
+        lowers_none = f"No tested defense{cheap} is shown to lower this." * bool(useful and not best)
+        last = none or " ".join(filter(None, [lowers_none, _suggest_sealed(summary.worst, useful)]))
+        last = last or _describe_untested(summary) * (not best)
     return [*dict.fromkeys(filter(None, [*sentences, last]))]  # each defense has a row without it
 
 
@@ -96,6 +102,8 @@ def _describe_start(point: Point, adversary: str, known: int, without: str) -> s
     """Return what the adversary infers ``without`` a defense, where others have one, and whether joining helps it."""
     leak, what = point.leak, _name_target(point)
     rows = _name_rows(leak.rows)
+    if leak.mean is None:
+        return f"No attack on {what} gave a number."
     by_chance = f"{_say(leak.chance)} by chance"
     low = leak.ci95[0]
     if leak.chance is not None and (leak.alone is None if low is None else low <= leak.chance):
@@ -108,8 +116,9 @@ def _describe_start(point: Point, adversary: str, known: int, without: str) -> s
     subject = f"{conditions.capitalize()}, {adversary}" if conditions else adversary
     measure = f"{_state(leak)}, {by_chance}" if point.victim else _state(leak)
     if _is_more_than_alone(leak, corrected=True):
+        known_of_class = _count_known(leak)
         whole = f"{subject} infers {what} of {_name_share(leak).format(rows)}"
-        return f"{whole} ({measure}; {_say(leak.alone)} without joining).{_add_sure(leak)}"
+        return f"{whole} ({measure}; {_say(leak.alone)} without joining).{known_of_class and f' I{known_of_class[1:]}'}"
     if (leak.advantage or 0.0) > 0:
         return f"{subject} infers {what} of {rows} with {measure}{_end_open_gain(leak)}"
     return f"{subject} infers {what} no better than without joining, as far as {_end_no_gain(point, measure, rows)}"
@@ -130,21 +139,19 @@ def _end_open_gain(leak: Leak) -> str:
     runs = f"these {leak.n} draws" if is_few else "these runs"
     more = f": add --draws {MIN_DRAWS}" if is_few else ""
     shown = f"{runs} do not show whether this is more than without joining ({_say(leak.alone)}){more}"
-    if _is_surer(leak):
-        return f". By {_name_metric(leak)}, {shown}, but {_count_sure(leak)}"
-    return f"; {shown}.{_add_sure(leak)}"
+    known = _count_known(leak)
+    return f". By {_name_metric(leak)}, {shown}, but {known}" if known else f"; {shown}."
 
 
 def _end_no_gain(point: Point, measure: str, rows: str) -> str:
     """Return the end of the sentence on a leak that is no larger than *alone*."""
     leak = point.leak
-    shows = f"{_name_metric(leak)} shows" if _is_surer(leak) else "these attacks show"
+    known = _count_known(leak)
+    shows = f"{_name_metric(leak)} shows" if known else "these attacks show"
     comma = "," if "," in measure else ""
-    is_below = not point.victim and leak.mean is not None and leak.chance is not None and leak.mean < leak.chance
-    below = f", {_say(leak.chance)} by chance" * is_below
     gain = _state_detectable(leak)
-    ends = f"; but {_count_sure(leak)}" if _is_surer(leak) else f".{_add_sure(leak)}"
-    return f"{shows}: {measure}{comma} on {rows}, {_say(leak.alone)} without joining{below}{gain}{ends}"
+    ends = f"; but {known}" if known else "."
+    return f"{shows}: {measure}{comma} on {rows}, {_say(leak.alone)} without joining{gain}{ends}"
 
 
 def _state_detectable(leak: Leak) -> str:
@@ -172,48 +179,29 @@ def _name_target(point: Point) -> str:
     return words.get(kind, f"the parameters {of}")
 
 
-def _count_sure(leak: Leak) -> str:
-    """Return how many rows of a class are known almost for certain, where *alone* is high."""
-    share, alone = leak.others.get(SURE), leak.alone_others.get(SURE)
-    if (leak.alone or 0.0) < HIGH or share is None or alone is None:
+def _count_known(leak: Leak) -> str:
+    """Return how many rows of a class are known with more than 99 %, if more than without joining."""
+    share, alone = leak.others.get(KNOWN, 0.0), leak.alone_others.get(KNOWN, 0.0)
+    right = f", and is right on {100 * leak.others[RIGHT]:.0f} % of these" if RIGHT in leak.others else ""
+    known = f"it knows {100 * share:.0f} % of the rows of a class with a certainty of more than 99 %"
+    return f"{known} ({100 * alone:.0f} % without joining){right}." * (share - alone >= MIN_GAIN)
+
+
+def _count_known_left(before: Leak, after: Leak) -> str:
+    """Return how many rows of a class are still known with more than 99 % under a defense."""
+    left = f"{100 * after.others[KNOWN]:.0f} %" if KNOWN in after.others else "an unknown share"
+    known = f" With a certainty of more than 99 %, {left} of the rows of a class are known"
+    return f"{known} ({100 * before.others[KNOWN]:.0f} % without it)." if _count_known(before) else ""
+
+
+def _describe_test(start: Point) -> str:
+    """Return what is inferred on test rows, where the headline is on training rows."""
+    leak = start.leak_test
+    if leak is None or leak.mean is None or leak.alone is None or start.leak.rows != "train":
         return ""
-    return (
-        f"it identifies {100 * share:.0f} % of the rows of a class at a false-positive rate of 0.1 % "
-        f"({100 * alone:.0f} % without joining)."
-    )
-
-
-def _add_sure(leak: Leak) -> str:
-    return (sure := _count_sure(leak)) and f" I{sure[1:]}"
-
-
-def _is_surer(leak: Leak) -> bool:
-    """Whether more rows of a class are known almost for certain than without joining, where *alone* is high."""
-    return bool(_count_sure(leak)) and leak.others[SURE] >= leak.alone_others[SURE] + MIN_GAIN
-
-
-def _count_sure_left(before: Leak, after: Leak) -> str:
-    """Return how many rows of a class are still known almost for certain under a defense, where *alone* is high."""
-    shares = [leak.get(SURE) for leak in (after.others, before.others, after.alone_others)]
-    if (after.alone or 0.0) < HIGH or None in shares:
-        return ""
-    left, undefended, alone = (f"{100 * (share or 0.0):.0f} %" for share in shares)
-    return (
-        f" At a false-positive rate of 0.1 %, {left} of the rows of a class are identified ({undefended} without the "
-        f"defense, {alone} without joining)."
-    )
-
-
-def _describe_target(point: Point, adversary: str, known: int, without: str, unusable: Sequence[str]) -> str:
-    """Return the sentence on a further target of which more is inferred than without joining, or if ``unusable``."""
-    leak = point.leak
-    if leak.mean is None:
-        return f"No attack on {_name_target(point)} gave a number." * bool(unusable)
-    if leak.alone is None or leak.mean <= (leak.chance or 0.0) or not _is_more_than_alone(leak, corrected=True):
-        return (_describe_start(point, adversary, known, without) + _add_highest(point)) * bool(unusable)
-    chance = f", {_say(leak.chance)} by chance" if point.victim else ""
-    measured = f"{_state(leak)}; {_say(leak.alone)} without joining{chance}"
-    return f"{adversary} also infers {_name_target(point)} ({measured}).{_add_highest(point)}"
+    shown = "" if _is_more_than_alone(leak) else ", not shown to be more"
+    rows, measured = ROWS["test"], f"{_name_metric(leak)} {_say(leak.mean)}"
+    return f"On {rows}, the strongest attack reaches {measured} ({_say(leak.alone)} without joining{shown})."
 
 
 def _add_highest(point: Point) -> str:
@@ -243,22 +231,10 @@ def list_first(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _describe_useless(
-    spoiled: Sequence[Point], useless: Mapping[tuple[str, str, float], Useless], defended: Sequence[Point]
-) -> list[str]:
-    """Return a sentence for each reason why a defense leaves a joint model that is of no use."""
-    return [
-        f"{_name_all(points, defended)}, the joint model is {reason}: such a defense is not recommended."
-        for reason, points in group(spoiled, lambda point: useless[point.place].why).items()
-    ]
-
-
-def _explain_none(
-    summary: Summary, run: Sequence[str], start: Point, defended: Sequence[Point], useful: Sequence[Point]
-) -> str:
+def _explain_none(summary: Summary, run: Sequence[str], defended: Sequence[Point], useful: Sequence[Point]) -> str:
     """Return why no defense is recommended; empty if one may be."""
     if summary.not_run and defended:
-        return _describe_part(summary, run, start, defended)
+        return _describe_part(summary, run, defended)
     if any(set(point.statuses) - {*USABLE, "unseen"} for point in defended):
         return (
             "None of the defenses is recommended: some results are missing or failed, and the leak may be larger there."
@@ -266,7 +242,7 @@ def _explain_none(
     return "None of the defenses is recommended." if defended and not useful else ""
 
 
-def _describe_part(summary: Summary, run: Sequence[str], start: Point, defended: Sequence[Point]) -> str:
+def _describe_part(summary: Summary, run: Sequence[str], defended: Sequence[Point]) -> str:
     """Return how strong the attacks were that ran, where others could be mounted: no defense is recommended.
 
     A strength gives away more than *alone* if the interval of an attack on some rows shows it.
@@ -288,7 +264,7 @@ def _describe_part(summary: Summary, run: Sequence[str], start: Point, defended:
         measured = f"{_span([leak])}, {_say(leak.alone)} without joining{_state_detectable(leak)}"
         reached.append(
             f"{_name_all(alone, defended)}, {count(leak.n, 'seed')} do{'es' * (leak.n == 1)} not show that {those} "
-            f"more than {summary.adversary} does without joining ({measured}){_list_costs(start, alone, defended)}"
+            f"more than {summary.adversary} does without joining ({measured})"
         )
     return (
         f"None of the defenses is recommended: only {ran} of the {every} that it could mount, on this and other "
@@ -303,13 +279,8 @@ def _list_leaks(point: Point, attacks: Sequence[Point]) -> list[Leak]:
 
 
 def _find_cost(start: Point, point: Point) -> float:
-    return (start.utility.mean or 0.0) - (point.utility.mean or 0.0)
-
-
-def _list_costs(start: Point, points: Sequence[Point], defended: Sequence[Point]) -> str:
-    named = zip(points, _list_names(points, defended), strict=True)
-    costs = [f"{100 * _find_cost(start, p):.1f} with {name}" for p, name in named if _find_cost(start, p) >= MIN_COST]
-    return f", at a cost in points of utility of {list_first(costs)}" if costs else ""
+    is_paired = point.cost is not None and point.method == start.method
+    return (point.cost or 0.0) if is_paired else (start.utility.mean or 0.0) - (point.utility.mean or 0.0)
 
 
 def _list_names(points: Sequence[Point], defended: Sequence[Point]) -> list[str]:
@@ -330,31 +301,87 @@ def _span(leaks: Sequence[Leak]) -> str:
     return f"{_name_metric(leaks[0])} {' to '.join(dict.fromkeys([means[0], means[-1]]))}"
 
 
-def _describe_best(start: Point, defended: Sequence[Point], *, several: bool) -> str:
-    """Return what the best defense leaves, by the upper end of its interval, and what it costs; empty without one.
+def _list_cheap(start: Point, defended: Sequence[Point]) -> list[Point]:
+    return [point for point in defended if _find_cost(start, point) <= LARGE_COST]
+
+
+def _choose_best(start: Point, defended: Sequence[Point]) -> Point | None:
+    """Return the best defense by the upper end of its interval, if it is shown to lower the leak."""
+    cheap = _list_cheap(start, defended)
+    ranked = sorted(cheap or defended, key=lambda point: (_measure_excess(point)[1], _find_cost(start, point)))
+    return next((best for best in ranked[:1] if _is_lower(start, best)), None)
+
+
+def _describe_best(start: Point, best: Point, several_methods: bool, several: bool) -> str:
+    """Return what the best defense leaves, and what it costs.
 
     It is compared with no defense on the same rows: those on which joining gives most away.
     """
-    if not defended:
-        return ""
-    cheap = [point for point in defended if _find_cost(start, point) <= LARGE_COST]
-    best = min(cheap or defended, key=lambda point: (_measure_excess(point)[1], _find_cost(start, point)))
-    within = " that costs at most two points of utility" if cheap else ""
-    if not _is_lower(start, best):
-        return f"No tested defense{within} is shown to lower this."
-    cost = 100 * _find_cost(start, best)
+    is_cheap = bool(_list_cheap(start, [best]))
+    cost, ends = 100 * _find_cost(start, best), best.cost_ci95 if best.method == start.method else (None, None)
     price = f"at a cost of {cost:.1f} points of utility" if cost >= 0.05 else "at no cost in utility"
-    price += "" if cheap else "; each one costs more than two"
-    method = f"{best.method} with " if several else ""
+    price += "" if ends[0] is None or ends[1] is None else f" (interval {100 * ends[0]:.1f} to {100 * ends[1]:.1f})"
+    price += "" if is_cheap else "; each one costs more than two"
     before, after = _group_by_rows(start), _group_by_rows(best)
     rows = max(before.keys() & after.keys(), key=lambda name: _find_gain(before[name]))
     leak = after[rows]
-    which = "the best defense" if len({point.place for point in defended}) > 1 else "the only tested defense"
+    which = "the best defense" if several else "the only tested defense"
     alone = "" if leak.alone is None else f"; {_say(before[rows].mean)} without it, {_say(leak.alone)} without joining"
+    left = (
+        f"By the upper end of the interval, {which}{' that costs at most two points of utility' * is_cheap} is "
+        f"{f'{best.method} with ' * several_methods}{best.defense} at strength {best.strength:g}: on "
+        f"{ROWS.get(rows, rows)} it leaves {_name_metric(leak)} {_say(leak.mean)} (interval up to "
+        f"{_say(leak.upper)}{alone}), {price}."
+    )
+    of_table = f" Its row in the table, {_say(best.leak.mean, 3)}, is on {_name_rows(best.leak.rows)}."
+    further = [_count_known_left(before[rows], leak), _add_highest(best)]
+    weak = f" Attacks that had not converged under it, and may be too weak: {list_first(best.unconverged)}."
+    further += [weak * bool(best.unconverged)]
+    return f"{left}{of_table * (best.leak.rows != rows)}{''.join(further)}"
+
+
+def _state_guarantee(best: Point, guarantees: Mapping[str, str]) -> str:
+    """Return what the recommended defense guarantees, as its class states it."""
+    stated = (text for name, text in guarantees.items() if re.match(rf"{re.escape(name)}(?=[:@]|$)", best.defense))
+    text = next(stated, "").rstrip(".")
+    if text.startswith("none"):
+        why = text.removeprefix("none").lstrip(",; ")
+        return f"{best.defense} has no guarantee{f' ({why})' * bool(why)}: a stronger attack may infer more."
+    return f"The guarantee of {best.defense}: {text}." * bool(text)
+
+
+def _describe_columns(best: Point, worst: Sequence[Point]) -> str:
+    """Return a sentence for each kind of columns of which most is recovered under the recommended defense."""
+    sentences = []
+    for target in dict.fromkeys(p.target for p in worst if p.target.partition(" ")[0] in ("attribute", "features")):
+        points = [p for p in worst if p.target == target and p.method == best.method and p.leak.mean is not None]
+        under = max(points, key=lambda point: point.leak.mean or 0.0, default=best)
+        clean = next((p.leak.mean for p in points if not p.strength), None)
+        if under.place != best.place or clean is None or (under.leak.mean or 0.0) - clean < MIN_GAIN:
+            continue
+        shown = "" if _is_more_than_alone(under.leak, corrected=True) else "; more than alone is not shown"
+        sentences.append(
+            f"{best.defense} {best.strength:g} is the setting under which most of {_name_target(under)} is recovered: "
+            f"{_name_metric(under.leak)} {_say(under.leak.mean)} ({_say(clean)} without a defense, "
+            f"{_say(under.leak.alone)} without joining{shown})."
+        )
+    return " ".join(sentences)
+
+
+def _describe_joining(point: Point, summary: Summary) -> str:
+    """Return whether the interval of what joining gains in utility shows that it pays."""
+    low, high = point.gain_ci95
+    if point.gain is None or point.utility.mean is None:
+        return ""
+    metric, pays = (
+        MEASURES.get(point.utility.metric, point.utility.metric),
+        "pays" if (low or 0.0) > 0 else "is not shown to pay",
+    )
+    interval = "" if low is None else f", interval {_say(low, 3)} to {_say(high, 3)}"
     return (
-        f"By the upper end of the interval, {which}{within} is {method}{best.defense} at strength "
-        f"{best.strength:g}: on {ROWS.get(rows, rows)} it leaves {_say(leak.mean)} (interval up to "
-        f"{_say(leak.upper)}{alone}), {price}.{_count_sure_left(before[rows], leak)}{_add_highest(best)}"
+        f"With {name_defense(point, summary.undefended)}, joining {pays}: the joint model has a utility of {metric} "
+        f"{_say(point.utility.mean, 3)}, a quick model of the active party's own columns "
+        f"{_say(point.utility.mean - point.gain, 3)} (difference {_say(point.gain, 3)}{interval})."
     )
 
 
@@ -365,7 +392,7 @@ def _suggest_sealed(worst: Sequence[Point], defended: Sequence[Point]) -> str:
     if not leaks or not is_open or any("sealed" in p.defense for p in worst):
         return ""
     return (
-        " Labels stay readable, and sealed training, which sends no gradient of a single row, was not tested: add "
+        "Labels stay readable, and sealed training, which sends no gradient of a single row, was not tested: add "
         "--defense sealed --epsilon 1,4."
     )
 
@@ -412,8 +439,8 @@ def _is_more_than_alone(leak: Leak, *, corrected: bool = False) -> bool:
     return (leak.advantage or 0.0) > 0 and (low is None or (leak.is_shown if corrected else low > 0))
 
 
-def _say(value: float | None) -> str:
+def _say(value: float | None, digits: int = 2) -> str:
     if value is None:
         return "unknown"
-    text = f"{round(value, 2) + 0.0:.2f}"  # no -0.00
+    text = f"{round(value, digits) + 0.0:.{digits}f}"  # no -0.00
     return text.replace("0.", ".", 1) if abs(value) < 1 else text
