@@ -176,6 +176,8 @@ def find_last_layers(view: View) -> list[Layer]:
     """Return the last layer of the party's own model, or of the model of each colluding party."""
     model, x = view.model, view.features["train"]
     assert model is not None
+    if view.defended:  # gradients refer to the text that the model has read, and none ends in a linear layer
+        return [_make_layer(view.defended["train"], view.defended["train"].shape[1])]
     if isinstance(model, SideBySide):
         return list(map(find_last_layer, model.models, torch.split(x, model.columns, dim=1)))
     return [find_last_layer(model, x)]
@@ -195,5 +197,8 @@ def find_last_layer(model: nn.Module, x: Tensor) -> Layer:
     for handle in handles:
         handle.remove()
     ends = "output" in last and last["output"].shape == embedded.shape and torch.equal(last["output"], embedded)
-    inputs = torch.clone(last["inputs"]) if ends else embedded
-    return Layer(torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1), embedded.shape[1])
+    return _make_layer(torch.clone(last["inputs"]) if ends else embedded, embedded.shape[1])
+
+
+def _make_layer(inputs: Tensor, width: int) -> Layer:
+    return Layer(torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1), width)

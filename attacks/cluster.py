@@ -1,6 +1,7 @@
 """Clustering attack: rows of one class have similar gradients and similar embeddings."""
 
 import warnings
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ from vflsec.base.checks import check_positive
 from vflsec.core.attack import THRESHOLD, Attack
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.auxiliary import choose_guess, list_embeddings
 from vflsec.inference.regression import standardize
 from vflsec.inference.releases import read_releases
 
@@ -58,7 +60,9 @@ class Cluster(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return log posteriors (n, C) of the clustered rows."""
-        points = self._list_points(view)
+        return choose_guess(view, [self._guess(view, points, rng) for points in self._list_points(view)])
+
+    def _guess(self, view: View, points: Mapping[str, Tensor], rng: torch.Generator) -> Guess:
         mixture = GaussianMixture(
             view.n_classes,
             covariance_type="diag",
@@ -74,14 +78,11 @@ class Cluster(Attack):
         scores = {split: torch.from_numpy(np.log(p[:, order] + 1e-12)) for split, p in posterior.items()}
         return Guess(scores, converged=bool(mixture.converged_), budget={"starts": self.starts})
 
-    def _list_points(self, view: View) -> dict[str, Tensor]:
+    def _list_points(self, view: View) -> list[Mapping[str, Tensor]]:
         if self.source == "gradient":
             releases = read_releases(view, Kind.GRADIENT)
-            return {"train": releases.mean(F.normalize(releases.values, dim=1))}
-        assert view.model is not None
-        with torch.no_grad():
-            embedded = {split: view.model(x) for split, x in view.features.items()}
-        return {split: standardize(h, embedded["train"]) for split, h in embedded.items()}
+            return [{"train": releases.mean(F.normalize(releases.values, dim=1))}]
+        return [{split: standardize(h, x["train"]) for split, h in x.items()} for x in list_embeddings(view)]
 
 
 def _match_clusters(posterior: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ from vflsec.base.checks import check_positive
 from vflsec.base.errors import InsufficientView
 from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.auxiliary import list_embeddings
 from vflsec.inference.regression import search_penalty, standardize
 
 NEIGHBORS = 3
@@ -104,9 +105,7 @@ def _compute_prediction_features(view: View, split: str) -> Tensor:
 
 def _compute_embedding_features(view: View, split: str) -> Tensor:
     """Return own embeddings, their length, and how much closer the nearest auxiliary members are, (n, d + 2)."""
-    assert view.model is not None
-    with torch.no_grad():
-        h = view.model.eval()(view.features[split]).double()
+    h = torch.cat([embedded[split] for embedded in list_embeddings(view)], dim=1).double()
     distance = torch.cdist(h, h[view.aux_rows])  # (n, auxiliary)
     distance[view.aux_rows, torch.arange(len(view.aux_rows), device=h.device)] = torch.inf  # no row is its own neighbor
     nearest = []

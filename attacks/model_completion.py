@@ -20,6 +20,7 @@ from vflsec.base.seeds import seed_torch
 from vflsec.base.sparse_rows import SparseRows
 from vflsec.core.attack import THRESHOLD, Attack
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.auxiliary import list_embeddings
 from vflsec.inference.regression import Standardize, is_still_falling
 from vflsec.nn.stacked import draw_batches, split_runs, stack, stack_modules, unstack_modules
 
@@ -367,8 +368,8 @@ def _is_alike_by_row(view: View) -> bool:
 
 def _standardize_embeddings(view: View) -> dict[str, Tensor]:
     """Return the embeddings of each split (n, d + 1) by a frozen bottom model, standardized, with a column of ones."""
-    assert view.model is not None
-    h = {split: view.model.eval()(x) for split, x in view.features.items()}
+    embedded = list_embeddings(view)  # those of a text beside those of what its defenses made of it
+    h = {split: torch.cat([part[split] for part in embedded], dim=1) for split in view.features}
     scale = Standardize(h["train"])
     return {split: torch.cat([scale(x), torch.ones_like(x[:, :1])], dim=1) for split, x in h.items()}
 

@@ -1,10 +1,13 @@
 """Spectral attack on embeddings: the first principal component of own embeddings separates two classes."""
 
+from collections.abc import Mapping
+
 import torch
+from torch import Tensor
 
 from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
-from vflsec.inference.auxiliary import separate
+from vflsec.inference.auxiliary import choose_guess, list_embeddings, separate
 from vflsec.inference.releases import find_component
 
 
@@ -37,9 +40,9 @@ class SpectralEmbedding(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return scores (n, 2) for every split, on the axis of the training rows."""
-        assert view.model is not None
-        with torch.no_grad():
-            embedded = {split: view.model(x) for split, x in view.features.items()}
+        return choose_guess(view, [self._guess(view, embedded) for embedded in list_embeddings(view)])
+
+    def _guess(self, view: View, embedded: Mapping[str, Tensor]) -> Guess:
         together = find_component(torch.cat(list(embedded.values())))
         parts = dict(zip(embedded, torch.split(together, [len(h) for h in embedded.values()]), strict=True))
         return Guess({split: separate(view, score, train=parts["train"]) for split, score in parts.items()})

@@ -1,5 +1,6 @@
 """Privacy of words: the probabilities of the mechanisms, once for each text, and what reads it."""
 
+import dataclasses
 import math
 
 import pytest
@@ -7,14 +8,26 @@ import torch
 from torch import nn
 
 import vflsec
+from tests.attacks.test_batch_label import ROWS, exchanged, right
 from tests.language.test_split_lm import make_animals, make_federation, make_method
+from vflsec.attacks.batch_label import BatchLabel
+from vflsec.attacks.cluster import Cluster
+from vflsec.attacks.fusion import Fusion
+from vflsec.attacks.membership import MembershipInference
+from vflsec.attacks.model_completion import ModelCompletion
+from vflsec.attacks.spectral_embedding import SpectralEmbedding
 from vflsec.base.errors import UsageError
 from vflsec.base.layout import PADDING
 from vflsec.base.seeds import make_rng
-from vflsec.core.message import Kind
+from vflsec.core.message import Kind, Transcript
+from vflsec.core.view import View
 from vflsec.language.transformer import Text
 from vflsec.language.word_privacy import SanText, SnD, find_diameter
+from vflsec.results import metrics
+from vflsec.run.adversary import isolate
+from vflsec.run.questions import ask
 from vflsec.run.score import compute_spending
+from vflsec.run.spec import AuxSpec
 from vflsec.testing.conformance import DefenseConformance
 
 POINTS = [[9.0, 9.0], [0.0, 0.0], [0.0, 1.0], [3.0, 0.0], [3.0, 4.0]]
@@ -119,6 +132,58 @@ def test_a_text_is_drawn_once_for_all_releases_of_a_training(kind):
     changed = (received[-1] - plain).square().mean()
     assert (received - received[-1]).square().mean() < 0.1 * changed
     assert changed > 0.1
+
+
+@pytest.mark.parametrize("kind", [SanText, SnD])
+def test_the_party_with_the_text_has_the_states_of_both_texts(kind):
+    """Those of what was drawn are those that it sent at prediction; alone it has none."""
+    federation, transcript = make_federation(defenses=[kind(1 / 8)]), Transcript(frozenset({"active"}), frozenset(Kind))
+    federation.channel.taps.append(transcript)
+    trained = make_method().fit(federation)
+    sent = {}
+    for split in ("train", "test"):
+        trained.predict(split)
+        sent[split] = transcript.messages[-1].payload["value"]
+    view = ask(ModelCompletion(), trained, "passive_1", AuxSpec(n=20)).view
+    for split, states in sent.items():
+        torch.testing.assert_close(view.defended[split], states, rtol=0, atol=1e-6)
+        assert (view.model(view.features[split]) - states).square().mean() > 0.1
+    candidates = ask(MembershipInference(), trained, "passive_1", AuxSpec(n=20)).view
+    assert len(candidates.defended["candidates"]) == len(candidates.features["candidates"])
+    assert not isolate(view, 0).defended
+    assert not ask(ModelCompletion(), trained, "active", AuxSpec(n=20)).view.defended
+
+
+def make_view(planted, defended):
+    """A view whose columns, or what a defense made of them, tell the label in each of 200 rows of both splits."""
+    rng, y = torch.Generator().manual_seed(0), torch.arange(200) % 2
+    by_side = {
+        side: {split: torch.randn(200, 3, generator=rng) for split in ("train", "test")} for side in ("columns", "text")
+    }
+    for x in by_side.get(planted, {}).values():
+        x[:, 0] = 6.0 * y + 0.1 * x[:, 0]
+    view = View("passive_1", "passive", 2, by_side["columns"], nn.Identity(), torch.arange(40), y[:40])
+    return dataclasses.replace(view, defended=by_side["text"] if defended else {}), y
+
+
+@pytest.mark.parametrize("attack", [ModelCompletion(), Cluster(source="embedding"), SpectralEmbedding(), Fusion()])
+def test_labels_are_inferred_from_words_and_from_what_was_drawn(attack):
+    def measure(planted, defended):
+        view, y = make_view(planted, defended)
+        return [metrics.auc(scores[40:].numpy(), y[40:].numpy()) for scores in attack(view, seed=0).scores.values()]
+
+    assert min(measure("columns", defended=True)) > 0.95
+    assert min(measure("text", defended=True)) > 0.95
+    assert max(measure("text", defended=False)) < 0.7
+
+
+def test_sums_of_gradients_are_those_of_the_text_that_the_model_has_read():
+    """All texts have the same words, so that a batch has a single sum; what is drawn differs from row to row."""
+    view, y = exchanged(2, 4, batch=16)
+    same = dataclasses.replace(view, model=nn.Identity(), features={"train": torch.ones(ROWS, 32)})
+    drawn = {"train": torch.randn(ROWS, 32, generator=make_rng(0, "text"))}
+    assert right(BatchLabel(), dataclasses.replace(same, defended=drawn), y) > 0.98
+    assert right(BatchLabel(), same, y) < 0.7
 
 
 def test_embeddings_under_noise_do_not_learn():

@@ -130,7 +130,7 @@ def make_pair(folder: Path, days: int = 365) -> None:
     """
     taken = next((folder / role for role in ROLES if (folder / role).exists()), None)
     if taken:
-        raise UsageError(_describe_taken(taken))
+        raise UsageError(f"expected a folder without keys, found {taken}: keys are never overwritten")
     for role in ROLES:
         make(folder / role, role, days)
     for role, other in (ROLES, ROLES[::-1]):
@@ -147,10 +147,6 @@ def _read_der(path: Path) -> bytes:
         return x509.load_pem_x509_certificate(path.read_bytes()).public_bytes(Encoding.DER)
     except (ValueError, OSError):
         raise UsageError(f"expected a certificate in {path}, got something else: copy it again") from None
-
-
-def _describe_taken(path: object) -> str:
-    return f"expected a folder without keys, found {path}: keys are never overwritten"
 
 
 def _suggest(name: str) -> str:

@@ -233,6 +233,10 @@ class Method(ABC):
     def representation(self, party: Party) -> nn.Module:
         """Return the model (B, features) -> (B, d) that ``party`` holds, from which its attacker starts."""
 
+    def embed_defended(self, federation: Federation, parties: Sequence[Party]) -> Mapping[str, Tensor]:
+        """Return by split the embeddings (n, d) of text as defenses of ``parties`` changed it; empty if none did."""
+        return {}
+
     def observers(self) -> tuple[str, ...]:
         """Return the names of receivers of messages that are no party: a server, a source."""
         return ()

@@ -86,6 +86,7 @@ class View:
         agreed: options of the training that all parties agree on, by name; empty where they are not known.
         shadows: of federations that the adversary trained itself, if the attack is on membership and asks for any.
         recording: of the adversary's role in an encrypted layer; it cannot be changed.
+        defended: by split, embeddings (n, d) of own texts as defenses changed them for training; empty without any.
         further: what ``Knowledge.read`` returned, by the name of the kind.
         memo: results computed from this view, shared by ``copy_private`` and ``restrict``; they must not be changed.
             The key of a result names the auxiliary rows if it depends on them.
@@ -114,6 +115,7 @@ class View:
     agreed: Mapping[str, Any] = field(default_factory=dict)
     shadows: Shadows | None = None
     recording: Recording | None = None
+    defended: Mapping[str, Tensor] = field(default_factory=dict)
     further: Mapping[str, Any] = field(default_factory=dict)
     memo: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     common: dict[str, Tensor | None] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -182,7 +184,7 @@ class View:
     def drop_federation(self, fresh_model: nn.Module | None) -> View:
         """Return the view of the same party alone: with an untrained model of the same shape, and no messages."""
         view = self.drop(*(need for need in KNOWLEDGE if not need.is_local))
-        return replace(view, model=fresh_model, messages=(), top=None, further={})
+        return replace(view, model=fresh_model, messages=(), top=None, defended={}, further={})
 
 
 def memoize(function: Callable[Concatenate[View, P], Result]) -> Callable[Concatenate[View, P], Result]:

@@ -1,6 +1,7 @@
 """Uses of a few known labels beside fitting: to fix the sign and threshold of a score, and as references."""
 
 import math
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 
 import torch
@@ -36,6 +37,24 @@ def separate(view: View, score: Tensor, *, train: Tensor | None = None) -> Tenso
     known, labels = select_known(view, known_scores)
     zero = known_scores.median() if known is None else find_threshold(known, labels == 1, balanced=True)
     return torch.stack([zero - signed, signed - zero], dim=1)
+
+
+@torch.no_grad()
+def list_embeddings(view: View) -> list[Mapping[str, Tensor]]:
+    """Return own embeddings (n, d) by split, and those of text as its defenses changed it for training, if they did."""
+    assert view.model is not None
+    model = view.model.eval()
+    embedded = {split: model(x) for split, x in view.features.items()}
+    return [embedded, view.defended] if view.defended else [embedded]
+
+
+def choose_guess(view: View, guesses: Sequence[Guess]) -> Guess:
+    """Return the guess that fits the auxiliary labels best; the first if they are of less than two classes."""
+    known, labels = view.aux_rows.cpu(), view.aux_labels.cpu().numpy()
+    if len(guesses) == 1 or len(set(labels.tolist())) < 2:
+        return guesses[0]
+    score = metrics.METRICS[metrics.list_metrics(view.n_classes)[0]]
+    return max(guesses, key=lambda guess: score(guess.scores[view.aux_split].cpu()[known].numpy(), labels))
 
 
 def measure_sureness(view: View, guess: Guess) -> float | None:

@@ -32,9 +32,9 @@ Table = Mapping[str, Tensor]
 COLUMNS = "columns"
 """Name of the table of own columns."""
 
-LOCAL_EMBEDDING, LOCAL_LABELS = "own embedding", "own labels"
+LOCAL_EMBEDDING, DEFENDED_EMBEDDING, LOCAL_LABELS = "own embedding", "own embedding of defended text", "own labels"
 
-LOCAL = frozenset({COLUMNS, LOCAL_EMBEDDING, LOCAL_LABELS})
+LOCAL = frozenset({COLUMNS, LOCAL_EMBEDDING, DEFENDED_EMBEDDING, LOCAL_LABELS})
 """Names of the tables that the adversary has without any release of another party."""
 
 EVERYTHING = frozenset(need for need in KNOWLEDGE if need.tables)
@@ -83,6 +83,8 @@ def tabulate_local(view: View) -> Iterator[tuple[str, SourceTable]]:
     stands there too, if these numbers differ.
     """
     yield COLUMNS, SourceTable(view.features, distances=True)
+    if view.defended:
+        yield DEFENDED_EMBEDDING, SourceTable(view.defended, distances=True)
     models = {} if view.model is None else {LOCAL_EMBEDDING: view.model}
     with torch.no_grad():
         for name, model in {**models, **view.models}.items():

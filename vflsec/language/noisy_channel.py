@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -175,8 +175,8 @@ def fit_channel(
 
     pool = torch.linspace(0, len(rows[1]) - 1, min(len(rows[1]), POOL)).long()
     mask, labels = torch.cat([known[1], rows[1][pool]]), F.pad(known_words, (0, 0, 0, len(pool)), value=-1)
-    axes = _find_axes(states := torch.cat([known[0], rows[0][pool]]), mask)
-    x, sums = _project(states, *axes), _Moments(mask.shape[1], COMPONENTS, table)
+    project = _find_components(states := torch.cat([known[0], rows[0][pool]]), mask)
+    x, sums = project(states), _Moments(mask.shape[1], COMPONENTS, table)
     is_word = known_words >= 0
     exact = F.one_hot(known_words.clamp_min(0), size).double()
     sums.add(x[: len(known[1])], to_read(exact), is_word.double())
@@ -191,21 +191,17 @@ def fit_channel(
             sums.add(part, shares, shares.amax(dim=2).square() * used)
     score, words = sums.fit(), []
     for values, used in zip(rows[0].split(n), rows[1].split(n), strict=True):  # type: ignore[no-untyped-call]
-        likely = to_words(score(_project(values, *axes)))
+        likely = to_words(score(project(values)))
         words.append((order.expect(likely, used) * likely).argmax(dim=2))
     return torch.where(rows[1], vocabulary[torch.cat(words)], PADDING)
 
 
-def _find_axes(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean (k,) and principal components (k, COMPONENTS) of states (n, T, k), zero beyond their rank."""
+def _find_components(values: Tensor, mask: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return what turns states (n, T, k) into principal components (n, T, COMPONENTS), zero beyond their rank."""
     used = mask.nonzero()[:: max(1, int(mask.sum()) // SAMPLE)]
     sample = values[used[:, 0], used[:, 1]].double()
     axes = torch.linalg.svd(sample - sample.mean(dim=0), full_matrices=False).Vh[:COMPONENTS].T
-    return sample.mean(dim=0), F.pad(axes, (0, COMPONENTS - axes.shape[1]))
-
-
-def _project(values: Tensor, shift: Tensor, axes: Tensor) -> Tensor:
-    return (values - shift) @ axes
+    return lambda x: (x - sample.mean(dim=0)) @ F.pad(axes, (0, COMPONENTS - axes.shape[1]))
 
 
 class _Gaussians(NamedTuple):

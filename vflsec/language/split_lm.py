@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 from torch import Tensor, nn
 
 from vflsec.base.checks import check_positive, check_positive_or_none
@@ -65,19 +67,21 @@ class TextTraining(SplitTraining):
     """Split learning whose parties' defenses of text act once, before anything reads it."""
 
     @cache  # noqa: B019  (a training is short-lived)
-    def _defend_text(self, name: str, split: str) -> Text:
+    def defend_text(self, name: str, split: str) -> Text | None:
+        """Return a text as defenses change it for all releases; None without any, as of a party that is malicious."""
         party, seed = self.federation.parties[name], self.federation.seed
+        defenses = party.defenses.select(hooks.TEXT)
+        if not party.holds_text or not defenses or name in self.federation.malicious:
+            return None
         text = Text(find_words(party.features[split], len(party.layout.vocabulary)))
-        for number, defense in enumerate(party.defenses.select(hooks.TEXT)):
+        for number, defense in enumerate(defenses):
             rng = make_rng(seed, "noise", name, "text", split, number, device=self.federation.device)
             text = defense.on_text(text, rng=rng)
         return text
 
     def _feed(self, party: Party, step: Step) -> Any:
-        """Return what ``party`` feeds its own bottom model; one that is malicious runs no defense."""
-        if not party.holds_text or not party.defenses.select(hooks.TEXT) or party.name in self.federation.malicious:
-            return super()._feed(party, step)
-        return self._defend_text(party.name, step.split).select(step.rows)
+        text = self.defend_text(party.name, step.split)
+        return super()._feed(party, step) if text is None else text.select(step.rows)
 
 
 class SplitLM(FedSplitNN):
@@ -163,6 +167,15 @@ class SplitLM(FedSplitNN):
                     words = party.modules["bottom"].get_submodule("words")
                     assert isinstance(words, nn.Embedding)
                     defense.read_words(words, len(party.layout.columns))
+
+    @torch.no_grad()
+    def embed_defended(self, federation: Federation, parties: Sequence[Party]) -> Mapping[str, Tensor]:
+        """Return by split the states (n, T·d) of text as defenses of ``parties`` changed it; empty if none did."""
+        training, embedded = self.split(federation), dict[str, Tensor]()
+        for split in ("train", "test"):
+            states = [self.representation(p)(text) for p in parties if (text := training.defend_text(p.name, split))]
+            embedded |= {split: torch.cat(states, dim=1)} if states else {}
+        return embedded
 
     def split(self, federation: Federation) -> TextTraining:
         """Return the training across the cut layer, from the models as they are."""

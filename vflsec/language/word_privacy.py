@@ -33,6 +33,7 @@ class WordPrivacy(Defense):
     strengths = (0.0625, 0.125, 0.25)
     points = ()
     by_epsilon: ClassVar[dict[str, Any]] = {}
+    version = 2
     guarantee = GUARANTEE
     fixes: ClassVar[bool] = False
     _length = 0

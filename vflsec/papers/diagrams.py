@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
@@ -275,15 +275,10 @@ def _draw_grid(panels: int, most: int) -> tuple[Curve, list[Axes]]:
 
 def _share_scales(grid: Sequence[Axes], across: int) -> None:
     """Give the diagrams of one group, which are side by side, the same scales."""
-    for line in _split_lines(grid, across):
+    for line in (grid[k : k + across] for k in range(0, len(grid), across)):
         low, high = np.min([axes.get_ylim() for axes in line]), np.max([axes.get_ylim() for axes in line])
         for axes in line:
             axes.set_ylim(low, high)
-
-
-def _split_lines(grid: Sequence[Axes], across: int) -> Iterator[Sequence[Axes]]:
-    for k in range(0, len(grid), across):
-        yield grid[k : k + across]
 
 
 def _finish(axes: Axes, title: str) -> None:

@@ -14,7 +14,7 @@ from rich.text import Text
 from vflsec.base.checks import count
 from vflsec.papers import diagrams
 from vflsec.papers.model_pictures import draw_models
-from vflsec.papers.recipe import Recipe, TablePart
+from vflsec.papers.recipe import Recipe
 from vflsec.papers.recipe_grid import CellValues, RecipeGrid, TableEntry
 from vflsec.report import formats
 from vflsec.report.curve import Curve, save
@@ -243,7 +243,7 @@ def _make_entry(recipe: Recipe, cell: CellValues, base: Mapping[int, float] | No
         values = {seed: value - base[seed] for seed, value in cell.by_seed.items() if seed in base}
         against = recipe.against
     interval = bound_over_seeds(list(values.values())) if values else None
-    printed = _get_printed(row, cell.column)
+    printed = None if math.isnan(row.printed[cell.column]) else row.printed[cell.column]
     measure = recipe.get_question(row, column).measure
     least, most = 0.0, math.inf if measure in ("hours", "megabytes") else 1.0
     if recipe.against:
@@ -281,10 +281,6 @@ def _format_alone(entries: Sequence[TableEntry]) -> list[str]:
         f"ALONE in {column}{f' of {group}' if group else ''}: {formats.write_number(interval.mean)} without joining"
         for (group, column), interval in best.items()
     ]
-
-
-def _get_printed(row: TablePart, column: int) -> float | None:
-    return None if math.isnan(row.printed[column]) else row.printed[column]
 
 
 def _compare(a: TableEntry, b: TableEntry) -> int:

@@ -92,6 +92,7 @@ def observe(
         aux_rows=aux_rows.to(federation.device),
         aux_labels=active.labels["train"][aux_rows.to(federation.device)],
         messages=messages,
+        defended=trained.method.embed_defended(federation, parties),
         labels={"train": active.labels["train"]} if is_active else {},
         top=active.modules["top"].eval() if is_active and "top" in active.modules else None,
         unlabeled=torch.cat([_join_columns(parties, split) for split in splits_without_label]),

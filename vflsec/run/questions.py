@@ -218,6 +218,7 @@ def _ask_membership(case: _Case) -> Question:
         view,
         n_classes=2,
         features={"candidates": candidates.gather(view.features)},
+        defended={"candidates": candidates.gather(view.defended)} if view.defended else {},
         places={},
         labels={"candidates": candidates.gather(federation.active.labels)} if active else {},
         predictions={"candidates": candidates.gather(query_model(case.trained))} if active else {},
