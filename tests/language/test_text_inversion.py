@@ -109,6 +109,27 @@ def test_much_noise_leaves_what_is_known_without_the_federation(monkeypatch):
     assert rate(alone, words) < 0.25
 
 
+def test_all_known_rows_choose_the_decoder_where_a_fifth_of_them_often_errs(monkeypatch):
+    """Decoders with 70, 70 and 76 % right words, in 60 draws."""
+    shares, calls, rng = {"linear": 0.7, "channel": 0.7, "transformer": 0.76}, [], torch.Generator().manual_seed(0)
+
+    def fit(kind, known, y, rows, *_):
+        right = torch.rand(rows.mask.shape, generator=rng) < shares[kind]
+        calls.append((len(rows.mask), float(right.double().mean()), kind))
+        return torch.where(right, rows.values[..., 0].long(), PADDING)
+
+    monkeypatch.setattr(text_inversion, "_fit", fit)
+    y = torch.randint(1, 9, (200, 5), generator=rng)
+    view = View("active", "active", 5, {"train": torch.zeros(200, 1)}, None, torch.arange(200), y)
+    states, by_fold, by_all = text_inversion.States(y[..., None].double(), y != PADDING), 0, 0
+    for _ in range(60):
+        calls.clear()
+        TextInversion()._decode(states, view, states, (torch.zeros_like(y), torch.zeros_like(y)), rng)
+        by_fold += max(calls[:3], key=lambda call: call[1])[2] != "transformer"
+        by_all += calls[-1] != (200, calls[-1][1], "transformer")
+    assert by_all <= 2 < 6 <= by_fold
+
+
 def test_equal_seeds_give_equal_guesses(monkeypatch):
     monkeypatch.setattr(text_inversion, "EPOCHS", 2)
     view, _ = make_view(noise=1.0)

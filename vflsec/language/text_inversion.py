@@ -16,15 +16,15 @@ from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.releases import read_last_values, read_releases
 from vflsec.language.noisy_channel import MECHANISM, Mechanism, fit_channel
-from vflsec.language.text_prior import TextPrior, count_right
+from vflsec.language.text_prior import TextPrior, guess_alone
 from vflsec.language.transformer import Blocks, split_positions
 from vflsec.nn.stacked import draw_batches
 
 PENALTIES = (1e-3, 1e-1, 1e1, 1e3)
 """Of ridge regression, on standardized states."""
 
-HELD_OUT, PERFECT = 0.2, 0.995
-"""The share of known rows on which decoders are compared, and the share of words above which none is better."""
+FOLDS, SURE, PERFECT = 5, 2.0, 0.995
+"""Folds of known rows, the standard errors by which a decoder is too bad for more of them, and the best share."""
 
 ROWS = 256
 """The most rows that are decoded at once."""
@@ -50,10 +50,10 @@ class TextInversion(Attack):
     The linear decoder is a ridge regression of one-hot words on the states of a position. The second is a small
     transformer on the principal components of the states of all positions, so that it also learns which words follow
     which. The third knows the defense of words, if there is one, and finds the likeliest words by their states and by
-    the order of words in known rows. A fifth of the known rows chooses between them and the guess without the
-    federation; what is chosen is fitted to all of them. For training rows the states of all releases stand side by
-    side, since noise is drawn anew and each epoch has another model; a test row has one release, at prediction, and a
-    decoder of its own.
+    the order of words in known rows. Folds of known rows choose between them and the guess without the federation; what
+    is clearly worse on the first ones is not fitted to others. For training rows the states of all releases stand side
+    by side, since noise is drawn anew and each epoch has another model; a test row has one release, at prediction, and
+    a decoder of its own.
 
     Source: Chen et al. 2024 (BiSR), arXiv 2409.00960, the learned inversion of its first stage.
 
@@ -66,7 +66,7 @@ class TextInversion(Attack):
     name = "text-inversion"
     side = "active"
     target = "text"
-    version = 2
+    version = 3
     needs = frozenset({Need.FEATURES, Need.EMBEDDINGS, Need.AUX_LABELS})
     wants = frozenset({MECHANISM})
     reference = "Chen et al. 2024 (BiSR), arXiv 2409.00960, first stage; linear and channel decoders: this project"
@@ -102,46 +102,47 @@ class TextInversion(Attack):
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return words (n, T) for every split with hidden states, and beside them those of *alone*."""
         length, known = view.n_classes, view.aux_split
-        prior = TextPrior(victim=self.victim).run(view, rng=rng).scores
+        prior, held_out = guess_alone(view, rng)
         last = read_last_values(view, Kind.EMBEDDING, sender=view.victim)
         if widths := {h.shape[1] for h in last.values() if h.shape[1] % length}:
             raise InsufficientView(
                 f"expected hidden states of the {length} words of the longest text, side by side, got rows of "
                 f"{min(widths)} numbers: pad all texts to {length} positions before they are recorded"
             )
-        single = {split: _as_states(split_positions(h, length)) for split, h in last.items()}
+        single = {s: States(h := split_positions(x, length), (h != 0).any(dim=2)) for s, x in last.items()}
         states = {**single, known: _read_all(view, single[known].mask, self.releases)}
         scores, rates = {}, {}
         for split, rows in states.items():
             fitted_to = (rows if split == known else single[known]).select(view.aux_rows)
-            guess, rates[f"right of known rows, {split}"] = self._decode(fitted_to, view, rows, prior[split], rng)
+            alone = prior[split], held_out
+            guess, rates[f"right of known rows, {split}"] = self._decode(fitted_to, view, rows, alone, rng)
             scores[split] = guess.double()
         return Guess(scores, prior={split: prior[split] for split in scores}, budget=rates)
 
     def _decode(
-        self, fitted_to: States, view: View, rows: States, prior: Tensor, rng: torch.Generator
+        self, known: States, view: View, rows: States, alone: tuple[Tensor, Tensor], rng: torch.Generator
     ) -> tuple[Tensor, float]:
-        """Return the words (n, T) by what is best on held-out known rows, and its share of right ones there."""
+        """Return the words (n, T) by what is best on folds of the known rows, and its share of right ones there."""
         y, size = view.aux_labels, len(view.layout.vocabulary) if view.layout else 0
-        order = torch.randperm(len(y), generator=rng)
-        out, fit = order.tensor_split([max(1, round(HELD_OUT * len(y)))])
-        kinds = ("linear", "channel", "transformer") if self.decoder is None else (self.decoder,)
-        rights, mechanism = dict[str, float](), view.further.get(MECHANISM.name)
-        if len(fit):
+        kinds = ["linear", "channel", "transformer", "alone"] if self.decoder is None else [self.decoder]
+        best, right, mechanism = kinds[0], dict.fromkeys(kinds, torch.zeros(0)), view.further.get(MECHANISM.name)
+        order, is_word = torch.randperm(len(y), generator=rng), y != PADDING
+        for out in order.tensor_split(min(FOLDS, len(y))) if len(y) > 1 else ():
+            fit = order[~torch.isin(order, out)]
             for kind in kinds:
-                if max(rights.values(), default=0.0) < PERFECT:
-                    guess = _fit(kind, fitted_to.select(fit), y[fit], fitted_to.select(out), size, mechanism, rng)
-                    rights[kind] = count_right(guess.numpy(), y[out].numpy())
-            if self.decoder is None:  # it costs nothing, and is no worse than known rows say
-                known = TextPrior(victim=self.victim).run(view.restrict(fit), rng=rng).scores[view.aux_split]
-                rights["alone"] = count_right(known[view.aux_rows[out]].numpy(), y[out].numpy())
-        best = max(rights, key=lambda kind: rights[kind]) if rights else kinds[0]
-        words = prior if best == "alone" else _fit(best, fitted_to, y, rows, size, mechanism, rng)
-        return torch.where(rows.mask, words, PADDING), rights.get(best, 0.0)
-
-
-def _as_states(values: Tensor) -> States:
-    return States(values, (values != 0).any(dim=2))
+                chosen = known.select(fit), y[fit], known.select(out), size, mechanism, rng
+                correct = ((alone[1][out] if kind == "alone" else _fit(kind, *chosen)) == y[out]) & is_word[out]
+                right[kind] = torch.cat([right[kind], correct.sum(dim=1) / is_word[out].sum(dim=1).clamp_min(1)])
+                if right[kind].mean() > PERFECT:
+                    kinds = [kind]
+                    break
+            best = max(kinds, key=lambda kind: float(right[kind].mean()))
+            gaps = {kind: right[best] - right[kind] for kind in kinds}  # of each text
+            kinds = [kind for kind, gap in gaps.items() if not gap.mean() > SURE * gap.std() / len(gap) ** 0.5]
+            if len(kinds) == 1:
+                break
+        words = alone[0] if best == "alone" else _fit(best, known, y, rows, size, mechanism, rng)
+        return torch.where(rows.mask, words, PADDING), float(right[best].mean().nan_to_num())
 
 
 def _read_all(view: View, mask: Tensor, most: int | None) -> States:

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesClassifier
 from sklearn.model_selection import KFold
+from torch import Tensor
 
 from vflsec.base.layout import PADDING
 from vflsec.core.attack import Attack
@@ -59,20 +60,21 @@ class TextPrior(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return words (n, T) for every split."""
-        x = {split: columns.cpu().numpy() for split, columns in view.features.items()}
-        known, y = x[view.aux_split][view.aux_rows.cpu().numpy()], view.aux_labels.cpu().numpy()
-        seed = int(torch.randint(2**31, (), generator=rng))
-        held_out = {kind: np.empty_like(y) for kind in GUESSES}
-        for fit, out in KFold(min(FOLDS, len(y))).split(y) if len(y) > 1 else ():
-            for kind, words in held_out.items():
-                words[out] = _guess(kind, known[fit], y[fit], known[out], seed)
-        best = max(GUESSES, key=lambda kind: count_right(held_out[kind], y)) if len(y) > 1 else GUESSES[0]
-        return Guess({s: torch.from_numpy(_guess(best, known, y, rows, seed)).double() for s, rows in x.items()})
+        return Guess(guess_alone(view, rng)[0])
 
 
-def count_right(words: Words, y: Words) -> float:
-    """Return the share of words (n, T) that are right, without padding."""
-    return float((words == y)[y != PADDING].mean())
+def guess_alone(view: View, rng: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+    """Return words (n, T) for every split, and those (m, T) of known rows by the others of cross-validation."""
+    x = {split: columns.cpu().numpy() for split, columns in view.features.items()}
+    known, y = x[view.aux_split][view.aux_rows.cpu().numpy()], view.aux_labels.cpu().numpy()
+    seed = int(torch.randint(2**31, (), generator=rng))
+    held_out = {kind: np.empty_like(y) for kind in GUESSES}
+    for fit, out in KFold(min(FOLDS, len(y))).split(y) if len(y) > 1 else ():
+        for kind, guess in held_out.items():
+            guess[out] = _guess(kind, known[fit], y[fit], known[out], seed)
+    best = max(GUESSES, key=lambda kind: ((held_out[kind] == y) & (y != PADDING)).sum()) if len(y) > 1 else GUESSES[0]
+    words = {split: torch.from_numpy(_guess(best, known, y, rows, seed)).double() for split, rows in x.items()}
+    return words, torch.from_numpy(held_out[best])
 
 
 def _guess(kind: str, known: Columns, y: Words, x: Columns, seed: int) -> Words:
