@@ -26,8 +26,22 @@ DEEPER = ("iso:lambda=2@embedding", "santext:epsilon=16")
 """Defenses of the text with their strengths, after the first block and after later ones."""
 
 KNOWN, SEEDS = 200, 1
+AGAINST_LABELS = ("gaussian-dp", "santext:epsilon=16,8", "snd:epsilon=64")
+"""Defenses of labels, and those of the text, under which the same is measured."""
+
 ON_LABELS = ("direction", "exploit", "fusion", "mc")
 """Attacks of the party with the text: on gradients of rows, on all it has, and on its model alone."""
+
+
+BY_WORDS = ("santext", "snd")
+
+
+def name_defense(name: str, strength: float) -> str:
+    """Return a defense with its strength in the symbol that is usual for it."""
+    if not strength:
+        return "none"
+    value = f"ε = {1 / strength:g}" if name in BY_WORDS else f"{'σ' if name == 'gaussian-dp' else 'λ'} = {strength:g}"
+    return f"`{name}`, {value}"
 
 
 def evaluate(cut: int, seeds: int, jobs: int) -> vflsec.Report:
@@ -45,11 +59,9 @@ def list_texts(cuts: Sequence[int], seeds: int, jobs: int) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|---|"
     for cut in cuts:
         for point in evaluate(cut, seeds, jobs).points:
-            by_words = point.defense in ("santext", "snd")
-            if not point.strength and by_words:
+            if not point.strength and point.defense in BY_WORDS:
                 continue  # without a defense, once
-            value = f"ε = {1 / (point.strength or 1.0):g}" if by_words else f"λ = {point.strength:g}"
-            defense = f"`{point.defense.partition('@')[0]}`, {value}" if point.strength else "none"
+            defense = name_defense(point.defense.partition("@")[0], point.strength)
             for rows, leak in (("training", point.leak_train), ("test", point.leak)):
                 shares = (leak.mean, leak.alone, leak.others["gained"], leak.others["exact"])
                 cells = " | ".join(f"{100 * (share or 0.0):.1f} %" for share in shares)
@@ -59,22 +71,23 @@ def list_texts(cuts: Sequence[int], seeds: int, jobs: int) -> Iterator[str]:
 def list_labels(_cuts: Sequence[int], seeds: int, jobs: int) -> Iterator[str]:
     """Yield the lines of the table of inferred labels; the cut is the usual one."""
     report = vflsec.evaluate(
-        attack=list(ON_LABELS), dataset="census-text", methods=["split-lm"], defense="gaussian-dp",
+        attack=list(ON_LABELS), dataset="census-text", methods=["split-lm"], defense=list(AGAINST_LABELS),
         seeds=seeds, jobs=jobs, out=FOLDER / "labels",
     )  # fmt: skip
     yield (
-        "| noise σ | ε of a row | attack | training texts | test texts | *alone*, training | *alone*, test "
+        "| defense | ε of a row | attack | training texts | test texts | *alone*, training | *alone*, test "
         "| utility (AUC) |"
     )
     yield "|---|---|---|---|---|---|---|---|"
     for point in report.points:
-        if point.attack in ON_LABELS:
+        defense, by_words = point.defense.partition("@")[0], point.defense in BY_WORDS
+        if point.attack in ON_LABELS and (point.strength or not by_words):  # without a defense, once
             leaks = [point.leak_train, point.leak if point.leak.rows == "test" else None]
             shares = [*(leak and leak.mean for leak in leaks), *(leak and leak.alone for leak in leaks)]
             cells = " | ".join("–" if share is None else f"{share:.3f}" for share in shares)
-            noise = f"{point.strength:g}" if point.strength else "none"
-            epsilon = f"{max(spent['epsilon'] for spent in point.spent):.3g}" if point.spent else "∞"
-            yield f"| {noise} | {epsilon} | `{point.attack}` | {cells} | {point.utility.mean or 0.0:.3f} |"
+            epsilon = f"{max(spent['epsilon'] for spent in point.spent):.3g}" if point.spent and not by_words else "∞"
+            shown = name_defense(defense, point.strength)
+            yield f"| {shown} | {epsilon} | `{point.attack}` | {cells} | {point.utility.mean or 0.0:.3f} |"
 
 
 TABLES = {"text": list_texts, "labels": list_labels}
