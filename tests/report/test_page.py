@@ -791,6 +791,22 @@ def test_strengths_of_a_defense_stand_together_for_several_adversaries(report):
     assert [row[0] for row in cells.rows] == ["without joining (alone)", "no defense", "iso 1", "iso 5", "mixup 0.5"]
 
 
+def test_defenses_of_several_adversaries_stand_in_one_order_and_name_what_was_not_run(report):
+    """The first was not tested at strength 1, and the second not at 5; the title has the column of an attack."""
+    name = "attribute-fusion:column=AGE"
+    known = {"target": "attribute AGE", "column": "AGE", "victim": "shop", "highest": 0.9, "highest_rows": "train"}
+    summary, worst = (
+        report.summary,
+        [replace(p, highest_attack=name, **known) for p in (point(0.7), point(0.8, strength=5.0))],
+    )
+    other = replace(summary, worst=[worst[0], replace(worst[1], strength=1.0)])
+    (cells,) = show_roles([replace(summary, worst=worst), other]).tables
+    assert [row[0] for row in cells.rows] == ["without joining (alone)", "no defense", "iso 1", "iso 5"]
+    assert [row[1:].count("not run") for row in cells.rows] == [0, 0, 1, 1]
+    assert "(highest: attribute-fusion .900, train)" in cells.rows[1][1]
+    assert cells.header[1].endswith(": AGE of shop")
+
+
 def test_an_evaluation_is_not_signed_twice_on_one_page(report):
     copied = Report(replace(report.summary, out="copy"), report.manifest)
     with pytest.raises(UsageError, match=r"found the same in .* and copy: name each once"):

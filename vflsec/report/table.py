@@ -9,6 +9,8 @@ import msgspec
 from vflsec.base.checks import count, group
 from vflsec.report.columns import (
     CHOSEN,
+    TEXTS,
+    drop_column,
     get_deltas,
     has_lower_bound,
     select_columns,
@@ -23,10 +25,7 @@ from vflsec.results.canaries import bound_accuracy
 from vflsec.results.records.manifest import NO_ADVERSARY, UNDEFENDED
 from vflsec.results.statistics import LEVEL
 
-OF_MODELS = (
-    "EPSILON (models) bounds what a party's own models learn about one row; it does not cover the row's own embedding "
-    "and gradient, which attacks read"
-)
+OF_MODELS = "EPSILON (models) bounds what own models learn of a row, not its embedding and gradient, which attacks read"
 
 AT_LEAST = "EPSILON (at least) is shown by guesses of tossed labels, with a confidence of 95 %; 0 proves nothing"
 
@@ -40,7 +39,7 @@ FEW_COLUMNS = 5
 ALONE = "without joining (alone)"
 """The first row of the table of several adversaries."""
 
-WORST_FIRST = "Adversaries are ordered by their gain from joining, the largest first, after those without a number."
+WORST_FIRST: str = TEXTS["several"]
 
 ATTACK = Column("attack", lambda row: row.attack, "attack", kind="prose")
 TARGET = Column("target", lambda row: row.target, "of", kind="name")
@@ -120,23 +119,24 @@ def show_roles(summaries: Sequence[Summary]) -> Document:
     """
     tables: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
     several = len({point.method for summary in summaries for point in summary.worst}) > 1
-    for name, summary in zip(name_roles(summaries), summaries, strict=True):
-        for point in sorted(summary.worst, key=lambda p: (p.strength > 0, p.method, p.defense, p.strength)):
-            target, _, of = _name_question(point).partition(" ")
-            columns = tables.setdefault((target, MEASURES.get(point.leak.metric, point.leak.metric)), {})
-            first = {} if point.leak.alone is None else {ALONE: write_number(point.leak.alone)}
-            column = columns.setdefault(f"{name}: {of.removeprefix('of ')}" if of else name, first)
-            label = f"{point.method}, " * several + name_defense(point, summary.undefended)
-            column.setdefault(label, with_margin(point.leak) + write_highest(point))
-    joined = [_join_columns(f"What each adversary infers of {', '.join(key)}", tables[key]) for key in tables]
+    named = [(p, name, s) for name, s in zip(name_roles(summaries), summaries, strict=True) for p in s.worst]
+    for point, name, summary in sorted(named, key=lambda row: row[0].place if row[0].strength else ()):
+        target, _, of = _name_question(point).partition(" ")
+        rows = tables.setdefault((target, MEASURES.get(point.leak.metric, point.leak.metric)), {ALONE: {}})
+        column = f"{name}: {of}" if of else name
+        rows[ALONE].setdefault(column, write_number(point.leak.alone))
+        label = f"{point.method}, " * several + name_defense(point, summary.undefended)
+        text = drop_column(with_margin(point.leak) + write_highest(point), point)
+        rows.setdefault(label, {}).setdefault(column, text)
+    joined = [_join(f"What each adversary infers of {', '.join(key)}", rows) for key, rows in tables.items()]
     return Document([WORST_FIRST], joined, [])
 
 
-def _join_columns(title: str, columns: dict[str, dict[str, str]]) -> Cells:
-    labels = dict.fromkeys(label for column in columns.values() for label in column)
-    labels = dict.fromkeys([*({ALONE} & {*labels}), *labels])
-    rows = [[label, *(column.get(label, "–") for column in columns.values())] for label in labels]
-    return Cells(title, [Column("", title="defense", kind="name"), *(Column("", title=name) for name in columns)], rows)
+def _join(title: str, rows: dict[str, dict[str, str]]) -> Cells:
+    known = [label for label in rows if label != ALONE or {*rows[ALONE].values()} != {"–"}]
+    texts = [[label, *(rows[label].get(name, "not run") for name in rows[ALONE])] for label in known]
+    columns = [Column("", title="defense", kind="name"), *(Column("", title=name) for name in rows[ALONE])]
+    return Cells(title, columns, texts)
 
 
 def list_caps(summary: Summary, *, details: bool) -> Cells:
