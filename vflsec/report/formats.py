@@ -220,8 +220,9 @@ def write_status(row: Point | Damage) -> str:
     if leak and leak.single_class:
         bad.append(("guess one class", leak.single_class))
     parts = [f"{n}/{sum(row.statuses.values())} {name}" for name, n in bad]
-    parts += [f"{count(len(row.unconverged), 'attack')} unconverged"] if getattr(row, "unconverged", None) else []
-    parts += [f"model {row.useless}"] if isinstance(row, Point) and row.useless else []
+    if isinstance(row, Point):
+        parts += [f"{count(len(row.unconverged), 'attack')} unconverged"] * bool(row.unconverged)
+        parts += [f"model {row.useless}"] * bool(row.useless)
     if leak and leak.chance is not None and leak.ci95[1] is not None and leak.ci95[1] < leak.chance:
         parts.append("below chance")
     return ", ".join(parts) or "ran"

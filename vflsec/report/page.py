@@ -187,8 +187,8 @@ def write_fragment(summary: Summary) -> str:
 
 def _write_verdict(summary: Summary) -> str:
     lines = [f"<p class=failed>NOTE {escape(alarm)}</p>" for alarm in summary.alarms]
-    said = (*summary.verdict, *(table.write_epsilon(summary) or table.write_simulated(summary)))
-    lines += [f"<p>{escape(sentence)}</p>" for sentence in said]
+    further = table.write_epsilon(summary) or table.write_simulated(summary)
+    lines += [f"<p>{escape(sentence)}</p>" for sentence in (*summary.verdict, *further)]
     lines += [
         f"<p{'' if gate.holds or gate.replaced else ' class=failed'}>{escape(table.write_gate(gate))}</p>"
         for gate in summary.gates

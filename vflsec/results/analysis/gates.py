@@ -240,8 +240,8 @@ def _judge_model(
         is_shown = bool(by_chance) or (gain["ci95"][1] is not None and gain["ci95"][1] < 0)
         why, values = f"worse than {active} alone", f"{both} by a quick model of its own columns{by_chance}"
         return model._replace(useless=f"{'' if is_shown else NOT_SHOWN}{why}", values=values)
-    useless = {"useless": "no better than chance", "values": f"{metric} {joint:.3f}{by_chance}"}
-    return model._replace(**useless) if by_chance else model
+    values = f"{metric} {joint:.3f}{by_chance}"
+    return model._replace(useless="no better than chance", values=values) if by_chance else model
 
 
 def _warn_few_rows(manifest: Manifest) -> Iterator[str]:

@@ -116,9 +116,8 @@ def _describe_start(point: Point, adversary: str, known: int, without: str) -> s
     subject = f"{conditions.capitalize()}, {adversary}" if conditions else adversary
     measure = f"{_state(leak)}, {by_chance}" if point.victim else _state(leak)
     if _is_more_than_alone(leak, corrected=True):
-        known_of_class = _count_known(leak)
         whole = f"{subject} infers {what} of {_name_share(leak).format(rows)}"
-        return f"{whole} ({measure}; {_say(leak.alone)} without joining).{known_of_class and f' I{known_of_class[1:]}'}"
+        return f"{whole} ({measure}; {_say(leak.alone)} without joining).{_count_known(leak).replace('it', ' It', 1)}"
     if (leak.advantage or 0.0) > 0:
         return f"{subject} infers {what} of {rows} with {measure}{_end_open_gain(leak)}"
     return f"{subject} infers {what} no better than without joining, as far as {_end_no_gain(point, measure, rows)}"
