@@ -357,7 +357,7 @@ def test_train_says_what_was_spent():
     assert told == [
         "0.5 at delta 0 by laplace-dp: one row in 2 releases to active; 255 over the releases of all rows received",
         "5 at delta 1e-05 by dp-sgd: one row in 2 updates of a party's own models, not in the messages about the row",
-        "3 at delta 0 by label-dp: one label, over all messages of the training",
+        "3 at delta 0 by label-dp: one label or text, over all messages of the training",
     ]
     assert "epsilon" not in run("train", *words[:4], "--defense", "iso:lambda=1").stdout
 

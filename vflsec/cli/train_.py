@@ -112,5 +112,5 @@ def describe_budget(account: Mapping[str, Any]) -> str:
         updates = f"{account['updates']} updates of a party's own {account['of']}"
         of = f"one row in {updates}, not in the messages about the row"
     else:
-        of = "one label, over all messages of the training"
+        of = "one label or text, over all messages of the training"
     return f"{account['epsilon']:.4g} at delta {account['delta']:g} by {name}: {of}"
