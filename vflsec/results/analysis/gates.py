@@ -186,9 +186,9 @@ def list_alarms(
         *_warn_known(manifest, records),
         *_warn_collapsed(manifest, records),
         *(
-            f"{method}: the joint model is {model.useless}: {model.values}: check labels and ids, or train better"
-            for (method, _, strength), model in models.items()
-            if not strength and model.useless and not model.useless.startswith(NOT_SHOWN)
+            f"{method}: the joint model is {m.useless}: {m.values}: check labels and ids, or train a better model"
+            for (method, _, strength), m in models.items()
+            if not strength and m.useless and not m.useless.startswith(NOT_SHOWN)
         ),
         *_warn_constant(manifest, records),
         *_warn_far_below(manifest, records, summary.points),
