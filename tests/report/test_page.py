@@ -205,7 +205,9 @@ def test_rows_are_compared_with_the_same_rows_where_the_headline_moves_between_t
     assert [p.leak.rows for p in worst] == ["train", "test"]
     first, test, second = say(worst, "bureau", 80)
     assert first.endswith(f" I{SURE}")
-    assert "rows that the model was not trained on, the strongest attack reaches AUC .98 (.98 " in test
+    assert (
+        "rows that the model was not trained on, the strongest attack reaches AUC .98 without a defense (.98 " in test
+    )
     assert "Its row in the table, .980, is on rows that the model was not trained on." in second
     assert re.search(r"leaves AUC \.97 .* \.99; 1\.00 .*, \.97 .* 0\.9 points", second)
     assert " With a certainty of more than 99 %, 90 % of the rows of a class are known (100 % without it)." in second
@@ -458,6 +460,8 @@ def test_each_defense_has_its_bytes_and_those_that_send_the_same_stand_together(
         ("no defense, iso 1", "6.00"),
         ("topk 9", "1.50"),
     ]
+    alike = Report(report.summary, report.manifest, traffic).to_html()
+    assert list_rows(alike, "What crosses")[0] == ["each tested setting", "active", "bank", "gradient", "4.00"]
     assert {place for place, *_ in report.traffic} == {"no defense", "iso 1"}
     totals = {
         place: sum(route[-1] for route in report.traffic if route[0] == place) for place in ("no defense", "iso 1")

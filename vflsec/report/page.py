@@ -361,17 +361,17 @@ def _describe_data(summary: Summary, manifest: Manifest) -> dict[str, str]:
 
 def _write_traffic(traffic: Sequence[tuple[str, str, str, str, int]]) -> str:
     """Return a table of what each defense sends; defenses that send the same share their rows."""
-    if not traffic:
-        return ""
     alike: dict[tuple[tuple[str, ...], ...], list[str]] = {}
     for place, routes in group(traffic, lambda route: route[0]).items():
         sent = [(*route[1:4], f"{route[4] / 1e6:.2f}") for route in routes]
         total = ("all", "all", "total", f"{sum(route[4] for route in routes) / 1e6:.2f}")
         alike.setdefault((*sent, total), []).append(place)
     names = [Column("", title=title, kind="name") for title in ("from", "to", "what")]
-    rows = [[", ".join(places), *route] for routes, places in alike.items() for route in routes]
+    every = "each tested setting" if sum(map(len, alike.values())) > len(alike) == 1 else ""
+    rows = [[every or ", ".join(places), *route] for routes, places in alike.items() for route in routes]
     title = "What crosses between parties in a training, the mean under each defense"
-    return as_html(Cells(title, [Column("", title="defense", kind="prose"), *names, Column("", title="MB")], rows))
+    columns = [Column("", title="defense", kind="prose"), *names, Column("", title="MB")]
+    return as_html(Cells(title, columns, rows)) if rows else ""
 
 
 def _write_cards(manifests: Iterable[Manifest]) -> str:

@@ -66,7 +66,7 @@ def state_verdict(summary: Summary, run: Sequence[str], known: int, guarantees: 
     without = f"without a{' further' * fixed} defense"
     sentences = unusable + [f"Every training has the defense {summary.undefended}."] * fixed
     given = summary.adversary, known, without * any(point.strength for point in headlines)
-    sentences += [_describe_start(start, *given) + _add_highest(start), _describe_test(start)]
+    sentences += [_describe_start(start, *given) + _add_highest(start), _describe_test(start, given[2])]
     sentences += [_describe_start(p, *given) + _add_highest(p) for p in (others if unusable else gained)]
     if summary.alarms:
         last = "No defense is recommended." * any(point.strength for point in summary.worst)
@@ -193,13 +193,13 @@ def _count_known_left(before: Leak, after: Leak) -> str:
     return f"{known} ({100 * before.others[KNOWN]:.0f} % without it)." if _count_known(before) else ""
 
 
-def _describe_test(start: Point) -> str:
+def _describe_test(start: Point, without: str) -> str:
     """Return what is inferred on test rows, where the headline is on training rows."""
     leak = start.leak_test
     if leak is None or leak.mean is None or leak.alone is None or start.leak.rows != "train":
         return ""
     shown = "" if _is_more_than_alone(leak) else ", not shown to be more"
-    rows, measured = ROWS["test"], f"{_name_metric(leak)} {_say(leak.mean)}"
+    rows, measured = ROWS["test"], " ".join(filter(None, [_name_metric(leak), _say(leak.mean), without]))
     return f"On {rows}, the strongest attack reaches {measured} ({_say(leak.alone)} without joining{shown})."
 
 
