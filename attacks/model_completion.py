@@ -161,9 +161,23 @@ class ModelCompletion(Attack):
     def _find_heads(self, views: Sequence[View], rng: torch.Generator) -> list[Guess]:
         """Return the guesses of linear heads on frozen bottom models, one of each view, with the same random draws.
 
+        A head for training rows reads their text and what defenses made of it side by side, if there is any.
+        """
+        embedded = [list_embeddings(view) for view in views]
+        guesses = self._fit_heads(views, [_standardize_embeddings(parts[0]) for parts in embedded], rng)
+        if len(embedded[0]) == 1:
+            return guesses
+        both = [{"train": torch.cat([part["train"] for part in parts], dim=1)} for parts in embedded]
+        further = self._fit_heads(views, list(map(_standardize_embeddings, both)), rng)
+        return [replace(a, scores={**a.scores, **b.scores}) for a, b in zip(guesses, further, strict=True)]
+
+    def _fit_heads(
+        self, views: Sequence[View], embedded: Sequence[Mapping[str, Tensor]], rng: torch.Generator
+    ) -> list[Guess]:
+        """Return the guesses of linear heads on embeddings (n, d + 1) of each view.
+
         The gradient is derived by hand; differentiating small batches takes longer than computing them.
         """
-        embedded = [_standardize_embeddings(view) for view in views]
         x = torch.stack([h["train"][view.aux_rows] for h, view in zip(embedded, views, strict=True)])  # (K, n, d+1)
         targets = torch.stack([F.one_hot(view.aux_labels, view.n_classes) for view in views]).to(x.dtype)  # (K, n, C)
         first = nn.Linear(x.shape[2] - 1, views[0].n_classes)
@@ -366,10 +380,8 @@ def _is_alike_by_row(view: View) -> bool:
     return not drawn and not isinstance(view.features["train"], SparseRows)
 
 
-def _standardize_embeddings(view: View) -> dict[str, Tensor]:
-    """Return the embeddings of each split (n, d + 1) by a frozen bottom model, standardized, with a column of ones."""
-    embedded = list_embeddings(view)  # those of a text beside those of what its defenses made of it
-    h = {split: torch.cat([part[split] for part in embedded], dim=1) for split in view.features}
+def _standardize_embeddings(h: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the embeddings of each split, (n, d + 1), standardized, with a column of ones."""
     scale = Standardize(h["train"])
     return {split: torch.cat([scale(x), torch.ones_like(x[:, :1])], dim=1) for split, x in h.items()}
 

@@ -167,14 +167,18 @@ def make_view(planted, defended):
 
 
 @pytest.mark.parametrize("attack", [ModelCompletion(), Cluster(source="embedding"), SpectralEmbedding(), Fusion()])
-def test_labels_are_inferred_from_words_and_from_what_was_drawn(attack):
+def test_labels_are_inferred_from_words_and_of_training_texts_from_what_was_drawn(attack):
+    """What was drawn for a test text never taught a model anything, and guesses of it are those by its words."""
+
     def measure(planted, defended):
         view, y = make_view(planted, defended)
-        return [metrics.auc(scores[40:].numpy(), y[40:].numpy()) for scores in attack(view, seed=0).scores.values()]
+        return {s: metrics.auc(x[40:].numpy(), y[40:].numpy()) for s, x in attack(view, seed=0).scores.items()}
 
-    assert min(measure("columns", defended=True)) > 0.95
-    assert min(measure("text", defended=True)) > 0.95
-    assert max(measure("text", defended=False)) < 0.7
+    assert min(measure("columns", defended=True).values()) > 0.95
+    with_drawn, without = (measure("text", defended=defended) for defended in (True, False))
+    assert with_drawn["train"] > 0.95
+    assert max(without.values()) < 0.7
+    assert with_drawn["test"] == pytest.approx(without["test"], abs=0.03)
 
 
 def test_sums_of_gradients_are_those_of_the_text_that_the_model_has_read():

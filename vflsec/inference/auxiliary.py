@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import NormalDist
 
 import torch
@@ -41,20 +42,24 @@ def separate(view: View, score: Tensor, *, train: Tensor | None = None) -> Tenso
 
 @torch.no_grad()
 def list_embeddings(view: View) -> list[Mapping[str, Tensor]]:
-    """Return own embeddings (n, d) by split, and those of text as its defenses changed it for training, if they did."""
+    """Return own embeddings (n, d) by split, and those of auxiliary rows' text as defenses changed it, if they did.
+
+    Of rows that no model has learned from, random words tell nothing beyond the text.
+    """
     assert view.model is not None
-    model = view.model.eval()
-    embedded = {split: model(x) for split, x in view.features.items()}
-    return [embedded, view.defended] if view.defended else [embedded]
+    model, split = view.model.eval(), view.aux_split
+    embedded = {name: model(x) for name, x in view.features.items()}
+    return [embedded, {split: view.defended[split]}] if view.defended else [embedded]
 
 
 def choose_guess(view: View, guesses: Sequence[Guess]) -> Guess:
-    """Return the guess that fits the auxiliary labels best; the first if they are of less than two classes."""
+    """Return the guess that fits auxiliary labels of two or more classes best, and the first one of other splits."""
     known, labels = view.aux_rows.cpu(), view.aux_labels.cpu().numpy()
     if len(guesses) == 1 or len(set(labels.tolist())) < 2:
         return guesses[0]
     score = metrics.METRICS[metrics.list_metrics(view.n_classes)[0]]
-    return max(guesses, key=lambda guess: score(guess.scores[view.aux_split].cpu()[known].numpy(), labels))
+    best = max(guesses, key=lambda guess: score(guess.scores[view.aux_split].cpu()[known].numpy(), labels))
+    return replace(best, scores={**guesses[0].scores, **best.scores})
 
 
 def measure_sureness(view: View, guess: Guess) -> float | None:

@@ -84,7 +84,7 @@ def tabulate_local(view: View) -> Iterator[tuple[str, SourceTable]]:
     """
     yield COLUMNS, SourceTable(view.features, distances=True)
     if view.defended:
-        yield DEFENDED_EMBEDDING, SourceTable(view.defended, distances=True)
+        yield DEFENDED_EMBEDDING, SourceTable({view.aux_split: view.defended[view.aux_split]}, distances=True)
     models = {} if view.model is None else {LOCAL_EMBEDDING: view.model}
     with torch.no_grad():
         for name, model in {**models, **view.models}.items():

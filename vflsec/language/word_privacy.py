@@ -33,7 +33,7 @@ class WordPrivacy(Defense):
     strengths = (0.0625, 0.125, 0.25)
     points = ()
     by_epsilon: ClassVar[dict[str, Any]] = {}
-    version = 2
+    version = 3
     guarantee = GUARANTEE
     fixes: ClassVar[bool] = False
     _length = 0
