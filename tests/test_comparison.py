@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from vflsec.base.errors import StoreError
 from vflsec.results.records.schema import decode, encode
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
@@ -140,3 +141,25 @@ def test_the_largest_strength_within_the_cost_is_shown_whatever_it_leaks():
     chosen = comparison.choose(entry)
     assert chosen["iso"].strength == 5.0
     assert comparison.choose(msgspec.structs.replace(entry, rows=[rows[0], rows[3]])) == {"iso": None}
+    collapsed = msgspec.structs.replace(rows[2], status="collapsed")
+    assert comparison.choose(msgspec.structs.replace(entry, rows=[*rows[:2], collapsed]))["iso"].strength == 1.0
+
+
+def test_a_warning_about_a_model_that_collapsed_is_accepted_and_others_are_not(computed):
+    summary = comparison.vflsec.Report.read(computed).summary
+    defended = next(point for point in summary.worst if point.strength)
+    lost = msgspec.structs.replace(defended, status="collapsed", statuses={"ok": 1, "collapsed": 1})
+    warned = msgspec.structs.replace(
+        summary, worst=[lost], alarms=["fedsplitnn, iso 5: the representation is constant"]
+    )
+    comparison.expect_complete(warned)
+    for alarms, point in (["few rows"], lost), (warned.alarms, defended):
+        with pytest.raises(StoreError, match="expected results without a warning"):
+            comparison.expect_complete(msgspec.structs.replace(warned, worst=[point], alarms=alarms))
+
+
+def test_the_page_is_that_of_the_stored_results(monkeypatch):
+    monkeypatch.undo()
+    entries = list(comparison.read_stored())
+    assert comparison.write_page(entries) == comparison.PAGE.read_text("utf-8")
+    assert comparison.draw(entries).axes
