@@ -15,7 +15,7 @@ from vflsec.core.message import Step
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.hijacking import EXPECTED, FAINT, SENT, build_network, descend, describe_alarm
 
-HISTORY = 8
+HISTORY = 48
 """Epochs whose embeddings ``aim=novel`` compares with."""
 
 STRENGTHS = {"known": 100.0, "novel": 10.0}
@@ -52,7 +52,7 @@ class Steering(HijackingAttack):
     """
 
     name = "steering"
-    version = 2
+    version = 3
     needs = frozenset({Need.FEATURES, Need.EMBEDDINGS, Need.AUX_LABELS, SENT})
     wants = ColumnFusion.wants | {EXPECTED}
     reference = "this project"

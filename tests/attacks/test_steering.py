@@ -83,6 +83,16 @@ def test_novel_steering_leaves_what_earlier_embeddings_tell_and_grows_what_they_
     assert torch.corrcoef(torch.stack([addition[:, 1], -left]))[0, 1] > 0.999
 
 
+def test_novel_steering_remembers_embeddings_of_many_epochs():
+    """The last embedding is one of 20 epochs before in one coordinate, and a new direction in the other."""
+    attack, rng = join(make_toy_federation(rows=100), aim="novel"), torch.Generator().manual_seed(0)
+    g, new = torch.randn(70, 2, generator=rng), torch.randn(70, generator=rng)
+    past = torch.randn(20, 70, 2, generator=rng)
+    for epoch, h in enumerate([*past, torch.stack([past[0, :, 0], new], dim=1)]):
+        addition = attack.replace_gradient("passive_1", h, g, Step(epoch, "train", torch.arange(70))) - g
+    assert addition[:, 0].norm() < 0.05 * addition[:, 1].norm()
+
+
 @pytest.mark.parametrize("aim", ["known", "novel"])
 @pytest.mark.parametrize("quiet", [True, False])
 def test_only_quiet_steering_raises_no_alarm(quiet, aim):
