@@ -275,7 +275,11 @@ def write_page(entries: list[Entry]) -> str:
         if not of_role:
             continue
         names = ", ".join(f"`{name}`" for name in role.attacks)
-        tables += [f"## {role.title.capitalize()}", f"The strongest of {names}.", write_table(of_role)]
+        tables += [
+            f"## {role.title.capitalize()}",
+            f"{'The strongest of' if len(role.attacks) > 1 else 'By'} {names}.",
+            write_table(of_role),
+        ]
     parts = [
         "# Defenses compared",
         "Written by `python benchmarks/comparison.py page` from the results in `results/comparison`. Two parties, "

@@ -17,13 +17,7 @@ from vflsec.cipher.arithmetic.cost import count_pairs, time_units
 from vflsec.cipher.arithmetic.histograms import PairPacking, check_size, count_products, multiply_bins
 from vflsec.cipher.arithmetic.keys import Keys, PublicKey
 from vflsec.cipher.arithmetic.layout import MODES, Mode
-from vflsec.cipher.arithmetic.randomizers import (
-    WITHOUT_TABLE,
-    FactorSource,
-    PowerSource,
-    RandomizerSource,
-    make_source,
-)
+from vflsec.cipher.arithmetic.randomizers import WITHOUT_TABLE, FactorSource, PowerSource, RandomizerSource, make_source
 from vflsec.core.message import Kind
 from vflsec.core.party import Party
 from vflsec.protocols.histograms_masked import EncryptedHistograms

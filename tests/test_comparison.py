@@ -145,17 +145,22 @@ def test_the_largest_strength_within_the_cost_is_shown_whatever_it_leaks():
     assert comparison.choose(msgspec.structs.replace(entry, rows=[*rows[:2], collapsed]))["iso"].strength == 1.0
 
 
-def test_a_warning_about_a_model_that_collapsed_is_accepted_and_others_are_not(computed):
-    summary = comparison.vflsec.Report.read(computed).summary
-    defended = next(point for point in summary.worst if point.strength)
-    lost = msgspec.structs.replace(defended, status="collapsed", statuses={"ok": 1, "collapsed": 1})
-    warned = msgspec.structs.replace(
-        summary, worst=[lost], alarms=["fedsplitnn, iso 5: the representation is constant"]
-    )
-    comparison.expect_complete(warned)
-    for alarms, point in (["few rows"], lost), (warned.alarms, defended):
-        with pytest.raises(StoreError, match="expected results without a warning"):
-            comparison.expect_complete(msgspec.structs.replace(warned, worst=[point], alarms=alarms))
+@pytest.mark.parametrize(("is_defended", "is_refused"), [(True, False), (False, True)])
+def test_a_model_that_collapsed_is_accepted_under_a_defense_alone(is_defended, is_refused, computed, tmp_path):
+    def collapse(record):
+        if not getattr(record, "utility", None) or bool(record.defenses) is not is_defended:
+            return record
+        return msgspec.structs.replace(record, status="collapsed", error="its embeddings are equal", leak={})
+
+    folder = shutil.copytree(computed, tmp_path / "folder")
+    change(folder, collapse)
+    if is_refused:
+        with pytest.raises(StoreError, match="expected results without a warning, found: .*its embeddings are equal"):
+            comparison.make_entry(folder, "somebody")
+    else:
+        entry = comparison.make_entry(folder, "somebody")
+        assert [row.status for row in entry.rows if row.strength] == ["collapsed"]
+        assert comparison.choose(entry) == {"iso": None}
 
 
 def test_the_page_is_that_of_the_stored_results(monkeypatch):

@@ -194,7 +194,7 @@ def check_beyond(cell, row):
     if row["leak"]["advantage"] is None or "(" not in cell:
         is_above = row["leak"]["advantage"] is not None and low is not None and low > 0
         expect((cell == "yes") is (is_above and is_corrected(row)), cell, low)
-        expect((cell == "not after correction") is (is_above and not is_corrected(row)), cell, low)
+        expect((cell == "yes, before correction") is (is_above and not is_corrected(row)), cell, low)
     else:
         check_number(cell[cell.index("(") + 1 : -1], detectable)
 

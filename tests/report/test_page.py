@@ -73,9 +73,9 @@ def test_two_sentences_state_the_leak_and_what_a_defense_leaves():
         "pair of them right (AUC 1.00; .70 without joining)."
     )
     assert second == (
-        "By the upper end of the interval, the best defense that costs at most two points of utility is iso at "
-        "strength 5: on training rows it leaves AUC .84 (interval up to .86; 1.00 without it, .70 without joining), at "
-        "a cost of 1.4 points of utility."
+        "By the upper end of the interval, the best defense that costs at most two points of utility in the mean is "
+        "iso at strength 5: on training rows it leaves AUC .84 (interval up to .86; 1.00 without it, .70 without "
+        "joining), at a cost of 1.4 points of utility."
     )
     assert third == SEALED
 
@@ -248,7 +248,10 @@ def test_a_defense_that_costs_more_is_named_only_if_every_one_does():
 def test_a_defense_that_is_not_told_from_none_is_not_recommended(lower):
     wide = replace(lower, strength=20, leak=replace(lower.leak, ci95=(0.6, 0.73)))
     _, second = say([point(0.71), wide], "bureau", 80)
-    assert second == f"No tested defense that costs at most two points of utility is shown to lower this. {SEALED}"
+    assert (
+        second
+        == f"No tested defense that costs at most two points of utility in the mean is shown to lower this. {SEALED}"
+    )
 
 
 def test_sealed_training_is_the_next_step_where_every_defense_leaves_labels_readable():
@@ -283,7 +286,9 @@ def test_cost_and_what_joining_gains_have_their_intervals_in_the_verdict():
         gain=0.027,
         gain_ci95=(-0.04, 0.09),
     )
-    _, best, joining, _ = say([point(1.0), left], "bureau", 80)
+    clean = replace(point(1.0, utility=0.724), gain=0.044, gain_ci95=(-0.02, 0.1))
+    _, best, before, joining, _ = say([clean, left], "bureau", 80)
+    assert before.startswith("With no defense, joining is not shown to pay: ")
     assert best.endswith("at a cost of 1.7 points of utility (interval 0.6 to 2.9).")
     assert joining.startswith("With iso 5, joining is not shown to pay: ")
     assert "AUC .707, " in joining
@@ -312,7 +317,17 @@ def test_columns_that_leak_most_under_the_recommended_defense_are_named(clean, i
     columns = [point(leak, strength=s, alone=0.08, target="features", advantage=0.0) for s, leak in leaks.items()]
     labels = [point(1.0), point(0.8, strength=5), point(0.9, strength=25)]
     said = " ".join(say([*labels, *columns], "bureau", 80))
-    assert ("iso 5 is the setting under which most of the columns of another party is recovered" in said) is is_said
+    assert (
+        "Under no tested setting is more recovered of the columns of another party than under iso 5" in said
+    ) is is_said
+
+
+@pytest.mark.parametrize(("upper", "is_said"), [(0.885, True), (0.862, False)])
+def test_a_single_attack_with_a_wider_interval_is_named_under_the_recommended_defense(upper, is_said):
+    worst, single = [point(1.0), point(0.84, strength=5)], point(0.655, strength=5)
+    single = replace(single, attack="forest-training", leak=replace(single.leak, ci95=(0.425, upper)))
+    said = say(worst, "bureau", 80, points=[*worst, single])
+    assert any(" By itself, forest-training may reach .8" in sentence for sentence in said) is is_said
 
 
 def test_attacks_that_had_not_converged_are_named_where_alone_is_the_headline():
@@ -479,11 +494,11 @@ def test_the_annex_claims_nothing_that_was_not_run(report):
     summary, manifest = report.summary, report.manifest
     shown = read_annex(summary, manifest)
     for name in ("An attribute", "Columns", "Membership", "Models", "Training itself"):
-        assert re.search(rf"{name}: 0 attacks run, \d+ more possible, \d+ not", shown)
+        assert re.search(rf"{name}: 0 attacks of vflsec run, \d+ more possible, \d+ not", shown)
     assert "Predictions that are handed out: no attack run, impossible for this adversary" in shown
     most = max(summary.worst, key=lambda p: p.leak.mean).leak
     numbers = rf"highest measured AUC {write_number(most.mean)} under no defense \({write_number(most.alone)}"
-    assert re.search(rf"Labels: 2 attacks run, \d+ more possible, \d+ not, {numbers}", shown)
+    assert re.search(rf"Labels: 2 attacks of vflsec run, \d+ more possible, \d+ not, {numbers}", shown)
     assert "leak and cost of iso 1" in shown
     assert "no gate was set" in shown
     gate = Gate(gate="min-utility", limit=0.6, worst=0.7, at="iso 1", holds=True)
@@ -491,8 +506,8 @@ def test_the_annex_claims_nothing_that_was_not_run(report):
     clean = [p for p in others if not p.strength]
     half = len(clean) // 2
     shown = read_annex(replace(summary, points=clean[:half], worst=clean[half:], gates=[gate]), manifest)
-    assert "Labels: 0 attacks run" in shown
-    assert "Membership: 1 attack run" in shown
+    assert "Labels: 0 attacks of vflsec run" in shown
+    assert "Membership: 1 attack of vflsec run" in shown
     assert "no defense was tested" in shown
     assert "GATE min-utility 0.6: holds" in shown
 
@@ -516,7 +531,7 @@ def test_the_annex_has_no_number_under_a_note_that_forbids_relying_on_them(repor
     parts = [Part(doubtful, report.manifest), Part(replace(report.summary, adversary="shop"), report.manifest)]
     annex = re.sub("<[^>]*>", "", write_page(parts).partition("<h2>Annex: ")[2])
     assert "No number of 1. passive_1 is evidence" in annex
-    assert "Labels: 2 attacks run" in annex
+    assert "Labels: 2 attacks of vflsec run" in annex
     assert "(1. passive_1)" not in annex
 
 
@@ -549,9 +564,12 @@ def test_what_was_not_tested_stands_by_what_it_would_recover(report):
     section = next(part for part in text.split("<section") if "What was not tested" in part)
     items = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", section)[:3]
     assert items == [
-        ("Labels: 2 attacks run, 2 more possible, 0 not", "fusion, mc:x=1: was not asked for"),
-        ("Columns: 0 attacks run, 0 more possible, 1 not", "grn:victim=shop: impossible for this adversary: needs x"),
-        ("Membership: 0 attacks run, 1 more possible, 0 not", "lira: too dear: trains 64 shadows"),
+        ("Labels: 2 attacks of vflsec run, 2 more possible, 0 not", "fusion, mc:x=1: was not asked for"),
+        (
+            "Columns: 0 attacks of vflsec run, 0 more possible, 1 not",
+            "grn:victim=shop: impossible for this adversary: needs x",
+        ),
+        ("Membership: 0 attacks of vflsec run, 1 more possible, 0 not", "lira: too dear: trains 64 shadows"),
     ]
 
 
@@ -559,7 +577,7 @@ def test_the_verdict_and_the_list_of_untested_attacks_count_the_same(report):
     """Those that this adversary can mount, but for those on the training itself, which infer nothing."""
     text = report.to_html()
     section = next(part for part in text.split("<section") if "What was not tested" in part)
-    counts = re.findall(r"<dt>([^<]*?): (\d+) attacks? run, (\d+) more possible, \d+ not<", text)
+    counts = re.findall(r"<dt>([^<]*?): (\d+) attacks? of vflsec run, (\d+) more possible, \d+ not<", text)
     every = {name: int(n) + int(more) for name, n, more in counts if name != "Training itself"}
     assert sum(every.values()) == report.summary.mountable > every["Labels"] > 2
     assert f"only 2 of the {report.summary.mountable} attacks" in " ".join(report.summary.verdict)
@@ -573,7 +591,7 @@ def test_the_verdict_and_the_list_of_untested_attacks_count_the_same(report):
 def test_an_attack_that_did_not_run_could_not_or_was_not_asked_for(report, mountable, reason, counts):
     manifest = replace(report.manifest, questions={"inversion": "features", "backdoor": "integrity"})
     text = write_page([Part(replace(report.summary, mountable=mountable, not_run=[]), manifest)])
-    assert f"<dt>Columns: 0 attacks run, {counts} not</dt><dd>inversion: {reason}</dd>" in text
+    assert f"<dt>Columns: 0 attacks of vflsec run, {counts} not</dt><dd>inversion: {reason}</dd>" in text
     assert "not</dt><dd>backdoor: acts in training, and was not asked for</dd>" in text
 
 
@@ -630,13 +648,13 @@ def test_the_annex_counts_what_the_list_of_untested_attacks_counts(report):
     text = Report(summary, manifest).to_html()
     section = next(part for part in text.split("<section") if "What was not tested" in part)
     assert re.findall(r"<dt>([^<]*? not)</dt><dd>(.*?)</dd>", section) == [
-        ("Models: 0 attacks run, 1 more possible, 0 not", "model-recovery: gave no number"),
-        ("Training itself: 1 attack run, 1 more possible, 0 not", "steering: was not asked for"),
+        ("Models: 0 attacks of vflsec run, 1 more possible, 0 not", "model-recovery: gave no number"),
+        ("Training itself: 1 attack of vflsec run, 1 more possible, 0 not", "steering: was not asked for"),
     ]
     for counted in (
-        "Labels: 3 attacks run, 0 more",
-        "Models: 0 attacks run, 1 more",
-        "Training itself: 1 attack run, 1",
+        "Labels: 3 attacks of vflsec run, 0 more",
+        "Models: 0 attacks of vflsec run, 1 more",
+        "Training itself: 1 attack of vflsec run, 1",
     ):
         assert counted in annex
     assert "Predictions that are handed out: attack run" in annex

@@ -7,6 +7,7 @@ import math
 import re
 
 import msgspec
+import numpy as np
 import pandas as pd
 import pytest
 from matplotlib import rc_context
@@ -867,7 +868,7 @@ def test_a_row_says_whether_more_than_alone_is_shown(summary):
         leak = msgspec.structs.replace(low.leak, advantage_ci95=ends, detectable=detectable)
         assert columns.compare_with_alone(msgspec.structs.replace(low, leak=leak)) == text
         if text == "yes":
-            for p_holm, corrected in ((0.049, "yes"), (0.051, "not after correction")):
+            for p_holm, corrected in ((0.049, "yes"), (0.051, "yes, before correction")):
                 leak = msgspec.structs.replace(leak, p_holm=p_holm)
                 assert columns.compare_with_alone(msgspec.structs.replace(low, leak=leak)) == corrected
     nothing = msgspec.structs.replace(low.leak, advantage=None)
@@ -905,7 +906,7 @@ def test_an_epsilon_has_its_delta_and_is_said_to_be_simulated_above_the_table(su
     private = msgspec.structs.replace(summary, points=[msgspec.structs.replace(summary.points[0], spent=[loss])])
     line = table.show(private).above[1]
     assert "1e-05" in line
-    assert "right in at most 88.1 % at ε = 2" in line, "e^2 / (1 + e^2)"
+    assert "accuracy (no AUC) of at most 88.1 % at ε = 2" in line, "e^2 / (1 + e^2)"
     private = msgspec.structs.replace(private, points=[*private.points, summary.points[1]])
     assert table.SIMULATED in table.show(private).above
     assert table.SIMULATED not in table.write_epsilon(msgspec.structs.replace(private, audited="x.pt"))
@@ -943,3 +944,26 @@ def test_columns_are_explained_below_the_table_where_they_are_shown(summary):
     assert "cost:" in text
     assert "budget" not in text
     assert "Leak minus alone" not in Report(summary, build_manifest(specs.EvalSpec())).table(120, details=True)
+
+
+def test_a_label_is_nearest_to_its_own_point(summary):
+    """Two points side by side: a label beside the first must not stand above the second."""
+    near = [point(0.0, 0.7758, 1.0), point(1.0, 0.7717, 0.999), point(5.0, 0.762, 0.853), point(25.0, 0.746, 0.713)]
+    points = [
+        msgspec.structs.replace(
+            one,
+            utility=msgspec.structs.replace(one.utility, ci95=(one.utility.mean - 0.0064, one.utility.mean + 0.0064)),
+            leak=msgspec.structs.replace(one.leak, ci95=(one.leak.mean - 0.017, min(1.0, one.leak.mean + 0.017))),
+        )
+        for one in near
+    ]
+    figure = curve.draw(with_points(summary, points))
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    labels = [text for text in axes.texts if text.get_text()]
+    places = axes.transData.transform([label.xy for label in labels])
+    assert len(labels) == 4
+    for label, place in zip(labels, places, strict=True):
+        box = label.get_window_extent()
+        gaps = np.linalg.norm(np.clip(places, box.min, box.max) - places, axis=1)
+        assert gaps.min() == np.linalg.norm(np.clip(place, box.min, box.max) - place)

@@ -200,8 +200,8 @@ def _find_components(values: Tensor, mask: Tensor) -> Callable[[Tensor], Tensor]
     """Return what turns states (n, T, k) into principal components (n, T, COMPONENTS), zero beyond their rank."""
     used = mask.nonzero()[:: max(1, int(mask.sum()) // SAMPLE)]
     sample = values[used[:, 0], used[:, 1]].double()
-    axes = torch.linalg.svd(sample - sample.mean(dim=0), full_matrices=False).Vh[:COMPONENTS].T
-    return lambda x: (x - sample.mean(dim=0)) @ F.pad(axes, (0, COMPONENTS - axes.shape[1]))
+    axes = torch.linalg.svd(sample - (center := sample.mean(dim=0)), full_matrices=False).Vh[:COMPONENTS].T
+    return lambda x: (x - center) @ F.pad(axes, (0, COMPONENTS - axes.shape[1]))
 
 
 class _Gaussians(NamedTuple):

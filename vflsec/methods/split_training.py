@@ -19,14 +19,7 @@ from vflsec.core.party import Party
 from vflsec.core.protocol import Boundary, LinearBoundary
 from vflsec.core.settings import TrainSpec
 from vflsec.methods.checkpoint import Stateful
-from vflsec.methods.epochs import (
-    EarlyStopping,
-    Epochs,
-    Streams,
-    count_traffic,
-    get_selection,
-    set_rate,
-)
+from vflsec.methods.epochs import EarlyStopping, Epochs, Streams, count_traffic, get_selection, set_rate
 from vflsec.nn.stacked import draw_batches
 from vflsec.nn.wide import allow_sparse_gradients, create_optimizer
 from vflsec.nn.wrappers import Columns, Frozen

@@ -91,7 +91,7 @@ def compare_with_alone(point: Point) -> str:
     if point.leak.advantage is None:
         return "–"
     if (point.leak.advantage_ci95[0] or 0.0) > 0:
-        return "yes" if point.leak.is_shown else "not after correction"
+        return "yes" if point.leak.is_shown else "yes, before correction"
     if point.leak.is_blind:
         return "cannot be shown"
     return "not shown" if detectable is None else f"not shown ({write_number(detectable)})"

@@ -249,7 +249,7 @@ def draw(*summaries: Summary) -> Curve:
 
 
 def _place_labels(axes: Axes, renderer: RendererBase) -> None:
-    """Move each label where it covers no other one, and as few markers and lines as can be; else drop it."""
+    """Move each label where it covers no other one, is nearest to its point, and covers little; else drop it."""
     dots = axes.figure.dpi / 72
     labels = [text for text in axes.texts if isinstance(text, Annotation) and text.xycoords == "data"]
     placed = [text.get_window_extent(renderer) for text in axes.texts if text not in labels]
@@ -268,13 +268,17 @@ def _place_labels(axes: Axes, renderer: RendererBase) -> None:
         covered += MARKER * int(near.all(1).sum())
         return covered + LINE * sum(path.intersects_bbox(box, filled=False) for path in paths)
 
-    for label in labels:
-        size, (x, y) = label.get_window_extent(renderer).size, axes.transData.transform(label.xy)
-        boxes = {}
+    def measure_gap(box: Bbox, point: Any) -> float:
+        return float(np.linalg.norm(np.clip(point, box.min, box.max) - point))
+
+    points = [axes.transData.transform(label.xy) for label in labels]
+    for label, (x, y) in zip(labels, points, strict=True):
+        size, boxes = label.get_window_extent(renderer).size, {}
         for right, up in AROUND:
             corner = x + right * dots - size[0] * (1 - np.sign(right)) / 2, y + up * dots - size[1] * (up < 0)
             boxes[right, up] = Bbox.from_bounds(*corner, *size)
-        covers = {offset: measure_cover(box) for offset, box in boxes.items()}
+        wrong = {o: min(measure_gap(box, p) for p in points) < measure_gap(box, (x, y)) for o, box in boxes.items()}
+        covers = {offset: measure_cover(box) + MARKER * wrong[offset] for offset, box in boxes.items()}
         least = min(covers, key=covers.__getitem__)
         side = {-1: "right", 0: "center", 1: "left"}[int(np.sign(least[0]))]
         label.set(position=least, ha=side, va="bottom" if least[1] > 0 else "top", visible=covers[least] < LABEL)

@@ -41,7 +41,15 @@ SECONDS = 180
 
 ANNEX = tomllib.loads((resources.files("vflsec.report") / "annex.toml").read_text("utf-8"))["entries"]
 
-HINTS = TEXTS["hints"]
+OPTION = r"(?:--[a-z]|\b[a-z_]+\.[a-z_.]+=|\bvflsec [a-z]+\b)"
+HINTS = (
+    (r"--set aux\.n=(?=\d)", ""),
+    (r"\bneeds model\.head=none, got \w+", "needs a joint model whose last layer is not trained"),
+    (r", got an adversary on the (?:passive|active) side", ""),
+    (r"; this adversary has only.*|: (?:choose|name it|record) .*|: set it\b.*|: (?:choose|name) it$", ""),
+    (rf" \([^()]*{OPTION}[^()]*\)|, then {OPTION}[^\s,;.]*", ""),
+    (rf"[:;] (?!expected )(?:(?![:;] |\. ).)*?{OPTION}.*?(?=; |\)|\.? ?$|\. )", ""),
+)
 """What tells the user of a command line what to type, and what a page says in its place."""
 
 NOUNS = TEXTS["targets"]
@@ -256,7 +264,8 @@ def _sort_attacks(summary: Summary, manifest: Manifest) -> dict[str, tuple[str, 
     for target in (*TARGETS, ""):
         reasons = {name: why[name] for name in left.get(target, [])}
         impossible = sum(reason.startswith(unable) for reason in reasons.values())
-        counts = f"{count(number[target], 'attack')} run, {len(reasons) - impossible} more possible, {impossible} not"
+        number_run = count(number[target], "attack")
+        counts = f"{number_run} of vflsec run, {len(reasons) - impossible} more possible, {impossible} not"
         tested[target] = (f"{NOUNS[target]}: {counts}", reasons)
     return tested
 
@@ -447,7 +456,7 @@ def _list_evidence(summary: Summary, manifest: Manifest) -> dict[str, str]:
     seen = [p.leak.detectable for p in summary.worst if p.leak.detectable is not None]
     blind = (f"none, with {name_few(point.leak)}" for point in summary.worst if point.leak.is_blind)
     least = next(blind, write_number(max(seen, default=None)))
-    facts["detectable"] = f"smallest advantage that would have been seen: {least}"
+    facts["detectable"] = f"smallest advantage that would have been seen in each headline: {least}"
     rows = [count(n, f"{KINDS.get(split, split)} row") for split, n in summary.rows.items()]
     facts["rows"] = f"{' and '.join(rows) or 'no rows'} in each of {count(summary.seeds, 'seed')}"
     return facts

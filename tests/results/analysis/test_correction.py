@@ -45,7 +45,7 @@ def test_a_row_counts_once_and_the_undefended_one_by_itself():
     others = [replace(point, target="features", leak=replace(point.leak, p=None)) for point in made]
     headlines = correct_advantages([*made, *others])
     assert [point.leak.p_holm for point in headlines] == [0.04, 0.03, 0.04, pytest.approx(0.06), 0.06] + [None] * 5
-    answers = ["yes", "yes", "yes", "not after correction", "not after correction"] + ["yes"] * 5
+    answers = ["yes", "yes", "yes", "yes, before correction", "yes, before correction"] + ["yes"] * 5
     assert list(map(compare_with_alone, headlines)) == answers
 
 

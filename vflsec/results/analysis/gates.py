@@ -38,11 +38,10 @@ MAX_KNOWN_SHARE = 0.1
 MIN_USED_SHARE = 0.5
 """If all parties hold no more than this share of the smallest one's rows, their ids may be written differently."""
 
-Shown = TypeVar("Shown", Point, Damage)
-
-
-Place = tuple[str, str, float]
+PlaceKey = tuple[str, str, float]
 """Method, defense and strength."""
+
+Shown = TypeVar("Shown", Point, Damage)
 
 
 class Model(NamedTuple):
@@ -174,7 +173,7 @@ def _judge(
 
 
 def list_alarms(
-    manifest: Manifest, records: Mapping[str, Record], summary: Summary, models: Mapping[Place, Model]
+    manifest: Manifest, records: Mapping[str, Record], summary: Summary, models: Mapping[PlaceKey, Model]
 ) -> list[str]:
     """Return a sentence for each sign that the numbers are not about the system they name, with the way out.
 
@@ -196,12 +195,12 @@ def list_alarms(
     ]
 
 
-def judge_models(manifest: Manifest, records: Mapping[str, Record]) -> dict[Place, Model]:
+def judge_models(manifest: Manifest, records: Mapping[str, Record]) -> dict[PlaceKey, Model]:
     """Return the joint models, by method, defense and strength.
 
     Of several trainings with one seed the one of most attacks counts: one that acts in training has its own.
     """
-    trained: dict[Place, dict[int, list[Block]]] = {}
+    trained: dict[PlaceKey, dict[int, list[Block]]] = {}
     alone: dict[str, dict[int, float]] = {}
     for row in manifest.rows:
         record = records.get(row.key)

@@ -9,15 +9,7 @@ from typing import Any
 import msgspec
 
 from vflsec.base.checks import count, group
-from vflsec.results.analysis.gates import (
-    UNKNOWN,
-    Model,
-    Place,
-    check_gates,
-    check_limits,
-    judge_models,
-    list_alarms,
-)
+from vflsec.results.analysis.gates import UNKNOWN, Model, PlaceKey, check_gates, check_limits, judge_models, list_alarms
 from vflsec.results.analysis.groups import ALONE, SEVERITY, CellGroup, find_alone
 from vflsec.results.analysis.intervals import DIFFERENCE, SeedValue, get_headline, make_interval, measure
 from vflsec.results.analysis.results import Damage, GroupLeak, Measure, Point, Summary, name_defense
@@ -71,8 +63,7 @@ def summarize(
         dataset=manifest.title or manifest.dataset, adversary=manifest.adversary, seeds=manifest.seeds,
         metric=next((utility.metric for utility in measured if utility.mean is not None), ""), target=manifest.target,
         points=points, worst=worst, picked=[point for cells in attacked for point in cells.pick_strongest()],
-        cap=caps, c_dcs=average_dcs(caps), front=find_front(list(places.values())),
-        ranks=ranked,
+        cap=caps, c_dcs=average_dcs(caps), front=find_front(list(places.values())), ranks=ranked,
         gates=[], notes=[], spending=spending, out=out, integrity=broken,
         lost=_list_failed_baselines(manifest, records), failures=_list_failures(manifest, records),
         not_run=not_run, mountable=len(run) + len(not_run), left_out=manifest.left_out, audited=manifest.audited,
@@ -103,7 +94,7 @@ def _count_rows(records: Mapping[str, Record]) -> dict[str, int]:
     return {split: max(n for name, n in counts if name == split) for split in sorted({name for name, _ in counts})}
 
 
-def add_costs(points: Sequence[Point], models: Mapping[Place, Model]) -> list[Point]:
+def add_costs(points: Sequence[Point], models: Mapping[PlaceKey, Model]) -> list[Point]:
     """Return the points with what each defense costs in utility, and what joining gains, or why it is of no use."""
     whole = {point.method: point.utility.mean for point in points if not point.strength}
     several = []

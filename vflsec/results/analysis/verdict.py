@@ -81,10 +81,11 @@ def state_verdict(summary: Summary, run: Sequence[str], known: int, guarantees: 
         best = None if none else _choose_best(start, useful)
         if best:
             several = len({point.method for point in headlines}) > 1, len({point.place for point in useful}) > 1
-            sentences += [_describe_best(start, best, *several), _state_guarantee(best, guarantees)]
+            left = _describe_best(start, best, *several) + _name_widest(best, summary.points)
+            sentences += [left, _state_guarantee(best, guarantees)]
             sentences += [_describe_columns(best, summary.worst)]
-        sentences += [_describe_joining(best or start, summary)]
-        cheap = " that costs at most two points of utility" * bool(useful and _list_cheap(start, useful))
+        sentences += [_describe_joining(point, summary) for point in (start, best) if point]
+        cheap = " that costs at most two points of utility in the mean" * bool(useful and _list_cheap(start, useful))
         lowers_none = f"No tested defense{cheap} is shown to lower this." * bool(useful and not best)
         last = none or " ".join(filter(None, [lowers_none, _suggest_sealed(summary.worst, useful)]))
         last = last or _describe_untested(summary) * (not best)
@@ -326,17 +327,27 @@ def _describe_best(start: Point, best: Point, several_methods: bool, several: bo
     leak = after[rows]
     which = "the best defense" if several else "the only tested defense"
     alone = "" if leak.alone is None else f"; {_say(before[rows].mean)} without it, {_say(leak.alone)} without joining"
+    which += " that costs at most two points of utility in the mean" * is_cheap
     left = (
-        f"By the upper end of the interval, {which}{' that costs at most two points of utility' * is_cheap} is "
-        f"{f'{best.method} with ' * several_methods}{best.defense} at strength {best.strength:g}: on "
-        f"{ROWS.get(rows, rows)} it leaves {_name_metric(leak)} {_say(leak.mean)} (interval up to "
-        f"{_say(leak.upper)}{alone}), {price}."
+        f"By the upper end of the interval, {which} is {f'{best.method} with ' * several_methods}{best.defense} at "
+        f"strength {best.strength:g}: on {ROWS.get(rows, rows)} it leaves {_name_metric(leak)} {_say(leak.mean)} "
+        f"(interval up to {_say(leak.upper)}{alone}), {price}."
     )
     of_table = f" Its row in the table, {_say(best.leak.mean, 3)}, is on {_name_rows(best.leak.rows)}."
     further = [_count_known_left(before[rows], leak), _add_highest(best)]
     weak = f" Attacks that had not converged under it, and may be too weak: {list_first(best.unconverged)}."
     further += [weak * bool(best.unconverged)]
     return f"{left}{of_table * (best.leak.rows != rows)}{''.join(further)}"
+
+
+def _name_widest(best: Point, points: Sequence[Point]) -> str:
+    """Return which single attack may leak most by its interval, if that ends above the interval of the headline."""
+    same = [point for point in points if (point.place, point.target) == (best.place, best.target)]
+    ends = [(leak.upper, p.attack) for p in same for leak in (p.leak, p.leak_train) if leak.metric == best.leak.metric]
+    upper, attack = max(ends, default=(0.0, ""))
+    return f" By itself, {attack} may reach {_say(upper)}: its interval is wider." * (
+        upper >= best.leak.upper + MIN_GAIN
+    )
 
 
 def _state_guarantee(best: Point, guarantees: Mapping[str, str]) -> str:
@@ -350,7 +361,7 @@ def _state_guarantee(best: Point, guarantees: Mapping[str, str]) -> str:
 
 
 def _describe_columns(best: Point, worst: Sequence[Point]) -> str:
-    """Return a sentence for each kind of columns of which most is recovered under the recommended defense."""
+    """Return a sentence for each kind of columns of which no setting tells more than the recommended defense."""
     sentences = []
     for target in dict.fromkeys(p.target for p in worst if p.target.partition(" ")[0] in ("attribute", "features")):
         points = [p for p in worst if p.target == target and p.method == best.method and p.leak.mean is not None]
@@ -360,8 +371,8 @@ def _describe_columns(best: Point, worst: Sequence[Point]) -> str:
             continue
         shown = "" if _is_more_than_alone(under.leak, corrected=True) else "; more than alone is not shown"
         sentences.append(
-            f"{best.defense} {best.strength:g} is the setting under which most of {_name_target(under)} is recovered: "
-            f"{_name_metric(under.leak)} {_say(under.leak.mean)} ({_say(clean)} without a defense, "
+            f"Under no tested setting is more recovered of {_name_target(under)} than under {best.defense} "
+            f"{best.strength:g}: {_name_metric(under.leak)} {_say(under.leak.mean)} ({_say(clean)} without a defense, "
             f"{_say(under.leak.alone)} without joining{shown})."
         )
     return " ".join(sentences)
@@ -372,10 +383,8 @@ def _describe_joining(point: Point, summary: Summary) -> str:
     low, high = point.gain_ci95
     if point.gain is None or point.utility.mean is None:
         return ""
-    metric, pays = (
-        MEASURES.get(point.utility.metric, point.utility.metric),
-        "pays" if (low or 0.0) > 0 else "is not shown to pay",
-    )
+    metric = MEASURES.get(point.utility.metric, point.utility.metric)
+    pays = "pays" if (low or 0.0) > 0 else "is not shown to pay"
     interval = "" if low is None else f", interval {_say(low, 3)} to {_say(high, 3)}"
     return (
         f"With {name_defense(point, summary.undefended)}, joining {pays}: the joint model has a utility of {metric} "
