@@ -11,7 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from threadpoolctl import threadpool_limits
+
+# How fast an example is drawn or runs is a fact about the machine, which other work can make slow at any time.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # whose games of an epsilon tests play, too
 

@@ -87,7 +87,7 @@ def test_numbers_that_a_float_has_rounded_are_not_measured(tmp_path):
     assert finding["status"] == "unmeasured"
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(2, 1 << 20), st.lists(st.integers(1, 1 << 20), min_size=8, max_size=20))
 def test_the_divisor_of_multiples_is_a_multiple_of_the_weight(w, deltas):
     assert np.gcd.reduce(np.array(deltas) * w) % w == 0

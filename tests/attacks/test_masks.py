@@ -112,7 +112,7 @@ def test_one_bare_output_of_several_counts(tmp_path):
     assert attack_recording(LowBits(), c)["leak"]["weights"].metrics == {"share": 0.5}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_a_system_modulo_a_power_of_two_is_solved_where_it_was_made(data):
     bits, width = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 4))
@@ -127,7 +127,7 @@ def test_a_system_modulo_a_power_of_two_is_solved_where_it_was_made(data):
         assert all(-(1 << found.known - 1) <= w < 1 << found.known - 1 for w in found.weights)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_elimination_agrees_with_trying_all(data):
     bits, width = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 2))

@@ -83,7 +83,7 @@ def test_what_is_written_is_read(tmp_path):
 
 
 @pytest.mark.long
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_any_message_survives(tmp_path_factory, data):
     n = data.draw(st.integers(1, 40))
@@ -436,7 +436,7 @@ def test_nodes_that_contradict_each_other_are_named(tmp_path, messages, match):
 
 
 @pytest.mark.long
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_nodes_are_refused_exactly_where_no_tree_has_them(tmp_path_factory, data):
     """Against pairs of all that is said, one by one."""

@@ -61,7 +61,7 @@ def test_integers_of_any_size_are_read_as_written(values):
     assert note.array().ravel().tolist() == values
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_a_file_torn_anywhere_reads_as_a_prefix(tmp_path_factory, data):
     path = written(tmp_path_factory.mktemp("torn") / "c.rec")
@@ -77,7 +77,7 @@ def test_a_file_torn_anywhere_reads_as_a_prefix(tmp_path_factory, data):
     assert all(n <= m and set(a) <= set(b) for (_, n, a), (_, m, b) in zip(steps, full, strict=False))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_a_changed_byte_is_noticed(tmp_path_factory, data):
     path = written(tmp_path_factory.mktemp("bad") / "c.rec")

@@ -92,7 +92,7 @@ def test_too_long_a_message_takes_no_memory(raw, monkeypatch):
     assert taken == [HEADER.size]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(garbage=st.binary(max_size=200), flips=st.lists(st.integers(0, 8 * HEADER.size + 80), max_size=3))
 def test_no_garbage_is_taken_for_a_message(garbage, flips):
     content = bytearray(frame(msgspec.msgpack.encode(Ping(b"12345678")), step=3) + garbage)

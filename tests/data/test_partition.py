@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vflsec.base.errors import DataError, UsageError
@@ -43,7 +43,7 @@ specs = st.builds(
     validation=st.sampled_from([0.0, 0.2]),
     stratify=st.just(True),
 )
-quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=40)
 
 
 @quick

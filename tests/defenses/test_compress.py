@@ -33,7 +33,7 @@ def test_known_answers(strength, expected):
     assert torch.equal(compressed(torch.tensor([[3.0, -4.0, 1.0, 2.0]]), strength), torch.tensor(expected))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 1000), st.integers(1, 9), st.sampled_from([0.1, 0.25, 0.5, 0.75, 0.9, 1.0]))
 def test_equals_the_naive_version(seed, rows, strength):
     g = torch.randn(rows, 20, generator=torch.Generator().manual_seed(seed))

@@ -25,7 +25,7 @@ def dcor(h, labels):
     return float(log_distance_correlation(h, labels).exp())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 1000), st.integers(2, 5), st.integers(6, 40), st.integers(1, 4))
 def test_equals_the_definition(seed, classes, rows, width):
     rng = torch.Generator().manual_seed(seed)

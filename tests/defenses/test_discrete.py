@@ -23,7 +23,7 @@ def naive(g, bins, bound, clip):
     return points[(g[..., None] - points).abs().argmin(dim=-1)]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 1000), st.sampled_from([6, 12, 18, 24]), st.sampled_from([0.03, 1.0]), st.booleans())
 def test_equals_the_naive_version(seed, bins, bound, clip):
     g = torch.randn(9, 5, generator=torch.Generator().manual_seed(seed)) * 2 * bound

@@ -30,7 +30,7 @@ def naive(heights, thresholds):
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(-3, 3), max_size=12), st.lists(st.integers(-3, 3), max_size=6))
 def test_the_choice_equals_the_naive_version(heights, thresholds):
     assert ppdl._find_crossings(heights, thresholds) == naive(heights, thresholds)

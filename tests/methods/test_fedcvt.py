@@ -125,7 +125,7 @@ def drawn(*shape, seed=0):
 
 
 @given(st.integers(1, 5), st.integers(1, 6), st.integers(1, 4), st.floats(0.1, 3), st.integers(0, 99))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_attention_is_the_formula(queries, keys, width, temperature, seed):
     q, k, v = drawn(queries, width, seed=seed), drawn(keys, width, seed=seed + 100), drawn(keys, 2, seed=seed + 200)
     assert torch.allclose(attend(q, k, v, temperature), naive_attention(q, k, v, temperature))

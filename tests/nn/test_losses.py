@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vflsec.nn.losses import info_nce, negative_cosine, normalize, nt_xent, regression, scarf_loss
 
-quick = settings(max_examples=30, deadline=None)
+quick = settings(max_examples=30)
 rows, widths, seeds = st.integers(1, 7), st.integers(1, 6), st.integers(0, 2**31)
 temperatures = st.floats(0.05, 5)
 

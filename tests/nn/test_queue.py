@@ -56,7 +56,7 @@ def test_of_a_larger_batch_the_last_rows_stay():
 
 
 @given(st.integers(1, 6), st.lists(st.integers(0, 14), max_size=6), st.integers(0, 99))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_batches_are_as_good_as_one_key_at_a_time(size, batches, seed):
     torch.manual_seed(seed)
     queue = Queue(size, 3)

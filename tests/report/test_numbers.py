@@ -559,7 +559,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", [*READERS, *OTHERS])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_the_numbers_of_every_format_are_those_of_json(name, seed):
     report = make_report(seed)

@@ -41,7 +41,7 @@ labeled = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=2, max_
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(labeled)
 def test_auc_and_ks_equal_naive_loops(rows):
     score, labels = np.array([s for s, _ in rows], dtype=float), np.array([int(y) for _, y in rows])

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vflsec.results.analysis.results import Cap
@@ -91,7 +91,6 @@ def test_the_hypervolume_of_worked_examples():
     assert hypervolume([0.0, 0.0], [1.0, 0.5]) == 0.0, "destroyed models, however private"
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)  # on a busy machine
 @given(POINTS)
 def test_the_hypervolume_is_the_share_of_a_grid_that_some_point_dominates(points):
     gain, kept = zip(*points, strict=True)

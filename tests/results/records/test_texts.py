@@ -33,7 +33,6 @@ def test_groups_are_read_again(text: str):
     assert unseal(seal(groups), Subgroups) == groups or not is_readable(text)
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.lists(WORDS, max_size=3))
 def test_every_command_is_read_again(words: list[str]):
     provenance = describe_provenance({}, {}, words)
