@@ -21,7 +21,7 @@ import vflsec
 PAGE = Path(__file__).parents[1] / "docs" / "language.md"
 FOLDER = Path("runs/language")
 CUTS, BLOCKS = (1, 2), 4
-ON_TEXT = ("iso:lambda=2,8@embedding", "santext:epsilon=16,8", "snd:epsilon=64,32")
+ON_TEXT = ("iso:lambda=2,8@embedding", "santext:epsilon=16,8", "custext:epsilon=8,4", "snd:epsilon=64,32")
 DEEPER = ("iso:lambda=2@embedding", "santext:epsilon=16")
 """Defenses of the text with their strengths, after the first block and after later ones."""
 
@@ -33,7 +33,7 @@ ON_LABELS = ("direction", "exploit", "fusion", "mc")
 """Attacks of the party with the text: on gradients of rows, on all it has, and on its model alone."""
 
 
-BY_WORDS = ("santext", "snd")
+BY_WORDS = ("custext", "santext", "snd")
 
 
 def name_defense(name: str, strength: float) -> str:

@@ -4,13 +4,14 @@ import itertools
 
 import pytest
 import torch
+from torch import nn
 
 from vflsec.base.layout import PADDING
 from vflsec.base.seeds import make_rng
 from vflsec.language.noisy_channel import Mechanism, WordOrder, fit_channel
 from vflsec.language.text import START
 from vflsec.language.transformer import Text
-from vflsec.language.word_privacy import SanText
+from vflsec.language.word_privacy import CusText, SanText, find_sets
 
 SIZE, LENGTH = 3, 4
 
@@ -71,13 +72,13 @@ def plant(epsilon, noise, rows=600, known=150):
     read = words
     if epsilon:
         defense = SanText(1 / epsilon)
-        defense._embeddings = embeddings
+        defense.read_words(nn.Embedding.from_pretrained(embeddings), LENGTH)
         read = defense.on_text(Text(words), rng=rng).words
     states = embeddings[read] @ torch.randn(6, 10, generator=rng).double()
     states = states + noise * torch.randn(states.shape, generator=rng).double()
     mask = words != PADDING
     states *= mask[..., None]
-    mechanism = Mechanism(embeddings, 1 / epsilon) if epsilon else None
+    mechanism = Mechanism(embeddings, (defense,)) if epsilon else None
     fitted = fit_channel((states[:known], mask[:known]), words[:known], (states[known:], mask[known:]), mechanism)
     rates = [float((guess == words[known:])[mask[known:]].double().mean()) for guess in (fitted, read[known:])]
     return *rates, fitted, mask[known:]
@@ -94,3 +95,28 @@ def test_order_gives_the_words_that_were_replaced():
 def test_order_gives_words_that_noise_hides_where_no_defense_of_words_is_known():
     recovered, *_ = plant(epsilon=0.0, noise=6.0)
     assert recovered > 0.95
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_of_words_without_order_the_set_is_recovered_and_the_word_as_often_as_the_channel_allows(several):
+    """Words are drawn evenly, so that nothing is better than the likeliest word of each that may have been read."""
+    rng = make_rng(0, "drawn")
+    words, embeddings = torch.randint(1, 16, (1500, 8), generator=rng), torch.randn(16, 6, generator=rng).double()
+    text, channel, defenses = Text(words), torch.eye(15).double(), []
+    for kind, epsilon in [("custext", 2.0), ("santext", 12.0)][: 1 + several]:
+        defenses.append(CusText(1 / epsilon, top_k=5) if kind == "custext" else SanText(1 / epsilon))
+        defenses[-1].read_words(nn.Embedding.from_pretrained(embeddings), 8)
+        text = defenses[-1].on_text(text, rng=rng)
+        channel = channel @ torch.stack(list(defenses[-1].compute_shares(torch.arange(1, 16), embeddings)))
+    states = embeddings[text.words] @ torch.randn(6, 10, generator=rng).double()
+    mask, known = words != PADDING, slice(300)
+    states += 0.01 * torch.randn(states.shape, generator=rng).double()
+    fitted = fit_channel(
+        (states[known], mask[known]), words[known], (states, mask), Mechanism(embeddings, (*defenses,))
+    )
+    fitted, words = fitted[300:], words[300:]
+    best = float(channel.amax(dim=0).mean())
+    assert 0.2 < best < 0.8
+    assert float((fitted == words).double().mean()) == pytest.approx(best, abs=0.025)
+    sets = find_sets(embeddings, 5)
+    assert several or torch.equal(sets[fitted], sets[words])

@@ -19,10 +19,11 @@ from vflsec.attacks.spectral_embedding import SpectralEmbedding
 from vflsec.base.errors import UsageError
 from vflsec.base.layout import PADDING
 from vflsec.base.seeds import make_rng
+from vflsec.cli.train_ import describe_budget
 from vflsec.core.message import Kind, Transcript
 from vflsec.core.view import View
 from vflsec.language.transformer import Text
-from vflsec.language.word_privacy import SanText, SnD, find_diameter
+from vflsec.language.word_privacy import CusText, SanText, SnD, find_diameter, find_sets
 from vflsec.results import metrics
 from vflsec.run.adversary import isolate
 from vflsec.run.questions import ask
@@ -34,8 +35,20 @@ POINTS = [[9.0, 9.0], [0.0, 0.0], [0.0, 1.0], [3.0, 0.0], [3.0, 4.0]]
 """Embeddings of padding and four words; the largest distance of two words is 5."""
 
 
-def make(kind, epsilon, points=POINTS, length=1):
-    defense = kind(1 / epsilon)
+ON_A_LINE = [[9.0], [0.0], [10.0], [1.0], [11.0], [3.0], [12.0], [20.0]]
+"""Embeddings of padding and seven words: with ``top_k`` = 3 the first is with those at 1 and 3; the others are left."""
+
+NEARNESS = {
+    1: {1: 1, 3: 2 / 3, 5: 0},
+    3: {1: 1 / 2, 3: 1, 5: 0},
+    5: {1: 0, 3: 1 / 3, 5: 1},
+    7: {2: 0, 4: 0.1, 6: 0.2, 7: 1},
+}
+"""Of four of them the similarity to each word of their set, from 0 to 1."""
+
+
+def make(kind, epsilon, points=POINTS, length=1, **options):
+    defense = kind(1 / epsilon, **options)
     defense.read_words(nn.Embedding.from_pretrained(torch.tensor(points), freeze=False), length)
     return defense
 
@@ -55,6 +68,10 @@ class Conformance(DefenseConformance):
 
 class TestConformance_santext(Conformance):
     kind = SanText
+
+
+class TestConformance_custext(Conformance):
+    kind = CusText
 
 
 class TestConformance_snd(Conformance):
@@ -81,6 +98,55 @@ def test_words_are_replaced_with_the_probabilities_of_the_paper():
     distances = torch.cdist(torch.tensor(POINTS[1:]), torch.tensor(POINTS[1:])) / 5
     assert (ratios <= 2.0 * distances + 0.1).all()  # epsilon times distance, within the error of the shares
     assert measure_replacement(make(SanText, 2.2))[1] > 5  # a scale that is wrong by a tenth
+
+
+def measure_sets(defense, rows=40_000):
+    """Return how far the shares of words are from those by ``NEARNESS``, in standard deviations, at most."""
+    largest = 0.0
+    for word, near in NEARNESS.items():
+        drawn = draw(defense, torch.full((rows, 1), word)).words
+        shares = torch.bincount(drawn[:, 0], minlength=8).double() / rows
+        assert set(drawn[:, 0].tolist()) == near.keys()
+        expected = torch.tensor([math.exp(3.0 * near[k] / 2) if k in near else 0.0 for k in range(8)]).double()
+        expected /= expected.sum()  # epsilon is 3
+        deviation = (shares - expected).abs() / (expected * (1 - expected) / rows).sqrt().clamp_min(1e-9)
+        largest = max(largest, float(deviation.max()))
+    return largest
+
+
+def test_words_are_replaced_within_their_sets_with_the_probabilities_of_the_paper():
+    assert measure_sets(make(CusText, 3.0, ON_A_LINE, top_k=3)) < 5
+    assert measure_sets(make(CusText, 3.3, ON_A_LINE, top_k=3)) > 5  # a scale that is wrong by a tenth
+
+
+def test_sets_share_no_word_and_epsilon_holds_between_words_of_a_set_alone():
+    points = torch.randn(62, 5, generator=make_rng(0, "points")).double()
+    sets, words = find_sets(points, 20), torch.arange(1, 62)
+    assert sets[PADDING] == 0
+    assert sorted(sets[1:].unique(return_counts=True)[1].tolist()) == [20, 20, 21]
+    defense = make(CusText, 3.0, points.tolist(), top_k=20)
+    shares = torch.stack(list(defense.compute_shares(words, points)))
+    same = sets[1:, None] == sets[None, 1:]
+    assert torch.equal(shares > 0, same)
+    torch.testing.assert_close(shares.sum(dim=1), torch.ones(61).double())
+    ratios = (shares[:, None] / shares[None]).log()[same[:, None] & same[None] & same[..., None]]
+    assert 1.5 < ratios.max() <= 3.0
+    assert torch.equal(shares.argmax(dim=1), words - 1)
+
+
+def test_a_set_of_a_single_word_is_refused_and_equal_words_are_drawn_evenly():
+    with pytest.raises(UsageError, match=r"^expected top_k >= 2 for custext, got 1: a set of a word hides nothing$"):
+        CusText(0.25, top_k=1)
+    defense = make(CusText, 3.0, [[0.0]] * 4, top_k=3)
+    (shares,) = defense.compute_shares(torch.tensor([2]), defense.embeddings)
+    torch.testing.assert_close(shares, torch.full((3,), 1 / 3).double())
+
+
+@pytest.mark.parametrize("kind", [CusText, SanText, SnD])
+def test_without_strength_the_text_is_the_same(kind):
+    defense, text = kind(0.0), Text(torch.tensor([[1, 2, PADDING]]))
+    defense.read_words(nn.Embedding(4, 2), 3)
+    assert defense.on_text(text, rng=make_rng(0, "text")) is text
 
 
 def measure_lengths(defense, rows=20_000):
@@ -211,6 +277,25 @@ def test_epsilon_is_that_of_the_longest_text_and_of_the_party_that_holds_it():
     assert twice["epsilon"] == 2 * account["epsilon"]
     assert compute_spending(trained, federation.channel.releases(), "passive_1") == []
     assert SanText(0.25).privacy_spent(1) is None  # it has read no words
+
+
+def test_an_epsilon_within_sets_bounds_no_accuracy(tmp_path):
+    """Of which set a word is, everybody is told, so that two texts may be told apart for certain."""
+    report = vflsec.evaluate(
+        attack="text-prior", adversary="active", dataset=make_animals(), methods=["split-lm"],
+        defense="custext:epsilon=0.01,top_k=3", train={"epochs": 1}, aux={"n": 20}, seeds=1, jobs=1, out=tmp_path,
+    )  # fmt: skip
+    (spent,) = report.points[-1].spent
+    assert (spent["epsilon"], spent["of"]) == (pytest.approx(0.08), "within sets")
+    assert (
+        describe_budget(spent)
+        == "0.08 at delta 0 by custext: one label or text within sets, over all messages of the training"
+    )
+    text = report.to_markdown(details=True)
+    assert "0.08 (within sets)" in text
+    assert "custext hides the words of passive_1 within their sets alone" in text
+    assert "has an accuracy (no AUC) of at most" not in text
+    assert "EPSILON (models)" not in text
 
 
 def test_a_method_that_reads_no_words_is_refused(tmp_path):

@@ -853,7 +853,7 @@ def test_a_row_to_compare_with_must_exist(tmp_path):
 
 def test_every_defense_of_labels_has_a_row_for_each_strength():
     known = registry.list_all("defenses").keys()
-    of_others = {"dp-sgd", "id-lmid", "phe", "santext", "snd"}  # which hide no labels of networks
+    of_others = {"custext", "dp-sgd", "id-lmid", "phe", "santext", "snd"}  # which hide no labels of networks
     assert known - recipes.list_defenses().keys() == {*of_others, "sealed"}  # which changes a protocol, as phe does
     recipe = read_recipe("cross-risk")
     rows = {(row.defense, row.strength) for row in recipe.rows[1:]}

@@ -108,9 +108,9 @@ def describe_budget(account: Mapping[str, Any]) -> str:
     if "releases" in account:
         of = f"one row in {account['releases']} releases to {account['adversary']}"
         of += f"; {account['epsilon_transcript']:.4g} over the releases of all rows received"
-    elif "of" in account:
+    elif "updates" in account:
         updates = f"{account['updates']} updates of a party's own {account['of']}"
         of = f"one row in {updates}, not in the messages about the row"
     else:
-        of = "one label or text, over all messages of the training"
+        of = f"one label or text {account.get('of', '')}".rstrip() + ", over all messages of the training"
     return f"{account['epsilon']:.4g} at delta {account['delta']:g} by {name}: {of}"

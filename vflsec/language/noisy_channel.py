@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from vflsec.base.layout import PADDING
 from vflsec.core.knowledge import Knowledge
 from vflsec.core.method import Trained
-from vflsec.language.word_privacy import SanText, WordPrivacy, find_diameter
+from vflsec.language.word_privacy import WordPrivacy, WordReplacement
 
 COMPONENTS, WIDTH, ROUNDS = 128, 256, 6
 """Principal components of states, numbers that stand for a word without embeddings, and rounds of EM."""
@@ -22,10 +22,10 @@ ENTRIES, POOL, SAMPLE = 4 * 10**6, 2000, 6000
 
 
 class Mechanism(NamedTuple):
-    """What both parties know of a defense of words: embeddings (V, d) before training, and SanText's 1/epsilon or 0."""
+    """What both parties know of defenses of words: embeddings (V, d) before training, and what replaces words."""
 
     embeddings: Tensor
-    strength: float
+    replacing: tuple[WordReplacement, ...]
 
 
 def read_mechanism(trained: Trained, _: Sequence[str]) -> Mechanism | None:
@@ -34,8 +34,8 @@ def read_mechanism(trained: Trained, _: Sequence[str]) -> Mechanism | None:
     words = [d for d in defenses if isinstance(d, WordPrivacy) and d.strength and d.embeddings is not None]
     if not words:
         return None
-    strength = next((d.strength for d in words if isinstance(d, SanText)), 0.0)
-    return Mechanism(words[0].embeddings, strength)  # type: ignore[arg-type]
+    replacing = tuple(d for d in words if isinstance(d, WordReplacement))
+    return Mechanism(words[0].embeddings, replacing)  # type: ignore[arg-type]
 
 
 MECHANISM = Knowledge(
@@ -142,8 +142,8 @@ def fit_channel(
     """Return the words (n, T) of ``rows`` that are likeliest by their states and by the other words of their text.
 
     A state is Gaussian around a linear function of the embedding of the word that was read, with one covariance for
-    all words; without a mechanism, a random vector stands for each word of known rows. SanText's channel tells which
-    words were read for a word, known rows the order of words. The likelihood is raised by EM on known and other rows.
+    all words; without a mechanism, a random vector stands for each word of known rows. The defense tells which words
+    were read for a word, known rows the order of words. The likelihood is raised by EM on known and other rows.
 
     Args:
         known: states (m, T, k) of known rows, and where words are (m, T).
@@ -159,12 +159,12 @@ def fit_channel(
         random = torch.randn(size, WIDTH, generator=rng, dtype=torch.double) / WIDTH**0.5
         table = torch.eye(size, dtype=torch.double) if size <= WIDTH else random
     else:
-        table = mechanism.embeddings.cpu().double()[PADDING + 1 :]
-        if mechanism.strength:
-            apart = torch.cdist(table[vocabulary - PADDING - 1], table) / find_diameter(mechanism.embeddings)
-            channel = torch.softmax(-apart / (2 * mechanism.strength), dim=1)  # (K, V)
-        else:
-            table = table[vocabulary - PADDING - 1]
+        embeddings = mechanism.embeddings.cpu().double()
+        table = embeddings[PADDING + 1 :] if mechanism.replacing else embeddings[vocabulary]
+        for defense in mechanism.replacing:  # (K, V), of one after the other
+            words = vocabulary if channel is None else torch.arange(len(table)) + PADDING + 1
+            shares = torch.stack(list(defense.compute_shares(words, embeddings)))
+            channel = shares if channel is None else channel @ shares
     order = WordOrder.fit(known_words, size)
 
     def to_words(likely: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from vflsec.core.protocol import Boundary
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.language.pretrained import PretrainedLower, PretrainedUpper
 from vflsec.language.transformer import LowerModel, Text, UpperBlocks, UpperModel, split_positions
-from vflsec.language.word_privacy import WordPrivacy
+from vflsec.language.word_privacy import CusText, WordPrivacy
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.split_training import SplitTraining
 
@@ -205,11 +205,16 @@ class SplitLM(FedSplitNN):
         return UpperBlocks(self.hidden, self.heads, self.blocks - self.cut)
 
     def notes(self, federation: Federation) -> list[str]:
-        """Return whose lengths of texts are sent in clear, and which words a model of transformers has not."""
+        """Return whose lengths and sets of words are sent in clear, and which words a model of transformers has not."""
         texts = {party.name: party for party in federation.passive if party.holds_text}
         notes = [
             f"the mask tells the length of each text of {name}: no defense hides it, and no epsilon covers it"
             for name in texts
+        ] + [
+            f"custext hides the words of {name} within their sets alone: which set each is of is told, and no epsilon "
+            f"covers it"
+            for name, party in texts.items()
+            if any(isinstance(defense, CusText) for defense in party.defenses.select(hooks.TEXT))
         ]
         return notes + [
             f"{model.split} of {len(party.layout.vocabulary)} words of {name} are several tokens of the model: each "

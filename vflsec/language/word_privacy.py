@@ -1,11 +1,14 @@
 """Defenses of each word of a text by metric differential privacy: replaced words, and noise on their embeddings."""
 
 from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from vflsec.base.errors import UsageError
 from vflsec.base.layout import PADDING
 from vflsec.core.defense import Defense
 from vflsec.language.transformer import Text
@@ -21,9 +24,16 @@ GUARANTEE = (
     "word occurs at all is not covered"
 )
 
+WITHIN_SETS = (
+    "differential privacy of each word among the words of its set, against everybody but the party with the text, in "
+    "all messages of one training and its predictions: replacing a word by another of its set changes them by at most "
+    "epsilon. Between sets there is none: what a word becomes tells for certain which set it is of. A text of n words "
+    "spends n epsilon, and K trainings on it K times as much. Lengths of texts, the vocabulary and the sets are public"
+)
+
 
 class WordPrivacy(Defense):
-    """Base of the two: what the models read is drawn once for each text, so that its releases cannot be averaged.
+    """Base of all: what the models read is drawn once for each text, so that its releases cannot be averaged.
 
     Attributes:
         fixes: whether embeddings must not learn, since each state of them would be another release of the same noise.
@@ -60,18 +70,35 @@ class WordPrivacy(Defense):
     def on_text(self, text: Text, *, rng: torch.Generator) -> Text:
         """Return the text that the models read in place of ``text``; padding stays."""
         assert self._embeddings is not None, "read_words comes first"
-        return self.draw(text, self._embeddings, find_diameter(self._embeddings), rng) if self.strength else text
+        return self.draw(text, self._embeddings, rng) if self.strength else text
 
     @abstractmethod
-    def draw(self, text: Text, embeddings: Tensor, diameter: float, rng: torch.Generator) -> Text:
+    def draw(self, text: Text, embeddings: Tensor, rng: torch.Generator) -> Text:
         """Return ``text`` with fresh noise.
 
         Args:
             text: as the defense before left it.
             embeddings: (V, d) of the vocabulary.
-            diameter: the largest distance between two of them.
             rng: the party's own.
         """
+
+
+class WordReplacement(WordPrivacy):
+    """Base of those that put a random word in the place of each, with probabilities that both parties know."""
+
+    @abstractmethod
+    def compute_shares(self, words: Tensor, embeddings: Tensor) -> Iterator[Tensor]:
+        """Yield the probabilities (V - 1,) of what each of ``words`` (n,) becomes, from the word after padding on."""
+
+    def draw(self, text: Text, embeddings: Tensor, rng: torch.Generator) -> Text:
+        """Return other words."""
+        words = text.words.clone()
+        used = text.words[text.words != PADDING].unique()  # type: ignore[no-untyped-call]
+        for word, shares in zip(used, self.compute_shares(used, embeddings), strict=True):
+            places = text.words == word
+            drawn = torch.multinomial(shares, int(places.sum()), replacement=True, generator=rng)
+            words[places] = drawn + PADDING + 1
+        return Text(words, text.noise)
 
 
 def find_diameter(embeddings: Tensor) -> float:
@@ -80,7 +107,7 @@ def find_diameter(embeddings: Tensor) -> float:
     return max(float(torch.cdist(part, used).max()) for part in used.split(ROWS))  # type: ignore[no-untyped-call]
 
 
-class SanText(WordPrivacy):
+class SanText(WordReplacement):
     """Each word becomes a random word of the vocabulary, the more likely the nearer their embeddings are.
 
     P(y | x) is proportional to exp(-epsilon d(x, y) / 2), where d is the Euclidean distance between embeddings over the
@@ -104,16 +131,76 @@ class SanText(WordPrivacy):
         "words of the text, or columns, tell of a word; and for the labels, which it does not hide"
     )
 
-    def draw(self, text: Text, embeddings: Tensor, diameter: float, rng: torch.Generator) -> Text:
-        """Return other words."""
-        words, used = text.words.clone(), embeddings[PADDING + 1 :]
-        for word in text.words.unique().tolist():  # type: ignore[no-untyped-call]
-            if word != PADDING:
-                distance = torch.linalg.vector_norm(used - embeddings[word], dim=1) / max(diameter, 1e-12)
-                shares, places = torch.softmax(-distance / (2 * self.strength), dim=0), text.words == word
-                drawn = torch.multinomial(shares, int(places.sum()), replacement=True, generator=rng)
-                words[places] = drawn + PADDING + 1
-        return Text(words, text.noise)
+    def compute_shares(self, words: Tensor, embeddings: Tensor) -> Iterator[Tensor]:
+        """Yield the probabilities of what each word becomes."""
+        used, diameter = embeddings[PADDING + 1 :], max(find_diameter(embeddings), 1e-12)
+        for word in words:
+            distance = torch.linalg.vector_norm(used - embeddings[word], dim=1) / diameter
+            yield torch.softmax(-distance / (2 * self.strength), dim=0)
+
+
+@dataclass(eq=False, repr=False)
+class CusText(WordReplacement):
+    """Each word becomes a random word of its set of ``top_k`` words, the more likely the nearer their embeddings are.
+
+    The sets share no word: the first word that is in none yet and those nearest to it are one, and so on. P(y | x) is
+    proportional to exp(epsilon u(x, y) / 2), where u is 1 less the distance of x and y over the largest one of x and a
+    word of its set, in [0, 1]. The strength is 1/epsilon, so that 0 is off; write ``custext:epsilon=8``, or
+    ``--epsilon``.
+
+    Source: Chen et al. 2023 (CusText), arXiv 2207.01193; its code's conservative mapping and Euclidean distances. It
+    differs in two points: the source begins with the commonest words of the private texts, here the first ones of the
+    vocabulary, which tells nothing; and the words that are left at the end are in the last set, which so has ``top_k``
+    to 2 ``top_k`` - 1 words, where the source may leave a word alone, which would stay as it is.
+
+    Args:
+        top_k: words in a set.
+    """
+
+    top_k: int = field(default=20, kw_only=True)
+
+    name = "custext"
+    strengths = (0.125, 0.25, 0.5)
+    reference = "Chen et al. 2023 (CusText), arXiv 2207.01193, and its code with conservative mapping"
+    guarantee = WITHIN_SETS
+    hides = "from the receiver of hidden states: which word of its set each word is, within epsilon"
+    costs = "utility: with an epsilon near 0 a share of 1 / top_k stays as it is"
+    fails = (
+        "to hide which set a word is of, so that the order of words may tell the word; with an epsilon above twice the "
+        "logarithm of top_k, where most words stay; for what columns tell of a word; and for the labels, which it does "
+        "not hide"
+    )
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        if self.top_k < 2:
+            raise UsageError(f"expected top_k >= 2 for custext, got {self.top_k}: a set of a word hides nothing")
+
+    def privacy_spent(self, releases: int) -> dict[str, Any] | None:
+        """Return epsilon of the longest text, and that it is only between words of the same sets."""
+        account = super().privacy_spent(releases)
+        return account and {**account, "of": "within sets"}
+
+    def compute_shares(self, words: Tensor, embeddings: Tensor) -> Iterator[Tensor]:
+        """Yield the probabilities of what each word becomes, 0 outside its set."""
+        sets = find_sets(embeddings, self.top_k)
+        for word in words:
+            members = (sets == sets[word]).nonzero()[:, 0]
+            distance = torch.linalg.vector_norm(embeddings[members] - embeddings[word], dim=1)
+            near = 1 - distance / distance.max().clamp_min(1e-12)
+            shares = torch.zeros(len(embeddings) - PADDING - 1, dtype=embeddings.dtype, device=embeddings.device)
+            shares[members - PADDING - 1] = torch.softmax(near / (2 * self.strength), dim=0)
+            yield shares
+
+
+def find_sets(embeddings: Tensor, top_k: int) -> Tensor:
+    """Return the set of each word (V,), named by its first word, whose nearest words are in it; 0 of padding."""
+    sets = torch.zeros(len(embeddings), dtype=torch.long, device=embeddings.device)
+    while len(rest := (sets[PADDING + 1 :] == 0).nonzero()[:, 0] + PADDING + 1):
+        distance = torch.linalg.vector_norm(embeddings[rest] - embeddings[rest[0]], dim=1)
+        sets[rest[distance.argsort(stable=True)[:top_k]] if len(rest) >= 2 * top_k else rest] = rest[0]
+    return sets
 
 
 class SnD(WordPrivacy):
@@ -140,11 +227,11 @@ class SnD(WordPrivacy):
     )
     fixes = True
 
-    def draw(self, text: Text, embeddings: Tensor, diameter: float, rng: torch.Generator) -> Text:
+    def draw(self, text: Text, embeddings: Tensor, rng: torch.Generator) -> Text:
         """Return the same words with noise (n, T, d)."""
         shape = (*text.words.shape, embeddings.shape[1])
         direction = torch.randn(shape, generator=rng, device=rng.device)
         direction /= torch.linalg.vector_norm(direction, dim=2, keepdim=True)
         length = torch.empty(shape, device=rng.device).exponential_(generator=rng).sum(dim=2, keepdim=True)  # Gamma
-        noise = direction * length * (diameter * self.strength)
+        noise = direction * length * (find_diameter(embeddings) * self.strength)
         return Text(text.words, noise if text.noise is None else text.noise + noise)

@@ -284,7 +284,7 @@ def write_simulated(summary: Summary) -> list[str]:
 def list_remarks(summary: Summary) -> list[str]:
     """Return the lines below the tables: notes on epsilon, Pareto front, gates, failures, what was not run."""
     return [
-        *([OF_MODELS] if any("of" in spent for point in summary.points for spent in point.spent) else []),
+        *([OF_MODELS] if any(spent.get("of") == "models" for point in summary.points for spent in point.spent) else []),
         *([AT_LEAST] if has_lower_bound(summary) else []),
         *list_exceeded(summary),
         *list_cap_notes(summary),
