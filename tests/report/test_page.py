@@ -73,7 +73,7 @@ def test_two_sentences_state_the_leak_and_what_a_defense_leaves():
         "pair of them right (AUC 1.00; .70 without joining)."
     )
     assert second == (
-        "By the upper end of the interval, the best defense that costs at most two points of utility in the mean is "
+        "By the upper end of the interval, the best defense that costs at most two points of utility on average is "
         "iso at strength 5: on training rows it leaves AUC .84 (interval up to .86; 1.00 without it, .70 without "
         "joining), at a cost of 1.4 points of utility."
     )
@@ -250,7 +250,7 @@ def test_a_defense_that_is_not_told_from_none_is_not_recommended(lower):
     _, second = say([point(0.71), wide], "bureau", 80)
     assert (
         second
-        == f"No tested defense that costs at most two points of utility in the mean is shown to lower this. {SEALED}"
+        == f"No tested defense that costs at most two points of utility on average is shown to lower this. {SEALED}"
     )
 
 
@@ -305,10 +305,13 @@ def test_rows_that_are_known_with_99_percent_are_counted_in_the_verdict(known, i
         bare = point(leak, **fields)
         return replace(bare, leak=replace(bare.leak, others=others, alone_others={"known_of_class@0.99": 0.0}))
 
-    first, best, *_ = say([knowing(known, 1.0), knowing(0.03, 0.84, strength=5)], "bureau", 80)
+    cheap = [knowing(share, 0.9, strength=s) for share, s in ((0.483, 1), (0.286, 2))]
+    dear = knowing(0.6, 0.9, strength=3, utility=0.6)
+    first, best, *_ = say([knowing(known, 1.0), *cheap, dear, knowing(0.03, 0.84, strength=5)], "bureau", 80)
     assert ("98 % of the rows of a class with a certainty of more than 99 % (0 % without" in first) is is_said
     assert ("joining), and is right on 100 % of these" in first) is is_said
     assert ("With a certainty of more than 99 %, 3 % of the rows of a class are known (98 %" in best) is is_said
+    assert ("without it, and 29 % to 48 % under the others that cost at most two points)." in best) is is_said
 
 
 @pytest.mark.parametrize(("clean", "is_said"), [(0.06, True), (0.147, False)])
@@ -501,6 +504,13 @@ def test_the_annex_claims_nothing_that_was_not_run(report):
     assert re.search(rf"Labels: 2 attacks of vflsec run, \d+ more possible, \d+ not, {numbers}", shown)
     assert "leak and cost of iso 1" in shown
     assert "no gate was set" in shown
+    assert shown.count("Labels: 2 attacks") == 1, "each number stands once, and the rows name it"
+    assert shown.count("Evidence: labels; ") >= 3
+    page = report.to_html()
+    assert "These are figures of public data, " in page
+    assert "It has seen 1 training on these rows; more of them leak more." in page
+    own = replace(manifest, card={**manifest.card, "license": ""})
+    assert "public data" not in Report(summary, own).to_html()
     gate = Gate(gate="min-utility", limit=0.6, worst=0.7, at="iso 1", holds=True)
     others = [replace(p, target="membership") for p in (*summary.points, *summary.worst)]
     clean = [p for p in others if not p.strength]

@@ -65,6 +65,7 @@ SENTENCES = ("alarms", "verdict", "notes", "failures")
 KINDS = {"train": "training", "candidates": "candidate"}
 
 NO_EVIDENCE = "No number{} is evidence: a NOTE at the top of this page says why these numbers may not be relied on."
+PUBLIC = "These are figures of public data, {}. Nothing follows from them for other data."
 ACTING = " What acts in training is run if it is asked for; what only enlarges its own updates is run with the others."
 KNOWN, PREDICTION = "known_of_class@0.99", "prediction"
 
@@ -88,7 +89,7 @@ def write_page(parts: Sequence[Part]) -> str:
     if len(parts) == 1:
         (summary,) = summaries
         title = f"{summary.audited or summary.dataset}: what {summary.adversary} infers{_name_runs(parts[0].manifest)}"
-        line, body = table.write_heading(summary), [_write_verdict(summary), *_write_part(parts[0])]
+        line, body = table.write_heading(summary), [_write_verdict(parts[0]), *_write_part(parts[0])]
     else:
         data = " and ".join(dict.fromkeys(summary.audited or summary.dataset for summary in summaries))
         title = f"{data}: what {len(parts)} adversaries infer"
@@ -97,7 +98,7 @@ def write_page(parts: Sequence[Part]) -> str:
         line = table.WORST_FIRST
         named = list(enumerate(zip(map(escape, table.name_roles(summaries)), parts, strict=True), start=1))
         body = [
-            *(f'<h2><a href="#part-{k}">{name}</a></h2>{_write_verdict(part.summary)}' for k, (name, part) in named),
+            *(f'<h2><a href="#part-{k}">{name}</a></h2>{_write_verdict(part)}' for k, (name, part) in named),
             *map(as_html, roles),
             _write_differences(parts),
             *(_write_article(k, name, part) for k, (name, part) in named),
@@ -193,10 +194,12 @@ def write_fragment(summary: Summary) -> str:
     return f"<div class=vflsec>{''.join(parts).replace('h2>', 'h4>')}</div>"
 
 
-def _write_verdict(summary: Summary) -> str:
+def _write_verdict(part: Part) -> str:
+    summary, card = part.summary, part.manifest.card
     lines = [f"<p class=failed>NOTE {escape(alarm)}</p>" for alarm in summary.alarms]
     further = table.write_epsilon(summary) or table.write_simulated(summary)
-    lines += [f"<p>{escape(sentence)}</p>" for sentence in (*summary.verdict, *further)]
+    public = [PUBLIC.format(card["title"])] if card.get("license") and not summary.audited else []
+    lines += [f"<p>{escape(sentence)}</p>" for sentence in (*summary.verdict, *public, *further)]
     lines += [
         f"<p{'' if gate.holds or gate.replaced else ' class=failed'}>{escape(table.write_gate(gate))}</p>"
         for gate in summary.gates
@@ -329,6 +332,7 @@ def _write_threat(summary: Summary, manifest: Manifest) -> str:
     aux = manifest.settings.get("aux")
     known = aux.get("n", 0) if isinstance(aux, dict) else 0
     adaptive = aux.get("adaptive", True) if isinstance(aux, dict) else True
+    trainings = manifest.settings.get("trainings", 1)
     rows = " and ".join(count(n, f"{KINDS.get(split, split)} row") for split, n in summary.rows.items())
     guessed = f", of {rows} each: so many people, if each has a row" if rows else ""
     sentences = [
@@ -343,7 +347,8 @@ def _write_threat(summary: Summary, manifest: Manifest) -> str:
         else "It knows the label of no row.",
         "It combines all releases of a row." if adaptive else "It uses the first release of each row only.",
         f"Numbers are over {count(summary.seeds, 'draw' if summary.audited else 'seed')}{guessed}.",
-        "It follows the protocol, except in attacks that act in training or enlarge the updates of its own model."
+        "It follows the protocol, except in attacks that act in training or enlarge the updates of its own model. "
+        f"It has seen {count(trainings, 'training')} on these rows; more of them leak more."
         if not summary.audited
         else "",
         "The utility without joining was not measured." if all(p.gain is None for p in summary.points) else "",
@@ -425,9 +430,13 @@ def _write_annex(parts: Sequence[Part]) -> str:
         if not part.summary.alarms
     ]
     doubtful = [f" of {name}" * bool(name) for name, part in zip(names, parts, strict=True) if part.summary.alarms]
-    rows = {}
+    kinds = {kind: NOUNS[kind].lower() for entry in ANNEX for kind in entry["evidence"] if kind in NOUNS}
+    measured = [f"{facts[kind]}{name}" for name, facts in evidence for kind in kinds]
+    rows = {"What was measured": "\n".join(measured)} if measured else {}
     for entry in ANNEX:
-        lines = [f"Evidence: {'; '.join(facts[kind] for kind in entry['evidence'])}{name}" for name, facts in evidence]
+        lines = [
+            f"Evidence: {'; '.join((facts | kinds)[k] for k in entry['evidence'])}{name}" for name, facts in evidence
+        ]
         rows[entry["asked"]] = "\n".join([*lines, f"Not covered: {entry['not_covered']}"])
     intro = "".join(f"<p class=failed>{escape(NO_EVIDENCE.format(name))}</p>" for name in doubtful)
     intro += "<p>This report is evidence. It is no certificate, and no legal advice.</p>" if evidence else ""

@@ -190,7 +190,7 @@ def test_a_joint_model_that_is_not_shown_to_be_worse_is_no_alarm_and_does_not_pa
     summary = judged({0: 0.8, 1: 0.8}, 0.81, width=0.1)
     assert not summary.alarms
     assert any("joining is not shown to pay: the joint model has a utility of AUC .800" in s for s in summary.verdict)
-    assert {point.useless for point in summary.worst} == {"in the mean (not shown) worse than the active party alone"}
+    assert {point.useless for point in summary.worst} == {"worse than the active party alone on average (not shown)"}
 
 
 @pytest.mark.sampled

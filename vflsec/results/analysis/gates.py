@@ -26,7 +26,7 @@ ROWS = {"train": "training rows", "test": "test rows", "candidates": "candidate 
 SAME = 0.0005
 """Utilities that differ by less look equal in a table."""
 
-NOT_SHOWN = "in the mean (not shown) "
+NOT_SHOWN = " on average (not shown)"
 """How a joint model is worse whose difference may be noise."""
 
 FAR = 0.1
@@ -106,7 +106,7 @@ def check_gates(summary: Summary, limits: RunLimits) -> list[Gate]:
         kept = largest is not None and largest[0] <= limits.max_undetected
         gate = _judge("max-undetected", limits.max_undetected, largest, headlines, kept, summary.undefended)
         gates.append(_withhold(gate) if len(seen) < len(headlines) else gate)
-    spoiled = [p for p in summary.points if p.useless and p.strength and not p.useless.startswith(NOT_SHOWN)]
+    spoiled = [p for p in summary.points if p.useless and p.strength and not p.useless.endswith(NOT_SHOWN)]
     if summary.alarms:
         return [_withhold(gate, ALARMED) for gate in gates]
     if not spoiled:
@@ -187,7 +187,7 @@ def list_alarms(
         *(
             f"{method}: the joint model is {m.useless}: {m.values}: check labels and ids, or train a better model"
             for (method, _, strength), m in models.items()
-            if not strength and m.useless and not m.useless.startswith(NOT_SHOWN)
+            if not strength and m.useless and not m.useless.endswith(NOT_SHOWN)
         ),
         *_warn_constant(manifest, records),
         *_warn_far_below(manifest, records, summary.points),
@@ -238,7 +238,7 @@ def _judge_model(
         both = f"{metric} {base + gain['mean']:.3f}, and {base:.3f}"
         is_shown = bool(by_chance) or (gain["ci95"][1] is not None and gain["ci95"][1] < 0)
         why, values = f"worse than {active} alone", f"{both} by a quick model of its own columns{by_chance}"
-        return model._replace(useless=f"{'' if is_shown else NOT_SHOWN}{why}", values=values)
+        return model._replace(useless=f"{why}{'' if is_shown else NOT_SHOWN}", values=values)
     values = f"{metric} {joint:.3f}{by_chance}"
     return model._replace(useless="no better than chance", values=values) if by_chance else model
 

@@ -81,11 +81,11 @@ def state_verdict(summary: Summary, run: Sequence[str], known: int, guarantees: 
         best = None if none else _choose_best(start, useful)
         if best:
             several = len({point.method for point in headlines}) > 1, len({point.place for point in useful}) > 1
-            left = _describe_best(start, best, *several) + _name_widest(best, summary.points)
+            left = _describe_best(start, best, useful, *several) + _name_widest(best, summary.points)
             sentences += [left, _state_guarantee(best, guarantees)]
             sentences += [_describe_columns(best, summary.worst)]
         sentences += [_describe_joining(point, summary) for point in (start, best) if point]
-        cheap = " that costs at most two points of utility in the mean" * bool(useful and _list_cheap(start, useful))
+        cheap = " that costs at most two points of utility on average" * bool(useful and _list_cheap(start, useful))
         lowers_none = f"No tested defense{cheap} is shown to lower this." * bool(useful and not best)
         last = none or " ".join(filter(None, [lowers_none, _suggest_sealed(summary.worst, useful)]))
         last = last or _describe_untested(summary) * (not best)
@@ -187,11 +187,16 @@ def _count_known(leak: Leak) -> str:
     return f"{known} ({100 * alone:.0f} % without joining){right}." * (share - alone >= MIN_GAIN)
 
 
-def _count_known_left(before: Leak, after: Leak) -> str:
-    """Return how many rows of a class are still known with more than 99 % under a defense."""
+def _count_known_left(before: Leak, after: Leak, others: Sequence[Leak]) -> str:
+    """Return how many rows of a class are still known with more than 99 % under a defense, and under cheap others."""
     left = f"{100 * after.others[KNOWN]:.0f} %" if KNOWN in after.others else "an unknown share"
     known = f" With a certainty of more than 99 %, {left} of the rows of a class are known"
-    return f"{known} ({100 * before.others[KNOWN]:.0f} % without it)." if _count_known(before) else ""
+    shares = [
+        f"{100 * share:.0f} %" for share in sorted(other.others[KNOWN] for other in others if KNOWN in other.others)
+    ]
+    span = " to ".join(dict.fromkeys(shares[:1] + shares[-1:]))
+    cheap = f", and {span} under the others that cost at most two points" * bool(span)
+    return f"{known} ({100 * before.others[KNOWN]:.0f} % without it{cheap})." if _count_known(before) else ""
 
 
 def _describe_test(start: Point, without: str) -> str:
@@ -312,7 +317,7 @@ def _choose_best(start: Point, defended: Sequence[Point]) -> Point | None:
     return next((best for best in ranked[:1] if _is_lower(start, best)), None)
 
 
-def _describe_best(start: Point, best: Point, several_methods: bool, several: bool) -> str:
+def _describe_best(start: Point, best: Point, useful: Sequence[Point], several_methods: bool, several: bool) -> str:
     """Return what the best defense leaves, and what it costs.
 
     It is compared with no defense on the same rows: those on which joining gives most away.
@@ -327,14 +332,15 @@ def _describe_best(start: Point, best: Point, several_methods: bool, several: bo
     leak = after[rows]
     which = "the best defense" if several else "the only tested defense"
     alone = "" if leak.alone is None else f"; {_say(before[rows].mean)} without it, {_say(leak.alone)} without joining"
-    which += " that costs at most two points of utility in the mean" * is_cheap
+    which += " that costs at most two points of utility on average" * is_cheap
     left = (
         f"By the upper end of the interval, {which} is {f'{best.method} with ' * several_methods}{best.defense} at "
         f"strength {best.strength:g}: on {ROWS.get(rows, rows)} it leaves {_name_metric(leak)} {_say(leak.mean)} "
         f"(interval up to {_say(leak.upper)}{alone}), {price}."
     )
     of_table = f" Its row in the table, {_say(best.leak.mean, 3)}, is on {_name_rows(best.leak.rows)}."
-    further = [_count_known_left(before[rows], leak), _add_highest(best)]
+    others = [_group_by_rows(point).get(rows) for point in _list_cheap(start, useful) if point is not best]
+    further = [_count_known_left(before[rows], leak, [other for other in others if other]), _add_highest(best)]
     weak = f" Attacks that had not converged under it, and may be too weak: {list_first(best.unconverged)}."
     further += [weak * bool(best.unconverged)]
     return f"{left}{of_table * (best.leak.rows != rows)}{''.join(further)}"
