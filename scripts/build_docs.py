@@ -29,7 +29,7 @@ import vflsec
 from vflsec.papers import recipe
 from vflsec.papers.recipe_grid import CellValues
 from vflsec.papers.reproduction import Reproduction
-from vflsec.report import formats
+from vflsec.report import formats, table
 from vflsec.report.report import Report
 
 ROOT = Path(__file__).parents[1]
@@ -285,9 +285,18 @@ def write() -> None:
     text = block(TABLE.read_text(encoding="utf-8"), "table", f"```text\n{shown.strip()}\n```")
     TABLE.write_text(text, encoding="utf-8")
     readme = ROOT / "README.md"
-    brief = f"```text\n{shown[shown.index(' defense ') : shown.index('CAP over')].rstrip()}\n```"
+    brief = (
+        f"```text\n{shown[shown.index(' defense ') : shown.index('CAP over')].rstrip()}\n{state_fusion(stronger)}\n```"
+    )
     readme.write_text(block(readme.read_text(encoding="utf-8"), "table", brief), encoding="utf-8")
     write_notebooks()
+
+
+def state_fusion(stronger: Report) -> str:
+    """Return a line of what the attack of the picture on the right leaks at each strength, where it gains most."""
+    points = [table.show_most(point) for point in stronger.points if point.attack == "fusion"]
+    leaks = [f"{formats.write_number(point.leak.mean)} at λ={point.strength:g}" for point in points]
+    return f" The attack fusion, on the same models: {', '.join(leaks)}"
 
 
 def draw_beside(report: Report, stronger: Report, path: Path) -> None:

@@ -210,7 +210,7 @@ def test_rows_are_compared_with_the_same_rows_where_the_headline_moves_between_t
     )
     assert "Its row in the table, .980, is on rows that the model was not trained on." in second
     assert re.search(r"leaves AUC \.97 .* \.99; 1\.00 .*, \.97 .* 0\.9 points", second)
-    assert " With a certainty of more than 99 %, 90 % of the rows of a class are known (100 % without it)." in second
+    assert " 90 % of the rows of a class are known by any attack that was run (100 % without it)." in second
 
 
 @pytest.mark.parametrize("gain", [0.003, -0.003])
@@ -287,7 +287,7 @@ def test_cost_and_what_joining_gains_have_their_intervals_in_the_verdict():
         gain_ci95=(-0.04, 0.09),
     )
     clean = replace(point(1.0, utility=0.724), gain=0.044, gain_ci95=(-0.02, 0.1))
-    _, best, before, joining, _ = say([clean, left], "bureau", 80)
+    _, before, best, joining, _ = say([clean, left], "bureau", 80)
     assert before.startswith("With no defense, joining is not shown to pay: ")
     assert best.endswith("at a cost of 1.7 points of utility (interval 0.6 to 2.9).")
     assert joining.startswith("With iso 5, joining is not shown to pay: ")
@@ -307,10 +307,12 @@ def test_rows_that_are_known_with_99_percent_are_counted_in_the_verdict(known, i
 
     cheap = [knowing(share, 0.9, strength=s) for share, s in ((0.483, 1), (0.286, 2))]
     dear = knowing(0.6, 0.9, strength=3, utility=0.6)
-    first, best, *_ = say([knowing(known, 1.0), *cheap, dear, knowing(0.03, 0.84, strength=5)], "bureau", 80)
+    worst = [knowing(known, 1.0), *cheap, dear, knowing(0.03, 0.84, strength=5)]
+    single = replace(knowing(0.05, 0.83, strength=5), attack="fusion")  # it knows more rows than the strongest
+    first, best, *_ = say(worst, "bureau", 80, points=[single])
     assert ("98 % of the rows of a class with a certainty of more than 99 % (0 % without" in first) is is_said
     assert ("joining), and is right on 100 % of these" in first) is is_said
-    assert ("With a certainty of more than 99 %, 3 % of the rows of a class are known (98 %" in best) is is_said
+    assert ("more than 99 %, 5 % of the rows of a class are known by any attack that was run (98 %" in best) is is_said
     assert ("without it, and 29 % to 48 % under the others that cost at most two points)." in best) is is_said
 
 
@@ -321,7 +323,7 @@ def test_columns_that_leak_most_under_the_recommended_defense_are_named(clean, i
     labels = [point(1.0), point(0.8, strength=5), point(0.9, strength=25)]
     said = " ".join(say([*labels, *columns], "bureau", 80))
     assert (
-        "Under no tested setting is more recovered of the columns of another party than under iso 5" in said
+        "Of all tested settings, iso 5 has the highest recovery of the columns of another party: AUC .15 " in said
     ) is is_said
 
 
@@ -330,7 +332,7 @@ def test_a_single_attack_with_a_wider_interval_is_named_under_the_recommended_de
     worst, single = [point(1.0), point(0.84, strength=5)], point(0.655, strength=5)
     single = replace(single, attack="forest-training", leak=replace(single.leak, ci95=(0.425, upper)))
     said = say(worst, "bureau", 80, points=[*worst, single])
-    assert any(" By itself, forest-training may reach .8" in sentence for sentence in said) is is_said
+    assert any("single attacks may reach more: forest-training .8" in sentence for sentence in said) is is_said
 
 
 def test_attacks_that_had_not_converged_are_named_where_alone_is_the_headline():
@@ -507,7 +509,9 @@ def test_the_annex_claims_nothing_that_was_not_run(report):
     assert shown.count("Labels: 2 attacks") == 1, "each number stands once, and the rows name it"
     assert shown.count("Evidence: labels; ") >= 3
     page = report.to_html()
+    assert "training itself (no attack run)" in shown
     assert "These are figures of public data, " in page
+    assert re.search(r"Not run: \d attacks on training itself, though this adversary could\.", page)
     assert "It has seen 1 training on these rows; more of them leak more." in page
     own = replace(manifest, card={**manifest.card, "license": ""})
     assert "public data" not in Report(summary, own).to_html()
@@ -528,7 +532,7 @@ def test_the_annex_states_the_highest_leak_that_was_measured_and_under_which_def
     shown = read_annex(replace(report.summary, worst=[lower, higher], points=[point(0.7), known]), report.manifest)
     labels = "AUC .870 under iso 25 by fusion on the rows that chose it; .634 if other rows choose (.700 without"
     assert f"highest measured {labels} joining; advantage +.100" in shown
-    assert "known with more than 99 %: highest measured .123 under iso 25" in shown
+    assert "known with more than 99 %: highest measured .123 by worst under iso 25" in shown
     assert "at most" not in shown
 
 

@@ -906,7 +906,7 @@ def test_an_epsilon_has_its_delta_and_is_said_to_be_simulated_above_the_table(su
     private = msgspec.structs.replace(summary, points=[msgspec.structs.replace(summary.points[0], spent=[loss])])
     line = table.show(private).above[1]
     assert "1e-05" in line
-    assert "accuracy (no AUC) of at most 88.1 % at ε = 2" in line, "e^2 / (1 + e^2)"
+    assert "names the right one in at most 88.1 % at ε = 2" in line, "e^2 / (1 + e^2)"
     private = msgspec.structs.replace(private, points=[*private.points, summary.points[1]])
     assert table.SIMULATED in table.show(private).above
     assert table.SIMULATED not in table.write_epsilon(msgspec.structs.replace(private, audited="x.pt"))

@@ -198,7 +198,10 @@ def _write_verdict(part: Part) -> str:
     summary, card = part.summary, part.manifest.card
     lines = [f"<p class=failed>NOTE {escape(alarm)}</p>" for alarm in summary.alarms]
     further = table.write_epsilon(summary) or table.write_simulated(summary)
-    public = [PUBLIC.format(card["title"])] if card.get("license") and not summary.audited else []
+    reasons = [why for _, left in _sort_attacks(summary, part.manifest).values() for why in left.values()]
+    unasked = count(reasons.count(ACTS_UNASKED), "attack")
+    public = [f"Not run: {unasked} on training itself, though this adversary could."] * (ACTS_UNASKED in reasons)
+    public += [PUBLIC.format(card["title"])] if card.get("license") and not summary.audited else []
     lines += [f"<p>{escape(sentence)}</p>" for sentence in (*summary.verdict, *public, *further)]
     lines += [
         f"<p{'' if gate.holds or gate.replaced else ' class=failed'}>{escape(table.write_gate(gate))}</p>"
@@ -430,17 +433,21 @@ def _write_annex(parts: Sequence[Part]) -> str:
         if not part.summary.alarms
     ]
     doubtful = [f" of {name}" * bool(name) for name, part in zip(names, parts, strict=True) if part.summary.alarms]
-    kinds = {kind: NOUNS[kind].lower() for entry in ANNEX for kind in entry["evidence"] if kind in NOUNS}
+    kinds = dict.fromkeys(kind for entry in ANNEX for kind in entry["evidence"] if kind in NOUNS)
     measured = [f"{facts[kind]}{name}" for name, facts in evidence for kind in kinds]
     rows = {"What was measured": "\n".join(measured)} if measured else {}
+    named = [(name, facts | {kind: _name_measured(kind, facts[kind]) for kind in kinds}) for name, facts in evidence]
     for entry in ANNEX:
-        lines = [
-            f"Evidence: {'; '.join((facts | kinds)[k] for k in entry['evidence'])}{name}" for name, facts in evidence
-        ]
+        lines = [f"Evidence: {'; '.join(facts[kind] for kind in entry['evidence'])}{name}" for name, facts in named]
         rows[entry["asked"]] = "\n".join([*lines, f"Not covered: {entry['not_covered']}"])
     intro = "".join(f"<p class=failed>{escape(NO_EVIDENCE.format(name))}</p>" for name in doubtful)
     intro += "<p>This report is evidence. It is no certificate, and no legal advice.</p>" if evidence else ""
     return _write_meanings("Annex: where this evidence belongs", rows).replace("<dl>", f"{intro}<dl>", 1)
+
+
+def _name_measured(kind: str, fact: str) -> str:
+    """Return what a row of the annex refers to, or that no attack on it was run."""
+    return NOUNS[kind].lower() + " (no attack run)" * fact.startswith(f"{NOUNS[kind]}: 0 attacks")
 
 
 def _list_evidence(summary: Summary, manifest: Manifest) -> dict[str, str]:
@@ -459,13 +466,16 @@ def _list_evidence(summary: Summary, manifest: Manifest) -> dict[str, str]:
     facts["defenses"] = f"leak and cost of {', '.join(defenses)}" if defenses else "no defense was tested"
     facts["gates"] = "; ".join(map(table.write_gate, summary.gates)) or "no gate was set"
     known = [p for p in points if p.target == "labels" and KNOWN in p.leak.others]
-    shares = [(p.leak.others[KNOWN], name_defense(p, summary.undefended)) for p in known]
-    share = f"highest measured {write_number(max(shares)[0])} under {max(shares)[1]}" if known else "not measured"
+    shares = [(p.leak.others[KNOWN], f"{p.attack} under {name_defense(p, summary.undefended)}") for p in known]
+    share = f"highest measured {write_number(max(shares)[0])} by {max(shares)[1]}" if known else "not measured"
     facts["known"] = f"share of the labels of a class that are known with more than 99 %: {share}"
-    seen = [p.leak.detectable for p in summary.worst if p.leak.detectable is not None]
+    seen = [p.leak for p in summary.worst if p.leak.detectable is not None]
+    most = {
+        leak.metric: write_number(leak.detectable) for leak in sorted(seen, key=lambda leak: leak.detectable or 0.0)
+    }
     blind = (f"none, with {name_few(point.leak)}" for point in summary.worst if point.leak.is_blind)
-    least = next(blind, write_number(max(seen, default=None)))
-    facts["detectable"] = f"smallest advantage that would have been seen in each headline: {least}"
+    least = next(blind, ", ".join(f"{MEASURES.get(name, name)} {size}" for name, size in most.items()) or "–")
+    facts["detectable"] = f"smallest advantage that would have been seen in each setting: {least}"
     rows = [count(n, f"{KINDS.get(split, split)} row") for split, n in summary.rows.items()]
     facts["rows"] = f"{' and '.join(rows) or 'no rows'} in each of {count(summary.seeds, 'seed')}"
     return facts

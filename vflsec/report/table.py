@@ -269,7 +269,7 @@ def write_epsilon(summary: Summary) -> list[str]:
     bounds = {loss["epsilon"]: bound_accuracy(loss["epsilon"], loss["delta"]) for loss in losses if "of" not in loss}
     kept = ", ".join(f"{100 * bounds[e]:.1f} % at ε = {e:.3g}" for e in sorted(bounds) if bounds[e] <= LEVEL)
     empty = ", ".join(f"{e:.3g}" for e in sorted(bounds) if bounds[e] > LEVEL)
-    says = "; an adversary who tells two equally likely values of a row apart has an accuracy (no AUC) of at most "
+    says = "; of two values of a row, equally likely by all else it knows, an adversary names the right one in at most "
     says = f"{says}{kept}" * bool(kept)
     says += f"; an ε of {empty} permits more than {100 * LEVEL:.0f} %, and so practically everything" * bool(empty)
     return [f"EPSILON (ε) is stated at δ = {get_deltas(summary.points)}{says}", *write_simulated(summary)]

@@ -68,6 +68,7 @@ def state_verdict(summary: Summary, run: Sequence[str], known: int, guarantees: 
     given = summary.adversary, known, without * any(point.strength for point in headlines)
     sentences += [_describe_start(start, *given) + _add_highest(start), _describe_test(start, given[2])]
     sentences += [_describe_start(p, *given) + _add_highest(p) for p in (others if unusable else gained)]
+    sentences += [] if unusable else [_describe_joining(start, summary)]
     if summary.alarms:
         last = "No defense is recommended." * any(point.strength for point in summary.worst)
     else:
@@ -81,10 +82,10 @@ def state_verdict(summary: Summary, run: Sequence[str], known: int, guarantees: 
         best = None if none else _choose_best(start, useful)
         if best:
             several = len({point.method for point in headlines}) > 1, len({point.place for point in useful}) > 1
-            left = _describe_best(start, best, useful, *several) + _name_widest(best, summary.points)
+            left = _describe_best(start, best, useful, summary.points, *several) + _name_widest(best, summary.points)
             sentences += [left, _state_guarantee(best, guarantees)]
             sentences += [_describe_columns(best, summary.worst)]
-        sentences += [_describe_joining(point, summary) for point in (start, best) if point]
+        sentences += [_describe_joining(best, summary)] if best else []
         cheap = " that costs at most two points of utility on average" * bool(useful and _list_cheap(start, useful))
         lowers_none = f"No tested defense{cheap} is shown to lower this." * bool(useful and not best)
         last = none or " ".join(filter(None, [lowers_none, _suggest_sealed(summary.worst, useful)]))
@@ -187,13 +188,17 @@ def _count_known(leak: Leak) -> str:
     return f"{known} ({100 * alone:.0f} % without joining){right}." * (share - alone >= MIN_GAIN)
 
 
-def _count_known_left(before: Leak, after: Leak, others: Sequence[Leak]) -> str:
+def _find_known(point: Point, attacks: Sequence[Point], rows: str) -> float | None:
+    """Return the largest share of a class that an attack knows with more than 99 %, not only the headline."""
+    leaks = [leak for leak in _list_leaks(point, attacks) if leak.rows == rows]
+    return max((leak.others[KNOWN] for leak in leaks if KNOWN in leak.others), default=None)
+
+
+def _count_known_left(before: Leak, after: float | None, others: Sequence[float | None]) -> str:
     """Return how many rows of a class are still known with more than 99 % under a defense, and under cheap others."""
-    left = f"{100 * after.others[KNOWN]:.0f} %" if KNOWN in after.others else "an unknown share"
-    known = f" With a certainty of more than 99 %, {left} of the rows of a class are known"
-    shares = [
-        f"{100 * share:.0f} %" for share in sorted(other.others[KNOWN] for other in others if KNOWN in other.others)
-    ]
+    left = "an unknown share" if after is None else f"{100 * after:.0f} %"
+    known = f" With a certainty of more than 99 %, {left} of the rows of a class are known by any attack that was run"
+    shares = [f"{100 * share:.0f} %" for share in sorted(share for share in others if share is not None)]
     span = " to ".join(dict.fromkeys(shares[:1] + shares[-1:]))
     cheap = f", and {span} under the others that cost at most two points" * bool(span)
     return f"{known} ({100 * before.others[KNOWN]:.0f} % without it{cheap})." if _count_known(before) else ""
@@ -317,7 +322,9 @@ def _choose_best(start: Point, defended: Sequence[Point]) -> Point | None:
     return next((best for best in ranked[:1] if _is_lower(start, best)), None)
 
 
-def _describe_best(start: Point, best: Point, useful: Sequence[Point], several_methods: bool, several: bool) -> str:
+def _describe_best(
+    start: Point, best: Point, useful: Sequence[Point], attacks: Sequence[Point], several_methods: bool, several: bool
+) -> str:
     """Return what the best defense leaves, and what it costs.
 
     It is compared with no defense on the same rows: those on which joining gives most away.
@@ -336,24 +343,30 @@ def _describe_best(start: Point, best: Point, useful: Sequence[Point], several_m
     left = (
         f"By the upper end of the interval, {which} is {f'{best.method} with ' * several_methods}{best.defense} at "
         f"strength {best.strength:g}: on {ROWS.get(rows, rows)} it leaves {_name_metric(leak)} {_say(leak.mean)} "
-        f"(interval up to {_say(leak.upper)}{alone}), {price}."
+        f"(interval up to {_say(leak.upper)}{alone}), {price}.{_state_missed(leak)}"
     )
     of_table = f" Its row in the table, {_say(best.leak.mean, 3)}, is on {_name_rows(best.leak.rows)}."
-    others = [_group_by_rows(point).get(rows) for point in _list_cheap(start, useful) if point is not best]
-    further = [_count_known_left(before[rows], leak, [other for other in others if other]), _add_highest(best)]
+    others = [_find_known(p, attacks, rows) for p in _list_cheap(start, useful) if p is not best]
+    further = [_count_known_left(before[rows], _find_known(best, attacks, rows), others), _add_highest(best)]
     weak = f" Attacks that had not converged under it, and may be too weak: {list_first(best.unconverged)}."
     further += [weak * bool(best.unconverged)]
     return f"{left}{of_table * (best.leak.rows != rows)}{''.join(further)}"
+
+
+def _state_missed(leak: Leak) -> str:
+    """Return that an advantage is not shown, and which size these runs would have seen."""
+    if leak.advantage is None or _is_more_than_alone(leak):
+        return ""
+    return f" More than without joining is not shown{_state_detectable(leak)}."
 
 
 def _name_widest(best: Point, points: Sequence[Point]) -> str:
     """Return which single attack may leak most by its interval, if that ends above the interval of the headline."""
     same = [point for point in points if (point.place, point.target) == (best.place, best.target)]
     ends = [(leak.upper, p.attack) for p in same for leak in (p.leak, p.leak_train) if leak.metric == best.leak.metric]
-    upper, attack = max(ends, default=(0.0, ""))
-    return f" By itself, {attack} may reach {_say(upper)}: its interval is wider." * (
-        upper >= best.leak.upper + MIN_GAIN
-    )
+    wider = {name: end for end, name in sorted(ends) if end >= best.leak.upper + MIN_GAIN}
+    named = [f"{name} {_say(end)}" for name, end in sorted(wider.items(), key=lambda item: -item[1])]
+    return f" By the ends of their wider intervals, single attacks may reach more: {list_first(named)}." * bool(named)
 
 
 def _state_guarantee(best: Point, guarantees: Mapping[str, str]) -> str:
@@ -377,9 +390,9 @@ def _describe_columns(best: Point, worst: Sequence[Point]) -> str:
             continue
         shown = "" if _is_more_than_alone(under.leak, corrected=True) else "; more than alone is not shown"
         sentences.append(
-            f"Under no tested setting is more recovered of {_name_target(under)} than under {best.defense} "
-            f"{best.strength:g}: {_name_metric(under.leak)} {_say(under.leak.mean)} ({_say(clean)} without a defense, "
-            f"{_say(under.leak.alone)} without joining{shown})."
+            f"Of all tested settings, {best.defense} {best.strength:g} has the highest recovery of "
+            f"{_name_target(under)}: {_name_metric(under.leak)} {_say(under.leak.mean)} ({_say(clean)} without a "
+            f"defense, {_say(under.leak.alone)} without joining{shown})."
         )
     return " ".join(sentences)
 
