@@ -296,7 +296,9 @@ def state_fusion(stronger: Report) -> str:
     """Return a line of what the attack of the picture on the right leaks at each strength, where it gains most."""
     points = [table.show_most(point) for point in stronger.points if point.attack == "fusion"]
     leaks = [f"{formats.write_number(point.leak.mean)} at λ={point.strength:g}" for point in points]
-    return f" The attack fusion, on the same models: {', '.join(leaks)}"
+    start = next(point for point in points if not point.strength)
+    alone = formats.write_number((start.utility.mean or 0.0) - (start.gain or 0.0))
+    return f" fusion, on the same models: leak {', '.join(leaks)}\n The bank alone, by a quick model: utility {alone}"
 
 
 def draw_beside(report: Report, stronger: Report, path: Path) -> None:
