@@ -144,22 +144,28 @@ def make_entry(folder: Path, by: str) -> Entry:
     expect_complete(report.summary)
     contents = {name: (folder / name).read_bytes() for name in ("manifest.json", "records.jsonl")}
     return Entry(
-        dataset=manifest.dataset, adversary=manifest.adversary, seeds=manifest.seeds, by=by, commit=origin.commit,
+        dataset=manifest.dataset, adversary=get_role(manifest), seeds=manifest.seeds, by=by, commit=origin.commit,
         versions=origin.versions, sources=origin.sources, rows=[make_row(point) for point in report.worst],
         files={name: hashlib.sha256(content).hexdigest() for name, content in contents.items()},
     )  # fmt: skip
 
 
+def get_role(manifest: Manifest) -> str:
+    """Return which party the adversary is, whatever the data call it."""
+    return str(manifest.settings["adversary"])
+
+
 def expect_registered(manifest: Manifest) -> None:
     """Raise StoreError unless an evaluation has the registered settings, versions and data, and seeds enough."""
-    if manifest.dataset not in DATASETS or manifest.adversary not in ROLES:
-        got = f"{manifest.dataset}, {manifest.adversary}"
+    role = get_role(manifest)
+    if manifest.dataset not in DATASETS or role not in ROLES:
+        got = f"{manifest.dataset}, {role}"
         raise StoreError(
             f"expected one of {', '.join(DATASETS)}, and {' or '.join(ROLES)}, found {got}: see run --help"
         )
     if manifest.seeds < SEEDS:
         raise StoreError(f"expected at least {SEEDS} seeds, found {manifest.seeds}: run again with more")
-    settings = register(manifest.dataset, manifest.adversary) | {"seeds": manifest.seeds}
+    settings = register(manifest.dataset, role) | {"seeds": manifest.seeds}
     lists = {"attacks": list(settings.pop("attack")), "defenses": list(settings.pop("defense"))}
     wanted = prepare(read({**settings, **lists})).manifest
     wanted = msgspec.json.decode(msgspec.json.encode(wanted), type=Manifest)  # as it is read from a file

@@ -168,3 +168,13 @@ def test_the_page_is_that_of_the_stored_results(monkeypatch):
     entries = list(comparison.read_stored())
     assert comparison.write_page(entries) == comparison.PAGE.read_text("utf-8")
     assert comparison.draw(entries).axes
+
+
+def test_a_party_that_the_data_name_is_recognized(monkeypatch, tmp_path):
+    """``flights`` calls the passive party weather."""
+    monkeypatch.setattr(comparison, "DATASETS", ("flights",))
+    settings = comparison.register("flights", "passive_1") | {"data": {"options": {"rows": 1500}}}
+    comparison.vflsec.evaluate(**settings, seeds=2, jobs=1, out=tmp_path / "folder", progress=False)
+    monkeypatch.setattr(comparison, "ROWS", {"flights": 1500})
+    entry = comparison.make_entry(tmp_path / "folder", "reviewer")
+    assert (entry.dataset, entry.adversary) == ("flights", "passive_1")
