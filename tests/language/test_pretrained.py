@@ -1,5 +1,6 @@
 """A model of transformers from a folder, split between two parties: against the model itself, and a joint peft loop."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -13,20 +14,25 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from vflsec.base.errors import DataError, UsageError
+from vflsec.base.errors import DataError, InsufficientView, UsageError
 from vflsec.base.layout import PADDING
-from vflsec.core.message import Kind
+from vflsec.core.message import Kind, Transcript
 from vflsec.core.settings import ModelSpec, TrainSpec
 from vflsec.data import frames
 from vflsec.data.bundle import make_table
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.partition import DataSpec
 from vflsec.language.pretrained import PretrainedLower, PretrainedUpper
+from vflsec.language.public_head import fit_head
 from vflsec.language.split_lm import SplitLM
 from vflsec.language.text import START, Tokenizer, make_text_table
+from vflsec.language.text_inversion import TextInversion
 from vflsec.language.word_privacy import SanText, SnD
+from vflsec.results import metrics
 from vflsec.run.federation import build_federation
 from vflsec.run.plan import make_cell
+from vflsec.run.questions import ask
+from vflsec.run.spec import AuxSpec
 from vflsec.testing.conformance import MethodConformance
 
 transformers = pytest.importorskip("transformers", reason="extra transformers")
@@ -419,6 +425,54 @@ class TestMethodConformance_split_lm_of_transformers(MethodConformance):
     def federation(self, seed=0, *, parties=2, classes=2, **_):
         data = DataSpec(n_labeled=60, aligned=0.8, validation=0.2)
         return make_federation(seed, data, parties=parties, classes=classes)
+
+
+@pytest.mark.parametrize(("kind", "cut"), [("gpt2", 2), ("llama", 1), ("bert", 2)])
+def test_a_public_head_gives_every_word_without_known_rows(folders, kind, cut):
+    """States of random words, in texts of all lengths; another model's weights give few of them."""
+    layout, words = make_federation().parties["passive_1"].layout, torch.randint(1, 11, (40, LENGTH))
+    mask = torch.arange(LENGTH) <= torch.arange(40)[:, None] % LENGTH
+    words *= mask
+    head, other = (
+        PretrainedLower(folders[name], cut, layout, None) for name in (kind, "llama" if kind != "llama" else "gpt2")
+    )
+    with torch.no_grad():
+        states = head.run(head.words(words), mask)
+    none = (states[:0], mask[:0])
+    rng = torch.Generator().manual_seed(0)
+    assert torch.equal(fit_head(none, words[:0], (states, mask), head, rng), words)
+    wrong = fit_head(none, words[:0], (states, mask), other, rng)
+    assert ((wrong == words) & mask).sum() < 0.5 * mask.sum()
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+def test_the_head_decoder_recovers_all_words_from_the_first_epoch_also_those_that_no_known_row_has(folders, kind):
+    federation, transcript = make_federation(), Transcript(frozenset({"active"}), frozenset(Kind))
+    federation.channel.taps.append(transcript)
+    trained = make_method(folders[kind], epochs=2, lora=2).fit(federation)
+    for split in ("train", "test"):
+        trained.predict(split)
+    question, rates = ask(TextInversion(), trained, "active", AuxSpec(n=20), tuple(transcript.messages)), {}
+    truth, absent = question.truth.labels, VOCABULARY.index("night")
+    known = (truth["train"] != absent).all(dim=1).nonzero()[:20, 0]
+    view = dataclasses.replace(question.view, aux_rows=known, aux_labels=truth["train"][known])
+    for decoder in ("head", "linear", None):
+        words = TextInversion(decoder=decoder)(view, seed=0).scores
+        rates[decoder] = [metrics.measure_words(words[s].numpy(), truth[s].numpy()) for s in ("train", "test")]
+    assert min(rates["head"]) == 1
+    assert max(rates["linear"]) < 0.95
+
+
+def test_a_head_decoder_without_a_public_head_is_refused_in_a_line():
+    federation, transcript = make_federation(), Transcript(frozenset({"active"}), frozenset(Kind))
+    federation.channel.taps.append(transcript)
+    trained = SplitLM(TrainSpec(epochs=1), ModelSpec(bottom=(8,)), hidden=8, heads=2).fit(federation)
+    attack = TextInversion(decoder="head")
+    view = ask(attack, trained, "active", AuxSpec(n=20), tuple(transcript.messages)).view
+    with pytest.raises(
+        InsufficientView, match=r"^expected the public head for decoder=head, got none: [^\n]*path=FOLDER"
+    ):
+        attack(view, seed=0)
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""The victim's text from the hidden states that it sends, by a linear decoder, a transformer and a noisy channel."""
+"""The victim's text from the hidden states that it sends, by linear, transformer, channel and head decoders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from vflsec.core.attack import Attack
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.releases import read_last_values, read_releases
-from vflsec.language.noisy_channel import MECHANISM, Mechanism, fit_channel
+from vflsec.language.noisy_channel import MECHANISM, fit_channel
+from vflsec.language.public_head import HEAD, fit_head
 from vflsec.language.text_prior import TextPrior, guess_alone
 from vflsec.language.transformer import Blocks, split_positions
 from vflsec.nn.stacked import draw_batches
@@ -50,30 +51,32 @@ class TextInversion(Attack):
     The linear decoder is a ridge regression of one-hot words on the states of a position. The second is a small
     transformer on the principal components of the states of all positions, so that it also learns which words follow
     which. The third knows the defense of words, if there is one, and finds the likeliest words by their states and by
-    the order of words in known rows. Folds of known rows choose between them and the guess without the federation; what
-    is clearly worse on the first ones is not fitted to others. For training rows the states of all releases stand side
-    by side, since noise is drawn anew and each epoch has another model; a test row has one release, at prediction, and
-    a decoder of its own.
+    the order of words in known rows. The fourth knows the head before training, where it is public, and finds the words
+    that give such states. Folds of known rows choose between them and the guess without the federation; what is clearly
+    worse on the first ones is not fitted to others. For training rows the states of all releases stand side by side,
+    since noise is drawn anew and each epoch has another model; a test row has one release, at prediction, and a decoder
+    of its own.
 
-    Source: Chen et al. 2024 (BiSR), arXiv 2409.00960, the learned inversion of its first stage.
+    Source: Chen et al. 2024 (BiSR), arXiv 2409.00960: learned inversion, its first stage, and matching, its second.
 
     Args:
         victim: whose text; None for the first passive party.
-        decoder: ``linear``, ``transformer`` or ``channel``; None for the better one, or *alone*, on known rows.
+        decoder: ``linear``, ``transformer``, ``channel`` or ``head``; None for the best, or *alone*, on known rows.
         releases: how many releases of a training row are read, from the last; None for all.
     """
 
     name = "text-inversion"
     side = "active"
     target = "text"
-    version = 3
+    version = 4
     needs = frozenset({Need.FEATURES, Need.EMBEDDINGS, Need.AUX_LABELS})
-    wants = frozenset({MECHANISM})
-    reference = "Chen et al. 2024 (BiSR), arXiv 2409.00960, first stage; linear and channel decoders: this project"
+    wants = frozenset({MECHANISM, HEAD})
+    reference = "Chen et al. 2024 (BiSR), arXiv 2409.00960; linear and channel decoders: this project"
     differs = (
         "The source fits a recurrent decoder to another corpus, which pre-trained weights allow; here known rows are "
         "the only text.",
         "It reads all releases of a training row, where the source reads one, and may fall back to *alone*.",
+        "The head decoder tries words at each place, where the source moves embeddings by gradients.",
         "The channel decoder knows the defense of words, and its epsilon; the source has no defense of words.",
     )
     verified = "exact recovery from a head of frozen random weights; figures of the source: unverified"
@@ -81,13 +84,13 @@ class TextInversion(Attack):
         "a ridge regression of a few hundred columns, six passes over all words by the forward-backward algorithm, and "
         "a few hundred steps of a small transformer"
     )
-    fails = "with noise far larger than the states, and on words that no known row has"
+    fails = "with noise far larger than the states, and without a public head on words that no known row has"
 
     def __init__(
         self,
         *,
         victim: str | None = None,
-        decoder: Literal["linear", "transformer", "channel"] | None = None,
+        decoder: Literal["linear", "transformer", "channel", "head"] | None = None,
         releases: int | None = None,
     ) -> None:
         check_positive_or_none(releases=releases)
@@ -101,6 +104,8 @@ class TextInversion(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return words (n, T) for every split with hidden states, and beside them those of *alone*."""
+        if self.decoder == "head" and HEAD.name not in view.further:
+            raise InsufficientView(f"expected {HEAD} for decoder=head, got none: {HEAD.way_out}")
         length, known = view.n_classes, view.aux_split
         prior, held_out = guess_alone(view, rng)
         last = read_last_values(view, Kind.EMBEDDING, sender=view.victim)
@@ -124,13 +129,14 @@ class TextInversion(Attack):
     ) -> tuple[Tensor, float]:
         """Return the words (n, T) by what is best on folds of the known rows, and its share of right ones there."""
         y, size = view.aux_labels, len(view.layout.vocabulary) if view.layout else 0
-        kinds = ["linear", "channel", "transformer", "alone"] if self.decoder is None else [self.decoder]
-        best, right, mechanism = kinds[0], dict.fromkeys(kinds, torch.zeros(0)), view.further.get(MECHANISM.name)
+        every = ["linear", *(["head"] if HEAD.name in view.further else []), "channel", "transformer", "alone"]
+        kinds = every if self.decoder is None else [self.decoder]
+        best, right = kinds[0], dict.fromkeys(kinds, torch.zeros(0))
         order, is_word = torch.randperm(len(y), generator=rng), y != PADDING
         for out in order.tensor_split(min(FOLDS, len(y))) if len(y) > 1 else ():
             fit = order[~torch.isin(order, out)]
             for kind in kinds:
-                chosen = known.select(fit), y[fit], known.select(out), size, mechanism, rng
+                chosen = known.select(fit), y[fit], known.select(out), size, view, rng
                 correct = ((alone[1][out] if kind == "alone" else _fit(kind, *chosen)) == y[out]) & is_word[out]
                 right[kind] = torch.cat([right[kind], correct.sum(dim=1) / is_word[out].sum(dim=1).clamp_min(1)])
                 if right[kind].mean() > PERFECT:
@@ -141,7 +147,7 @@ class TextInversion(Attack):
             kinds = [kind for kind, gap in gaps.items() if not gap.mean() > SURE * gap.std() / len(gap) ** 0.5]
             if len(kinds) == 1:
                 break
-        words = alone[0] if best == "alone" else _fit(best, known, y, rows, size, mechanism, rng)
+        words = alone[0] if best == "alone" else _fit(best, known, y, rows, size, view, rng)
         return torch.where(rows.mask, words, PADDING), float(right[best].mean().nan_to_num())
 
 
@@ -156,12 +162,12 @@ def _read_all(view: View, mask: Tensor, most: int | None) -> States:
     return States(chosen.transpose(1, 2).flatten(2), mask)
 
 
-def _fit(
-    kind: str, known: States, y: Tensor, rows: States, size: int, mechanism: Mechanism | None, rng: torch.Generator
-) -> Tensor:
+def _fit(kind: str, known: States, y: Tensor, rows: States, size: int, view: View, rng: torch.Generator) -> Tensor:
     """Return the words (n, T) of ``rows`` by a decoder of V words, fitted to the words ``y`` of known rows."""
     if kind == "channel":
-        return fit_channel(known, y, rows, mechanism)
+        return fit_channel(known, y, rows, view.further.get(MECHANISM.name))
+    if kind == "head":
+        return fit_head(known, y, rows, view.further[HEAD.name][view.victim], rng)
     return fit_linear(known, y, rows) if kind == "linear" else fit_transformer(known, y, rows, size, rng)
 
 
