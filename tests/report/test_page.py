@@ -509,7 +509,9 @@ def test_the_annex_claims_nothing_that_was_not_run(report):
     assert shown.count("Labels: 2 attacks") == 1, "each number stands once, and the rows name it"
     assert shown.count("Evidence: labels; ") >= 3
     page = report.to_html()
-    assert "training itself (no attack run)" in shown
+    assert re.search(r"Not covered: ([a-z ,]+, )?training itself, on which no attack was run; attacks on the", shown)
+    assert not re.search("Evidence: (?:(?!Not covered).)*training itself", shown)
+    assert "Not measured here: what active may infer." in page
     assert "These are figures of public data, " in page
     assert re.search(r"Not run: \d attacks on training itself, though this adversary could\.", page)
     assert "It has seen 1 training on these rows; more of them leak more." in page
@@ -805,7 +807,7 @@ def test_several_adversaries_have_one_page_that_is_signed_once_the_worst_first(r
     )
     assert "None: same data, methods, settings and versions." in shown
     words = {" ".join(one.split()) for part in ordered for one in parsed(part.to_html()).text} - {""}
-    titled = re.compile(r"toy: what \w+ infers under iso \(.*\)")
+    titled = re.compile(r"toy: what \w+ infers under iso \(.*\)|Not measured here: .*")
     assert [one for one in words if one not in shown and not titled.fullmatch(one)] == []
     other = Report(weak.summary, replace(weak.manifest, settings={**weak.manifest.settings, "seeds": 7}))
     assert '<td class="text prose" data-name="2. bank">7</td>' in write_page([strong.draw_part(), other.draw_part()])

@@ -211,8 +211,7 @@ class SplitLM(FedSplitNN):
             f"the mask tells the length of each text of {name}: no defense hides it, and no epsilon covers it"
             for name in texts
         ] + [
-            f"custext hides the words of {name} within their sets alone: which set each is of is told, and no epsilon "
-            f"covers it"
+            f"custext hides the words of {name} within their sets alone: the set of each is revealed"
             for name, party in texts.items()
             if any(isinstance(defense, CusText) for defense in party.defenses.select(hooks.TEXT))
         ]

@@ -89,7 +89,8 @@ def write_page(parts: Sequence[Part]) -> str:
     if len(parts) == 1:
         (summary,) = summaries
         title = f"{summary.audited or summary.dataset}: what {summary.adversary} infers{_name_runs(parts[0].manifest)}"
-        line, body = table.write_heading(summary), [_write_verdict(parts[0]), *_write_part(parts[0])]
+        others = [] if summary.audited else _list_others(summary, parts[0].manifest)
+        line, body = table.write_heading(summary), [_write_verdict(parts[0], others), *_write_part(parts[0])]
     else:
         data = " and ".join(dict.fromkeys(summary.audited or summary.dataset for summary in summaries))
         title = f"{data}: what {len(parts)} adversaries infer"
@@ -194,13 +195,14 @@ def write_fragment(summary: Summary) -> str:
     return f"<div class=vflsec>{''.join(parts).replace('h2>', 'h4>')}</div>"
 
 
-def _write_verdict(part: Part) -> str:
+def _write_verdict(part: Part, others: Sequence[str] = ()) -> str:
     summary, card = part.summary, part.manifest.card
     lines = [f"<p class=failed>NOTE {escape(alarm)}</p>" for alarm in summary.alarms]
     further = table.write_epsilon(summary) or table.write_simulated(summary)
     reasons = [why for _, left in _sort_attacks(summary, part.manifest).values() for why in left.values()]
     unasked = count(reasons.count(ACTS_UNASKED), "attack")
     public = [f"Not run: {unasked} on training itself, though this adversary could."] * (ACTS_UNASKED in reasons)
+    public += [f"Not measured here: what {' and '.join(others)} may infer."] * bool(others)
     public += [PUBLIC.format(card["title"])] if card.get("license") and not summary.audited else []
     lines += [f"<p>{escape(sentence)}</p>" for sentence in (*summary.verdict, *public, *further)]
     lines += [
@@ -220,6 +222,12 @@ def _write_figure(svg: str, title: str) -> str:
     return f'<figure role="img" aria-label="{title}" tabindex=0>{svg}</figure>'
 
 
+def _list_others(summary: Summary, manifest: Manifest) -> list[str]:
+    """Return the parties that are not the adversary, as the data call them."""
+    names = [manifest.names.get(name, name) for name in manifest.columns]
+    return [name for name in names if name not in summary.adversary.split("+")]
+
+
 def _list_untested(summary: Summary, manifest: Manifest) -> str:
     """Return what was not tested by what it would recover."""
     rows = {}
@@ -234,9 +242,9 @@ def _list_untested(summary: Summary, manifest: Manifest) -> str:
             f"{every}. An attack on a party counts once for each party.{ACTING * (ACTS_UNASKED in said)}"
         )
     if not summary.audited:
-        others = [manifest.names.get(name, name) for name in manifest.columns]
-        named = ", ".join(name for name in others if name not in summary.adversary.split("+"))
+        named = ", ".join(_list_others(summary, manifest))
         rows["What other parties infer"] = f"This needs a report on each of them{f': {named}' * bool(named)}."
+        rows["Matching of records"] = "What it tells each party about whose rows the others have."
         rows["Other defenses, strengths and data"] = "Nothing follows for them from these numbers."
     return _write_meanings("What was not tested, and why", rows)
 
@@ -436,18 +444,19 @@ def _write_annex(parts: Sequence[Part]) -> str:
     kinds = dict.fromkeys(kind for entry in ANNEX for kind in entry["evidence"] if kind in NOUNS)
     measured = [f"{facts[kind]}{name}" for name, facts in evidence for kind in kinds]
     rows = {"What was measured": "\n".join(measured)} if measured else {}
-    named = [(name, facts | {kind: _name_measured(kind, facts[kind]) for kind in kinds}) for name, facts in evidence]
+    run = {k for k in kinds for _, facts in evidence if not facts[k].startswith(f"{NOUNS[k]}: 0 attacks")}
     for entry in ANNEX:
-        lines = [f"Evidence: {'; '.join(facts[kind] for kind in entry['evidence'])}{name}" for name, facts in named]
-        rows[entry["asked"]] = "\n".join([*lines, f"Not covered: {entry['not_covered']}"])
+        missing = [NOUNS[kind].lower() for kind in kinds if kind in entry["evidence"] and kind not in run] * bool(
+            evidence
+        )
+        used = [kind for kind in entry["evidence"] if kind in run or kind not in kinds]
+        facts_of = ("; ".join(NOUNS[k].lower() if k in run else facts[k] for k in used) for _, facts in evidence)
+        lines = [f"Evidence: {said}{name}" for said, (name, _) in zip(facts_of, evidence, strict=True)]
+        without = f"{', '.join(missing)}, on which no attack was run; " * bool(missing)
+        rows[entry["asked"]] = "\n".join([*lines, f"Not covered: {without}{entry['not_covered']}"])
     intro = "".join(f"<p class=failed>{escape(NO_EVIDENCE.format(name))}</p>" for name in doubtful)
     intro += "<p>This report is evidence. It is no certificate, and no legal advice.</p>" if evidence else ""
     return _write_meanings("Annex: where this evidence belongs", rows).replace("<dl>", f"{intro}<dl>", 1)
-
-
-def _name_measured(kind: str, fact: str) -> str:
-    """Return what a row of the annex refers to, or that no attack on it was run."""
-    return NOUNS[kind].lower() + " (no attack run)" * fact.startswith(f"{NOUNS[kind]}: 0 attacks")
 
 
 def _list_evidence(summary: Summary, manifest: Manifest) -> dict[str, str]:
