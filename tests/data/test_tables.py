@@ -234,6 +234,13 @@ def test_parties_have_names_of_their_own(toml: Path):
     assert split_dataset(dataset, DataSpec(test=0.5), 0).names == dataset.names
 
 
+def test_a_party_with_a_standard_name_keeps_it_beside_others_that_have_their_own(toml: Path):
+    edit(toml, ("[parties.bureau]", "[parties.passive_1]"))
+    assert load_toml(toml).names == {"active": "bank", "passive_1": "passive_1"}
+    edit(toml, ("[parties.bank]", "[parties.active]"))
+    assert load_toml(toml).names == {}
+
+
 def test_the_active_party_is_the_one_with_the_label_or_the_one_that_is_named(toml: Path):
     edit(
         toml, ("[parties.bank]", "[parties.x]"), ("[parties.bureau]", "[parties.bank]"), ("[parties.x]", "[parties.z]")

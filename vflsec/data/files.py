@@ -127,7 +127,8 @@ def assemble(reading: Reading, name: str) -> None:
                 list(check_id_spelling(different))
                 align([PartyTable(given, pd.DataFrame(index=ids)) for given, ids in different.items()])
         return
-    names = {standard: given for standard, given in _name_parties(reading.order).items() if standard != given}
+    names = _name_parties(reading.order)
+    names = names if any(standard != given for standard, given in names.items()) else {}
     with faults.collect():
         dataset = VerticalDataset(name, tuple(tables), labels, classes, names=names)
         dataset = replace(dataset, warnings=tuple(review(dataset, reading.raw, config)))
