@@ -1,6 +1,7 @@
 """What each defense leaves to each adversary at a cost of at most two points of utility, on several data sets.
 
     python benchmarks/comparison.py run             compute what no stored result has, and store it
+    python benchmarks/comparison.py sign FOLDER     sign what you computed, for somebody who has your public key
     python benchmarks/comparison.py add FOLDER      check what somebody else computed, repeat a part, and store it
     python benchmarks/comparison.py page            write docs/comparison.md and docs/comparison.png
 
@@ -19,6 +20,9 @@ from typing import Any, NamedTuple
 
 import click
 import msgspec
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -40,6 +44,9 @@ ROWS = {"flights": 10_000}
 """Of data with more, so that a result takes an hour at most."""
 
 SEEDS, KNOWN, BUDGET = 3, 80, 0.02
+HASHED, SIGNATURE = ("manifest.json", "records.jsonl"), "signature"
+"""Files of a folder that a result is read from, and the file with a signature of their hashes."""
+
 TOLERANCE = 0.01
 """How far a repeated leak may be from the stored one: another processor rounds otherwise."""
 
@@ -90,6 +97,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Attributes:
         by: who computed them.
         files: SHA-256 of each file of the folder that they were read from.
+        signer: the beginning of the SHA-256 of the public key that signed them; empty without a signature.
         sources: versions of methods, defenses and attacks, and hashes of data, by kind and name.
     """
 
@@ -102,6 +110,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     sources: dict[str, dict[str, Any]]
     files: dict[str, str]
     rows: list[Row]
+    signer: str = ""
 
 
 def register(dataset: str, adversary: str) -> dict[str, Any]:
@@ -142,12 +151,39 @@ def make_entry(folder: Path, by: str) -> Entry:
     manifest, origin = report.manifest, report.manifest.provenance
     expect_registered(manifest)
     expect_complete(report.summary)
-    contents = {name: (folder / name).read_bytes() for name in ("manifest.json", "records.jsonl")}
     return Entry(
         dataset=manifest.dataset, adversary=get_role(manifest), seeds=manifest.seeds, by=by, commit=origin.commit,
         versions=origin.versions, sources=origin.sources, rows=[make_row(point) for point in report.worst],
-        files={name: hashlib.sha256(content).hexdigest() for name, content in contents.items()},
+        files=hash_files(folder),
     )  # fmt: skip
+
+
+def hash_files(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of the files of a result."""
+    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in HASHED}
+
+
+def read_key(path: Path, kind: type[Ed25519PrivateKey] | type[Ed25519PublicKey]) -> Any:
+    """Return an Ed25519 key from a PEM file without a pass phrase, or raise StoreError."""
+    try:
+        content = path.read_bytes()
+        key = load_pem_private_key(content, None) if kind is Ed25519PrivateKey else load_pem_public_key(content)
+    except (OSError, ValueError, TypeError):
+        key = None
+    if not isinstance(key, kind):
+        what = "private" if kind is Ed25519PrivateKey else "public"
+        raise StoreError(f"expected a {what} Ed25519 key in PEM in {path}, found none: openssl genpkey makes one")
+    return key
+
+
+def check_signature(folder: Path, path: Path) -> str:
+    """Return the fingerprint of the public key in ``path``, or raise StoreError unless it signed the folder."""
+    key = read_key(path, Ed25519PublicKey)
+    try:
+        key.verify((folder / SIGNATURE).read_bytes(), msgspec.json.encode(hash_files(folder)))
+    except (OSError, InvalidSignature):
+        raise StoreError(f"expected {folder} signed by the key in {path}, found another signature or none") from None
+    return hashlib.sha256(key.public_bytes_raw()).hexdigest()[:16]
 
 
 def get_role(manifest: Manifest) -> str:
@@ -278,7 +314,8 @@ def write_page(entries: list[Entry]) -> str:
     origins = []
     for entry in entries:
         version = f"{entry.versions.get('vflsec', '–')}, {(entry.commit or 'a package')[:10]}"
-        who = f"{ROLES[entry.adversary].title} | {entry.by} | {entry.seeds} | {version}"
+        by = f"{entry.by}{f', key `{entry.signer}`' * bool(entry.signer)}"
+        who = f"{ROLES[entry.adversary].title} | {by} | {entry.seeds} | {version}"
         origins.append(f"| `{entry.dataset}` | {who} | `{entry.files['records.jsonl'][:16]}` |")
     tables = []
     for adversary, role in ROLES.items():
@@ -310,10 +347,12 @@ def write_page(entries: list[Entry]) -> str:
         "## Add a result",
         "Compute the registered settings on your machine, and check the folder:",
         "```text\npython benchmarks/comparison.py run --dataset digits --adversary active\n"
-        "python benchmarks/comparison.py add runs/comparison/digits-active --by NAME\n```",
+        "python benchmarks/comparison.py sign runs/comparison/digits-active --key private.pem\n"
+        "python benchmarks/comparison.py add runs/comparison/digits-active --by NAME --signer public.pem\n```",
         "`add` refuses a folder that is damaged or not finished, and other settings, versions or data. It computes "
         "the first seed of a row again, which the hash of the records chooses, and refuses a leak that differs by more "
-        f"than {TOLERANCE:g}. This finds mistakes; who invents all other numbers is found by chance alone.",
+        f"than {TOLERANCE:g}. With `--signer` it also refuses what this Ed25519 key has not signed. This finds "
+        "mistakes; who invents all other numbers is found by chance alone.",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -344,12 +383,27 @@ def run(datasets: tuple[str, ...], roles: tuple[str, ...], jobs: int, by: str) -
 
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--key", "path", type=click.Path(path_type=Path), required=True, help="Private Ed25519 key, in PEM.")
+def sign(folder: Path, path: Path) -> None:
+    """Sign the manifest and the records of FOLDER."""
+    try:
+        signed = read_key(path, Ed25519PrivateKey).sign(msgspec.json.encode(hash_files(folder)))
+        (folder / SIGNATURE).write_bytes(signed)
+    except (VflsecError, OSError) as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(f"wrote {folder / SIGNATURE}")
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--by", required=True, help="Who computed it.")
+@click.option("--signer", type=click.Path(path_type=Path), help="Public Ed25519 key that has signed it, in PEM.")
 @click.option("--jobs", default=2, show_default=True, help="Processes.")
-def add(folder: Path, by: str, jobs: int) -> None:
+def add(folder: Path, by: str, signer: Path | None, jobs: int) -> None:
     """Check FOLDER, which somebody else computed by run, and store it."""
     try:
-        entry = make_entry(folder, by)
+        fingerprint = check_signature(folder, signer) if signer else ""
+        entry = msgspec.structs.replace(make_entry(folder, by), signer=fingerprint)
         away = repeat(entry, jobs)
         if not away <= TOLERANCE:
             raise StoreError(f"expected the leak of a repeated row within {TOLERANCE:g}, found {away:.3f}: not stored")

@@ -2,11 +2,14 @@
 
 import shutil
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import msgspec
 import pytest
 from click.testing import CliRunner
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from vflsec.base.errors import StoreError
 from vflsec.results.records.schema import decode, encode
@@ -67,6 +70,28 @@ def test_a_result_of_somebody_else_is_repeated_stored_and_shown(computed, tmp_pa
     assert f"| none | {points[0].leak.mean:.3f} (" in page
     assert f"`{entry.files['records.jsonl'][:16]}`" in page
     assert (tmp_path / "comparison.png").stat().st_size > 10_000
+
+
+def test_a_signature_is_of_the_folder_and_of_the_key(computed, tmp_path):
+    folder = shutil.copytree(computed, tmp_path / "folder")
+    keys = [Ed25519PrivateKey.generate() for _ in range(2)]
+    for k, key in enumerate(keys):
+        private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        (tmp_path / f"private{k}.pem").write_bytes(private)
+        public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        (tmp_path / f"public{k}.pem").write_bytes(public)
+    signed_by = ("add", folder, "--by", "reviewer", "--jobs", 1, "--signer")
+    assert "found another signature or none" in call(*signed_by, tmp_path / "public0.pem").output
+    assert "expected a private Ed25519 key" in call("sign", folder, "--key", tmp_path / "public0.pem").output
+    assert call("sign", folder, "--key", tmp_path / "private0.pem").exit_code == 0
+    assert "found another signature or none" in call(*signed_by, tmp_path / "public1.pem").output
+    assert not list(comparison.read_stored())
+    assert call(*signed_by, tmp_path / "public0.pem").exit_code == 0
+    (entry,) = comparison.read_stored()
+    assert entry.signer == sha256(keys[0].public_key().public_bytes_raw()).hexdigest()[:16]
+    assert f"reviewer, key `{entry.signer}`" in comparison.write_page([entry])
+    (folder / "records.jsonl").write_bytes((folder / "records.jsonl").read_bytes()[:-1])
+    assert "found another signature or none" in call(*signed_by, tmp_path / "public0.pem").output
 
 
 def test_invented_leaks_are_refused_though_their_checksums_are_right(computed, tmp_path):
