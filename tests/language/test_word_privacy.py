@@ -294,7 +294,7 @@ def test_an_epsilon_within_sets_bounds_no_accuracy(tmp_path):
     text = report.to_markdown(details=True)
     assert "0.08 (within sets)" in text
     assert "custext hides the words of passive_1 within their sets alone" in text
-    assert "has an accuracy (no AUC) of at most" not in text
+    assert "names the right one in at most" not in text
     assert "EPSILON (models)" not in text
 
 

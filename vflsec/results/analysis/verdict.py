@@ -197,7 +197,7 @@ def _find_known(point: Point, attacks: Sequence[Point], rows: str) -> float | No
 def _count_known_left(before: Leak, after: float | None, others: Sequence[float | None]) -> str:
     """Return how many rows of a class are still known with more than 99 % under a defense, and under cheap others."""
     left = "an unknown share" if after is None else f"{100 * after:.0f} %"
-    known = f" With a certainty of more than 99 %, {left} of the rows of a class are known by any attack that was run"
+    known = f" With a certainty of more than 99 %, {left} of the rows of a class are known by any measured attack"
     shares = [f"{100 * share:.0f} %" for share in sorted(share for share in others if share is not None)]
     span = " to ".join(dict.fromkeys(shares[:1] + shares[-1:]))
     cheap = f", and {span} under the others that cost at most two points" * bool(span)
@@ -359,11 +359,11 @@ def _state_missed(leak: Leak) -> str:
         return ""
     seen = _state_detectable(leak)
     often = " in about four of five cases" * seen.endswith("seen")
-    return f" No attack is shown to infer more than without joining{seen}{often}: this is no proof that none does."
+    return f" That this is more than without joining is not shown{seen}{often}: this is no proof that it is not."
 
 
 def _name_widest(best: Point, points: Sequence[Point]) -> str:
-    """Return which single attack may leak most by its interval, if that ends above the interval of the headline."""
+    """Return which single attacks may leak more, where their intervals end above that of the headline."""
     same = [point for point in points if (point.place, point.target) == (best.place, best.target)]
     ends = [(leak.upper, p.attack) for p in same for leak in (p.leak, p.leak_train) if leak.metric == best.leak.metric]
     wider = {name: end for end, name in sorted(ends) if end >= best.leak.upper + MIN_GAIN}
