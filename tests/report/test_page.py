@@ -524,11 +524,13 @@ def test_the_annex_claims_nothing_that_was_not_run(report):
     assert re.search(r"Not covered: ([a-z ,]+, )?training itself, on which no attack was run; attacks on the", shown)
     assert not re.search("Evidence: (?:(?!Not covered).)*training itself", shown)
     assert "Not measured here: what active may infer." in page
-    assert "These are figures of public data, " in page
+    assert "Nothing follows from them for other data." in page
     assert re.search(r"Not run: \d attacks on training itself, though this adversary could\.", page)
     assert "It has seen 1 training on these rows; more of them leak more." in page
     own = replace(manifest, card={**manifest.card, "license": ""})
-    assert "public data" not in Report(summary, own).to_html()
+    assert "Nothing follows from them for other data." not in Report(summary, own).to_html()
+    untitled = replace(manifest, card={"license": "CC0"})
+    assert "These are figures of toy (CC0)." in Report(summary, untitled).to_html()
     gate = Gate(gate="min-utility", limit=0.6, worst=0.7, at="iso 1", holds=True)
     others = [replace(p, target="membership") for p in (*summary.points, *summary.worst)]
     clean = [p for p in others if not p.strength]
@@ -561,6 +563,11 @@ def test_the_annex_has_no_number_under_a_note_that_forbids_relying_on_them(repor
     assert "No number of 1. passive_1 is evidence" in annex
     assert "Labels: 2 attacks of vflsec run" in annex
     assert "(1. passive_1)" not in annex
+    blind = replace(report.summary, points=[], worst=[], adversary="bank")  # none of its attacks gave a number
+    annex = re.sub("<[^>]*>", "", write_page([parts[1], Part(blind, report.manifest)]).partition("<h2>Annex: ")[2])
+    evidence = re.findall(r"Evidence: ([^()]*)\((\d\. \w+)\)", annex)
+    named = {who: {said.split(";")[0].strip() for said, by in evidence if by == who} for _, who in evidence}
+    assert {who.split(" ")[1]: "labels" in said for who, said in named.items()} == {"shop": True, "bank": False}
 
 
 @pytest.mark.parametrize(("highest", "is_named"), [(0.66, True), (0.638, False), (None, False)])

@@ -65,7 +65,7 @@ SENTENCES = ("alarms", "verdict", "notes", "failures")
 KINDS = {"train": "training", "candidates": "candidate"}
 
 NO_EVIDENCE = "No number{} is evidence: a NOTE at the top of this page says why these numbers may not be relied on."
-PUBLIC = "These are figures of public data, {}. Nothing follows from them for other data."
+PUBLIC = "These are figures of {title} ({license}). Nothing follows from them for other data."
 ACTING = " What acts in training is run if it is asked for; what only enlarges its own updates is run with the others."
 KNOWN, PREDICTION = "known_of_class@0.99", "prediction"
 
@@ -203,7 +203,9 @@ def _write_verdict(part: Part, others: Sequence[str] = ()) -> str:
     unasked = count(reasons.count(ACTS_UNASKED), "attack")
     public = [f"Not run: {unasked} on training itself, though this adversary could."] * (ACTS_UNASKED in reasons)
     public += [f"Not measured here: what {' and '.join(others)} may infer."] * bool(others)
-    public += [PUBLIC.format(card["title"])] if card.get("license") and not summary.audited else []
+    public += (
+        [PUBLIC.format_map({"title": summary.dataset} | card)] if card.get("license") and not summary.audited else []
+    )
     lines += [f"<p>{escape(sentence)}</p>" for sentence in (*summary.verdict, *public, *further)]
     lines += [
         f"<p{'' if gate.holds or gate.replaced else ' class=failed'}>{escape(table.write_gate(gate))}</p>"
@@ -444,14 +446,14 @@ def _write_annex(parts: Sequence[Part]) -> str:
     kinds = dict.fromkeys(kind for entry in ANNEX for kind in entry["evidence"] if kind in NOUNS)
     measured = [f"{facts[kind]}{name}" for name, facts in evidence for kind in kinds]
     rows = {"What was measured": "\n".join(measured)} if measured else {}
-    run = {k for k in kinds for _, facts in evidence if not facts[k].startswith(f"{NOUNS[k]}: 0 attacks")}
     for entry in ANNEX:
-        missing = [NOUNS[kind].lower() for kind in kinds if kind in entry["evidence"] and kind not in run] * bool(
-            evidence
-        )
-        used = [kind for kind in entry["evidence"] if kind in run or kind not in kinds]
-        facts_of = ("; ".join(NOUNS[k].lower() if k in run else facts[k] for k in used) for _, facts in evidence)
-        lines = [f"Evidence: {said}{name}" for said, (name, _) in zip(facts_of, evidence, strict=True)]
+        lines, run = [], set()
+        for name, facts in evidence:
+            used = [k for k in entry["evidence"] if not facts[k].startswith(f"{NOUNS.get(k)}: 0 attacks")]
+            said = "; ".join(NOUNS[k].lower() if k in kinds else facts[k] for k in used)
+            lines.append(f"Evidence: {said or 'none'}{name}")
+            run.update(used)
+        missing = [NOUNS[k].lower() for k in entry["evidence"] if lines and k not in run]
         without = f"{', '.join(missing)}, on which no attack was run; " * bool(missing)
         rows[entry["asked"]] = "\n".join([*lines, f"Not covered: {without}{entry['not_covered']}"])
     intro = "".join(f"<p class=failed>{escape(NO_EVIDENCE.format(name))}</p>" for name in doubtful)
