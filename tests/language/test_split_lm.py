@@ -20,7 +20,7 @@ from vflsec.defenses.gaussian_dp import GaussianDP
 from vflsec.language import census_text
 from vflsec.language.split_lm import SplitLM
 from vflsec.language.text import START, Tokenizer, make_text_table
-from vflsec.language.transformer import LowerModel
+from vflsec.language.transformer import Blocks, LowerModel
 from vflsec.run.federation import build_federation
 from vflsec.run.plan import make_cell
 from vflsec.testing.conformance import MethodConformance
@@ -53,6 +53,13 @@ def make_federation(seed=0, data=None, defenses=(), **options):
 
 def make_method(epochs=2, **options):
     return SplitLM(TrainSpec(epochs=epochs, batch=32), ModelSpec(bottom=(8,)), **{**SMALL, **options})
+
+
+def test_states_of_the_first_positions_are_those_of_all():
+    torch.manual_seed(0)
+    h, mask, blocks = torch.randn(5, 7, 8), torch.arange(7) < torch.tensor([[7], [1], [0], [4], [6]]), Blocks(3, 8, 2)
+    for most in (1, 3):
+        torch.testing.assert_close(blocks(h, mask, most=most), blocks(h, mask)[:, :most])
 
 
 def record(federation, method):

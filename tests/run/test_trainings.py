@@ -271,13 +271,15 @@ def test_views_side_by_side_keep_the_last_training_and_rename_the_others():
             )
         ]
         none = torch.zeros(0, dtype=torch.long)
-        return View("passive_1", "passive", 2, features, torch.nn.Identity(), none, none, tuple(heard))
+        drawn = {"train": torch.full((4, 1), value)}  # states of words that each training draws anew
+        return View("passive_1", "passive", 2, features, torch.nn.Identity(), none, none, tuple(heard), defended=drawn)
 
     found = join_views([view(1.0), view(2.0), view(3.0)])
     assert [(m.phase, float(m.payload["value"][0, 0])) for m in found.messages] == [
         ("train of training 1", 1.0), ("train of training 2", 2.0), ("train", 3.0), ("train", 3.0), ("predict", 3.0),
     ]  # fmt: skip
     assert found.models.keys() == {"own embedding of training 1", "own embedding of training 2"}
+    torch.testing.assert_close(found.defended["train"], torch.tensor([[1.0, 2.0, 3.0]]).expand(4, 3))
 
 
 def test_trainings_are_trained_together_and_resume(tmp_path):

@@ -20,7 +20,8 @@ def join_views(views: Sequence[View]) -> View:
     """Return the view of the last training with the models, embeddings and gradients of all others beside its own.
 
     In the others the phases of messages have further names, so that each is a source by itself. A model that weighs
-    all sources infers more from it than the sum of its guesses tells. What was heard of trees is left out.
+    all sources infers more from it than the sum of its guesses tells. Text as defenses changed it stands side by side.
+    What was heard of trees is left out.
     """
     *others, last = views
     names, trained = last.party.split("+"), {last.aux_split, *last.places}
@@ -32,7 +33,8 @@ def join_views(views: Sequence[View]) -> View:
         if m.phase not in AFTERWARDS or m.split not in trained
     ]
     models = {f"own embedding of training {k}": view.model for k, view in enumerate(others, 1) if view.model}
-    return replace(last, messages=(*earlier, *last.messages), models={**last.models, **models})
+    drawn = {split: torch.cat([view.defended[split] for view in views], dim=1) for split in last.defended}
+    return replace(last, messages=(*earlier, *last.messages), models={**last.models, **models}, defended=drawn)
 
 
 def pool_guesses(guesses: Sequence[Guess], *, values: bool) -> Guess:

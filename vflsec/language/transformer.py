@@ -36,13 +36,13 @@ class TransformerBlock(nn.Module):
             nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
 
-    def forward(self, h: Tensor, mask: Tensor) -> Tensor:
-        """Return the states (B, T, d), which read those positions where ``mask`` (B, T) is true."""
+    def forward(self, h: Tensor, mask: Tensor, *, most: int | None = None) -> Tensor:
+        """Return the states of the first ``most`` positions, which read those where ``mask`` (B, T) is true."""
         rows, length, width = h.shape
         parts = self.attention(self.norm(h)).view(rows, length, 3, self.heads, width // self.heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4)  # (B, heads, T, d / heads) each
-        read = F.scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None, None])
-        h = h + self.output(read.transpose(1, 2).flatten(2))
+        read = F.scaled_dot_product_attention(query[:, :, :most], key, value, attn_mask=mask[:, None, None])
+        h = h[:, :most] + self.output(read.transpose(1, 2).flatten(2))
         states: Tensor = h + self.network(h)
         return states
 
@@ -53,12 +53,12 @@ class Blocks(nn.ModuleList):
     def __init__(self, blocks: int, width: int, heads: int) -> None:
         super().__init__(TransformerBlock(width, heads) for _ in range(blocks))
 
-    def forward(self, h: Tensor, mask: Tensor) -> Tensor:
-        """Return the states after the last block, zero where ``mask`` (B, T) is false."""
+    def forward(self, h: Tensor, mask: Tensor, *, most: int | None = None) -> Tensor:
+        """Return the states of the first ``most`` positions after the last block, zero where ``mask`` is false."""
         read = mask | (torch.arange(mask.shape[1], device=mask.device) == 0)
-        for block in self:
-            h = block(h, read)
-        return h * mask[..., None]
+        for number, block in enumerate(self, start=1):
+            h = block(h, read, most=most if number == len(self) else None)
+        return h * mask[:, :most, None]
 
 
 def split_positions(h: Tensor, length: int) -> Tensor:
@@ -138,7 +138,7 @@ class UpperBlocks(nn.Module):
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
         """Return the last state of the first position."""
-        state: Tensor = self.norm(self.blocks(states, mask)[:, 0])
+        state: Tensor = self.norm(self.blocks(states, mask, most=1)[:, 0])
         return state
 
 

@@ -38,7 +38,7 @@ TUNING_VERSION = 1
 VALIDATION = 0.25
 """The share of labeled rows on which settings are compared, unless others are kept for validation."""
 
-TRAININGS_VERSION = 1
+TRAININGS_VERSION = 2
 """Raised whenever several trainings would be combined into another guess."""
 
 
