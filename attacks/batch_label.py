@@ -86,11 +86,11 @@ class BatchLabel(Attack):
         """Return scores (n, C) of the training rows."""
         sums = sum_gradients(read_releases(view, Kind.GRADIENT).take_first(self.releases), find_last_layers(view))
         known = KnownLabels(view.aux_rows, encode_labels(view, sums.values[0].dtype))
-        gradients = sums.find_nearest(sums.values[0].new_zeros(len(view.features["train"]), sum(sums.widths)))
+        gradients = smallest = sums.find_smallest(len(view.features["train"]))
         fit = before = start_fit(gradients, known)
         for _ in range(self.rounds):
             before, fit = fit, alternate(fit, gradients, known)
-            gradients = sums.find_nearest(fit.compute_gradients())
+            gradients = smallest + sums.find_hidden(fit.compute_residuals(), fit.head.weights)
         return Guess(
             {"train": score_gradients(fit.head, gradients)},
             converged=share_changed(before, fit) <= MAX_CHANGED_SHARE,
@@ -118,12 +118,26 @@ class Sums(NamedTuple):
         """The width d of each party's gradients."""
         return [values.shape[2] for values in self.values]
 
-    def find_nearest(self, gradients: Tensor) -> Tensor:
-        """Return ``gradients`` (n, d) plus the mean over a row's batches of the smallest change that gives the sums."""
-        parts = zip(self.basis, self.values, torch.split(gradients, self.widths, dim=1), strict=True)
-        changes = [basis @ (values - basis.mT @ block[self.rows]) for basis, values, block in parts]  # (M, B, d) each
-        total = torch.zeros_like(gradients).index_add_(0, self.rows.flatten(), torch.cat(changes, dim=2).flatten(0, 1))
-        return gradients + total / self.shared
+    def find_smallest(self, n: int) -> Tensor:
+        """Return the mean (n, d) over a row's batches of the smallest gradients that give the sums."""
+        parts = [basis @ values for basis, values in zip(self.basis, self.values, strict=True)]  # (M, B, d) each
+        return self._average(torch.cat(parts, dim=2), n)
+
+    def find_hidden(self, residuals: Tensor, weights: Tensor) -> Tensor:
+        """Return the mean over a row's batches of the part of ``residuals @ weights`` (n, d) that is in no sum.
+
+        With ``find_smallest`` it is the nearest to ``residuals @ weights`` that gives the sums. A projection acts on
+        rows, and so on residuals (n, C), which are narrower than gradients.
+        """
+        seen = [basis @ (basis.mT @ residuals[self.rows]) for basis in self.basis]  # (M, B, C) each
+        hidden = [residuals - self._average(part, len(residuals)) for part in seen]
+        parts = zip(hidden, torch.split(weights, self.widths, dim=1), strict=True)
+        return torch.cat([part @ block for part, block in parts], dim=1)
+
+    def _average(self, values: Tensor, n: int) -> Tensor:
+        """Return the mean (n, k) over a row's batches of values (M, B, k) of the rows of each."""
+        total = values.new_zeros(n, values.shape[2])
+        return total.index_add_(0, self.rows.flatten(), values.flatten(0, 1)) / self.shared
 
 
 def sum_gradients(releases: Releases, layers: Sequence[Layer]) -> Sums:

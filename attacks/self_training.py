@@ -215,20 +215,22 @@ def _whiten_tables(tables: list[Tensor], n: int) -> Tensor | None:
 def _log_density(z: Tensor | None, guessed: Tensor) -> Tensor:
     """Return log densities (n, C) of Gaussians with the guessed classes' means and one covariance; 0 without ``z``.
 
-    The means for a row are those of the other rows.
+    The means for a row are those of the other rows. The columns of ``z`` (n, r) have no covariance, and variance one.
     """
     if z is None:
         return torch.zeros_like(guessed)
     counts, sums = guessed.sum(dim=0), guessed.T @ z  # (C,), (C, r)
-    within = (z.T @ z - (sums / counts.clamp_min(MIN_SHARE)[:, None]).T @ sums) / len(z)
-    inverse = torch.linalg.inv(within + 1e-6 * torch.eye(z.shape[1], dtype=z.dtype, device=z.device))
-    scaled = z @ inverse
+    # The covariance is that of z, which is one, less that of the means. The inverse is by Woodbury's identity.
+    ridge, covered = 1 + 1e-6, len(z) * torch.diag(counts.clamp_min(MIN_SHARE))
+    weights = torch.linalg.solve(ridge * covered - sums @ sums.T, sums)  # (C, r)
+    scaled = (z + (z @ sums.T) @ weights) / ridge
+    of_sums = (sums + (sums @ sums.T) @ weights) / ridge  # (C, r)
     # Without row i, a class has the mean m = (sums - g_i z_i) / (counts - g_i). This is z S^-1 m - m S^-1 m / 2,
     # expanded so that no tensor (n, C, r) is needed; z S^-1 z is the same for all classes.
     others = (counts - guessed).clamp_min(MIN_SHARE)
     square = (scaled * z).sum(dim=1, keepdim=True)  # (n, 1)
     cross = scaled @ sums.T  # (n, C)
-    squared = ((sums @ inverse) * sums).sum(dim=1) - 2 * guessed * cross + guessed.square() * square
+    squared = (of_sums * sums).sum(dim=1) - 2 * guessed * cross + guessed.square() * square
     density: Tensor = (cross - guessed * square) / others - squared / others.square() / 2
     return density
 

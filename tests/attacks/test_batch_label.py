@@ -111,9 +111,14 @@ def test_nothing_but_the_sums_is_read(batch):
 def test_the_nearest_gradients_have_the_sums_that_were_seen(batch):
     view, _ = exchanged(2, 3, batch=batch)
     sums = sum_gradients(read_releases(view, Kind.GRADIENT), find_last_layers(view))
-    found = sums.find_nearest(torch.randn(ROWS, 3, generator=torch.Generator().manual_seed(0)))
-    assert torch.allclose(sums.basis[0].mT @ found[sums.rows], sums.values[0], atol=1e-4)
-    assert torch.allclose(sums.find_nearest(found), found, atol=1e-4)
+    residuals, weights = torch.randn(ROWS, 2), torch.randn(2, 3)
+    nearest = sums.find_smallest(ROWS) + sums.find_hidden(residuals, weights)
+    assert torch.allclose(sums.basis[0].mT @ nearest[sums.rows], sums.values[0], atol=1e-4)
+    g = residuals @ weights
+    for rows, basis, values in zip(sums.rows, sums.basis[0], sums.values[0], strict=True):  # each row is in one batch
+        change = basis @ (values - basis.T @ g[rows])
+        used = basis.any(dim=1)
+        assert torch.allclose(nearest[rows[used]], (g[rows] + change)[used], atol=1e-4)
 
 
 def test_the_last_layer_reads_what_it_reads():

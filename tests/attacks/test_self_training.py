@@ -128,7 +128,7 @@ def test_of_few_releases_the_finest_reading_is_told_from_the_others(releases):
 
 def test_a_row_is_held_against_means_of_the_other_rows():
     rng = torch.Generator().manual_seed(0)
-    z = torch.randn(12, 3, generator=rng, dtype=torch.float64)
+    z = 12**0.5 * torch.linalg.qr(torch.randn(12, 3, generator=rng, dtype=torch.float64)).Q
     guessed = torch.rand(12, 2, generator=rng, dtype=torch.float64)
     found = _log_density(z, guessed)
     means = guessed.T @ z / guessed.sum(dim=0)[:, None]

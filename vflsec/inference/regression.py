@@ -36,6 +36,7 @@ class Standardize(nn.Module):
     Args:
         reference: (n, d) rows whose columns give scales, mean and deviation. A column that is constant in them becomes
             0.
+        dtype: of the rows that are standardized; None for that of ``reference``.
     """
 
     middle: Tensor
@@ -43,7 +44,7 @@ class Standardize(nn.Module):
     mean: Tensor
     deviation: Tensor
 
-    def __init__(self, reference: Tensor) -> None:
+    def __init__(self, reference: Tensor, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         middle, scale = Bounds.from_columns(reference)
         z = clip_softly((reference.double() - middle) / scale)
@@ -52,7 +53,7 @@ class Standardize(nn.Module):
         deviation[(deviation == 0) | (scale <= 1e-12 * middle.abs())] = torch.inf
         scales = {"middle": middle, "scale": scale, "mean": z.mean(dim=0), "deviation": deviation}
         for name, value in scales.items():
-            self.register_buffer(name, value.to(reference.dtype))
+            self.register_buffer(name, value.to(dtype or reference.dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the standardized rows (B, d)."""
@@ -61,7 +62,7 @@ class Standardize(nn.Module):
 
 def standardize(x: Tensor, reference: Tensor | None = None) -> Tensor:
     """Return ``x`` (n, d) in double precision, standardized by the rows of ``reference``; None for its own."""
-    result: Tensor = Standardize((x if reference is None else reference).double())(x.double())
+    result: Tensor = Standardize(x if reference is None else reference, torch.double)(x.double())
     return result
 
 

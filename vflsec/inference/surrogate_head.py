@@ -49,10 +49,10 @@ class HeadFit(NamedTuple):
     errors: Tensor | None
     labels: Tensor
 
-    def compute_gradients(self) -> Tensor:
-        """Return the gradients (n, d) that follow from this head and these labels."""
+    def compute_residuals(self) -> Tensor:
+        """Return the gradients (n, C) of the loss by the logits, whose products with the weights are those of rows."""
         assert self.errors is not None
-        return torch.einsum("nc,cnj,cjd->nd", self.labels, self.errors, get_edges(self.head.weights))
+        return torch.einsum("nc,cnj->nj", self.labels, self.errors) - self.labels * self.errors.sum(dim=2).T
 
 
 def start_fit(gradients: Tensor, known: KnownLabels) -> HeadFit:
