@@ -16,6 +16,7 @@ from vflsec.core.view import Guess, Need, View
 from vflsec.inference.fused import fuse_classes
 from vflsec.inference.opinion_pool import Opinion, fit_out_of_bag, pool_opinions
 from vflsec.inference.regression import standardize
+from vflsec.inference.releases import find_span
 from vflsec.inference.sources import EVERYTHING, Table, list_sources
 
 WEIGHT = 3.0
@@ -191,13 +192,10 @@ def _project_on_span(x: Table, split: str) -> Table:
 
     With a penalty on squared slopes, no regression on these rows has a slope outside of it.
     """
-    rows = x[split]
-    if len(rows) >= rows.shape[1]:
+    if len(x[split]) >= x[split].shape[1]:
         return x
-    squares, axes = torch.linalg.eigh(rows @ rows.T)
-    kept = squares > 1e-9 * squares[-1].clamp_min(torch.finfo(rows.dtype).tiny)
-    span = rows.T @ axes[:, kept] / squares[kept].sqrt()
-    return {name: each @ span for name, each in x.items()}
+    span = find_span(x[split].T)
+    return {name: rows @ span for name, rows in x.items()}
 
 
 def _whiten_tables(tables: list[Tensor], n: int) -> Tensor | None:

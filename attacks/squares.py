@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import torch
 
-from vflsec.core.attack import THRESHOLD, Attack
-from vflsec.core.view import Guess, Need, View
+from vflsec.attacks.logistic import LogisticRegression
+from vflsec.core.view import Guess, View
 from vflsec.inference.regression import regress_classes, standardize
 
 
-class Squares(Attack):
+class Squares(LogisticRegression):
     """Regularized logistic regression on own columns and their squares, fitted to the auxiliary samples only.
 
     It reads neither the model nor messages. Its leak is a baseline that an adversary reaches without joining, and a
@@ -23,18 +23,10 @@ class Squares(Attack):
     """
 
     name = "squares"
-    baseline = True
+    by_row = False
     version = 3
-    side = "either"
-    needs = frozenset({Need.FEATURES, Need.AUX_LABELS})
     reference = "Hastie, Tibshirani, Friedman 2009, The Elements of Statistical Learning, section 5.1"
-    verified = "scikit-learn's own estimator"
-    differs = (THRESHOLD,)
-    costs = "36 small fits"
     fails = "if classes differ in products of columns, or too few labels are known"
-
-    def __init__(self, *, folds: int = 5) -> None:
-        self.folds = folds
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return log-probabilities (n, C) for every split."""
