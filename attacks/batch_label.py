@@ -113,11 +113,6 @@ class Sums(NamedTuple):
     values: Sequence[Tensor]
     shared: Tensor
 
-    @property
-    def widths(self) -> list[int]:
-        """The width d of each party's gradients."""
-        return [values.shape[2] for values in self.values]
-
     def find_smallest(self, n: int) -> Tensor:
         """Return the mean (n, d) over a row's batches of the smallest gradients that give the sums."""
         parts = [basis @ values for basis, values in zip(self.basis, self.values, strict=True)]  # (M, B, d) each
@@ -126,13 +121,11 @@ class Sums(NamedTuple):
     def find_hidden(self, residuals: Tensor, weights: Tensor) -> Tensor:
         """Return the mean over a row's batches of the part of ``residuals @ weights`` (n, d) that is in no sum.
 
-        With ``find_smallest`` it is the nearest to ``residuals @ weights`` that gives the sums. A projection acts on
-        rows, and so on residuals (n, C), which are narrower than gradients.
+        With ``find_smallest`` it is the nearest that gives the sums. Projections act on rows: residuals are narrower.
         """
         seen = [basis @ (basis.mT @ residuals[self.rows]) for basis in self.basis]  # (M, B, C) each
-        hidden = [residuals - self._average(part, len(residuals)) for part in seen]
-        parts = zip(hidden, torch.split(weights, self.widths, dim=1), strict=True)
-        return torch.cat([part @ block for part, block in parts], dim=1)
+        parts = zip(seen, torch.split(weights, [values.shape[2] for values in self.values], dim=1), strict=True)
+        return torch.cat([(residuals - self._average(x, len(residuals))) @ part for x, part in parts], dim=1)
 
     def _average(self, values: Tensor, n: int) -> Tensor:
         """Return the mean (n, k) over a row's batches of values (M, B, k) of the rows of each."""

@@ -222,13 +222,12 @@ def _log_density(z: Tensor | None, guessed: Tensor) -> Tensor:
     ridge, covered = 1 + 1e-6, len(z) * torch.diag(counts.clamp_min(MIN_SHARE))
     weights = torch.linalg.solve(ridge * covered - sums @ sums.T, sums)  # (C, r)
     scaled = (z + (z @ sums.T) @ weights) / ridge
-    of_sums = (sums + (sums @ sums.T) @ weights) / ridge  # (C, r)
     # Without row i, a class has the mean m = (sums - g_i z_i) / (counts - g_i). This is z S^-1 m - m S^-1 m / 2,
     # expanded so that no tensor (n, C, r) is needed; z S^-1 z is the same for all classes.
     others = (counts - guessed).clamp_min(MIN_SHARE)
     square = (scaled * z).sum(dim=1, keepdim=True)  # (n, 1)
     cross = scaled @ sums.T  # (n, C)
-    squared = (of_sums * sums).sum(dim=1) - 2 * guessed * cross + guessed.square() * square
+    squared = (guessed * cross).sum(dim=0) - 2 * guessed * cross + guessed.square() * square
     density: Tensor = (cross - guessed * square) / others - squared / others.square() / 2
     return density
 

@@ -44,10 +44,8 @@ class Trees(Attack):
         seed = int(torch.randint(2**31, (), generator=rng))
         model = ExtraTreesClassifier(self.trees, min_samples_leaf=self.leaf, random_state=seed)
         model.fit(view.features[view.aux_split][view.aux_rows].cpu().numpy(), view.aux_labels.cpu().numpy())
-        scores = {}
+        scores, classes = {}, torch.as_tensor(model.classes_)
         for split, x in view.features.items():
             shares = torch.from_numpy(np.asarray(model.predict_proba(x.cpu().numpy())))
-            scores[split] = shares.new_zeros(len(x), view.n_classes).index_copy(
-                1, torch.as_tensor(model.classes_), shares
-            )
+            scores[split] = shares.new_zeros(len(x), view.n_classes).index_copy(1, classes, shares)
         return Guess(scores, budget={"trees": self.trees})

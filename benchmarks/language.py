@@ -1,8 +1,8 @@
 """What a split language model tells: states of the text, by noise and by the depth of the cut; gradients of labels.
 
-    python benchmarks/language.py                      compute, about twenty minutes on two cores, and print
+    python benchmarks/language.py                      compute, about an hour on two cores, and print
     python benchmarks/language.py --write              write docs/language.md as well
-    python benchmarks/language.py --cut 1 --cut 2 --cut 3 --seeds 3    also the third cut, three trainings
+    python benchmarks/language.py --cut 1 --cut 2 --cut 3    also the third cut
     python benchmarks/language.py --only labels        one of the tables, text or labels
 
 What is computed is kept in ``runs/language``, so that an interrupted run goes on.
@@ -25,7 +25,7 @@ ON_TEXT = ("iso:lambda=2,8@embedding", "santext:epsilon=16,8", "custext:epsilon=
 DEEPER = ("iso:lambda=2@embedding", "santext:epsilon=16")
 """Defenses of the text with their strengths, after the first block and after later ones."""
 
-KNOWN, SEEDS = 200, 1
+KNOWN, SEEDS = 200, 3
 AGAINST_LABELS = ("gaussian-dp", "santext:epsilon=16,8", "snd:epsilon=64")
 """Defenses of labels, and those of the text, under which the same is measured."""
 

@@ -91,9 +91,9 @@ def test_each_paper_has_a_paragraph_with_its_primary_claims(judged):
     assert len(paragraphs) == len(sources)
     for verdict in judged.verdicts:
         if verdict.primary:
-            (paragraph,) = (text for text in paragraphs if verdict.claim in text)
+            (paragraph,) = (text for text in paragraphs if f"{verdict.claim} (" in text)
             assert f"{verdict.decision} on {verdict.data} (" in paragraph
-        assert any(f"{verdict.claim}: " in text for text in paragraphs)
+        assert any(f"{verdict.claim} ({verdict.source}): " in text for text in paragraphs)
     heads = [text.partition("Verdicts on ")[2].partition(". ")[0] for text in paragraphs]
     counts = [re.findall(r"(\d+) (?:holds|equivalent|does not|undecided)", part) for part in heads]
     assert sum(int(n) for numbers in counts for n in numbers) == len(judged.verdicts)

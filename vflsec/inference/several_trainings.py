@@ -20,8 +20,7 @@ def join_views(views: Sequence[View]) -> View:
     """Return the view of the last training with the models, embeddings and gradients of all others beside its own.
 
     In the others the phases of messages have further names, so that each is a source by itself. A model that weighs
-    all sources infers more from it than the sum of its guesses tells. Text as defenses changed it stands side by side.
-    What was heard of trees is left out.
+    all sources infers more from it than the sum of its guesses tells. What was heard of trees is left out.
     """
     *others, last = views
     names, trained = last.party.split("+"), {last.aux_split, *last.places}

@@ -112,14 +112,10 @@ class SanText(WordReplacement):
 
     P(y | x) is proportional to exp(-epsilon d(x, y) / 2), where d is the Euclidean distance between embeddings over the
     largest one in the vocabulary, in [0, 1]. The strength is 1/epsilon, so that 0 is off; write ``santext:epsilon=16``,
-    or ``--epsilon``. Everything after it works on the new words, also the embeddings that learn.
+    or ``--epsilon``. Everything after it works on the new words, also the embeddings that learn. Padding stays;
+    ``[unknown]`` and ``[start]`` are replaced like any word.
 
     Source: Yue et al. 2021 (SanText), arXiv 2106.01221, algorithm 1.
-
-    | case | result |
-    |---|---|
-    | padding | padding |
-    | ``[unknown]``, ``[start]`` | replaced like any word |
     """
 
     name = "santext"

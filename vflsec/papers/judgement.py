@@ -1,7 +1,7 @@
 """Verdicts on published claims: the measurements of a study, a table for the terminal, and the page of all studies."""
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,14 +23,14 @@ HEAD = """\
 Made by `vflsec judge --page RESULTS.md` from the measurements in `results`; no number on this page is typed
 by hand. [docs/claims.md](docs/claims.md) explains how to read it and how to add a claim.
 
-Each claim was written down in `vflsec/papers/claims` before it was measured, and a note says where a trial run came
-first: what is compared, on which data, and the *margin*, the smallest difference that matters. Both arms of a
-comparison have the same seeds, and so the same rows, labels and auxiliary samples. A difference is positive in favor of
-the claim: where a claim says that an arm leaks less, by so much less it leaks. Of bytes it is the share that is saved.
+Each claim was written down in `vflsec/papers/claims` before it was measured: what is compared, on which data, and the
+*margin*, the smallest difference that matters. A note says where a trial run, or an earlier measurement of the same
+arms, came first. Both arms of a comparison have the same seeds, and so the same rows, labels and auxiliary samples. A
+difference is positive in favor of the claim: of less leak where it says less. Of bytes it is the share that is saved.
 
 * **holds**: the mean difference surely exceeds zero, and is at least the margin.
 * **equivalent**: the mean difference is surely smaller than the margin in either direction.
-* **does not hold here**: the mean difference is surely below the margin, and not surely equivalent.
+* **does not hold here**: the mean difference is surely below the margin, and not surely equivalent, though it may be.
 * **undecided**: neither, or a seed was lost, or there are fewer than {fewest} seeds. *Seen from* is the smallest true
   difference that would have been told from zero with {power} power.
 
@@ -44,8 +44,8 @@ corrected by Holm among themselves: with a probability of at least {level} none 
 with several looks may add seeds while claims are undecided, up to the number that its section names; its p values are
 multiplied by the number of looks, whether it has taken all or not. *By itself* is how a claim reads without correction
 for other claims. Intervals are {level} t intervals of one comparison. Seeds share rows, so they are somewhat too
-short. Studies without looks were measured under Holm's correction over the whole page; the rule above was chosen after
-their results were known.
+short. Seeds beyond the last complete look are not used. Studies without looks, but for `prada-cost` and `text`, were
+measured under Holm's correction over the whole page; the rule above was chosen after their results were known.
 
 A leak is an AUC on two classes, accuracy on more, and R² of columns. *Leak of worst* is that of the strongest of all
 attacks that were run and of what the adversary infers alone, chosen on one half of the rows and scored on the other.
@@ -57,11 +57,13 @@ The data are small public ones, and so are the networks: a claim that does not h
 PAPERS = """\
 The verdicts on the *primary* claims of each paper, or on all where none is primary, each with the mean difference and
 interval of its least favorable comparison, and the difference in utility where this must be equal; then the number of
-verdicts on its other claims. Claims of ours are those that the paper does not make. *Two views* are synthetic.
+verdicts on its other claims. Claims of ours are those that the paper does not make, also those on attacks that it does
+not have. *Two views* are synthetic, and drawn such that FedHSSL and SS-VFL must win in utility.
 """
 MAP = """\
 A row is a claim, by its study and its number in the sections below; a star marks primary ones. A number is the mean
-difference in the claim's measure, of the comparison that is least favorable to it.
+difference in the claim's measure, of the comparison that is least favorable to it. Where utility must be equal, a color
+may be due to utility, which the number leaves out.
 """
 
 
@@ -199,17 +201,15 @@ class Judgement:
             verdicts = [verdict for measured in of_paper for verdict in self.select_study(measured)]
             ours = [verdict for verdict in verdicts if verdict.source.startswith("ours")]
             theirs = [verdict for verdict in verdicts if verdict not in ours]
-            parts = ("on its claims", theirs), ("on claims of ours", ours)
+            parts = ("on claims of this source", theirs), ("on claims of ours", ours)
             counts = "; ".join(f"{name}: {_count_decisions(part)}" for name, part in parts if part)
             main = [verdict for verdict in verdicts if verdict.primary] or verdicts
+            claims: dict[str, list[Verdict]] = defaultdict(list)
+            for verdict in sorted(verdicts, key=lambda verdict: verdict not in main):
+                claims[f"{verdict.claim} ({verdict.source})"].append(verdict)
             texts = [
-                f"{claim}: {'; '.join(_write_decision(verdict) for verdict in main if verdict.claim == claim)}."
-                for claim in dict.fromkeys(verdict.claim for verdict in main)
-            ]
-            others = [verdict for verdict in verdicts if verdict not in main]
-            texts += [
-                f"{claim}: {_count_decisions([verdict for verdict in others if verdict.claim == claim])}."
-                for claim in dict.fromkeys(verdict.claim for verdict in others)
+                f"{claim}: {'; '.join(map(_write_decision, part)) if part[0] in main else _count_decisions(part)}."
+                for claim, part in claims.items()
             ]
             paragraphs.append(f"**{source}**. Verdicts {counts}. " + " ".join(texts))
         return paragraphs
@@ -276,7 +276,8 @@ def _show_verdict(verdict: Verdict, *, short: bool) -> str:
 
 
 def _write_numbers(link: ClaimComparison) -> list[str]:
-    n, lost = len(link.differences), f" ({len(link.lost)} lost)" if link.lost else ""
+    n = len(link.differences)
+    lost = f" of {link.pairs}" * (link.pairs > n) + f" ({len(link.lost)} lost)" * bool(link.lost)
     if n == 0:
         return ["–", _write_limit(link), "–", f"{n}{lost}"]
     ends = "" if math.isnan(link.low) else f" [{_format_signed(link.low)}, {_format_signed(link.high)}]"

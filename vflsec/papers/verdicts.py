@@ -52,6 +52,7 @@ class ClaimComparison(msgspec.Struct, frozen=True, kw_only=True):
         differences: over seeds, positive in favor of the claim; ``mean``, ``low``, ``high`` and ``deviation`` of them.
         p_above: of the test that the mean exceeds the floor: the smallest over the looks times their number.
         p_below: the same of the test that it falls short of the margin; ``p_equal`` that it is within the margin.
+        pairs: how many seeds have both values, of which ``differences`` has those of the largest look.
         detectable: the smallest true excess over the floor that is found with 80 % power at the corrected level.
         lost: why seeds are missing.
     """
@@ -69,6 +70,7 @@ class ClaimComparison(msgspec.Struct, frozen=True, kw_only=True):
     p_below: float
     p_equal: float
     detectable: float
+    pairs: int
     lost: list[str]
     unconverged: int = 0
 
@@ -300,6 +302,7 @@ def _compare(
         p_below=min(1.0, len(looks) * min(test.p_below for test in tests)),
         p_equal=min(1.0, len(looks) * min(equal)),
         detectable=find_detectable(difference.deviation, difference.n, level=level / len(looks)),
+        pairs=len(differences),
         lost=sorted(lost),
         unconverged=max(better.unconverged, other.unconverged),
     )
