@@ -260,7 +260,7 @@ def test_a_folder_with_a_pickle_is_refused_and_not_read(folder, tmp_path, beside
     if not beside:
         (folder / "model.safetensors").unlink()
     expect_refusal(
-        folder, "no pickle, code or adapter, found pytorch_model.bin" if beside else "weights in safetensors"
+        folder, "no pickle, code, adapter or pipe, found pytorch_model.bin" if beside else "weights in safetensors"
     )
     assert not marker.exists()
     torch.load(folder / "pytorch_model.bin", weights_only=False)["wte.weight"].close()

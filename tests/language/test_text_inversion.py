@@ -83,6 +83,29 @@ def test_states_of_frozen_random_weights_give_every_word(decoder):
         assert torch.equal(guess.scores[split] == PADDING, words[split] == PADDING)
 
 
+@pytest.mark.parametrize("shift", ["by a start token", "reversed", "unmasked"])
+def test_states_that_are_not_those_of_the_words_are_refused(shift):
+    """Else an audit of padding in front, or with a state of a start token, would report next to no leak."""
+    view, _ = make_view()
+
+    def move(m):
+        states = m.payload["value"].view(ROWS, LENGTH, HIDDEN)
+        changed = {"reversed": states.flip(1), "unmasked": states + 0.1}
+        return dataclasses.replace(m, payload={"value": changed.get(shift, states.roll(1, dims=1)).flatten(1)})
+
+    moved = dataclasses.replace(view, messages=tuple(map(move, view.messages)))
+    with pytest.raises(InsufficientView, match=r"^expected a state for each word [^\n]* pad on the right, drop start"):
+        TextInversion(decoder="linear").run(moved, rng=torch.Generator())
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("known", [1, 2, 5])
+def test_few_known_texts_give_no_warning(known):
+    view, words = make_view()
+    few = dataclasses.replace(view, aux_rows=torch.arange(known), aux_labels=words["train"][:known])
+    assert TextInversion().run(few, rng=torch.Generator()).scores["train"].shape == (ROWS, LENGTH)
+
+
 def test_states_of_other_lengths_than_the_texts_are_refused_in_a_line():
     view, _ = make_view()
     messages = [

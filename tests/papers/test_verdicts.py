@@ -223,6 +223,16 @@ def test_a_p_value_is_the_smallest_of_the_looks_times_their_number():
         msgspec.convert({**msgspec.to_builtins(own), "looks": [3]}, Study)
 
 
+def test_a_look_that_all_seeds_contradict_decides_nothing():
+    own = msgspec.structs.replace(study(claim()), looks=[12])  # first nothing, then a difference above the margin
+    all_seeds = {**NOTHING, **{k: 0.2 + 0.4 * (-1) ** k for k in range(6, 12)}}
+    made = measurements(own, values("a", all_seeds), values("b", dict.fromkeys(all_seeds, 0.0)))
+    (judged,) = judge([MeasuredStudy("s", own, made)])
+    assert judged.p_fails < 0.05
+    assert judged.links[0].mean > 0.05
+    assert judged.decision == OPEN
+
+
 def test_seeds_between_two_looks_decide_nothing():
     own = msgspec.structs.replace(study(claim()), looks=[9])
     more = {**VAGUE, 6: 0.1, 7: 0.1}

@@ -357,7 +357,7 @@ def _read_parquet(path: Path) -> pd.DataFrame:
 def _read_json_lines(path: Path) -> pd.DataFrame:
     """Return a table of an object a line, as text."""
     rows: list[dict[str, str | int | float | bool | None]] = []
-    content = path.read_bytes().removeprefix(codecs.BOM_UTF8).removesuffix(b"\n")
+    content = path.read_bytes().removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n")
     for number, line in enumerate(content.split(b"\n"), start=1):
         try:
             rows.append(msgspec.json.decode(line, type=dict[str, str | int | float | bool | None]))

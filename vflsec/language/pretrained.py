@@ -59,11 +59,11 @@ def _check(path: Path) -> None:
     """Refuse a folder in which something could be executed, or that has no weights in safetensors."""
     if not (path / "config.json").is_file() or not any(path.glob("*.safetensors")):
         raise DataError(f"{path}: expected a folder with config.json and weights in safetensors, found none")
-    unsafe = sorted(file.name for file in path.rglob("*") if file.suffix.lower() in UNSAFE)
+    unsafe = sorted(f.name for f in path.rglob("*") if f.suffix.lower() in UNSAFE or not (f.is_file() or f.is_dir()))
     if unsafe or (path / "adapter_config.json").exists():
         raise DataError(
-            f"{path}: expected no pickle, code or adapter, found {(*unsafe, 'adapter_config.json')[0]}: copy only "
-            f"config.json, tokenizer.json and safetensors into a folder"
+            f"{path}: expected no pickle, code, adapter or pipe, found {(*unsafe, 'adapter_config.json')[0]}: copy "
+            f"only config.json, tokenizer.json and safetensors into a folder"
         )
     settings: list[tuple[str, Any]] = []  # of all levels
     shards: dict[str, str] = {}

@@ -28,8 +28,9 @@ from vflsec.language.word_privacy import CusText, WordPrivacy
 from vflsec.methods.fedsplitnn import FedSplitNN
 from vflsec.methods.split_training import SplitTraining
 
-EPOCHS = 12
-"""Passes over the training rows without ``train.epochs``: twice as many fit single rows, and predict others worse."""
+EPOCHS, MOST = 12, 4096
+"""Passes over the training rows without ``train.epochs``: twice as many fit single rows, and predict others worse; and
+the most blocks, states of a word and rank of an adapter, far above which memory ends."""
 
 
 class SequenceBoundary(Boundary):
@@ -89,7 +90,7 @@ class SplitLM(FedSplitNN):
 
     A party with text embeds its words and runs the first blocks; it sends the hidden states (B, T, d) of each position
     and a mask that is false at padding. The active party runs the other blocks, and joins the state of [start] to its
-    own columns and to what parties with columns send, by a linear layer. With the default options it has about 150,000
+    own columns and to what parties with columns send, by a linear layer. With the default options it has about 160,000
     parameters, drawn at random. Training is that of split learning: every update sends gradients (B, T, d) back.
 
     With ``path``, the blocks are those of a model of ``transformers``, and the mean of the last states takes the place
@@ -134,6 +135,8 @@ class SplitLM(FedSplitNN):
     ) -> None:
         check_positive(cut=cut, blocks=blocks, hidden=hidden, heads=heads)
         check_positive_or_none(lora=lora)
+        if (got := max(blocks, hidden, lora or 0)) > MOST:
+            raise UsageError(f"expected blocks, hidden and lora of at most {MOST}, got {got}")
         if path is None and lora is not None:
             raise UsageError(f"expected a model of transformers for lora={lora}, got none: add path=FOLDER")
         if path is not None and (blocks, hidden, heads) != (3, 64, 4):

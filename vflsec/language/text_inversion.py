@@ -97,6 +97,7 @@ class TextInversion(Attack):
         self.victim = victim
         self.decoder = decoder
         self.releases = releases
+        self.needs = self.needs | ({HEAD} if decoder == "head" else set())
 
     def alone(self) -> Attack:
         """Return the guess without the federation."""
@@ -104,8 +105,6 @@ class TextInversion(Attack):
 
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return words (n, T) for every split with hidden states, and beside them those of *alone*."""
-        if self.decoder == "head" and HEAD.name not in view.further:
-            raise InsufficientView(f"expected {HEAD} for decoder=head, got none: {HEAD.way_out}")
         length, known = view.n_classes, view.aux_split
         prior, held_out = guess_alone(view, rng)
         last = read_last_values(view, Kind.EMBEDDING, sender=view.victim)
@@ -115,6 +114,12 @@ class TextInversion(Attack):
                 f"{min(widths)} numbers: pad all texts to {length} positions before they are recorded"
             )
         single = {s: States(h := split_positions(x, length), (h != 0).any(dim=2)) for s, x in last.items()}
+        lengths = single[known].mask[view.aux_rows], view.aux_labels != PADDING
+        if (wrong := lengths[0].any(dim=1) & (lengths[0] != lengths[1]).any(dim=1)).any():
+            raise InsufficientView(
+                f"expected a state for each word and zeros behind them, got other places in {int(wrong.sum())} known "
+                f"texts: pad on the right, drop start tokens, multiply by the mask, or choose --method split-lm"
+            )
         states = {**single, known: _read_all(view, single[known].mask, self.releases)}
         scores, rates = {}, {}
         for split, rows in states.items():
@@ -144,7 +149,7 @@ class TextInversion(Attack):
                     break
             best = max(kinds, key=lambda kind: float(right[kind].mean()))
             gaps = {kind: right[best] - right[kind] for kind in kinds}  # of each text
-            kinds = [kind for kind, gap in gaps.items() if not gap.mean() > SURE * gap.std() / len(gap) ** 0.5]
+            kinds = [kind for kind, g in gaps.items() if len(g) < 2 or not g.mean() > SURE * g.std() / len(g) ** 0.5]
             if len(kinds) == 1:
                 break
         words = alone[0] if best == "alone" else _fit(best, known, y, rows, size, view, rng)

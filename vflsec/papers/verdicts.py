@@ -130,9 +130,9 @@ class _TestedClaim(NamedTuple):
     def decide(self, p_values: Sequence[float]) -> Decision:
         """Return what p values say."""
         p_holds, p_equal, p_fails = p_values
-        if p_fails < ALPHA:
-            return EQUAL if p_equal < ALPHA else FAILS
         relevant = all(link.mean >= link.margin for link in self.links)
+        if p_fails < ALPHA and not relevant:  # an earlier look may contradict all seeds together
+            return EQUAL if p_equal < ALPHA else FAILS
         return HOLDS if p_holds < ALPHA and relevant else OPEN
 
 
