@@ -22,8 +22,9 @@ from vflsec.data import frames
 from vflsec.data.bundle import make_table
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.partition import DataSpec
+from vflsec.language.noisy_channel import Mechanism, fit_channel
 from vflsec.language.pretrained import PretrainedLower, PretrainedUpper
-from vflsec.language.public_head import fit_head
+from vflsec.language.public_head import find_centers, fit_head
 from vflsec.language.split_lm import SplitLM
 from vflsec.language.text import START, Tokenizer, make_text_table
 from vflsec.language.text_inversion import TextInversion
@@ -463,15 +464,36 @@ def test_the_head_decoder_recovers_all_words_from_the_first_epoch_also_those_tha
     assert max(rates["linear"]) < 0.95
 
 
+def test_a_public_head_names_words_of_noisy_states_that_no_known_row_has(folders):
+    """The channel decoder reads the words' mean states under the head; without them it names known words alone."""
+    layout, rng = make_federation().parties["passive_1"].layout, torch.Generator().manual_seed(0)
+    words = torch.randint(1, 11, (400, LENGTH), generator=rng)
+    mask = torch.arange(LENGTH) <= torch.arange(400)[:, None] % LENGTH
+    words *= mask
+    head = PretrainedLower(folders["gpt2"], 1, layout, None)
+    with torch.no_grad():
+        states = head.run(head.words(words), mask)
+    drawn = states[:, :, None] + 1.0 * states[mask].std(dim=0) * torch.randn(
+        400, LENGTH, 4, states.shape[2], generator=rng
+    )
+    noisy = drawn.flatten(2) * mask[..., None]  # four releases side by side
+    known = (words != 10).all(dim=1).nonzero()[:60, 0]
+    centers = find_centers(head, mask, rng)[1]
+    rates = []
+    for mechanism in (Mechanism(centers / centers.std(), of_head=True), None):
+        read = fit_channel((noisy[known], mask[known]), words[known], (noisy, mask), mechanism)
+        rates.append([float((read == words)[part].double().mean()) for part in (mask, words == 10)])
+    assert rates[0][0] > max(0.85, rates[1][0])
+    assert rates[0][1] > 0.5 > rates[1][1] == 0
+
+
 def test_a_head_decoder_without_a_public_head_is_refused_in_a_line():
     federation, transcript = make_federation(), Transcript(frozenset({"active"}), frozenset(Kind))
     federation.channel.taps.append(transcript)
     trained = SplitLM(TrainSpec(epochs=1), ModelSpec(bottom=(8,)), hidden=8, heads=2).fit(federation)
     attack = TextInversion(decoder="head")
     view = ask(attack, trained, "active", AuxSpec(n=20), tuple(transcript.messages)).view
-    with pytest.raises(
-        InsufficientView, match=r"^expected the public head for decoder=head, got none: [^\n]*path=FOLDER"
-    ):
+    with pytest.raises(InsufficientView, match=r"^attack 'text-inversion' needs the public head; [^\n]*path=FOLDER"):
         attack(view, seed=0)
 
 

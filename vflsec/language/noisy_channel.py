@@ -22,10 +22,11 @@ ENTRIES, POOL, SAMPLE = 4 * 10**6, 2000, 6000
 
 
 class Mechanism(NamedTuple):
-    """What both parties know of defenses of words: embeddings (V, d) before training, and what replaces words."""
+    """What both parties know of words: embeddings (V, d) before training, what replaces words, or a public head."""
 
     embeddings: Tensor
-    replacing: tuple[WordReplacement, ...]
+    replacing: tuple[WordReplacement, ...] = ()
+    of_head: bool = False
 
 
 def read_mechanism(trained: Trained, _: Sequence[str]) -> Mechanism | None:
@@ -149,9 +150,12 @@ def fit_channel(
         known: states (m, T, k) of known rows, and where words are (m, T).
         y: (m, T) their words.
         rows: states (n, T, k) of others, and where words are.
-        mechanism: the defense of words, if there is one.
+        mechanism: the defense of words, or a public head, if there is one.
     """
     vocabulary, numbers = y[known[1]].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    if mechanism and mechanism.of_head and len(mechanism.embeddings) ** 2 <= ENTRIES:
+        vocabulary = torch.arange(PADDING + 1, len(mechanism.embeddings))  # also words that no known row has
+        numbers = y[known[1]] - PADDING - 1
     known_words = torch.full(y.shape, -1).masked_scatter(known[1], numbers)
     size, rng = len(vocabulary), torch.Generator().manual_seed(0)
     channel = None

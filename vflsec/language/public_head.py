@@ -65,16 +65,10 @@ def fit_head(
         ridge.fit(known[0][known[1]], change)
         variance = -torch.from_numpy(ridge[-1].best_score_).float()  # by leave-one-out errors
         target[rows[1]] += torch.from_numpy(ridge.predict(rows[0][rows[1]])).float()
-    texts = int(SAMPLES * max(size, width) / rows[1].sum(dim=1).double().mean().clamp_min(1)) + 1
-    drawn = torch.randint(PADDING + 1, size, (texts, length), generator=rng)
-    used = rows[1][torch.randint(len(rows[1]), (texts,), generator=rng)]
-    states, words = _run(head, drawn, used), drawn[used]
-    places = states.sum(dim=0) / used.sum(dim=0)[:, None].clamp_min(1)
-    x = (states - places)[used].double()
-    variance = (variance + TINY * x.var(dim=0).float()).clamp_min(1e-12)
-    counts = torch.bincount(words, minlength=size)[:, None].clamp_min(1)
-    centers = torch.zeros(size, width, dtype=torch.double).index_add_(0, words, x) / counts
-    covariance = torch.cov((x - centers[words]).T, correction=0) + variance.double().diag()
+    places, centers, apart = find_centers(head, rows[1], rng)
+    spread = centers.square().mean(dim=0) + apart.square().mean(dim=0)
+    variance = (variance + TINY * spread.float()).clamp_min(1e-12)
+    covariance = torch.cov(apart.T, correction=0) + variance.double().diag()
     whitening, guesses = torch.linalg.cholesky(torch.linalg.inv(covariance)), []
     at_once = max(1, ENTRIES // (length * size))
     for part, mask in zip(target.split(at_once), rows[1].split(at_once), strict=True):  # type: ignore[no-untyped-call]
@@ -82,6 +76,25 @@ def fit_head(
         squares = torch.cdist(z, (centers[PADDING + 1 :] @ whitening).expand(len(z), -1, -1)).square()
         guesses.append(_search(head, part, mask, squares, variance))
     return torch.cat(guesses)
+
+
+@torch.no_grad()
+def find_centers(head: PretrainedLower, used: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the mean state of each place (T, d) and, apart from it, of each word (V, d), in random texts.
+
+    The third are the states (m, d) of all words of these texts, apart from both.
+    """
+    length, size = used.shape[1], len(head.words.weight)
+    width = head.width // length
+    texts = int(SAMPLES * max(size, width) / used.sum(dim=1).double().mean().clamp_min(1)) + 1
+    drawn = torch.randint(PADDING + 1, size, (texts, length), generator=rng)
+    mask = used[torch.randint(len(used), (texts,), generator=rng)]
+    states, words = _run(head, drawn, mask), drawn[mask]
+    places = states.sum(dim=0) / mask.sum(dim=0)[:, None].clamp_min(1)
+    x = (states - places)[mask].double()
+    counts = torch.bincount(words, minlength=size)[:, None].clamp_min(1)
+    centers = torch.zeros(size, width, dtype=torch.double).index_add_(0, words, x) / counts
+    return places, centers, x - centers[words]
 
 
 def _search(head: PretrainedLower, target: Tensor, mask: Tensor, squares: Tensor, variance: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ from vflsec.core.attack import Attack
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.releases import read_last_values, read_releases
-from vflsec.language.noisy_channel import MECHANISM, fit_channel
-from vflsec.language.public_head import HEAD, fit_head
+from vflsec.language.noisy_channel import MECHANISM, Mechanism, fit_channel
+from vflsec.language.public_head import HEAD, find_centers, fit_head
 from vflsec.language.text_prior import TextPrior, guess_alone
 from vflsec.language.transformer import Blocks, split_positions
 from vflsec.nn.stacked import draw_batches
@@ -50,12 +50,12 @@ class TextInversion(Attack):
 
     The linear decoder is a ridge regression of one-hot words on the states of a position. The second is a small
     transformer on the principal components of the states of all positions, so that it also learns which words follow
-    which. The third knows the defense of words, if there is one, and finds the likeliest words by their states and by
-    the order of words in known rows. The fourth knows the head before training, where it is public, and finds the words
-    that give such states. Folds of known rows choose between them and the guess without the federation; what is clearly
-    worse on the first ones is not fitted to others. For training rows the states of all releases stand side by side,
-    since noise is drawn anew and each epoch has another model; a test row has one release, at prediction, and a decoder
-    of its own.
+    which. The third knows the defense of words, if there is one, or a public head, and finds the likeliest words by
+    their states and by the order of words in known rows. The fourth knows the head before training, where it is public,
+    and finds the words that give such states. Folds of known rows choose between them and the guess without the
+    federation; what is clearly worse on the first ones is not fitted to others. For training rows the states of all
+    releases stand side by side, since noise is drawn anew and each epoch has another model; a test row has one release,
+    at prediction, and a decoder of its own.
 
     Source: Chen et al. 2024 (BiSR), arXiv 2409.00960: learned inversion, its first stage, and matching, its second.
 
@@ -68,7 +68,7 @@ class TextInversion(Attack):
     name = "text-inversion"
     side = "active"
     target = "text"
-    version = 4
+    version = 5
     needs = frozenset({Need.FEATURES, Need.EMBEDDINGS, Need.AUX_LABELS})
     wants = frozenset({MECHANISM, HEAD})
     reference = "Chen et al. 2024 (BiSR), arXiv 2409.00960; linear and channel decoders: this project"
@@ -170,7 +170,11 @@ def _read_all(view: View, mask: Tensor, most: int | None) -> States:
 def _fit(kind: str, known: States, y: Tensor, rows: States, size: int, view: View, rng: torch.Generator) -> Tensor:
     """Return the words (n, T) of ``rows`` by a decoder of V words, fitted to the words ``y`` of known rows."""
     if kind == "channel":
-        return fit_channel(known, y, rows, view.further.get(MECHANISM.name))
+        mechanism = view.further.get(MECHANISM.name)
+        if mechanism is None and HEAD.name in view.further:
+            centers = find_centers(view.further[HEAD.name][view.victim], rows.mask, rng)[1]
+            mechanism = Mechanism(centers / centers.std(), of_head=True)
+        return fit_channel(known, y, rows, mechanism)
     if kind == "head":
         return fit_head(known, y, rows, view.further[HEAD.name][view.victim], rng)
     return fit_linear(known, y, rows) if kind == "linear" else fit_transformer(known, y, rows, size, rng)
