@@ -97,7 +97,8 @@ class TextInversion(Attack):
         self.victim = victim
         self.decoder = decoder
         self.releases = releases
-        self.needs = self.needs | ({HEAD} if decoder == "head" else set())
+        if decoder == "head":
+            self.needs = self.needs | {HEAD}  # type: ignore[misc]
 
     def alone(self) -> Attack:
         """Return the guess without the federation."""

@@ -128,8 +128,9 @@ class Reproduction:
     def _count_worse(self) -> list[str]:
         """Return which risks some defense makes worse, and how many marks are to be expected by chance."""
         changes = [entry for entry in self.entries if entry.against and entry.low is not None]
+        marks = f"MARKS {WORSE} worse, {BETTER} better: the 95 % interval over seeds of the paired change excludes 0"
         if not changes or not self.recipe.has_attacks:
-            return []
+            return [marks] * bool(changes)
         by_column: dict[str, list[str]] = {}
         for entry in changes:
             if entry.worse and entry.measure == "leak":
@@ -140,8 +141,7 @@ class Reproduction:
         chance = 0.025 * sum(entry.measure == "leak" for entry in changes)
         return [
             *lines,
-            f"MARKS {WORSE} worse, {BETTER} better: the 95 % interval over seeds of the paired change excludes 0; of "
-            f"the columns of risks, about {chance:.1f} of each are to be expected by chance",
+            f"{marks}; of the columns of risks, about {chance:.1f} of each are to be expected by chance",
         ]
 
     @property
