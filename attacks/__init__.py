@@ -16,7 +16,7 @@ CATALOGUE = {
     "cluster": "vflsec.attacks.cluster:Cluster",
     "averaging": "vflsec.attacks.averaging:AveragedGradients",
     "trees": "vflsec.attacks.trees:Trees",
-    "squares": "vflsec.attacks.squares:Squares",
+    "squares": "vflsec.attacks.logistic:Squares",
     "pseudo-labels": "vflsec.attacks.pseudo_labels:PseudoLabels",
     "fusion": "vflsec.attacks.fusion:Fusion",
     "attribute-fusion": "vflsec.attacks.fusion:AttributeFusion",

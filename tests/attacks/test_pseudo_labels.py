@@ -8,9 +8,8 @@ import torch
 from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 
 from vflsec.attacks import pseudo_labels
-from vflsec.attacks.logistic import LogisticRegression
+from vflsec.attacks.logistic import LogisticRegression, Squares
 from vflsec.attacks.pseudo_labels import RIDGE, PseudoLabels, _fit_without_each_fold, _get_moments, _make_rule
-from vflsec.attacks.squares import Squares
 from vflsec.attacks.trees import Trees
 from vflsec.core.view import View
 

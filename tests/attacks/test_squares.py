@@ -6,8 +6,7 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from vflsec.attacks.logistic import LogisticRegression
-from vflsec.attacks.squares import Squares
+from vflsec.attacks.logistic import LogisticRegression, Squares
 from vflsec.core.view import View
 
 N, KNOWN, WIDTH, RATIO = 4000, 80, 3, 3.0
