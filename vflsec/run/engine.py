@@ -416,8 +416,9 @@ def evaluate(
     if todo.trials:
         yield from evaluate(todo.trials, store, jobs=jobs, device=device, engine=engine)
         todo = plan_trials(todo.rows, todo.baselines, store, keep=any(task.keep for task in todo.tasks))
-    alone = [task for task in todo.tasks if not task.rows]  # they fill the time of groups
-    ordered = todo.stages, [*todo.groups, *alone], [task for task in todo.tasks if task.rows]
+    rows, alone = ([task for task in todo.tasks if bool(task.rows) == has_rows] for has_rows in (True, False))
+    fill = [*todo.groups, *alone] if todo.groups else []  # the time of groups, for which all rows wait
+    ordered = todo.stages, fill, rows if todo.groups else [*alone, *rows]
     count = min(jobs, max(map(len, ordered))) if engine == "local" else 0
     if count > 1:
         records = _run_in_parallel(ordered, store.folder, count, device)
