@@ -410,6 +410,17 @@ def test_another_model_in_the_same_folder_is_another_training(folder, tmp_path):
     assert key(folder) != before
 
 
+def test_the_seed_draws_the_dropout_of_a_model(folder):
+    change(folder, resid_pdrop=0.3, embd_pdrop=0.3)
+    weights = []
+    for other in (1, 2):  # what was drawn before in the process
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(other)
+            trained = make_method(folder, epochs=1).fit(make_federation())
+        weights.append([p for party in trained.federation.parties.values() for p in party.modules.parameters()])
+    assert all(map(torch.equal, *weights))
+
+
 def test_without_transformers_the_line_names_the_extra(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     expect_refusal(folder, r"pip install 'vflsec\[transformers\]'", UsageError)

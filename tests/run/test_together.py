@@ -44,7 +44,6 @@ ONE_BY_ONE = {
     "prada-no-da-fg-ir": "drawn for one run|draw at random",
     "ss-vfl-c": "drawn for one run|draw at random",
     "ss-vfl-i": "drawn for one run|draw at random",
-    "vertical-lr": "drawn for one run|draw at random",
 }  # methods of which runs train one after the other, and why
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, final
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vflsec.base.errors import Diverged, NotStackable, UsageError
+from vflsec.base.seeds import Seeds, seed_weights
 from vflsec.core import hooks
 from vflsec.core.defense import Defense, list_hooks
 from vflsec.core.federation import Federation
@@ -270,10 +272,11 @@ class Method(ABC):
     def run(
         self, phase: str, federation: Federation, progress: Progress = lambda phase, done, total: None
     ) -> list[float]:
-        """Run one phase with noise of its own, and return its loss by epoch."""
+        """Run one phase with noise and dropout of its own, and return its loss by epoch."""
         federation.begin(phase)
         self.prepare(federation)
-        with federation.run_hooks():
+        stacked = isinstance(federation.seed, Seeds)  # without dropout
+        with nullcontext() if stacked else seed_weights(federation.seed, "dropout", phase), federation.run_hooks():
             return self.train(phase, federation, progress)
 
 

@@ -4,10 +4,8 @@ from typing import ClassVar
 
 from vflsec.base.errors import UsageError
 from vflsec.base.layout import Group
-from vflsec.base.seeds import seed_weights
 from vflsec.core.federation import Federation
 from vflsec.core.message import Kind
-from vflsec.core.method import Progress
 from vflsec.core.party import Party
 from vflsec.methods.split_method import RECEIVES, SplitMethod
 from vflsec.methods.split_training import HeadTraining, SharedHeadTraining, SplitTraining
@@ -80,11 +78,6 @@ class FeatureGroupMethod(SplitMethod):
                 f"{self.name} expects model.head=linear and model.aggregation=concat, a logistic regression, got "
                 f"{spec.head} and {spec.aggregation}"
             )
-
-    def train(self, phase: str, federation: Federation, progress: Progress) -> list[float]:
-        """Run split learning, with a stream of its own for Dropout."""
-        with seed_weights(federation.seed, "dropout", phase):
-            return super().train(phase, federation, progress)
 
     def build_head_training(self, federation: Federation) -> SplitTraining:
         """Return the training of the head on bottom models that stay: no gradient comes back.
