@@ -217,8 +217,8 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             strengths = self.list_strengths(defense)
             if any(s != 0 and not 1 / LARGEST_STRENGTH < s < LARGEST_STRENGTH for s in strengths):
                 raise UsageError(
-                    f"expected strengths of 0, or from {1 / LARGEST_STRENGTH:g} to {LARGEST_STRENGTH:g}, for "
-                    f"{defense.label}, got {list(strengths)}"
+                    f"expected finite strengths >= 0 for {defense.label}, 0 or above {1 / LARGEST_STRENGTH:g} and "
+                    f"below {LARGEST_STRENGTH:g}, got {list(strengths)}"
                 )
             if not any(strengths):
                 usual = ",".join(f"{strength:g}" for strength in load_class("defenses", defense.name).strengths)
@@ -494,8 +494,8 @@ def _find_epsilon_options(name: str) -> Mapping[str, Any]:
 
 
 def _from_epsilon(what: str, epsilon: Any) -> float:
-    if not isinstance(epsilon, int | float) or isinstance(epsilon, bool) or not 0 < epsilon < LARGEST_STRENGTH:
-        raise UsageError(f"{what}: expected 0 < epsilon < {LARGEST_STRENGTH:g}, got {epsilon!r}")
+    if not isinstance(epsilon, int | float) or isinstance(epsilon, bool) or not epsilon > 0:
+        raise UsageError(f"{what}: expected epsilon > 0, got {epsilon!r}")
     return 1 / epsilon
 
 
