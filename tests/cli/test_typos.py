@@ -48,7 +48,7 @@ eval --defense iso@gradients | unknown at 'gradients'. Did you mean gradient?
 eval --defense iso --lamda 1 | no such option --lamda. Did you mean --lambda?
 eval --defense iso --lambda a | Invalid value for --lambda: 'a' is not a comma-separated list of numbers
 eval --defense iso --lambda 1;5 | Invalid value for --lambda: '1;5' is not a comma-separated list of numbers
-eval --defense iso --lambda -1 | expected finite strengths >= 0 for iso, 0 or above 1e-100 and below 1e+100, got [-1.0]
+eval --defense iso --lambda -1 | expected strengths of 0, or above 1e-100 and below 1e+100, for iso, got [-1.0]
 eval --defense gaussian-dp --epsilon 0 | epsilons: expected epsilon > 0, got 0.0
 eval --lambda 5 | expected --defense with --lambda, got no defense: name one, for example --def
 eval --with iso | expected a strength for the fixed defense iso, got 0: write iso:lambda=5

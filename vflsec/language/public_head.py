@@ -80,10 +80,7 @@ def fit_head(
 
 @torch.no_grad()
 def find_centers(head: PretrainedLower, used: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mean state of each place (T, d) and, apart from it, of each word (V, d), in random texts.
-
-    The third are the states (m, d) of all words of these texts, apart from both.
-    """
+    """Return the mean of each position (T, d), of each word less that (V, d), and states less both, of random texts."""
     length, size = used.shape[1], len(head.words.weight)
     width = head.width // length
     texts = int(SAMPLES * max(size, width) / used.sum(dim=1).double().mean().clamp_min(1)) + 1

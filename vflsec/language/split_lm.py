@@ -30,7 +30,7 @@ from vflsec.methods.split_training import SplitTraining
 
 EPOCHS, MOST = 12, 4096
 """Passes over the training rows without ``train.epochs``: twice as many fit single rows, and predict others worse; and
-the most blocks, states of a word and rank of an adapter, far above which memory ends."""
+the largest number of blocks, width of a state and rank of an adapter."""
 
 
 class SequenceBoundary(Boundary):

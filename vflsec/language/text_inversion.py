@@ -84,7 +84,10 @@ class TextInversion(Attack):
         "a ridge regression of a few hundred columns, six passes over all words by the forward-backward algorithm, and "
         "a few hundred steps of a small transformer"
     )
-    fails = "with noise far larger than the states, and without a public head on words that no known row has"
+    fails = (
+        "with noise far larger than the states, and without a public head on words that no known row has; own columns "
+        "are read by *alone* only, not beside the states"
+    )
 
     def __init__(
         self,

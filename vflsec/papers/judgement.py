@@ -26,7 +26,7 @@ by hand. [docs/claims.md](docs/claims.md) explains how to read it and how to add
 Each claim was written down in `vflsec/papers/claims` before it was measured: what is compared, on which data, and the
 *margin*, the smallest difference that matters. A note says where a trial run, or an earlier measurement of the same
 arms, came first. Both arms of a comparison have the same seeds, and so the same rows, labels and auxiliary samples. A
-difference is positive in favor of the claim: of less leak where it says less. Of bytes it is the share that is saved.
+difference is positive if it favors the claim: a smaller leak, where that is claimed. Of bytes it is the share saved.
 
 * **holds**: the mean difference surely exceeds zero, and is at least the margin.
 * **equivalent**: the mean difference is surely smaller than the margin in either direction.

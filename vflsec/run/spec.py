@@ -217,8 +217,8 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             strengths = self.list_strengths(defense)
             if any(s != 0 and not 1 / LARGEST_STRENGTH < s < LARGEST_STRENGTH for s in strengths):
                 raise UsageError(
-                    f"expected finite strengths >= 0 for {defense.label}, 0 or above {1 / LARGEST_STRENGTH:g} and "
-                    f"below {LARGEST_STRENGTH:g}, got {list(strengths)}"
+                    f"expected strengths of 0, or above {1 / LARGEST_STRENGTH:g} and below {LARGEST_STRENGTH:g}, for "
+                    f"{defense.label}, got {list(strengths)}"
                 )
             if not any(strengths):
                 usual = ",".join(f"{strength:g}" for strength in load_class("defenses", defense.name).strengths)
