@@ -5,10 +5,11 @@ import itertools
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from vflsec.base.layout import PADDING
 from vflsec.base.seeds import make_rng
-from vflsec.language.noisy_channel import Mechanism, WordOrder, fit_channel
+from vflsec.language.noisy_channel import Mechanism, OwnColumns, WordOrder, fit_channel
 from vflsec.language.text import START
 from vflsec.language.transformer import Text
 from vflsec.language.word_privacy import CusText, SanText, find_sets
@@ -79,7 +80,8 @@ def plant(epsilon, noise, rows=600, known=150):
     mask = words != PADDING
     states *= mask[..., None]
     mechanism = Mechanism(embeddings, (defense,)) if epsilon else None
-    fitted = fit_channel((states[:known], mask[:known]), words[:known], (states[known:], mask[known:]), mechanism)
+    sent = states, mask, torch.zeros(rows, 0)
+    fitted = fit_channel([x[:known] for x in sent], words[:known], [x[known:] for x in sent], mechanism)
     rates = [float((guess == words[known:])[mask[known:]].double().mean()) for guess in (fitted, read[known:])]
     return *rates, fitted, mask[known:]
 
@@ -111,12 +113,42 @@ def test_of_words_without_order_the_set_is_recovered_and_the_word_as_often_as_th
     states = embeddings[text.words] @ torch.randn(6, 10, generator=rng).double()
     mask, known = words != PADDING, slice(300)
     states += 0.01 * torch.randn(states.shape, generator=rng).double()
-    fitted = fit_channel(
-        (states[known], mask[known]), words[known], (states, mask), Mechanism(embeddings, (*defenses,))
-    )
+    sent = states, mask, torch.zeros(1500, 0)
+    fitted = fit_channel([x[known] for x in sent], words[known], sent, Mechanism(embeddings, (*defenses,)))
     fitted, words = fitted[300:], words[300:]
     best = float(channel.amax(dim=0).mean())
     assert 0.2 < best < 0.8
     assert float((fitted == words).double().mean()) == pytest.approx(best, abs=0.025)
     sets = find_sets(embeddings, 5)
     assert several or torch.equal(sets[fitted], sets[words])
+
+
+@pytest.mark.parametrize("informative", [True, False])
+def test_own_columns_are_weighed_beside_states_as_far_as_known_rows_say(informative):
+    """Two words of each text are drawn evenly, one of them from a pair that the columns tell, or do not."""
+    rng = make_rng(0, "beside")
+    pair = torch.randint(6, (1200, 1), generator=rng)
+    words = torch.cat([1 + 2 * pair, torch.full_like(pair, 13)], dim=1) + torch.randint(2, (1200, 2), generator=rng)
+    columns = F.one_hot((pair if informative else pair.roll(1, dims=0)).squeeze(1), 6).float()
+    states = torch.randn(15, 8, generator=rng)[words] + 2 * torch.randn(1200, 2, 8, generator=rng)
+    mask, rates = words > PADDING, []
+    for beside in (columns, columns[:, :0]):
+        sent = states, mask, beside
+        read = fit_channel([x[:300] for x in sent], words[:300], [x[300:] for x in sent], None)
+        rates.append((read == words[300:]).double().mean(dim=0))
+    assert rates[0][1] == pytest.approx(float(rates[1][1]), abs=0.02)  # columns say nothing of the second word
+    if informative:
+        assert rates[0][0] > rates[1][0] + 0.15
+        assert rates[0][0] > 0.5 + 0.15  # columns alone give the pair
+    else:
+        assert rates[0][0] == pytest.approx(float(rates[1][0]), abs=0.02)
+
+
+def test_the_ratio_by_own_columns_is_that_of_shares():
+    """Two groups of texts without a word in common, of 30 and 10 known rows, which the column tells."""
+    words = torch.tensor([[0, 1]] * 30 + [[2, -1]] * 10)
+    columns = torch.tensor([[0.0]] * 30 + [[1.0]] * 10)
+    ratios = OwnColumns(columns, words, WordOrder.fit(words, 4))(torch.tensor([[0.0], [1.0]]))
+    torch.testing.assert_close(ratios[:, 0], torch.tensor([[4 / 3, 1, 0, 1], [0, 1, 4, 1]]).double(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(ratios[:, 1], torch.ones(2, 4).double())
+    assert OwnColumns(columns[:4], words[:4], WordOrder.fit(words[:4], 4))(columns) == 1  # too few known rows

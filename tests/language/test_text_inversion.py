@@ -19,7 +19,7 @@ from vflsec.data import frames
 from vflsec.data.bundle import make_table
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.partition import DataSpec
-from vflsec.language import text_inversion
+from vflsec.language import text_inversion, text_prior
 from vflsec.language.split_lm import SplitLM
 from vflsec.language.text import START, Tokenizer, make_text_table
 from vflsec.language.text_inversion import TextInversion
@@ -144,7 +144,7 @@ def test_all_known_rows_choose_the_decoder_where_a_fifth_of_them_often_errs(monk
     monkeypatch.setattr(text_inversion, "_fit", fit)
     y = torch.randint(1, 9, (200, 5), generator=rng)
     view = View("active", "active", 5, {"train": torch.zeros(200, 1)}, None, torch.arange(200), y)
-    states, by_fold, by_all = text_inversion.States(y[..., None].double(), y != PADDING), 0, 0
+    states, by_fold, by_all = text_inversion.States(y[..., None].double(), y != PADDING, torch.zeros(200, 0)), 0, 0
     for _ in range(60):
         calls.clear()
         TextInversion()._decode(states, view, states, (torch.zeros_like(y), torch.zeros_like(y)), rng)
@@ -172,6 +172,23 @@ def test_one_sentence_for_all_is_the_guess():
     constant = torch.tensor([[START, 5, 6, 7, 0, 0, 0]]).repeat(KNOWN, 1)
     alone = TextPrior()(dataclasses.replace(view, aux_labels=constant), seed=0)
     assert (alone.scores["test"] == constant[0]).all()
+
+
+def test_weights_of_known_rows_give_the_prediction_of_the_forest(monkeypatch):
+    fitted = []
+
+    class Forest(text_prior.ExtraTreesRegressor):
+        def fit(self, x, y):
+            fitted.append((self, y))
+            return super().fit(x, y)
+
+    monkeypatch.setattr(text_prior, "ExtraTreesRegressor", Forest)
+    rng = np.random.default_rng(0)
+    known, x, y = rng.normal(size=(60, 3)), rng.normal(size=(40, 3)), rng.integers(9, size=(60, 5))
+    weights = text_prior.fit_forest(known, y, 0)(x)
+    ((forest, target),) = fitted
+    np.testing.assert_allclose(weights @ target, forest.predict(x), rtol=1e-9)
+    np.testing.assert_allclose(weights.sum(axis=1), 1)
 
 
 def test_the_prior_reads_own_columns():
@@ -291,5 +308,6 @@ def test_words_of_a_large_vocabulary_are_those_of_a_small_one(monkeypatch):
     assert np.array_equal(find_likeliest(y), np.where((near := find_likeliest(words)) == PADDING, PADDING, near + far))
     monkeypatch.setattr(text_inversion, "ROWS", 7)  # which divides no number of rows here
     mask = torch.from_numpy(y != PADDING)
-    states = text_inversion.States(F.one_hot(torch.from_numpy(words), SIZE).float() * mask[..., None], mask)
+    values = F.one_hot(torch.from_numpy(words), SIZE).float() * mask[..., None]
+    states = text_inversion.States(values, mask, torch.zeros(40, 0))
     assert torch.equal(text_inversion.fit_linear(states, torch.from_numpy(y), states), torch.from_numpy(y))

@@ -1,21 +1,25 @@
-"""Decoding of text from noisy states: a Gaussian for each word, what a defense is known to replace, and word order."""
+"""Decoding of text from noisy states: a Gaussian for each word, what a defense replaces, word order and own columns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from sklearn.model_selection import KFold
 from torch import Tensor
 from torch.nn import functional as F
 
 from vflsec.base.layout import PADDING
 from vflsec.core.knowledge import Knowledge
 from vflsec.core.method import Trained
+from vflsec.language.text_prior import FOLDS, Columns, fit_forest
 from vflsec.language.word_privacy import WordPrivacy, WordReplacement
 
-COMPONENTS, WIDTH, ROUNDS = 128, 256, 6
-"""Principal components of states, numbers that stand for a word without embeddings, and rounds of EM."""
+COMPONENTS, WIDTH, ROUNDS, POWERS = 128, 256, 6, (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Principal components of states, numbers that stand for a word without embeddings, rounds of EM, and how far own
+columns are believed."""
 
 ENTRIES, POOL, SAMPLE = 4 * 10**6, 2000, 6000
 """The most numbers in a table that grows with rows, positions and words; rows for EM, and states for components."""
@@ -137,19 +141,73 @@ class WordOrder(NamedTuple):
         return F.normalize(prior, p=1, dim=2)
 
 
-def fit_channel(
-    known: tuple[Tensor, Tensor], y: Tensor, rows: tuple[Tensor, Tensor], mechanism: Mechanism | None
-) -> Tensor:
+class OwnColumns:
+    """How much likelier words are by the columns of the active party than by their position.
+
+    Known rows near by these columns, as weights of a forest, have shares of words at each position. Held-out known rows
+    tell how often these are right there, by EM, and to which power the ratio is raised: the words of a text share what
+    columns tell of it, so that it would count once for each.
+
+    Args:
+        columns: (m, c) of known rows; c may be 0.
+        words: (m, T) of them by number, negative at padding.
+        order: of the words.
+    """
+
+    def __init__(self, columns: Tensor, words: Tensor, order: WordOrder) -> None:
+        self.words, self.order, self.power = words, order, 0.0
+        if len(words) < FOLDS or not columns.shape[1]:
+            return
+        x, y, self.trust = columns.cpu().numpy(), words.numpy(), torch.ones(words.shape[1], 1, dtype=torch.double)
+        weights, self.power = np.zeros((len(y), len(y))), 1.0
+        for fit, out in KFold(FOLDS, shuffle=True, random_state=0).split(y):
+            weights[np.ix_(out, fit)] = fit_forest(x[fit], y[fit], 0)(x[out])
+        self.weigh, used, at = fit_forest(x, y, 0), words >= 0, words.clamp_min(0)[..., None]
+        ratios = self._compare(weights)
+        right = ratios.gather(2, at)[..., 0]
+        trust = torch.full_like(right[0], 0.5)
+        for _ in range(50):
+            trust = (used * trust * right / (1 - trust + trust * right)).sum(dim=0) / used.sum(dim=0).clamp_min(1)
+        self.trust = trust[:, None]
+        prior = order.expect(torch.zeros_like(ratios).scatter(2, at, 1.0), used)
+        fits = {
+            power: F.normalize(prior * self._believe(ratios) ** power, p=1, dim=2).gather(2, at) for power in POWERS
+        }
+        self.power = max(POWERS, key=lambda power: float(fits[power][used].clamp_min(1e-12).log().sum()))
+
+    def __call__(self, columns: Tensor) -> Tensor:
+        """Return the ratios (n, T, K), or a single 1 if known rows say that columns tell nothing."""
+        if not self.power:
+            return torch.ones((), dtype=torch.double)
+        return self._believe(self._compare(self.weigh(columns.cpu().numpy()))) ** self.power
+
+    def _believe(self, ratios: Tensor) -> Tensor:
+        return 1 - self.trust + self.trust * ratios
+
+    def _compare(self, weights: Columns) -> Tensor:
+        """Return the share of each word by weights (n, m) of known rows over its share at the position."""
+        near, shares = (
+            torch.from_numpy(weights),
+            torch.zeros(len(weights), *self.order.shares.shape, dtype=torch.double),
+        )
+        for t, words in enumerate(self.words.T):
+            shares[:, t].index_add_(1, words[words >= 0], near[:, words >= 0])
+        total = shares.sum(dim=2, keepdim=True)
+        return torch.where((self.order.shares > 0) & (total > 0), shares / total / self.order.shares, 1.0)
+
+
+def fit_channel(known: Sequence[Tensor], y: Tensor, rows: Sequence[Tensor], mechanism: Mechanism | None) -> Tensor:
     """Return the words (n, T) of ``rows`` that are likeliest by their states and by the other words of their text.
 
     A state is Gaussian around a linear function of the embedding of the word that was read, with one covariance for
     all words; without a mechanism, a random vector stands for each word of known rows. The defense tells which words
-    were read for a word, known rows the order of words. The likelihood is raised by EM on known and other rows.
+    were read for a word, known rows the order of words and what own columns say of them. The likelihood is raised by EM
+    on known and other rows.
 
     Args:
-        known: states (m, T, k) of known rows, and where words are (m, T).
+        known: states (m, T, k) of known rows, where words are (m, T), and own columns (m, c).
         y: (m, T) their words.
-        rows: states (n, T, k) of others, and where words are.
+        rows: states (n, T, k) of others, where words are, and own columns.
         mechanism: the defense of words, or a public head, if there is one.
     """
     vocabulary, numbers = y[known[1]].unique(return_inverse=True)  # type: ignore[no-untyped-call]
@@ -170,9 +228,10 @@ def fit_channel(
             shares = torch.stack(list(defense.compute_shares(words, embeddings)))
             channel = shares if channel is None else channel @ shares
     order = WordOrder.fit(known_words, size)
+    by_columns = OwnColumns(known[2], known_words, order)
 
-    def to_words(likely: Tensor) -> Tensor:
-        return likely if channel is None else likely @ channel.T
+    def to_words(likely: Tensor, ratios: Tensor) -> Tensor:
+        return ratios * (likely if channel is None else likely @ channel.T)
 
     def to_read(shares: Tensor) -> Tensor:
         return shares if channel is None else shares @ channel
@@ -181,21 +240,23 @@ def fit_channel(
     mask, labels = torch.cat([known[1], rows[1][pool]]), F.pad(known_words, (0, 0, 0, len(pool)), value=-1)
     project = _find_components(states := torch.cat([known[0], rows[0][pool]]), mask)
     x, sums = project(states), _Moments(mask.shape[1], COMPONENTS, table)
+    columns = torch.cat([known[2], rows[2][pool]])
     is_word = known_words >= 0
     exact = F.one_hot(known_words.clamp_min(0), size).double()
     sums.add(x[: len(known[1])], to_read(exact), is_word.double())
     n = max(1, ENTRIES // (mask.shape[1] * len(table)))  # rows at once
     for _ in range(ROUNDS):
         score, sums = sums.fit(), _Moments(mask.shape[1], COMPONENTS, table)
-        for part, used, label in zip(x.split(n), mask.split(n), labels.split(n), strict=True):  # type: ignore[no-untyped-call]
-            likely = score(part)  # (n, T, V)
-            expected = order.expect(to_words(likely), used)
+        parts = (values.split(n) for values in (x, mask, labels, columns))  # type: ignore[no-untyped-call]
+        for part, used, label, beside in zip(*parts, strict=True):
+            likely, ratios = score(part), by_columns(beside)  # (n, T, V), (n, T, K)
+            expected = order.expect(to_words(likely, ratios), used) * ratios
             expected[label >= 0] = F.one_hot(label[label >= 0], size).double()
             shares = F.normalize(likely * to_read(expected), p=1, dim=2)
             sums.add(part, shares, shares.amax(dim=2).square() * used)
     score, words = sums.fit(), []
-    for values, used in zip(rows[0].split(n), rows[1].split(n), strict=True):  # type: ignore[no-untyped-call]
-        likely = to_words(score(project(values)))
+    for values, used, beside in zip(*(x.split(n) for x in rows), strict=True):  # type: ignore[no-untyped-call]
+        likely = to_words(score(project(values)), by_columns(beside))
         words.append((order.expect(likely, used) * likely).argmax(dim=2))
     return torch.where(rows[1], vocabulary[torch.cat(words)], PADDING)
 

@@ -35,14 +35,15 @@ HIDDEN, HEADS, BLOCKS, EPOCHS, BATCH, RATE = 64, 4, 2, 60, 32, 2e-3
 
 
 class States(NamedTuple):
-    """Hidden states of rows: values (n, T, r·d) of r releases side by side, and where words are (n, T)."""
+    """Hidden states of rows: values (n, T, r·d) of r releases side by side, where words are, and own columns (n, c)."""
 
     values: Tensor
     mask: Tensor
+    columns: Tensor
 
     def select(self, rows: Tensor) -> States:
         """Return those of some rows."""
-        return States(self.values[rows], self.mask[rows])
+        return States(self.values[rows], self.mask[rows], self.columns[rows])
 
 
 class TextInversion(Attack):
@@ -51,11 +52,11 @@ class TextInversion(Attack):
     The linear decoder is a ridge regression of one-hot words on the states of a position. The second is a small
     transformer on the principal components of the states of all positions, so that it also learns which words follow
     which. The third knows the defense of words, if there is one, or a public head, and finds the likeliest words by
-    their states and by the order of words in known rows. The fourth knows the head before training, where it is public,
-    and finds the words that give such states. Folds of known rows choose between them and the guess without the
-    federation; what is clearly worse on the first ones is not fitted to others. For training rows the states of all
-    releases stand side by side, since noise is drawn anew and each epoch has another model; a test row has one release,
-    at prediction, and a decoder of its own.
+    their states, by the order of words in known rows, and by own columns. The fourth knows the head before training,
+    where it is public, and finds the words that give such states. Folds of known rows choose between them and the guess
+    without the federation; what is clearly worse on the first ones is not fitted to others. For training rows the
+    states of all releases stand side by side, since noise is drawn anew and each epoch has another model; a test row
+    has one release, at prediction, and a decoder of its own.
 
     Source: Chen et al. 2024 (BiSR), arXiv 2409.00960: learned inversion, its first stage, and matching, its second.
 
@@ -68,7 +69,7 @@ class TextInversion(Attack):
     name = "text-inversion"
     side = "active"
     target = "text"
-    version = 5
+    version = 6
     needs = frozenset({Need.FEATURES, Need.EMBEDDINGS, Need.AUX_LABELS})
     wants = frozenset({MECHANISM, HEAD})
     reference = "Chen et al. 2024 (BiSR), arXiv 2409.00960; linear and channel decoders: this project"
@@ -85,8 +86,8 @@ class TextInversion(Attack):
         "a few hundred steps of a small transformer"
     )
     fails = (
-        "with noise far larger than the states, and without a public head on words that no known row has; own columns "
-        "are read by *alone* only, not beside the states"
+        "with noise far larger than the states, and without a public head on words that no known row has; decoders "
+        "other than the channel do not read own columns"
     )
 
     def __init__(
@@ -117,16 +118,17 @@ class TextInversion(Attack):
                 f"expected hidden states of the {length} words of the longest text, side by side, got rows of "
                 f"{min(widths)} numbers: pad all texts to {length} positions before they are recorded"
             )
-        single = {s: States(h := split_positions(x, length), (h != 0).any(dim=2)) for s, x in last.items()}
+        states = {split: split_positions(x, length) for split, x in last.items()}
+        single = {split: States(h, (h != 0).any(dim=2), view.features[split]) for split, h in states.items()}
         lengths = single[known].mask[view.aux_rows], view.aux_labels != PADDING
         if (wrong := lengths[0].any(dim=1) & (lengths[0] != lengths[1]).any(dim=1)).any():
             raise InsufficientView(
                 f"expected a state for each word and zeros behind them, got other places in {int(wrong.sum())} known "
                 f"texts: pad on the right, drop start tokens, multiply by the mask, or choose --method split-lm"
             )
-        states = {**single, known: _read_all(view, single[known].mask, self.releases)}
+        every = {**single, known: single[known]._replace(values=_read_all(view, single[known].mask, self.releases))}
         scores, rates = {}, {}
-        for split, rows in states.items():
+        for split, rows in every.items():
             fitted_to = (rows if split == known else single[known]).select(view.aux_rows)
             alone = prior[split], held_out
             guess, rates[f"right of known rows, {split}"] = self._decode(fitted_to, view, rows, alone, rng)
@@ -160,7 +162,7 @@ class TextInversion(Attack):
         return torch.where(rows.mask, words, PADDING), float(right[best].mean().nan_to_num())
 
 
-def _read_all(view: View, mask: Tensor, most: int | None) -> States:
+def _read_all(view: View, mask: Tensor, most: int | None) -> Tensor:
     """Return the states of training rows by each of their releases, or by the last few; zero where one is missing."""
     releases = read_releases(view, Kind.EMBEDDING, split=view.aux_split, sender=view.victim)
     times = int(releases.epoch.max()) + 1
@@ -168,7 +170,7 @@ def _read_all(view: View, mask: Tensor, most: int | None) -> States:
     every = values.new_zeros(len(mask), times, *values.shape[1:])
     every[releases.rows, releases.epoch] = values
     chosen = every[:, -min(most or times, times) :]
-    return States(chosen.transpose(1, 2).flatten(2), mask)
+    return chosen.transpose(1, 2).flatten(2)
 
 
 def _fit(kind: str, known: States, y: Tensor, rows: States, size: int, view: View, rng: torch.Generator) -> Tensor:
@@ -180,7 +182,7 @@ def _fit(kind: str, known: States, y: Tensor, rows: States, size: int, view: Vie
             mechanism = Mechanism(centers / centers.std(), of_head=True)
         return fit_channel(known, y, rows, mechanism)
     if kind == "head":
-        return fit_head(known, y, rows, view.further[HEAD.name][view.victim], rng)
+        return fit_head(known[:2], y, rows[:2], view.further[HEAD.name][view.victim], rng)
     return fit_linear(known, y, rows) if kind == "linear" else fit_transformer(known, y, rows, size, rng)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.ensemble import ExtraTreesClassifier
+from sklearn.ensemble import ExtraTreesRegressor
 from sklearn.model_selection import KFold
 from torch import Tensor
 
@@ -21,10 +21,12 @@ Words = NDArray[np.int64]
 Columns = NDArray[np.floating]
 
 GUESSES = ("commonest", "likeliest", "forest")
-TREES, FOLDS, TINY = 100, 5, 1e-12
+TREES, LEAF, MOST, WIDTH, FOLDS, TINY = 100, 5, 64, 64, 5, 1e-12
+"""Of the forest: trees, the fewest known rows in a leaf, the most columns a node tries, and numbers that stand for a
+text; folds; a share of no word."""
 
-SHARES, ROWS = 2048, 256
-"""The most shares of words in a node of a tree, and rows whose words are predicted at once: both fill the memory."""
+ROWS = 256
+"""Rows whose words are predicted at once, for memory."""
 
 
 class TextPrior(Attack):
@@ -41,13 +43,14 @@ class TextPrior(Attack):
     """
 
     name = "text-prior"
+    version = 2
     baseline = True
     side = "either"
     target = "text"
     needs = frozenset({Need.FEATURES, Need.AUX_LABELS})
     reference = "none: the baseline 'alone' of attacks on text"
     differs = ("No source describes it.",)
-    verified = "sentences with one word for each position; scikit-learn's own forest"
+    verified = "sentences with one word for each position; the predictions of scikit-learn's forest"
     costs = "counts of pairs of words, and a small forest"
     fails = "if own columns say nothing of the text, and known rows have few words in common with the others"
 
@@ -107,16 +110,39 @@ def find_likeliest(y: Words) -> Words:
     return np.asarray(words[sentence[::-1]])
 
 
+def fit_forest(known: Columns, y: Words, seed: int) -> Callable[[Columns], Columns]:
+    """Return what turns own columns (n, c) into weights (n, m) of known rows, by how often they share a leaf.
+
+    A forest predicts a random projection of one-hot words (m, T) of known rows: its prediction is the mean of known
+    rows with these weights.
+    """
+    target, rng = np.zeros((len(y), WIDTH)), np.random.default_rng(seed)
+    for of_place in y.T:
+        words, numbers = np.unique(of_place, return_inverse=True)  # a vocabulary may be far larger
+        target += rng.normal(size=(len(words), WIDTH))[numbers]
+    forest = ExtraTreesRegressor(
+        TREES, min_samples_leaf=LEAF, max_features=min(known.shape[1], MOST), random_state=seed, n_jobs=1
+    ).fit(known, target)
+    leaves = forest.apply(known)
+
+    def weigh(x: Columns) -> Columns:
+        weights = np.zeros((len(x), len(known)))
+        for of_known, of_rows in zip(leaves.T, forest.apply(x).T, strict=True):
+            together = of_rows[:, None] == of_known
+            weights += together / together.sum(axis=1, keepdims=True)
+        return weights / TREES
+
+    return weigh
+
+
 def _ask_forest(known: Columns, y: Words, x: Columns, seed: int) -> Words:
-    """Return the words (n, T) that a forest predicts from own columns."""
-    words, varying = np.tile(find_commonest(y), (len(x), 1)), np.flatnonzero(np.ptp(y, axis=0))
-    if len(varying) and known.shape[1]:
-        most = max(len(np.unique(column)) for column in y.T)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that many words are few rows
-            for at in np.split(varying, range(0, len(varying), max(1, SHARES // most))[1:]):
-                forest = ExtraTreesClassifier(TREES, min_samples_leaf=5, random_state=seed, n_jobs=1)
-                forest.fit(known, y[:, at])
-                for rows in np.split(np.arange(len(x)), range(ROWS, len(x), ROWS)):
-                    words[rows[:, None], at] = forest.predict(x[rows]).reshape(len(rows), -1)
+    """Return the words (n, T) that known rows near by own columns have most."""
+    words = np.tile(find_commonest(y), (len(x), 1))
+    if known.shape[1]:
+        weigh = fit_forest(known, y, seed)
+        for rows in np.split(np.arange(len(x)), range(ROWS, len(x), ROWS)):
+            weights = weigh(x[rows])
+            for t, of_place in enumerate(y.T):
+                values, numbers = np.unique(of_place, return_inverse=True)
+                words[rows, t] = values[(weights @ np.eye(len(values))[numbers]).argmax(axis=1)]
     return words
