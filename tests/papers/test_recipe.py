@@ -256,7 +256,7 @@ def test_the_rate_is_the_best_of_three_on_the_papers_data_alone(name, tmp_path):
     for row, column in ((row, column) for row in recipe.rows for column in recipe.columns):
         plain, trials = recipe.get_settings(row, column), recipe.list_trials(row, column)
         has_rate = plain["methods"][0] not in ("lr", "lightgbm")
-        if recipe.has_attacks or row.group != "NUSWIDE" or not has_rate:
+        if row.group != "NUSWIDE" or not has_rate:
             assert trials == [plain]
             continue
         assert [trial["train"]["lr"] for trial in trials] == [0.005, 0.01, 0.03]
@@ -635,6 +635,26 @@ def test_the_best_trial_on_validation_rows_counts(own, tmp_path):
     path.write_text(path.read_text().replace("validation = 0.3", "validation = 0.0"))
     with pytest.raises(UsageError, match="choose between trials, got none"):
         reproduced(str(path), tmp_path / "other", seeds=1)
+
+
+@pytest.mark.long
+def test_of_attacks_the_rate_is_that_of_the_training_without_compared_defenses(attacked, tmp_path, monkeypatch):
+    """All cells of a row at one strength are of one rate, and each seed has a rate of its own."""
+    path = Path(attacked())
+    data = "[settings.data]\nn_labeled = 80\noptions.rows = 300"
+    text = path.read_text().replace("[settings.data.options]\nrows = 300", data)
+
+    def measure(rates, out):
+        path.write_text(f"rates = {rates}\n{text}")
+        return [(cell.by_seed, cell.alone) for cell in reproduced(str(path), out).entries]
+
+    slow, fast = (measure([rate], tmp_path / f"{rate}") for rate in (0.0001, 0.05))
+    better = {0: 0.05, 1: 0.0001}
+    monkeypatch.setattr(RecipeGrid, "_validate", lambda _, cell: cell.train.lr == better[cell.seed])
+    for both, *single in zip(measure([0.0001, 0.05], tmp_path / "both"), slow, fast, strict=True):
+        for values, of_slow, of_fast in zip(both, *single, strict=True):
+            assert values == ({0: of_fast[0], 1: of_slow[1]} if of_slow else {})
+    assert slow != fast
 
 
 def test_megabytes_are_those_of_the_embeddings_sent_until_the_target(own, tmp_path):

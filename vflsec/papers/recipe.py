@@ -126,7 +126,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         every: makes the rows and ``settings.defenses``: ``defense of labels`` for each of these at two strengths.
         compared: whether the paper compares ``rows`` of one column or ``columns`` of one row.
         rates: on the paper's data, the learning rates of which, for each seed and each method that has one, that with
-            the best metric on validation rows counts. These are a quarter of ``data.n_labeled``, and come on top.
+            the best metric on validation rows counts, of leaks that of the training without the defenses that are
+            compared. These rows are a quarter of ``data.n_labeled``, and come on top.
         notes: what else differs from the paper.
     """
 
@@ -181,8 +182,6 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError(f"row {row.name}: expected printed values below {MAX_PRINTED:g}, got {row.printed}")
         if row.group and self.group_of(row) is None:
             raise ValueError(f"row {row.name}: unknown group {row.group!r}")
-        if (trials := row.trials or self.rates) and self.has_attacks:
-            raise ValueError(f"row {row.name}: expected no trials in a recipe with attacks, got {len(trials)}")
 
     def _check_measures(self) -> None:
         measures = {self.get_question(row, column).measure for row in self.rows for column in self.columns}

@@ -132,7 +132,7 @@ class RecipeGrid(Grid):
         return [
             self._measure_trainings(place, records)
             if isinstance(parts[0], Trainings)
-            else self._measure_evaluation(place, records, summaries[id(parts[0])])
+            else self._measure_evaluations(place, records, summaries)
             for place, parts in self.parts.items()
         ]
 
@@ -187,9 +187,29 @@ class RecipeGrid(Grid):
         seconds = spent.get(phase) if phase else sum(spent.values())
         return None if seconds is None else seconds / 3600
 
-    def _measure_evaluation(self, place: Place, records: Mapping[str, Record], summary: Summary) -> CellValues:
+    def _measure_evaluations(
+        self, place: Place, records: Mapping[str, Record], summaries: Mapping[int, Summary]
+    ) -> CellValues:
+        """Return what one evaluation gives, for each seed the best on validation rows, without compared defenses."""
+        parts = self.parts[place]
+        values = [self._measure_evaluation(place, part, records, summaries[id(part)]) for part in parts]
+        if len(parts) == 1:
+            return values[0]
+        honest = [{row.seed: row for row in part.trials() if not row.strength} for part in parts]
+        chosen = {
+            seed: values[max(range(len(parts)), key=lambda k: self._validate(honest[k][seed].cell))]
+            for seed in honest[0]
+        }
+        by_seed = {seed: cell.by_seed[seed] for seed, cell in chosen.items() if seed in cell.by_seed}
+        alone = {seed: cell.alone[seed] for seed, cell in chosen.items() if seed in cell.alone}
+        most = max(values, key=lambda cell: len(cell.by_seed))  # which has a metric, if any does
+        return msgspec.structs.replace(most, by_seed=by_seed, alone=alone)
+
+    def _measure_evaluation(
+        self, place: Place, part: Trainings | Evaluation, records: Mapping[str, Record], summary: Summary
+    ) -> CellValues:
         asked = self.get_question(place)
-        by_seed, metric = self._read_cell(place, records, summary)
+        by_seed, metric = self._read_cell(asked, part, records, summary)
         leak = _find_leak(asked, summary)
         alone = dict(leak.alone_by_seed) if leak and asked.measure == "leak" and not asked.metric else {}
         if self.recipe.against and asked.measure == "leak":
@@ -197,11 +217,12 @@ class RecipeGrid(Grid):
             by_seed, alone = {seed: value - base[seed] for seed, value in by_seed.items() if seed in base}, {}
         return CellValues(row=place[0], column=place[1], by_seed=by_seed, metric=metric, alone=alone)
 
-    def _read_cell(self, place: Place, records: Mapping[str, Record], summary: Summary) -> tuple[dict[int, float], str]:
+    def _read_cell(
+        self, asked: Asked, part: Trainings | Evaluation, records: Mapping[str, Record], summary: Summary
+    ) -> tuple[dict[int, float], str]:
         """Return a number for each seed, and its metric, from the records of one evaluation."""
-        asked = self.get_question(place)
         if asked.measure == "cap" and asked.metric:
-            return self._read_cap(place, records), asked.metric
+            return self._read_cap(asked, part, records), asked.metric
         if asked.measure == "cap":
             cap = next((cap for cap in summary.cap if cap.attack == asked.attack), None)
             return (dict(cap.by_seed) if cap else {}), summary.metric
@@ -211,7 +232,7 @@ class RecipeGrid(Grid):
             return dict(by_seed), leak.metric if leak else ""
         values: dict[int, float] = {}
         metric = asked.metric
-        for row in self.parts[place][0].trials():
+        for row in part.trials():
             record = records.get(row.key)
             acts = row.attack is not None and row.attack.make().acts_in_training
             wanted = row.label == asked.attack or (asked.measure == "utility" and not acts)
@@ -222,10 +243,10 @@ class RecipeGrid(Grid):
                 values[row.seed], metric = read_metric(block, metric, row.cell.dataset.name)
         return values, metric
 
-    def _read_cap(self, place: Place, records: Mapping[str, Record]) -> dict[int, float]:
+    def _read_cap(self, asked: Asked, part: Trainings | Evaluation, records: Mapping[str, Record]) -> dict[int, float]:
         """Return CAP with the leak in the metric that is asked for, of each seed with a number at every strength."""
-        asked, products = self.get_question(place), dict[int, list[float]]()
-        rows = [row for row in self.parts[place][0].trials() if row.strength and row.label == asked.attack]
+        products = dict[int, list[float]]()
+        rows = [row for row in part.trials() if row.strength and row.label == asked.attack]
         rows = [row for row in rows if row.defense == (asked.defense or rows[0].defense)]
         for row in rows:
             record = records.get(row.key)
