@@ -4,11 +4,13 @@ import json
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import vflsec
 from vflsec.base.errors import DataError
 from vflsec.base.layout import PADDING, UNKNOWN
 from vflsec.base.sparse_rows import find_words, to_tensor
+from vflsec.cli import cli
 from vflsec.data.checkup import check
 from vflsec.data.files import load_toml
 from vflsec.data.partition import DataSpec, split_dataset
@@ -51,6 +53,11 @@ def read(toml):
         for each in words
         for k, row in enumerate(split.ids[each])
     }, vocabulary
+
+
+def test_the_check_names_the_method_for_texts(write):
+    shown = CliRunner().invoke(cli, ["data", "check", str(toml := write(make_lines()))]).stdout
+    assert f"next: vflsec eval --dataset {toml} --method split-lm" in shown
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])

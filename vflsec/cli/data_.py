@@ -158,8 +158,9 @@ def render(report: Checkup, path: Path) -> str:
     show("quick models, test rows of one split", f"columns of|{measure}", rows, 1)
     show_warnings()
     fewer, _ = limit_labels(report)
-    known = "" if fewer is None else f" --set aux.n={fewer}"
-    if not report.warnings or known:
+    known = " --method split-lm" if any(c.kind == "text" for c in report.columns) else ""
+    known += "" if fewer is None else f" --set aux.n={fewer}"
+    if not report.warnings or fewer is not None:
         fine = "" if report.warnings else "nothing looks wrong; "
         console.print(Text(f"{fine}next: vflsec eval --dataset {path}{known}"), soft_wrap=True)
     return out.getvalue()

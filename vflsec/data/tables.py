@@ -236,8 +236,7 @@ class RawTable(NamedTuple):
         return f"expected {number}, got '{text}'; {mend}"
 
     def _fill(self) -> str:
-        way_out = _GAP[1]
-        return way_out if self.settings == "options" else f'{way_out}, or set {self.setting("impute")} = "mean"'
+        return _GAP[1] if self.settings == "options" else f'{_GAP[1]}, or set {self.setting("impute")} = "mean"'
 
     def _strip(self, column: str) -> pd.Series:
         """Return stripped text, empty in gaps; a column of whole floats is one of integers with gaps."""
