@@ -36,7 +36,10 @@ def make(folder: Path, rows: int, length: int) -> None:
     words = np.where(np.arange(length) < rng.integers(length // 2, length + 1, size=(rows, 1)), words, -1)
     lines = [f"{k},{' '.join(f'w{word}' for word in row if word >= 0)}" for k, row in enumerate(words)]
     (folder / "notes.csv").write_text("\n".join(["id,note", *lines]))
-    (folder / "bank.csv").write_text("\n".join(["id,late", *(f"{k},{k % 2}" for k in range(rows))]))
+    columns = rng.normal(size=(rows, 3))  # which say nothing, and are read all the same
+    (folder / "bank.csv").write_text(
+        "\n".join(["id,late,x,y,z", *(f"{k},{k % 2},{x},{y},{z}" for k, (x, y, z) in enumerate(columns))])
+    )
     (folder / "notes.toml").write_text(
         'label = "late"\nid = "id"\n[parties.bank]\nfile = "bank.csv"\n'
         f'[parties.clinic]\nfile = "notes.csv"\ntext = "note"\nmax_words = {length}\n'

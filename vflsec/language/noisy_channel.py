@@ -159,10 +159,13 @@ class OwnColumns:
         if len(words) < FOLDS or not columns.shape[1]:
             return
         x, y, self.trust = columns.cpu().numpy(), words.numpy(), torch.ones(words.shape[1], 1, dtype=torch.double)
-        weights, self.power = np.zeros((len(y), len(y))), 1.0
+        most = max(FOLDS, min(len(y), ENTRIES // order.shares.numel()))  # for memory
+        judging = np.linspace(0, len(y) - 1, most).astype(int)
+        weights, self.weigh, self.power = np.zeros((most, len(y))), fit_forest(x, y, 0), 1.0
         for fit, out in KFold(FOLDS, shuffle=True, random_state=0).split(y):
-            weights[np.ix_(out, fit)] = fit_forest(x[fit], y[fit], 0)(x[out])
-        self.weigh, used, at = fit_forest(x, y, 0), words >= 0, words.clamp_min(0)[..., None]
+            rows = np.flatnonzero(np.isin(judging, out))
+            weights[np.ix_(rows, fit)] = fit_forest(x[fit], y[fit], 0)(x[judging[rows]])
+        used, at = words[judging] >= 0, words[judging].clamp_min(0)[..., None]
         ratios = self._compare(weights)
         right = ratios.gather(2, at)[..., 0]
         trust = torch.full_like(right[0], 0.5)
