@@ -491,7 +491,7 @@ def test_a_public_head_names_words_of_noisy_states_that_no_known_row_has(folders
     known = (words != 10).all(dim=1).nonzero()[:60, 0]
     centers = find_centers(head, mask, rng)[1]
     rates = []
-    for mechanism in (Mechanism(centers / centers.std(), of_head=True), None):
+    for mechanism in (Mechanism(centers / centers.std()), None):
         sent = noisy, mask, torch.zeros(400, 0)
         read = fit_channel([x[known] for x in sent], words[known], sent, mechanism)
         rates.append([float((read == words)[part].double().mean()) for part in (mask, words == 10)])

@@ -26,11 +26,10 @@ ENTRIES, POOL, SAMPLE = 4 * 10**6, 2000, 6000
 
 
 class Mechanism(NamedTuple):
-    """What both parties know of words: embeddings (V, d) before training, what replaces words, or a public head."""
+    """What both parties know of words: vectors (V, d), of embeddings before training or a public head, and defenses."""
 
     embeddings: Tensor
     replacing: tuple[WordReplacement, ...] = ()
-    of_head: bool = False
 
 
 def read_mechanism(trained: Trained, _: Sequence[str]) -> Mechanism | None:
@@ -105,20 +104,27 @@ class WordOrder(NamedTuple):
     def follow(self, before: Tensor, t: int) -> Tensor:
         """Return the shares (n, K) of words at position ``t`` by those (n, K) of the word before."""
         at_place, anywhere, share, any_word = self.weights
-        after: Tensor = anywhere * (before @ self.pairs)
+        after: Tensor = anywhere * self._move(before, self.pairs)
         if len(self.places):
-            after += at_place * (before @ self.places[t - 1])
+            after += at_place * self._move(before, self.places[t - 1])
         after += before.sum(dim=1, keepdim=True) * self._rest(t, share, any_word)
         return after
 
     def precede(self, after: Tensor, t: int) -> Tensor:
         """Return how likely what comes from position ``t`` on (n, K) is for each word before it (n, K)."""
         at_place, anywhere, share, any_word = self.weights
-        before: Tensor = anywhere * (after @ self.pairs.T)
+        before: Tensor = anywhere * self._move(after, self.pairs.T)
         if len(self.places):
-            before += at_place * (after @ self.places[t - 1].T)
+            before += at_place * self._move(after, self.places[t - 1].T)
         before += after @ self._rest(t, share, any_word)[:, None]
         return before
+
+    def _move(self, shares: Tensor, table: Tensor) -> Tensor:
+        """Return the product of shares (n, K) and a table (K, K), which has numbers for words of known rows alone."""
+        seen = self.shares.any(dim=0).nonzero()[:, 0]
+        product = torch.zeros_like(shares)
+        product[:, seen] = shares[:, seen] @ table[seen][:, seen]
+        return product
 
     def _rest(self, t: int, share: Tensor, any_word: Tensor) -> Tensor:
         return share * self.shares[t] + any_word / len(self.first)
@@ -199,7 +205,13 @@ class OwnColumns:
         return torch.where((self.order.shares > 0) & (total > 0), shares / total / self.order.shares, 1.0)
 
 
-def fit_channel(known: Sequence[Tensor], y: Tensor, rows: Sequence[Tensor], mechanism: Mechanism | None) -> Tensor:
+def fit_channel(
+    known: Sequence[Tensor],
+    y: Tensor,
+    rows: Sequence[Tensor],
+    mechanism: Mechanism | None,
+    others: Sequence[Tensor] | None = None,
+) -> Tensor:
     """Return the words (n, T) of ``rows`` that are likeliest by their states and by the other words of their text.
 
     A state is Gaussian around a linear function of the embedding of the word that was read, with one covariance for
@@ -212,9 +224,10 @@ def fit_channel(known: Sequence[Tensor], y: Tensor, rows: Sequence[Tensor], mech
         y: (m, T) their words.
         rows: states (n, T, k) of others, where words are, and own columns.
         mechanism: the defense of words, or a public head, if there is one.
+        others: rows for EM in place of ``rows``, if these are few.
     """
     vocabulary, numbers = y[known[1]].unique(return_inverse=True)  # type: ignore[no-untyped-call]
-    if mechanism and mechanism.of_head and len(mechanism.embeddings) ** 2 <= ENTRIES:
+    if mechanism and len(mechanism.embeddings) ** 2 <= ENTRIES:
         vocabulary = torch.arange(PADDING + 1, len(mechanism.embeddings))  # also words that no known row has
         numbers = y[known[1]] - PADDING - 1
     known_words = torch.full(y.shape, -1).masked_scatter(known[1], numbers)
@@ -239,11 +252,11 @@ def fit_channel(known: Sequence[Tensor], y: Tensor, rows: Sequence[Tensor], mech
     def to_read(shares: Tensor) -> Tensor:
         return shares if channel is None else shares @ channel
 
-    pool = torch.linspace(0, len(rows[1]) - 1, min(len(rows[1]), POOL)).long()
-    mask, labels = torch.cat([known[1], rows[1][pool]]), F.pad(known_words, (0, 0, 0, len(pool)), value=-1)
-    project = _find_components(states := torch.cat([known[0], rows[0][pool]]), mask)
+    pool = rows if others is None else others
+    pool = [values[torch.linspace(0, len(values) - 1, min(len(values), POOL)).long()] for values in pool]
+    states, mask, columns = (torch.cat(both) for both in zip(known, pool, strict=True))
+    labels, project = F.pad(known_words, (0, 0, 0, len(pool[0])), value=-1), _find_components(states, mask)
     x, sums = project(states), _Moments(mask.shape[1], COMPONENTS, table)
-    columns = torch.cat([known[2], rows[2][pool]])
     is_word = known_words >= 0
     exact = F.one_hot(known_words.clamp_min(0), size).double()
     sums.add(x[: len(known[1])], to_read(exact), is_word.double())

@@ -27,15 +27,18 @@ PENALTIES = (1e-3, 1e-1, 1e1, 1e3)
 FOLDS, SURE, PERFECT = 5, 2.0, 0.995
 """Folds of known rows, the standard errors by which a decoder is too bad for more of them, and the best share."""
 
-ROWS = 256
-"""The most rows that are decoded at once."""
+ROWS, POOL = 256, 400
+"""The most rows that are decoded at once, and that stand for all of them in a fold of known rows."""
 
 HIDDEN, HEADS, BLOCKS, EPOCHS, BATCH, RATE = 64, 4, 2, 60, 32, 2e-3
 """Of the decoder that is a transformer."""
 
 
 class States(NamedTuple):
-    """Hidden states of rows: values (n, T, r·d) of r releases side by side, where words are, and own columns (n, c)."""
+    """Hidden states of rows: values (n, T, r·d) of r releases side by side, where words are, and own columns (n, c).
+
+    The last column is the length of the text, which the mask tells.
+    """
 
     values: Tensor
     mask: Tensor
@@ -69,7 +72,7 @@ class TextInversion(Attack):
     name = "text-inversion"
     side = "active"
     target = "text"
-    version = 6
+    version = 7
     needs = frozenset({Need.FEATURES, Need.EMBEDDINGS, Need.AUX_LABELS})
     wants = frozenset({MECHANISM, HEAD})
     reference = "Chen et al. 2024 (BiSR), arXiv 2409.00960; linear and channel decoders: this project"
@@ -118,8 +121,10 @@ class TextInversion(Attack):
                 f"expected hidden states of the {length} words of the longest text, side by side, got rows of "
                 f"{min(widths)} numbers: pad all texts to {length} positions before they are recorded"
             )
-        states = {split: split_positions(x, length) for split, x in last.items()}
-        single = {split: States(h, (h != 0).any(dim=2), view.features[split]) for split, h in states.items()}
+        single = {}
+        for split, x in last.items():
+            mask = ((h := split_positions(x, length)) != 0).any(dim=2)
+            single[split] = States(h, mask, torch.cat([view.features[split], mask.sum(dim=1, keepdim=True)], dim=1))
         lengths = single[known].mask[view.aux_rows], view.aux_labels != PADDING
         if (wrong := lengths[0].any(dim=1) & (lengths[0] != lengths[1]).any(dim=1)).any():
             raise InsufficientView(
@@ -144,10 +149,11 @@ class TextInversion(Attack):
         kinds = every if self.decoder is None else [self.decoder]
         best, right = kinds[0], dict.fromkeys(kinds, torch.zeros(0))
         order, is_word = torch.randperm(len(y), generator=rng), y != PADDING
+        pool = torch.linspace(0, len(rows.mask) - 1, min(len(rows.mask), POOL)).long()
         for out in order.tensor_split(min(FOLDS, len(y))) if len(y) > 1 else ():
             fit = order[~torch.isin(order, out)]
             for kind in kinds:
-                chosen = known.select(fit), y[fit], known.select(out), size, view, rng
+                chosen = known.select(fit), y[fit], known.select(out), size, view, rng, rows.select(pool)
                 correct = ((alone[1][out] if kind == "alone" else _fit(kind, *chosen)) == y[out]) & is_word[out]
                 right[kind] = torch.cat([right[kind], correct.sum(dim=1) / is_word[out].sum(dim=1).clamp_min(1)])
                 if right[kind].mean() > PERFECT:
@@ -158,7 +164,7 @@ class TextInversion(Attack):
             kinds = [kind for kind, g in gaps.items() if len(g) < 2 or not g.mean() > SURE * g.std() / len(g) ** 0.5]
             if len(kinds) == 1:
                 break
-        words = alone[0] if best == "alone" else _fit(best, known, y, rows, size, view, rng)
+        words = alone[0] if best == "alone" else _fit(best, known, y, rows, size, view, rng, rows)
         return torch.where(rows.mask, words, PADDING), float(right[best].mean().nan_to_num())
 
 
@@ -173,14 +179,16 @@ def _read_all(view: View, mask: Tensor, most: int | None) -> Tensor:
     return chosen.transpose(1, 2).flatten(2)
 
 
-def _fit(kind: str, known: States, y: Tensor, rows: States, size: int, view: View, rng: torch.Generator) -> Tensor:
+def _fit(
+    kind: str, known: States, y: Tensor, rows: States, size: int, view: View, rng: torch.Generator, others: States
+) -> Tensor:
     """Return the words (n, T) of ``rows`` by a decoder of V words, fitted to the words ``y`` of known rows."""
     if kind == "channel":
         mechanism = view.further.get(MECHANISM.name)
         if mechanism is None and HEAD.name in view.further:
             centers = find_centers(view.further[HEAD.name][view.victim], rows.mask, rng)[1]
-            mechanism = Mechanism(centers / centers.std(), of_head=True)
-        return fit_channel(known, y, rows, mechanism)
+            mechanism = Mechanism(centers / centers.std())
+        return fit_channel(known, y, rows, mechanism, others)
     if kind == "head":
         return fit_head(known[:2], y, rows[:2], view.further[HEAD.name][view.victim], rng)
     return fit_linear(known, y, rows) if kind == "linear" else fit_transformer(known, y, rows, size, rng)

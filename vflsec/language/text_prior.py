@@ -21,7 +21,7 @@ Words = NDArray[np.int64]
 Columns = NDArray[np.floating]
 
 GUESSES = ("commonest", "likeliest", "forest")
-TREES, LEAF, MOST, WIDTH, FOLDS, TINY = 100, 5, 64, 64, 5, 1e-12
+TREES, LEAF, MOST, WIDTH, FOLDS, TINY = 100, 1, 64, 64, 5, 1e-12
 """Of the forest: trees, the fewest known rows in a leaf, the most columns a node tries, and numbers that stand for a
 text; folds; a share of no word."""
 
@@ -43,7 +43,7 @@ class TextPrior(Attack):
     """
 
     name = "text-prior"
-    version = 2
+    version = 3
     baseline = True
     side = "either"
     target = "text"
