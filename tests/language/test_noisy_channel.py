@@ -17,24 +17,26 @@ from vflsec.language.word_privacy import CusText, SanText, find_sets
 SIZE, LENGTH = 3, 4
 
 
-def make_order():
+def make_order(size=SIZE):
+    """That of texts of three words; further ones are in none."""
     words = torch.randint(SIZE, (40, LENGTH), generator=make_rng(0, "words"))
     words[::3, LENGTH - 1] = -1  # shorter ones
-    return WordOrder.fit(words, SIZE)
+    return WordOrder.fit(words, size)
 
 
-def test_shares_by_the_other_words_are_those_of_a_sum_over_all_sentences():
-    order, rng = make_order(), make_rng(1, "likely")
-    likely = torch.rand(2, LENGTH, SIZE, generator=rng, dtype=torch.double)
+@pytest.mark.parametrize("size", [SIZE, SIZE + 2])
+def test_shares_by_the_other_words_are_those_of_a_sum_over_all_sentences(size):
+    order, rng = make_order(size), make_rng(1, "likely")
+    likely = torch.rand(2, LENGTH, size, generator=rng, dtype=torch.double)
     mask = torch.tensor([[True] * LENGTH, [True, True, True, False]])
     found = order.expect(likely, mask)
-    first = 0.9 * order.first + 0.1 / SIZE
-    unit = torch.eye(SIZE, dtype=torch.double)
-    follow = [None, *(torch.cat([order.follow(unit[k : k + 1], t) for k in range(SIZE)]) for t in range(1, LENGTH))]
+    first = 0.9 * order.first + 0.1 / size
+    unit = torch.eye(size, dtype=torch.double)
+    follow = [None, *(torch.cat([order.follow(unit[k : k + 1], t) for k in range(size)]) for t in range(1, LENGTH))]
     for row in range(2):
         length = int(mask[row].sum())
-        expected = torch.zeros(length, SIZE, dtype=torch.double)
-        for words in itertools.product(range(SIZE), repeat=length):
+        expected = torch.zeros(length, size, dtype=torch.double)
+        for words in itertools.product(range(size), repeat=length):
             share = first[words[0]]
             for t in range(1, length):
                 share = share * follow[t][words[t - 1], words[t]]
@@ -44,12 +46,13 @@ def test_shares_by_the_other_words_are_those_of_a_sum_over_all_sentences():
         torch.testing.assert_close(found[row, :length], expected / expected.sum(dim=1, keepdim=True))
 
 
+@pytest.mark.parametrize("size", [SIZE, SIZE + 2])
 @pytest.mark.parametrize("t", [1, 2, 3])
-def test_following_and_preceding_are_one_table_of_shares(t):
-    order = make_order()
-    unit = torch.eye(SIZE, dtype=torch.double)
-    follow = torch.cat([order.follow(unit[k : k + 1], t) for k in range(SIZE)])
-    precede = torch.cat([order.precede(unit[k : k + 1], t) for k in range(SIZE)])
+def test_following_and_preceding_are_one_table_of_shares(t, size):
+    order = make_order(size)
+    unit = torch.eye(size, dtype=torch.double)
+    follow = torch.cat([order.follow(unit[k : k + 1], t) for k in range(size)])
+    precede = torch.cat([order.precede(unit[k : k + 1], t) for k in range(size)])
     torch.testing.assert_close(follow, precede.T)
     assert (follow > 0).all()
     assert (follow.sum(dim=1) <= 1 + 1e-9).all()
@@ -152,3 +155,23 @@ def test_the_ratio_by_own_columns_is_that_of_shares():
     torch.testing.assert_close(ratios[:, 0], torch.tensor([[4 / 3, 1, 0, 1], [0, 1, 4, 1]]).double(), atol=1e-6, rtol=0)
     torch.testing.assert_close(ratios[:, 1], torch.ones(2, 4).double())
     assert OwnColumns(columns[:4], words[:4], WordOrder.fit(words[:4], 4))(columns) == 1  # too few known rows
+
+
+@pytest.mark.parametrize("epsilon", [None, 40.0])
+def test_words_that_no_known_text_has_are_read_by_their_public_embeddings(epsilon):
+    """Under noise on embeddings (None), and under replacement, which keeps most words at this epsilon."""
+    rng = make_rng(0, "unseen")
+    words, embeddings = torch.randint(1, 31, (500, 6), generator=rng), torch.randn(31, 8, generator=rng).double()
+    words[:100] = words[:100].clamp_max(24)  # of known texts
+    read, replacing = words, ()
+    if epsilon:
+        replacing = (SanText(1 / epsilon),)
+        replacing[0].read_words(nn.Embedding.from_pretrained(embeddings), 6)
+        read = replacing[0].on_text(Text(words), rng=rng).words
+    states = embeddings[read] @ torch.randn(8, 12, generator=rng).double()
+    states += 0.3 * torch.randn(states.shape, generator=rng).double()
+    sent = states, words > PADDING, torch.zeros(500, 0)
+    for mechanism, least, most in ((Mechanism(embeddings, replacing), 0.8, 1.0), (None, 0.0, 0.0)):
+        fitted = fit_channel([x[:100] for x in sent], words[:100], [x[100:] for x in sent], mechanism)
+        unseen = words[100:] > 24
+        assert least <= (fitted == words[100:])[unseen].double().mean() <= most

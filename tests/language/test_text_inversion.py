@@ -153,6 +153,22 @@ def test_all_known_rows_choose_the_decoder_where_a_fifth_of_them_often_errs(monk
     assert by_all <= 2 < 6 <= by_fold
 
 
+def test_the_length_tells_words_and_folds_see_rows_of_unknown_texts(monkeypatch):
+    """States are noise here; the second word of a text is given by its length, which *alone* does not know."""
+    view, words = make_view(noise=1000.0)
+    lengths = {split: (w != PADDING).sum(dim=1) for split, w in words.items()}
+    for split, w in words.items():
+        w[:, 1] = lengths[split] + 3
+    view, pools = dataclasses.replace(view, aux_labels=words["train"][:KNOWN]), []
+    fit = text_inversion.fit_channel
+    monkeypatch.setattr(text_inversion, "fit_channel", lambda *given: pools.append(given[-1]) or fit(*given))
+    guess, alone = TextInversion(decoder="channel")(view, seed=0), TextPrior()(view, seed=0)
+    for split in words:
+        right = [(each.scores[split] == words[split])[KNOWN:, 1].double().mean() for each in (guess, alone)]
+        assert right[0] > 0.9 > right[1] + 0.3
+    assert {len(pool.mask) for pool in pools} == {ROWS}
+
+
 def test_equal_seeds_give_equal_guesses(monkeypatch):
     monkeypatch.setattr(text_inversion, "EPOCHS", 2)
     view, _ = make_view(noise=1.0)
