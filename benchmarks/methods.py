@@ -223,14 +223,14 @@ def write_page(seeds: int, jobs: int) -> str:
         f"{LABELS} labels, {100 * ALIGNED:.0f} % of the training rows aligned, and for `{HEAD_ROOM}` all labels of "
         "these. `local` has one party's columns, `lr` and `lightgbm` have all columns in one place. *gain* is over "
         "`fedsplitnn`, paired by seed; MB are sent in training; CPU s are those of the trials, over all seeds.",
-        f"Networks are small, projectors and predictors have 64 and 32 units. MoCo is on {DATA[0].name} alone: its "
+        "Networks are small, projectors and predictors have 64 and 32 units. MoCo is on the first two alone: its "
         "queue makes a training four times as long. Across parties SimSiam and BYOL have one loss in the released code,"
         " so that `fedcssl-byol` is `fedcssl-simsiam`. The papers' claims are judged in [RESULTS.md](../RESULTS.md). "
         "The active party has labels of aligned rows alone here, where VFLHLP's paper gives it those of all its rows.",
     ]
     for data in (*DATA, *LARGE):
         methods = METHODS if data in DATA else (*SUPERVISED, *reversed(ORDER[:-1]))
-        methods += tuple(f"{name}-moco" for name in FAMILY) if data is DATA[0] else ()
+        methods += tuple(f"{name}-moco" for name in FAMILY) if data in DATA[:2] else ()
         lines = compute(data, methods, seeds, jobs)
         head = "| method | utility | gain | MB | CPU s |\n|---|---|---|---|---|\n"
         parts += [f"## {data.name}", f"{data.description}.", head + "\n".join(list_rows(lines)), describe_order(lines)]
