@@ -89,8 +89,9 @@ class TextInversion(Attack):
         "a few hundred steps of a small transformer"
     )
     fails = (
-        "with noise far larger than the states, and without a public head on words that no known row has; decoders "
-        "other than the channel do not read own columns"
+        "with noise far larger than the states, and on words that no known row has unless a head or embeddings are "
+        "public; own columns are read by the channel decoder alone, with one forest for all positions, and likelihoods "
+        "of states are too sure under strong noise"
     )
 
     def __init__(
