@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from vflsec.base.layout import PADDING
 from vflsec.base.seeds import make_rng
-from vflsec.language.noisy_channel import Mechanism, OwnColumns, WordOrder, fit_channel
+from vflsec.language.noisy_channel import ColumnRatios, Mechanism, WordOrder, fit_channel
 from vflsec.language.text import START
 from vflsec.language.transformer import Text
 from vflsec.language.word_privacy import CusText, SanText, find_sets
@@ -151,10 +151,10 @@ def test_the_ratio_by_own_columns_is_that_of_shares():
     """Two groups of texts without a word in common, of 30 and 10 known rows, which the column tells."""
     words = torch.tensor([[0, 1]] * 30 + [[2, -1]] * 10)
     columns = torch.tensor([[0.0]] * 30 + [[1.0]] * 10)
-    ratios = OwnColumns(columns, words, WordOrder.fit(words, 4))(torch.tensor([[0.0], [1.0]]))
+    ratios = ColumnRatios(columns, words, WordOrder.fit(words, 4))(torch.tensor([[0.0], [1.0]]))
     torch.testing.assert_close(ratios[:, 0], torch.tensor([[4 / 3, 1, 0, 1], [0, 1, 4, 1]]).double(), atol=1e-6, rtol=0)
     torch.testing.assert_close(ratios[:, 1], torch.ones(2, 4).double())
-    assert OwnColumns(columns[:4], words[:4], WordOrder.fit(words[:4], 4))(columns) == 1  # too few known rows
+    assert ColumnRatios(columns[:4], words[:4], WordOrder.fit(words[:4], 4))(columns) == 1  # too few known rows
 
 
 @pytest.mark.parametrize("epsilon", [None, 40.0])

@@ -18,8 +18,8 @@ from vflsec.language.text_prior import FOLDS, Columns, fit_forest
 from vflsec.language.word_privacy import WordPrivacy, WordReplacement
 
 COMPONENTS, WIDTH, ROUNDS, POWERS = 128, 256, 6, (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Principal components of states, numbers that stand for a word without embeddings, rounds of EM, and how far own
-columns are believed."""
+"""Principal components of states, numbers that stand for a word without embeddings, rounds of EM, and powers of the
+ratios by columns."""
 
 ENTRIES, POOL, SAMPLE = 4 * 10**6, 2000, 6000
 """The most numbers in a table that grows with rows, positions and words; rows for EM, and states for components."""
@@ -147,12 +147,12 @@ class WordOrder(NamedTuple):
         return F.normalize(prior, p=1, dim=2)
 
 
-class OwnColumns:
+class ColumnRatios:
     """How much likelier words are by the columns of the active party than by their position.
 
-    Known rows near by these columns, as weights of a forest, have shares of words at each position. Held-out known rows
-    tell how often these are right there, by EM, and to which power the ratio is raised: the words of a text share what
-    columns tell of it, so that it would count once for each.
+    A forest on these columns weights known rows, which gives the share of each word at each position. On held-out known
+    rows, EM estimates how often these shares are right at a position. The ratio is raised to the power that fits these
+    rows best, since all words of a text depend on the same columns.
 
     Args:
         columns: (m, c) of known rows; c may be 0.
@@ -195,10 +195,8 @@ class OwnColumns:
 
     def _compare(self, weights: Columns) -> Tensor:
         """Return the share of each word by weights (n, m) of known rows over its share at the position."""
-        near, shares = (
-            torch.from_numpy(weights),
-            torch.zeros(len(weights), *self.order.shares.shape, dtype=torch.double),
-        )
+        near = torch.from_numpy(weights)
+        shares = near.new_zeros(len(near), *self.order.shares.shape)
         for t, words in enumerate(self.words.T):
             shares[:, t].index_add_(1, words[words >= 0], near[:, words >= 0])
         total = shares.sum(dim=2, keepdim=True)
@@ -244,7 +242,7 @@ def fit_channel(
             shares = torch.stack(list(defense.compute_shares(words, embeddings)))
             channel = shares if channel is None else channel @ shares
     order = WordOrder.fit(known_words, size)
-    by_columns = OwnColumns(known[2], known_words, order)
+    by_columns = ColumnRatios(known[2], known_words, order)
 
     def to_words(likely: Tensor, ratios: Tensor) -> Tensor:
         return ratios * (likely if channel is None else likely @ channel.T)

@@ -126,8 +126,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         every: makes the rows and ``settings.defenses``: ``defense of labels`` for each of these at two strengths.
         compared: whether the paper compares ``rows`` of one column or ``columns`` of one row.
         rates: on the paper's data, the learning rates of which, for each seed and each method that has one, that with
-            the best metric on validation rows counts, of leaks that of the training without the defenses that are
-            compared. These rows are a quarter of ``data.n_labeled``, and come on top.
+            the best metric on validation rows counts. With attacks, the training without the compared defenses decides.
+            These rows are a quarter of ``data.n_labeled``, and come on top.
         notes: what else differs from the paper.
     """
 

@@ -190,7 +190,7 @@ class RecipeGrid(Grid):
     def _measure_evaluations(
         self, place: Place, records: Mapping[str, Record], summaries: Mapping[int, Summary]
     ) -> CellValues:
-        """Return what one evaluation gives, for each seed the best on validation rows, without compared defenses."""
+        """Return for each seed the values of the evaluation that validates best without the compared defenses."""
         parts = self.parts[place]
         values = [self._measure_evaluation(place, part, records, summaries[id(part)]) for part in parts]
         if len(parts) == 1:
